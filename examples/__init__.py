@@ -1,0 +1,1 @@
+"""Ready-made tasks and models to run Weir on."""

@@ -1,0 +1,124 @@
+"""What a model is worth on this task: accuracy, form, process score, mixed groups.
+
+Run `python -m examples.arithmetic.measure MODEL_DIR` for the numbers in the README.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from statistics import fmean
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    Qwen2ForCausalLM,
+)
+
+from examples.arithmetic.tasks import STEPS_PER_TASK, ArithmeticTask, distinct_tasks
+
+NUM_PROMPTS = 1_000
+GROUP_SIZE = 8
+MAX_NEW_TOKENS = 48
+PROMPTS_PER_BATCH = 100
+SAMPLING_SEED = 7
+
+EQUATION = re.compile(r"(\d+(?:[+-]\d+)+)=(\d+);")
+RESPONSE = re.compile(rf"(?:{EQUATION.pattern})+\\boxed{{(\d+)}}")
+SIGNED_NUMBER = re.compile(r"[+-]?\d+")
+
+
+@dataclass(frozen=True)
+class Score:
+    well_formed: bool
+    correct: bool
+    process: float  # right equations / max(equations written, 3): a merged step costs a third
+
+
+def score_response(task: ArithmeticTask, text: str) -> Score:
+    """A response that is not of the one expected form counts as wrong."""
+    response = RESPONSE.fullmatch(text)
+    equations = EQUATION.findall(text)
+    right = sum(sum(map(int, SIGNED_NUMBER.findall(terms))) == int(z) for terms, z in equations)
+    return Score(
+        well_formed=response is not None,
+        correct=response is not None and response[response.lastindex or 0] == task.answer,
+        process=right / max(len(equations), STEPS_PER_TASK),
+    )
+
+
+@torch.inference_mode()
+def respond(
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    **how: object,
+) -> list[str]:
+    """Texts [prompt * responses per prompt]. Prompts of this task all have the same length."""
+    texts: list[str] = []
+    for start in range(0, len(prompts), PROMPTS_PER_BATCH):
+        batch = list(prompts[start : start + PROMPTS_PER_BATCH])
+        inputs = tokenizer(batch, return_tensors="pt")
+        output = model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, **how)
+        responses = output[:, inputs["input_ids"].shape[1] :]
+        texts += tokenizer.batch_decode(responses, skip_special_tokens=True)
+    return texts
+
+
+def score_groups(
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    tasks: Sequence[ArithmeticTask],
+    group_size: int,
+    **how: object,
+) -> list[list[Score]]:
+    prompts = [task.prompt for task in tasks]
+    texts = iter(respond(model, tokenizer, prompts, num_return_sequences=group_size, **how))
+    return [[score_response(task, next(texts)) for _ in range(group_size)] for task in tasks]
+
+
+def is_mixed(group: Sequence[Score]) -> bool:
+    """Right and wrong answers in one group: what an outcome reward can learn from."""
+    return len({score.correct for score in group}) == 2
+
+
+def differs_in_process(group: Sequence[Score]) -> bool:
+    """Unlike reasoning among the right answers: what only a process reward can learn from."""
+    return len({score.process for score in group if score.correct}) > 1
+
+
+def summarize(sampled: Sequence[Sequence[Score]], greedy: Sequence[Score]) -> dict[str, float]:
+    scores = list(chain.from_iterable(sampled))
+    correct = [score for score in scores if score.correct]
+    return {
+        "sampled accuracy": len(correct) / len(scores),
+        "greedy accuracy": fmean(score.correct for score in greedy),
+        "well-formed": fmean(score.well_formed for score in scores),
+        "process score among correct": fmean(score.process for score in correct),
+        "every equation right among correct": fmean(score.process == 1 for score in correct),
+        "mixed groups": fmean(map(is_mixed, sampled)),
+        "groups whose correct answers differ in process": fmean(map(differs_in_process, sampled)),
+    }
+
+
+def measure(folder: Path) -> dict[str, float]:
+    torch.manual_seed(SAMPLING_SEED)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tasks = distinct_tasks(NUM_PROMPTS, held_out=True)
+    greedy = score_groups(model, tokenizer, tasks, 1, do_sample=False)
+    # top_k 0: transformers would otherwise look at the 50 likeliest tokens only
+    sampled = score_groups(
+        model, tokenizer, tasks, GROUP_SIZE, do_sample=True, temperature=1.0, top_k=0
+    )
+    return summarize(sampled, list(chain.from_iterable(greedy)))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for name, value in measure(Path(sys.argv[1])).items():
+        print(f"{name}: {value:.3f}")

@@ -1,0 +1,1 @@
+"""The vocabulary that Weir's services share: messages, recipe, streams, exchange, weights."""

@@ -1,0 +1,156 @@
+"""The frame of a message: a JSON header, and its arrays as raw little-endian bytes beside it.
+
+In Redis a frame is an entry's fields, readable with redis-cli; in a log segment it is the same
+fields, length-prefixed and checksummed. There is no pickle anywhere.
+
+>>> fields = encode(JobRef(job_id="a"))
+>>> fields
+{b'header': b'{"type":"JobRef","version":1,"body":{"job_id":"a"},"arrays":{}}'}
+>>> decode(JobRef, fields)
+JobRef(job_id='a')
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO, TypeVar
+
+import numpy as np
+from pydantic import ValidationError
+
+from protocol.messages import JobRef, Message  # noqa: F401  (JobRef is used by the doctest)
+from protocol.recipe import explain
+
+SCHEMA_VERSION = 1
+HEADER = b"header"
+_DTYPES = {"<i4", "<f4"}
+_RECORD = struct.Struct("<4sIII")  # magic, number of fields, body length, crc32 of the body
+_FIELD = struct.Struct("<II")  # length of the name, length of the value
+_MAGIC = b"WEIR"
+
+Fields = Mapping[bytes, bytes]
+M = TypeVar("M", bound=Message)
+
+
+class FrameError(ValueError):
+    """Bytes that are not a frame of the expected message; the text says what is wrong."""
+
+
+def encode(message: Message) -> dict[bytes, bytes]:
+    """Turn a message into named fields: ``header`` and one field per array, named by its path."""
+    arrays: dict[str, np.ndarray] = {}
+    body = _take_arrays(message.model_dump(mode="python"), "", arrays)
+    header = {
+        "type": type(message).__name__,
+        "version": SCHEMA_VERSION,
+        "body": body,
+        "arrays": {path: array.dtype.str for path, array in arrays.items()},
+    }
+    fields = {HEADER: json.dumps(header, separators=(",", ":"), allow_nan=False).encode()}
+    fields.update({path.encode(): array.tobytes() for path, array in arrays.items()})
+    return fields
+
+
+def decode(expected: type[M], fields: Fields) -> M:
+    """Rebuild a message from its fields; its arrays are read-only views of them.
+
+    Raises:
+        FrameError: if the fields are not a frame of ``expected``.
+    """
+    header = _read_header(fields)
+    if header["type"] != expected.__name__ or header["version"] != SCHEMA_VERSION:
+        raise FrameError(
+            f"expected {expected.__name__} version {SCHEMA_VERSION}, "
+            f"got {header['type']} version {header['version']}; run one release of all services"
+        )
+    body = header["body"]
+    for path, dtype in header["arrays"].items():
+        _put_array(body, path, _read_array(fields, path, dtype))
+    try:
+        return expected.model_validate(body)
+    except ValidationError as error:
+        raise FrameError(f"not a valid {expected.__name__}: {explain(error)}") from error
+
+
+def _take_arrays(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
+    if isinstance(value, np.ndarray):
+        arrays[path] = value
+        return None
+    if isinstance(value, dict):
+        prefix = f"{path}." if path else ""
+        return {key: _take_arrays(item, f"{prefix}{key}", arrays) for key, item in value.items()}
+    return value
+
+
+def _read_header(fields: Fields) -> dict[str, Any]:
+    try:
+        header = json.loads(fields[HEADER])
+        if not isinstance(header["body"], dict) or not isinstance(header["arrays"], dict):
+            raise TypeError("body and arrays must be objects")
+        if not isinstance(header["type"], str) or not isinstance(header["version"], int):
+            raise TypeError("type must be a string and version a number")
+    except (KeyError, TypeError, ValueError) as error:
+        raise FrameError(f"no readable header: {error!r}") from error
+    return header
+
+
+def _read_array(fields: Fields, path: str, dtype: str) -> np.ndarray:
+    if dtype not in _DTYPES:
+        raise FrameError(f"array {path}: dtype {dtype!r} is not one of {sorted(_DTYPES)}")
+    try:
+        return np.frombuffer(fields[path.encode()], dtype=np.dtype(dtype))
+    except KeyError as error:
+        raise FrameError(f"array {path}: missing") from error
+    except ValueError as error:
+        raise FrameError(f"array {path}: {error}") from error
+
+
+def _put_array(body: dict[str, Any], path: str, array: np.ndarray) -> None:
+    *parents, name = path.split(".")
+    for parent in parents:
+        body = body.get(parent) or {}
+    if name not in body:
+        raise FrameError(f"array {path}: the header has no place for it")
+    body[name] = array
+
+
+def pack(fields: Fields) -> bytes:
+    """One record of a log segment: the fields, length-prefixed, with a checksum."""
+    parts = []
+    for name, value in fields.items():
+        parts += [_FIELD.pack(len(name), len(value)), name, value]
+    body = b"".join(parts)
+    return _RECORD.pack(_MAGIC, len(fields), len(body), zlib.crc32(body)) + body
+
+
+def unpack_all(segment: BinaryIO) -> Iterator[dict[bytes, bytes]]:
+    """The records of a segment, up to a torn last one, which was never acknowledged.
+
+    Raises:
+        FrameError: if a record that is whole has a wrong checksum or no magic.
+    """
+    while len(head := segment.read(_RECORD.size)) == _RECORD.size:
+        magic, num_fields, length, checksum = _RECORD.unpack(head)
+        if magic != _MAGIC:
+            raise FrameError(f"no record begins at byte {segment.tell() - _RECORD.size}")
+        body = segment.read(length)
+        if len(body) < length:
+            return
+        if zlib.crc32(body) != checksum:
+            raise FrameError(f"the record that ends at byte {segment.tell()} is damaged")
+        yield _split_fields(body, num_fields)
+
+
+def _split_fields(body: bytes, num_fields: int) -> dict[bytes, bytes]:
+    fields, at = {}, 0
+    for _ in range(num_fields):
+        name_length, value_length = _FIELD.unpack_from(body, at)
+        at += _FIELD.size
+        name = body[at : at + name_length]
+        at += name_length
+        fields[name] = body[at : at + value_length]
+        at += value_length
+    return fields

@@ -1,0 +1,307 @@
+"""What crosses a process boundary: every message of Weir, frozen and complete.
+
+The life of one datum is a chain of types, one per stage::
+
+    Task -> RolloutRequest -> RolloutGroup -> GradedGroup -> (trained) -> PolicyVersion
+
+A group's identity is its *key*, ``"train:17"``: the purpose and the number under which the learner
+asked for it. Every repeat of a message carries the same key, so that a repeat changes nothing.
+Arrays are flat; ``lengths`` says where one response ends and the next begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, PlainValidator, model_validator
+
+from protocol.recipe import Purpose, Recipe, Sampling
+
+
+def _array_of(dtype: str) -> PlainValidator:
+    def as_read_only(value: Any) -> np.ndarray:
+        array = np.ascontiguousarray(value, dtype=np.dtype(dtype))
+        if array.ndim != 1:
+            raise ValueError(f"expected one dimension, got shape {array.shape}")
+        view = array.view()
+        view.flags.writeable = False
+        return view
+
+    return PlainValidator(as_read_only)
+
+
+Int32Array = Annotated[np.ndarray, _array_of("<i4")]
+Float32Array = Annotated[np.ndarray, _array_of("<f4")]
+
+
+class Message(BaseModel):
+    """A frozen value that travels between services; unknown fields are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class ChatMessage(Message):
+    """One turn of a prompt given as a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Task(Message):
+    """One problem: a prompt (plain or as messages), its answer, and perhaps a worked solution."""
+
+    id: str = Field(min_length=1)
+    prompt: str | None = Field(default=None, min_length=1)
+    messages: tuple[ChatMessage, ...] | None = Field(default=None, min_length=1)
+    answer: str = Field(min_length=1)
+    solution: str | None = None
+    metadata: Mapping[str, JsonValue] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_kind_of_prompt(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give exactly one of 'prompt' and 'messages'")
+        return self
+
+
+def group_key(purpose: Purpose, number: int) -> str:
+    """The identity of a group within its job, for example ``"train:17"``."""
+    return f"{purpose}:{number}"
+
+
+class RolloutRequest(Message):
+    """The learner asks for one group: ``group_size`` responses to one task."""
+
+    job_id: str
+    attempt: int = Field(ge=1)
+    number: int = Field(ge=0)
+    purpose: Purpose
+    step: int = Field(ge=0)
+    task: Task
+    group_size: int = Field(ge=1)
+    sampling: Sampling
+    prompt_template: str | None = None
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """The group's identity within the job."""
+        return group_key(self.purpose, self.number)
+
+
+class VersionSpan(Message):
+    """Tokens ``[start, end)`` of a response were sampled under one version of the policy."""
+
+    attempt: int
+    version: int
+    start: int
+    end: int
+
+
+class FinishReason(StrEnum):
+    """Why a response ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Response(Message):
+    """What is not an array of one sampled response."""
+
+    text: str
+    finish_reason: FinishReason
+    spans: tuple[VersionSpan, ...]
+
+
+class RolloutGroup(Message):
+    """G responses to one request, with the log-probability each token had when it was sampled."""
+
+    request: RolloutRequest
+    prompt_ids: Int32Array  # [prompt_token]
+    token_ids: Int32Array  # [token], all responses one after another
+    behavior_logprobs: Float32Array  # [token], nats, after temperature
+    lengths: Int32Array  # [group], tokens per response
+    responses: tuple[Response, ...]  # [group]
+    sampling_seconds: float = Field(ge=0)
+
+    @property
+    def key(self) -> str:
+        """The group's identity within the job."""
+        return self.request.key
+
+    def bounds(self) -> list[tuple[int, int]]:
+        """Where each response starts and ends in the flat arrays."""
+        ends = np.cumsum(self.lengths).tolist()
+        return list(zip([0, *ends[:-1]], ends, strict=True))
+
+    @model_validator(mode="after")
+    def _arrays_agree(self) -> Self:
+        num_tokens = int(self.lengths.sum())
+        if len(self.token_ids) != num_tokens or len(self.behavior_logprobs) != num_tokens:
+            raise ValueError(
+                f"lengths add up to {num_tokens} tokens, but there are {len(self.token_ids)} token "
+                f"ids and {len(self.behavior_logprobs)} log-probs"
+            )
+        if not len(self.lengths) == len(self.responses) == self.request.group_size:
+            raise ValueError(
+                f"asked for {self.request.group_size} responses, got {len(self.responses)} with "
+                f"{len(self.lengths)} lengths"
+            )
+        if not np.isfinite(self.behavior_logprobs).all():
+            raise ValueError("behavior_logprobs must be finite")
+        return self
+
+    @model_validator(mode="after")
+    def _spans_cover_each_response(self) -> Self:
+        for index, (response, length) in enumerate(
+            zip(self.responses, self.lengths.tolist(), strict=True)
+        ):
+            edge = 0
+            for span in response.spans:
+                if span.start != edge or span.end < span.start:
+                    raise ValueError(f"responses[{index}].spans leave a gap at token {edge}")
+                edge = span.end
+            if edge != length:
+                raise ValueError(f"responses[{index}].spans cover {edge} of {length} tokens")
+        return self
+
+
+class Graded(Message):
+    """A score that a verifier stands for, in [0, 1]; ``reason`` says why a response is wrong."""
+
+    kind: Literal["graded"] = "graded"
+    value: float = Field(ge=0, le=1)
+    reason: str | None = None
+    breakdown: Mapping[str, float] = Field(default_factory=dict)
+
+
+class Ungradable(Message):
+    """No score, through no fault of the response; never to be read as 0."""
+
+    kind: Literal["ungradable"] = "ungradable"
+    reason: str
+
+
+Score = Annotated[Graded | Ungradable, Field(discriminator="kind")]
+
+
+class Grade(Message):
+    """The verdict on one response; ``process`` is None where the rubric did not ask for it."""
+
+    outcome: Score
+    process: Score | None = None
+
+    @property
+    def accuracy(self) -> float | None:
+        """The raw outcome in [0, 1], or None if it could not be graded."""
+        return self.outcome.value if isinstance(self.outcome, Graded) else None
+
+    @property
+    def process_score(self) -> float | None:
+        """The process score in [0, 1], or None if not asked for or ungradable."""
+        return self.process.value if isinstance(self.process, Graded) else None
+
+
+class GradedGroup(Message):
+    """A group with one grade per response, or the reason why it could not be made."""
+
+    purpose: Purpose
+    number: int
+    group: RolloutGroup | None = None
+    grades: tuple[Grade, ...] = ()
+    failure: str | None = None
+    grading_seconds: float = 0.0
+
+    @property
+    def key(self) -> str:
+        """The group's identity within the job."""
+        return group_key(self.purpose, self.number)
+
+    @model_validator(mode="after")
+    def _graded_or_failed(self) -> Self:
+        if (self.group is None) == (self.failure is None):
+            raise ValueError("a graded group holds either a group or a failure")
+        if self.group is not None and len(self.grades) != len(self.group.responses):
+            raise ValueError(f"{len(self.grades)} grades, {len(self.group.responses)} responses")
+        return self
+
+
+class PolicyVersion(Message):
+    """New weights lie in ``folder`` (below the weights root) and their manifest has ``digest``."""
+
+    job_id: str
+    attempt: int = Field(ge=1)
+    number: int = Field(ge=0)
+    folder: str
+    digest: str
+
+
+class JobEvent(Message):
+    """Something a person following the job wants to know; a repeated ``id`` is recorded once."""
+
+    id: str
+    job_id: str
+    created_at: float
+    level: Literal["info", "warn", "error"] = "info"
+    type: Literal["message", "metrics"] = "message"
+    message: str
+    data: Mapping[str, JsonValue] = Field(default_factory=dict)
+
+
+class JobRef(Message):
+    """The entry of a job in the queue of jobs."""
+
+    job_id: str
+
+
+class Requested(StrEnum):
+    """What the user wants of a job; the gateway writes it, everyone obeys it."""
+
+    RUN = "run"
+    PAUSE = "pause"
+    CANCEL = "cancel"
+
+
+class JobState(StrEnum):
+    """What a job actually does; the learner writes it (the gateway only while it is queued)."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    PAUSED = "paused"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing can happen to the job any more."""
+        return self in {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
+
+
+class JobRecord(Message):
+    """Everything the stack knows about one job."""
+
+    id: str
+    created_at: float
+    recipe: Recipe
+    request: Mapping[str, JsonValue] = Field(default_factory=dict)  # the REST body, as it came
+    requested: Requested = Requested.RUN
+    state: JobState = JobState.QUEUED
+    attempt: int = 0
+    attempts_since_checkpoint: int = 0
+    step: int = 0
+    started_at: float | None = None
+    finished_at: float | None = None
+    error: str | None = None
+    result: Mapping[str, JsonValue] = Field(default_factory=dict)
+
+
+class ActiveJob(Message):
+    """The one job that this stack works on, and which life of the learner works on it."""
+
+    job_id: str
+    attempt: int
+    recipe: Recipe

@@ -1,0 +1,92 @@
+"""The whole key-space in one file: every key, what it carries, who writes it and who reads it.
+
+====================  ==================================  ==================  =====================
+key                   carries                             written by          read by
+====================  ==================================  ==================  =====================
+jobs                  JobRef                              gateway             learner
+job:{id}              JobRecord, a hash                   gateway, learner    all
+active                ActiveJob                           learner             rollout, grader
+{job}:requests        RolloutRequest (train)              learner             rollout
+{job}:eval_requests   RolloutRequest (eval)               learner             rollout, first
+{job}:rollouts        RolloutGroup                        rollout             grader
+{job}:graded          GradedGroup                         rollout, grader     learner
+{job}:policy          PolicyVersion                       learner             every rollout
+{job}:events          JobEvent                            all                 gateway
+{job}:under_way       asked keys not yet taken in, a set  learner             learner, gateway
+{job}:faults          deaths and failures, a hash         rollout, grader     rollout, grader
+{job}:event_ids       ids of recorded events, a set       all                 all
+====================  ==================================  ==================  =====================
+
+Every key begins with ``weir:``. A job's keys are made when its learner first takes it up, and go
+when it ends, but for its record and its events.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from protocol.messages import (
+    GradedGroup,
+    JobEvent,
+    JobRef,
+    Message,
+    PolicyVersion,
+    RolloutGroup,
+    RolloutRequest,
+)
+from protocol.recipe import Purpose
+
+PREFIX = "weir:"
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True)
+class Stream(Generic[M]):
+    """A stream of one type of message. ``group`` is the consumer group that shares the work."""
+
+    name: str
+    carries: type[M]
+    group: str | None = None
+
+    def key(self, job_id: str = "") -> str:
+        """The Redis key of this stream, for a job if the stream belongs to one."""
+        return PREFIX + self.name.format(job=job_id)
+
+
+JOBS = Stream("jobs", JobRef, group="learner")
+REQUESTS = Stream("{job}:requests", RolloutRequest, group="rollout")
+EVAL_REQUESTS = Stream("{job}:eval_requests", RolloutRequest, group="rollout")
+ROLLOUTS = Stream("{job}:rollouts", RolloutGroup, group="grader")
+GRADED = Stream("{job}:graded", GradedGroup, group="learner")
+POLICY = Stream("{job}:policy", PolicyVersion)
+EVENTS = Stream("{job}:events", JobEvent)
+
+WORK_STREAMS: tuple[Stream, ...] = (REQUESTS, EVAL_REQUESTS, ROLLOUTS, GRADED)
+
+ACTIVE = PREFIX + "active"
+
+
+def requests_for(purpose: Purpose) -> Stream[RolloutRequest]:
+    """The stream on which requests of this purpose are asked; evaluation is claimed first."""
+    return EVAL_REQUESTS if purpose is Purpose.EVAL else REQUESTS
+
+
+def job_key(job_id: str) -> str:
+    """The hash that holds a job's record."""
+    return f"{PREFIX}job:{job_id}"
+
+
+def under_way_key(job_id: str) -> str:
+    """The set of keys of groups that were asked for and not yet taken in."""
+    return f"{PREFIX}{job_id}:under_way"
+
+
+def faults_key(job_id: str) -> str:
+    """The hash that counts deaths and failures per entry."""
+    return f"{PREFIX}{job_id}:faults"
+
+
+def event_ids_key(job_id: str) -> str:
+    """The set of ids of events already recorded."""
+    return f"{PREFIX}{job_id}:event_ids"
