@@ -2,7 +2,7 @@
 
 Run `python -m examples.arithmetic.base_model OUT_DIR`: about ten minutes on one core. With
 torch 2.13.0 (CPU), one thread and the default seed it reproduces the shipped `base-model/` bit for
-bit on the kind of processor that made it (x86-64 with AVX2); elsewhere the last bits may differ.
+bit on the kind of processor that made it (x86-64 with AVX-512); elsewhere the last bits may differ.
 The last line printed is the digest of the weights, to compare with `SHIPPED_WEIGHTS_SHA256`.
 """
 
@@ -32,11 +32,13 @@ from examples.arithmetic.tasks import draw_side
 
 SHIPPED_WEIGHTS_SHA256 = ""
 
-PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"  # ids 0, 1, 2
+PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
+PAD_ID, BOS_ID, EOS_ID = range(3)
 # Printable ASCII less ` and ~, which makes 96 entries with the three above. Any other character
 # would vanish from a prompt: byte-level BPE has no entry for "unknown".
 CHARACTERS = "".join(chr(code) for code in range(32, 127) if chr(code) not in "`~")
 SPACE_ENTRY = "\u0120"  # how byte-level BPE writes a space in its vocabulary
+VOCABULARY_SIZE = 3 + len(CHARACTERS)
 MAX_POSITIONS = 256
 
 WARM_START_SEED = 20
@@ -61,7 +63,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(BPE(vocab=ids, merges=[]))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.post_processor = TemplateProcessing(
-        single=f"{BOS} $A", special_tokens=[(BOS, ids[BOS])]
+        single=f"{BOS} $A", special_tokens=[(BOS, BOS_ID)]
     )
     tokenizer.decoder = ByteLevelDecoder()
     return PreTrainedTokenizerFast(
@@ -75,9 +77,9 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(tokenizer: PreTrainedTokenizerBase) -> Qwen2ForCausalLM:
+def make_model() -> Qwen2ForCausalLM:
     config = Qwen2Config(
-        vocab_size=len(tokenizer),
+        vocab_size=VOCABULARY_SIZE,
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=4,
@@ -85,9 +87,9 @@ def make_model(tokenizer: PreTrainedTokenizerBase) -> Qwen2ForCausalLM:
         num_key_value_heads=2,
         max_position_embeddings=MAX_POSITIONS,
         tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=PAD_ID,
+        bos_token_id=BOS_ID,
+        eos_token_id=EOS_ID,
     )
     return Qwen2ForCausalLM(config)
 
@@ -101,7 +103,7 @@ def imperfect_batches(
         batch = list(islice(tasks, BATCH_SIZE))
         texts = [f"{task.prompt}{write_solution(task, rng)}{EOS}" for task in batch]
         token_ids = tokenizer(texts, padding=True, return_tensors="pt")["input_ids"]
-        labels = token_ids.masked_fill(token_ids == tokenizer.pad_token_id, IGNORED_LABEL)
+        labels = token_ids.masked_fill(token_ids == PAD_ID, IGNORED_LABEL)
         for row, task in zip(labels, batch, strict=True):
             row[: 1 + len(task.prompt)] = IGNORED_LABEL  # the BOS and one token per character
         yield token_ids, labels
@@ -141,7 +143,7 @@ def make_base_model(folder: Path) -> None:
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(WARM_START_SEED)
     tokenizer = make_tokenizer()
-    model = make_model(tokenizer)
+    model = make_model()
     warm_start(model, tokenizer)
     model.half().save_pretrained(folder)
     tokenizer.save_pretrained(folder)

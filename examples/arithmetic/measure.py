@@ -15,8 +15,8 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationMixin,
     PreTrainedTokenizerBase,
-    Qwen2ForCausalLM,
 )
 
 from examples.arithmetic.tasks import STEPS_PER_TASK, ArithmeticTask, distinct_tasks
@@ -53,7 +53,7 @@ def score_response(task: ArithmeticTask, text: str) -> Score:
 
 @torch.inference_mode()
 def respond(
-    model: Qwen2ForCausalLM,
+    model: GenerationMixin,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
     **how: object,
@@ -63,14 +63,16 @@ def respond(
     for start in range(0, len(prompts), PROMPTS_PER_BATCH):
         batch = list(prompts[start : start + PROMPTS_PER_BATCH])
         inputs = tokenizer(batch, return_tensors="pt")
-        output = model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, **how)
+        output = model.generate(  # pyright: ignore[reportAttributeAccessIssue]
+            **inputs, max_new_tokens=MAX_NEW_TOKENS, **how
+        )
         responses = output[:, inputs["input_ids"].shape[1] :]
         texts += tokenizer.batch_decode(responses, skip_special_tokens=True)
     return texts
 
 
 def score_groups(
-    model: Qwen2ForCausalLM,
+    model: GenerationMixin,
     tokenizer: PreTrainedTokenizerBase,
     tasks: Sequence[ArithmeticTask],
     group_size: int,
