@@ -56,7 +56,7 @@ class Fenced(RuntimeError):
     """A newer attempt of the learner has taken over; this one must stop without another word."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Delivery(Generic[M]):
     """One claimed entry: what it carries, and what happened to it before."""
 
@@ -188,7 +188,7 @@ class Exchange:
     async def release(self, delivery: Delivery, *, failed: bool) -> int:
         """Give an entry back to all workers.
 
-        Returns how often it has failed by now (0 if not ``failed``), -1 if it was not ours any more.
+        Returns how often it has failed by now (0 if not ``failed``), -1 if it was no longer ours.
         """
         keys = [delivery.stream.key(delivery.job_id), streams.faults_key(delivery.job_id)]
         verdict = "failed" if failed else "unharmed"
@@ -304,7 +304,7 @@ class Exchange:
         return None if value is None else Requested(json.loads(value))
 
     async def next_job(self, wait_s: float) -> Delivery[JobRef] | None:
-        """The job this stack should work on: the one already taken up, else the next in the queue."""
+        """The job to work on: the one already taken up, else the next in the queue."""
         key, group = streams.JOBS.key(), str(streams.JOBS.group)
         await self._create_group(key, group)
         for position, block in (("0", None), (">", round(wait_s * 1000))):

@@ -1,0 +1,106 @@
+"""Deployment: where this process runs. It comes from the environment and from nowhere else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class DeploymentError(ValueError):
+    """A variable of the environment is missing or wrong; the text names it and the remedy."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What the environment says. Times are in seconds."""
+
+    redis_url: str
+    data_dir: Path
+    model_roots: tuple[Path, ...]
+    model_hub: bool
+    host: str
+    port: int
+    api_keys: tuple[str, ...]
+    heartbeat_s: float
+    claim_idle_s: float
+    drain_s: float
+    log_level: str
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Deployment:
+        """Read the ``WEIR_*`` variables.
+
+        Raises:
+            DeploymentError: naming the variable that is missing or wrong.
+        """
+        read = _Reader(environment)
+        deployment = cls(
+            redis_url=read("WEIR_REDIS_URL", str),
+            data_dir=read("WEIR_DATA_DIR", _absolute_path),
+            model_roots=read("WEIR_MODEL_ROOTS", _paths, "."),
+            model_hub=read("WEIR_MODEL_HUB", _switch, "off"),
+            host=read("WEIR_HOST", str, "127.0.0.1"),
+            port=read("WEIR_PORT", int),
+            api_keys=read("WEIR_API_KEYS", _words, ""),
+            heartbeat_s=read("WEIR_HEARTBEAT_S", float, "1"),
+            claim_idle_s=read("WEIR_CLAIM_IDLE_S", float, "15"),
+            drain_s=read("WEIR_DRAIN_S", float, "10"),
+            log_level=read("WEIR_LOG_LEVEL", str, "INFO"),
+        )
+        if deployment.claim_idle_s < 3 * deployment.heartbeat_s:
+            raise DeploymentError(
+                f"WEIR_CLAIM_IDLE_S={deployment.claim_idle_s} must be at least three times "
+                f"WEIR_HEARTBEAT_S={deployment.heartbeat_s}, or living workers lose their work"
+            )
+        return deployment
+
+    @property
+    def files_dir(self) -> Path:
+        """Uploaded task files."""
+        return self.data_dir / "files"
+
+    @property
+    def weights_dir(self) -> Path:
+        """Published weights, a folder per version below a folder per job."""
+        return self.data_dir / "weights"
+
+    def job_dir(self, job_id: str) -> Path:
+        """A job's log, checkpoints and final model."""
+        return self.data_dir / "jobs" / job_id
+
+
+@dataclass(frozen=True)
+class _Reader:
+    environment: Mapping[str, str]
+
+    def __call__(self, name: str, parse: Callable[[str], T], default: str | None = None) -> T:
+        text = self.environment.get(name, default)
+        if text is None:
+            raise DeploymentError(f"{name} is not set; `weir up` and docker-compose.yml set it")
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise DeploymentError(f"{name}={text!r}: {error}") from error
+
+
+def _absolute_path(text: str) -> Path:
+    return Path(text).absolute()
+
+
+def _paths(text: str) -> tuple[Path, ...]:
+    return tuple(Path(part).resolve() for part in text.split(":") if part)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _switch(text: str) -> bool:
+    if text not in {"on", "off"}:
+        raise ValueError("say 'on' or 'off'")
+    return text == "on"

@@ -1,0 +1,42 @@
+"""One line of JSON per log record, on standard error."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Any
+
+_STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes a record, its ``extra`` fields and its traceback as one JSON object."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self.service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line."""
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "service": self.service,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def set_up_logs(service: str, level: str) -> None:
+    """Send every logger of this process through one JSON handler."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter(service))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for chatty in ("httpx", "uvicorn.access", "filelock"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -1,0 +1,157 @@
+"""A service: a process that is connected, observable, and leaves in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from protocol.exchange import Exchange, connect
+
+from services.chassis import metrics
+from services.chassis.deployment import Deployment, DeploymentError
+from services.chassis.logs import set_up_logs
+
+Asgi = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Readiness:
+    """Whether the service can do its work now, and if not, what it waits for."""
+
+    ready: bool = False
+    why: str = "starting"
+
+    def set(self, ready: bool, why: str = "") -> None:
+        """Say whether the service can work; ``why`` names what it waits for."""
+        if (ready, why) != (self.ready, self.why):
+            log.info("ready" if ready else "not ready", extra={"why": why})
+        self.ready, self.why = ready, why
+        metrics.READY.set(ready)
+
+
+@dataclass
+class Service:
+    """What the parts of a service share."""
+
+    name: str
+    deployment: Deployment
+    exchange: Exchange
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    readiness: Readiness = field(default_factory=Readiness)
+
+    async def pause(self, seconds: float) -> bool:
+        """Sleep, but not past the moment when the service is told to stop; True if it was."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.stopping.wait(), seconds)
+        return self.stopping.is_set()
+
+
+Main = Callable[[Service], Awaitable[None]]
+
+
+def run_service(name: str, main: Main, make_app: Callable[[Service], Asgi] | None = None) -> None:
+    """Run ``main`` until it returns or the process is told to stop, then exit.
+
+    Beside it /healthz, /readyz and /metrics are served on the deployment's port, in front of the
+    service's own application if it has one. The exit status is 0 when ``main`` returned, 1 when it
+    raised, 2 when the environment is wrong.
+    """
+    try:
+        deployment = Deployment.from_environment()
+    except DeploymentError as error:
+        sys.exit(f"{name}: {error}")
+    set_up_logs(name, deployment.log_level)
+    sys.exit(asyncio.run(_run(name, deployment, main, make_app)))
+
+
+async def _run(
+    name: str, deployment: Deployment, main: Main, make_app: Callable[[Service], Asgi] | None
+) -> int:
+    me = f"{name}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+    async with connect(deployment.redis_url, me=me) as exchange:
+        service = Service(name, deployment, exchange)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(signum, service.stopping.set)
+        app = Observable(service, make_app(service) if make_app else None)
+        async with _serving(app, deployment):
+            try:
+                await main(service)
+            except Exception:
+                log.exception("stopped by an error")
+                return 1
+    return 0
+
+
+class Observable:
+    """The ASGI application that answers /healthz, /readyz and /metrics, and passes on the rest."""
+
+    def __init__(self, service: Service, inner: Asgi | None) -> None:
+        self.service = service
+        self.inner = inner
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Answer one request."""
+        path = scope.get("path")
+        readiness = self.service.readiness
+        if path == "/healthz":
+            await _answer(send, 200, "ok\n")
+        elif path == "/readyz":
+            status = 200 if readiness.ready else 503
+            await _answer(send, status, "ready\n" if readiness.ready else f"{readiness.why}\n")
+        elif path == "/metrics":
+            metrics.BACKPRESSURE.set(self.service.exchange.backpressure_seconds)
+            await _answer(send, 200, generate_latest(), CONTENT_TYPE_LATEST)
+        elif self.inner is not None:
+            await self.inner(scope, receive, send)
+        elif scope["type"] == "http":
+            await _answer(send, 404, "this service serves /healthz, /readyz and /metrics\n")
+
+
+async def _answer(
+    send: Any, status: int, body: str | bytes, content_type: str = "text/plain; charset=utf-8"
+) -> None:
+    raw = body.encode() if isinstance(body, str) else body
+    headers = [(b"content-type", content_type.encode()), (b"content-length", b"%d" % len(raw))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": raw})
+
+
+class _Server(uvicorn.Server):
+    def capture_signals(self) -> AbstractContextManager[None]:
+        """The service handles signals itself."""
+        return nullcontext()
+
+
+class _serving:
+    """Serve an application while the body of ``async with`` runs."""
+
+    def __init__(self, app: Asgi, deployment: Deployment) -> None:
+        self.server = _Server(
+            uvicorn.Config(
+                app,
+                host=deployment.host,
+                port=deployment.port,
+                log_config=None,
+                lifespan="off",
+                timeout_graceful_shutdown=3,
+            )
+        )
+
+    async def __aenter__(self) -> None:
+        self.task = asyncio.create_task(self.server.serve())
+
+    async def __aexit__(self, *exception: object) -> None:
+        self.server.should_exit = True
+        await self.task
