@@ -70,7 +70,7 @@ def verify(path: Path, digest: str) -> None:
 
 
 def retain(root: Path, job_id: str, keep: Iterable[str]) -> None:
-    """Remove all versions of a job but the folders in ``keep``, and whatever was left unfinished."""
+    """Remove all versions of a job but those in ``keep``, and whatever was left unfinished."""
     kept = {Path(folder).name for folder in keep}
     job_folder = root / job_id
     for path in job_folder.iterdir() if job_folder.is_dir() else ():
