@@ -85,6 +85,7 @@ class RolloutRequest(Message):
     sampling: Sampling
     prompt_template: str | None = None
     seed: int
+    min_version: int = Field(default=0, ge=0)  # older weights must not answer this request
 
     @property
     def key(self) -> str:
