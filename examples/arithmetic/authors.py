@@ -37,6 +37,7 @@ def write_solution(task: ArithmeticTask, rng: random.Random) -> str:
 def write_careless_solution(
     task: ArithmeticTask, rng: random.Random, habits: Habits = CARELESS
 ) -> str:
+    """An answer of the careless author, wrong more often than not, in the same form."""
     total, steps_done, written = task.first, 0, ""
     for steps in choose_equations(task.steps, rng, habits):
         if total != task.totals[steps_done] and rng.random() < habits.recovers:
@@ -61,6 +62,7 @@ def choose_equations(
 
 
 def add_carelessly(total: int, step: int, rng: random.Random, habits: Habits) -> int:
+    """The result of one addition as the careless author sees it; always within the range."""
     tens, units = divmod(total, 10)
     crosses_ten = units + step not in range(10)
     if crosses_ten and rng.random() < habits.forgets_carry:

@@ -34,6 +34,8 @@ SIGNED_NUMBER = re.compile(r"[+-]?\d+")
 
 @dataclass(frozen=True)
 class Score:
+    """What one response earned."""
+
     well_formed: bool
     correct: bool
     process: float  # right equations / max(equations written, 3): a merged step costs a third
@@ -78,6 +80,7 @@ def score_groups(
     group_size: int,
     **how: object,
 ) -> list[list[Score]]:
+    """A group of scored responses for every task, in order."""
     prompts = [task.prompt for task in tasks]
     texts = iter(respond(model, tokenizer, prompts, num_return_sequences=group_size, **how))
     return [[score_response(task, next(texts)) for _ in range(group_size)] for task in tasks]
@@ -94,6 +97,7 @@ def differs_in_process(group: Sequence[Score]) -> bool:
 
 
 def summarize(sampled: Sequence[Sequence[Score]], greedy: Sequence[Score]) -> dict[str, float]:
+    """The figures of the README by their names, each a share or a mean."""
     scores = list(chain.from_iterable(sampled))
     correct = [score for score in scores if score.correct]
     return {
@@ -108,6 +112,7 @@ def summarize(sampled: Sequence[Sequence[Score]], greedy: Sequence[Score]) -> di
 
 
 def measure(folder: Path) -> dict[str, float]:
+    """Answers the first 1,000 held-out prompts, once greedily and eight times by sampling."""
     torch.manual_seed(SAMPLING_SEED)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -69,6 +69,7 @@ class ArithmeticTask:
 
 
 def boxed(total: int) -> str:
+    """The final answer, in the notation that graders look for."""
     return f"\\boxed{{{total}}}"
 
 
@@ -102,10 +103,12 @@ def distinct_tasks(count: int, *, held_out: bool, seed: int = TASK_SEED) -> list
 
 
 def to_jsonl(tasks: Iterable[ArithmeticTask]) -> str:
+    """One JSON object a line."""
     return "".join(f"{json.dumps(task.record)}\n" for task in tasks)
 
 
 def write_task_files(folder: Path) -> None:
+    """Writes both sides of the split; the same bytes every time."""
     folder.mkdir(parents=True, exist_ok=True)
     train = distinct_tasks(NUM_TRAIN, held_out=False)
     held_out = distinct_tasks(NUM_HELD_OUT, held_out=True)
