@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -21,9 +22,10 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from redis import exceptions as errors
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
 from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialBackoff
+from redis.backoff import NoBackoff
+from redis.maint_notifications import MaintNotificationsConfig
 
 from protocol import streams
 from protocol.frames import decode, encode
@@ -43,13 +45,18 @@ from protocol.recipe import Purpose
 from protocol.streams import Stream
 
 M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 MAX_DEATHS = 3
 MAX_FAILURES = 3
 
 _LEARNER = "learner"  # one learner per stack: its next life finds what the last one had claimed
 _JOB_INDEX = streams.PREFIX + "job_index"
+_Rows = dict[bytes, list[tuple[bytes, dict[bytes, bytes]]]]  # of a read, by stream key
 _SCRIPTS = {path.stem: path.read_text() for path in Path(__file__).parent.glob("lua/*.lua")}
 _MEMORY_FULL_PAUSE_S = 0.2
+_LONGEST_BLOCK_S = 20.0  # below the reader's socket timeout, which notices a server that vanished
+_READER_TIMEOUT_S = 30.0
+_WRITER_TIMEOUT_S = 10.0
 
 
 class Fenced(RuntimeError):
@@ -58,15 +65,18 @@ class Fenced(RuntimeError):
 
 @dataclass(frozen=True, eq=False)
 class Delivery(Generic[M]):
-    """One claimed entry: what it carries, and what happened to it before."""
+    """One claimed entry: what it carries, and what happened to it before.
+
+    Deliveries are equal if they deliver the same entry, whatever happened to it in between.
+    """
 
     stream: Stream[M]
     job_id: str
     entry_id: str
     key: str
-    fields: Mapping[bytes, bytes]
-    deaths: int = 0
-    failures: int = 0
+    fields: Mapping[bytes, bytes] = field(compare=False, repr=False)
+    deaths: int = field(default=0, compare=False)
+    failures: int = field(default=0, compare=False)
 
     def message(self) -> M:
         """Decode what the entry carries.
@@ -97,7 +107,10 @@ class Backlog:
 
 @dataclass
 class Exchange:
-    """A connection to the exchange, for one process, under the consumer name ``me``."""
+    """A connection to the exchange, for one life of one process.
+
+    ``me`` names that life, and no later one: what an earlier life had claimed is not ours.
+    """
 
     me: str
     writer: Redis
@@ -111,7 +124,7 @@ class Exchange:
         """Ask for a group, unless it was asked for already. Waits while memory is full.
 
         Raises:
-            Fenced: if the request's attempt is not the current one.
+            Fenced: if the request's attempt is not the current one, or the job has ended.
         """
         keys = [
             streams.requests_for(request.purpose).key(request.job_id),
@@ -124,35 +137,27 @@ class Exchange:
     async def claim(
         self, inputs: Sequence[Stream[M]], job_id: str, *, count: int, wait_s: float
     ) -> list[Delivery[M]]:
-        """Claim up to ``count`` new entries, earlier inputs first; waits if there are none.
+        """Claim up to ``count`` (at least 1) new entries, earlier inputs first.
 
-        A block returns at most one entry per input. No entries also if the job has ended.
+        If there are none it waits for ``wait_s``, but 20 s at the longest, and then claims at most
+        one entry per input. No entries also if the job has ended.
         """
-        claimed: list[Delivery[M]] = []
-        try:
-            for stream in inputs:
-                if len(claimed) < count:
-                    claimed += await self._read([stream], job_id, count - len(claimed), None)
-            if not claimed:
-                claimed = await self._read(inputs, job_id, 1, round(wait_s * 1000))
-        except errors.ResponseError as error:
-            if not str(error).startswith("NOGROUP"):
-                raise
+        claimed = await _if_job_ended(None, self._claim(inputs, job_id, count, wait_s))
+        if claimed is None:
             await asyncio.sleep(wait_s)
-        return claimed
+        return claimed or []
 
     async def reclaim(
         self, stream: Stream[M], job_id: str, *, idle_s: float, count: int
     ) -> list[Delivery[M]]:
-        """Claim entries that were released, or whose worker has shown no life for ``idle_s``."""
+        """Claim entries that were released, or whose worker has shown no life for ``idle_s``.
+
+        While the server has been up for less than ``idle_s``, only released ones: nobody could
+        show life while it was away.
+        """
         keys = [stream.key(job_id), streams.faults_key(job_id)]
         args = [stream.group, self.me, round(idle_s * 1000), count, stream.name]
-        try:
-            rows = await self._run("reclaim", keys, args)
-        except errors.ResponseError as error:
-            if not str(error).startswith("NOGROUP"):
-                raise
-            return []
+        rows: list[Any] = await _if_job_ended([], self._run("reclaim", keys, args))
         return [
             _delivery(stream, job_id, entry_id, _pairs(flat), int(deaths), int(failures))
             for entry_id, flat, deaths, failures in rows
@@ -166,13 +171,9 @@ class Exchange:
             by_stream.setdefault(place, []).append(delivery.entry_id)
         lost: set[str] = set()
         for (key, group), entry_ids in by_stream.items():
-            try:
-                rows = await self._run("heartbeat", [key], [group, self.me, *entry_ids])
-                lost |= {row.decode() for row in rows}
-            except errors.ResponseError as error:
-                if not str(error).startswith("NOGROUP"):
-                    raise
-                lost |= set(entry_ids)
+            beat = self._run("heartbeat", [key], [group, self.me, *entry_ids])
+            rows = await _if_job_ended([entry_id.encode() for entry_id in entry_ids], beat)
+            lost |= {row.decode() for row in rows}
         return lost
 
     async def hand_off(self, delivery: Delivery, output: Stream[M], result: M) -> bool:
@@ -193,12 +194,7 @@ class Exchange:
         keys = [delivery.stream.key(delivery.job_id), streams.faults_key(delivery.job_id)]
         verdict = "failed" if failed else "unharmed"
         args = [delivery.stream.group, self.me, delivery.entry_id, delivery.stream.name, verdict]
-        try:
-            return int(await self._run("release", keys, args))
-        except errors.ResponseError as error:
-            if not str(error).startswith("NOGROUP"):
-                raise
-            return -1
+        return int(await _if_job_ended(-1, self._run("release", keys, args)))
 
     async def take_in(self, delivery: Delivery[GradedGroup], attempt: int) -> bool:
         """Remove a graded group that is safely logged; False if it was gone already.
@@ -226,22 +222,20 @@ class Exchange:
         """How full a work stream is."""
         key = stream.key(job_id)
         entries = int(await self.writer.xlen(key))
-        try:
-            pending = await self.writer.xpending(key, str(stream.group))
-        except errors.ResponseError:
-            return Backlog(entries, 0)
+        summary = self.writer.xpending(key, str(stream.group))
+        pending: dict[str, Any] = await _if_job_ended({"pending": 0}, summary)
         return Backlog(entries, int(pending["pending"]))
 
     # ------------------------------------------------------------------ policy and events
 
     async def announce(self, policy: PolicyVersion) -> None:
-        """Tell every rollout about new weights.
+        """Tell every rollout about new weights. This works when memory is full.
 
         Raises:
             Fenced: if the policy's attempt is not the current one.
         """
         keys = [streams.POLICY.key(policy.job_id), streams.job_key(policy.job_id)]
-        await self._produce("announce", keys, [policy.attempt, *_flat(encode(policy))])
+        await self._run("announce", keys, [policy.attempt, *_flat(encode(policy))])
 
     async def newest_policy(self, job_id: str) -> PolicyVersion | None:
         """The last announced policy, if there is one."""
@@ -257,12 +251,12 @@ class Exchange:
         self, job_id: str, *, after: str = "0", count: int = 1000, wait_s: float | None = None
     ) -> list[tuple[str, JobEvent]]:
         """Events recorded after the entry id ``after``, oldest first, each with its entry id."""
-        block = None if wait_s is None else round(wait_s * 1000)
+        block = None if wait_s is None else _block_ms(wait_s)
         key = streams.EVENTS.key(job_id)
-        reply = _streams_reply(await self.reader.xread({key: after}, count=count, block=block))
+        reply = await self.reader.xread({key: after}, count=count, block=block)
         return [
             (entry_id.decode(), decode(JobEvent, fields))
-            for rows in reply.values()
+            for rows in cast(_Rows, reply).values()
             for entry_id, fields in rows
         ]
 
@@ -291,7 +285,10 @@ class Exchange:
         return [row.decode() for row in await self.writer.zrevrange(_JOB_INDEX, 0, -1)]
 
     async def request_state(self, job_id: str, requested: Requested) -> JobState | None:
-        """Say what the user wants of a job; returns its state, None if there is no such job."""
+        """Say what the user wants of a job; returns its state, None if there is no such job.
+
+        Who has asked to cancel cannot change their mind. This works when memory is full.
+        """
         args = [json.dumps(requested), json.dumps(time.time())]
         state = await self._run("request_state", [streams.job_key(job_id)], args)
         return None if state is None else JobState(json.loads(state))
@@ -306,28 +303,36 @@ class Exchange:
     async def next_job(self, wait_s: float) -> Delivery[JobRef] | None:
         """The job to work on: the one already taken up, else the next in the queue."""
         key, group = streams.JOBS.key(), str(streams.JOBS.group)
-        await self._create_group(key, group)
-        for position, block in (("0", None), (">", round(wait_s * 1000))):
+        await self._run("create_group", [key], [group])
+        for position, block in (("0", None), (">", _block_ms(wait_s))):
             reply = await self.reader.xreadgroup(
                 group, _LEARNER, {key: position}, count=1, block=block
             )
-            for entry_id, fields in _streams_reply(reply).get(key.encode(), []):
+            for entry_id, fields in cast(_Rows, reply).get(key.encode(), []):
                 ref = decode(JobRef, fields)
                 return Delivery(streams.JOBS, ref.job_id, entry_id.decode(), ref.job_id, fields)
         return None
 
     async def begin_attempt(self, job_id: str) -> int:
-        """Begin a life of the learner: make the job's streams, and fence every earlier attempt."""
-        attempt = int(await self._produce("begin_attempt", [streams.job_key(job_id)], []))
+        """Begin a life of the learner: make the job's streams, and fence every earlier attempt.
+
+        Raises:
+            Fenced: if there is no such job, or it has ended.
+        """
+        keys = [streams.job_key(job_id), _attempt_token_key(job_id)]
+        attempt = int(await self._run("begin_attempt", keys, [secrets.token_hex(8)]))
         for stream in streams.WORK_STREAMS:
-            await self._create_group(stream.key(job_id), str(stream.group))
+            await self._run("create_group", [stream.key(job_id)], [str(stream.group)])
         return attempt
 
     async def activate(self, active: ActiveJob) -> None:
-        """Name the job that this stack works on."""
-        await self._until_memory(
-            lambda: self.writer.set(streams.ACTIVE, active.model_dump_json().encode())
-        )
+        """Name the job that this stack works on.
+
+        Raises:
+            Fenced: if its attempt is not the current one.
+        """
+        keys = [streams.ACTIVE, streams.job_key(active.job_id)]
+        await self._run("activate", keys, [active.attempt, active.model_dump_json()])
 
     async def active(self) -> ActiveJob | None:
         """The job that this stack works on, if any."""
@@ -341,7 +346,7 @@ class Exchange:
             Fenced: if ``attempt`` is not the current one.
         """
         fields = {name.encode(): json.dumps(value).encode() for name, value in values.items()}
-        await self._produce("update_job", [streams.job_key(job_id)], [attempt, *_flat(fields)])
+        await self._run("update_job", [streams.job_key(job_id)], [attempt, *_flat(fields)])
 
     async def close_job(self, delivery: Delivery[JobRef], attempt: int, **values: Any) -> None:
         """End a job: write its last word, delete its work streams, and free the stack.
@@ -353,14 +358,15 @@ class Exchange:
         fields = {name.encode(): json.dumps(value).encode() for name, value in values.items()}
         doomed = [stream.key(job_id) for stream in (*streams.WORK_STREAMS, streams.POLICY)]
         doomed += [streams.under_way_key(job_id), streams.faults_key(job_id)]
+        doomed.append(_attempt_token_key(job_id))
         keys = [streams.job_key(job_id), streams.JOBS.key(), streams.ACTIVE, *doomed]
-        args = [attempt, str(streams.JOBS.group), delivery.entry_id, *_flat(fields)]
+        args = [attempt, job_id, str(streams.JOBS.group), delivery.entry_id, *_flat(fields)]
         await self._run("close_job", keys, args)
 
     async def forget_queued(self, delivery: Delivery[JobRef]) -> None:
         """Take a job that ended before it began out of the queue."""
-        await self.writer.xack(streams.JOBS.key(), str(streams.JOBS.group), delivery.entry_id)
-        await self.writer.xdel(streams.JOBS.key(), delivery.entry_id)
+        args = [str(streams.JOBS.group), delivery.entry_id]
+        await self._run("forget_queued", [streams.JOBS.key()], args)
 
     # ------------------------------------------------------------------ the server
 
@@ -396,15 +402,14 @@ class Exchange:
                 self.backpressure_seconds += _MEMORY_FULL_PAUSE_S
                 await asyncio.sleep(_MEMORY_FULL_PAUSE_S)
 
-    async def _create_group(self, key: str, group: str) -> None:
-        async def create() -> None:
-            try:
-                await self.writer.xgroup_create(key, group, id="0", mkstream=True)
-            except errors.ResponseError as error:
-                if not str(error).startswith("BUSYGROUP"):
-                    raise
-
-        await self._until_memory(create)
+    async def _claim(
+        self, inputs: Sequence[Stream[M]], job_id: str, count: int, wait_s: float
+    ) -> list[Delivery[M]]:
+        claimed: list[Delivery[M]] = []
+        for stream in inputs:
+            if len(claimed) < count:
+                claimed += await self._read([stream], job_id, count - len(claimed), None)
+        return claimed or await self._read(inputs, job_id, 1, _block_ms(wait_s))
 
     async def _read(
         self, inputs: Sequence[Stream[M]], job_id: str, count: int, block_ms: int | None
@@ -415,23 +420,74 @@ class Exchange:
         )
         return [
             _delivery(by_key[key], job_id, entry_id, fields)
-            for key, rows in _streams_reply(reply).items()
+            for key, rows in cast(_Rows, reply).items()
             for entry_id, fields in rows
         ]
+
+
+class _PatientRedis(Redis):
+    """A client that repeats a command while the server is away, but not for ever.
+
+    redis-py's own retries are switched off: they multiply (those of connecting within those of the
+    command) and would wait two minutes for a wrong password to become right.
+    """
+
+    patience_s = 0.0
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        """Run one command; connection errors surface after ``patience_s`` of them."""
+        deadline, pause_s = None, 0.02
+        while True:
+            try:
+                return await super().execute_command(*args, **options)
+            except (errors.AuthenticationError, errors.AuthorizationError):
+                raise
+            except (errors.ConnectionError, errors.TimeoutError):
+                deadline = deadline or time.monotonic() + self.patience_s
+                if time.monotonic() + pause_s > deadline:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, 1.0)
 
 
 @asynccontextmanager
 async def connect(url: str, *, me: str, patience_s: float = 120.0) -> AsyncIterator[Exchange]:
     """Open an exchange. Commands are repeated for ``patience_s`` while the server is away."""
-    retry = Retry(ExponentialBackoff(cap=1.0, base=0.02), retries=max(1, round(patience_s)))
-    # Reads block on the server; their own connection keeps them from delaying anyone's writes.
-    writer = Redis.from_url(url, retry=retry, socket_timeout=10.0)
-    reader = Redis.from_url(url, retry=retry, socket_timeout=30.0)
+    settings: dict[str, Any] = {
+        "retry": Retry(NoBackoff(), 0),
+        "legacy_responses": False,
+        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+    }
+    # Reads block on the server, each on a connection of its own. Writes take turns on a few.
+    reading = ConnectionPool.from_url(
+        url, max_connections=10_000, socket_timeout=_READER_TIMEOUT_S, **settings
+    )
+    writing = BlockingConnectionPool.from_url(
+        url, max_connections=16, timeout=None, socket_timeout=_WRITER_TIMEOUT_S, **settings
+    )
+    reader, writer = _PatientRedis.from_pool(reading), _PatientRedis.from_pool(writing)
+    reader.patience_s = writer.patience_s = patience_s
     try:
         yield Exchange(me=me, writer=writer, reader=reader)
     finally:
         await writer.aclose()
         await reader.aclose()
+
+
+async def _if_job_ended(fallback: T, command: Awaitable[T]) -> T:
+    """What a command on a job's streams returns, or ``fallback`` if the job took them with it."""
+    try:
+        return await command
+    except errors.ResponseError as error:
+        # Redis 7.0 says UNBLOCKED to who waits on a stream that goes, later ones say NOGROUP.
+        if not str(error).startswith(("NOGROUP", "UNBLOCKED")):
+            raise
+        return fallback
+
+
+def _block_ms(wait_s: float) -> int:
+    """BLOCK in milliseconds; 0 would mean for ever."""
+    return max(1, round(min(wait_s, _LONGEST_BLOCK_S) * 1000))
 
 
 def _delivery(
@@ -446,6 +502,10 @@ def _delivery(
     return Delivery(stream, job_id, entry_id.decode(), key, fields, deaths, failures)
 
 
+def _attempt_token_key(job_id: str) -> str:
+    return f"{streams.job_key(job_id)}:attempt_token"
+
+
 def _record_fields(record: JobRecord) -> dict[bytes, bytes]:
     values = record.model_dump(mode="json")
     return {name.encode(): json.dumps(value).encode() for name, value in values.items()}
@@ -457,12 +517,3 @@ def _flat(fields: Mapping[bytes, bytes]) -> list[bytes]:
 
 def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
-
-
-def _streams_reply(reply: Any) -> dict[bytes, list[tuple[bytes, dict[bytes, bytes]]]]:
-    """The rows of a read, by stream key, whichever protocol version the reply came in."""
-    if not reply:
-        return {}
-    if isinstance(reply, dict):
-        return {key: [row for batch in batches for row in batch] for key, batches in reply.items()}
-    return {key: rows for key, rows in reply}

@@ -1,7 +1,14 @@
+#!lua flags=allow-oom
 -- A life of the learner begins: it gets the next attempt number, which fences every earlier one.
--- KEYS: job
-if redis.call('EXISTS', KEYS[1]) == 0 then
-  return 0
+-- The token makes a repeat of the same call find the number that it got before.
+-- KEYS: job, attempt token      ARGV: token
+local state = redis.call('HGET', KEYS[1], 'state')
+if not state or state == '"succeeded"' or state == '"failed"' or state == '"cancelled"' then
+  return redis.error_reply('FENCED the job has ended: ' .. tostring(state))
 end
-redis.call('HINCRBY', KEYS[1], 'attempts_since_checkpoint', 1)
-return redis.call('HINCRBY', KEYS[1], 'attempt', 1)
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then
+  redis.call('SET', KEYS[2], ARGV[1])
+  redis.call('HINCRBY', KEYS[1], 'attempts_since_checkpoint', 1)
+  redis.call('HINCRBY', KEYS[1], 'attempt', 1)
+end
+return tonumber(redis.call('HGET', KEYS[1], 'attempt'))

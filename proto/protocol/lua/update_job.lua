@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Write fields of a job's record, if the attempt is the current one.
 -- KEYS: job      ARGV: attempt, names and values...
 local attempt = redis.call('HGET', KEYS[1], 'attempt')
