@@ -1,5 +1,6 @@
 """The arithmetic example: valid tasks, an honest split, a base model that is the recorded one."""
 
+import hashlib
 import json
 import random
 import re
@@ -193,3 +194,12 @@ class TestBaseModel:
             measure.RESPONSE.fullmatch(text.removesuffix(base_model.EOS)) for text in learned
         )
         assert all(text.endswith(base_model.EOS) for text in learned)
+
+    def test_the_warm_start_sees_no_held_out_prompt(self) -> None:
+        tokenizer = base_model.make_tokenizer()
+        batches = base_model.imperfect_batches(tokenizer, random.Random(5))
+        token_ids = [row for _ in range(10) for row in next(batches)[0]]
+        prompts = [str(tokenizer.decode(row[1:11])) for row in token_ids]
+        assert all(PROMPT.fullmatch(prompt) for prompt in prompts)
+        digests = [int(hashlib.sha256(prompt.encode()).hexdigest(), 16) for prompt in prompts]
+        assert not any(digest % 10 == 0 for digest in digests)
