@@ -1,0 +1,28 @@
+"""What is learned from a graded group, as formulas: torch and the standard library only.
+
+A recipe names one entry of each table. To add one, write its function in the module of its kind and
+add a line to the table there.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def pick(table: Mapping[str, F], name: str, settings: Mapping[str, Any]) -> F:
+    """The entry ``name`` of a table, with those settings bound that its signature names.
+
+    >>> def scaled(x, *, factor): return x * factor
+    >>> pick({"scaled": scaled}, "scaled", {"factor": 3, "unrelated": 0})(2)
+    6
+    """
+    function = table[name]
+    parameters = inspect.signature(function).parameters.values()
+    wanted = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    bound = partial(function, **{key: settings[key] for key in wanted & settings.keys()})
+    return bound  # type: ignore[return-value]

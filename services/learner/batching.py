@@ -1,0 +1,105 @@
+"""From samples to micro-batches: pure arithmetic that every rank does alike.
+
+A step's samples are split into mini-batches (one optimizer update each) along group borders, and a
+mini-batch into micro-batches that fit the memory. Every rank gets the same number of micro-batches,
+since collectives run in each; where samples run out, a micro-batch is empty and weighs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.learner.samples import Sample
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Right-padded sequences, and where their response tokens are."""
+
+    input_ids: Tensor  # [sample, position] int64, prompt and response
+    attention_mask: Tensor  # [sample, position] int64
+    rows: Tensor  # [token] int64, the sample of each response token
+    columns: Tensor  # [token] int64, the position whose logits predict it
+    targets: Tensor  # [token] int64
+    behavior_logprobs: Tensor  # [token] float32
+    advantages: Tensor  # [token] float32
+    on_version: Tensor  # [token] bool
+
+    @property
+    def num_tokens(self) -> int:
+        """Response tokens in this micro-batch."""
+        return self.targets.shape[0]
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same micro-batch on a device."""
+        return MicroBatch(**{name: value.to(device) for name, value in vars(self).items()})
+
+
+def mini_batches(samples: Sequence[Sample], num_updates: int) -> list[list[Sample]]:
+    """Split a step's samples into at most ``num_updates`` parts of nearly as many groups each."""
+    groups = sorted({sample.group for sample in samples})
+    parts = [part.tolist() for part in np.array_split(np.array(groups), num_updates)]
+    return [[s for s in samples if s.group in set(part)] for part in parts if part]
+
+
+def micro_batches(samples: Sequence[Sample], max_tokens: int, num_ranks: int) -> list[list[Sample]]:
+    """Split a mini-batch so that each part, padded, has at most ``max_tokens`` positions.
+
+    Samples of similar length go together. A sample longer than ``max_tokens`` goes alone. The
+    number of parts is a multiple of ``num_ranks``; rank r takes every part i with i % num_ranks = r.
+    """
+    parts: list[list[Sample]] = []
+    for sample in sorted(samples, key=_length, reverse=True):
+        if parts and (len(parts[-1]) + 1) * _length(parts[-1][0]) <= max_tokens:
+            parts[-1].append(sample)
+        else:
+            parts.append([sample])
+    missing = -len(parts) % num_ranks
+    return parts + [[] for _ in range(missing)]
+
+
+def collate(samples: Sequence[Sample]) -> MicroBatch:
+    """Pad samples into one micro-batch; no samples make one position that weighs nothing."""
+    width = max((_length(sample) for sample in samples), default=1)
+    input_ids = np.zeros((max(1, len(samples)), width), dtype=np.int64)
+    attention_mask = np.zeros_like(input_ids)
+    attention_mask[:, 0] = 1  # a row that attends to nothing would be NaN
+    rows, columns = [], []
+    for row, sample in enumerate(samples):
+        prompt_length, length = len(sample.prompt_ids), _length(sample)
+        input_ids[row, :prompt_length] = sample.prompt_ids
+        input_ids[row, prompt_length:length] = sample.token_ids
+        attention_mask[row, :length] = 1
+        rows.append(np.full(len(sample.token_ids), row))
+        columns.append(np.arange(prompt_length - 1, length - 1))
+    return MicroBatch(
+        input_ids=torch.from_numpy(input_ids),
+        attention_mask=torch.from_numpy(attention_mask),
+        rows=_tensor(rows, torch.int64),
+        columns=_tensor(columns, torch.int64),
+        targets=_tensor([s.token_ids for s in samples], torch.int64),
+        behavior_logprobs=_tensor([s.behavior_logprobs for s in samples], torch.float32),
+        advantages=_tensor(
+            [np.full(len(s.token_ids), s.advantage) for s in samples], torch.float32
+        ),
+        on_version=_tensor([s.on_version for s in samples], torch.bool),
+    )
+
+
+def num_tokens(samples: Sequence[Sample]) -> int:
+    """Response tokens of the samples."""
+    return sum(len(sample.token_ids) for sample in samples)
+
+
+def _length(sample: Sample) -> int:
+    return len(sample.prompt_ids) + len(sample.token_ids)
+
+
+def _tensor(arrays: list[np.ndarray], dtype: torch.dtype) -> Tensor:
+    flat = np.concatenate(arrays) if arrays else np.zeros(0)
+    return torch.from_numpy(flat.copy()).to(dtype)

@@ -1,0 +1,208 @@
+"""From graded groups to samples: tokens with the advantage and the log-probabilities they train with."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from protocol.messages import (
+    Float32Array,
+    Grade,
+    GradedGroup,
+    Int32Array,
+    Message,
+    Response,
+    RolloutGroup,
+    Ungradable,
+)
+from torch import Tensor
+
+from services.learner.algorithms.advantages import GroupScores
+
+
+class SampleBatch(Message):
+    """The samples of one training step, flat, so that it can be broadcast to every rank as it is."""
+
+    prompt_ids: Int32Array  # [prompt_token], all prompts one after another
+    prompt_lengths: Int32Array  # [sample]
+    token_ids: Int32Array  # [token], all responses one after another
+    token_lengths: Int32Array  # [sample]
+    behavior_logprobs: Float32Array  # [token]
+    advantages: Float32Array  # [sample]
+    on_version: Int32Array  # [token], 1 where the learner's own version sampled the token
+    group_of: Int32Array  # [sample], index of the sample's group within the step
+
+    @property
+    def num_samples(self) -> int:
+        """How many responses the batch holds."""
+        return len(self.token_lengths)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One response with everything it trains with."""
+
+    prompt_ids: np.ndarray
+    token_ids: np.ndarray
+    behavior_logprobs: np.ndarray
+    on_version: np.ndarray
+    advantage: float
+    group: int
+
+
+@dataclass
+class GroupFacts:
+    """What a step's groups were like; sums, to be turned into means where they are reported."""
+
+    responses: int = 0
+    correct: int = 0
+    outcome_sum: float = 0.0
+    process: list[float] = field(default_factory=list)  # of correct responses
+    tokens: int = 0
+    truncated: int = 0
+    staleness_token_sum: float = 0.0
+    staleness_max: int = 0
+    groups_with_signal: int = 0
+    dropped_responses: Counter[str] = field(default_factory=Counter)
+    ungradable_process: int = 0
+
+    def means(self, num_groups: int) -> dict[str, float]:
+        """The facts as the metrics of a step."""
+        responses, tokens = max(1, self.responses), max(1, self.tokens)
+        facts = {
+            "reward": self.outcome_sum / responses,
+            "accuracy": self.correct / responses,
+            "response_length": self.tokens / responses,
+            "truncated": self.truncated / responses,
+            "staleness": self.staleness_token_sum / tokens,
+            "staleness_max": float(self.staleness_max),
+            "signal": self.groups_with_signal / max(1, num_groups),
+        }
+        if self.process:
+            facts["process"] = sum(self.process) / len(self.process)
+        return facts
+
+
+def samples_of(
+    groups: Sequence[GradedGroup],
+    advantage: Callable[[GroupScores], Tensor],
+    *,
+    attempt: int,
+    version: int,
+) -> tuple[list[Sample], GroupFacts]:
+    """The samples of a step's groups, and what the groups were like.
+
+    A response whose outcome could not be graded is dropped and counted; it takes no part in its
+    group's statistics. A missing process score leaves only the process statistics.
+    """
+    samples: list[Sample] = []
+    facts = GroupFacts()
+    for index, graded in enumerate(groups):
+        assert graded.group is not None
+        kept = [i for i, grade in enumerate(graded.grades) if grade.accuracy is not None]
+        scores = scores_of([graded.grades[i] for i in kept])
+        advantages = advantage(scores).tolist()
+        responses = list(_responses(graded.group, attempt=attempt, version=version))
+        samples += [
+            Sample(*responses[i], advantage=value, group=index)
+            for i, value in zip(kept, advantages, strict=True)
+        ]
+        _note(facts, graded, advantages, version)
+    return samples, facts
+
+
+def scores_of(grades: Sequence[Grade]) -> GroupScores:
+    """A group's grades as tensors; every outcome must be a value."""
+    outcome = torch.tensor([grade.accuracy for grade in grades], dtype=torch.float64)
+    process = [math.nan if g.process_score is None else g.process_score for g in grades]
+    return GroupScores(
+        outcome=outcome,
+        correct=outcome == 1.0,
+        process=torch.tensor(process, dtype=torch.float64),
+    )
+
+
+def pack_samples(samples: Sequence[Sample]) -> SampleBatch:
+    """Lay samples out flat."""
+
+    def flat(arrays: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate(arrays) if arrays else np.zeros(0)
+
+    return SampleBatch(
+        prompt_ids=flat([s.prompt_ids for s in samples]),
+        prompt_lengths=np.array([len(s.prompt_ids) for s in samples]),
+        token_ids=flat([s.token_ids for s in samples]),
+        token_lengths=np.array([len(s.token_ids) for s in samples]),
+        behavior_logprobs=flat([s.behavior_logprobs for s in samples]),
+        advantages=np.array([s.advantage for s in samples]),
+        on_version=flat([s.on_version for s in samples]),
+        group_of=np.array([s.group for s in samples]),
+    )
+
+
+def unpack_samples(batch: SampleBatch) -> list[Sample]:
+    """The samples that `pack_samples` laid out."""
+    prompt_ends = np.cumsum(batch.prompt_lengths)[:-1]
+    token_ends = np.cumsum(batch.token_lengths)[:-1]
+    if batch.num_samples == 0:
+        return []
+    return [
+        Sample(*arrays, advantage=float(advantage), group=int(group))
+        for *arrays, advantage, group in zip(
+            np.split(batch.prompt_ids, prompt_ends),
+            np.split(batch.token_ids, token_ends),
+            np.split(batch.behavior_logprobs, token_ends),
+            np.split(batch.on_version, token_ends),
+            batch.advantages,
+            batch.group_of,
+            strict=True,
+        )
+    ]
+
+
+def _responses(
+    group: RolloutGroup, *, attempt: int, version: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+    for (start, end), response in zip(group.bounds(), group.responses, strict=True):
+        on_version = np.zeros(end - start, dtype=np.int32)
+        for span in response.spans:
+            on_version[span.start : span.end] = (span.attempt, span.version) == (attempt, version)
+        yield (
+            group.prompt_ids,
+            group.token_ids[start:end],
+            group.behavior_logprobs[start:end],
+            on_version,
+        )
+
+
+def _note(facts: GroupFacts, graded: GradedGroup, advantages: list[float], version: int) -> None:
+    assert graded.group is not None
+    facts.groups_with_signal += any(abs(value) > 1e-6 for value in advantages)
+    for response, grade in zip(graded.group.responses, graded.grades, strict=True):
+        if isinstance(grade.outcome, Ungradable):
+            facts.dropped_responses[grade.outcome.reason] += 1
+            continue
+        facts.responses += 1
+        facts.outcome_sum += grade.outcome.value
+        facts.correct += grade.outcome.value == 1.0
+        facts.ungradable_process += isinstance(grade.process, Ungradable)
+        facts.truncated += response.finish_reason == "length"
+        if grade.outcome.value == 1.0 and grade.process_score is not None:
+            facts.process.append(grade.process_score)
+        _note_staleness(facts, response, version)
+
+
+def _note_staleness(facts: GroupFacts, response: Response, version: int) -> None:
+    for span in response.spans:
+        facts.tokens += span.end - span.start
+        facts.staleness_token_sum += (span.end - span.start) * (version - span.version)
+        facts.staleness_max = max(facts.staleness_max, version - span.version)
+
+
+def merged(counters: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+    """Two counters as one."""
+    return dict(Counter(counters) + Counter(more))
