@@ -65,18 +65,15 @@ class Fenced(RuntimeError):
 
 @dataclass(frozen=True, eq=False)
 class Delivery(Generic[M]):
-    """One claimed entry: what it carries, and what happened to it before.
-
-    Deliveries are equal if they deliver the same entry, whatever happened to it in between.
-    """
+    """One claimed entry: what it carries, and what happened to it before."""
 
     stream: Stream[M]
     job_id: str
     entry_id: str
     key: str
-    fields: Mapping[bytes, bytes] = field(compare=False, repr=False)
-    deaths: int = field(default=0, compare=False)
-    failures: int = field(default=0, compare=False)
+    fields: Mapping[bytes, bytes] = field(repr=False)
+    deaths: int = 0
+    failures: int = 0
 
     def message(self) -> M:
         """Decode what the entry carries.

