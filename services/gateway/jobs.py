@@ -1,0 +1,234 @@
+"""Jobs: how one is submitted, shown, and asked to pause, resume or end."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.exchange import Exchange
+from protocol.messages import JobRecord, JobState, Requested
+
+from services.chassis.service import Service
+from services.gateway.errors import Problem, conflict, in_time, not_found
+from services.gateway.files import FileShelf, StoredFile
+from services.gateway.memory import check_memory
+from services.gateway.model_folder import resolve_model
+from services.gateway.submission import JobRequest, build_recipe
+
+_REPEAT_WINDOW_S = 600.0
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """What a submission says about being a repeat of an earlier one."""
+
+    key: str | None = None  # the Idempotency-Key
+    caller: str = ""  # whose key it is
+    retry_count: int = 0  # x-stainless-retry-count, from the OpenAI SDK
+
+    @property
+    def job_id(self) -> str:
+        """The id of the job: the same one for the same key, else a new one."""
+        if self.key is None:
+            return f"ftjob-{secrets.token_hex(12)}"
+        digest = hashlib.sha256(f"{self.caller}\0{self.key}".encode()).hexdigest()
+        return f"ftjob-{digest[:24]}"
+
+
+@dataclass
+class JobDesk:
+    """Where jobs are handed in and asked after."""
+
+    service: Service
+    files: FileShelf
+    # One submission at a time: a retry waits for the first try, and finds its job.
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def exchange(self) -> Exchange:
+        """Where jobs are kept."""
+        return self.service.exchange
+
+    async def submit(self, request: JobRequest, repeat: Repeat) -> JobRecord:
+        """Queue a job, or return the one that an earlier try of this submission queued.
+
+        Raises:
+            Problem: 400 naming the wrong field, 422 if the key came with another body before.
+        """
+        async with self._turn:
+            known = await self._known(request, repeat)
+            if known is not None:
+                return known
+            record = await self._draw_up(request, repeat.job_id)
+            await in_time(self.exchange.submit(record))
+            return record
+
+    async def get(self, job_id: str) -> JobRecord:
+        """One job.
+
+        Raises:
+            Problem: 404 if there is no such job.
+        """
+        record = await in_time(self.exchange.job(job_id))
+        if record is None:
+            raise not_found("job", job_id)
+        return record
+
+    async def page(
+        self, after: str | None, limit: int, metadata: Mapping[str, str]
+    ) -> tuple[list[JobRecord], bool]:
+        """Up to ``limit`` jobs after ``after``, newest first, and whether there are more."""
+        page: list[JobRecord] = []
+        async for record in self._newest_first(after):
+            if not metadata.items() <= metadata_of(record).items():
+                continue
+            if len(page) == limit:
+                return page, True
+            page.append(record)
+        return page, False
+
+    async def ask(self, job_id: str, requested: Requested) -> JobRecord:
+        """Ask a job to run, pause or end.
+
+        Raises:
+            Problem: 404, or 400 if the job cannot do that any more.
+        """
+        record = await self.get(job_id)
+        cancelled = record.requested is Requested.CANCEL or record.state is JobState.CANCELLED
+        if cancelled and requested is Requested.CANCEL:
+            return record
+        if cancelled or record.state.is_final:
+            message = f"job {job_id} is {status_of(record)}; it cannot be asked to {requested}"
+            raise Problem(400, message, param="id", code="job_ended")
+        await in_time(self.exchange.request_state(job_id, requested))
+        return await self.get(job_id)
+
+    async def delete_file(self, file_id: str) -> None:
+        """Delete a file that no job needs any more.
+
+        Raises:
+            Problem: 404, or 409 if a job that has not ended reads it.
+        """
+        async with self._turn:
+            await asyncio.to_thread(self.files.get, file_id)
+            async for record in self._newest_first(None):
+                tasks = record.recipe.tasks
+                if not record.state.is_final and file_id in {tasks.train, tasks.held_out}:
+                    message = f"{file_id} is used by job {record.id}; cancel the job first"
+                    raise conflict(message, param="file_id")
+            await asyncio.to_thread(self.files.delete, file_id)
+
+    async def _known(self, request: JobRequest, repeat: Repeat) -> JobRecord | None:
+        body = request.as_sent()
+        if repeat.key is not None:
+            record = await in_time(self.exchange.job(repeat.job_id))
+            if record is not None and record.request != body:
+                message = f"the key was used with another body, for job {record.id}; use a new key"
+                raise Problem(422, message, param="Idempotency-Key", code="key_reused")
+            return record
+        if repeat.retry_count > 0:
+            oldest = time.time() - _REPEAT_WINDOW_S
+            async for record in self._newest_first(None):
+                if record.created_at < oldest:
+                    return None
+                if record.request == body:
+                    return record
+        return None
+
+    async def _draw_up(self, request: JobRequest, job_id: str) -> JobRecord:
+        train = await self._file(request.training_file, "training_file")
+        held_out = request.validation_file
+        num_held_out = (await self._file(held_out, "validation_file")).tasks if held_out else 0
+        model = await asyncio.to_thread(resolve_model, request.model, self.service.deployment)
+        recipe = build_recipe(request, model, train.tasks)
+        check_memory(recipe, num_held_out, await in_time(self.exchange.memory_limit()))
+        return JobRecord(
+            id=job_id, created_at=time.time(), recipe=recipe, request=request.as_sent()
+        )
+
+    async def _file(self, file_id: str, param: str) -> StoredFile:
+        stored = await asyncio.to_thread(self.files.find, file_id)
+        if stored is None:
+            message = f"{param}: there is no file {file_id!r}; upload it with POST /v1/files"
+            raise Problem(400, message, param=param, code="file_not_found")
+        return stored
+
+    async def _newest_first(self, after: str | None) -> AsyncIterator[JobRecord]:
+        ids = await in_time(self.exchange.job_ids())
+        if after is not None and after not in ids:
+            raise Problem(400, f"after: there is no job {after!r}", param="after")
+        for job_id in ids[ids.index(after) + 1 :] if after is not None else ids:
+            record = await in_time(self.exchange.job(job_id))
+            if record is not None:
+                yield record
+
+
+def status_of(record: JobRecord) -> str:
+    """OpenAI's status, or one of Weir's own: paused; pausing and cancelling while it still runs."""
+    if record.state in {JobState.RUNNING, JobState.PAUSED}:
+        if record.requested is Requested.CANCEL:
+            return "cancelling"
+        if record.requested is Requested.PAUSE and record.state is JobState.RUNNING:
+            return "pausing"
+    return record.state.value
+
+
+def metadata_of(record: JobRecord) -> dict[str, Any]:
+    """The labels that the client gave the job."""
+    metadata = record.request.get("metadata")
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def job_object(record: JobRecord) -> dict[str, Any]:
+    """A job in OpenAI's shape, and Weir's own words about it under ``weir``."""
+    recipe, request, result = record.recipe, record.request, record.result
+    succeeded = record.state is JobState.SUCCEEDED
+    error = {"code": "job_failed", "message": record.error, "param": None}
+    return {
+        "id": record.id,
+        "object": "fine_tuning.job",
+        "created_at": int(record.created_at),
+        "finished_at": None if record.finished_at is None else int(record.finished_at),
+        "model": request.get("model", recipe.model.path),
+        "fine_tuned_model": result.get("model") if succeeded else None,
+        "organization_id": "weir",
+        "status": status_of(record),
+        "error": None if record.error is None else error,
+        "training_file": recipe.tasks.train,
+        "validation_file": recipe.tasks.held_out,
+        "result_files": [],
+        "seed": recipe.training.seed,
+        "trained_tokens": result.get("trained_tokens"),
+        "hyperparameters": _hyperparameters(record),
+        "method": {
+            "type": "reinforcement",
+            "reinforcement": {"hyperparameters": _hyperparameters(record)},
+        },
+        "metadata": metadata_of(record),
+        "user_provided_suffix": request.get("suffix"),
+        "integrations": [],
+        "weir": {
+            "step": record.step,
+            "steps": recipe.training.steps,
+            "attempt": record.attempt,
+            "requested": record.requested.value,
+            "started_at": record.started_at,
+            "result": dict(result),
+            "recipe": recipe.model_dump(mode="json"),
+        },
+    }
+
+
+def _hyperparameters(record: JobRecord) -> dict[str, Any]:
+    evaluation = record.recipe.evaluation
+    own = {
+        "batch_size": record.recipe.training.groups_per_step,
+        "eval_interval": evaluation.every if evaluation else None,
+        "eval_samples": evaluation.samples if evaluation else None,
+    }
+    return {name: value for name, value in own.items() if value is not None}
