@@ -1,0 +1,291 @@
+"""Jobs, policies and events: what the gateway and the learner write, once, and in whose name."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from protocol import streams
+from protocol.exchange import Delivery, Exchange, Fenced
+from protocol.messages import ActiveJob, JobRef, JobState, Requested
+from protocol.streams import EVENTS, JOBS, WORK_STREAMS
+
+from tests.builders import a_job_record, a_policy, a_recipe, a_request, an_event
+from tests.contract.conftest import OpenExchange
+from tests.contract.valkey_server import Server
+
+pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+
+
+async def next_job(exchange: Exchange) -> Delivery[JobRef]:
+    delivery = await exchange.next_job(wait_s=0.01)
+    assert delivery is not None
+    return delivery
+
+
+async def begin(exchange: Exchange, job_id: str = "job") -> int:
+    await exchange.submit(a_job_record(job_id))
+    return await exchange.begin_attempt(job_id)
+
+
+def active(job_id: str = "job", attempt: int = 1) -> ActiveJob:
+    return ActiveJob(job_id=job_id, attempt=attempt, recipe=a_recipe())
+
+
+async def test_a_submitted_record_is_stored_whole(exchange: Exchange) -> None:
+    record = a_job_record(request={"model": "models/tiny", "seed": 3, "note": 'é "quoted"'})
+    assert await exchange.submit(record)
+    assert await exchange.job("job") == record
+    assert await exchange.job("another") is None
+
+
+async def test_submitting_twice_queues_once(exchange: Exchange) -> None:
+    assert await exchange.submit(a_job_record())
+    assert not await exchange.submit(a_job_record(created_at=1.0))
+    assert (await exchange.backlog(JOBS)).entries == 1
+    assert await exchange.job("job") == a_job_record()
+
+
+async def test_jobs_are_listed_newest_first(exchange: Exchange) -> None:
+    for job_id, created_at in (("a", 3.0), ("b", 1.5), ("c", 2.25)):
+        await exchange.submit(a_job_record(job_id, created_at=created_at))
+    assert await exchange.job_ids() == ["a", "c", "b"]
+
+
+async def test_the_learner_takes_up_jobs_in_order_and_finishes_one_first(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    assert await exchange.next_job(wait_s=0.01) is None
+    for job_id in ("first", "second"):
+        await exchange.submit(a_job_record(job_id))
+    assert (await next_job(exchange)).job_id == "first"
+    async with open_exchange("learner-2") as next_life:
+        delivery = await next_job(next_life)
+        assert delivery.job_id == "first"
+        attempt = await next_life.begin_attempt("first")
+        await next_life.close_job(delivery, attempt, state="succeeded")
+        assert (await next_job(next_life)).job_id == "second"
+
+
+async def test_a_learner_that_waits_is_woken_by_a_submission(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    async with open_exchange("learner-2") as learner:
+        waiting = asyncio.create_task(learner.next_job(wait_s=10))
+        await asyncio.sleep(0.05)
+        await exchange.submit(a_job_record())
+        delivery = await asyncio.wait_for(waiting, 2)
+    assert delivery is not None
+    assert delivery.job_id == "job"
+
+
+async def test_a_forgotten_job_leaves_the_queue(exchange: Exchange) -> None:
+    await exchange.submit(a_job_record())
+    await exchange.forget_queued(await next_job(exchange))
+    assert await exchange.next_job(wait_s=0.01) is None
+    assert (await exchange.backlog(JOBS)).entries == 0
+    assert await exchange.job("job") is not None
+
+
+async def test_each_attempt_gets_the_next_number_and_is_counted(exchange: Exchange) -> None:
+    await exchange.submit(a_job_record())
+    assert [await exchange.begin_attempt("job") for _ in range(3)] == [1, 2, 3]
+    record = await exchange.job("job")
+    assert record is not None
+    assert (record.attempt, record.attempts_since_checkpoint) == (3, 3)
+
+
+async def test_an_attempt_at_no_job_or_an_ended_one_is_refused(exchange: Exchange) -> None:
+    with pytest.raises(Fenced, match="ended"):
+        await exchange.begin_attempt("nobody")
+    await exchange.submit(a_job_record())
+    await exchange.request_state("job", Requested.CANCEL)
+    with pytest.raises(Fenced, match="ended"):
+        await exchange.begin_attempt("job")
+    for stream in WORK_STREAMS:
+        assert (await exchange.backlog(stream, "job")).entries == 0
+    record = await exchange.job("job")
+    assert record is not None
+    assert record.attempt == 0
+
+
+async def test_only_the_current_attempt_writes_the_record(exchange: Exchange) -> None:
+    attempt = await begin(exchange)
+    await exchange.update_job("job", attempt, state="running", step=4, error=None)
+    record = await exchange.job("job")
+    assert record is not None
+    assert (record.state, record.step) == (JobState.RUNNING, 4)
+    await exchange.begin_attempt("job")
+    with pytest.raises(Fenced, match="attempt 1 gave way to 2"):
+        await exchange.update_job("job", attempt, step=5)
+    record = await exchange.job("job")
+    assert record is not None
+    assert record.step == 4
+
+
+async def test_the_active_job_is_named_by_its_current_attempt_only(exchange: Exchange) -> None:
+    assert await exchange.active() is None
+    await begin(exchange)
+    await exchange.activate(active(attempt=1))
+    assert await exchange.active() == active(attempt=1)
+    await exchange.begin_attempt("job")
+    await exchange.activate(active(attempt=2))
+    with pytest.raises(Fenced):
+        await exchange.activate(active(attempt=1))
+    assert await exchange.active() == active(attempt=2)
+
+
+async def test_a_queued_job_is_cancelled_at_once(exchange: Exchange) -> None:
+    await exchange.submit(a_job_record())
+    assert await exchange.request_state("job", Requested.CANCEL) is JobState.CANCELLED
+    record = await exchange.job("job")
+    assert record is not None
+    assert (record.state, record.requested) == (JobState.CANCELLED, Requested.CANCEL)
+    assert record.finished_at is not None
+
+
+async def test_a_running_job_keeps_its_state_until_the_learner_obeys(exchange: Exchange) -> None:
+    attempt = await begin(exchange)
+    await exchange.update_job("job", attempt, state="running")
+    assert await exchange.request_state("job", Requested.PAUSE) is JobState.RUNNING
+    assert await exchange.requested_state("job") is Requested.PAUSE
+    assert await exchange.request_state("job", Requested.RUN) is JobState.RUNNING
+    assert await exchange.requested_state("job") is Requested.RUN
+
+
+@pytest.mark.parametrize("later", [Requested.RUN, Requested.PAUSE])
+async def test_who_asked_to_cancel_cannot_change_their_mind(
+    exchange: Exchange, later: Requested
+) -> None:
+    attempt = await begin(exchange)
+    await exchange.update_job("job", attempt, state="running")
+    await exchange.request_state("job", Requested.CANCEL)
+    await exchange.request_state("job", later)
+    assert await exchange.requested_state("job") is Requested.CANCEL
+
+
+@pytest.mark.parametrize("state", [state for state in JobState if state.is_final])
+async def test_an_ended_job_stays_as_it_is(exchange: Exchange, state: JobState) -> None:
+    attempt = await begin(exchange)
+    await exchange.update_job("job", attempt, state=state)
+    assert await exchange.request_state("job", Requested.PAUSE) is state
+    assert await exchange.requested_state("job") is Requested.RUN
+
+
+async def test_nothing_can_be_asked_of_no_job(exchange: Exchange) -> None:
+    assert await exchange.request_state("nobody", Requested.CANCEL) is None
+    assert await exchange.requested_state("nobody") is None
+    assert await exchange.job("nobody") is None
+
+
+async def test_a_closed_job_leaves_its_record_and_its_events(
+    exchange: Exchange, server: Server
+) -> None:
+    attempt = await begin(exchange)
+    await exchange.activate(active())
+    await exchange.ask(a_request())
+    await exchange.announce(a_policy())
+    await exchange.record_event(an_event())
+    delivery = await next_job(exchange)
+    for _ in range(2):
+        await exchange.close_job(delivery, attempt, state="failed", error="no memory")
+    record = await exchange.job("job")
+    assert record is not None
+    assert (record.state, record.error) == (JobState.FAILED, "no memory")
+    assert await exchange.active() is None
+    assert await exchange.next_job(wait_s=0.01) is None
+    assert await exchange.newest_policy("job") is None
+    with server.client() as client:
+        left = {key.decode() for key in client.scan_iter()}
+    assert left == {
+        streams.job_key("job"),
+        streams.PREFIX + "job_index",
+        JOBS.key(),
+        EVENTS.key("job"),
+        streams.event_ids_key("job"),
+    }
+
+
+async def test_a_superseded_learner_cannot_close_the_job(exchange: Exchange) -> None:
+    attempt = await begin(exchange)
+    delivery = await next_job(exchange)
+    await exchange.begin_attempt("job")
+    with pytest.raises(Fenced):
+        await exchange.close_job(delivery, attempt, state="failed")
+    assert (await next_job(exchange)).job_id == "job"
+
+
+async def test_closing_a_job_late_does_not_stop_the_one_after_it(exchange: Exchange) -> None:
+    await begin(exchange, "first")
+    closing = await next_job(exchange)
+    await exchange.close_job(closing, 1, state="succeeded")
+    await begin(exchange, "second")
+    await exchange.activate(active("second"))
+    await exchange.close_job(closing, 1, state="succeeded")
+    assert await exchange.active() == active("second")
+
+
+async def test_rollouts_follow_the_last_announcement_even_to_a_lower_number(
+    exchange: Exchange,
+) -> None:
+    await begin(exchange)
+    assert await exchange.newest_policy("job") is None
+    for number in (0, 1, 2):
+        await exchange.announce(a_policy(number))
+    await exchange.begin_attempt("job")
+    await exchange.announce(a_policy(1, attempt=2))
+    assert await exchange.newest_policy("job") == a_policy(1, attempt=2)
+    with pytest.raises(Fenced):
+        await exchange.announce(a_policy(3, attempt=1))
+    assert await exchange.newest_policy("job") == a_policy(1, attempt=2)
+
+
+async def test_an_announcement_that_is_sent_again_is_made_once(
+    exchange: Exchange, server: Server
+) -> None:
+    await begin(exchange)
+    for number in (0, 0, 1, 1, 0):
+        await exchange.announce(a_policy(number))
+    with server.client() as client:
+        assert client.xlen(streams.POLICY.key("job")) == 3
+
+
+async def test_an_event_is_recorded_once(exchange: Exchange) -> None:
+    event = an_event(data={"loss": 0.5, "nested": {"tokens": [1, 2]}})
+    assert await exchange.record_event(event)
+    assert not await exchange.record_event(event)
+    assert [found for _, found in await exchange.events("job")] == [event]
+
+
+async def test_events_are_read_on_from_where_the_reader_is(exchange: Exchange) -> None:
+    for number in range(5):
+        await exchange.record_event(an_event(f"event-{number}"))
+    first = await exchange.events("job", count=2)
+    rest = await exchange.events("job", after=first[-1][0])
+    assert [event.id for _, event in first + rest] == [f"event-{n}" for n in range(5)]
+    assert await exchange.events("job", after=rest[-1][0]) == []
+    assert await exchange.events("nobody") == []
+
+
+async def test_a_reader_of_events_waits_for_the_next_one(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    assert await exchange.events("job", wait_s=0.01) == []
+    assert await asyncio.wait_for(exchange.events("job", wait_s=0), 1) == []
+    async with open_exchange("gateway") as gateway:
+        waiting = asyncio.create_task(gateway.events("job", wait_s=10))
+        await asyncio.sleep(0.05)
+        await exchange.record_event(an_event())
+        ((_, event),) = await asyncio.wait_for(waiting, 2)
+    assert event == an_event()
+
+
+async def test_many_readers_of_events_wait_at_once(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    async with open_exchange("gateway") as gateway:
+        waiting = [asyncio.create_task(gateway.events("job", wait_s=10)) for _ in range(150)]
+        await asyncio.sleep(0.5)
+        await exchange.record_event(an_event())
+        found = await asyncio.wait_for(asyncio.gather(*waiting), 5)
+    assert all([event for _, event in events] == [an_event()] for events in found)
