@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,7 +129,7 @@ async def _answer(
 
 
 class _Server(uvicorn.Server):
-    def capture_signals(self) -> AbstractContextManager[None]:
+    def capture_signals(self) -> Any:
         """The service handles signals itself."""
         return nullcontext()
 

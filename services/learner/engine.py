@@ -19,6 +19,7 @@ import deepspeed
 import torch
 from protocol.recipe import Recipe
 from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from services.learner.algorithms import pick
@@ -250,7 +251,7 @@ def init_ranks() -> None:
     else:
         os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed looks for it
         torch.distributed.init_process_group(
-            backend, store=torch.distributed.HashStore(), rank=0, world_size=1
+            backend, store=HashStore(), rank=0, world_size=1
         )
         deepspeed.init_distributed(dist_backend=backend, dist_init_required=False, verbose=False)
 

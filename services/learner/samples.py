@@ -1,4 +1,4 @@
-"""From graded groups to samples: tokens with the advantage and the log-probabilities they train with."""
+"""From graded groups to samples: tokens, their behaviour log-probabilities and their advantage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from services.learner.algorithms.advantages import GroupScores
 
 
 class SampleBatch(Message):
-    """The samples of one training step, flat, so that it can be broadcast to every rank as it is."""
+    """The samples of one training step, flat, so that every rank can be sent them as they are."""
 
     prompt_ids: Int32Array  # [prompt_token], all prompts one after another
     prompt_lengths: Int32Array  # [sample]

@@ -1,0 +1,37 @@
+"""``python -m services.learner``, or ``torchrun -m services.learner`` for several ranks."""
+
+from __future__ import annotations
+
+import os
+
+from services.chassis.service import Service, run_service
+
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+async def lead(service: Service) -> None:
+    """Rank 0: work on one job, and lead the other ranks."""
+    from services.learner.job import work_on_one_job
+    from services.learner.ranks import Team
+
+    team = Team()
+    try:
+        await work_on_one_job(service, team)
+    finally:
+        await team.leave()
+
+
+def main() -> None:
+    """Join the ranks; rank 0 serves, the others follow."""
+    from services.learner.engine import init_ranks
+    from services.learner.ranks import Rank
+
+    init_ranks()
+    if int(os.environ.get("RANK", "0")) == 0:
+        run_service("learner", lead)
+    else:
+        Rank().follow()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Control: what the user, or the supervisor, wants of the job; obeyed wherever the learner waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from protocol.messages import Requested
+
+from services.chassis.service import Service
+
+T = TypeVar("T")
+
+
+class CancelRequested(Exception):
+    """The user wants the job to end."""
+
+
+class PauseRequested(Exception):
+    """The user wants the job to pause."""
+
+
+class StopRequested(Exception):
+    """The process is told to leave; the job goes on in its next attempt."""
+
+
+class Control:
+    """Watches the requested state of one job."""
+
+    def __init__(self, service: Service, job_id: str) -> None:
+        self.service = service
+        self.job_id = job_id
+        self.requested = Requested.RUN
+        self._interrupted = asyncio.Event()
+
+    async def watch_forever(self) -> None:
+        """Consumes the requested state; produces an interruption of whatever waits.
+
+        Waits for: the next heartbeat; in the end, to be cancelled. Unblocked by: time, the service
+        stopping.
+        """
+        while not await self.service.pause(self.service.deployment.heartbeat_s):
+            await self.refresh()
+        self._interrupted.set()
+        await asyncio.Event().wait()
+
+    async def refresh(self) -> None:
+        """Read the requested state now."""
+        requested = await self.service.exchange.requested_state(self.job_id)
+        self.requested = requested or Requested.CANCEL
+        if self.requested is Requested.RUN:
+            self._interrupted.clear()
+        else:
+            self._interrupted.set()
+
+    def obey(self) -> None:
+        """Raise if anything but running is wanted."""
+        if self.service.stopping.is_set():
+            raise StopRequested
+        if self.requested is Requested.CANCEL:
+            raise CancelRequested
+        if self.requested is Requested.PAUSE:
+            raise PauseRequested
+
+    async def unless_interrupted(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of something that only waits, given up when anything but running is wanted."""
+        waiting = asyncio.ensure_future(work)
+        interrupted = asyncio.ensure_future(self._interrupted.wait())
+        try:
+            await asyncio.wait({waiting, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                self.obey()
+            return await waiting
+        finally:
+            interrupted.cancel()
+            waiting.cancel()
+
+    async def until_resumed(self) -> None:
+        """Wait while the job is paused."""
+        while self.requested is Requested.PAUSE:
+            if await self.service.pause(self.service.deployment.heartbeat_s):
+                raise StopRequested
+            await self.refresh()

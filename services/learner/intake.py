@@ -1,0 +1,139 @@
+"""The intake: graded groups come out of the exchange, into the log, and to the step that waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+from prometheus_client import Counter
+from protocol.exchange import Delivery, Exchange
+from protocol.frames import Fields, FrameError, encode
+from protocol.messages import GradedGroup
+from protocol.recipe import Purpose
+from protocol.streams import GRADED
+
+from services.learner.log import GroupLog, read_log
+
+log = logging.getLogger(__name__)
+TAKEN_IN = Counter("weir_groups_taken_in_total", "Graded groups logged by the learner", ["purpose"])
+REPEATED = Counter("weir_groups_repeated_total", "Graded groups that were in the log already")
+_CLAIM_COUNT = 64
+_CLAIM_WAIT_S = 0.5
+_RECLAIM_EVERY_S = 5.0
+
+
+class Intake:
+    """Holds the groups that have arrived until their step has used them."""
+
+    def __init__(self, exchange: Exchange, job_id: str, attempt: int, folder: Path) -> None:
+        self.exchange = exchange
+        self.job_id = job_id
+        self.attempt = attempt
+        self.log = GroupLog(folder, attempt)
+        self.waiting: dict[tuple[Purpose, int], GradedGroup] = {}
+        self._segments: dict[tuple[Purpose, int], str] = {}
+        self._finished = {purpose: 0 for purpose in Purpose}  # numbers below have been used
+        self._writing = asyncio.Lock()
+        self._arrived = asyncio.Event()
+
+    def replay(self, first_segment: str, done: dict[Purpose, int]) -> int:
+        """Read what earlier attempts had logged since a checkpoint; returns how many groups."""
+        self._finished |= done
+        for segment, group in read_log(self.log.folder, first_segment):
+            self._keep(group, segment)
+        return len(self.waiting)
+
+    @property
+    def first_segment_needed(self) -> str:
+        """The oldest segment that holds a group not yet used."""
+        return min([*self._segments.values(), self.log.segment])
+
+    def keys_waiting(self) -> set[str]:
+        """The keys of the groups that have arrived and are not yet used."""
+        return {group.key for group in self.waiting.values()}
+
+    async def take_in_forever(self) -> None:
+        """Consumes GRADED; produces logged groups, ready for their step.
+
+        Waits for: graded groups. Unblocked by: the graders. Whatever an earlier life of the learner
+        had claimed is claimed first; whatever a lost reply left behind, now and then.
+        """
+        idle_s = 0.0
+        next_look = 0.0
+        loop = asyncio.get_running_loop()
+        while True:
+            deliveries = await self.exchange.claim(
+                [GRADED], self.job_id, count=_CLAIM_COUNT, wait_s=_CLAIM_WAIT_S
+            )
+            if loop.time() >= next_look:
+                deliveries += await self.exchange.reclaim(
+                    GRADED, self.job_id, idle_s=idle_s, count=_CLAIM_COUNT
+                )
+                # One full look may not have fetched everything an earlier life had claimed.
+                if len(deliveries) < _CLAIM_COUNT:
+                    idle_s, next_look = _RECLAIM_EVERY_S, loop.time() + _RECLAIM_EVERY_S
+            if deliveries:
+                await self.take_in(deliveries)
+
+    async def take_in(self, deliveries: Sequence[Delivery[GradedGroup]]) -> None:
+        """Log the groups that are new, then take all of them out of the exchange."""
+        groups = [_decoded(delivery) for delivery in deliveries]
+        new = {group.key: (group, fields) for group, fields in groups if self._is_new(group)}
+        if new:
+            await self._log(new.values())
+        for delivery in deliveries:
+            await self.exchange.take_in(delivery, self.attempt)
+        REPEATED.inc(len(deliveries) - len(new))
+
+    async def window(self, purpose: Purpose, numbers: range) -> list[GradedGroup]:
+        """Wait for all groups with these numbers; they come in the order they were asked."""
+        wanted = [(purpose, number) for number in numbers]
+        while not all(key in self.waiting for key in wanted):
+            self._arrived.clear()
+            await self._arrived.wait()
+        return [self.waiting[key] for key in wanted]
+
+    def finish(self, purpose: Purpose, numbers: range) -> list[GradedGroup]:
+        """Give up the groups with these numbers: they have been used, no checkpoint needs them."""
+        self._finished[purpose] = max(self._finished[purpose], numbers.stop)
+        for number in numbers:
+            del self._segments[purpose, number]
+        return [self.waiting.pop((purpose, number)) for number in numbers]
+
+    async def roll_log(self) -> None:
+        """Begin a new segment, so that a checkpoint can name where its log begins."""
+        async with self._writing:
+            self.log.roll()
+
+    def have(self, purpose: Purpose, numbers: Iterable[int]) -> set[int]:
+        """Which of these numbers need not be asked for: they have arrived, or have been used."""
+        return {n for n in numbers if (purpose, n) in self.waiting or n < self._finished[purpose]}
+
+    async def _log(self, groups: Collection[tuple[GradedGroup, Fields]]) -> None:
+        async with self._writing:
+            await asyncio.to_thread(self.log.append, [fields for _, fields in groups])
+            for group, _ in groups:
+                TAKEN_IN.labels(group.purpose).inc()
+                self._keep(group, self.log.segment)
+
+    def _is_new(self, group: GradedGroup) -> bool:
+        return not self.have(group.purpose, [group.number])
+
+    def _keep(self, group: GradedGroup, segment: str) -> None:
+        if self._is_new(group):
+            self.waiting[group.purpose, group.number] = group
+            self._segments[group.purpose, group.number] = segment
+            self._arrived.set()
+
+
+def _decoded(delivery: Delivery[GradedGroup]) -> tuple[GradedGroup, Fields]:
+    """A group and the frame to log; one that cannot be read becomes a failed group."""
+    try:
+        group = delivery.message()
+    except FrameError as error:
+        log.error("unreadable group", extra={"key": delivery.key, "reason": str(error)})
+        failed = delivery.as_failed(f"unreadable: {error}")
+        return failed, encode(failed)
+    return group, {name: value for name, value in delivery.fields.items() if name != b"key"}

@@ -1,0 +1,243 @@
+"""A job in the learner's hands: one attempt, from taking it up to its last word.
+
+A learner process lives for one attempt. It ends when the job ends, when it is told to stop, or when
+something breaks; its supervisor starts the next one, which takes up the same job from the last
+checkpoint, or the next job of the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from protocol.exchange import Delivery
+from protocol.messages import ActiveJob, JobRecord, JobRef, JobState, Task
+from protocol.recipe import Purpose, Recipe
+from protocol.tasks import TaskFileError, read_tasks
+
+from services.chassis.service import Service
+from services.learner.algorithms import pick
+from services.learner.algorithms.advantages import ADVANTAGES, order_safe_lambda
+from services.learner.checkpoint import Checkpoints
+from services.learner.control import CancelRequested, Control, StopRequested
+from services.learner.evaluation import Evaluator
+from services.learner.feeder import Feeder
+from services.learner.intake import Intake
+from services.learner.loop import Learning, Parts
+from services.learner.model_source import ModelNotFound, model_folder
+from services.learner.publish import Publisher
+from services.learner.ranks import Team
+from services.learner.report import Reporter
+
+log = logging.getLogger(__name__)
+MAX_ATTEMPTS_WITHOUT_CHECKPOINT = 3
+_QUEUE_WAIT_S = 1.0
+
+
+async def work_on_one_job(service: Service, team: Team) -> None:
+    """Consumes JOBS; produces one attempt at a job.
+
+    Waits for: a job. Unblocked by: the gateway, or the service stopping.
+    """
+    service.readiness.set(True)
+    while not service.stopping.is_set():
+        delivery = await service.exchange.next_job(_QUEUE_WAIT_S)
+        if delivery is None:
+            continue
+        record = await service.exchange.job(delivery.job_id)
+        if record is None or record.state.is_final:
+            await service.exchange.forget_queued(delivery)
+            continue
+        await _Attempt(service, team, delivery, record).run()
+        return
+
+
+@dataclass
+class _Attempt:
+    service: Service
+    team: Team
+    delivery: Delivery[JobRef]
+    record: JobRecord
+    number: int = 0
+
+    async def run(self) -> None:
+        """Work on the job until it ends or the process must; a broken attempt leaves its reason."""
+        exchange, job_id = self.service.exchange, self.delivery.job_id
+        self.number = await exchange.begin_attempt(job_id)
+        log.info("attempt begins", extra={"job": job_id, "attempt": self.number})
+        if self.record.attempts_since_checkpoint >= MAX_ATTEMPTS_WITHOUT_CHECKPOINT:
+            await self._end(JobState.FAILED, error=self._last_error())
+            return
+        try:
+            await self._work()
+        except CancelRequested:
+            await self._end(JobState.CANCELLED)
+        except (ModelNotFound, TaskFileError) as error:
+            await self._end(JobState.FAILED, error=str(error))
+        except StopRequested:
+            log.info("told to stop; the job goes on in the next attempt")
+        except Exception as error:
+            await exchange.update_job(job_id, self.number, error=f"{type(error).__name__}: {error}")
+            raise
+
+    async def _work(self) -> None:
+        learning = await self._prepare()
+        parts = learning.parts
+        try:
+            await _first_to_end(
+                learning.learn(),
+                parts.feeder.feed_forever(),
+                parts.intake.take_in_forever(),
+                parts.control.watch_forever(),
+                self.team.keep_alive_forever(),
+            )
+        except StopRequested:
+            await learning.save_checkpoint()
+            raise
+        await self._succeed(learning)
+
+    async def _prepare(self) -> Learning:
+        """Load the model and the tasks, restore the last checkpoint, replay the log after it."""
+        recipe, deployment = self.record.recipe, self.service.deployment
+        folder = deployment.job_dir(self.record.id)
+        train = read_tasks(deployment.files_dir / f"{recipe.tasks.train}.jsonl")
+        held_out = self._held_out_tasks(recipe, deployment.files_dir)
+        source = await asyncio.to_thread(model_folder, recipe.model.path, deployment)
+        await self.team.open(source, recipe)
+        learning = self._assemble(recipe, folder, train, held_out)
+        await self._restore(learning)
+        await self._activate(learning)
+        return learning
+
+    async def _activate(self, learning: Learning) -> None:
+        exchange, recipe = self.service.exchange, self.record.recipe
+        await exchange.update_job(
+            self.record.id,
+            self.number,
+            state=JobState.RUNNING,
+            started_at=self.record.started_at or time.time(),
+        )
+        active = ActiveJob(job_id=self.record.id, attempt=self.number, recipe=recipe)
+        await exchange.activate(active)
+        message = f"attempt {self.number} begins at step {learning.step}"
+        await learning.parts.reporter.say(f"attempt:{self.number}", message)
+        safe = order_safe_lambda(recipe.rollout.group_size)
+        if recipe.algorithm.advantage == "papo" and recipe.algorithm.lambda_process > safe:
+            warning = (
+                f"algorithm.lambda_process = {recipe.algorithm.lambda_process} can rank a correct "
+                f"response below a wrong one; up to {safe:.3f} it cannot, in groups of "
+                f"{recipe.rollout.group_size}"
+            )
+            await learning.parts.reporter.say("order_safe_lambda", warning, level="warn")
+
+    def _held_out_tasks(self, recipe: Recipe, files: Path) -> tuple[Task, ...]:
+        if recipe.evaluation is None or recipe.tasks.held_out is None:
+            return ()
+        return read_tasks(files / f"{recipe.tasks.held_out}.jsonl")[: recipe.evaluation.tasks]
+
+    def _assemble(
+        self, recipe: Recipe, folder: Path, train: tuple[Task, ...], held_out: tuple[Task, ...]
+    ) -> Learning:
+        exchange, job_id, attempt = self.service.exchange, self.record.id, self.number
+        intake = Intake(exchange, job_id, attempt, folder / "log")
+
+        def is_answered(number: int) -> bool:
+            return bool(intake.have(Purpose.TRAIN, [number]))
+
+        parts = Parts(
+            exchange=exchange,
+            team=self.team,
+            control=Control(self.service, job_id),
+            feeder=Feeder(exchange, job_id, attempt, recipe, train, is_answered),
+            intake=intake,
+            evaluator=Evaluator(exchange, job_id, attempt, recipe, held_out),
+            publisher=Publisher(exchange, job_id, attempt, self.service.deployment.weights_dir),
+            checkpoints=Checkpoints(folder / "checkpoints"),
+            reporter=Reporter(exchange, job_id),
+        )
+        advantage = pick(ADVANTAGES, recipe.algorithm.advantage, recipe.algorithm.model_dump())
+        return Learning(job_id, attempt, recipe, parts, advantage, replay_until=self.record.step)
+
+    async def _restore(self, learning: Learning) -> None:
+        parts, first_segment = learning.parts, ""
+        if (newest := parts.checkpoints.newest()) is not None:
+            folder, state = newest
+            await learning.restore(folder, state)
+            first_segment = state.first_segment
+        parts.evaluator.begun = len(learning.evaluations)
+        parts.feeder.asked = learning.step * learning.recipe.training.groups_per_step
+        done = {Purpose.TRAIN: parts.feeder.asked, Purpose.EVAL: parts.evaluator.asked}
+        logged = parts.intake.replay(first_segment, done)
+        log.info("restored", extra={"step": learning.step, "logged_groups": logged})
+
+    async def _succeed(self, learning: Learning) -> None:
+        """Save the final weights beside a last checkpoint, and say how it went."""
+        if learning.saved_step != learning.step:
+            await learning.save_checkpoint()
+        model = self.service.deployment.job_dir(self.record.id) / "model"
+        await self.team.export(model)
+        await self._end(JobState.SUCCEEDED, result=await _result(learning, model))
+        await learning.parts.publisher.withdraw()
+
+    def _last_error(self) -> str:
+        reason = self.record.error or "its process was killed or ran out of memory"
+        return (
+            f"the learner died {self.record.attempts_since_checkpoint} times without a new "
+            f"checkpoint; the last time: {reason}"
+        )
+
+    async def _end(self, state: JobState, **values: Any) -> None:
+        exchange, job_id = self.service.exchange, self.record.id
+        reporter = Reporter(exchange, job_id)
+        level = "error" if state is JobState.FAILED else "info"
+        message = f"{state}: {values['error']}" if "error" in values else str(state)
+        await reporter.say(f"end:{state}", message, level=level)
+        await exchange.close_job(
+            self.delivery, self.number, state=state, finished_at=time.time(), **values
+        )
+        log.info("job ends", extra={"job": job_id, "state": state})
+
+
+async def _result(learning: Learning, model: Path) -> dict[str, Any]:
+    """What the job's record says in the end."""
+    totals, evaluations = learning.totals, learning.evaluations
+    seconds = max(totals["train_seconds"], 1e-9)
+    result: dict[str, Any] = {
+        "model": str(model),
+        "checkpoint": str(learning.parts.checkpoints.folder / f"step-{learning.step:06d}"),
+        "steps": learning.step,
+        "train_seconds": totals["train_seconds"],
+        "samples_per_second": totals["samples"] / seconds,
+        "tokens_per_second": totals["tokens"] / seconds,
+        "trained_tokens": int(totals["tokens"]),
+        "parity_max_abs": totals["parity_max"],
+        "parity_tokens": int(totals["parity_tokens"]),
+        "groups": await learning.account(Purpose.TRAIN),
+        "evaluation_groups": await learning.account(Purpose.EVAL),
+        "evaluations": evaluations,
+    }
+    if evaluations:
+        result |= {
+            f"{name}_{when}": evaluation[name]
+            for when, evaluation in (("before", evaluations[0]), ("after", evaluations[-1]))
+            for name in ("accuracy", "process")
+        }
+    return result
+
+
+async def _first_to_end(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Run side by side until one ends or raises; then stop the others."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,42 @@
+"""Where a model comes from: a folder under an allowed root, or a hub if the deployment allows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+
+from services.chassis.deployment import Deployment
+
+_NEEDED_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+
+
+class ModelNotFound(ValueError):
+    """There is no usable model where the recipe says; the text says where it was sought."""
+
+
+def model_folder(path: str, deployment: Deployment) -> Path:
+    """The folder of a recipe's model, downloaded if it is a hub id and the deployment allows it.
+
+    Raises:
+        ModelNotFound: if no allowed root holds it, or it has no safetensors weights.
+    """
+    for root in deployment.model_roots:
+        folder = (root / path).resolve()
+        if folder.is_relative_to(root) and (folder / "config.json").is_file():
+            return _with_safetensors(folder)
+    if deployment.model_hub:
+        return _with_safetensors(Path(snapshot_download(path, allow_patterns=_NEEDED_FILES)))
+    roots = ", ".join(str(root) for root in deployment.model_roots)
+    raise ModelNotFound(
+        f"model.path: no model folder {path!r} under {roots} (WEIR_MODEL_ROOTS); "
+        "to download it from a model hub set WEIR_MODEL_HUB=on"
+    )
+
+
+def _with_safetensors(folder: Path) -> Path:
+    if not any(folder.glob("*.safetensors")):
+        raise ModelNotFound(
+            f"model.path: {folder} holds no *.safetensors; other formats are refused"
+        )
+    return folder

@@ -1,0 +1,56 @@
+"""Publishing: the learner's weights become a folder, and every rollout hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import deque
+from pathlib import Path
+
+from protocol import weights
+from protocol.exchange import Exchange
+from protocol.messages import PolicyVersion
+
+from services.learner.ranks import Team
+
+_KEPT_VERSIONS = 2
+
+
+class Publisher:
+    """Publishes the versions of one attempt of one job."""
+
+    def __init__(self, exchange: Exchange, job_id: str, attempt: int, root: Path) -> None:
+        self.exchange = exchange
+        self.job_id = job_id
+        self.attempt = attempt
+        self.root = root
+        self._kept: deque[str] = deque(maxlen=_KEPT_VERSIONS)
+
+    async def publish(self, team: Team, number: int) -> None:
+        """Write the current weights as version ``number``, announce them, drop the oldest."""
+        folder = weights.version_folder(self.job_id, self.attempt, number)
+        staging = self.root / self.job_id / f".export-{self.attempt}"
+        await team.export(staging)
+        digest = await asyncio.to_thread(
+            weights.write, self.root, folder, lambda target: _move_files(staging, target)
+        )
+        policy = PolicyVersion(
+            job_id=self.job_id,
+            attempt=self.attempt,
+            number=number,
+            folder=folder,
+            digest=digest,
+        )
+        await self.exchange.announce(policy)
+        self._kept.append(folder)
+        await asyncio.to_thread(weights.retain, self.root, self.job_id, self._kept)
+
+    async def withdraw(self) -> None:
+        """The job has ended: its versions are of no more use."""
+        await asyncio.to_thread(shutil.rmtree, self.root / self.job_id, ignore_errors=True)
+
+
+def _move_files(source: Path, target: Path) -> None:
+    for path in source.iterdir():
+        path.rename(target / path.name)
+    source.rmdir()

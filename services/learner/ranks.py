@@ -1,0 +1,148 @@
+"""The learner's ranks: rank 0 gives orders, every rank carries them out, in the same order.
+
+Only rank 0 touches Redis. An order is a message like any other, in the same frame, broadcast as
+bytes. All collectives of a rank run in one thread. While there is nothing to do rank 0 says so every
+few seconds, so that slow generation never trips the process group's timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+from pathlib import Path
+from typing import Literal
+
+import torch
+from protocol.frames import decode, encode, pack, unpack_all
+from protocol.messages import Message
+from protocol.recipe import Recipe
+
+from services.learner.engine import TrainingEngine
+from services.learner.samples import Sample, SampleBatch, pack_samples, unpack_samples
+
+log = logging.getLogger(__name__)
+_KEEP_ALIVE_S = 5.0
+
+
+class Order(Message):
+    """What every rank is to do next."""
+
+    do: Literal["idle", "open", "train", "score", "save", "load", "export", "leave"]
+    folder: str = ""
+    recipe: Recipe | None = None
+    temperature: float = 1.0
+    batch: SampleBatch | None = None
+
+
+class Rank:
+    """One rank: holds the engine and carries out orders."""
+
+    def __init__(self) -> None:
+        self.engine: TrainingEngine | None = None
+
+    def carry_out(self, order: Order) -> dict[str, float]:
+        """Do what the order says; returns metrics where there are any."""
+        folder = Path(order.folder)
+        if order.do == "open":
+            assert order.recipe is not None
+            self.engine = TrainingEngine(folder, order.recipe)
+        elif order.do not in {"idle", "leave"}:
+            return self._with_engine(order, folder)
+        return {}
+
+    def _with_engine(self, order: Order, folder: Path) -> dict[str, float]:
+        assert self.engine is not None, "the first order must be 'open'"
+        samples = unpack_samples(order.batch) if order.batch is not None else []
+        match order.do:
+            case "train":
+                return self.engine.train(samples)
+            case "score":
+                return self.engine.score(samples, order.temperature)
+            case "save":
+                self.engine.save(folder)
+            case "load":
+                self.engine.load(folder)
+            case "export":
+                self.engine.export(folder)
+        return {}
+
+    def follow(self) -> None:
+        """Carry out rank 0's orders until it says to leave."""
+        while (order := _receive()).do != "leave":
+            self.carry_out(order)
+
+
+class Team:
+    """All ranks, as rank 0 sees them from its event loop: one order at a time."""
+
+    def __init__(self) -> None:
+        self._rank = Rank()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
+        self._others = torch.distributed.get_world_size() > 1
+
+    async def open(self, folder: Path, recipe: Recipe) -> None:
+        """Load the model from a folder, on every rank."""
+        await self._give(Order(do="open", folder=str(folder), recipe=recipe))
+
+    async def train(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """One training step; returns its metrics."""
+        return await self._give(Order(do="train", batch=pack_samples(samples)))
+
+    async def score(self, samples: Sequence[Sample], temperature: float) -> dict[str, float]:
+        """Compare the policy's log-probs with those in the samples; returns the parity metrics."""
+        order = Order(do="score", batch=pack_samples(samples), temperature=temperature)
+        return await self._give(order)
+
+    async def save(self, folder: Path) -> None:
+        """Save the engine's state below a folder."""
+        await self._give(Order(do="save", folder=str(folder)))
+
+    async def load(self, folder: Path) -> None:
+        """Restore the engine's state from below a folder."""
+        await self._give(Order(do="load", folder=str(folder)))
+
+    async def export(self, folder: Path) -> None:
+        """Write the policy as a Hugging Face folder."""
+        await self._give(Order(do="export", folder=str(folder)))
+
+    async def leave(self) -> None:
+        """Let every rank go."""
+        await self._give(Order(do="leave"))
+        self._thread.shutdown(wait=True)
+
+    async def keep_alive_forever(self) -> None:
+        """Consumes nothing; produces idle orders. Waits for: time. Unblocked by: time."""
+        while True:
+            await asyncio.sleep(_KEEP_ALIVE_S)
+            if self._others:
+                await self._give(Order(do="idle"))
+
+    async def _give(self, order: Order) -> dict[str, float]:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._lead, order)
+
+    def _lead(self, order: Order) -> dict[str, float]:
+        if self._others:
+            _send(order)
+        return self._rank.carry_out(order)
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.distributed.get_backend() == "nccl" else "cpu")
+
+
+def _send(order: Order) -> None:
+    content = torch.frombuffer(bytearray(pack(encode(order))), dtype=torch.uint8).to(_device())
+    torch.distributed.broadcast(torch.tensor([content.numel()], device=_device()), src=0)
+    torch.distributed.broadcast(content, src=0)
+
+
+def _receive() -> Order:
+    size = torch.zeros(1, dtype=torch.int64, device=_device())
+    torch.distributed.broadcast(size, src=0)
+    content = torch.empty(int(size.item()), dtype=torch.uint8, device=_device())
+    torch.distributed.broadcast(content, src=0)
+    (fields,) = unpack_all(BytesIO(content.cpu().numpy().tobytes()))
+    return decode(Order, fields)

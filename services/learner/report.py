@@ -1,0 +1,80 @@
+"""What a step leaves behind for people: an event in the job's story, and metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from prometheus_client import Counter, Gauge
+from protocol.exchange import Exchange
+from protocol.messages import JobEvent
+
+STEP = Gauge("weir_learner_step", "Training steps done in the active job")
+MEASURED = Gauge("weir_learner_step_metric", "A metric of the last training step", ["name"])
+TOKENS = Counter("weir_learner_trained_tokens_total", "Response tokens trained on")
+SAMPLES = Counter("weir_learner_trained_samples_total", "Responses trained on")
+SECONDS = Counter("weir_learner_seconds_total", "Where the learner's time went", ["phase"])
+GROUPS = Gauge("weir_groups", "The ledger of the active job", ["purpose", "state"])
+DROPPED = Gauge("weir_groups_dropped", "Groups dropped in the active job", ["purpose", "reason"])
+EVALUATION = Gauge("weir_evaluation", "Result of the last evaluation", ["name"])
+
+
+class Reporter:
+    """Records the events of one job."""
+
+    def __init__(self, exchange: Exchange, job_id: str) -> None:
+        self.exchange = exchange
+        self.job_id = job_id
+
+    async def say(
+        self, event_id: str, message: str, *, level: Any = "info", data: Any = None
+    ) -> None:
+        """Record a message; the same ``event_id`` is recorded once."""
+        await self._record(event_id, message, level=level, type="message", data=data or {})
+
+    async def step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Record the metrics of a training step."""
+        STEP.set(step)
+        _set_gauges(MEASURED, metrics)
+        SAMPLES.inc(metrics["samples"])
+        TOKENS.inc(metrics["tokens"])
+        await self._record(f"step:{step}", f"step {step}", type="metrics", data=dict(metrics))
+
+    async def evaluation(self, result: Mapping[str, Any]) -> None:
+        """Record the result of an evaluation."""
+        _set_gauges(EVALUATION, result)
+        step = result["step"]
+        data = {"step": step, "evaluation": dict(result)}
+        await self._record(
+            f"evaluation:{step}", f"evaluation at step {step}", type="metrics", data=data
+        )
+
+    async def _record(
+        self, event_id: str, message: str, *, type: Any, data: Any, level: Any = "info"
+    ) -> None:
+        event = JobEvent(
+            id=event_id,
+            job_id=self.job_id,
+            created_at=time.time(),
+            level=level,
+            type=type,
+            message=message,
+            data=data,
+        )
+        await self.exchange.record_event(event)
+
+
+def show_account(purpose: str, account: Mapping[str, Any]) -> None:
+    """Export a ledger's account as metrics."""
+    for state in ("asked", "trained", "under_way"):
+        GROUPS.labels(purpose, state).set(account[state])
+    GROUPS.labels(purpose, "dropped").set(sum(account["dropped"].values()))
+    for reason, count in account["dropped"].items():
+        DROPPED.labels(purpose, reason).set(count)
+
+
+def _set_gauges(gauge: Gauge, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if isinstance(value, int | float):
+            gauge.labels(name).set(value)
