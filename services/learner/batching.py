@@ -51,7 +51,7 @@ def micro_batches(samples: Sequence[Sample], max_tokens: int, num_ranks: int) ->
     """Split a mini-batch so that each part, padded, has at most ``max_tokens`` positions.
 
     Samples of similar length go together. A sample longer than ``max_tokens`` goes alone. The
-    number of parts is a multiple of ``num_ranks``; rank r takes every part i with i % num_ranks = r.
+    number of parts is a multiple of ``num_ranks``; rank r takes the parts r, r + num_ranks, ...
     """
     parts: list[list[Sample]] = []
     for sample in sorted(samples, key=_length, reverse=True):

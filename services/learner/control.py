@@ -1,4 +1,4 @@
-"""Control: what the user, or the supervisor, wants of the job; obeyed wherever the learner waits."""
+"""Control: what the user or the supervisor wants of the job, obeyed wherever the learner waits."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The training engine: a Hugging Face causal LM under DeepSpeed. The only file that imports it.
 
-Every rank calls every method, in the same order. The update does not depend on how samples are split:
-the loss of a micro-batch is ``world_size x its share of the global mean``, which DeepSpeed averages
-over ranks and this engine sums over micro-batches; DeepSpeed's own accumulation stays at 1.
+Every rank calls every method, in the same order. The update does not depend on how samples are
+split: the loss of a micro-batch is ``world_size x its share of the global mean``, which DeepSpeed
+averages over ranks and sums over micro-batches; its own accumulation stays at 1.
 """
 
 from __future__ import annotations

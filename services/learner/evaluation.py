@@ -20,7 +20,7 @@ from services.learner.intake import Intake
 
 
 def evaluation_steps(recipe: Recipe) -> list[int]:
-    """After how many training steps the policy is evaluated: before, every so often, and at the end."""
+    """After how many training steps there is an evaluation: none, every so many, and all."""
     if recipe.evaluation is None:
         return []
     steps = recipe.training.steps

@@ -1,7 +1,7 @@
 """The feeder: which task is asked for next, and when.
 
-A request's number decides its task, its seed and its step, so a new attempt asks for exactly the same.
-It is issued only when its step is at most ``max_staleness`` ahead of the policy, and may be answered
+A request's number decides its task, its seed and its step, so a new attempt asks for exactly the
+same. It is issued only when its step is at most ``max_staleness`` ahead of the policy, and answered
 only by weights at most ``max_staleness`` behind its step: fresh by construction.
 """
 
@@ -58,7 +58,7 @@ class Feeder:
         self._advanced = asyncio.Event()
 
     def admit(self, step: int) -> None:
-        """The policy has reached a step; requests up to ``max_staleness`` steps ahead may go out."""
+        """The policy has reached a step; requests may go out ``max_staleness`` steps ahead."""
         training = self.recipe.training
         last_step = min(training.steps, step + training.max_staleness + 1)
         self.admitted = last_step * training.groups_per_step

@@ -1,4 +1,4 @@
-"""The intake: graded groups come out of the exchange, into the log, and to the step that waits for them."""
+"""The intake: graded groups go from the exchange into the log, and to the step that waits."""
 
 from __future__ import annotations
 

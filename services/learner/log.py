@@ -1,8 +1,8 @@
 """The log: every graded group that was taken in, on disk beside the checkpoints.
 
-It is the write-ahead log of training: a group is fsynced here before it leaves the exchange, so a new
-attempt finds here whatever the last one had taken in. Segments hold packed frames of GradedGroup. Each
-attempt writes segments of its own, so a superseded learner can damage nothing.
+It is the write-ahead log of training: a group is fsynced here before it leaves the exchange, so a
+new attempt finds here whatever the last one had taken in. Segments hold packed frames of
+GradedGroup. Each attempt writes segments of its own, so a superseded learner damages nothing.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class Learning:
         self.stopwatch = time.monotonic()
 
     async def _measure_parity(self, groups: Sequence[GradedGroup]) -> None:
-        """Evaluation responses were all sampled under this very version: compare log-probs on them."""
+        """Evaluation responses were all sampled under this version: compare log-probs on them."""
         sampling = self.recipe.evaluation_sampling
         if sampling.top_p < 1 or not groups:
             return
@@ -127,7 +127,7 @@ class Learning:
         self._note_parity(await self.parts.team.score(samples, sampling.temperature))
 
     async def _publish_if_current(self) -> None:
-        """Publish, unless steps of an earlier attempt are being replayed: nobody waits for those."""
+        """Publish, unless an earlier attempt's steps are being replayed: nobody waits for those."""
         if not self._replaying:
             with timed("publish"):
                 await self.parts.publisher.publish(self.parts.team, self.step)

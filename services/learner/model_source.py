@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder under an allowed root, or a hub if the deployment allows it."""
+"""Where a model comes from: a folder under an allowed root, or a hub if that is allowed."""
 
 from __future__ import annotations
 

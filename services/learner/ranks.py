@@ -1,8 +1,8 @@
 """The learner's ranks: rank 0 gives orders, every rank carries them out, in the same order.
 
 Only rank 0 touches Redis. An order is a message like any other, in the same frame, broadcast as
-bytes. All collectives of a rank run in one thread. While there is nothing to do rank 0 says so every
-few seconds, so that slow generation never trips the process group's timeout.
+bytes. All collectives of a rank run in one thread. While there is nothing to do rank 0 says so
+every few seconds, so that slow generation never trips the process group's timeout.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ Advantage = Callable[[GroupScores], Tensor]
 
 
 def standardized(values: Tensor) -> Tensor:
-    """(x - mean) / (std + eps) with the sample std, shape [n] to [n]; zeros if the std is at most eps.
+    """(x - mean) / (std + eps) with the sample std, [n] to [n].
 
-    Zeros as well for fewer than two values, for which there is no sample std.
+    Zeros if the std is at most eps, and for fewer than two values, which have no sample std.
     """
     if values.shape[0] < 2:
         return torch.zeros_like(values)
@@ -51,9 +51,9 @@ def grpo(scores: GroupScores) -> Tensor:
 def papo(scores: GroupScores, *, lambda_process: float = 1.0) -> Tensor:
     """Process-aware advantage, [group]: PAPO (arXiv:2603.26535).
 
-    ``A = A_out + lambda * A_proc``: A_out standardizes the outcome over the group, A_proc the process
-    scores over its correct responses only. A response that is wrong, or has no process score, has
-    A_proc = 0 and does not enter the statistics. The paper has lambda = 1 and divides by
+    ``A = A_out + lambda * A_proc``: A_out standardizes the outcome over the group, A_proc the
+    process scores over its correct responses only. A response that is wrong, or has no process
+    score, has A_proc = 0 and does not enter the statistics. The paper has lambda = 1 and divides by
     max(std, eps); this follows its released code, which differs by less than 1e-5.
     """
     judged = scores.correct & ~scores.process.isnan()

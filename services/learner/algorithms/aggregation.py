@@ -1,7 +1,7 @@
 """Aggregations: how the losses of tokens become one number. The denominator is always global.
 
-A micro-batch contributes its share of the sum; the denominator counts the whole mini-batch, over all
-micro-batches and all ranks, so that the split never changes the update.
+A micro-batch contributes its share of the sum; the denominator counts the whole mini-batch, over
+all micro-batches and all ranks, so that the split never changes the update.
 """
 
 from __future__ import annotations
