@@ -248,7 +248,7 @@ class Exchange:
         self, job_id: str, *, after: str = "0", count: int = 1000, wait_s: float | None = None
     ) -> list[tuple[str, JobEvent]]:
         """Events recorded after the entry id ``after``, oldest first, each with its entry id."""
-        block = None if wait_s is None else _block_ms(wait_s)
+        block = _block_ms(wait_s) if wait_s else None
         key = streams.EVENTS.key(job_id)
         reply = await self.reader.xread({key: after}, count=count, block=block)
         return [
@@ -301,7 +301,7 @@ class Exchange:
         """The job to work on: the one already taken up, else the next in the queue."""
         key, group = streams.JOBS.key(), str(streams.JOBS.group)
         await self._run("create_group", [key], [group])
-        for position, block in (("0", None), (">", _block_ms(wait_s))):
+        for position, block in (("0", None), (">", _block_ms(wait_s) if wait_s else None)):
             reply = await self.reader.xreadgroup(
                 group, _LEARNER, {key: position}, count=1, block=block
             )
@@ -406,7 +406,9 @@ class Exchange:
         for stream in inputs:
             if len(claimed) < count:
                 claimed += await self._read([stream], job_id, count - len(claimed), None)
-        return claimed or await self._read(inputs, job_id, 1, _block_ms(wait_s))
+        if claimed or wait_s <= 0:
+            return claimed
+        return await self._read(inputs, job_id, 1, _block_ms(wait_s))
 
     async def _read(
         self, inputs: Sequence[Stream[M]], job_id: str, count: int, block_ms: int | None
