@@ -18,7 +18,7 @@ from services.gateway.jobs import JobDesk
 _ENTRY_ID = re.compile(r"\d{1,20}-\d{1,20}")
 _WAIT_S = 0.5
 _SIGN_OF_LIFE_S = 15.0
-_STEP_NUMBER = re.compile(r"(\d+)$")
+_CHECKPOINT = re.compile(r"step-(\d+)")
 
 
 def event_object(entry_id: str, event: JobEvent) -> dict[str, Any]:
@@ -93,13 +93,8 @@ async def checkpoints(job_dir: Path, job_id: str) -> list[dict[str, Any]]:
 def _checkpoints(folder: Path, job_id: str) -> list[dict[str, Any]]:
     if not folder.is_dir():
         return []
-    numbered = [
-        (int(match[1]), path)
-        for path in folder.iterdir()
-        if path.is_dir()
-        and not path.name.startswith(".")
-        and (match := _STEP_NUMBER.search(path.name))
-    ]
+    names = [match for path in folder.iterdir() if (match := _CHECKPOINT.fullmatch(path.name))]
+    numbered = [(int(match[1]), folder / match[0]) for match in names]
     return [_checkpoint_object(job_id, step, path) for step, path in sorted(numbered, reverse=True)]
 
 

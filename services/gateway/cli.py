@@ -1,0 +1,135 @@
+"""The ``weir`` command: a stack on this machine, and jobs on any stack.
+
+Exit status: 0 the job succeeded (or the command did its work), 1 it failed or was cancelled, 2 the
+input was wrong or no gateway answered, 130 Ctrl-C, which leaves the job running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from protocol.recipe import Recipe, RecipeError, load_recipe
+from protocol.tasks import TaskFileError, read_tasks
+from rich.console import Console
+from rich.table import Table
+
+from services.gateway.client import WeirClient, WeirError
+from services.gateway.progress import LiveView, Progress
+from services.gateway.stack import NoStack, find_stack, model_for
+
+SUCCEEDED, FAILED, BAD_INPUT, DETACHED = 0, 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit status."""
+    given = _parser().parse_args(arguments)
+    try:
+        return given.run(given)
+    except (RecipeError, TaskFileError, NoStack, WeirError) as error:
+        print(f"weir: {error}", file=sys.stderr)
+        return BAD_INPUT
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="weir", description="Train a model to reason.")
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+
+    def add(name: str, run: Any, text: str, argument: str | None = None) -> None:
+        verb = verbs.add_parser(name, help=text, description=text)
+        verb.set_defaults(run=run, verb=name)
+        if argument is not None:
+            verb.add_argument("name", metavar=argument)
+
+    add("up", _local, "start the stack on this machine")
+    add("down", _local, "stop the stack on this machine")
+    add("run", _run, "submit the job of a recipe and follow it", "RECIPE")
+    add("watch", _watch, "follow a job", "JOB")
+    add("jobs", _jobs, "list jobs, newest first")
+    add("cancel", _cancel, "end a job", "JOB")
+    return parser
+
+
+def _local(given: argparse.Namespace) -> NoReturn:
+    """Become the command that owns the local stack, so that it gets Ctrl-C itself."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "deploy.local", given.verb])
+
+
+def _run(given: argparse.Namespace) -> int:
+    recipe = load_recipe(Path(given.name))
+    _check_tasks(recipe)
+    stack = find_stack()
+    with WeirClient(stack.url, stack.api_key) as weir:
+        job = weir.submit_recipe(recipe, model=model_for(stack, recipe.model.path))
+        print(f"{job['id']} is {job['status']}: {recipe.name}, {recipe.training.steps} steps")
+        return _follow(weir, job)
+
+
+def _watch(given: argparse.Namespace) -> int:
+    with _client() as weir:
+        return _follow(weir, weir.job(given.name))
+
+
+def _jobs(_: argparse.Namespace) -> int:
+    table = Table("job", "name", "status", "step", "model", box=None)
+    with _client() as weir:
+        for job in weir.jobs():
+            own = job["weir"]
+            steps = f"{own['step']}/{own['steps']}"
+            table.add_row(job["id"], own["recipe"]["name"], job["status"], steps, job["model"])
+    Console().print(table)
+    return SUCCEEDED
+
+
+def _cancel(given: argparse.Namespace) -> int:
+    with _client() as weir:
+        job = weir.cancel(given.name)
+    print(f"{job['id']} is {job['status']}")
+    return SUCCEEDED
+
+
+def _client() -> WeirClient:
+    stack = find_stack()
+    return WeirClient(stack.url, stack.api_key)
+
+
+def _check_tasks(recipe: Recipe) -> None:
+    for name in filter(None, (recipe.tasks.train, recipe.tasks.held_out)):
+        try:
+            read_tasks(Path(name))
+        except TaskFileError as error:
+            raise TaskFileError([f"{name}: {problem}" for problem in error.problems]) from error
+
+
+def _follow(weir: WeirClient, job: dict[str, Any]) -> int:
+    """Show a job's events until it ends or the person has seen enough."""
+    job_id = job["id"]
+    progress = Progress(job_id, steps=job["weir"]["steps"], step=job["weir"]["step"])
+    try:
+        with LiveView(progress, Console()) as view:
+            for event in weir.events(job_id):
+                view.show(event)
+        return _last_word(weir.job(job_id))
+    except KeyboardInterrupt:
+        print(
+            f"\n{job_id} goes on; `weir watch {job_id}` follows it, `weir cancel {job_id}` ends it"
+        )
+        return DETACHED
+
+
+def _last_word(job: dict[str, Any]) -> int:
+    if job["status"] == "succeeded":
+        print(f"{job['id']} succeeded: {job['fine_tuned_model'] or 'no model was written'}")
+        return SUCCEEDED
+    reason = f": {job['error']['message']}" if job["error"] else ""
+    print(f"{job['id']} {job['status']}{reason}", file=sys.stderr)
+    return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

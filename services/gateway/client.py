@@ -1,0 +1,157 @@
+"""A client of the gateway: upload, submit, follow, cancel.
+
+>>> with WeirClient("http://127.0.0.1:8000", "key") as weir:  # doctest: +SKIP
+...     job = weir.submit_recipe(load_recipe(Path("recipes/demo.toml")))
+...     for event in weir.events(job["id"]):
+...         print(event["message"])
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+from protocol.recipe import Recipe
+
+JOBS = "/v1/fine_tuning/jobs"
+_PATIENCE_S = 60.0
+_PAUSE_S = 1.0
+
+Json = dict[str, Any]
+
+
+class WeirError(Exception):
+    """The gateway refused a request, or could not be reached (then ``status`` is None)."""
+
+    def __init__(
+        self, message: str, *, status: int | None = None, param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+
+
+class WeirClient:
+    """Talks to one gateway. Requests that fail in transit are repeated; nothing happens twice."""
+
+    def __init__(self, url: str, key: str, *, transport: httpx.BaseTransport | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=httpx.Timeout(30.0, connect=5.0),
+            transport=transport,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._http.close()
+
+    def upload(self, path: Path) -> str:
+        """Upload a task file; returns its id. The same file again has the same id.
+
+        Raises:
+            WeirError: naming the lines and fields that are wrong.
+        """
+        files, form = {"file": (path.name, path.read_bytes())}, {"purpose": "fine-tune"}
+        return self._request("POST", "/v1/files", files=files, data=form)["id"]
+
+    def submit(self, body: Mapping[str, Any]) -> Json:
+        """Submit a job: ``model``, ``training_file``, ``recipe`` and so on, as in the REST body.
+
+        Raises:
+            WeirError: naming the field that is wrong.
+        """
+        headers = {"Idempotency-Key": secrets.token_hex(16)}
+        return self._request("POST", JOBS, json=body, headers=headers)
+
+    def submit_recipe(self, recipe: Recipe, *, model: str | None = None) -> Json:
+        """Upload the task files that a recipe names, relative to the current directory, and submit.
+
+        ``model`` is how the gateway knows the model, if not by the recipe's ``model.path``.
+        """
+        tables = recipe.model_dump(mode="json", exclude_unset=True)
+        tasks = tables.pop("tasks")
+        path = tables["model"].pop("path")
+        body = {"model": model or path, "training_file": self.upload(Path(tasks["train"]))}
+        if tasks.get("held_out"):
+            body["validation_file"] = self.upload(Path(tasks["held_out"]))
+        return self.submit(body | {"recipe": tables})
+
+    def job(self, job_id: str) -> Json:
+        """One job."""
+        return self._request("GET", f"{JOBS}/{job_id}")
+
+    def jobs(self, limit: int = 20) -> list[Json]:
+        """The newest jobs, newest first."""
+        return self._request("GET", JOBS, params={"limit": limit})["data"]
+
+    def cancel(self, job_id: str) -> Json:
+        """Ask a job to end."""
+        return self._request("POST", f"{JOBS}/{job_id}/cancel")
+
+    def events(self, job_id: str, *, after: str | None = None) -> Iterator[Json]:
+        """A job's events as they happen, until it has ended; goes on by itself where a line broke.
+
+        Raises:
+            WeirError: if there is no such job, or the gateway was away for a minute.
+        """
+        last_heard = time.monotonic()
+        while time.monotonic() - last_heard < _PATIENCE_S:
+            try:
+                for data in self._stream(job_id, after):
+                    last_heard = time.monotonic()
+                    if data == "[DONE]":
+                        return
+                    event = json.loads(data)
+                    after = event["id"]
+                    yield event
+            except httpx.TransportError:
+                pass  # the next round goes on after the last event
+            time.sleep(_PAUSE_S)
+        raise WeirError(f"{self.url} has not answered for {_PATIENCE_S:g} s")
+
+    def _stream(self, job_id: str, after: str | None) -> Iterator[str]:
+        headers = {"Last-Event-ID": after} if after else {}
+        url = f"{JOBS}/{job_id}/events"
+        with self._http.stream("GET", url, params={"stream": "true"}, headers=headers) as reply:
+            if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+                return
+            if reply.is_error:
+                reply.read()
+                raise _refused(reply)
+            for line in reply.iter_lines():
+                if line.startswith("data: "):
+                    yield line.removeprefix("data: ")
+
+    def _request(self, method: str, path: str, *, tries: int = 3, **content: Any) -> Json:
+        try:
+            reply = self._http.request(method, path, **content)
+        except httpx.ConnectError as error:
+            raise WeirError(f"nothing answers at {self.url}; `weir up` starts a stack") from error
+        except httpx.TransportError as error:
+            if tries == 1:
+                raise WeirError(f"{self.url}: {error}") from error
+        else:
+            if reply.is_success:
+                return reply.json()
+            if reply.status_code != httpx.codes.SERVICE_UNAVAILABLE or tries == 1:
+                raise _refused(reply)
+        time.sleep(_PAUSE_S)
+        return self._request(method, path, tries=tries - 1, **content)
+
+
+def _refused(reply: httpx.Response) -> WeirError:
+    try:
+        error = reply.json()["error"]
+        message, param = error["message"], error["param"]
+    except (ValueError, KeyError, TypeError):
+        message, param = f"{reply.url} answered {reply.status_code}; is it a Weir gateway?", None
+    return WeirError(message, status=reply.status_code, param=param)

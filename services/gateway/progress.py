@@ -1,0 +1,109 @@
+"""What a person sees of a running job: a table that lives, or one plain line per step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+_SPARKS = "▁▂▃▄▅▆▇█"
+_SPARK_WIDTH = 32
+# name in an event's data, label, format
+_SHOWN = (
+    ("reward", "reward", "{:.3f}"),
+    ("accuracy", "accuracy", "{:.3f}"),
+    ("process", "process", "{:.3f}"),
+    ("response_length", "length", "{:.1f}"),
+    ("entropy", "entropy", "{:.3f}"),
+    ("staleness", "staleness", "{:.2f}"),
+    ("tokens_per_second", "tokens/s", "{:,.0f}"),
+)
+
+
+@dataclass
+class Progress:
+    """What a job's events have told so far."""
+
+    job_id: str
+    steps: int
+    step: int = 0
+    curves: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def see(self, event: Mapping[str, Any]) -> None:
+        """Take in the numbers of a metrics event; whatever is missing is not shown."""
+        if event["type"] != "metrics":
+            return
+        data = event["data"]
+        self.step = max(self.step, _number(data.get("step"), self.step))
+        for name, _, _ in _SHOWN:
+            if isinstance(data.get(name), int | float):
+                self.curves[name].append(float(data[name]))
+
+    def line(self) -> str:
+        """The newest numbers in one plain line."""
+        parts = [f"step {self.step}/{self.steps}"]
+        for name, label, form in _SHOWN:
+            if self.curves[name]:
+                parts.append(f"{label} {form.format(self.curves[name][-1])}")
+        return "  ".join(parts)
+
+    def table(self) -> RenderableType:
+        """The newest numbers with their curves, under a bar."""
+        head = Table.grid(padding=(0, 1))
+        bar = ProgressBar(total=self.steps, completed=self.step, width=40)
+        head.add_row(Text(self.job_id, style="bold"), bar, f"{self.step}/{self.steps}")
+        rows = Table.grid(padding=(0, 2))
+        for name, label, form in _SHOWN:
+            if curve := self.curves[name]:
+                rows.add_row(label, Text(form.format(curve[-1]), justify="right"), spark(curve))
+        return Group(head, rows)
+
+
+class LiveView:
+    """Shows progress on a terminal as a table that changes in place, else as plain lines."""
+
+    def __init__(self, progress: Progress, console: Console) -> None:
+        self.progress = progress
+        self.console = console
+        self._live = Live(progress.table(), console=console) if console.is_terminal else None
+
+    def __enter__(self) -> LiveView:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, event: Mapping[str, Any]) -> None:
+        """Take in an event and show what is new."""
+        self.progress.see(event)
+        if event["type"] == "message":
+            self._say(f"{event['level']}: {event['message']}")
+        elif self._live is not None:
+            self._live.update(self.progress.table(), refresh=True)
+        else:
+            self._say(self.progress.line())
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def spark(curve: list[float]) -> str:
+    """The last values of a curve as a row of bars."""
+    tail = curve[-_SPARK_WIDTH:]
+    low, high = min(tail), max(tail)
+    height = (high - low) or 1.0
+    return "".join(_SPARKS[round((value - low) / height * (len(_SPARKS) - 1))] for value in tail)
+
+
+def _number(value: Any, default: int) -> int:
+    return int(value) if isinstance(value, int | float) else default

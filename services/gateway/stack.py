@@ -1,0 +1,51 @@
+"""Which gateway the ``weir`` command talks to."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class NoStack(Exception):
+    """No gateway is known; the text says how to start or name one."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A gateway's address and key; ``is_local`` if it shares this machine's folders."""
+
+    url: str
+    api_key: str
+    is_local: bool
+
+
+def find_stack(environment: Mapping[str, str] = os.environ) -> Stack:
+    """The gateway of WEIR_URL and WEIR_API_KEY, else the one that ``weir up`` started here.
+
+    Raises:
+        NoStack: if there is neither.
+    """
+    url, key = environment.get("WEIR_URL"), environment.get("WEIR_API_KEY")
+    if url and key:
+        return Stack(url, key, is_local=False)
+    if url:
+        raise NoStack("WEIR_URL is set, but WEIR_API_KEY is not; set it to one of WEIR_API_KEYS")
+    path = Path(environment.get("WEIR_HOME", ".weir")) / "stack.json"
+    if not path.is_file():
+        raise NoStack(
+            f"no stack runs here ({path} does not exist); start one with `weir up`, or set "
+            "WEIR_URL and WEIR_API_KEY"
+        )
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        return Stack(known["url"], known["api_key"], is_local=True)
+    except (ValueError, KeyError, TypeError) as error:
+        raise NoStack(f"{path} is damaged ({error!r}); run `weir down` and `weir up`") from error
+
+
+def model_for(stack: Stack, model: str) -> str:
+    """How the stack knows a model: a folder of this machine by its full path, else as it is."""
+    return str(Path(model).resolve()) if stack.is_local and Path(model).is_dir() else model

@@ -1,0 +1,86 @@
+"""The real gateway process on a real Valkey server, once for all tests in here."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from tests.contract.gateway.stack import KEY, Stack, wait_until_ready
+from tests.contract.valkey_server import Server
+
+
+@pytest.fixture(scope="session")
+def gateway_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that keeps what other tests' fixtures would empty."""
+    server = Server(tmp_path_factory.mktemp("gateway-valkey"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def stack(gateway_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("gateway")
+    models, port = _a_models_root(folder), _free_port()
+    environment = os.environ | {
+        "WEIR_REDIS_URL": gateway_server.url,
+        "WEIR_DATA_DIR": str(folder / "data"),
+        "WEIR_MODEL_ROOTS": str(models),
+        "WEIR_PORT": str(port),
+        "WEIR_API_KEYS": f"other-key,{KEY}",
+        "PYTHONPATH": f"proto{os.pathsep}.",
+    }
+    gateway = subprocess.Popen([sys.executable, "-m", "services.gateway"], env=environment)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_until_ready(url)
+        yield Stack(gateway_server, url, folder / "data", models)
+    finally:
+        gateway.terminate()
+        assert gateway.wait(timeout=20) == 0
+
+
+@pytest.fixture
+def http(stack: Stack) -> Iterator[httpx.Client]:
+    with stack.http() as client:
+        yield client
+
+
+@pytest.fixture
+def sdk(stack: Stack) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+def _a_models_root(folder: Path) -> Path:
+    """One good model, and one of every kind that must be refused."""
+    models = folder / "models"
+    outside = _a_folder(folder / "outside", "config.json", "model.safetensors")
+    _a_folder(models / "tiny", "config.json", "model.safetensors")
+    _a_folder(models / "pickled", "config.json", "pytorch_model.bin")
+    _a_folder(models / "no-config", "model.safetensors")
+    (models / "escape").symlink_to(outside)
+    leak = _a_folder(models / "leak", "config.json")
+    (leak / "model.safetensors").symlink_to(outside / "model.safetensors")
+    return models
+
+
+def _a_folder(folder: Path, *files: str) -> Path:
+    folder.mkdir(parents=True)
+    for name in files:
+        (folder / name).write_text("{}")
+    return folder
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

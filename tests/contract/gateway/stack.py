@@ -1,0 +1,135 @@
+"""A running gateway, and builders of what is sent to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+from protocol.exchange import Exchange, connect
+from protocol.messages import JobEvent
+
+from tests.contract.valkey_server import Server
+
+T = TypeVar("T")
+KEY = "test-key"
+JOBS = "/v1/fine_tuning/jobs"
+TASKS = "".join(
+    json.dumps({"id": f"t{n}", "prompt": f"{n}+{n}=?", "answer": str(2 * n)}) + "\n"
+    for n in range(8)
+)
+GOOD_LINE = '{"id": "a", "prompt": "1+1=?", "answer": "2"}\n'
+RECIPE: dict[str, Any] = {
+    "name": "tiny",
+    "rollout": {"group_size": 4, "sampling": {"max_tokens": 16}},
+    "reward": {"process": "equation_steps"},
+    "model": {"dtype": "float32", "max_context": 64},
+    "training": {"steps": 3, "groups_per_step": 4},
+}
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A running gateway, and what it stands on."""
+
+    server: Server
+    url: str
+    data_dir: Path
+    models: Path
+
+    def http(self, key: str | None = KEY) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=20)
+
+    def exchange(self, work: Callable[[Exchange], Awaitable[T]]) -> T:
+        async def connected() -> T:
+            async with connect(self.server.url, me="test") as exchange:
+                return await work(exchange)
+
+        return asyncio.run(connected())
+
+    def left(self) -> tuple[set[str], set[str]]:
+        """Every job and every file there is."""
+        files = {path.name for path in (self.data_dir / "files").glob("*")}
+        return set(self.exchange(lambda exchange: exchange.job_ids())), files
+
+
+def upload(http: httpx.Client, content: str | bytes = TASKS) -> httpx.Response:
+    files = {"file": ("tasks.jsonl", content)}
+    return http.post("/v1/files", files=files, data={"purpose": "fine-tune"})
+
+
+def a_body(http: httpx.Client, **changes: Any) -> dict[str, Any]:
+    body = {"model": "tiny", "training_file": upload(http).json()["id"], "recipe": RECIPE}
+    return body | changes
+
+
+def a_job(http: httpx.Client, **changes: Any) -> dict[str, Any]:
+    reply = http.post(JOBS, json=a_body(http, **changes))
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def changed(recipe: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy of ``recipe`` in which the key at a dotted path has another value."""
+    copy = json.loads(json.dumps(recipe))
+    *tables, key = path.split(".")
+    table = copy
+    for name in tables:
+        table = table.setdefault(name, {})
+    table[key] = value
+    return copy
+
+
+def an_event(job_id: str, number: int, **values: Any) -> JobEvent:
+    return JobEvent(
+        id=f"e{number}", job_id=job_id, created_at=1000.0 + number, message=f"m{number}", **values
+    )
+
+
+def record_events(stack: Stack, job_id: str, numbers: range) -> None:
+    async def record(exchange: Exchange) -> None:
+        for number in numbers:
+            await exchange.record_event(an_event(job_id, number))
+
+    stack.exchange(record)
+
+
+def take_up(stack: Stack, job_id: str, **values: Any) -> None:
+    """Be the learner: begin an attempt of the job and write its state."""
+
+    async def begin(exchange: Exchange) -> None:
+        attempt = await exchange.begin_attempt(job_id)
+        await exchange.update_job(job_id, attempt, **values)
+
+    stack.exchange(begin)
+
+
+def assert_refused(reply: httpx.Response, status: int, param: str) -> None:
+    assert reply.status_code == status, reply.text
+    assert reply.headers["content-type"] == "application/problem+json"
+    problem = reply.json()
+    assert problem["status"] == status
+    assert problem["detail"] == problem["error"]["message"]
+    assert problem["error"]["param"] == param, problem
+
+
+def reinforcement(**settings: Any) -> dict[str, Any]:
+    return {"type": "reinforcement", "reinforcement": settings}
+
+
+def wait_until_ready(url: str) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            if httpx.get(f"{url}/readyz").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError("the gateway did not get ready")

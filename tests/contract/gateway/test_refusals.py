@@ -1,0 +1,263 @@
+"""Every wrong input is a 4xx that names the field (and the line), and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from services.chassis.deployment import Deployment
+from services.chassis.service import Service
+from services.gateway.app import create_app
+from tests.contract.gateway.stack import (
+    GOOD_LINE,
+    JOBS,
+    KEY,
+    RECIPE,
+    TASKS,
+    Stack,
+    a_body,
+    assert_refused,
+    changed,
+    reinforcement,
+    upload,
+)
+
+pytestmark = pytest.mark.redis
+
+
+BAD_RECIPES = {
+    "unknown key": ("training.stepz", 3, "recipe.training.stepz"),
+    "unknown table": ("trainning", {}, "recipe.trainning"),
+    "wrong type": ("training.steps", "many", "recipe.training.steps"),
+    "out of range": ("rollout.sampling.temperature", 0, "recipe.rollout.sampling.temperature"),
+    "not finite": ("optimizer.learning_rate", 1e999, "recipe.optimizer.learning_rate"),
+    "a table that is none": ("model", 3, "recipe.model"),
+    "another model": ("model.path", "other", "recipe.model.path"),
+    "unknown key of tasks": ("tasks.tran", "x", "recipe.tasks.tran"),
+    "held-out tasks, no file": ("tasks.held_out", "held_out.jsonl", "validation_file"),
+    "evaluation, no file": ("evaluation", {"samples": 1}, "recipe"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_RECIPES)
+def test_a_bad_recipe_is_refused_naming_the_field(
+    stack: Stack, http: httpx.Client, case: str
+) -> None:
+    path, value, param = BAD_RECIPES[case]
+    body = a_body(http, recipe=changed(RECIPE, path, value))
+    before = stack.left()
+    reply = http.post(JOBS, content=json.dumps(body), headers={"Content-Type": "application/json"})
+    assert_refused(reply, 400, param)
+    assert stack.left() == before
+
+
+HYPER = "method.reinforcement.hyperparameters"
+BAD_BODIES = {
+    "missing model folder": ({"model": "absent"}, "model", "WEIR_MODEL_ROOTS"),
+    "a path out of the root": ({"model": "../outside"}, "model", ".."),
+    "an absolute path elsewhere": ({"model": "/etc"}, "model", "WEIR_MODEL_ROOTS"),
+    "a link out of the root": ({"model": "escape"}, "model", "WEIR_MODEL_ROOTS"),
+    "weights that are a link out": ({"model": "leak"}, "model", "link"),
+    "pickled weights only": ({"model": "pickled"}, "model", "safetensors"),
+    "no config.json": ({"model": "no-config"}, "model", "config.json"),
+    "a hub id without a hub": ({"model": "Qwen/Qwen3-4B"}, "model", "WEIR_MODEL_HUB=on"),
+    "a null byte": ({"model": "ti\0ny"}, "model", ".."),
+    "no such training file": ({"training_file": "file-0"}, "training_file", "POST /v1/files"),
+    "a file id that is a path": ({"training_file": "../x"}, "training_file", "POST /v1/files"),
+    "no such validation file": ({"validation_file": "file-0"}, "validation_file", "no file"),
+    "an unknown field": ({"modle": "tiny"}, "modle", "unknown key"),
+    "a seed that is a word": ({"seed": "7"}, "seed", "integer"),
+    "a method of another kind": ({"method": {"type": "dpo"}}, "method.type", "reinforcement"),
+    "a grader": (
+        {"method": reinforcement(grader={"type": "python"})},
+        "method.reinforcement.grader",
+        "recipe.reward.outcome",
+    ),
+    "an unknown hyperparameter": (
+        {"method": reinforcement(hyperparameters={"lr": 1})},
+        f"{HYPER}.lr",
+        "unknown key",
+    ),
+    "a hyperparameter with another name here": (
+        {"method": reinforcement(hyperparameters={"learning_rate_multiplier": 2})},
+        f"{HYPER}.learning_rate_multiplier",
+        "recipe.optimizer.learning_rate",
+    ),
+    "a hyperparameter against the recipe": (
+        {"method": reinforcement(hyperparameters={"batch_size": 5})},
+        f"{HYPER}.batch_size",
+        "recipe.training.groups_per_step",
+    ),
+    "an old place for hyperparameters": (
+        {"hyperparameters": {"n_epochs": 1}},
+        "hyperparameters",
+        HYPER,
+    ),
+    "no epochs": (
+        {"method": reinforcement(hyperparameters={"n_epochs": 0})},
+        f"{HYPER}.n_epochs",
+        "greater than or equal to 1",
+    ),
+    "too much metadata": (
+        {"metadata": {str(n): "x" for n in range(17)}},
+        "metadata",
+        "16 pairs",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_BODIES)
+def test_a_bad_submission_is_refused_naming_field_and_remedy(
+    stack: Stack, http: httpx.Client, case: str
+) -> None:
+    changes, param, remedy = BAD_BODIES[case]
+    body = a_body(http, **changes)
+    before = stack.left()
+    reply = http.post(JOBS, json=body)
+    assert_refused(reply, 400, param)
+    assert remedy in reply.json()["error"]["message"]
+    assert stack.left() == before
+
+
+@pytest.mark.parametrize("missing", ["model", "training_file"])
+def test_a_submission_without_a_required_field_is_refused(
+    stack: Stack, http: httpx.Client, missing: str
+) -> None:
+    body = a_body(http)
+    del body[missing]
+    before = stack.left()
+    assert_refused(http.post(JOBS, json=body), 400, missing)
+    assert stack.left() == before
+
+
+@pytest.mark.parametrize(
+    ("content", "content_type"),
+    [
+        ("{not json", "application/json"),
+        ("[1]", "application/json"),
+        ("", "application/json"),
+        ("[" * 100_000, "application/json"),
+        ("a=b", "application/x-www-form-urlencoded"),
+    ],
+)
+def test_a_body_that_is_no_json_object_is_refused(
+    stack: Stack, http: httpx.Client, content: str, content_type: str
+) -> None:
+    before = stack.left()
+    reply = http.post(JOBS, content=content, headers={"Content-Type": content_type})
+    assert_refused(reply, 400, "body")
+    assert stack.left() == before
+
+
+def test_a_json_body_beyond_a_mebibyte_is_refused(stack: Stack, http: httpx.Client) -> None:
+    before = stack.left()
+    reply = http.post(JOBS, json={"model": "x" * 2**20})
+    assert_refused(reply, 413, "body")
+    assert stack.left() == before
+
+
+BAD_FILES = {
+    "not JSON": (GOOD_LINE + "{oops\n", "line 2: not valid JSON"),
+    "no answer": (GOOD_LINE + '{"id": "b", "prompt": "x"}\n', "line 2: answer: required"),
+    "an unknown key": (
+        '{"id": "b", "prompt": "x", "answer": "1", "anwser": "2"}\n',
+        "line 1: anwser: unknown key",
+    ),
+    "an id twice": (GOOD_LINE + GOOD_LINE, "line 2: id: 'a' is taken by line 1"),
+    "nothing in it": ("\n", "line 1: the file holds no task"),
+    "not UTF-8": (GOOD_LINE.encode() + b'{"id": "\xff"}\n', "line 2: byte 9 is not valid UTF-8"),
+    "brackets without end": ("[" * 100_000, "nests"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_a_bad_task_file_is_refused_naming_line_and_field(
+    stack: Stack, http: httpx.Client, case: str
+) -> None:
+    content, message = BAD_FILES[case]
+    before = stack.left()
+    reply = upload(http, content)
+    assert_refused(reply, 400, "file")
+    assert message in reply.json()["detail"]
+    assert stack.left() == before
+
+
+@pytest.mark.parametrize(
+    ("files", "data", "param"),
+    [
+        ({"file": ("t.jsonl", TASKS)}, {"purpose": "batch"}, "purpose"),
+        ({"file": ("t.jsonl", TASKS)}, {"purpose": "fine-tune", "expires": "1"}, "expires"),
+        ({"tasks": ("t.jsonl", TASKS)}, {"purpose": "fine-tune"}, "tasks"),
+        ({}, {"purpose": "fine-tune"}, "file"),
+    ],
+)
+def test_a_bad_upload_form_is_refused(
+    stack: Stack, http: httpx.Client, files: Any, data: dict[str, str], param: str
+) -> None:
+    before = stack.left()
+    assert_refused(http.post("/v1/files", files=files, data=data), 400, param)
+    assert stack.left() == before
+
+
+@pytest.mark.parametrize("key", [None, "wrong", "test-key-and-more"])
+@pytest.mark.parametrize("path", ["/v1/files", JOBS, f"{JOBS}/x/events", "/v1/nothing"])
+def test_nothing_below_v1_opens_without_a_key(stack: Stack, key: str | None, path: str) -> None:
+    before = stack.left()
+    with stack.http(key) as stranger:
+        assert_refused(stranger.get(path), 401, "Authorization")
+        assert_refused(stranger.post(path, json={"model": "tiny"}), 401, "Authorization")
+    assert stack.left() == before
+
+
+@pytest.mark.anyio
+async def test_a_file_beyond_the_limit_is_refused_whether_it_says_its_size_or_not(
+    stack: Stack, tmp_path: Path
+) -> None:
+    async with small_gateway(stack, tmp_path, max_file_bytes=2000) as client:
+        form = {"files": {"file": ("t.jsonl", "x" * 2001)}, "data": {"purpose": "fine-tune"}}
+        assert_refused(await client.post("/v1/files", **form), 413, "file")
+        form["files"] = {"file": ("t.jsonl", "x" * 2**20)}
+        assert_refused(await client.post("/v1/files", **form), 413, "file")
+    assert list((tmp_path / "files").glob("*")) == []
+
+
+# A gateway in this process, for what only a test would set.
+def small_gateway(stack: Stack, data_dir: Path, max_file_bytes: int) -> httpx.AsyncClient:
+    environment = {
+        "WEIR_REDIS_URL": stack.server.url,
+        "WEIR_DATA_DIR": str(data_dir),
+        "WEIR_PORT": "1",
+        "WEIR_API_KEYS": KEY,
+    }
+    deployment = Deployment.from_environment(environment)
+    unused: Any = None  # uploads never reach the exchange
+    app = create_app(Service("gateway", deployment, unused), max_file_bytes=max_file_bytes)
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(app),
+        base_url="http://gateway",
+        headers={"Authorization": f"Bearer {KEY}"},
+    )
+
+
+def test_a_job_that_could_fill_redis_is_refused_with_the_arithmetic(
+    stack: Stack, http: httpx.Client
+) -> None:
+    def limit(value: int) -> None:
+        stack.exchange(lambda exchange: exchange.writer.config_set("maxmemory", value))
+
+    body = a_body(http, recipe=changed(RECIPE, "training.groups_per_step", 4096))
+    before = stack.left()
+    limit(32 * 2**20)
+    try:
+        reply = http.post(JOBS, json=body)
+    finally:
+        limit(0)
+    assert_refused(reply, 400, "recipe.rollout")
+    # (1 + 1) x 4096 x 4 responses x 64 tokens x 16 bytes
+    assert "33,554,432 bytes" in reply.json()["detail"]
+    assert "groups_per_step 4096" in reply.json()["detail"]
+    assert stack.left() == before

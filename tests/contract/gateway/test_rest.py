@@ -1,0 +1,340 @@
+"""The REST surface, with the real gateway process, a real Valkey server, and the OpenAI SDK."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import threading
+import time
+
+import httpx
+import openai
+import pytest
+
+from tests.contract.gateway.stack import (
+    GOOD_LINE,
+    JOBS,
+    RECIPE,
+    TASKS,
+    Stack,
+    a_body,
+    a_job,
+    assert_refused,
+    changed,
+    record_events,
+    reinforcement,
+    take_up,
+    upload,
+    wait_until_ready,
+)
+
+pytestmark = pytest.mark.redis
+
+
+# ---------------------------------------------------------------------- the OpenAI SDK, unmodified
+
+
+def test_the_openai_sdk_uploads_submits_reads_pages_and_cancels(
+    stack: Stack, sdk: openai.OpenAI
+) -> None:
+    file = sdk.files.create(file=("tasks.jsonl", TASKS.encode()), purpose="fine-tune")
+    assert (file.object, file.status, file.bytes) == ("file", "processed", len(TASKS))
+    assert sdk.files.content(file.id).read() == TASKS.encode()
+    job = sdk.fine_tuning.jobs.create(
+        model="tiny",
+        training_file=file.id,
+        seed=7,
+        metadata={"team": "sdk"},
+        extra_body={"recipe": RECIPE},
+    )
+    assert job.id.startswith("ftjob-")
+    assert (job.object, job.status, job.model, job.seed) == (
+        "fine_tuning.job",
+        "queued",
+        "tiny",
+        7,
+    )
+    assert sdk.fine_tuning.jobs.retrieve(job.id).training_file == file.id
+    assert [found.id for found in sdk.fine_tuning.jobs.list(metadata={"team": "sdk"})] == [job.id]
+    record_events(stack, job.id, range(45))
+    events = list(sdk.fine_tuning.jobs.list_events(job.id, limit=20))
+    assert [event.message for event in events] == [f"m{number}" for number in range(45)]
+    assert list(sdk.fine_tuning.jobs.checkpoints.list(job.id)) == []
+    assert sdk.fine_tuning.jobs.cancel(job.id).status == "cancelled"
+    assert sdk.files.delete(file.id).deleted
+
+
+def test_the_openai_sdk_pages_through_all_jobs_newest_first(
+    http: httpx.Client, sdk: openai.OpenAI
+) -> None:
+    made = [a_job(http, metadata={"batch": "paging"})["id"] for _ in range(5)]
+    listed = [job.id for job in sdk.fine_tuning.jobs.list(limit=2, metadata={"batch": "paging"})]
+    assert listed == made[::-1]
+
+
+def test_the_openai_sdk_pauses_and_resumes(
+    stack: Stack, http: httpx.Client, sdk: openai.OpenAI
+) -> None:
+    job_id = a_job(http)["id"]
+    take_up(stack, job_id, state="running")
+    assert sdk.fine_tuning.jobs.pause(job_id).status == "pausing"
+    take_up(stack, job_id, state="paused")
+    assert sdk.fine_tuning.jobs.retrieve(job_id).status == "paused"
+    assert sdk.fine_tuning.jobs.resume(job_id).to_dict()["weir"]["requested"] == "run"  # type: ignore[index]
+
+
+def test_the_openai_sdk_raises_its_typed_errors(stack: Stack, sdk: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="ftjob-none"):
+        sdk.fine_tuning.jobs.retrieve("ftjob-none")
+    with pytest.raises(openai.BadRequestError) as caught:
+        sdk.fine_tuning.jobs.create(model="tiny", training_file="file-none")
+    assert (caught.value.param, caught.value.code) == ("training_file", "file_not_found")
+    assert caught.value.type == "invalid_request_error"
+    stranger = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="wrong", max_retries=0)
+    with stranger, pytest.raises(openai.AuthenticationError, match="WEIR_API_KEYS"):
+        stranger.fine_tuning.jobs.list()
+
+
+# ---------------------------------------------------------------------- files
+
+
+def test_an_upload_may_be_repeated_without_effect(stack: Stack, http: httpx.Client) -> None:
+    first = upload(http).json()
+    before = stack.left()
+    assert upload(http).json() == first
+    assert stack.left() == before
+    assert first["tasks"] == 8
+
+
+def test_files_are_listed_fetched_and_deleted(stack: Stack, http: httpx.Client) -> None:
+    content = '{"id": "été", "prompt": "1+1=?", "answer": "2"}\n\n'
+    file = upload(http, content.encode()).json()
+    assert file in http.get("/v1/files").json()["data"]
+    assert http.get(f"/v1/files/{file['id']}").json() == file
+    assert http.get(f"/v1/files/{file['id']}/content").text == content
+    assert http.delete(f"/v1/files/{file['id']}").json()["deleted"] is True
+    assert_refused(http.get(f"/v1/files/{file['id']}"), 404, "id")
+    assert not list((stack.data_dir / "files").glob(f"{file['id']}*"))
+
+
+def test_a_file_that_a_job_needs_stays(http: httpx.Client) -> None:
+    content = GOOD_LINE.replace('"a"', '"needed"')
+    file_id = upload(http, content).json()["id"]
+    job = a_job(http, training_file=file_id)
+    reply = http.delete(f"/v1/files/{file_id}")
+    assert_refused(reply, 409, "file_id")
+    assert reply.headers["x-should-retry"] == "false"
+    http.post(f"{JOBS}/{job['id']}/cancel")
+    assert http.delete(f"/v1/files/{file_id}").status_code == 200
+
+
+# ---------------------------------------------------------------------- jobs
+
+
+def test_a_job_stores_the_recipe_with_the_folder_and_the_file_ids(
+    stack: Stack, http: httpx.Client
+) -> None:
+    recipe = changed(RECIPE, "tasks", {"train": "train.jsonl", "held_out": "held_out.jsonl"})
+    held_out = upload(http, GOOD_LINE).json()["id"]
+    settings = {"eval_interval": 2, "eval_samples": 3, "batch_size": 4, "n_epochs": "auto"}
+    job = a_job(
+        http,
+        recipe=recipe,
+        validation_file=held_out,
+        suffix="mine",
+        method=reinforcement(hyperparameters=settings),
+    )
+    record = stack.exchange(lambda exchange: exchange.job(job["id"]))
+    assert record is not None
+    assert record.recipe.model.path == str(stack.models / "tiny")
+    assert record.recipe.tasks.train == job["training_file"]
+    assert record.recipe.tasks.held_out == job["validation_file"] == held_out
+    assert record.recipe.evaluation is not None
+    assert (record.recipe.evaluation.every, record.recipe.evaluation.samples) == (2, 3)
+    assert job["model"] == "tiny"
+    assert job["user_provided_suffix"] == "mine"
+    assert job["hyperparameters"] == {"batch_size": 4, "eval_interval": 2, "eval_samples": 3}
+    assert job["weir"]["recipe"]["training"]["steps"] == job["weir"]["steps"] == 3
+
+
+def test_epochs_become_steps(http: httpx.Client) -> None:
+    recipe = json.loads(json.dumps(RECIPE))
+    del recipe["training"]
+    settings = {"n_epochs": 3, "batch_size": 5}
+    job = a_job(http, recipe=recipe, method=reinforcement(hyperparameters=settings))
+    assert job["weir"]["steps"] == 5  # 3 epochs of 8 tasks, 5 at a time
+
+
+def test_the_same_key_and_body_make_one_job_and_another_body_is_refused(
+    stack: Stack, http: httpx.Client
+) -> None:
+    body, headers = a_body(http), {"Idempotency-Key": "monday"}
+    first = http.post(JOBS, json=body, headers=headers).json()
+    before = stack.left()
+    assert http.post(JOBS, json=body, headers=headers).json()["id"] == first["id"]
+    reply = http.post(JOBS, json=body | {"seed": 1}, headers=headers)
+    assert_refused(reply, 422, "Idempotency-Key")
+    assert stack.left() == before
+    with stack.http("other-key") as colleague:
+        assert colleague.post(JOBS, json=body, headers=headers).json()["id"] != first["id"]
+
+
+def test_many_at_once_with_one_key_make_one_job(stack: Stack, http: httpx.Client) -> None:
+    body, headers = a_body(http), {"Idempotency-Key": secrets.token_hex(4)}
+    replies: list[httpx.Response] = []
+
+    def submit() -> None:
+        replies.append(http.post(JOBS, json=body, headers=headers))
+
+    threads = [threading.Thread(target=submit) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {reply.status_code for reply in replies} == {200}
+    assert len({reply.json()["id"] for reply in replies}) == 1
+
+
+def test_a_retry_of_the_openai_sdk_finds_the_job_of_the_first_try(http: httpx.Client) -> None:
+    body = a_body(http, metadata={"try": secrets.token_hex(4)})
+    first = http.post(JOBS, json=body).json()["id"]
+    retry = http.post(JOBS, json=body, headers={"x-stainless-retry-count": "1"}).json()["id"]
+    again = http.post(JOBS, json=body, headers={"x-stainless-retry-count": "0"}).json()["id"]
+    assert retry == first
+    assert again != first
+
+
+def test_a_running_job_is_cancelling_until_the_learner_says_so(
+    stack: Stack, http: httpx.Client
+) -> None:
+    job_id = a_job(http)["id"]
+    take_up(stack, job_id, state="running", step=2)
+    assert http.post(f"{JOBS}/{job_id}/cancel").json()["status"] == "cancelling"
+    assert http.post(f"{JOBS}/{job_id}/cancel").json()["status"] == "cancelling"
+    assert_refused(http.post(f"{JOBS}/{job_id}/resume"), 400, "id")
+    take_up(stack, job_id, state="cancelled")
+    job = http.get(f"{JOBS}/{job_id}").json()
+    assert (job["status"], job["weir"]["step"]) == ("cancelled", 2)
+    assert_refused(http.post(f"{JOBS}/{job_id}/pause"), 400, "id")
+
+
+def test_an_ended_job_tells_its_model_or_its_error(stack: Stack, http: httpx.Client) -> None:
+    good, bad = a_job(http)["id"], a_job(http)["id"]
+    result = {"model": "/data/jobs/x/final", "trained_tokens": 12}
+    take_up(stack, good, state="succeeded", result=result, finished_at=5.5)
+    take_up(stack, bad, state="failed", error="the judge is away")
+    job = http.get(f"{JOBS}/{good}").json()
+    assert job["fine_tuned_model"] == "/data/jobs/x/final"
+    assert (job["trained_tokens"], job["finished_at"], job["error"]) == (12, 5, None)
+    job = http.get(f"{JOBS}/{bad}").json()
+    assert job["error"] == {"code": "job_failed", "message": "the judge is away", "param": None}
+    assert job["fine_tuned_model"] is None
+
+
+def test_checkpoints_are_listed_newest_first(stack: Stack, http: httpx.Client) -> None:
+    job_id = a_job(http)["id"]
+    for name in ("step-00002", "step-00010", ".step-00011"):
+        (stack.data_dir / "jobs" / job_id / "checkpoints" / name).mkdir(parents=True)
+    page = http.get(f"{JOBS}/{job_id}/checkpoints", params={"limit": 1}).json()
+    assert page["has_more"]
+    assert [item["step_number"] for item in page["data"]] == [10]
+    page = http.get(f"{JOBS}/{job_id}/checkpoints", params={"after": page["last_id"]}).json()
+    assert [item["step_number"] for item in page["data"]] == [2]
+
+
+# ---------------------------------------------------------------------- events
+
+
+def read_stream(http: httpx.Client, job_id: str, last_id: str | None = None) -> list[str]:
+    headers = {"Last-Event-ID": last_id} if last_id else {}
+    url = f"{JOBS}/{job_id}/events?stream=true"
+    with http.stream("GET", url, headers=headers) as reply:
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        return [line for line in reply.iter_lines() if line and not line.startswith(":")]
+
+
+def test_the_event_stream_ends_with_done_after_every_event(
+    stack: Stack, http: httpx.Client
+) -> None:
+    job_id = a_job(http)["id"]
+    record_events(stack, job_id, range(2))
+
+    def finish() -> None:
+        time.sleep(1)
+        record_events(stack, job_id, range(2, 4))
+        take_up(stack, job_id, state="succeeded")
+
+    learner = threading.Thread(target=finish)
+    learner.start()
+    lines = read_stream(http, job_id)
+    learner.join()
+    assert lines[-1] == "data: [DONE]"
+    messages = [json.loads(line[6:])["message"] for line in lines[1:-1:2]]
+    assert messages == ["m0", "m1", "m2", "m3"]
+    ids = [line.removeprefix("id: ") for line in lines[0:-1:2]]
+    assert [json.loads(line[6:])["id"] for line in lines[1:-1:2]] == ids
+    rest = read_stream(http, job_id, last_id=ids[1])
+    assert rest == lines[4:]
+
+
+def test_events_page_by_the_last_id(stack: Stack, http: httpx.Client) -> None:
+    job_id = a_job(http)["id"]
+    record_events(stack, job_id, range(5))
+    seen, after = [], None
+    while True:
+        params = {"limit": "2"} | ({"after": after} if after else {})
+        page = http.get(f"{JOBS}/{job_id}/events", params=params).json()
+        seen.append([item["message"] for item in page["data"]])
+        after = page["last_id"]
+        if not page["has_more"]:
+            break
+    assert seen == [["m0", "m1"], ["m2", "m3"], ["m4"]]
+
+
+def test_events_refuse_a_place_that_is_none(http: httpx.Client) -> None:
+    job_id = a_job(http)["id"]
+    url = f"{JOBS}/{job_id}/events"
+    assert_refused(http.get(url, params={"after": "yesterday"}), 400, "after")
+    headers = {"Last-Event-ID": "$"}
+    reply = http.get(url, params={"stream": "true"}, headers=headers)
+    assert_refused(reply, 400, "Last-Event-ID")
+    assert_refused(http.get(url, params={"limit": 0}), 400, "limit")
+    assert_refused(http.get(f"{JOBS}/ftjob-none/events?stream=true"), 404, "id")
+
+
+# ---------------------------------------------------------------------- Redis goes away
+
+
+def test_a_silent_redis_is_a_quick_503_and_then_all_is_well_again(
+    stack: Stack, http: httpx.Client
+) -> None:
+    body, headers = a_body(http), {"Idempotency-Key": secrets.token_hex(4)}
+    job_id = a_job(http)["id"]
+    assert stack.server.process is not None
+    stack.server.process.send_signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        replies = [http.get(f"{JOBS}/{job_id}"), http.post(JOBS, json=body, headers=headers)]
+        assert time.monotonic() - began < 10
+        assert httpx.get(f"{stack.url}/healthz").status_code == 200
+    finally:
+        stack.server.process.send_signal(signal.SIGCONT)
+    for reply in replies:
+        assert reply.status_code == 503
+        assert reply.headers["retry-after"] == "2"
+        assert reply.json()["error"]["type"] == "server_error"
+    assert http.get(f"{JOBS}/{job_id}").status_code == 200
+    assert http.post(JOBS, json=body, headers=headers).status_code == 200
+    wait_until_ready(stack.url)
+
+
+def test_health_and_metrics_are_open_and_count_the_requests(stack: Stack) -> None:
+    with stack.http(None) as anyone:
+        assert anyone.get("/healthz").status_code == 200
+        assert anyone.get("/readyz").status_code == 200
+        anyone.get("/v1/files")
+        metrics = anyone.get("/metrics").text
+    assert 'weir_requests_total{method="GET",route="none",status="401"}' in metrics
+    assert 'weir_jobs{state="queued"}' in metrics
+    assert 'weir_backlog_entries{part="waiting",stream="graded"}' in metrics
