@@ -250,9 +250,7 @@ def init_ranks() -> None:
         deepspeed.init_distributed(dist_backend=backend, verbose=False)
     else:
         os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed looks for it
-        torch.distributed.init_process_group(
-            backend, store=HashStore(), rank=0, world_size=1
-        )
+        torch.distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         deepspeed.init_distributed(dist_backend=backend, dist_init_required=False, verbose=False)
 
 
