@@ -1,0 +1,248 @@
+"""The engine: vLLM in this process's children, sampling from weights that change under it.
+
+This is the only file that imports vllm. The same code runs on a CPU and on a GPU.
+
+Weights are exchanged while requests wait: pause, load, name the version, settle the KV cache,
+resume. With ``recompute`` every running request is sent back to prefill, so that each of its next
+tokens is conditioned on the whole prefix under the new weights. With ``keep`` running requests go
+on with the KV cache they have, and vLLM can clear nothing while they do. So that no *new* request
+reads stale blocks, requests made under different weights use differently salted cache keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from protocol.messages import FinishReason, VersionSpan
+from protocol.recipe import Sampling
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.inputs import tokens_input
+from vllm.logprobs import FlatLogprobs
+from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from services.rollout.errors import EngineDied, EngineError, LoadError, SamplingError
+from services.rollout.samples import Sample, span_of
+from services.rollout.settings import EngineSettings
+
+_CPU_KV_CACHE_BYTES = 512 * 2**20
+_CPU_BATCH_TOKENS = 4096
+_SHUT_DOWN_S = 3.0
+
+
+class WeightsLoader:
+    """What the workers of the engine can do beyond vLLM's own: load other weights, and use them."""
+
+    model_runner: Any
+
+    def load_folder(self, folder: str) -> None:
+        """Replace all weights by those of a folder of the same architecture.
+
+        On a CPU each layer multiplies by a packed copy of its weight. vLLM packs anew the layers
+        that it finds in the folder, and drops what it packed. A tied ``lm_head`` is not in the
+        folder, keeps its weight, and would go on with its packed copy of the old embedding.
+        """
+        self.model_runner.reload_weights(weights_path=folder)
+        for module in self.model_runner.get_model().modules():
+            if hasattr(module, "cpu_linear"):
+                dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+
+
+class Engine:
+    """One engine and the version of the weights that it samples from."""
+
+    def __init__(self, llm: AsyncLLM, settings: EngineSettings) -> None:
+        self.llm = llm
+        self.settings = settings
+        self.label = ""
+        self.dirty = False
+        self._numbers = itertools.count()
+        self._cache_salt = ""
+        self._kept_kv = False  # a sync has kept KV that older weights wrote
+
+    @classmethod
+    async def start(cls, folder: Path, label: str, settings: EngineSettings) -> Engine:
+        """Start an engine on a weights folder; takes tens of seconds.
+
+        Raises:
+            EngineError: if vLLM cannot serve the model; the text is vLLM's own.
+        """
+        try:
+            # In a thread: the service answers its health checks meanwhile.
+            llm = await asyncio.to_thread(AsyncLLM.from_engine_args, _arguments(folder, settings))
+        except Exception as error:
+            raise EngineError(f"vLLM did not start on {folder}: {error}") from error
+        engine = cls(llm, settings)
+        await engine._name_version(label)
+        return engine
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the model, a transformers one."""
+        return self.llm.get_tokenizer()
+
+    @property
+    def has_died(self) -> bool:
+        """Whether a process of the engine has ended."""
+        return self.llm.errored
+
+    def shut_down(self) -> None:
+        """End the engine's processes."""
+        self.llm.shutdown(timeout=_SHUT_DOWN_S)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, num: int, seed: int
+    ) -> list[Sample]:
+        """Sample ``num`` responses to one prompt; cancelling this aborts them.
+
+        Raises:
+            LoadError: if the weights are not those of any version, because a load has failed.
+            SamplingError: if vLLM aborts a response or returns it incomplete.
+            EngineDied: if the engine's processes are gone.
+        """
+        if self.dirty:
+            raise LoadError("the last load of weights failed, so nothing may be sampled")
+        began_under = self.label
+        prompt = tokens_input(list(prompt_ids), cache_salt=self._cache_salt)
+        request = self.llm.generate(
+            prompt, _parameters(sampling, num, seed), request_id=f"group-{next(self._numbers)}"
+        )
+        output = await _final_output(request)
+        return [self._sample(response, began_under) for response in output.outputs]
+
+    async def load(self, folder: Path, label: str, *, keep_kv: bool) -> dict[str, float]:
+        """Exchange the weights while requests wait; returns the seconds that each phase took.
+
+        Raises:
+            LoadError: naming the phase that failed or passed its deadline.
+        """
+        seconds: dict[str, float] = {}
+        self.dirty = True
+        async with self._phase("pause", seconds):
+            await self.llm.pause_generation(mode="keep", clear_cache=False)
+        async with self._phase("load", seconds):
+            await self.llm.collective_rpc("load_folder", args=(str(folder),))
+        async with self._phase("settle", seconds):
+            await self._name_version(label)
+            await self._settle_cache(keep_kv)
+        async with self._phase("resume", seconds):
+            await self.llm.resume_generation()
+        self.dirty = False
+        return seconds
+
+    async def _name_version(self, label: str) -> None:
+        await self.llm.update_weight_version(label)
+        self.label = label
+        self._cache_salt = f"load-{next(self._numbers)}"
+
+    async def _settle_cache(self, keep_kv: bool) -> None:
+        self._kept_kv = keep_kv
+        if not keep_kv and not await self.llm.reset_prefix_cache(reset_running_requests=True):
+            raise EngineError("vLLM answered that it did not clear its KV cache")
+
+    @asynccontextmanager
+    async def _phase(self, name: str, seconds: dict[str, float]) -> AsyncIterator[None]:
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(self.settings.sync_timeout_s):
+                yield
+        except TimeoutError as error:
+            limit = f"{self.settings.sync_timeout_s:g} s (WEIR_ROLLOUT_SYNC_TIMEOUT_S)"
+            raise LoadError(f"{name}: no answer from the engine within {limit}") from error
+        except EngineDeadError as error:
+            raise EngineDied(f"{name}: a process of the engine has ended") from error
+        except Exception as error:
+            raise LoadError(f"{name}: {type(error).__name__}: {error}") from error
+        seconds[name] = time.monotonic() - started
+
+    def _sample(self, output: CompletionOutput, began_under: str) -> Sample:
+        if output.finish_reason not in set(FinishReason):
+            raise SamplingError(f"vLLM ended a response with {output.finish_reason!r}")
+        token_ids, logprobs = list(output.token_ids), output.logprobs
+        if not isinstance(logprobs, FlatLogprobs) or logprobs.token_ids != token_ids:
+            raise SamplingError("vLLM returned log-probs that are not those of the sampled tokens")
+        return Sample(
+            token_ids=np.asarray(token_ids, dtype=np.int32),
+            behavior_logprobs=np.asarray(logprobs.logprobs, dtype=np.float32),
+            text=self.tokenizer.decode(token_ids, skip_special_tokens=True),
+            finish_reason=FinishReason(output.finish_reason),
+            spans=tuple(self._spans(output, began_under)),
+        )
+
+    def _spans(self, output: CompletionOutput, began_under: str) -> Iterator[VersionSpan]:
+        spans = output.weight_versions
+        if not spans:
+            raise SamplingError("vLLM did not say under which weights it sampled a response")
+        if self._kept_kv and spans[0].version != began_under:
+            # An empty span: the prompt may have been read under the older weights.
+            yield span_of(began_under, 0, 0)
+        for span in spans:
+            yield span_of(span.version, span.start, span.end)
+
+
+async def _final_output(request: Any) -> RequestOutput:
+    final: RequestOutput | None = None
+    try:
+        async with aclosing(request) as outputs:
+            async for output in outputs:
+                final = output
+    except EngineDeadError as error:
+        raise EngineDied("a process of the engine has ended") from error
+    if final is None:
+        raise SamplingError("vLLM returned no output")
+    return final
+
+
+def _arguments(folder: Path, settings: EngineSettings) -> AsyncEngineArgs:
+    on_cpu = current_platform.is_cpu()
+    return AsyncEngineArgs(
+        model=str(folder),
+        dtype=settings.dtype,  # type: ignore[arg-type]
+        max_model_len=settings.max_context,
+        max_num_seqs=settings.max_sequences,
+        tensor_parallel_size=settings.num_gpus,
+        gpu_memory_utilization=settings.gpu_memory,
+        kv_cache_memory_bytes=settings.kv_cache_bytes or (_CPU_KV_CACHE_BYTES if on_cpu else None),
+        enforce_eager=on_cpu,  # compiling takes longer than a small model's whole run
+        # On a CPU vLLM dies of a seeded request whose prompt is split over two batches.
+        enable_chunked_prefill=not on_cpu,
+        max_num_batched_tokens=max(settings.max_context, _CPU_BATCH_TOKENS) if on_cpu else None,
+        enable_prefix_caching=True,
+        logprobs_mode="processed_logprobs",
+        load_format="safetensors",
+        use_tqdm_on_load=False,
+        worker_extension_cls=f"{WeightsLoader.__module__}.{WeightsLoader.__qualname__}",
+        disable_log_stats=True,
+    )
+
+
+def _parameters(sampling: Sampling, num: int, seed: int) -> SamplingParams:
+    return SamplingParams(
+        n=num,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        max_tokens=sampling.max_tokens,
+        stop=list(sampling.stop),
+        seed=_spread(seed),
+        logprobs=0,  # of the sampled token alone
+        flat_logprobs=True,
+        detokenize=bool(sampling.stop),  # vLLM reads text only to find stop strings
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _spread(seed: int) -> int:
+    """vLLM samples the i-th response with seed + i: keep the groups of near seeds apart."""
+    return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=7).digest())

@@ -1,0 +1,208 @@
+"""The engine follows the policy: it samples from the last weights that the learner announced."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prometheus_client import Counter, Gauge, Histogram
+from protocol.messages import ActiveJob, PolicyVersion, RolloutRequest
+from protocol.weights import WeightsError, WeightsGone
+
+from services.chassis.service import Service
+from services.rollout.errors import EngineDied, EngineUnfit, LoadError, PolicyTooOld
+from services.rollout.samples import version_label
+from services.rollout.settings import EngineSettings
+from services.rollout.shape import ModelShape, verified_shape
+
+if TYPE_CHECKING:
+    from services.rollout.engine import Engine
+
+StartEngine = Callable[[Path, str, EngineSettings], Awaitable["Engine"]]
+log = logging.getLogger(__name__)
+
+POLICY_VERSION = Gauge("weir_policy_version", "The version that this engine samples from")
+SYNC_SECONDS = Histogram(
+    "weir_weight_sync_seconds",
+    "How long a weight sync took, by phase; requests wait from 'pause' to 'resume'",
+    ["phase"],
+    buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
+)
+SYNCS = Counter("weir_weight_syncs_total", "Weight syncs that succeeded")
+SYNC_FAILURES = Counter("weir_weight_sync_failures_total", "Weight syncs that failed", ["why"])
+
+_POLL_S = 0.05
+_RETRY_S = 1.0
+_MAX_LOAD_FAILURES = 3
+_POLICY_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What the engine samples from, and what it was started with."""
+
+    policy: PolicyVersion
+    shape: ModelShape
+    settings: EngineSettings
+
+
+def may_answer(serving: Serving | None, request: RolloutRequest) -> bool:
+    """Whether the policy that is served is of the request's job, and not too old for it."""
+    return (
+        serving is not None
+        and serving.policy.job_id == request.job_id
+        and serving.policy.number >= request.min_version
+    )
+
+
+def why_unfit(serving: Serving, shape: ModelShape, settings: EngineSettings) -> str | None:
+    """Why a running engine cannot go on with other weights, None if it can."""
+    if settings != serving.settings:
+        return f"the settings {serving.settings} became {settings}"
+    return "; ".join(serving.shape.differences(shape)) or None
+
+
+class PolicyFollower:
+    """Owns the engine and keeps it at the newest policy of the active job."""
+
+    def __init__(self, service: Service, start_engine: StartEngine) -> None:
+        self.service = service
+        self.start_engine = start_engine
+        self.engine: Engine | None = None
+        self.serving: Serving | None = None  # None while the engine's weights are of no version
+        self._started_with: Serving | None = None
+        self._load_failures = 0
+        self._changed = asyncio.Condition()
+
+    def serves(self, job: ActiveJob) -> bool:
+        """Whether a policy of this job is loaded."""
+        return self.serving is not None and self.serving.policy.job_id == job.job_id
+
+    async def engine_for(self, request: RolloutRequest) -> Engine:
+        """The engine, once it samples from a policy that may answer the request.
+
+        Raises:
+            PolicyTooOld: if no such policy is announced within ten minutes.
+        """
+        try:
+            async with asyncio.timeout(_POLICY_TIMEOUT_S), self._changed:
+                await self._changed.wait_for(lambda: may_answer(self.serving, request))
+        except TimeoutError as error:
+            raise PolicyTooOld(
+                f"{request.key} needs version {request.min_version} of the policy, which was not "
+                f"announced within {_POLICY_TIMEOUT_S:g} s: see the learner's log"
+            ) from error
+        assert self.engine is not None
+        return self.engine
+
+    async def follow_policy_forever(self) -> None:
+        """Consumes the announcements of the active job; produces an engine at the newest one.
+
+        Waits for: an active job, a policy that is not served yet. Unblocked by: the learner.
+
+        Raises:
+            EngineUnfit: if the policy needs another engine.
+            EngineError: if the engine does not start, has died, or fails to load three times.
+        """
+        while not self.service.stopping.is_set():
+            await self.service.pause(await self._follow_once())
+
+    async def watch_engine_forever(self) -> None:
+        """Consumes nothing; produces an error when a process of the engine has ended.
+
+        Waits for: the next look. Unblocked by: time.
+
+        Raises:
+            EngineDied: if the engine has died, whether or not it was at work.
+        """
+        while not await self.service.pause(_POLL_S):
+            if self.engine is not None and self.engine.has_died:
+                raise EngineDied("a process of the engine has ended; see its log above")
+
+    def shut_down(self) -> None:
+        """End the engine's processes."""
+        if self.engine is not None:
+            self.engine.shut_down()
+
+    async def _follow_once(self) -> float:
+        """Look for a newer policy and take it; returns how long to wait before the next look."""
+        job = await self.service.exchange.active()
+        newest = await self.service.exchange.newest_policy(job.job_id) if job else None
+        if job is None or newest is None:
+            if self.engine is None:
+                self.service.readiness.set(False, "no policy has been announced")
+            return _POLL_S
+        if self.serving is not None and self.serving.policy == newest:
+            return _POLL_S
+        return await self._try_to_take(newest, job)
+
+    async def _try_to_take(self, newest: PolicyVersion, job: ActiveJob) -> float:
+        try:
+            await self._take(newest, job)
+        except WeightsGone as error:
+            return self._failed("gone", error, _POLL_S)
+        except WeightsError as error:
+            return self._failed("damaged", error, _RETRY_S)
+        except LoadError as error:
+            self.serving = None
+            self._load_failures += 1
+            if self._load_failures >= _MAX_LOAD_FAILURES:
+                raise
+            return self._failed("load", error, _RETRY_S)
+        return _POLL_S
+
+    def _failed(self, why: str, error: Exception, retry_s: float) -> float:
+        SYNC_FAILURES.labels(why).inc()
+        log.warning("weights were not loaded", extra={"why": why, "error": str(error)})
+        if self.serving is None:
+            self.service.readiness.set(False, f"weights {why}: {error}")
+        return retry_s
+
+    async def _take(self, newest: PolicyVersion, job: ActiveJob) -> None:
+        folder = self.service.deployment.weights_dir / newest.folder
+        settings = EngineSettings.from_environment(job.recipe.model)
+        started = time.monotonic()
+        shape = await asyncio.to_thread(verified_shape, folder, newest.digest)
+        seconds = {"verify": time.monotonic() - started}
+        serving = Serving(newest, shape, settings)
+        if self.engine is None:
+            await self._start(folder, serving)
+        else:
+            seconds |= await self._load(folder, serving, job)
+        await self._serve(serving, seconds)
+
+    async def _start(self, folder: Path, serving: Serving) -> None:
+        self.service.readiness.set(False, "the engine is starting")
+        label = version_label(serving.policy.attempt, serving.policy.number)
+        self.engine = await self.start_engine(folder, label, serving.settings)
+        self._started_with = serving
+
+    async def _load(self, folder: Path, serving: Serving, job: ActiveJob) -> dict[str, float]:
+        assert self.engine is not None
+        assert self._started_with is not None
+        reason = why_unfit(self._started_with, serving.shape, serving.settings)
+        if reason is not None:
+            raise EngineUnfit(f"the new policy needs another engine, so this one ends: {reason}")
+        label = version_label(serving.policy.attempt, serving.policy.number)
+        keep_kv = job.recipe.rollout.kv_after_sync == "keep"
+        return await self.engine.load(folder, label, keep_kv=keep_kv)
+
+    async def _serve(self, serving: Serving, seconds: dict[str, float]) -> None:
+        self._load_failures = 0
+        for phase, duration in seconds.items():
+            SYNC_SECONDS.labels(phase).observe(duration)
+        SYNCS.inc()
+        POLICY_VERSION.set(serving.policy.number)
+        async with self._changed:
+            self.serving = serving
+            self._changed.notify_all()
+        self.service.readiness.set(True)
+        log.info(
+            "policy loaded",
+            extra={"policy": serving.policy.folder, "seconds": seconds},
+        )

@@ -1,0 +1,68 @@
+"""How the engine is set up: the model's part comes from the recipe, the machine's from WEIR_*."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from protocol.recipe import Model
+
+from services.chassis.deployment import DeploymentError
+
+T = TypeVar("T", int, float)
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What an engine keeps from its start to its end; another value needs another engine."""
+
+    dtype: str
+    max_context: int  # prompt and response, in tokens
+    max_sequences: int = 256  # sampled at the same time
+    kv_cache_bytes: int | None = None  # None: 512 MiB on a CPU, what is left on a GPU
+    gpu_memory: float = 0.9  # the part of a GPU that the engine may use
+    num_gpus: int = 1  # the model is split over so many
+    sync_timeout_s: float = 120.0  # per phase of a weight sync
+
+    @classmethod
+    def from_environment(
+        cls, model: Model, environment: Mapping[str, str] = os.environ
+    ) -> EngineSettings:
+        """The settings for a recipe's model on this machine.
+
+        Raises:
+            DeploymentError: naming the variable that is wrong.
+        """
+        kv_cache_mib = read_number(environment, "WEIR_ROLLOUT_KV_CACHE_MIB", int, 0)
+        return cls(
+            dtype=model.dtype,
+            max_context=model.max_context,
+            max_sequences=read_number(environment, "WEIR_ROLLOUT_MAX_SEQUENCES", int, 256),
+            kv_cache_bytes=kv_cache_mib * _MIB or None,
+            gpu_memory=read_number(environment, "WEIR_ROLLOUT_GPU_MEMORY", float, 0.9),
+            num_gpus=read_number(environment, "WEIR_ROLLOUT_GPUS", int, 1),
+            sync_timeout_s=read_number(environment, "WEIR_ROLLOUT_SYNC_TIMEOUT_S", float, 120.0),
+        )
+
+
+def read_number(
+    environment: Mapping[str, str], name: str, parse: Callable[[str], T], default: T
+) -> T:
+    """Read a number that is not negative.
+
+    Raises:
+        DeploymentError: naming the variable and what is wrong with it.
+    """
+    text = environment.get(name)
+    if not text:
+        return default
+    try:
+        value = parse(text)
+    except ValueError as error:
+        raise DeploymentError(f"{name}={text!r}: give a number, such as {default}") from error
+    if value < 0:
+        raise DeploymentError(f"{name}={text!r}: must not be negative")
+    return value

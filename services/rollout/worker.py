@@ -1,0 +1,109 @@
+"""The worker: a request comes in, the group that was asked for goes out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+from prometheus_client import Counter, Gauge, Histogram
+from protocol.messages import ActiveJob, RolloutGroup, RolloutRequest
+from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS, ROLLOUTS
+
+from services.chassis.service import Service
+from services.chassis.work import Station, work_forever
+from services.rollout.chat import prompt_ids
+from services.rollout.engine import Engine
+from services.rollout.errors import EngineDied
+from services.rollout.policy_sync import PolicyFollower
+from services.rollout.samples import Sample, group_of
+from services.rollout.settings import read_number
+
+GROUPS = Counter("weir_sampled_groups_total", "Groups sampled", ["purpose"])
+RESPONSES = Counter("weir_sampled_responses_total", "Responses sampled", ["finish_reason"])
+TOKENS = Counter("weir_sampled_tokens_total", "Tokens sampled; its rate is the throughput")
+PROMPT_TOKENS = Counter("weir_prompt_tokens_total", "Tokens of the prompts, once per group")
+SAMPLING = Gauge("weir_groups_sampling", "Groups that are in the engine now")
+GROUP_SECONDS = Histogram(
+    "weir_group_sampling_seconds",
+    "From a group's entry into the engine to its last token",
+    buckets=(0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000),
+)
+RESPONSE_TOKENS = Histogram(
+    "weir_response_tokens",
+    "Length of a response",
+    buckets=tuple(2**power for power in range(3, 17)),
+)
+
+
+async def sample_groups(service: Service) -> None:
+    """The rollout service: follow the policy, and sample what is asked for."""
+    follower = PolicyFollower(service, Engine.start)
+    worker = GroupSampler(follower)
+    station = Station(
+        inputs=(EVAL_REQUESTS, REQUESTS),
+        output=ROLLOUTS,
+        failures=GRADED,
+        handle=worker.sample_group,
+        capacity=read_number(os.environ, "WEIR_ROLLOUT_GROUPS_IN_FLIGHT", int, 32),
+        is_open=follower.serves,
+    )
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(follower.follow_policy_forever())
+            tasks.create_task(follower.watch_engine_forever())
+            tasks.create_task(work_forever(service, station))
+    finally:
+        follower.shut_down()
+
+
+class GroupSampler:
+    """Renders a request, samples its group, and counts what was sampled."""
+
+    def __init__(self, follower: PolicyFollower) -> None:
+        self.follower = follower
+
+    async def sample_group(self, job: ActiveJob, request: RolloutRequest) -> RolloutGroup:
+        """One request in, its group out.
+
+        Raises:
+            PromptError: if the task cannot be a prompt of this model.
+            PolicyTooOld: if no policy that may answer is announced in time.
+            SamplingError: if a response is not an answer.
+        """
+        engine = await self.follower.engine_for(request)
+        sampling = request.sampling
+        prompt = prompt_ids(
+            request.task,
+            request.prompt_template,
+            engine.tokenizer,
+            max_context=job.recipe.model.max_context,
+            max_tokens=sampling.max_tokens,
+        )
+        started = time.monotonic()
+        with SAMPLING.track_inprogress():
+            samples = await self._generate(engine, prompt, request)
+        _count(request, prompt, samples)
+        seconds = time.monotonic() - started
+        GROUP_SECONDS.observe(seconds)
+        return group_of(request, prompt, samples, seconds)
+
+    async def _generate(
+        self, engine: Engine, prompt: list[int], request: RolloutRequest
+    ) -> list[Sample]:
+        try:
+            return await engine.generate(prompt, request.sampling, request.group_size, request.seed)
+        except EngineDied:
+            # The process is about to end. That must count as a death, which spares the other
+            # groups in flight, not as a failure of each of them.
+            await asyncio.Event().wait()
+            raise
+
+
+def _count(request: RolloutRequest, prompt: list[int], samples: list[Sample]) -> None:
+    GROUPS.labels(request.purpose).inc()
+    PROMPT_TOKENS.inc(len(prompt))
+    for sample in samples:
+        RESPONSES.labels(sample.finish_reason).inc()
+        TOKENS.inc(len(sample.token_ids))
+        RESPONSE_TOKENS.observe(len(sample.token_ids))
