@@ -15,7 +15,7 @@ import asyncio
 import hashlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ class WeightsLoader:
     """What the workers of the engine can do beyond vLLM's own: load other weights, and use them."""
 
     model_runner: Any
+    reload_weights: Callable[..., None]
 
     def load_folder(self, folder: str) -> None:
         """Replace all weights by those of a folder of the same architecture.
@@ -54,7 +55,7 @@ class WeightsLoader:
         that it finds in the folder, and drops what it packed. A tied ``lm_head`` is not in the
         folder, keeps its weight, and would go on with its packed copy of the old embedding.
         """
-        self.model_runner.reload_weights(weights_path=folder)
+        self.reload_weights(weights_path=folder)
         for module in self.model_runner.get_model().modules():
             if hasattr(module, "cpu_linear"):
                 dispatch_cpu_unquantized_gemm(module, remove_weight=False)

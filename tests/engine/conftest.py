@@ -1,0 +1,125 @@
+"""A tiny random model under several weights, and one engine for all tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from services.rollout.engine import Engine
+from services.rollout.settings import EngineSettings
+
+EOS = 2
+MAX_CONTEXT = 512
+CHARACTERS = "0123456789+-*/=() abcdefghijklmnopqrstuvwxyz"
+Reference = Callable[..., np.ndarray]
+disable_progress_bar()
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per character, with a BOS in front."""
+    entries = ["<pad>", "<bos>", "<eos>", *CHARACTERS.replace(" ", "\u0120")]
+    tokenizer = Tokenizer(
+        models.BPE(vocab={entry: i for i, entry in enumerate(entries)}, merges=[])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", 1)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token=None,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def write_model(folder: Path, seed: int, *, ends_soon: bool = False) -> Path:
+    """A random Qwen2 with a tied head, which hardly ever ends a response, or soon does.
+
+    The layers leave one hidden dimension alone, so what a token has there is its bias.
+    """
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=3 + len(CHARACTERS),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=MAX_CONTEXT,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=EOS,
+    )
+    model = Qwen2ForCausalLM(config).float()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+            if "o_proj" in name or "down_proj" in name:
+                parameter[0] = 0.0
+        bias = model.model.embed_tokens.weight[:, 0]
+        bias[:] = 3.0
+        bias[:EOS] = -60.0  # the other special tokens
+        bias[EOS] = 4.0 if ends_soon else -60.0
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three weights of one shape."""
+    root = tmp_path_factory.mktemp("models")
+    return [write_model(root / f"weights-{seed}", seed) for seed in range(3)]
+
+
+@pytest.fixture(scope="session")
+def folder_that_ends_soon(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "ends-soon", 0, ends_soon=True)
+
+
+@pytest.fixture(scope="session")
+def reference() -> Reference:
+    """Log-probs of a response by transformers, in float32."""
+
+    def logprobs(
+        folder: Path, prompt: Sequence[int], token_ids: np.ndarray, temperature: float = 1.0
+    ) -> np.ndarray:
+        model = Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        ids = torch.tensor([[*prompt, *token_ids.tolist()]])
+        with torch.no_grad():
+            logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1] / temperature
+        chosen = torch.log_softmax(logits, dim=-1).gather(1, ids[0, len(prompt) :, None])
+        return chosen[:, 0].numpy()
+
+    return logprobs
+
+
+@pytest.fixture(scope="session")
+def settings() -> EngineSettings:
+    return EngineSettings(
+        dtype="float32",
+        max_context=MAX_CONTEXT,
+        max_sequences=16,
+        kv_cache_bytes=64 * 2**20,
+        sync_timeout_s=60,
+    )
+
+
+@pytest.fixture(scope="session")
+async def engine(folders: list[Path], settings: EngineSettings) -> AsyncIterator[Engine]:
+    """One engine, started on the first weights; a test loads what it needs."""
+    engine = await Engine.start(folders[0], "1.0", settings)
+    yield engine
+    engine.shut_down()

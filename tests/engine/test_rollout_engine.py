@@ -1,0 +1,269 @@
+"""The engine against transformers: behaviour log-probs are those of the weights that it names."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from protocol.messages import FinishReason
+from protocol.recipe import Sampling
+
+from services.rollout.engine import Engine
+from services.rollout.errors import EngineDied, LoadError
+from services.rollout.samples import Sample
+from services.rollout.settings import EngineSettings
+from tests.engine.conftest import EOS, Reference
+
+pytestmark = [pytest.mark.engine, pytest.mark.anyio]
+
+SHORT_PROMPT = [1, *range(5, 25)]
+LONG_PROMPT = [1, *(3 + number % 40 for number in range(299))]  # more than two cache blocks
+TOLERANCE = 1e-3
+APART = 0.5  # other weights are at least so far off, by their worst token
+
+
+def gap(expected: np.ndarray, sample: Sample, start: int = 0, end: int | None = None) -> float:
+    """The largest difference, in nats, within the tokens ``[start, end)``."""
+    return float(np.abs(expected - sample.behavior_logprobs)[start:end].max())
+
+
+async def sample_one(
+    engine: Engine, prompt: list[int], seed: int = 0, **sampling: object
+) -> Sample:
+    chosen = Sampling.model_validate({"max_tokens": 40, **sampling})
+    return (await engine.generate(prompt, chosen, 1, seed))[0]
+
+
+async def sample_through_a_sync(
+    engine: Engine, folder: Path, label: str, *, keep_kv: bool
+) -> list[Sample]:
+    sampling = Sampling(max_tokens=400)
+    sampled = asyncio.create_task(engine.generate(SHORT_PROMPT, sampling, 4, 5))
+    await asyncio.sleep(0.15)
+    await engine.load(folder, label, keep_kv=keep_kv)
+    assert not sampled.done(), "the sync came too late to be in the middle of anything"
+    return await sampled
+
+
+async def test_logprobs_are_those_of_the_newest_weights_after_every_sync(
+    engine: Engine, folders: list[Path], reference: Reference
+) -> None:
+    before = folders[2]
+    for version, folder in enumerate([folders[0], folders[1], folders[2], folders[0]]):
+        await engine.load(folder, f"1.{version}", keep_kv=False)
+        sample = await sample_one(engine, LONG_PROMPT, seed=version)
+        new = gap(reference(folder, LONG_PROMPT, sample.token_ids), sample)
+        old = gap(reference(before, LONG_PROMPT, sample.token_ids), sample)
+        print(f"version {version}: {new:.1e} nats from its weights, {old:.1f} from the last ones")
+        assert new < TOLERANCE
+        assert old > APART
+        assert [(s.version, s.start, s.end) for s in sample.spans] == [(version, 0, 40)]
+        before = folder
+
+
+async def test_without_clearing_a_prompt_would_be_read_under_the_old_weights(
+    engine: Engine, folders: list[Path], reference: Reference
+) -> None:
+    await engine.load(folders[0], "1.0", keep_kv=False)
+    await sample_one(engine, LONG_PROMPT)
+    await engine.llm.collective_rpc("load_folder", args=(str(folders[1]),))
+    stale = await sample_one(engine, LONG_PROMPT)
+    await engine.load(folders[1], "1.1", keep_kv=False)
+    fresh = await sample_one(engine, LONG_PROMPT)
+    assert gap(reference(folders[1], LONG_PROMPT, stale.token_ids), stale) > APART
+    assert gap(reference(folders[1], LONG_PROMPT, fresh.token_ids), fresh) < TOLERANCE
+
+
+async def test_a_sync_in_the_middle_recomputes_the_whole_prefix_under_the_new_weights(
+    engine: Engine, folders: list[Path], reference: Reference
+) -> None:
+    await engine.load(folders[0], "1.4", keep_kv=False)
+    samples = await sample_through_a_sync(engine, folders[1], "2.3", keep_kv=False)
+    for sample in samples:
+        first, second = sample.spans
+        old = reference(folders[0], SHORT_PROMPT, sample.token_ids)
+        new = reference(folders[1], SHORT_PROMPT, sample.token_ids)
+        edge = first.end
+        print(
+            f"synced at token {edge}: {gap(old, sample, 0, edge):.1e}, {gap(new, sample, edge):.1e}"
+        )
+        assert (first.attempt, first.version, first.start) == (1, 4, 0)
+        assert (second.attempt, second.version, second.start) == (2, 3, edge)
+        assert 0 < edge < second.end == len(sample.token_ids)
+        assert gap(old, sample, 0, edge) < TOLERANCE
+        assert gap(new, sample, edge) < TOLERANCE
+        assert gap(old, sample, edge) > APART
+
+
+async def test_kept_kv_continues_on_the_old_prefix_but_never_leaks_into_new_requests(
+    engine: Engine, folders: list[Path], reference: Reference
+) -> None:
+    await engine.load(folders[0], "1.0", keep_kv=False)
+    await sample_one(engine, LONG_PROMPT)
+    running = await sample_through_a_sync(engine, folders[1], "1.1", keep_kv=True)
+    later = await sample_one(engine, LONG_PROMPT)
+    for sample in running:
+        first, second = sample.spans
+        new = reference(folders[1], SHORT_PROMPT, sample.token_ids)
+        old = reference(folders[0], SHORT_PROMPT, sample.token_ids)
+        assert gap(old, sample, 0, first.end) < TOLERANCE
+        assert gap(new, sample, second.start) > APART
+    assert gap(reference(folders[1], LONG_PROMPT, later.token_ids), later) < TOLERANCE
+    assert [span.version for span in later.spans] == [1]
+
+
+async def test_kept_kv_marks_a_request_that_had_waited_for_a_place(
+    engine: Engine, folders: list[Path]
+) -> None:
+    await engine.load(folders[0], "1.0", keep_kv=False)
+    sampling = Sampling(max_tokens=300)
+    full = asyncio.create_task(engine.generate(SHORT_PROMPT, sampling, 16, 1))
+    await asyncio.sleep(0.1)
+    waiting = asyncio.create_task(engine.generate(SHORT_PROMPT, Sampling(max_tokens=4), 1, 2))
+    await asyncio.sleep(0.05)
+    await engine.load(folders[1], "1.1", keep_kv=True)
+    (sample,) = await waiting
+    await full
+    assert [(s.version, s.start, s.end) for s in sample.spans] == [(0, 0, 0), (1, 0, 4)]
+
+
+async def test_logprobs_are_after_temperature(
+    engine: Engine, folders: list[Path], reference: Reference
+) -> None:
+    await engine.load(folders[0], "1.0", keep_kv=False)
+    sample = await sample_one(engine, SHORT_PROMPT, temperature=0.7)
+    after = reference(folders[0], SHORT_PROMPT, sample.token_ids, temperature=0.7)
+    before = reference(folders[0], SHORT_PROMPT, sample.token_ids)
+    assert gap(after, sample) < TOLERANCE
+    assert gap(before, sample) > 0.1
+
+
+async def test_a_seed_makes_a_group_of_distinct_responses_and_makes_it_again(
+    engine: Engine, folders: list[Path]
+) -> None:
+    await engine.load(folders[0], "1.0", keep_kv=False)
+    sampling = Sampling(max_tokens=30)
+
+    async def texts(seed: int) -> list[str]:
+        group = await engine.generate(SHORT_PROMPT, sampling, 8, seed)
+        return [sample.text for sample in group]
+
+    first, neighbour = await asyncio.gather(texts(7), texts(8))
+    assert len(set(first) | set(neighbour)) == 16
+    assert await texts(7) == first
+
+
+async def test_a_response_that_fills_its_room_ends_by_length(
+    engine: Engine, folders: list[Path]
+) -> None:
+    await engine.load(folders[0], "1.0", keep_kv=False)
+    sample = await sample_one(engine, SHORT_PROMPT, max_tokens=12)
+    assert sample.finish_reason is FinishReason.LENGTH
+    assert sample.token_ids.shape == sample.behavior_logprobs.shape == (12,)
+    assert (sample.token_ids.dtype, sample.behavior_logprobs.dtype) == (np.int32, np.float32)
+
+
+async def test_the_end_of_sequence_is_a_token_with_its_logprob_but_not_text(
+    engine: Engine, folder_that_ends_soon: Path, reference: Reference
+) -> None:
+    await engine.load(folder_that_ends_soon, "1.0", keep_kv=False)
+    sample = await sample_one(engine, SHORT_PROMPT, max_tokens=400)
+    expected = reference(folder_that_ends_soon, SHORT_PROMPT, sample.token_ids)
+    assert sample.finish_reason is FinishReason.STOP
+    assert sample.token_ids[-1] == EOS
+    assert gap(expected, sample) < TOLERANCE
+    assert "<eos>" not in sample.text
+    assert len(sample.text) == len(sample.token_ids) - 1
+
+
+async def test_a_stop_string_ends_a_response_and_stays_in_it(
+    engine: Engine, folders: list[Path], reference: Reference
+) -> None:
+    await engine.load(folders[0], "1.0", keep_kv=False)
+    free = await sample_one(engine, SHORT_PROMPT, seed=3)
+    stop = free.text[10:12]
+    sample = await sample_one(engine, SHORT_PROMPT, seed=3, stop=(stop,))
+    length = free.text.index(stop) + 2
+    assert sample.finish_reason is FinishReason.STOP
+    assert sample.text == free.text[:length]
+    assert sample.token_ids.tolist() == free.token_ids[:length].tolist()
+    assert gap(reference(folders[0], SHORT_PROMPT, sample.token_ids), sample) < TOLERANCE
+
+
+async def test_many_long_prompts_at_once_are_all_answered(
+    engine: Engine, folders: list[Path], reference: Reference
+) -> None:
+    await engine.load(folders[0], "1.0", keep_kv=False)
+    prompts = [[1, *(3 + (number * shift) % 40 for number in range(300))] for shift in range(1, 31)]
+    samples = await asyncio.gather(*(sample_one(engine, prompt) for prompt in prompts))
+    for prompt, sample in zip(prompts, samples, strict=True):
+        assert gap(reference(folders[0], prompt, sample.token_ids), sample) < TOLERANCE
+
+
+async def test_a_cancelled_group_leaves_nothing_in_the_engine(
+    engine: Engine, folders: list[Path]
+) -> None:
+    await engine.load(folders[0], "1.0", keep_kv=False)
+    group = asyncio.create_task(engine.generate(SHORT_PROMPT, Sampling(max_tokens=480), 8, 1))
+    await asyncio.sleep(0.1)
+    assert engine.llm.get_num_unfinished_requests() == 8
+    group.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await group
+    assert engine.llm.get_num_unfinished_requests() == 0
+    async with asyncio.timeout(5):
+        # vLLM clears its cache only once no request holds a block of it.
+        while not await engine.llm.reset_prefix_cache():
+            await asyncio.sleep(0.01)
+
+
+async def test_after_a_failed_load_nothing_is_sampled_until_a_load_succeeds(
+    engine: Engine, folders: list[Path], reference: Reference, tmp_path: Path
+) -> None:
+    await engine.load(folders[0], "1.0", keep_kv=False)
+    broken = shutil.copytree(folders[1], tmp_path / "broken")
+    content = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(content[: len(content) // 2])
+    with pytest.raises(LoadError, match="load: "):
+        await engine.load(broken, "1.1", keep_kv=False)
+    with pytest.raises(LoadError, match="nothing may be sampled"):
+        await sample_one(engine, SHORT_PROMPT)
+    await engine.load(folders[2], "1.2", keep_kv=False)
+    sample = await sample_one(engine, SHORT_PROMPT)
+    assert gap(reference(folders[2], SHORT_PROMPT, sample.token_ids), sample) < TOLERANCE
+
+
+async def test_a_load_that_takes_too_long_names_its_phase_and_the_setting(
+    engine: Engine, folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hasty = Engine(engine.llm, EngineSettings("float32", 512, sync_timeout_s=0.001))
+    with pytest.raises(LoadError, match=r"pause: .* \(WEIR_ROLLOUT_SYNC_TIMEOUT_S\)"):
+        await hasty.load(folders[0], "1.0", keep_kv=False)
+    await engine.load(folders[0], "1.0", keep_kv=False)
+
+
+async def test_a_killed_engine_is_noticed_at_work_and_at_rest(
+    folders: list[Path], settings: EngineSettings
+) -> None:
+    others = set(psutil.Process().children(recursive=True))
+    engine = await Engine.start(folders[0], "1.0", settings)
+    (core,) = [
+        process
+        for process in set(psutil.Process().children(recursive=True)) - others
+        if "EngineCore" in process.name()
+    ]
+    working = asyncio.create_task(sample_one(engine, SHORT_PROMPT, max_tokens=480))
+    await asyncio.sleep(0.1)
+    assert not engine.has_died
+    core.kill()
+    with pytest.raises(EngineDied):
+        await asyncio.wait_for(working, 10)
+    assert engine.has_died
+    with pytest.raises(EngineDied):
+        await engine.load(folders[1], "1.1", keep_kv=False)
+    engine.shut_down()
