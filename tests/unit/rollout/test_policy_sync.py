@@ -1,0 +1,139 @@
+"""What a rollout may answer, and which weights its engine can take."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from protocol import weights
+from protocol.messages import PolicyVersion
+from protocol.weights import WeightsError, WeightsGone
+from safetensors.numpy import save_file
+
+from services.chassis.deployment import DeploymentError
+from services.rollout.policy_sync import Serving, may_answer, why_unfit
+from services.rollout.settings import EngineSettings
+from services.rollout.shape import shape_of, verified_shape
+from tests.builders import a_recipe, a_request
+
+SETTINGS = EngineSettings(dtype="float32", max_context=64)
+
+
+def write_folder(
+    folder: Path, *, hidden_size: int = 4, value: float = 0.0, **config: object
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    values = {"model_type": "qwen2", "hidden_size": hidden_size, **config}
+    (folder / "config.json").write_text(json.dumps(values))
+    (folder / "tokenizer.json").write_text("{}")
+    save_file(
+        {"embed.weight": np.full((3, hidden_size), value, dtype=np.float32)},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_folder(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def serving(folder: Path, *, job_id: str = "job", number: int = 3, attempt: int = 1) -> Serving:
+    policy = PolicyVersion(job_id=job_id, attempt=attempt, number=number, folder="f", digest="d")
+    return Serving(policy, shape_of(folder), SETTINGS)
+
+
+def test_nothing_is_answered_before_a_policy_is_served() -> None:
+    assert not may_answer(None, a_request())
+
+
+def test_a_request_is_answered_by_its_oldest_allowed_policy_and_newer_ones(folder: Path) -> None:
+    for min_version, allowed in [(2, True), (3, True), (4, False)]:
+        assert may_answer(serving(folder), a_request(min_version=min_version)) is allowed
+
+
+def test_a_request_of_another_job_is_not_answered(folder: Path) -> None:
+    assert not may_answer(serving(folder, job_id="other"), a_request(job_id="job"))
+
+
+def test_an_engine_takes_weights_of_its_own_shape(folder: Path, tmp_path: Path) -> None:
+    write_folder(tmp_path / "next", value=1.0, transformers_version="9.9", torch_dtype="float16")
+    assert why_unfit(serving(folder), shape_of(tmp_path / "next"), SETTINGS) is None
+
+
+def test_another_architecture_needs_another_engine_and_says_where(
+    folder: Path, tmp_path: Path
+) -> None:
+    write_folder(tmp_path / "wider", hidden_size=8)
+    reason = why_unfit(serving(folder), shape_of(tmp_path / "wider"), SETTINGS)
+    assert reason is not None
+    assert "config.json hidden_size: 4 became 8" in reason
+    assert "tensor embed.weight: (3, 4) became (3, 8)" in reason
+
+
+def test_another_tokenizer_needs_another_engine(folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(folder, tmp_path / "other")
+    (other / "tokenizer.json").write_text('{"version": 2}')
+    reason = why_unfit(serving(folder), shape_of(other), SETTINGS)
+    assert reason is not None
+    assert reason.startswith("file tokenizer.json: ")
+
+
+def test_a_missing_tensor_needs_another_engine(folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(folder, tmp_path / "other")
+    save_file({"other": np.zeros(1)}, other / "model.safetensors")
+    reason = why_unfit(serving(folder), shape_of(other), SETTINGS)
+    assert reason is not None
+    assert "tensor embed.weight: (3, 4) became None" in reason
+
+
+@pytest.mark.parametrize("change", [{"dtype": "bfloat16"}, {"max_context": 128}])
+def test_another_dtype_or_context_needs_another_engine(
+    folder: Path, change: dict[str, object]
+) -> None:
+    settings = replace(SETTINGS, **change)  # type: ignore[arg-type]
+    reason = why_unfit(serving(folder), shape_of(folder), settings)
+    assert reason is not None
+    assert str(next(iter(change.values()))) in reason
+
+
+def test_shards_and_their_index_do_not_change_the_shape(folder: Path, tmp_path: Path) -> None:
+    sharded = shutil.copytree(folder, tmp_path / "sharded")
+    (sharded / "model.safetensors").rename(sharded / "model-00001-of-00001.safetensors")
+    (sharded / "model.safetensors.index.json").write_text("{}")
+    assert shape_of(sharded) == shape_of(folder)
+
+
+def test_a_shape_is_read_only_from_what_was_announced(tmp_path: Path) -> None:
+    digest = weights.write(tmp_path, "job/1.0", lambda target: write_folder(target))
+    folder = tmp_path / "job/1.0"
+    assert verified_shape(folder, digest) == shape_of(folder)
+    with pytest.raises(WeightsError, match="not the one that was announced"):
+        verified_shape(folder, "0" * 64)
+    with (folder / "model.safetensors").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(WeightsError, match="damaged"):
+        verified_shape(folder, digest)
+    shutil.rmtree(folder)
+    with pytest.raises(WeightsGone):
+        verified_shape(folder, digest)
+
+
+def test_settings_come_from_the_recipe_and_the_environment() -> None:
+    model = a_recipe(model={"dtype": "bfloat16", "max_context": 100}).model
+    environment = {"WEIR_ROLLOUT_KV_CACHE_MIB": "64", "WEIR_ROLLOUT_GPUS": "2"}
+    settings = EngineSettings.from_environment(model, environment)
+    assert (settings.dtype, settings.max_context) == ("bfloat16", 100)
+    assert (settings.kv_cache_bytes, settings.num_gpus) == (64 * 2**20, 2)
+    assert EngineSettings.from_environment(model, {}).kv_cache_bytes is None
+
+
+@pytest.mark.parametrize("text", ["many", "-1", "1.5"])
+def test_a_wrong_setting_is_named(text: str) -> None:
+    with pytest.raises(DeploymentError, match="WEIR_ROLLOUT_MAX_SEQUENCES"):
+        EngineSettings.from_environment(a_recipe().model, {"WEIR_ROLLOUT_MAX_SEQUENCES": text})
