@@ -1,0 +1,1 @@
+"""The judge: grades every response of a group, and never invents a score."""

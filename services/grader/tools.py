@@ -1,0 +1,14 @@
+"""What verifiers work with beyond the text itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.grader.pool import Pool
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The shared resources of one grader."""
+
+    pool: Pool
