@@ -306,11 +306,11 @@ class Stack:
 
     async def announce(self, number: int, source: Path, attempt: int = 1) -> PolicyVersion:
         folder = weights.version_folder("job", attempt, number)
-        digest = weights.write(
-            self.data_dir / "weights",
-            folder,
-            lambda target: shutil.copytree(source, target, dirs_exist_ok=True),
-        )
+
+        def fill(target: Path) -> None:
+            shutil.copytree(source, target, dirs_exist_ok=True)
+
+        digest = weights.write(self.data_dir / "weights", folder, fill)
         policy = PolicyVersion(
             job_id="job", attempt=attempt, number=number, folder=folder, digest=digest
         )
