@@ -88,6 +88,8 @@ class LiveView:
         self.progress.see(event)
         if event["type"] == "message":
             self._say(f"{event['level']}: {event['message']}")
+        elif "evaluation" in event["data"]:
+            self._say(evaluation_line(event))
         elif self._live is not None:
             self._live.update(self.progress.table(), refresh=True)
         else:
@@ -95,6 +97,17 @@ class LiveView:
 
     def _say(self, line: str) -> None:
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def evaluation_line(event: Mapping[str, Any]) -> str:
+    """The result of an evaluation in one plain line."""
+    result = event["data"]["evaluation"]
+    parts = [
+        f"{label} {form.format(result[name])}"
+        for name, label, form in _SHOWN
+        if isinstance(result.get(name), int | float)
+    ]
+    return "  ".join([event["message"], *parts])
 
 
 def spark(curve: list[float]) -> str:

@@ -1,0 +1,51 @@
+"""What a client is told about a job, and the ids of repeated submissions."""
+
+from __future__ import annotations
+
+import pytest
+from protocol.messages import JobRecord, JobState, Requested
+
+from services.gateway.jobs import Repeat, job_object, status_of
+from tests.builders import a_recipe
+
+
+def a_record(state: JobState, requested: Requested = Requested.RUN) -> JobRecord:
+    return JobRecord(
+        id="ftjob-1", created_at=1.5, recipe=a_recipe(), state=state, requested=requested
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "requested", "status"),
+    [
+        (JobState.QUEUED, Requested.RUN, "queued"),
+        (JobState.QUEUED, Requested.PAUSE, "queued"),
+        (JobState.RUNNING, Requested.RUN, "running"),
+        (JobState.RUNNING, Requested.PAUSE, "pausing"),
+        (JobState.RUNNING, Requested.CANCEL, "cancelling"),
+        (JobState.PAUSED, Requested.PAUSE, "paused"),
+        (JobState.PAUSED, Requested.RUN, "paused"),
+        (JobState.PAUSED, Requested.CANCEL, "cancelling"),
+        (JobState.CANCELLED, Requested.CANCEL, "cancelled"),
+        (JobState.SUCCEEDED, Requested.CANCEL, "succeeded"),
+        (JobState.FAILED, Requested.PAUSE, "failed"),
+    ],
+)
+def test_the_status_tells_what_is_wanted_and_not_yet_so(
+    state: JobState, requested: Requested, status: str
+) -> None:
+    assert status_of(a_record(state, requested)) == status
+
+
+def test_a_model_is_told_only_when_the_job_succeeded() -> None:
+    record = a_record(JobState.RUNNING).model_copy(update={"result": {"model": "/half/done"}})
+    assert job_object(record)["fine_tuned_model"] is None
+    done = record.model_copy(update={"state": JobState.SUCCEEDED})
+    assert job_object(done)["fine_tuned_model"] == "/half/done"
+
+
+def test_one_key_of_one_caller_is_one_job() -> None:
+    assert Repeat("k", "a").job_id == Repeat("k", "a").job_id
+    ids = {Repeat(key, caller).job_id for key, caller in [("k", "a"), ("k", "b"), ("l", "a")]}
+    assert len(ids) == 3
+    assert Repeat().job_id != Repeat().job_id

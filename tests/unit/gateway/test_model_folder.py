@@ -1,0 +1,71 @@
+"""Which model names are accepted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.chassis.deployment import Deployment
+from services.gateway.errors import Problem
+from services.gateway.model_folder import resolve_model
+
+
+def a_deployment(*roots: Path, hub: str = "off") -> Deployment:
+    return Deployment.from_environment(
+        {
+            "WEIR_REDIS_URL": "redis://127.0.0.1:1",
+            "WEIR_DATA_DIR": "/nowhere",
+            "WEIR_PORT": "1",
+            "WEIR_MODEL_ROOTS": ":".join(map(str, roots)),
+            "WEIR_MODEL_HUB": hub,
+        }
+    )
+
+
+def a_model(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model-00001-of-00001.safetensors").write_bytes(b"")
+    return folder
+
+
+def test_every_root_is_searched_for_a_relative_name(tmp_path: Path) -> None:
+    model = a_model(tmp_path / "b" / "family" / "tiny")
+    deployment = a_deployment(tmp_path / "a", tmp_path / "b")
+    assert resolve_model("family/tiny", deployment) == str(model)
+    assert resolve_model(str(model), deployment) == str(model)
+
+
+def test_a_link_within_the_roots_is_followed_and_one_out_of_them_is_not(tmp_path: Path) -> None:
+    model, secret = a_model(tmp_path / "root" / "v2"), a_model(tmp_path / "secret")
+    (tmp_path / "root" / "newest").symlink_to(model)
+    (tmp_path / "root" / "out").symlink_to(secret)
+    deployment = a_deployment(tmp_path / "root")
+    assert resolve_model("newest", deployment) == str(model)
+    with pytest.raises(Problem, match="no model folder 'out'"):
+        resolve_model("out", deployment)
+
+
+@pytest.mark.parametrize("name", ["../secret", "a/../../secret", "..", "\0"])
+def test_a_name_that_climbs_is_refused(tmp_path: Path, name: str) -> None:
+    a_model(tmp_path / "secret")
+    (tmp_path / "root" / "a").mkdir(parents=True)
+    with pytest.raises(Problem, match="must not contain"):
+        resolve_model(name, a_deployment(tmp_path / "root"))
+
+
+def test_a_sibling_whose_name_begins_like_the_root_is_outside(tmp_path: Path) -> None:
+    sibling = a_model(tmp_path / "root-of-another")
+    (tmp_path / "root").mkdir()
+    with pytest.raises(Problem, match="WEIR_MODEL_ROOTS"):
+        resolve_model(str(sibling), a_deployment(tmp_path / "root"))
+
+
+def test_hub_ids_need_a_hub(tmp_path: Path) -> None:
+    with pytest.raises(Problem, match="WEIR_MODEL_HUB=on"):
+        resolve_model("Qwen/Qwen3-4B", a_deployment(tmp_path))
+    hub = a_deployment(tmp_path, hub="on")
+    assert resolve_model("Qwen/Qwen3-4B", hub) == "Qwen/Qwen3-4B"
+    with pytest.raises(Problem, match="not a hub id"):
+        resolve_model("/etc/passwd", hub)

@@ -1,0 +1,64 @@
+"""What a person sees of a running job."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from services.gateway.progress import LiveView, Progress, spark
+
+
+def a_step(step: int, **data: Any) -> dict[str, Any]:
+    return an_event("metrics", f"step {step}", step=step, **data)
+
+
+def an_event(kind: str, message: str, **data: Any) -> dict[str, Any]:
+    return {"type": kind, "level": "info", "message": message, "data": data}
+
+
+def shown(*events: dict[str, Any], terminal: bool = False) -> str:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=100, color_system=None)
+    with LiveView(Progress("ftjob-1", steps=5), console) as view:
+        for event in events:
+            view.show(event)
+    return out.getvalue()
+
+
+def test_a_line_shows_what_is_there_and_tolerates_what_is_not() -> None:
+    lines = shown(
+        a_step(1, reward=0.5, accuracy=0.25, groups={"asked": 4}, tokens_per_second=1234.4),
+        a_step(2, reward=None, entropy=0.1),
+        an_event("metrics", "no numbers at all"),
+    ).splitlines()
+    assert lines[0] == "step 1/5  reward 0.500  accuracy 0.250  tokens/s 1,234"
+    assert lines[1].startswith("step 2/5  reward 0.500")
+    assert "entropy 0.100" in lines[2]
+
+
+def test_messages_and_evaluations_have_lines_of_their_own() -> None:
+    result = {"step": 4, "accuracy": 0.75, "process": None, "samples": 8}
+    evaluation = an_event("metrics", "evaluation at step 4", step=4, evaluation=result)
+    lines = shown(an_event("message", "paused [by the user]"), evaluation).splitlines()
+    assert lines == ["info: paused [by the user]", "evaluation at step 4  accuracy 0.750"]
+
+
+def test_a_terminal_shows_a_bar_and_curves() -> None:
+    text = shown(*(a_step(step, reward=step / 5) for step in range(1, 6)), terminal=True)
+    assert "ftjob-1" in text
+    assert "5/5" in text
+    assert "▁▃▄▆█" in text
+
+
+@pytest.mark.parametrize(
+    ("curve", "bars"), [([1.0], "▁"), ([2.0, 2.0], "▁▁"), ([0.0, 1.0, 0.5], "▁█▅")]
+)
+def test_a_spark_line_spans_from_lowest_to_highest(curve: list[float], bars: str) -> None:
+    assert spark(curve) == bars
+
+
+def test_a_spark_line_shows_only_the_newest_values() -> None:
+    assert spark([1.0] * 100 + [0.0] * 31 + [1.0]) == "▁" * 31 + "█"
