@@ -84,6 +84,7 @@ async def _run(
         service = Service(name, deployment, exchange)
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, service.stopping.set)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _log_what_waits)
         app = Observable(service, make_app(service) if make_app else None)
         async with _serving(app, deployment):
             try:
@@ -92,6 +93,13 @@ async def _run(
                 log.exception("stopped by an error")
                 return 1
     return 0
+
+
+def _log_what_waits() -> None:
+    """On SIGUSR1: where every coroutine waits, for a stall that has no name yet."""
+    for task in asyncio.all_tasks():
+        places = [f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in task.get_stack()]
+        log.info("waits", extra={"task": repr(task.get_coro()), "places": places})
 
 
 class Observable:

