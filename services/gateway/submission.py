@@ -10,6 +10,7 @@ from protocol.recipe import Recipe, RecipeError, parse_recipe
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, field_validator
 
 from services.gateway.errors import Problem, from_lines
+from services.gateway.finite import non_finite
 
 _HYPERPARAMETERS = "method.reinforcement.hyperparameters"
 
@@ -110,21 +111,9 @@ def build_recipe(request: JobRequest, model: str, num_tasks: int) -> Recipe:
 
 def _tables(recipe: Mapping[str, JsonValue]) -> dict[str, Any]:
     """A copy that can be added to."""
-    for path, number in _numbers(recipe, "recipe"):
-        if not math.isfinite(number):
-            raise Problem(400, f"{path}: must be a finite number", param=path)
+    for path in non_finite(recipe, "recipe"):
+        raise Problem(400, f"{path}: must be a finite number", param=path)
     return {key: dict(value) if isinstance(value, dict) else value for key, value in recipe.items()}
-
-
-def _numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _numbers(item, f"{path}.{key}")
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _numbers(item, f"{path}.{index}")
-    elif isinstance(value, float):
-        yield path, value
 
 
 def _check_places(request: JobRequest, tables: Mapping[str, Any]) -> None:

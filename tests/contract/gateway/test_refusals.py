@@ -170,6 +170,10 @@ BAD_FILES = {
     "an id twice": (GOOD_LINE + GOOD_LINE, "line 2: id: 'a' is taken by line 1"),
     "nothing in it": ("\n", "line 1: the file holds no task"),
     "not UTF-8": (GOOD_LINE.encode() + b'{"id": "\xff"}\n', "line 2: byte 9 is not valid UTF-8"),
+    "a number that is none": (
+        '{"id": "b", "prompt": "x", "answer": "1", "metadata": {"level": [1, NaN]}}\n',
+        "task 'b': metadata.level.1: must be a finite number",
+    ),
     "brackets without end": ("[" * 100_000, "nests"),
 }
 
