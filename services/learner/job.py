@@ -232,12 +232,14 @@ async def _result(learning: Learning, model: Path) -> dict[str, Any]:
 
 async def _first_to_end(*coroutines: Coroutine[Any, Any, None]) -> None:
     """Run side by side until one ends or raises; then stop the others."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    tasks = {asyncio.create_task(coroutine) for coroutine in coroutines}
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        # A library may take one cancellation for a timeout of its own, and go on.
+        while running := {task for task in tasks if not task.done()}:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running, timeout=1.0)
