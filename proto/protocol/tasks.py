@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -63,12 +64,21 @@ def read_tasks(path: Path) -> tuple[Task, ...]:
 
 def _parse_task(line: str) -> Task:
     try:
-        data = json.loads(line)
+        data = json.loads(line, parse_constant=_finite, parse_float=_finite)
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise ValueError("not valid JSON: nested too deeply") from error
     if not isinstance(data, dict):
         raise ValueError("a task must be a JSON object: {...}")
     try:
         return Task.model_validate(data)
     except ValidationError as error:
         raise ValueError(explain(error)) from error
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"not valid JSON: {text} is not a finite number")
+    return number

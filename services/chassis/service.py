@@ -66,14 +66,17 @@ def run_service(name: str, main: Main, make_app: Callable[[Service], Asgi] | Non
 
     Beside it /healthz, /readyz and /metrics are served on the deployment's port, in front of the
     service's own application if it has one. The exit status is 0 when ``main`` returned, 1 when it
-    raised, 2 when the environment is wrong.
+    raised or the environment is wrong.
     """
     try:
         deployment = Deployment.from_environment()
     except DeploymentError as error:
         sys.exit(f"{name}: {error}")
     set_up_logs(name, deployment.log_level)
-    sys.exit(asyncio.run(_run(name, deployment, main, make_app)))
+    try:
+        sys.exit(asyncio.run(_run(name, deployment, main, make_app)))
+    except DeploymentError as error:
+        sys.exit(f"{name}: {error}")
 
 
 async def _run(
