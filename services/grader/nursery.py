@@ -15,6 +15,7 @@ from typing import Any
 from services.grader.nursery_process import MAX_MESSAGE_BYTES
 from services.grader.pool_worker import LENGTH
 
+NURSERY_ENDED = "the nursery ended"
 _EXIT_S = 5.0
 _EPITAPH_S = 1.0
 
@@ -146,7 +147,7 @@ class Nursery:
             asyncio.get_running_loop().remove_reader(self.control)
             self.control.close()
         for worker in self.workers.values():
-            _bury(worker, "the nursery ended")
+            _bury(worker, NURSERY_ENDED)
         self.workers.clear()
 
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 from prometheus_client import Counter, Gauge, Histogram
 from pydantic import JsonValue
 
-from services.grader.nursery import Nursery, Worker
+from services.grader.nursery import NURSERY_ENDED, Nursery, Worker
 from services.grader.pool_worker import as_frame
 
 GIBIBYTE = 1 << 30
@@ -50,6 +50,9 @@ class Failed:
 
     cause: Cause
     detail: str = ""
+
+
+_LOST_WITH_NURSERY = Failed(Cause.CRASH, NURSERY_ENDED)
 
 
 class PoolClosedError(RuntimeError):
@@ -115,9 +118,10 @@ class Pool:
         call = as_frame({"function": function, "args": args, "deadline_s": deadline_s})
         seat = await self._take_seat()
         try:
-            await self._prepare(seat, fresh=fresh)
-            with WORKED.time():
-                return await self._ask(seat, call, deadline_s)
+            outcome = await self._attempt(seat, call, deadline_s, fresh=fresh)
+            if outcome == _LOST_WITH_NURSERY:  # no fault of the call
+                outcome = await self._attempt(seat, call, deadline_s, fresh=fresh)
+            return outcome
         finally:
             self._free.put_nowait(seat)
 
@@ -144,6 +148,13 @@ class Pool:
             seat = await self._free.get()
         WAITED.observe(time.monotonic() - arrived)
         return seat
+
+    async def _attempt(
+        self, seat: _Seat, call: bytes, deadline_s: float, *, fresh: bool
+    ) -> Value | Failed:
+        await self._prepare(seat, fresh=fresh)
+        with WORKED.time():
+            return await self._ask(seat, call, deadline_s)
 
     async def _prepare(self, seat: _Seat, *, fresh: bool) -> None:
         await self._revive_nursery()

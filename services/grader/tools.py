@@ -12,3 +12,4 @@ class Tools:
     """The shared resources of one grader."""
 
     pool: Pool
+    compare_deadline_s: float = 5.0  # for one comparison of two answers, wall clock

@@ -27,7 +27,6 @@ WARM_UP = "services.grader.equivalence:warm_up"
 
 _COMPARE = "services.grader.equivalence:compare"
 _SIMPLE_ANSWER = "7"
-_DEADLINE_S = 5.0
 _MAX_TEXT_CHARS = 1_000_000
 _MAX_ANSWER_CHARS = 2_000
 _MIN_PLACES = 6  # decimals from which a rounded value may stand for an exact one
@@ -105,10 +104,11 @@ def _misread_by_algebra(gold: str, answer: str) -> bool:
 
 async def _compared(gold: str, answer: str, tools: Tools) -> Value | Failed:
     """Compare in the pool; what hangs or crashes gets a second chance in a fresh worker."""
-    outcome = await tools.pool.run(_COMPARE, gold, answer, deadline_s=_DEADLINE_S)
+    deadline_s = tools.compare_deadline_s
+    outcome = await tools.pool.run(_COMPARE, gold, answer, deadline_s=deadline_s)
     if isinstance(outcome, Value) or outcome.cause is Cause.ERROR:
         return outcome
-    return await tools.pool.run(_COMPARE, gold, answer, deadline_s=_DEADLINE_S, fresh=True)
+    return await tools.pool.run(_COMPARE, gold, answer, deadline_s=deadline_s, fresh=True)
 
 
 async def _blame(failed: Failed, gold: str, tools: Tools) -> Score:

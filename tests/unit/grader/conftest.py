@@ -1,0 +1,18 @@
+"""A warm pool for the tests of this folder, and what they ask of processes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from services.grader.pool import Pool
+from services.grader.tools import Tools
+from services.grader.verifiers import math_answer
+
+
+@pytest.fixture(scope="session")
+async def tools(anyio_backend: str) -> AsyncIterator[Tools]:
+    """Real math-verify in real workers; a hang costs the tests one second instead of five."""
+    async with Pool(2, warm_ups=[math_answer.WARM_UP]) as pool:
+        yield Tools(pool, compare_deadline_s=1.0)

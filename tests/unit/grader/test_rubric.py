@@ -1,0 +1,99 @@
+"""A group is graded as the recipe says."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from protocol.messages import ActiveJob, Grade, Graded, RolloutGroup, Ungradable
+from protocol.recipe import Purpose, Reward, VerifierName
+
+from services.chassis.deployment import DeploymentError
+from services.grader import rubric, worker
+from services.grader.settings import Settings
+from services.grader.tools import Tools
+from services.grader.verifiers import VERIFIERS
+from tests.builders import a_group, a_recipe, a_request, a_task
+
+OUTCOME_ONLY = Reward()
+BOTH = Reward(process="equation_steps")
+TEXTS = [r"1+1=2;\boxed{2}", r"1+1=3;\boxed{2}", r"1+1=2;\boxed{3}", "2"]
+
+
+def a_group_of(texts: list[str], answer: str = "2") -> RolloutGroup:
+    request = a_request(
+        number=7, purpose=Purpose.EVAL, group_size=len(texts), task=a_task(answer=answer)
+    )
+    return a_group(request, texts=texts)
+
+
+def test_every_verifier_that_a_recipe_may_name_exists() -> None:
+    assert set(VERIFIERS) == set(get_args(VerifierName))
+
+
+@pytest.mark.anyio
+async def test_without_a_process_verifier_only_outcomes_are_graded(tools: Tools) -> None:
+    grades = await rubric.grade(OUTCOME_ONLY, a_group_of(TEXTS), tools)
+    assert [grade.accuracy for grade in grades] == [1, 1, 0, 0]
+    assert all(grade.process is None for grade in grades)
+
+
+@pytest.mark.anyio
+async def test_the_process_is_asked_about_correct_responses_only(tools: Tools) -> None:
+    grades = await rubric.grade(BOTH, a_group_of(TEXTS), tools)
+    assert [grade.process_score for grade in grades] == [1, 0, None, None]
+
+
+@pytest.mark.anyio
+async def test_what_cannot_be_graded_gets_no_number_and_no_process(tools: Tools) -> None:
+    grades = await rubric.grade(BOTH, a_group_of([r"1+1=2;\boxed{x+2}"] * 3, answer="+*"), tools)
+    assert grades == (Grade(outcome=Ungradable(reason="gold_not_parsable")),) * 3
+
+
+@pytest.mark.anyio
+async def test_a_partial_outcome_is_not_correct(tools: Tools) -> None:
+    reward = Reward(outcome="equation_steps", process="equation_steps")
+    grades = await rubric.grade(reward, a_group_of(["1+1=2;1+2=4", "1+1=2"]), tools)
+    assert [grade.accuracy for grade in grades] == [0.5, 1]
+    assert [grade.process_score for grade in grades] == [None, 1]
+
+
+@pytest.mark.anyio
+async def test_grades_are_counted_by_verifier_verdict_and_reason(tools: Tools) -> None:
+    counter = rubric.GRADES.labels("math_answer", "wrong", "no_answer")
+    before = counter._value.get()
+    await rubric.grade(OUTCOME_ONLY, a_group_of(TEXTS), tools)
+    assert counter._value.get() == before + 1
+
+
+@pytest.mark.anyio
+async def test_an_error_of_a_verifier_is_raised_and_never_a_grade(tools: Tools) -> None:
+    await tools.pool.drain()
+    with pytest.raises(RuntimeError, match="takes no more calls"):
+        await rubric.grade(BOTH, a_group_of([r"\boxed{2}", r"\boxed{x+y}"]), tools)
+    tools.pool._accepting = True
+
+
+@pytest.mark.anyio
+async def test_a_rollout_group_becomes_a_graded_group(tools: Tools) -> None:
+    job = ActiveJob(job_id="job", attempt=1, recipe=a_recipe())
+    group = a_group_of(TEXTS)
+    graded = await worker.station(tools, capacity=4).handle(job, group)
+    assert (graded.key, graded.group, graded.failure) == ("eval:7", group, None)
+    assert [grade.accuracy for grade in graded.grades] == [1, 1, 0, 0]
+    assert graded.grades[0].process == Graded(
+        value=1, breakdown={"written": 1, "right": 1, "required": 1}
+    )
+    assert graded.grading_seconds > 0
+
+
+def test_settings_have_working_defaults() -> None:
+    settings = Settings.from_environment({})
+    assert settings.groups_in_flight == 64
+    assert settings.workers >= 1
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "", "1.5", "²"])
+def test_a_wrong_setting_is_named(text: str) -> None:
+    with pytest.raises(DeploymentError, match="WEIR_GRADER_WORKERS"):
+        Settings.from_environment({"WEIR_GRADER_WORKERS": text})
