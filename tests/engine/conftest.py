@@ -17,6 +17,7 @@ from services.rollout.settings import EngineSettings
 
 EOS = 2
 MAX_CONTEXT = 512
+TOLERANCE = 1e-3  # nats, in float32
 CHARACTERS = "0123456789+-*/=() abcdefghijklmnopqrstuvwxyz"
 Reference = Callable[..., np.ndarray]
 disable_progress_bar()
