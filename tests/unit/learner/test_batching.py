@@ -1,0 +1,81 @@
+"""Splitting a step's samples loses none, repeats none, and keeps every token beside its numbers."""
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from services.learner.batching import collate, micro_batches, mini_batches, num_tokens
+from services.learner.samples import Sample, pack_samples, unpack_samples
+
+
+def a_sample(prompt: int, response: int, group: int = 0, advantage: float = 0.0) -> Sample:
+    return Sample(
+        prompt_ids=np.arange(10, 10 + prompt, dtype=np.int32),
+        token_ids=np.arange(50, 50 + response, dtype=np.int32),
+        behavior_logprobs=-np.arange(1, 1 + response, dtype=np.float32),
+        on_version=np.ones(response, dtype=np.int32),
+        advantage=advantage,
+        group=group,
+    )
+
+
+shapes = st.lists(
+    st.tuples(st.integers(1, 6), st.integers(0, 12), st.integers(0, 5)), min_size=1, max_size=30
+)
+
+
+@given(shapes, st.integers(1, 64), st.integers(1, 4))
+def test_micro_batches_hold_every_sample_once_and_respect_the_budget(
+    shape: list[tuple[int, int, int]], max_tokens: int, num_ranks: int
+) -> None:
+    samples = [a_sample(p, r, g, advantage=float(i)) for i, (p, r, g) in enumerate(shape)]
+    parts = micro_batches(samples, max_tokens, num_ranks)
+    assert len(parts) % num_ranks == 0
+    assert sorted(s.advantage for part in parts for s in part) == [s.advantage for s in samples]
+    for part in parts:
+        width = max((len(s.prompt_ids) + len(s.token_ids) for s in part), default=0)
+        assert len(part) == 1 or len(part) * width <= max_tokens
+
+
+@given(shapes, st.integers(1, 8))
+def test_mini_batches_split_along_group_borders(
+    shape: list[tuple[int, int, int]], num_updates: int
+) -> None:
+    samples = [a_sample(p, r, g, advantage=float(i)) for i, (p, r, g) in enumerate(shape)]
+    parts = mini_batches(samples, num_updates)
+    assert sorted(s.advantage for part in parts for s in part) == [s.advantage for s in samples]
+    groups = [{s.group for s in part} for part in parts]
+    assert sum(len(group) for group in groups) == len(set().union(*groups))
+    assert len(parts) == min(num_updates, len(set().union(*groups)))
+
+
+def test_each_response_token_is_predicted_from_the_position_before_it() -> None:
+    batch = collate([a_sample(3, 2, advantage=2.0), a_sample(1, 4, advantage=-1.0)])
+    assert batch.input_ids.tolist() == [[10, 11, 12, 50, 51], [10, 50, 51, 52, 53]]
+    assert batch.rows.tolist() == [0, 0, 1, 1, 1, 1]
+    assert batch.columns.tolist() == [2, 3, 0, 1, 2, 3]
+    assert batch.input_ids[batch.rows, batch.columns + 1].equal(batch.targets)
+    assert batch.advantages.tolist() == [2, 2, -1, -1, -1, -1]
+    assert batch.behavior_logprobs.tolist() == [-1, -2, -1, -2, -3, -4]
+
+
+def test_an_empty_micro_batch_has_no_token_and_attends_to_something() -> None:
+    batch = collate([])
+    assert batch.num_tokens == 0
+    assert batch.attention_mask.sum() == 1
+    assert batch.targets.dtype == torch.int64
+
+
+@given(shapes)
+def test_samples_survive_being_laid_out_flat(shape: list[tuple[int, int, int]]) -> None:
+    samples = [a_sample(p, r, g, advantage=float(i)) for i, (p, r, g) in enumerate(shape)]
+    again = unpack_samples(pack_samples(samples))
+    assert num_tokens(again) == num_tokens(samples)
+    for one, other in zip(samples, again, strict=True):
+        assert (one.group, one.advantage) == (other.group, other.advantage)
+        for name in ("prompt_ids", "token_ids", "behavior_logprobs", "on_version"):
+            assert np.array_equal(getattr(one, name), getattr(other, name))
+
+
+def test_no_samples_are_a_batch_too() -> None:
+    assert unpack_samples(pack_samples([])) == []
