@@ -13,6 +13,6 @@ from services.grader.verifiers import math_answer
 
 @pytest.fixture(scope="session")
 async def tools(anyio_backend: str) -> AsyncIterator[Tools]:
-    """Real math-verify in real workers; a hang costs the tests one second instead of five."""
+    """Real math-verify in real workers; a hang costs the tests 0.6 s instead of 5."""
     async with Pool(2, warm_ups=[math_answer.WARM_UP]) as pool:
-        yield Tools(pool, compare_deadline_s=1.0)
+        yield Tools(pool, compare_deadline_s=0.6)

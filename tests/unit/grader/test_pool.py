@@ -22,8 +22,15 @@ HOSTILE = "tests.unit.grader.hostile"
 SIZE = 3
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
+    async with Pool(SIZE) as pool:
+        yield pool
+
+
+@pytest.fixture
+async def own_pool(anyio_backend: str) -> AsyncIterator[Pool]:
+    """A pool that the test may close."""
     async with Pool(SIZE) as pool:
         yield pool
 
@@ -192,25 +199,25 @@ async def test_the_pool_survives_the_death_of_its_nursery(pool: Pool) -> None:
     assert len(await pids(pool)) == SIZE
 
 
-async def test_draining_finishes_what_was_asked_and_refuses_the_rest(pool: Pool) -> None:
+async def test_draining_finishes_what_was_asked_and_refuses_the_rest(own_pool: Pool) -> None:
     asked = [
-        asyncio.create_task(pool.run(f"{HOSTILE}:nap_and_tell", 0.1, deadline_s=5))
+        asyncio.create_task(own_pool.run(f"{HOSTILE}:nap_and_tell", 0.1, deadline_s=5))
         for _ in range(2 * SIZE)
     ]
     await asyncio.sleep(0.02)
-    await pool.drain()
+    await own_pool.drain()
     assert all(isinstance(task.result(), Value) for task in asked)
     with pytest.raises(PoolClosedError):
-        await pool.run("math:sqrt", 4, deadline_s=5)
+        await own_pool.run("math:sqrt", 4, deadline_s=5)
 
 
-async def test_closing_leaves_no_process_and_gives_no_verdict(pool: Pool) -> None:
-    processes = {*await pids(pool), pool._nursery.process.pid}
+async def test_closing_leaves_no_process_and_gives_no_verdict(own_pool: Pool) -> None:
+    processes = {*await pids(own_pool), own_pool._nursery.process.pid}
     calls = [
-        asyncio.create_task(pool.run(f"{HOSTILE}:spin", deadline_s=60)) for _ in range(2 * SIZE)
+        asyncio.create_task(own_pool.run(f"{HOSTILE}:spin", deadline_s=60)) for _ in range(2 * SIZE)
     ]
     await asyncio.sleep(0.05)
-    await pool.close()
+    await own_pool.close()
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(outcome, PoolClosedError) for outcome in outcomes)
     await until_gone(processes)
