@@ -38,12 +38,22 @@ async def sample_one(
     return (await engine.generate(prompt, chosen, 1, seed))[0]
 
 
+async def until_sampling(engine: Engine, num_responses: int) -> None:
+    """Wait until so many responses have tokens."""
+    async with asyncio.timeout(30):
+        while num_responses != sum(
+            state.detokenizer is not None and state.detokenizer.num_output_tokens() > 0
+            for state in engine.llm.output_processor.request_states.values()
+        ):
+            await asyncio.sleep(0.005)
+
+
 async def sample_through_a_sync(
     engine: Engine, folder: Path, label: str, *, keep_kv: bool
 ) -> list[Sample]:
     sampling = Sampling(max_tokens=400)
     sampled = asyncio.create_task(engine.generate(SHORT_PROMPT, sampling, 4, 5))
-    await asyncio.sleep(0.15)
+    await until_sampling(engine, 4)
     await engine.load(folder, label, keep_kv=keep_kv)
     assert not sampled.done(), "the sync came too late to be in the middle of anything"
     return await sampled
@@ -122,7 +132,7 @@ async def test_kept_kv_marks_a_request_that_had_waited_for_a_place(
     await engine.load(folders[0], "1.0", keep_kv=False)
     sampling = Sampling(max_tokens=300)
     full = asyncio.create_task(engine.generate(SHORT_PROMPT, sampling, 16, 1))
-    await asyncio.sleep(0.1)
+    await until_sampling(engine, 16)
     waiting = asyncio.create_task(engine.generate(SHORT_PROMPT, Sampling(max_tokens=4), 1, 2))
     await asyncio.sleep(0.05)
     await engine.load(folders[1], "1.1", keep_kv=True)
@@ -209,7 +219,7 @@ async def test_a_cancelled_group_leaves_nothing_in_the_engine(
 ) -> None:
     await engine.load(folders[0], "1.0", keep_kv=False)
     group = asyncio.create_task(engine.generate(SHORT_PROMPT, Sampling(max_tokens=480), 8, 1))
-    await asyncio.sleep(0.1)
+    await until_sampling(engine, 8)
     assert engine.llm.get_num_unfinished_requests() == 8
     group.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -257,7 +267,7 @@ async def test_a_killed_engine_is_noticed_at_work_and_at_rest(
         if "EngineCore" in process.name()
     ]
     working = asyncio.create_task(sample_one(engine, SHORT_PROMPT, max_tokens=480))
-    await asyncio.sleep(0.1)
+    await until_sampling(engine, 1)
     assert not engine.has_died
     core.kill()
     with pytest.raises(EngineDied):

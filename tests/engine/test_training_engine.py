@@ -1,0 +1,117 @@
+"""The update is the same however it is split: over micro-batches, ranks, ZeRO stages and attempts."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+pytestmark = pytest.mark.engine
+SCRIPT = Path(__file__).parent / "train_some_steps.py"
+ROOT = Path(__file__).parents[2]
+TOLERANCE = 2e-6  # float32, three steps of learning rate 1e-3
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("model")
+    config = Qwen2Config(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def train(model: Path, out: Path, *, ranks: int = 1, **settings: Any) -> dict[str, torch.Tensor]:
+    settings = {"zero_stage": 1, "micro_batch_tokens": 4096, "steps": 3, **settings}
+    launcher = [sys.executable]
+    if ranks > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    paths = os.pathsep.join([str(ROOT / "proto"), str(ROOT)])
+    ended = subprocess.run(
+        [*launcher, str(SCRIPT), str(model), str(out), json.dumps(settings)],
+        env={**os.environ, "PYTHONPATH": paths, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return load_file(out / "model.safetensors")
+
+
+def largest_gap(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max((one[name] - other[name]).abs().max().item() for name in one)
+
+
+@pytest.fixture(scope="module")
+def one_rank(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    return train(model, tmp_path_factory.mktemp("one") / "out", save_at=2)
+
+
+def test_training_moves_every_parameter(model: Path, one_rank: dict[str, torch.Tensor]) -> None:
+    before = load_file(model / "model.safetensors")
+    assert before.keys() == one_rank.keys()
+    assert all((before[name] != one_rank[name]).any() for name in before)
+
+
+def test_many_micro_batches_make_the_same_update(
+    model: Path, one_rank: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    gap = largest_gap(one_rank, train(model, tmp_path / "out", micro_batch_tokens=60))
+    print(f"largest gap {gap:.1e}")
+    assert gap <= TOLERANCE
+
+
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_two_ranks_make_the_same_update(
+    model: Path, one_rank: dict[str, torch.Tensor], tmp_path: Path, zero_stage: int
+) -> None:
+    # 24 samples in parts of odd number: one rank runs out of samples before the other.
+    two_ranks = train(
+        model, tmp_path / "out", ranks=2, zero_stage=zero_stage, micro_batch_tokens=120
+    )
+    gap = largest_gap(one_rank, two_ranks)
+    print(f"ZeRO-{zero_stage}: largest gap {gap:.1e}")
+    assert gap <= TOLERANCE
+
+
+def test_a_new_process_goes_on_from_a_checkpoint_bit_for_bit(
+    model: Path, one_rank: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved"
+    uninterrupted = train(model, saved, save_at=2)
+    resumed = train(model, tmp_path / "resumed", load_from=str(saved / "checkpoint"))
+    assert largest_gap(uninterrupted, resumed) == 0
+    assert largest_gap(uninterrupted, one_rank) == 0
+
+
+def test_metrics_are_global_and_the_export_loads(
+    model: Path, one_rank: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    train(model, tmp_path / "one", steps=1)
+    train(model, tmp_path / "two", ranks=2, steps=1, zero_stage=2, micro_batch_tokens=60)
+    (one,), (two,) = (
+        json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("one", "two")
+    )
+    assert one.keys() == two.keys()
+    for name in one:
+        assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-6), name
+    assert one["parity_tokens"] > 0
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "two")
+    assert sum(p.numel() for p in loaded.parameters()) > 0
