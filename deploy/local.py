@@ -1,7 +1,7 @@
 """The whole stack as processes on this machine: ``weir up`` and ``weir down``.
 
-Starts Valkey and the services in order, waits until they are ready, and restarts what dies, with its
-whole process group, so that no orphan keeps memory. Everything lives below WEIR_HOME (default
+Starts Valkey and the services in order, waits until they are ready, and restarts what dies, with
+its whole process group, so that no orphan keeps memory. Everything lives below WEIR_HOME (default
 ``.weir``): the data, a log file per process, and ``stack.json``, which tells the ``weir`` command
 where the gateway is. Ports are free ones unless WEIR_GATEWAY_PORT or WEIR_REDIS_PORT say otherwise,
 so two stacks run side by side if their WEIR_HOME differs.

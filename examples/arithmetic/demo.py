@@ -1,8 +1,9 @@
 """The demo: start the stack, train the tiny model with PAPO, show how it got better, stop.
 
 ``python -m examples.arithmetic.demo`` writes ``runs/demo/summary.json`` and ``curves.png``; with
-``--compare`` it trains once more with GRPO and draws both. Everything goes through the front door: the
-stack is started by its command, the job is a REST request, the numbers are its events and its result.
+``--compare`` it trains once more with GRPO and draws both. Everything goes through the front door:
+the stack is started by its command, the job is a REST request, the numbers are its events and its
+result.
 """
 
 from __future__ import annotations

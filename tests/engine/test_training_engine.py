@@ -1,4 +1,4 @@
-"""The update is the same however it is split: over micro-batches, ranks, ZeRO stages and attempts."""
+"""The update is the same however it is split: over micro-batches, ranks, stages and attempts."""
 
 import json
 import os

@@ -1,7 +1,7 @@
 """Trains a small model on fixed samples, on as many ranks as torchrun starts, and exports it.
 
-``train_some_steps.py MODEL OUT SETTINGS`` where SETTINGS is JSON: zero_stage, micro_batch_tokens, steps,
-and perhaps ``save_at`` (save a checkpoint to OUT/checkpoint after so many steps) or ``load_from``.
+``train_some_steps.py MODEL OUT SETTINGS`` where SETTINGS is JSON: zero_stage, micro_batch_tokens,
+steps, and perhaps ``save_at`` (save to OUT/checkpoint after so many steps) or ``load_from``.
 """
 
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from protocol.recipe import parse_recipe
+
 from services.learner.engine import TrainingEngine, init_ranks
 from services.learner.samples import Sample
 

@@ -1,4 +1,4 @@
-"""The formulas against numbers worked out elsewhere, to six decimals, and against their definition."""
+"""The formulas against numbers worked out elsewhere to six decimals, and their properties."""
 
 import json
 import math
@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from services.learner.algorithms import pick
 from services.learner.algorithms.advantages import (
     ADVANTAGES,
@@ -111,7 +112,9 @@ def test_micro_batches_add_up_to_the_global_mean(
     total = int(mask.sum())
     shares = [token_mean(terms[i][mask[i]], num_tokens=total) for i in range(len(terms))]
     assert_close(torch.stack(shares), expected["correct_micro_contributions_mb1"])
-    assert sum(shares).item() == pytest.approx(expected["global_token_mean"], abs=ATOL)
+    assert torch.stack(shares).sum().item() == pytest.approx(
+        expected["global_token_mean"], abs=ATOL
+    )
 
 
 @pytest.mark.parametrize(("inputs", "expected"), cases("log_softmax"))
@@ -134,9 +137,7 @@ outcomes = st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=16)
 def test_process_advantages_sum_to_zero_over_the_correct(
     outcome: list[float], data: st.DataObject
 ) -> None:
-    process = data.draw(
-        st.lists(st.floats(0, 1), min_size=len(outcome), max_size=len(outcome))
-    )
+    process = data.draw(st.lists(st.floats(0, 1), min_size=len(outcome), max_size=len(outcome)))
     group = scores(outcome, list(process))
     part = papo(group) - grpo(group)
     assert part[~group.correct].abs().sum() <= 1e-9

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from services.learner.batching import collate, micro_batches, mini_batches, num_tokens
 from services.learner.samples import Sample, pack_samples, unpack_samples
 

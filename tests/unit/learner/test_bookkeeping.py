@@ -1,4 +1,4 @@
-"""Feeder, log, ledger and checkpoint state: what makes a new attempt go on where the last one was."""
+"""Feeder, log and ledger: what makes a new attempt go on where the last one was."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ import pytest
 from protocol.frames import FrameError, encode, pack
 from protocol.messages import GradedGroup
 from protocol.recipe import Purpose
+
 from services.learner.evaluation import evaluation_steps
 from services.learner.feeder import numbers_of, request_seed, task_index
 from services.learner.ledger import Ledger
 from services.learner.log import GroupLog, read_log
-
 from tests.builders import a_recipe
 
 

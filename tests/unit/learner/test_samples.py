@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from protocol.messages import Grade, Graded, GradedGroup, Ungradable
 from protocol.recipe import Purpose
+
 from services.learner.algorithms.advantages import grpo, papo
 from services.learner.evaluation import summarize
 from services.learner.samples import samples_of
-
 from tests.builders import a_group, a_request
 
 RIGHT, WRONG = Graded(value=1), Graded(value=0, reason="wrong")
