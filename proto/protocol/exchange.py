@@ -237,7 +237,7 @@ class Exchange:
     async def newest_policy(self, job_id: str) -> PolicyVersion | None:
         """The last announced policy, if there is one."""
         rows = await self.writer.xrevrange(streams.POLICY.key(job_id), count=1)
-        return decode(PolicyVersion, rows[0][1]) if rows else None
+        return decode(PolicyVersion, cast(dict[bytes, bytes], rows[0][1])) if rows else None
 
     async def record_event(self, event: JobEvent) -> bool:
         """Record an event; False if one with its id was recorded before."""
@@ -279,7 +279,8 @@ class Exchange:
 
     async def job_ids(self) -> list[str]:
         """The ids of all jobs, newest first."""
-        return [row.decode() for row in await self.writer.zrevrange(_JOB_INDEX, 0, -1)]
+        rows = cast(list[bytes], await self.writer.zrevrange(_JOB_INDEX, 0, -1))
+        return [row.decode() for row in rows]
 
     async def request_state(self, job_id: str, requested: Requested) -> JobState | None:
         """Say what the user wants of a job; returns its state, None if there is no such job.
@@ -464,7 +465,8 @@ async def connect(url: str, *, me: str, patience_s: float = 120.0) -> AsyncItera
     writing = BlockingConnectionPool.from_url(
         url, max_connections=16, timeout=None, socket_timeout=_WRITER_TIMEOUT_S, **settings
     )
-    reader, writer = _PatientRedis.from_pool(reading), _PatientRedis.from_pool(writing)
+    reader = cast(_PatientRedis, _PatientRedis.from_pool(reading))
+    writer = cast(_PatientRedis, _PatientRedis.from_pool(writing))
     reader.patience_s = writer.patience_s = patience_s
     try:
         yield Exchange(me=me, writer=writer, reader=reader)
