@@ -93,7 +93,13 @@ class Learning:
         numbers = numbers_of(self.step, self.recipe.training.groups_per_step)
         groups = await self._groups(Purpose.TRAIN, numbers, "wait_for_groups")
         await self._pause_if_ungradable(groups)
-        samples, facts = samples_of(groups, self.advantage, attempt=self.attempt, version=self.step)
+        samples, facts = samples_of(
+            groups,
+            self.advantage,
+            attempt=self.attempt,
+            version=self.step,
+            kept_kv=self.recipe.rollout.kv_after_sync == "keep",
+        )
         assert facts.staleness_max <= self.recipe.training.max_staleness, "stale by construction"
         with timed("train"):
             metrics = await self.parts.team.train(samples)

@@ -93,8 +93,12 @@ def samples_of(
     *,
     attempt: int,
     version: int,
+    kept_kv: bool = False,
 ) -> tuple[list[Sample], GroupFacts]:
     """The samples of a step's groups, and what the groups were like.
+
+    With ``kept_kv`` a response that a sync interrupted went on from key-values of the old weights,
+    so none of its tokens count as sampled under this version.
 
     A response whose outcome could not be graded is dropped and counted; it takes no part in its
     group's statistics. A missing process score leaves only the process statistics.
@@ -106,7 +110,7 @@ def samples_of(
         kept = [i for i, grade in enumerate(graded.grades) if grade.accuracy is not None]
         scores = scores_of([graded.grades[i] for i in kept])
         advantages = advantage(scores).tolist()
-        responses = list(_responses(graded.group, attempt=attempt, version=version))
+        responses = list(_responses(graded.group, (attempt, version), whole=kept_kv))
         samples += [
             Sample(*responses[i], advantage=value, group=index)
             for i, value in zip(kept, advantages, strict=True)
@@ -165,12 +169,14 @@ def unpack_samples(batch: SampleBatch) -> list[Sample]:
 
 
 def _responses(
-    group: RolloutGroup, *, attempt: int, version: int
+    group: RolloutGroup, wanted: tuple[int, int], *, whole: bool
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
     for (start, end), response in zip(group.bounds(), group.responses, strict=True):
         on_version = np.zeros(end - start, dtype=np.int32)
-        for span in response.spans:
-            on_version[span.start : span.end] = (span.attempt, span.version) == (attempt, version)
+        matches = [(span.attempt, span.version) == wanted for span in response.spans]
+        for span, matches_version in zip(response.spans, matches, strict=True):
+            counts = all(matches) if whole else matches_version
+            on_version[span.start : span.end] = counts
         yield (
             group.prompt_ids,
             group.token_ids[start:end],

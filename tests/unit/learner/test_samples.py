@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from protocol.messages import Grade, Graded, GradedGroup, Ungradable
+from protocol.messages import Grade, Graded, GradedGroup, Ungradable, VersionSpan
 from protocol.recipe import Purpose
 
 from services.learner.algorithms.advantages import grpo, papo
@@ -59,6 +59,27 @@ def test_only_tokens_of_the_learners_own_version_count_for_parity() -> None:
     for attempt, version in ((1, 5), (2, 4)):
         (other,), _ = samples_of([group], grpo, attempt=attempt, version=version)
         assert not other.on_version.any()
+
+
+def test_after_a_sync_that_kept_the_cache_only_whole_responses_count_for_parity() -> None:
+    group = graded([Grade(outcome=RIGHT), Grade(outcome=WRONG)], version=4)
+    assert group.group is not None
+    interrupted = group.group.responses[0].model_copy(
+        update={
+            "spans": (
+                VersionSpan(attempt=1, version=3, start=0, end=1),
+                VersionSpan(attempt=1, version=4, start=1, end=3),
+            )
+        }
+    )
+    responses = (interrupted, group.group.responses[1])
+    mixed = group.model_copy(
+        update={"group": group.group.model_copy(update={"responses": responses})}
+    )
+    for kept_kv, expected in ((False, [0, 1, 1]), (True, [0, 0, 0])):
+        (first, second), _ = samples_of([mixed], grpo, attempt=1, version=4, kept_kv=kept_kv)
+        assert first.on_version.tolist() == expected
+        assert second.on_version.tolist() == [1, 1, 1]
 
 
 def test_staleness_is_counted_in_versions() -> None:
