@@ -209,7 +209,8 @@ def describe_stack(environment: Mapping[str, str] = os.environ) -> Stack:
     for folder in ("logs", "valkey", "data"):
         (home / folder).mkdir(parents=True, exist_ok=True)
     password, api_key = secrets.token_hex(16), _api_key(home, environment)
-    redis_port = _port(environment, "WEIR_REDIS_PORT")
+    ports = _Ports(environment)
+    redis_port = ports.take("WEIR_REDIS_PORT")
     shared = {
         "WEIR_REDIS_URL": f"redis://:{password}@127.0.0.1:{redis_port}/0",
         "WEIR_DATA_DIR": str(home / "data"),
@@ -237,12 +238,12 @@ def describe_stack(environment: Mapping[str, str] = os.environ) -> Stack:
         own = {**shared, "WEIR_PORT": str(port)}
         return Process(name, command, own, home / "logs" / f"{name}.log", port)
 
-    gateway_port = _port(environment, "WEIR_GATEWAY_PORT")
+    gateway_port = ports.take("WEIR_GATEWAY_PORT")
     services = [service("gateway", _module("services.gateway"), gateway_port)]
     for kind in ("grader", "rollout"):
         for index in range(int(environment.get(f"WEIR_{kind.upper()}S", "1"))):
-            services.append(service(f"{kind}-{index}", _module(f"services.{kind}"), _free_port()))
-    services.append(service("learner", _learner_command(environment), _free_port()))
+            services.append(service(f"{kind}-{index}", _module(f"services.{kind}"), ports.take()))
+    services.append(service("learner", _learner_command(environment), ports.take()))
     return Stack(home, f"http://127.0.0.1:{gateway_port}", api_key, [valkey, *services])
 
 
@@ -331,14 +332,23 @@ def _api_key(home: Path, environment: Mapping[str, str]) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def _port(environment: Mapping[str, str], name: str) -> int:
-    return int(environment[name]) if name in environment else _free_port()
+@dataclass
+class _Ports:
+    """Hands out the ports that the environment names, else free ones, none of them twice."""
 
+    environment: Mapping[str, str]
+    taken: set[int] = field(default_factory=set)
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    def take(self, variable: str = "") -> int:
+        if variable in self.environment:
+            return int(self.environment[variable])
+        while True:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            if port not in self.taken:
+                self.taken.add(port)
+                return port
 
 
 def _answers(port: int) -> bool:

@@ -1,0 +1,164 @@
+"""One real stack for all tests of this folder, and a way to send it jobs and to look inside."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from protocol.recipe import load_recipe
+from services.gateway.client import WeirClient
+
+ROOT = Path(__file__).parents[2]
+Json = dict[str, Any]
+
+
+@dataclass
+class Stack:
+    home: Path
+    supervisor: subprocess.Popen[bytes]
+    facts: Json = field(default_factory=dict)
+
+    def wait_until_up(self, timeout_s: float = 120) -> None:
+        wait_for(lambda: (self.home / "stack.json").exists(), timeout_s, "stack.json")
+        self.facts = json.loads((self.home / "stack.json").read_text())
+
+    def client(self) -> WeirClient:
+        return WeirClient(self.facts["url"], self.facts["api_key"])
+
+    def leaders(self) -> dict[str, int]:
+        """The process that the supervisor runs under each name now."""
+        children = {p: command(p) for p in processes() if parent(p) == self.supervisor.pid}
+        names = {}
+        for name in ("gateway", "grader", "rollout", "learner"):
+            names |= {name: p for p, line in children.items() if f"services.{name}" in line}
+        return names | {"valkey": p for p, line in children.items() if "valkey-server" in line}
+
+    def kill(self, name: str) -> int:
+        victim = self.leaders()[name]
+        os.kill(victim, signal.SIGKILL)
+        return victim
+
+    def submit(self, **changes: Json) -> str:
+        """A small job on the arithmetic model; ``changes`` go into the recipe's tables."""
+        recipe = load_recipe(ROOT / "recipes/demo.toml").model_dump(mode="json")
+        tables = {
+            "training": {"steps": 24, "groups_per_step": 4, "checkpoint_every": 4},
+            "rollout": {"group_size": 4},
+        }
+        for table in {*tables, *changes}:
+            recipe[table] |= {**tables.get(table, {}), **changes.get(table, {})}
+        del recipe["evaluation"], recipe["tasks"], recipe["model"]["path"]
+        with self.client() as weir:
+            body = {
+                "model": str(ROOT / "examples/arithmetic/base-model"),
+                "training_file": weir.upload(ROOT / "examples/arithmetic/train.jsonl"),
+                "recipe": recipe,
+            }
+            return weir.submit(body)["id"]
+
+    def job(self, job_id: str) -> Json:
+        with self.client() as weir:
+            return weir.job(job_id)
+
+    def wait_for_step(self, job_id: str, step: int, timeout_s: float = 120) -> None:
+        wait_for(lambda: self.job(job_id)["weir"]["step"] >= step, timeout_s, f"step {step}")
+
+    def wait_for_end(self, job_id: str, timeout_s: float = 180) -> Json:
+        ended = {"succeeded", "failed", "cancelled"}
+        wait_for(lambda: self.job(job_id)["status"] in ended, timeout_s, f"the end of {job_id}")
+        return self.job(job_id)
+
+    def events(self, job_id: str) -> list[Json]:
+        with self.client() as weir:
+            return list(weir.events(job_id))
+
+    def log_folder(self, job_id: str) -> Path:
+        return self.home / "data" / "jobs" / job_id / "log"
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
+        time.sleep(0.1)
+
+
+def processes() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _stat(process_id: int) -> list[str]:
+    try:
+        content = Path(f"/proc/{process_id}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ["Z", "0", "0", "0"]
+    return content.rpartition(")")[2].split()
+
+
+def parent(process_id: int) -> int:
+    return int(_stat(process_id)[1])
+
+
+def group(process_id: int) -> int:
+    return int(_stat(process_id)[2])
+
+
+def is_alive(process_id: int) -> bool:
+    return _stat(process_id)[0] != "Z"
+
+
+def command(process_id: int) -> str:
+    try:
+        return Path(f"/proc/{process_id}/cmdline").read_text().replace("\0", " ")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def of_home(home: Path) -> set[int]:
+    """Every living process that carries this stack's folder in its environment."""
+    found = set()
+    for process_id in processes():
+        try:
+            environment = Path(f"/proc/{process_id}/environ").read_text(errors="replace")
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+        if f"WEIR_HOME={home}\0" in environment and is_alive(process_id):
+            found.add(process_id)
+    return found
+
+
+def start(home: Path, **environment: str) -> Stack:
+    settings = {
+        "WEIR_HOME": str(home),
+        "WEIR_MODEL_ROOTS": str(ROOT),
+        "WEIR_CLAIM_IDLE_S": "3",
+        "WEIR_HEARTBEAT_S": "0.5",
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "proto"), str(ROOT)]),
+    }
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", "deploy.local", "up"],
+        cwd=ROOT,
+        env={**os.environ, **settings, **environment},
+    )
+    return Stack(home, supervisor)
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    home = tmp_path_factory.mktemp("stack")
+    running = start(home)
+    try:
+        running.wait_until_up()
+        yield running
+    finally:
+        running.supervisor.terminate()
+        running.supervisor.wait(60)
+        shutil.rmtree(home / "data", ignore_errors=True)

@@ -1,0 +1,85 @@
+"""The whole stack, and what it does when parts of it die: it goes on, and the ledger adds up."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from protocol.recipe import Purpose
+from services.learner.log import read_log
+
+from tests.stack.conftest import Stack, group, of_home, start, wait_for
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
+STEPS, GROUPS_PER_STEP = 24, 4
+
+
+def assert_every_group_is_accounted_for(stack: Stack, job: dict[str, Any]) -> None:
+    """Asked = trained + dropped, each number logged, each step told of once and in order."""
+    assert job["status"] == "succeeded", job["error"]
+    ledger = job["weir"]["result"]["groups"]
+    assert ledger["asked"] == STEPS * GROUPS_PER_STEP
+    assert ledger["under_way"] == 0
+    assert ledger["trained"] + sum(ledger["dropped"].values()) == ledger["asked"]
+    logged = [g.number for _, g in read_log(stack.log_folder(job["id"])) if _is_train(g)]
+    assert sorted(set(logged)) == list(range(ledger["asked"]))
+    assert len(logged) == len(set(logged))
+    events = [event["data"] for event in stack.events(job["id"])]
+    assert [data["step"] for data in events if "reward" in data] == list(range(1, STEPS + 1))
+
+
+def _is_train(group: Any) -> bool:
+    return group.purpose is Purpose.TRAIN
+
+
+def assert_no_orphan(stack: Stack) -> None:
+    """Every process of the stack belongs to the group of one that is supervised now."""
+
+    def groups() -> set[int]:
+        return {group(process_id) for process_id in of_home(stack.home)}
+
+    supervisor = group(stack.supervisor.pid)
+    wait_for(lambda: groups() <= {*stack.leaders().values(), supervisor}, 20, "orphans to end")
+
+
+def test_a_job_survives_the_death_of_every_service(stack: Stack) -> None:
+    job_id = stack.submit()
+    stack.wait_for_step(job_id, 3)
+    stack.kill("learner")
+    stack.wait_for_step(job_id, 9)
+    stack.kill("grader")
+    stack.wait_for_step(job_id, 14)
+    stack.kill("rollout")
+    job = stack.wait_for_end(job_id)
+    assert job["weir"]["attempt"] == 2
+    assert_every_group_is_accounted_for(stack, job)
+    assert job["weir"]["result"]["parity_tokens"] > 0
+    assert job["weir"]["result"]["parity_max_abs"] <= 1e-3
+    assert_no_orphan(stack)
+
+
+def test_a_job_survives_the_death_of_the_exchange(stack: Stack) -> None:
+    job_id = stack.submit()
+    stack.wait_for_step(job_id, 6)
+    stack.kill("valkey")
+    assert_every_group_is_accounted_for(stack, stack.wait_for_end(job_id))
+
+
+def test_a_cancelled_job_ends_and_the_next_one_runs(stack: Stack) -> None:
+    doomed, following = stack.submit(training={"steps": 5000}), stack.submit()
+    stack.wait_for_step(doomed, 2)
+    with stack.client() as weir:
+        weir.cancel(doomed)
+    assert stack.wait_for_end(doomed)["status"] == "cancelled"
+    assert_every_group_is_accounted_for(stack, stack.wait_for_end(following))
+
+
+def test_a_supervisor_takes_everything_with_it(tmp_path: Path) -> None:
+    other = start(tmp_path / "other")
+    other.wait_until_up()
+    assert len(of_home(other.home)) >= 5
+    os.kill(other.supervisor.pid, signal.SIGINT)
+    assert other.supervisor.wait(60) == 0
+    assert not of_home(other.home)
+    assert not (other.home / "stack.json").exists()
