@@ -11,6 +11,7 @@ import pytest
 from protocol import recipe
 from protocol.recipe import load_recipe
 from protocol.tasks import read_tasks
+
 from services.grader.verifiers import VERIFIERS
 from services.learner.algorithms.advantages import ADVANTAGES
 from services.learner.algorithms.aggregation import AGGREGATIONS

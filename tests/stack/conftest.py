@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 from protocol.recipe import load_recipe
+
 from services.gateway.client import WeirClient
 
 ROOT = Path(__file__).parents[2]
+SERVICES = ("gateway", "grader", "rollout", "learner")
 Json = dict[str, Any]
 
 
@@ -36,10 +38,13 @@ class Stack:
     def leaders(self) -> dict[str, int]:
         """The process that the supervisor runs under each name now."""
         children = {p: command(p) for p in processes() if parent(p) == self.supervisor.pid}
-        names = {}
-        for name in ("gateway", "grader", "rollout", "learner"):
-            names |= {name: p for p, line in children.items() if f"services.{name}" in line}
-        return names | {"valkey": p for p, line in children.items() if "valkey-server" in line}
+        programs = {name: f"services.{name}" for name in SERVICES} | {"valkey": "valkey-server"}
+        return {
+            name: process_id
+            for name, program in programs.items()
+            for process_id, line in children.items()
+            if program in line
+        }
 
     def kill(self, name: str) -> int:
         victim = self.leaders()[name]

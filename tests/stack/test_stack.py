@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from protocol.recipe import Purpose
-from services.learner.log import read_log
 
+from services.learner.log import read_log
 from tests.stack.conftest import Stack, group, of_home, start, wait_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
