@@ -1,0 +1,47 @@
+"""What the environment must say, and what it is told when it does not."""
+
+from pathlib import Path
+
+import pytest
+
+from services.chassis.deployment import Deployment, DeploymentError
+
+NEEDED = {"WEIR_REDIS_URL": "redis://x", "WEIR_DATA_DIR": "/data", "WEIR_PORT": "8000"}
+
+
+def test_defaults_need_only_an_address_a_folder_and_a_port() -> None:
+    deployment = Deployment.from_environment(NEEDED)
+    assert deployment.port == 8000
+    assert deployment.files_dir == Path("/data/files")
+    assert deployment.job_dir("j") == Path("/data/jobs/j")
+    assert deployment.model_hub is False
+    assert deployment.api_keys == ()
+
+
+@pytest.mark.parametrize("name", sorted(NEEDED))
+def test_a_missing_variable_is_named(name: str) -> None:
+    environment = {key: value for key, value in NEEDED.items() if key != name}
+    with pytest.raises(DeploymentError, match=name):
+        Deployment.from_environment(environment)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("WEIR_PORT", "http"),
+        ("WEIR_MODEL_HUB", "yes"),
+        ("WEIR_HEARTBEAT_S", "soon"),
+        ("WEIR_CLAIM_IDLE_S", "2"),
+    ],
+)
+def test_a_wrong_variable_is_named(name: str, value: str) -> None:
+    with pytest.raises(DeploymentError, match=name):
+        Deployment.from_environment({**NEEDED, name: value})
+
+
+def test_lists_are_split() -> None:
+    deployment = Deployment.from_environment(
+        {**NEEDED, "WEIR_API_KEYS": "a, b,", "WEIR_MODEL_ROOTS": "/m:/n"}
+    )
+    assert deployment.api_keys == ("a", "b")
+    assert deployment.model_roots == (Path("/m"), Path("/n"))
