@@ -16,18 +16,18 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from protocol.messages import JobRef, Message  # noqa: F401  (JobRef is used by the doctest)
 from protocol.recipe import explain
 
 SCHEMA_VERSION = 1
 HEADER = b"header"
-_DTYPES = {"<i4", "<f4"}
 _RECORD = struct.Struct("<4sIII")  # magic, number of fields, body length, crc32 of the body
+_CHECKSUM = struct.Struct("<I")  # crc32 of the above: a damaged length must not pass for a torn end
 _FIELD = struct.Struct("<II")  # length of the name, length of the value
 _MAGIC = b"WEIR"
 
@@ -37,6 +37,15 @@ M = TypeVar("M", bound=Message)
 
 class FrameError(ValueError):
     """Bytes that are not a frame of the expected message; the text says what is wrong."""
+
+
+class _Header(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: str
+    version: int
+    body: dict[str, Any]
+    arrays: dict[str, Literal["<i4", "<f4"]]
 
 
 def encode(message: Message) -> dict[bytes, bytes]:
@@ -61,18 +70,18 @@ def decode(expected: type[M], fields: Fields) -> M:
         FrameError: if the fields are not a frame of ``expected``.
     """
     header = _read_header(fields)
-    if header["type"] != expected.__name__ or header["version"] != SCHEMA_VERSION:
+    if header.type != expected.__name__ or header.version != SCHEMA_VERSION:
         raise FrameError(
             f"expected {expected.__name__} version {SCHEMA_VERSION}, "
-            f"got {header['type']} version {header['version']}; run one release of all services"
+            f"got {header.type} version {header.version}; run one release of all services"
         )
-    body = header["body"]
-    for path, dtype in header["arrays"].items():
-        _put_array(body, path, _read_array(fields, path, dtype))
+    for path, dtype in header.arrays.items():
+        _put_array(header.body, path, _read_array(fields, path, dtype))
     try:
-        return expected.model_validate(body)
+        return expected.model_validate(header.body)
     except ValidationError as error:
-        raise FrameError(f"not a valid {expected.__name__}: {explain(error)}") from error
+        problems = explain(error, whole="message")
+        raise FrameError(f"not a valid {expected.__name__}: {problems}") from error
 
 
 def _take_arrays(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
@@ -81,25 +90,21 @@ def _take_arrays(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
         return None
     if isinstance(value, dict):
         prefix = f"{path}." if path else ""
-        return {key: _take_arrays(item, f"{prefix}{key}", arrays) for key, item in value.items()}
+        items = cast(dict[str, Any], value).items()
+        return {key: _take_arrays(item, f"{prefix}{key}", arrays) for key, item in items}
     return value
 
 
-def _read_header(fields: Fields) -> dict[str, Any]:
+def _read_header(fields: Fields) -> _Header:
+    if HEADER not in fields:
+        raise FrameError("no header among the fields; was this written by another program?")
     try:
-        header = json.loads(fields[HEADER])
-        if not isinstance(header["body"], dict) or not isinstance(header["arrays"], dict):
-            raise TypeError("body and arrays must be objects")
-        if not isinstance(header["type"], str) or not isinstance(header["version"], int):
-            raise TypeError("type must be a string and version a number")
-    except (KeyError, TypeError, ValueError) as error:
-        raise FrameError(f"no readable header: {error!r}") from error
-    return header
+        return _Header.model_validate_json(fields[HEADER])
+    except ValidationError as error:
+        raise FrameError(f"no readable header: {explain(error, whole='header')}") from error
 
 
 def _read_array(fields: Fields, path: str, dtype: str) -> np.ndarray:
-    if dtype not in _DTYPES:
-        raise FrameError(f"array {path}: dtype {dtype!r} is not one of {sorted(_DTYPES)}")
     try:
         return np.frombuffer(fields[path.encode()], dtype=np.dtype(dtype))
     except KeyError as error:
@@ -110,42 +115,51 @@ def _read_array(fields: Fields, path: str, dtype: str) -> np.ndarray:
 
 def _put_array(body: dict[str, Any], path: str, array: np.ndarray) -> None:
     *parents, name = path.split(".")
+    place: Any = body
     for parent in parents:
-        body = body.get(parent) or {}
-    if name not in body:
+        place = place.get(parent) if isinstance(place, dict) else None
+    if not isinstance(place, dict) or name not in place:
         raise FrameError(f"array {path}: the header has no place for it")
-    body[name] = array
+    place[name] = array
 
 
 def pack(fields: Fields) -> bytes:
-    """One record of a log segment: the fields, length-prefixed, with a checksum."""
-    parts = []
+    """One record of a log segment: the fields, length-prefixed, with checksums."""
+    parts: list[bytes] = []
     for name, value in fields.items():
         parts += [_FIELD.pack(len(name), len(value)), name, value]
     body = b"".join(parts)
-    return _RECORD.pack(_MAGIC, len(fields), len(body), zlib.crc32(body)) + body
+    head = _RECORD.pack(_MAGIC, len(fields), len(body), zlib.crc32(body))
+    return head + _CHECKSUM.pack(zlib.crc32(head)) + body
 
 
 def unpack_all(segment: BinaryIO) -> Iterator[dict[bytes, bytes]]:
     """The records of a segment, up to a torn last one, which was never acknowledged.
 
+    After each record ``segment.tell()`` is where it ends.
+
     Raises:
-        FrameError: if a record that is whole has a wrong checksum or no magic.
+        FrameError: if the bytes are damaged; a record that was cut short is no damage.
     """
-    while len(head := segment.read(_RECORD.size)) == _RECORD.size:
-        magic, num_fields, length, checksum = _RECORD.unpack(head)
-        if magic != _MAGIC:
-            raise FrameError(f"no record begins at byte {segment.tell() - _RECORD.size}")
+    size = _RECORD.size + _CHECKSUM.size
+    while len(head := segment.read(size)) == size:
+        begin = segment.tell() - size
+        if head[:4] != _MAGIC:
+            raise FrameError(f"no record begins at byte {begin}")
+        if _CHECKSUM.pack(zlib.crc32(head[: _RECORD.size])) != head[_RECORD.size :]:
+            raise FrameError(f"the head of the record at byte {begin} is damaged")
+        _, num_fields, length, checksum = _RECORD.unpack_from(head)
         body = segment.read(length)
         if len(body) < length:
             return
         if zlib.crc32(body) != checksum:
-            raise FrameError(f"the record that ends at byte {segment.tell()} is damaged")
+            raise FrameError(f"the record at byte {begin} is damaged")
         yield _split_fields(body, num_fields)
 
 
 def _split_fields(body: bytes, num_fields: int) -> dict[bytes, bytes]:
-    fields, at = {}, 0
+    fields: dict[bytes, bytes] = {}
+    at = 0
     for _ in range(num_fields):
         name_length, value_length = _FIELD.unpack_from(body, at)
         at += _FIELD.size

@@ -172,11 +172,11 @@ class RecipeError(ValueError):
     """A recipe that cannot be used; the message names each field and what is wrong with it."""
 
 
-def explain(error: ValidationError) -> str:
-    """One line per problem: the field's dotted name, what is wrong, and what was given."""
-    lines = []
+def explain(error: ValidationError, whole: str = "recipe") -> str:
+    """One line per problem: the field's dotted name, or ``whole``, and what is wrong with it."""
+    lines: list[str] = []
     for problem in error.errors():
-        field = ".".join(str(part) for part in problem["loc"]) or "recipe"
+        field = ".".join(str(part) for part in problem["loc"]) or whole
         if problem["type"] == "extra_forbidden":
             lines.append(f"{field}: unknown key; remove it or check its spelling")
         elif problem["type"] == "missing":

@@ -57,7 +57,7 @@ def read_tasks(path: Path) -> tuple[Task, ...]:
         TaskFileError: as `parse_tasks`, or if the file is missing or not UTF-8.
     """
     try:
-        return parse_tasks(path.read_text(encoding="utf-8").split("\n"))
+        return parse_tasks(path.read_text(encoding="utf-8-sig").split("\n"))
     except (OSError, UnicodeDecodeError) as error:
         raise TaskFileError([f"{path}: {error}"]) from error
 
@@ -74,7 +74,7 @@ def _parse_task(line: str) -> Task:
     try:
         return Task.model_validate(data)
     except ValidationError as error:
-        raise ValueError(explain(error)) from error
+        raise ValueError(explain(error, whole="task")) from error
 
 
 def _finite(text: str) -> float:

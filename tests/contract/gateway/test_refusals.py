@@ -172,9 +172,9 @@ BAD_FILES = {
     "not UTF-8": (GOOD_LINE.encode() + b'{"id": "\xff"}\n', "line 2: byte 9 is not valid UTF-8"),
     "a number that is none": (
         '{"id": "b", "prompt": "x", "answer": "1", "metadata": {"level": [1, NaN]}}\n',
-        "task 'b': metadata.level.1: must be a finite number",
+        "line 1: not valid JSON: NaN is not a finite number",
     ),
-    "brackets without end": ("[" * 100_000, "nests"),
+    "brackets without end": ("[" * 100_000, "line 1: not valid JSON: nested too deeply"),
 }
 
 
