@@ -23,7 +23,10 @@ from protocol.recipe import Purpose, Recipe, Sampling
 
 def _array_of(dtype: str) -> PlainValidator:
     def as_read_only(value: Any) -> np.ndarray:
-        array = np.ascontiguousarray(value, dtype=np.dtype(dtype))
+        try:
+            array = np.ascontiguousarray(value, dtype=np.dtype(dtype))
+        except (TypeError, OverflowError) as error:
+            raise ValueError(f"expected an array of {dtype}: {error}") from error
         if array.ndim != 1:
             raise ValueError(f"expected one dimension, got shape {array.shape}")
         view = array.view()

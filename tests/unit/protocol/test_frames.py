@@ -1,0 +1,247 @@
+"""Frames: any message survives the trip; damaged bytes are refused with the reason."""
+
+from __future__ import annotations
+
+import json
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from protocol.frames import SCHEMA_VERSION, FrameError, decode, encode, pack, unpack_all
+from protocol.messages import GradedGroup, JobEvent, JobRef, Message, RolloutGroup
+
+from tests.builders import a_graded_group, a_group, a_request, a_task, an_event
+
+TEXT = st.text(max_size=20)
+LOGPROBS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+TOKENS = st.integers(-(2**31), 2**31 - 1)
+NUMBERS = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+METADATA = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> RolloutGroup:
+    lengths = draw(st.lists(st.integers(0, 6), min_size=1, max_size=5))
+    num_tokens = sum(lengths)
+    metadata = draw(st.dictionaries(TEXT, METADATA, max_size=3))
+    request = a_request(
+        group_size=len(lengths),
+        task=a_task(prompt=draw(st.text(min_size=1, max_size=20)), metadata=metadata),
+    )
+    return a_group(
+        request,
+        lengths,
+        texts=[draw(TEXT) for _ in lengths],
+        token_ids=draw(st.lists(TOKENS, min_size=num_tokens, max_size=num_tokens)),
+        behavior_logprobs=draw(st.lists(LOGPROBS, min_size=num_tokens, max_size=num_tokens)),
+        prompt_ids=draw(st.lists(TOKENS, max_size=5)),
+    )
+
+
+def same(left: Message, right: Message) -> bool:
+    return encode(left) == encode(right)
+
+
+def damaged(**changes: Any) -> dict[bytes, bytes]:
+    """The fields of a group whose header says something else."""
+    fields = encode(a_group())
+    header = json.loads(fields[b"header"]) | changes
+    return fields | {b"header": json.dumps(header).encode()}
+
+
+@given(group=groups())
+@settings(derandomize=True, deadline=None)
+def test_any_group_survives_the_trip_through_redis_and_through_a_segment(
+    group: RolloutGroup,
+) -> None:
+    graded = a_graded_group(group)
+    (stored,) = unpack_all(BytesIO(pack(encode(graded))))
+    received = decode(GradedGroup, stored)
+    assert received.group is not None
+    assert received.group.request == group.request
+    assert received.group.responses == group.responses
+    for name in ("prompt_ids", "token_ids", "behavior_logprobs", "lengths"):
+        sent, got = getattr(group, name), getattr(received.group, name)
+        assert (got.dtype, got.tobytes()) == (sent.dtype, sent.tobytes())
+    assert received.grades == graded.grades
+    assert same(received, graded)
+
+
+def test_a_group_of_empty_responses_survives() -> None:
+    group = a_group(lengths=[0, 0, 0])
+    received = decode(RolloutGroup, encode(group))
+    assert received.bounds() == [(0, 0)] * 3
+    assert received.token_ids.shape == (0,)
+
+
+def test_a_failed_group_has_no_arrays() -> None:
+    failed = GradedGroup.model_validate({"purpose": "eval", "number": 3, "failure": "ü"})
+    fields = encode(failed)
+    assert list(fields) == [b"header"]
+    assert decode(GradedGroup, fields) == failed
+
+
+def test_arrays_are_read_only_views_of_the_bytes() -> None:
+    fields = encode(a_graded_group())
+    group = decode(GradedGroup, fields).group
+    assert group is not None
+    for name in ("prompt_ids", "token_ids", "behavior_logprobs", "lengths"):
+        array = getattr(group, name)
+        assert np.shares_memory(array, np.frombuffer(fields[f"group.{name}".encode()], np.uint8))
+        assert not array.flags.writeable
+
+
+def test_the_header_is_readable_json_and_the_arrays_are_little_endian() -> None:
+    fields = encode(a_group(token_ids=[1, 2, 3, 258]))
+    header = json.loads(fields[b"header"])
+    assert (header["type"], header["version"]) == ("RolloutGroup", SCHEMA_VERSION)
+    assert header["body"]["request"]["task"]["answer"] == "2"
+    assert fields[b"token_ids"][-4:] == b"\x02\x01\x00\x00"
+
+
+def test_another_message_is_refused() -> None:
+    with pytest.raises(FrameError, match="expected JobEvent version 1, got JobRef version 1"):
+        decode(JobEvent, encode(JobRef(job_id="job")))
+
+
+def test_another_version_is_refused() -> None:
+    with pytest.raises(FrameError, match="got RolloutGroup version 99; run one release"):
+        decode(RolloutGroup, damaged(version=99))
+
+
+def test_no_header_is_refused() -> None:
+    with pytest.raises(FrameError, match="no header"):
+        decode(RolloutGroup, {b"key": b"train:1"})
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"\xff\xfe",
+        b"not json",
+        b"[]",
+        b"{}",
+        b"null",
+        b'{"type":1,"version":1,"body":{},"arrays":{}}',
+        b'{"type":"RolloutGroup","version":1,"body":[],"arrays":{}}',
+        b'{"type":"RolloutGroup","version":1,"body":{},"arrays":[]}',
+        b'{"type":"RolloutGroup","version":1,"body":{},"arrays":{"lengths":["<i4"]}}',
+        b"[" * 100_000,
+    ],
+)
+def test_an_unreadable_header_is_refused(header: bytes) -> None:
+    with pytest.raises(FrameError, match="no readable header"):
+        decode(RolloutGroup, {b"header": header})
+
+
+def test_a_missing_array_is_named() -> None:
+    fields = encode(a_group())
+    del fields[b"behavior_logprobs"]
+    with pytest.raises(FrameError, match="array behavior_logprobs: missing"):
+        decode(RolloutGroup, fields)
+
+
+def test_an_array_that_the_header_does_not_mention_is_missed() -> None:
+    with pytest.raises(FrameError, match="token_ids: expected an array"):
+        decode(RolloutGroup, damaged(arrays={}))
+
+
+@pytest.mark.parametrize("dtype", ["<f8", "|O", ">i4", "nonsense"])
+def test_another_dtype_is_refused(dtype: str) -> None:
+    arrays = json.loads(encode(a_group())[b"header"])["arrays"] | {"lengths": dtype}
+    with pytest.raises(FrameError, match=r"arrays\.lengths"):
+        decode(RolloutGroup, damaged(arrays=arrays))
+
+
+@pytest.mark.parametrize("path", ["nowhere", "request.task.nowhere", "request.job_id.deeper", "."])
+def test_an_array_without_a_place_is_refused(path: str) -> None:
+    fields = damaged(arrays={path: "<i4"}) | {path.encode(): b""}
+    with pytest.raises(FrameError, match="the header has no place for it"):
+        decode(RolloutGroup, fields)
+
+
+@pytest.mark.parametrize("name", ["prompt_ids", "token_ids", "behavior_logprobs", "lengths"])
+def test_truncated_arrays_are_refused(name: str) -> None:
+    fields = encode(a_group())
+    fields[name.encode()] = fields[name.encode()][:-1]
+    with pytest.raises(FrameError, match=f"array {name}: buffer size"):
+        decode(RolloutGroup, fields)
+
+
+@pytest.mark.parametrize("name", ["token_ids", "behavior_logprobs", "lengths"])
+def test_arrays_that_disagree_are_refused(name: str) -> None:
+    fields = encode(a_group())
+    fields[name.encode()] = fields[name.encode()][:-4]
+    with pytest.raises(FrameError, match=r"not a valid RolloutGroup: message: .*lengths"):
+        decode(RolloutGroup, fields)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_logprobs_that_are_not_finite_are_refused(value: float) -> None:
+    fields = encode(a_group())
+    array = np.frombuffer(fields[b"behavior_logprobs"], np.float32).copy()
+    array[1] = value
+    fields[b"behavior_logprobs"] = array.tobytes()
+    with pytest.raises(FrameError, match="behavior_logprobs must be finite"):
+        decode(RolloutGroup, fields)
+
+
+def test_an_unknown_field_is_refused_by_name() -> None:
+    body = json.loads(encode(a_group())[b"header"])["body"] | {"surprise": 1}
+    with pytest.raises(FrameError, match="surprise: unknown key"):
+        decode(RolloutGroup, damaged(body=body))
+
+
+@given(data=st.data())
+@settings(derandomize=True, deadline=None, max_examples=300)
+def test_damage_anywhere_is_a_frame_error_or_still_a_group(data: st.DataObject) -> None:
+    fields = encode(a_group())
+    name = data.draw(st.sampled_from(sorted(fields)))
+    value = bytearray(fields[name])
+    value[data.draw(st.integers(0, len(value) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        decode(RolloutGroup, fields | {name: bytes(value)})
+    except FrameError as error:
+        assert str(error)  # noqa: PT017
+
+
+def test_numbers_that_json_cannot_hold_are_refused_where_they_enter() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        encode(an_event(data={"loss": float("nan")}))
+
+
+RECORDS = [encode(JobRef(job_id="first")), encode(a_group(lengths=[3])), {b"": b"", b"x": b"y"}]
+SEGMENT = b"".join(pack(fields) for fields in RECORDS)
+ENDS = np.cumsum([len(pack(fields)) for fields in RECORDS]).tolist()
+
+
+def test_a_segment_gives_back_its_records_and_where_each_one_ends() -> None:
+    segment = BytesIO(SEGMENT)
+    found = [(fields, segment.tell()) for fields in unpack_all(segment)]
+    assert found == list(zip(RECORDS, ENDS, strict=True))
+    assert list(unpack_all(BytesIO())) == []
+
+
+def test_a_segment_cut_at_any_byte_gives_every_record_that_is_whole() -> None:
+    for cut in range(len(SEGMENT)):
+        whole = sum(end <= cut for end in ENDS)
+        assert list(unpack_all(BytesIO(SEGMENT[:cut]))) == RECORDS[:whole], cut
+
+
+def test_a_damaged_byte_is_noticed_wherever_it_is() -> None:
+    for place in range(len(SEGMENT)):
+        damaged_segment = bytearray(SEGMENT)
+        damaged_segment[place] ^= 0x10
+        before = sum(end <= place for end in ENDS)
+        records = unpack_all(BytesIO(bytes(damaged_segment)))
+        assert [next(records) for _ in range(before)] == RECORDS[:before]
+        with pytest.raises(FrameError, match=r"byte \d+"):
+            next(records)

@@ -1,0 +1,121 @@
+"""Recipes: a typo stops where it enters, and the message names the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from protocol.recipe import Recipe, RecipeError, load_recipe, parse_recipe
+
+from tests.builders import a_recipe
+
+SMALL = """
+name = "small"
+
+[model]
+path = "models/tiny"
+
+[tasks]
+train = "train.jsonl"
+
+[rollout.sampling]
+max_tokens = 8
+
+[reward]
+process = "equation_steps"
+
+[training]
+steps = 2
+"""
+
+
+def error_of(**overrides: Any) -> str:
+    data = a_recipe().model_dump(mode="json")
+    for table, values in overrides.items():
+        data[table] = {**(data.get(table) or {}), **values} if isinstance(values, dict) else values
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(data)
+    return str(caught.value)
+
+
+def test_a_short_recipe_is_filled_with_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    recipe = load_recipe(path)
+    assert (recipe.algorithm.advantage, recipe.rollout.group_size) == ("papo", 8)
+    assert recipe.groups_in_flight == 32
+    assert recipe.evaluation_sampling == recipe.rollout.sampling
+
+
+def test_a_recipe_survives_json() -> None:
+    recipe = a_recipe(evaluation={"samples": 2}, tasks={"held_out": "held_out.jsonl"})
+    assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ({"training": {"step": 3}}, "training.step: unknown key; remove it or check its spelling"),
+        ({"learning": {}}, "learning: unknown key; remove it or check its spelling"),
+        ({"training": {"steps": "many"}}, "training.steps: Input should be a valid integer"),
+        ({"training": {"steps": 0}}, "training.steps: Input should be greater than or equal to 1"),
+        (
+            {"algorithm": {"advantage": "magic"}},
+            "algorithm.advantage: Input should be 'grpo' or 'papo'",
+        ),
+        ({"algorithm": {"clip_low": 1.0}}, "algorithm.clip_low: Input should be less than 1"),
+        (
+            {"model": {"prompt_template": "Solve it"}},
+            "model: prompt_template must contain {prompt}",
+        ),
+        (
+            {"reward": {"process": None}},
+            "recipe: algorithm.advantage = 'papo' needs reward.process, a rubric verifier",
+        ),
+        (
+            {"evaluation": {"samples": 1}},
+            "recipe: evaluation needs tasks.held_out, a file of held-out tasks",
+        ),
+        (
+            {"rollout": {"sampling": {"max_tokens": 64}}},
+            "recipe: rollout.sampling.max_tokens must be below model.max_context",
+        ),
+        (
+            {"training": {"updates_per_batch": 3}},
+            "training: updates_per_batch must be at most groups_per_step",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(overrides: dict[str, Any], expected: str) -> None:
+    assert expected in error_of(**overrides).splitlines()[0]
+
+
+def test_every_problem_is_reported_at_once() -> None:
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe({"name": "", "model": {}, "rollout": {"sampling": {}}, "training": []})
+    assert str(caught.value).splitlines() == [
+        "name: String should have at least 1 character",
+        "model.path: required, but missing",
+        "tasks: required, but missing",
+        "rollout.sampling.max_tokens: required, but missing",
+        "training: Input should be a valid dictionary or instance of Training",
+    ]
+
+
+@pytest.mark.parametrize("data", [None, [], "small", 3])
+def test_what_is_no_table_is_refused(data: object) -> None:
+    with pytest.raises(RecipeError, match="recipe: Input should be a valid dictionary"):
+        parse_recipe(data)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    broken, wrong = tmp_path / "broken.toml", tmp_path / "wrong.toml"
+    broken.write_text("name = ")
+    wrong.write_text(SMALL.replace("steps =", "stepz ="))
+    with pytest.raises(RecipeError, match=r"missing\.toml: no such file"):
+        load_recipe(tmp_path / "missing.toml")
+    with pytest.raises(RecipeError, match=r"broken\.toml: not valid TOML"):
+        load_recipe(broken)
+    with pytest.raises(RecipeError, match=r"wrong\.toml:\ntraining\.steps: required"):
+        load_recipe(wrong)

@@ -1,0 +1,134 @@
+"""Task files: every problem has its line and its field."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from protocol.tasks import TaskFileError, parse_tasks, read_tasks
+
+
+def line(**changes: Any) -> str:
+    task = {"id": "1", "prompt": "1+1=", "answer": "2", **changes}
+    return json.dumps({key: value for key, value in task.items() if value is not None})
+
+
+def problems(*lines: str) -> list[str]:
+    with pytest.raises(TaskFileError) as caught:
+        parse_tasks(lines)
+    assert str(caught.value) == "\n".join(caught.value.problems)
+    return caught.value.problems
+
+
+def test_tasks_are_read_in_order_with_all_they_carry() -> None:
+    messages = [{"role": "user", "content": "1+1?"}]
+    first, second = parse_tasks(
+        [
+            line(solution="one and one", metadata={"level": 3, "tags": ["sum", None]}),
+            line(id="2", prompt=None, messages=messages),
+        ]
+    )
+    assert (first.id, first.prompt, first.answer) == ("1", "1+1=", "2")
+    assert first.solution == "one and one"
+    assert first.metadata == {"level": 3, "tags": ["sum", None]}
+    assert second.messages is not None
+    assert (second.messages[0].role, second.messages[0].content) == ("user", "1+1?")
+
+
+def test_blank_lines_are_skipped_and_still_counted() -> None:
+    assert len(parse_tasks(["", line(), "  \t", line(id="2"), "\r"])) == 2
+    assert problems("", line(), "", "{").pop().startswith("line 4: ")
+
+
+def test_each_wrong_line_is_reported() -> None:
+    assert problems("{", line(), line(id="2", answer=None), "[1]", line(id="3", answr="4")) == [
+        "line 1: not valid JSON: Expecting property name enclosed in double quotes: "
+        "line 1 column 2 (char 1)",
+        "line 3: answer: required, but missing",
+        "line 4: a task must be a JSON object: {...}",
+        "line 5: answr: unknown key; remove it or check its spelling",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"id": 7}, "line 1: id: Input should be a valid string"),
+        ({"id": ""}, "line 1: id: String should have at least 1 character"),
+        ({"prompt": ""}, "line 1: prompt: String should have at least 1 character"),
+        ({"answer": ""}, "line 1: answer: String should have at least 1 character"),
+        ({"answer": 4}, "line 1: answer: Input should be a valid string"),
+        ({"prompt": None}, "line 1: task: give exactly one of 'prompt' and 'messages'"),
+        (
+            {"messages": [{"role": "user", "content": "1+1?"}]},
+            "line 1: task: give exactly one of 'prompt' and 'messages'",
+        ),
+        (
+            {"prompt": None, "messages": [{"role": "robot", "content": "1+1?"}]},
+            "line 1: messages.0.role: Input should be 'system', 'user' or 'assistant'",
+        ),
+    ],
+)
+def test_a_wrong_field_is_named(changes: dict[str, Any], expected: str) -> None:
+    assert problems(line(**changes))[0] == expected
+
+
+def test_an_id_is_taken_once() -> None:
+    lines = [line(id="a"), line(id="b"), line(id="a"), line(id="a")]
+    assert problems(*lines) == [
+        "line 3: id: 'a' is taken by line 1",
+        "line 4: id: 'a' is taken by line 1",
+    ]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_numbers_that_json_cannot_hold_are_refused(number: str) -> None:
+    (problem,) = problems(line(metadata={"x": "?"}).replace('"?"', number))
+    assert problem == f"line 1: not valid JSON: {number} is not a finite number"
+
+
+@pytest.mark.parametrize("depth", [900, 100_000])
+def test_bottomless_nesting_is_reported(depth: int) -> None:
+    nested = "[" * depth + "]" * depth
+    found = problems(line(metadata={"x": "?"}).replace('"?"', nested))
+    assert found[0].startswith("line 1: ")
+
+
+def test_half_a_character_is_refused() -> None:
+    (problem,) = problems('{"id": "1", "prompt": "\\ud800", "answer": "a"}')
+    assert problem.startswith("line 1: prompt: ")
+
+
+def test_a_file_without_tasks_is_refused() -> None:
+    assert problems() == ["line 1: the file holds no task"]
+    assert problems("", " ") == ["line 1: the file holds no task"]
+
+
+def test_a_hopeless_file_is_reported_briefly() -> None:
+    assert len(problems(*["nonsense"] * 1000)) == 20
+
+
+def test_ten_thousand_tasks_are_read_in_a_moment() -> None:
+    lines = [line(id=str(number)) for number in range(10_000)]
+    started = time.monotonic()
+    assert len(parse_tasks(lines)) == 10_000
+    assert time.monotonic() - started < 5
+
+
+def test_files_of_other_systems_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    text = line(answer="\u2028") + "\r\n" + line(id="2") + "\r\n"
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert [task.answer for task in read_tasks(path)] == ["\u2028", "2"]
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    missing, latin = tmp_path / "missing.jsonl", tmp_path / "latin.jsonl"
+    latin.write_bytes(line(answer="x").replace("x", "é").encode("latin-1"))
+    with pytest.raises(TaskFileError, match=r"missing\.jsonl"):
+        read_tasks(missing)
+    with pytest.raises(TaskFileError, match=r"latin\.jsonl.*utf-8"):
+        read_tasks(latin)
