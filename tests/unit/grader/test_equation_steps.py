@@ -138,13 +138,11 @@ def test_no_text_breaks_the_reader(text: str) -> None:
     ],
 )
 def test_reading_takes_time_in_proportion_to_the_text(piece: str) -> None:
-    def seconds(num_chars: int) -> float:
-        text = (piece * num_chars)[:num_chars]
-        started = time.process_time()
-        tally(text)
-        return time.process_time() - started
-
-    assert seconds(100_000) < 0.1 + 10 * max(seconds(25_000), 0.005)
+    # Linear work on this takes half a second; quadratic work would take the rest of the day.
+    text = (piece * 400_000)[:400_000]
+    started = time.process_time()
+    tally(text)
+    assert time.process_time() - started < 30
 
 
 @pytest.mark.parametrize(

