@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 
 from services.chassis.service import Service, run_service
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+_PR_SET_PDEATHSIG = 1
 
 
 async def lead(service: Service) -> None:
@@ -26,11 +29,18 @@ def main() -> None:
     from services.learner.engine import init_ranks
     from services.learner.ranks import Rank
 
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _die_with_launcher()
     init_ranks()
     if int(os.environ.get("RANK", "0")) == 0:
         run_service("learner", lead)
     else:
         Rank().follow()
+
+
+def _die_with_launcher() -> None:
+    """torchrun gives each rank a session of its own, out of reach of who kills its group."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":
