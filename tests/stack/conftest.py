@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from protocol.recipe import load_recipe
 
@@ -72,6 +73,12 @@ class Stack:
     def job(self, job_id: str) -> Json:
         with self.client() as weir:
             return weir.job(job_id)
+
+    def ask(self, job_id: str, verb: str) -> None:
+        """``pause`` or ``resume`` a job."""
+        url = f"{self.facts['url']}/v1/fine_tuning/jobs/{job_id}/{verb}"
+        key = {"Authorization": f"Bearer {self.facts['api_key']}"}
+        httpx.post(url, headers=key, timeout=10).raise_for_status()
 
     def wait_for_step(self, job_id: str, step: int, timeout_s: float = 120) -> None:
         wait_for(lambda: self.job(job_id)["weir"]["step"] >= step, timeout_s, f"step {step}")

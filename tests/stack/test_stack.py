@@ -75,6 +75,18 @@ def test_a_cancelled_job_ends_and_the_next_one_runs(stack: Stack) -> None:
     assert_every_group_is_accounted_for(stack, stack.wait_for_end(following))
 
 
+def test_a_paused_job_checkpoints_and_goes_on_where_it_was(stack: Stack) -> None:
+    job_id = stack.submit()
+    stack.wait_for_step(job_id, 5)
+    stack.ask(job_id, "pause")
+    wait_for(lambda: stack.job(job_id)["status"] == "paused", 60, "the pause")
+    step = stack.job(job_id)["weir"]["step"]
+    folders = (stack.log_folder(job_id).parent / "checkpoints").glob("step-*")
+    assert f"step-{step:06d}" in {folder.name for folder in folders}
+    stack.ask(job_id, "resume")
+    assert_every_group_is_accounted_for(stack, stack.wait_for_end(job_id))
+
+
 def test_a_supervisor_takes_everything_with_it(tmp_path: Path) -> None:
     other = start(tmp_path / "other")
     other.wait_until_up()
