@@ -12,6 +12,7 @@ This is the only file that imports redis.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import secrets
 import time
@@ -52,11 +53,19 @@ MAX_FAILURES = 3
 _LEARNER = "learner"  # one learner per stack: its next life finds what the last one had claimed
 _JOB_INDEX = streams.PREFIX + "job_index"
 _Rows = dict[bytes, list[tuple[bytes, dict[bytes, bytes]]]]  # of a read, by stream key
-_SCRIPTS = {path.stem: path.read_text() for path in Path(__file__).parent.glob("lua/*.lua")}
 _MEMORY_FULL_PAUSE_S = 0.2
 _LONGEST_BLOCK_S = 20.0  # below the reader's socket timeout, which notices a server that vanished
 _READER_TIMEOUT_S = 30.0
 _WRITER_TIMEOUT_S = 10.0
+
+
+class _Script:
+    def __init__(self, path: Path) -> None:
+        self.text = path.read_text()
+        self.sha = hashlib.sha1(self.text.encode()).hexdigest()
+
+
+_SCRIPTS = {path.stem: _Script(path) for path in Path(__file__).parent.glob("lua/*.lua")}
 
 
 class Fenced(RuntimeError):
@@ -113,7 +122,6 @@ class Exchange:
     writer: Redis
     reader: Redis
     backpressure_seconds: float = 0.0
-    _scripts: dict[str, Any] = field(default_factory=dict)
 
     # ------------------------------------------------------------------ work
 
@@ -379,10 +387,13 @@ class Exchange:
     # ------------------------------------------------------------------ inside
 
     async def _run(self, name: str, keys: Sequence[Any], args: Sequence[Any]) -> Any:
-        if name not in self._scripts:
-            self._scripts[name] = self.writer.register_script(_SCRIPTS[name])
+        script = _SCRIPTS[name]
         try:
-            return await self._scripts[name](keys=keys, args=args)
+            try:
+                return await self.writer.evalsha(script.sha, len(keys), *keys, *args)
+            except errors.NoScriptError:
+                # Loading it and calling it by its hash would fail if the server went in between.
+                return await self.writer.eval(script.text, len(keys), *keys, *args)
         except errors.ResponseError as error:
             if str(error).startswith("FENCED"):
                 raise Fenced(str(error)) from error

@@ -56,15 +56,25 @@ class Server:
     def stop(self) -> None:
         self._end(signal.SIGTERM)
 
-    def limit_memory(self, extra_bytes: int | None) -> None:
-        """Allow ``extra_bytes`` beyond what it uses now; None lifts the limit."""
+    def limit_memory(self, extra_bytes: int) -> None:
+        """Allow ``extra_bytes`` beyond what it uses now."""
         with self.client() as client:
             used = cast(dict[str, Any], client.info("memory"))["used_memory"]
-            client.config_set("maxmemory", 0 if extra_bytes is None else used + extra_bytes)
+            client.config_set("maxmemory", used + extra_bytes)
 
-    def flush(self) -> None:
+    def exhaust_memory(self) -> None:
+        """From now on it has used more than it may, whatever is freed."""
+        with self.client() as client:
+            client.config_set("maxmemory", 1)
+
+    def free_memory(self) -> None:
+        """Lift the limit."""
         with self.client() as client:
             client.config_set("maxmemory", 0)
+
+    def flush(self) -> None:
+        self.free_memory()
+        with self.client() as client:
             client.flushall()
 
     def client(self) -> redis.Redis:

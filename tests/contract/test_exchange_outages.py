@@ -1,0 +1,274 @@
+"""A server is killed, replies are lost, memory is full: nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+
+import pytest
+import redis
+from protocol.exchange import Backlog, Exchange, connect
+from protocol.messages import ActiveJob, JobState, Requested, Task
+from protocol.streams import EVENTS, GRADED, JOBS, POLICY, REQUESTS, ROLLOUTS
+
+from tests.builders import (
+    a_graded_group,
+    a_group,
+    a_job_record,
+    a_policy,
+    a_recipe,
+    a_request,
+    a_task,
+    an_event,
+)
+from tests.contract.conftest import OpenExchange
+from tests.contract.line import ask_all, grade_forever, roll_out_forever, running, take_in
+from tests.contract.lossy_proxy import lossy_proxy
+from tests.contract.valkey_server import Server
+
+pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+
+
+def keys(count: int) -> Counter[str]:
+    return Counter(f"train:{number}" for number in range(count))
+
+
+def a_long_task(num_bytes: int) -> Task:
+    return a_task(prompt="1+" * (num_bytes // 2))
+
+
+async def begin(exchange: Exchange) -> int:
+    await exchange.submit(a_job_record())
+    return await exchange.begin_attempt("job")
+
+
+async def test_a_server_killed_in_the_middle_of_traffic_loses_and_doubles_nothing(
+    own_server: Server,
+) -> None:
+    async with (
+        connect(own_server.url, me="learner") as learner,
+        connect(own_server.url, me="rollout") as rollout,
+        connect(own_server.url, me="grader") as grader,
+    ):
+        attempt = await begin(learner)
+        taking = asyncio.create_task(take_in(learner, attempt, 400))
+        requests = [a_request(number=number) for number in range(400)]
+        async with running(
+            ask_all(learner, requests), roll_out_forever(rollout), grade_forever(grader)
+        ):
+            for _ in range(3):
+                await asyncio.sleep(0.15)
+                own_server.kill()
+                await asyncio.sleep(0.05)
+                own_server.start()
+            logged = await asyncio.wait_for(taking, 30)
+        assert logged.keys() == keys(400).keys()
+        assert await learner.under_way("job") == set()
+        for stream in (REQUESTS, ROLLOUTS, GRADED):
+            assert await learner.backlog(stream, "job") == Backlog(0, 0)
+
+
+async def test_every_acknowledged_write_survives_a_kill(own_server: Server) -> None:
+    async with connect(own_server.url, me="learner", patience_s=0.1) as learner:
+        attempt = await begin(learner)
+        acknowledged: list[str] = []
+
+        async def write_forever() -> None:
+            for number in range(10**6):
+                await learner.ask(a_request(number=number))
+                await learner.record_event(an_event(f"event-{number}"))
+                await learner.update_job("job", attempt, step=number)
+                acknowledged.append(f"train:{number}")
+
+        writing = asyncio.create_task(write_forever())
+        await asyncio.sleep(0.3)
+        own_server.kill()
+        with pytest.raises(redis.ConnectionError):
+            await writing
+        own_server.start()
+        assert await learner.under_way("job") >= set(acknowledged)
+        assert len(await learner.events("job", count=10**6)) >= len(acknowledged)
+        record = await learner.job("job")
+        assert record is not None
+        assert record.step >= len(acknowledged) - 1
+        assert len(acknowledged) > 20
+
+
+async def test_a_claim_that_waits_outlives_the_server(own_server: Server) -> None:
+    async with (
+        connect(own_server.url, me="learner") as learner,
+        connect(own_server.url, me="worker") as worker,
+    ):
+        await begin(learner)
+        waiting = asyncio.create_task(worker.claim([REQUESTS], "job", count=1, wait_s=15))
+        await asyncio.sleep(0.1)
+        own_server.kill()
+        await asyncio.sleep(0.1)
+        own_server.start()
+        await learner.ask(a_request())
+        (delivery,) = await asyncio.wait_for(waiting, 5)
+        assert delivery.message() == a_request()
+        assert await worker.heartbeat([delivery]) == set()
+
+
+async def test_an_outage_of_the_server_is_nobodys_death(own_server: Server) -> None:
+    async with (
+        connect(own_server.url, me="worker") as worker,
+        connect(own_server.url, me="heir") as heir,
+    ):
+        await begin(worker)
+        for number in range(2):
+            await worker.ask(a_request(number=number))
+        held, given_back = await worker.claim([REQUESTS], "job", count=2, wait_s=0)
+        await worker.release(given_back, failed=False)
+        own_server.kill()
+        await asyncio.sleep(0.6)
+        own_server.start()
+        (taken,) = await heir.reclaim(REQUESTS, "job", idle_s=0.5, count=9)
+        assert taken.key == given_back.key
+        assert await worker.heartbeat([held]) == set()
+        await asyncio.sleep(1.1)
+        found = await heir.reclaim(REQUESTS, "job", idle_s=0.5, count=9)
+        assert {entry.key: entry.deaths for entry in found} == {held.key: 1, taken.key: 0}
+
+
+async def test_scripts_that_the_server_forgot_are_sent_again(
+    exchange: Exchange, server: Server
+) -> None:
+    await begin(exchange)
+    assert await exchange.ask(a_request(number=0))
+    with server.client() as client:
+        client.script_flush()
+    assert await exchange.ask(a_request(number=1))
+
+
+@pytest.mark.parametrize("connected", [False, True])
+async def test_patience_has_an_end(own_server: Server, connected: bool) -> None:
+    async with connect(own_server.url, me="worker", patience_s=0.5) as worker:
+        if connected:
+            await worker.ping()
+        own_server.kill()
+        started = time.monotonic()
+        with pytest.raises(redis.ConnectionError, match=str(own_server.port)):
+            await worker.ping()
+        assert 0.3 < time.monotonic() - started < 2
+
+
+async def test_a_wrong_password_is_reported_at_once(server: Server) -> None:
+    url = server.url.replace(server.password, "wrong")
+    async with connect(url, me="worker", patience_s=60) as worker:
+        with pytest.raises(redis.AuthenticationError):
+            await asyncio.wait_for(worker.ping(), 5)
+
+
+async def test_every_write_may_be_sent_again_when_its_reply_is_lost(server: Server) -> None:
+    async with (
+        lossy_proxy(server) as proxy,
+        connect(proxy.url, me="worker", patience_s=5) as worker,
+        connect(server.url, me="observer", patience_s=5) as observer,
+    ):
+        await worker.ping()
+        lose = proxy.lose_next_reply
+
+        lose()
+        await worker.submit(a_job_record())
+        assert (await observer.backlog(JOBS)).entries == 1
+        lose()
+        job = await worker.next_job(wait_s=0.01)
+        assert job is not None
+        lose()
+        assert await worker.begin_attempt("job") == 1
+        lose()
+        await worker.activate(ActiveJob(job_id="job", attempt=1, recipe=a_recipe()))
+        lose()
+        await worker.announce(a_policy())
+        lose()
+        await worker.record_event(an_event())
+        lose()
+        await worker.ask(a_request())
+        (asked,) = await worker.claim([REQUESTS], "job", count=9, wait_s=0)
+        lose()
+        await worker.hand_off(asked, ROLLOUTS, a_group())
+        (rolled_out,) = await worker.claim([ROLLOUTS], "job", count=9, wait_s=0)
+        lose()
+        await worker.release(rolled_out, failed=True)
+        (again,) = await worker.reclaim(ROLLOUTS, "job", idle_s=15, count=9)
+        assert (again.failures, again.deaths) == (1, 0)
+        lose()
+        assert await worker.heartbeat([again]) == set()
+        await worker.hand_off(again, GRADED, a_graded_group())
+        (graded,) = await worker.claim([GRADED], "job", count=9, wait_s=0)
+        lose()
+        await worker.take_in(graded, 1)
+        assert proxy.lost == 11
+        record = await observer.job("job")
+        assert record is not None
+        assert (record.attempt, record.attempts_since_checkpoint) == (1, 1)
+        assert await observer.under_way("job") == set()
+        with server.client() as client:
+            assert client.xlen(POLICY.key("job")) == client.xlen(EVENTS.key("job")) == 1
+        lose()
+        await worker.close_job(job, 1, state="succeeded")
+        assert await observer.active() is None
+
+
+async def test_full_memory_makes_producers_wait_while_the_line_drains(
+    exchange: Exchange, open_exchange: OpenExchange, server: Server
+) -> None:
+    attempt = await begin(exchange)
+    server.limit_memory(2_000_000)
+    task = a_long_task(100_000)
+    requests = [a_request(number=number, task=task) for number in range(60)]
+    async with (
+        open_exchange("feeder") as feeder,
+        open_exchange("rollout") as rollout,
+        open_exchange("grader") as grader,
+        running(ask_all(feeder, requests)),
+    ):
+        while feeder.backpressure_seconds < 0.5:
+            await asyncio.sleep(0.02)
+        assert 3 < len(await exchange.under_way("job")) < 30
+        async with running(roll_out_forever(rollout), grade_forever(grader)):
+            logged = await asyncio.wait_for(take_in(exchange, attempt, 60), 30)
+    assert logged == keys(60)
+    assert await exchange.under_way("job") == set()
+
+
+async def test_full_memory_does_not_keep_a_learner_from_coming_back_to_drain_it(
+    exchange: Exchange, open_exchange: OpenExchange, server: Server
+) -> None:
+    """Only the learner frees what lies graded, so whatever it does before that must work."""
+    attempt = await begin(exchange)
+    await exchange.ask(a_request())
+    (asked,) = await exchange.claim([REQUESTS], "job", count=1, wait_s=0)
+    await exchange.hand_off(asked, GRADED, asked.as_failed("no matter why"))
+    server.exhaust_memory()
+    async with open_exchange("learner-2") as learner:
+        async with asyncio.timeout(5):
+            job = await learner.next_job(wait_s=0.01)
+            assert job is not None
+            assert await learner.begin_attempt("job") == attempt + 1
+            await learner.update_job("job", attempt + 1, state="running")
+            await learner.activate(ActiveJob(job_id="job", attempt=2, recipe=a_recipe()))
+            await learner.announce(a_policy(attempt=2))
+            (graded,) = await learner.claim([GRADED], "job", count=1, wait_s=0)
+            assert await learner.release(graded, failed=True) == 1
+            (graded,) = await learner.reclaim(GRADED, "job", idle_s=15, count=1)
+            assert await learner.heartbeat([graded]) == set()
+            assert await learner.take_in(graded, attempt + 1)
+            assert await learner.request_state("job", Requested.CANCEL) is JobState.RUNNING
+            await learner.close_job(job, attempt + 1, state="cancelled")
+        assert learner.backpressure_seconds == 0
+
+
+async def test_full_memory_holds_back_jobs_and_events_until_there_is_room(
+    exchange: Exchange, server: Server
+) -> None:
+    server.exhaust_memory()
+    writing = asyncio.gather(exchange.submit(a_job_record()), exchange.record_event(an_event()))
+    while exchange.backpressure_seconds < 0.5:
+        await asyncio.sleep(0.02)
+    assert not writing.done()
+    server.free_memory()
+    assert await asyncio.wait_for(writing, 2) == [True, True]
