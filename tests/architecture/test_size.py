@@ -1,0 +1,30 @@
+"""What a reader holds in mind at once stays small."""
+
+import ast
+
+from tests.architecture.project import MODULES, name_of
+
+MAX_FUNCTION_LINES = 50
+MAX_FILE_LINES = 400
+LONGER_FILES = {"proto/protocol/exchange.py": 550}  # one method per script, each a few lines
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    long = [
+        f"{name_of(path)}:{node.lineno} {node.name}"
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or node.lineno) - node.lineno + 1 > MAX_FUNCTION_LINES
+    ]
+    assert long == []
+
+
+def test_no_file_is_longer_than_a_sitting() -> None:
+    lengths = {name_of(path): len(path.read_text().splitlines()) for path in MODULES}
+    long = {
+        name: length
+        for name, length in lengths.items()
+        if length > LONGER_FILES.get(name, MAX_FILE_LINES)
+    }
+    assert long == {}
