@@ -54,9 +54,9 @@ _LEARNER = "learner"  # one learner per stack: its next life finds what the last
 _JOB_INDEX = streams.PREFIX + "job_index"
 _Rows = dict[bytes, list[tuple[bytes, dict[bytes, bytes]]]]  # of a read, by stream key
 _MEMORY_FULL_PAUSE_S = 0.2
-_LONGEST_BLOCK_S = 20.0  # below the reader's socket timeout, which notices a server that vanished
-_READER_TIMEOUT_S = 30.0
-_WRITER_TIMEOUT_S = 10.0
+_LONGEST_BLOCK_S = 20.0
+_READER_ANSWER_S = 30.0  # beyond the longest block: then the server has vanished without a word
+_WRITER_ANSWER_S = 10.0
 
 
 class _Script:
@@ -440,17 +440,19 @@ class _PatientRedis(Redis):
     """A client that repeats a command while the server is away, but not for ever.
 
     redis-py's own retries are switched off: they multiply (those of connecting within those of the
-    command) and would wait two minutes for a wrong password to become right.
+    command) and would wait two minutes for a wrong password to become right. So is its socket
+    timeout: it writes within `asyncio.wait_for`, which in Python 3.11 can swallow a cancellation.
     """
 
     patience_s = 0.0
+    answer_s = 0.0
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         """Run one command; connection errors surface after ``patience_s`` of them."""
         deadline, pause_s = None, 0.02
         while True:
             try:
-                return await super().execute_command(*args, **options)
+                return await self._execute_once(*args, **options)
             except (errors.AuthenticationError, errors.AuthorizationError):
                 raise
             except (errors.ConnectionError, errors.TimeoutError):
@@ -460,25 +462,31 @@ class _PatientRedis(Redis):
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 1.0)
 
+    async def _execute_once(self, *args: Any, **options: Any) -> Any:
+        try:
+            async with asyncio.timeout(self.answer_s):
+                return await super().execute_command(*args, **options)
+        except TimeoutError as error:
+            text = f"Redis did not answer {args[0]} within {self.answer_s:g} s"
+            raise errors.TimeoutError(text) from error
+
 
 @asynccontextmanager
 async def connect(url: str, *, me: str, patience_s: float = 120.0) -> AsyncIterator[Exchange]:
     """Open an exchange. Commands are repeated for ``patience_s`` while the server is away."""
     settings: dict[str, Any] = {
         "retry": Retry(NoBackoff(), 0),
+        "socket_timeout": None,
         "legacy_responses": False,
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     }
     # Reads block on the server, each on a connection of its own. Writes take turns on a few.
-    reading = ConnectionPool.from_url(
-        url, max_connections=10_000, socket_timeout=_READER_TIMEOUT_S, **settings
-    )
-    writing = BlockingConnectionPool.from_url(
-        url, max_connections=16, timeout=None, socket_timeout=_WRITER_TIMEOUT_S, **settings
-    )
+    reading = ConnectionPool.from_url(url, max_connections=10_000, **settings)
+    writing = BlockingConnectionPool.from_url(url, max_connections=16, timeout=None, **settings)
     reader = cast(_PatientRedis, _PatientRedis.from_pool(reading))
     writer = cast(_PatientRedis, _PatientRedis.from_pool(writing))
     reader.patience_s = writer.patience_s = patience_s
+    reader.answer_s, writer.answer_s = _READER_ANSWER_S, _WRITER_ANSWER_S
     try:
         yield Exchange(me=me, writer=writer, reader=reader)
     finally:

@@ -143,6 +143,36 @@ async def test_scripts_that_the_server_forgot_are_sent_again(
     assert await exchange.ask(a_request(number=1))
 
 
+async def test_a_cancelled_command_is_always_cancelled(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    await begin(exchange)
+
+    async def work_forever(worker: Exchange) -> None:
+        while True:
+            await worker.claim([REQUESTS], "job", count=1, wait_s=0)
+            await worker.ping()
+
+    async with open_exchange("worker") as worker:
+        for turns in range(300):
+            working = asyncio.create_task(work_forever(worker))
+            for _ in range(turns % 60):
+                await asyncio.sleep(0)
+            working.cancel()
+            done, _ = await asyncio.wait({working}, timeout=1)
+            assert done, turns
+
+
+async def test_a_server_that_hangs_is_named(own_server: Server) -> None:
+    async with connect(own_server.url, me="worker", patience_s=0) as worker:
+        await worker.ping()
+        worker.writer.answer_s = 0.2  # pyright: ignore[reportAttributeAccessIssue]
+        own_server.suspend()
+        with pytest.raises(redis.TimeoutError, match="did not answer PING within 0"):
+            await worker.ping()
+        own_server.resume()
+
+
 @pytest.mark.parametrize("connected", [False, True])
 async def test_patience_has_an_end(own_server: Server, connected: bool) -> None:
     async with connect(own_server.url, me="worker", patience_s=0.5) as worker:

@@ -56,6 +56,15 @@ class Server:
     def stop(self) -> None:
         self._end(signal.SIGTERM)
 
+    def suspend(self) -> None:
+        """Freeze it: it keeps its connections and answers nothing."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
     def limit_memory(self, extra_bytes: int) -> None:
         """Allow ``extra_bytes`` beyond what it uses now."""
         with self.client() as client:
