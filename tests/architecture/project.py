@@ -13,6 +13,7 @@ MODULES = [path for folder in PRODUCT_FOLDERS for path in sorted((ROOT / folder)
 DOCUMENTS = [*sorted(ROOT.glob("*.md"))] + [
     path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.md"))
 ]
+FENCED = re.compile(r"^ *```\w*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
 def name_of(path: Path) -> str:
@@ -22,9 +23,9 @@ def name_of(path: Path) -> str:
 
 def code_in(text: str) -> Iterator[str]:
     """Every code block and every span in backticks of a Markdown text."""
-    for block in re.findall(r"^```\w*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+    for block in FENCED.findall(text):
         yield from block.splitlines()
-    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    prose = FENCED.sub("", text)
     yield from re.findall(r"`([^`]+)`", prose)
 
 
