@@ -123,13 +123,13 @@ async def test_an_outage_of_the_server_is_nobodys_death(own_server: Server) -> N
         held, given_back = await worker.claim([REQUESTS], "job", count=2, wait_s=0)
         await worker.release(given_back, failed=False)
         own_server.kill()
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(1.6)
         own_server.start()
-        (taken,) = await heir.reclaim(REQUESTS, "job", idle_s=0.5, count=9)
+        (taken,) = await heir.reclaim(REQUESTS, "job", idle_s=1.5, count=9)
         assert taken.key == given_back.key
         assert await worker.heartbeat([held]) == set()
-        await asyncio.sleep(1.1)
-        found = await heir.reclaim(REQUESTS, "job", idle_s=0.5, count=9)
+        await asyncio.sleep(2.1)  # the server tells its uptime in whole seconds
+        found = await heir.reclaim(REQUESTS, "job", idle_s=1.5, count=9)
         assert {entry.key: entry.deaths for entry in found} == {held.key: 1, taken.key: 0}
 
 
