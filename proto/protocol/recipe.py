@@ -7,6 +7,7 @@ and comes from the environment.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from enum import StrEnum
 from pathlib import Path
@@ -14,15 +15,26 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-AdvantageName = Literal["grpo", "papo"]
-ObjectiveName = Literal["clip"]
-AggregationName = Literal["token_mean"]
-VerifierName = Literal["math_answer", "equation_steps"]
+from protocol.names import (
+    CRITIC_ADVANTAGES,
+    GROUP_ADVANTAGES,
+    AdvantageName,
+    AggregationName,
+    CorrectionName,
+    DivergenceName,
+    ObjectiveName,
+    VerifierName,
+)
+
+_NEED_PROCESS = ("papo", "papo_full_norm", "multiplicative", "process_only")
+_ZERO_FOR_ONE = ("grpo", "grpo_trl", "dr_grpo", "rloo", "papo", "papo_full_norm")
+_MAX_REFILL = 4  # dynamic sampling has at most so many times the groups in flight
 
 
 class Purpose(StrEnum):
     """Why a group is asked for. Each purpose has its own ledger."""
 
+    PRETRAIN = "pretrain"  # for the critic, before the policy moves
     TRAIN = "train"
     EVAL = "eval"
 
@@ -76,22 +88,78 @@ class Rollout(Table):
 
 
 class Reward(Table):
-    """Which verifier says what is right, and which one scores how it was reached."""
+    """Which verifier says what is right, which one scores how it was reached, and what that pays.
+
+    The reward of a response is its outcome's value plus the overlong punishment (DAPO,
+    arXiv:2503.14476, equation 13): 0 up to ``max_tokens - overlong_buffer`` tokens, from there
+    linearly down to ``-overlong_factor`` at ``max_tokens``. Correctness is the raw outcome's.
+    """
 
     outcome: VerifierName = "math_answer"
     process: VerifierName | None = None
+    process_for: Literal["correct", "all"] = "correct"
     max_ungradable: float = Field(default=0.05, ge=0, le=1)
+    values: tuple[float, float] = Field(
+        default=(0.0, 1.0), description="what a wrong and a right answer pay"
+    )
+    overlong_buffer: int | None = Field(default=None, ge=1, description="in tokens; none: off")
+    overlong_factor: float = Field(default=1.0, gt=0)
+    overlong_filter: bool = Field(
+        default=False, description="truncated responses take no part in the loss"
+    )
+
+    @model_validator(mode="after")
+    def _right_pays_more(self) -> Self:
+        if not self.values[0] < self.values[1]:
+            raise ValueError("values must be [wrong, right] with wrong below right")
+        return self
 
 
 class Algorithm(Table):
-    """Advantage, objective and aggregation, each picked by name from the learner's tables."""
+    """What is learned from the rewards: each part is picked by name from the learner's tables.
+
+    ``services/learner/algorithms`` holds the formulas; an entry takes the settings it names.
+    """
 
     advantage: AdvantageName = "papo"
     lambda_process: float = Field(default=1.0, ge=0)
+    ddof: Literal[0, 1] = Field(default=1, description="1: the sample deviation")
+    denominator: Literal["add", "max"] = Field(
+        default="add", description="std + eps, or max(std, eps)"
+    )
+    std_eps: float = Field(default=1e-6, gt=0)
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    lambda_actor: float = Field(default=0.95, ge=0, le=1)
+    lambda_critic: float = Field(default=1.0, ge=0, le=1)
+    length_alpha: float = Field(default=0.05, gt=0, description="of the length-adaptive lambda")
+    whiten: bool = Field(default=False, description="advantages, over all tokens of a step")
+
     objective: ObjectiveName = "clip"
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    clip_low: float = Field(default=0.2, gt=0)
     clip_high: float = Field(default=0.28, gt=0)
+    dual_clip: float = Field(default=3.0, gt=1)
+    old_logprobs: Literal["rollout", "recompute"] = Field(
+        default="rollout", description="what the ratio is taken against"
+    )
+    correction: CorrectionName = "none"
+    correction_cap: float = Field(default=2.0, gt=0)
+
     aggregation: AggregationName = "token_mean"
+    divergence: DivergenceName = "k3"
+    divergence_weight: float = Field(default=0.0, ge=0, description="above 0: a reference model")
+    entropy_weight: float = Field(default=0.0, ge=0)
+    positive_lm_weight: float = Field(default=0.0, ge=0, description="mu of VAPO")
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> Self:
+        if self.correction != "none" and self.old_logprobs != "recompute":
+            raise ValueError(
+                f"correction = {self.correction!r} weighs recomputed against sampled log-probs; "
+                "set old_logprobs = 'recompute'"
+            )
+        if self.objective in {"clip", "dual_clip"} and self.clip_low >= 1:
+            raise ValueError(f"clip_low must be below 1 for objective = {self.objective!r}")
+        return self
 
 
 class Training(Table):
@@ -101,7 +169,16 @@ class Training(Table):
     groups_per_step: int = Field(default=16, ge=1)
     updates_per_batch: int = Field(default=1, ge=1, description="optimizer steps per batch")
     max_staleness: int = Field(default=1, ge=0, description="0 is on-policy")
+    dynamic_sampling: bool = Field(
+        default=False, description="groups without a signal are dropped, and others asked for"
+    )
+    max_oversampling: float = Field(
+        default=10.0, ge=1, description="dynamic sampling looks at most at so many times the groups"
+    )
     micro_batch_tokens: int = Field(default=16384, ge=1)
+    logprob_chunk_tokens: int = Field(
+        default=1024, ge=1, description="so many tokens' logits exist at once"
+    )
     checkpoint_every: int = Field(default=10, ge=1)
     seed: int = 0
 
@@ -121,6 +198,19 @@ class Optimizer(Table):
     warmup_steps: int = Field(default=0, ge=0, description="in optimizer updates")
     max_grad_norm: float = Field(default=1.0, gt=0)
     zero_stage: Literal[0, 1, 2, 3] = 1
+
+
+class Critic(Table):
+    """The value model: where it starts, how it learns, and how long it does so alone."""
+
+    path: str | None = Field(
+        default=None, min_length=1, description="a model folder; without: the policy's model"
+    )
+    optimizer: Optimizer = Optimizer(learning_rate=2e-6)
+    value_clip: float | None = Field(default=None, gt=0, description="none while pretraining")
+    pretrain_steps: int = Field(
+        default=0, ge=0, description="steps on Monte-Carlo returns of the frozen policy"
+    )
 
 
 class Evaluation(Table):
@@ -143,22 +233,46 @@ class Recipe(Table):
     algorithm: Algorithm = Algorithm()
     training: Training
     optimizer: Optimizer = Optimizer()
+    critic: Critic | None = None
     evaluation: Evaluation | None = None
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
-        if self.algorithm.advantage == "papo" and self.reward.process is None:
-            raise ValueError("algorithm.advantage = 'papo' needs reward.process, a rubric verifier")
         if self.evaluation is not None and self.tasks.held_out is None:
             raise ValueError("evaluation needs tasks.held_out, a file of held-out tasks")
-        if self.rollout.sampling.max_tokens >= self.model.max_context:
+        max_tokens = self.rollout.sampling.max_tokens
+        if max_tokens >= self.model.max_context:
             raise ValueError("rollout.sampling.max_tokens must be below model.max_context")
+        if (self.reward.overlong_buffer or 0) > max_tokens:
+            raise ValueError("reward.overlong_buffer must be at most rollout.sampling.max_tokens")
+        return self
+
+    @model_validator(mode="after")
+    def _advantage_has_what_it_needs(self) -> Self:
+        name, reward = self.algorithm.advantage, self.reward
+        if name in _NEED_PROCESS and reward.process is None:
+            raise ValueError(f"algorithm.advantage = {name!r} needs reward.process, a verifier")
+        if name == "process_only" and reward.process_for != "all":
+            raise ValueError("algorithm.advantage = 'process_only' needs process_for = 'all'")
+        if name in _ZERO_FOR_ONE and self.rollout.group_size < 2:
+            raise ValueError(f"algorithm.advantage = {name!r} needs rollout.group_size >= 2")
+        if name in CRITIC_ADVANTAGES and self.critic is None:
+            raise ValueError(f"algorithm.advantage = {name!r} needs the table [critic]")
+        if name in GROUP_ADVANTAGES and self.critic is not None:
+            raise ValueError(f"algorithm.advantage = {name!r} uses no [critic]; leave it out")
         return self
 
     @property
     def groups_in_flight(self) -> int:
         """At most so many training groups are asked for and not yet trained."""
-        return (self.training.max_staleness + 1) * self.training.groups_per_step
+        training = self.training
+        refill = min(_MAX_REFILL, training.max_oversampling) if training.dynamic_sampling else 1
+        return math.ceil((training.max_staleness + 1) * training.groups_per_step * refill)
+
+    @property
+    def num_pretrain_steps(self) -> int:
+        """Steps that the critic makes alone, before the policy's first."""
+        return self.critic.pretrain_steps if self.critic is not None else 0
 
     @property
     def evaluation_sampling(self) -> Sampling:

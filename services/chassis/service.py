@@ -53,9 +53,18 @@ class Service:
 
     async def pause(self, seconds: float) -> bool:
         """Sleep, but not past the moment when the service is told to stop; True if it was."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self.stopping.wait(), seconds)
-        return self.stopping.is_set()
+        return await set_within(self.stopping, seconds)
+
+
+async def set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait until an event is set, but for ``seconds`` at the longest; True if it is set.
+
+    Not `asyncio.wait_for`: in Python 3.11 it swallows a cancellation that comes with the event.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
 
 
 Main = Callable[[Service], Awaitable[None]]

@@ -20,7 +20,7 @@ from protocol.messages import ActiveJob, GradedGroup, Message, Requested
 from protocol.streams import Stream
 
 from services.chassis import metrics
-from services.chassis.service import Service
+from services.chassis.service import Service, set_within
 
 I = TypeVar("I", bound=Message)  # noqa: E741  (input)
 O = TypeVar("O", bound=Message)  # noqa: E741  (output)
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _ALONE_AFTER_DEATHS = 2
 _CLAIM_WAIT_S = 0.5
+_LOOK_AGAIN_S = 0.1  # a station tells nobody when it opens
 
 
 def _always(_: ActiveJob) -> bool:
@@ -114,10 +115,7 @@ class _Worker(Generic[I, O]):
 
     async def _until_changed(self) -> None:
         self.changed.clear()
-        try:
-            await asyncio.wait_for(self.changed.wait(), 0.1)
-        except TimeoutError:
-            return
+        await set_within(self.changed, _LOOK_AGAIN_S)
 
     async def _follow_job(self) -> None:
         job = await self.service.exchange.active()

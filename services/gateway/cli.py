@@ -22,6 +22,10 @@ from services.gateway.client import WeirClient, WeirError
 from services.gateway.progress import LiveView, Progress
 from services.gateway.stack import NoStack, find_stack, model_for
 
+_MODULES = (
+    ("plan", "services.learner.plan", "show what a recipe takes to run"),
+    ("data", "services.grader.data", "check task files, and rewrite their answers as integers"),
+)
 SUCCEEDED, FAILED, BAD_INPUT, DETACHED = 0, 1, 2, 130
 
 
@@ -51,7 +55,17 @@ def _parser() -> argparse.ArgumentParser:
     add("watch", _watch, "follow a job", "JOB")
     add("jobs", _jobs, "list jobs, newest first")
     add("cancel", _cancel, "end a job", "JOB")
+    for name, module, text in _MODULES:
+        verb = verbs.add_parser(name, help=text, add_help=False)
+        verb.set_defaults(run=_become, module=module)
+        verb.add_argument("rest", nargs=argparse.REMAINDER)
     return parser
+
+
+def _become(given: argparse.Namespace) -> NoReturn:
+    """Become the service's own command; the gateway imports no other service."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", given.module, *given.rest])
 
 
 def _local(given: argparse.Namespace) -> NoReturn:

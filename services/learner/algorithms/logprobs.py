@@ -1,8 +1,12 @@
-"""From logits to the log-probabilities of given tokens, and the entropy of their distributions."""
+"""From hidden states to the log-probabilities of given tokens, and their distributions' entropy."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -17,9 +21,41 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple
         temperature: > 0.
 
     Returns:
-        ([token], [token]); the entropy carries no gradient.
+        ([token], [token])
     """
     logprobs = (logits.float() / temperature).log_softmax(dim=-1)
     chosen = logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    detached = logprobs.detach()
-    return chosen, -(detached.exp() * detached).sum(dim=-1)
+    return chosen, -(logprobs.exp() * logprobs).sum(dim=-1)
+
+
+def chunked_token_logprobs(
+    hidden: Tensor,
+    head: Callable[[Tensor], Tensor],
+    targets: Tensor,
+    temperature: float,
+    chunk_tokens: int,
+) -> tuple[Tensor, Tensor]:
+    """`token_logprobs` of ``head(hidden)``, of which only a chunk exists at any time.
+
+    Values and gradients are those of the dense path. The backward pass computes a chunk's logits
+    again, so that memory holds ``chunk_tokens`` x vocabulary instead of token x vocabulary.
+
+    Args:
+        hidden: [token, hidden].
+        head: [n, hidden] to [n, vocabulary].
+        targets: [token], token ids.
+        temperature: > 0.
+        chunk_tokens: >= 1.
+    """
+
+    def of_chunk(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        return token_logprobs(head(part), wanted, temperature)
+
+    parts = [
+        checkpoint(of_chunk, part, wanted, use_reentrant=False)
+        for part, wanted in zip(
+            hidden.split(chunk_tokens), targets.split(chunk_tokens), strict=True
+        )
+    ]
+    logprobs, entropies = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies)

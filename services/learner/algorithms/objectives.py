@@ -1,4 +1,8 @@
-"""Objectives: the loss of each token, given how its probability changed and its advantage."""
+"""Objectives: the loss of each token, given how its probability changed and its advantage.
+
+Every function maps the response tokens of a micro-batch to their losses and to the bound that held
+each of them: -1 the lower, 1 the upper, 0 none.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +15,95 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """The response tokens of a micro-batch, flat. All tensors are [token] and float."""
+    """The response tokens of a micro-batch, flat. All tensors are [token]."""
 
-    logprobs: Tensor  # under the policy being trained; carries the gradient
-    behavior_logprobs: Tensor  # under the policy that sampled the token
-    advantages: Tensor
+    logprobs: Tensor  # float, under the policy being trained; carries the gradient
+    old_logprobs: Tensor  # float, under the policy that the ratio is taken against
+    advantages: Tensor  # float
+    sequence: Tensor  # int64, which response of the micro-batch the token belongs to
 
     @property
     def ratio(self) -> Tensor:
         """The importance ratio of each token, [token]."""
-        return (self.logprobs - self.behavior_logprobs).exp()
+        return (self.logprobs - self.old_logprobs).exp()
+
+    @property
+    def lengths(self) -> Tensor:
+        """The number of tokens of each token's response, [token] float."""
+        return sums_by(self.sequence, torch.ones_like(self.logprobs))
 
 
-def clip(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> Tensor:
+def sums_by(sequence: Tensor, values: Tensor) -> Tensor:
+    """The sum of the values over each token's response, [token] to [token]."""
+    size = int(sequence.max()) + 1 if sequence.numel() else 0
+    return values.new_zeros(size).index_add(0, sequence, values)[sequence]
+
+
+def means_by(sequence: Tensor, values: Tensor) -> Tensor:
+    """The mean of the values over each token's response, [token] to [token]."""
+    return sums_by(sequence, values) / sums_by(sequence, torch.ones_like(values))
+
+
+def clip(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
     """PPO's clipped surrogate as a loss, [token] (arXiv:1707.06347, equation 7).
 
     ``clip_high > clip_low`` is DAPO's clip-higher (arXiv:2503.14476, equation 10).
     """
-    ratio = tokens.ratio
+    return _clipped(tokens.ratio, tokens.advantages, clip_low, clip_high)
+
+
+def dual_clip(
+    tokens: TokenBatch, *, clip_low: float, clip_high: float, dual_clip: float
+) -> tuple[Tensor, Tensor]:
+    """`clip`, and for negative advantages no loss above ``dual_clip`` x |A|, [token].
+
+    Dual-clip PPO (arXiv:1912.09729, equation 5): a token that became very likely although it is bad
+    stops pushing.
+    """
+    losses, bound = clip(tokens, clip_low=clip_low, clip_high=clip_high)
+    most = -dual_clip * tokens.advantages
+    held = (tokens.advantages < 0) & (losses > most)
+    return torch.where(held, most, losses), torch.where(held, torch.ones_like(bound), bound)
+
+
+def gspo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
+    """The clipped surrogate with a ratio per response, [token]: GSPO (arXiv:2507.18071), eq. 5, 7.
+
+    The ratio is the geometric mean of the response's token ratios; every token of a response has
+    the same loss, so that a sequence mean is the paper's.
+    """
+    ratio = means_by(tokens.sequence, tokens.logprobs - tokens.old_logprobs).exp()
+    return _clipped(ratio, tokens.advantages, clip_low, clip_high)
+
+
+def cispo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
+    """REINFORCE with a clipped importance weight, [token]: MiniMax-M1 (arXiv:2506.13585), eq. 4, 5.
+
+    The weight is clipped and detached, so every token keeps a gradient. The paper has no lower
+    bound: ``clip_low = 1``.
+    """
+    ratio = tokens.ratio.detach()
+    weight = ratio.clamp(1 - clip_low, 1 + clip_high)
+    return -weight * tokens.advantages * tokens.logprobs, _sign(weight, ratio)
+
+
+def _clipped(
+    ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+) -> tuple[Tensor, Tensor]:
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
-    return -torch.minimum(ratio * tokens.advantages, bounded * tokens.advantages)
+    free, held = ratio * advantages, bounded * advantages
+    bound = torch.where(held < free, _sign(bounded, ratio), torch.zeros_like(ratio))
+    return -torch.minimum(free, held), bound.detach()
 
 
-OBJECTIVES: dict[str, Callable[..., Tensor]] = {
+def _sign(bounded: Tensor, ratio: Tensor) -> Tensor:
+    """1 where the upper bound was below the ratio, -1 where the lower one was above it."""
+    return (ratio - bounded).sign().detach()
+
+
+OBJECTIVES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "clip": clip,
+    "dual_clip": dual_clip,
+    "gspo": gspo,
+    "cispo": cispo,
 }

@@ -1,0 +1,34 @@
+"""Divergences: estimates of KL(policy || reference) from the policy's own tokens, [token], nats.
+
+All three follow "Approximating KL Divergence" (Schulman, 2020). The gradient flows through
+``logprobs``. As a loss k1 has no gradient in expectation; k3 is what GRPO uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+
+def k1(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """log p - log q: unbiased, of either sign."""
+    return logprobs - reference_logprobs
+
+
+def k2(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """(log p - log q)^2 / 2: biased, never negative, and the right gradient."""
+    return 0.5 * (logprobs - reference_logprobs).square()
+
+
+def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """q / p - 1 - log(q / p): unbiased, never negative (GRPO, arXiv:2402.03300, equation 4)."""
+    gap = reference_logprobs - logprobs
+    return gap.exp() - gap - 1
+
+
+DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "k1": k1,
+    "k2": k2,
+    "k3": k3,
+}

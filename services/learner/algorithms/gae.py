@@ -1,0 +1,115 @@
+"""Generalized advantage estimation: how much better than the critic expected was each token?
+
+Everything is [sequence, token], right-padded or with gaps; ``mask`` is true for the policy's own
+tokens. A masked token is skipped: it neither decays nor carries a reward, and whatever its value is
+never matters. An episode ends with its last token, after which the value is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Responses with the value that the critic gave each state. All are [sequence, token]."""
+
+    rewards: Tensor  # float; that of a response stands at its last token
+    values: Tensor  # float, before the token was chosen
+    mask: Tensor  # bool
+
+
+def discounted(episodes: Episodes, *, gamma: float, lambda_: float | Tensor) -> Tensor:
+    """GAE (arXiv:1506.02438, equation 16), [sequence, token]; 0 at masked tokens.
+
+    Args:
+        gamma: discount, 1 for reasoning tasks.
+        lambda_: one for all, or [sequence].
+    """
+    rewards, values, mask = episodes.rewards, episodes.values, episodes.mask
+    advantages = torch.zeros_like(values)
+    later = values.new_zeros(values.shape[0])  # the advantage of the next unmasked token
+    next_value = torch.zeros_like(later)
+    for t in reversed(range(values.shape[1])):
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        now = delta + gamma * lambda_ * later
+        advantages[:, t] = torch.where(mask[:, t], now, advantages[:, t])
+        later = torch.where(mask[:, t], now, later)
+        next_value = torch.where(mask[:, t], values[:, t], next_value)
+    return advantages
+
+
+def returns_of(episodes: Episodes, *, gamma: float, lambda_: float) -> Tensor:
+    """The lambda-return of each token, [sequence, token]; Monte-Carlo at lambda 1."""
+    advantages = discounted(episodes, gamma=gamma, lambda_=lambda_)
+    return torch.where(episodes.mask, advantages + episodes.values, advantages)
+
+
+def gae(episodes: Episodes, *, gamma: float, lambda_actor: float) -> tuple[Tensor, Tensor]:
+    """PPO's advantages, and the critic's targets with the same lambda (arXiv:1707.06347)."""
+    return decoupled_gae(
+        episodes, gamma=gamma, lambda_actor=lambda_actor, lambda_critic=lambda_actor
+    )
+
+
+def decoupled_gae(
+    episodes: Episodes, *, gamma: float, lambda_actor: float, lambda_critic: float
+) -> tuple[Tensor, Tensor]:
+    """Advantages with one lambda, the critic's targets with another: VC-PPO (arXiv:2503.01491)."""
+    advantages = discounted(episodes, gamma=gamma, lambda_=lambda_actor)
+    return advantages, returns_of(episodes, gamma=gamma, lambda_=lambda_critic)
+
+
+def length_adaptive_gae(
+    episodes: Episodes, *, gamma: float, length_alpha: float, lambda_critic: float
+) -> tuple[Tensor, Tensor]:
+    """Decoupled GAE whose lambda grows with the response: VAPO (arXiv:2504.05118), section 4.2."""
+    lambda_ = length_adaptive_lambda(episodes.mask.sum(dim=1), length_alpha)
+    advantages = discounted(episodes, gamma=gamma, lambda_=lambda_.to(episodes.values.dtype))
+    return advantages, returns_of(episodes, gamma=gamma, lambda_=lambda_critic)
+
+
+def bare_length_lambda(lengths: Tensor, alpha: float) -> Tensor:
+    """1 - 1 / (alpha * length), [sequence] (VAPO): at or below 0 where alpha * length is at most 1."""
+    return 1 - 1 / (alpha * lengths)
+
+
+def length_adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
+    """The lambda of VAPO, [sequence], clamped at 0, where the paper is silent.
+
+    >>> length_adaptive_lambda(torch.tensor([1, 40, 400]), 0.05)
+    tensor([0.0000, 0.5000, 0.9500])
+    """
+    return bare_length_lambda(lengths, alpha).clamp(min=0)
+
+
+def whitened(advantages: Tensor, add_up: Callable[[Tensor], Tensor]) -> Tensor:
+    """Zero mean and unit variance over the tokens of all ranks, [token] to [token].
+
+    The variance is unbiased, and 1e-8 is added to it, as verl does. A lone token is left as it is.
+
+    Args:
+        advantages: this rank's, masked tokens left out.
+        add_up: sums a tensor over all ranks, for example an all-reduce.
+    """
+    count, total = add_up(torch.stack([_count(advantages), advantages.sum()])).unbind()
+    if count < 2:
+        return advantages
+    centered = advantages - total / count
+    variance = add_up(centered.square().sum()) / (count - 1)
+    return centered * (variance + 1e-8).rsqrt()
+
+
+def _count(values: Tensor) -> Tensor:
+    return torch.tensor(values.numel(), dtype=values.dtype, device=values.device)
+
+
+CRITIC_ADVANTAGES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+    "gae": gae,
+    "decoupled_gae": decoupled_gae,
+    "length_adaptive_gae": length_adaptive_gae,
+}
