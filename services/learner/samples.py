@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from protocol.messages import (
+    FinishReason,
     Float32Array,
-    Grade,
     GradedGroup,
     Int32Array,
     Message,
@@ -19,9 +17,9 @@ from protocol.messages import (
     RolloutGroup,
     Ungradable,
 )
-from torch import Tensor
 
 from services.learner.algorithms.advantages import GroupScores
+from services.learner.scoring import Scoring, gradable
 
 
 class SampleBatch(Message):
@@ -33,6 +31,8 @@ class SampleBatch(Message):
     token_lengths: Int32Array  # [sample]
     behavior_logprobs: Float32Array  # [token]
     advantages: Float32Array  # [sample]
+    rewards: Float32Array  # [sample]
+    correct: Int32Array  # [sample], 0 or 1
     on_version: Int32Array  # [token], 1 where the learner's own version sampled the token
     group_of: Int32Array  # [sample], index of the sample's group within the step
 
@@ -50,7 +50,9 @@ class Sample:
     token_ids: np.ndarray
     behavior_logprobs: np.ndarray
     on_version: np.ndarray
-    advantage: float
+    advantage: float  # 0 where a critic estimates it per token
+    reward: float  # of the whole response, shaped
+    correct: bool  # by raw accuracy
     group: int
 
 
@@ -60,7 +62,7 @@ class GroupFacts:
 
     responses: int = 0
     correct: int = 0
-    outcome_sum: float = 0.0
+    reward_sum: float = 0.0
     process: list[float] = field(default_factory=list)  # of correct responses
     tokens: int = 0
     truncated: int = 0
@@ -69,15 +71,17 @@ class GroupFacts:
     groups_with_signal: int = 0
     dropped_responses: Counter[str] = field(default_factory=Counter)
     ungradable_process: int = 0
+    filtered: int = 0  # truncated, and left out of the loss
 
     def means(self, num_groups: int) -> dict[str, float]:
         """The facts as the metrics of a step."""
         responses, tokens = max(1, self.responses), max(1, self.tokens)
         facts = {
-            "reward": self.outcome_sum / responses,
+            "reward": self.reward_sum / responses,
             "accuracy": self.correct / responses,
             "response_length": self.tokens / responses,
             "truncated": self.truncated / responses,
+            "filtered": self.filtered / responses,
             "staleness": self.staleness_token_sum / tokens,
             "staleness_max": float(self.staleness_max),
             "signal": self.groups_with_signal / max(1, num_groups),
@@ -89,7 +93,7 @@ class GroupFacts:
 
 def samples_of(
     groups: Sequence[GradedGroup],
-    advantage: Callable[[GroupScores], Tensor],
+    scoring: Scoring,
     *,
     attempt: int,
     version: int,
@@ -101,33 +105,45 @@ def samples_of(
     so none of its tokens count as sampled under this version.
 
     A response whose outcome could not be graded is dropped and counted; it takes no part in its
-    group's statistics. A missing process score leaves only the process statistics.
+    group's statistics. A missing process score leaves only the process statistics. A truncated
+    response that ``overlong_filter`` leaves out does take part in them.
     """
     samples: list[Sample] = []
     facts = GroupFacts()
     for index, graded in enumerate(groups):
         assert graded.group is not None
-        kept = [i for i, grade in enumerate(graded.grades) if grade.accuracy is not None]
-        scores = scores_of([graded.grades[i] for i in kept])
-        advantages = advantage(scores).tolist()
-        responses = list(_responses(graded.group, (attempt, version), whole=kept_kv))
-        samples += [
-            Sample(*responses[i], advantage=value, group=index)
-            for i, value in zip(kept, advantages, strict=True)
-        ]
-        _note(facts, graded, advantages, version)
+        scores = scoring.scores(*gradable(graded))
+        responses = _responses(graded.group, (attempt, version), whole=kept_kv)
+        samples += _samples_of_group(index, graded, list(responses), scores, scoring)
+        _note(facts, graded, version)
+        facts.reward_sum += scores.reward.sum().item()
+        facts.groups_with_signal += scoring.has_signal(graded)
+    facts.filtered = facts.responses - len(samples)
     return samples, facts
 
 
-def scores_of(grades: Sequence[Grade]) -> GroupScores:
-    """A group's grades as tensors; every outcome must be a value."""
-    outcome = torch.tensor([grade.accuracy for grade in grades], dtype=torch.float64)
-    process = [math.nan if g.process_score is None else g.process_score for g in grades]
-    return GroupScores(
-        outcome=outcome,
-        correct=outcome == 1.0,
-        process=torch.tensor(process, dtype=torch.float64),
-    )
+def _samples_of_group(
+    index: int,
+    graded: GradedGroup,
+    responses: Sequence[tuple[np.ndarray, ...]],
+    scores: GroupScores,
+    scoring: Scoring,
+) -> Iterator[Sample]:
+    """The samples of those responses that have an outcome and are in the loss."""
+    assert graded.group is not None
+    advantages, rewards = scoring.advantage(scores).tolist(), scores.reward.tolist()
+    kept = [i for i, grade in enumerate(graded.grades) if grade.accuracy is not None]
+    for place, i in enumerate(kept):
+        truncated = graded.group.responses[i].finish_reason is FinishReason.LENGTH
+        if truncated and scoring.reward.overlong_filter:
+            continue
+        yield Sample(
+            *responses[i],
+            advantage=advantages[place],
+            reward=rewards[place],
+            correct=bool(scores.correct[place]),
+            group=index,
+        )
 
 
 def pack_samples(samples: Sequence[Sample]) -> SampleBatch:
@@ -143,6 +159,8 @@ def pack_samples(samples: Sequence[Sample]) -> SampleBatch:
         token_lengths=np.array([len(s.token_ids) for s in samples]),
         behavior_logprobs=flat([s.behavior_logprobs for s in samples]),
         advantages=np.array([s.advantage for s in samples]),
+        rewards=np.array([s.reward for s in samples]),
+        correct=np.array([s.correct for s in samples]),
         on_version=flat([s.on_version for s in samples]),
         group_of=np.array([s.group for s in samples]),
     )
@@ -155,13 +173,21 @@ def unpack_samples(batch: SampleBatch) -> list[Sample]:
     if batch.num_samples == 0:
         return []
     return [
-        Sample(*arrays, advantage=float(advantage), group=int(group))
-        for *arrays, advantage, group in zip(
+        Sample(
+            *arrays,
+            advantage=float(advantage),
+            reward=float(reward),
+            correct=bool(correct),
+            group=int(group),
+        )
+        for *arrays, advantage, reward, correct, group in zip(
             np.split(batch.prompt_ids, prompt_ends),
             np.split(batch.token_ids, token_ends),
             np.split(batch.behavior_logprobs, token_ends),
             np.split(batch.on_version, token_ends),
             batch.advantages,
+            batch.rewards,
+            batch.correct,
             batch.group_of,
             strict=True,
         )
@@ -185,18 +211,16 @@ def _responses(
         )
 
 
-def _note(facts: GroupFacts, graded: GradedGroup, advantages: list[float], version: int) -> None:
+def _note(facts: GroupFacts, graded: GradedGroup, version: int) -> None:
     assert graded.group is not None
-    facts.groups_with_signal += any(abs(value) > 1e-6 for value in advantages)
     for response, grade in zip(graded.group.responses, graded.grades, strict=True):
         if isinstance(grade.outcome, Ungradable):
             facts.dropped_responses[grade.outcome.reason] += 1
             continue
         facts.responses += 1
-        facts.outcome_sum += grade.outcome.value
         facts.correct += grade.outcome.value == 1.0
         facts.ungradable_process += isinstance(grade.process, Ungradable)
-        facts.truncated += response.finish_reason == "length"
+        facts.truncated += response.finish_reason is FinishReason.LENGTH
         if grade.outcome.value == 1.0 and grade.process_score is not None:
             facts.process.append(grade.process_score)
         _note_staleness(facts, response, version)

@@ -1,0 +1,81 @@
+"""Scoring: how a recipe turns a group's grades into scores, advantages and a signal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from protocol.messages import Grade, GradedGroup
+from protocol.recipe import Recipe, Reward
+from torch import Tensor
+
+from services.learner.algorithms import pick
+from services.learner.algorithms.advantages import ADVANTAGES, GroupScores
+from services.learner.algorithms.gae import CRITIC_ADVANTAGES
+from services.learner.algorithms.shaping import has_signal, outcome_rewards, overlong_penalty
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """The rewards and the advantage of one recipe."""
+
+    reward: Reward
+    max_tokens: int
+    advantage: Callable[[GroupScores], Tensor]
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Scoring:
+        """What a recipe asks for.
+
+        Raises:
+            UnknownName: if the advantage is an extension's that this process has not loaded.
+        """
+        name = recipe.algorithm.advantage
+        if name in CRITIC_ADVANTAGES:
+            advantage = _left_to_the_critic
+        else:
+            advantage = pick(ADVANTAGES, name, recipe.algorithm.model_dump())
+        return cls(recipe.reward, recipe.rollout.sampling.max_tokens, advantage)
+
+    def scores(self, grades: Sequence[Grade], lengths: Sequence[int]) -> GroupScores:
+        """A group's grades as tensors; every outcome must be a value.
+
+        Args:
+            grades: one per response.
+            lengths: tokens of each response.
+        """
+        accuracy = torch.tensor([grade.accuracy for grade in grades], dtype=torch.float64)
+        process = [math.nan if g.process_score is None else g.process_score for g in grades]
+        return GroupScores(
+            outcome=outcome_rewards(accuracy, self.reward.values),
+            correct=accuracy == 1.0,
+            process=torch.tensor(process, dtype=torch.float64),
+            penalty=self._penalty(torch.tensor(lengths, dtype=torch.float64)),
+        )
+
+    def has_signal(self, graded: GradedGroup) -> bool:
+        """Whether the group has anything to teach."""
+        grades, lengths = gradable(graded)
+        return bool(grades) and has_signal(self.scores(grades, lengths), self.advantage)
+
+    def _penalty(self, lengths: Tensor) -> Tensor:
+        buffer = self.reward.overlong_buffer
+        if buffer is None:
+            return torch.zeros_like(lengths)
+        factor = self.reward.overlong_factor
+        return overlong_penalty(lengths, limit=self.max_tokens, buffer=buffer, factor=factor)
+
+
+def gradable(graded: GradedGroup) -> tuple[list[Grade], list[int]]:
+    """The grades whose outcome is a value, and the lengths of their responses in tokens."""
+    assert graded.group is not None
+    pairs = zip(graded.grades, graded.group.lengths.tolist(), strict=True)
+    kept = [(grade, length) for grade, length in pairs if grade.accuracy is not None]
+    return [grade for grade, _ in kept], [length for _, length in kept]
+
+
+def _left_to_the_critic(scores: GroupScores) -> Tensor:
+    """Zeros, [group]: the advantages of such a recipe are estimated per token, by the learner."""
+    return torch.zeros_like(scores.outcome)
