@@ -1,4 +1,4 @@
-"""Evaluation: accuracy on held-out tasks, through the same rollout and grader services.
+"""Evaluation: avg@k and pass@k on held-out tasks, through the same rollout and grader services.
 
 It has numbers and a ledger of its own, is claimed before training work, and the next weights are
 published only when its results are in, so that one version answers all of it.
@@ -6,17 +6,19 @@ published only when its results are in, so that one version answers all of it.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from protocol.exchange import Exchange
-from protocol.messages import GradedGroup, RolloutRequest, Task
+from protocol.messages import FinishReason, GradedGroup, RolloutGroup, RolloutRequest, Task
 from protocol.recipe import Purpose, Recipe
 
+from services.learner.estimates import Estimate, estimate, pass_at_k
 from services.learner.feeder import request_seed
 from services.learner.intake import Intake
+
+MAX_TASKS_TOLD = 2000  # the result is one event, and events are kept
 
 
 def evaluation_steps(recipe: Recipe) -> list[int]:
@@ -76,47 +78,97 @@ class Evaluator:
         )
 
 
+@dataclass(frozen=True)
+class TaskResult:
+    """How the responses to one task were graded; those that could not be are left out."""
+
+    task_id: str
+    accuracies: tuple[float, ...]  # [graded response]
+
+    @property
+    def graded(self) -> int:
+        """Responses that have a grade."""
+        return len(self.accuracies)
+
+    @property
+    def share(self) -> float:
+        """The mean accuracy: the share of correct responses where each is right or wrong."""
+        return sum(self.accuracies) / self.graded
+
+    def pass_at(self, k: int) -> float:
+        """The chance that at least one of k responses is correct."""
+        return pass_at_k(self.graded, self.accuracies.count(1.0), k)
+
+
 def summarize(step: int, groups: Sequence[GradedGroup]) -> dict[str, Any]:
-    """The result of an evaluation.
+    """The result of an evaluation, flat but for ``per_task``: a number each, or None.
 
-    ``accuracy`` is the mean over tasks of the share of correct responses (avg@k), with the
-    half-width of its 95 % interval over tasks; ``process`` the mean process score of correct
-    responses. Responses that could not be graded are left out and counted.
+    ``accuracy`` is avg@k, the mean over tasks of the share of correct responses; ``pass@1``,
+    ``pass@2``, ``pass@4`` and so on are means over tasks too, and their ``_left_out`` counts the
+    tasks with fewer graded responses than that. ``_low`` and ``_high`` are the 95 % interval over
+    tasks (`services.learner.estimates.estimate`), ``accuracy_interval`` is half its width.
+    ``process`` is the mean process score of correct responses, ``truncated`` the share of responses
+    that reached their limit of tokens. ``per_task`` has, by task id, the sum of accuracies and the
+    number of graded responses; above `MAX_TASKS_TOLD` tasks it is absent.
     """
-    per_task: list[float] = []
-    process: list[float] = []
-    lengths: list[int] = []
-    ungradable = 0
-    for group in groups:
-        accuracies = [grade.accuracy for grade in group.grades if grade.accuracy is not None]
-        ungradable += len(group.grades) - len(accuracies)
-        if accuracies:
-            per_task.append(sum(accuracies) / len(accuracies))
-        for grade in group.grades:
-            if grade.accuracy == 1.0 and grade.process_score is not None:
-                process.append(grade.process_score)
-        if group.group is not None:
-            lengths += group.group.lengths.tolist()
-    return {
+    answered = [group.group for group in groups if group.group is not None]
+    results = [result for result in map(_task_result, groups) if result.graded]
+    grades = [grade for group in groups for grade in group.grades]
+    process = [grade.process_score for grade in grades if grade.accuracy == 1.0]
+    summary = {
         "step": step,
-        "tasks": len(per_task),
-        "samples": len(lengths),
-        "accuracy": _mean(per_task),
-        "accuracy_interval": _half_width(per_task),
-        "process": _mean(process),
-        "response_length": _mean([float(length) for length in lengths]),
-        "ungradable": ungradable,
+        "tasks": len(results),
+        "samples": sum(len(group.responses) for group in answered),
+        **_accuracy(results),
+        **_pass_at_each_k(results, max((len(g.responses) for g in answered), default=0)),
+        "process": _mean(score for score in process if score is not None),
+        "response_length": _mean(n for group in answered for n in group.lengths.tolist()),
+        "truncated": _mean(_truncated(answered)),
+        "ungradable": sum(grade.accuracy is None for grade in grades),
     }
+    if len(results) <= MAX_TASKS_TOLD:
+        told = {result.task_id: [sum(result.accuracies), result.graded] for result in results}
+        summary["per_task"] = told
+    return summary
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def _task_result(group: GradedGroup) -> TaskResult:
+    task_id = "" if group.group is None else group.group.request.task.id
+    accuracies = (grade.accuracy for grade in group.grades)
+    return TaskResult(task_id, tuple(value for value in accuracies if value is not None))
 
 
-def _half_width(values: Sequence[float]) -> float | None:
-    """Half the width of the normal 95 % interval of the mean."""
-    if len(values) < 2:
-        return None
-    mean = sum(values) / len(values)
-    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return 1.96 * math.sqrt(variance / len(values))
+def _accuracy(results: Sequence[TaskResult]) -> dict[str, float | None]:
+    draws = sum(result.graded for result in results)
+    flat = _flat("accuracy", estimate([result.share for result in results], draws))
+    low, high = flat["accuracy_low"], flat["accuracy_high"]
+    half = None if low is None or high is None else (high - low) / 2
+    return {**flat, "accuracy_interval": half}
+
+
+def _pass_at_each_k(results: Sequence[TaskResult], samples: int) -> dict[str, float | None]:
+    flat: dict[str, float | None] = {}
+    for k in (2**power for power in range(samples.bit_length())):
+        enough = [result for result in results if result.graded >= k]
+        draws = sum(result.graded // k for result in enough)
+        flat |= _flat(f"pass@{k}", estimate([result.pass_at(k) for result in enough], draws))
+        flat[f"pass@{k}_left_out"] = len(results) - len(enough)
+    return flat
+
+
+def _flat(name: str, value: Estimate | None) -> dict[str, float | None]:
+    """An estimate as keys of the summary, whose values become metrics by their names."""
+    if value is None:
+        return {name: None, f"{name}_low": None, f"{name}_high": None}
+    return {name: value.mean, f"{name}_low": value.low, f"{name}_high": value.high}
+
+
+def _truncated(groups: Iterable[RolloutGroup]) -> Iterator[bool]:
+    for group in groups:
+        for response in group.responses:
+            yield response.finish_reason is FinishReason.LENGTH
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    known = list(values)
+    return sum(known) / len(known) if known else None

@@ -6,7 +6,6 @@ from protocol.messages import Grade, Graded, GradedGroup, Ungradable, VersionSpa
 from protocol.recipe import Purpose
 
 from services.learner.algorithms.advantages import grpo, papo
-from services.learner.evaluation import summarize
 from services.learner.samples import samples_of
 from tests.builders import a_group, a_request
 
@@ -86,14 +85,3 @@ def test_staleness_is_counted_in_versions() -> None:
     _, facts = samples_of([graded([Grade(outcome=RIGHT)], version=3)], grpo, attempt=1, version=5)
     assert facts.staleness_max == 2
     assert facts.means(1)["staleness"] == 2
-
-
-def test_an_evaluation_is_the_mean_over_tasks_with_its_interval() -> None:
-    right = Grade(outcome=RIGHT, process=Graded(value=0.5))
-    wrong = Grade(outcome=WRONG)
-    groups = [graded([right, right]), graded([right, wrong]), graded([wrong, wrong])]
-    result = summarize(7, groups)
-    assert (result["step"], result["tasks"], result["samples"]) == (7, 3, 6)
-    assert result["accuracy"] == pytest.approx(0.5)
-    assert result["accuracy_interval"] == pytest.approx(1.96 * 0.5 / 3**0.5)
-    assert result["process"] == 0.5
