@@ -20,9 +20,15 @@ def pick(table: Mapping[str, F], name: str, settings: Mapping[str, Any]) -> F:
     >>> def scaled(x, *, factor): return x * factor
     >>> pick({"scaled": scaled}, "scaled", {"factor": 3, "unrelated": 0})(2)
     6
+
+    Raises:
+        ValueError: naming the settings without a default that are not given.
     """
     function = table[name]
     parameters = inspect.signature(function).parameters.values()
-    wanted = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
-    bound = partial(function, **{key: settings[key] for key in wanted & settings.keys()})
+    named = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    missing = [p.name for p in named if p.default is p.empty and p.name not in settings]
+    if missing:
+        raise ValueError(f"{name} needs the settings {', '.join(missing)}")
+    bound = partial(function, **{p.name: settings[p.name] for p in named if p.name in settings})
     return bound  # type: ignore[return-value]

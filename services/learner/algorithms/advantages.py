@@ -1,17 +1,20 @@
 """Advantages: how much better than its group was each response?
 
 Every function maps a group's scores to one advantage per response, which then holds for each of the
-response's tokens. A response whose reward is missing (NaN) takes no part: its advantage is 0, and it
-enters no statistic.
+response's tokens. Every response has an outcome: those that could not be graded are dropped before.
+A process score may be missing (NaN): then it takes no part in any statistic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
+
+from services.learner.algorithms.precision import at_least_float32
 
 EPS = 1e-6
 TRL_EPS = 1e-4
@@ -38,29 +41,39 @@ class GroupScores:
 Advantage = Callable[[GroupScores], Tensor]
 
 
+def centered(values: Tensor) -> Tensor:
+    """x - mean, [n] to [n]; exactly 0 where all are equal, however the mean is rounded."""
+    values = at_least_float32(values)
+    if (values == values[:1]).all():
+        return torch.zeros_like(values)
+    return values - values.mean()
+
+
 def standardized(
     values: Tensor, *, ddof: int = 1, denominator: str = "add", std_eps: float = EPS
 ) -> Tensor:
-    """(x - mean) / divisor, [n] to [n]; zeros for n < 2, and where the std is at most ``std_eps``.
+    """(x - mean) / divisor, [n] to [n]; zeros for n < 2.
 
     Args:
         ddof: 1 for the sample std, 0 for that of the population.
-        denominator: ``add`` divides by std + eps, ``max`` by max(std, eps), ``none`` not at all.
+        denominator: ``add`` divides by std + eps, and gives zeros where the std is at most eps;
+            ``max`` divides by max(std, eps); ``none`` does not divide.
     """
-    if values.shape[0] < 2:
-        return torch.zeros_like(values)
-    std = values.std(correction=ddof)
-    if std <= std_eps:
-        return torch.zeros_like(values)
-    divisors = {"add": std + std_eps, "max": std, "none": torch.ones_like(std)}
-    return (values - values.mean()) / divisors[denominator]
+    deviations = centered(values)
+    if values.shape[0] < 2 or denominator == "none":
+        return deviations
+    std = at_least_float32(values).std(correction=ddof)
+    if denominator == "add" and std <= std_eps:
+        return torch.zeros_like(deviations)
+    divisors = {"add": std + std_eps, "max": std.clamp(min=std_eps)}
+    return deviations / divisors[denominator]
 
 
 def standardized_as_verl(values: Tensor) -> Tensor:
-    """verl's convention, [n] to [n]: sample std + 1e-6, and a lone value is kept as it is."""
+    """verl's convention, [n] to [n]: sample std + 1e-6, and a lone value is divided by 1 + 1e-6."""
     if values.shape[0] == 1:
-        return values / (1 + EPS)
-    return (values - values.mean()) / (values.std(correction=1) + EPS)
+        return at_least_float32(values) / (1 + EPS)
+    return _over_sample_std(values, EPS)
 
 
 def grpo(
@@ -74,25 +87,26 @@ def grpo(
 
 
 def grpo_trl(scores: GroupScores) -> Tensor:
-    """GRPO as TRL computes it, [group]: (r - mean) / (sample std + 1e-4)."""
-    rewards = scores.reward
-    return (rewards - rewards.mean()) / (rewards.std(correction=1) + TRL_EPS)
+    """GRPO as TRL computes it, [group]: (r - mean) / (sample std + 1e-4); 0 alone."""
+    return _over_sample_std(scores.reward, TRL_EPS)
 
 
 def grpo_verl(scores: GroupScores) -> Tensor:
-    """GRPO as verl computes it, [group]: (r - mean) / (sample std + 1e-6), r / (1 + 1e-6) alone."""
+    """GRPO as verl computes it, [group]: (r - mean) / (sample std + 1e-6); r / (1 + 1e-6) alone."""
     return standardized_as_verl(scores.reward)
 
 
 def dr_grpo(scores: GroupScores) -> Tensor:
     """r - mean, [group]: Dr. GRPO (arXiv:2503.20783), section 3.2; no division by the std."""
-    return scores.reward - scores.reward.mean()
+    return centered(scores.reward)
 
 
 def rloo(scores: GroupScores) -> Tensor:
-    """r minus the mean of the others, [group]: REINFORCE leave-one-out (arXiv:2402.14740)."""
-    rewards, others = scores.reward, len(scores) - 1
-    return rewards - (rewards.sum() - rewards) / others
+    """r minus the mean of the others, [group]: REINFORCE leave-one-out (arXiv:2402.14740).
+
+    0 alone. The mean without r lies as far from r as the mean with it, times n / (n - 1).
+    """
+    return centered(scores.reward) * (len(scores) / max(1, len(scores) - 1))
 
 
 def papo(
@@ -111,29 +125,37 @@ def papo(
     max(std, eps); its released code, the default here, divides by std + eps: less than 1e-5 apart.
     """
 
-    def normalize(values: Tensor) -> Tensor:
-        return standardized(values, ddof=ddof, denominator=denominator, std_eps=std_eps)
-
+    normalize = partial(standardized, ddof=ddof, denominator=denominator, std_eps=std_eps)
     judged = scores.correct & ~scores.process.isnan()
     return normalize(scores.reward) + lambda_process * _among(judged, scores.process, normalize)
 
 
-def papo_full_norm(scores: GroupScores, *, lambda_process: float = 1.0) -> Tensor:
+def papo_full_norm(
+    scores: GroupScores,
+    *,
+    lambda_process: float = 1.0,
+    ddof: int = 1,
+    denominator: str = "add",
+    std_eps: float = EPS,
+) -> Tensor:
     """PAPO's ablation that normalizes A_proc over the whole group, [group].
 
-    A wrong response counts with a process score of 0; a correct one without a score is left out.
+    As in the released code, correctness does not matter: a wrong response with a process score
+    enters with it. A wrong one without counts as 0; a correct one without is left out.
     """
-    process = torch.where(scores.correct, scores.process, torch.zeros_like(scores.process))
+    normalize = partial(standardized, ddof=ddof, denominator=denominator, std_eps=std_eps)
+    process = _process_of_all(scores)
     judged = ~process.isnan()
-    return standardized(scores.reward) + lambda_process * _among(judged, process, standardized)
+    return normalize(scores.reward) + lambda_process * _among(judged, process, normalize)
 
 
 def multiplicative(scores: GroupScores) -> Tensor:
     """PAPO's ablation with the reward outcome x process, [group], under verl's GRPO.
 
-    A correct response without a process score has no reward, and is left out.
+    Made for outcomes of 0 and 1. The process score of a wrong response without one is 0; a correct
+    one without has no reward, and is left out.
     """
-    product = torch.where(scores.correct, scores.outcome * scores.process, scores.outcome)
+    product = scores.outcome * _process_of_all(scores)
     return _among(~product.isnan(), product + scores.penalty, standardized_as_verl)
 
 
@@ -148,9 +170,9 @@ def process_only(scores: GroupScores) -> Tensor:
 def order_safe_bounds(group_size: int, *, ddof: int = 1) -> dict[int, float]:
     """For each number n of correct responses, the largest lambda that keeps them above the wrong.
 
-    With n of G responses correct, a wrong one lies ``1 / std_out`` below the correct ones in A_out,
-    and A_proc is at least ``-(n - 1) / sqrt(n - 1 + (n - 1 if ddof == 0 else 1))`` for one outlier
-    among n equal scores (Samuelson's inequality); the bound is the ratio of the two.
+    With n of G responses correct, a wrong one lies ``1 / std_out`` below the correct ones in A_out.
+    A_proc is lowest for one outlier among n scores (Samuelson's inequality): ``-(n - 1) / sqrt(n)``
+    with the sample std, ``-sqrt(n - 1)`` with the population's. The bound is the ratio of the two.
     """
     size = group_size
     bounds: dict[int, float] = {}
@@ -170,12 +192,23 @@ def order_safe_lambda(group_size: int, *, ddof: int = 1) -> float:
     return min(order_safe_bounds(group_size, ddof=ddof).values(), default=float("inf"))
 
 
+def _over_sample_std(values: Tensor, eps: float) -> Tensor:
+    """(x - mean) / (sample std + eps), [n] to [n]; zeros for n < 2."""
+    if values.shape[0] < 2:
+        return centered(values)
+    return centered(values) / (at_least_float32(values).std(correction=1) + eps)
+
+
+def _process_of_all(scores: GroupScores) -> Tensor:
+    """The process scores, [group]: 0 for a wrong response without one, NaN for a correct one."""
+    unasked = scores.process.isnan() & ~scores.correct
+    return scores.process.masked_fill(unasked, 0.0)
+
+
 def _among(mask: Tensor, values: Tensor, formula: Callable[[Tensor], Tensor]) -> Tensor:
-    """The formula over the masked values; 0 elsewhere."""
-    result = torch.zeros_like(values)
-    if mask.any():
-        result[mask] = formula(values[mask])
-    return result
+    """The formula over the masked values, [group]; 0 elsewhere."""
+    found = formula(values[mask])
+    return found.new_zeros(values.shape).masked_scatter(mask, found)
 
 
 ADVANTAGES: dict[str, Callable[..., Tensor]] = {

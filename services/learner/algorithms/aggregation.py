@@ -34,7 +34,7 @@ def token_mean(lengths: Tensor, totals: Totals) -> Tensor:
 
 
 def sequence_mean(lengths: Tensor, totals: Totals) -> Tensor:
-    """1 / (responses x length), [token]: every response weighs the same (GRPO, arXiv:2402.03300)."""
+    """1 / (responses x length), [token]: responses weigh the same (GRPO, arXiv:2402.03300)."""
     return 1 / (lengths * max(1, totals.sequences))
 
 

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from services.learner.algorithms.objectives import sums_by
+from services.learner.algorithms.precision import at_least_float32
 
 
 def none(old_logprobs: Tensor, behavior_logprobs: Tensor, sequence: Tensor) -> Tensor:
     """No correction: 1 for every token, [token]."""
-    return torch.ones_like(old_logprobs)
+    return torch.ones_like(_gap(old_logprobs, behavior_logprobs))
 
 
 def token_tis(
@@ -34,7 +35,7 @@ def token_tis(
         sequence: [token], which response the token belongs to.
         correction_cap: > 0; a small one bounds the variance.
     """
-    return (old_logprobs - behavior_logprobs).exp().clamp(max=correction_cap).detach()
+    return _gap(old_logprobs, behavior_logprobs).exp().clamp(max=correction_cap).detach()
 
 
 def sequence_tis(
@@ -44,8 +45,12 @@ def sequence_tis(
 
     Unbiased where a token's weight is not, but it explodes with the length of a response.
     """
-    gap = sums_by(sequence, old_logprobs - behavior_logprobs)
+    gap = sums_by(sequence, _gap(old_logprobs, behavior_logprobs))
     return gap.exp().clamp(max=correction_cap).detach()
+
+
+def _gap(old_logprobs: Tensor, behavior_logprobs: Tensor) -> Tensor:
+    return at_least_float32(old_logprobs) - at_least_float32(behavior_logprobs)
 
 
 CORRECTIONS: dict[str, Callable[..., Tensor]] = {

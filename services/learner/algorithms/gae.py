@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from services.learner.algorithms.precision import at_least_float32
+
 
 @dataclass(frozen=True)
 class Episodes:
@@ -30,7 +32,8 @@ def discounted(episodes: Episodes, *, gamma: float, lambda_: float | Tensor) -> 
         gamma: discount, 1 for reasoning tasks.
         lambda_: one for all, or [sequence].
     """
-    rewards, values, mask = episodes.rewards, episodes.values, episodes.mask
+    rewards, mask = at_least_float32(episodes.rewards), episodes.mask
+    values = at_least_float32(episodes.values)
     advantages = torch.zeros_like(values)
     later = values.new_zeros(values.shape[0])  # the advantage of the next unmasked token
     next_value = torch.zeros_like(later)
@@ -68,13 +71,14 @@ def length_adaptive_gae(
     episodes: Episodes, *, gamma: float, length_alpha: float, lambda_critic: float
 ) -> tuple[Tensor, Tensor]:
     """Decoupled GAE whose lambda grows with the response: VAPO (arXiv:2504.05118), section 4.2."""
-    lambda_ = length_adaptive_lambda(episodes.mask.sum(dim=1), length_alpha)
-    advantages = discounted(episodes, gamma=gamma, lambda_=lambda_.to(episodes.values.dtype))
+    lengths = episodes.mask.sum(dim=1, dtype=torch.float64)
+    lambda_ = length_adaptive_lambda(lengths, length_alpha)
+    advantages = discounted(episodes, gamma=gamma, lambda_=lambda_)
     return advantages, returns_of(episodes, gamma=gamma, lambda_=lambda_critic)
 
 
 def bare_length_lambda(lengths: Tensor, alpha: float) -> Tensor:
-    """1 - 1 / (alpha * length), [sequence] (VAPO): at or below 0 where alpha * length is at most 1."""
+    """1 - 1 / (alpha * length), [sequence] (VAPO): not above 0 where alpha * length is below 1."""
     return 1 - 1 / (alpha * lengths)
 
 
@@ -96,16 +100,15 @@ def whitened(advantages: Tensor, add_up: Callable[[Tensor], Tensor]) -> Tensor:
         advantages: this rank's, masked tokens left out.
         add_up: sums a tensor over all ranks, for example an all-reduce.
     """
-    count, total = add_up(torch.stack([_count(advantages), advantages.sum()])).unbind()
+    # In double: a float32 count of all ranks' tokens would stop at 2^24.
+    precise = advantages.double()
+    count, total = add_up(torch.stack([torch.ones_like(precise).sum(), precise.sum()])).unbind()
     if count < 2:
-        return advantages
-    centered = advantages - total / count
+        return at_least_float32(advantages)
+    centered = precise - total / count
     variance = add_up(centered.square().sum()) / (count - 1)
-    return centered * (variance + 1e-8).rsqrt()
-
-
-def _count(values: Tensor) -> Tensor:
-    return torch.tensor(values.numel(), dtype=values.dtype, device=values.device)
+    whitened = centered * (variance + 1e-8).rsqrt()
+    return whitened.to(at_least_float32(advantages).dtype)
 
 
 CRITIC_ADVANTAGES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {

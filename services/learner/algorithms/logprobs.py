@@ -6,14 +6,16 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
+
+from services.learner.algorithms.precision import at_least_float32
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probability (nats) of each target, and the entropy (nats) of its distribution.
 
     Both are of the distribution that was sampled from: after dividing by the temperature. The
-    softmax runs in float32 whatever the model runs in.
+    softmax runs in float32 at least, whatever the model runs in.
 
     Args:
         logits: [token, vocabulary].
@@ -23,7 +25,7 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple
     Returns:
         ([token], [token])
     """
-    logprobs = (logits.float() / temperature).log_softmax(dim=-1)
+    logprobs = (at_least_float32(logits) / temperature).log_softmax(dim=-1)
     chosen = logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     return chosen, -(logprobs.exp() * logprobs).sum(dim=-1)
 
@@ -51,11 +53,14 @@ def chunked_token_logprobs(
     def of_chunk(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         return token_logprobs(head(part), wanted, temperature)
 
-    parts = [
-        checkpoint(of_chunk, part, wanted, use_reentrant=False)
-        for part, wanted in zip(
-            hidden.split(chunk_tokens), targets.split(chunk_tokens), strict=True
-        )
+    parts: list[tuple[Tensor, Tensor]] = [
+        checkpoint(of_chunk, hidden[chunk], targets[chunk], use_reentrant=False)
+        for chunk in _chunks(len(targets), chunk_tokens)
     ]
     logprobs, entropies = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
+
+
+def _chunks(length: int, size: int) -> list[slice]:
+    """Slices of at most ``size`` that cover the length; one empty slice for length 0."""
+    return [slice(start, start + size) for start in range(0, max(1, length), size)]

@@ -12,6 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from services.learner.algorithms.precision import at_least_float32
+
+# exp(20) is 5e8: far beyond every bound, and far from an overflow, whose gradient would be NaN even
+# where a bound hides it (0 x inf). verl has the same limit.
+MAX_LOG_RATIO = 20.0
+
 
 @dataclass(frozen=True)
 class TokenBatch:
@@ -23,18 +29,24 @@ class TokenBatch:
     sequence: Tensor  # int64, which response of the micro-batch the token belongs to
 
     @property
+    def log_ratio(self) -> Tensor:
+        """How much likelier each token became, [token], nats."""
+        return at_least_float32(self.logprobs) - at_least_float32(self.old_logprobs)
+
+    @property
     def ratio(self) -> Tensor:
-        """The importance ratio of each token, [token]."""
-        return (self.logprobs - self.old_logprobs).exp()
+        """The importance ratio of each token, [token], at most exp(`MAX_LOG_RATIO`)."""
+        return _bounded_exp(self.log_ratio)
 
     @property
     def lengths(self) -> Tensor:
         """The number of tokens of each token's response, [token] float."""
-        return sums_by(self.sequence, torch.ones_like(self.logprobs))
+        return sums_by(self.sequence, torch.ones_like(self.log_ratio))
 
 
 def sums_by(sequence: Tensor, values: Tensor) -> Tensor:
     """The sum of the values over each token's response, [token] to [token]."""
+    values = at_least_float32(values)
     size = int(sequence.max()) + 1 if sequence.numel() else 0
     return values.new_zeros(size).index_add(0, sequence, values)[sequence]
 
@@ -72,7 +84,7 @@ def gspo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tens
     The ratio is the geometric mean of the response's token ratios; every token of a response has
     the same loss, so that a sequence mean is the paper's.
     """
-    ratio = means_by(tokens.sequence, tokens.logprobs - tokens.old_logprobs).exp()
+    ratio = _bounded_exp(means_by(tokens.sequence, tokens.log_ratio))
     return _clipped(ratio, tokens.advantages, clip_low, clip_high)
 
 
@@ -84,7 +96,12 @@ def cispo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Ten
     """
     ratio = tokens.ratio.detach()
     weight = ratio.clamp(1 - clip_low, 1 + clip_high)
-    return -weight * tokens.advantages * tokens.logprobs, _sign(weight, ratio)
+    losses = -weight * tokens.advantages * at_least_float32(tokens.logprobs)
+    return losses, _sign(weight, ratio)
+
+
+def _bounded_exp(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
 
 
 def _clipped(

@@ -23,15 +23,15 @@ def unbounded_overlong_penalty(
         buffer: L_cache, over so many tokens before the limit it grows.
         factor: the punishment at the limit.
     """
-    over = lengths.double() - (limit - buffer)
-    return (-over / buffer * factor).clamp(max=0.0)
+    left = (limit - buffer) - lengths.double()
+    return (left / buffer * factor).clamp(max=0.0)
 
 
 def overlong_penalty(lengths: Tensor, *, limit: int, buffer: int, factor: float = 1.0) -> Tensor:
-    """DAPO's soft overlong punishment, [group] (arXiv:2503.14476, equation 13): never below -factor.
+    """DAPO's soft overlong punishment, [group], in [-factor, 0] (arXiv:2503.14476, equation 13).
 
     >>> overlong_penalty(torch.tensor([16384, 18432, 20480, 30000]), limit=20480, buffer=4096)
-    tensor([-0.0000, -0.5000, -1.0000, -1.0000], dtype=torch.float64)
+    tensor([ 0.0000, -0.5000, -1.0000, -1.0000], dtype=torch.float64)
     """
     penalty = unbounded_overlong_penalty(lengths, limit=limit, buffer=buffer, factor=factor)
     return penalty.clamp(min=-factor)
@@ -46,9 +46,11 @@ def outcome_rewards(accuracy: Tensor, values: tuple[float, float]) -> Tensor:
 def accuracy_varies(scores: GroupScores) -> bool:
     """DAPO's rule of dynamic sampling (arXiv:2503.14476, equation 11): neither all right nor wrong.
 
-    A lone response is kept: it has no group to differ from.
+    A lone response is kept: it has no group to differ from. An empty group does not vary.
     """
-    return len(scores) == 1 or bool(scores.outcome.max() - scores.outcome.min() > SIGNAL)
+    if len(scores) < 2:
+        return len(scores) == 1
+    return bool(scores.outcome.max() - scores.outcome.min() > SIGNAL)
 
 
 def has_signal(scores: GroupScores, advantage: Advantage) -> bool:

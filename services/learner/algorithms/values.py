@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from services.learner.algorithms.precision import at_least_float32
+
 
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, *, value_clip: float | None
@@ -17,6 +19,7 @@ def value_loss(
     PPO's value clipping as its implementations have it: the value may not gain from moving further
     than ``value_clip`` from what it was when the responses were sampled.
     """
+    values, old_values = at_least_float32(values), at_least_float32(old_values)
     free = (values - returns).square()
     if value_clip is None:
         return 0.5 * free
@@ -63,7 +66,7 @@ def positive_nll(logprobs: Tensor, correct: Tensor, *, num_positive_tokens: int)
         correct: [token] bool, whether the token's response is correct by raw accuracy.
         num_positive_tokens: tokens of correct responses in the whole mini-batch, over all ranks.
     """
-    return -(logprobs * correct).sum() / max(1, num_positive_tokens)
+    return -at_least_float32(logprobs[correct]).sum() / max(1, num_positive_tokens)
 
 
 def _variance(count: float, total: float, squared: float) -> float:
