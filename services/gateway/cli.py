@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from services.gateway.client import WeirClient, WeirError
+from services.gateway.evaluations import Result, evaluations_in, evaluations_table, gain_line
 from services.gateway.progress import LiveView, Progress
 from services.gateway.stack import NoStack, find_stack, model_for
 
@@ -26,6 +27,7 @@ _MODULES = (
     ("plan", "services.learner.plan", "show what a recipe takes to run"),
     ("data", "services.grader.data", "check task files, and rewrite their answers as integers"),
 )
+_WHOLE = 10_000  # columns: a narrow terminal wraps lines, and nothing is cut
 SUCCEEDED, FAILED, BAD_INPUT, DETACHED = 0, 1, 2, 130
 
 
@@ -54,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     add("run", _run, "submit the job of a recipe and follow it", "RECIPE")
     add("watch", _watch, "follow a job", "JOB")
     add("jobs", _jobs, "list jobs, newest first")
+    add("evaluations", _evaluations, "show how a job did on held-out tasks", "JOB")
     add("cancel", _cancel, "end a job", "JOB")
     for name, module, text in _MODULES:
         verb = verbs.add_parser(name, help=text, add_help=False)
@@ -90,13 +93,24 @@ def _watch(given: argparse.Namespace) -> int:
 
 
 def _jobs(_: argparse.Namespace) -> int:
-    table = Table("job", "name", "status", "step", "model", box=None)
+    table = Table("job", "name", "status", "step", "model", box=None, pad_edge=False)
     with _client() as weir:
         for job in weir.jobs():
             own = job["weir"]
             steps = f"{own['step']}/{own['steps']}"
             table.add_row(job["id"], own["recipe"]["name"], job["status"], steps, job["model"])
-    Console().print(table)
+    Console(width=_WHOLE).print(table)
+    return SUCCEEDED
+
+
+def _evaluations(given: argparse.Namespace) -> int:
+    with _client() as weir:
+        results = evaluations_in(weir.past_events(given.name))
+    if not results:
+        print(f"{given.name} has no evaluation yet; its recipe asks for them in [evaluation]")
+        return SUCCEEDED
+    Console(width=_WHOLE).print(evaluations_table(results))
+    _show_gain(results)
     return SUCCEEDED
 
 
@@ -128,12 +142,18 @@ def _follow(weir: WeirClient, job: dict[str, Any]) -> int:
         with LiveView(progress, Console()) as view:
             for event in weir.events(job_id):
                 view.show(event)
+        _show_gain(progress.evaluations)
         return _last_word(weir.job(job_id))
     except KeyboardInterrupt:
         print(
             f"\n{job_id} goes on; `weir watch {job_id}` follows it, `weir cancel {job_id}` ends it"
         )
         return DETACHED
+
+
+def _show_gain(evaluations: Sequence[Result]) -> None:
+    if gain := gain_line(evaluations):
+        print(gain)
 
 
 def _last_word(job: dict[str, Any]) -> int:

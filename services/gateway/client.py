@@ -21,6 +21,7 @@ from protocol.recipe import Recipe
 JOBS = "/v1/fine_tuning/jobs"
 _PATIENCE_S = 60.0
 _PAUSE_S = 1.0
+_PAGE = 1000  # events
 
 Json = dict[str, Any]
 
@@ -96,6 +97,14 @@ class WeirClient:
     def cancel(self, job_id: str) -> Json:
         """Ask a job to end."""
         return self._request("POST", f"{JOBS}/{job_id}/cancel")
+
+    def past_events(self, job_id: str) -> Iterator[Json]:
+        """A job's events until now, oldest first."""
+        page: Json = {"has_more": True, "last_id": None}
+        while page["has_more"]:
+            params = {"limit": _PAGE} | ({"after": page["last_id"]} if page["last_id"] else {})
+            page = self._request("GET", f"{JOBS}/{job_id}/events", params=params)
+            yield from page["data"]
 
     def events(self, job_id: str, *, after: str | None = None) -> Iterator[Json]:
         """A job's events as they happen, until it has ended; goes on by itself where a line broke.

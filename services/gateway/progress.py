@@ -13,6 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from services.gateway.evaluations import evaluation_line, evaluations_in
+
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 32
 # name in an event's data, label, format
@@ -35,12 +37,14 @@ class Progress:
     steps: int
     step: int = 0
     curves: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    evaluations: list[Mapping[str, Any]] = field(default_factory=list)
 
     def see(self, event: Mapping[str, Any]) -> None:
         """Take in the numbers of a metrics event; whatever is missing is not shown."""
         if event["type"] != "metrics":
             return
         data = event["data"]
+        self.evaluations += evaluations_in([event])
         self.step = max(self.step, _number(data.get("step"), self.step))
         for name, _, _ in _SHOWN:
             if isinstance(data.get(name), int | float):
@@ -97,17 +101,6 @@ class LiveView:
 
     def _say(self, line: str) -> None:
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def evaluation_line(event: Mapping[str, Any]) -> str:
-    """The result of an evaluation in one plain line."""
-    result = event["data"]["evaluation"]
-    parts = [
-        f"{label} {form.format(result[name])}"
-        for name, label, form in _SHOWN
-        if isinstance(result.get(name), int | float)
-    ]
-    return "  ".join([event["message"], *parts])
 
 
 def spark(curve: list[float]) -> str:

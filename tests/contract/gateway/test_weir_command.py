@@ -17,6 +17,9 @@ import pytest
 from protocol.exchange import Exchange
 
 from services.gateway.client import WeirClient, WeirError
+from services.learner.evaluation import summarize
+from services.learner.report import Reporter
+from tests.builders import a_graded_group, a_group, a_request, a_task
 from tests.contract.gateway.stack import (
     JOBS,
     KEY,
@@ -27,6 +30,7 @@ from tests.contract.gateway.stack import (
     an_event,
     take_up,
 )
+from tests.contract.gateway.stack import RECIPE as REST_RECIPE
 
 pytestmark = pytest.mark.redis
 
@@ -166,6 +170,63 @@ def test_jobs_lists_and_cancel_cancels(http: httpx.Client, here: Path) -> None:
     assert status == 0
     assert job_id in out
     assert weir(here, "watch", job_id)[0] == 1
+
+
+def test_jobs_cuts_nothing_in_a_narrow_terminal(
+    http: httpx.Client, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = a_job(
+        http,
+        recipe=REST_RECIPE
+        | {"name": "a name as long as a name may be, or at least nearly as long"},
+    )
+    monkeypatch.setenv("COLUMNS", "20")
+    status, out, _ = weir(here, "jobs")
+    assert status == 0
+    (line,) = [line for line in out.splitlines() if line.startswith(f"{job['id']} ")]
+    assert job["weir"]["recipe"]["name"] in line
+    assert line.rstrip().endswith(job["model"])
+
+
+def evaluate(stack: Stack, job_id: str) -> None:
+    """Be the learner: tell of two evaluations, as many steps apart as a page holds events."""
+
+    async def report(exchange: Exchange) -> None:
+        reporter = Reporter(exchange, job_id)
+        for step, outcomes in ((0, [1, 0]), (1000, [1, 1])):
+            groups = [
+                a_graded_group(a_group(a_request(number=n, task=a_task(id=f"t{n}"))), outcomes)
+                for n in range(8)
+            ]
+            await reporter.evaluation(summarize(step, groups))
+            if step == 0:
+                for number in range(1000):
+                    await exchange.record_event(an_event(job_id, number))
+
+    stack.exchange(report)
+
+
+def test_evaluations_shows_what_a_job_did_on_held_out_tasks_while_it_runs(
+    stack: Stack, http: httpx.Client, here: Path
+) -> None:
+    job_id = a_job(http)["id"]
+    status, out, err = weir(here, "evaluations", job_id)
+    assert (status, "no evaluation yet" in out) == (0, True), err
+    take_up(stack, job_id, state="running")
+    evaluate(stack, job_id)
+    status, out, err = weir(here, "evaluations", job_id)
+    assert status == 0, err
+    head, first, last, gain = (line.split() for line in out.splitlines())
+    assert head[:4] == ["step", "tasks", "responses", "avg@k"]
+    assert first[:4] == ["0", "8", "16", "0.500"]
+    assert last[:4] == ["1000", "8", "16", "1.000"]
+    assert gain[:8] == ["accuracy", "+0.500", "from", "step", "0", "to", "step", "1000,"]
+    assert "the same 8 tasks, paired" in out
+    take_up(stack, job_id, state="succeeded", result={"model": "/final"})
+    status, out, _ = weir(here, "watch", job_id)
+    assert status == 0
+    assert "accuracy +0.500 from step 0 to step 1000" in out
+    assert weir(here, "evaluations", "ftjob-none")[0] == 2
 
 
 def test_a_local_model_folder_is_sent_by_its_full_path(

@@ -1,0 +1,99 @@
+"""What a person sees of a job's evaluations."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from services.gateway.evaluations import (
+    evaluation_line,
+    evaluations_in,
+    evaluations_table,
+    gain_line,
+)
+
+
+def a_result(step: int, correct: int, **changes: Any) -> dict[str, Any]:
+    """10 tasks x 4 responses; ``correct`` of them right in every task."""
+    share = correct / 4
+    return {
+        "step": step,
+        "tasks": 10,
+        "samples": 40,
+        "accuracy": share,
+        "accuracy_low": share - 0.125,
+        "accuracy_high": share + 0.125,
+        "accuracy_interval": 0.125,
+        "pass@1": share,
+        "pass@2": 0.9,
+        "pass@4": 1.0,
+        "pass@4_low": 0.7,
+        "pass@4_left_out": 0,
+        "process": None,
+        "response_length": 12.25,
+        "truncated": 0.025,
+        "ungradable": 3,
+        "per_task": {f"t{n}": [correct, 4] for n in range(10)},
+        **changes,
+    }
+
+
+def an_event(result: dict[str, Any]) -> dict[str, Any]:
+    step = result["step"]
+    message = f"evaluation at step {step}"
+    return {"type": "metrics", "message": message, "data": {"step": step, "evaluation": result}}
+
+
+def rows_of(*results: dict[str, Any]) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=1000, color_system=None).print(evaluations_table(results))
+    return [" ".join(line.split()) for line in out.getvalue().splitlines()]
+
+
+def test_the_table_has_a_row_per_evaluation_and_a_column_per_k() -> None:
+    assert rows_of(a_result(0, 1), a_result(1200, 2, process=0.5)) == [
+        "step tasks responses avg@k 95 % interval pass@2 pass@4 "
+        "process length truncated ungradable",
+        "0 10 40 0.250 0.125 to 0.375 0.900 1.000 - 12.2 2.5% 3",
+        "1200 10 40 0.500 0.375 to 0.625 0.900 1.000 0.500 12.2 2.5% 3",
+    ]
+
+
+def test_the_table_tolerates_an_evaluation_that_nothing_could_be_graded_in() -> None:
+    nothing = {"accuracy": None, "accuracy_low": None, "accuracy_high": None, "tasks": 0}
+    empty = a_result(0, 1, **nothing, process=None, response_length=None, truncated=None)
+    assert rows_of(empty)[1] == "0 0 40 - - 0.900 1.000 - - - 3"
+
+
+def test_results_are_found_among_other_events() -> None:
+    events = [an_event(a_result(0, 1)), {"data": {"step": 1}}, an_event(a_result(2, 2))]
+    assert [result["step"] for result in evaluations_in(events)] == [0, 2]
+
+
+def test_the_gain_is_from_the_first_to_the_last_and_says_how_it_was_compared() -> None:
+    results = [a_result(0, 1), a_result(5, 4), a_result(10, 2)]
+    text = gain_line(results)
+    assert text is not None
+    assert text.startswith("accuracy +0.250 from step 0 to step 10, 95 % interval +0.073 to +0.427")
+    assert text.endswith("(the same 10 tasks, paired)")
+    for result in results:
+        del result["per_task"]
+    unpaired = gain_line(results)
+    assert unpaired is not None
+    assert "(unpaired" in unpaired
+
+
+def test_there_is_no_gain_without_two_evaluations_of_two_tasks() -> None:
+    nothing = a_result(3, 0, accuracy=None, accuracy_low=None, accuracy_high=None)
+    assert gain_line([]) is None
+    assert gain_line([a_result(0, 1)]) is None
+    assert gain_line([a_result(0, 1), nothing]) is None
+
+
+def test_an_evaluation_has_a_line_with_its_largest_k() -> None:
+    assert evaluation_line(an_event(a_result(4, 2, process=0.0))) == (
+        "evaluation at step 4  accuracy 0.500 (0.375 to 0.625)  pass@4 1.000  process 0.000  "
+        "length 12.2"
+    )
