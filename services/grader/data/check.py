@@ -1,0 +1,109 @@
+"""``weir data check``: every problem of a task file, with its line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.messages import Task
+
+from services.grader.data.lines import Line, read_lines
+from services.grader.latex import parse_number, tidy, unwrapped, words
+from services.grader.pool import Cause, Failed, Pool
+from services.grader.settings import Settings
+from services.grader.tools import Tools
+from services.grader.verifiers.math_answer import WARM_UP
+
+_COMPARE = "services.grader.equivalence:compare"
+_SIMPLE_ANSWER = "7"  # unlike an answer's own text, it must be worked out
+_MAX_ANSWER_CHARS = 2_000
+_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something to say about a line; a warning is no problem."""
+
+    line: int
+    text: str
+    is_warning: bool = False
+
+    def __str__(self) -> str:
+        """One line of the report."""
+        return f"line {self.line}: {'warning: ' if self.is_warning else ''}{self.text}"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """How many tasks a file holds, and what was found, by line."""
+
+    num_tasks: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def num_problems(self) -> int:
+        """Findings that are not warnings."""
+        return sum(not finding.is_warning for finding in self.findings)
+
+
+async def check(path: Path) -> Checked:
+    """Check a task file as a job would read it, and that the grader can read every answer.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
+    lines = list(read_lines(path))
+    found = [Finding(line.number, text) for line in lines for text in line.problems]
+    found += _repeated_prompts(lines)
+    found += await _unreadable_answers(lines)
+    num_tasks = sum(line.task is not None for line in lines)
+    return Checked(num_tasks, tuple(sorted(found, key=lambda finding: finding.line)))
+
+
+def _repeated_prompts(lines: Sequence[Line]) -> Iterator[Finding]:
+    first_line_of: dict[object, int] = {}
+    for line in lines:
+        if line.task is None:
+            continue
+        earlier = first_line_of.setdefault(line.task.prompt or line.task.messages, line.number)
+        if earlier != line.number:
+            yield Finding(line.number, f"the same prompt as line {earlier}", is_warning=True)
+
+
+async def _unreadable_answers(lines: Sequence[Line]) -> list[Finding]:
+    """Answers that only algebra can read go to the pool; without any, there is no pool."""
+    hard = [(line.number, line.task) for line in lines if line.task and _needs_algebra(line.task)]
+    if not hard:
+        return []
+    found: list[Finding] = []
+    workers = Settings.from_environment().workers
+    async with Pool(workers, warm_ups=[WARM_UP]) as pool:
+        for start in range(0, len(hard), _BATCH):
+            batch = hard[start : start + _BATCH]
+            faults = await asyncio.gather(*(_fault(task.answer, Tools(pool)) for _, task in batch))
+            pairs = zip(batch, faults, strict=True)
+            found += [Finding(number, f"answer: {text}") for (number, _), text in pairs if text]
+    return found
+
+
+def _needs_algebra(task: Task) -> bool:
+    if not task.answer.strip():
+        return False
+    answer = tidy(unwrapped(task.answer[: _MAX_ANSWER_CHARS + 1]))
+    return words(answer) is None and parse_number(answer) is None
+
+
+async def _fault(answer: str, tools: Tools) -> str | None:
+    """Why the grader could not compare a response with this answer, or None if it can."""
+    if len(answer) > _MAX_ANSWER_CHARS:
+        return f"longer than {_MAX_ANSWER_CHARS} characters, which is too long to compare"
+    deadline_s = tools.compare_deadline_s
+    gold = tidy(unwrapped(answer))
+    outcome = await tools.pool.run(_COMPARE, gold, _SIMPLE_ANSWER, deadline_s=deadline_s)
+    if isinstance(outcome, Failed) and outcome.cause is not Cause.ERROR:
+        return f"comparing {answer!r} with {_SIMPLE_ANSWER} ends in a {outcome.cause}"
+    if not isinstance(outcome, Failed) and outcome.value == "gold_not_parsable":
+        return f"math-verify cannot read {answer!r}; only the same text would count as right"
+    return None

@@ -1,0 +1,180 @@
+"""``weir data integers``: rewrite problems so that answers are integers (arXiv:2503.14476, 3.5).
+
+A rule is tried first, then a model if there is one. Either way the named integers are put together
+again and compared with the old answer by the grader; what does not agree is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import httpx
+from protocol.messages import Graded, Task
+
+from services.grader.data.exact import TooHard
+from services.grader.data.forms import Form, form_of, name_letters, sentence
+from services.grader.data.lines import Line
+from services.grader.data.reading import Quantity, no_number, read_number, split_unit
+from services.grader.data.rewriter import NoProposal, Rewriter
+from services.grader.pool import Failed, Pool
+from services.grader.settings import Settings
+from services.grader.tools import Tools
+from services.grader.verifiers import math_answer
+
+_EXAMINE = "services.grader.data.algebra:examine"
+_BATCH = 64
+
+
+class How(StrEnum):
+    """The way that a task went."""
+
+    KEPT = "kept as they are"
+    RULE = "rewritten by rule"
+    MODEL = "by model"
+    LEFT_OUT = "left out"
+
+
+class LeftOut(ValueError):
+    """A task has no checked integer answer; the text says why."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One task's way; ``fields`` is the new JSON object, ``reason`` why there is none."""
+
+    line: Line
+    how: How
+    fields: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What rewriting works with; without a rewriter, rules alone."""
+
+    tools: Tools
+    rewriter: Rewriter | None
+    http: httpx.AsyncClient
+
+
+async def rewrite_all(lines: Sequence[Line], rewriter: Rewriter | None) -> AsyncIterator[Outcome]:
+    """Rewrite each task, in order.
+
+    Raises:
+        RewriterError: if the model's endpoint cannot be used.
+    """
+    async with AsyncExitStack() as stack:
+        workers = Settings.from_environment().workers
+        pool = await stack.enter_async_context(Pool(workers, warm_ups=[math_answer.WARM_UP]))
+        http = await stack.enter_async_context(httpx.AsyncClient())
+        workshop = Workshop(Tools(pool), rewriter, http)
+        for start in range(0, len(lines), _BATCH):
+            batch = lines[start : start + _BATCH]
+            for outcome in await asyncio.gather(*(rewrite(line, workshop) for line in batch)):
+                yield outcome
+
+
+async def rewrite(line: Line, workshop: Workshop) -> Outcome:
+    """Rewrite one task, or say why it is left out."""
+    task = line.task
+    if task is None:
+        return Outcome(line, How.LEFT_OUT, reason="; ".join(line.problems))
+    try:
+        if (kind := no_number(task.answer)) is not None:
+            raise LeftOut(f"the answer is {kind}")
+        return await _rewrite_number(line, task, workshop)
+    except LeftOut as error:
+        return Outcome(line, How.LEFT_OUT, reason=str(error))
+
+
+async def _rewrite_number(line: Line, task: Task, workshop: Workshop) -> Outcome:
+    quantity = split_unit(task.answer)
+    try:
+        number = read_number(quantity.latex)
+        if (whole := number.rational) is not None and whole.denominator == 1:
+            return await _keep(line, task, int(whole), quantity, workshop.tools)
+        form, how = form_of(number), How.RULE
+    except TooHard as error:
+        form, how = await _ask_model(task, quantity, workshop, f"no rule: {error}"), How.MODEL
+    await _compare(task.answer, form.rebuilt(), workshop.tools)
+    return Outcome(line, how, _with_form(line.fields, form, quantity.unit))
+
+
+async def _keep(line: Line, task: Task, whole: int, quantity: Quantity, tools: Tools) -> Outcome:
+    """An integer needs no form; with a unit it needs to be said which."""
+    await _compare(task.answer, str(whole), tools)
+    fields = {**line.fields, "answer": str(whole)}
+    if quantity.unit is None:
+        return Outcome(line, How.KEPT, fields)
+    demand = f"Give the answer in {quantity.unit}, as an integer without the unit."
+    return Outcome(line, How.RULE, _with_sentence(fields, demand))
+
+
+async def _compare(gold: str, rebuilt: str, tools: Tools) -> None:
+    score = await math_answer.compare(gold, rebuilt, tools)
+    if not isinstance(score, Graded) or score.value != 1:
+        raise LeftOut(f"the grader does not take {rebuilt} for {gold} ({score.reason})")
+
+
+async def _ask_model(task: Task, quantity: Quantity, workshop: Workshop, no_rule: str) -> Form:
+    """A form that a model proposed and the pool examined."""
+    if workshop.rewriter is None:
+        raise LeftOut(no_rule)
+    try:
+        proposal = await workshop.rewriter.propose(workshop.http, problem_of(task), quantity.latex)
+    except NoProposal as error:
+        raise LeftOut(f"{no_rule}; {error}") from error
+    examined = await workshop.tools.pool.run(
+        _EXAMINE,
+        proposal.form,
+        proposal.ask,
+        dict(proposal.values),
+        quantity.latex,
+        deadline_s=workshop.tools.compare_deadline_s,
+    )
+    if isinstance(examined, Failed):
+        raise LeftOut(f"{no_rule}; the model's form ends in a {examined.cause}")
+    parts: Any = examined.value
+    if "refused" in parts:
+        raise LeftOut(f"{no_rule}; the model's form is refused: {parts['refused']}")
+    if parts["integer"] != proposal.answer:
+        raise LeftOut(f"{no_rule}; the model's {proposal.ask} is not {proposal.answer}")
+    return Form(values=proposal.values, **parts)
+
+
+def problem_of(task: Task) -> str:
+    """The text of a task's problem; of a conversation, all turns."""
+    if task.messages is None:
+        return task.prompt or ""
+    return "\n\n".join(turn.content for turn in task.messages)
+
+
+def _with_form(fields: dict[str, Any], form: Form, unit: str | None) -> dict[str, Any]:
+    problem = fields.get("prompt") or " ".join(turn["content"] for turn in fields["messages"])
+    letters = name_letters(form, problem)
+    if letters is None:
+        raise LeftOut("the problem uses every letter that could name an integer")
+    return _with_sentence({**fields, "answer": str(form.integer)}, sentence(form, letters, unit))
+
+
+def _with_sentence(fields: dict[str, Any], text: str) -> dict[str, Any]:
+    """The sentence goes to the end of the prompt, or of the last message of the user."""
+    if fields.get("prompt") is not None:
+        return {**fields, "prompt": f"{fields['prompt']}\n\n{text}"}
+    turns = [dict(turn) for turn in fields["messages"]]
+    users = [turn for turn in turns if turn["role"] == "user"]
+    if not users:
+        raise LeftOut("no message of the user to add a sentence to")
+    users[-1]["content"] += f"\n\n{text}"
+    return {**fields, "messages": turns}
+
+
+def summary(ways: Counter[How]) -> str:
+    """How many tasks went each way, in one line."""
+    return ", ".join(f"{ways[how]} {how}" for how in How)

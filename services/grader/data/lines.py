@@ -1,0 +1,92 @@
+"""The lines of a task file, whatever its bytes are: each a task, or what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from protocol.messages import Task
+from protocol.tasks import TaskFileError, parse_tasks
+
+MAX_LINE_BYTES = 16 << 20
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_PREFIX = "line 1: "  # `parse_tasks` is given one line at a time
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line that is not blank, and its number from 1. ``task`` is None if it cannot be used."""
+
+    number: int
+    text: str
+    task: Task | None
+    problems: tuple[str, ...] = ()
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The JSON object as written, with its own order of keys."""
+        return json.loads(self.text)
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """Every line of a task file; a file without any task is a problem of line 1.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
+    first_line_of: dict[str, int] = {}
+    is_empty = True
+    for number, raw in enumerate(_raw_lines(path), start=1):
+        if not raw.strip():
+            continue
+        is_empty = False
+        line = _line(number, raw)
+        if line.task and (earlier := first_line_of.setdefault(line.task.id, number)) != number:
+            taken = f"id: {line.task.id!r} is taken by line {earlier}"
+            line = Line(number, line.text, line.task, (*line.problems, taken))
+        yield line
+    if is_empty:
+        yield Line(1, "", None, ("the file holds no task",))
+
+
+def _raw_lines(path: Path) -> Iterator[bytes]:
+    """Lines without a byte order mark; of a line that is too long, just over the limit."""
+    with path.open("rb") as file:
+        raw = file.readline(MAX_LINE_BYTES + 1).removeprefix(_BYTE_ORDER_MARK)
+        while raw:
+            if len(raw) > MAX_LINE_BYTES:
+                _skip_line(file, raw)
+            yield raw
+            raw = file.readline(MAX_LINE_BYTES + 1)
+
+
+def _skip_line(file: BinaryIO, read: bytes) -> None:
+    while read and not read.endswith(b"\n"):
+        read = file.readline(MAX_LINE_BYTES)
+
+
+def _line(number: int, raw: bytes) -> Line:
+    if len(raw) > MAX_LINE_BYTES:
+        return Line(number, "", None, (f"longer than {MAX_LINE_BYTES >> 20} MiB; split the file",))
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        where = f"byte {error.start + 1} of the line is 0x{raw[error.start]:02x}"
+        return Line(number, "", None, (f"not UTF-8: {where}; save the file as UTF-8",))
+    try:
+        (task,) = parse_tasks([text])
+    except TaskFileError as error:
+        found = "\n".join(error.problems).removeprefix(_PREFIX).split("\n" + _PREFIX)
+        return Line(number, text, None, tuple(found))
+    return Line(number, text, task, tuple(_blanks(task)))
+
+
+def _blanks(task: Task) -> Iterator[str]:
+    if not task.answer.strip():
+        yield "answer: blank; give the answer, or remove the task"
+    texts = [task.prompt] if task.messages is None else [turn.content for turn in task.messages]
+    if not any((text or "").strip() for text in texts):
+        yield "prompt: blank; give the problem, or remove the task"
