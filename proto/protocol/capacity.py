@@ -1,0 +1,48 @@
+"""How much of a job can be under way at once, and how much of Redis that fills. Pure."""
+
+from __future__ import annotations
+
+from protocol.recipe import Recipe
+
+# token id (4) + log-prob (4) + the token's text in a JSON header (8)
+BYTES_PER_TOKEN = 16
+
+
+def responses_in_flight(recipe: Recipe) -> int:
+    """At most so many training responses are asked for and not yet trained."""
+    return recipe.groups_in_flight * recipe.rollout.group_size
+
+
+def evaluation_responses(recipe: Recipe, num_held_out: int) -> int:
+    """Responses of one evaluation, with so many tasks in the held-out file."""
+    if recipe.evaluation is None:
+        return 0
+    return min(num_held_out, recipe.evaluation.tasks or num_held_out) * recipe.evaluation.samples
+
+
+def worst_case_bytes(recipe: Recipe, num_held_out: int) -> int:
+    """Bytes in Redis of all that may be under way at once, every response as long as allowed."""
+    responses = responses_in_flight(recipe) + evaluation_responses(recipe, num_held_out)
+    return responses * recipe.model.max_context * BYTES_PER_TOKEN
+
+
+def worst_case_in_words(recipe: Recipe, num_held_out: int) -> str:
+    """The arithmetic of `worst_case_bytes`, with the names of the settings."""
+    return (
+        f"({groups_in_words(recipe)} x group_size {recipe.rollout.group_size} + "
+        f"{evaluation_responses(recipe, num_held_out)} evaluation responses) x model.max_context "
+        f"{recipe.model.max_context} tokens x {BYTES_PER_TOKEN} bytes"
+    )
+
+
+def groups_in_words(recipe: Recipe) -> str:
+    """The arithmetic of ``recipe.groups_in_flight``, with the names of the settings."""
+    training, groups = recipe.training, recipe.groups_in_flight
+    steps = f"(max_staleness {training.max_staleness} + 1) x groups_per_step"
+    if not training.dynamic_sampling:
+        return f"{steps} {training.groups_per_step}"
+    refill = groups / ((training.max_staleness + 1) * training.groups_per_step)
+    return (
+        f"{groups} groups ({steps} {training.groups_per_step} x {refill:.4g}, since "
+        "dynamic_sampling asks for more than a step needs)"
+    )
