@@ -180,6 +180,9 @@ class Training(Table):
         default=1024, ge=1, description="so many tokens' logits exist at once"
     )
     checkpoint_every: int = Field(default=10, ge=1)
+    recompute_activations: bool = Field(
+        default=False, description="in the backward pass: less memory, a third more time"
+    )
     seed: int = 0
 
     @model_validator(mode="after")

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
+from services.learner.algorithms.aggregation import Totals
 from services.learner.samples import Sample
 
 
@@ -29,15 +31,40 @@ class MicroBatch:
     behavior_logprobs: Tensor  # [token] float32
     advantages: Tensor  # [token] float32
     on_version: Tensor  # [token] bool
-
-    @property
-    def num_tokens(self) -> int:
-        """Response tokens in this micro-batch."""
-        return self.targets.shape[0]
+    rewards: Tensor  # [sample] float32
+    correct: Tensor  # [sample] bool
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same micro-batch on a device."""
         return MicroBatch(**{name: value.to(device) for name, value in vars(self).items()})
+
+    def by_sample(self, values: Tensor) -> Tensor:
+        """Lay out [token] as [sample, place], right-padded with zeros."""
+        return values.new_zeros(self._shape).index_put((self.rows, self._places), values)
+
+    def by_token(self, padded: Tensor) -> Tensor:
+        """The inverse of `by_sample`: [sample, place] to [token]."""
+        return padded[self.rows, self._places]
+
+    @property
+    def last_tokens(self) -> Tensor:
+        """Whether a token is its response's last, [token] bool."""
+        return self._places == self._lengths[self.rows] - 1
+
+    @property
+    def _lengths(self) -> Tensor:
+        """Response tokens of each sample, [sample]."""
+        return torch.bincount(self.rows, minlength=self.input_ids.shape[0])
+
+    @property
+    def _places(self) -> Tensor:
+        """How many tokens of its response come before each, [token]."""
+        starts = self._lengths.cumsum(0) - self._lengths
+        return torch.arange(self.rows.shape[0], device=self.rows.device) - starts[self.rows]
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.input_ids.shape[0], int(self._lengths.max())
 
 
 def mini_batches(samples: Sequence[Sample], num_updates: int) -> list[list[Sample]]:
@@ -88,18 +115,24 @@ def collate(samples: Sequence[Sample]) -> MicroBatch:
             [np.full(len(s.token_ids), s.advantage) for s in samples], torch.float32
         ),
         on_version=_tensor([s.on_version for s in samples], torch.bool),
+        rewards=_tensor([[s.reward for s in samples] or [0.0]], torch.float32),
+        correct=_tensor([[s.correct for s in samples] or [False]], torch.bool),
     )
 
 
-def num_tokens(samples: Sequence[Sample]) -> int:
-    """Response tokens of the samples."""
-    return sum(len(sample.token_ids) for sample in samples)
+def totals_of(samples: Sequence[Sample]) -> Totals:
+    """What a mini-batch holds: the denominators of its losses."""
+    return Totals(
+        tokens=sum(len(sample.token_ids) for sample in samples),
+        sequences=len(samples),
+        positive_tokens=sum(len(sample.token_ids) for sample in samples if sample.correct),
+    )
 
 
 def _length(sample: Sample) -> int:
     return len(sample.prompt_ids) + len(sample.token_ids)
 
 
-def _tensor(arrays: list[np.ndarray], dtype: torch.dtype) -> Tensor:
+def _tensor(arrays: Sequence[ArrayLike], dtype: torch.dtype) -> Tensor:
     flat = np.concatenate(arrays) if arrays else np.zeros(0)
     return torch.from_numpy(flat.copy()).to(dtype)

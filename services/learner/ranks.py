@@ -20,8 +20,9 @@ from protocol.frames import decode, encode, pack, unpack_all
 from protocol.messages import Message
 from protocol.recipe import Recipe
 
-from services.learner.engine import TrainingEngine
+from services.learner.models import Models
 from services.learner.samples import Sample, SampleBatch, pack_samples, unpack_samples
+from services.learner.trainer import Trainer
 
 log = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 5.0
@@ -30,43 +31,60 @@ _KEEP_ALIVE_S = 5.0
 class Order(Message):
     """What every rank is to do next."""
 
-    do: Literal["idle", "open", "train", "score", "save", "load", "export", "leave"]
+    do: Literal[
+        "idle",
+        "open",
+        "train",
+        "pretrain",
+        "score",
+        "save",
+        "load",
+        "export",
+        "export_critic",
+        "leave",
+    ]
     folder: str = ""
+    critic_folder: str = ""
     recipe: Recipe | None = None
     temperature: float = 1.0
     batch: SampleBatch | None = None
 
 
 class Rank:
-    """One rank: holds the engine and carries out orders."""
+    """One rank: holds the models and carries out orders."""
 
     def __init__(self) -> None:
-        self.engine: TrainingEngine | None = None
+        self.trainer: Trainer | None = None
 
     def carry_out(self, order: Order) -> dict[str, float]:
         """Do what the order says; returns metrics where there are any."""
         folder = Path(order.folder)
         if order.do == "open":
             assert order.recipe is not None
-            self.engine = TrainingEngine(folder, order.recipe)
+            models = Models(order.recipe, folder, Path(order.critic_folder))
+            self.trainer = Trainer(order.recipe, models)
         elif order.do not in {"idle", "leave"}:
-            return self._with_engine(order, folder)
+            return self._with_models(order, folder)
         return {}
 
-    def _with_engine(self, order: Order, folder: Path) -> dict[str, float]:
-        assert self.engine is not None, "the first order must be 'open'"
+    def _with_models(self, order: Order, folder: Path) -> dict[str, float]:
+        assert self.trainer is not None, "the first order must be 'open'"
         samples = unpack_samples(order.batch) if order.batch is not None else []
         match order.do:
             case "train":
-                return self.engine.train(samples)
+                return self.trainer.train(samples)
+            case "pretrain":
+                return self.trainer.pretrain(samples)
             case "score":
-                return self.engine.score(samples, order.temperature)
+                return self.trainer.score(samples, order.temperature)
             case "save":
-                self.engine.save(folder)
+                self.trainer.models.save(folder)
             case "load":
-                self.engine.load(folder)
+                self.trainer.models.load(folder)
             case "export":
-                self.engine.export(folder)
+                self.trainer.models.export(folder)
+            case "export_critic":
+                self.trainer.models.export_critic(folder)
         return {}
 
     def follow(self) -> None:
@@ -83,13 +101,18 @@ class Team:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
         self._others = torch.distributed.get_world_size() > 1
 
-    async def open(self, folder: Path, recipe: Recipe) -> None:
-        """Load the model from a folder, on every rank."""
-        await self._give(Order(do="open", folder=str(folder), recipe=recipe))
+    async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
+        """Load the models from their folders, on every rank; the critic starts as the policy."""
+        critic = str(critic_folder or folder)
+        await self._give(Order(do="open", folder=str(folder), critic_folder=critic, recipe=recipe))
 
     async def train(self, samples: Sequence[Sample]) -> dict[str, float]:
         """One training step; returns its metrics."""
         return await self._give(Order(do="train", batch=pack_samples(samples)))
+
+    async def pretrain(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """One step of the critic alone; returns its metrics."""
+        return await self._give(Order(do="pretrain", batch=pack_samples(samples)))
 
     async def score(self, samples: Sequence[Sample], temperature: float) -> dict[str, float]:
         """Compare the policy's log-probs with those in the samples; returns the parity metrics."""
@@ -97,16 +120,20 @@ class Team:
         return await self._give(order)
 
     async def save(self, folder: Path) -> None:
-        """Save the engine's state below a folder."""
+        """Save the models' state below a folder."""
         await self._give(Order(do="save", folder=str(folder)))
 
     async def load(self, folder: Path) -> None:
-        """Restore the engine's state from below a folder."""
+        """Restore the models' state from below a folder."""
         await self._give(Order(do="load", folder=str(folder)))
 
     async def export(self, folder: Path) -> None:
         """Write the policy as a Hugging Face folder."""
         await self._give(Order(do="export", folder=str(folder)))
+
+    async def export_critic(self, folder: Path) -> None:
+        """Write the critic as a folder that another recipe can start from."""
+        await self._give(Order(do="export_critic", folder=str(folder)))
 
     async def leave(self) -> None:
         """Let every rank go."""

@@ -51,7 +51,16 @@ def train(model: Path, out: Path, *, ranks: int = 1, **settings: Any) -> dict[st
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
-    return load_file(out / "model.safetensors")
+    return parameters_in(out)
+
+
+def parameters_in(folder: Path) -> dict[str, torch.Tensor]:
+    """All that was exported, the critic's under its folder's name."""
+    return {
+        f"{file.relative_to(folder)}:{name}": value
+        for file in sorted(folder.glob("**/*.safetensors"))
+        for name, value in load_file(file).items()
+    }
 
 
 def largest_gap(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
@@ -65,7 +74,7 @@ def one_rank(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 
 def test_training_moves_every_parameter(model: Path, one_rank: dict[str, torch.Tensor]) -> None:
-    before = load_file(model / "model.safetensors")
+    before = parameters_in(model)
     assert before.keys() == one_rank.keys()
     assert all((before[name] != one_rank[name]).any() for name in before)
 
@@ -101,17 +110,82 @@ def test_a_new_process_goes_on_from_a_checkpoint_bit_for_bit(
     assert largest_gap(uninterrupted, one_rank) == 0
 
 
+@pytest.fixture(scope="module")
+def everything(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pretraining of the critic, then VAPO with every term that a loss can have."""
+    out = tmp_path_factory.mktemp("vapo") / "out"
+    train(model, out, vapo=True, pretrain=2, save_at=2)
+    return out
+
+
+def trained(folder: Path) -> dict[str, torch.Tensor]:
+    """What was exported, without the checkpoint."""
+    found = parameters_in(folder).items()
+    return {name: value for name, value in found if not name.startswith("checkpoint")}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "zero_stage", "micro_batch_tokens"),
+    [(1, 1, 60), (2, 1, 120), (2, 2, 120), (2, 3, 120)],
+)
+def test_critic_and_every_term_of_the_loss_are_global_too(
+    model: Path,
+    everything: Path,
+    tmp_path: Path,
+    ranks: int,
+    zero_stage: int,
+    micro_batch_tokens: int,
+) -> None:
+    split = train(
+        model,
+        tmp_path / "out",
+        vapo=True,
+        pretrain=2,
+        ranks=ranks,
+        zero_stage=zero_stage,
+        micro_batch_tokens=micro_batch_tokens,
+    )
+    gap = largest_gap(trained(everything), split)
+    print(f"{ranks} ranks, ZeRO-{zero_stage}: largest gap {gap:.1e}")
+    assert gap <= TOLERANCE
+    same_metrics(everything, tmp_path / "out")
+
+
+def test_a_critic_goes_on_from_a_checkpoint_bit_for_bit(
+    model: Path, everything: Path, tmp_path: Path
+) -> None:
+    resumed = train(
+        model, tmp_path / "resumed", vapo=True, load_from=str(everything / "checkpoint")
+    )
+    assert largest_gap(trained(everything), resumed) == 0
+
+
+def test_an_exported_critic_is_where_another_recipe_can_begin(everything: Path) -> None:
+    names = {name.split(":")[0] for name in trained(everything)}
+    assert names == {
+        "model.safetensors",
+        "critic/model.safetensors",
+        "critic/value_head.safetensors",
+    }
+
+
 def test_metrics_are_global_and_the_export_loads(
     model: Path, one_rank: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     train(model, tmp_path / "one", steps=1)
     train(model, tmp_path / "two", ranks=2, steps=1, zero_stage=2, micro_batch_tokens=60)
-    (one,), (two,) = (
-        json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("one", "two")
-    )
-    assert one.keys() == two.keys()
-    for name in one:
-        assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-6), name
-    assert one["parity_tokens"] > 0
+    same_metrics(tmp_path / "one", tmp_path / "two")
+    assert metrics_of(tmp_path / "one")[0]["parity_tokens"] > 0
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "two")
     assert sum(p.numel() for p in loaded.parameters()) > 0
+
+
+def metrics_of(folder: Path) -> list[dict[str, float]]:
+    return json.loads((folder / "metrics.json").read_text())
+
+
+def same_metrics(one: Path, other: Path) -> None:
+    for here, there in zip(metrics_of(one), metrics_of(other), strict=True):
+        assert here.keys() == there.keys()
+        for name in here:
+            assert there[name] == pytest.approx(here[name], rel=1e-3, abs=2e-6), name

@@ -1,20 +1,35 @@
 """Trains a small model on fixed samples, on as many ranks as torchrun starts, and exports it.
 
 ``train_some_steps.py MODEL OUT SETTINGS`` where SETTINGS is JSON: zero_stage, micro_batch_tokens,
-steps, and perhaps ``save_at`` (save to OUT/checkpoint after so many steps) or ``load_from``.
+steps, and perhaps ``vapo`` (a critic, and every term that a loss can have), ``pretrain`` (steps of
+the critic alone, first), ``save_at`` (save to OUT/checkpoint after so many steps), ``load_from``.
 """
 
 import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from protocol.recipe import parse_recipe
+from protocol.recipe import Recipe, parse_recipe
 
-from services.learner.engine import TrainingEngine, init_ranks
+from services.learner.engine import init_ranks
+from services.learner.models import Models
 from services.learner.samples import Sample
+from services.learner.trainer import Trainer
+
+UPDATES = 2
+VAPO = {
+    "advantage": "length_adaptive_gae",
+    "whiten": True,
+    "old_logprobs": "recompute",
+    "correction": "token_tis",
+    "divergence_weight": 0.1,
+    "entropy_weight": 0.01,
+    "positive_lm_weight": 0.1,
+}
 
 
 def samples_of_step(step: int) -> list[Sample]:
@@ -27,46 +42,62 @@ def samples_of_step(step: int) -> list[Sample]:
             behavior_logprobs=np.full(length, -3.7, dtype=np.float32),
             on_version=np.ones(length, dtype=np.int32),
             advantage=float(random.normal()),
+            reward=float(index % 3 == 0),
+            correct=index % 3 == 0,
             group=index // 4,
         )
         for index, length in enumerate(random.integers(1, 30, 24).tolist())
     ]
 
 
-def main(model: str, out: str, settings: dict[str, int | str]) -> None:
+def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
+    """Of the plain policy gradient, or of everything at once."""
+    optimizer = {
+        "learning_rate": 1e-3,
+        "weight_decay": 0.01,
+        "zero_stage": settings["zero_stage"],
+        "warmup_steps": 3,
+    }
+    recipe: dict[str, Any] = {
+        "name": "ranks",
+        "model": {"path": model, "dtype": "float32"},
+        "tasks": {"train": "none"},
+        "rollout": {"sampling": {"max_tokens": 64, "temperature": 0.9}},
+        "algorithm": {"advantage": "grpo"},
+        "training": {
+            "steps": 10,
+            "updates_per_batch": UPDATES,
+            "micro_batch_tokens": settings["micro_batch_tokens"],
+            "logprob_chunk_tokens": 50,
+        },
+        "optimizer": optimizer,
+    }
+    if settings.get("vapo"):
+        critic = {"optimizer": optimizer, "value_clip": 0.5}
+        recipe |= {"algorithm": VAPO, "critic": critic}
+    return parse_recipe(recipe)
+
+
+def main(model: str, out: str, settings: dict[str, Any]) -> None:
     init_ranks()
     torch.use_deterministic_algorithms(True)
-    recipe = parse_recipe(
-        {
-            "name": "ranks",
-            "model": {"path": model, "dtype": "float32"},
-            "tasks": {"train": "none"},
-            "rollout": {"sampling": {"max_tokens": 64, "temperature": 0.9}},
-            "algorithm": {"advantage": "grpo"},
-            "training": {
-                "steps": 10,
-                "updates_per_batch": 2,
-                "micro_batch_tokens": settings["micro_batch_tokens"],
-            },
-            "optimizer": {
-                "learning_rate": 1e-3,
-                "weight_decay": 0.01,
-                "zero_stage": settings["zero_stage"],
-                "warmup_steps": 3,
-            },
-        }
-    )
-    engine = TrainingEngine(Path(model), recipe)
+    recipe = recipe_of(model, settings)
+    models = Models(recipe, Path(model), Path(model))
+    trainer = Trainer(recipe, models)
     first = 0
     if "load_from" in settings:
-        engine.load(Path(str(settings["load_from"])))
-        first = engine.updates // 2
-    metrics: list[dict[str, float]] = []
-    for step in range(first, int(settings["steps"])):
-        metrics.append(engine.train(samples_of_step(step)))
+        models.load(Path(settings["load_from"]))
+        first = models.policy.updates // UPDATES
+    metrics: list[dict[str, float]] = [
+        trainer.pretrain(samples_of_step(100 + step)) for step in range(settings.get("pretrain", 0))
+    ]
+    for step in range(first, settings["steps"]):
+        metrics.append(trainer.train(samples_of_step(step)))
         if settings.get("save_at") == step + 1:
-            engine.save(Path(out) / "checkpoint")
-    engine.export(Path(out))
+            models.save(Path(out) / "checkpoint")
+    models.export(Path(out))
+    if models.critic is not None:
+        models.export_critic(Path(out) / "critic")
     if int(os.environ.get("RANK", "0")) == 0:
         (Path(out) / "metrics.json").write_text(json.dumps(metrics))
 

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.learner.batching import collate, micro_batches, mini_batches, num_tokens
+from services.learner.algorithms.aggregation import Totals
+from services.learner.batching import collate, micro_batches, mini_batches, totals_of
 from services.learner.samples import Sample, pack_samples, unpack_samples
 
 
@@ -16,6 +17,8 @@ def a_sample(prompt: int, response: int, group: int = 0, advantage: float = 0.0)
         behavior_logprobs=-np.arange(1, 1 + response, dtype=np.float32),
         on_version=np.ones(response, dtype=np.int32),
         advantage=advantage,
+        reward=advantage / 2,
+        correct=advantage > 0,
         group=group,
     )
 
@@ -62,18 +65,33 @@ def test_each_response_token_is_predicted_from_the_position_before_it() -> None:
 
 def test_an_empty_micro_batch_has_no_token_and_attends_to_something() -> None:
     batch = collate([])
-    assert batch.num_tokens == 0
+    assert batch.targets.numel() == 0
     assert batch.attention_mask.sum() == 1
     assert batch.targets.dtype == torch.int64
+
+
+def test_tokens_are_laid_out_by_response_and_back() -> None:
+    batch = collate([a_sample(3, 2), a_sample(2, 0), a_sample(1, 4)])
+    values = torch.arange(1.0, 7.0)
+    padded = batch.by_sample(values)
+    assert padded.tolist() == [[1, 2, 0, 0], [0, 0, 0, 0], [3, 4, 5, 6]]
+    assert batch.by_token(padded).equal(values)
+    assert batch.last_tokens.tolist() == [False, True, False, False, False, True]
+
+
+def test_a_mini_batch_counts_its_tokens_responses_and_right_answers() -> None:
+    samples = [a_sample(3, 2, advantage=1.0), a_sample(1, 4, advantage=-1.0)]
+    assert totals_of(samples) == Totals(tokens=6, sequences=2, positive_tokens=2)
 
 
 @given(shapes)
 def test_samples_survive_being_laid_out_flat(shape: list[tuple[int, int, int]]) -> None:
     samples = [a_sample(p, r, g, advantage=float(i)) for i, (p, r, g) in enumerate(shape)]
     again = unpack_samples(pack_samples(samples))
-    assert num_tokens(again) == num_tokens(samples)
+    assert totals_of(again) == totals_of(samples)
     for one, other in zip(samples, again, strict=True):
         assert (one.group, one.advantage) == (other.group, other.advantage)
+        assert (one.reward, one.correct) == (other.reward, other.correct)
         for name in ("prompt_ids", "token_ids", "behavior_logprobs", "on_version"):
             assert np.array_equal(getattr(one, name), getattr(other, name))
 

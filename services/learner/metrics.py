@@ -1,0 +1,91 @@
+"""The metrics of a training step, collected over micro-batches and ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from services.learner.algorithms.values import Moments
+
+
+class StepMetrics:
+    """Sums on this rank, without a synchronization per micro-batch; reduced over ranks once.
+
+    All ranks note the same names in the same order, as they do everything else.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, Tensor] = {}
+        self._shares: dict[str, Tensor] = {}
+        self._moments: dict[str, Tensor] = {}
+        self._maxima: dict[str, Tensor] = {}
+        self._of_updates: dict[str, list[float]] = {}
+
+    def mean(self, **values: Tensor) -> None:
+        """Note values whose mean is reported, each [token]."""
+        for name, value in values.items():
+            self._add(self._sums, name, value.sum())
+            self._add(self._counts, name, value.numel())
+
+    def share(self, **values: Tensor) -> None:
+        """Note a micro-batch's shares of an update's values; the mean over updates is reported."""
+        for name, value in values.items():
+            self._add(self._shares, name, value)
+
+    def count(self, **values: Tensor | float) -> None:
+        """Note numbers whose sum is reported."""
+        for name, value in values.items():
+            self._add(self._sums, name, value)
+
+    def maximum(self, **values: Tensor) -> None:
+        """Note values, [token] and at least 0, whose maximum is reported."""
+        for name, value in values.items():
+            highest = torch.cat([value.detach(), value.new_zeros(1)]).max().double()
+            self._maxima[name] = torch.maximum(self._maxima.get(name, highest), highest)
+
+    def explained(self, returns: Tensor, values: Tensor) -> None:
+        """Note returns and the values that the critic gave, both [token]."""
+        for name, value in vars(Moments.of(returns, values.detach())).items():
+            self._add(self._moments, name, value)
+
+    def of_update(self, **values: float | None) -> None:
+        """Note an update's values, the same on all ranks; the mean over updates is reported."""
+        for name, value in values.items():
+            if value is not None:
+                self._of_updates.setdefault(name, []).append(value)
+
+    def reduced(self, num_updates: int) -> dict[str, float]:
+        """The metrics over all ranks of a step with so many updates."""
+        counts = _over_ranks(self._counts, ReduceOp.SUM)
+        return (
+            {n: v / max(1.0, counts.get(n, 1.0)) for n, v in _over_ranks(self._sums).items()}
+            | {n: v / max(1, num_updates) for n, v in _over_ranks(self._shares).items()}
+            | {n: sum(v) / len(v) for n, v in self._of_updates.items()}
+            | _over_ranks(self._maxima, ReduceOp.MAX)
+            | _explained_variance(_over_ranks(self._moments))
+        )
+
+    def _add(self, into: dict[str, Tensor], name: str, value: Tensor | float) -> None:
+        value = torch.as_tensor(value, device=self._device).detach().double()
+        into[name] = into[name] + value if name in into else value
+
+
+def _over_ranks(values: Mapping[str, Tensor], operation: Any = ReduceOp.SUM) -> dict[str, float]:
+    if not values:
+        return {}
+    stacked = torch.stack(list(values.values()))
+    torch.distributed.all_reduce(stacked, op=operation)
+    return dict(zip(values, stacked.tolist(), strict=True))
+
+
+def _explained_variance(moments: dict[str, float]) -> dict[str, float]:
+    """One metric, or none where it is not defined."""
+    explained = Moments(**moments).explained_variance() if moments else math.nan
+    return {} if math.isnan(explained) else {"explained_variance": explained}

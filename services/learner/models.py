@@ -1,0 +1,183 @@
+"""What is trained: a policy that gives log-probabilities, and a critic that gives values."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, cast
+
+from protocol.recipe import Recipe
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
+
+from services.learner.algorithms.logprobs import chunked_token_logprobs
+from services.learner.batching import MicroBatch
+from services.learner.engine import DTYPES, Engine, FrozenModel, uses_parameters_of
+
+_VALUE_HEAD = "value_head.safetensors"
+_LOGITS_CHANGED_BY = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+
+
+class UnsupportedModel(ValueError):
+    """A model that Weir cannot train exactly; the text says why."""
+
+
+class Policy(nn.Module):
+    """A causal LM as the training step sees it: log-probability and entropy per response token."""
+
+    def __init__(self, model: PreTrainedModel, chunk_tokens: int) -> None:
+        super().__init__()
+        self.model = model
+        head = cast(nn.Linear, model.get_output_embeddings())
+        self.logprobs = _LogprobHead(head, chunk_tokens)
+
+    def forward(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """([token] log-probs, [token] entropies), both in nats, of the batch's targets."""
+        hidden = _hidden(cast(nn.Module, self.model.base_model), batch)
+        return self.logprobs(hidden, batch.targets, temperature)
+
+
+class _LogprobHead(nn.Module):
+    """The head, without ever having all logits.
+
+    It uses the head's weight and not the head: under ZeRO-3 each call of a module gathers its
+    weights on all ranks, but the ranks have different numbers of chunks.
+    """
+
+    def __init__(self, head: nn.Linear, chunk_tokens: int) -> None:
+        super().__init__()
+        self._head = (head,)  # a tuple, so that it is no submodule
+        self._chunk_tokens = chunk_tokens
+        uses_parameters_of(self, head)
+
+    def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        (head,) = self._head
+        weight, bias = head.weight, head.bias
+        return chunked_token_logprobs(
+            hidden,
+            lambda part: functional.linear(part, weight, bias),
+            targets,
+            temperature,
+            self._chunk_tokens,
+        )
+
+
+class Critic(nn.Module):
+    """A language model whose head gives the expected return; it expects 0 until it has learned."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        self.head = nn.Linear(model.config.hidden_size, 1, dtype=model.dtype)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, batch: MicroBatch) -> Tensor:
+        """The value of the state before each response token, [token] float32."""
+        return self.head(_hidden(self.model, batch)).squeeze(-1).float()
+
+
+class Models:
+    """The models of one recipe: what is trained, and what is only asked."""
+
+    def __init__(self, recipe: Recipe, policy_folder: Path, critic_folder: Path) -> None:
+        """Load them, the critic and the reference only where the recipe needs them.
+
+        Raises:
+            UnsupportedModel: if the policy's logits are not just hidden states times a weight.
+        """
+        self.recipe = recipe
+        self.policy_folder, self.critic_folder = policy_folder, critic_folder
+        self.policy = Engine(self._load_policy(), recipe.optimizer, recipe.model)
+        self.critic: Engine | None = None
+        if recipe.critic is not None:
+            self.critic = Engine(self._load_critic(), recipe.critic.optimizer, recipe.model)
+        self.reference: FrozenModel | None = None
+        if recipe.algorithm.divergence_weight > 0:
+            self.reference = FrozenModel(self._load_policy(), recipe.optimizer, recipe.model)
+
+    def save(self, folder: Path) -> None:
+        """Save what `load` on as many ranks restores exactly."""
+        for name, engine in self._engines().items():
+            engine.save(folder, name)
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` saved.
+
+        Raises:
+            FileNotFoundError: if it is not there.
+        """
+        for name, engine in self._engines().items():
+            engine.load(folder, name)
+
+    def export(self, folder: Path) -> None:
+        """Write the policy as a Hugging Face folder; only rank 0 writes, all ranks gather."""
+        model = cast(Policy, self.policy.module).model
+        self._export(model, self.policy.state_of(model), self.policy_folder, folder)
+
+    def export_critic(self, folder: Path) -> None:
+        """Write the critic as a folder that can be a recipe's ``critic.path``; as `export` does."""
+        assert self.critic is not None, "the recipe has no critic"
+        critic = cast(Critic, self.critic.module)
+        head = self.critic.state_of(critic.head)
+        self._export(critic.model, self.critic.state_of(critic.model), self.critic_folder, folder)
+        if head:
+            save_file(head, folder / _VALUE_HEAD)
+
+    def _export(
+        self, model: PreTrainedModel, state: dict[str, Tensor], source: Path, folder: Path
+    ) -> None:
+        """New weights, and the tokenizer and settings of the source."""
+        if state:
+            _copy_all_but_weights(source, folder)
+            model.save_pretrained(folder, state_dict=state)
+
+    def _engines(self) -> dict[str, Engine]:
+        return {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})
+
+    def _load_policy(self) -> Policy:
+        model = AutoModelForCausalLM.from_pretrained(self.policy_folder, **self._loading)
+        for setting in _LOGITS_CHANGED_BY:
+            value = getattr(model.config, setting, None)
+            if value not in (None, 1):
+                raise UnsupportedModel(
+                    f"{self.policy_folder}: config.json has {setting} = {value}, which changes the "
+                    "logits after the head; choose a model without it"
+                )
+        return Policy(self._for_training(model), self.recipe.training.logprob_chunk_tokens)
+
+    def _load_critic(self) -> Critic:
+        """One that `export_critic` wrote, or a language model with a new head."""
+        model = AutoModel.from_pretrained(self.critic_folder, **self._loading)
+        critic = Critic(self._for_training(model))
+        if (self.critic_folder / _VALUE_HEAD).is_file():
+            critic.head.load_state_dict(load_file(self.critic_folder / _VALUE_HEAD))
+        return critic
+
+    @property
+    def _loading(self) -> dict[str, Any]:
+        safely = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
+        return {"dtype": DTYPES[self.recipe.model.dtype], **safely}
+
+    def _for_training(self, model: PreTrainedModel) -> PreTrainedModel:
+        model.train()
+        if self.recipe.training.recompute_activations:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        return model
+
+
+def _hidden(model: nn.Module, batch: MicroBatch) -> Tensor:
+    """The last hidden state at the position that predicts each response token, [token, hidden]."""
+    hidden = model(
+        input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False
+    ).last_hidden_state  # [sample, position, hidden]
+    return hidden[batch.rows, batch.columns]
+
+
+def _copy_all_but_weights(source: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for path in source.iterdir():
+        if path.is_file() and ".safetensors" not in path.name and path.suffix != ".bin":
+            shutil.copy(path, target / path.name)

@@ -1,0 +1,259 @@
+"""The training step: a policy, a critic if the advantage needs one, and how they learn.
+
+Every rank calls every method with the same samples, and takes its share of them. A step first
+prepares what must not change while it learns (log-probs of old and reference policies, values,
+advantages), then makes one optimizer update per mini-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from protocol.recipe import Recipe
+from torch import Tensor
+
+from services.learner.algorithms import pick
+from services.learner.algorithms.aggregation import AGGREGATIONS, Totals
+from services.learner.algorithms.correction import CORRECTIONS
+from services.learner.algorithms.divergence import DIVERGENCES
+from services.learner.algorithms.gae import CRITIC_ADVANTAGES, Episodes, returns_of, whitened
+from services.learner.algorithms.objectives import OBJECTIVES, TokenBatch
+from services.learner.algorithms.values import positive_nll, value_loss
+from services.learner.batching import MicroBatch, collate, micro_batches, mini_batches, totals_of
+from services.learner.engine import Engine
+from services.learner.metrics import StepMetrics
+from services.learner.models import Models
+from services.learner.samples import Sample
+
+
+@dataclass
+class Part:
+    """A micro-batch and what a step prepares for it. All tensors are [token] float32."""
+
+    batch: MicroBatch
+    advantages: Tensor
+    old_logprobs: Tensor | None = None  # none: those of the policy as it is
+    reference_logprobs: Tensor | None = None
+    old_values: Tensor | None = None  # none while the critic learns alone
+    returns: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """What one optimizer update learns from."""
+
+    parts: list[Part]  # this rank's
+    totals: Totals  # of all ranks
+    is_first: bool  # of its step: the policy is still the one that the step began with
+
+
+class Trainer:
+    """The models of one recipe, and the steps that improve them."""
+
+    def __init__(self, recipe: Recipe, models: Models) -> None:
+        algorithm, sampling = recipe.algorithm, recipe.rollout.sampling
+        self.recipe = recipe
+        self.models = models
+        self.device = models.policy.device
+        self.temperature = sampling.temperature
+        settings = algorithm.model_dump() | {"max_tokens": sampling.max_tokens}
+        self.objective = pick(OBJECTIVES, algorithm.objective, settings)
+        self.aggregation = pick(AGGREGATIONS, algorithm.aggregation, settings)
+        self.correction = pick(CORRECTIONS, algorithm.correction, settings)
+        self.divergence = DIVERGENCES[algorithm.divergence]
+        if models.critic is not None:
+            self.estimate = pick(CRITIC_ADVANTAGES, algorithm.advantage, settings)
+
+    def train(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """One training step; returns metrics over all ranks."""
+        metrics = StepMetrics(self.device)
+        mini_batches = self._mini_batches(samples)
+        self._prepare(mini_batches, metrics)
+        for mini_batch in mini_batches:
+            if self.models.critic is not None:
+                self._improve_critic(self.models.critic, mini_batch, metrics)
+            self._improve_policy(mini_batch, metrics)
+        return metrics.reduced(len(mini_batches))
+
+    def pretrain(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """One step of the critic alone, on Monte-Carlo returns; returns metrics over all ranks.
+
+        Value pretraining of VC-PPO (arXiv:2503.01491), section 4.1: lambda is 1. Values are not
+        clipped, since there is no policy to stay close to.
+        """
+        assert self.models.critic is not None, "the recipe has no critic"
+        metrics = StepMetrics(self.device)
+        mini_batches = self._mini_batches(samples)
+        for mini_batch in mini_batches:
+            for part in mini_batch.parts:
+                part.returns = self._monte_carlo(part.batch)
+            self._improve_critic(self.models.critic, mini_batch, metrics)
+        return metrics.reduced(len(mini_batches))
+
+    def score(self, samples: Sequence[Sample], temperature: float) -> dict[str, float]:
+        """Compare this policy's log-probs with those of the sampler, without training."""
+        metrics = StepMetrics(self.device)
+        with self.models.policy.frozen():
+            for batch in self._my_share(samples):
+                logprobs, _ = self.models.policy(batch, temperature)
+                _note_parity(metrics, batch, logprobs)
+        return metrics.reduced(0)
+
+    def _improve_policy(self, mini_batch: MiniBatch, metrics: StepMetrics) -> None:
+        def loss_of(part: Part) -> Tensor:
+            return self._policy_loss(part, mini_batch, metrics)
+
+        metrics.of_update(grad_norm=self.models.policy.update(mini_batch.parts, loss_of))
+
+    def _policy_loss(self, part: Part, mini_batch: MiniBatch, metrics: StepMetrics) -> Tensor:
+        """A micro-batch's share of the mini-batch's loss, scalar."""
+        algorithm, batch = self.recipe.algorithm, part.batch
+        logprobs, entropies = self.models.policy(batch, self.temperature)  # both [token]
+        old = logprobs.detach() if part.old_logprobs is None else part.old_logprobs
+        tokens = TokenBatch(logprobs, old, part.advantages, batch.rows)
+        losses, bound = self.objective(tokens)
+        corrections = self.correction(old, batch.behavior_logprobs, batch.rows)
+        losses = corrections * losses + self._regularization(part, logprobs, entropies, metrics)
+        loss = (self.aggregation(tokens.lengths, mini_batch.totals) * losses).sum()
+        if algorithm.positive_lm_weight > 0:
+            nll = positive_nll(
+                logprobs,
+                batch.correct[batch.rows],
+                num_positive_tokens=mini_batch.totals.positive_tokens,
+            )
+            loss = loss + algorithm.positive_lm_weight * nll
+            metrics.share(positive_nll=nll)
+        _note_policy(metrics, loss, entropies, bound, corrections)
+        if mini_batch.is_first:
+            _note_parity(metrics, batch, logprobs)
+        # The second term keeps every parameter in the graph of an empty micro-batch.
+        return loss + 0.0 * logprobs.sum()
+
+    def _regularization(
+        self, part: Part, logprobs: Tensor, entropies: Tensor, metrics: StepMetrics
+    ) -> Tensor:
+        """What the recipe adds to the loss of each token: divergence, less entropy, [token]."""
+        algorithm = self.recipe.algorithm
+        added = torch.zeros_like(logprobs)
+        if part.reference_logprobs is not None:
+            divergence = self.divergence(logprobs, part.reference_logprobs)
+            metrics.mean(divergence=divergence)
+            added = added + algorithm.divergence_weight * divergence
+        if algorithm.entropy_weight > 0:
+            added = added - algorithm.entropy_weight * entropies
+        return added
+
+    def _improve_critic(self, critic: Engine, mini_batch: MiniBatch, metrics: StepMetrics) -> None:
+        assert self.recipe.critic is not None
+        value_clip = self.recipe.critic.value_clip
+
+        def loss_of(part: Part) -> Tensor:
+            values, returns = critic(part.batch), part.returns
+            assert returns is not None
+            old, clip = part.old_values, value_clip
+            if old is None:
+                old, clip = values.detach(), None
+            losses = value_loss(values, old, returns, value_clip=clip)
+            metrics.mean(value_loss=losses, value_mean=values, return_mean=returns)
+            metrics.explained(returns, values)
+            return losses.sum() / max(1, mini_batch.totals.tokens)
+
+        metrics.of_update(critic_grad_norm=critic.update(mini_batch.parts, loss_of))
+
+    def _mini_batches(self, samples: Sequence[Sample]) -> list[MiniBatch]:
+        """This rank's share of a step, one mini-batch per update."""
+        split = mini_batches(samples, self.recipe.training.updates_per_batch)
+        return [
+            MiniBatch(
+                parts=[
+                    Part(batch, advantages=batch.advantages) for batch in self._my_share(mini_batch)
+                ],
+                totals=totals_of(mini_batch),
+                is_first=index == 0,
+            )
+            for index, mini_batch in enumerate(split)
+        ]
+
+    def _my_share(self, samples: Sequence[Sample]) -> list[MicroBatch]:
+        rank, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        parts = micro_batches(samples, self.recipe.training.micro_batch_tokens, num_ranks)
+        return [collate(part).to(self.device) for part in parts[rank::num_ranks]]
+
+    def _prepare(self, mini_batches: Sequence[MiniBatch], metrics: StepMetrics) -> None:
+        """Fill in what the step's updates must agree on."""
+        parts = [part for mini_batch in mini_batches for part in mini_batch.parts]
+        recompute = self.recipe.algorithm.old_logprobs == "recompute"
+        for part in parts:
+            if not recompute:
+                part.old_logprobs = part.batch.behavior_logprobs
+            elif len(mini_batches) > 1:
+                with self.models.policy.frozen():
+                    part.old_logprobs, _ = self.models.policy(part.batch, self.temperature)
+            if self.models.reference is not None:
+                part.reference_logprobs, _ = self.models.reference(part.batch, self.temperature)
+            if self.models.critic is not None:
+                self._estimate_advantages(self.models.critic, part)
+        if self.recipe.algorithm.whiten:
+            _whiten(parts)
+        for part in parts:
+            metrics.mean(advantage_mean=part.advantages, advantage_abs_mean=part.advantages.abs())
+
+    def _estimate_advantages(self, critic: Engine, part: Part) -> None:
+        with critic.frozen():
+            part.old_values = values = critic(part.batch)
+        advantages, returns = self.estimate(_episodes(part.batch, values))
+        part.advantages = part.batch.by_token(advantages)
+        part.returns = part.batch.by_token(returns)
+
+    def _monte_carlo(self, batch: MicroBatch) -> Tensor:
+        """The discounted rewards that follow each token, [token]: no value enters at lambda 1."""
+        episodes = _episodes(batch, torch.zeros_like(batch.behavior_logprobs))
+        return batch.by_token(returns_of(episodes, gamma=self.recipe.algorithm.gamma, lambda_=1.0))
+
+
+def _episodes(batch: MicroBatch, values: Tensor) -> Episodes:
+    """The responses of a micro-batch, each rewarded at its last token; ``values`` are [token]."""
+    rewards = torch.where(batch.last_tokens, batch.rewards[batch.rows], 0.0)
+    return Episodes(
+        rewards=batch.by_sample(rewards),
+        values=batch.by_sample(values),
+        mask=batch.by_sample(torch.ones_like(batch.last_tokens)),
+    )
+
+
+def _whiten(parts: Sequence[Part]) -> None:
+    """Whiten a step's advantages over the tokens of all ranks."""
+
+    def add_up(value: Tensor) -> Tensor:
+        torch.distributed.all_reduce(value)
+        return value
+
+    if parts:
+        sizes = [part.advantages.numel() for part in parts]
+        white = whitened(torch.cat([part.advantages for part in parts]), add_up)
+        for part, advantages in zip(parts, white.split(sizes), strict=True):
+            part.advantages = advantages
+
+
+def _note_policy(
+    metrics: StepMetrics, loss: Tensor, entropies: Tensor, bound: Tensor, corrections: Tensor
+) -> None:
+    metrics.share(loss=loss)
+    metrics.mean(
+        entropy=entropies,
+        clip_fraction=(bound != 0),
+        clip_fraction_low=(bound < 0),
+        clip_fraction_high=(bound > 0),
+        correction_mean=corrections,
+    )
+
+
+def _note_parity(metrics: StepMetrics, batch: MicroBatch, logprobs: Tensor) -> None:
+    """How far the log-probs are from the sampler's: on all tokens, and on this version's own."""
+    gaps = batch.behavior_logprobs - logprobs.detach()
+    own = gaps[batch.on_version].abs()
+    metrics.mean(mismatch_kl=gaps, parity_mean=own)
+    metrics.count(parity_tokens=own.numel())
+    metrics.maximum(parity_max=own)
