@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="weir", description="Train a model to reason.")
-    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    verbs = parser.add_subparsers(required=True, metavar="VERB [ARGUMENT]")
 
     def add(name: str, run: Any, text: str, argument: str | None = None) -> None:
         verb = verbs.add_parser(name, help=text, description=text)
