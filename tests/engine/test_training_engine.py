@@ -12,6 +12,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from services.learner.samples import Sample
+from tests.engine.train_some_steps import samples_of_step
+
 pytestmark = pytest.mark.engine
 SCRIPT = Path(__file__).parent / "train_some_steps.py"
 ROOT = Path(__file__).parents[2]
@@ -77,6 +80,45 @@ def test_training_moves_every_parameter(model: Path, one_rank: dict[str, torch.T
     before = parameters_in(model)
     assert before.keys() == one_rank.keys()
     assert all((before[name] != one_rank[name]).any() for name in before)
+
+
+def test_the_update_is_that_of_plain_torch(model: Path, tmp_path: Path) -> None:
+    """One step without engine, micro-batches or chunks: a sample at a time, all its logits."""
+    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0, betas=(0.9, 0.999), weight_decay=0.01)
+    for update, groups in enumerate((range(3), range(3, 6))):
+        samples = [s for s in samples_of_step(0) if s.group in groups]
+        num_tokens = sum(len(s.token_ids) for s in samples)
+        optimizer.zero_grad()
+        for sample in samples:
+            (surrogate_of(plain, sample) / num_tokens).backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        optimizer.param_groups[0]["lr"] = 1e-3 * (update + 1) / 3
+        optimizer.step()
+    learned = train(model, tmp_path / "out", steps=1, micro_batch_tokens=60)
+    expected = {f"model.safetensors:{n}": p.detach() for n, p in plain.named_parameters()}
+    gap = largest_gap(learned, {n: expected[n] for n in learned})
+    print(f"largest gap {gap:.1e}")
+    assert gap <= TOLERANCE
+
+
+def surrogate_of(model: torch.nn.Module, sample: Sample) -> torch.Tensor:
+    """The sum over tokens of PPO's clipped loss, from its definition."""
+    ids = torch.tensor([*sample.prompt_ids.tolist(), *sample.token_ids.tolist()])
+    logits = model(ids[None]).logits[0, len(sample.prompt_ids) - 1 : -1]
+    logprobs = torch.log_softmax(logits / 0.9, -1)[range(len(sample.token_ids)), sample.token_ids]
+    ratio = (logprobs - torch.from_numpy(sample.behavior_logprobs)).exp()
+    gain = torch.minimum(
+        ratio * sample.advantage, ratio.clamp(1 - 0.2, 1 + 0.28) * sample.advantage
+    )
+    return -gain.sum()
+
+
+def test_recomputed_activations_make_the_same_update(
+    model: Path, one_rank: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    recomputed = train(model, tmp_path / "out", recompute_activations=True)
+    assert largest_gap(one_rank, recomputed) <= TOLERANCE
 
 
 def test_many_micro_batches_make_the_same_update(

@@ -69,6 +69,7 @@ def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
             "updates_per_batch": UPDATES,
             "micro_batch_tokens": settings["micro_batch_tokens"],
             "logprob_chunk_tokens": 50,
+            "recompute_activations": settings.get("recompute_activations", False),
         },
         "optimizer": optimizer,
     }
