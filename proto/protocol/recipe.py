@@ -246,6 +246,8 @@ class Recipe(Table):
         max_tokens = self.rollout.sampling.max_tokens
         if max_tokens >= self.model.max_context:
             raise ValueError("rollout.sampling.max_tokens must be below model.max_context")
+        if self.evaluation_sampling.max_tokens >= self.model.max_context:
+            raise ValueError("evaluation.sampling.max_tokens must be below model.max_context")
         if (self.reward.overlong_buffer or 0) > max_tokens:
             raise ValueError("reward.overlong_buffer must be at most rollout.sampling.max_tokens")
         return self

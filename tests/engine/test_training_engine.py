@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -39,13 +40,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train(model: Path, out: Path, *, ranks: int = 1, **settings: Any) -> dict[str, torch.Tensor]:
+def train(model: Path, out: Path, **settings: Any) -> dict[str, torch.Tensor]:
+    ended = run_script(model, out, **settings)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return parameters_in(out)
+
+
+def run_script(
+    model: Path, out: Path, *, ranks: int = 1, **settings: Any
+) -> subprocess.CompletedProcess[str]:
     settings = {"zero_stage": 1, "micro_batch_tokens": 4096, "steps": 3, **settings}
     launcher = [sys.executable]
     if ranks > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     paths = os.pathsep.join([str(ROOT / "proto"), str(ROOT)])
-    ended = subprocess.run(
+    return subprocess.run(
         [*launcher, str(SCRIPT), str(model), str(out), json.dumps(settings)],
         env={**os.environ, "PYTHONPATH": paths, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -53,8 +62,6 @@ def train(model: Path, out: Path, *, ranks: int = 1, **settings: Any) -> dict[st
         timeout=240,
         check=False,
     )
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    return parameters_in(out)
 
 
 def parameters_in(folder: Path) -> dict[str, torch.Tensor]:
@@ -220,6 +227,18 @@ def test_metrics_are_global_and_the_export_loads(
     assert metrics_of(tmp_path / "one")[0]["parity_tokens"] > 0
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "two")
     assert sum(p.numel() for p in loaded.parameters()) > 0
+
+
+def test_a_model_whose_logits_are_more_than_a_product_is_refused(
+    model: Path, tmp_path: Path
+) -> None:
+    capped = shutil.copytree(model, tmp_path / "capped")
+    config = json.loads((capped / "config.json").read_text())
+    (capped / "config.json").write_text(json.dumps(config | {"final_logit_softcapping": 30.0}))
+    ended = run_script(capped, tmp_path / "out")
+    assert ended.returncode != 0
+    assert "UnsupportedModel" in ended.stderr
+    assert "final_logit_softcapping = 30.0" in ended.stderr
 
 
 def metrics_of(folder: Path) -> list[dict[str, float]]:

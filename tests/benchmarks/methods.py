@@ -1,0 +1,112 @@
+"""What each method does to the demo's model: accuracy, length and entropy, over several seeds.
+
+``python -m tests.benchmarks.methods RECIPE... [--seeds 0 1 2] [--to methods.json]`` trains every
+recipe with every seed on a stack of its own, keeps each result as soon as it is there (a run that
+is there already is not repeated), and prints the table. Without recipes it only prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from protocol.recipe import Evaluation, Recipe, Sampling, load_recipe
+
+from examples.arithmetic.demo import running_stack
+from services.gateway.client import WeirClient
+from services.gateway.stack import find_stack, model_for
+
+RESULTS = Path("tests/benchmarks/methods.json")
+HOME = Path("runs/methods")
+_LAST_STEPS = 5  # entropy and length are means over so many
+_T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # Student's t by number of seeds
+
+Json = dict[str, Any]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train what is missing, print the table."""
+    parser = argparse.ArgumentParser(description="Train recipes with several seeds; compare them.")
+    parser.add_argument("recipes", nargs="*", type=Path, metavar="RECIPE")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--to", type=Path, default=RESULTS, metavar="FILE")
+    given = parser.parse_args(arguments)
+    runs: list[Json] = json.loads(given.to.read_text()) if given.to.exists() else []
+    there = {(run["recipe"], run["seed"]) for run in runs}
+    # All recipes once before any twice, so that an early end leaves a whole table.
+    wanted = [(path, seed) for seed in given.seeds for path in given.recipes]
+    missing = [(path, seed) for path, seed in wanted if (str(path), seed) not in there]
+    if missing:
+        os.environ["WEIR_HOME"] = str(HOME)
+        with running_stack(HOME):
+            for path, seed in missing:
+                runs.append({"recipe": str(path), "seed": seed} | train(seeded(path, seed)))
+                given.to.write_text(json.dumps(runs, indent=1) + "\n")
+                print(f"{path} seed {seed}: {runs[-1]['accuracy']:.3f}", file=sys.stderr)
+    print(table(runs))
+    return 0
+
+
+def seeded(path: Path, seed: int) -> Recipe:
+    """The recipe with another seed, and evaluated as all others are: on all tasks, unsharpened."""
+    recipe = load_recipe(path)
+    training = recipe.training.model_copy(update={"seed": seed})
+    sampling = Sampling(max_tokens=recipe.rollout.sampling.max_tokens)
+    evaluation = Evaluation(samples=4, sampling=sampling)
+    return recipe.model_copy(update={"training": training, "evaluation": evaluation})
+
+
+def train(recipe: Recipe) -> Json:
+    """Submit a recipe, follow it to its end; returns what the table shows of it."""
+    stack = find_stack()
+    with WeirClient(stack.url, stack.api_key) as weir:
+        job = weir.submit_recipe(recipe, model=model_for(stack, recipe.model.path))
+        events = [event["data"] for event in weir.events(job["id"]) if event["type"] == "metrics"]
+        job = weir.job(job["id"])
+    if job["status"] != "succeeded":
+        raise SystemExit(f"{recipe.name}: {job['id']} {job['status']}: {job['error']}")
+    last = [data for data in events if "entropy" in data][-_LAST_STEPS:]
+    evaluations = [data["evaluation"] for data in events if "evaluation" in data]
+    return {
+        "accuracy_before": evaluations[0]["accuracy"],
+        "accuracy": evaluations[-1]["accuracy"],
+        "process": evaluations[-1]["process"],
+        "response_length": fmean(data["response_length"] for data in last),
+        "entropy": fmean(data["entropy"] for data in last),
+        "train_seconds": job["weir"]["result"]["train_seconds"],
+    }
+
+
+def table(runs: Sequence[Json]) -> str:
+    """A row per recipe, in Markdown: means over seeds with their 95 % intervals."""
+    rows = ["| recipe | seeds | accuracy | tokens | entropy |", "|---|---|---|---|---|"]
+    for recipe in dict.fromkeys(run["recipe"] for run in runs):
+        of_recipe = [run for run in runs if run["recipe"] == recipe]
+        cells = (
+            f"`{recipe.removeprefix('recipes/tiny/').removesuffix('.toml')}`",
+            str(len(of_recipe)),
+            interval([run["accuracy"] for run in of_recipe], "{:.3f}".format),
+            interval([run["response_length"] for run in of_recipe], "{:.1f}".format),
+            interval([run["entropy"] for run in of_recipe], "{:.3f}".format),
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def interval(values: Sequence[float], write: Callable[[float], str]) -> str:
+    """The mean, and half the width of Student's 95 % interval over seeds."""
+    if len(values) < 2:
+        return write(values[0])
+    half = _T_95[len(values)] * stdev(values) / math.sqrt(len(values))
+    return f"{write(fmean(values))} ± {write(half)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
