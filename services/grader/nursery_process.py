@@ -49,6 +49,7 @@ class _Nursery:
                 self._bury_the_dead()
             if self.control in readable:
                 serving = self._obey()
+        signal.set_wakeup_fd(-1)  # nobody listens for the deaths that follow
         for number in list(self.pids):
             self._kill(number)
 

@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from io import TextIOWrapper
@@ -66,8 +65,7 @@ def _check(given: argparse.Namespace) -> int:
 
 
 def _integers(given: argparse.Namespace) -> int:
-    if given.target.exists() and given.target.samefile(given.source):
-        raise RefusedError(f"{given.target} is the file to read; name another one to write")
+    _examine_target(given.source, given.target)
     lines = _sound_lines(given.source)
     ways: Counter[How] = Counter()
     kept = asyncio.run(_rewritten(lines, ways))
@@ -76,6 +74,14 @@ def _integers(given: argparse.Namespace) -> int:
         raise RefusedError(f"no task is left, {given.target} was not written")
     _write(given.target, kept)
     return DONE
+
+
+def _examine_target(source: Path, target: Path) -> None:
+    """Refuse now what would fail when the work is done."""
+    if target.exists() and target.samefile(source):
+        raise RefusedError(f"{target} is the file to read; name another one to write")
+    if target.is_dir() or not target.parent.is_dir():
+        raise RefusedError(f"{target} cannot be written; name a file in a folder that exists")
 
 
 def _sound_lines(path: Path) -> list[Line]:
@@ -106,17 +112,16 @@ def _report(outcome: Outcome) -> None:
 
 def _write(path: Path, lines: Iterable[str]) -> None:
     """All or nothing: a reader sees the old file or the whole new one."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        # JSON writes half a surrogate pair just as Python replaces it.
+        with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
             file.writelines(f"{line}\n" for line in lines)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from fractions import Fraction
 MAX_CHARS = 200
 _MAX_EXPONENT = 10
 _TOKENS = re.compile(
-    r"(?:sqrt(?=\s*\()|pi(?![a-z])|[a-z](?![a-z])|[0-9]{1,12}(?![0-9.])|[-+*/^() ])+"
+    r"(?:sqrt(?=\s*\()|pi(?![a-z0-9])|[a-z](?![a-z0-9])|[0-9]{1,12}(?![0-9a-z.])|[-+*/^() ])+"
 )
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "^"}
 
@@ -98,22 +98,15 @@ def _constant(node: Node) -> Fraction:
 
 
 def latex(node: Node) -> str:
-    """LaTeX with letters as ``<a>``; brackets wherever they might be needed."""
+    """LaTeX with letters as ``<k>``."""
     if node.kind == "number":
         return str(node.number)
     if node.kind in {"pi", "letter"}:
         return r"\pi" if node.kind == "pi" else f"<{node.letter}>"
-    parts = [latex(part) for part in node.parts]
-    if node.kind == "^":
-        return f"{_factor(node.parts[0])}^{{{_exponent_latex(node.number)}}}"
-    if node.kind == "*":
-        return rf"{_factor(node.parts[0])} \cdot {_factor(node.parts[1])}"
-    if node.kind == "-":
-        return f"{parts[0]}-{_factor(node.parts[1])}"
-    templates = {"sqrt": r"\sqrt{%s}", "/": r"\frac{%s}{%s}", "+": "%s+%s", "negative": "-%s"}
-    if node.kind == "negative":
-        parts = [_factor(node.parts[0])]
-    return templates[node.kind] % tuple(parts)
+    template, in_brackets = _LATEX[node.kind]
+    parts = [_part(part, kinds) for part, kinds in zip(node.parts, in_brackets, strict=True)]
+    exponent = f"^{{{_exponent_latex(node.number)}}}" if node.kind == "^" else ""
+    return template % tuple(parts) + exponent
 
 
 def _exponent_latex(value: Fraction) -> str:
@@ -123,9 +116,20 @@ def _exponent_latex(value: Fraction) -> str:
     return rf"{sign}\frac{{{size.numerator}}}{{{size.denominator}}}"
 
 
-def _factor(node: Node) -> str:
-    is_sum = node.kind in {"+", "-", "negative", "/", "^"}
-    return rf"\left({latex(node)}\right)" if is_sum else latex(node)
+def _part(node: Node, in_brackets: set[str]) -> str:
+    return rf"\left({latex(node)}\right)" if node.kind in in_brackets else latex(node)
+
+
+_SUMS = {"+", "-", "negative"}
+_LATEX: Mapping[str, tuple[str, tuple[set[str], ...]]] = {  # and what goes in brackets, by part
+    "+": ("%s+%s", (set(), {"negative"})),
+    "-": ("%s-%s", (set(), _SUMS)),
+    "*": (r"%s \cdot %s", (_SUMS, _SUMS)),
+    "/": (r"\frac{%s}{%s}", (set(), set())),
+    "^": ("%s", (_SUMS | {"*", "/", "^", "sqrt"},)),
+    "sqrt": (r"\sqrt{%s}", (set(),)),
+    "negative": ("-%s", (_SUMS,)),
+}
 
 
 def evaluate(node: Node, values: Mapping[str, int]) -> float:

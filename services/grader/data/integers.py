@@ -46,11 +46,15 @@ class LeftOut(ValueError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """One task's way; ``fields`` is the new JSON object, ``reason`` why there is none."""
+    """One task's way; ``fields`` is the new JSON object, ``reason`` why there is none.
+
+    ``form`` is None for an integer.
+    """
 
     line: Line
     how: How
     fields: dict[str, Any] = field(default_factory=dict)
+    form: Form | None = None
     reason: str = ""
 
 
@@ -103,7 +107,7 @@ async def _rewrite_number(line: Line, task: Task, workshop: Workshop) -> Outcome
     except TooHard as error:
         form, how = await _ask_model(task, quantity, workshop, f"no rule: {error}"), How.MODEL
     await _compare(task.answer, form.rebuilt(), workshop.tools)
-    return Outcome(line, how, _with_form(line.fields, form, quantity.unit))
+    return Outcome(line, how, _with_form(line.fields, form, quantity.unit), form)
 
 
 async def _keep(line: Line, task: Task, whole: int, quantity: Quantity, tools: Tools) -> Outcome:

@@ -25,7 +25,8 @@ _UNITS = tuple(
     )
 )
 _TEXT_UNIT = re.compile(
-    r"(?P<head>.+?)(?:\\[ ,;])?\s*\\(?:text|mbox|mathrm|textrm)\s?\{\s*(?P<unit>[A-Za-z]"
+    r"(?P<head>.+?)(?:\\[ ,;])?\s*\\(?:text|mbox|mathrm|textrm)\s?\{\s*"
+    r"(?!(?:.*\s)?(?:of|or|and|is|the|to|if)\s)(?P<unit>[A-Za-z]"
     r"[A-Za-z ]{0,30}?)\s*\}\s*(?:\^\s*\{?(?P<power>[23])\}?)?\$?",
     re.DOTALL,
 )
@@ -37,7 +38,7 @@ _KINDS = tuple(
         (r"\\\{|\\cup|\\cap|\\in(?![a-z])|\\infty|\[(?![^\[\]]*\]\s*\{)", "a set or an interval"),
         (r"[<>]|\\[lg]eq?(?![a-z])", "an inequality"),
         (r"=", "an equation"),
-        (r"_(?!\{?[0-9a-z]+\}?\()", "a numeral in a named base"),
+        (r"(?<=[0-9)}])_", "a numeral in a named base"),
         (r",", "a list or a tuple"),
         (r"\\(?:text|mbox)", "text beside a number"),
         (r"\\theta|(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z])", "an expression with letters"),

@@ -33,7 +33,7 @@ Use only letters, integers, + - * / ^ ( ), sqrt( ) and pi; write every product w
 than square roots are powers such as m^(1/3). Think briefly, then end with one JSON object.
 Examples. \\frac{11-2\\sqrt{6}}{5} gives {"form": "(a+b*sqrt(c))/d",
 "values": {"a": 11, "b": -2, "c": 6, "d": 5}, "ask": "a+b+c+d", "answer": 20}
-and 3\\sqrt[3]{4} gives {"form": "k*m^(1/3)", "values": {"k": 3, "m": 4}, "ask": "k+m", "answer": 7}"""
+3\\sqrt[3]{4} gives {"form": "k*m^(1/3)", "values": {"k": 3, "m": 4}, "ask": "k+m", "answer": 7}"""
 
 
 class RewriterError(RuntimeError):

@@ -1,0 +1,141 @@
+"""What ``weir data check`` says about task files, sound and broken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from protocol.tasks import TaskFileError, read_tasks
+
+from services.grader.data.__main__ import main
+from services.grader.data.lines import MAX_LINE_BYTES, read_lines
+
+
+def a_line(**changes: object) -> str:
+    task = {"id": "one", "prompt": "1+1=", "answer": "2", **changes}
+    return json.dumps({key: value for key, value in task.items() if value is not None})
+
+
+def check(tmp_path: Path, content: bytes | str) -> int:
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return main(["check", str(path)])
+
+
+def test_a_sound_file_has_no_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [a_line(id=str(n), prompt=f"{n}=", answer=a) for n, a in enumerate(SOUND_ANSWERS)]
+    assert check(tmp_path, "\n".join(lines) + "\n") == 0
+    assert capsys.readouterr().out == f"{len(lines)} tasks, 0 problems\n"
+
+
+SOUND_ANSWERS = ["2", r"\frac{1}{2}", r"\text{East}", "(B)", r"\{1,2\}", r"(1,\infty)", "x+1"]
+PROBLEMS = [
+    ("{", "not valid JSON"),
+    ("[]", "a task must be a JSON object"),
+    (a_line(id=None), "id: required, but missing"),
+    (a_line(answr="2"), "answr: unknown key"),
+    (a_line(prompt=""), "prompt: "),
+    (a_line(prompt="  "), "prompt: blank"),
+    (a_line(answer=""), "answer: "),
+    (a_line(answer=" "), "answer: blank"),
+    (a_line(answer=r"\frac{"), "answer: math-verify cannot read"),
+    (a_line(answer="1 " * 2000), "answer: longer than 2000 characters"),
+    (a_line(messages=[]), "messages: "),
+    ("[" * 100_000, "not valid JSON: nested too deeply"),
+    (a_line().replace('"one"', "1" * 5000), "Exceeds the limit"),
+]
+
+
+@pytest.mark.parametrize(("line", "problem"), PROBLEMS, ids=lambda text: text[:40])
+def test_a_problem_is_reported_with_its_line(
+    line: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(tmp_path, f"{a_line(id='zero', prompt='0=')}\n\n{line}\n") == 2
+    report = capsys.readouterr().out.splitlines()
+    assert f"line 3: {problem}" in "\n".join(report[:-1])
+    assert all(found.startswith("line 3: ") for found in report[:-1])
+    assert report[-1].endswith(f" tasks, {len(report) - 1} problems")
+
+
+def test_every_problem_is_reported_and_not_the_first_twenty(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(tmp_path, "{\n" * 50) == 2
+    assert capsys.readouterr().out.splitlines()[-1] == "0 tasks, 50 problems"
+
+
+def test_an_id_may_be_used_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(tmp_path, f"{a_line()}\n{a_line(prompt='2=')}\n") == 2
+    expected = "line 2: id: 'one' is taken by line 1\n2 tasks, 1 problems\n"
+    assert capsys.readouterr().out == expected
+
+
+def test_a_repeated_prompt_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(tmp_path, f"{a_line()}\n{a_line(id='two')}\n") == 0
+    expected = "line 2: warning: the same prompt as line 1\n2 tasks, 0 problems\n"
+    assert capsys.readouterr().out == expected
+
+
+def test_a_gold_answer_that_hangs_is_a_problem_of_its_line_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [a_line(answer=r"9^{9^{9^9}}"), a_line(id="two", prompt="x", answer=r"\sqrt{2}")]
+    assert check(tmp_path, "\n".join(lines)) == 2
+    report = capsys.readouterr().out
+    assert "line 1: answer: comparing '9^{9^{9^9}}' with 7 ends in a timeout" in report
+    assert "2 tasks, 1 problems" in report
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "line 1: the file holds no task"),
+        (b"\n \n", "line 1: the file holds no task"),
+        (b"\xef\xbb\xbf", "line 1: the file holds no task"),
+        (b"\xff\xfe{", "line 1: not UTF-8: byte 1 of the line is 0xff"),
+        (a_line(id="\ud800").encode(), "line 1: id: "),
+        (b"x" * (MAX_LINE_BYTES + 9), "line 1: longer than 16 MiB"),
+    ],
+    ids=["empty", "blank", "mark", "utf-16", "surrogate", "huge"],
+)
+def test_strange_bytes_are_a_problem_and_no_crash(
+    content: bytes, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(tmp_path, content) == 2
+    assert capsys.readouterr().out.startswith(problem)
+
+
+def test_the_line_after_a_huge_one_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes(b"x" * (2 * MAX_LINE_BYTES) + b"\n" + a_line().encode())
+    huge, sound = read_lines(path)
+    assert huge.problems
+    assert sound.number == 2
+    assert sound.task is not None
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_fine(tmp_path: Path) -> None:
+    assert check(tmp_path, b"\xef\xbb\xbf" + a_line().encode() + b"\r\n") == 0
+
+
+def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(tmp_path / "gone.jsonl")]) == 2
+    assert "gone.jsonl" in capsys.readouterr().err
+
+
+@given(st.lists(st.one_of(st.binary(max_size=40), st.just(a_line().encode())), max_size=5))
+def test_lines_are_accepted_exactly_when_a_job_would_accept_them(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.jsonl"
+    path.write_bytes(b"\n".join(parts))
+    problems = [problem for line in read_lines(path) for problem in line.problems]
+    try:
+        read_tasks(path)
+    except TaskFileError:
+        assert problems
+    else:
+        assert not problems

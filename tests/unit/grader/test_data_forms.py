@@ -1,0 +1,194 @@
+"""Exact numbers, and the forms that name their integers."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from math import gcd, isqrt, pi, sqrt
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from services.grader.data.exact import RATIONAL, Exact, TooHard, square_and_rest
+from services.grader.data.forms import Form, form_of, name_letters, sentence
+from services.grader.data.reading import no_number, read_number, split_unit
+
+INTEGERS = st.integers(-200, 200)
+NONZERO = INTEGERS.filter(bool)
+ABOVE_ZERO = st.integers(1, 200)
+SQUAREFREE = st.integers(1, 500).filter(lambda n: square_and_rest(n) == (1, n))
+
+
+def same_letters(form: Form) -> dict[str, str]:
+    return {letter: letter for letter in form.values}
+
+
+@given(st.integers(1, 10**6))
+def test_a_number_is_a_square_times_a_squarefree_rest(number: int) -> None:
+    factor, rest = square_and_rest(number)
+    assert factor**2 * rest == number
+    assert all(rest % prime**2 for prime in range(2, isqrt(rest) + 1))
+
+
+@pytest.mark.parametrize(
+    ("latex", "value"),
+    [
+        (r"\frac{14}{3}", 14 / 3),
+        (r"\frac 59", 5 / 9),
+        (r"\frac{270}7", 270 / 7),
+        (r"-\frac43", -4 / 3),
+        ("7/2", 3.5),
+        (r"1\frac{4}{5}", 1.8),
+        (r"-1\frac45", -1.8),
+        (r"137 \frac{1}{2}", 137.5),
+        (".0000672", 0.0000672),
+        ("58,500", 58500),
+        (r"10,\!080", 10080),
+        (r"11\sqrt2", 11 * sqrt(2)),
+        (r"\sqrt{\frac{8}{9}}", sqrt(8 / 9)),
+        (r"2\sqrt{3}\cdot\sqrt{6}", 2 * sqrt(18)),
+        (r"\frac{1}{\sqrt{3}}", 1 / sqrt(3)),
+        (r"\frac{2}{\sqrt{3}-1}", 2 / (sqrt(3) - 1)),
+        (r"\dfrac{-3+\sqrt{17}}{4}", (-3 + sqrt(17)) / 4),
+        (r"18+2\pi", 18 + 2 * pi),
+        (r"\frac{20000}{\pi}", 20000 / pi),
+        (r"\left(1+\sqrt{2}\right)^2", (1 + sqrt(2)) ** 2),
+        (r"2^{10}", 1024),
+        (r"10^{-2}", 0.01),
+        (r"\frac{\pi^2}{6}", pi**2 / 6),
+    ],
+)
+def test_a_number_is_read_exactly(latex: str, value: float) -> None:
+    number = read_number(split_unit(latex).latex)
+    total = sum(float(part) * sqrt(r) * pi**power for (r, power), part in number.terms.items())
+    assert total == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "latex",
+    [
+        "",
+        "x",
+        "1 2",
+        r"\sqrt[3]{4}",
+        r"\sqrt12",
+        r"\sqrt{-4}",
+        r"\frac{1}{0}",
+        r"1/2\pi",
+        r"2\frac{3}{2}",
+        r"\sqrt{\sqrt{2}}",
+        "5!",
+        "9^{9^{9^{9}}}",
+        "2^{1/2}",
+        "(" * 500,
+        "(1",
+        r"\sqrt{" + "9" * 30 + "}",
+        r"(10^{60})^{60}",
+        r"\frac{1}{\pi+1}",
+    ],
+)
+def test_what_is_no_plain_number_is_refused(latex: str) -> None:
+    with pytest.raises(TooHard):
+        read_number(latex)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (r"\text{Evelyn}", "text"),
+        (r"\text{(C)}", "text"),
+        ("B", "text"),
+        (r"(3,\frac{\pi}{2})", "tuple"),
+        ("1,-2", "list"),
+        (r"\{1\pm\sqrt{5},-2\}", "several"),
+        (r"(-\infty, 0]", "interval"),
+        (r"x \in [-2,7]", "interval"),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", "matrix"),
+        ("6-5i", "letters"),
+        ("p - q", "letters"),
+        ("52_8", "base"),
+        ("x < 3", "inequality"),
+        (r"\frac{1}{2} \text{ of the total}", "text"),
+    ],
+)
+def test_an_answer_that_is_no_number_is_named(answer: str, kind: str) -> None:
+    assert kind in (no_number(answer) or "")
+
+
+@pytest.mark.parametrize(
+    ("answer", "latex", "unit"),
+    [
+        (r"90^\circ", "90", "degrees"),
+        (r"\$18.90", "18.90", "dollars"),
+        (r"15\mbox{ cm}^2", "15", "cm²"),
+        (r"\frac{270}7\text{ degrees}", r"\frac{270}7", "degrees"),
+        (r"12.5\%", "12.5", "percent"),
+        ("$42$", "42", None),
+        ("x = 5", "5", None),
+        (r"\boxed{3}", "3", None),
+    ],
+)
+def test_a_unit_is_parted_from_its_number(answer: str, latex: str, unit: str | None) -> None:
+    quantity = split_unit(answer)
+    assert (quantity.latex, quantity.unit) == (latex, unit)
+
+
+@given(p=INTEGERS, q=INTEGERS, r=SQUAREFREE, power=st.integers(-2, 2), s=ABOVE_ZERO)
+def test_the_rebuilt_number_is_the_number_and_its_integers_are_reduced(
+    p: int, q: int, r: int, power: int, s: int
+) -> None:
+    rational = Exact({RATIONAL: Fraction(p, s)} if p else {})
+    number = rational + Exact({(r, power): Fraction(q, s)} if q else {})
+    assume(number.rational is None or number.rational.denominator > 1)
+    form = form_of(number)
+    assert read_number(form.rebuilt()) == number
+    assert form_of(read_number(form.rebuilt())) == form
+    assert form.integer == sum(form.values.values())
+    assert all(form.values.values())
+    assert all(form.values[letter] > 0 for letter in form.denominators)
+    reduced = [value for letter, value in form.values.items() if letter not in form.radicands]
+    assert gcd(*reduced) == 1 or not form.denominators
+    assert all(square_and_rest(form.values[c]) == (1, form.values[c]) for c in form.radicands)
+
+
+@given(p=NONZERO, q=NONZERO, square=ABOVE_ZERO, r=SQUAREFREE, s=ABOVE_ZERO, factor=ABOVE_ZERO)
+def test_two_spellings_of_a_number_give_the_same_integer(
+    p: int, q: int, square: int, r: int, s: int, factor: int
+) -> None:
+    assume(r > 1)
+    plain = rf"\frac{{{p}+({q * square})\sqrt{{{r}}}}}{{{s}}}"
+    other = rf"\frac{{({q * factor})\sqrt{{{r * square**2}}}+({p * factor})}}{{{s * factor}}}"
+    assert form_of(read_number(plain)) == form_of(read_number(other))
+
+
+def test_the_sentence_says_all_that_makes_the_integers_unique() -> None:
+    form = form_of(read_number(r"\frac{11-2\sqrt{6}}{5}"))
+    assert dict(form.values) == {"p": 11, "q": -2, "r": 6, "s": 5}
+    assert form.integer == 20
+    assert sentence(form, same_letters(form), "metres") == (
+        r"Write the answer, in metres, as $\frac{p+q\sqrt{r}}{s}$, where $p$, $q$, $r$ and $s$ "
+        r"are nonzero integers ($p$ and $q$ may be negative), $s > 0$, $r > 1$, $r$ is not "
+        r"divisible by the square of any prime, $\gcd(p, q, s) = 1$, and give the integer "
+        "$p+q+r+s$ as the final answer instead."
+    )
+
+
+@pytest.mark.parametrize(
+    ("problem", "names"),
+    [
+        ("What is a third?", {"m": "m", "n": "n"}),
+        ("If $3n = x$, find $x$.", {"m": "m", "n": "k"}),
+        (r"Let \(mn = 1\).", {"m": "k", "n": "p"}),
+        ("Let m and n be given.", {"m": "k", "n": "p"}),
+    ],
+)
+def test_a_letter_of_the_problem_is_not_used_again(problem: str, names: dict[str, str]) -> None:
+    assert name_letters(form_of(read_number(r"\frac{1}{3}")), problem) == names
+
+
+def test_a_problem_may_use_up_the_alphabet() -> None:
+    problem = " ".join(f"${letter}$" for letter in "abcdefghijklmnopqrstuvwxyz")
+    form = form_of(read_number(r"\frac{1}{3}"))
+    assert name_letters(form, problem) is None
+    assert re.findall(r"<(\w)>", form.shape) == ["m", "n"]

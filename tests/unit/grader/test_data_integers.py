@@ -1,0 +1,412 @@
+"""``weir data integers``: by rule, by a scripted model, and on the task files that there are."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from protocol.messages import Graded
+from protocol.tasks import read_tasks
+
+from services.grader.data.__main__ import main
+from services.grader.data.integers import How, Outcome, rewrite_all
+from services.grader.data.lines import read_lines
+from services.grader.data.rewriter import NoProposal, Rewriter, read_proposal
+from services.grader.tools import Tools
+from services.grader.verifiers import math_answer
+
+CUBE_ROOT = {"id": "root", "prompt": "How long is the edge?", "answer": r"3\sqrt[3]{4}"}
+RIGHT = {"form": "k*m^(1/3)", "values": {"k": 3, "m": 4}, "ask": "k+m", "answer": 7}
+
+
+@dataclass
+class Files:
+    """A task file to read, and one to write."""
+
+    folder: Path
+
+    @property
+    def source(self) -> Path:
+        return self.folder / "in.jsonl"
+
+    @property
+    def target(self) -> Path:
+        return self.folder / "out.jsonl"
+
+    def rewrite(self, *tasks: dict[str, Any]) -> int:
+        self.source.write_text("".join(f"{json.dumps(task)}\n" for task in tasks))
+        return main(["integers", str(self.source), str(self.target)])
+
+    @property
+    def written(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.target.read_text().splitlines()]
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
+    for name in ("URL", "MODEL", "API_KEY"):
+        monkeypatch.delenv(f"WEIR_REWRITER_{name}", raising=False)
+    return Files(tmp_path)
+
+
+def a_task(answer: str, **changes: Any) -> dict[str, Any]:
+    return {"id": "one", "prompt": "How long is it?", "answer": answer, **changes}
+
+
+def test_each_answer_goes_its_way(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    answers = ["42", r"\frac{14}{3}", r"11-2\sqrt{6}", r"\text{East}", r"10,\!080", "(1,2)"]
+    tasks = [a_task(answer, id=f"task-{n}") for n, answer in enumerate(answers)]
+    assert files.rewrite(*tasks) == 0
+    assert [(task["id"], task["answer"]) for task in files.written] == [
+        ("task-0", "42"),
+        ("task-1", "17"),
+        ("task-2", "15"),
+        ("task-4", "10080"),
+    ]
+    assert capsys.readouterr().err.splitlines() == [
+        "line 4: 'task-3': the answer is text or the letter of a choice",
+        "line 6: 'task-5': the answer is a list or a tuple",
+        "2 kept as they are, 2 rewritten by rule, 0 by model, 2 left out",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "integer", "words"),
+    [
+        (r"1\frac{4}{5}", "14", r"\frac{m}{n}"),
+        ("1.25", "9", r"\frac{m}{n}"),
+        (r"-\frac{35}{9}", "-26", r"$m$ may be negative"),
+        (r"\frac{3\sqrt{3}}{4}", "10", r"\frac{k\sqrt{m}}{n}"),
+        (r"\frac{\sqrt{12}}{6}", "7", r"\gcd(k, n) = 1"),
+        (r"-\frac{\pi}{6}", "5", r"\frac{k\pi}{n}"),
+        (r"18+2\pi", "20", r"p+q\pi"),
+        (r"\frac{1+\sqrt{5}}{2}", "9", r"\frac{p+q\sqrt{r}}{s}"),
+        (r"90^\circ", "90", "in degrees"),
+        (r"5.4 \text{ cents}", "32", ", in cents,"),
+        (r"15\mbox{ cm}^2", "15", "in cm²"),
+        (r"12.5\%", "27", "in percent"),
+    ],
+)
+def test_a_number_is_asked_for_by_its_integers(
+    answer: str, integer: str, words: str, files: Files
+) -> None:
+    assert files.rewrite(a_task(answer)) == 0
+    [task] = files.written
+    assert task["answer"] == integer
+    problem, _, sentence = task["prompt"].partition("\n\n")
+    assert problem == "How long is it?"
+    assert words in sentence
+
+
+@settings(
+    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    p=st.integers(-99, 99),
+    q=st.integers(-99, 99).filter(bool),
+    r=st.sampled_from([2, 3, 8, 12, 45, 97]),
+    s=st.integers(1, 60),
+    circle=st.booleans(),
+)
+def test_the_grader_agrees_with_every_rewritten_number(
+    p: int, q: int, r: int, s: int, circle: bool, files: Files
+) -> None:
+    factor = r"\pi" if circle else rf"\sqrt{{{r}}}"
+    assert files.rewrite(a_task(rf"\frac{{{p}{q:+}{factor}}}{{{s}}}")) == 0
+    assert int(files.written[0]["answer"]) != 0 or p or q
+
+
+def test_every_other_field_and_the_order_of_keys_stay(files: Files) -> None:
+    task = {"metadata": {"level": 5, "ü": ["\ud800"]}, "solution": "See?", **a_task("1/2")}
+    assert files.rewrite(task) == 0
+    [written] = files.written
+    assert list(written) == list(task)
+    assert {**written, "prompt": "", "answer": ""} == {**task, "prompt": "", "answer": ""}
+    assert read_tasks(files.target)[0].answer == "3"
+
+
+def test_the_sentence_goes_to_the_last_message_of_the_user(files: Files) -> None:
+    turns = [("system", "Be brief."), ("user", "Half of 1?"), ("assistant", "<think>")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    assert files.rewrite({"id": "one", "messages": messages, "answer": "0.5"}) == 0
+    contents = [turn["content"] for turn in files.written[0]["messages"]]
+    assert contents[0] == "Be brief."
+    assert contents[1].startswith("Half of 1?\n\nWrite the answer as $")
+    assert contents[2] == "<think>"
+
+
+def test_without_a_message_of_the_user_a_task_is_left_out(
+    files: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
+    messages = [{"role": "system", "content": "Half of 1?"}]
+    assert files.rewrite({"id": "x", "messages": messages, "answer": "0.5"}, a_task("2")) == 0
+    assert "line 1: 'x': no message of the user" in capsys.readouterr().err
+
+
+def test_the_file_that_is_read_is_not_overwritten(
+    files: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files.source.write_text(json.dumps(a_task("1/2")))
+    files.target.symlink_to(files.source)
+    for target in (files.source, files.target):
+        assert main(["integers", str(files.source), str(target)]) == 2
+        assert "is the file to read" in capsys.readouterr().err
+    assert json.loads(files.source.read_text()) == a_task("1/2")
+
+
+@pytest.mark.parametrize("task", [a_task("x+1"), {"id": "broken"}])
+def test_where_nothing_can_be_written_the_old_file_stays(
+    task: dict[str, Any], files: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files.target.write_text("old")
+    assert files.rewrite(task) == 2
+    assert files.target.read_text() == "old"
+    assert sorted(path.name for path in files.folder.iterdir()) == ["in.jsonl", "out.jsonl"]
+    assert "line 1: " in capsys.readouterr().err
+
+
+def test_a_folder_that_does_not_exist_is_refused_before_the_work(
+    files: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files.source.write_text(json.dumps(a_task("1/2")))
+    assert main(["integers", str(files.source), str(files.folder / "no" / "out.jsonl")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+Reply = tuple[int, str]
+
+
+def completion(content: object) -> Reply:
+    text = content if isinstance(content, str) else f"So it is.\n{json.dumps(content)}"
+    return 200, json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]})
+
+
+@dataclass
+class Endpoint:
+    """A chat completions endpoint that answers by a script; the last reply is repeated."""
+
+    url: str
+    script: list[Reply] = field(default_factory=list)
+    delay_s: float = 0.0
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+
+    def answer(self, path: str, key: str | None, body: dict[str, Any]) -> Reply:
+        assert path == "/v1/chat/completions"
+        self.asked.append(body)
+        self.keys.append(key)
+        time.sleep(self.delay_s)
+        return self.script.pop(0) if len(self.script) > 1 else self.script[0]
+
+
+@pytest.fixture
+def endpoint(files: Files, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status, text = served.answer(self.path, self.headers["Authorization"], body)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.handle_error = lambda request, client_address: None  # a client that gave up
+        served = Endpoint(f"http://127.0.0.1:{server.server_port}/v1")
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("WEIR_REWRITER_URL", served.url)
+        monkeypatch.setenv("WEIR_REWRITER_MODEL", "rewriter")
+        yield served
+        server.shutdown()
+
+
+def test_a_model_s_form_is_examined_and_written(
+    files: Files,
+    endpoint: Endpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("WEIR_REWRITER_API_KEY", "secret")
+    endpoint.script = [completion(RIGHT)]
+    assert files.rewrite(CUBE_ROOT) == 0
+    [task] = files.written
+    assert task["answer"] == "7"
+    assert r"as $k \cdot m^{\frac{1}{3}}$, where" in task["prompt"]
+    assert "$m$ is not divisible by the cube of any prime" in task["prompt"]
+    assert task["prompt"].endswith("give the integer $k+m$ as the final answer instead.")
+    assert endpoint.keys == ["Bearer secret"]
+    assert endpoint.asked[0]["model"] == "rewriter"
+    assert CUBE_ROOT["prompt"] in endpoint.asked[0]["messages"][-1]["content"]
+    assert capsys.readouterr().err.endswith("0 rewritten by rule, 1 by model, 0 left out\n")
+
+
+def test_what_a_rule_can_do_is_not_asked_for(files: Files, endpoint: Endpoint) -> None:
+    endpoint.script = [(400, "never")]
+    assert files.rewrite(a_task("1/2"), a_task("7", id="two")) == 0
+    assert endpoint.asked == []
+
+
+@pytest.mark.parametrize(
+    ("proposal", "why"),
+    [
+        ({**RIGHT, "values": {"k": 3, "m": 5}, "answer": 8}, "is not the answer"),
+        ({**RIGHT, "answer": 8}, "k+m is not 8"),
+        ({**RIGHT, "form": "__import__('os')"}, "refused: \"__import__('os')\" uses more"),
+        ({**RIGHT, "form": "k*m^(1/3)+a*b", "values": {"k": 3, "m": 4}}, "same letters"),
+    ],
+)
+def test_a_wrong_form_of_a_model_is_left_out(
+    proposal: dict[str, Any],
+    why: str,
+    files: Files,
+    endpoint: Endpoint,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    endpoint.script = [completion(proposal)]
+    assert files.rewrite(a_task("2"), CUBE_ROOT) == 0
+    assert [task["id"] for task in files.written] == ["one"]
+    reported = capsys.readouterr().err
+    assert "line 2: 'root': no rule: " in reported
+    assert why in reported
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        (500, "broken"),
+        (429, "slow down"),
+        (200, "not JSON"),
+        (200, '{"choices": []}'),
+        completion("I do not know."),
+        completion('{"form": "k", "values": {"k": 1.5}, "ask": "k", "answer": 1}'),
+        completion({**RIGHT, "extra": 1}),
+    ],
+    ids=lambda reply: reply[1][-40:],
+)
+def test_what_fails_once_is_asked_once_more(bad: Reply, files: Files, endpoint: Endpoint) -> None:
+    endpoint.script = [bad, completion(RIGHT)]
+    assert files.rewrite(CUBE_ROOT) == 0
+    assert files.written[0]["answer"] == "7"
+    assert len(endpoint.asked) == 2
+
+
+def test_what_fails_twice_is_left_out(
+    files: Files, endpoint: Endpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint.script = [(500, "broken")]
+    assert files.rewrite(a_task("2"), CUBE_ROOT) == 0
+    assert "the model's endpoint answered 500" in capsys.readouterr().err
+    assert len(endpoint.asked) == 2
+
+
+@pytest.mark.anyio
+async def test_a_model_that_is_too_slow_is_left_out(endpoint: Endpoint, files: Files) -> None:
+    endpoint.script, endpoint.delay_s = [completion(RIGHT)], 1.0
+    rewriter = Rewriter(endpoint.url, "rewriter", timeout_s=0.2)
+    [outcome] = await rewrite(files, [CUBE_ROOT], rewriter)
+    assert outcome.how is How.LEFT_OUT
+    assert "did not answer within 0.2 s" in outcome.reason
+
+
+async def rewrite(
+    files: Files, tasks: Sequence[dict[str, Any]], rewriter: Rewriter | None
+) -> list[Outcome]:
+    files.source.write_text("".join(f"{json.dumps(task)}\n" for task in tasks))
+    lines = list(read_lines(files.source))
+    return [outcome async for outcome in rewrite_all(lines, rewriter)]
+
+
+def refuse(endpoint: Endpoint, _: pytest.MonkeyPatch) -> None:
+    endpoint.script = [(404, "no such model")]
+
+
+def move_away(_: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEIR_REWRITER_URL", "http://127.0.0.1:9/v1")
+
+
+def forget_the_model(_: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WEIR_REWRITER_MODEL")
+
+
+def misspell(_: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEIR_REWRITER_URL", "localhost:8000")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (refuse, "refuses model 'rewriter' with 404: no such model; check WEIR_REWRITER_URL"),
+        (move_away, "WEIR_REWRITER_URL=http://127.0.0.1:9/v1 cannot be reached"),
+        (forget_the_model, "WEIR_REWRITER_MODEL is not set, but WEIR_REWRITER_URL is"),
+        (misspell, "WEIR_REWRITER_URL='localhost:8000': give a base such as"),
+    ],
+)
+def test_an_endpoint_that_cannot_be_used_stops_the_work(
+    spoil: Callable[[Endpoint, pytest.MonkeyPatch], None],
+    message: str,
+    files: Files,
+    endpoint: Endpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spoil(endpoint, monkeypatch)
+    assert files.rewrite(a_task("2"), CUBE_ROOT) == 2
+    assert message in capsys.readouterr().err
+    assert not files.target.exists()
+
+
+@pytest.mark.parametrize("content", [None, "", "{" * 50_001, '{"form": {}}', "{}{}", "\ud800"])
+def test_a_reply_without_a_proposal_is_refused(content: str | None) -> None:
+    with pytest.raises(NoProposal):
+        read_proposal(content)
+
+
+def test_the_last_object_of_a_reply_counts() -> None:
+    first = json.dumps({**RIGHT, "answer": 1})
+    reply = f"<think>{first}</think>Maybe {first}. No:\n```json\n{json.dumps(RIGHT)}\n```"
+    assert read_proposal(reply).answer == 7
+
+
+DATA = Path(__file__).parents[4] / "shared" / "data"
+
+
+@pytest.mark.anyio
+@pytest.mark.skipif(not DATA.exists(), reason="needs task files in ../shared/data")
+@pytest.mark.parametrize(
+    ("name", "kept", "by_rule"), [("math500.jsonl", 314, 114), ("aime2024.jsonl", 30, 0)]
+)
+async def test_every_rewritten_task_of_the_task_files_verifies(
+    name: str, kept: int, by_rule: int, files: Files, tools: Tools
+) -> None:
+    rows = [json.loads(line) for line in (DATA / name).read_text().splitlines()]
+    tasks = [{"id": r["id"], "prompt": r["question"], "answer": r["answer"]} for r in rows]
+    outcomes = await rewrite(files, tasks, None)
+    ways = [outcome.how for outcome in outcomes]
+    assert (ways.count(How.KEPT), ways.count(How.RULE)) == (kept, by_rule)
+    for outcome, task in zip(outcomes, tasks, strict=True):
+        assert outcome.line.task is not None
+        if outcome.how is How.LEFT_OUT:
+            assert outcome.reason
+        else:
+            await assert_verifies(outcome, task, tools)
+
+
+async def assert_verifies(outcome: Outcome, task: dict[str, Any], tools: Tools) -> None:
+    """The new answer is an integer, and a form in named integers has the value of the old one."""
+    assert str(int(outcome.fields["answer"])) == outcome.fields["answer"]
+    assert outcome.fields["prompt"].startswith(task["prompt"])
+    rebuilt = outcome.form.rebuilt() if outcome.form else outcome.fields["answer"]
+    assert await math_answer.compare(task["answer"], rebuilt, tools) == Graded(value=1)
+    if outcome.form:
+        assert int(outcome.fields["answer"]) == sum(outcome.form.values.values())
