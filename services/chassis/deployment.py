@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class Deployment:
     claim_idle_s: float
     drain_s: float
     log_level: str
+    extensions: tuple[str, ...] = ()
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Deployment:
@@ -51,6 +53,7 @@ class Deployment:
             claim_idle_s=read("WEIR_CLAIM_IDLE_S", float, "15"),
             drain_s=read("WEIR_DRAIN_S", float, "10"),
             log_level=read("WEIR_LOG_LEVEL", str, "INFO"),
+            extensions=read("WEIR_EXTENSIONS", _words, ""),
         )
         if deployment.claim_idle_s < 3 * deployment.heartbeat_s:
             raise DeploymentError(
@@ -58,6 +61,21 @@ class Deployment:
                 f"WEIR_HEARTBEAT_S={deployment.heartbeat_s}, or living workers lose their work"
             )
         return deployment
+
+    def load_extensions(self) -> None:
+        """Import the modules that add formulas of the deployment's own to the tables.
+
+        Raises:
+            DeploymentError: if one cannot be imported.
+        """
+        for name in self.extensions:
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                raise DeploymentError(
+                    f"WEIR_EXTENSIONS: {name!r} cannot be imported: {type(error).__name__}: "
+                    f"{error}; it must be the dotted name of a module on PYTHONPATH"
+                ) from error
 
     @property
     def files_dir(self) -> Path:

@@ -18,7 +18,7 @@ from services.gateway.errors import Problem, conflict, in_time, not_found
 from services.gateway.files import FileShelf, StoredFile
 from services.gateway.memory import check_memory
 from services.gateway.model_folder import resolve_model
-from services.gateway.submission import JobRequest, build_recipe
+from services.gateway.submission import JobRequest, build_recipe, with_critic_folder
 
 _REPEAT_WINDOW_S = 600.0
 
@@ -145,11 +145,16 @@ class JobDesk:
         held_out = request.validation_file
         num_held_out = (await self._file(held_out, "validation_file")).tasks if held_out else 0
         model = await asyncio.to_thread(resolve_model, request.model, self.service.deployment)
-        recipe = build_recipe(request, model, train.tasks)
+        recipe = await asyncio.to_thread(
+            with_critic_folder, build_recipe(request, model, train.tasks), self._critic_folder
+        )
         check_memory(recipe, num_held_out, await in_time(self.exchange.memory_limit()))
         return JobRecord(
             id=job_id, created_at=time.time(), recipe=recipe, request=request.as_sent()
         )
+
+    def _critic_folder(self, path: str) -> str:
+        return resolve_model(path, self.service.deployment, "recipe.critic.path")
 
     async def _file(self, file_id: str, param: str) -> StoredFile:
         stored = await asyncio.to_thread(self.files.find, file_id)

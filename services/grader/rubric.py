@@ -1,4 +1,4 @@
-"""How a group is graded: the outcome of every response, the process of the correct ones."""
+"""How a group is graded: each response's outcome, and its process where the recipe asks for it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,18 @@ async def grade(reward: Reward, group: RolloutGroup, tools: Tools) -> tuple[Grad
 
 
 async def grade_response(reward: Reward, task: Task, text: str, tools: Tools) -> Grade:
-    """The outcome, and the process if the recipe asks for it and the outcome is correct."""
+    """The outcome, and the process if the recipe asks for it after this outcome."""
     outcome = await _score(reward.outcome, task, text, tools)
-    if reward.process is None or not is_correct(outcome):
+    if reward.process is None or not asks_for_process(reward, outcome):
         return Grade(outcome=outcome)
     return Grade(outcome=outcome, process=await _score(reward.process, task, text, tools))
+
+
+def asks_for_process(reward: Reward, outcome: Score) -> bool:
+    """Whether the process counts after this outcome; never where that could not be graded."""
+    if reward.process_for == "all":
+        return isinstance(outcome, Graded)
+    return is_correct(outcome)
 
 
 def is_correct(outcome: Score) -> bool:

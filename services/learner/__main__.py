@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 
+from services.chassis.deployment import Deployment, DeploymentError
 from services.chassis.service import Service, run_service
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -31,6 +33,10 @@ def main() -> None:
 
     if "TORCHELASTIC_RUN_ID" in os.environ:
         _die_with_launcher()
+    try:
+        Deployment.from_environment().load_extensions()
+    except DeploymentError as error:
+        sys.exit(f"learner: {error}")
     init_ranks()
     if int(os.environ.get("RANK", "0")) == 0:
         run_service("learner", lead)

@@ -20,13 +20,24 @@ _KEPT = 2
 
 
 class LearnerState(Message):
-    """Where the learner was: everything of a checkpoint that is not a tensor."""
+    """Where the learner was: everything of a checkpoint that is not a tensor.
+
+    The next number of a purpose to look at is the position of its ledger.
+    """
 
     step: int
+    pretrained: int = 0  # steps that the critic made alone, before the policy's first
+    keep_rate: float = 1.0  # the recent share of groups that dynamic sampling kept
     first_segment: str
     ledgers: dict[Purpose, dict[str, Any]]
     evaluations: list[dict[str, Any]]
     totals: dict[str, float]
+
+
+def checkpoint_name(step: int, pretrained: int = 0) -> str:
+    """The name of a checkpoint's folder; names sort in the order of training."""
+    name = f"step-{step:06d}"
+    return f"{name}-pretrain-{pretrained:06d}" if step == 0 and pretrained else name
 
 
 class Checkpoints:
@@ -52,23 +63,43 @@ class Checkpoints:
         Args:
             commit: called when all is written and before it counts; raising prevents it.
         """
-        target = self.folder / f"step-{state.step:06d}"
-        temporary = self.folder / f".unfinished-{target.name}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        await team.save(temporary)
-        (temporary / _STATE).write_text(state.model_dump_json(indent=1), encoding="utf-8")
-        await asyncio.to_thread(_sync_tree, temporary)
-        await commit()
-        shutil.rmtree(target, ignore_errors=True)
-        temporary.rename(target)
-        sync_folder(self.folder)
+        target = self.folder / checkpoint_name(state.step, state.pretrained)
+
+        async def fill(folder: Path) -> None:
+            await team.save(folder)
+            (folder / _STATE).write_text(state.model_dump_json(indent=1), encoding="utf-8")
+
+        await write_whole(target, fill, commit)
         for old in self._complete()[:-_KEPT]:
             shutil.rmtree(old)
         return target
 
     def _complete(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("step-*") if (path / _STATE).is_file())
+
+
+async def write_whole(
+    target: Path,
+    fill: Callable[[Path], Awaitable[None]],
+    commit: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Write a folder that is there from one moment to the next, or not at all.
+
+    Args:
+        target: the folder; one that is there already is replaced.
+        fill: writes into the folder that it is given.
+        commit: called when all is written and before it counts; raising prevents it.
+    """
+    temporary = target.with_name(f".unfinished-{target.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    await fill(temporary)
+    await asyncio.to_thread(_sync_tree, temporary)
+    if commit is not None:
+        await commit()
+    shutil.rmtree(target, ignore_errors=True)
+    temporary.rename(target)
+    sync_folder(target.parent)
 
 
 def _sync_tree(folder: Path) -> None:

@@ -1,20 +1,39 @@
 """The feeder: which task is asked for next, and when.
 
-A request's number decides its task, its seed and its step, so a new attempt asks for exactly the
-same. It is issued only when its step is at most ``max_staleness`` ahead of the policy, and answered
-only by weights at most ``max_staleness`` behind its step: fresh by construction.
+A request's number decides its task and its seed, so a new attempt asks for the same group. The
+`Outlook` says how far ahead may be asked, and the step that a number is expected to serve; it is
+renewed whenever the learner has looked at a group. The answer must come from weights at most
+``max_staleness`` behind the expected step: ``min_version`` is that step less ``max_staleness``.
+
+Nothing waits for a version that waits for it:
+
+1. When a request goes out in step s, its expected step is at most s + max_staleness, so its
+   ``min_version`` is at most s. The policy of step s needs no group that is asked for in step s or
+   later: it is published when step s begins.
+2. The learner looks at the group in step s or later, since it looks at groups in the order of their
+   numbers and had not come to this one in step s. So whatever it waits for can be answered by
+   weights that are published by then, however wrong the expectation was.
+3. A new attempt begins at an earlier step and finds requests of the last one. Those went out in
+   some step s, which the last attempt reached by groups that are in the log. The new attempt
+   decides the same about these (`Selection` is pure), so it reaches step s, and publishes, before
+   it waits for anything.
+
+The expected step, and with it ``min_version``, never falls from one number to the next. Where a
+step looks at fewer groups than expected, a later step finds the rest, perhaps too old: it drops
+those as surplus, and none older than ``max_staleness`` is ever trained on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import lru_cache
 
-from protocol.exchange import Exchange
 from protocol.messages import RolloutRequest, Task
 from protocol.recipe import Purpose, Recipe
+
+from services.learner.selection import Outlook
 
 
 @lru_cache(maxsize=4)
@@ -30,72 +49,84 @@ def task_index(number: int, num_tasks: int, seed: int) -> int:
     return _order_of_epoch(num_tasks, seed, epoch)[place]
 
 
-def numbers_of(step: int, groups_per_step: int) -> range:
-    """The numbers of the training requests that belong to a step."""
-    return range(step * groups_per_step, (step + 1) * groups_per_step)
-
-
 class Feeder:
-    """Asks for training groups as the policy advances."""
+    """Asks for the groups of one purpose as the learner comes to need them."""
 
     def __init__(
         self,
-        exchange: Exchange,
+        ask: Callable[[RolloutRequest], Awaitable[object]],
         job_id: str,
         attempt: int,
         recipe: Recipe,
         tasks: Sequence[Task],
+        purpose: Purpose,
         is_answered: Callable[[int], bool],
     ) -> None:
-        self.exchange = exchange
+        self.ask = ask
         self.job_id = job_id
         self.attempt = attempt
         self.recipe = recipe
         self.tasks = tasks
+        self.purpose = purpose
         self.is_answered = is_answered
-        self.asked = 0  # every number below has been asked for
-        self.admitted = 0  # every number below may be asked for
-        self._advanced = asyncio.Event()
+        self.outlook = Outlook(step=0, position=0)
+        self._next = 0  # this attempt has seen to every number below
+        self._asked_before = 0  # earlier attempts have asked for every number below
+        self._last_step = 0  # that a request was expected to serve
+        self._renewed = asyncio.Event()
 
-    def admit(self, step: int) -> None:
-        """The policy has reached a step; requests may go out ``max_staleness`` steps ahead."""
-        training = self.recipe.training
-        last_step = min(training.steps, step + training.max_staleness + 1)
-        self.admitted = last_step * training.groups_per_step
-        self._advanced.set()
+    @property
+    def asked(self) -> int:
+        """Every number below has been asked for."""
+        return max(self._next, self._asked_before)
+
+    def resume(self, position: int, keys: Iterable[str]) -> None:
+        """Go on from a number; earlier attempts have asked for groups with these keys."""
+        numbers = [int(number) for purpose, number in _split(keys) if purpose == self.purpose]
+        self._next = position
+        self._asked_before = max([position, *(number + 1 for number in numbers)])
+
+    def admit(self, outlook: Outlook) -> None:
+        """Ask from now on as far ahead as this outlook says."""
+        self.outlook = outlook
+        self._renewed.set()
 
     async def feed_forever(self) -> None:
-        """Consumes nothing; produces training requests.
+        """Consumes nothing; produces requests.
 
-        Waits for: the policy to advance, memory in the exchange. Unblocked by: `admit`, consumers.
+        Waits for: a new outlook, memory in the exchange. Unblocked by: `admit`, consumers.
         """
         while True:
-            while self.asked < self.admitted:
-                if not self.is_answered(self.asked):
-                    await self.exchange.ask(self.request(self.asked))
-                self.asked += 1
-            self._advanced.clear()
-            await self._advanced.wait()
+            while self._next < max(self.outlook.admitted, self._asked_before):
+                if not self.is_answered(self._next):
+                    await self.ask(self.request(self._next))
+                self._next += 1
+            self._renewed.clear()
+            await self._renewed.wait()
 
     def request(self, number: int) -> RolloutRequest:
-        """The training request with this number."""
+        """The request with this number, as the present outlook has it."""
         training, rollout = self.recipe.training, self.recipe.rollout
-        step = number // training.groups_per_step
+        self._last_step = max(self._last_step, self.outlook.step_of(number))
         return RolloutRequest(
             job_id=self.job_id,
             attempt=self.attempt,
             number=number,
-            purpose=Purpose.TRAIN,
-            step=step,
+            purpose=self.purpose,
+            step=self._last_step,
             task=self.tasks[task_index(number, len(self.tasks), training.seed)],
             group_size=rollout.group_size,
             sampling=rollout.sampling,
             prompt_template=self.recipe.model.prompt_template,
-            seed=request_seed(training.seed, Purpose.TRAIN, number),
-            min_version=max(0, step - training.max_staleness),
+            seed=request_seed(training.seed, self.purpose, number),
+            min_version=max(0, self._last_step - training.max_staleness),
         )
 
 
 def request_seed(seed: int, purpose: Purpose, number: int) -> int:
     """The sampling seed of a request, different for every job seed, purpose and number."""
     return random.Random(f"{seed}:{purpose}:{number}").getrandbits(31)
+
+
+def _split(keys: Iterable[str]) -> Iterable[tuple[str, str]]:
+    return ((purpose, number) for purpose, _, number in (key.partition(":") for key in keys))

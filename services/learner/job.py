@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,23 @@ from protocol.messages import ActiveJob, JobRecord, JobRef, JobState, Task
 from protocol.recipe import Purpose, Recipe
 from protocol.tasks import TaskFileError, read_tasks
 
+from services.chassis.deployment import Deployment
 from services.chassis.service import Service
-from services.learner.algorithms import pick
-from services.learner.algorithms.advantages import ADVANTAGES, order_safe_lambda
-from services.learner.checkpoint import Checkpoints
+from services.learner.algorithms import UnknownName
+from services.learner.checkpoint import Checkpoints, write_whole
 from services.learner.control import CancelRequested, Control, StopRequested
 from services.learner.evaluation import Evaluator
 from services.learner.feeder import Feeder
+from services.learner.formulas import check_formulas, order_warnings
 from services.learner.intake import Intake
 from services.learner.loop import Learning, Parts
 from services.learner.model_source import ModelNotFound, model_folder
+from services.learner.pretraining import Pretraining
+from services.learner.progress import Progress
 from services.learner.publish import Publisher
 from services.learner.ranks import Team
 from services.learner.report import Reporter
+from services.learner.scoring import Scoring
 
 log = logging.getLogger(__name__)
 MAX_ATTEMPTS_WITHOUT_CHECKPOINT = 3
@@ -77,7 +81,7 @@ class _Attempt:
             await self._work()
         except CancelRequested:
             await self._end(JobState.CANCELLED)
-        except (ModelNotFound, TaskFileError) as error:
+        except (ModelNotFound, TaskFileError, UnknownName) as error:
             await self._end(JobState.FAILED, error=str(error))
         except StopRequested:
             log.info("told to stop; the job goes on in the next attempt")
@@ -92,6 +96,7 @@ class _Attempt:
             await _first_to_end(
                 learning.learn(),
                 parts.feeder.feed_forever(),
+                parts.pretraining.feeder.feed_forever(),
                 parts.intake.take_in_forever(),
                 parts.control.watch_forever(),
                 self.team.keep_alive_forever(),
@@ -102,14 +107,13 @@ class _Attempt:
         await self._succeed(learning)
 
     async def _prepare(self) -> Learning:
-        """Load the model and the tasks, restore the last checkpoint, replay the log after it."""
+        """Load the models and the tasks, restore the last checkpoint, replay the log after it."""
         recipe, deployment = self.record.recipe, self.service.deployment
-        folder = deployment.job_dir(self.record.id)
+        check_formulas(recipe)
         train = read_tasks(deployment.files_dir / f"{recipe.tasks.train}.jsonl")
         held_out = self._held_out_tasks(recipe, deployment.files_dir)
-        source = await asyncio.to_thread(model_folder, recipe.model.path, deployment)
-        await self.team.open(source, recipe)
-        learning = self._assemble(recipe, folder, train, held_out)
+        await self.team.open(*await asyncio.to_thread(_open_from, recipe, deployment))
+        learning = self._assemble(recipe, train, held_out)
         await self._restore(learning)
         await self._activate(learning)
         return learning
@@ -126,14 +130,8 @@ class _Attempt:
         await exchange.activate(active)
         message = f"attempt {self.number} begins at step {learning.step}"
         await learning.parts.reporter.say(f"attempt:{self.number}", message)
-        safe = order_safe_lambda(recipe.rollout.group_size)
-        if recipe.algorithm.advantage == "papo" and recipe.algorithm.lambda_process > safe:
-            warning = (
-                f"algorithm.lambda_process = {recipe.algorithm.lambda_process} can rank a correct "
-                f"response below a wrong one; up to {safe:.3f} it cannot, in groups of "
-                f"{recipe.rollout.group_size}"
-            )
-            await learning.parts.reporter.say("order_safe_lambda", warning, level="warn")
+        for warning in order_warnings(recipe):
+            await learning.parts.reporter.say("order", warning, level="warn")
 
     def _held_out_tasks(self, recipe: Recipe, files: Path) -> tuple[Task, ...]:
         if recipe.evaluation is None or recipe.tasks.held_out is None:
@@ -141,48 +139,64 @@ class _Attempt:
         return read_tasks(files / f"{recipe.tasks.held_out}.jsonl")[: recipe.evaluation.tasks]
 
     def _assemble(
-        self, recipe: Recipe, folder: Path, train: tuple[Task, ...], held_out: tuple[Task, ...]
+        self, recipe: Recipe, train: tuple[Task, ...], held_out: tuple[Task, ...]
     ) -> Learning:
         exchange, job_id, attempt = self.service.exchange, self.record.id, self.number
-        intake = Intake(exchange, job_id, attempt, folder / "log")
+        intake = Intake(exchange, job_id, attempt, self._folder / "log")
 
-        def is_answered(number: int) -> bool:
-            return bool(intake.have(Purpose.TRAIN, [number]))
+        def feeder(purpose: Purpose) -> Feeder:
+            def is_answered(number: int) -> bool:
+                return bool(intake.have(purpose, [number]))
 
+            return Feeder(exchange.ask, job_id, attempt, recipe, train, purpose, is_answered)
+
+        critic = self._folder / "critic-pretrained"
         parts = Parts(
             exchange=exchange,
             team=self.team,
             control=Control(self.service, job_id),
-            feeder=Feeder(exchange, job_id, attempt, recipe, train, is_answered),
+            feeder=feeder(Purpose.TRAIN),
+            pretraining=Pretraining(recipe, feeder(Purpose.PRETRAIN), critic),
             intake=intake,
             evaluator=Evaluator(exchange, job_id, attempt, recipe, held_out),
             publisher=Publisher(exchange, job_id, attempt, self.service.deployment.weights_dir),
-            checkpoints=Checkpoints(folder / "checkpoints"),
+            checkpoints=Checkpoints(self._folder / "checkpoints"),
             reporter=Reporter(exchange, job_id),
         )
-        advantage = pick(ADVANTAGES, recipe.algorithm.advantage, recipe.algorithm.model_dump())
-        return Learning(job_id, attempt, recipe, parts, advantage, replay_until=self.record.step)
+        scoring = Scoring.of(recipe)
+        return Learning(job_id, attempt, recipe, parts, scoring, replay_until=self.record.step)
 
     async def _restore(self, learning: Learning) -> None:
         parts, first_segment = learning.parts, ""
         if (newest := parts.checkpoints.newest()) is not None:
             folder, state = newest
-            await learning.restore(folder, state)
+            await self.team.load(folder)
+            learning.progress, learning.saved = Progress.of(state), folder.name
             first_segment = state.first_segment
-        parts.evaluator.begun = len(learning.evaluations)
-        parts.feeder.asked = learning.step * learning.recipe.training.groups_per_step
-        done = {Purpose.TRAIN: parts.feeder.asked, Purpose.EVAL: parts.evaluator.asked}
-        logged = parts.intake.replay(first_segment, done)
+        positions = learning.progress.positions
+        logged = parts.intake.replay(first_segment, positions)
+        there = parts.intake.keys_waiting() | await parts.exchange.under_way(self.record.id)
+        for feeder in (parts.feeder, parts.pretraining.feeder):
+            feeder.resume(positions[feeder.purpose], there)
+        parts.evaluator.begun = len(learning.progress.evaluations)
         log.info("restored", extra={"step": learning.step, "logged_groups": logged})
 
     async def _succeed(self, learning: Learning) -> None:
         """Save the final weights beside a last checkpoint, and say how it went."""
-        if learning.saved_step != learning.step:
+        learning.drop_leftovers()
+        if not learning.is_saved:
             await learning.save_checkpoint()
-        model = self.service.deployment.job_dir(self.record.id) / "model"
-        await self.team.export(model)
-        await self._end(JobState.SUCCEEDED, result=await _result(learning, model))
+        models = {"model": self._folder / "model"}
+        await write_whole(models["model"], self.team.export)
+        if self.record.recipe.critic is not None:
+            models["critic"] = self._folder / "critic"
+            await write_whole(models["critic"], self.team.export_critic)
+        await self._end(JobState.SUCCEEDED, result=await _result(learning, models))
         await learning.parts.publisher.withdraw()
+
+    @property
+    def _folder(self) -> Path:
+        return self.service.deployment.job_dir(self.record.id)
 
     def _last_error(self) -> str:
         reason = self.record.error or "its process was killed or ran out of memory"
@@ -203,13 +217,23 @@ class _Attempt:
         log.info("job ends", extra={"job": job_id, "state": state})
 
 
-async def _result(learning: Learning, model: Path) -> dict[str, Any]:
+def _open_from(recipe: Recipe, deployment: Deployment) -> tuple[Path, Recipe, Path | None]:
+    """What a team is opened with: the policy's folder, the recipe, the critic's if there is one."""
+    policy = model_folder(recipe.model.path, deployment)
+    if recipe.critic is None:
+        return policy, recipe, None
+    if recipe.critic.path is None:
+        return policy, recipe, policy
+    return policy, recipe, model_folder(recipe.critic.path, deployment, "critic.path")
+
+
+async def _result(learning: Learning, models: Mapping[str, Path]) -> dict[str, Any]:
     """What the job's record says in the end."""
-    totals, evaluations = learning.totals, learning.evaluations
+    totals, evaluations = learning.progress.totals, learning.progress.evaluations
     seconds = max(totals["train_seconds"], 1e-9)
     result: dict[str, Any] = {
-        "model": str(model),
-        "checkpoint": str(learning.parts.checkpoints.folder / f"step-{learning.step:06d}"),
+        **{name: str(folder) for name, folder in models.items()},
+        "checkpoint": str(learning.parts.checkpoints.folder / learning.saved),
         "steps": learning.step,
         "train_seconds": totals["train_seconds"],
         "samples_per_second": totals["samples"] / seconds,
@@ -221,6 +245,8 @@ async def _result(learning: Learning, model: Path) -> dict[str, Any]:
         "evaluation_groups": await learning.account(Purpose.EVAL),
         "evaluations": evaluations,
     }
+    if learning.recipe.num_pretrain_steps:
+        result["pretraining_groups"] = await learning.account(Purpose.PRETRAIN)
     if evaluations:
         result |= {
             f"{name}_{when}": evaluation[name]

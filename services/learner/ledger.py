@@ -6,6 +6,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
+from protocol.messages import group_key
 from protocol.recipe import Purpose
 
 from services.learner.samples import merged
@@ -13,11 +14,19 @@ from services.learner.samples import merged
 
 @dataclass
 class Ledger:
-    """What became of the groups of one purpose. An evaluation group counts as trained when used."""
+    """What became of the groups of one purpose, entered in the order of their numbers.
+
+    An evaluation or pretraining group counts as trained when it is used.
+    """
 
     purpose: Purpose
     trained: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def position(self) -> int:
+        """The number of the first group whose fate is open."""
+        return self.trained + sum(self.dropped.values())
 
     def train(self, count: int) -> None:
         """So many groups were used."""
@@ -27,19 +36,19 @@ class Ledger:
         """So many groups were given up; the reason is short, and the same for the same cause."""
         self.dropped = merged(self.dropped, {reason: count})
 
-    def account(self, asked: int, under_way: Set[str]) -> dict[str, Any]:
-        """The account at this moment.
+    def account(self, asked: int, there: Set[str]) -> dict[str, Any]:
+        """The account at this moment: asked = trained + dropped + under way.
 
         Args:
-            asked: how many numbers were given out.
-            under_way: keys of groups in the exchange or waiting in the learner, of any purpose.
+            asked: how many numbers had been given out before ``there`` was looked up.
+            there: keys of groups in the exchange or waiting in the learner, of any purpose.
         """
-        mine = sum(key.startswith(f"{self.purpose}:") for key in under_way)
+        open_numbers = range(self.position, asked)
         return {
             "asked": asked,
             "trained": self.trained,
             "dropped": dict(self.dropped),
-            "under_way": mine,
+            "under_way": sum(group_key(self.purpose, n) in there for n in open_numbers),
         }
 
     def state(self) -> dict[str, Any]:

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from protocol.exchange import Exchange
 from protocol.messages import GradedGroup, JobState, Requested
 from protocol.recipe import Purpose, Recipe
-from torch import Tensor
 
-from services.learner.algorithms.advantages import GroupScores
-from services.learner.checkpoint import Checkpoints, LearnerState
+from services.learner.checkpoint import Checkpoints
 from services.learner.control import Control, PauseRequested
 from services.learner.evaluation import Evaluator, evaluation_steps, summarize
-from services.learner.feeder import Feeder, numbers_of
+from services.learner.feeder import Feeder
 from services.learner.intake import Intake
-from services.learner.ledger import Ledger
+from services.learner.pretraining import Pretraining
+from services.learner.progress import Progress
 from services.learner.publish import Publisher
 from services.learner.ranks import Team
 from services.learner.report import SECONDS, Reporter, show_account
-from services.learner.samples import GroupFacts, samples_of
+from services.learner.samples import GroupFacts, Sample, samples_of
+from services.learner.scoring import Scoring
+from services.learner.selection import SURPLUS, Selection, failure_kind, ungradable_share
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ class Parts:
     team: Team
     control: Control
     feeder: Feeder
+    pretraining: Pretraining
     intake: Intake
     evaluator: Evaluator
     publisher: Publisher
@@ -47,24 +48,16 @@ class Parts:
 
 @dataclass
 class Learning:
-    """One attempt at one job. ``step`` counts training steps, and names the policy after them."""
+    """One attempt at one job."""
 
     job_id: str
     attempt: int
     recipe: Recipe
     parts: Parts
-    advantage: Callable[[GroupScores], Tensor]
+    scoring: Scoring
     replay_until: int  # steps that an earlier attempt has already made, and told of
-    step: int = 0
-    ledgers: dict[Purpose, Ledger] = field(default_factory=lambda: {p: Ledger(p) for p in Purpose})
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-    totals: dict[str, float] = field(
-        default_factory=lambda: (
-            {"train_seconds": 0.0, "samples": 0.0, "tokens": 0.0}
-            | {"parity_max": 0.0, "parity_tokens": 0.0}
-        )
-    )
-    saved_step: int = -1
+    progress: Progress = field(default_factory=Progress)
+    saved: str = ""  # the name of the newest checkpoint
     state_changes: int = 0
     stopwatch: float = field(default_factory=time.monotonic)
 
@@ -78,47 +71,84 @@ class Learning:
                 await self._pause()
 
     async def _advance(self) -> None:
-        """Evaluate if that is due, else train one step."""
+        """Evaluate or pretrain the critic if that is due, else train one step."""
         self.parts.control.obey()
         due = evaluation_steps(self.recipe)
-        if self.step in due and len(self.evaluations) <= due.index(self.step):
+        if self.step in due and len(self.progress.evaluations) <= due.index(self.step):
             await self._evaluate()
+        elif self.parts.pretraining.is_due(self.progress.pretrained):
+            await self._pretrain_step()
         else:
             await self._train_step()
 
     async def _train_step(self) -> None:
         """Consumes one step's groups, in the order they were asked; produces the next policy."""
         began = time.monotonic()
-        self.parts.feeder.admit(self.step)
-        numbers = numbers_of(self.step, self.recipe.training.groups_per_step)
-        groups = await self._groups(Purpose.TRAIN, numbers, "wait_for_groups")
-        await self._pause_if_ungradable(groups)
-        samples, facts = samples_of(
-            groups,
-            self.advantage,
-            attempt=self.attempt,
-            version=self.step,
-            kept_kv=self.recipe.rollout.kv_after_sync == "keep",
-        )
-        assert facts.staleness_max <= self.recipe.training.max_staleness, "stale by construction"
+        selection = await self._select()
+        samples, facts = self._samples_of(selection.kept)
+        assert facts.staleness_max <= self.recipe.training.max_staleness, "stale ones are dropped"
         with timed("train"):
             metrics = await self.parts.team.train(samples)
-        self.step += 1
-        self._settle(Purpose.TRAIN, numbers)
-        self.parts.feeder.admit(self.step)
+        self.progress.step += 1
+        self.progress.keep_rate = selection.keep_rate
+        self._settle(Purpose.TRAIN, len(selection.kept), selection.dropped)
+        self.parts.feeder.admit(self._selection().outlook)
         await self._publish_if_current()
-        await self._report(groups, facts, metrics, time.monotonic() - began)
+        await self._report(selection, facts, metrics, time.monotonic() - began)
         if self.step % self.recipe.training.checkpoint_every == 0 and not self._replaying:
             await self.save_checkpoint()
+
+    async def _select(self) -> Selection:
+        """Look at groups, each as soon as it and all before it are there, until it is enough."""
+        selection, per_step = self._selection(), self.recipe.training.groups_per_step
+        while not selection.is_complete:
+            self.parts.feeder.admit(selection.outlook)
+            number = selection.next_number
+            selection.look(*await self._groups(Purpose.TRAIN, range(number, number + 1)))
+            if selection.is_complete or len(selection.looked_at) % per_step == 0:
+                unseen = len(selection.looked_at) % per_step or per_step
+                await self._pause_if_ungradable(selection.looked_at[-unseen:])
+        return selection
+
+    def _selection(self) -> Selection:
+        """The selection of the present step, before it has looked at any group."""
+        return Selection(
+            recipe=self.recipe,
+            has_signal=self.scoring.has_signal,
+            step=self.step,
+            first=self.progress.ledgers[Purpose.TRAIN].position,
+            keep_rate=self.progress.keep_rate,
+        )
+
+    async def _pretrain_step(self) -> None:
+        """Consumes one step's groups, sampled under version 0; produces a better critic."""
+        began, pretraining = time.monotonic(), self.parts.pretraining
+        pretraining.admit(self.progress.pretrained)
+        groups = await self._groups(
+            Purpose.PRETRAIN, pretraining.numbers_of(self.progress.pretrained)
+        )
+        await self._pause_if_ungradable(groups)
+        samples, facts = self._samples_of(_whole(groups))
+        with timed("pretrain"):
+            metrics = await self.parts.team.pretrain(samples)
+        self.progress.pretrained += 1
+        self._settle_all(Purpose.PRETRAIN, groups)
+        await self._report_pretraining(facts, metrics, time.monotonic() - began)
+        done = not pretraining.is_due(self.progress.pretrained)
+        if done:
+            await pretraining.keep_critic(self.parts.team)
+        if done or self.progress.pretrained % self.recipe.training.checkpoint_every == 0:
+            await self.save_checkpoint()
+        self.stopwatch = time.monotonic()
 
     async def _evaluate(self) -> None:
         """Consumes the evaluation's groups; produces its result, and measures parity on them."""
         numbers = await self.parts.evaluator.ask(self.step, self.parts.intake)
-        groups = await self._groups(Purpose.EVAL, numbers, "evaluate")
-        await self._measure_parity(groups)
-        result = summarize(self.step, groups)
-        self.evaluations.append(result)
-        self._settle(Purpose.EVAL, numbers)
+        groups = await self._groups(Purpose.EVAL, numbers, phase="evaluate")
+        await self._measure_parity(_whole(groups))
+        result = summarize(self.step, _whole(groups))
+        self.progress.evaluations.append(result)
+        self._settle_all(Purpose.EVAL, groups)
         await self.parts.reporter.evaluation(result)
         self.stopwatch = time.monotonic()
 
@@ -128,9 +158,9 @@ class Learning:
         if sampling.top_p < 1 or not groups:
             return
         samples, _ = samples_of(
-            groups, lambda scores: scores.outcome, attempt=self.attempt, version=self.step
+            groups, self.scoring.without_advantage, attempt=self.attempt, version=self.step
         )
-        self._note_parity(await self.parts.team.score(samples, sampling.temperature))
+        self.progress.note_parity(await self.parts.team.score(samples, sampling.temperature))
 
     async def _publish_if_current(self) -> None:
         """Publish, unless an earlier attempt's steps are being replayed: nobody waits for those."""
@@ -140,44 +170,72 @@ class Learning:
 
     async def _report(
         self,
-        groups: Sequence[GradedGroup],
+        selection: Selection,
         facts: GroupFacts,
         metrics: dict[str, float],
         seconds: float,
     ) -> None:
-        self._note_parity(metrics)
-        self._note_totals(facts)
+        self.progress.note_parity(metrics)
+        self._note_work(facts)
         data = {
-            **facts.means(len(groups)),
+            **facts.means(len(selection.kept)),
             **metrics,
+            **facts.throughput(seconds),
             "step": self.step,
-            "samples": facts.responses,
-            "tokens": facts.tokens,
-            "seconds": seconds,
-            "samples_per_second": facts.responses / seconds,
-            "tokens_per_second": facts.tokens / seconds,
+            "kept": len(selection.kept),
+            "looked_at": len(selection.looked_at),
+            "waste": selection.waste,
             "dropped_responses": dict(facts.dropped_responses),
             "groups": await self.account(Purpose.TRAIN),
         }
         await self.parts.reporter.step(self.step, data)
+        if selection.is_undersampled:
+            await self.parts.reporter.undersampled(self.step, selection)
         if not self._replaying:
             await self.parts.exchange.update_job(self.job_id, self.attempt, step=self.step)
 
+    async def _report_pretraining(
+        self, facts: GroupFacts, metrics: dict[str, float], seconds: float
+    ) -> None:
+        data = {
+            **metrics,
+            **facts.throughput(seconds),
+            "pretrain_step": self.progress.pretrained,
+            "groups": await self.account(Purpose.PRETRAIN),
+        }
+        await self.parts.reporter.pretrain_step(self.progress.pretrained, data)
+
     async def account(self, purpose: Purpose) -> dict[str, Any]:
         """The ledger of a purpose at this moment: asked = trained + dropped + under way."""
-        under_way = await self.parts.exchange.under_way(self.job_id)
-        asked = (self.parts.feeder if purpose is Purpose.TRAIN else self.parts.evaluator).asked
-        waiting = self.parts.intake.keys_waiting()
-        account = self.ledgers[purpose].account(asked, under_way | waiting)
+        parts = self.parts
+        asked = {
+            Purpose.TRAIN: parts.feeder.asked,
+            Purpose.PRETRAIN: parts.pretraining.feeder.asked,
+            Purpose.EVAL: parts.evaluator.asked,
+        }[purpose]
+        under_way = await parts.exchange.under_way(self.job_id)
+        there = under_way | parts.intake.keys_waiting()
+        account = self.progress.ledgers[purpose].account(asked, there)
         show_account(purpose, account)
         return account
+
+    def drop_leftovers(self) -> None:
+        """All steps are made: what was asked for beyond them serves nobody."""
+        ledger = self.progress.ledgers[Purpose.TRAIN]
+        ledger.drop(SURPLUS, self.parts.feeder.asked - ledger.position)
 
     async def save_checkpoint(self) -> None:
         """Make everything up to this step durable."""
         with timed("checkpoint"):
             await self.parts.intake.roll_log()
-            await self.parts.checkpoints.save(self.parts.team, self._state(), self._commit)
-        self.saved_step = self.step
+            state = self.progress.state(self.parts.intake.first_segment_needed)
+            await self.parts.checkpoints.save(self.parts.team, state, self._commit)
+        self.saved = self.progress.checkpoint_name
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether there is a checkpoint of this moment."""
+        return self.saved == self.progress.checkpoint_name
 
     async def _commit(self) -> None:
         """The fence: a superseded attempt stops here, before its checkpoint counts."""
@@ -185,26 +243,9 @@ class Learning:
             self.job_id, self.attempt, attempts_since_checkpoint=0, error=None
         )
 
-    async def restore(self, folder: Path, state: LearnerState) -> None:
-        """Go on from a checkpoint."""
-        await self.parts.team.load(folder)
-        self.step = self.saved_step = state.step
-        self.evaluations, self.totals = list(state.evaluations), dict(state.totals)
-        for purpose, stored in state.ledgers.items():
-            self.ledgers[purpose].restore(stored)
-
-    def _state(self) -> LearnerState:
-        return LearnerState(
-            step=self.step,
-            first_segment=self.parts.intake.first_segment_needed,
-            ledgers={purpose: ledger.state() for purpose, ledger in self.ledgers.items()},
-            evaluations=self.evaluations,
-            totals=self.totals,
-        )
-
     async def _pause(self) -> None:
         """Pause checkpoints first; the job goes on here when the user resumes it."""
-        if self.saved_step != self.step and not self._replaying:
+        if not self.is_saved and not self._replaying:
             await self.save_checkpoint()
         await self._set_state(JobState.PAUSED)
         await self.parts.control.until_resumed()
@@ -213,17 +254,10 @@ class Learning:
 
     async def _pause_if_ungradable(self, groups: Sequence[GradedGroup]) -> None:
         """Above ``reward.max_ungradable`` the user decides: PAPO must not silently become GRPO."""
-        scores = [s for g in groups for grade in g.grades for s in (grade.outcome, grade.process)]
-        asked = [score for score in scores if score is not None]
-        share = sum(score.kind == "ungradable" for score in asked) / max(1, len(asked))
-        if share <= self.recipe.reward.max_ungradable:
+        share, most = ungradable_share(groups), self.recipe.reward.max_ungradable
+        if share <= most:
             return
-        message = (
-            f"paused: {share:.0%} of the scores of step {self.step} could not be graded, more than "
-            f"reward.max_ungradable = {self.recipe.reward.max_ungradable:.0%}; mend the grader, "
-            "then resume the job"
-        )
-        await self.parts.reporter.say(f"ungradable:{self.step}", message, level="warn")
+        await self.parts.reporter.ungradable(groups[0], self.step, share, most)
         await self.parts.exchange.request_state(self.job_id, Requested.PAUSE)
         await self.parts.control.refresh()
         await self._pause()
@@ -233,32 +267,45 @@ class Learning:
         self.state_changes += 1
         await self.parts.reporter.say(f"state:{self.attempt}:{self.state_changes}", state)
 
-    async def _groups(self, purpose: Purpose, numbers: range, phase: str) -> list[GradedGroup]:
-        """Wait for the groups with these numbers; without those that failed."""
+    async def _groups(
+        self, purpose: Purpose, numbers: range, phase: str = "wait_for_groups"
+    ) -> list[GradedGroup]:
+        """Wait for the groups with these numbers."""
         window = self.parts.intake.window(purpose, numbers)
         with timed(phase):
-            groups = await self.parts.control.unless_interrupted(window)
-        return [group for group in groups if group.failure is None]
+            return await self.parts.control.unless_interrupted(window)
 
-    def _settle(self, purpose: Purpose, numbers: range) -> None:
-        """Enter into the ledger what became of the groups with these numbers."""
-        for group in self.parts.intake.finish(purpose, numbers):
-            if group.failure is None:
-                self.ledgers[purpose].train(1)
-            else:
+    def _samples_of(self, groups: Sequence[GradedGroup]) -> tuple[list[Sample], GroupFacts]:
+        kept_kv = self.recipe.rollout.kv_after_sync == "keep"
+        return samples_of(
+            groups, self.scoring, attempt=self.attempt, version=self.step, kept_kv=kept_kv
+        )
+
+    def _settle_all(self, purpose: Purpose, groups: Sequence[GradedGroup]) -> None:
+        """Every group that has not failed was used."""
+        failures = [kind for group in groups if (kind := failure_kind(group)) is not None]
+        self._settle(purpose, len(groups) - len(failures), failures)
+
+    def _settle(self, purpose: Purpose, used: int, dropped: Sequence[str]) -> None:
+        """Enter into the ledger what became of the next groups: all of them are done with."""
+        ledger = self.progress.ledgers[purpose]
+        first = ledger.position
+        ledger.train(used)
+        for reason in dropped:
+            ledger.drop(reason)
+        for group in self.parts.intake.finish(purpose, range(first, ledger.position)):
+            if group.failure is not None:
                 log.warning("dropped", extra={"key": group.key, "reason": group.failure})
-                self.ledgers[purpose].drop(group.failure.split(":")[0])
 
-    def _note_parity(self, metrics: dict[str, float]) -> None:
-        self.totals["parity_max"] = max(self.totals["parity_max"], metrics["parity_max"])
-        self.totals["parity_tokens"] += metrics["parity_tokens"]
-
-    def _note_totals(self, facts: GroupFacts) -> None:
+    def _note_work(self, facts: GroupFacts) -> None:
         now = time.monotonic()
-        self.totals["train_seconds"] += now - self.stopwatch
-        self.totals["samples"] += facts.responses
-        self.totals["tokens"] += facts.tokens
+        self.progress.note_work(now - self.stopwatch, facts.responses, facts.tokens)
         self.stopwatch = now
+
+    @property
+    def step(self) -> int:
+        """Training steps made; the number of the policy after them."""
+        return self.progress.step
 
     @property
     def _replaying(self) -> bool:
@@ -267,7 +314,14 @@ class Learning:
     @property
     def _finished(self) -> bool:
         due = evaluation_steps(self.recipe)
-        return self.step >= self.recipe.training.steps and len(self.evaluations) >= len(due)
+        return self.step >= self.recipe.training.steps and len(self.progress.evaluations) >= len(
+            due
+        )
+
+
+def _whole(groups: Sequence[GradedGroup]) -> list[GradedGroup]:
+    """The groups that have not failed."""
+    return [group for group in groups if group.failure is None]
 
 
 @contextmanager

@@ -15,8 +15,12 @@ class ModelNotFound(ValueError):
     """There is no usable model where the recipe says; the text says where it was sought."""
 
 
-def model_folder(path: str, deployment: Deployment) -> Path:
+def model_folder(path: str, deployment: Deployment, field: str = "model.path") -> Path:
     """The folder of a recipe's model, downloaded if it is a hub id and the deployment allows it.
+
+    Args:
+        path: a folder below an allowed root, or a hub id.
+        field: where the recipe names it.
 
     Raises:
         ModelNotFound: if no allowed root holds it, or it has no safetensors weights.
@@ -24,19 +28,18 @@ def model_folder(path: str, deployment: Deployment) -> Path:
     for root in deployment.model_roots:
         folder = (root / path).resolve()
         if folder.is_relative_to(root) and (folder / "config.json").is_file():
-            return _with_safetensors(folder)
+            return _with_safetensors(folder, field)
     if deployment.model_hub:
-        return _with_safetensors(Path(snapshot_download(path, allow_patterns=_NEEDED_FILES)))
+        downloaded = Path(snapshot_download(path, allow_patterns=_NEEDED_FILES))
+        return _with_safetensors(downloaded, field)
     roots = ", ".join(str(root) for root in deployment.model_roots)
     raise ModelNotFound(
-        f"model.path: no model folder {path!r} under {roots} (WEIR_MODEL_ROOTS); "
+        f"{field}: no model folder {path!r} under {roots} (WEIR_MODEL_ROOTS); "
         "to download it from a model hub set WEIR_MODEL_HUB=on"
     )
 
 
-def _with_safetensors(folder: Path) -> Path:
+def _with_safetensors(folder: Path, field: str) -> Path:
     if not any(folder.glob("*.safetensors")):
-        raise ModelNotFound(
-            f"model.path: {folder} holds no *.safetensors; other formats are refused"
-        )
+        raise ModelNotFound(f"{field}: {folder} holds no *.safetensors; other formats are refused")
     return folder

@@ -8,7 +8,9 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge
 from protocol.exchange import Exchange
-from protocol.messages import JobEvent
+from protocol.messages import GradedGroup, JobEvent
+
+from services.learner.selection import Selection
 
 STEP = Gauge("weir_learner_step", "Training steps done in the active job")
 MEASURED = Gauge("weir_learner_step_metric", "A metric of the last training step", ["name"])
@@ -17,6 +19,10 @@ SAMPLES = Counter("weir_learner_trained_samples_total", "Responses trained on")
 SECONDS = Counter("weir_learner_seconds_total", "Where the learner's time went", ["phase"])
 GROUPS = Gauge("weir_groups", "The ledger of the active job", ["purpose", "state"])
 DROPPED = Gauge("weir_groups_dropped", "Groups dropped in the active job", ["purpose", "reason"])
+PRETRAINED = Gauge("weir_learner_pretrain_step", "Steps that the critic has made alone")
+PRETRAINING = Gauge(
+    "weir_learner_pretrain_metric", "A metric of the critic's last step alone", ["name"]
+)
 EVALUATION = Gauge("weir_evaluation", "Result of the last evaluation", ["name"])
 
 
@@ -40,6 +46,34 @@ class Reporter:
         SAMPLES.inc(metrics["samples"])
         TOKENS.inc(metrics["tokens"])
         await self._record(f"step:{step}", f"step {step}", type="metrics", data=dict(metrics))
+
+    async def pretrain_step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Record the metrics of a step that the critic made alone."""
+        PRETRAINED.set(step)
+        _set_gauges(PRETRAINING, metrics)
+        await self._record(
+            f"pretrain:{step}", f"pretrain step {step}", type="metrics", data=dict(metrics)
+        )
+
+    async def undersampled(self, step: int, selection: Selection) -> None:
+        """Warn of a step whose dynamic sampling gave up."""
+        kept, wanted = len(selection.kept), selection.recipe.training.groups_per_step
+        did = f"it trained on {kept} of {wanted} groups" if kept else "it made no update"
+        message = (
+            f"step {step}: {did}: of {len(selection.looked_at)} groups, the most that "
+            "training.max_oversampling allows, no more had a signal; raise it, or give tasks that "
+            "the policy solves sometimes"
+        )
+        data = {"kept": kept, "looked_at": len(selection.looked_at)}
+        await self.say(f"undersampled:{step}", message, level="warn", data=data)
+
+    async def ungradable(self, first: GradedGroup, step: int, share: float, most: float) -> None:
+        """Say why the job pauses: the grader could not score too many of the groups from one on."""
+        message = (
+            f"paused: {share:.0%} of the scores of step {step} could not be graded, more than "
+            f"reward.max_ungradable = {most:.0%}; mend the grader, then resume the job"
+        )
+        await self.say(f"ungradable:{first.key}", message, level="warn")
 
     async def evaluation(self, result: Mapping[str, Any]) -> None:
         """Record the result of an evaluation."""

@@ -73,6 +73,16 @@ class GroupFacts:
     ungradable_process: int = 0
     filtered: int = 0  # truncated, and left out of the loss
 
+    def throughput(self, seconds: float) -> dict[str, float]:
+        """How much was learned from in so many seconds."""
+        return {
+            "samples": self.responses,
+            "tokens": self.tokens,
+            "seconds": seconds,
+            "samples_per_second": self.responses / seconds,
+            "tokens_per_second": self.tokens / seconds,
+        }
+
     def means(self, num_groups: int) -> dict[str, float]:
         """The facts as the metrics of a step."""
         responses, tokens = max(1, self.responses), max(1, self.tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from protocol.messages import Grade, GradedGroup
@@ -38,6 +38,12 @@ class Scoring:
         else:
             advantage = pick(ADVANTAGES, name, recipe.algorithm.model_dump())
         return cls(recipe.reward, recipe.rollout.sampling.max_tokens, advantage)
+
+    @property
+    def without_advantage(self) -> Scoring:
+        """For responses that are compared and not trained on: all of them, with advantage 0."""
+        reward = self.reward.model_copy(update={"overlong_filter": False})
+        return replace(self, reward=reward, advantage=_left_to_the_critic)
 
     def scores(self, grades: Sequence[Grade], lengths: Sequence[int]) -> GroupScores:
         """A group's grades as tensors; every outcome must be a value.

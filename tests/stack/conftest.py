@@ -81,7 +81,12 @@ class Stack:
         httpx.post(url, headers=key, timeout=10).raise_for_status()
 
     def wait_for_step(self, job_id: str, step: int, timeout_s: float = 120) -> None:
-        wait_for(lambda: self.job(job_id)["weir"]["step"] >= step, timeout_s, f"step {step}")
+        def reached() -> bool:
+            job = self.job(job_id)
+            assert job["status"] != "failed", job["error"]
+            return job["weir"]["step"] >= step
+
+        wait_for(reached, timeout_s, f"step {step}")
 
     def wait_for_end(self, job_id: str, timeout_s: float = 180) -> Json:
         ended = {"succeeded", "failed", "cancelled"}

@@ -14,6 +14,10 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class UnknownName(ValueError):
+    """A recipe names what no table holds; the text says what there is and how to add to it."""
+
+
 def pick(table: Mapping[str, F], name: str, settings: Mapping[str, Any]) -> F:
     """The entry ``name`` of a table, with those settings bound that its signature names.
 
@@ -22,8 +26,14 @@ def pick(table: Mapping[str, F], name: str, settings: Mapping[str, Any]) -> F:
     6
 
     Raises:
+        UnknownName: if there is no such entry.
         ValueError: naming the settings without a default that are not given.
     """
+    if name not in table:
+        raise UnknownName(
+            f"{name!r} is none of {', '.join(table)}; if a module of your own adds it, name that "
+            "module in the learner's variable WEIR_EXTENSIONS"
+        )
     function = table[name]
     parameters = inspect.signature(function).parameters.values()
     named = [p for p in parameters if p.kind is p.KEYWORD_ONLY]

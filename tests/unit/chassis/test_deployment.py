@@ -1,5 +1,6 @@
 """What the environment must say, and what it is told when it does not."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,25 @@ def test_lists_are_split() -> None:
     )
     assert deployment.api_keys == ("a", "b")
     assert deployment.model_roots == (Path("/m"), Path("/n"))
+
+
+def test_extensions_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "first_lab.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    Deployment.from_environment({**NEEDED, "WEIR_EXTENSIONS": "first_lab, json"}).load_extensions()
+    assert "first_lab" in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(None, "ModuleNotFoundError"), ("1 / 0", "ZeroDivisionError: division by zero")],
+)
+def test_an_extension_that_cannot_be_imported_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, reason: str
+) -> None:
+    if content is not None:
+        (tmp_path / "second_lab.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    deployment = Deployment.from_environment({**NEEDED, "WEIR_EXTENSIONS": "second_lab"})
+    with pytest.raises(DeploymentError, match=f"WEIR_EXTENSIONS: 'second_lab' .*{reason}"):
+        deployment.load_extensions()

@@ -69,3 +69,10 @@ def test_hub_ids_need_a_hub(tmp_path: Path) -> None:
     assert resolve_model("Qwen/Qwen3-4B", hub) == "Qwen/Qwen3-4B"
     with pytest.raises(Problem, match="not a hub id"):
         resolve_model("/etc/passwd", hub)
+
+
+@pytest.mark.parametrize("name", ["../up", "nowhere"])
+def test_a_refusal_names_where_the_model_was_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(Problem, match=r"recipe\.critic\.path: ") as refused:
+        resolve_model(name, a_deployment(tmp_path), "recipe.critic.path")
+    assert refused.value.param == "recipe.critic.path"

@@ -9,7 +9,7 @@ from protocol.recipe import Recipe
 from pydantic import ValidationError
 
 from services.gateway.errors import Problem, explain_body
-from services.gateway.submission import JobRequest, build_recipe
+from services.gateway.submission import JobRequest, build_recipe, with_critic_folder
 
 TABLES: dict[str, Any] = {
     "model": {"max_context": 64},
@@ -105,3 +105,15 @@ def test_an_unsupported_setting_names_its_place_in_the_recipe() -> None:
         "method.reinforcement.hyperparameters.compute_multiplier: "
         "not supported; use recipe.rollout.group_size instead"
     ]
+
+
+def test_the_critics_path_is_resolved_and_left_alone_where_there_is_none() -> None:
+    tables = TABLES | {"training": {"steps": 1}}
+    with_critic = tables | {"algorithm": {"advantage": "gae"}, "critic": {"path": "value"}}
+    _, recipe = a_recipe_of(with_critic)
+    resolved = with_critic_folder(recipe, lambda path: f"/models/{path}")
+    assert resolved.critic is not None
+    assert resolved.critic.path == "/models/value"
+    for others in (tables, with_critic | {"critic": {}}):
+        _, recipe = a_recipe_of(others)
+        assert with_critic_folder(recipe, lambda path: f"/models/{path}") == recipe

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import pytest
+from protocol import names
 from protocol.messages import ActiveJob, Grade, Graded, RolloutGroup, Ungradable
-from protocol.recipe import Purpose, Reward, VerifierName
+from protocol.recipe import Purpose, Reward
 
 from services.chassis.deployment import DeploymentError
 from services.grader import rubric, worker
@@ -28,7 +27,7 @@ def a_group_of(texts: list[str], answer: str = "2") -> RolloutGroup:
 
 
 def test_every_verifier_that_a_recipe_may_name_exists() -> None:
-    assert set(VERIFIERS) == set(get_args(VerifierName))
+    assert set(VERIFIERS) == set(names.VERIFIERS)
 
 
 @pytest.mark.anyio
@@ -42,6 +41,18 @@ async def test_without_a_process_verifier_only_outcomes_are_graded(tools: Tools)
 async def test_the_process_is_asked_about_correct_responses_only(tools: Tools) -> None:
     grades = await rubric.grade(BOTH, a_group_of(TEXTS), tools)
     assert [grade.process_score for grade in grades] == [1, 0, None, None]
+
+
+@pytest.mark.anyio
+async def test_the_process_is_asked_about_wrong_responses_where_the_recipe_says_so(
+    tools: Tools,
+) -> None:
+    reward = Reward(process="equation_steps", process_for="all")
+    grades = await rubric.grade(reward, a_group_of(TEXTS), tools)
+    assert [grade.accuracy for grade in grades] == [1, 1, 0, 0]
+    assert [grade.process_score for grade in grades] == [1, 0, 1, 0]
+    lost = await rubric.grade(reward, a_group_of([r"1+1=2;\boxed{x+2}"], answer="+*"), tools)
+    assert lost == (Grade(outcome=Ungradable(reason="gold_not_parsable")),)
 
 
 @pytest.mark.anyio

@@ -1,25 +1,50 @@
 """What becomes of a graded group: samples, and the facts that are reported about it."""
 
+from typing import Any
+
 import numpy as np
 import pytest
-from protocol.messages import Grade, Graded, GradedGroup, Ungradable, VersionSpan
+from protocol.messages import FinishReason, Grade, Graded, GradedGroup, Ungradable, VersionSpan
+from protocol.names import CRITIC_ADVANTAGES
 from protocol.recipe import Purpose
 
-from services.learner.algorithms.advantages import grpo, papo
-from services.learner.samples import samples_of
-from tests.builders import a_group, a_request
+from services.learner.samples import pack_samples, samples_of, unpack_samples
+from services.learner.scoring import Scoring
+from tests.builders import a_group, a_recipe, a_request
 
 RIGHT, WRONG = Graded(value=1), Graded(value=0, reason="wrong")
+RIGHT_AND_WRONG = [Grade(outcome=RIGHT), Grade(outcome=WRONG)]
 
 
-def graded(grades: list[Grade], version: int = 0, number: int = 0) -> GradedGroup:
+def scoring(advantage: str, **reward: Any) -> Scoring:
+    critic = {} if advantage in CRITIC_ADVANTAGES else None
+    recipe = a_recipe(algorithm={"advantage": advantage}, reward=reward, critic=critic)
+    return Scoring.of(recipe)
+
+
+grpo, papo = scoring("grpo"), scoring("papo")
+
+
+def graded(
+    grades: list[Grade],
+    version: int = 0,
+    number: int = 0,
+    lengths: list[int] | None = None,
+    truncated: tuple[int, ...] = (),
+) -> GradedGroup:
     request = a_request(number=number, group_size=len(grades))
-    group = a_group(request, [3] * len(grades), version=version)
+    group = a_group(request, lengths or [3] * len(grades), version=version)
+    cut = {"finish_reason": FinishReason.LENGTH}
+    responses = tuple(
+        response.model_copy(update=cut if index in truncated else {})
+        for index, response in enumerate(group.responses)
+    )
+    group = group.model_copy(update={"responses": responses})
     return GradedGroup(purpose=Purpose.TRAIN, number=number, group=group, grades=tuple(grades))
 
 
 def test_each_response_becomes_a_sample_with_its_advantage() -> None:
-    group = graded([Grade(outcome=RIGHT), Grade(outcome=WRONG)])
+    group = graded(RIGHT_AND_WRONG)
     samples, facts = samples_of([group], grpo, attempt=1, version=0)
     assert [s.advantage for s in samples] == pytest.approx([0.707106, -0.707106], abs=1e-6)
     assert group.group is not None
@@ -85,3 +110,99 @@ def test_staleness_is_counted_in_versions() -> None:
     _, facts = samples_of([graded([Grade(outcome=RIGHT)], version=3)], grpo, attempt=1, version=5)
     assert facts.staleness_max == 2
     assert facts.means(1)["staleness"] == 2
+
+
+def test_a_truncated_response_can_be_left_out_of_the_loss_but_not_of_the_statistics() -> None:
+    group = graded(RIGHT_AND_WRONG, truncated=(1,))
+    (sample,), facts = samples_of(
+        [group], scoring("grpo", overlong_filter=True), attempt=1, version=0
+    )
+    assert sample.advantage == pytest.approx(0.707106, abs=1e-6)
+    assert (facts.responses, facts.truncated, facts.filtered) == (2, 1, 1)
+    assert facts.means(1)["filtered"] == 0.5
+    samples, facts = samples_of([group], grpo, attempt=1, version=0)
+    assert (len(samples), facts.filtered) == (2, 0)
+
+
+def test_a_filter_may_leave_nothing_of_a_group() -> None:
+    group = graded(RIGHT_AND_WRONG, truncated=(0, 1))
+    filtering = scoring("grpo", overlong_filter=True)
+    samples, facts = samples_of([group], filtering, attempt=1, version=0)
+    assert (samples, facts.filtered, facts.tokens) == ([], 2, 6)
+    assert unpack_samples(pack_samples(samples)) == []
+
+
+def test_what_is_only_compared_is_not_filtered() -> None:
+    filtering = scoring("grpo", overlong_filter=True).without_advantage
+    samples, _ = samples_of(
+        [graded(RIGHT_AND_WRONG, truncated=(0,))], filtering, attempt=1, version=0
+    )
+    assert [sample.advantage for sample in samples] == [0, 0]
+
+
+def test_an_overlong_response_pays_but_its_group_gains_no_signal() -> None:
+    shaped = scoring("grpo", overlong_buffer=4, overlong_factor=0.5)  # max_tokens is 8
+    both_wrong = graded([Grade(outcome=WRONG)] * 2, lengths=[4, 8])
+    samples, facts = samples_of([both_wrong], shaped, attempt=1, version=0)
+    assert [sample.reward for sample in samples] == pytest.approx([0, -0.5])
+    assert samples[0].advantage > 0 > samples[1].advantage
+    assert facts.groups_with_signal == 0
+    assert not shaped.has_signal(both_wrong)
+    assert shaped.has_signal(graded(RIGHT_AND_WRONG, lengths=[8, 4]))
+
+
+def test_a_shaped_reward_does_not_decide_what_is_correct() -> None:
+    shaped = scoring("papo", overlong_buffer=8, values=(-1.0, 1.0))
+    group = graded(RIGHT_AND_WRONG, lengths=[8, 1])
+    samples, facts = samples_of([group], shaped, attempt=1, version=0)
+    assert [sample.correct for sample in samples] == [True, False]
+    assert [sample.reward for sample in samples] == pytest.approx([0.0, -1.125])
+    assert facts.correct == 1
+
+
+def test_an_answer_pays_what_the_recipe_says() -> None:
+    samples, facts = samples_of(
+        [graded(RIGHT_AND_WRONG)], scoring("dr_grpo", values=(-1.0, 1.0)), attempt=1, version=0
+    )
+    assert [sample.reward for sample in samples] == [1, -1]
+    assert [sample.advantage for sample in samples] == [1, -1]
+    assert facts.means(1)["reward"] == 0
+
+
+@pytest.mark.parametrize("name", CRITIC_ADVANTAGES)
+def test_where_a_critic_estimates_advantages_a_sample_has_its_reward_only(name: str) -> None:
+    group = graded(RIGHT_AND_WRONG)
+    with_critic = scoring(name, values=(-1.0, 1.0))
+    samples, _ = samples_of([group], with_critic, attempt=1, version=0)
+    assert [sample.advantage for sample in samples] == [0, 0]
+    assert [sample.reward for sample in samples] == [1, -1]
+    assert with_critic.has_signal(group)
+    assert not with_critic.has_signal(graded([Grade(outcome=RIGHT)] * 2))
+
+
+def test_groups_of_correct_responses_have_a_signal_where_their_process_differs() -> None:
+    scores = [Graded(value=1.0), Graded(value=0.5)]
+    differs = graded([Grade(outcome=RIGHT, process=process) for process in scores])
+    alike = graded([Grade(outcome=RIGHT, process=scores[0])] * 2)
+    assert [papo.has_signal(group) for group in (differs, alike)] == [True, False]
+    assert not grpo.has_signal(differs)
+
+
+def test_a_group_that_could_not_be_graded_at_all_has_no_signal() -> None:
+    lost = graded([Grade(outcome=Ungradable(reason="gold_not_parsable"))] * 2)
+    assert not papo.has_signal(lost)
+    samples, facts = samples_of([lost], papo, attempt=1, version=0)
+    assert (samples, facts.responses) == ([], 0)
+
+
+def test_samples_travel_to_other_ranks_unchanged() -> None:
+    samples, _ = samples_of([graded(RIGHT_AND_WRONG)], grpo, attempt=1, version=0)
+    for sent, arrived in zip(samples, unpack_samples(pack_samples(samples)), strict=True):
+        assert np.array_equal(sent.token_ids, arrived.token_ids)
+        assert np.array_equal(sent.on_version, arrived.on_version)
+        assert arrived.advantage == pytest.approx(sent.advantage)
+        assert (arrived.reward, arrived.correct, arrived.group) == (
+            sent.reward,
+            sent.correct,
+            sent.group,
+        )

@@ -1,0 +1,160 @@
+"""Selection: which groups a training step takes, and how many more to ask for. Pure.
+
+A step looks at groups in the order of their numbers and keeps those that have something to teach,
+until it has ``groups_per_step`` of them, or has looked at ``max_oversampling`` times as many. Each
+decision follows from the first number, the groups and the step alone, so that an attempt which
+takes a step again decides the same. Without dynamic sampling it is the same rule with a factor of
+1: every group that has not failed is kept, and none is replaced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from protocol.messages import GradedGroup
+from protocol.recipe import Recipe
+
+NO_SIGNAL = "no_signal"
+SURPLUS = "surplus"
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """How far ahead may be asked, and which step a number is expected to serve."""
+
+    step: int
+    position: int  # the next number that will be looked at
+    needs: tuple[int, ...] = ()  # so many numbers this step and those after it may yet look at
+    most: int = 0  # so many numbers from the position on may be asked for, whatever the needs
+
+    @property
+    def admitted(self) -> int:
+        """Every number below may be asked for."""
+        return self.position + min(sum(self.needs), self.most)
+
+    def step_of(self, number: int) -> int:
+        """The step that is expected to look at a number, at most the last one that has needs."""
+        end = self.position
+        for ahead, need in enumerate(self.needs):
+            end += need
+            if number < end:
+                return self.step + ahead
+        return self.step + max(0, len(self.needs) - 1)
+
+
+@dataclass
+class Selection:
+    """One step's selection, group by group."""
+
+    recipe: Recipe
+    has_signal: Callable[[GradedGroup], bool]
+    step: int
+    first: int  # the first number that the step looks at
+    keep_rate: float = 1.0  # the recent share of groups that were kept
+    looked_at: list[GradedGroup] = field(default_factory=list)
+    kept: list[GradedGroup] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)  # the reasons
+
+    @property
+    def next_number(self) -> int:
+        """The number of the group to look at next."""
+        return self.first + len(self.looked_at)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the step looks at no more groups."""
+        return self._wanted <= 0 or self._may_look_at <= 0
+
+    @property
+    def is_undersampled(self) -> bool:
+        """Whether dynamic sampling has given up before it had enough groups."""
+        return self._dynamic and self.is_complete and self._wanted > 0
+
+    @property
+    def waste(self) -> float:
+        """The share of dropped groups among those looked at."""
+        return len(self.dropped) / max(1, len(self.looked_at))
+
+    def look(self, group: GradedGroup) -> None:
+        """Keep the next group, or drop it for a reason."""
+        assert group.number == self.next_number, (
+            "groups are looked at in the order of their numbers"
+        )
+        reason = self._reason_to_drop(group)
+        self.looked_at.append(group)
+        if reason is None:
+            self.kept.append(group)
+        else:
+            self.dropped.append(reason)
+        if reason != SURPLUS:  # its age says nothing about what the tasks have to teach
+            memory = 2 * self._per_step
+            self.keep_rate += (float(reason is None) - self.keep_rate) / memory
+
+    @property
+    def outlook(self) -> Outlook:
+        """What to ask for now: this step's deficit, and ``max_staleness`` steps more.
+
+        While the step is not complete, the next number is always among it.
+        """
+        training = self.recipe.training
+        steps_ahead = min(training.max_staleness, training.steps - 1 - self.step)
+        ahead = (min(self._to_keep(self._per_step), self._limit),) * max(0, steps_ahead)
+        now = min(self._to_keep(self._wanted), self._may_look_at)
+        needs = (max(0, now), *ahead) if self.step < training.steps else ()
+        return Outlook(self.step, self.next_number, needs, self.recipe.groups_in_flight)
+
+    def _reason_to_drop(self, group: GradedGroup) -> str | None:
+        if group.failure is not None:
+            return failure_kind(group)
+        if oldest_version(group, self.step) < self.step - self.recipe.training.max_staleness:
+            return SURPLUS
+        return NO_SIGNAL if self._dynamic and not self.has_signal(group) else None
+
+    def _to_keep(self, groups: int) -> int:
+        """How many groups to look at, by experience, until so many are kept."""
+        return math.ceil(groups / max(self.keep_rate, 1 / self._oversampling))
+
+    @property
+    def _wanted(self) -> int:
+        return self._per_step - len(self.kept)
+
+    @property
+    def _may_look_at(self) -> int:
+        return self._limit - len(self.looked_at)
+
+    @property
+    def _limit(self) -> int:
+        return math.ceil(self._per_step * self._oversampling)
+
+    @property
+    def _oversampling(self) -> float:
+        return self.recipe.training.max_oversampling if self._dynamic else 1.0
+
+    @property
+    def _dynamic(self) -> bool:
+        return self.recipe.training.dynamic_sampling
+
+    @property
+    def _per_step(self) -> int:
+        return self.recipe.training.groups_per_step
+
+
+def oldest_version(group: GradedGroup, default: int) -> int:
+    """The oldest version of the policy that sampled a token of a group, else ``default``."""
+    responses = group.group.responses if group.group is not None else ()
+    return min((span.version for r in responses for span in r.spans), default=default)
+
+
+def failure_kind(group: GradedGroup) -> str | None:
+    """Why a group failed, without the details; None if it has not."""
+    return None if group.failure is None else group.failure.split(":")[0]
+
+
+def ungradable_share(groups: Iterable[GradedGroup]) -> float:
+    """The share of scores that were asked for and could not be given."""
+    grades = [grade for group in groups for grade in group.grades]
+    scores = [score for grade in grades for score in (grade.outcome, grade.process)]
+    asked = [score for score in scores if score is not None]
+    return sum(score.kind == "ungradable" for score in asked) / max(1, len(asked))

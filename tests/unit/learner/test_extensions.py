@@ -1,0 +1,107 @@
+"""Formulas from outside, as CONTRIBUTING.md shows, and what is said where one is missing."""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from protocol.recipe import Recipe
+from torch import Tensor
+
+from services.chassis.deployment import Deployment
+from services.learner.algorithms import UnknownName, pick
+from services.learner.algorithms.advantages import ADVANTAGES, GroupScores
+from services.learner.formulas import check_formulas, order_warnings
+from services.learner.samples import samples_of
+from services.learner.scoring import Scoring
+from tests.builders import a_graded_group, a_group, a_recipe
+
+ROOT = Path(__file__).parents[3]
+MODULE = re.compile(r'```python\n("""my_lab.*?)```', re.DOTALL)
+
+
+@pytest.fixture
+def my_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The module of CONTRIBUTING.md, loaded as the learner loads it."""
+    (module,) = MODULE.findall((ROOT / "CONTRIBUTING.md").read_text())
+    (tmp_path / "my_lab.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    address = {"WEIR_REDIS_URL": "redis://x", "WEIR_DATA_DIR": "/data", "WEIR_PORT": "8000"}
+    Deployment.from_environment({**address, "WEIR_EXTENSIONS": "my_lab"}).load_extensions()
+    yield
+    del sys.modules["my_lab"]
+    del ADVANTAGES["my_lab.squared"]
+
+
+def recipe_with(**algorithm: object) -> Recipe:
+    return a_recipe(algorithm={"advantage": "grpo", **algorithm})
+
+
+@pytest.mark.usefixtures("my_lab")
+def test_an_advantage_from_outside_is_found_by_its_name() -> None:
+    recipe = recipe_with(advantage="my_lab.squared")
+    check_formulas(recipe)
+    group = a_graded_group(a_group(lengths=[1, 1, 1, 1]), [1, 0, 0, 0])
+    samples, _ = samples_of([group], Scoring.of(recipe), attempt=1, version=0)
+    assert [sample.advantage for sample in samples] == [0.5625] + [-0.0625] * 3
+
+
+@pytest.mark.parametrize("field", ["advantage", "objective", "aggregation"])
+def test_a_formula_that_no_table_holds_is_named_with_the_remedy(field: str) -> None:
+    with pytest.raises(UnknownName) as unknown:
+        check_formulas(recipe_with(**{field: "my_lab.missing"}))
+    message = str(unknown.value)
+    assert message.startswith(f"algorithm.{field}: 'my_lab.missing' is none of ")
+    assert "WEIR_EXTENSIONS" in message
+    if field == "advantage":
+        assert "dr_grpo" in message
+
+
+def test_with_a_critic_the_advantage_is_sought_among_those_that_use_it() -> None:
+    check_formulas(a_recipe(algorithm={"advantage": "gae"}, critic={}))
+    with pytest.raises(UnknownName, match="decoupled_gae"):
+        check_formulas(a_recipe(algorithm={"advantage": "my_lab.missing"}, critic={}))
+
+
+def test_an_entry_gets_the_settings_that_it_names() -> None:
+    def scaled(x: float, *, factor: float = 1) -> float:
+        return x * factor
+
+    assert pick({"scaled": scaled}, "scaled", {"factor": 3, "unrelated": 0})(2) == 6
+    assert pick({"scaled": scaled}, "scaled", {})(2) == 2
+
+
+def test_an_entry_that_needs_a_setting_which_no_recipe_has_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def spread(scores: GroupScores, *, spread: float) -> Tensor:
+        return scores.reward * spread
+
+    monkeypatch.setitem(ADVANTAGES, "my_lab.spread", spread)
+    with pytest.raises(UnknownName, match=r"advantage: my_lab\.spread needs the settings spread"):
+        check_formulas(recipe_with(advantage="my_lab.spread"))
+
+
+@pytest.mark.parametrize(
+    ("ddof", "group_size", "lambda_process", "warned"),
+    [(1, 8, 1.0, 0), (1, 8, 1.1, 1), (1, 16, 0.7, 1), (0, 8, 1.05, 1), (0, 8, 1.0, 0)],
+)
+def test_papo_is_warned_of_where_it_can_rank_a_wrong_response_higher(
+    ddof: int, group_size: int, lambda_process: float, warned: int
+) -> None:
+    algorithm = {"advantage": "papo", "ddof": ddof, "lambda_process": lambda_process}
+    recipe = a_recipe(algorithm=algorithm, rollout={"group_size": group_size})
+    assert len(order_warnings(recipe)) == warned
+
+
+def test_a_product_is_warned_of_only_where_wrong_answers_pay() -> None:
+    product = {"advantage": "multiplicative"}
+    assert order_warnings(a_recipe(algorithm=product)) == []
+    (warning,) = order_warnings(a_recipe(algorithm=product, reward={"values": (0.5, 1.0)}))
+    assert "reward.values" in warning
+
+
+def test_normalizing_over_the_whole_group_keeps_the_order_for_any_weight() -> None:
+    algorithm = {"advantage": "papo_full_norm", "lambda_process": 50.0}
+    assert order_warnings(a_recipe(algorithm=algorithm)) == []

@@ -1,0 +1,260 @@
+"""What a step takes of the groups, how far ahead is asked, and that nothing waits for ever."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from protocol.messages import GradedGroup, RolloutRequest
+from protocol.recipe import Purpose, Recipe
+
+from services.learner.feeder import Feeder
+from services.learner.scoring import Scoring
+from services.learner.selection import (
+    NO_SIGNAL,
+    SURPLUS,
+    Outlook,
+    Selection,
+    oldest_version,
+    ungradable_share,
+)
+from tests.builders import a_graded_group, a_group, a_recipe, a_request, a_task
+
+
+def a_selection(*, step: int = 0, first: int = 0, **training: Any) -> Selection:
+    defaults = {"steps": 10, "groups_per_step": 4, "max_staleness": 1, "max_oversampling": 3}
+    recipe = a_recipe(training=defaults | {"dynamic_sampling": True} | training)
+    return Selection(recipe, Scoring.of(recipe).has_signal, step, first)
+
+
+def a_graded(number: int, *, signal: bool = True, version: int = 0) -> GradedGroup:
+    group = a_group(a_request(number=number), version=version)
+    return a_graded_group(group, [1, 0] if signal else [1, 1])
+
+
+def failed(number: int) -> GradedGroup:
+    return GradedGroup(purpose=Purpose.TRAIN, number=number, failure="deaths: 3 workers died")
+
+
+def look_until_complete(selection: Selection, group_of: Callable[[int], GradedGroup]) -> Selection:
+    while not selection.is_complete:
+        selection.look(group_of(selection.next_number))
+    return selection
+
+
+def numbers(groups: list[GradedGroup]) -> list[int]:
+    return [group.number for group in groups]
+
+
+def test_groups_without_a_signal_are_dropped_and_replaced_by_the_next() -> None:
+    selection = look_until_complete(
+        a_selection(first=8), lambda number: a_graded(number, signal=number % 2 == 0)
+    )
+    assert numbers(selection.kept) == [8, 10, 12, 14]
+    assert selection.dropped == [NO_SIGNAL] * 3
+    assert selection.next_number == 15
+    assert selection.waste == 3 / 7
+    assert not selection.is_undersampled
+
+
+def test_a_step_gives_up_at_its_limit_and_takes_what_there_is() -> None:
+    selection = look_until_complete(
+        a_selection(), lambda number: a_graded(number, signal=number == 5)
+    )
+    assert (numbers(selection.kept), len(selection.looked_at)) == ([5], 12)
+    assert selection.is_undersampled
+
+
+def test_without_dynamic_sampling_every_group_is_kept_and_a_failed_one_not_replaced() -> None:
+    selection = look_until_complete(
+        a_selection(dynamic_sampling=False),
+        lambda number: failed(number) if number == 2 else a_graded(number, signal=False),
+    )
+    assert numbers(selection.kept) == [0, 1, 3]
+    assert selection.dropped == ["deaths"]
+    assert not selection.is_undersampled
+
+
+def test_a_failed_group_is_replaced_under_dynamic_sampling() -> None:
+    selection = look_until_complete(
+        a_selection(), lambda number: failed(number) if number == 2 else a_graded(number)
+    )
+    assert numbers(selection.kept) == [0, 1, 3, 4]
+
+
+@pytest.mark.parametrize(("version", "dropped"), [(4, []), (3, [SURPLUS])])
+def test_a_group_that_is_too_old_by_the_time_it_is_looked_at_is_surplus(
+    version: int, dropped: list[str]
+) -> None:
+    selection = a_selection(step=5)
+    selection.look(a_graded(0, version=version))
+    assert selection.dropped == dropped
+    assert oldest_version(selection.looked_at[0], 5) == version
+
+
+def test_the_age_of_a_group_says_nothing_about_the_tasks() -> None:
+    selection = a_selection(step=5)
+    selection.look(a_graded(0, version=0))
+    assert selection.keep_rate == 1
+    selection.look(a_graded(1, signal=False, version=5))
+    assert selection.keep_rate == 1 - 1 / 8
+
+
+def test_groups_are_looked_at_in_order() -> None:
+    with pytest.raises(AssertionError, match="in the order"):
+        a_selection().look(a_graded(1))
+
+
+def test_without_dynamic_sampling_a_number_decides_its_step() -> None:
+    for looked_at in range(5):
+        selection = a_selection(step=2, first=8, dynamic_sampling=False)
+        for number in range(8, 8 + looked_at):
+            selection.look(failed(number))
+        outlook = selection.outlook
+        assert outlook.admitted == 16
+        assert [outlook.step_of(n) for n in range(8 + looked_at, 16)] == [
+            n // 4 for n in range(8 + looked_at, 16)
+        ]
+
+
+def test_the_deficit_is_asked_for_by_recent_experience() -> None:
+    selection = a_selection(max_staleness=0)
+    assert selection.outlook.admitted == 4
+    for number in range(4):
+        selection.look(a_graded(number, signal=number == 0))
+    rate = (7 / 8) ** 3  # three of a memory of eight
+    assert selection.keep_rate == pytest.approx(rate)
+    assert selection.outlook.needs == (5,)  # 3 / rate, rounded up
+    for number in range(4, 10):
+        selection.look(a_graded(number, signal=False))
+    assert selection.outlook.needs == (2,)  # no more than the limit of 12
+
+
+def test_no_more_is_asked_than_may_be_in_flight() -> None:
+    selection = a_selection(max_staleness=3, max_oversampling=100)
+    selection.keep_rate = 0.01
+    assert sum(selection.outlook.needs) > 64
+    assert selection.outlook.admitted == selection.recipe.groups_in_flight == 64
+
+
+def test_nothing_is_asked_for_beyond_the_last_step() -> None:
+    assert a_selection(step=9, max_staleness=5).outlook.admitted == 4
+    assert a_selection(step=10, first=40).outlook.admitted == 40
+
+
+def test_a_number_beyond_all_needs_is_expected_by_the_last_step_that_has_some() -> None:
+    outlook = Outlook(step=3, position=10, needs=(2, 4), most=100)
+    assert [outlook.step_of(n) for n in range(10, 18)] == [3, 3, 4, 4, 4, 4, 4, 4]
+    assert Outlook(step=3, position=10).step_of(12) == 3
+
+
+def test_the_share_of_ungradable_scores_counts_only_what_was_asked_for() -> None:
+    lost = {"kind": "ungradable", "reason": "timeout"}
+    right = {"kind": "graded", "value": 1}
+    grades = [{"outcome": right, "process": lost}, {"outcome": right}]
+    assert ungradable_share([a_graded_group(a_group(), grades=grades), failed(1)]) == 1 / 3
+    assert ungradable_share([]) == 0
+
+
+@dataclass
+class Line:
+    """Learner, exchange and rollouts, without their clocks: ``chance`` says who is when at work."""
+
+    recipe: Recipe
+    chance: random.Random
+    keep_share: float
+    asked: dict[int, RolloutRequest] = field(default_factory=dict)
+    feeder: Feeder = field(init=False)
+    answered: dict[int, GradedGroup] = field(default_factory=dict)
+    step: int = 0
+    position: int = 0
+    keep_rate: float = 1.0
+    taken: list[tuple[int, list[int], list[str]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        tasks = (a_task(),)
+        self.feeder = Feeder(never, "job", 1, self.recipe, tasks, Purpose.TRAIN, lambda _: False)
+
+    def selection(self) -> Selection:
+        return Selection(self.recipe, has_signal, self.step, self.position, self.keep_rate)
+
+    def train_step(self) -> None:
+        selection = self.selection()
+        while not selection.is_complete:
+            self.ask(selection.outlook)
+            while selection.next_number not in self.answered:
+                assert self.asked[selection.next_number].min_version <= self.step
+                self.sample()
+            selection.look(self.answered[selection.next_number])
+        self.taken.append((self.step, numbers(selection.kept), selection.dropped))
+        oldest = [oldest_version(group, self.step) for group in selection.kept]
+        assert min(oldest, default=self.step) >= self.step - self.recipe.training.max_staleness
+        self.step += 1
+        self.position, self.keep_rate = selection.next_number, selection.keep_rate
+        self.ask(self.selection().outlook)
+
+    def ask(self, outlook: Outlook) -> None:
+        assert outlook.admitted <= outlook.position + self.recipe.groups_in_flight
+        self.feeder.admit(outlook)
+        for number in range(len(self.asked), outlook.admitted):
+            request = self.feeder.request(number)
+            assert request.step - request.min_version <= self.recipe.training.max_staleness
+            assert request.min_version <= self.step, "asked for a version that waits for the answer"
+            self.asked[number] = request
+
+    def sample(self) -> None:
+        """Some of the requests are answered, by the newest weights, if those may."""
+        numbers = [n for n, request in self.asked.items() if request.min_version <= self.step]
+        waiting = [n for n in numbers if n not in self.answered]
+        for number in self.chance.sample(waiting, self.chance.randint(0, len(waiting))):
+            group = a_group(self.asked[number], [1, 1], version=self.step)
+            signal = self.chance.random() < self.keep_share
+            self.answered[number] = a_graded_group(group, [1, 0] if signal else [1, 1])
+
+
+async def never(_: RolloutRequest) -> None:
+    raise AssertionError("the feeder's requests are taken from it one by one")
+
+
+def has_signal(group: GradedGroup) -> bool:
+    return group.grades[1].accuracy == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    max_staleness=st.integers(0, 3),
+    keep_share=st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]),
+    max_oversampling=st.sampled_from([1.0, 1.5, 3.0, 10.0]),
+    dynamic=st.booleans(),
+)
+def test_every_step_ends_on_fresh_groups_and_a_repeated_step_decides_the_same(
+    seed: int, max_staleness: int, keep_share: float, max_oversampling: float, dynamic: bool
+) -> None:
+    training = {
+        "steps": 8,
+        "groups_per_step": 3,
+        "max_staleness": max_staleness,
+        "dynamic_sampling": dynamic,
+        "max_oversampling": max_oversampling,
+    }
+    line = Line(a_recipe(training=training), random.Random(seed), keep_share)
+    for _ in range(6):
+        line.train_step()
+    if not dynamic:
+        assert line.position == 18
+
+    again = Line(line.recipe, random.Random(seed + 1), keep_share)
+    again.asked, again.answered = line.asked, dict(line.answered)
+    for _ in range(6):
+        again.train_step()
+    assert again.taken == line.taken
+    assert again.answered == line.answered, "it waited for nothing"
+    for _ in range(2):
+        again.train_step()
+    assert len(again.asked) >= again.position
+    if not dynamic:
+        assert len(again.asked) == again.position == 24
