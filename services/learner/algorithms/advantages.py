@@ -73,7 +73,7 @@ def standardized_as_verl(values: Tensor) -> Tensor:
     """verl's convention, [n] to [n]: sample std + 1e-6, and a lone value is divided by 1 + 1e-6."""
     if values.shape[0] == 1:
         return at_least_float32(values) / (1 + EPS)
-    return _over_sample_std(values, EPS)
+    return _over_sample_std(values)
 
 
 def grpo(
@@ -155,8 +155,7 @@ def multiplicative(scores: GroupScores) -> Tensor:
     Made for outcomes of 0 and 1. The process score of a wrong response without one is 0; a correct
     one without has no reward, and is left out.
     """
-    product = scores.outcome * _process_of_all(scores)
-    return _among(~product.isnan(), product + scores.penalty, standardized_as_verl)
+    return _of_the_judged(scores.outcome * _process_of_all(scores) + scores.penalty)
 
 
 def process_only(scores: GroupScores) -> Tensor:
@@ -164,7 +163,7 @@ def process_only(scores: GroupScores) -> Tensor:
 
     Wrong responses are judged too. A response without a process score is left out.
     """
-    return _among(~scores.process.isnan(), scores.process + scores.penalty, standardized_as_verl)
+    return _of_the_judged(scores.process + scores.penalty)
 
 
 def order_safe_bounds(group_size: int, *, ddof: int = 1) -> dict[int, float]:
@@ -192,11 +191,17 @@ def order_safe_lambda(group_size: int, *, ddof: int = 1) -> float:
     return min(order_safe_bounds(group_size, ddof=ddof).values(), default=float("inf"))
 
 
-def _over_sample_std(values: Tensor, eps: float) -> Tensor:
+def _over_sample_std(values: Tensor, eps: float = EPS) -> Tensor:
     """(x - mean) / (sample std + eps), [n] to [n]; zeros for n < 2."""
     if values.shape[0] < 2:
         return centered(values)
     return centered(values) / (at_least_float32(values).std(correction=1) + eps)
+
+
+def _of_the_judged(rewards: Tensor) -> Tensor:
+    """verl's GRPO over the rewards that are not NaN, [group]; one that is left alone has 0."""
+    formula = standardized_as_verl if rewards.shape[0] == 1 else _over_sample_std
+    return _among(~rewards.isnan(), rewards, formula)
 
 
 def _process_of_all(scores: GroupScores) -> Tensor:
