@@ -37,12 +37,10 @@ def worst_case_in_words(recipe: Recipe, num_held_out: int) -> str:
 
 def groups_in_words(recipe: Recipe) -> str:
     """The arithmetic of ``recipe.groups_in_flight``, with the names of the settings."""
-    training, groups = recipe.training, recipe.groups_in_flight
+    training = recipe.training
     steps = f"(max_staleness {training.max_staleness} + 1) x groups_per_step"
+    words = f"{steps} {training.groups_per_step}"
     if not training.dynamic_sampling:
-        return f"{steps} {training.groups_per_step}"
-    refill = groups / ((training.max_staleness + 1) * training.groups_per_step)
-    return (
-        f"{groups} groups ({steps} {training.groups_per_step} x {refill:.4g}, since "
-        "dynamic_sampling asks for more than a step needs)"
-    )
+        return words
+    plain = (training.max_staleness + 1) * training.groups_per_step
+    return f"{words} x {recipe.groups_in_flight / plain:.4g} for dynamic_sampling"

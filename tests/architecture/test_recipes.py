@@ -25,6 +25,7 @@ SIZES = {
     "training.steps",
     "training.groups_per_step",
     "training.micro_batch_tokens",
+    "training.recompute_activations",
     "training.checkpoint_every",
     "optimizer.learning_rate",
     "optimizer.warmup_steps",

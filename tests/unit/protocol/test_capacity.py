@@ -52,14 +52,12 @@ def test_dynamic_sampling_has_more_groups_in_flight() -> None:
 )
 def test_the_words_say_the_same_as_the_number(recipe: Recipe) -> None:
     words = worst_case_in_words(recipe, num_held_out=50)
-    words = re.sub(r"\d+ groups \((.*?), since.*?a step needs\)", r"\1", words)
     arithmetic = re.sub(r"[a-z][a-z_.]*", "", words.replace(" x ", " * "))
     assert eval(arithmetic) == worst_case_bytes(recipe, num_held_out=50)
 
 
 def test_the_words_name_the_settings() -> None:
     words = worst_case_in_words(a_recipe(training=DYNAMIC), num_held_out=0)
-    for name in ("max_staleness 1", "groups_per_step 2", "dynamic_sampling", "group_size 2"):
+    for name in ("max_staleness 1", "groups_per_step 2 x 2.5 for dynamic_sampling", "group_size 2"):
         assert name in words
-    assert "10 groups" in words
     assert "dynamic_sampling" not in worst_case_in_words(a_recipe(), num_held_out=0)

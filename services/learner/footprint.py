@@ -1,0 +1,224 @@
+"""What a recipe takes of a GPU's memory: arithmetic, with the formula of every number. Pure.
+
+The learner's numbers follow what `services/learner/engine.py` asks of DeepSpeed 0.19: gradients in
+the model's dtype, AdamW on float32 copies. Buffers of CUDA, NCCL and the allocator are not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protocol.recipe import Optimizer, Recipe
+
+from services.learner.model_shape import ModelShape
+
+GIB = 2**30
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+REDUCE_BUCKET = 500_000_000  # DeepSpeed's default, in numbers
+LIVE_PARAMETERS = 1_000_000_000  # so many are gathered at once under ZeRO-3, by default
+# `token_logprobs` with its backward pass held 6.2 (bfloat16) and 6.3 (float32) at its peak.
+LOGIT_COPIES = 7
+
+
+@dataclass(frozen=True)
+class Item:
+    """One part of the memory of one GPU."""
+
+    what: str
+    bytes: int
+    formula: str
+
+
+@dataclass(frozen=True)
+class LearnerFootprint:
+    """The memory of one GPU of the learner, at the largest micro-batch that may come."""
+
+    held: tuple[Item, ...]  # all the time
+    backward: tuple[Item, ...]  # during a backward pass
+    step: tuple[Item, ...]  # during an optimizer step, when those are gone
+
+    @property
+    def peak(self) -> int:
+        """Bytes when it is fullest."""
+        return total(self.held) + max(total(self.backward), total(self.step))
+
+
+@dataclass(frozen=True)
+class RolloutFootprint:
+    """The memory of one GPU of an engine that samples, and how many responses that holds."""
+
+    weights: Item
+    cache: Item  # the keys and values of all responses that are sampled at the same time
+    room: int  # bytes that are left for them
+    bytes_per_token: int
+    responses_asked: int  # of one engine, at the same time
+    responses_held: int  # so many of them fit at full length
+
+
+def total(items: Sequence[Item]) -> int:
+    """Bytes of all items."""
+    return sum(item.bytes for item in items)
+
+
+def longest_micro_batch(recipe: Recipe) -> int:
+    """Positions of the largest micro-batch, padding included; a long sample may go alone."""
+    training = recipe.training
+    groups = math.ceil(training.groups_per_step / training.updates_per_batch)
+    mini_batch = groups * recipe.rollout.group_size * recipe.model.max_context
+    return max(recipe.model.max_context, min(training.micro_batch_tokens, mini_batch))
+
+
+def learner_footprint(
+    recipe: Recipe, policy: ModelShape, critic: ModelShape | None, num_gpus: int
+) -> LearnerFootprint:
+    """What one of ``num_gpus`` GPUs of the learner holds; ``critic`` if the recipe has one."""
+    dtype = recipe.model.dtype
+    held = _trained("policy", policy.parameters, recipe.optimizer, dtype, num_gpus)
+    shapes, steps = [policy], [_step("policy", policy.parameters, recipe.optimizer, num_gpus)]
+    if recipe.critic is not None and critic is not None:
+        parameters, settings = critic.critic_parameters, recipe.critic.optimizer
+        held += _trained("critic", parameters, settings, dtype, num_gpus)
+        shapes.append(critic)
+        steps.append(_step("critic", parameters, settings, num_gpus))
+    if recipe.algorithm.divergence_weight > 0:
+        stage = recipe.optimizer.zero_stage
+        held.append(_weights("reference", policy.parameters, stage, dtype, num_gpus))
+    activations = max((_activations(recipe, shape) for shape in shapes), key=_bytes)
+    return LearnerFootprint(
+        held=tuple(held),
+        backward=(activations, _logits(recipe, policy)),
+        step=(max(steps, key=_bytes),),
+    )
+
+
+def rollout_footprint(
+    recipe: Recipe, shape: ModelShape, *, num_gpus: int, gpu_bytes: int, responses: int
+) -> RolloutFootprint:
+    """What one GPU of an engine holds.
+
+    Args:
+        recipe: its model's dtype and longest context count.
+        shape: of the policy.
+        num_gpus: the engine splits the model over so many.
+        gpu_bytes: of each GPU, what the engine may use.
+        responses: the engine samples at most so many at the same time.
+    """
+    size = DTYPE_BYTES[recipe.model.dtype]
+    weights = Item(
+        "weights",
+        math.ceil(shape.parameters * size / num_gpus),
+        f"{count(shape.parameters)} x {size} bytes" + _over(num_gpus),
+    )
+    # A key-value head is never split: GPUs beyond their number hold copies.
+    heads = math.ceil(shape.key_value_heads / num_gpus)
+    per_token = 2 * shape.layers * heads * shape.head_size * size
+    full_length = per_token * recipe.model.max_context
+    cache = Item(
+        "keys and values",
+        responses * full_length,
+        f"{responses} responses x {recipe.model.max_context} tokens x {per_token:,} bytes "
+        f"(2 x {shape.layers} layers x {heads} heads x {shape.head_size} x {size})",
+    )
+    room = max(0, gpu_bytes - weights.bytes)
+    return RolloutFootprint(
+        weights, cache, room, per_token, responses, min(responses, room // full_length)
+    )
+
+
+def count(number: int) -> str:
+    """A number of parameters for people: ``7.62 B``."""
+    for size, letter in ((10**9, "B"), (10**6, "M")):
+        if number >= size:
+            return f"{number / size:.2f} {letter}"
+    return f"{number:,}"
+
+
+def _trained(
+    who: str, parameters: int, settings: Optimizer, dtype: str, num_gpus: int
+) -> list[Item]:
+    size, stage = DTYPE_BYTES[dtype], settings.zero_stage
+    shards = num_gpus if stage >= 1 else 1
+    items = [
+        _weights(who, parameters, stage, dtype, num_gpus),
+        _gradients(who, parameters, stage, size, num_gpus),
+        _item(f"{who}: Adam's moments", parameters, 8, shards),
+    ]
+    if dtype != "float32" or stage >= 1:  # ZeRO copies even float32
+        items.append(_item(f"{who}: float32 copy of the weights", parameters, 4, shards))
+    return items
+
+
+def _weights(who: str, parameters: int, stage: int, dtype: str, num_gpus: int) -> Item:
+    size = DTYPE_BYTES[dtype]
+    if stage < 3:
+        return _item(f"{who}: weights", parameters, size, 1)
+    shard = _item(f"{who}: weights", parameters, size, num_gpus)
+    gathered = min(parameters, LIVE_PARAMETERS)
+    formula = f"{shard.formula} + {count(gathered)} gathered x {size} bytes"
+    return Item(shard.what, shard.bytes + gathered * size, formula)
+
+
+def _gradients(who: str, parameters: int, stage: int, size: int, num_gpus: int) -> Item:
+    if stage < 2:
+        return _item(f"{who}: gradients", parameters, size, 1)
+    shard = _item(f"{who}: gradients", parameters, size, num_gpus)
+    bucket = min(parameters, REDUCE_BUCKET)
+    formula = f"{shard.formula} + a bucket of {count(bucket)} x {size} bytes"
+    return Item(shard.what, shard.bytes + bucket * size, formula)
+
+
+def _step(who: str, parameters: int, settings: Optimizer, num_gpus: int) -> Item:
+    shards = num_gpus if settings.zero_stage >= 1 else 1
+    return _item(f"{who}: float32 gradients", parameters, 4, shards)
+
+
+def _activations(recipe: Recipe, shape: ModelShape) -> Item:
+    """What the layers keep for the backward pass; measured on a CPU within 4 % with SDPA."""
+    positions, size = longest_micro_batch(recipe), DTYPE_BYTES[recipe.model.dtype]
+    layer = _numbers_of_layer(shape, size)
+    if not recipe.training.recompute_activations:
+        return Item(
+            "activations",
+            shape.layers * layer * positions * size,
+            f"{positions:,} positions x {shape.layers} layers x {layer:,} x {size} bytes",
+        )
+    return Item(
+        "activations",
+        (shape.layers * shape.hidden + layer) * positions * size,
+        f"{positions:,} positions x ({shape.layers} layers x {shape.hidden:,} + one layer's "
+        f"{layer:,}) x {size} bytes",
+    )
+
+
+def _numbers_of_layer(shape: ModelShape, size: int) -> int:
+    """What a layer keeps of a position, in numbers: norms, projections, attention, feed-forward."""
+    upcast = 1 if size < 4 else 0  # norms compute in float32, and keep that too
+    wide, narrow = shape.hidden + shape.query_width, shape.key_width
+    numbers = (5 + upcast) * wide + 2 * narrow + 4 * shape.intermediate
+    if shape.query_key_norm:
+        numbers += (1 + upcast) * shape.query_width + (2 + upcast) * narrow
+    return numbers
+
+
+def _logits(recipe: Recipe, policy: ModelShape) -> Item:
+    tokens = min(recipe.training.logprob_chunk_tokens, longest_micro_batch(recipe))
+    return Item(
+        "log-probs of a chunk",
+        tokens * policy.vocabulary * 4 * LOGIT_COPIES,
+        f"{tokens:,} tokens x {policy.vocabulary:,} x 4 bytes x {LOGIT_COPIES} copies",
+    )
+
+
+def _item(what: str, parameters: int, size: int, shards: int) -> Item:
+    formula = f"{count(parameters)} x {size} bytes" + _over(shards)
+    return Item(what, math.ceil(parameters * size / shards), formula)
+
+
+def _over(num_gpus: int) -> str:
+    return f" / {num_gpus} GPUs" if num_gpus > 1 else ""
+
+
+def _bytes(item: Item) -> int:
+    return item.bytes

@@ -1,0 +1,146 @@
+"""The shape of a model: what its number of parameters and its memory follow from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+class UnknownModel(ValueError):
+    """A model whose memory cannot be computed; the text says why and what helps."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A dense decoder as the Llama and Qwen families build it."""
+
+    hidden: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    head_size: int
+    intermediate: int  # of the gated feed-forward network
+    vocabulary: int
+    max_positions: int
+    tied: bool = False  # the head is the embedding
+    attention_bias: bool = False  # of queries, keys and values
+    query_key_norm: bool = False
+
+    @property
+    def query_width(self) -> int:
+        """All queries of a token, in numbers."""
+        return self.heads * self.head_size
+
+    @property
+    def key_width(self) -> int:
+        """All keys of a token, in numbers; its values are as many."""
+        return self.key_value_heads * self.head_size
+
+    @property
+    def body_parameters(self) -> int:
+        """Parameters of the embedding, the layers and the last norm: all but the head."""
+        return self.vocabulary * self.hidden + self.layers * self._layer_parameters + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the language model."""
+        return self.body_parameters + (0 if self.tied else self.vocabulary * self.hidden)
+
+    @property
+    def critic_parameters(self) -> int:
+        """Parameters of a critic of this shape: the body, and a head with one output."""
+        return self.body_parameters + self.hidden + 1
+
+    @property
+    def _layer_parameters(self) -> int:
+        inputs = self.query_width + 2 * self.key_width
+        attention = self.hidden * (inputs + self.query_width)
+        bias = inputs if self.attention_bias else 0
+        norms = 2 * self.hidden + (2 * self.head_size if self.query_key_norm else 0)
+        return attention + bias + 3 * self.hidden * self.intermediate + norms
+
+
+def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
+    """The shape that a Hugging Face ``config.json`` describes.
+
+    Raises:
+        UnknownModel: if it is of a family whose arithmetic is not known.
+    """
+    family = config.get("model_type")
+    if family not in {"llama", "qwen2", "qwen3"}:
+        raise UnknownModel(
+            f"model_type {family!r} of its config.json is none of llama, qwen2, qwen3, whose "
+            "arithmetic is known"
+        )
+    heads = config["num_attention_heads"]
+    return ModelShape(
+        hidden=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        heads=heads,
+        key_value_heads=config.get("num_key_value_heads") or heads,
+        head_size=config.get("head_dim") or config["hidden_size"] // heads,
+        intermediate=config["intermediate_size"],
+        vocabulary=config["vocab_size"],
+        max_positions=config["max_position_embeddings"],
+        tied=config.get("tie_word_embeddings", False),
+        attention_bias=family == "qwen2",
+        query_key_norm=family == "qwen3",
+    )
+
+
+def _qwen25(
+    hidden: int,
+    layers: int,
+    heads: int,
+    key_value_heads: int,
+    intermediate: int,
+    vocabulary: int = 152064,
+    max_positions: int = 131072,
+    *,
+    tied: bool = False,
+) -> ModelShape:
+    return ModelShape(
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        key_value_heads=key_value_heads,
+        head_size=128,
+        intermediate=intermediate,
+        vocabulary=vocabulary,
+        max_positions=max_positions,
+        tied=tied,
+        attention_bias=True,
+    )
+
+
+# From the models' published config.json, for planning before a model is there.
+BUILT_IN: Mapping[str, ModelShape] = {
+    "Qwen/Qwen2.5-3B": _qwen25(2048, 36, 16, 2, 11008, 151936, 32768, tied=True),
+    "Qwen/Qwen2.5-7B": _qwen25(3584, 28, 28, 4, 18944),
+    "Qwen/Qwen2.5-14B": _qwen25(5120, 48, 40, 8, 13824),
+    "Qwen/Qwen2.5-32B": _qwen25(5120, 64, 40, 8, 27648),
+    "Qwen/Qwen2.5-Math-7B": _qwen25(3584, 28, 28, 4, 18944, max_positions=4096),
+    "Qwen/Qwen3-4B-Base": ModelShape(
+        hidden=2560,
+        layers=36,
+        heads=32,
+        key_value_heads=8,
+        head_size=128,
+        intermediate=9728,
+        vocabulary=151936,
+        max_positions=32768,
+        tied=True,
+        query_key_norm=True,
+    ),
+    "deepseek-ai/deepseek-math-7b-instruct": ModelShape(
+        hidden=4096,
+        layers=30,
+        heads=32,
+        key_value_heads=32,
+        head_size=128,
+        intermediate=11008,
+        vocabulary=102400,
+        max_positions=4096,
+    ),
+}

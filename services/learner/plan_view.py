@@ -1,0 +1,223 @@
+"""A plan for people: the recipe with its defaults, then tables of what it takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from protocol.capacity import (
+    evaluation_responses,
+    groups_in_words,
+    responses_in_flight,
+    worst_case_in_words,
+)
+from protocol.recipe import Recipe
+from pydantic import BaseModel
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from services.learner.footprint import Item, total
+from services.learner.plan_warnings import warnings
+
+if TYPE_CHECKING:
+    from services.learner.plan import Plan
+
+_MARK = "  # default"
+_WIDTH_OF_A_FILE = 160
+_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+
+def show(plan: Plan, console: Console | None = None) -> None:
+    """Print the plan."""
+    console = console or _console()
+    for line in resolved(plan.recipe):
+        style = "dim" if line.endswith(_MARK) else ""
+        console.print(Text(line, style), soft_wrap=True)
+    for title, rows in _sections(plan):
+        console.print(Text(f"\n{title}", style="bold"))
+        console.print(_table(rows))
+    found = warnings(plan)
+    console.print(Text(f"\n{len(found)} warnings" if found else "\nno warnings", style="bold"))
+    for text in found:
+        console.print(Text(f"! {text}", style="yellow"))
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=_WIDTH_OF_A_FILE)
+
+
+def resolved(recipe: Recipe) -> Iterator[str]:
+    """The recipe as TOML with every setting, those that the file left out marked ``# default``."""
+    defaults = defaults_of(recipe)
+    table = ""
+    for name, value in _settings(recipe):
+        *tables, last = name.split(".")
+        if ".".join(tables) != table:
+            table = ".".join(tables)
+            yield ""
+            yield f"[{table}]"
+        mark = _MARK if name in defaults else ""
+        yield f"# {last} is not set{mark}" if value is None else f"{last} = {_toml(value)}{mark}"
+
+
+def defaults_of(recipe: Recipe) -> set[str]:
+    """The dotted names of the settings that the recipe leaves to their defaults."""
+
+    def walk(table: BaseModel, prefix: str, *, all_default: bool) -> Iterator[str]:
+        for name in type(table).model_fields:
+            value, is_default = getattr(table, name), name not in table.model_fields_set
+            if isinstance(value, BaseModel):
+                within = all_default or is_default
+                yield from walk(value, f"{prefix}{name}.", all_default=within)
+            elif all_default or is_default:
+                yield f"{prefix}{name}"
+
+    return set(walk(recipe, "", all_default=False))
+
+
+def size(number: float) -> str:
+    """Bytes for people.
+
+    >>> size(3 * 2**30), size(5)
+    ('3.0 GiB', '5 bytes')
+    """
+    for name, unit in _UNITS:
+        if number >= unit:
+            return f"{number / unit:,.1f} {name}"
+    return f"{number:,.0f} bytes"
+
+
+def _settings(recipe: Recipe) -> list[tuple[str, Any]]:
+    """Every setting by its dotted name; a table's own before those of the tables in it."""
+
+    def walk(table: BaseModel, prefix: str) -> Iterator[tuple[str, Any]]:
+        values = {name: getattr(table, name) for name in type(table).model_fields}
+        nested = {name: value for name, value in values.items() if isinstance(value, BaseModel)}
+        yield from ((f"{prefix}{name}", values[name]) for name in values if name not in nested)
+        for name, value in nested.items():
+            yield from walk(value, f"{prefix}{name}.")
+
+    return list(walk(recipe, ""))
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+
+
+Row = tuple[str, str, str]
+
+
+def _sections(plan: Plan) -> Iterator[tuple[str, list[Row]]]:
+    yield "Files", list(_files(plan))
+    yield "Work", list(_work(plan))
+    machine = plan.machine
+    if plan.learner is not None:
+        gpus = f"{machine.learner_gpus} of {size(machine.gpu_bytes)}"
+        yield f"Learner: memory of a GPU ({gpus})", list(_learner(plan))
+    if plan.rollout is not None:
+        gpus = f"{machine.num_engines} x {machine.gpus_per_engine} of {size(machine.gpu_bytes)}"
+        yield f"Rollout: memory of a GPU ({gpus})", list(_rollout(plan))
+
+
+def _files(plan: Plan) -> Iterator[Row]:
+    for model in plan.models:
+        where = "not here"
+        if model.folder is not None:
+            where = f"found: {model.folder}"
+        elif plan.machine.model_hub:
+            about = f", about {size(model.download_bytes)}" if model.download_bytes else ""
+            where = f"to download{about}"
+        yield f"model of the {model.role}", model.path, f"{where}; its shape: {model.shape_source}"
+    for tasks in plan.tasks:
+        yield f"tasks.{tasks.role}", tasks.path, tasks.problem or f"found: {tasks.num_tasks} tasks"
+
+
+def _work(plan: Plan) -> Iterator[Row]:
+    recipe, training = plan.recipe, plan.recipe.training
+    responses = training.groups_per_step * recipe.rollout.group_size
+    tokens = responses * recipe.rollout.sampling.max_tokens
+    yield "steps", f"{training.steps:,}", _pretraining(recipe)
+    yield (
+        "tokens of a step, at most",
+        f"{tokens:,}",
+        f"groups_per_step {training.groups_per_step} x group_size {recipe.rollout.group_size} x "
+        f"max_tokens {recipe.rollout.sampling.max_tokens}; {training.updates_per_batch} updates",
+    )
+    yield "groups in flight, at most", f"{recipe.groups_in_flight:,}", groups_in_words(recipe)
+    yield (
+        "responses in flight",
+        f"{responses_in_flight(recipe):,}",
+        f"x group_size {recipe.rollout.group_size}",
+    )
+    yield "staleness", f"0 to {training.max_staleness} steps", _staleness(recipe)
+    yield (
+        "Redis, at worst",
+        size(plan.redis_bytes),
+        worst_case_in_words(recipe, plan.num_held_out) + _uncounted(plan),
+    )
+
+
+def _uncounted(plan: Plan) -> str:
+    evaluated = evaluation_responses(plan.recipe, plan.num_held_out)
+    missing = plan.recipe.evaluation is not None and not evaluated
+    return "; evaluation is not counted: its file is missing" if missing else ""
+
+
+def _pretraining(recipe: Recipe) -> str:
+    steps = recipe.num_pretrain_steps
+    return f"after {steps} of the critic alone" if steps else ""
+
+
+def _staleness(recipe: Recipe) -> str:
+    lag = recipe.training.max_staleness
+    if not lag:
+        return "on-policy: step s trains on samples of version s"
+    return f"step s trains on samples of versions max(0, s - max_staleness {lag}) to s"
+
+
+def _learner(plan: Plan) -> Iterator[Row]:
+    learner = plan.learner
+    assert learner is not None, "only with a footprint is there a section"
+    yield from _rows(learner.held)
+    yield "held all the time", size(total(learner.held)), ""
+    yield from _rows(learner.backward)
+    yield from _rows(learner.step)
+    yield (
+        "peak",
+        size(learner.peak),
+        f"held + max(backward {size(total(learner.backward))}, optimizer's step "
+        f"{size(total(learner.step))}); usable: {size(plan.machine.learner_bytes)}",
+    )
+
+
+def _rollout(plan: Plan) -> Iterator[Row]:
+    rollout = plan.rollout
+    assert rollout is not None, "only with a footprint is there a section"
+    yield from _rows((rollout.weights, rollout.cache))
+    yield (
+        "room for keys and values",
+        size(rollout.room),
+        f"{plan.machine.engine_share:.0%} of the GPU, less the weights",
+    )
+    yield (
+        "responses at full length",
+        f"{rollout.responses_held} of {rollout.responses_asked}",
+        "at once in an engine; the others wait, or share as long as they are short",
+    )
+
+
+def _rows(items: Sequence[Item]) -> list[Row]:
+    return [(item.what, size(item.bytes), item.formula) for item in items]
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(style="dim")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table

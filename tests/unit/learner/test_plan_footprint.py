@@ -1,0 +1,235 @@
+"""The arithmetic of parameters and of GPU memory, against real models where there are some."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import pytest
+from protocol.recipe import Recipe
+
+from services.learner.footprint import (
+    GIB,
+    LearnerFootprint,
+    learner_footprint,
+    longest_micro_batch,
+    rollout_footprint,
+    total,
+)
+from services.learner.model_shape import BUILT_IN, ModelShape, UnknownModel, shape_of_config
+from tests.architecture.project import ROOT
+from tests.builders import a_recipe
+
+BASE_MODEL = ROOT / "examples/arithmetic/base-model"
+SMALL = ModelShape(
+    hidden=8,
+    layers=2,
+    heads=4,
+    key_value_heads=2,
+    head_size=2,
+    intermediate=16,
+    vocabulary=100,
+    max_positions=512,
+)
+BILLION = replace(SMALL, vocabulary=10**9 // 8, layers=1, tied=True)  # the embedding is all
+
+
+def numbers_in_safetensors() -> dict[str, int]:
+    """How many numbers each tensor of the demo's model holds, from the file's header."""
+    with (BASE_MODEL / "model.safetensors").open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return {name: prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+
+
+def base_model_shape() -> ModelShape:
+    return shape_of_config(json.loads((BASE_MODEL / "config.json").read_bytes()))
+
+
+def on_gpus(num_gpus: int, stage: int, dtype: str = "bfloat16", **overrides: Any) -> Recipe:
+    return a_recipe(
+        model={"dtype": dtype}, optimizer={"zero_stage": stage}, **overrides
+    ).model_copy(update={"name": f"{num_gpus} GPUs"})
+
+
+def parts(footprint: LearnerFootprint) -> dict[str, int]:
+    return {item.what: item.bytes for item in (*footprint.held, *footprint.step)}
+
+
+def test_parameters_are_exactly_those_of_the_weights_file() -> None:
+    tensors = numbers_in_safetensors()
+    assert base_model_shape().parameters == sum(tensors.values()) == 604_288
+
+
+def test_a_critic_has_one_output_instead_of_a_vocabulary() -> None:
+    untied = replace(base_model_shape(), tied=False)
+    assert untied.parameters == untied.body_parameters + 96 * 128
+    assert untied.critic_parameters == 604_288 + 128 + 1
+
+
+@pytest.mark.parametrize(
+    ("model", "published"),
+    [
+        ("Qwen/Qwen2.5-3B", 3_085_938_688),
+        ("Qwen/Qwen2.5-7B", 7_615_616_512),
+        ("Qwen/Qwen2.5-14B", 14_770_033_664),
+        ("Qwen/Qwen2.5-32B", 32_763_876_352),
+        ("Qwen/Qwen2.5-Math-7B", 7_615_616_512),
+        ("Qwen/Qwen3-4B-Base", 4_022_468_096),
+        ("deepseek-ai/deepseek-math-7b-instruct", 6_910_365_696),
+    ],
+)
+def test_parameters_of_the_built_in_table_are_the_published_ones(
+    model: str, published: int
+) -> None:
+    assert BUILT_IN[model].parameters == published
+
+
+def test_a_family_without_known_arithmetic_is_refused_by_name() -> None:
+    with pytest.raises(UnknownModel, match=r"'mamba' .* none of llama, qwen2, qwen3"):
+        shape_of_config({"model_type": "mamba"})
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_activations_are_what_a_layer_keeps(family: str, dtype: str) -> None:
+    config = {
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "max_position_embeddings": 256,
+        "vocab_size": 128,
+    }
+    shape = shape_of_config({**config, "model_type": family, "num_hidden_layers": 1})
+    recipe = a_recipe(model={"dtype": dtype, "max_context": 64}, training={"groups_per_step": 1})
+    (activations, _) = learner_footprint(recipe, shape, None, 1).backward
+    kept = [bytes_kept(family, layers, dtype, config) for layers in (2, 3)]
+    positions = longest_micro_batch(recipe)
+    assert positions == 128
+    assert activations.bytes / positions == pytest.approx(kept[1] - kept[0], rel=0.05)
+
+
+def bytes_kept(family: str, layers: int, dtype: str, config: dict[str, Any]) -> float:
+    """Per position, what the backward pass of a model with random weights will need."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    kind = {"qwen2": transformers.Qwen2Config, "qwen3": transformers.Qwen3Config}[family]
+    model = transformers.AutoModel.from_config(
+        kind(**config, num_hidden_layers=layers), dtype=getattr(torch, dtype)
+    ).train()
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, Any] = {}
+
+    def pack(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    mask = torch.ones(2, 64, dtype=torch.int64)
+    mask[0, 50:] = 0
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        hidden = model(input_ids=mask, attention_mask=mask, use_cache=False).last_hidden_state
+    assert hidden.requires_grad
+    return sum(storage.nbytes() for storage in kept.values()) / mask.numel()
+
+
+@pytest.mark.parametrize(
+    ("stage", "num_gpus", "expected"),
+    [
+        (0, 4, {"weights": 2, "gradients": 2, "Adam's moments": 8, "float32 gradients": 4}),
+        (1, 4, {"weights": 2, "gradients": 2, "Adam's moments": 2, "float32 gradients": 1}),
+        (2, 4, {"weights": 2, "gradients": 1.5, "Adam's moments": 2, "float32 gradients": 1}),
+        (3, 4, {"weights": 2.5, "gradients": 1.5, "Adam's moments": 2, "float32 gradients": 1}),
+    ],
+)
+def test_each_zero_stage_shards_what_it_says(
+    stage: int, num_gpus: int, expected: dict[str, float]
+) -> None:
+    footprint = learner_footprint(on_gpus(num_gpus, stage), BILLION, None, num_gpus)
+    for what, gigabytes in expected.items():
+        held = parts(footprint)[f"policy: {what}"]
+        assert held / 10**9 == pytest.approx(gigabytes, abs=0.01), what
+
+
+def test_only_float32_without_zero_needs_no_copy_of_its_weights() -> None:
+    copy = "policy: float32 copy of the weights"
+    assert copy not in parts(learner_footprint(on_gpus(1, 0, "float32"), SMALL, None, 1))
+    assert copy in parts(learner_footprint(on_gpus(1, 1, "float32"), SMALL, None, 1))
+    assert copy in parts(learner_footprint(on_gpus(1, 0, "bfloat16"), SMALL, None, 1))
+
+
+def test_the_critic_and_the_reference_count_when_the_recipe_has_them() -> None:
+    plain = learner_footprint(a_recipe(), SMALL, None, 1)
+    with_reference = a_recipe(algorithm={"divergence_weight": 0.04})
+    reference = learner_footprint(with_reference, SMALL, None, 1)
+    assert total(reference.held) - total(plain.held) == SMALL.parameters * 4
+    with_critic = a_recipe(algorithm={"advantage": "gae"}, critic={"pretrain_steps": 1})
+    critic = learner_footprint(with_critic, SMALL, SMALL, 1)
+    # weights, gradients, two moments and a copy, all in float32
+    assert total(critic.held) - total(plain.held) == SMALL.critic_parameters * 20
+    assert learner_footprint(with_critic, SMALL, BILLION, 1).step[0].what.startswith("critic")
+
+
+def test_the_peak_is_what_is_held_and_the_larger_of_backward_and_step() -> None:
+    footprint = learner_footprint(a_recipe(), SMALL, None, 1)
+    backward, step = total(footprint.backward), total(footprint.step)
+    assert footprint.peak == total(footprint.held) + max(backward, step)
+    assert total(footprint.held) > 0 < min(backward, step)
+
+
+def test_log_probs_take_a_chunk_and_never_the_whole_micro_batch() -> None:
+    (_, whole) = learner_footprint(a_recipe(), SMALL, None, 1).backward
+    chunked = a_recipe(training={"logprob_chunk_tokens": 16})
+    (_, chunk) = learner_footprint(chunked, SMALL, None, 1).backward
+    assert chunk.bytes == 16 * SMALL.vocabulary * 4 * 7
+    assert whole.bytes == longest_micro_batch(a_recipe()) * SMALL.vocabulary * 4 * 7
+
+
+def test_recomputing_keeps_one_layer_and_the_border_of_each() -> None:
+    deep = replace(SMALL, layers=100)
+    (kept, _) = learner_footprint(a_recipe(), deep, None, 1).backward
+    recompute = a_recipe(training={"recompute_activations": True})
+    (recomputed, _) = learner_footprint(recompute, deep, None, 1).backward
+    borders = 100 * deep.hidden * longest_micro_batch(recompute) * 4
+    assert recomputed.bytes == kept.bytes // 100 + borders
+
+
+@pytest.mark.parametrize(
+    ("training", "expected"),
+    [
+        pytest.param({}, 2 * 2 * 64, id="a whole mini-batch"),
+        pytest.param({"updates_per_batch": 2}, 2 * 64, id="half of the groups"),
+        pytest.param({"micro_batch_tokens": 100}, 100, id="the limit"),
+        pytest.param({"micro_batch_tokens": 10}, 64, id="one sample alone"),
+    ],
+)
+def test_the_longest_micro_batch(training: dict[str, int], expected: int) -> None:
+    assert longest_micro_batch(a_recipe(training=training)) == expected
+
+
+def test_keys_and_values_of_a_known_model() -> None:
+    recipe = a_recipe(model={"dtype": "bfloat16", "max_context": 10240})
+    shape = BUILT_IN["Qwen/Qwen2.5-7B"]
+    engine = rollout_footprint(recipe, shape, num_gpus=1, gpu_bytes=72 * GIB, responses=256)
+    assert engine.bytes_per_token == 57_344  # 2 x 28 layers x 4 heads x 128 x 2 bytes
+    assert engine.weights.bytes == 2 * 7_615_616_512
+    assert engine.room == 72 * GIB - engine.weights.bytes
+    assert engine.responses_held == engine.room // (10240 * 57_344) == 105
+
+
+def test_a_key_value_head_is_not_split_over_gpus() -> None:
+    def per_token(num_gpus: int) -> int:
+        engine = rollout_footprint(a_recipe(), SMALL, num_gpus=num_gpus, gpu_bytes=GIB, responses=1)
+        return engine.bytes_per_token
+
+    assert per_token(2) == per_token(1) // 2
+    assert per_token(4) == per_token(2)
+
+
+def test_an_engine_holds_no_response_where_the_weights_leave_no_room() -> None:
+    engine = rollout_footprint(a_recipe(), SMALL, num_gpus=1, gpu_bytes=100, responses=4)
+    assert (engine.room, engine.responses_held) == (0, 0)
