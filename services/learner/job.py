@@ -27,10 +27,11 @@ from services.learner.checkpoint import Checkpoints, write_whole
 from services.learner.control import CancelRequested, Control, StopRequested
 from services.learner.evaluation import Evaluator
 from services.learner.feeder import Feeder
-from services.learner.formulas import check_formulas, order_warnings
+from services.learner.formulas import check_formulas
 from services.learner.intake import Intake
 from services.learner.loop import Learning, Parts
 from services.learner.model_source import ModelNotFound, model_folder
+from services.learner.ordering import order_warnings
 from services.learner.pretraining import Pretraining
 from services.learner.progress import Progress
 from services.learner.publish import Publisher

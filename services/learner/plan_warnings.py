@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from protocol.recipe import Recipe
 
 from services.learner.footprint import GIB, learner_footprint
+from services.learner.ordering import order_warnings
 
 if TYPE_CHECKING:
     from services.learner.plan import Plan
 
 _MOST_GPUS = 1024
 _SMALL_CHUNK = 256
-_WEIGH_PROCESS = ("papo", "multiplicative")
 
 
 def warnings(plan: Plan) -> list[str]:
@@ -24,10 +24,7 @@ def warnings(plan: Plan) -> list[str]:
 
 
 def _order(plan: Plan) -> Iterator[str]:
-    if plan.recipe.algorithm.advantage in _WEIGH_PROCESS:
-        from services.learner.formulas import order_warnings  # loads torch, which takes a second
-
-        yield from order_warnings(plan.recipe)
+    yield from order_warnings(plan.recipe)
 
 
 def _staleness(plan: Plan) -> Iterator[str]:

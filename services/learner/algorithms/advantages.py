@@ -166,31 +166,6 @@ def process_only(scores: GroupScores) -> Tensor:
     return _of_the_judged(scores.process + scores.penalty)
 
 
-def order_safe_bounds(group_size: int, *, ddof: int = 1) -> dict[int, float]:
-    """For each number n of correct responses, the largest lambda that keeps them above the wrong.
-
-    With n of G responses correct, a wrong one lies ``1 / std_out`` below the correct ones in A_out.
-    A_proc is lowest for one outlier among n scores (Samuelson's inequality): ``-(n - 1) / sqrt(n)``
-    with the sample std, ``-sqrt(n - 1)`` with the population's. The bound is the ratio of the two.
-    """
-    size = group_size
-    bounds: dict[int, float] = {}
-    for n in range(2, size):
-        std_out = (n * (size - n) / (size * (size - ddof))) ** 0.5
-        lowest = (n - 1) * ((n - ddof) / (n * (n - 1))) ** 0.5
-        bounds[n] = 1 / (std_out * lowest)
-    return bounds
-
-
-def order_safe_lambda(group_size: int, *, ddof: int = 1) -> float:
-    """The largest lambda for which PAPO never ranks a correct response below a wrong one.
-
-    >>> [round(order_safe_lambda(size), 3) for size in (4, 8, 16, 64)]
-    [1.732, 1.058, 0.693, 0.33]
-    """
-    return min(order_safe_bounds(group_size, ddof=ddof).values(), default=float("inf"))
-
-
 def _over_sample_std(values: Tensor, eps: float = EPS) -> Tensor:
     """(x - mean) / (sample std + eps), [n] to [n]; zeros for n < 2."""
     if values.shape[0] < 2:

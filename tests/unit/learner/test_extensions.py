@@ -12,7 +12,8 @@ from torch import Tensor
 from services.chassis.deployment import Deployment
 from services.learner.algorithms import UnknownName, pick
 from services.learner.algorithms.advantages import ADVANTAGES, GroupScores
-from services.learner.formulas import check_formulas, order_warnings
+from services.learner.formulas import check_formulas
+from services.learner.ordering import order_warnings
 from services.learner.samples import samples_of
 from services.learner.scoring import Scoring
 from tests.builders import a_graded_group, a_group, a_recipe

@@ -297,7 +297,7 @@ def test_a_number_of_gpus_that_is_none_is_bad_input(capsys: pytest.CaptureFixtur
 def test_a_plan_starts_no_engine_and_loads_none() -> None:
     program = (
         "import sys; from services.learner import plan; "
-        "plan.main(['recipes/demo-grpo.toml', '--json']); "
+        "plan.main(['recipes/demo.toml', '--json']); "
         "heavy = {'torch', 'deepspeed', 'vllm', 'transformers', 'redis'}; "
         "sys.exit(sorted(heavy & sys.modules.keys()) or 0)"
     )

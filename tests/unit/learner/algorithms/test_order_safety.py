@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.learner.algorithms.advantages import order_safe_bounds, order_safe_lambda, papo
+from services.learner.algorithms.advantages import papo
+from services.learner.algorithms.order_safety import order_safe_bounds, order_safe_lambda
 from tests.unit.learner.algorithms.groups import groups, scores
 from tests.unit.learner.algorithms.random_cases import scores_of
 from tests.unit.learner.algorithms.reference import Group
