@@ -6,7 +6,7 @@ key                   carries                             written by          re
 jobs                  JobRef                              gateway             learner
 job:{id}              JobRecord, a hash                   gateway, learner    all
 active                ActiveJob                           learner             rollout, grader
-{job}:requests        RolloutRequest (train)              learner             rollout
+{job}:requests        RolloutRequest (train, pretrain)    learner             rollout
 {job}:eval_requests   RolloutRequest (eval)               learner             rollout, first
 {job}:rollouts        RolloutGroup                        rollout             grader
 {job}:graded          GradedGroup                         rollout, grader     learner

@@ -97,12 +97,12 @@ class Feeder:
         Waits for: a new outlook, memory in the exchange. Unblocked by: `admit`, consumers.
         """
         while True:
-            while self._next < max(self.outlook.admitted, self._asked_before):
+            await self._renewed.wait()
+            self._renewed.clear()
+            while self._next < self.outlook.admitted:
                 if not self.is_answered(self._next):
                     await self.ask(self.request(self._next))
                 self._next += 1
-            self._renewed.clear()
-            await self._renewed.wait()
 
     def request(self, number: int) -> RolloutRequest:
         """The request with this number, as the present outlook has it."""

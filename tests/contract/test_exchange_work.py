@@ -66,7 +66,7 @@ async def test_each_purpose_has_its_own_numbers(exchange: Exchange) -> None:
     await begin(exchange)
     for purpose in Purpose:
         assert await exchange.ask(a_request(number=1, purpose=purpose))
-    assert await exchange.under_way("job") == {"train:1", "eval:1"}
+    assert await exchange.under_way("job") == {"train:1", "eval:1", "pretrain:1"}
 
 
 async def test_an_older_attempt_cannot_ask(exchange: Exchange) -> None:
@@ -86,6 +86,23 @@ async def test_evaluation_is_claimed_first_and_no_more_than_asked_for(exchange: 
     claimed = await exchange.claim((EVAL_REQUESTS, REQUESTS), "job", count=4, wait_s=0.01)
     assert [entry.key for entry in claimed] == ["eval:0", "eval:1", "train:0", "train:1"]
     assert [entry.key for entry in await claim_all(exchange)] == ["train:2"]
+
+
+async def test_pretraining_goes_the_way_of_training(exchange: Exchange) -> None:
+    await begin(exchange)
+    request = a_request(number=3, purpose=Purpose.PRETRAIN)
+    await exchange.ask(request)
+    await exchange.ask(a_request(number=0, purpose=Purpose.EVAL))
+    _, delivery = await exchange.claim((EVAL_REQUESTS, REQUESTS), "job", count=4, wait_s=0.01)
+    assert delivery.message() == request
+    assert delivery.as_failed("deaths").key == "pretrain:3"
+    await exchange.hand_off(delivery, ROLLOUTS, a_group(request))
+    (sampled,) = await exchange.claim((ROLLOUTS,), "job", count=1, wait_s=0.01)
+    await exchange.hand_off(sampled, GRADED, a_graded_group(sampled.message()))
+    (graded,) = await exchange.claim((GRADED,), "job", count=1, wait_s=0.01)
+    assert graded.message().purpose is Purpose.PRETRAIN
+    assert await exchange.take_in(graded, attempt=1)
+    assert await exchange.under_way("job") == {"eval:0"}
 
 
 async def test_entries_are_claimed_by_one_worker_only(
