@@ -20,6 +20,10 @@ from services.grader.data.check import check
 from services.grader.data.integers import How, Outcome, rewrite_all, summary
 from services.grader.data.lines import Line, read_lines
 from services.grader.data.rewriter import Rewriter, RewriterError
+from services.grader.pool import Pool
+from services.grader.settings import Settings
+from services.grader.tools import Tools
+from services.grader.verifiers.math_answer import WARM_UP
 
 DONE, NOT_DONE = 0, 2
 
@@ -96,12 +100,14 @@ def _sound_lines(path: Path) -> list[Line]:
 async def _rewritten(lines: Sequence[Line], ways: Counter[How]) -> list[str]:
     """The JSON of every task that has an integer answer now; the others are reported."""
     kept: list[str] = []
-    async for outcome in rewrite_all(lines, Rewriter.from_environment()):
-        ways[outcome.how] += 1
-        if outcome.how is How.LEFT_OUT:
-            _report(outcome)
-        else:
-            kept.append(json.dumps(outcome.fields, ensure_ascii=False))
+    rewriter = Rewriter.from_environment()
+    async with Pool(Settings.from_environment().workers, warm_ups=[WARM_UP]) as pool:
+        async for outcome in rewrite_all(lines, Tools(pool), rewriter):
+            ways[outcome.how] += 1
+            if outcome.how is How.LEFT_OUT:
+                _report(outcome)
+            else:
+                kept.append(json.dumps(outcome.fields, ensure_ascii=False))
     return kept
 
 

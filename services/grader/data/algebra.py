@@ -18,6 +18,7 @@ from services.grader.data.expressions import Node, NotAllowed
 _MAX_TRIED = 20_000
 _LARGEST_TRIED = 30
 _DIGITS = 11
+_NEGLIGIBLE = 1e-9
 
 
 def examine(
@@ -64,7 +65,7 @@ def _is_allowed(
         all(values.values())
         and all(values[letter] > 0 for letter in denominators)
         and all(_is_power_free(values[letter], index) for letter, index in radicands.items())
-        and not (denominators and gcd(*reduced) > 1)
+        and not (denominators and len(reduced) > 1 and gcd(*reduced) > 1)
     )
 
 
@@ -123,11 +124,11 @@ def _whole(value: Expr) -> int:
 
 
 def _examine_uniqueness(shape: Node, asked: Node) -> None:
-    """Among small integers that keep the conditions, no number has two different results."""
+    """Among small integers that keep the conditions, no number but 0 has two different results."""
     result_of: dict[float, tuple[dict[str, int], float]] = {}
     for values in _small_values(shape):
         number, result = expressions.evaluate(shape, values), expressions.evaluate(asked, values)
-        if not isfinite(number):
+        if not isfinite(number) or abs(number) < _NEGLIGIBLE:
             continue
         earlier, first = result_of.setdefault(round(number, _DIGITS), (values, result))
         if first != result and _are_equal(_exact(shape, earlier), _exact(shape, values)):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -22,12 +21,12 @@ from services.grader.data.forms import Form, form_of, name_letters, sentence
 from services.grader.data.lines import Line
 from services.grader.data.reading import Quantity, no_number, read_number, split_unit
 from services.grader.data.rewriter import NoProposal, Rewriter
-from services.grader.pool import Failed, Pool
-from services.grader.settings import Settings
+from services.grader.pool import Failed
 from services.grader.tools import Tools
 from services.grader.verifiers import math_answer
 
 _EXAMINE = "services.grader.data.algebra:examine"
+_EXAMINE_DEADLINE_S = 10.0
 _BATCH = 64
 
 
@@ -67,17 +66,16 @@ class Workshop:
     http: httpx.AsyncClient
 
 
-async def rewrite_all(lines: Sequence[Line], rewriter: Rewriter | None) -> AsyncIterator[Outcome]:
+async def rewrite_all(
+    lines: Sequence[Line], tools: Tools, rewriter: Rewriter | None
+) -> AsyncIterator[Outcome]:
     """Rewrite each task, in order.
 
     Raises:
         RewriterError: if the model's endpoint cannot be used.
     """
-    async with AsyncExitStack() as stack:
-        workers = Settings.from_environment().workers
-        pool = await stack.enter_async_context(Pool(workers, warm_ups=[math_answer.WARM_UP]))
-        http = await stack.enter_async_context(httpx.AsyncClient())
-        workshop = Workshop(Tools(pool), rewriter, http)
+    async with httpx.AsyncClient() as http:
+        workshop = Workshop(tools, rewriter, http)
         for start in range(0, len(lines), _BATCH):
             batch = lines[start : start + _BATCH]
             for outcome in await asyncio.gather(*(rewrite(line, workshop) for line in batch)):
@@ -140,7 +138,7 @@ async def _ask_model(task: Task, quantity: Quantity, workshop: Workshop, no_rule
         proposal.ask,
         dict(proposal.values),
         quantity.latex,
-        deadline_s=workshop.tools.compare_deadline_s,
+        deadline_s=_EXAMINE_DEADLINE_S,
     )
     if isinstance(examined, Failed):
         raise LeftOut(f"{no_rule}; the model's form ends in a {examined.cause}")

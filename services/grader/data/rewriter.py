@@ -18,8 +18,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from services.chassis.deployment import DeploymentError
 
 URL, MODEL, API_KEY = "WEIR_REWRITER_URL", "WEIR_REWRITER_MODEL", "WEIR_REWRITER_API_KEY"
-TIMEOUT_S = 120.0
-_RETRY_PAUSE_S = 1.0
 _MAX_REPLY_CHARS = 50_000
 _OBJECT = re.compile(r"\{[^{}]*\{[^{}]*\}[^{}]*\}")
 _INSTRUCTIONS = """\
@@ -66,7 +64,8 @@ class Rewriter:
     url: str
     model: str
     api_key: str | None = None
-    timeout_s: float = TIMEOUT_S
+    timeout_s: float = 120.0
+    retry_pause_s: float = 1.0
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Rewriter | None:
@@ -95,7 +94,7 @@ class Rewriter:
         try:
             return await self._ask(http, problem, answer)
         except NoProposal:
-            await asyncio.sleep(_RETRY_PAUSE_S)
+            await asyncio.sleep(self.retry_pause_s)
             return await self._ask(http, problem, answer)
 
     async def _ask(self, http: httpx.AsyncClient, problem: str, answer: str) -> Proposal:

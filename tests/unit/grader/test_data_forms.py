@@ -7,7 +7,7 @@ from fractions import Fraction
 from math import gcd, isqrt, pi, sqrt
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from services.grader.data.exact import RATIONAL, Exact, TooHard, square_and_rest
@@ -132,6 +132,40 @@ def test_an_answer_that_is_no_number_is_named(answer: str, kind: str) -> None:
 def test_a_unit_is_parted_from_its_number(answer: str, latex: str, unit: str | None) -> None:
     quantity = split_unit(answer)
     assert (quantity.latex, quantity.unit) == (latex, unit)
+
+
+PIECES = st.sampled_from(
+    [
+        *"0123456789 .,^(){}[]+-*/=_$!iπ",
+        *(r"\frac", r"\sqrt", r"\pi", r"\cdot", r"\text{ cm}", r"\%", r"\$", r"^\circ"),
+        *(r"\frac{1}{2}", r"\sqrt{8}", r"\boxed{", "\ud800"),
+    ]
+)
+
+
+def read_or_none(latex: str) -> Exact | None:
+    try:
+        return read_number(latex)
+    except TooHard:
+        return None
+
+
+@settings(max_examples=500)
+@given(st.lists(PIECES, max_size=12).map("".join))
+def test_any_text_is_read_exactly_or_refused(answer: str) -> None:
+    number = read_or_none(split_unit(answer).latex)
+    if number is None or sum(kind != RATIONAL for kind in number.terms) > 1:
+        return
+    rational = number.rational
+    if rational is None or rational.denominator > 1:
+        assert read_number(form_of(number).rebuilt()) == number
+    else:
+        assert read_number(str(rational)) == number
+
+
+@given(st.lists(PIECES, max_size=12).map("".join))
+def test_any_text_is_one_kind_of_answer(answer: str) -> None:
+    assert no_number(answer) != ""
 
 
 @given(p=INTEGERS, q=INTEGERS, r=SQUAREFREE, power=st.integers(-2, 2), s=ABOVE_ZERO)

@@ -6,8 +6,9 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from protocol.messages import Graded
 from protocol.tasks import read_tasks
 
+from services.grader.data import integers
 from services.grader.data.__main__ import main
 from services.grader.data.integers import How, Outcome, rewrite_all
 from services.grader.data.lines import read_lines
@@ -79,6 +81,7 @@ def test_each_answer_goes_its_way(files: Files, capsys: pytest.CaptureFixture[st
     ]
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("answer", "integer", "words"),
     [
@@ -96,33 +99,58 @@ def test_each_answer_goes_its_way(files: Files, capsys: pytest.CaptureFixture[st
         (r"12.5\%", "27", "in percent"),
     ],
 )
-def test_a_number_is_asked_for_by_its_integers(
-    answer: str, integer: str, words: str, files: Files
+async def test_a_number_is_asked_for_by_its_integers(
+    answer: str, integer: str, words: str, files: Files, tools: Tools
 ) -> None:
-    assert files.rewrite(a_task(answer)) == 0
-    [task] = files.written
-    assert task["answer"] == integer
-    problem, _, sentence = task["prompt"].partition("\n\n")
+    [outcome] = await rewrite(files, [a_task(answer)], tools)
+    assert outcome.how is How.RULE, outcome.reason
+    assert outcome.fields["answer"] == integer
+    problem, _, sentence = outcome.fields["prompt"].partition("\n\n")
     assert problem == "How long is it?"
     assert words in sentence
 
 
-@settings(
-    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
+@dataclass(frozen=True)
+class Surd:
+    """``(p + q·√r)/s``, or ``(p + q·π)/s`` without ``r``; not reduced."""
+
+    p: int
+    q: int
+    r: int | None
+    s: int
+
+    @property
+    def latex(self) -> str:
+        factor = r"\pi" if self.r is None else rf"\sqrt{{{self.r}}}"
+        return rf"\frac{{{self.p}{self.q:+}{factor}}}{{{self.s}}}"
+
+    @property
+    def sum_of_integers(self) -> int:
+        """What the reduced form asks for, worked out without the code under test."""
+        squares = [n for n in range(1, 10) if (self.r or 1) % n**2 == 0]
+        p, q, s = self.p, self.q * squares[-1], self.s
+        common = gcd(p, q, s)
+        root = 0 if self.r is None else self.r // squares[-1] ** 2
+        return (p + q) // common + root + (s // common if s > common else 0)
+
+
+SURDS = st.builds(
+    Surd,
     p=st.integers(-99, 99),
     q=st.integers(-99, 99).filter(bool),
-    r=st.sampled_from([2, 3, 8, 12, 45, 97]),
+    r=st.sampled_from([None, 2, 3, 8, 12, 45, 97]),
     s=st.integers(1, 60),
-    circle=st.booleans(),
 )
-def test_the_grader_agrees_with_every_rewritten_number(
-    p: int, q: int, r: int, s: int, circle: bool, files: Files
-) -> None:
-    factor = r"\pi" if circle else rf"\sqrt{{{r}}}"
-    assert files.rewrite(a_task(rf"\frac{{{p}{q:+}{factor}}}{{{s}}}")) == 0
-    assert int(files.written[0]["answer"]) != 0 or p or q
+
+
+@settings(
+    deadline=None, max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(SURDS, min_size=40, max_size=40))
+def test_the_grader_agrees_with_every_rewritten_number(files: Files, surds: list[Surd]) -> None:
+    tasks = [a_task(surd.latex, id=str(number)) for number, surd in enumerate(surds)]
+    assert files.rewrite(*tasks) == 0
+    assert [int(task["answer"]) for task in files.written] == [s.sum_of_integers for s in surds]
 
 
 def test_every_other_field_and_the_order_of_keys_stay(files: Files) -> None:
@@ -200,6 +228,10 @@ class Endpoint:
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
 
+    @property
+    def rewriter(self) -> Rewriter:
+        return Rewriter(self.url, "rewriter", retry_pause_s=0)
+
     def answer(self, path: str, key: str | None, body: dict[str, Any]) -> Reply:
         assert path == "/v1/chat/completions"
         self.asked.append(body)
@@ -257,6 +289,7 @@ def test_what_a_rule_can_do_is_not_asked_for(files: Files, endpoint: Endpoint) -
     assert endpoint.asked == []
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("proposal", "why"),
     [
@@ -266,21 +299,17 @@ def test_what_a_rule_can_do_is_not_asked_for(files: Files, endpoint: Endpoint) -
         ({**RIGHT, "form": "k*m^(1/3)+a*b", "values": {"k": 3, "m": 4}}, "same letters"),
     ],
 )
-def test_a_wrong_form_of_a_model_is_left_out(
-    proposal: dict[str, Any],
-    why: str,
-    files: Files,
-    endpoint: Endpoint,
-    capsys: pytest.CaptureFixture[str],
+async def test_a_wrong_form_of_a_model_is_left_out(
+    proposal: dict[str, Any], why: str, files: Files, endpoint: Endpoint, tools: Tools
 ) -> None:
     endpoint.script = [completion(proposal)]
-    assert files.rewrite(a_task("2"), CUBE_ROOT) == 0
-    assert [task["id"] for task in files.written] == ["one"]
-    reported = capsys.readouterr().err
-    assert "line 2: 'root': no rule: " in reported
-    assert why in reported
+    kept, left_out = await rewrite(files, [a_task("2"), CUBE_ROOT], tools, endpoint.rewriter)
+    assert (kept.how, left_out.how) == (How.KEPT, How.LEFT_OUT)
+    assert left_out.reason.startswith("no rule: ")
+    assert why in left_out.reason
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     "bad",
     [
@@ -294,37 +323,58 @@ def test_a_wrong_form_of_a_model_is_left_out(
     ],
     ids=lambda reply: reply[1][-40:],
 )
-def test_what_fails_once_is_asked_once_more(bad: Reply, files: Files, endpoint: Endpoint) -> None:
-    endpoint.script = [bad, completion(RIGHT)]
-    assert files.rewrite(CUBE_ROOT) == 0
-    assert files.written[0]["answer"] == "7"
-    assert len(endpoint.asked) == 2
-
-
-def test_what_fails_twice_is_left_out(
-    files: Files, endpoint: Endpoint, capsys: pytest.CaptureFixture[str]
+async def test_what_fails_once_is_asked_once_more(
+    bad: Reply, files: Files, endpoint: Endpoint, tools: Tools
 ) -> None:
-    endpoint.script = [(500, "broken")]
-    assert files.rewrite(a_task("2"), CUBE_ROOT) == 0
-    assert "the model's endpoint answered 500" in capsys.readouterr().err
+    endpoint.script = [bad, completion(RIGHT)]
+    [outcome] = await rewrite(files, [CUBE_ROOT], tools, endpoint.rewriter)
+    assert outcome.how is How.MODEL, outcome.reason
+    assert outcome.fields["answer"] == "7"
     assert len(endpoint.asked) == 2
 
 
 @pytest.mark.anyio
-async def test_a_model_that_is_too_slow_is_left_out(endpoint: Endpoint, files: Files) -> None:
+async def test_what_fails_twice_is_left_out(files: Files, endpoint: Endpoint, tools: Tools) -> None:
+    endpoint.script = [(500, "broken")]
+    [outcome] = await rewrite(files, [CUBE_ROOT], tools, endpoint.rewriter)
+    assert outcome.how is How.LEFT_OUT
+    assert "the model's endpoint answered 500" in outcome.reason
+    assert len(endpoint.asked) == 2
+
+
+@pytest.mark.anyio
+async def test_a_model_that_is_too_slow_is_left_out(
+    files: Files, endpoint: Endpoint, tools: Tools
+) -> None:
     endpoint.script, endpoint.delay_s = [completion(RIGHT)], 1.0
-    rewriter = Rewriter(endpoint.url, "rewriter", timeout_s=0.2)
-    [outcome] = await rewrite(files, [CUBE_ROOT], rewriter)
+    rewriter = replace(endpoint.rewriter, timeout_s=0.2)
+    [outcome] = await rewrite(files, [CUBE_ROOT], tools, rewriter)
     assert outcome.how is How.LEFT_OUT
     assert "did not answer within 0.2 s" in outcome.reason
 
 
+@pytest.mark.anyio
+async def test_an_answer_that_hangs_costs_its_own_deadline_only(
+    files: Files, endpoint: Endpoint, tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(integers, "_EXAMINE_DEADLINE_S", 2.0)
+    endpoint.script = [completion({"form": "k", "values": {"k": 9}, "ask": "k", "answer": 9})]
+    tasks = [a_task(r"9^{9^{9^9}}"), a_task(r"\frac{1+\sqrt{5}}{2}", id="two")]
+    hangs, sound = await rewrite(files, tasks, tools, endpoint.rewriter)
+    assert hangs.how is How.LEFT_OUT
+    assert "the model's form ends in a timeout" in hangs.reason
+    assert sound.how is How.RULE
+
+
 async def rewrite(
-    files: Files, tasks: Sequence[dict[str, Any]], rewriter: Rewriter | None
+    files: Files,
+    tasks: Sequence[dict[str, Any]],
+    tools: Tools,
+    rewriter: Rewriter | None = None,
 ) -> list[Outcome]:
     files.source.write_text("".join(f"{json.dumps(task)}\n" for task in tasks))
     lines = list(read_lines(files.source))
-    return [outcome async for outcome in rewrite_all(lines, rewriter)]
+    return [outcome async for outcome in rewrite_all(lines, tools, rewriter)]
 
 
 def refuse(endpoint: Endpoint, _: pytest.MonkeyPatch) -> None:
@@ -391,7 +441,7 @@ async def test_every_rewritten_task_of_the_task_files_verifies(
 ) -> None:
     rows = [json.loads(line) for line in (DATA / name).read_text().splitlines()]
     tasks = [{"id": r["id"], "prompt": r["question"], "answer": r["answer"]} for r in rows]
-    outcomes = await rewrite(files, tasks, None)
+    outcomes = await rewrite(files, tasks, tools)
     ways = [outcome.how for outcome in outcomes]
     assert (ways.count(How.KEPT), ways.count(How.RULE)) == (kept, by_rule)
     for outcome, task in zip(outcomes, tasks, strict=True):
