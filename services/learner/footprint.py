@@ -1,7 +1,8 @@
 """What a recipe takes of a GPU's memory: arithmetic, with the formula of every number. Pure.
 
 The learner's numbers follow what `services/learner/engine.py` asks of DeepSpeed 0.19: gradients in
-the model's dtype, AdamW on float32 copies. Buffers of CUDA, NCCL and the allocator are not counted.
+the model's dtype, AdamW on float32 copies. They were held against each ZeRO stage on one CPU rank.
+Buffers of CUDA, NCCL and the allocator are not counted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from services.learner.model_shape import ModelShape
 
 GIB = 2**30
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-REDUCE_BUCKET = 500_000_000  # DeepSpeed's default, in numbers
+REDUCE_BUCKET = 500_000_000  # DeepSpeed's default, in numbers, whatever the model's size
 LIVE_PARAMETERS = 1_000_000_000  # so many are gathered at once under ZeRO-3, by default
 # `token_logprobs` with its backward pass held 6.2 (bfloat16) and 6.3 (float32) at its peak.
 LOGIT_COPIES = 7
@@ -142,9 +143,11 @@ def _trained(
     shards = num_gpus if stage >= 1 else 1
     items = [
         _weights(who, parameters, stage, dtype, num_gpus),
-        _gradients(who, parameters, stage, size, num_gpus),
+        _item(f"{who}: gradients", parameters, size, num_gpus if stage >= 2 else 1),
         _item(f"{who}: Adam's moments", parameters, 8, shards),
     ]
+    if stage >= 1:
+        items.append(_item(f"{who}: bucket to reduce gradients", REDUCE_BUCKET, size, 1))
     if dtype != "float32" or stage >= 1:  # ZeRO copies even float32
         items.append(_item(f"{who}: float32 copy of the weights", parameters, 4, shards))
     return items
@@ -158,15 +161,6 @@ def _weights(who: str, parameters: int, stage: int, dtype: str, num_gpus: int) -
     gathered = min(parameters, LIVE_PARAMETERS)
     formula = f"{shard.formula} + {count(gathered)} gathered x {size} bytes"
     return Item(shard.what, shard.bytes + gathered * size, formula)
-
-
-def _gradients(who: str, parameters: int, stage: int, size: int, num_gpus: int) -> Item:
-    if stage < 2:
-        return _item(f"{who}: gradients", parameters, size, 1)
-    shard = _item(f"{who}: gradients", parameters, size, num_gpus)
-    bucket = min(parameters, REDUCE_BUCKET)
-    formula = f"{shard.formula} + a bucket of {count(bucket)} x {size} bytes"
-    return Item(shard.what, shard.bytes + bucket * size, formula)
 
 
 def _step(who: str, parameters: int, settings: Optimizer, num_gpus: int) -> Item:

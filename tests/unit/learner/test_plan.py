@@ -65,7 +65,7 @@ def test_the_demo_is_all_there_and_warns_of_nothing() -> None:
     assert [tasks.num_tasks for tasks in plan.tasks] == [4000, 512]
     assert plan.models[0].folder == Path("examples/arithmetic/base-model")
     assert plan.learner is not None
-    assert plan.learner.peak < GIB
+    assert plan.learner.peak < 3 * GIB
     assert plan.rollout is not None
     assert plan.rollout.responses_held == 256
 

@@ -142,8 +142,8 @@ def bytes_kept(family: str, layers: int, dtype: str, config: dict[str, Any]) -> 
     [
         (0, 4, {"weights": 2, "gradients": 2, "Adam's moments": 8, "float32 gradients": 4}),
         (1, 4, {"weights": 2, "gradients": 2, "Adam's moments": 2, "float32 gradients": 1}),
-        (2, 4, {"weights": 2, "gradients": 1.5, "Adam's moments": 2, "float32 gradients": 1}),
-        (3, 4, {"weights": 2.5, "gradients": 1.5, "Adam's moments": 2, "float32 gradients": 1}),
+        (2, 4, {"weights": 2, "gradients": 0.5, "Adam's moments": 2, "float32 gradients": 1}),
+        (3, 4, {"weights": 2.5, "gradients": 0.5, "Adam's moments": 2, "float32 gradients": 1}),
     ],
 )
 def test_each_zero_stage_shards_what_it_says(
@@ -153,6 +153,14 @@ def test_each_zero_stage_shards_what_it_says(
     for what, gigabytes in expected.items():
         held = parts(footprint)[f"policy: {what}"]
         assert held / 10**9 == pytest.approx(gigabytes, abs=0.01), what
+
+
+def test_zero_reduces_gradients_in_a_bucket_of_fixed_size() -> None:
+    bucket = "policy: bucket to reduce gradients"
+    assert bucket not in parts(learner_footprint(on_gpus(1, 0), SMALL, None, 1))
+    for stage in (1, 2, 3):
+        held = parts(learner_footprint(on_gpus(8, stage), SMALL, None, 8))
+        assert held[bucket] == 10**9  # 5e8 numbers of 2 bytes
 
 
 def test_only_float32_without_zero_needs_no_copy_of_its_weights() -> None:
@@ -169,8 +177,8 @@ def test_the_critic_and_the_reference_count_when_the_recipe_has_them() -> None:
     assert total(reference.held) - total(plain.held) == SMALL.parameters * 4
     with_critic = a_recipe(algorithm={"advantage": "gae"}, critic={"pretrain_steps": 1})
     critic = learner_footprint(with_critic, SMALL, SMALL, 1)
-    # weights, gradients, two moments and a copy, all in float32
-    assert total(critic.held) - total(plain.held) == SMALL.critic_parameters * 20
+    # weights, gradients, two moments and a copy, all in float32, and a bucket
+    assert total(critic.held) - total(plain.held) == SMALL.critic_parameters * 20 + 2 * 10**9
     assert learner_footprint(with_critic, SMALL, BILLION, 1).step[0].what.startswith("critic")
 
 
