@@ -182,4 +182,5 @@ def denominators(node: Node) -> list[str]:
     """The letters below a fraction bar, radicands left out."""
     under = [below.parts[1] for below in node.walk() if below.kind == "/"]
     roots = radicands(node)
-    return [letter for part in under for letter in letters(part) if letter not in roots]
+    below = [letter for part in under for letter in letters(part) if letter not in roots]
+    return list(dict.fromkeys(below))

@@ -147,7 +147,7 @@ async def _ask_model(task: Task, quantity: Quantity, workshop: Workshop, no_rule
         raise LeftOut(f"{no_rule}; the model's form is refused: {parts['refused']}")
     if parts["integer"] != proposal.answer:
         raise LeftOut(f"{no_rule}; the model's {proposal.ask} is not {proposal.answer}")
-    return Form(values=proposal.values, **parts)
+    return Form(**{**parts, "denominators": tuple(parts["denominators"])}, values=proposal.values)
 
 
 def problem_of(task: Task) -> str:

@@ -81,6 +81,10 @@ def test_an_expression_is_printed_as_latex(text: str, latex: str) -> None:
     assert expressions.latex(expressions.read(text)) == latex
 
 
+def test_a_letter_below_two_bars_is_one_denominator() -> None:
+    assert expressions.denominators(expressions.read("a/n+b*sqrt(c)/n")) == ["n"]
+
+
 RIGHT = [
     ("(k*sqrt(m))/n", "k+m+n", {"k": 3, "m": 2, "n": 4}, r"\frac{3\sqrt{2}}{4}", 9),
     ("k*m^(1/3)", "k+m", {"k": 3, "m": 4}, r"3\sqrt[3]{4}", 7),
