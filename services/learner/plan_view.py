@@ -39,7 +39,8 @@ def show(plan: Plan, console: Console | None = None) -> None:
         console.print(Text(f"\n{title}", style="bold"))
         console.print(_table(rows))
     found = warnings(plan)
-    console.print(Text(f"\n{len(found)} warnings" if found else "\nno warnings", style="bold"))
+    number = f"{len(found) or 'no'} warning{'s' if len(found) != 1 else ''}"
+    console.print(Text(f"\n{number}", style="bold"))
     for text in found:
         console.print(Text(f"! {text}", style="yellow"))
 
@@ -152,7 +153,8 @@ def _work(plan: Plan) -> Iterator[Row]:
         f"{responses_in_flight(recipe):,}",
         f"x group_size {recipe.rollout.group_size}",
     )
-    yield "staleness", f"0 to {training.max_staleness} steps", _staleness(recipe)
+    lag = training.max_staleness
+    yield "staleness", f"0 to {lag} steps" if lag else "0 steps", _staleness(recipe)
     yield (
         "Redis, at worst",
         size(plan.redis_bytes),
