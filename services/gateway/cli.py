@@ -23,17 +23,20 @@ from services.gateway.evaluations import Result, evaluations_in, evaluations_tab
 from services.gateway.progress import LiveView, Progress
 from services.gateway.stack import NoStack, find_stack, model_for
 
-_MODULES = (
-    ("plan", "services.learner.plan", "show what a recipe takes to run"),
-    ("data", "services.grader.data", "check task files, and rewrite their answers as integers"),
-)
+_OF_OTHER_SERVICES = {
+    "plan": ("services.learner.plan", "show what a recipe takes to run"),
+    "data": ("services.grader.data", "check task files, and rewrite their answers as integers"),
+}
 _WHOLE = 10_000  # columns: a narrow terminal wraps lines, and nothing is cut
 SUCCEEDED, FAILED, BAD_INPUT, DETACHED = 0, 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit status."""
-    given = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words and words[0] in _OF_OTHER_SERVICES:
+        _become(_OF_OTHER_SERVICES[words[0]][0], words[1:])
+    given = _parser().parse_args(words)
     try:
         return given.run(given)
     except (RecipeError, TaskFileError, NoStack, WeirError) as error:
@@ -58,17 +61,15 @@ def _parser() -> argparse.ArgumentParser:
     add("jobs", _jobs, "list jobs, newest first")
     add("evaluations", _evaluations, "show how a job did on held-out tasks", "JOB")
     add("cancel", _cancel, "end a job", "JOB")
-    for name, module, text in _MODULES:
-        verb = verbs.add_parser(name, help=text, add_help=False)
-        verb.set_defaults(run=_become, module=module)
-        verb.add_argument("rest", nargs=argparse.REMAINDER)
+    for name, (_, text) in _OF_OTHER_SERVICES.items():
+        verbs.add_parser(name, help=text)
     return parser
 
 
-def _become(given: argparse.Namespace) -> NoReturn:
-    """Become the service's own command; the gateway imports no other service."""
+def _become(module: str, arguments: Sequence[str]) -> NoReturn:
+    """Become the command of another service, since the gateway imports none."""
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", given.module, *given.rest])
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
 
 
 def _local(given: argparse.Namespace) -> NoReturn:
