@@ -60,7 +60,8 @@ class Stack:
             "rollout": {"group_size": 4},
         }
         for table in {*tables, *changes}:
-            recipe[table] |= {**tables.get(table, {}), **changes.get(table, {})}
+            changed = {**tables.get(table, {}), **changes.get(table, {})}
+            recipe[table] = {**(recipe[table] or {}), **changed}
         del recipe["evaluation"], recipe["tasks"], recipe["model"]["path"]
         with self.client() as weir:
             body = {

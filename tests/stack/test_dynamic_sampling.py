@@ -1,0 +1,88 @@
+"""Dynamic sampling through the whole stack: steps are refilled, whatever dies."""
+
+from typing import Any
+
+import pytest
+from protocol.recipe import Purpose
+
+from services.learner.log import read_log
+from tests.stack.conftest import Json, Stack
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
+STEPS, GROUPS_PER_STEP = 12, 4
+TRAINING = {
+    "steps": STEPS,
+    "groups_per_step": GROUPS_PER_STEP,
+    "checkpoint_every": 5,
+    "dynamic_sampling": True,
+    "max_oversampling": 4.0,
+}
+
+
+def steps_of(stack: Stack, job_id: str) -> list[Json]:
+    """The metrics of each training step, and that each is told of once and in order."""
+    steps = [event["data"] for event in stack.events(job_id) if "reward" in event["data"]]
+    assert [data["step"] for data in steps] == list(range(1, STEPS + 1))
+    return steps
+
+
+def assert_balanced(account: dict[str, Any]) -> None:
+    dropped = sum(account["dropped"].values())
+    assert account["asked"] == account["trained"] + dropped + account["under_way"]
+
+
+def test_a_job_refills_its_steps_and_survives_the_death_of_its_learner(stack: Stack) -> None:
+    job_id = stack.submit(training=TRAINING, algorithm={"advantage": "grpo"})
+    stack.wait_for_step(job_id, 7)
+    stack.kill("learner")
+    job = stack.wait_for_end(job_id)
+    assert job["status"] == "succeeded", job["error"]
+    assert job["weir"]["attempt"] == 2
+
+    steps = steps_of(stack, job_id)
+    for data in steps:
+        assert_balanced(data["groups"])
+        assert data["signal"] == 1
+        assert data["staleness_max"] <= 1
+        assert data["waste"] == pytest.approx(1 - data["kept"] / data["looked_at"])
+        full = data["kept"] == GROUPS_PER_STEP
+        assert full or data["looked_at"] == 4 * GROUPS_PER_STEP
+
+    ledger = job["weir"]["result"]["groups"]
+    assert_balanced(ledger)
+    assert ledger["under_way"] == 0
+    assert ledger["dropped"]["no_signal"] > 0
+    # Both attempts have told of steps: their sums agree only if they decided the same.
+    looked_at = sum(data["looked_at"] for data in steps)
+    assert ledger["trained"] == sum(data["kept"] for data in steps)
+    assert ledger["asked"] >= looked_at
+    logged = [g.number for _, g in read_log(stack.log_folder(job_id)) if g.purpose is Purpose.TRAIN]
+    assert len(logged) == len(set(logged))
+    assert set(logged) >= set(range(looked_at))
+
+
+def test_a_step_that_finds_no_signal_makes_no_update_and_says_so(stack: Stack) -> None:
+    job_id = stack.submit(
+        training=TRAINING | {"steps": 2, "max_oversampling": 1.0, "max_staleness": 0},
+        rollout={"group_size": 2, "sampling": {"max_tokens": 1}},
+        algorithm={"advantage": "grpo"},
+    )
+    job = stack.wait_for_end(job_id)
+    assert job["status"] == "succeeded", job["error"]
+    warnings = [e["message"] for e in stack.events(job_id) if e["level"] == "warn"]
+    assert len(warnings) == 2
+    assert all("it made no update" in text and "max_oversampling" in text for text in warnings)
+    ledger = job["weir"]["result"]["groups"]
+    assert ledger == {
+        "asked": 2 * GROUPS_PER_STEP,
+        "trained": 0,
+        "dropped": {"no_signal": 2 * GROUPS_PER_STEP},
+        "under_way": 0,
+    }
+
+
+def test_a_name_that_no_table_holds_fails_the_job_at_once(stack: Stack) -> None:
+    job = stack.wait_for_end(stack.submit(algorithm={"advantage": "my_lab.missing"}))
+    assert (job["status"], job["weir"]["attempt"]) == ("failed", 1)
+    assert "algorithm.advantage: 'my_lab.missing' is none of grpo" in job["error"]["message"]
+    assert "WEIR_EXTENSIONS" in job["error"]["message"]
