@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import HashStore
 P = TypeVar("P")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _GATHER_ELEMENTS = 500_000_000
+_REDUCE_BUCKET = 500_000_000  # DeepSpeed's default, in numbers; it is allocated whole
 
 
 class Engine:
@@ -32,7 +33,7 @@ class Engine:
         self.settings = settings
         self.num_ranks = torch.distributed.get_world_size()
         self.updates = 0
-        self._engine = _with_deepspeed(module, settings, model, self.num_ranks)
+        self._engine = _with_deepspeed(module, settings, model)
         self.device = cast(torch.device, self._engine.device)
 
     def __call__(self, *inputs: Any) -> Any:
@@ -107,7 +108,7 @@ class FrozenModel:
     def __init__(self, module: nn.Module, settings: Optimizer, model: Model) -> None:
         module.requires_grad_(requires_grad=False)
         if settings.zero_stage == 3:
-            config = _config(settings, model, torch.distributed.get_world_size())
+            config = _config(module, settings, model)
             self._module, *_ = deepspeed.initialize(model=module, config=config)
         else:
             self._module = module.to(device_of_rank())
@@ -145,25 +146,26 @@ def uses_parameters_of(module: nn.Module, other: nn.Module) -> None:
         deepspeed.zero.register_external_parameter(module, parameter)
 
 
-def _with_deepspeed(module: nn.Module, settings: Optimizer, model: Model, num_ranks: int) -> Any:
+def _with_deepspeed(module: nn.Module, settings: Optimizer, model: Model) -> Any:
     optimizer = torch.optim.AdamW(
         module.parameters(),
         lr=settings.learning_rate,
         betas=settings.betas,
         weight_decay=settings.weight_decay,
     )
-    config = _config(settings, model, num_ranks)
+    config = _config(module, settings, model)
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
     return engine
 
 
-def _config(settings: Optimizer, model: Model, num_ranks: int) -> dict[str, Any]:
+def _config(module: nn.Module, settings: Optimizer, model: Model) -> dict[str, Any]:
+    bucket = min(_REDUCE_BUCKET, sum(parameter.numel() for parameter in module.parameters()))
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        "train_batch_size": num_ranks,
+        "train_batch_size": torch.distributed.get_world_size(),
         "gradient_clipping": settings.max_grad_norm,
-        "zero_optimization": {"stage": settings.zero_stage},
+        "zero_optimization": {"stage": settings.zero_stage, "reduce_bucket_size": bucket},
         "zero_allow_untested_optimizer": True,
         "bf16": {"enabled": model.dtype == "bfloat16"},
         "fp16": {"enabled": model.dtype == "float16"},

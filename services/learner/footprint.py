@@ -17,7 +17,7 @@ from services.learner.model_shape import ModelShape
 
 GIB = 2**30
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-REDUCE_BUCKET = 500_000_000  # DeepSpeed's default, in numbers, whatever the model's size
+REDUCE_BUCKET = 500_000_000  # DeepSpeed's default, in numbers; a smaller model has a smaller one
 LIVE_PARAMETERS = 1_000_000_000  # so many are gathered at once under ZeRO-3, by default
 # `token_logprobs` with its backward pass held 6.2 (bfloat16) and 6.3 (float32) at its peak.
 LOGIT_COPIES = 7
@@ -147,7 +147,8 @@ def _trained(
         _item(f"{who}: Adam's moments", parameters, 8, shards),
     ]
     if stage >= 1:
-        items.append(_item(f"{who}: bucket to reduce gradients", REDUCE_BUCKET, size, 1))
+        bucket = min(REDUCE_BUCKET, parameters)
+        items.append(_item(f"{who}: bucket to reduce gradients", bucket, size, 1))
     if dtype != "float32" or stage >= 1:  # ZeRO copies even float32
         items.append(_item(f"{who}: float32 copy of the weights", parameters, 4, shards))
     return items

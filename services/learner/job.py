@@ -31,6 +31,7 @@ from services.learner.formulas import check_formulas
 from services.learner.intake import Intake
 from services.learner.loop import Learning, Parts
 from services.learner.model_source import ModelNotFound, model_folder
+from services.learner.models import UnsupportedModel
 from services.learner.ordering import order_warnings
 from services.learner.pretraining import Pretraining
 from services.learner.progress import Progress
@@ -82,7 +83,7 @@ class _Attempt:
             await self._work()
         except CancelRequested:
             await self._end(JobState.CANCELLED)
-        except (ModelNotFound, TaskFileError, UnknownName) as error:
+        except (ModelNotFound, TaskFileError, UnknownName, UnsupportedModel) as error:
             await self._end(JobState.FAILED, error=str(error))
         except StopRequested:
             log.info("told to stop; the job goes on in the next attempt")
@@ -244,7 +245,7 @@ async def _result(learning: Learning, models: Mapping[str, Path]) -> dict[str, A
         "parity_tokens": int(totals["parity_tokens"]),
         "groups": await learning.account(Purpose.TRAIN),
         "evaluation_groups": await learning.account(Purpose.EVAL),
-        "evaluations": evaluations,
+        "evaluations": [{k: v for k, v in e.items() if k != "per_task"} for e in evaluations],
     }
     if learning.recipe.num_pretrain_steps:
         result["pretraining_groups"] = await learning.account(Purpose.PRETRAIN)

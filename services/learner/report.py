@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -110,5 +111,7 @@ def show_account(purpose: str, account: Mapping[str, Any]) -> None:
 
 def _set_gauges(gauge: Gauge, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
-        if isinstance(value, int | float):
+        if value is None:  # not measured this time: the last number would mislead
+            gauge.labels(name).set(math.nan)
+        elif isinstance(value, int | float):
             gauge.labels(name).set(value)
