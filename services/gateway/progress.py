@@ -41,9 +41,9 @@ class Progress:
 
     def see(self, event: Mapping[str, Any]) -> None:
         """Take in the numbers of a metrics event; whatever is missing is not shown."""
-        if event["type"] != "metrics":
-            return
         data = event["data"]
+        if event["type"] != "metrics" or "pretrain_step" in data:
+            return
         self.evaluations += evaluations_in([event])
         self.step = max(self.step, _number(data.get("step"), self.step))
         for name, _, _ in _SHOWN:
@@ -92,6 +92,8 @@ class LiveView:
         self.progress.see(event)
         if event["type"] == "message":
             self._say(f"{event['level']}: {event['message']}")
+        elif "pretrain_step" in event["data"]:
+            self._say(event["message"])
         elif "evaluation" in event["data"]:
             self._say(evaluation_line(event))
         elif self._live is not None:

@@ -102,6 +102,7 @@ class Learning:
         """Look at groups, each as soon as it and all before it are there, until it is enough."""
         selection, per_step = self._selection(), self.recipe.training.groups_per_step
         while not selection.is_complete:
+            self.parts.control.obey()
             self.parts.feeder.admit(selection.outlook)
             number = selection.next_number
             selection.look(*await self._groups(Purpose.TRAIN, range(number, number + 1)))

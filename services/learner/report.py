@@ -52,9 +52,13 @@ class Reporter:
         """Record the metrics of a step that the critic made alone."""
         PRETRAINED.set(step)
         _set_gauges(PRETRAINING, metrics)
-        await self._record(
-            f"pretrain:{step}", f"pretrain step {step}", type="metrics", data=dict(metrics)
-        )
+        learned = [
+            f"{name.replace('_', ' ')} {metrics[name]:.3f}"
+            for name in ("value_loss", "explained_variance")
+            if name in metrics
+        ]
+        message = "  ".join([f"pretrain step {step}", *learned])
+        await self._record(f"pretrain:{step}", message, type="metrics", data=dict(metrics))
 
     async def undersampled(self, step: int, selection: Selection) -> None:
         """Warn of a step whose dynamic sampling gave up."""

@@ -19,6 +19,7 @@ from protocol.recipe import load_recipe
 from services.gateway.client import WeirClient
 
 ROOT = Path(__file__).parents[2]
+TASKS = ROOT / "examples/arithmetic/train.jsonl"
 SERVICES = ("gateway", "grader", "rollout", "learner")
 Json = dict[str, Any]
 
@@ -52,7 +53,7 @@ class Stack:
         os.kill(victim, signal.SIGKILL)
         return victim
 
-    def submit(self, **changes: Json) -> str:
+    def submit(self, *, tasks: Path = TASKS, **changes: Json) -> str:
         """A small job on the arithmetic model; ``changes`` go into the recipe's tables."""
         recipe = load_recipe(ROOT / "recipes/demo.toml").model_dump(mode="json")
         tables = {
@@ -66,7 +67,7 @@ class Stack:
         with self.client() as weir:
             body = {
                 "model": str(ROOT / "examples/arithmetic/base-model"),
-                "training_file": weir.upload(ROOT / "examples/arithmetic/train.jsonl"),
+                "training_file": weir.upload(tasks),
                 "recipe": recipe,
             }
             return weir.submit(body)["id"]

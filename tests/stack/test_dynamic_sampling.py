@@ -1,12 +1,14 @@
 """Dynamic sampling through the whole stack: steps are refilled, whatever dies."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from protocol.recipe import Purpose
 
 from services.learner.log import read_log
-from tests.stack.conftest import Json, Stack
+from tests.stack.conftest import TASKS, Json, Stack, wait_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
 STEPS, GROUPS_PER_STEP = 12, 4
@@ -79,6 +81,24 @@ def test_a_step_that_finds_no_signal_makes_no_update_and_says_so(stack: Stack) -
         "dropped": {"no_signal": 2 * GROUPS_PER_STEP},
         "under_way": 0,
     }
+
+
+def test_what_cannot_be_graded_pauses_the_job_long_before_the_limit(
+    stack: Stack, tmp_path: Path
+) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    lines = [json.loads(line) | {"answer": "+*"} for line in TASKS.read_text().splitlines()[:50]]
+    tasks.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    job_id = stack.submit(tasks=tasks, training=TRAINING | {"max_oversampling": 50.0})
+    wait_for(lambda: stack.job(job_id)["status"] == "paused", 60, "the pause")
+    logged = [graded for _, graded in read_log(stack.log_folder(job_id))]
+    assert GROUPS_PER_STEP <= len(logged) <= 8 * GROUPS_PER_STEP
+    with stack.client() as weir:
+        weir.cancel(job_id)
+    assert stack.wait_for_end(job_id)["status"] == "cancelled"
+    warnings = [e["message"] for e in stack.events(job_id) if e["level"] == "warn"]
+    assert len(warnings) == 1
+    assert "of the scores of step 0 could not be graded" in warnings[0]
 
 
 def test_a_name_that_no_table_holds_fails_the_job_at_once(stack: Stack) -> None:

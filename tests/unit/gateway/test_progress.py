@@ -46,6 +46,14 @@ def test_messages_and_evaluations_have_lines_of_their_own() -> None:
     assert lines == ["info: paused [by the user]", "evaluation at step 4  accuracy 0.750"]
 
 
+def test_a_step_of_the_critic_alone_has_a_line_of_its_own_and_no_curve() -> None:
+    lines = shown(
+        an_event("metrics", "pretrain step 3", pretrain_step=3, tokens_per_second=9.0),
+        a_step(1, reward=0.5),
+    ).splitlines()
+    assert lines == ["pretrain step 3", "step 1/5  reward 0.500"]
+
+
 def test_a_terminal_shows_a_bar_and_curves() -> None:
     text = shown(*(a_step(step, reward=step / 5) for step in range(1, 6)), terminal=True)
     assert "ftjob-1" in text
