@@ -57,7 +57,7 @@ def chunked_token_logprobs(
         checkpoint(of_chunk, hidden[chunk], targets[chunk], use_reentrant=False)
         for chunk in _chunks(len(targets), chunk_tokens)
     ]
-    logprobs, entropies = zip(*parts, strict=True)
+    logprobs, entropies = [part[0] for part in parts], [part[1] for part in parts]
     return torch.cat(logprobs), torch.cat(entropies)
 
 

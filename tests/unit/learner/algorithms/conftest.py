@@ -1,6 +1,20 @@
-"""Hypothesis without deadlines: torch's first call takes long, and the machine may be busy."""
+"""Hypothesis without deadlines: torch's first call takes long, and the machine may be busy.
 
-from hypothesis import settings
+``WEIR_HYPOTHESIS_PROFILE=mutants`` is for the many runs of `make mutants`: few examples, and a
+failure is not made smaller.
+"""
+
+import os
+
+from hypothesis import Phase, settings
 
 settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+settings.register_profile(
+    "mutants",
+    deadline=None,
+    derandomize=True,
+    max_examples=30,
+    phases=(Phase.explicit, Phase.generate),
+    database=None,
+)
+settings.load_profile(os.environ.get("WEIR_HYPOTHESIS_PROFILE", "no deadline"))

@@ -109,9 +109,10 @@ def test_each_response_may_have_its_own_lambda() -> None:
 def test_the_lambda_of_a_response_counts_only_its_own_tokens() -> None:
     mask = [True, False, True, False, True, True, False]
     episodes = one_episode([0.0] * 7, [0.0, 9.0, 0.5, 9.0, 0.25, 0.5, 9.0], mask)
-    settings = {"gamma": 1.0, "length_alpha": 0.5, "lambda_critic": 1.0}
+    settings = {"gamma": 1.0, "length_alpha": 0.3, "lambda_critic": 1.0}
     advantages, _ = length_adaptive_gae(episodes, **settings)
-    torch.testing.assert_close(advantages, discounted(episodes, gamma=1.0, lambda_=0.5))
+    expected = discounted(episodes, gamma=1.0, lambda_=1 - 1 / (0.3 * 4))
+    torch.testing.assert_close(advantages, expected, atol=1e-12, rtol=0)
 
 
 def test_the_adaptive_lambda_is_never_negative() -> None:

@@ -55,6 +55,19 @@ def test_only_a_chunk_of_logits_exists_and_the_backward_pass_computes_it_again()
     assert sorted(seen) == [2, 2, 5, 5, 5, 5]
 
 
+def test_one_token_or_none_is_one_chunk() -> None:
+    head, hidden, targets = model(torch.float32)
+    seen: list[int] = []
+
+    def counted(part: Tensor) -> Tensor:
+        seen.append(len(part))
+        return head(part)
+
+    for length in (0, 1):
+        chunked_token_logprobs(hidden[:length], counted, targets[:length], TEMPERATURE, 1)
+    assert seen == [0, 1]
+
+
 def test_no_token_has_no_log_prob() -> None:
     head, hidden, targets = model(torch.float32)
     logprobs, entropies = chunked_token_logprobs(hidden[:0], head, targets[:0], TEMPERATURE, 4)

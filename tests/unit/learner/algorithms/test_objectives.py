@@ -112,6 +112,14 @@ def test_dual_clip_by_hand(
     assert gradient(partial(dual_clip, **SETTINGS), tokens).item() == pytest.approx(slope)
 
 
+def test_a_loss_exactly_at_the_dual_bound_is_not_held() -> None:
+    tokens = at_ratios([3.0], [-2.0])
+    exactly = tokens.ratio.item()
+    losses, held = dual_clip(tokens, **BOUNDS, dual_clip=exactly)
+    assert losses.item() == 2 * exactly
+    assert held.item() == 0
+
+
 @pytest.mark.parametrize(
     ("ratio", "weight", "bound"), [(1.0, 1.0, 0), (0.6, 0.75, -1), (1.2, 1.2, 0), (1.6, 1.5, 1)]
 )
@@ -247,3 +255,12 @@ def test_a_mini_batch_of_nothing_does_not_divide_by_zero(
     assert aggregation(double([1.0]), Totals(0, 0, 0)).isfinite().all()
     one = Totals(1, 1, 0)
     assert torch.equal(aggregation(double([1.0]), Totals(0, 0, 0)), aggregation(double([1.0]), one))
+
+
+def test_one_response_alone_has_the_whole_weight() -> None:
+    lengths, alone = double([2, 2]), Totals(tokens=2, sequences=1, positive_tokens=0)
+    fixed = pick(AGGREGATIONS, "fixed_length", {"max_tokens": 5})
+    assert (
+        token_mean(lengths, alone).tolist() == sequence_mean(lengths, alone).tolist() == [0.5] * 2
+    )
+    assert fixed(lengths, alone).tolist() == [0.2] * 2

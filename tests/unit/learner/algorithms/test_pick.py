@@ -40,7 +40,7 @@ def test_every_entry_gets_all_that_it_names_from_a_recipe(
     table: Mapping[str, Callable[..., Any]], name: str
 ) -> None:
     bound = cast("partial[Any]", pick(table, name, SETTINGS))
-    named = inspect.getfullargspec(table[name]).kwonlyargs
+    named = inspect.getfullargspec(inspect.unwrap(table[name])).kwonlyargs
     assert bound.func is table[name]
     assert bound.args == ()
     assert bound.keywords == {key: SETTINGS[key] for key in named}

@@ -51,6 +51,7 @@ def test_without_weight_the_process_is_no_signal() -> None:
 
 def test_a_difference_below_the_signal_is_none() -> None:
     assert not accuracy_varies(scores([0.5, 0.5 + 0.9e-6]))
+    assert not accuracy_varies(scores([0.0, 1e-6]))
     assert accuracy_varies(scores([0.5, 0.5 + 1.1e-6]))
     equal = scores([1, 1])
     assert not has_signal(equal, lambda found: double([0.0, 1e-6]))
