@@ -1,7 +1,8 @@
 """The names that a recipe may give: each is an entry of a table in the service that uses it.
 
-A name with a dot, as ``my_lab.squared``, is an extension's: a module of the deployment's own, named
-in ``WEIR_EXTENSIONS``, has added it to the table. The service checks it when a job begins.
+The name of a formula may have a dot, as ``my_lab.squared``: then it is an extension's, which a
+module of the deployment's own, named in ``WEIR_EXTENSIONS``, has added to the table. The learner
+checks it when a job begins.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ VERIFIERS = ("math_answer", "equation_steps")
 _EXTENSION = re.compile(r"[a-zA-Z_]\w*(\.[a-zA-Z_]\w*)+")
 
 
-def _one_of(*names: str) -> AfterValidator:
+def _one_of(*names: str, or_extension: bool = True) -> AfterValidator:
     def check(value: str) -> str:
-        if value in names or _EXTENSION.fullmatch(value):
+        if value in names or (or_extension and _EXTENSION.fullmatch(value)):
             return value
         near = difflib.get_close_matches(value, names, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -49,4 +50,4 @@ ObjectiveName = Annotated[str, _one_of(*OBJECTIVES)]
 AggregationName = Annotated[str, _one_of(*AGGREGATIONS)]
 CorrectionName = Annotated[str, _one_of(*CORRECTIONS)]
 DivergenceName = Annotated[str, _one_of(*DIVERGENCES)]
-VerifierName = Annotated[str, _one_of(*VERIFIERS)]
+VerifierName = Annotated[str, _one_of(*VERIFIERS, or_extension=False)]

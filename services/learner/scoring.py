@@ -62,9 +62,11 @@ class Scoring:
         )
 
     def has_signal(self, graded: GradedGroup) -> bool:
-        """Whether the group has anything to teach."""
+        """Whether the group has anything to teach; one that lost all but one response has not."""
         grades, lengths = gradable(graded)
-        return bool(grades) and has_signal(self.scores(grades, lengths), self.advantage)
+        if len(grades) < min(2, len(graded.grades)):
+            return False
+        return has_signal(self.scores(grades, lengths), self.advantage)
 
     def _penalty(self, lengths: Tensor) -> Tensor:
         buffer = self.reward.overlong_buffer

@@ -195,6 +195,13 @@ def test_a_group_that_could_not_be_graded_at_all_has_no_signal() -> None:
     assert (samples, facts.responses) == ([], 0)
 
 
+def test_a_group_that_lost_all_but_one_response_has_no_signal_but_a_lone_response_has() -> None:
+    lost = Grade(outcome=Ungradable(reason="gold_not_parsable"))
+    for of_recipe in (grpo, scoring("grpo_verl"), scoring("gae")):
+        assert not of_recipe.has_signal(graded([Grade(outcome=RIGHT), lost, lost]))
+    assert scoring("gae").has_signal(graded([Grade(outcome=WRONG)]))
+
+
 def test_samples_travel_to_other_ranks_unchanged() -> None:
     samples, _ = samples_of([graded(RIGHT_AND_WRONG)], grpo, attempt=1, version=0)
     for sent, arrived in zip(samples, unpack_samples(pack_samples(samples)), strict=True):

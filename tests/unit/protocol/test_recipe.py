@@ -60,18 +60,41 @@ def test_a_recipe_survives_json() -> None:
         ({"learning": {}}, "learning: unknown key; remove it or check its spelling"),
         ({"training": {"steps": "many"}}, "training.steps: Input should be a valid integer"),
         ({"training": {"steps": 0}}, "training.steps: Input should be greater than or equal to 1"),
+        ({"algorithm": {"advantage": "magic"}}, "algorithm.advantage: 'magic' is none of grpo, "),
+        ({"algorithm": {"advantage": "papa"}}, "; did you mean 'papo'?"),
+        ({"algorithm": {"objective": "clips"}}, "algorithm.objective: 'clips' is none of clip, "),
+        ({"algorithm": {"clip_low": 1.0}}, "algorithm: clip_low must be below 1 for objective"),
+        ({"algorithm": {"correction": "token_tis"}}, "set old_logprobs = 'recompute'"),
+        ({"reward": {"outcome": "my_lab.oracle"}}, "reward.outcome: 'my_lab.oracle' is none of "),
+        ({"reward": {"values": [1, 1]}}, "reward: values must be [wrong, right]"),
         (
-            {"algorithm": {"advantage": "magic"}},
-            "algorithm.advantage: Input should be 'grpo' or 'papo'",
+            {"reward": {"overlong_buffer": 9}},
+            "recipe: reward.overlong_buffer must be at most rollout.sampling.max_tokens",
         ),
-        ({"algorithm": {"clip_low": 1.0}}, "algorithm.clip_low: Input should be less than 1"),
         (
             {"model": {"prompt_template": "Solve it"}},
             "model: prompt_template must contain {prompt}",
         ),
         (
             {"reward": {"process": None}},
-            "recipe: algorithm.advantage = 'papo' needs reward.process, a rubric verifier",
+            "recipe: algorithm.advantage = 'papo' needs reward.process, a verifier",
+        ),
+        (
+            {"algorithm": {"advantage": "process_only"}},
+            "recipe: algorithm.advantage = 'process_only' needs process_for = 'all'",
+        ),
+        ({"rollout": {"group_size": 1}}, "'papo' needs rollout.group_size >= 2"),
+        (
+            {"algorithm": {"advantage": "gae"}},
+            "recipe: algorithm.advantage = 'gae' needs the table [critic]",
+        ),
+        ({"critic": {}}, "recipe: algorithm.advantage = 'papo' uses no [critic]; leave it out"),
+        (
+            {
+                "tasks": {"held_out": "held_out.jsonl"},
+                "evaluation": {"sampling": {"max_tokens": 64}},
+            },
+            "recipe: evaluation.sampling.max_tokens must be below model.max_context",
         ),
         (
             {"evaluation": {"samples": 1}},
@@ -89,6 +112,12 @@ def test_a_recipe_survives_json() -> None:
 )
 def test_what_is_wrong_is_named(overrides: dict[str, Any], expected: str) -> None:
     assert expected in error_of(**overrides).splitlines()[0]
+
+
+@pytest.mark.parametrize("field", ["advantage", "objective", "aggregation", "divergence"])
+def test_a_formula_with_a_dot_in_its_name_is_left_to_the_learner(field: str) -> None:
+    recipe = a_recipe(algorithm={field: "my_lab.squared"})
+    assert getattr(recipe.algorithm, field) == "my_lab.squared"
 
 
 def test_every_problem_is_reported_at_once() -> None:
