@@ -41,7 +41,7 @@ class TokenBatch:
     @property
     def lengths(self) -> Tensor:
         """The number of tokens of each token's response, [token] float."""
-        return sums_by(self.sequence, torch.ones_like(self.log_ratio))
+        return sums_by(self.sequence, torch.ones_like(self.logprobs))
 
 
 def sums_by(sequence: Tensor, values: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import pytest
 from protocol.recipe import Algorithm
 
 from services.learner import algorithms
-from services.learner.algorithms import pick
+from services.learner.algorithms import UnknownName, pick
 from services.learner.algorithms.advantages import ADVANTAGES
 from services.learner.algorithms.aggregation import AGGREGATIONS
 from services.learner.algorithms.correction import CORRECTIONS
@@ -44,6 +44,15 @@ def test_every_entry_gets_all_that_it_names_from_a_recipe(
     assert bound.func is table[name]
     assert bound.args == ()
     assert bound.keywords == {key: SETTINGS[key] for key in named}
+
+
+def test_an_unknown_entry_is_refused_with_those_there_are() -> None:
+    with pytest.raises(UnknownName) as refused:
+        pick(DIVERGENCES, "k4", {})
+    assert str(refused.value) == (
+        "'k4' is none of k1, k2, k3; if a module of your own adds it, name that module in the "
+        "learner's variable WEIR_EXTENSIONS"
+    )
 
 
 def test_what_a_recipe_cannot_know_must_be_given() -> None:
