@@ -27,6 +27,7 @@ RESULTS = Path("tests/benchmarks/methods.json")
 HOME = Path("runs/methods")
 _LAST_STEPS = 5  # entropy and length are means over so many
 _T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # Student's t by number of seeds
+_MOST_SEEDS = max(_T_95)
 
 Json = dict[str, Any]
 
@@ -38,6 +39,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--to", type=Path, default=RESULTS, metavar="FILE")
     given = parser.parse_args(arguments)
+    if len(given.seeds) > _MOST_SEEDS:
+        parser.error(f"--seeds: at most {_MOST_SEEDS}")
     runs: list[Json] = json.loads(given.to.read_text()) if given.to.exists() else []
     there = {(run["recipe"], run["seed"]) for run in runs}
     # All recipes once before any twice, so that an early end leaves a whole table.
