@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 export PATH := $(abspath $(BIN)):$(PATH)
 export PYTHONPATH := $(CURDIR)/proto:$(CURDIR)
 
-.PHONY: help install check format test mutants demo compare up down
+.PHONY: help install check format test recipes mutants demo compare up down
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -38,6 +38,9 @@ format: install ## rewrite the code in the house format
 
 test: check ## all checks and tests; needs no GPU and no server
 	pytest
+
+recipes: install ## train with every tiny recipe, through the whole stack; takes an hour
+	pytest -m recipes
 
 mutants: install ## break the formulas, one place at a time: do the tests notice? Takes 15 minutes
 	$(PIP) --no-build-isolation --editable '.[mutants]'
