@@ -8,28 +8,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
+from typing import TextIO
 
 from services.chassis.deployment import DeploymentError
 from services.grader.data.check import check
 from services.grader.data.integers import How, Outcome, rewrite_all, summary
 from services.grader.data.lines import Line, read_lines
 from services.grader.data.rewriter import Rewriter, RewriterError
+from services.grader.data.target import RefusedError, file_to_write, replacing
 from services.grader.pool import Pool
 from services.grader.settings import Settings
 from services.grader.tools import Tools
 from services.grader.verifiers.math_answer import WARM_UP
 
 DONE, NOT_DONE = 0, 2
-
-
-class RefusedError(ValueError):
-    """The command cannot do its work; the text says what to change."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,23 +66,12 @@ def _check(given: argparse.Namespace) -> int:
 
 
 def _integers(given: argparse.Namespace) -> int:
-    _examine_target(given.source, given.target)
-    lines = _sound_lines(given.source)
-    ways: Counter[How] = Counter()
-    kept = asyncio.run(_rewritten(lines, ways))
-    print(summary(ways), file=sys.stderr)
-    if not kept:
-        raise RefusedError(f"no task is left, {given.target} was not written")
-    _write(given.target, kept)
+    rewriter = Rewriter.from_environment()
+    with replacing(file_to_write(given.target, given.source)) as file:
+        lines = _sound_lines(given.source)
+        if not asyncio.run(_rewrite(lines, rewriter, file)):
+            raise RefusedError(f"no task is left, {given.target} was not written")
     return DONE
-
-
-def _examine_target(source: Path, target: Path) -> None:
-    """Refuse now what would fail when the work is done."""
-    if target.exists() and target.samefile(source):
-        raise RefusedError(f"{target} is the file to read; name another one to write")
-    if target.is_dir() or not target.parent.is_dir():
-        raise RefusedError(f"{target} cannot be written; name a file in a folder that exists")
 
 
 def _sound_lines(path: Path) -> list[Line]:
@@ -97,37 +83,23 @@ def _sound_lines(path: Path) -> list[Line]:
     return lines
 
 
-async def _rewritten(lines: Sequence[Line], ways: Counter[How]) -> list[str]:
-    """The JSON of every task that has an integer answer now; the others are reported."""
-    kept: list[str] = []
-    rewriter = Rewriter.from_environment()
+async def _rewrite(lines: Sequence[Line], rewriter: Rewriter | None, file: TextIO) -> int:
+    """Write every task that has an integer answer now, and report the others; how many it wrote."""
+    ways: Counter[How] = Counter()
     async with Pool(Settings.from_environment().workers, warm_ups=[WARM_UP]) as pool:
         async for outcome in rewrite_all(lines, Tools(pool), rewriter):
             ways[outcome.how] += 1
             if outcome.how is How.LEFT_OUT:
                 _report(outcome)
             else:
-                kept.append(json.dumps(outcome.fields, ensure_ascii=False))
-    return kept
+                file.write(f"{json.dumps(outcome.fields, ensure_ascii=False)}\n")
+    print(summary(ways), file=sys.stderr)
+    return ways.total() - ways[How.LEFT_OUT]
 
 
 def _report(outcome: Outcome) -> None:
     task_id = outcome.line.task.id if outcome.line.task else None
     print(f"line {outcome.line.number}: {task_id!r}: {outcome.reason}", file=sys.stderr)
-
-
-def _write(path: Path, lines: Iterable[str]) -> None:
-    """All or nothing: a reader sees the old file or the whole new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        # JSON writes half a surrogate pair just as Python replaces it.
-        with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            file.writelines(f"{line}\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
