@@ -1,8 +1,9 @@
 """What a recipe takes of a GPU's memory: arithmetic, with the formula of every number. Pure.
 
 The learner's numbers follow what `services/learner/engine.py` asks of DeepSpeed 0.19: gradients in
-the model's dtype, AdamW on float32 copies. They were held against each ZeRO stage on one CPU rank.
-Buffers of CUDA, NCCL and the allocator are not counted.
+the model's dtype, torch's AdamW on float32 copies, as it runs on a GPU (``foreach``). They were
+held against each ZeRO stage on one CPU rank. Buffers of CUDA, NCCL and the allocator are not
+counted.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ GIB = 2**30
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 REDUCE_BUCKET = 500_000_000  # DeepSpeed's default, in numbers; a smaller model has a smaller one
 LIVE_PARAMETERS = 1_000_000_000  # so many are gathered at once under ZeRO-3, by default
+SUB_GROUP = 1_000_000_000  # ZeRO-3 steps through so many numbers of a rank's share at a time
 # `token_logprobs` with its backward pass held 6.2 (bfloat16) and 6.3 (float32) at its peak.
 LOGIT_COPIES = 7
 
@@ -37,7 +39,7 @@ class LearnerFootprint:
     """The memory of one GPU of the learner, at the largest micro-batch that may come."""
 
     held: tuple[Item, ...]  # all the time
-    backward: tuple[Item, ...]  # during a backward pass
+    backward: tuple[Item, ...]  # during the larger backward pass, the policy's or the critic's
     step: tuple[Item, ...]  # during an optimizer step, when those are gone
 
     @property
@@ -75,23 +77,17 @@ def learner_footprint(
     recipe: Recipe, policy: ModelShape, critic: ModelShape | None, num_gpus: int
 ) -> LearnerFootprint:
     """What one of ``num_gpus`` GPUs of the learner holds; ``critic`` if the recipe has one."""
-    dtype = recipe.model.dtype
-    held = _trained("policy", policy.parameters, recipe.optimizer, dtype, num_gpus)
-    shapes, steps = [policy], [_step("policy", policy.parameters, recipe.optimizer, num_gpus)]
+    trained = [_Trained("policy", policy, policy.parameters, recipe.optimizer)]
     if recipe.critic is not None and critic is not None:
-        parameters, settings = critic.critic_parameters, recipe.critic.optimizer
-        held += _trained("critic", parameters, settings, dtype, num_gpus)
-        shapes.append(critic)
-        steps.append(_step("critic", parameters, settings, num_gpus))
+        settings = recipe.critic.optimizer
+        trained.append(_Trained("critic", critic, critic.critic_parameters, settings))
+    dtype = recipe.model.dtype
+    held = [item for model in trained for item in _held(model, dtype, num_gpus)]
     if recipe.algorithm.divergence_weight > 0:
-        stage = recipe.optimizer.zero_stage
-        held.append(_weights("reference", policy.parameters, stage, dtype, num_gpus))
-    activations = max((_activations(recipe, shape) for shape in shapes), key=_bytes)
-    return LearnerFootprint(
-        held=tuple(held),
-        backward=(activations, _logits(recipe, policy)),
-        step=(max(steps, key=_bytes),),
-    )
+        held.append(_weights("reference", trained[0], dtype, num_gpus))
+    backward = [_backward(model, recipe, num_gpus) for model in trained]
+    steps = [(_step(model, dtype, num_gpus),) for model in trained]
+    return LearnerFootprint(tuple(held), max(backward, key=total), max(steps, key=total))
 
 
 def rollout_footprint(
@@ -136,16 +132,27 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
-def _trained(
-    who: str, parameters: int, settings: Optimizer, dtype: str, num_gpus: int
-) -> list[Item]:
-    size, stage = DTYPE_BYTES[dtype], settings.zero_stage
-    shards = num_gpus if stage >= 1 else 1
+@dataclass(frozen=True)
+class _Trained:
+    who: str
+    shape: ModelShape
+    parameters: int
+    settings: Optimizer
+
+    def shards(self, num_gpus: int, from_stage: int) -> int:
+        """Over how many GPUs it splits what is split from this ZeRO stage on."""
+        return num_gpus if self.settings.zero_stage >= from_stage else 1
+
+
+def _held(model: _Trained, dtype: str, num_gpus: int) -> list[Item]:
+    who, parameters, stage = model.who, model.parameters, model.settings.zero_stage
+    size, shards = DTYPE_BYTES[dtype], model.shards(num_gpus, 1)
     items = [
-        _weights(who, parameters, stage, dtype, num_gpus),
-        _item(f"{who}: gradients", parameters, size, num_gpus if stage >= 2 else 1),
+        _weights(who, model, dtype, num_gpus),
         _item(f"{who}: Adam's moments", parameters, 8, shards),
     ]
+    if not _frees_gradients(stage):
+        items.append(_gradients(model, size, num_gpus))
     if stage >= 1:
         bucket = min(REDUCE_BUCKET, parameters)
         items.append(_item(f"{who}: bucket to reduce gradients", bucket, size, 1))
@@ -154,33 +161,58 @@ def _trained(
     return items
 
 
-def _weights(who: str, parameters: int, stage: int, dtype: str, num_gpus: int) -> Item:
-    size = DTYPE_BYTES[dtype]
-    if stage < 3:
-        return _item(f"{who}: weights", parameters, size, 1)
-    shard = _item(f"{who}: weights", parameters, size, num_gpus)
+def _weights(who: str, model: _Trained, dtype: str, num_gpus: int) -> Item:
+    size, parameters = DTYPE_BYTES[dtype], model.parameters
+    shard = _item(f"{who}: weights", parameters, size, model.shards(num_gpus, 3))
+    if model.settings.zero_stage < 3:
+        return shard
     gathered = min(parameters, LIVE_PARAMETERS)
     formula = f"{shard.formula} + {count(gathered)} gathered x {size} bytes"
     return Item(shard.what, shard.bytes + gathered * size, formula)
 
 
-def _step(who: str, parameters: int, settings: Optimizer, num_gpus: int) -> Item:
-    shards = num_gpus if settings.zero_stage >= 1 else 1
-    return _item(f"{who}: float32 gradients", parameters, 4, shards)
+def _gradients(model: _Trained, size: int, num_gpus: int) -> Item:
+    shards = model.shards(num_gpus, 2)
+    return _item(f"{model.who}: gradients", model.parameters, size, shards)
 
 
-def _activations(recipe: Recipe, shape: ModelShape) -> Item:
+def _frees_gradients(stage: int) -> bool:
+    """ZeRO 1 and 2 turn gradients into float32 before a step; others keep their own through it."""
+    return stage in {1, 2}
+
+
+def _backward(model: _Trained, recipe: Recipe, num_gpus: int) -> tuple[Item, ...]:
+    items = [_activations(model.who, recipe, model.shape)]
+    if model.who == "policy":
+        items.append(_logits(recipe, model.shape))
+    if _frees_gradients(model.settings.zero_stage):
+        items.append(_gradients(model, DTYPE_BYTES[recipe.model.dtype], num_gpus))
+    return tuple(items)
+
+
+def _step(model: _Trained, dtype: str, num_gpus: int) -> Item:
+    stage, parameters = model.settings.zero_stage, model.parameters
+    if stage == 0 and dtype == "float32":
+        return _item(f"{model.who}: AdamW's square roots", parameters, 4, 1)
+    what = f"{model.who}: float32 gradients, AdamW's square roots"
+    item = _item(what, parameters, 8, model.shards(num_gpus, 1))
+    if stage == 3 and item.bytes > 8 * SUB_GROUP:
+        return _item(what, SUB_GROUP, 8, 1)
+    return item
+
+
+def _activations(who: str, recipe: Recipe, shape: ModelShape) -> Item:
     """What the layers keep for the backward pass; measured on a CPU within 4 % with SDPA."""
     positions, size = longest_micro_batch(recipe), DTYPE_BYTES[recipe.model.dtype]
     layer = _numbers_of_layer(shape, size)
     if not recipe.training.recompute_activations:
         return Item(
-            "activations",
+            f"{who}: activations",
             shape.layers * layer * positions * size,
             f"{positions:,} positions x {shape.layers} layers x {layer:,} x {size} bytes",
         )
     return Item(
-        "activations",
+        f"{who}: activations",
         (shape.layers * shape.hidden + layer) * positions * size,
         f"{positions:,} positions x ({shape.layers} layers x {shape.hidden:,} + one layer's "
         f"{layer:,}) x {size} bytes",
@@ -200,7 +232,7 @@ def _numbers_of_layer(shape: ModelShape, size: int) -> int:
 def _logits(recipe: Recipe, policy: ModelShape) -> Item:
     tokens = min(recipe.training.logprob_chunk_tokens, longest_micro_batch(recipe))
     return Item(
-        "log-probs of a chunk",
+        "policy: log-probs of a chunk",
         tokens * policy.vocabulary * 4 * LOGIT_COPIES,
         f"{tokens:,} tokens x {policy.vocabulary:,} x 4 bytes x {LOGIT_COPIES} copies",
     )
@@ -213,7 +245,3 @@ def _item(what: str, parameters: int, size: int, shards: int) -> Item:
 
 def _over(num_gpus: int) -> str:
     return f" / {num_gpus} GPUs" if num_gpus > 1 else ""
-
-
-def _bytes(item: Item) -> int:
-    return item.bytes
