@@ -14,7 +14,12 @@ from torch import Tensor
 from services.learner.algorithms import pick
 from services.learner.algorithms.advantages import ADVANTAGES, GroupScores
 from services.learner.algorithms.gae import CRITIC_ADVANTAGES
-from services.learner.algorithms.shaping import has_signal, outcome_rewards, overlong_penalty
+from services.learner.algorithms.shaping import (
+    accuracy_varies,
+    has_signal,
+    outcome_rewards,
+    overlong_penalty,
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,10 @@ class Scoring:
         grades, lengths = gradable(graded)
         if len(grades) < min(2, len(graded.grades)):
             return False
-        return has_signal(self.scores(grades, lengths), self.advantage)
+        scores = self.scores(grades, lengths)
+        if self.advantage is _left_to_the_critic:
+            return accuracy_varies(scores)
+        return has_signal(scores, self.advantage)
 
     def _penalty(self, lengths: Tensor) -> Tensor:
         buffer = self.reward.overlong_buffer

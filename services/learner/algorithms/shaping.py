@@ -46,7 +46,8 @@ def outcome_rewards(accuracy: Tensor, values: tuple[float, float]) -> Tensor:
 def accuracy_varies(scores: GroupScores) -> bool:
     """DAPO's rule of dynamic sampling (arXiv:2503.14476, equation 11): neither all right nor wrong.
 
-    A lone response is kept: it has no group to differ from. An empty group does not vary.
+    It decides where a critic estimates the advantages. A lone response is kept: it has no group to
+    differ from. An empty group does not vary.
     """
     if len(scores) < 2:
         return len(scores) == 1
@@ -54,10 +55,10 @@ def accuracy_varies(scores: GroupScores) -> bool:
 
 
 def has_signal(scores: GroupScores, advantage: Advantage) -> bool:
-    """Whether a group teaches anything: accuracy varies, or unshaped advantages are not all 0.
+    """Whether a group teaches anything: its advantages are not all 0 without any punishment.
 
-    So all-correct groups count where their process differs, which is where PAPO works, and an
-    overlong punishment never counts.
+    So all-correct groups count where their process differs, which is where PAPO works; accuracy
+    that the advantage makes nothing of does not count, nor does an overlong punishment.
     """
     unshaped = replace(scores, penalty=torch.zeros_like(scores.penalty))
-    return accuracy_varies(scores) or bool((advantage(unshaped).abs() > SIGNAL).any())
+    return bool((advantage(unshaped).abs() > SIGNAL).any())

@@ -180,6 +180,13 @@ def test_where_a_critic_estimates_advantages_a_sample_has_its_reward_only(name: 
     assert not with_critic.has_signal(graded([Grade(outcome=RIGHT)] * 2))
 
 
+def test_accuracy_is_a_signal_to_a_critic_and_only_by_its_advantage_to_a_group() -> None:
+    same_process = [Grade(outcome=g, process=Graded(value=0.5)) for g in (RIGHT, WRONG)]
+    assert scoring("gae").has_signal(graded(same_process))
+    assert papo.has_signal(graded(same_process))
+    assert not scoring("process_only", process_for="all").has_signal(graded(same_process))
+
+
 def test_groups_of_correct_responses_have_a_signal_where_their_process_differs() -> None:
     scores = [Graded(value=1.0), Graded(value=0.5)]
     differs = graded([Grade(outcome=RIGHT, process=process) for process in scores])

@@ -4,7 +4,15 @@ import pytest
 import torch
 from hypothesis import given
 
-from services.learner.algorithms.advantages import ADVANTAGES, grpo, papo
+from services.learner.algorithms.advantages import (
+    ADVANTAGES,
+    Advantage,
+    grpo,
+    grpo_verl,
+    multiplicative,
+    papo,
+    process_only,
+)
 from services.learner.algorithms.shaping import (
     accuracy_varies,
     has_signal,
@@ -58,10 +66,34 @@ def test_a_difference_below_the_signal_is_none() -> None:
     assert has_signal(equal, lambda found: double([0.0, -2e-6]))
 
 
+@pytest.mark.parametrize(
+    ("advantage", "process", "kept"),
+    [
+        pytest.param(process_only, [0.5, 0.5, 0.5], False, id="the process is the same"),
+        pytest.param(process_only, [0.5, 0.5, 0.6], True, id="the process differs"),
+        pytest.param(multiplicative, [0.0, None, None], False, id="the correct one earns nothing"),
+        pytest.param(multiplicative, [0.1, None, None], True, id="the correct one earns something"),
+    ],
+)
+def test_accuracy_that_the_advantage_makes_nothing_of_is_no_signal(
+    advantage: Advantage, process: list[float | None], kept: bool
+) -> None:
+    group = scores([1, 0, 0], process)
+    assert accuracy_varies(group)
+    assert has_signal(group, advantage) is kept
+
+
 @pytest.mark.parametrize("advantage", ADVANTAGES.values(), ids=ADVANTAGES)
-def test_a_lone_response_is_kept_and_an_empty_group_is_not(advantage) -> None:
-    assert has_signal(scores([0], [0.0]), advantage)
+def test_a_lone_response_teaches_only_what_its_advantage_says(advantage: Advantage) -> None:
+    assert not has_signal(scores([0], [0.0]), advantage)
     assert not has_signal(scores([]), advantage)
+    alone_it_counts = advantage in (grpo_verl, multiplicative, process_only)
+    assert has_signal(scores([1], [1.0]), advantage) is alone_it_counts
+
+
+def test_the_accuracy_of_a_lone_response_counts_as_varying_and_of_none_does_not() -> None:
+    assert accuracy_varies(scores([0]))
+    assert not accuracy_varies(scores([]))
 
 
 def test_outcomes_pay_what_the_recipe_says() -> None:
