@@ -49,7 +49,7 @@ REMOVED = {  # what an ablation changes in its parent
     "papo/qwen2.5-7b-lambda-0.6": (PAPO, {"algorithm.lambda_process"}),
     "papo/qwen2.5-7b-as-printed": (
         PAPO,
-        CLIP | {"algorithm.denominator", "algorithm.aggregation"},
+        CLIP | {"algorithm.denominator", "algorithm.aggregation", "evaluation.samples"},
     ),
     "papo/qwen2.5-7b-orm": (PAPO, {"algorithm.advantage", "reward.process"}),
     "papo/qwen2.5-7b-process-only": (PAPO, {"algorithm.advantage", "reward.process_for"}),
@@ -141,6 +141,16 @@ def test_an_ablation_differs_from_its_parent_in_what_it_removes(name: str) -> No
     differing = differences(RECIPES / f"{name}.toml", RECIPES / f"{parent}.toml")
     steps_of_the_script = {"training.steps"} if parent == PAPO else set()
     assert differing - steps_of_the_script == expected | {"name"}
+
+
+def test_a_clip_that_is_said_never_to_bind_is_around_a_ratio_of_one() -> None:
+    said = [path for path in ALL if "never binds" in path.read_text()]
+    assert [path.stem for path in said] == ["deepseekmath-7b"]
+    for recipe in map(load_recipe, said):
+        assert (recipe.training.updates_per_batch, recipe.algorithm.old_logprobs) == (
+            1,
+            "recompute",
+        )
 
 
 def test_all_seven_removals_of_vapo_are_there() -> None:
