@@ -13,7 +13,6 @@ from services.chassis.deployment import Deployment
 from services.learner.algorithms import UnknownName, pick
 from services.learner.algorithms.advantages import ADVANTAGES, GroupScores
 from services.learner.formulas import check_formulas
-from services.learner.ordering import order_warnings
 from services.learner.samples import samples_of
 from services.learner.scoring import Scoring
 from tests.builders import a_graded_group, a_group, a_recipe
@@ -82,27 +81,3 @@ def test_an_entry_that_needs_a_setting_which_no_recipe_has_is_named(
     monkeypatch.setitem(ADVANTAGES, "my_lab.spread", spread)
     with pytest.raises(UnknownName, match=r"advantage: my_lab\.spread needs the settings spread"):
         check_formulas(recipe_with(advantage="my_lab.spread"))
-
-
-@pytest.mark.parametrize(
-    ("ddof", "group_size", "lambda_process", "warned"),
-    [(1, 8, 1.0, 0), (1, 8, 1.1, 1), (1, 16, 0.7, 1), (0, 8, 1.05, 1), (0, 8, 1.0, 0)],
-)
-def test_papo_is_warned_of_where_it_can_rank_a_wrong_response_higher(
-    ddof: int, group_size: int, lambda_process: float, warned: int
-) -> None:
-    algorithm = {"advantage": "papo", "ddof": ddof, "lambda_process": lambda_process}
-    recipe = a_recipe(algorithm=algorithm, rollout={"group_size": group_size})
-    assert len(order_warnings(recipe)) == warned
-
-
-def test_a_product_is_warned_of_only_where_wrong_answers_pay() -> None:
-    product = {"advantage": "multiplicative"}
-    assert order_warnings(a_recipe(algorithm=product)) == []
-    (warning,) = order_warnings(a_recipe(algorithm=product, reward={"values": (0.5, 1.0)}))
-    assert "reward.values" in warning
-
-
-def test_normalizing_over_the_whole_group_keeps_the_order_for_any_weight() -> None:
-    algorithm = {"advantage": "papo_full_norm", "lambda_process": 50.0}
-    assert order_warnings(a_recipe(algorithm=algorithm)) == []
