@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 from protocol.messages import Graded, Task
 
+from services.grader.data.decimals import rounded_decimal
 from services.grader.data.exact import TooHard
 from services.grader.data.forms import Form, form_of, name_letters, sentence
 from services.grader.data.lines import Line
@@ -97,6 +98,8 @@ async def rewrite(line: Line, workshop: Workshop) -> Outcome:
 
 async def _rewrite_number(line: Line, task: Task, workshop: Workshop) -> Outcome:
     quantity = split_unit(task.answer)
+    if decimal := rounded_decimal(quantity.latex, quantity.unit, problem_of(task)):
+        raise LeftOut(f"{decimal} may be rounded, and the problem asks for no rounding")
     try:
         number = read_number(quantity.latex)
         if (whole := number.rational) is not None and whole.denominator == 1:

@@ -11,23 +11,24 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from services.grader.data.exact import PI, Exact, TooHard
-from services.grader.latex import squeezed, tidy, unwrapped, words
+from services.grader.data.units import unit_of
+from services.grader.latex import has_ellipsis, squeezed, tidy, unwrapped, words
 
 MAX_ANSWER_CHARS = 500
 
 _ASSIGNMENT = re.compile(r"\s*[a-zA-Z]\s*=(?!.*=)")
+_DEGREES = r"(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|°)"
 _UNITS = tuple(
     (re.compile(pattern, re.DOTALL), unit)
     for pattern, unit in (
         (r"\$?\\\$(?P<head>.+)", "dollars"),
-        (r"(?P<head>.+?)\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|°)\$?", "degrees"),
+        (rf"(?P<head>.+?)\s*{_DEGREES}\$?", "degrees"),
         (r"(?P<head>.+?)\s*\\?%\$?", "percent"),
     )
 )
 _TEXT_UNIT = re.compile(
-    r"(?P<head>.+?)(?:\\[ ,;])?\s*\\(?:text|mbox|mathrm|textrm)\s?\{\s*"
-    r"(?!(?:.*\s)?(?:of|or|and|is|the|to|if)\s)(?P<unit>[A-Za-z]"
-    r"[A-Za-z ]{0,30}?)\s*\}\s*(?:\^\s*\{?(?P<power>[23])\}?)?\$?",
+    r"(?P<head>.+?)(?:\\[ ,;])?\s*\\(?:text|mbox|mathrm|textrm)\s?\{\s*(?P<words>[A-Za-z ./]{1,40})"
+    r"\}\s*(?:\^\s*\{?(?P<power>[23])\}?)?\$?",
     re.DOTALL,
 )
 _KINDS = tuple(
@@ -40,7 +41,7 @@ _KINDS = tuple(
         (r"=", "an equation"),
         (r"(?<=[0-9)}])_", "a numeral in a named base"),
         (r",", "a list or a tuple"),
-        (r"\\(?:text|mbox)", "text beside a number"),
+        (r"\\(?:text[a-z]*|mbox|mathrm)(?![a-zA-Z])", "text beside a number"),
         (r"\\theta|(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z])", "an expression with letters"),
     )
 )
@@ -67,9 +68,10 @@ def split_unit(answer: str) -> Quantity:
     for pattern, unit in _UNITS:
         if match := pattern.fullmatch(text):
             return Quantity(squeezed(tidy(match["head"])), unit)
-    if match := _TEXT_UNIT.fullmatch(text):
-        power = {"2": "²", "3": "³"}.get(match["power"], "")
-        return Quantity(squeezed(tidy(match["head"])), match["unit"] + power)
+    match = _TEXT_UNIT.fullmatch(text)
+    unit = unit_of(match["words"], match["power"]) if match else None
+    if match and unit and not re.search(_DEGREES, match["head"]):
+        return Quantity(squeezed(tidy(match["head"])), unit)
     return Quantity(squeezed(tidy(text)))
 
 
@@ -80,6 +82,8 @@ def no_number(answer: str) -> str | None:
     latex = tidy(unwrapped(answer))
     if words(latex) is not None:
         return "text or the letter of a choice"
+    if has_ellipsis(answer):
+        return "left open by an ellipsis"
     latex = split_unit(answer).latex
     if re.fullmatch(_NUMBER, latex):
         return None

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from services.grader.data.decimals import rounded_decimal
 from services.grader.data.exact import RATIONAL, Exact, TooHard, square_and_rest
 from services.grader.data.forms import Form, form_of, name_letters, sentence
 from services.grader.data.reading import no_number, read_number, split_unit
@@ -110,6 +111,22 @@ def test_what_is_no_plain_number_is_refused(latex: str) -> None:
         ("52_8", "base"),
         ("x < 3", "inequality"),
         (r"\frac{1}{2} \text{ of the total}", "text"),
+        (r"7\text{ squared}", "text"),
+        (r"12\text{ factorial}", "text"),
+        (r"1011\text{ base two}", "text"),
+        (r"2\text{i}", "text"),
+        (r"5\text{th}", "text"),
+        (r"5\mathrm{th}", "text"),
+        (r"\frac12\text{ x}", "text"),
+        (r"17\text{ degrees below zero}", "text"),
+        (r"100^\circ\text{C}", "text"),
+        (r"100^{\circ}\text{ degrees}", "text"),
+        (r"\$5\text{ million}", "text"),
+        (r"5\text{ M}", "text"),
+        (r"4\text{ hours}^2", "text"),
+        (r"7\text{ hours }30\text{ minutes}", "text"),
+        (r"4\text{ dozen per box}", "text"),
+        ("0.333...", "ellipsis"),
     ],
 )
 def test_an_answer_that_is_no_number_is_named(answer: str, kind: str) -> None:
@@ -124,6 +141,14 @@ def test_an_answer_that_is_no_number_is_named(answer: str, kind: str) -> None:
         (r"15\mbox{ cm}^2", "15", "cm²"),
         (r"\frac{270}7\text{ degrees}", r"\frac{270}7", "degrees"),
         (r"12.5\%", "12.5", "percent"),
+        (r"864 \mbox{ inches}^2", "864", "inches²"),
+        (r"8\text{ sq. ft.}", "8", "sq ft"),
+        (r"8\ \text{cubic inches}", "8", "cubic inches"),
+        (r"60\text{ miles per hour}", "60", "miles per hour"),
+        (r"60\text{ Miles an hour}", "60", "Miles an hour"),
+        (r"3\mathrm{m/s}", "3", "m per s"),
+        (r"12\text{ students}", "12", "students"),
+        (r"12\text{ L}", "12", "L"),
         ("$42$", "42", None),
         ("x = 5", "5", None),
         (r"\boxed{3}", "3", None),
@@ -132,6 +157,45 @@ def test_an_answer_that_is_no_number_is_named(answer: str, kind: str) -> None:
 def test_a_unit_is_parted_from_its_number(answer: str, latex: str, unit: str | None) -> None:
     quantity = split_unit(answer)
     assert (quantity.latex, quantity.unit) == (latex, unit)
+
+
+@pytest.mark.parametrize(
+    ("latex", "unit", "problem"),
+    [
+        ("0.67", None, "What part is red?"),
+        ("66.7", "percent", "Approximately what percent is red?"),
+        ("3.14", None, "How long is a round table's nearest side, and a quarter of it?"),
+        ("5.4", "cents", "What is the mean?"),
+        ("18.9", "dollars", "What does it cost?"),
+        (r"1.5+3.46\pi", None, "How long is it?"),
+        (r"6.02\times10^{23}", None, "How many are there?"),
+        ("1,234.56", "feet", "How far?"),
+    ],
+)
+def test_a_decimal_may_be_rounded(latex: str, unit: str | None, problem: str) -> None:
+    assert rounded_decimal(latex, unit, problem)
+
+
+@pytest.mark.parametrize(
+    ("latex", "unit", "problem"),
+    [
+        ("0.67", None, "What is it to the nearest hundredth?"),
+        ("0.67", None, "What is it to the nearest one-hundredth?"),
+        ("0.67", None, r"What is it to the nearest $0.01$?"),
+        ("66.7", "percent", "Round to one place."),
+        ("0.15", None, r"Write $\frac{3}{20}$ as a decimal."),
+        ("3.14", None, "Give three significant digits."),
+        ("18.90", "dollars", "What does it cost?"),
+        ("2.5", None, "How long is it?"),
+        (".75", None, "How long is it?"),
+        ("1.125", None, "How long is it?"),
+        ("42.0", None, "How long is it?"),
+        (r"0.8\overline{3}", None, "How long is it?"),
+        (r"\frac{1}{3}", None, "How long is it?"),
+    ],
+)
+def test_a_decimal_is_exact(latex: str, unit: str | None, problem: str) -> None:
+    assert rounded_decimal(latex, unit, problem) is None
 
 
 PIECES = st.sampled_from(
@@ -150,7 +214,7 @@ def read_or_none(latex: str) -> Exact | None:
         return None
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(st.lists(PIECES, max_size=12).map("".join))
 def test_any_text_is_read_exactly_or_refused(answer: str) -> None:
     number = read_or_none(split_unit(answer).latex)

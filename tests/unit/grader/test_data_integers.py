@@ -96,7 +96,7 @@ def test_each_answer_goes_its_way(files: Files, capsys: pytest.CaptureFixture[st
         (r"18+2\pi", "20", r"p+q\pi"),
         (r"\frac{1+\sqrt{5}}{2}", "9", r"\frac{p+q\sqrt{r}}{s}"),
         (r"90^\circ", "90", "in degrees"),
-        (r"5.4 \text{ cents}", "32", ", in cents,"),
+        (r"5.25 \text{ cents}", "25", ", in cents,"),
         (r"15\mbox{ cm}^2", "15", "in cm²"),
         (r"12.5\%", "27", "in percent"),
     ],
@@ -110,6 +110,16 @@ async def test_a_number_is_asked_for_by_its_integers(
     problem, _, sentence = outcome.fields["prompt"].partition("\n\n")
     assert problem == "How long is it?"
     assert words in sentence
+
+
+@pytest.mark.anyio
+async def test_a_rounded_decimal_is_left_out_unless_the_problem_asks_for_it(
+    files: Files, tools: Tools
+) -> None:
+    rounding = a_task("0.67", prompt="What part is red? Round to the nearest hundredth.")
+    left_out, rule = await rewrite(files, [a_task("0.67"), {**rounding, "id": "two"}], tools)
+    assert left_out.reason == "0.67 may be rounded, and the problem asks for no rounding"
+    assert rule.fields["answer"] == "167"
 
 
 @dataclass(frozen=True)
