@@ -185,6 +185,7 @@ class Learning:
             "step": self.step,
             "kept": len(selection.kept),
             "looked_at": len(selection.looked_at),
+            "surplus": selection.surplus,
             "waste": selection.waste,
             "dropped_responses": dict(facts.dropped_responses),
             "groups": await self.account(Purpose.TRAIN),

@@ -65,11 +65,11 @@ class Reporter:
         kept, wanted = len(selection.kept), selection.recipe.training.groups_per_step
         did = f"it trained on {kept} of {wanted} groups" if kept else "it made no update"
         message = (
-            f"step {step}: {did}: of {len(selection.looked_at)} groups, the most that "
+            f"step {step}: {did}: of {selection.judged} groups, the most that "
             "training.max_oversampling allows, no more had a signal; raise it, or give tasks that "
             "the policy solves sometimes"
         )
-        data = {"kept": kept, "looked_at": len(selection.looked_at)}
+        data = {"kept": kept, "judged": selection.judged, "surplus": selection.surplus}
         await self.say(f"undersampled:{step}", message, level="warn", data=data)
 
     async def ungradable(self, first: GradedGroup, step: int, share: float, most: float) -> None:

@@ -1,10 +1,18 @@
 """Selection: which groups a training step takes, and how many more to ask for. Pure.
 
 A step looks at groups in the order of their numbers and keeps those that have something to teach,
-until it has ``groups_per_step`` of them, or has looked at ``max_oversampling`` times as many. Each
+until it has ``groups_per_step`` of them, or has judged ``max_oversampling`` times as many. Each
 decision follows from the first number, the groups and the step alone, so that an attempt which
 takes a step again decides the same. Without dynamic sampling it is the same rule with a factor of
 1: every group that has not failed is kept, and none is replaced.
+
+A group that is too old for its step is surplus: it is dropped unjudged, and says nothing about the
+tasks. A step ends for all that, since it comes upon at most ``groups_in_flight`` of them: what is
+asked for while a step is under way is answered by weights that are fresh enough for it, so surplus
+was asked for before, when at most so many numbers from the step's first on were admitted.
+
+A step waits in the order of the numbers for such a group too, although it may only drop it: until
+it is answered, weights that are fresh enough may still answer it.
 """
 
 from __future__ import annotations
@@ -74,8 +82,18 @@ class Selection:
 
     @property
     def waste(self) -> float:
-        """The share of dropped groups among those looked at."""
-        return len(self.dropped) / max(1, len(self.looked_at))
+        """The share of dropped groups among those judged."""
+        return (self.judged - len(self.kept)) / max(1, self.judged)
+
+    @property
+    def surplus(self) -> int:
+        """How many groups were too old to be judged."""
+        return self.dropped.count(SURPLUS)
+
+    @property
+    def judged(self) -> int:
+        """How many groups count against ``max_oversampling``: all but surplus."""
+        return len(self.looked_at) - self.surplus
 
     def look(self, group: GradedGroup) -> None:
         """Keep the next group, or drop it for a reason."""
@@ -122,7 +140,7 @@ class Selection:
 
     @property
     def _may_look_at(self) -> int:
-        return self._limit - len(self.looked_at)
+        return self._limit - self.judged
 
     @property
     def _limit(self) -> int:

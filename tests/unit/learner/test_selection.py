@@ -1,5 +1,6 @@
 """What a step takes of the groups, how far ahead is asked, and that nothing waits for ever."""
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -103,6 +104,28 @@ def test_the_age_of_a_group_says_nothing_about_the_tasks() -> None:
     assert selection.keep_rate == 1 - 1 / 8
 
 
+def test_surplus_costs_a_step_nothing_of_what_it_may_judge() -> None:
+    selection = look_until_complete(
+        a_selection(step=5),
+        lambda number: a_graded(number, version=0 if number < 20 else 5, signal=number > 21),
+    )
+    assert numbers(selection.kept) == [22, 23, 24, 25]
+    assert (selection.surplus, selection.judged) == (20, 6)
+    assert selection.waste == pytest.approx(2 / 6)
+    assert not selection.is_undersampled
+
+
+def test_a_step_that_gives_up_counts_what_it_judged() -> None:
+    selection = look_until_complete(
+        a_selection(step=5),
+        lambda number: a_graded(number, version=0 if number % 2 else 5, signal=False),
+    )
+    assert selection.is_undersampled
+    assert (selection.judged, selection.waste) == (12, 1)
+    assert selection.surplus in (11, 12)
+    assert a_selection().waste == 0
+
+
 def test_groups_are_looked_at_in_order() -> None:
     with pytest.raises(AssertionError, match="in the order"):
         a_selection().look(a_graded(1))
@@ -190,6 +213,9 @@ class Line:
                 self.sample()
             selection.look(self.answered[selection.next_number])
         self.taken.append((self.step, numbers(selection.kept), selection.dropped))
+        assert selection.surplus <= self.recipe.groups_in_flight
+        limit = math.ceil(3 * self.recipe.training.max_oversampling)
+        assert not selection.is_undersampled or selection.judged == limit
         oldest = [oldest_version(group, self.step) for group in selection.kept]
         assert min(oldest, default=self.step) >= self.step - self.recipe.training.max_staleness
         self.step += 1
