@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from math import gcd
 
 from services.grader.data.exact import RATIONAL, Exact, TooHard
+from services.grader.data.letters import letters_of
 
 _PLACE = re.compile(r"<([a-z])>")
-_MATHEMATICS = re.compile(r"\$.+?\$|\\\(.+?\\\)|\\\[.+?\\\]", re.DOTALL)
-_LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{1,3}(?![A-Za-z])")
-_ALONE = re.compile(r"(?<![A-Za-z\\'’])[A-Za-z](?![A-Za-z])")
 _CONSTANTS = {"e", "i"}
 _SPARE = "kmnpqrstuvwabcdfghjxyz"
 _POWERS = {2: "the square", 3: "the cube"}
@@ -100,8 +98,7 @@ def sentence(form: Form, letters: Mapping[str, str], unit: str | None) -> str:
 
 def name_letters(form: Form, problem: str) -> dict[str, str] | None:
     """A name for each letter that the problem does not use yet; None if the alphabet is used up."""
-    inside = " ".join(_MATHEMATICS.findall(problem))
-    taken = _CONSTANTS | set("".join([*_LETTERS.findall(inside), *_ALONE.findall(problem)]))
+    taken = _CONSTANTS | letters_of(problem)
     names: dict[str, str] = {}
     for letter in form.values:
         reserved = taken | set(names.values()) | (set(form.values) - {letter})

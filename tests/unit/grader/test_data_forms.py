@@ -279,6 +279,15 @@ def test_the_sentence_says_all_that_makes_the_integers_unique() -> None:
         ("If $3n = x$, find $x$.", {"m": "m", "n": "k"}),
         (r"Let \(mn = 1\).", {"m": "k", "n": "p"}),
         ("Let m and n be given.", {"m": "k", "n": "p"}),
+        (r"It costs \$3 to enter. Let $mn = 6$ be given.", {"m": "k", "n": "p"}),
+        ("It costs $3, or $5 for two. Let mn be $6$.", {"m": "k", "n": "p"}),
+        ("It costs $3. Let $am+en=6$ and $ko$ be given.", {"m": "p", "n": "q"}),
+        ("Let $kmnp = 6$.", {"m": "q", "n": "r"}),
+        ("Let $$n = 6$$ and $$x = m$$.", {"m": "k", "n": "p"}),
+        ("Let $𝑚 = 6$.", {"m": "k", "n": "n"}),
+        ("If am = 6, find 5an.", {"m": "k", "n": "p"}),
+        (r"$\begin{array}{l} x \\m \end{array}$", {"m": "k", "n": "n"}),
+        (r"Find $\min \{\tan x\}$ in metres, and my aunt's sum.", {"m": "m", "n": "n"}),
     ],
 )
 def test_a_letter_of_the_problem_is_not_used_again(problem: str, names: dict[str, str]) -> None:
