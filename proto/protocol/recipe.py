@@ -321,12 +321,14 @@ def load_recipe(path: Path) -> Recipe:
     """Read a recipe from a TOML file.
 
     Raises:
-        RecipeError: if the file is missing, is not TOML, or is not a recipe.
+        RecipeError: if the file is missing or unreadable, is not TOML, or is not a recipe.
     """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise RecipeError(f"{path}: no such file") from error
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: not valid TOML: {error}") from error
     try:
