@@ -91,7 +91,13 @@ def learner_footprint(
 
 
 def rollout_footprint(
-    recipe: Recipe, shape: ModelShape, *, num_gpus: int, gpu_bytes: int, responses: int
+    recipe: Recipe,
+    shape: ModelShape,
+    *,
+    num_gpus: int,
+    gpu_bytes: int,
+    responses: int,
+    cache_bytes: int = 0,
 ) -> RolloutFootprint:
     """What one GPU of an engine holds.
 
@@ -101,6 +107,7 @@ def rollout_footprint(
         num_gpus: the engine splits the model over so many.
         gpu_bytes: of each GPU, what the engine may use.
         responses: the engine samples at most so many at the same time.
+        cache_bytes: of each GPU, set aside for keys and values; 0: what the weights leave.
     """
     size = DTYPE_BYTES[recipe.model.dtype]
     weights = Item(
@@ -118,7 +125,8 @@ def rollout_footprint(
         f"{responses} responses x {recipe.model.max_context} tokens x {per_token:,} bytes "
         f"(2 x {shape.layers} layers x {heads} heads x {shape.head_size} x {size})",
     )
-    room = max(0, gpu_bytes - weights.bytes)
+    left = max(0, gpu_bytes - weights.bytes)
+    room = min(cache_bytes, left) if cache_bytes else left
     return RolloutFootprint(
         weights, cache, room, per_token, responses, min(responses, room // full_length)
     )

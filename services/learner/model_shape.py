@@ -6,9 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+_LARGEST_COUNT = 10**9
+_SHOWN = 40  # characters of a wrong value
+
 
 class UnknownModel(ValueError):
     """A model whose memory cannot be computed; the text says why and what helps."""
+
+
+class DamagedConfig(ValueError):
+    """A ``config.json`` that describes no model; the text names the field and what it must be."""
 
 
 @dataclass(frozen=True)
@@ -61,32 +68,61 @@ class ModelShape:
         return attention + bias + 3 * self.hidden * self.intermediate + norms
 
 
-def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
+def shape_of_config(config: Any) -> ModelShape:
     """The shape that a Hugging Face ``config.json`` describes.
 
     Raises:
         UnknownModel: if it is of a family whose arithmetic is not known.
+        DamagedConfig: if it is no object, or a field is missing or of no use; the field is named.
     """
+    if not isinstance(config, dict):
+        raise DamagedConfig("it must be a JSON object: {...}")
     family = config.get("model_type")
-    if family not in {"llama", "qwen2", "qwen3"}:
+    if family not in ("llama", "qwen2", "qwen3"):
         raise UnknownModel(
             f"model_type {family!r} of its config.json is none of llama, qwen2, qwen3, whose "
             "arithmetic is known"
         )
-    heads = config["num_attention_heads"]
+    hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
+    key_value_heads = _count(config, "num_key_value_heads", default=heads)
+    if heads % key_value_heads:
+        raise DamagedConfig(
+            f"field num_key_value_heads = {key_value_heads}: must divide "
+            f"num_attention_heads = {heads}"
+        )
     return ModelShape(
-        hidden=config["hidden_size"],
-        layers=config["num_hidden_layers"],
+        hidden=hidden,
+        layers=_count(config, "num_hidden_layers"),
         heads=heads,
-        key_value_heads=config.get("num_key_value_heads") or heads,
-        head_size=config.get("head_dim") or config["hidden_size"] // heads,
-        intermediate=config["intermediate_size"],
-        vocabulary=config["vocab_size"],
-        max_positions=config["max_position_embeddings"],
-        tied=config.get("tie_word_embeddings", False),
+        key_value_heads=key_value_heads,
+        head_size=_count(config, "head_dim", default=hidden // heads or None),
+        intermediate=_count(config, "intermediate_size"),
+        vocabulary=_count(config, "vocab_size"),
+        max_positions=_count(config, "max_position_embeddings"),
+        tied=_is_tied(config),
         attention_bias=family == "qwen2",
         query_key_norm=family == "qwen3",
     )
+
+
+def _count(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
+    """A number of something; null and a missing field are the default, if there is one."""
+    value = config.get(field)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _LARGEST_COUNT:
+        found = "is missing" if field not in config else f"= {str(value)[:_SHOWN]}"
+        raise DamagedConfig(
+            f"field {field} {found}: must be a whole number from 1 to {_LARGEST_COUNT:,}"
+        )
+    return value
+
+
+def _is_tied(config: Mapping[str, Any]) -> bool:
+    value = config.get("tie_word_embeddings", False)
+    if not isinstance(value, bool):
+        raise DamagedConfig(f"field tie_word_embeddings = {str(value)[:_SHOWN]}: true or false")
+    return value
 
 
 def _qwen25(

@@ -25,10 +25,9 @@ def model_folder(path: str, deployment: Deployment, field: str = "model.path") -
     Raises:
         ModelNotFound: if no allowed root holds it, or it has no safetensors weights.
     """
-    for root in deployment.model_roots:
-        folder = (root / path).resolve()
-        if folder.is_relative_to(root) and (folder / "config.json").is_file():
-            return _with_safetensors(folder, field)
+    folder = folder_under_roots(path, deployment.model_roots, field)
+    if folder is not None:
+        return folder
     if deployment.model_hub:
         downloaded = Path(snapshot_download(path, allow_patterns=_NEEDED_FILES))
         return _with_safetensors(downloaded, field)
@@ -37,6 +36,19 @@ def model_folder(path: str, deployment: Deployment, field: str = "model.path") -
         f"{field}: no model folder {path!r} under {roots} (WEIR_MODEL_ROOTS); "
         "to download it from a model hub set WEIR_MODEL_HUB=on"
     )
+
+
+def folder_under_roots(path: str, roots: tuple[Path, ...], field: str) -> Path | None:
+    """The folder of a model below the first allowed root that holds it, or none.
+
+    Raises:
+        ModelNotFound: if it has no safetensors weights.
+    """
+    for root in roots:
+        folder = (root / path).resolve()
+        if folder.is_relative_to(root) and (folder / "config.json").is_file():
+            return _with_safetensors(folder, field)
+    return None
 
 
 def _with_safetensors(folder: Path, field: str) -> Path:

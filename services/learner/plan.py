@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from protocol.capacity import responses_in_flight, worst_case_bytes, worst_case_in_words
 from protocol.recipe import Recipe, RecipeError, load_recipe
 
+from services.chassis.deployment import Deployment, DeploymentError
 from services.learner.footprint import (
     GIB,
     LearnerFootprint,
@@ -27,13 +28,15 @@ from services.learner.footprint import (
     rollout_footprint,
 )
 from services.learner.model_shape import ModelShape
-from services.learner.plan_view import defaults_of, show
+from services.learner.plan_view import ASSUMPTION, defaults_of, show
 from services.learner.plan_warnings import warnings
 from services.learner.provisions import ModelProvision, TasksProvision, models_of, tasks_of
 
 T = TypeVar("T", int, float)
 _LEARNER_SHARE = 0.9  # the rest is for CUDA, NCCL and what the allocator cannot use
 _UNITS = {"": 1, "b": 1, "k": 1000, "kb": 2**10, "m": 10**6, "mb": 2**20, "g": 10**9, "gb": GIB}
+MOST = 2**20  # GPUs, or GiB of one, or of anything: what is above is a mistake
+_LARGEST_REDIS = 2**63
 BAD_INPUT = 2
 
 
@@ -54,11 +57,18 @@ class Machine:
     redis_bytes: int
     model_roots: tuple[Path, ...]
     model_hub: bool
+    engine_cache_bytes: int = 0  # of keys and values on each GPU; 0: what the share leaves
 
     @property
     def learner_bytes(self) -> int:
         """What the learner may use of each of its GPUs."""
         return int(self.gpu_bytes * _LEARNER_SHARE)
+
+    @property
+    def engine_bytes(self) -> int:
+        """What an engine may use of each of its GPUs: its share, or all if its cache has a size."""
+        share = 1.0 if self.engine_cache_bytes else self.engine_share
+        return int(self.gpu_bytes * share)
 
     @property
     def num_engines(self) -> int:
@@ -103,6 +113,7 @@ class Plan:
         return {
             "recipe": recipe.model_dump(mode="json"),
             "defaults": sorted(defaults_of(recipe)),
+            "assumption": ASSUMPTION,
             "machine": asdict(self.machine) | {"learner_bytes": self.machine.learner_bytes},
             "models": [asdict(model) for model in self.models],
             "tasks": [asdict(tasks) for tasks in self.tasks],
@@ -133,7 +144,7 @@ def make_plan(recipe: Recipe, machine: Machine) -> Plan:
     plan = Plan(
         recipe=recipe,
         machine=machine,
-        models=tuple(models_of(recipe, machine.model_roots)),
+        models=tuple(models_of(recipe, machine.model_roots, hub=machine.model_hub)),
         tasks=tuple(tasks_of(recipe)),
     )
     policy, critic = plan.shapes
@@ -152,7 +163,8 @@ def _rollout(recipe: Recipe, policy: ModelShape, machine: Machine) -> RolloutFoo
         recipe,
         policy,
         num_gpus=machine.gpus_per_engine,
-        gpu_bytes=int(machine.gpu_bytes * machine.engine_share),
+        gpu_bytes=machine.engine_bytes,
+        cache_bytes=machine.engine_cache_bytes,
         responses=min(machine.engine_sequences, share),
     )
 
@@ -179,35 +191,61 @@ def machine_of(given: argparse.Namespace, environment: Mapping[str, str] = os.en
         PlanError: naming the variable or option that is wrong.
     """
 
-    def read(name: str, parse: Callable[[str], T], default: str) -> T:
-        text = environment.get(name) or default
-        try:
-            value = parse(text)
-        except ValueError as error:
-            raise PlanError(f"{name}={text!r}: give a number, such as {default}") from error
-        if value <= 0:
-            raise PlanError(f"{name}={text!r}: must be above 0")
-        return value
-
+    read = _Variables(environment)
     gpus_per_engine = read("WEIR_ROLLOUT_GPUS", int, "1")
     rollout_gpus = given.rollout_gpus or read("WEIR_ROLLOUTS", int, "1") * gpus_per_engine
     if rollout_gpus % gpus_per_engine:
         raise PlanError(
             f"--rollout-gpus {rollout_gpus}: not a multiple of WEIR_ROLLOUT_GPUS={gpus_per_engine}"
         )
+    deployment = _deployment(environment)
     return Machine(
         learner_gpus=given.learner_gpus or read("WEIR_LEARNER_RANKS", int, "1"),
         rollout_gpus=rollout_gpus,
         gpus_per_engine=gpus_per_engine,
         gpu_bytes=int(given.gpu_memory * GIB),
-        engine_share=read("WEIR_ROLLOUT_GPU_MEMORY", float, "0.9"),
+        engine_share=read("WEIR_ROLLOUT_GPU_MEMORY", float, "0.9", most=1.0),
         engine_sequences=read("WEIR_ROLLOUT_MAX_SEQUENCES", int, "256"),
-        redis_bytes=read("WEIR_REDIS_MAXMEMORY", redis_size, "1gb"),
-        model_roots=tuple(
-            Path(root) for root in environment.get("WEIR_MODEL_ROOTS", "").split(":") if root
-        ),
-        model_hub=environment.get("WEIR_MODEL_HUB") == "on",
+        redis_bytes=read("WEIR_REDIS_MAXMEMORY", redis_size, "1gb", most=_LARGEST_REDIS),
+        model_roots=deployment.model_roots,
+        model_hub=deployment.model_hub,
+        engine_cache_bytes=read("WEIR_ROLLOUT_KV_CACHE_MIB", int, "0", least=0) * 2**20,
     )
+
+
+@dataclass(frozen=True)
+class _Variables:
+    environment: Mapping[str, str]
+
+    def __call__(
+        self,
+        name: str,
+        parse: Callable[[str], T],
+        default: str,
+        *,
+        least: int | None = None,
+        most: float = MOST,
+    ) -> T:
+        """The number of a variable: above 0, or from ``least`` on, and at most ``most``."""
+        text = self.environment.get(name) or default
+        try:
+            value = parse(text)
+        except ValueError as error:
+            raise PlanError(f"{name}={text!r}: give a number, such as {default}") from error
+        in_range = 0 < value <= most if least is None else least <= value <= most
+        if not in_range:
+            lower = "above 0" if least is None else f"at least {least}"
+            raise PlanError(f"{name}={text!r}: must be {lower} and at most {most:,}")
+        return value
+
+
+def _deployment(environment: Mapping[str, str]) -> Deployment:
+    """Where the models are, by the job's own rules; what a plan does not need may be missing."""
+    unused = {"WEIR_REDIS_URL": "", "WEIR_DATA_DIR": ".", "WEIR_PORT": "0"}
+    try:
+        return Deployment.from_environment(unused | dict(environment))
+    except DeploymentError as error:
+        raise PlanError(str(error)) from error
 
 
 def redis_size(text: str) -> int:
@@ -249,8 +287,8 @@ def _positive(parse: Callable[[str], T]) -> Callable[[str], T]:
             value = parse(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
-        if value <= 0:
-            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        if not 0 < value <= MOST:
+            raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most {MOST:,}")
         return value
 
     return read

@@ -24,6 +24,10 @@ from services.learner.plan_warnings import warnings
 if TYPE_CHECKING:
     from services.learner.plan import Plan
 
+ASSUMPTION = (
+    "Learner and rollout GPUs are counted apart: on one machine give each process its own with "
+    "CUDA_VISIBLE_DEVICES."
+)
 _MARK = "  # default"
 _WIDTH_OF_A_FILE = 160
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
@@ -38,6 +42,7 @@ def show(plan: Plan, console: Console | None = None) -> None:
     for title, rows in _sections(plan):
         console.print(Text(f"\n{title}", style="bold"))
         console.print(_table(rows))
+    console.print(Text(f"\n{ASSUMPTION}"), soft_wrap=True)
     found = warnings(plan)
     number = f"{len(found) or 'no'} warning{'s' if len(found) != 1 else ''}"
     console.print(Text(f"\n{number}", style="bold"))
@@ -128,6 +133,8 @@ def _files(plan: Plan) -> Iterator[Row]:
         where = "not here"
         if model.folder is not None:
             where = f"found: {model.folder}"
+        elif model.problem is not None:
+            where = "refused"
         elif plan.machine.model_hub:
             about = f", about {size(model.download_bytes)}" if model.download_bytes else ""
             where = f"to download{about}"
@@ -199,10 +206,12 @@ def _rollout(plan: Plan) -> Iterator[Row]:
     rollout = plan.rollout
     assert rollout is not None, "only with a footprint is there a section"
     yield from _rows((rollout.weights, rollout.cache))
+    cache, share = plan.machine.engine_cache_bytes, plan.machine.engine_share
+    set_aside = f"at most {size(cache)} (WEIR_ROLLOUT_KV_CACHE_MIB), or what the weights leave"
     yield (
         "room for keys and values",
         size(rollout.room),
-        f"{plan.machine.engine_share:.0%} of the GPU, less the weights",
+        set_aside if cache else f"{share:.0%} of the GPU, less the weights",
     )
     yield (
         "responses at full length",

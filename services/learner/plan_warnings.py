@@ -48,10 +48,13 @@ def _context(plan: Plan) -> Iterator[str]:
 
 def _files(plan: Plan) -> Iterator[str]:
     for model in plan.models:
-        if model.folder is None and not plan.machine.model_hub:
+        if model.problem is not None:
+            yield f"the job would refuse the model of the {model.role}: {model.problem}"
+        elif model.folder is None and not plan.machine.model_hub:
             yield (
-                f"the model {model.path!r} ({model.role}) is not on this machine; to download it "
-                "set WEIR_MODEL_HUB=on"
+                f"the model {model.path!r} ({model.role}) is not under "
+                f"{':'.join(map(str, plan.machine.model_roots))} (WEIR_MODEL_ROOTS); to take it "
+                "from a model hub set WEIR_MODEL_HUB=on"
             )
         if model.shape is None:
             yield f"the memory of {model.path!r} ({model.role}) is not known: {model.shape_source}"
@@ -149,10 +152,21 @@ def _rollout(plan: Plan) -> Iterator[str]:
     rollout, recipe = plan.rollout, plan.recipe
     if rollout is None:
         return
+    cache, gpu_bytes = plan.machine.engine_cache_bytes, plan.machine.gpu_bytes
+    if cache and rollout.weights.bytes + cache > gpu_bytes:
+        yield (
+            f"an engine of the rollout does not fit: its weights take "
+            f"{rollout.weights.bytes / GIB:.1f} GiB and its keys and values {cache / GIB:.1f} GiB "
+            f"(WEIR_ROLLOUT_KV_CACHE_MIB), of a GPU of {gpu_bytes / GIB:.1f} GiB; lower that, or "
+            "split the model over more GPUs (WEIR_ROLLOUT_GPUS)"
+        )
+        return
     wanted = min(recipe.rollout.group_size, rollout.responses_asked)
     if rollout.responses_held < wanted:
         yield (
             f"of responses of {recipe.model.max_context} tokens an engine of the rollout holds "
-            f"{rollout.responses_held} at once, less than a group of {wanted}; split the model "
-            f"over more GPUs than {plan.machine.gpus_per_engine} (WEIR_ROLLOUT_GPUS)"
+            f"{rollout.responses_held} at once, less than a group of {wanted}; "
+            + ("raise WEIR_ROLLOUT_KV_CACHE_MIB, or " if cache else "")
+            + f"split the model over more GPUs than {plan.machine.gpus_per_engine} "
+            "(WEIR_ROLLOUT_GPUS)"
         )

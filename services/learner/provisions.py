@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from huggingface_hub import constants
 from protocol.recipe import Recipe
 from protocol.tasks import TaskFileError, read_tasks
 
-from services.learner.model_shape import BUILT_IN, ModelShape, UnknownModel, shape_of_config
+from services.learner.model_shape import (
+    BUILT_IN,
+    DamagedConfig,
+    ModelShape,
+    UnknownModel,
+    shape_of_config,
+)
+from services.learner.model_source import folder_under_roots
 
 _HUB_BYTES_PER_PARAMETER = 2  # the models of the table are published in bfloat16
 
@@ -22,10 +29,11 @@ class ModelProvision:
 
     role: str  # policy or critic
     path: str  # as the recipe has it
-    folder: Path | None  # none: not on this machine
+    folder: Path | None  # none: the job would not find it on this machine
     shape: ModelShape | None
     shape_source: str  # where the shape comes from, or why it is not known
     download_bytes: int | None  # about; none: nothing to download, or not known
+    problem: str | None = None  # why the job would refuse what is there
 
 
 @dataclass(frozen=True)
@@ -38,14 +46,15 @@ class TasksProvision:
     problem: str | None
 
 
-def models_of(
-    recipe: Recipe, roots: tuple[Path, ...], environment: Mapping[str, str] = os.environ
-) -> list[ModelProvision]:
-    """The policy's model, and the critic's if the recipe has one."""
-    paths = {"policy": recipe.model.path}
+def models_of(recipe: Recipe, roots: tuple[Path, ...], *, hub: bool) -> list[ModelProvision]:
+    """The policy's model, and the critic's if the recipe has one, as the job would find them."""
+    models = [_model("policy", "model.path", recipe.model.path, roots, hub=hub)]
     if recipe.critic is not None:
-        paths["critic"] = recipe.critic.path or recipe.model.path
-    return [_model(role, path, roots, environment) for role, path in paths.items()]
+        path, field = recipe.critic.path, "critic.path"
+        if path is None:
+            path, field = recipe.model.path, "model.path"
+        models.append(_model("critic", field, path, roots, hub=hub))
+    return models
 
 
 def tasks_of(recipe: Recipe) -> list[TasksProvision]:
@@ -55,20 +64,24 @@ def tasks_of(recipe: Recipe) -> list[TasksProvision]:
 
 
 def _model(
-    role: str, path: str, roots: tuple[Path, ...], environment: Mapping[str, str]
+    role: str, field: str, path: str, roots: tuple[Path, ...], *, hub: bool
 ) -> ModelProvision:
-    cached = sorted(_hub_cache(path, environment).glob("snapshots/*"))
-    for folder in (Path(path), *(root / path for root in roots), *cached):
-        if (folder / "config.json").is_file():
-            shape, source = _shape_in(folder)
-            return ModelProvision(role, path, folder, shape, source, None)
+    problem = None
+    try:
+        folder = folder_under_roots(path, roots, field)
+    except (OSError, ValueError) as error:
+        folder, problem = None, str(error)
+    if folder is None and problem is None and hub:
+        folder = next(_downloaded(path), None)
+    if folder is not None:
+        return ModelProvision(role, path, folder, *_shape_in(folder), None)
     shape = BUILT_IN.get(path)
     if shape is None:
         known = ", ".join(BUILT_IN)
         reason = f"not on this machine, and not in the built-in table ({known})"
-        return ModelProvision(role, path, None, None, reason, None)
-    size = shape.parameters * _HUB_BYTES_PER_PARAMETER
-    return ModelProvision(role, path, None, shape, "from the built-in table", size)
+        return ModelProvision(role, path, None, None, reason, None, problem)
+    size = None if problem else shape.parameters * _HUB_BYTES_PER_PARAMETER
+    return ModelProvision(role, path, None, shape, "from the built-in table", size, problem)
 
 
 def _shape_in(folder: Path) -> tuple[ModelShape | None, str]:
@@ -77,21 +90,24 @@ def _shape_in(folder: Path) -> tuple[ModelShape | None, str]:
         return shape_of_config(json.loads(config.read_bytes())), "its config.json"
     except UnknownModel as error:
         return None, f"{folder}: {error}"
-    except (ValueError, KeyError) as error:
-        return None, f"{config} is damaged: {error!r}"
+    except DamagedConfig as error:
+        return None, f"{config} is damaged: {error}"
+    except (OSError, ValueError, RecursionError) as error:
+        return None, f"{config} is damaged: not valid JSON: {error}"
 
 
-def _hub_cache(path: str, environment: Mapping[str, str]) -> Path:
-    """Where `huggingface_hub` keeps a model that it has downloaded."""
-    home = environment.get("HF_HOME", "~/.cache/huggingface")
-    cache = environment.get("HF_HUB_CACHE", f"{home}/hub")
-    return Path(cache).expanduser() / f"models--{path.replace('/', '--')}"
+def _downloaded(path: str) -> Iterator[Path]:
+    """Where `huggingface_hub` keeps a model that it has downloaded, weights included."""
+    cache = Path(constants.HF_HUB_CACHE) / f"models--{path.replace('/', '--')}"
+    for folder in sorted(cache.glob("snapshots/*")):
+        if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+            yield folder
 
 
 def _tasks(role: str, path: str) -> TasksProvision:
-    if not Path(path).is_file():
-        return TasksProvision(role, path, None, "no such file")
     try:
         return TasksProvision(role, path, len(read_tasks(Path(path))), None)
     except TaskFileError as error:
-        return TasksProvision(role, path, None, error.problems[0])
+        cause = error.__cause__
+        problem = cause.strerror if isinstance(cause, OSError) else error.problems[0]
+        return TasksProvision(role, path, None, problem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -17,7 +18,7 @@ from protocol.recipe import Recipe, load_recipe, parse_recipe
 from services.learner import plan as planning
 from services.learner.footprint import GIB
 from services.learner.plan import Machine, Plan, PlanError, machine_of, make_plan, redis_size
-from services.learner.plan_view import defaults_of, resolved
+from services.learner.plan_view import ASSUMPTION, defaults_of, resolved, show
 from services.learner.plan_warnings import warnings
 from tests.architecture.project import ROOT
 from tests.builders import a_recipe
@@ -33,6 +34,7 @@ MACHINE = Machine(
     model_roots=(ROOT,),
     model_hub=False,
 )
+BASE_MODEL = ROOT / "examples/arithmetic/base-model"
 SEVEN = "Qwen/Qwen2.5-7B"
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
 
@@ -40,9 +42,9 @@ RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
 @pytest.fixture(autouse=True)
 def _in_the_repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    for name in ("WEIR_LEARNER_RANKS", "WEIR_ROLLOUTS", "WEIR_ROLLOUT_GPUS", "WEIR_MODEL_HUB"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    for name in [name for name in os.environ if name.startswith("WEIR_")]:
+        monkeypatch.delenv(name)
 
 
 def demo(**changes: Any) -> Recipe:
@@ -63,7 +65,7 @@ def test_the_demo_is_all_there_and_warns_of_nothing() -> None:
     plan = make_plan(demo(), MACHINE)
     assert warnings(plan) == []
     assert [tasks.num_tasks for tasks in plan.tasks] == [4000, 512]
-    assert plan.models[0].folder == Path("examples/arithmetic/base-model")
+    assert plan.models[0].folder == BASE_MODEL
     assert plan.learner is not None
     assert plan.learner.peak < 3 * GIB
     assert plan.rollout is not None
@@ -73,7 +75,9 @@ def test_the_demo_is_all_there_and_warns_of_nothing() -> None:
 def test_what_is_missing_is_named_with_the_remedy(tmp_path: Path) -> None:
     recipe = demo(model={"path": SEVEN}, tasks={"train": str(tmp_path / "no.jsonl")})
     assert about(recipe, SEVEN, "WEIR_MODEL_HUB=on")
-    assert about(recipe, "tasks.train", "no.jsonl", "no such file")
+    assert about(recipe, "tasks.train", "no.jsonl", "No such file")
+    folder = demo(tasks={"train": str(tmp_path)})
+    assert about(folder, "tasks.train", "Is a directory")
     plan = make_plan(recipe, replace(MACHINE, model_hub=True))
     assert not any("WEIR_MODEL_HUB" in text for text in warnings(plan))
     assert plan.models[0].shape_source == "from the built-in table"
@@ -92,15 +96,79 @@ def test_an_unknown_model_has_no_footprint_and_says_why() -> None:
     assert any("someone/unheard-of" in text and SEVEN in text for text in warnings(plan))
 
 
-def test_a_model_that_the_hub_has_given_before_is_found(tmp_path: Path) -> None:
-    snapshot = tmp_path / "hub/models--some--model/snapshots/abc"
-    snapshot.mkdir(parents=True)
-    config = ROOT / "examples/arithmetic/base-model/config.json"
-    (snapshot / "config.json").write_bytes(config.read_bytes())
-    plan = make_plan(demo(model={"path": "some/model"}), MACHINE)
-    assert plan.models[0].folder == snapshot
-    assert plan.shapes[0] is not None
-    assert plan.shapes[0].parameters == 604_288
+def a_model(folder: Path, *, weights: bool = True) -> Path:
+    """The demo's model in another folder, whole or without its weights."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_bytes((BASE_MODEL / "config.json").read_bytes())
+    if weights:
+        (folder / "model.safetensors").symlink_to(BASE_MODEL / "model.safetensors")
+    return folder
+
+
+def test_a_model_that_the_hub_has_given_before_is_found_where_the_hub_is_allowed(
+    tmp_path: Path,
+) -> None:
+    snapshot = a_model(tmp_path / "hub/models--some--model/snapshots/abc")
+    recipe = demo(model={"path": "some/model"})
+    allowed = make_plan(recipe, replace(MACHINE, model_hub=True))
+    assert allowed.models[0].folder == snapshot
+    assert allowed.shapes[0] is not None
+    assert allowed.shapes[0].parameters == 604_288
+    assert make_plan(recipe, MACHINE).models[0].folder is None
+    assert about(recipe, "'some/model'", "WEIR_MODEL_HUB=on")
+
+
+def test_a_download_that_has_no_weights_yet_is_not_found(tmp_path: Path) -> None:
+    a_model(tmp_path / "hub/models--some--model/snapshots/abc", weights=False)
+    plan = make_plan(demo(model={"path": "some/model"}), replace(MACHINE, model_hub=True))
+    assert plan.models[0].folder is None
+
+
+@pytest.mark.parametrize("hub", [False, True])
+def test_a_model_without_safetensors_is_refused_as_the_job_refuses_it(
+    tmp_path: Path, hub: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = a_model(tmp_path / "model", weights=False)
+    recipe, machine = demo(model={"path": str(folder)}), replace(MACHINE, model_hub=hub)
+    machine = replace(machine, model_roots=(tmp_path,))
+    (text,) = about(recipe, "would refuse", machine=machine)
+    assert f"model.path: {folder} holds no *.safetensors" in text
+    show(make_plan(recipe, machine))
+    page = capsys.readouterr().out
+    assert "refused" in page
+    assert "found: /" not in page
+
+
+def test_a_model_outside_the_allowed_roots_is_not_found(tmp_path: Path) -> None:
+    folder = a_model(tmp_path / "model")
+    recipe = demo(model={"path": str(folder)})
+    assert about(recipe, str(folder), "WEIR_MODEL_ROOTS", str(ROOT))
+    assert not about(recipe, machine=replace(MACHINE, model_roots=(ROOT, tmp_path)))
+
+
+def test_the_critics_model_is_named_by_its_field(tmp_path: Path) -> None:
+    folder = a_model(tmp_path / "critic", weights=False)
+    recipe = load_recipe(ROOT / "recipes/tiny/vapo/qwen2.5-32b.toml").model_dump()
+    recipe["critic"]["path"] = str(folder)
+    machine = replace(MACHINE, model_roots=(ROOT, tmp_path))
+    assert about(parse_recipe(recipe), "of the critic", "critic.path:", machine=machine)
+
+
+@pytest.mark.parametrize(
+    "path", ["a" * 5000, "nul\0", "../" * 40 + "etc"], ids=["long", "nul", "above the roots"]
+)
+def test_a_model_path_that_no_system_can_hold_is_not_found(path: str) -> None:
+    assert make_plan(demo(model={"path": path}), MACHINE).models[0].folder is None
+
+
+def test_a_damaged_config_is_named_with_its_field(tmp_path: Path) -> None:
+    folder = a_model(tmp_path / "model")
+    (folder / "config.json").write_text('{"model_type": "qwen2"}')
+    machine = replace(MACHINE, model_roots=(tmp_path,))
+    recipe = demo(model={"path": str(folder)})
+    assert about(recipe, "config.json is damaged: field hidden_size is missing", machine=machine)
+    (folder / "config.json").write_text("{")
+    assert about(recipe, "config.json is damaged: not valid JSON", machine=machine)
 
 
 def test_lambda_above_the_order_safe_bound() -> None:
@@ -171,6 +239,24 @@ def test_an_engine_too_small_for_a_group_names_the_gpus_to_split_over() -> None:
     assert not about(demo(model=model), "WEIR_ROLLOUT_GPUS", machine=split)
 
 
+def test_a_cache_of_set_size_is_what_an_engine_has_for_keys_and_values() -> None:
+    model = {"path": SEVEN, "dtype": "bfloat16", "max_context": 10240}
+    set_aside = replace(MACHINE, engine_cache_bytes=4 * GIB, engine_share=0.1)
+    plan = make_plan(demo(model=model), set_aside)
+    assert plan.rollout is not None
+    # 4 GiB / (10,240 tokens x 57,344 bytes) = 7.3
+    assert (plan.rollout.room, plan.rollout.responses_held) == (4 * GIB, 7)
+    (text,) = about(demo(model=model), "holds 7 at once", machine=set_aside)
+    assert "raise WEIR_ROLLOUT_KV_CACHE_MIB" in text
+
+
+def test_a_cache_that_does_not_fit_beside_the_weights_is_named() -> None:
+    large = replace(MACHINE, engine_cache_bytes=70 * GIB)  # beside 14.2 GiB of weights, of 80
+    recipe = demo(model={"path": SEVEN, "dtype": "bfloat16"})
+    assert about(recipe, "14.2 GiB", "70.0 GiB (WEIR_ROLLOUT_KV_CACHE_MIB)", machine=large)
+    assert not about(recipe, "KV_CACHE", machine=replace(MACHINE, engine_cache_bytes=65 * GIB))
+
+
 def test_engines_share_the_responses() -> None:
     recipe = demo(training={"max_staleness": 0})
     for num_engines, expected in ((1, 128), (4, 32)):
@@ -212,8 +298,10 @@ def test_the_machine_is_as_deployed_unless_an_option_says_otherwise() -> None:
         "WEIR_ROLLOUTS": "3",
         "WEIR_ROLLOUT_GPUS": "2",
         "WEIR_REDIS_MAXMEMORY": "4gb",
+        "WEIR_ROLLOUT_KV_CACHE_MIB": "512",
     }
     machine = machine_of(options(), environment)
+    assert machine.engine_cache_bytes == GIB // 2
     assert (machine.learner_gpus, machine.rollout_gpus, machine.num_engines) == (2, 6, 3)
     assert machine.redis_bytes == 4 * GIB
     machine = machine_of(options(learner_gpus=8, rollout_gpus=4, gpu_memory=141), environment)
@@ -227,6 +315,11 @@ def test_the_machine_is_as_deployed_unless_an_option_says_otherwise() -> None:
         ({"WEIR_LEARNER_RANKS": "two"}, {}, r"WEIR_LEARNER_RANKS='two': give a number"),
         ({"WEIR_ROLLOUTS": "0"}, {}, r"WEIR_ROLLOUTS='0': must be above 0"),
         ({"WEIR_REDIS_MAXMEMORY": "much"}, {}, r"WEIR_REDIS_MAXMEMORY='much'"),
+        ({"WEIR_REDIS_MAXMEMORY": "9" * 400}, {}, r"WEIR_REDIS_MAXMEMORY='9+': must be above 0"),
+        ({"WEIR_ROLLOUT_GPU_MEMORY": "nan"}, {}, r"GPU_MEMORY='nan': .* at most 1\.0"),
+        ({"WEIR_ROLLOUT_GPU_MEMORY": "5"}, {}, r"GPU_MEMORY='5': .* at most 1\.0"),
+        ({"WEIR_ROLLOUT_KV_CACHE_MIB": "-1"}, {}, r"KV_CACHE_MIB='-1': must be at least 0"),
+        ({"WEIR_MODEL_HUB": "yes"}, {}, r"WEIR_MODEL_HUB='yes': say 'on' or 'off'"),
         ({"WEIR_ROLLOUT_GPUS": "2"}, {"rollout_gpus": 3}, r"--rollout-gpus 3: not a multiple"),
     ],
 )
@@ -235,6 +328,12 @@ def test_a_wrong_variable_is_named(
 ) -> None:
     with pytest.raises(PlanError, match=complaint):
         machine_of(options(**given), environment)
+
+
+def test_models_are_sought_where_the_deployment_seeks_them(tmp_path: Path) -> None:
+    assert machine_of(options(), {}).model_roots == (ROOT,)
+    given = machine_of(options(), {"WEIR_MODEL_ROOTS": f"{tmp_path}:{ROOT}/recipes/.."})
+    assert given.model_roots == (tmp_path, ROOT)
 
 
 @pytest.mark.parametrize(("text", "size"), [("1gb", GIB), ("2G", 2 * 10**9), ("512", 512)])
@@ -255,6 +354,7 @@ def test_the_page_shows_the_recipe_the_files_and_the_memory(
         "staleness",
         "versions max(0, s - max_staleness 1) to s",
         "no warnings",
+        ASSUMPTION,
     ):
         assert words in page
 
@@ -279,6 +379,7 @@ def test_json_holds_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None
     [
         (["no-such-file.toml"], "no-such-file.toml: no such file"),
         (["README.md"], "README.md: not valid TOML"),
+        (["recipes"], "recipes: cannot be read: Is a directory"),
     ],
 )
 def test_a_recipe_that_cannot_be_read_is_bad_input(
@@ -288,10 +389,22 @@ def test_a_recipe_that_cannot_be_read_is_bad_input(
     assert complaint in capsys.readouterr().err
 
 
-def test_a_number_of_gpus_that_is_none_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("--learner-gpus", "0"),
+        ("--rollout-gpus", "9" * 30),
+        ("--gpu-memory", "inf"),
+        ("--gpu-memory", "1e300"),
+        ("--gpu-memory", "nan"),
+    ],
+)
+def test_an_impossible_machine_is_bad_input(
+    option: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
-        planning.main(["recipes/demo.toml", "--learner-gpus", "0"])
-    assert "--learner-gpus: 0 is not above 0" in capsys.readouterr().err
+        planning.main(["recipes/demo.toml", option, text])
+    assert f"{option}: {text} is not above 0 and at most 1,048,576" in capsys.readouterr().err
 
 
 def test_a_plan_starts_no_engine_and_loads_none() -> None:

@@ -18,7 +18,13 @@ from services.learner.footprint import (
     rollout_footprint,
     total,
 )
-from services.learner.model_shape import BUILT_IN, ModelShape, UnknownModel, shape_of_config
+from services.learner.model_shape import (
+    BUILT_IN,
+    DamagedConfig,
+    ModelShape,
+    UnknownModel,
+    shape_of_config,
+)
 from tests.architecture.project import ROOT
 from tests.builders import a_recipe
 
@@ -91,6 +97,46 @@ def test_parameters_of_the_built_in_table_are_the_published_ones(
 def test_a_family_without_known_arithmetic_is_refused_by_name() -> None:
     with pytest.raises(UnknownModel, match=r"'mamba' .* none of llama, qwen2, qwen3"):
         shape_of_config({"model_type": "mamba"})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "complaint"),
+    [
+        ("num_attention_heads", 0, "field num_attention_heads = 0: must be a whole number from 1"),
+        ("num_hidden_layers", 0, "field num_hidden_layers = 0"),
+        ("num_hidden_layers", -1, "field num_hidden_layers = -1"),
+        ("hidden_size", "128", "field hidden_size = 128"),
+        ("hidden_size", True, "field hidden_size = True"),
+        ("vocab_size", 96.5, "field vocab_size = 96.5"),
+        ("vocab_size", 10**12, "field vocab_size = 1000000000000"),
+        ("intermediate_size", [1], r"field intermediate_size = \[1\]"),
+        ("max_position_embeddings", None, "field max_position_embeddings = None"),
+        ("num_key_value_heads", 3, "field num_key_value_heads = 3: must divide"),
+        ("tie_word_embeddings", "no", "field tie_word_embeddings = no"),
+    ],
+)
+def test_a_damaged_config_names_the_field(field: str, value: Any, complaint: str) -> None:
+    config = json.loads((BASE_MODEL / "config.json").read_bytes())
+    with pytest.raises(DamagedConfig, match=complaint):
+        shape_of_config(config | {field: value})
+
+
+def test_more_heads_than_numbers_need_a_head_size() -> None:
+    config = json.loads((BASE_MODEL / "config.json").read_bytes())
+    narrow = config | {"hidden_size": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    with pytest.raises(DamagedConfig, match="field head_dim"):
+        shape_of_config(narrow | {"head_dim": None})
+
+
+@pytest.mark.parametrize("config", [[], None, "qwen2", 1])
+def test_a_config_that_is_no_object_is_damaged(config: Any) -> None:
+    with pytest.raises(DamagedConfig, match="must be a JSON object"):
+        shape_of_config(config)
+
+
+def test_a_model_type_that_is_no_text_is_no_known_family() -> None:
+    with pytest.raises(UnknownModel, match="model_type"):
+        shape_of_config({"model_type": ["qwen2"]})
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
