@@ -28,6 +28,18 @@ from protocol.names import (
 
 _NEED_PROCESS = ("papo", "papo_full_norm", "multiplicative", "process_only")
 _ZERO_FOR_ONE = ("grpo", "grpo_trl", "dr_grpo", "rloo", "papo", "papo_full_norm")
+USED_BY = {  # settings that only some formulas take
+    "lambda_process": ("advantage", ("papo", "papo_full_norm")),
+    "ddof": ("advantage", ("grpo", "papo", "papo_full_norm")),
+    "denominator": ("advantage", ("grpo", "papo", "papo_full_norm")),
+    "std_eps": ("advantage", ("grpo", "papo", "papo_full_norm")),
+    "gamma": ("advantage", CRITIC_ADVANTAGES),
+    "lambda_actor": ("advantage", ("gae", "decoupled_gae")),
+    "lambda_critic": ("advantage", ("decoupled_gae", "length_adaptive_gae")),
+    "length_alpha": ("advantage", ("length_adaptive_gae",)),
+    "dual_clip": ("objective", ("dual_clip",)),
+    "correction_cap": ("correction", ("token_tis", "sequence_tis")),
+}
 _MAX_REFILL = 4  # dynamic sampling has at most so many times the groups in flight
 
 
@@ -109,9 +121,11 @@ class Reward(Table):
     )
 
     @model_validator(mode="after")
-    def _right_pays_more(self) -> Self:
+    def _pays_what_it_says(self) -> Self:
         if not self.values[0] < self.values[1]:
             raise ValueError("values must be [wrong, right] with wrong below right")
+        if self.overlong_buffer is None and self.overlong_factor != 1.0:
+            raise ValueError("overlong_factor does nothing without overlong_buffer; set that too")
         return self
 
 
@@ -161,6 +175,23 @@ class Algorithm(Table):
             raise ValueError(f"clip_low must be below 1 for objective = {self.objective!r}")
         return self
 
+    @model_validator(mode="after")
+    def _no_setting_is_idle(self) -> Self:
+        """A setting that changes nothing misleads whoever reads the recipe."""
+        for setting, (part, takers) in USED_BY.items():
+            chosen = getattr(self, part)
+            if self._differs(setting) and chosen not in takers and "." not in chosen:
+                raise ValueError(
+                    f"{setting} does nothing with {part} = {chosen!r}; remove it, or choose "
+                    f"{' or '.join(map(repr, takers))}"
+                )
+        if self._differs("divergence") and self.divergence_weight == 0:
+            raise ValueError("divergence does nothing while divergence_weight is 0; remove it")
+        return self
+
+    def _differs(self, setting: str) -> bool:
+        return getattr(self, setting) != type(self).model_fields[setting].default
+
 
 class Training(Table):
     """How long, how much at a time, and how stale the data may be."""
@@ -203,13 +234,19 @@ class Optimizer(Table):
     zero_stage: Literal[0, 1, 2, 3] = 1
 
 
+class CriticOptimizer(Optimizer):
+    """The critic's own, and usually a little faster."""
+
+    learning_rate: float = Field(default=2e-6, gt=0)
+
+
 class Critic(Table):
     """The value model: where it starts, how it learns, and how long it does so alone."""
 
     path: str | None = Field(
         default=None, min_length=1, description="a model folder; without: the policy's model"
     )
-    optimizer: Optimizer = Optimizer(learning_rate=2e-6)
+    optimizer: CriticOptimizer = CriticOptimizer()
     value_clip: float | None = Field(default=None, gt=0, description="none while pretraining")
     pretrain_steps: int = Field(
         default=0, ge=0, description="steps on Monte-Carlo returns of the frozen policy"
@@ -250,6 +287,15 @@ class Recipe(Table):
             raise ValueError("evaluation.sampling.max_tokens must be below model.max_context")
         if (self.reward.overlong_buffer or 0) > max_tokens:
             raise ValueError("reward.overlong_buffer must be at most rollout.sampling.max_tokens")
+        return self
+
+    @model_validator(mode="after")
+    def _learner_can_follow_the_sampler(self) -> Self:
+        if self.rollout.sampling.top_p < 1:
+            raise ValueError(
+                "rollout.sampling.top_p must be 1: what was sampled from a cut distribution has "
+                "log-probs that the learner does not know; evaluation.sampling may cut it"
+            )
         return self
 
     @model_validator(mode="after")

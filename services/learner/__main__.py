@@ -20,10 +20,10 @@ async def lead(service: Service) -> None:
     from services.learner.ranks import Team
 
     team = Team()
-    try:
-        await work_on_one_job(service, team)
-    finally:
-        await team.leave()
+    await work_on_one_job(service, team)
+    # Not where that raises: the others may wait in a collective, and would take the word for it.
+    # Then this process ends, and torchrun ends them.
+    await team.leave()
 
 
 def main() -> None:

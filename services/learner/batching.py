@@ -38,12 +38,13 @@ class MicroBatch:
         """The same micro-batch on a device."""
         return MicroBatch(**{name: value.to(device) for name, value in vars(self).items()})
 
-    def by_sample(self, values: Tensor) -> Tensor:
-        """Lay out [token] as [sample, place], right-padded with zeros."""
-        return values.new_zeros(self._shape).index_put((self.rows, self._places), values)
+    def by_sample(self, values: Tensor, width: int) -> Tensor:
+        """Lay out [token] as [sample, width], right-padded with zeros."""
+        shape = (self.input_ids.shape[0], width)
+        return values.new_zeros(shape).index_put((self.rows, self._places), values)
 
     def by_token(self, padded: Tensor) -> Tensor:
-        """The inverse of `by_sample`: [sample, place] to [token]."""
+        """The inverse of `by_sample`: [sample, width] to [token]."""
         return padded[self.rows, self._places]
 
     @property
@@ -63,8 +64,9 @@ class MicroBatch:
         return torch.arange(self.rows.shape[0], device=self.rows.device) - starts[self.rows]
 
     @property
-    def _shape(self) -> tuple[int, int]:
-        return self.input_ids.shape[0], int(self._lengths.max())
+    def longest(self) -> int:
+        """Tokens of the longest response."""
+        return int(self._lengths.max())
 
 
 def mini_batches(samples: Sequence[Sample], num_updates: int) -> list[list[Sample]]:

@@ -30,8 +30,8 @@ from services.learner.feeder import Feeder
 from services.learner.formulas import check_formulas
 from services.learner.intake import Intake
 from services.learner.loop import Learning, Parts
+from services.learner.model_check import UnsupportedModel, check_models
 from services.learner.model_source import ModelNotFound, model_folder
-from services.learner.models import UnsupportedModel
 from services.learner.ordering import order_warnings
 from services.learner.pretraining import Pretraining
 from services.learner.progress import Progress
@@ -114,7 +114,9 @@ class _Attempt:
         check_formulas(recipe)
         train = read_tasks(deployment.files_dir / f"{recipe.tasks.train}.jsonl")
         held_out = self._held_out_tasks(recipe, deployment.files_dir)
-        await self.team.open(*await asyncio.to_thread(_open_from, recipe, deployment))
+        policy, critic = await asyncio.to_thread(_model_folders, recipe, deployment)
+        check_models(policy, critic)
+        await self.team.open(policy, recipe, critic)
         learning = self._assemble(recipe, train, held_out)
         await self._restore(learning)
         await self._activate(learning)
@@ -219,14 +221,14 @@ class _Attempt:
         log.info("job ends", extra={"job": job_id, "state": state})
 
 
-def _open_from(recipe: Recipe, deployment: Deployment) -> tuple[Path, Recipe, Path | None]:
-    """What a team is opened with: the policy's folder, the recipe, the critic's if there is one."""
+def _model_folders(recipe: Recipe, deployment: Deployment) -> tuple[Path, Path | None]:
+    """Where the policy starts from, and the critic if there is one."""
     policy = model_folder(recipe.model.path, deployment)
     if recipe.critic is None:
-        return policy, recipe, None
+        return policy, None
     if recipe.critic.path is None:
-        return policy, recipe, policy
-    return policy, recipe, model_folder(recipe.critic.path, deployment, "critic.path")
+        return policy, policy
+    return policy, model_folder(recipe.critic.path, deployment, "critic.path")
 
 
 async def _result(learning: Learning, models: Mapping[str, Path]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from protocol.recipe import Recipe
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -17,11 +18,7 @@ from services.learner.batching import MicroBatch
 from services.learner.engine import DTYPES, Engine, FrozenModel, uses_parameters_of
 
 _VALUE_HEAD = "value_head.safetensors"
-_LOGITS_CHANGED_BY = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-
-
-class UnsupportedModel(ValueError):
-    """A model that Weir cannot train exactly; the text says why."""
+_REWARD_HEAD = "score.weight"  # of transformers' models for sequence classification, [1, hidden]
 
 
 class Policy(nn.Module):
@@ -70,24 +67,27 @@ class Critic(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        self.head = nn.Linear(model.config.hidden_size, 1, dtype=model.dtype)
+        self.head = _ValueHead(model.config.hidden_size, 1, dtype=model.dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     def forward(self, batch: MicroBatch) -> Tensor:
         """The value of the state before each response token, [token] float32."""
-        return self.head(_hidden(self.model, batch)).squeeze(-1).float()
+        return self.head(_hidden(self.model, batch)).squeeze(-1)
+
+
+class _ValueHead(nn.Linear):
+    """Computes in float32: advantages are differences of values that lie close together."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.linear(input.float(), self.weight.float(), self.bias.float())
 
 
 class Models:
     """The models of one recipe: what is trained, and what is only asked."""
 
     def __init__(self, recipe: Recipe, policy_folder: Path, critic_folder: Path) -> None:
-        """Load them, the critic and the reference only where the recipe needs them.
-
-        Raises:
-            UnsupportedModel: if the policy's logits are not just hidden states times a weight.
-        """
+        """Load them, the critic and the reference only where the recipe needs them."""
         self.recipe = recipe
         self.policy_folder, self.critic_folder = policy_folder, critic_folder
         self.policy = Engine(self._load_policy(), recipe.optimizer, recipe.model)
@@ -139,21 +139,13 @@ class Models:
 
     def _load_policy(self) -> Policy:
         model = AutoModelForCausalLM.from_pretrained(self.policy_folder, **self._loading)
-        for setting in _LOGITS_CHANGED_BY:
-            value = getattr(model.config, setting, None)
-            if value not in (None, 1):
-                raise UnsupportedModel(
-                    f"{self.policy_folder}: config.json has {setting} = {value}, which changes the "
-                    "logits after the head; choose a model without it"
-                )
         return Policy(self._for_training(model), self.recipe.training.logprob_chunk_tokens)
 
     def _load_critic(self) -> Critic:
-        """One that `export_critic` wrote, or a language model with a new head."""
+        """One that `export_critic` wrote, a reward model, or a language model with a new head."""
         model = AutoModel.from_pretrained(self.critic_folder, **self._loading)
         critic = Critic(self._for_training(model))
-        if (self.critic_folder / _VALUE_HEAD).is_file():
-            critic.head.load_state_dict(load_file(self.critic_folder / _VALUE_HEAD))
+        critic.head.load_state_dict(_head_in(self.critic_folder), strict=False)
         return critic
 
     @property
@@ -174,6 +166,17 @@ def _hidden(model: nn.Module, batch: MicroBatch) -> Tensor:
         input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False
     ).last_hidden_state  # [sample, position, hidden]
     return hidden[batch.rows, batch.columns]
+
+
+def _head_in(folder: Path) -> dict[str, Tensor]:
+    """The value head that a folder holds, or a reward model's; nothing where there is neither."""
+    if (folder / _VALUE_HEAD).is_file():
+        return load_file(folder / _VALUE_HEAD)
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            if _REWARD_HEAD in file.keys():  # noqa: SIM118  (a file is no mapping)
+                return {"weight": file.get_tensor(_REWARD_HEAD)}
+    return {}
 
 
 def _copy_all_but_weights(source: Path, target: Path) -> None:

@@ -62,7 +62,7 @@ class Trainer:
         self.objective = pick(OBJECTIVES, algorithm.objective, settings)
         self.aggregation = pick(AGGREGATIONS, algorithm.aggregation, settings)
         self.correction = pick(CORRECTIONS, algorithm.correction, settings)
-        self.divergence = DIVERGENCES[algorithm.divergence]
+        self.divergence = pick(DIVERGENCES, algorithm.divergence, settings)
         if models.critic is not None:
             self.estimate = pick(CRITIC_ADVANTAGES, algorithm.advantage, settings)
 
@@ -86,9 +86,8 @@ class Trainer:
         assert self.models.critic is not None, "the recipe has no critic"
         metrics = StepMetrics(self.device)
         mini_batches = self._mini_batches(samples)
+        self._expect_what_follows(_parts_of(mini_batches))
         for mini_batch in mini_batches:
-            for part in mini_batch.parts:
-                part.returns = self._monte_carlo(part.batch)
             self._improve_critic(self.models.critic, mini_batch, metrics)
         return metrics.reduced(len(mini_batches))
 
@@ -183,7 +182,7 @@ class Trainer:
 
     def _prepare(self, mini_batches: Sequence[MiniBatch], metrics: StepMetrics) -> None:
         """Fill in what the step's updates must agree on."""
-        parts = [part for mini_batch in mini_batches for part in mini_batch.parts]
+        parts = _parts_of(mini_batches)
         recompute = self.recipe.algorithm.old_logprobs == "recompute"
         for part in parts:
             if not recompute:
@@ -193,33 +192,59 @@ class Trainer:
                     part.old_logprobs, _ = self.models.policy(part.batch, self.temperature)
             if self.models.reference is not None:
                 part.reference_logprobs, _ = self.models.reference(part.batch, self.temperature)
-            if self.models.critic is not None:
-                self._estimate_advantages(self.models.critic, part)
+        if self.models.critic is not None:
+            self._estimate_advantages(self.models.critic, parts)
         if self.recipe.algorithm.whiten:
             _whiten(parts)
         for part in parts:
-            metrics.mean(advantage_mean=part.advantages, advantage_abs_mean=part.advantages.abs())
+            advantages = part.advantages
+            metrics.mean(advantage_mean=advantages, advantage_abs_mean=advantages.abs())
 
-    def _estimate_advantages(self, critic: Engine, part: Part) -> None:
+    def _estimate_advantages(self, critic: Engine, parts: Sequence[Part]) -> None:
+        """Of all responses at once, for the estimate goes token by token."""
         with critic.frozen():
-            part.old_values = values = critic(part.batch)
-        advantages, returns = self.estimate(_episodes(part.batch, values))
-        part.advantages = part.batch.by_token(advantages)
-        part.returns = part.batch.by_token(returns)
+            values = [critic(part.batch) for part in parts]
+        if parts:
+            advantages, returns = self.estimate(_episodes(parts, values))
+            rows = [part.batch.input_ids.shape[0] for part in parts]
+            for part, old_values, *padded in zip(
+                parts, values, advantages.split(rows), returns.split(rows), strict=True
+            ):
+                part.old_values = old_values
+                part.advantages, part.returns = map(part.batch.by_token, padded)
 
-    def _monte_carlo(self, batch: MicroBatch) -> Tensor:
-        """The discounted rewards that follow each token, [token]: no value enters at lambda 1."""
-        episodes = _episodes(batch, torch.zeros_like(batch.behavior_logprobs))
-        return batch.by_token(returns_of(episodes, gamma=self.recipe.algorithm.gamma, lambda_=1.0))
+    def _expect_what_follows(self, parts: Sequence[Part]) -> None:
+        """Returns are the discounted rewards that follow: at lambda 1 no value enters."""
+        if parts:
+            nothing = [torch.zeros_like(part.batch.behavior_logprobs) for part in parts]
+            gamma = self.recipe.algorithm.gamma
+            returns = returns_of(_episodes(parts, nothing), gamma=gamma, lambda_=1.0)
+            rows = [part.batch.input_ids.shape[0] for part in parts]
+            for part, padded in zip(parts, returns.split(rows), strict=True):
+                part.returns = part.batch.by_token(padded)
 
 
-def _episodes(batch: MicroBatch, values: Tensor) -> Episodes:
-    """The responses of a micro-batch, each rewarded at its last token; ``values`` are [token]."""
-    rewards = torch.where(batch.last_tokens, batch.rewards[batch.rows], 0.0)
+def _parts_of(mini_batches: Sequence[MiniBatch]) -> list[Part]:
+    return [part for mini_batch in mini_batches for part in mini_batch.parts]
+
+
+def _episodes(parts: Sequence[Part], values: Sequence[Tensor]) -> Episodes:
+    """The responses of micro-batches, each rewarded at its last token; ``values`` are [token]."""
+    batches = [part.batch for part in parts]
+    width = max(batch.longest for batch in batches)
+    last = [batch.last_tokens for batch in batches]
+    rewards = [
+        torch.where(is_last, batch.rewards[batch.rows], 0.0)
+        for batch, is_last in zip(batches, last, strict=True)
+    ]
+
+    def laid_out(tokens: Sequence[Tensor]) -> Tensor:
+        return torch.cat([b.by_sample(t, width) for b, t in zip(batches, tokens, strict=True)])
+
     return Episodes(
-        rewards=batch.by_sample(rewards),
-        values=batch.by_sample(values),
-        mask=batch.by_sample(torch.ones_like(batch.last_tokens)),
+        rewards=laid_out(rewards),
+        values=laid_out(values),
+        mask=laid_out([torch.ones_like(is_last) for is_last in last]),
     )
 
 

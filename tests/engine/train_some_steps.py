@@ -2,7 +2,8 @@
 
 ``train_some_steps.py MODEL OUT SETTINGS`` where SETTINGS is JSON: zero_stage, micro_batch_tokens,
 steps, and perhaps ``vapo`` (a critic, and every term that a loss can have), ``pretrain`` (steps of
-the critic alone, first), ``save_at`` (save to OUT/checkpoint after so many steps), ``load_from``.
+the critic alone, first), ``critic`` (its folder), ``save_at`` (save to OUT/checkpoint after so many
+steps), ``load_from``, ``dtype``.
 """
 
 import json
@@ -60,7 +61,7 @@ def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
     }
     recipe: dict[str, Any] = {
         "name": "ranks",
-        "model": {"path": model, "dtype": "float32"},
+        "model": {"path": model, "dtype": settings.get("dtype", "float32")},
         "tasks": {"train": "none"},
         "rollout": {"sampling": {"max_tokens": 64, "temperature": 0.9}},
         "algorithm": {"advantage": "grpo"},
@@ -74,7 +75,7 @@ def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
         "optimizer": optimizer,
     }
     if settings.get("vapo"):
-        critic = {"optimizer": optimizer, "value_clip": 0.5}
+        critic = {"optimizer": optimizer, "value_clip": 0.01}  # small enough to bind
         recipe |= {"algorithm": VAPO, "critic": critic}
     return parse_recipe(recipe)
 
@@ -83,7 +84,7 @@ def main(model: str, out: str, settings: dict[str, Any]) -> None:
     init_ranks()
     torch.use_deterministic_algorithms(True)
     recipe = recipe_of(model, settings)
-    models = Models(recipe, Path(model), Path(model))
+    models = Models(recipe, Path(model), Path(settings.get("critic", model)))
     trainer = Trainer(recipe, models)
     first = 0
     if "load_from" in settings:

@@ -73,8 +73,9 @@ def test_an_empty_micro_batch_has_no_token_and_attends_to_something() -> None:
 def test_tokens_are_laid_out_by_response_and_back() -> None:
     batch = collate([a_sample(3, 2), a_sample(2, 0), a_sample(1, 4)])
     values = torch.arange(1.0, 7.0)
-    padded = batch.by_sample(values)
-    assert padded.tolist() == [[1, 2, 0, 0], [0, 0, 0, 0], [3, 4, 5, 6]]
+    assert batch.longest == 4
+    padded = batch.by_sample(values, 5)
+    assert padded.tolist() == [[1, 2, 0, 0, 0], [0, 0, 0, 0, 0], [3, 4, 5, 6, 0]]
     assert batch.by_token(padded).equal(values)
     assert batch.last_tokens.tolist() == [False, True, False, False, False, True]
 

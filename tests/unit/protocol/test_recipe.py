@@ -65,6 +65,17 @@ def test_a_recipe_survives_json() -> None:
         ({"algorithm": {"objective": "clips"}}, "algorithm.objective: 'clips' is none of clip, "),
         ({"algorithm": {"clip_low": 1.0}}, "algorithm: clip_low must be below 1 for objective"),
         ({"algorithm": {"correction": "token_tis"}}, "set old_logprobs = 'recompute'"),
+        (
+            {"algorithm": {"advantage": "grpo", "lambda_process": 0.5}},
+            "algorithm: lambda_process does nothing with advantage = 'grpo'; remove it",
+        ),
+        ({"algorithm": {"dual_clip": 10.0}}, "algorithm: dual_clip does nothing with objective"),
+        ({"algorithm": {"divergence": "k1"}}, "algorithm: divergence does nothing while"),
+        ({"reward": {"overlong_factor": 2.0}}, "reward: overlong_factor does nothing without"),
+        (
+            {"rollout": {"sampling": {"max_tokens": 8, "top_p": 0.9}}},
+            "recipe: rollout.sampling.top_p must be 1",
+        ),
         ({"reward": {"outcome": "my_lab.oracle"}}, "reward.outcome: 'my_lab.oracle' is none of "),
         ({"reward": {"values": [1, 1]}}, "reward: values must be [wrong, right]"),
         (
@@ -116,8 +127,19 @@ def test_what_is_wrong_is_named(overrides: dict[str, Any], expected: str) -> Non
 
 @pytest.mark.parametrize("field", ["advantage", "objective", "aggregation", "divergence"])
 def test_a_formula_with_a_dot_in_its_name_is_left_to_the_learner(field: str) -> None:
-    recipe = a_recipe(algorithm={field: "my_lab.squared"})
+    recipe = a_recipe(algorithm={field: "my_lab.squared", "divergence_weight": 0.1})
     assert getattr(recipe.algorithm, field) == "my_lab.squared"
+
+
+def test_settings_of_an_extension_are_its_own_business() -> None:
+    settings = {"advantage": "my_lab.squared", "gamma": 0.9, "lambda_process": 0.5}
+    assert a_recipe(algorithm=settings).algorithm.gamma == 0.9
+
+
+def test_a_critic_learns_at_its_own_rate_whatever_else_of_its_optimizer_is_set() -> None:
+    recipe = a_recipe(algorithm={"advantage": "gae"}, critic={"optimizer": {"zero_stage": 3}})
+    assert recipe.critic is not None
+    assert recipe.critic.optimizer.learning_rate == 2e-6
 
 
 def test_every_problem_is_reported_at_once() -> None:

@@ -1,0 +1,52 @@
+"""What a model must be like for Weir to train it exactly, found out before any rank loads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import AutoConfig, PretrainedConfig
+
+_LOGITS_CHANGED_BY = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+
+
+class UnsupportedModel(ValueError):
+    """A model that Weir cannot train exactly; the text says why."""
+
+
+def check_models(policy: Path, critic: Path | None) -> None:
+    """Check the folders of a job's models.
+
+    Raises:
+        UnsupportedModel: if the policy's logits are not just hidden states times a weight, or the
+            critic reads other token ids than the policy writes.
+    """
+    written = _config(policy)
+    for setting in _LOGITS_CHANGED_BY:
+        value = getattr(written, setting, None)
+        if value not in (None, 1):
+            raise UnsupportedModel(
+                f"model.path: {policy / 'config.json'} has {setting} = {value}, which changes the "
+                "logits after the head; choose a model without it"
+            )
+    if critic is None:
+        return
+    read = _config(critic)
+    if read.vocab_size != written.vocab_size:
+        raise UnsupportedModel(
+            f"critic.path: {critic} has a vocabulary of {read.vocab_size} tokens and the policy "
+            f"one of {written.vocab_size}; choose a critic with the policy's tokenizer"
+        )
+    labels = read.num_labels if _scores(read) else 1
+    if labels != 1:
+        raise UnsupportedModel(
+            f"critic.path: {critic} is a classifier with {labels} labels; choose a reward model, "
+            "which has one, or a language model"
+        )
+
+
+def _config(folder: Path) -> PretrainedConfig:
+    return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def _scores(config: PretrainedConfig) -> bool:
+    return any("SequenceClassification" in name for name in config.architectures or ())

@@ -1,0 +1,56 @@
+"""A model that cannot be trained exactly is refused before any rank loads it."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.learner.model_check import UnsupportedModel, check_models
+
+BASE_MODEL = Path(__file__).parents[3] / "examples/arithmetic/base-model"
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Any:
+    def with_settings(**settings: Any) -> Path:
+        folder = shutil.copytree(BASE_MODEL, tmp_path / "changed")
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | settings))
+        return folder
+
+    return with_settings
+
+
+def test_the_demos_model_may_be_policy_and_critic() -> None:
+    check_models(BASE_MODEL, None)
+    check_models(BASE_MODEL, BASE_MODEL)
+
+
+@pytest.mark.parametrize("setting", ["final_logit_softcapping", "logit_scale", "logits_scaling"])
+def test_logits_that_are_more_than_a_product_are_refused(changed: Any, setting: str) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"model\.path: .* has {setting} = 30"):
+        check_models(changed(**{setting: 30.0}), None)
+
+
+def test_a_scale_of_one_changes_nothing(changed: Any) -> None:
+    check_models(changed(logit_scale=1), None)
+
+
+def test_a_critic_must_read_what_the_policy_writes(changed: Any) -> None:
+    with pytest.raises(UnsupportedModel, match=r"critic\.path: .* vocabulary of 97 .* 96;"):
+        check_models(BASE_MODEL, changed(vocab_size=97))
+
+
+@pytest.mark.parametrize(("labels", "refused"), [(1, False), (3, True)])
+def test_a_reward_model_may_be_the_critic_and_a_classifier_not(
+    changed: Any, labels: int, refused: bool
+) -> None:
+    names = {str(label): f"LABEL_{label}" for label in range(labels)}
+    critic = changed(architectures=["Qwen2ForSequenceClassification"], id2label=names)
+    if not refused:
+        check_models(BASE_MODEL, critic)
+        return
+    with pytest.raises(UnsupportedModel, match="classifier with 3 labels"):
+        check_models(BASE_MODEL, critic)
