@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,20 +21,60 @@ KINDS: dict[str, Callable[[dict[str, Any], list[str]], Any]] = {
     **EPISODE_CASES,
     **REPLY_CASES,
 }
-_TOLERANCE = re.compile(r"atol (\S+) in float64")
+_TOLERANCE = re.compile(r"\batol (\S+) in float64")
+_FIELDS = {"id": str, "fn": str, "inputs": dict}
+
+
+class CasesError(ValueError):
+    """A file that is no file of cases; the text names the file and what is wrong."""
 
 
 def load(path: Path) -> tuple[list[dict[str, Any]], float]:
     """A file's cases, and how far a value may be off.
 
     Raises:
-        ValueError: if the file's meta does not say how far.
+        CasesError: if it cannot be read, holds no cases, or does not say how far.
     """
-    content = json.loads(path.read_text())
-    found = _TOLERANCE.search(content["meta"]["note"])
-    if found is None:
-        raise ValueError(f"{path}: meta.note must say 'atol NUMBER in float64'")
-    return content["cases"], float(found[1])
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CasesError(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise CasesError(f"{path}: not valid JSON: {error}") from error
+    try:
+        atol = _tolerance(content)
+        return _cases(content), atol
+    except CasesError as error:
+        raise CasesError(f"{path}: {error}") from error
+
+
+def _tolerance(content: Any) -> float:
+    meta = content.get("meta") if isinstance(content, dict) else None
+    note = meta.get("note") if isinstance(meta, dict) else None
+    found = _TOLERANCE.search(note) if isinstance(note, str) else None
+    try:
+        atol = float(found[1]) if found is not None else math.nan
+    except ValueError:
+        atol = math.nan
+    if not 0 < atol < math.inf:
+        raise CasesError("meta.note must say 'atol NUMBER in float64', a finite number above 0")
+    return atol
+
+
+def _cases(content: dict[str, Any]) -> list[dict[str, Any]]:
+    cases = content.get("cases")
+    if not isinstance(cases, list) or not cases:
+        raise CasesError("cases must be a list of at least one case")
+    for number, case in enumerate(cases):
+        if not isinstance(case, dict):
+            raise CasesError(f"cases[{number}] must be an object: {{...}}")
+        for field, kind in _FIELDS.items():
+            if not isinstance(case.get(field), kind):
+                noun = "an object" if kind is dict else "a text"
+                raise CasesError(f"cases[{number}].{field} must be {noun}")
+        if "expected" not in case:
+            raise CasesError(f"cases[{number}].expected is missing")
+    return cases
 
 
 def problems(case: dict[str, Any], atol: float) -> list[str]:
@@ -50,7 +91,11 @@ def problems(case: dict[str, Any], atol: float) -> list[str]:
 
 
 def failures(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Each case's id and its problems."""
+    """Each case's id and its problems.
+
+    Raises:
+        CasesError: as `load`.
+    """
     cases, atol = load(path)
     for case in cases:
         yield case["id"], problems(case, atol)

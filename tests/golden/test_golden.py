@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.golden.__main__ import main
 from tests.golden.comparison import differences
 from tests.golden.run import KINDS, load, problems
 
@@ -100,8 +101,69 @@ def test_the_command_names_each_failed_case(tmp_path: Path) -> None:
     assert lines[3:] == [f"{len(CASES) + 1} passed, 3 failed"]
 
 
-def test_a_file_must_say_how_exact_it_is(tmp_path: Path) -> None:
+CASE = {"id": "a", "fn": "kl", "inputs": {}, "expected": {}}
+NOTE = {"note": "atol 2e-6 in float64"}
+EXACTNESS = "meta.note must say 'atol NUMBER in float64', a finite number above 0"
+
+
+def noting(note: Any) -> str:
+    return json.dumps({"meta": {"note": note}, "cases": [CASE]})
+
+
+def with_cases(cases: Any) -> str:
+    return json.dumps({"meta": NOTE, "cases": cases})
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{}", EXACTNESS),
+        ("[]", EXACTNESS),
+        ("{", "not valid JSON: "),
+        ("\xff", "not valid JSON: "),
+        (noting(""), EXACTNESS),
+        (noting(["atol 1 in float64"]), EXACTNESS),
+        (noting("atol 2e-6, in float64"), EXACTNESS),
+        (noting("atol 2e-6; in float64"), EXACTNESS),
+        (noting("atol small in float64"), EXACTNESS),
+        (noting("atol nan in float64"), EXACTNESS),
+        (noting("atol inf in float64"), EXACTNESS),
+        (noting("atol 0 in float64"), EXACTNESS),
+        (noting("atol -1 in float64"), EXACTNESS),
+        (with_cases([]), "cases must be a list of at least one case"),
+        (with_cases({}), "cases must be a list of at least one case"),
+        (with_cases([1]), "cases[0] must be an object"),
+        (with_cases([CASE, {**CASE, "fn": None}]), "cases[1].fn must be a text"),
+        (with_cases([{"id": "a"}]), "cases[0].fn must be a text"),
+        (with_cases([{**CASE, "inputs": []}]), "cases[0].inputs must be an object"),
+        (with_cases([{**CASE, "id": 1}]), "cases[0].id must be a text"),
+        (with_cases([{"id": "a", "fn": "kl", "inputs": {}}]), "cases[0].expected is missing"),
+    ],
+)
+def test_a_file_that_holds_no_cases_is_bad_input(
+    text: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "cases.json"
-    path.write_text(json.dumps({"meta": {"note": ""}, "cases": []}))
-    with pytest.raises(ValueError, match=r"meta\.note must say"):
-        load(path)
+    path.write_text(text, encoding="latin-1")
+    assert main([str(path)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"{path}: {complaint}")
+
+
+def test_a_file_that_cannot_be_read_is_bad_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"{tmp_path}: Is a directory\n"
+    assert main([str(tmp_path / "none.json")]) == 2
+    assert capsys.readouterr().err == f"{tmp_path / 'none.json'}: No such file or directory\n"
+
+
+def test_the_command_without_files_or_with_help_shows_its_usage(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([]) == 2
+    assert capsys.readouterr().err.startswith("usage: ")
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: ")
