@@ -30,6 +30,11 @@ def compare(first: Mapping[str, Any], last: Mapping[str, Any]) -> Comparison | N
     that two evaluations that agree are no proof of equality. r is 0 where a result is not told by
     task: then the comparison is not paired, and its interval wider. None if there are not at least
     two tasks to compare.
+
+    Of 1,500 simulated jobs that double each task's chance, on 30 tasks x 32 responses, it held the
+    true gain in 98 % for difficulties of Beta(0.3, 0.7), 89 % for Beta(0.1, 2), and down to 85 %
+    for Beta(0.05, 2) and Beta(0.02, 2), where few tasks hold all of the mean; with one response a
+    task in 95 % or more.
     """
     if any(result.get("accuracy_low") is None for result in (first, last)):
         return None

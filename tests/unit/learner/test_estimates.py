@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.gateway.comparison import compare
 from services.learner.estimates import Estimate, estimate, pass_at_k
 
 
@@ -93,6 +95,63 @@ def test_an_interval_holds_the_mean_has_a_width_and_stays_in_bounds(correct: lis
 def test_the_interval_holds_the_truth_in_nearly_95_of_100_evaluations(
     a: float, b: float, samples: int
 ) -> None:
+    assert held_in(a, b, samples) >= 0.91
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "low", "high"),
+    [
+        (0.1, 2.0, 0.87, 0.93),
+        (0.1, 5.0, 0.85, 0.91),
+        (5.0, 0.1, 0.85, 0.91),
+        (0.05, 2.0, 0.80, 0.88),
+        (0.02, 2.0, 0.82, 0.89),
+        (2.0, 0.05, 0.80, 0.88),
+    ],
+)
+def test_it_holds_the_truth_less_often_where_few_tasks_hold_all_of_the_mean(
+    a: float, b: float, low: float, high: float
+) -> None:
+    assert low <= held_in(a, b, samples=32) <= high
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "low", "high"),
+    [(0.3, 0.7, 0.95, 1.0), (0.1, 2.0, 0.86, 0.93), (0.05, 2.0, 0.82, 0.9)],
+)
+def test_a_gain_is_held_less_often_where_few_tasks_hold_all_of_the_mean(
+    a: float, b: float, low: float, high: float
+) -> None:
+    """30 tasks x 32 responses, whose chances double; 400 pairs with a fixed seed."""
+    random = np.random.default_rng(1)
+    chances = random.beta(a, b, 10**6)
+    truth = (np.minimum(2 * chances, 1) - chances).mean()
+    held = 0
+    for _ in range(400):
+        before = random.beta(a, b, 30)
+        first, last = (
+            a_result(random.binomial(32, p)) for p in (before, np.minimum(2 * before, 1))
+        )
+        found = compare(first, last)
+        assert found is not None
+        held += found.low <= truth <= found.high
+    assert low <= held / 400 <= high
+
+
+def a_result(correct: np.ndarray) -> dict[str, Any]:
+    """An evaluation of 32 responses per task, as the learner reports it."""
+    found = estimate((correct / 32).tolist(), 32 * len(correct))
+    assert found is not None
+    return {
+        "tasks": len(correct),
+        "accuracy": found.mean,
+        "accuracy_low": found.low,
+        "accuracy_high": found.high,
+        "per_task": {str(task): [int(count), 32] for task, count in enumerate(correct)},
+    }
+
+
+def held_in(a: float, b: float, samples: int) -> float:
     """30 tasks whose difficulty has a Beta distribution; 400 evaluations with a fixed seed."""
     random = np.random.default_rng(1)
     held = 0
@@ -100,4 +159,4 @@ def test_the_interval_holds_the_truth_in_nearly_95_of_100_evaluations(
         shares = random.binomial(samples, random.beta(a, b, 30)) / samples
         low, high = the_interval(shares.tolist(), 30 * samples)
         held += low <= a / (a + b) <= high
-    assert held / 400 >= 0.91
+    return held / 400
