@@ -1,6 +1,6 @@
 """``weir data``: check a task file, or rewrite its problems so that every answer is an integer.
 
-Exit status: 0 the file has no problem, or OUT was written; 2 anything else.
+Exit status: 0 the file has no problem, or OUT was written in full; 2 anything else.
 """
 
 from __future__ import annotations
@@ -67,10 +67,15 @@ def _check(given: argparse.Namespace) -> int:
 
 def _integers(given: argparse.Namespace) -> int:
     rewriter = Rewriter.from_environment()
+    ways: Counter[How] = Counter()
     with replacing(file_to_write(given.target, given.source)) as file:
-        lines = _sound_lines(given.source)
-        if not asyncio.run(_rewrite(lines, rewriter, file)):
-            raise RefusedError(f"no task is left, {given.target} was not written")
+        stopped = asyncio.run(_rewrite(_sound_lines(given.source), rewriter, file, ways))
+        num_written = ways.total() - ways[How.LEFT_OUT]
+        if not num_written:
+            raise stopped or RefusedError(f"no task is left, {given.target} was not written")
+    if stopped:
+        finished = f"{given.target} holds the tasks finished before: {num_written}"
+        raise RewriterError(f"{stopped}; {finished}")
     return DONE
 
 
@@ -83,18 +88,28 @@ def _sound_lines(path: Path) -> list[Line]:
     return lines
 
 
-async def _rewrite(lines: Sequence[Line], rewriter: Rewriter | None, file: TextIO) -> int:
-    """Write every task that has an integer answer now, and report the others; how many it wrote."""
-    ways: Counter[How] = Counter()
+async def _rewrite(
+    lines: Sequence[Line], rewriter: Rewriter | None, file: TextIO, ways: Counter[How]
+) -> RewriterError | None:
+    """Write every task that has an integer answer now, and report and count the way of each.
+
+    Returns what stopped the model in the middle of the work, if anything did.
+    """
+    stopped = None
     async with Pool(Settings.from_environment().workers, warm_ups=[WARM_UP]) as pool:
-        async for outcome in rewrite_all(lines, Tools(pool), rewriter):
-            ways[outcome.how] += 1
-            if outcome.how is How.LEFT_OUT:
-                _report(outcome)
-            else:
-                file.write(f"{json.dumps(outcome.fields, ensure_ascii=False)}\n")
+        try:
+            async for outcome in rewrite_all(lines, Tools(pool), rewriter):
+                ways[outcome.how] += 1
+                if outcome.how is How.LEFT_OUT:
+                    _report(outcome)
+                else:
+                    file.write(f"{json.dumps(outcome.fields, ensure_ascii=False)}\n")
+        except RewriterError as error:
+            if rewriter is None or not rewriter.was_reached:
+                raise
+            stopped = error
     print(summary(ways), file=sys.stderr)
-    return ways.total() - ways[How.LEFT_OUT]
+    return stopped
 
 
 def _report(outcome: Outcome) -> None:

@@ -15,19 +15,21 @@ from typing import Any
 
 import httpx
 from protocol.messages import Graded, Task
+from pydantic import JsonValue
 
 from services.grader.data.decimals import rounded_decimal
 from services.grader.data.exact import TooHard
 from services.grader.data.forms import Form, form_of, name_letters, sentence
 from services.grader.data.lines import Line
 from services.grader.data.reading import Quantity, no_number, read_number, split_unit
-from services.grader.data.rewriter import NoProposal, Rewriter
+from services.grader.data.rewriter import NoProposal, NoReply, Proposal, Rewriter
 from services.grader.pool import Failed
 from services.grader.tools import Tools
 from services.grader.verifiers import math_answer
 
 _EXAMINE = "services.grader.data.algebra:examine"
 _EXAMINE_DEADLINE_S = 10.0
+_PROPOSALS = 2
 _BATCH = 64
 
 
@@ -73,14 +75,19 @@ async def rewrite_all(
     """Rewrite each task, in order.
 
     Raises:
-        RewriterError: if the model's endpoint cannot be used.
+        RewriterError: if the model's endpoint cannot be used, behind what was finished till then.
     """
     async with httpx.AsyncClient() as http:
         workshop = Workshop(tools, rewriter, http)
         for start in range(0, len(lines), _BATCH):
-            batch = lines[start : start + _BATCH]
-            for outcome in await asyncio.gather(*(rewrite(line, workshop) for line in batch)):
-                yield outcome
+            batch = [rewrite(line, workshop) for line in lines[start : start + _BATCH]]
+            ended = await asyncio.gather(*batch, return_exceptions=True)
+            for outcome in ended:
+                if isinstance(outcome, Outcome):
+                    yield outcome
+            for failure in ended:
+                if isinstance(failure, BaseException):
+                    raise failure
 
 
 async def rewrite(line: Line, workshop: Workshop) -> Outcome:
@@ -128,28 +135,40 @@ async def _compare(gold: str, rebuilt: str, tools: Tools) -> None:
 
 
 async def _ask_model(task: Task, quantity: Quantity, workshop: Workshop, no_rule: str) -> Form:
-    """A form that a model proposed and the pool examined."""
+    """A form that a model proposed and the pool examined; a bad one is asked for once more."""
     if workshop.rewriter is None:
         raise LeftOut(no_rule)
-    try:
-        proposal = await workshop.rewriter.propose(workshop.http, problem_of(task), quantity.latex)
-    except NoProposal as error:
-        raise LeftOut(f"{no_rule}; {error}") from error
-    examined = await workshop.tools.pool.run(
-        _EXAMINE,
-        proposal.form,
-        proposal.ask,
-        dict(proposal.values),
-        quantity.latex,
-        deadline_s=_EXAMINE_DEADLINE_S,
-    )
+    reason = ""
+    for attempt in range(_PROPOSALS):
+        try:
+            proposal = await workshop.rewriter.propose(
+                workshop.http, problem_of(task), quantity.latex, attempt
+            )
+            return await _examined(proposal, quantity, workshop.tools)
+        except NoProposal as error:
+            reason = str(error)
+        except NoReply as error:
+            raise LeftOut(f"{no_rule}; {error}") from error
+    raise LeftOut(f"{no_rule}; {reason}")
+
+
+async def _examined(proposal: Proposal, quantity: Quantity, tools: Tools) -> Form:
+    """The form of a proposal that is right and unique.
+
+    Raises:
+        NoProposal: if it is not.
+        LeftOut: if that cannot be found out.
+    """
+    values: dict[str, JsonValue] = {**proposal.values}
+    call = _EXAMINE, proposal.form, proposal.ask, values, quantity.latex
+    examined = await tools.pool.run(*call, deadline_s=_EXAMINE_DEADLINE_S)
     if isinstance(examined, Failed):
-        raise LeftOut(f"{no_rule}; the model's form ends in a {examined.cause}")
+        raise LeftOut(f"the model's form ends in a {examined.cause}")
     parts: Any = examined.value
     if "refused" in parts:
-        raise LeftOut(f"{no_rule}; the model's form is refused: {parts['refused']}")
+        raise NoProposal(f"the model's form is refused: {parts['refused']}")
     if parts["integer"] != proposal.answer:
-        raise LeftOut(f"{no_rule}; the model's {proposal.ask} is not {proposal.answer}")
+        raise NoProposal(f"the model's {proposal.ask} is not {proposal.answer}")
     return Form(**{**parts, "denominators": tuple(parts["denominators"])}, values=proposal.values)
 
 

@@ -9,15 +9,16 @@ import asyncio
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from services.chassis.deployment import DeploymentError
-
 URL, MODEL, API_KEY = "WEIR_REWRITER_URL", "WEIR_REWRITER_MODEL", "WEIR_REWRITER_API_KEY"
+_BASE = "http://127.0.0.1:8000/v1"
+_REFUSES_ALL = {401, 403, 404}  # other refusals are of one request, such as one that is too long
+_RETRY_TEMPERATURE = 0.7
 _MAX_REPLY_CHARS = 50_000
 _OBJECT = re.compile(r"\{[^{}]*\{[^{}]*\}[^{}]*\}")
 _INSTRUCTIONS = """\
@@ -39,7 +40,15 @@ class RewriterError(RuntimeError):
 
 
 class NoProposal(ValueError):
-    """The model gave nothing usable for one task; the text says why."""
+    """The model gave nothing usable for one task, this time; the text says why."""
+
+
+class NoReply(ValueError):
+    """The endpoint answers nothing for one task, whatever is tried; the text says why."""
+
+
+class _PassingError(ValueError):
+    """A failure that may be over soon."""
 
 
 _Letter = Annotated[str, Field(pattern="^[a-z]$")]
@@ -57,62 +66,91 @@ class Proposal(BaseModel):
     answer: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rewriter:
-    """Where the model is. ``url`` is a base such as ``http://host:8000/v1``; times in seconds."""
+    """Where the model is. ``url`` is a base such as ``http://host:8000/v1``; times in seconds.
+
+    ``pauses_s`` are those before a request is sent again that failed in passing. ``was_reached``
+    says whether the endpoint has ever taken a request: until then a failure is one of settings.
+    """
 
     url: str
     model: str
     api_key: str | None = None
     timeout_s: float = 120.0
-    retry_pause_s: float = 1.0
+    pauses_s: tuple[float, ...] = (1.0, 4.0, 16.0)
+    was_reached: bool = field(default=False, init=False)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Rewriter | None:
         """Read the ``WEIR_REWRITER_*`` variables; None if neither URL nor model is set.
 
         Raises:
-            DeploymentError: if only one of them is set, or the URL is no URL.
+            RewriterError: if only one of them is set, or one cannot be sent.
         """
-        url, model = environment.get(URL, ""), environment.get(MODEL, "")
+        url, model, key = (environment.get(name, "") for name in (URL, MODEL, API_KEY))
         if not url and not model:
             return None
         if not (url and model):
             missing, given = (MODEL, URL) if url else (URL, MODEL)
-            raise DeploymentError(f"{missing} is not set, but {given} is; set both or neither")
-        if not url.startswith(("http://", "https://")):
-            raise DeploymentError(f"{URL}={url!r}: give a base such as http://127.0.0.1:8000/v1")
-        return cls(url.rstrip("/"), model, environment.get(API_KEY) or None)
+            raise RewriterError(f"{missing} is not set, but {given} is; set both or neither")
+        _examine_url(url)
+        if not (key.isascii() and key.isprintable()):
+            raise RewriterError(f"{API_KEY} holds more than ASCII letters, digits and signs")
+        return cls(url.rstrip("/"), model, key or None)
 
-    async def propose(self, http: httpx.AsyncClient, problem: str, answer: str) -> Proposal:
-        """Ask for a form; what fails is asked once more.
+    async def propose(
+        self, http: httpx.AsyncClient, problem: str, answer: str, attempt: int = 0
+    ) -> Proposal:
+        """Ask for a form: the likeliest reply, or from the second attempt on a random one.
 
         Raises:
-            NoProposal: if both tries gave no valid proposal in time.
-            RewriterError: if the endpoint refuses the request or cannot be reached.
+            NoProposal: if the reply is of no use, or late; another attempt may help.
+            NoReply: if the endpoint refuses this request, or fails again and again.
+            RewriterError: if the endpoint refuses any request, or was never reached.
         """
-        try:
-            return await self._ask(http, problem, answer)
-        except NoProposal:
-            await asyncio.sleep(self.retry_pause_s)
-            return await self._ask(http, problem, answer)
+        sampling = {"temperature": _RETRY_TEMPERATURE if attempt else 0, "seed": attempt}
+        body = {"model": self.model, "messages": _messages(problem, answer), **sampling}
+        failure = ""
+        for pause_s in (0.0, *self.pauses_s):
+            await asyncio.sleep(pause_s)
+            try:
+                return _read(await self._post(http, body))
+            except _PassingError as error:
+                failure = str(error)
+        raise NoReply(f"{failure}, {1 + len(self.pauses_s)} times")
 
-    async def _ask(self, http: httpx.AsyncClient, problem: str, answer: str) -> Proposal:
+    async def _post(self, http: httpx.AsyncClient, body: Mapping[str, Any]) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        body = {"model": self.model, "messages": _messages(problem, answer), "temperature": 0}
         try:
             reply = await http.post(
                 f"{self.url}/chat/completions", json=body, headers=headers, timeout=self.timeout_s
             )
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            where = f"{URL}={self.url} cannot be reached ({error!r})"
+            if self.was_reached:
+                raise _PassingError(where) from error
+            raise RewriterError(f"{where}; start it or correct {URL}") from error
         except httpx.TimeoutException as error:
-            if isinstance(error, httpx.ConnectTimeout):
-                raise _unreachable(self.url, error) from error
             raise NoProposal(f"the model did not answer within {self.timeout_s:g} s") from error
-        except httpx.ConnectError as error:
-            raise _unreachable(self.url, error) from error
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise NoProposal(f"the model's endpoint failed: {error!r}") from error
-        return _read(self, reply)
+        except httpx.HTTPError as error:
+            raise _PassingError(f"the model's endpoint failed: {error!r}") from error
+        if reply.status_code in _REFUSES_ALL:
+            raise RewriterError(
+                f"{URL}={self.url} refuses model {self.model!r} with {_shown(reply)}; "
+                f"check {URL}, {MODEL} and {API_KEY}"
+            )
+        self.was_reached = True
+        return reply
+
+
+def _examine_url(url: str) -> None:
+    try:
+        parts = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise RewriterError(f"{URL}={url!r}: {error}; give a base such as {_BASE}") from error
+    if parts.scheme not in {"http", "https"} or not parts.host:
+        raise RewriterError(f"{URL}={url!r}: give a base such as {_BASE}")
 
 
 def _messages(problem: str, answer: str) -> list[dict[str, str]]:
@@ -122,18 +160,15 @@ def _messages(problem: str, answer: str) -> list[dict[str, str]]:
     ]
 
 
-def _unreachable(url: str, error: Exception) -> RewriterError:
-    return RewriterError(f"{URL}={url} cannot be reached ({error!r}); start it or correct {URL}")
+def _shown(reply: httpx.Response) -> str:
+    return f"{reply.status_code}: {' '.join(reply.text[:500].split())}"
 
 
-def _read(rewriter: Rewriter, reply: httpx.Response) -> Proposal:
-    if reply.is_client_error and reply.status_code != httpx.codes.TOO_MANY_REQUESTS:
-        raise RewriterError(
-            f"{URL}={rewriter.url} refuses model {rewriter.model!r} with {reply.status_code}: "
-            f"{reply.text[:500]}; check {URL}, {MODEL} and {API_KEY}"
-        )
+def _read(reply: httpx.Response) -> Proposal:
+    if reply.is_server_error or reply.status_code == httpx.codes.TOO_MANY_REQUESTS:
+        raise _PassingError(f"the model's endpoint answered {_shown(reply)}")
     if not reply.is_success:
-        raise NoProposal(f"the model's endpoint answered {reply.status_code}")
+        raise NoReply(f"the model's endpoint answered {_shown(reply)}")
     try:
         content = reply.json()["choices"][0]["message"]["content"]
     except (ValueError, LookupError, TypeError) as error:

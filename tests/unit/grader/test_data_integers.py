@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import gcd
@@ -23,11 +24,12 @@ from services.grader.data import integers
 from services.grader.data.__main__ import main
 from services.grader.data.integers import How, Outcome, rewrite_all
 from services.grader.data.lines import read_lines
-from services.grader.data.rewriter import NoProposal, Rewriter, read_proposal
+from services.grader.data.rewriter import NoProposal, Rewriter, RewriterError, read_proposal
 from services.grader.data.target import RefusedError, file_to_write, replacing
 from services.grader.tools import Tools
 from services.grader.verifiers import math_answer
 
+NOBODY = "http://127.0.0.1:9/v1"
 CUBE_ROOT = {"id": "root", "prompt": "How long is the edge?", "answer": r"3\sqrt[3]{4}"}
 RIGHT = {"form": "k*m^(1/3)", "values": {"k": 3, "m": 4}, "ask": "k+m", "answer": 7}
 
@@ -155,14 +157,17 @@ SURDS = st.builds(
 )
 
 
+@pytest.mark.anyio
 @settings(
-    deadline=None, max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None, max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(st.lists(SURDS, min_size=40, max_size=40))
-def test_the_grader_agrees_with_every_rewritten_number(files: Files, surds: list[Surd]) -> None:
+@given(surds=st.lists(SURDS, min_size=30, max_size=30))
+async def test_the_grader_agrees_with_every_rewritten_number(
+    files: Files, tools: Tools, surds: list[Surd]
+) -> None:
     tasks = [a_task(surd.latex, id=str(number)) for number, surd in enumerate(surds)]
-    assert files.rewrite(*tasks) == 0
-    assert [int(task["answer"]) for task in files.written] == [s.sum_of_integers for s in surds]
+    outcomes = await rewrite(files, tasks, tools)
+    assert [int(o.fields["answer"]) for o in outcomes] == [s.sum_of_integers for s in surds]
 
 
 def test_every_other_field_and_the_order_of_keys_stay(files: Files) -> None:
@@ -174,22 +179,26 @@ def test_every_other_field_and_the_order_of_keys_stay(files: Files) -> None:
     assert read_tasks(files.target)[0].answer == "3"
 
 
-def test_the_sentence_goes_to_the_last_message_of_the_user(files: Files) -> None:
+@pytest.mark.anyio
+async def test_the_sentence_goes_to_the_last_message_of_the_user(
+    files: Files, tools: Tools
+) -> None:
     turns = [("system", "Be brief."), ("user", "Half of 1?"), ("assistant", "<think>")]
     messages = [{"role": role, "content": content} for role, content in turns]
-    assert files.rewrite({"id": "one", "messages": messages, "answer": "0.5"}) == 0
-    contents = [turn["content"] for turn in files.written[0]["messages"]]
+    task = {"id": "one", "messages": messages, "answer": "0.5"}
+    [outcome] = await rewrite(files, [task], tools)
+    contents = [turn["content"] for turn in outcome.fields["messages"]]
     assert contents[0] == "Be brief."
     assert contents[1].startswith("Half of 1?\n\nWrite the answer as $")
     assert contents[2] == "<think>"
 
 
-def test_without_a_message_of_the_user_a_task_is_left_out(
-    files: Files, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.anyio
+async def test_without_a_message_of_the_user_a_task_is_left_out(files: Files, tools: Tools) -> None:
     messages = [{"role": "system", "content": "Half of 1?"}]
-    assert files.rewrite({"id": "x", "messages": messages, "answer": "0.5"}, a_task("2")) == 0
-    assert "line 1: 'x': no message of the user" in capsys.readouterr().err
+    task = {"id": "x", "messages": messages, "answer": "0.5"}
+    [outcome] = await rewrite(files, [task], tools)
+    assert outcome.reason.startswith("no message of the user")
 
 
 def test_the_file_that_is_read_is_not_overwritten(
@@ -282,7 +291,7 @@ class Endpoint:
 
     @property
     def rewriter(self) -> Rewriter:
-        return Rewriter(self.url, "rewriter", retry_pause_s=0)
+        return Rewriter(self.url, "rewriter", pauses_s=(0, 0))
 
     def answer(self, path: str, key: str | None, body: dict[str, Any]) -> Reply:
         assert path == "/v1/chat/completions"
@@ -335,9 +344,15 @@ def test_a_model_s_form_is_examined_and_written(
     assert capsys.readouterr().err.endswith("0 rewritten by rule, 1 by model, 0 left out\n")
 
 
-def test_what_a_rule_can_do_is_not_asked_for(files: Files, endpoint: Endpoint) -> None:
-    endpoint.script = [(400, "never")]
-    assert files.rewrite(a_task("1/2"), a_task("7", id="two")) == 0
+@pytest.mark.anyio
+async def test_what_a_rule_can_do_is_not_asked_for(
+    files: Files, endpoint: Endpoint, tools: Tools
+) -> None:
+    endpoint.script = [(401, "never")]
+    tasks = [a_task("1/2"), a_task("7"), a_task("0.67"), a_task("(1,2)")]
+    await rewrite(
+        files, [{**t, "id": str(n)} for n, t in enumerate(tasks)], tools, endpoint.rewriter
+    )
     assert endpoint.asked == []
 
 
@@ -365,33 +380,86 @@ async def test_a_wrong_form_of_a_model_is_left_out(
 @pytest.mark.parametrize(
     "bad",
     [
-        (500, "broken"),
-        (429, "slow down"),
         (200, "not JSON"),
         (200, '{"choices": []}'),
         completion("I do not know."),
         completion('{"form": "k", "values": {"k": 1.5}, "ask": "k", "answer": 1}'),
         completion({**RIGHT, "extra": 1}),
+        completion({**RIGHT, "values": {"k": 3, "m": 5}}),
     ],
     ids=lambda reply: reply[1][-40:],
 )
-async def test_what_fails_once_is_asked_once_more(
+async def test_a_bad_proposal_is_asked_for_once_more_with_chance(
     bad: Reply, files: Files, endpoint: Endpoint, tools: Tools
 ) -> None:
     endpoint.script = [bad, completion(RIGHT)]
     [outcome] = await rewrite(files, [CUBE_ROOT], tools, endpoint.rewriter)
     assert outcome.how is How.MODEL, outcome.reason
     assert outcome.fields["answer"] == "7"
+    first, second = endpoint.asked
+    assert (first["temperature"], first["seed"]) == (0, 0)
+    assert second["temperature"] > 0
+    assert second["seed"] == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_a_failure_in_passing_is_sent_again_as_it_was(
+    status: int, files: Files, endpoint: Endpoint, tools: Tools
+) -> None:
+    endpoint.script = [(status, "later"), (status, "later"), completion(RIGHT)]
+    [outcome] = await rewrite(files, [CUBE_ROOT], tools, endpoint.rewriter)
+    assert outcome.how is How.MODEL, outcome.reason
+    assert endpoint.asked[0] == endpoint.asked[2]
+
+
+@pytest.mark.anyio
+async def test_a_failure_that_stays_leaves_the_task_out(
+    files: Files, endpoint: Endpoint, tools: Tools
+) -> None:
+    endpoint.script = [(500, "broken")]
+    [outcome] = await rewrite(files, [CUBE_ROOT], tools, endpoint.rewriter)
+    assert outcome.how is How.LEFT_OUT
+    assert "the model's endpoint answered 500: broken, 3 times" in outcome.reason
+    assert len(endpoint.asked) == 3
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("status", [400, 413, 422])
+async def test_a_refused_request_is_the_fault_of_its_task_alone(
+    status: int, files: Files, endpoint: Endpoint, tools: Tools
+) -> None:
+    endpoint.script = [(status, "too\nlong"), completion(RIGHT)]
+    tasks = [CUBE_ROOT, {**CUBE_ROOT, "id": "two"}]
+    outcomes = await rewrite(files, tasks, tools, endpoint.rewriter)
+    refused, taken = sorted(outcomes, key=lambda outcome: outcome.how is How.MODEL)
+    assert refused.reason.endswith(f"the model's endpoint answered {status}: too long")
+    assert taken.how is How.MODEL
     assert len(endpoint.asked) == 2
 
 
 @pytest.mark.anyio
-async def test_what_fails_twice_is_left_out(files: Files, endpoint: Endpoint, tools: Tools) -> None:
-    endpoint.script = [(500, "broken")]
-    [outcome] = await rewrite(files, [CUBE_ROOT], tools, endpoint.rewriter)
-    assert outcome.how is How.LEFT_OUT
-    assert "the model's endpoint answered 500" in outcome.reason
-    assert len(endpoint.asked) == 2
+async def test_an_endpoint_that_is_gone_later_costs_its_own_tasks_only(
+    files: Files, endpoint: Endpoint, tools: Tools
+) -> None:
+    endpoint.script, rewriter = [completion(RIGHT)], endpoint.rewriter
+    [taken] = await rewrite(files, [CUBE_ROOT], tools, rewriter)
+    rewriter.url = NOBODY
+    lost, kept = await rewrite(files, [CUBE_ROOT, a_task("2")], tools, rewriter)
+    assert (taken.how, lost.how, kept.how) == (How.MODEL, How.LEFT_OUT, How.KEPT)
+    assert f"{NOBODY} cannot be reached" in lost.reason
+    assert lost.reason.endswith(", 3 times")
+
+
+def test_what_was_finished_before_a_refusal_is_written(
+    files: Files, endpoint: Endpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint.script = [completion(RIGHT), (401, "expired")]
+    assert files.rewrite(CUBE_ROOT, {**CUBE_ROOT, "id": "two"}) == 2
+    assert [task["answer"] for task in files.written] == ["7"]
+    report = capsys.readouterr().err
+    assert "with 401: expired; check WEIR_REWRITER_URL" in report
+    assert report.endswith("out.jsonl holds the tasks finished before: 1\n")
 
 
 @pytest.mark.anyio
@@ -426,46 +494,51 @@ async def rewrite(
 ) -> list[Outcome]:
     files.source.write_text("".join(f"{json.dumps(task)}\n" for task in tasks))
     lines = list(read_lines(files.source))
-    return [outcome async for outcome in rewrite_all(lines, tools, rewriter)]
+    patient = Tools(tools.pool)  # a busy machine is no hard comparison
+    return [outcome async for outcome in rewrite_all(lines, patient, rewriter)]
 
 
-def refuse(endpoint: Endpoint, _: pytest.MonkeyPatch) -> None:
-    endpoint.script = [(404, "no such model")]
+@pytest.mark.anyio
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_an_endpoint_that_refuses_everything_stops_the_work(
+    status: int, files: Files, endpoint: Endpoint, tools: Tools
+) -> None:
+    endpoint.script = [(status, "no")]
+    says = f"refuses model 'rewriter' with {status}: no; check WEIR_REWRITER_URL"
+    with pytest.raises(RewriterError, match=says):
+        await rewrite(files, [a_task("2"), CUBE_ROOT], tools, endpoint.rewriter)
+    assert len(endpoint.asked) == 1
 
 
-def move_away(_: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEIR_REWRITER_URL", "http://127.0.0.1:9/v1")
-
-
-def forget_the_model(_: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WEIR_REWRITER_MODEL")
-
-
-def misspell(_: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEIR_REWRITER_URL", "localhost:8000")
+def test_an_endpoint_that_is_not_there_stops_the_work(
+    files: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WEIR_REWRITER_URL", NOBODY)
+    monkeypatch.setenv("WEIR_REWRITER_MODEL", "rewriter")
+    assert files.rewrite(a_task("2"), CUBE_ROOT) == 2
+    assert f"WEIR_REWRITER_URL={NOBODY} cannot be reached" in capsys.readouterr().err
+    assert not files.target.exists()
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("environment", "message"),
     [
-        (refuse, "refuses model 'rewriter' with 404: no such model; check WEIR_REWRITER_URL"),
-        (move_away, "WEIR_REWRITER_URL=http://127.0.0.1:9/v1 cannot be reached"),
-        (forget_the_model, "WEIR_REWRITER_MODEL is not set, but WEIR_REWRITER_URL is"),
-        (misspell, "WEIR_REWRITER_URL='localhost:8000': give a base such as"),
+        ({"URL": NOBODY}, "WEIR_REWRITER_MODEL is not set, but WEIR_REWRITER_URL is"),
+        ({"MODEL": "m"}, "WEIR_REWRITER_URL is not set, but WEIR_REWRITER_MODEL is"),
+        ({"URL": "localhost:8000", "MODEL": "m"}, "WEIR_REWRITER_URL='localhost:8000': give a"),
+        ({"URL": "http://:8000/v1", "MODEL": "m"}, "WEIR_REWRITER_URL='http://:8000/v1': give a"),
+        ({"URL": "http://host:port", "MODEL": "m"}, "WEIR_REWRITER_URL='http://host:port': Inv"),
+        ({"URL": "http://[::1", "MODEL": "m"}, "WEIR_REWRITER_URL='http://[::1': Invalid port"),
+        ({"URL": NOBODY, "MODEL": "m", "API_KEY": "schlüssel"}, "WEIR_REWRITER_API_KEY holds"),
+        ({"URL": NOBODY, "MODEL": "m", "API_KEY": "a\n"}, "WEIR_REWRITER_API_KEY holds"),
     ],
 )
-def test_an_endpoint_that_cannot_be_used_stops_the_work(
-    spoil: Callable[[Endpoint, pytest.MonkeyPatch], None],
-    message: str,
-    files: Files,
-    endpoint: Endpoint,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_settings_of_the_model_are_examined_before_the_work(
+    environment: dict[str, str], message: str
 ) -> None:
-    spoil(endpoint, monkeypatch)
-    assert files.rewrite(a_task("2"), CUBE_ROOT) == 2
-    assert message in capsys.readouterr().err
-    assert not files.target.exists()
+    variables = {f"WEIR_REWRITER_{name}": value for name, value in environment.items()}
+    with pytest.raises(RewriterError, match=re.escape(message)):
+        Rewriter.from_environment(variables)
 
 
 @pytest.mark.parametrize("content", [None, "", "{" * 50_001, '{"form": {}}', "{}{}", "\ud800"])
