@@ -6,8 +6,8 @@ Runs in a worker of the pool only: algebra may take for ever.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import product
-from math import gcd, isfinite
+from itertools import combinations, product
+from math import gcd, isclose, isfinite
 
 from math_verify import parse
 from sympy import Expr, Integer, Rational, pi, sqrt
@@ -17,6 +17,8 @@ from services.grader.data.expressions import Node, NotAllowed
 
 _MAX_TRIED = 20_000
 _LARGEST_TRIED = 30
+_LARGEST_DISTANCE = 30
+_CLOSE = 1e-11
 _DIGITS = 11
 _NEGLIGIBLE = 1e-9
 
@@ -27,10 +29,13 @@ def examine(
     """The parts of a `Form`, or ``{"refused": why}``; ``gold`` is tidied LaTeX."""
     try:
         shape, asked = expressions.read(form), expressions.read(ask)
+        _examine_constants(shape)
         _examine_letters(shape, asked, values)
         _examine_conditions(shape, values)
         _examine_value(shape, values, gold)
         integer = _whole(_exact(asked, values))
+        _examine_dependence(shape, values)
+        _examine_neighbours(shape, asked, values)
         _examine_uniqueness(shape, asked)
     except NotAllowed as error:
         return {"refused": str(error)}
@@ -41,6 +46,13 @@ def examine(
         "denominators": expressions.denominators(shape),
         "radicands": expressions.radicands(shape),
     }
+
+
+def _examine_constants(shape: Node) -> None:
+    """With a constant such as 100, other integers that give the number may lie out of reach."""
+    if constants := expressions.constants(shape):
+        named = ", ".join(map(str, constants))
+        raise NotAllowed(f"{named} in the form; name it by a letter, or divide by 12 at most")
 
 
 def _examine_letters(shape: Node, asked: Node, values: Mapping[str, int]) -> None:
@@ -121,6 +133,46 @@ def _whole(value: Expr) -> int:
     if not isinstance(value, Integer):
         raise NotAllowed("what ask asks for is no integer")
     return int(value)
+
+
+def _examine_dependence(shape: Node, values: Mapping[str, int]) -> None:
+    """Each letter means something: the number changes with it."""
+    number = expressions.evaluate(shape, values)
+    for letter, value in values.items():
+        others = [
+            expressions.evaluate(shape, {**values, letter: other}) for other in _near(value, 3)
+        ]
+        if all(isclose(number, other, rel_tol=_CLOSE) for other in others if isfinite(other)):
+            raise NotAllowed(f"the number does not depend on {letter}")
+
+
+def _examine_neighbours(shape: Node, asked: Node, values: Mapping[str, int]) -> None:
+    """Integers that differ from the proposed ones in one or two letters give no second result."""
+    number, result = expressions.evaluate(shape, values), expressions.evaluate(asked, values)
+    gold = _exact(shape, values)
+    for other in _neighbours(shape, values):
+        if (
+            isclose(expressions.evaluate(shape, other), number, rel_tol=_CLOSE)
+            and expressions.evaluate(asked, other) != result
+            and _are_equal(gold, _exact(shape, other))
+        ):
+            raise NotAllowed(f"the form is not unique: {dict(values)} and {other} give the same")
+
+
+def _neighbours(shape: Node, values: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    denominators, radicands = expressions.denominators(shape), expressions.radicands(shape)
+    for first, second in combinations(values, 2):
+        for one, two in product(_near(values[first]), _near(values[second])):
+            other = {**values, first: one, second: two}
+            if _is_allowed(other, denominators, radicands):
+                yield other
+
+
+def _near(value: int, distance: int = _LARGEST_DISTANCE) -> list[int]:
+    """Integers around a value, and those that a factor could turn it into."""
+    around = set(range(value - distance, value + distance + 1))
+    factors = {value * k for k in (-4, -3, -2, -1, 2, 3, 4)} | {value // k for k in (2, 3, 4, 9)}
+    return sorted((around | factors) - {0})
 
 
 def _examine_uniqueness(shape: Node, asked: Node) -> None:

@@ -15,6 +15,7 @@ from fractions import Fraction
 
 MAX_CHARS = 200
 _MAX_EXPONENT = 10
+_MAX_DENOMINATOR = 12
 _TOKENS = re.compile(
     r"(?:sqrt(?=\s*\()|pi(?![a-z0-9])|[a-z](?![a-z0-9])|[0-9]{1,12}(?![0-9a-z.])|[-+*/^() ])+"
 )
@@ -184,3 +185,13 @@ def denominators(node: Node) -> list[str]:
     roots = radicands(node)
     below = [letter for part in under for letter in letters(part) if letter not in roots]
     return list(dict.fromkeys(below))
+
+
+def constants(node: Node) -> list[int]:
+    """The integers that are no exponents, but for denominators up to 12."""
+    found = [int(node.number)] if node.kind == "number" else []
+    for place, part in enumerate(node.parts):
+        is_denominator = node.kind == "/" and place == 1 and part.kind == "number"
+        if not (is_denominator and 1 < part.number <= _MAX_DENOMINATOR):
+            found += constants(part)
+    return found

@@ -28,8 +28,9 @@ You turn the answer of a problem into named integers, so that the problem can as
    possible, denominators are positive, fractions are in lowest terms. No other integers may give
    the same number.
 3. Say what to ask for: an expression of the same letters, usually their sum.
-Use only letters, integers, + - * / ^ ( ), sqrt( ) and pi; write every product with *; roots other
-than square roots are powers such as m^(1/3). Think briefly, then end with one JSON object.
+Use only letters, + - * / ^ ( ), sqrt( ) and pi; write every product with *; roots other than
+square roots are powers such as m^(1/3). Integers stand in exponents alone; name all others by
+letters, without a letter to spare. Think briefly, then end with one JSON object.
 Examples. \\frac{11-2\\sqrt{6}}{5} gives {"form": "(a+b*sqrt(c))/d",
 "values": {"a": 11, "b": -2, "c": 6, "d": 5}, "ask": "a+b+c+d", "answer": 20}
 3\\sqrt[3]{4} gives {"form": "k*m^(1/3)", "values": {"k": 3, "m": 4}, "ask": "k+m", "answer": 7}"""

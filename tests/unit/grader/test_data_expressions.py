@@ -91,6 +91,7 @@ RIGHT = [
     ("sqrt(a)+sqrt(b)", "a+b", {"a": 2, "b": 3}, r"\sqrt{2}+\sqrt{3}", 5),
     ("k", "k", {"k": 120}, "5!", 120),
     ("(sqrt(a)-sqrt(b))/c", "a+b+c", {"a": 6, "b": 2, "c": 4}, r"\frac{\sqrt6-\sqrt2}{4}", 12),
+    ("(a*m^(1/3))/2", "a+m", {"a": 123, "m": 2}, r"\frac{123\sqrt[3]{2}}{2}", 125),
     ("a+b*sqrt(c)", "a*b*c", {"a": 1, "b": 1, "c": 2}, r"\sqrt{3+2\sqrt{2}}", 2),
 ]
 
@@ -124,7 +125,19 @@ REFUSED = [
     ("m/n", "7", {"m": 1, "n": 2}, r"\frac{1}{2}", "names no letter"),
     ("m/n", "m+n", {"m": 665857, "n": 470832}, r"\sqrt{2}", "is not the answer"),
     ("m/n", "m+n", {"m": 1, "n": 2}, "x", "no number"),
-    ("1/(m-m)", "m", {"m": 1}, "1", "division by 0"),
+    ("m/(m-m)", "m", {"m": 1}, "1", "division by 0"),
+    (
+        "(a+100*b)*m^(1/3)",
+        "a+b+m",
+        {"a": 23, "b": 1, "m": 2},
+        r"123\sqrt[3]{2}",
+        "100 in the form",
+    ),
+    ("(a+b/13)*m^(1/3)", "a+b+m", {"a": 1, "b": 13, "m": 2}, r"2\sqrt[3]{2}", "13 in the form"),
+    ("1/n", "n", {"n": 2}, r"\frac{1}{2}", "1 in the form"),
+    ("a*m^(1/3)+(b-b)", "a+m", {"a": 3, "m": 4, "b": 7}, r"3\sqrt[3]{4}", "not depend on b"),
+    ("a*m^(1/3)*b/b", "a+m", {"a": 3, "m": 4, "b": 7}, r"3\sqrt[3]{4}", "not depend on b"),
+    ("a+b*b+m^(1/3)", "a", {"a": 90, "b": 97, "m": 2}, r"9499+\sqrt[3]{2}", "not unique"),
 ]
 
 
@@ -135,6 +148,15 @@ async def test_a_wrong_or_ambiguous_form_is_refused(
 ) -> None:
     examined = await examine(tools, form, ask, values, gold)
     assert why in examined.get("refused", ""), examined
+
+
+@pytest.mark.anyio
+async def test_another_way_is_found_far_from_zero(tools: Tools) -> None:
+    """``m^5`` makes large steps: 3^5 + 1441 is 5^5 - 1441, but no small integers collide."""
+    examined = await examine(tools, "sqrt(m)^10+a", "m+a", {"m": 3, "a": 1441}, "1684")
+    assert "not unique" in examined.get("refused", ""), examined
+    examined = await examine(tools, "sqrt(m)^10+a", "m+a", {"m": 3, "a": 4}, "247")
+    assert examined.get("integer") == 7
 
 
 @pytest.mark.anyio
