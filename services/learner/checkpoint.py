@@ -12,6 +12,7 @@ from typing import Any
 from protocol.messages import Message
 from protocol.recipe import Purpose
 from protocol.weights import sync_folder
+from pydantic import Field
 
 from services.learner.ranks import Team
 
@@ -28,6 +29,7 @@ class LearnerState(Message):
     step: int
     pretrained: int = 0  # steps that the critic made alone, before the policy's first
     keep_rate: float = 1.0  # the recent share of groups that dynamic sampling kept
+    accepted: dict[Purpose, int] = Field(default_factory=dict)  # see `Progress`
     first_segment: str
     ledgers: dict[Purpose, dict[str, Any]]
     evaluations: list[dict[str, Any]]

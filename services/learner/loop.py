@@ -100,15 +100,13 @@ class Learning:
 
     async def _select(self) -> Selection:
         """Look at groups, each as soon as it and all before it are there, until it is enough."""
-        selection, per_step = self._selection(), self.recipe.training.groups_per_step
+        selection = self._selection()
         while not selection.is_complete:
             self.parts.control.obey()
             self.parts.feeder.admit(selection.outlook)
             number = selection.next_number
             selection.look(*await self._groups(Purpose.TRAIN, range(number, number + 1)))
-            if selection.is_complete or len(selection.looked_at) % per_step == 0:
-                unseen = len(selection.looked_at) % per_step or per_step
-                await self._pause_if_ungradable(selection.looked_at[-unseen:])
+            await self._pause_if_ungradable(selection.to_check)
         return selection
 
     def _selection(self) -> Selection:
@@ -255,13 +253,23 @@ class Learning:
         self.stopwatch = time.monotonic()
 
     async def _pause_if_ungradable(self, groups: Sequence[GradedGroup]) -> None:
-        """Above ``reward.max_ungradable`` the user decides: PAPO must not silently become GRPO."""
-        share, most = ungradable_share(groups), self.recipe.reward.max_ungradable
+        """Above ``reward.max_ungradable`` the user decides: PAPO must not silently become GRPO.
+
+        Who resumes the job accepts what it paused for. The checkpoint remembers it; an attempt that
+        begins from an older one asks again, unless an earlier attempt has made the step.
+        """
+        if not groups or self._replaying:
+            return
+        last, most = groups[-1], self.recipe.reward.max_ungradable
+        share = ungradable_share(groups, self.progress.accepted[last.purpose])
         if share <= most:
             return
-        await self.parts.reporter.ungradable(groups[0], self.step, share, most)
+        pause = f"{self.attempt}:{self.state_changes}"
+        await self.parts.reporter.ungradable(pause, self.step, share, most)
         await self.parts.exchange.request_state(self.job_id, Requested.PAUSE)
         await self.parts.control.refresh()
+        self.progress.accepted[last.purpose] = last.number + 1
+        await self.save_checkpoint()
         await self._pause()
 
     async def _set_state(self, state: JobState) -> None:

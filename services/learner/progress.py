@@ -19,11 +19,15 @@ def _no_totals() -> dict[str, float]:
 
 @dataclass
 class Progress:
-    """How far one job is. ``step`` counts training steps, and names the policy after them."""
+    """How far one job is. ``step`` counts training steps, and names the policy after them.
+
+    The user has accepted that scores of the groups below ``accepted`` could not be graded.
+    """
 
     step: int = 0
     pretrained: int = 0
     keep_rate: float = 1.0
+    accepted: dict[Purpose, int] = field(default_factory=lambda: dict.fromkeys(Purpose, 0))
     ledgers: dict[Purpose, Ledger] = field(default_factory=lambda: {p: Ledger(p) for p in Purpose})
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     totals: dict[str, float] = field(default_factory=_no_totals)
@@ -35,6 +39,7 @@ class Progress:
             step=state.step,
             pretrained=state.pretrained,
             keep_rate=state.keep_rate,
+            accepted=dict.fromkeys(Purpose, 0) | state.accepted,
             evaluations=list(state.evaluations),
             totals=dict(state.totals),
         )
@@ -48,6 +53,7 @@ class Progress:
             step=self.step,
             pretrained=self.pretrained,
             keep_rate=self.keep_rate,
+            accepted=self.accepted,
             first_segment=first_segment,
             ledgers={purpose: ledger.state() for purpose, ledger in self.ledgers.items()},
             evaluations=self.evaluations,

@@ -9,7 +9,7 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge
 from protocol.exchange import Exchange
-from protocol.messages import GradedGroup, JobEvent
+from protocol.messages import JobEvent
 
 from services.learner.selection import Selection
 
@@ -72,13 +72,17 @@ class Reporter:
         data = {"kept": kept, "judged": selection.judged, "surplus": selection.surplus}
         await self.say(f"undersampled:{step}", message, level="warn", data=data)
 
-    async def ungradable(self, first: GradedGroup, step: int, share: float, most: float) -> None:
-        """Say why the job pauses: the grader could not score too many of the groups from one on."""
+    async def ungradable(self, pause: str, step: int, share: float, most: float) -> None:
+        """Say why the job pauses: the grader could not score too many of a step's groups.
+
+        Args:
+            pause: names this pause of the job, and no other.
+        """
         message = (
             f"paused: {share:.0%} of the scores of step {step} could not be graded, more than "
             f"reward.max_ungradable = {most:.0%}; mend the grader, then resume the job"
         )
-        await self.say(f"ungradable:{first.key}", message, level="warn")
+        await self.say(f"ungradable:{pause}", message, level="warn")
 
     async def evaluation(self, result: Mapping[str, Any]) -> None:
         """Record the result of an evaluation."""

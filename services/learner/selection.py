@@ -95,6 +95,16 @@ class Selection:
         """How many groups count against ``max_oversampling``: all but surplus."""
         return len(self.looked_at) - self.surplus
 
+    @property
+    def to_check(self) -> list[GradedGroup]:
+        """The groups whose grades are to be checked now: none, or the last ``groups_per_step``.
+
+        They are due whenever so many are new, and once more in the end: fewer would let a single
+        score that could not be graded outweigh them.
+        """
+        is_due = self.is_complete or len(self.looked_at) % self._per_step == 0
+        return self.looked_at[-self._per_step :] if is_due else []
+
     def look(self, group: GradedGroup) -> None:
         """Keep the next group, or drop it for a reason."""
         assert group.number == self.next_number, (
@@ -170,9 +180,17 @@ def failure_kind(group: GradedGroup) -> str | None:
     return None if group.failure is None else group.failure.split(":")[0]
 
 
-def ungradable_share(groups: Iterable[GradedGroup]) -> float:
-    """The share of scores that were asked for and could not be given."""
-    grades = [grade for group in groups for grade in group.grades]
-    scores = [score for grade in grades for score in (grade.outcome, grade.process)]
-    asked = [score for score in scores if score is not None]
-    return sum(score.kind == "ungradable" for score in asked) / max(1, len(asked))
+def ungradable_share(groups: Iterable[GradedGroup], accepted: int = 0) -> float:
+    """The share of scores that were asked for and could not be given.
+
+    Those of groups with a number below ``accepted`` count as given.
+    """
+    asked = [
+        (group.number, score.kind)
+        for group in groups
+        for grade in group.grades
+        for score in (grade.outcome, grade.process)
+        if score is not None
+    ]
+    lost = [number for number, kind in asked if kind == "ungradable" and number >= accepted]
+    return len(lost) / max(1, len(asked))

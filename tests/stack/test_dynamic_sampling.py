@@ -1,12 +1,14 @@
 """Dynamic sampling through the whole stack: steps are refilled, whatever dies."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 from protocol.recipe import Purpose
 
+from services.learner.feeder import task_index
 from services.learner.log import read_log
 from tests.stack.conftest import TASKS, Json, Stack, wait_for
 
@@ -83,22 +85,56 @@ def test_a_step_that_finds_no_signal_makes_no_update_and_says_so(stack: Stack) -
     }
 
 
+def tasks_with_some_ungradable(path: Path, ungradable: Collection[int]) -> Path:
+    """50 tasks; those with these indices have an answer that no verifier can read."""
+    tasks = [json.loads(line) for line in TASKS.read_text().splitlines()[:50]]
+    for index in ungradable:
+        tasks[index]["answer"] = "+*"
+    path.write_text("".join(f"{json.dumps(task)}\n" for task in tasks))
+    return path
+
+
+def warnings_of_ungradable(stack: Stack, job_id: str) -> list[str]:
+    messages = [event["message"] for event in stack.events(job_id) if event["level"] == "warn"]
+    return [message for message in messages if "could not be graded" in message]
+
+
 def test_what_cannot_be_graded_pauses_the_job_long_before_the_limit(
     stack: Stack, tmp_path: Path
 ) -> None:
-    tasks = tmp_path / "tasks.jsonl"
-    lines = [json.loads(line) | {"answer": "+*"} for line in TASKS.read_text().splitlines()[:50]]
-    tasks.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    tasks = tasks_with_some_ungradable(tmp_path / "tasks.jsonl", range(50))
     job_id = stack.submit(tasks=tasks, training=TRAINING | {"max_oversampling": 50.0})
     wait_for(lambda: stack.job(job_id)["status"] == "paused", 60, "the pause")
     logged = [graded for _, graded in read_log(stack.log_folder(job_id))]
     assert GROUPS_PER_STEP <= len(logged) <= 8 * GROUPS_PER_STEP
+    assert len(warnings_of_ungradable(stack, job_id)) == 1
+    stack.ask(job_id, "resume")
+    wait_for(lambda: len(warnings_of_ungradable(stack, job_id)) == 2, 60, "the next pause")
     with stack.client() as weir:
         weir.cancel(job_id)
     assert stack.wait_for_end(job_id)["status"] == "cancelled"
-    warnings = [e["message"] for e in stack.events(job_id) if e["level"] == "warn"]
-    assert len(warnings) == 1
-    assert "of the scores of step 0 could not be graded" in warnings[0]
+    (_, second) = warnings_of_ungradable(stack, job_id)
+    assert "of the scores of step 0 could not be graded" in second
+
+
+def test_who_resumes_a_job_accepts_what_could_not_be_graded_even_if_its_learner_dies(
+    stack: Stack, tmp_path: Path
+) -> None:
+    first = [task_index(number, 50, seed=3) for number in range(GROUPS_PER_STEP)]
+    tasks = tasks_with_some_ungradable(tmp_path / "tasks.jsonl", first)
+    job_id = stack.submit(tasks=tasks, training=TRAINING | {"steps": 3, "seed": 3})
+    wait_for(lambda: stack.job(job_id)["status"] == "paused", 60, "the pause")
+    stack.kill("learner")
+
+    def is_paused_again() -> bool:
+        job = stack.job(job_id)
+        return (job["weir"]["attempt"], job["status"]) == (2, "paused")
+
+    wait_for(is_paused_again, 60, "the next attempt")
+    stack.ask(job_id, "resume")
+    job = stack.wait_for_end(job_id, 90)
+    assert (job["status"], job["weir"]["attempt"]) == ("succeeded", 2)
+    assert len(warnings_of_ungradable(stack, job_id)) == 1
 
 
 def test_a_name_that_no_table_holds_fails_the_job_at_once(stack: Stack) -> None:

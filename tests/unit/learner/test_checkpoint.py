@@ -51,6 +51,7 @@ def test_progress_comes_back_from_a_checkpoint_as_it_was() -> None:
     progress.ledgers[Purpose.TRAIN].train(5)
     progress.ledgers[Purpose.TRAIN].drop("no_signal", 4)
     progress.ledgers[Purpose.PRETRAIN].train(8)
+    progress.accepted[Purpose.TRAIN] = 7
     progress.note_parity({"parity_max": 1e-5, "parity_tokens": 7.0})
     progress.note_parity({})
     progress.note_work(2.5, responses=8, tokens=90)
