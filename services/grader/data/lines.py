@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ from protocol.tasks import TaskFileError, parse_tasks
 
 MAX_LINE_BYTES = 16 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_EMPTY = re.compile(r": (?:String|Tuple) should have at least 1 (?:character|item).*")
 _PREFIX = "line 1: "  # `parse_tasks` is given one line at a time
 
 
@@ -80,8 +83,41 @@ def _line(number: int, raw: bytes) -> Line:
         (task,) = parse_tasks([text])
     except TaskFileError as error:
         found = "\n".join(error.problems).removeprefix(_PREFIX).split("\n" + _PREFIX)
-        return Line(number, text, None, tuple(found))
+        return Line(number, text, None, tuple(_long_numbers(text)) or tuple(map(_plain, found)))
     return Line(number, text, task, tuple(_blanks(task)))
+
+
+def _plain(problem: str) -> str:
+    """An empty field, in the words of this report instead of the validator's."""
+    return _EMPTY.sub(": empty; fill it in, or remove the task", problem)
+
+
+def _long_numbers(text: str) -> Iterator[str]:
+    """Integers that Python refuses to read, because that takes time: each with its field."""
+    try:
+        fields = json.loads(text, parse_int=_Digits)
+    except (ValueError, RecursionError):
+        return
+    for name, digits in _numbers(fields):
+        if len(digits.lstrip("-")) > sys.get_int_max_str_digits() > 0:
+            remedy = "write it as text, in quotes, or remove it"
+            yield f"{name}: a number of {len(digits.lstrip('-'))} digits cannot be read; {remedy}"
+
+
+class _Digits(str):
+    """An integer as it is written."""
+
+
+def _numbers(fields: object) -> Iterator[tuple[str, _Digits]]:
+    """The dotted names and the digits of all integers in a JSON value, however deep."""
+    left: list[tuple[str, object]] = [("", fields)]
+    while left:
+        name, value = left.pop()
+        if isinstance(value, _Digits):
+            yield name or "task", value
+        parts = enumerate(value) if isinstance(value, list) else ()
+        parts = value.items() if isinstance(value, dict) else parts
+        left += [(f"{name}.{key}" if name else str(key), part) for key, part in parts]
 
 
 def _blanks(task: Task) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from protocol.tasks import TaskFileError, read_tasks
 
+from services.grader.data import check as data_check
 from services.grader.data.__main__ import main
 from services.grader.data.lines import MAX_LINE_BYTES, read_lines
+from services.grader.tools import Tools
 
 
 def a_line(**changes: object) -> str:
@@ -26,26 +29,33 @@ def check(tmp_path: Path, content: bytes | str) -> int:
 
 
 def test_a_sound_file_has_no_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = [a_line(id=str(n), prompt=f"{n}=", answer=a) for n, a in enumerate(SOUND_ANSWERS)]
+    answers = ["2", r"\frac{1}{2}", r"\text{East}", "(B)"]  # no algebra, and so no pool
+    lines = [a_line(id=str(n), prompt=f"{n}=", answer=a) for n, a in enumerate(answers)]
     assert check(tmp_path, "\n".join(lines) + "\n") == 0
-    assert capsys.readouterr().out == f"{len(lines)} tasks, 0 problems\n"
+    assert capsys.readouterr().out == "4 tasks, 0 problems\n"
 
 
 SOUND_ANSWERS = ["2", r"\frac{1}{2}", r"\text{East}", "(B)", r"\{1,2\}", r"(1,\infty)", "x+1"]
+LONG = "1" * 5000
 PROBLEMS = [
     ("{", "not valid JSON"),
     ("[]", "a task must be a JSON object"),
     (a_line(id=None), "id: required, but missing"),
     (a_line(answr="2"), "answr: unknown key"),
-    (a_line(prompt=""), "prompt: "),
+    (a_line(prompt=""), "prompt: empty; fill it in, or remove the task"),
     (a_line(prompt="  "), "prompt: blank"),
-    (a_line(answer=""), "answer: "),
+    (a_line(answer=""), "answer: empty; fill it in, or remove the task"),
     (a_line(answer=" "), "answer: blank"),
-    (a_line(answer=r"\frac{"), "answer: math-verify cannot read"),
-    (a_line(answer="1 " * 2000), "answer: longer than 2000 characters"),
-    (a_line(messages=[]), "messages: "),
+    (a_line(prompt=None, messages=[]), "messages: empty; fill it in, or remove the task"),
     ("[" * 100_000, "not valid JSON: nested too deeply"),
-    (a_line().replace('"one"', "1" * 5000), "Exceeds the limit"),
+    (a_line(answer=0).replace("0", LONG), "answer: a number of 5000 digits cannot be read; write"),
+    (
+        a_line(metadata={"a": [1, {"b": 0}]}).replace("0", f"-{LONG}"),
+        "metadata.a.1.b: a number of 5000 digits cannot be read; write it as text, in quotes",
+    ),
+    (LONG, "task: a number of 5000 digits cannot be read"),
+    ("[" * 5000 + LONG, "not valid JSON: nested too deeply"),
+    ("[" * 800 + LONG + "]" * 800, "0.0.0.0"),
 ]
 
 
@@ -79,14 +89,20 @@ def test_a_repeated_prompt_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == expected
 
 
-def test_a_gold_answer_that_hangs_is_a_problem_of_its_line_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_answer_that_cannot_be_compared_is_a_problem_of_its_line_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = [a_line(answer=r"9^{9^{9^9}}"), a_line(id="two", prompt="x", answer=r"\sqrt{2}")]
+    monkeypatch.setattr(data_check, "Tools", partial(Tools, compare_deadline_s=2.0))
+    answers = [r"9^{9^{9^9}}", r"\frac{", "1 " * 2000, *SOUND_ANSWERS]
+    lines = [a_line(id=str(n), prompt=f"{n}=", answer=answer) for n, answer in enumerate(answers)]
     assert check(tmp_path, "\n".join(lines)) == 2
-    report = capsys.readouterr().out
-    assert "line 1: answer: comparing '9^{9^{9^9}}' with 7 ends in a timeout" in report
-    assert "2 tasks, 1 problems" in report
+    assert capsys.readouterr().out.splitlines() == [
+        "line 1: answer: comparing '9^{9^{9^9}}' with 7 ends in a timeout",
+        r"line 2: answer: math-verify cannot read '\\frac{'; "
+        "only the same text would count as right",
+        "line 3: answer: longer than 2000 characters, which is too long to compare",
+        f"{len(answers)} tasks, 3 problems",
+    ]
 
 
 @pytest.mark.parametrize(
