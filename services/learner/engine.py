@@ -159,6 +159,9 @@ def _with_deepspeed(module: nn.Module, settings: Optimizer, model: Model) -> Any
 
 
 def _config(module: nn.Module, settings: Optimizer, model: Model) -> dict[str, Any]:
+    # In bfloat16 many micro-batches would add up to less than few; DeepSpeed has no other sum
+    # without ZeRO.
+    sums_in_float32 = model.dtype == "bfloat16" and settings.zero_stage > 0
     bucket = min(_REDUCE_BUCKET, sum(parameter.numel() for parameter in module.parameters()))
     return {
         "train_micro_batch_size_per_gpu": 1,
@@ -169,6 +172,8 @@ def _config(module: nn.Module, settings: Optimizer, model: Model) -> dict[str, A
         "zero_allow_untested_optimizer": True,
         "bf16": {"enabled": model.dtype == "bfloat16"},
         "fp16": {"enabled": model.dtype == "float16"},
+        "data_types": {"grad_accum_dtype": "fp32" if sums_in_float32 else None},
+        # In bfloat16 many micro-batches would add up to less than few.
         "steps_per_print": 10**9,
     }
 
