@@ -95,7 +95,8 @@ def tasks_with_some_ungradable(path: Path, ungradable: Collection[int]) -> Path:
 
 
 def warnings_of_ungradable(stack: Stack, job_id: str) -> list[str]:
-    messages = [event["message"] for event in stack.events(job_id) if event["level"] == "warn"]
+    with stack.client() as weir:
+        messages = [event["message"] for event in weir.past_events(job_id)]
     return [message for message in messages if "could not be graded" in message]
 
 
