@@ -1,9 +1,9 @@
 """What a recipe takes of a GPU's memory: arithmetic, with the formula of every number. Pure.
 
-The learner's numbers follow what `services/learner/engine.py` asks of DeepSpeed 0.19: gradients in
-the model's dtype, torch's AdamW on float32 copies, as it runs on a GPU (``foreach``). They were
-held against each ZeRO stage on one CPU rank. Buffers of CUDA, NCCL and the allocator are not
-counted.
+The learner's numbers follow what `services/learner/engine.py` asks of DeepSpeed 0.19: gradients of
+bfloat16 summed in float32 under ZeRO, torch's AdamW on float32 copies, as it runs on a GPU
+(``foreach``). They were held against each ZeRO stage on one CPU rank. Buffers of CUDA, NCCL and the
+allocator are not counted.
 """
 
 from __future__ import annotations
@@ -77,16 +77,17 @@ def learner_footprint(
     recipe: Recipe, policy: ModelShape, critic: ModelShape | None, num_gpus: int
 ) -> LearnerFootprint:
     """What one of ``num_gpus`` GPUs of the learner holds; ``critic`` if the recipe has one."""
-    trained = [_Trained("policy", policy, policy.parameters, recipe.optimizer)]
+    dtype = recipe.model.dtype
+    trained = [_Trained("policy", policy, policy.parameters, recipe.optimizer, dtype, num_gpus)]
     if recipe.critic is not None and critic is not None:
         settings = recipe.critic.optimizer
-        trained.append(_Trained("critic", critic, critic.critic_parameters, settings))
-    dtype = recipe.model.dtype
-    held = [item for model in trained for item in _held(model, dtype, num_gpus)]
+        parameters = critic.critic_parameters
+        trained.append(_Trained("critic", critic, parameters, settings, dtype, num_gpus))
+    held = [item for model in trained for item in _held(model)]
     if recipe.algorithm.divergence_weight > 0:
-        held.append(_weights("reference", trained[0], dtype, num_gpus))
-    backward = [_backward(model, recipe, num_gpus) for model in trained]
-    steps = [(_step(model, dtype, num_gpus),) for model in trained]
+        held.append(_weights("reference", trained[0]))
+    backward = [_backward(model, recipe) for model in trained]
+    steps = [_step(model) for model in trained]
     return LearnerFootprint(tuple(held), max(backward, key=total), max(steps, key=total))
 
 
@@ -146,67 +147,108 @@ class _Trained:
     shape: ModelShape
     parameters: int
     settings: Optimizer
+    dtype: str
+    num_gpus: int
 
-    def shards(self, num_gpus: int, from_stage: int) -> int:
+    @property
+    def stage(self) -> int:
+        return self.settings.zero_stage
+
+    @property
+    def size(self) -> int:
+        """Bytes of a number of its dtype."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def bucket(self) -> int:
+        """Numbers in the bucket in which ZeRO reduces gradients."""
+        return min(REDUCE_BUCKET, self.parameters)
+
+    @property
+    def sums_in_float32(self) -> bool:
+        """Whether gradients are added up in another dtype than they come in."""
+        return self.dtype == "bfloat16" and self.stage >= 1
+
+    @property
+    def sums_apart(self) -> bool:
+        """Whether DeepSpeed's BF16_Optimizer stands in for ZeRO-1: it sums in a full buffer."""
+        return self.sums_in_float32 and self.stage == 1
+
+    def shards(self, from_stage: int) -> int:
         """Over how many GPUs it splits what is split from this ZeRO stage on."""
-        return num_gpus if self.settings.zero_stage >= from_stage else 1
+        return self.num_gpus if self.stage >= from_stage else 1
 
 
-def _held(model: _Trained, dtype: str, num_gpus: int) -> list[Item]:
-    who, parameters, stage = model.who, model.parameters, model.settings.zero_stage
-    size, shards = DTYPE_BYTES[dtype], model.shards(num_gpus, 1)
+def _held(model: _Trained) -> list[Item]:
+    who, parameters, shards = model.who, model.parameters, model.shards(1)
     items = [
-        _weights(who, model, dtype, num_gpus),
+        _weights(who, model),
         _item(f"{who}: Adam's moments", parameters, 8, shards),
     ]
-    if not _frees_gradients(stage):
-        items.append(_gradients(model, size, num_gpus))
-    if stage >= 1:
-        bucket = min(REDUCE_BUCKET, parameters)
-        items.append(_item(f"{who}: bucket to reduce gradients", bucket, size, 1))
-    if dtype != "float32" or stage >= 1:  # ZeRO copies even float32
+    if model.stage in {0, 3}:
+        items.append(_gradients(model))
+    if model.sums_apart:
+        formula = f"{count(parameters)} x 4 bytes on every GPU: ZeRO-1 does not split it"
+        items.append(Item(f"{who}: float32 sum of gradients", parameters * 4, formula))
+    elif model.stage >= 1:
+        items.append(_item(f"{who}: bucket to reduce gradients", model.bucket, model.size, 1))
+    if model.dtype != "float32" or model.stage >= 1:  # ZeRO copies even float32
         items.append(_item(f"{who}: float32 copy of the weights", parameters, 4, shards))
     return items
 
 
-def _weights(who: str, model: _Trained, dtype: str, num_gpus: int) -> Item:
-    size, parameters = DTYPE_BYTES[dtype], model.parameters
-    shard = _item(f"{who}: weights", parameters, size, model.shards(num_gpus, 3))
-    if model.settings.zero_stage < 3:
+def _weights(who: str, model: _Trained) -> Item:
+    size, parameters = model.size, model.parameters
+    shard = _item(f"{who}: weights", parameters, size, model.shards(3))
+    if model.stage < 3:
         return shard
     gathered = min(parameters, LIVE_PARAMETERS)
     formula = f"{shard.formula} + {count(gathered)} gathered x {size} bytes"
     return Item(shard.what, shard.bytes + gathered * size, formula)
 
 
-def _gradients(model: _Trained, size: int, num_gpus: int) -> Item:
-    shards = model.shards(num_gpus, 2)
-    return _item(f"{model.who}: gradients", model.parameters, size, shards)
+def _gradients(model: _Trained) -> Item:
+    size, what = model.size, f"{model.who}: gradients"
+    if model.stage >= 2 and model.sums_in_float32:
+        size = 4  # each is added to the sum as it is reduced
+    elif model.stage == 2:
+        size, what = 2 * size, f"{what} and their sum"  # of the micro-batches before
+    return _item(what, model.parameters, size, model.shards(2))
 
 
-def _frees_gradients(stage: int) -> bool:
-    """ZeRO 1 and 2 turn gradients into float32 before a step; others keep their own through it."""
-    return stage in {1, 2}
-
-
-def _backward(model: _Trained, recipe: Recipe, num_gpus: int) -> tuple[Item, ...]:
+def _backward(model: _Trained, recipe: Recipe) -> tuple[Item, ...]:
     items = [_activations(model.who, recipe, model.shape)]
     if model.who == "policy":
         items.append(_logits(recipe, model.shape))
-    if _frees_gradients(model.settings.zero_stage):
-        items.append(_gradients(model, DTYPE_BYTES[recipe.model.dtype], num_gpus))
+    if model.stage in {1, 2}:
+        items.append(_gradients(model))
+    if model.stage == 3 or (model.stage == 2 and model.sums_in_float32):
+        items.append(_copy_of_bucket(model))
     return tuple(items)
 
 
-def _step(model: _Trained, dtype: str, num_gpus: int) -> Item:
-    stage, parameters = model.settings.zero_stage, model.parameters
-    if stage == 0 and dtype == "float32":
-        return _item(f"{model.who}: AdamW's square roots", parameters, 4, 1)
-    what = f"{model.who}: float32 gradients, AdamW's square roots"
-    item = _item(what, parameters, 8, model.shards(num_gpus, 1))
-    if stage == 3 and item.bytes > 8 * SUB_GROUP:
-        return _item(what, SUB_GROUP, 8, 1)
-    return item
+def _copy_of_bucket(model: _Trained) -> Item:
+    """What a reduction copies: the bucket in the order of the shards, and its share in float32."""
+    copy = _item(f"{model.who}: copy of the bucket", model.bucket, model.size, 1)
+    if model.stage < 3 or not model.sums_in_float32:
+        return copy
+    share = _item(copy.what, model.bucket, 4, model.num_gpus)
+    return Item(copy.what, copy.bytes + share.bytes, f"{copy.formula} + {share.formula}")
+
+
+def _step(model: _Trained) -> tuple[Item, ...]:
+    who, parameters, shards = model.who, model.parameters, model.shards(1)
+    roots = _item(f"{who}: AdamW's square roots", parameters, 4, shards)
+    if model.stage == 0 and model.dtype == "float32":
+        return (roots,)
+    if model.sums_apart:  # the sum is copied to be reduced, before there are square roots
+        copy = _item(f"{who}: copy of the sum to reduce", parameters, model.size, 1)
+        return (_gradients(model), max(copy, roots, key=lambda item: item.bytes))
+    what = f"{who}: float32 gradients, AdamW's square roots"
+    item = _item(what, parameters, 8, shards)
+    if model.stage == 3 and item.bytes > 8 * SUB_GROUP:
+        item = _item(what, SUB_GROUP, 8, 1)
+    return (item,)
 
 
 def _activations(who: str, recipe: Recipe, shape: ModelShape) -> Item:

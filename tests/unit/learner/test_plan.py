@@ -205,7 +205,7 @@ def test_a_job_too_large_for_redis_names_the_least_maxmemory() -> None:
     [
         pytest.param(4, {"zero_stage": 3}, "Set training.recompute_activations = true", id="set"),
         pytest.param(4, {"zero_stage": 0}, "Set optimizer.zero_stage = 3, training.", id="two"),
-        pytest.param(1, {"zero_stage": 3}, "Take 2 GPUs", id="more GPUs"),
+        pytest.param(1, {"zero_stage": 3}, "Take 4 GPUs", id="more GPUs"),
     ],
 )
 def test_a_learner_that_does_not_fit_names_what_makes_it_fit(
