@@ -173,7 +173,6 @@ def _config(module: nn.Module, settings: Optimizer, model: Model) -> dict[str, A
         "bf16": {"enabled": model.dtype == "bfloat16"},
         "fp16": {"enabled": model.dtype == "float16"},
         "data_types": {"grad_accum_dtype": "fp32" if sums_in_float32 else None},
-        # In bfloat16 many micro-batches would add up to less than few.
         "steps_per_print": 10**9,
     }
 
