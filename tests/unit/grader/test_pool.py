@@ -205,7 +205,8 @@ async def test_draining_finishes_what_was_asked_and_refuses_the_rest(own_pool: P
     ]
     await asyncio.sleep(0.02)
     await own_pool.drain()
-    assert all(isinstance(task.result(), Value) for task in asked)
+    answers = await asyncio.wait_for(asyncio.gather(*asked), 1)
+    assert all(isinstance(answer, Value) for answer in answers)
     with pytest.raises(PoolClosedError):
         await own_pool.run("math:sqrt", 4, deadline_s=5)
 

@@ -28,9 +28,8 @@ TABLES: list[Mapping[str, Callable[..., Any]]] = [
     CORRECTIONS,
     DIVERGENCES,
 ]
-SETTINGS = Algorithm(
-    lambda_process=0.25, ddof=0, denominator="max", std_eps=0.5, gamma=0.875, clip_low=0.125
-).model_dump() | {"max_tokens": 77}
+CHANGED = {"lambda_process": 0.25, "ddof": 0, "denominator": "max", "gamma": 0.875}
+SETTINGS = Algorithm().model_dump() | CHANGED | {"clip_low": 0.125, "max_tokens": 77}
 
 
 @pytest.mark.parametrize(
