@@ -204,7 +204,7 @@ class Training(Table):
         default=False, description="groups without a signal are dropped, and others asked for"
     )
     max_oversampling: float = Field(
-        default=10.0, ge=1, description="dynamic sampling looks at most at so many times the groups"
+        default=10.0, ge=1, description="dynamic sampling judges at most so many times the groups"
     )
     micro_batch_tokens: int = Field(default=16384, ge=1)
     logprob_chunk_tokens: int = Field(

@@ -21,8 +21,7 @@ async def lead(service: Service) -> None:
 
     team = Team()
     await work_on_one_job(service, team)
-    # Not where that raises: the others may wait in a collective, and would take the word for it.
-    # Then this process ends, and torchrun ends them.
+    # Not where that raises: then this process ends, and torchrun ends the other ranks.
     await team.leave()
 
 

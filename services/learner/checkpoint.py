@@ -93,15 +93,19 @@ async def write_whole(
         commit: called when all is written and before it counts; raising prevents it.
     """
     temporary = target.with_name(f".unfinished-{target.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
+    replaced = target.with_name(f".replaced-{target.name}")
+    for leftover in (temporary, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir(parents=True)
     await fill(temporary)
     await asyncio.to_thread(_sync_tree, temporary)
     if commit is not None:
         await commit()
-    shutil.rmtree(target, ignore_errors=True)
+    if target.exists():
+        target.rename(replaced)
     temporary.rename(target)
     sync_folder(target.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _sync_tree(folder: Path) -> None:

@@ -63,6 +63,7 @@ class Learning:
 
     async def learn(self) -> None:
         """Go on from where the state says until all steps are made; pause and resume on request."""
+        await self.parts.control.refresh()
         await self._publish_if_current()
         while not self._finished:
             try:

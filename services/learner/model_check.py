@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 _LOGITS_CHANGED_BY = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
@@ -31,10 +31,15 @@ def check_models(policy: Path, critic: Path | None) -> None:
     if critic is None:
         return
     read = _config(critic)
-    if read.vocab_size != written.vocab_size:
+    if critic != policy and _tokens(critic) != _tokens(policy):
         raise UnsupportedModel(
-            f"critic.path: {critic} has a vocabulary of {read.vocab_size} tokens and the policy "
-            f"one of {written.vocab_size}; choose a critic with the policy's tokenizer"
+            f"critic.path: {critic} has another vocabulary than the policy, {policy}; choose a "
+            "critic with the policy's tokenizer"
+        )
+    if read.vocab_size < max(_tokens(policy).values()) + 1:
+        raise UnsupportedModel(
+            f"critic.path: {critic} knows {read.vocab_size} tokens, fewer than its tokenizer has; "
+            "its config.json does not fit it"
         )
     labels = read.num_labels if _scores(read) else 1
     if labels != 1:
@@ -46,6 +51,13 @@ def check_models(policy: Path, critic: Path | None) -> None:
 
 def _config(folder: Path) -> PretrainedConfig:
     return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def _tokens(folder: Path) -> dict[str, int]:
+    tokenizer = AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
+    return tokenizer.get_vocab()
 
 
 def _scores(config: PretrainedConfig) -> bool:

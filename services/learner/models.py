@@ -62,7 +62,7 @@ class _LogprobHead(nn.Module):
 
 
 class Critic(nn.Module):
-    """A language model whose head gives the expected return; it expects 0 until it has learned."""
+    """A language model whose head gives the expected return; a new head expects 0."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()

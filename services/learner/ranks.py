@@ -93,6 +93,10 @@ class Rank:
             self.carry_out(order)
 
 
+class TeamBroken(RuntimeError):
+    """The ranks no longer do the same thing; only a new start helps."""
+
+
 class Team:
     """All ranks, as rank 0 sees them from its event loop: one order at a time."""
 
@@ -100,6 +104,7 @@ class Team:
         self._rank = Rank()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
         self._others = torch.distributed.get_world_size() > 1
+        self._is_sound = True  # False while an order is carried out, and for good if that failed
 
     async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
         """Load the models from their folders, on every rank; the critic starts as the policy."""
@@ -151,9 +156,15 @@ class Team:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._lead, order)
 
     def _lead(self, order: Order) -> dict[str, float]:
+        if not self._is_sound:
+            # The others may wait in a collective, and would take the order for its next part.
+            raise TeamBroken("an order failed on rank 0; its process has to end")
         if self._others:
             _send(order)
-        return self._rank.carry_out(order)
+        self._is_sound = False
+        metrics = self._rank.carry_out(order)
+        self._is_sound = True
+        return metrics
 
 
 def _device() -> torch.device:

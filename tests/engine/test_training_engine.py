@@ -55,13 +55,14 @@ def run_script(
     model: Path, out: Path, *, ranks: int = 1, **settings: Any
 ) -> subprocess.CompletedProcess[str]:
     settings = {"zero_stage": 1, "micro_batch_tokens": 4096, "steps": 3, **settings}
-    launcher = [sys.executable]
+    return run([str(SCRIPT), str(model), str(out), json.dumps(settings)], ranks=ranks)
+
+
+def run(arguments: list[str], *, ranks: int = 1) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable]
     if ranks > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return run([*launcher, str(SCRIPT), str(model), str(out), json.dumps(settings)])
-
-
-def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command += arguments
     paths = os.pathsep.join([str(ROOT / "proto"), str(ROOT)])
     return subprocess.run(
         command,
@@ -242,7 +243,7 @@ def test_an_exported_critic_is_where_another_recipe_can_begin(everything: Path) 
 
 
 def test_in_bfloat16_many_micro_batches_add_up_to_as_much() -> None:
-    ended = run([sys.executable, str(SCRIPT.with_name("accumulate.py"))])
+    ended = run([str(SCRIPT.with_name("accumulate.py"))])
     assert ended.returncode == 0, ended.stderr[-3000:]
     errors = json.loads(ended.stdout.splitlines()[-1])
     print(errors)
@@ -281,6 +282,13 @@ def test_a_reward_models_head_becomes_the_critics(model: Path, tmp_path: Path) -
     assert load_file(tmp_path / "again/critic/value_head.safetensors")["weight"].equal(
         head["weight"]
     )
+
+
+def test_when_rank_0_fails_no_order_follows_and_all_ranks_end() -> None:
+    ended = run([str(SCRIPT.with_name("broken_team.py"))], ranks=2)
+    assert ended.returncode != 0
+    assert "['MemoryError', 'TeamBroken']" in ended.stdout
+    assert "the other rank was let go" not in ended.stderr
 
 
 def metrics_of(folder: Path) -> list[dict[str, float]]:

@@ -132,6 +132,7 @@ def test_who_resumes_a_job_accepts_what_could_not_be_graded_even_if_its_learner_
         return (job["weir"]["attempt"], job["status"]) == (2, "paused")
 
     wait_for(is_paused_again, 60, "the next attempt")
+    assert stack.job(job_id)["weir"]["step"] == 0
     stack.ask(job_id, "resume")
     job = stack.wait_for_end(job_id, 90)
     assert (job["status"], job["weir"]["attempt"]) == ("succeeded", 2)

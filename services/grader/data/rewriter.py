@@ -52,6 +52,10 @@ class _PassingError(ValueError):
     """A failure that may be over soon."""
 
 
+class _UnreachableError(_PassingError):
+    """Nobody answers; if that stays so, there is no use in asking for other tasks."""
+
+
 _Letter = Annotated[str, Field(pattern="^[a-z]$")]
 _Integer = Annotated[int, Field(ge=-(10**12), le=10**12)]
 
@@ -108,18 +112,20 @@ class Rewriter:
         Raises:
             NoProposal: if the reply is of no use, or late; another attempt may help.
             NoReply: if the endpoint refuses this request, or fails again and again.
-            RewriterError: if the endpoint refuses any request, or was never reached.
+            RewriterError: if the endpoint refuses any request, or cannot be reached.
         """
         sampling = {"temperature": _RETRY_TEMPERATURE if attempt else 0, "seed": attempt}
         body = {"model": self.model, "messages": _messages(problem, answer), **sampling}
-        failure = ""
+        failures: list[_PassingError] = []
         for pause_s in (0.0, *self.pauses_s):
             await asyncio.sleep(pause_s)
             try:
                 return _read(await self._post(http, body))
             except _PassingError as error:
-                failure = str(error)
-        raise NoReply(f"{failure}, {1 + len(self.pauses_s)} times")
+                failures.append(error)
+        if all(isinstance(failure, _UnreachableError) for failure in failures):
+            raise RewriterError(f"{failures[-1]} any more; start it again")
+        raise NoReply(f"{failures[-1]}, {len(failures)} times")
 
     async def _post(self, http: httpx.AsyncClient, body: Mapping[str, Any]) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
@@ -130,7 +136,7 @@ class Rewriter:
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             where = f"{URL}={self.url} cannot be reached ({error!r})"
             if self.was_reached:
-                raise _PassingError(where) from error
+                raise _UnreachableError(where) from error
             raise RewriterError(f"{where}; start it or correct {URL}") from error
         except httpx.TimeoutException as error:
             raise NoProposal(f"the model did not answer within {self.timeout_s:g} s") from error

@@ -436,16 +436,15 @@ async def test_a_refused_request_is_the_fault_of_its_task_alone(
 
 
 @pytest.mark.anyio
-async def test_an_endpoint_that_is_gone_later_costs_its_own_tasks_only(
+async def test_an_endpoint_that_is_gone_for_good_stops_the_work(
     files: Files, endpoint: Endpoint, tools: Tools
 ) -> None:
     endpoint.script, rewriter = [completion(RIGHT)], endpoint.rewriter
     [taken] = await rewrite(files, [CUBE_ROOT], tools, rewriter)
+    assert taken.how is How.MODEL
     rewriter.url = NOBODY
-    lost, kept = await rewrite(files, [CUBE_ROOT, a_task("2")], tools, rewriter)
-    assert (taken.how, lost.how, kept.how) == (How.MODEL, How.LEFT_OUT, How.KEPT)
-    assert f"{NOBODY} cannot be reached" in lost.reason
-    assert lost.reason.endswith(", 3 times")
+    with pytest.raises(RewriterError, match=r"cannot be reached .* any more; start it again"):
+        await rewrite(files, [CUBE_ROOT, a_task("2")], tools, rewriter)
 
 
 def test_what_was_finished_before_a_refusal_is_written(

@@ -15,7 +15,7 @@ BASE_MODEL = Path(__file__).parents[3] / "examples/arithmetic/base-model"
 @pytest.fixture
 def changed(tmp_path: Path) -> Any:
     def with_settings(**settings: Any) -> Path:
-        folder = shutil.copytree(BASE_MODEL, tmp_path / "changed")
+        folder = shutil.copytree(BASE_MODEL, tmp_path / "changed", dirs_exist_ok=True)
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | settings))
         return folder
@@ -39,8 +39,17 @@ def test_a_scale_of_one_changes_nothing(changed: Any) -> None:
 
 
 def test_a_critic_must_read_what_the_policy_writes(changed: Any) -> None:
-    with pytest.raises(UnsupportedModel, match=r"critic\.path: .* vocabulary of 97 .* 96;"):
-        check_models(BASE_MODEL, changed(vocab_size=97))
+    check_models(BASE_MODEL, changed(vocab_size=128))  # rows that no token uses
+    with pytest.raises(UnsupportedModel, match=r"critic\.path: .* knows 95 tokens"):
+        check_models(BASE_MODEL, changed(vocab_size=95))
+
+
+def test_a_critic_with_another_tokenizer_is_refused(changed: Any) -> None:
+    critic = changed()
+    tokenizer = (critic / "tokenizer.json").read_text()
+    (critic / "tokenizer.json").write_text(tokenizer.replace('"%"', '"§"'))
+    with pytest.raises(UnsupportedModel, match=r"critic\.path: .* has another vocabulary"):
+        check_models(BASE_MODEL, critic)
 
 
 @pytest.mark.parametrize(("labels", "refused"), [(1, False), (3, True)])
