@@ -1,5 +1,6 @@
 """Every shipped recipe is valid; the small ones run as they are, and are what they claim to be."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from protocol.recipe import Recipe, load_recipe
 from protocol.tasks import read_tasks
 
 from tests.architecture.project import ROOT, name_of
+from tests.benchmarks.methods import table
 
 RECIPES = ROOT / "recipes"
 TINY = RECIPES / "tiny"
@@ -176,3 +178,13 @@ def test_the_index_of_recipes_is_complete() -> None:
     index = (RECIPES / "README.md").read_text()
     names = [str(path.relative_to(RECIPES)) for path in ALL]
     assert [name for name in names if f"`{name}`" not in index] == []
+
+
+def test_the_table_of_what_the_twins_do_is_the_one_that_was_measured() -> None:
+    runs = json.loads((ROOT / "tests/benchmarks/methods.json").read_text())
+    readme = (RECIPES / "README.md").read_text()
+    shown = readme.partition("<!-- methods table -->\n")[2].partition("\n<!-- /methods table -->")[
+        0
+    ]
+    assert shown == table(runs)
+    assert all((ROOT / run["recipe"]).is_file() for run in runs)
