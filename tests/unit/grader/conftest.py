@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from services.grader.pool import Pool
 from services.grader.tools import Tools
 from services.grader.verifiers import math_answer
+from tests.unit.grader.task_files import Files
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +18,10 @@ async def tools(anyio_backend: str) -> AsyncIterator[Tools]:
     """Real math-verify in real workers; a hang costs the tests 0.6 s instead of 5."""
     async with Pool(2, warm_ups=[math_answer.WARM_UP]) as pool:
         yield Tools(pool, compare_deadline_s=0.6)
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
+    for name in ("URL", "MODEL", "API_KEY"):
+        monkeypatch.delenv(f"WEIR_REWRITER_{name}", raising=False)
+    return Files(tmp_path)
