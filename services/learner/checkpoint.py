@@ -88,7 +88,7 @@ async def write_whole(
     """Write a folder that is there from one moment to the next, or not at all.
 
     Args:
-        target: the folder; one that is there already is replaced.
+        target: the folder; one that is there already steps aside whole, a moment before.
         fill: writes into the folder that it is given.
         commit: called when all is written and before it counts; raising prevents it.
     """

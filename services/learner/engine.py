@@ -1,4 +1,4 @@
-"""A model under DeepSpeed: its optimizer, its shards, its checkpoints. Nothing else imports it.
+"""A model under DeepSpeed: its optimizer, its shards, its checkpoints. The one door to DeepSpeed.
 
 Every rank calls every method, in the same order. An update does not depend on how samples are
 split: the loss of a micro-batch is ``num_ranks x its share of the global mean``, which DeepSpeed
