@@ -29,7 +29,15 @@ OBJECTIVES = ("clip", "dual_clip", "gspo", "cispo")
 AGGREGATIONS = ("token_mean", "sequence_mean", "fixed_length")
 CORRECTIONS = ("none", "token_tis", "sequence_tis")
 DIVERGENCES = ("k1", "k2", "k3")
-VERIFIERS = ("math_answer", "equation_steps")
+VERIFIERS = (
+    "math_answer",
+    "equation_steps",
+    "model_judge",
+    "score_model",
+    "string_check",
+    "text_similarity",
+)
+RUBRICS = ("holistic", "proof", "checkpoints")
 
 _EXTENSION = re.compile(r"[a-zA-Z_]\w*(\.[a-zA-Z_]\w*)+")
 
@@ -51,3 +59,4 @@ AggregationName = Annotated[str, _one_of(*AGGREGATIONS)]
 CorrectionName = Annotated[str, _one_of(*CORRECTIONS)]
 DivergenceName = Annotated[str, _one_of(*DIVERGENCES)]
 VerifierName = Annotated[str, _one_of(*VERIFIERS, or_extension=False)]
+RubricName = Annotated[str, _one_of(*RUBRICS, or_extension=False)]

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from protocol.names import (
     CRITIC_ADVANTAGES,
@@ -23,8 +23,9 @@ from protocol.names import (
     CorrectionName,
     DivergenceName,
     ObjectiveName,
-    VerifierName,
 )
+from protocol.rewards import Reward
+from protocol.tables import Table
 
 _NEED_PROCESS = ("papo", "papo_full_norm", "multiplicative", "process_only")
 _ZERO_FOR_ONE = ("grpo", "grpo_trl", "dr_grpo", "rloo", "papo", "papo_full_norm")
@@ -49,12 +50,6 @@ class Purpose(StrEnum):
     PRETRAIN = "pretrain"  # for the critic, before the policy moves
     TRAIN = "train"
     EVAL = "eval"
-
-
-class Table(BaseModel):
-    """A table of the recipe; unknown keys are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Model(Table):
@@ -97,36 +92,6 @@ class Rollout(Table):
     group_size: int = Field(default=8, ge=1)
     sampling: Sampling
     kv_after_sync: Literal["recompute", "keep"] = "recompute"
-
-
-class Reward(Table):
-    """Which verifier says what is right, which one scores how it was reached, and what that pays.
-
-    The reward of a response is its outcome's value plus the overlong punishment (DAPO,
-    arXiv:2503.14476, equation 13): 0 up to ``max_tokens - overlong_buffer`` tokens, from there
-    linearly down to ``-overlong_factor`` at ``max_tokens``. Correctness is the raw outcome's.
-    """
-
-    outcome: VerifierName = "math_answer"
-    process: VerifierName | None = None
-    process_for: Literal["correct", "all"] = "correct"
-    max_ungradable: float = Field(default=0.05, ge=0, le=1)
-    values: tuple[float, float] = Field(
-        default=(0.0, 1.0), description="what a wrong and a right answer pay"
-    )
-    overlong_buffer: int | None = Field(default=None, ge=1, description="in tokens; none: off")
-    overlong_factor: float = Field(default=1.0, gt=0)
-    overlong_filter: bool = Field(
-        default=False, description="truncated responses take no part in the loss"
-    )
-
-    @model_validator(mode="after")
-    def _pays_what_it_says(self) -> Self:
-        if not self.values[0] < self.values[1]:
-            raise ValueError("values must be [wrong, right] with wrong below right")
-        if self.overlong_buffer is None and self.overlong_factor != 1.0:
-            raise ValueError("overlong_factor does nothing without overlong_buffer; set that too")
-        return self
 
 
 class Algorithm(Table):
@@ -301,7 +266,7 @@ class Recipe(Table):
     @model_validator(mode="after")
     def _advantage_has_what_it_needs(self) -> Self:
         name, reward = self.algorithm.advantage, self.reward
-        if name in _NEED_PROCESS and reward.process is None:
+        if name in _NEED_PROCESS and not reward.process:
             raise ValueError(f"algorithm.advantage = {name!r} needs reward.process, a verifier")
         if name == "process_only" and reward.process_for != "all":
             raise ValueError("algorithm.advantage = 'process_only' needs process_for = 'all'")
@@ -341,7 +306,8 @@ def explain(error: ValidationError, whole: str = "recipe") -> str:
     """One line per problem: the field's dotted name, or ``whole``, and what is wrong with it."""
     lines: list[str] = []
     for problem in error.errors():
-        field = ".".join(str(part) for part in problem["loc"]) or whole
+        parts = (str(part) for part in problem["loc"])
+        field = ".".join(part for part in parts if not part.startswith("<")) or whole
         if problem["type"] == "extra_forbidden":
             lines.append(f"{field}: unknown key; remove it or check its spelling")
         elif problem["type"] == "missing":

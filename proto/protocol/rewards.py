@@ -1,0 +1,216 @@
+"""The reward of a recipe: which verifiers are asked, about which responses, and what that pays.
+
+An outcome or a process score is made of *checks*. A check names a verifier and holds that
+verifier's settings; several are put together as a weighted mean. In a recipe::
+
+    outcome = "math_answer"                        # one verifier, as it is
+
+    [[reward.process]]                             # or several
+    verifier = "model_judge"
+    rubric = "holistic"
+    weight = 3.0
+    if_ungradable = "leave_out"
+
+    [[reward.process]]
+    verifier = "equation_steps"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from protocol.names import RubricName, VerifierName
+from protocol.rubric import Rubric
+from protocol.tables import Table
+
+_PLAIN = "<plain>"  # tags of the union; `recipe.explain` leaves out of a field's name what has <>
+_TEMPLATE = "a template: {{item.answer}}, {{sample.output_text}}"
+
+
+class Check(Table):
+    """One verifier's part of a score. Verifiers with settings have a class of their own below."""
+
+    verifier: VerifierName
+    name: str | None = Field(default=None, min_length=1, max_length=64, description="if used twice")
+    weight: float = Field(default=1.0, gt=0)
+    sees: Literal["all", "correct"] = Field(
+        default="all", description="which of the responses that process_for lets through"
+    )
+    if_ungradable: Literal["ungradable", "leave_out"] = Field(
+        default="ungradable", description="what this check's failure does to the whole score"
+    )
+
+    @property
+    def label(self) -> str:
+        """What it is called in a breakdown."""
+        return self.name or self.verifier
+
+
+class AskedOfAJudge(Check):
+    """How the judge's model is asked. Where that model is, the environment says."""
+
+    samples: int = Field(default=1, ge=1, le=32, description="the score is their mean")
+    reasoning_effort: Literal["low", "medium", "high"] = "medium"
+    max_tokens: int = Field(default=4096, ge=64, description="reasoning and verdict together")
+    temperature: float = Field(default=0.0, ge=0, le=2)
+    seed: int = Field(default=0, ge=0, description="of the first sample; the others count up")
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> Self:
+        if self.samples > 1 and self.temperature == 0:
+            raise ValueError(
+                f"samples = {self.samples} at temperature 0 are the same sample; set temperature "
+                "(1.0 is what gpt-oss was made for), or ask for one"
+            )
+        return self
+
+
+class ModelJudge(AskedOfAJudge):
+    """A model grades by a rubric: one that comes with Weir, or a table of the recipe."""
+
+    verifier: VerifierName = "model_judge"
+    rubric: Annotated[
+        Annotated[RubricName, Tag("<name>")] | Annotated[Rubric, Tag("<table>")],
+        Discriminator(lambda value: "<name>" if isinstance(value, str) else "<table>"),
+    ] = "holistic"
+
+
+class JudgeMessage(Table):
+    """One turn of what a judge is told."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str = Field(min_length=1, description=_TEMPLATE)
+
+
+class ScoreModel(AskedOfAJudge):
+    """A model gives a number to what the messages tell it; OpenAI's ``score_model``."""
+
+    verifier: VerifierName = "score_model"
+    input: tuple[JudgeMessage, ...] = Field(min_length=1)
+    range: tuple[float, float] = Field(default=(0.0, 1.0), description="becomes [0, 1]")
+
+    @model_validator(mode="after")
+    def _range_rises(self) -> Self:
+        if not self.range[0] < self.range[1]:
+            raise ValueError("range must be [lowest, highest] with lowest below highest")
+        return self
+
+
+class StringCheck(Check):
+    """Two texts, compared; OpenAI's ``string_check``."""
+
+    verifier: VerifierName = "string_check"
+    input: str = Field(default="{{sample.output_text}}", description=_TEMPLATE)
+    reference: str = Field(default="{{item.answer}}", description=_TEMPLATE)
+    operation: Literal["eq", "ne", "like", "ilike"] = "eq"
+
+
+class TextSimilarity(Check):
+    """How alike two texts are; OpenAI's ``text_similarity``."""
+
+    verifier: VerifierName = "text_similarity"
+    input: str = Field(default="{{sample.output_text}}", description=_TEMPLATE)
+    reference: str = Field(default="{{item.answer}}", description=_TEMPLATE)
+    evaluation_metric: Literal[
+        "fuzzy_match",
+        "bleu",
+        "gleu",
+        "rouge_1",
+        "rouge_2",
+        "rouge_3",
+        "rouge_4",
+        "rouge_5",
+        "rouge_l",
+    ] = "fuzzy_match"
+
+
+_WITH_SETTINGS = {
+    "model_judge": ModelJudge,
+    "score_model": ScoreModel,
+    "string_check": StringCheck,
+    "text_similarity": TextSimilarity,
+}
+
+
+def _tag(value: Any) -> str:
+    own = getattr(value, "verifier", None)
+    verifier = value.get("verifier") if isinstance(value, Mapping) else own
+    return f"<{verifier}>" if verifier in _WITH_SETTINGS else _PLAIN
+
+
+AnyCheck = Annotated[
+    Annotated[Check, Tag(_PLAIN)]
+    | Annotated[ModelJudge, Tag("<model_judge>")]
+    | Annotated[ScoreModel, Tag("<score_model>")]
+    | Annotated[StringCheck, Tag("<string_check>")]
+    | Annotated[TextSimilarity, Tag("<text_similarity>")],
+    Discriminator(_tag),
+]
+
+
+def _as_checks(value: Any) -> Any:
+    """A name is a check without settings; one check stands for a list of one."""
+    if value is None:
+        return ()
+    several = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    return tuple({"verifier": each} if isinstance(each, str) else each for each in several)
+
+
+Checks = Annotated[tuple[AnyCheck, ...], BeforeValidator(_as_checks)]
+
+
+class Reward(Table):
+    """Which verifiers say what is right, which ones score how it was reached, and what that pays.
+
+    The reward of a response is its outcome's value plus the overlong punishment (DAPO,
+    arXiv:2503.14476, equation 13): 0 up to ``max_tokens - overlong_buffer`` tokens, from there
+    linearly down to ``-overlong_factor`` at ``max_tokens``. Correctness is the raw outcome's.
+    """
+
+    outcome: Checks = Field(default=(Check(verifier="math_answer"),), min_length=1)
+    process: Checks = ()
+    process_for: Literal["correct", "all"] = "correct"
+    max_ungradable: float = Field(default=0.05, ge=0, le=1)
+    values: tuple[float, float] = Field(
+        default=(0.0, 1.0), description="what a wrong and a right answer pay"
+    )
+    overlong_buffer: int | None = Field(default=None, ge=1, description="in tokens; none: off")
+    overlong_factor: float = Field(default=1.0, gt=0)
+    overlong_filter: bool = Field(
+        default=False, description="truncated responses take no part in the loss"
+    )
+
+    @model_validator(mode="after")
+    def _pays_what_it_says(self) -> Self:
+        if not self.values[0] < self.values[1]:
+            raise ValueError("values must be [wrong, right] with wrong below right")
+        if self.overlong_buffer is None and self.overlong_factor != 1.0:
+            raise ValueError("overlong_factor does nothing without overlong_buffer; set that too")
+        return self
+
+    @model_validator(mode="after")
+    def _checks_fit_together(self) -> Self:
+        for field, checks in (("outcome", self.outcome), ("process", self.process)):
+            labels = [check.label for check in checks]
+            if len(set(labels)) < len(labels):
+                raise ValueError(f"{field}: two checks have one name; give each a name of its own")
+            if len(checks) == 1 and checks[0].if_ungradable == "leave_out":
+                raise ValueError(f"{field}: the only check cannot be left out if it is ungradable")
+            if checks and all(check.sees == "correct" for check in checks):
+                raise ValueError(
+                    f"{field}: some check must see all; for a process score of correct responses "
+                    "alone set process_for = 'correct'"
+                )
+        if any(check.sees == "correct" for check in self.outcome):
+            raise ValueError("outcome: what is correct is known only after it; set sees = 'all'")
+        if self.process_for == "correct" and any(check.sees == "correct" for check in self.process):
+            raise ValueError("process: sees = 'correct' does nothing with process_for = 'correct'")
+        return self
+
+    @property
+    def needs_judge(self) -> bool:
+        """Whether some check asks a model."""
+        return any(isinstance(check, AskedOfAJudge) for check in (*self.outcome, *self.process))

@@ -1,0 +1,116 @@
+"""A rubric: what a judge looks at in a solution, the levels it may find, and what they are worth.
+
+A rubric is data, a TOML file or a table of a recipe. A judge picks one level per criterion by its
+name and never sees a number, so that no text in a solution can talk it into one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from protocol.tables import Table
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+
+
+def _name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise ValueError(f"{value!r}: use small letters, digits and '_', at most 32 of them")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_name)]
+
+
+class Level(Table):
+    """One thing that a judge may find."""
+
+    name: Name
+    score: float = Field(ge=0, le=1)
+    means: str = Field(min_length=1, description="told to the judge")
+
+
+class Criterion(Table):
+    """One thing that a judge looks at."""
+
+    name: Name
+    asks: str = Field(min_length=1, description="told to the judge")
+    weight: float = Field(default=1.0, gt=0)
+    levels: tuple[Level, ...] = Field(min_length=2)
+
+    @model_validator(mode="after")
+    def _levels_differ(self) -> Self:
+        _refuse_repeats([level.name for level in self.levels], "levels")
+        if len({level.score for level in self.levels}) < 2:
+            raise ValueError("levels: all have the same score, so the criterion decides nothing")
+        return self
+
+    def score_of(self, level: str) -> float:
+        """What a level is worth, in [0, 1].
+
+        Raises:
+            KeyError: if there is no such level.
+        """
+        return {level.name: level.score for level in self.levels}[level]
+
+
+class Cap(Table):
+    """Where one criterion is found at one of these levels, the whole is worth no more than this."""
+
+    criterion: Name
+    levels: tuple[Name, ...] = Field(min_length=1)
+    at_most: float = Field(ge=0, lt=1)
+
+
+class Rubric(Table):
+    """How a solution is graded: the weighted mean of its criteria, no more than any cap allows."""
+
+    instructions: str = Field(min_length=1, description="told to the judge, before the criteria")
+    needs_solution: bool = Field(
+        default=True, description="a task without a reference solution cannot be graded"
+    )
+    analysis_chars: int = Field(
+        default=1500, ge=0, le=20_000, description="what the judge writes before it decides"
+    )
+    criteria: tuple[Criterion, ...] = Field(min_length=1)
+    caps: tuple[Cap, ...] = ()
+
+    @model_validator(mode="after")
+    def _names_fit(self) -> Self:
+        _refuse_repeats([criterion.name for criterion in self.criteria], "criteria")
+        if any(criterion.name == "analysis" for criterion in self.criteria):
+            raise ValueError("criteria: 'analysis' is the judge's own text; choose another name")
+        levels = {
+            criterion.name: {level.name for level in criterion.levels}
+            for criterion in self.criteria
+        }
+        for index, cap in enumerate(self.caps):
+            if not set(cap.levels) <= levels.get(cap.criterion, set()):
+                raise ValueError(
+                    f"caps.{index}: {cap.criterion!r} has no level {' or '.join(cap.levels)}; name "
+                    "a criterion of this rubric and levels of its own"
+                )
+        return self
+
+    def score(self, found: Mapping[str, str]) -> float:
+        """The worth, in [0, 1], of the level found for each criterion.
+
+        Raises:
+            KeyError: if a criterion is missing, or its level unknown.
+        """
+        total = sum(each.weight * each.score_of(found[each.name]) for each in self.criteria)
+        mean = total / sum(each.weight for each in self.criteria)
+        caps = (cap.at_most for cap in self.caps if found[cap.criterion] in cap.levels)
+        return min(mean, *caps, 1.0)
+
+
+def _refuse_repeats(names: Sequence[str], field: str) -> None:
+    repeated = {name for name in names if names.count(name) > 1}
+    if repeated:
+        raise ValueError(
+            f"{field}: {', '.join(sorted(repeated))} is there twice; names must differ"
+        )
