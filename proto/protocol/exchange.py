@@ -17,7 +17,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
@@ -373,6 +373,23 @@ class Exchange:
         """Take a job that ended before it began out of the queue."""
         args = [str(streams.JOBS.group), delivery.entry_id]
         await self._run("forget_queued", [streams.JOBS.key()], args)
+
+    # ------------------------------------------------------------------ verdicts
+
+    async def recall_verdict(self, digest: str) -> str | None:
+        """What was remembered under the digest of a question to a judge, if it still is."""
+        args = [digest, time.time()]
+        stored = await self._run("recall_verdict", [streams.VERDICTS, streams.VERDICT_USES], args)
+        return None if stored is None else cast(bytes, stored).decode()
+
+    async def remember_verdict(self, digest: str, verdict: str, max_bytes: int) -> None:
+        """Remember a verdict, in the place of those used longest ago if all exceed ``max_bytes``.
+
+        When the server's memory is full nothing is remembered: that is no reason to wait.
+        """
+        keys = [streams.VERDICTS, streams.VERDICT_USES, streams.VERDICT_BYTES]
+        with suppress(errors.OutOfMemoryError):
+            await self._run("remember_verdict", keys, [digest, verdict, time.time(), max_bytes])
 
     # ------------------------------------------------------------------ the server
 

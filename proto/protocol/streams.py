@@ -15,6 +15,9 @@ active                ActiveJob                           learner             ro
 {job}:under_way       asked keys not yet taken in, a set  learner             learner, gateway
 {job}:faults          deaths and failures, a hash         rollout, grader     rollout, grader
 {job}:event_ids       ids of recorded events, a set       all                 all
+verdicts              a judge's verdicts, a hash          grader              grader
+verdict_uses          when each was used, a sorted set    grader              grader
+verdict_bytes         how much the verdicts hold          grader              grader
 ====================  ==================================  ==================  =====================
 
 Every key begins with ``weir:``. A job's keys are made when its learner first takes it up, and go
@@ -65,6 +68,9 @@ EVENTS = Stream("{job}:events", JobEvent)
 WORK_STREAMS: tuple[Stream, ...] = (REQUESTS, EVAL_REQUESTS, ROLLOUTS, GRADED)
 
 ACTIVE = PREFIX + "active"
+VERDICTS = PREFIX + "verdicts"
+VERDICT_USES = PREFIX + "verdict_uses"
+VERDICT_BYTES = PREFIX + "verdict_bytes"
 
 
 def requests_for(purpose: Purpose) -> Stream[RolloutRequest]:

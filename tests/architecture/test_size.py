@@ -6,7 +6,7 @@ from tests.architecture.project import MODULES, name_of
 
 MAX_FUNCTION_LINES = 50
 MAX_FILE_LINES = 400
-LONGER_FILES = {"proto/protocol/exchange.py": 550}  # one method per script, each a few lines
+LONGER_FILES = {"proto/protocol/exchange.py": 575}  # one method per script, each a few lines
 
 
 def test_no_function_is_longer_than_a_screen() -> None:
