@@ -19,6 +19,7 @@ from pydantic import JsonValue
 
 from services.grader.nursery import NURSERY_ENDED, Nursery, Worker
 from services.grader.pool_worker import as_frame
+from services.grader.seats import Seats
 
 GIBIBYTE = 1 << 30
 
@@ -87,7 +88,6 @@ class Pool:
         self._memory_bytes = memory_bytes
         self._calls_per_worker = calls_per_worker
         self._size = size
-        self._free: asyncio.Queue[_Seat] = asyncio.Queue()
         self._starting = asyncio.Lock()
         self._accepting = True
         self._closed = False
@@ -95,8 +95,7 @@ class Pool:
     async def __aenter__(self) -> Self:
         """Start the nursery and fork every worker."""
         self._nursery = await Nursery.start(self._warm_ups, self._memory_bytes)
-        for _ in range(self._size):
-            self._free.put_nowait(_Seat(self._nursery.fork()))
+        self._seats = Seats(_Seat(self._nursery.fork()) for _ in range(self._size))
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -104,32 +103,33 @@ class Pool:
         await self.close()
 
     async def run(
-        self, function: str, *args: JsonValue, deadline_s: float, fresh: bool = False
+        self, function: str, *args: JsonValue, deadline_s: float, suspect: bool = False
     ) -> Value | Failed:
         """Call ``"module:function"`` in a worker that is killed after ``deadline_s`` seconds.
 
-        The deadline counts from when a worker is free. ``fresh`` asks for a worker that has not
-        been called before. Arguments and value are JSON. Cancelling the caller kills its worker.
+        The deadline counts from when a worker is free. A ``suspect`` call, one that hung or crashed
+        before, gets a worker that has not been called before, waits behind all other calls, and
+        suspects hold at most half of the workers. Arguments and value are JSON. Cancelling the
+        caller kills its worker.
 
         Raises:
             PoolClosedError: if the pool is or gets closed.
             NurseryError: if no worker can be started.
         """
         call = as_frame({"function": function, "args": args, "deadline_s": deadline_s})
-        seat = await self._take_seat()
+        seat = await self._take_seat(suspect=suspect)
         try:
-            outcome = await self._attempt(seat, call, deadline_s, fresh=fresh)
+            outcome = await self._attempt(seat, call, deadline_s, fresh=suspect)
             if outcome == _LOST_WITH_NURSERY:  # no fault of the call
-                outcome = await self._attempt(seat, call, deadline_s, fresh=fresh)
+                outcome = await self._attempt(seat, call, deadline_s, fresh=suspect)
             return outcome
         finally:
-            self._free.put_nowait(seat)
+            self._seats.give_back(seat, suspect=suspect)
 
     async def drain(self) -> None:
         """Refuse new calls and wait until the ones before have ended."""
         self._accepting = False
-        for seat in [await self._free.get() for _ in range(self._size)]:
-            self._free.put_nowait(seat)
+        await self._seats.all_free()
 
     async def close(self) -> None:
         """Kill all workers. Calls that wait or are under way raise `PoolClosedError`."""
@@ -137,15 +137,15 @@ class Pool:
             return
         self._accepting, self._closed = False, True
         await self._nursery.close()
-        for _ in range(self._size):
-            (await self._free.get()).worker.pipe.close()
+        for seat in await self._seats.all_free():
+            seat.worker.pipe.close()
 
-    async def _take_seat(self) -> _Seat:
+    async def _take_seat(self, *, suspect: bool) -> _Seat:
         if not self._accepting:
             raise PoolClosedError("the pool of workers takes no more calls")
         arrived = time.monotonic()
         with BACKLOG.track_inprogress():
-            seat = await self._free.get()
+            seat = await self._seats.take(suspect=suspect)
         WAITED.observe(time.monotonic() - arrived)
         return seat
 

@@ -8,6 +8,7 @@ ungradable, or a policy could learn to hide there. Only a gold answer that fails
 from __future__ import annotations
 
 from protocol.messages import Graded, Score, Task, Ungradable
+from protocol.rewards import Check
 
 from services.grader.latex import (
     Number,
@@ -36,7 +37,7 @@ _GOLD_NOT_PARSABLE = Ungradable(reason="gold_not_parsable")
 _RIGHT = Graded(value=1)
 
 
-async def verify(task: Task, text: str, tools: Tools) -> Score:
+async def verify(task: Task, text: str, check: Check, tools: Tools) -> Score:
     """1 if the response's boxed answer equals ``task.answer``, else 0 with the reason."""
     if len(text) > _MAX_TEXT_CHARS:
         return _wrong("too_long")
@@ -108,7 +109,7 @@ async def _compared(gold: str, answer: str, tools: Tools) -> Value | Failed:
     outcome = await tools.pool.run(_COMPARE, gold, answer, deadline_s=deadline_s)
     if isinstance(outcome, Value) or outcome.cause is Cause.ERROR:
         return outcome
-    return await tools.pool.run(_COMPARE, gold, answer, deadline_s=deadline_s, fresh=True)
+    return await tools.pool.run(_COMPARE, gold, answer, deadline_s=deadline_s, suspect=True)
 
 
 async def _blame(failed: Failed, gold: str, tools: Tools) -> Score:

@@ -166,9 +166,9 @@ async def test_random_cancellations_never_lose_a_worker(pool: Pool) -> None:
     assert len(await pids(pool)) == SIZE
 
 
-async def test_a_fresh_worker_has_served_nobody(pool: Pool) -> None:
+async def test_a_suspect_gets_a_worker_that_has_served_nobody(pool: Pool) -> None:
     before = await pids(pool)
-    outcome = await pool.run("os:getpid", deadline_s=5, fresh=True)
+    outcome = await pool.run("os:getpid", deadline_s=5, suspect=True)
     assert isinstance(outcome, Value)
     assert outcome.value not in before
 
