@@ -1,8 +1,8 @@
 """The names that a recipe may give: each is an entry of a table in the service that uses it.
 
-The name of a formula may have a dot, as ``my_lab.squared``: then it is an extension's, which a
-module of the deployment's own, named in ``WEIR_EXTENSIONS``, has added to the table. The learner
-checks it when a job begins.
+A name may have a dot, as ``my_lab.squared``: then it is an extension's, which a module of the
+deployment's own has added to the table: of formulas, if ``WEIR_EXTENSIONS`` names that module, or of
+verifiers, if ``WEIR_GRADER_EXTENSIONS`` does. The services check it when they meet it.
 """
 
 from __future__ import annotations
@@ -58,5 +58,5 @@ ObjectiveName = Annotated[str, _one_of(*OBJECTIVES)]
 AggregationName = Annotated[str, _one_of(*AGGREGATIONS)]
 CorrectionName = Annotated[str, _one_of(*CORRECTIONS)]
 DivergenceName = Annotated[str, _one_of(*DIVERGENCES)]
-VerifierName = Annotated[str, _one_of(*VERIFIERS, or_extension=False)]
+VerifierName = Annotated[str, _one_of(*VERIFIERS)]
 RubricName = Annotated[str, _one_of(*RUBRICS, or_extension=False)]

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag, model_validator
 
 from protocol.names import RubricName, VerifierName
 from protocol.rubric import Rubric
@@ -42,6 +42,16 @@ class Check(Table):
     if_ungradable: Literal["ungradable", "leave_out"] = Field(
         default="ungradable", description="what this check's failure does to the whole score"
     )
+
+    settings: Mapping[str, JsonValue] = Field(
+        default_factory=dict, description="for a verifier of the deployment's own, my_lab.oracle"
+    )
+
+    @model_validator(mode="after")
+    def _settings_have_a_reader(self) -> Self:
+        if self.settings and "." not in self.verifier:
+            raise ValueError(f"settings: {self.verifier!r} reads none; remove them")
+        return self
 
     @property
     def label(self) -> str:

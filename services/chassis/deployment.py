@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -68,14 +68,7 @@ class Deployment:
         Raises:
             DeploymentError: if one cannot be imported.
         """
-        for name in self.extensions:
-            try:
-                importlib.import_module(name)
-            except Exception as error:
-                raise DeploymentError(
-                    f"WEIR_EXTENSIONS: {name!r} cannot be imported: {type(error).__name__}: "
-                    f"{error}; it must be the dotted name of a module on PYTHONPATH"
-                ) from error
+        import_extensions("WEIR_EXTENSIONS", self.extensions)
 
     @property
     def files_dir(self) -> Path:
@@ -90,6 +83,22 @@ class Deployment:
     def job_dir(self, job_id: str) -> Path:
         """A job's log, checkpoints and final model."""
         return self.data_dir / "jobs" / job_id
+
+
+def import_extensions(variable: str, names: Iterable[str]) -> None:
+    """Import the modules that a variable of the environment names.
+
+    Raises:
+        DeploymentError: if one cannot be imported.
+    """
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            raise DeploymentError(
+                f"{variable}: {name!r} cannot be imported: {type(error).__name__}: "
+                f"{error}; it must be the dotted name of a module on PYTHONPATH"
+            ) from error
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ from services.chassis.deployment import DeploymentError
 
 @dataclass(frozen=True)
 class Settings:
-    """How many groups are graded at once, and by how many processes."""
+    """How many groups are graded at once, by how many processes, and by whose verifiers too."""
 
     groups_in_flight: int
     workers: int
+    extensions: tuple[str, ...] = ()
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -25,8 +26,9 @@ class Settings:
         """
         spare_cores = max(1, len(os.sched_getaffinity(0)) - 1)
         return cls(
-            groups_in_flight=_count(environment, "WEIR_GRADER_GROUPS_IN_FLIGHT", 64),
+            groups_in_flight=_count(environment, "WEIR_GRADER_GROUPS_IN_FLIGHT", 256),
             workers=_count(environment, "WEIR_GRADER_WORKERS", spare_cores),
+            extensions=_words(environment.get("WEIR_GRADER_EXTENSIONS", "")),
         )
 
 
@@ -35,3 +37,7 @@ def _count(environment: Mapping[str, str], name: str, default: int) -> int:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise DeploymentError(f"{name}={text!r}: give a whole number above 0, such as {default}")
     return int(text)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())

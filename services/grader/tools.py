@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from services.grader.pool import Pool
+
+if TYPE_CHECKING:
+    from services.grader.judge.judge import Judge
 
 
 @dataclass(frozen=True)
 class Tools:
-    """The shared resources of one grader."""
+    """The shared resources of one grader. Deadlines are wall-clock seconds in the pool."""
 
     pool: Pool
-    compare_deadline_s: float = 5.0  # for one comparison of two answers, wall clock
+    judge: Judge | None = None
+    quick_deadline_s: float = 1.0  # for the first try of a comparison
+    compare_deadline_s: float = 5.0  # for the second, in a fresh worker

@@ -9,7 +9,7 @@ from protocol.streams import GRADED, ROLLOUTS
 
 from services.chassis.service import Service
 from services.chassis.work import Station, work_forever
-from services.grader import rubric
+from services.grader import grading
 from services.grader.pool import Pool
 from services.grader.settings import Settings
 from services.grader.tools import Tools
@@ -41,7 +41,7 @@ def station(tools: Tools, capacity: int) -> Station[RolloutGroup, GradedGroup]:
 async def grade_group(job: ActiveJob, group: RolloutGroup, tools: Tools) -> GradedGroup:
     """Grade a group as the job's recipe says."""
     started = time.monotonic()
-    grades = await rubric.grade(job.recipe.reward, group, tools)
+    grades = await grading.grade(job.recipe.reward, group, tools)
     return GradedGroup(
         purpose=group.request.purpose,
         number=group.request.number,

@@ -1,18 +1,25 @@
-"""The table of verifiers: a recipe names one for the outcome and perhaps one for the process."""
+"""The table of verifiers: a recipe's checks name one each.
+
+A verifier returns a value in [0, 1] or says why there is none. It is asked for one response at a
+time, and for thousands at once, so it awaits what takes long and never blocks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from protocol.messages import Score, Task
-from protocol.recipe import VerifierName
+from protocol.names import VerifierName
 
 from services.grader.tools import Tools
 from services.grader.verifiers import equation_steps, math_answer
 
-Verifier = Callable[[Task, str, Tools], Awaitable[Score]]  # (task, text of the response, tools)
+# (task, text of the response, the recipe's settings of this check, tools); each verifier takes the
+# class of checks that `protocol.rewards` makes of its name.
+Verifier = Callable[[Task, str, Any, Tools], Awaitable[Score]]
 
-VERIFIERS: Mapping[VerifierName, Verifier] = {
+VERIFIERS: dict[VerifierName, Verifier] = {
     "math_answer": math_answer.verify,
     "equation_steps": equation_steps.verify,
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import cast
 
 from protocol.messages import Graded, Score, Task, Ungradable
+from protocol.rewards import Check
 
 from services.grader.equations import MAX_EQUATIONS, tally
 from services.grader.pool import Value
@@ -19,7 +20,7 @@ _LONG_TEXT_CHARS = 5_000  # longer ones are read in the pool: the service must s
 _DEADLINE_S = 20.0
 
 
-async def verify(task: Task, text: str, tools: Tools) -> Score:
+async def verify(task: Task, text: str, check: Check, tools: Tools) -> Score:
     """Right equations ÷ max(equations written, equations in ``task.solution``, 1)."""
     if len(task.solution or "") > _MAX_TEXT_CHARS:
         return Ungradable(reason="solution_too_long")

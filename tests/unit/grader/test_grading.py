@@ -8,14 +8,14 @@ from protocol.messages import ActiveJob, Grade, Graded, RolloutGroup, Ungradable
 from protocol.recipe import Purpose, Reward
 
 from services.chassis.deployment import DeploymentError
-from services.grader import rubric, worker
+from services.grader import grading, worker
 from services.grader.settings import Settings
 from services.grader.tools import Tools
 from services.grader.verifiers import VERIFIERS
 from tests.builders import a_group, a_recipe, a_request, a_task
 
 OUTCOME_ONLY = Reward()
-BOTH = Reward(process="equation_steps")
+BOTH = Reward.model_validate({"process": "equation_steps"})
 TEXTS = [r"1+1=2;\boxed{2}", r"1+1=3;\boxed{2}", r"1+1=2;\boxed{3}", "2"]
 
 
@@ -32,14 +32,14 @@ def test_every_verifier_that_a_recipe_may_name_exists() -> None:
 
 @pytest.mark.anyio
 async def test_without_a_process_verifier_only_outcomes_are_graded(tools: Tools) -> None:
-    grades = await rubric.grade(OUTCOME_ONLY, a_group_of(TEXTS), tools)
+    grades = await grading.grade(OUTCOME_ONLY, a_group_of(TEXTS), tools)
     assert [grade.accuracy for grade in grades] == [1, 1, 0, 0]
     assert all(grade.process is None for grade in grades)
 
 
 @pytest.mark.anyio
 async def test_the_process_is_asked_about_correct_responses_only(tools: Tools) -> None:
-    grades = await rubric.grade(BOTH, a_group_of(TEXTS), tools)
+    grades = await grading.grade(BOTH, a_group_of(TEXTS), tools)
     assert [grade.process_score for grade in grades] == [1, 0, None, None]
 
 
@@ -47,33 +47,49 @@ async def test_the_process_is_asked_about_correct_responses_only(tools: Tools) -
 async def test_the_process_is_asked_about_wrong_responses_where_the_recipe_says_so(
     tools: Tools,
 ) -> None:
-    reward = Reward(process="equation_steps", process_for="all")
-    grades = await rubric.grade(reward, a_group_of(TEXTS), tools)
+    reward = Reward.model_validate({"process": "equation_steps", "process_for": "all"})
+    grades = await grading.grade(reward, a_group_of(TEXTS), tools)
     assert [grade.accuracy for grade in grades] == [1, 1, 0, 0]
     assert [grade.process_score for grade in grades] == [1, 0, 1, 0]
-    lost = await rubric.grade(reward, a_group_of([r"1+1=2;\boxed{x+2}"], answer="+*"), tools)
+    lost = await grading.grade(reward, a_group_of([r"1+1=2;\boxed{x+2}"], answer="+*"), tools)
     assert lost == (Grade(outcome=Ungradable(reason="gold_not_parsable")),)
 
 
 @pytest.mark.anyio
 async def test_what_cannot_be_graded_gets_no_number_and_no_process(tools: Tools) -> None:
-    grades = await rubric.grade(BOTH, a_group_of([r"1+1=2;\boxed{x+2}"] * 3, answer="+*"), tools)
+    grades = await grading.grade(BOTH, a_group_of([r"1+1=2;\boxed{x+2}"] * 3, answer="+*"), tools)
     assert grades == (Grade(outcome=Ungradable(reason="gold_not_parsable")),) * 3
 
 
 @pytest.mark.anyio
 async def test_a_partial_outcome_is_not_correct(tools: Tools) -> None:
-    reward = Reward(outcome="equation_steps", process="equation_steps")
-    grades = await rubric.grade(reward, a_group_of(["1+1=2;1+2=4", "1+1=2"]), tools)
+    reward = Reward.model_validate({"outcome": "equation_steps", "process": "equation_steps"})
+    grades = await grading.grade(reward, a_group_of(["1+1=2;1+2=4", "1+1=2"]), tools)
     assert [grade.accuracy for grade in grades] == [0.5, 1]
     assert [grade.process_score for grade in grades] == [None, 1]
 
 
 @pytest.mark.anyio
+async def test_a_score_may_be_made_of_several_checks(tools: Tools) -> None:
+    process = [
+        {"verifier": "equation_steps", "weight": 3},
+        {"verifier": "math_answer", "sees": "correct"},
+    ]
+    reward = Reward.model_validate({"process": process, "process_for": "all"})
+    grades = await grading.grade(reward, a_group_of(TEXTS), tools)
+    assert [grade.process_score for grade in grades] == [1, 0.25, 1, 0]
+    first, _, third, _ = [grade.process for grade in grades]
+    assert isinstance(first, Graded)
+    assert isinstance(third, Graded)
+    assert (first.breakdown["math_answer"], first.breakdown["equation_steps.written"]) == (1, 1)
+    assert "math_answer" not in third.breakdown
+
+
+@pytest.mark.anyio
 async def test_grades_are_counted_by_verifier_verdict_and_reason(tools: Tools) -> None:
-    counter = rubric.GRADES.labels("math_answer", "wrong", "no_answer")
+    counter = grading.GRADES.labels("math_answer", "wrong", "no_answer")
     before = counter._value.get()
-    await rubric.grade(OUTCOME_ONLY, a_group_of(TEXTS), tools)
+    await grading.grade(OUTCOME_ONLY, a_group_of(TEXTS), tools)
     assert counter._value.get() == before + 1
 
 
@@ -81,7 +97,7 @@ async def test_grades_are_counted_by_verifier_verdict_and_reason(tools: Tools) -
 async def test_an_error_of_a_verifier_is_raised_and_never_a_grade(tools: Tools) -> None:
     await tools.pool.drain()
     with pytest.raises(RuntimeError, match="takes no more calls"):
-        await rubric.grade(BOTH, a_group_of([r"\boxed{2}", r"\boxed{x+y}"]), tools)
+        await grading.grade(BOTH, a_group_of([r"\boxed{2}", r"\boxed{x+y}"]), tools)
     tools.pool._accepting = True
 
 
@@ -100,7 +116,7 @@ async def test_a_rollout_group_becomes_a_graded_group(tools: Tools) -> None:
 
 def test_settings_have_working_defaults() -> None:
     settings = Settings.from_environment({})
-    assert settings.groups_in_flight == 64
+    assert settings.groups_in_flight == 256
     assert settings.workers >= 1
 
 

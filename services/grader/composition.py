@@ -1,0 +1,48 @@
+"""How the scores of several checks become one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protocol.messages import Graded, Score, Ungradable
+from protocol.rewards import Check
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What one check has found."""
+
+    check: Check
+    score: Score
+
+
+def combined(parts: Sequence[Scored]) -> Score:
+    """The weighted mean of at least one check; a single check's score stays as it is.
+
+    A check that could not grade makes the whole ungradable, unless the recipe says to leave it out;
+    if nothing is left, the whole is ungradable. The breakdown holds every check's value under its
+    label, and its own breakdown below that; the reason is that of the check with the lowest value.
+    """
+    if len(parts) == 1:
+        return parts[0].score
+    lost = [part for part in parts if isinstance(part.score, Ungradable)]
+    spoilt = [part for part in lost if part.check.if_ungradable == "ungradable"]
+    if spoilt or len(lost) == len(parts):
+        return (spoilt or lost)[0].score
+    return _mean([(part.check, part.score) for part in parts if isinstance(part.score, Graded)])
+
+
+def _mean(parts: Sequence[tuple[Check, Graded]]) -> Graded:
+    total = sum(check.weight for check, _ in parts)
+    value = sum(check.weight * score.value for check, score in parts) / total
+    lowest = min(parts, key=lambda part: part[1].value)[1]
+    return Graded(value=min(1.0, value), reason=lowest.reason, breakdown=_breakdown(parts))
+
+
+def _breakdown(parts: Sequence[tuple[Check, Graded]]) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for check, score in parts:
+        values[check.label] = score.value
+        values |= {f"{check.label}.{key}": value for key, value in score.breakdown.items()}
+    return values

@@ -1,0 +1,83 @@
+"""How a group is graded: each response's outcome, and its process where the recipe asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import TypeVar
+
+from prometheus_client import Counter, Histogram
+from protocol.messages import Grade, Graded, RolloutGroup, Score, Task
+from protocol.rewards import Check, Reward
+
+from services.grader.composition import Scored, combined
+from services.grader.tools import Tools
+from services.grader.verifiers import VERIFIERS
+
+T = TypeVar("T")
+
+GRADES = Counter(
+    "weir_grades_total", "Scores by verifier and verdict", ["verifier", "verdict", "reason"]
+)
+SECONDS = Histogram("weir_grade_seconds", "Time to score one response", ["verifier"])
+
+
+async def grade(reward: Reward, group: RolloutGroup, tools: Tools) -> tuple[Grade, ...]:
+    """One grade per response, in order. All responses are graded at once.
+
+    Raises:
+        Exception: what a verifier raised, after every other response has been graded.
+    """
+    task = group.request.task
+    return await _all(
+        grade_response(reward, task, response.text, tools) for response in group.responses
+    )
+
+
+async def grade_response(reward: Reward, task: Task, text: str, tools: Tools) -> Grade:
+    """The outcome, and the process if the recipe asks for it after this outcome."""
+    outcome = await _score(reward.outcome, task, text, tools)
+    checks = process_checks(reward, outcome)
+    if not checks:
+        return Grade(outcome=outcome)
+    return Grade(outcome=outcome, process=await _score(checks, task, text, tools))
+
+
+def process_checks(reward: Reward, outcome: Score) -> tuple[Check, ...]:
+    """What the process score is made of after this outcome; nothing if that was ungradable."""
+    if not isinstance(outcome, Graded):
+        return ()
+    is_correct = outcome.value == 1
+    if reward.process_for == "correct" and not is_correct:
+        return ()
+    return tuple(check for check in reward.process if is_correct or check.sees == "all")
+
+
+async def _score(checks: Sequence[Check], task: Task, text: str, tools: Tools) -> Score:
+    scores = await _all(_checked(check, task, text, tools) for check in checks)
+    return combined([Scored(*part) for part in zip(checks, scores, strict=True)])
+
+
+async def _checked(check: Check, task: Task, text: str, tools: Tools) -> Score:
+    with SECONDS.labels(check.verifier).time():
+        score = await VERIFIERS[check.verifier](task, text, check, tools)
+    GRADES.labels(check.verifier, _verdict(score), score.reason or "").inc()
+    return score
+
+
+def _verdict(score: Score) -> str:
+    if not isinstance(score, Graded):
+        return "ungradable"
+    return {0.0: "wrong", 1.0: "correct"}.get(score.value, "partial")
+
+
+async def _all(scoring: Iterable[Awaitable[T]]) -> tuple[T, ...]:
+    """Every result, once all are done; then the first error, if there was one."""
+    results = await asyncio.gather(*scoring, return_exceptions=True)
+    return tuple(map(_or_raise, results))
+
+
+def _or_raise(result: T | BaseException) -> T:
+    if isinstance(result, BaseException):
+        raise result
+    return result

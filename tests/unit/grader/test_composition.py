@@ -1,0 +1,85 @@
+"""Several checks become one score, and what could not be graded never becomes a number."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from protocol.messages import Graded, Score, Ungradable
+from protocol.rewards import Check
+
+from services.grader.composition import Scored, combined
+
+LOST = Ungradable(reason="judge_timeout")
+
+
+def scored(
+    score: Score, *, name: str = "math_answer", weight: float = 1.0, leave_out: bool = False
+) -> Scored:
+    fate = "leave_out" if leave_out else "ungradable"
+    return Scored(
+        Check(verifier="math_answer", name=name, weight=weight, if_ungradable=fate), score
+    )
+
+
+def test_a_single_check_keeps_its_score() -> None:
+    score = Graded(value=0.25, reason="wrong_equations", breakdown={"written": 4})
+    assert combined([scored(score, weight=7)]) == score
+    assert combined([scored(LOST)]) == LOST
+
+
+def test_several_checks_are_a_weighted_mean() -> None:
+    parts = [scored(Graded(value=1), name="a", weight=3), scored(Graded(value=0), name="b")]
+    assert combined(parts) == Graded(value=0.75, breakdown={"a": 1, "b": 0})
+
+
+def test_the_reason_is_that_of_the_lowest_check() -> None:
+    parts = [
+        scored(Graded(value=0.5, reason="missing_steps"), name="a"),
+        scored(Graded(value=0.25, reason="wrong_equations", breakdown={"right": 1}), name="b"),
+    ]
+    score = combined(parts)
+    assert isinstance(score, Graded)
+    assert score.reason == "wrong_equations"
+    assert score.breakdown == {"a": 0.5, "b": 0.25, "b.right": 1}
+
+
+def test_a_check_that_could_not_grade_spoils_the_score() -> None:
+    assert combined([scored(Graded(value=1), name="a"), scored(LOST, name="b")]) == LOST
+
+
+def test_a_check_that_may_be_left_out_leaves_the_others_their_weights() -> None:
+    parts = [
+        scored(LOST, name="a", weight=5, leave_out=True),
+        scored(Graded(value=1), name="b", weight=1),
+        scored(Graded(value=0), name="c", weight=3),
+    ]
+    assert combined(parts) == Graded(value=0.25, breakdown={"b": 1, "c": 0})
+
+
+def test_with_nothing_left_there_is_no_score() -> None:
+    parts = [scored(LOST, name="a", leave_out=True), scored(LOST, name="b", leave_out=True)]
+    assert combined(parts) == LOST
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=2, max_size=6))
+def test_full_marks_everywhere_are_full_marks(weights: list[float]) -> None:
+    parts = [scored(Graded(value=1), name=str(i), weight=w) for i, w in enumerate(weights)]
+    score = combined(parts)
+    assert isinstance(score, Graded)
+    assert score.value == 1
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 100), st.floats(0, 1)), min_size=2, max_size=6))
+def test_the_mean_lies_between_the_lowest_and_the_highest(
+    parts: list[tuple[float, float]],
+) -> None:
+    values = [value for _, value in parts]
+    score = combined(
+        [scored(Graded(value=v), name=str(i), weight=w) for i, (w, v) in enumerate(parts)]
+    )
+    assert isinstance(score, Graded)
+    assert min(values) - 1e-9 <= score.value <= max(values) + 1e-9
+    assert score.value == pytest.approx(
+        sum(w * v for w, v in parts) / sum(w for w, _ in parts), abs=1e-9
+    )
