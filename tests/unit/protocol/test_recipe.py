@@ -76,7 +76,7 @@ def test_a_recipe_survives_json() -> None:
             {"rollout": {"sampling": {"max_tokens": 8, "top_p": 0.9}}},
             "recipe: rollout.sampling.top_p must be 1",
         ),
-        ({"reward": {"outcome": "my_lab.oracle"}}, "reward.outcome: 'my_lab.oracle' is none of "),
+        ({"reward": {"outcome": "my-lab.oracle"}}, "reward.outcome.0.verifier: 'my-lab.oracle' "),
         ({"reward": {"values": [1, 1]}}, "reward: values must be [wrong, right]"),
         (
             {"reward": {"overlong_buffer": 9}},
