@@ -25,7 +25,7 @@ from services.learner.ranks import Team
 from services.learner.report import SECONDS, Reporter, show_account
 from services.learner.samples import GroupFacts, Sample, samples_of
 from services.learner.scoring import Scoring
-from services.learner.selection import SURPLUS, Selection, failure_kind, ungradable_share
+from services.learner.selection import SURPLUS, Selection, failure_kind, ungraded
 
 log = logging.getLogger(__name__)
 
@@ -262,11 +262,11 @@ class Learning:
         if not groups or self._replaying:
             return
         last, most = groups[-1], self.recipe.reward.max_ungradable
-        share = ungradable_share(groups, self.progress.accepted[last.purpose])
-        if share <= most:
+        lost = ungraded(groups, self.progress.accepted[last.purpose])
+        if lost.share <= most:
             return
         pause = f"{self.attempt}:{self.state_changes}"
-        await self.parts.reporter.ungradable(pause, self.step, share, most)
+        await self.parts.reporter.ungradable(pause, self.step, lost, most)
         await self.parts.exchange.request_state(self.job_id, Requested.PAUSE)
         await self.parts.control.refresh()
         self.progress.accepted[last.purpose] = last.number + 1

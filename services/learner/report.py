@@ -11,7 +11,7 @@ from prometheus_client import Counter, Gauge
 from protocol.exchange import Exchange
 from protocol.messages import JobEvent
 
-from services.learner.selection import Selection
+from services.learner.selection import Selection, Ungraded
 
 STEP = Gauge("weir_learner_step", "Training steps done in the active job")
 MEASURED = Gauge("weir_learner_step_metric", "A metric of the last training step", ["name"])
@@ -72,17 +72,20 @@ class Reporter:
         data = {"kept": kept, "judged": selection.judged, "surplus": selection.surplus}
         await self.say(f"undersampled:{step}", message, level="warn", data=data)
 
-    async def ungradable(self, pause: str, step: int, share: float, most: float) -> None:
+    async def ungradable(self, pause: str, step: int, lost: Ungraded, most: float) -> None:
         """Say why the job pauses: the grader could not score too many of a step's groups.
 
         Args:
             pause: names this pause of the job, and no other.
         """
+        reasons = ", ".join(f"{reason} {count}" for reason, count in lost.reasons.items())
         message = (
-            f"paused: {share:.0%} of the scores of step {step} could not be graded, more than "
-            f"reward.max_ungradable = {most:.0%}; mend the grader, then resume the job"
+            f"paused: {lost.share:.0%} of the scores of step {step} could not be graded "
+            f"({reasons}), more than reward.max_ungradable = {most:.0%}; mend the grader, then "
+            "resume the job"
         )
-        await self.say(f"ungradable:{pause}", message, level="warn")
+        data = {"share": lost.share, "reasons": dict(lost.reasons)}
+        await self.say(f"ungradable:{pause}", message, level="warn", data=data)
 
     async def evaluation(self, result: Mapping[str, Any]) -> None:
         """Record the result of an evaluation."""

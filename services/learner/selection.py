@@ -18,10 +18,11 @@ it is answered, weights that are fresh enough may still answer it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from protocol.messages import GradedGroup
+from protocol.messages import GradedGroup, Ungradable
 from protocol.recipe import Recipe
 
 NO_SIGNAL = "no_signal"
@@ -180,17 +181,26 @@ def failure_kind(group: GradedGroup) -> str | None:
     return None if group.failure is None else group.failure.split(":")[0]
 
 
-def ungradable_share(groups: Iterable[GradedGroup], accepted: int = 0) -> float:
-    """The share of scores that were asked for and could not be given.
+@dataclass(frozen=True)
+class Ungraded:
+    """Scores that were asked for and could not be given: their share, and how many by reason."""
 
-    Those of groups with a number below ``accepted`` count as given.
-    """
+    share: float
+    reasons: Mapping[str, int]
+
+
+def ungraded(groups: Iterable[GradedGroup], accepted: int = 0) -> Ungraded:
+    """What could not be graded; groups with a number below ``accepted`` count as graded."""
     asked = [
-        (group.number, score.kind)
+        (group.number, score)
         for group in groups
         for grade in group.grades
         for score in (grade.outcome, grade.process)
         if score is not None
     ]
-    lost = [number for number, kind in asked if kind == "ungradable" and number >= accepted]
-    return len(lost) / max(1, len(asked))
+    reasons = Counter(
+        score.reason
+        for number, score in asked
+        if isinstance(score, Ungradable) and number >= accepted
+    )
+    return Ungraded(reasons.total() / max(1, len(asked)), reasons)

@@ -115,7 +115,7 @@ def test_what_cannot_be_graded_pauses_the_job_long_before_the_limit(
         weir.cancel(job_id)
     assert stack.wait_for_end(job_id)["status"] == "cancelled"
     (_, second) = warnings_of_ungradable(stack, job_id)
-    assert "of the scores of step 0 could not be graded" in second
+    assert "of the scores of step 0 could not be graded (gold_not_parsable " in second
 
 
 def test_who_resumes_a_job_accepts_what_could_not_be_graded_even_if_its_learner_dies(

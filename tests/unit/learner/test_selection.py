@@ -19,8 +19,9 @@ from services.learner.selection import (
     SURPLUS,
     Outlook,
     Selection,
+    Ungraded,
     oldest_version,
-    ungradable_share,
+    ungraded,
 )
 from tests.builders import a_graded_group, a_group, a_recipe, a_request, a_task
 
@@ -192,7 +193,7 @@ def test_one_ungradable_score_in_a_hundred_is_no_reason_to_pause(one_in: int, pa
         grades = [a_grade(lost=(number * 8 + i) % one_in == 0) for i in range(8)]
         group = a_group(a_request(number=number, group_size=8))
         selection.look(a_graded_group(group, grades=grades))
-        shares.append(ungradable_share(selection.to_check))
+        shares.append(ungraded(selection.to_check).share)
     assert (max(shares) > selection.recipe.reward.max_ungradable) is pauses
 
 
@@ -206,15 +207,17 @@ def test_what_was_accepted_is_no_longer_ungradable_but_still_counts_as_asked() -
         a_graded_group(a_group(a_request(number=number)), grades=[a_grade(lost=True)] * 2)
         for number in range(4)
     ]
-    assert [ungradable_share(lost, accepted) for accepted in (0, 1, 3, 4)] == [1, 0.75, 0.25, 0]
+    assert [ungraded(lost, accepted).share for accepted in (0, 1, 3, 4)] == [1, 0.75, 0.25, 0]
 
 
 def test_the_share_of_ungradable_scores_counts_only_what_was_asked_for() -> None:
     lost = {"kind": "ungradable", "reason": "timeout"}
     right = {"kind": "graded", "value": 1}
     grades = [{"outcome": right, "process": lost}, {"outcome": right}]
-    assert ungradable_share([a_graded_group(a_group(), grades=grades), failed(1)]) == 1 / 3
-    assert ungradable_share([]) == 0
+    assert ungraded([a_graded_group(a_group(), grades=grades), failed(1)]) == Ungraded(
+        1 / 3, {"timeout": 1}
+    )
+    assert ungraded([]) == Ungraded(0, {})
 
 
 @dataclass
