@@ -10,18 +10,30 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+
+from prometheus_client import Gauge
 
 from services.grader.nursery_process import MAX_MESSAGE_BYTES
-from services.grader.pool_worker import LENGTH
+from services.grader.pool_pipe import Pipe
 
-NURSERY_ENDED = "the nursery ended"
+ALIVE = Gauge("weir_pool_workers_alive", "Worker processes of the pool that live")
+
 _EXIT_S = 5.0
-_EPITAPH_S = 1.0
 
 
 class NurseryError(RuntimeError):
-    """The nursery process did not come up; its traceback is on standard error."""
+    """No worker can be had; what the nursery process died of is on standard error."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a worker ended, in words, and the CPU time of its whole life, if anybody could tell."""
+
+    how: str
+    cpu_s: float | None = None
+
+
+LOST_WITH_NURSERY = Death("the nursery ended")
 
 
 @dataclass(eq=False)
@@ -29,34 +41,20 @@ class Worker:
     """One forked process, reached over its own pipe."""
 
     number: int
-    pipe: socket.socket
-    died: asyncio.Future[str]  # how, in words
+    pipe: Pipe
+    died: asyncio.Future[Death]
     calls: int = 0
+    cpu_s: float = 0.0  # spent until its last answer
 
-    async def ask(self, call: bytes) -> dict[str, Any]:
-        """Send one framed call and read its answer.
+    @property
+    def fit(self) -> bool:
+        """Whether it can be asked."""
+        return self.pipe.usable and not self.died.done()
 
-        Raises:
-            EOFError, OSError: if the worker dies meanwhile.
-        """
-        self.calls += 1
-        await asyncio.get_running_loop().sock_sendall(self.pipe, call)
-        (size,) = LENGTH.unpack(await self._read_exactly(LENGTH.size))
-        return json.loads(await self._read_exactly(size))
-
-    async def epitaph(self) -> str:
-        """How this dead worker died, for example ``"SIGSEGV"``."""
-        done, _ = await asyncio.wait({self.died}, timeout=_EPITAPH_S)
-        return self.died.result() if done else "unknown"
-
-    async def _read_exactly(self, size: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < size:
-            part = await asyncio.get_running_loop().sock_recv(self.pipe, size - len(parts))
-            if not part:
-                raise EOFError(f"worker {self.number} closed its pipe")
-            parts += part
-        return bytes(parts)
+    async def epitaph(self, within_s: float) -> Death | None:
+        """How this worker died, or None if it lives on."""
+        done, _ = await asyncio.wait({self.died}, timeout=within_s)
+        return self.died.result() if done else None
 
 
 @dataclass(eq=False)
@@ -94,10 +92,10 @@ class Nursery:
     def fork(self) -> Worker:
         """A new worker, to be asked at once: its pipe holds the call. Dead without a nursery."""
         ours, theirs = socket.socketpair()
-        ours.setblocking(False)
         self.born += 1
-        worker = Worker(self.born, ours, asyncio.get_running_loop().create_future())
+        worker = Worker(self.born, Pipe(ours), asyncio.get_running_loop().create_future())
         self.workers[worker.number] = worker
+        ALIVE.inc()
         with theirs:
             self._order({"fork": worker.number}, [theirs.fileno()])
         if not self.alive:
@@ -109,6 +107,11 @@ class Nursery:
         worker.pipe.close()
         if self.workers.get(worker.number) is worker:
             self._order({"kill": worker.number}, [])
+
+    def give_up(self, worker: Worker) -> None:
+        """End a nursery that does not obey: this worker of it should have been dead long ago."""
+        if self.workers.get(worker.number) is worker:
+            self._end()
 
     async def close(self) -> None:
         """Kill all workers, end the process, and wait until it is gone."""
@@ -125,8 +128,7 @@ class Nursery:
         try:
             socket.send_fds(self.control, [json.dumps(order).encode()], fds)
         except BlockingIOError:
-            self.process.kill()  # it obeys no more, and its workers die with it
-            self._lost()
+            self._end()
         except OSError:
             self._lost()
 
@@ -138,8 +140,14 @@ class Nursery:
         if not message:
             self._lost()
             return
-        death = json.loads(message)
-        _bury(self.workers.pop(death["died"]), _in_words(death["status"]))
+        told = json.loads(message)
+        death = Death(_in_words(told["status"]), told["cpu_s"])
+        _bury(self.workers.pop(told["died"]), death)
+
+    def _end(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()  # its workers die with it
+        self._lost()
 
     def _lost(self) -> None:
         if self.alive:
@@ -147,7 +155,7 @@ class Nursery:
             asyncio.get_running_loop().remove_reader(self.control)
             self.control.close()
         for worker in self.workers.values():
-            _bury(worker, NURSERY_ENDED)
+            _bury(worker, LOST_WITH_NURSERY)
         self.workers.clear()
 
 
@@ -161,9 +169,9 @@ async def _spawn(fd: int, memory_bytes: int, warm_ups: Sequence[str]) -> asyncio
     )
 
 
-def _bury(worker: Worker, how: str) -> None:
-    if not worker.died.done():
-        worker.died.set_result(how)
+def _bury(worker: Worker, death: Death) -> None:
+    ALIVE.dec()
+    worker.died.set_result(death)
 
 
 def _in_words(status: int) -> str:

@@ -7,6 +7,7 @@ of the workers, so that it alone kills and buries them and a pid can never mean 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -92,13 +93,15 @@ class _Nursery:
 
     def _bury_the_dead(self) -> None:
         for number, pid in list(self.pids.items()):
-            buried, status = os.waitpid(pid, os.WNOHANG)
+            buried, status, usage = os.wait4(pid, os.WNOHANG)
             if buried:
                 del self.pids[number]
-                self._tell(died=number, status=os.waitstatus_to_exitcode(status))
+                cpu_s = usage.ru_utime + usage.ru_stime
+                self._tell(died=number, status=os.waitstatus_to_exitcode(status), cpu_s=cpu_s)
 
-    def _tell(self, **message: int) -> None:
-        self.control.send(json.dumps(message).encode())
+    def _tell(self, **message: float) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the pool is gone, as `_obey` will find out
+            self.control.send(json.dumps(message).encode())
 
 
 def main(fd: str, parent_pid: str, memory_bytes: str, *warm_ups: str) -> None:

@@ -8,56 +8,49 @@ goes on, and the next call finds a fresh worker.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Self
 
 from prometheus_client import Counter, Gauge, Histogram
 from pydantic import JsonValue
 
-from services.grader.nursery import NURSERY_ENDED, Nursery, Worker
-from services.grader.pool_worker import as_frame
-from services.grader.seats import Seats
+from services.grader.nursery import Death, Nursery, NurseryError, Worker
+from services.grader.pool_outcome import Cause, Failed, Value, harm, outcome_of
+from services.grader.pool_pipe import NoAnswer
+from services.grader.pool_seats import Seats
+from services.grader.pool_worker import FrameError, as_frame
 
 GIBIBYTE = 1 << 30
 
-BACKLOG = Gauge("weir_pool_backlog_calls", "Calls that wait for a free worker of the pool")
-WAITED = Histogram("weir_pool_wait_seconds", "Time that a call waited for a free worker")
-WORKED = Histogram("weir_pool_call_seconds", "Time that a worker spent on a call")
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+BACKLOG = Gauge("weir_pool_backlog_calls", "Calls that wait for a worker of the pool", ["suspect"])
+WAITED = Histogram(
+    "weir_pool_wait_seconds", "Time that a call waited for a worker", ["suspect"], buckets=_SECONDS
+)
+WORKED = Histogram(
+    "weir_pool_call_seconds", "Time from asking a worker to its answer or end", buckets=_SECONDS
+)
+FAILED = Counter("weir_pool_calls_failed_total", "Calls that ended without a value", ["cause"])
 KILLED = Counter("weir_pool_workers_killed_total", "Workers of the pool replaced", ["why"])
 
-
-class Cause(StrEnum):
-    """Why a call has no value."""
-
-    TIMEOUT = "timeout"
-    CRASH = "crash"
-    MEMORY = "memory"
-    ERROR = "error"  # the function raised; the worker is unharmed
-
-
-@dataclass(frozen=True)
-class Value:
-    """What the function returned."""
-
-    value: JsonValue
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The call ended without a value, and what is known about it."""
-
-    cause: Cause
-    detail: str = ""
-
-
-_LOST_WITH_NURSERY = Failed(Cause.CRASH, NURSERY_ENDED)
+_DYING_S = 1.0  # from the end of its pipe to the end of a worker
+_BURIAL_S = 5.0  # from the order to kill a worker to the news of its death
+_WORKERS_PER_CALL = 3  # lost through no fault of the call, before it is given up
 
 
 class PoolClosedError(RuntimeError):
     """The pool was closed before the call had ended: there is no verdict on it."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    number: int  # its answer has the same, so that nothing else is taken for its answer
+    frame: bytes
+    deadline_s: float
+    suspect: bool
 
 
 @dataclass(eq=False)
@@ -89,6 +82,11 @@ class Pool:
         self._calls_per_worker = calls_per_worker
         self._size = size
         self._starting = asyncio.Lock()
+        self._numbers = itertools.count()
+        self._meters = {
+            suspect: (BACKLOG.labels(label), WAITED.labels(label))
+            for suspect, label in ((False, "no"), (True, "yes"))
+        }
         self._accepting = True
         self._closed = False
 
@@ -114,17 +112,20 @@ class Pool:
 
         Raises:
             PoolClosedError: if the pool is or gets closed.
-            NurseryError: if no worker can be started.
+            NurseryError: if no worker can be had.
+            TypeError, ValueError: if the arguments are not JSON.
         """
-        call = as_frame({"function": function, "args": args, "deadline_s": deadline_s})
-        seat = await self._take_seat(suspect=suspect)
+        number = next(self._numbers)
         try:
-            outcome = await self._attempt(seat, call, deadline_s, fresh=suspect)
-            if outcome == _LOST_WITH_NURSERY:  # no fault of the call
-                outcome = await self._attempt(seat, call, deadline_s, fresh=suspect)
-            return outcome
-        finally:
-            self._seats.give_back(seat, suspect=suspect)
+            frame = as_frame(
+                {"number": number, "function": function, "args": args, "deadline_s": deadline_s}
+            )
+        except FrameError as error:
+            return Failed(Cause.ERROR, f"the arguments are {error}", cpu_s=0.0)
+        outcome = await self._run(_Call(number, frame, deadline_s, suspect))
+        if isinstance(outcome, Failed):
+            FAILED.labels(outcome.cause).inc()
+        return outcome
 
     async def drain(self) -> None:
         """Refuse new calls and wait until the ones before have ended."""
@@ -140,71 +141,73 @@ class Pool:
         for seat in await self._seats.all_free():
             seat.worker.pipe.close()
 
+    async def _run(self, call: _Call) -> Value | Failed:
+        seat = await self._take_seat(suspect=call.suspect)
+        try:
+            for _ in range(_WORKERS_PER_CALL):
+                await self._prepare(seat, call)
+                if (outcome := await self._ask(seat, call)) is not None:
+                    return outcome
+            raise NurseryError(f"{_WORKERS_PER_CALL} workers were lost before they could answer")
+        finally:
+            self._seats.give_back(seat, suspect=call.suspect)
+
     async def _take_seat(self, *, suspect: bool) -> _Seat:
         if not self._accepting:
             raise PoolClosedError("the pool of workers takes no more calls")
+        backlog, waited = self._meters[suspect]
         arrived = time.monotonic()
-        with BACKLOG.track_inprogress():
+        with backlog.track_inprogress():
             seat = await self._seats.take(suspect=suspect)
-        WAITED.observe(time.monotonic() - arrived)
+        waited.observe(time.monotonic() - arrived)
         return seat
 
-    async def _attempt(
-        self, seat: _Seat, call: bytes, deadline_s: float, *, fresh: bool
-    ) -> Value | Failed:
-        await self._prepare(seat, fresh=fresh)
-        with WORKED.time():
-            return await self._ask(seat, call, deadline_s)
-
-    async def _prepare(self, seat: _Seat, *, fresh: bool) -> None:
-        await self._revive_nursery()
-        if seat.worker.died.done():
+    async def _prepare(self, seat: _Seat, call: _Call) -> None:
+        if self._closed or not self._nursery.alive:
+            await self._revive_nursery()
+        if not seat.worker.fit:
             self._replace(seat, "died")
-        elif seat.worker.calls >= (1 if fresh else self._calls_per_worker):
+        elif seat.worker.calls >= self._calls_per_worker:
             self._replace(seat, "recycled")
+        elif call.suspect and seat.worker.calls:
+            self._replace(seat, "for_suspect")
 
     async def _revive_nursery(self) -> None:
         async with self._starting:
-            if self._closed:
-                raise PoolClosedError("the pool of workers was closed before the call")
-            if not self._nursery.alive:
+            if not self._closed and not self._nursery.alive:
                 await self._nursery.close()
                 self._nursery = await Nursery.start(self._warm_ups, self._memory_bytes)
+            if self._closed:  # perhaps just now
+                await self._nursery.close()
+                raise PoolClosedError("the pool of workers was closed before the call had ended")
 
-    async def _ask(self, seat: _Seat, call: bytes, deadline_s: float) -> Value | Failed:
-        why: str | None = "cancelled"
+    async def _ask(self, seat: _Seat, call: _Call) -> Value | Failed | None:
+        """The outcome, or None if the worker was lost through no fault of the call."""
+        worker, why = seat.worker, "cancelled"
         try:
-            outcome = await _outcome(seat.worker, call, deadline_s)
-            why = _harm(outcome)
+            worker.calls += 1
+            with WORKED.time():
+                answer = await worker.pipe.ask(call.frame, call.deadline_s)
+            if answer is NoAnswer.CLOSED:  # how it died, before it can die of being replaced
+                answer = await worker.epitaph(_DYING_S) or Death("closed its pipe")
+            cpu_before_s = worker.cpu_s
+            outcome = outcome_of(answer, call.number, worker, call.deadline_s)
+            why = harm(outcome)
         finally:
             if why is not None:
                 self._replace(seat, why)
-        if self._closed and why == Cause.CRASH:  # closing killed it, not the call
-            raise PoolClosedError("the pool of workers was closed during the call")
+        if isinstance(outcome, Failed) and outcome.cpu_s is None:
+            return replace(outcome, cpu_s=await self._cpu_time(worker, cpu_before_s))
         return outcome
+
+    async def _cpu_time(self, worker: Worker, before_s: float) -> float | None:
+        """What a replaced worker spent after ``before_s``, known as soon as it is buried."""
+        death = await worker.epitaph(_BURIAL_S)
+        if death is None:
+            self._nursery.give_up(worker)
+        return None if death is None or death.cpu_s is None else max(0.0, death.cpu_s - before_s)
 
     def _replace(self, seat: _Seat, why: str) -> None:
         KILLED.labels(why).inc()
         self._nursery.kill(seat.worker)
         seat.worker = self._nursery.fork()
-
-
-def _harm(outcome: Value | Failed) -> str | None:
-    """Why the worker cannot go on, or None if it can."""
-    if isinstance(outcome, Value) or outcome.cause is Cause.ERROR:
-        return None
-    return outcome.cause.value
-
-
-async def _outcome(worker: Worker, call: bytes, deadline_s: float) -> Value | Failed:
-    try:
-        async with asyncio.timeout(deadline_s):
-            answer: dict[str, Any] = await worker.ask(call)
-    except TimeoutError:
-        return Failed(Cause.TIMEOUT, f"not done after {deadline_s:g} s")
-    except (EOFError, OSError):
-        how = await worker.epitaph()
-        return Failed(Cause.TIMEOUT if how == "SIGXCPU" else Cause.CRASH, how)
-    if "failed" in answer:
-        return Failed(Cause(answer["failed"]), answer["detail"])
-    return Value(answer["value"])

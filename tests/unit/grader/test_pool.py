@@ -149,10 +149,10 @@ async def test_a_call_cancelled_in_the_queue_costs_no_worker(pool: Pool) -> None
     await asyncio.sleep(0.05)
     queued = asyncio.create_task(pool.run("math:sqrt", 4, deadline_s=5))
     await asyncio.sleep(0.05)
-    assert BACKLOG._value.get() == 1
+    assert BACKLOG.labels("no")._value.get() == 1
     queued.cancel()
     await asyncio.gather(*running)
-    assert BACKLOG._value.get() == 0
+    assert BACKLOG.labels("no")._value.get() == 0
     assert await pids(pool) == before
 
 
