@@ -1,8 +1,8 @@
 """The names that a recipe may give: each is an entry of a table in the service that uses it.
 
 A name may have a dot, as ``my_lab.squared``: then it is an extension's, which a module of the
-deployment's own has added to the table: of formulas, if ``WEIR_EXTENSIONS`` names that module, or of
-verifiers, if ``WEIR_GRADER_EXTENSIONS`` does. The services check it when they meet it.
+deployment's own has added to the table. ``WEIR_EXTENSIONS`` names the modules that add formulas,
+``WEIR_GRADER_EXTENSIONS`` those that add verifiers. The services check a name when they meet it.
 """
 
 from __future__ import annotations

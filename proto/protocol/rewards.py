@@ -221,6 +221,7 @@ class Reward(Table):
         return self
 
     @property
-    def needs_judge(self) -> bool:
-        """Whether some check asks a model."""
-        return any(isinstance(check, AskedOfAJudge) for check in (*self.outcome, *self.process))
+    def checks_of_a_judge(self) -> tuple[AskedOfAJudge, ...]:
+        """The checks that ask a model."""
+        checks = (*self.outcome, *self.process)
+        return tuple(check for check in checks if isinstance(check, AskedOfAJudge))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from protocol.capacity import (
@@ -13,6 +13,7 @@ from protocol.capacity import (
     worst_case_in_words,
 )
 from protocol.recipe import Recipe
+from protocol.rewards import Check
 from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
@@ -110,7 +111,17 @@ def _settings(recipe: Recipe) -> list[tuple[str, Any]]:
 
 
 def _toml(value: Any) -> str:
-    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+    """A value as TOML on one line; what is not set in an inline table is left out."""
+    if isinstance(value, Check) and value == Check(verifier=value.verifier):
+        value = value.verifier
+    if isinstance(value, BaseModel):
+        value = {name: getattr(value, name) for name in type(value).model_fields}
+    if isinstance(value, Mapping):
+        pairs = [f"{key} = {_toml(each)}" for key, each in value.items() if each is not None]
+        return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 Row = tuple[str, str, str]
@@ -162,6 +173,13 @@ def _work(plan: Plan) -> Iterator[Row]:
     )
     lag = training.max_staleness
     yield "staleness", f"0 to {lag} steps" if lag else "0 steps", _staleness(recipe)
+    for check in recipe.reward.checks_of_a_judge:
+        yield (
+            f"calls of {check.label} a step",
+            f"{responses * check.samples:,}",
+            "at most; of a judge (WEIR_JUDGE_URL of the graders) whose context holds a prompt, "
+            f"its solution, a response and max_tokens {check.max_tokens:,}",
+        )
     yield (
         "Redis, at worst",
         size(plan.redis_bytes),

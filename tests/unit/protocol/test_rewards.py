@@ -67,8 +67,9 @@ def test_a_recipe_with_checks_survives_its_journey() -> None:
     [("model_judge", True), ("equation_steps", False), ("text_similarity", False)],
 )
 def test_a_reward_knows_whether_it_needs_a_judge(check: str, needs: bool) -> None:
-    assert reward(process=check).needs_judge is needs
-    assert reward(outcome=check, process="equation_steps").needs_judge is needs
+    for settings in ({"process": check}, {"outcome": check, "process": "string_check"}):
+        asked = reward(**settings).checks_of_a_judge
+        assert [each.verifier for each in asked] == [check] * needs
 
 
 @pytest.mark.parametrize(
