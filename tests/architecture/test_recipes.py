@@ -42,7 +42,8 @@ SIZES = {
     "evaluation.sampling.max_tokens",
 }
 TABLES_OF_ITS_OWN = ("model.", "tasks.")
-SWITCHED_BY_SIZE = ("reward.overlong_buffer", "critic.pretrain_steps")
+JUDGE = "reward.process"  # a model in a published run, a program in its twin
+SWITCHED = ("reward.overlong_buffer", "critic.pretrain_steps", JUDGE)
 
 PAPO, VAPO = "papo/qwen2.5-7b", "vapo/qwen2.5-32b"
 CLIP = {"algorithm.objective", "algorithm.clip_high"}
@@ -51,9 +52,9 @@ REMOVED = {  # what an ablation changes in its parent
     "papo/qwen2.5-7b-lambda-0.6": (PAPO, {"algorithm.lambda_process"}),
     "papo/qwen2.5-7b-as-printed": (
         PAPO,
-        CLIP | {"algorithm.denominator", "algorithm.aggregation", "evaluation.samples"},
+        CLIP | {"algorithm.denominator", "algorithm.aggregation", "evaluation.samples", JUDGE},
     ),
-    "papo/qwen2.5-7b-orm": (PAPO, {"algorithm.advantage", "reward.process"}),
+    "papo/qwen2.5-7b-orm": (PAPO, {"algorithm.advantage", JUDGE}),
     "papo/qwen2.5-7b-process-only": (PAPO, {"algorithm.advantage", "reward.process_for"}),
     "papo/qwen2.5-7b-multiplicative": (PAPO, {"algorithm.advantage"}),
     "papo/qwen2.5-7b-full-norm": (PAPO, {"algorithm.advantage", "algorithm.lambda_process"}),
@@ -116,17 +117,24 @@ def test_every_published_run_has_a_twin_and_every_twin_a_published_run() -> None
 
 
 @every_published
-def test_a_twin_differs_only_in_size_model_data_and_learning_rate(path: Path) -> None:
-    differing = differences(path, twin_of(path)) - SIZES
+def test_a_twin_differs_only_in_size_model_data_learning_rate_and_judge(path: Path) -> None:
+    differing = differences(path, twin_of(path)) - SIZES - {JUDGE}
     assert {name for name in differing if not name.startswith(TABLES_OF_ITS_OWN)} == set()
 
 
 @every_published
 def test_what_is_off_in_a_published_run_is_off_in_its_twin_too(path: Path) -> None:
     published, twin = fields(load_recipe(path)), fields(load_recipe(twin_of(path)))
-    for name in SWITCHED_BY_SIZE:
+    for name in SWITCHED:
         assert bool(published.get(name)) == bool(twin.get(name)), name
     assert (published["rollout.group_size"] == 1) == (twin["rollout.group_size"] == 1)
+
+
+@every_published
+def test_a_model_judges_a_published_run_and_a_program_its_twin(path: Path) -> None:
+    published, twin = (load_recipe(each).reward for each in (path, twin_of(path)))
+    assert {check.verifier for check in published.process} <= {"model_judge"}
+    assert {check.verifier for check in twin.process} <= {"equation_steps"}
 
 
 @every_published
