@@ -22,11 +22,13 @@ from services.gateway.events import (
     follow_until_ended,
 )
 from services.gateway.files import MAX_FILE_BYTES, FileShelf, StoredFile, read_upload
+from services.gateway.graders import GraderToValidate, checks_of
 from services.gateway.jobs import JobDesk, Repeat, job_object
 from services.gateway.submission import JobRequest
 
 files = APIRouter(prefix="/v1/files", tags=["files"])
 jobs = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["jobs"])
+graders = APIRouter(prefix="/v1/fine_tuning/alpha/graders", tags=["graders"])
 
 
 def create_app(service: Service, *, max_file_bytes: int = MAX_FILE_BYTES) -> FastAPI:
@@ -36,6 +38,7 @@ def create_app(service: Service, *, max_file_bytes: int = MAX_FILE_BYTES) -> Fas
     app.state.desk = JobDesk(service, shelf)
     app.include_router(files)
     app.include_router(jobs)
+    app.include_router(graders)
     errors.install(app)
     # The last one added is the first one passed.
     app.add_middleware(Bounded, max_file_bytes=max_file_bytes)
@@ -178,6 +181,13 @@ async def list_checkpoints(
     await desk.get(job_id)
     kept = await checkpoints(desk.service.deployment.job_dir(job_id), job_id)
     return _page(*_after(kept, after, limit))
+
+
+@graders.post("/validate")
+def validate_grader(body: GraderToValidate) -> Json:
+    """Say what a job would say about this grader."""
+    checks_of(body.grader, "grader")
+    return body.model_dump(mode="json", exclude_unset=True)
 
 
 def _after(objects: list[Json], after: str | None, limit: int) -> tuple[list[Json], bool]:

@@ -11,8 +11,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, f
 
 from services.gateway.errors import Problem, from_lines
 from services.gateway.finite import non_finite
+from services.gateway.graders import AnyGrader, checks_of
 
 _HYPERPARAMETERS = "method.reinforcement.hyperparameters"
+_GRADER = "method.reinforcement.grader"
 
 
 def _use_instead(remedy: str) -> BeforeValidator:
@@ -50,7 +52,7 @@ class Reinforcement(_Part):
     """The settings of the one method there is."""
 
     hyperparameters: Hyperparameters = Hyperparameters()
-    grader: Annotated[None, _use_instead("recipe.reward.outcome and recipe.reward.process")] = None
+    grader: AnyGrader | None = Field(default=None, description="reward.outcome")
 
 
 class Method(_Part):
@@ -83,7 +85,7 @@ class JobRequest(_Part):
         return metadata
 
     def as_sent(self) -> dict[str, JsonValue]:
-        """The body as it came ('auto' as null)."""
+        """The body as it came ('auto' as null, blocks of text as one text)."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
@@ -103,6 +105,8 @@ def build_recipe(request: JobRequest, model: str, num_tasks: int) -> Recipe:
     tables["tasks"] = {"train": request.training_file, "held_out": request.validation_file}
     for param, (table, key, value) in _settings(request, tables, num_tasks):
         _put(_table(tables, table), key, value, f"recipe.{table}.{key}", param)
+    if request.method and request.method.reinforcement.grader:
+        _put_outcome(_table(tables, "reward"), request.method.reinforcement.grader)
     try:
         return parse_recipe(tables)
     except RecipeError as error:
@@ -194,6 +198,13 @@ def _put(table: dict[str, Any], key: str, value: int, path: str, param: str) -> 
             f"{param}: asks for {path} = {value}, but the recipe says {table[key]}; give one",
             param=param,
         )
+
+
+def _put_outcome(reward: dict[str, Any], grader: AnyGrader) -> None:
+    if "outcome" in reward:
+        message = f"{_GRADER}: is the reward's outcome, as recipe.reward.outcome is; give one"
+        raise Problem(400, message, param=_GRADER)
+    reward["outcome"] = checks_of(grader, _GRADER)
 
 
 def _named(lines: list[str]) -> list[str]:

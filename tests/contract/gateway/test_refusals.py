@@ -72,10 +72,31 @@ BAD_BODIES = {
     "an unknown field": ({"modle": "tiny"}, "modle", "unknown key"),
     "a seed that is a word": ({"seed": "7"}, "seed", "integer"),
     "a method of another kind": ({"method": {"type": "dpo"}}, "method.type", "reinforcement"),
-    "a grader": (
-        {"method": reinforcement(grader={"type": "python"})},
+    "a grader that runs code": (
+        {"method": reinforcement(grader={"type": "python", "source": "x"})},
         "method.reinforcement.grader",
-        "recipe.reward.outcome",
+        "string_check",
+    ),
+    "a grader that fits no recipe": (
+        {
+            "method": reinforcement(
+                grader={
+                    "type": "multi",
+                    "graders": {"a": {"type": "math_answer"}},
+                    "calculate_output": "a * a",
+                }
+            )
+        },
+        "method.reinforcement.grader.calculate_output",
+        "0.7 * a + 0.3 * b",
+    ),
+    "a grader against the recipe": (
+        {
+            "method": reinforcement(grader={"type": "math_answer"}),
+            "recipe": changed(RECIPE, "reward.outcome", "math_answer"),
+        },
+        "method.reinforcement.grader",
+        "give one",
     ),
     "an unknown hyperparameter": (
         {"method": reinforcement(hyperparameters={"lr": 1})},

@@ -7,10 +7,13 @@ import secrets
 import signal
 import threading
 import time
+from typing import Any
 
 import httpx
 import openai
 import pytest
+from openai.types.graders import ScoreModelGraderParam, StringCheckGraderParam
+from protocol.rewards import ScoreModel
 
 from tests.contract.gateway.stack import (
     GOOD_LINE,
@@ -82,6 +85,49 @@ def test_the_openai_sdk_pauses_and_resumes(
     take_up(stack, job_id, state="paused")
     assert sdk.fine_tuning.jobs.retrieve(job_id).status == "paused"
     assert sdk.fine_tuning.jobs.resume(job_id).to_dict()["weir"]["requested"] == "run"  # type: ignore[index]
+
+
+def test_a_grader_of_the_openai_sdk_becomes_the_outcome_of_the_reward(
+    stack: Stack, sdk: openai.OpenAI
+) -> None:
+    file = sdk.files.create(file=("tasks.jsonl", TASKS.encode()), purpose="fine-tune")
+    exact: StringCheckGraderParam = {
+        "type": "string_check",
+        "name": "exact",
+        "input": "{{sample.output_text}}",
+        "reference": "{{item.answer}}",
+        "operation": "like",
+    }
+    judged: ScoreModelGraderParam = {
+        "type": "score_model",
+        "name": "judged",
+        "model": "judge",
+        "input": [{"role": "user", "content": "Grade from 1 to 7: {{sample.output_text}}"}],
+        "range": [1, 7],
+        "sampling_params": {"max_completions_tokens": 900, "reasoning_effort": "low"},
+    }
+    grader: Any = {  # the SDK's type knows one grader in `graders`; the API's pages show a mapping
+        "type": "multi",
+        "name": "both",
+        "graders": {"exact": exact, "judged": judged},
+        "calculate_output": "0.8 * exact + 0.2 * judged",
+    }
+    job = sdk.fine_tuning.jobs.create(
+        model="tiny",
+        training_file=file.id,
+        method={"type": "reinforcement", "reinforcement": {"grader": grader}},
+        extra_body={"recipe": RECIPE},
+    )
+    record = stack.exchange(lambda exchange: exchange.job(job.id))
+    assert record is not None
+    outcome = record.recipe.reward.outcome
+    assert [(check.label, check.weight) for check in outcome] == [("exact", 0.8), ("judged", 0.2)]
+    assert isinstance(outcome[1], ScoreModel)
+    assert (outcome[1].range, outcome[1].max_tokens) == ((1.0, 7.0), 900)
+    assert sdk.fine_tuning.alpha.graders.validate(grader=exact).to_dict() == {"grader": exact}
+    with pytest.raises(openai.BadRequestError, match="write 'judge'") as caught:
+        sdk.fine_tuning.alpha.graders.validate(grader={**judged, "model": "gpt-5"})
+    assert caught.value.param == "grader.model"
 
 
 def test_the_openai_sdk_raises_its_typed_errors(stack: Stack, sdk: openai.OpenAI) -> None:

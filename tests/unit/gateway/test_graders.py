@@ -1,0 +1,330 @@
+"""How OpenAI's graders become the checks of a recipe, and which are refused with a remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from protocol.rewards import Check, ModelJudge, ScoreModel, StringCheck, TextSimilarity
+from pydantic import ValidationError
+
+from services.gateway.errors import Problem, explain_body
+from services.gateway.graders import GraderToValidate, checks_of
+from services.gateway.submission import JobRequest, build_recipe
+from services.gateway.weighted_mean import NoWeightedMean, weights_of
+
+EXACT: dict[str, Any] = {
+    "type": "string_check",
+    "name": "exact",
+    "input": "{{sample.output_text}}",
+    "reference": "{{ item.answer }}",
+    "operation": "eq",
+}
+ALIKE: dict[str, Any] = {
+    "type": "text_similarity",
+    "name": "alike",
+    "input": "{{sample.output_text}}",
+    "reference": "{{item.solution}}",
+    "evaluation_metric": "rouge_l",
+}
+JUDGED: dict[str, Any] = {
+    "type": "score_model",
+    "name": "judged",
+    "model": "judge",
+    "input": [{"role": "user", "content": "{{item.prompt}}\n\n{{sample.output_text}}"}],
+}
+BOTH: dict[str, Any] = {
+    "type": "multi",
+    "name": "both",
+    "graders": {"exact": EXACT, "alike": ALIKE},
+    "calculate_output": "0.7 * exact + 0.3 * alike",
+}
+
+
+def checks(grader: object) -> tuple[Check, ...]:
+    return checks_of(GraderToValidate.model_validate({"grader": grader}).grader, "grader")
+
+
+def refusal(grader: object) -> list[str]:
+    """One line per problem, each with its field."""
+    try:
+        checks(grader)
+    except ValidationError as error:
+        return explain_body(error)
+    except Problem as problem:
+        return problem.detail.splitlines()
+    raise AssertionError("it was not refused")
+
+
+def test_string_check_and_text_similarity_keep_their_fields() -> None:
+    assert checks(EXACT) == (
+        StringCheck(input="{{sample.output_text}}", reference="{{ item.answer }}", operation="eq"),
+    )
+    assert checks(ALIKE) == (
+        TextSimilarity(reference="{{item.solution}}", evaluation_metric="rouge_l"),
+    )
+
+
+def test_score_model_becomes_a_question_to_the_judge() -> None:
+    (plain,) = checks(JUDGED)
+    assert isinstance(plain, ScoreModel)
+    assert plain.input[0].content == "{{item.prompt}}\n\n{{sample.output_text}}"
+    assert plain.range == (0.0, 1.0)
+    params = {
+        "seed": 3,
+        "temperature": 0.5,
+        "max_completions_tokens": 900,
+        "reasoning_effort": "high",
+        "top_p": 1,
+    }
+    (tuned,) = checks(JUDGED | {"range": [1, 7], "sampling_params": params})
+    assert isinstance(tuned, ScoreModel)
+    assert tuned.range == (1.0, 7.0)
+    assert (tuned.seed, tuned.temperature, tuned.max_tokens) == (3, 0.5, 900)
+    assert tuned.reasoning_effort == "high"
+
+
+def test_the_limit_of_tokens_has_two_names() -> None:
+    (check,) = checks(JUDGED | {"sampling_params": {"max_completion_tokens": 500}})
+    assert isinstance(check, ScoreModel)
+    assert check.max_tokens == 500
+
+
+def test_blocks_of_text_are_one_text() -> None:
+    blocks = [
+        {"type": "input_text", "text": "Grade this: "},
+        {"type": "input_text", "text": "{{sample.output_text}}"},
+    ]
+    messages = [
+        {"role": "developer", "content": blocks[0], "type": "message"},
+        {"role": "user", "content": blocks},
+    ]
+    (check,) = checks(JUDGED | {"input": messages})
+    assert isinstance(check, ScoreModel)
+    assert [(turn.role, turn.content) for turn in check.input] == [
+        ("developer", "Grade this: "),
+        ("user", "Grade this: {{sample.output_text}}"),
+    ]
+
+
+def test_weirs_own_verifiers_may_be_graders() -> None:
+    assert checks({"type": "math_answer", "name": "m"}) == (Check(verifier="math_answer"),)
+    assert checks({"type": "model_judge"}) == (ModelJudge(),)
+
+
+def test_multi_gives_each_grader_its_name_and_weight() -> None:
+    found = checks(BOTH | {"graders": {"exact": EXACT, "alike": {"type": "math_answer"}}})
+    assert [(check.label, check.verifier, check.weight) for check in found] == [
+        ("exact", "string_check", pytest.approx(0.7)),
+        ("alike", "math_answer", pytest.approx(0.3)),
+    ]
+
+
+REFUSED: dict[str, tuple[object, str, str]] = {
+    "python": ({"type": "python", "source": "x"}, "grader", "string_check"),
+    "label_model": ({"type": "label_model"}, "grader", "model_judge"),
+    "endpoint": ({"type": "endpoint", "url": "x"}, "grader", "score_model"),
+    "no type": ({"name": "x"}, "grader", "type: missing; it must be one of multi"),
+    "an unknown type": ({"type": "sql"}, "grader", "'sql'; it must be one of multi"),
+    "no object": ("string_check", "grader", "it must be one of multi"),
+    "an operation": (EXACT | {"operation": "neq"}, "grader.operation", "'ne'"),
+    "an unknown key": (EXACT | {"refrence": "x"}, "grader.refrence", "unknown key"),
+    "JSON of a response": (
+        EXACT | {"input": "{{sample.output_json.value}}"},
+        "grader.input",
+        "use {{sample.output_text}}",
+    ),
+    "tools of a response": (
+        EXACT | {"input": "{{ sample.output_tools }}"},
+        "grader.input",
+        "use {{sample.output_text}}",
+    ),
+    "a field that tasks do not have": (
+        EXACT | {"reference": "{{item.reference_answer}}"},
+        "grader.reference",
+        "use {{item.metadata.reference_answer}}",
+    ),
+    "a template of nothing known": (
+        JUDGED | {"input": [{"role": "user", "content": "{{ question }}"}]},
+        "grader.input.0.content",
+        "{{item.prompt}}",
+    ),
+    "another model": (JUDGED | {"model": "gpt-5"}, "grader.model", "write 'judge'"),
+    "top_p": (
+        JUDGED | {"sampling_params": {"top_p": 0.5}},
+        "grader.sampling_params.top_p",
+        "temperature",
+    ),
+    "an effort": (
+        JUDGED | {"sampling_params": {"reasoning_effort": "xhigh"}},
+        "grader.sampling_params.reasoning_effort",
+        "'high'",
+    ),
+    "a hot judge": (
+        JUDGED | {"sampling_params": {"temperature": 3}},
+        "grader.sampling_params.temperature",
+        "less than or equal to 2",
+    ),
+    "no tokens": (
+        JUDGED | {"sampling_params": {"max_completions_tokens": 0}},
+        "grader.sampling_params.max_completions_tokens",
+        "greater than or equal to 64",
+    ),
+    "a range that falls": (JUDGED | {"range": [7, 1]}, "grader", "range must be [lowest"),
+    "a range without end": (JUDGED | {"range": [0, 1e999]}, "grader.range.1", "finite"),
+    "an image": (
+        JUDGED | {"input": [{"role": "user", "content": {"type": "input_image"}}]},
+        "grader.input.0.content",
+        "only text",
+    ),
+    "no messages": (JUDGED | {"input": []}, "grader.input", "at least 1"),
+    "cosine": (ALIKE | {"evaluation_metric": "cosine"}, "grader.evaluation_metric", "score_model"),
+    "meteor": (ALIKE | {"evaluation_metric": "meteor"}, "grader.evaluation_metric", "rouge_l"),
+    "an unknown metric": (
+        ALIKE | {"evaluation_metric": "bert"},
+        "grader.evaluation_metric",
+        "fuzzy_match",
+    ),
+    "multi in multi": (BOTH | {"graders": {"x": BOTH}}, "grader.graders.x", "the outer one"),
+    "python in multi": (
+        BOTH | {"graders": {"x": {"type": "python"}}},
+        "grader.graders.x",
+        "string_check",
+    ),
+    "a bad part of multi": (
+        BOTH | {"graders": {"exact": EXACT, "alike": ALIKE | {"evaluation_metric": "bert"}}},
+        "grader.graders.alike.evaluation_metric",
+        "fuzzy_match",
+    ),
+    "no graders": (BOTH | {"graders": {}}, "grader.graders", "at least 1"),
+    "a name that is a word of the grammar": (
+        BOTH | {"graders": {"if": EXACT}},
+        "grader.graders",
+        "'if': use letters",
+    ),
+    "a formula": (
+        BOTH | {"calculate_output": "max(exact, alike)"},
+        "grader.calculate_output",
+        "0.7 * a + 0.3 * b",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_the_recipe_cannot_say_is_refused_with_field_and_remedy(case: str) -> None:
+    grader, field, remedy = REFUSED[case]
+    (line,) = refusal(grader)
+    assert line.startswith(f"{field}: "), line
+    assert remedy in line
+
+
+# ---------------------------------------------------------------------- calculate_output
+
+
+@pytest.mark.parametrize(
+    ("formula", "weights"),
+    [
+        ("0.7 * a + 0.3 * b", (0.7, 0.3)),
+        ("a * 0.7 + b * 0.3", (0.7, 0.3)),
+        ("(a + b) / 2", (0.5, 0.5)),
+        ("a / 4 + 3 * b / 4", (0.25, 0.75)),
+        ("0.5 * (a + b)", (0.5, 0.5)),
+        (" -(-a - b) * 0.5 ", (0.5, 0.5)),
+        ("(a + 2 * b + a) / 4", (0.5, 0.5)),
+        ("a + 0.5 * (b - a)", (0.5, 0.5)),
+        ("1 - 1 + (a + b) * (1 / 2)", (0.5, 0.5)),
+    ],
+)
+def test_a_weighted_mean_is_read_however_it_is_written(
+    formula: str, weights: tuple[float, float]
+) -> None:
+    assert weights_of(formula, ["a", "b"]) == pytest.approx(dict(zip("ab", weights, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("formula", "problem"),
+    [
+        ("a + b", "add up to 2, not to 1"),
+        ("0.6 * a + 0.3 * b", "add up to 0.9, not to 1"),
+        ("2 * a - b", "weight of 'b' is -1"),
+        ("a + 0 * b", "weight of 'b' is 0"),
+        ("a", "'b' is not used"),
+        ("(a + b + c) / 3", "'c' is none of the graders: a, b"),
+        ("(a + b) / 2 + 0.1", "adds the number 0.1"),
+        ("a * b", "multiplied or divided by a number"),
+        ("1 / a", "multiplied or divided by a number"),
+        ("(a + b) / 0", "multiplied or divided by a number"),
+        ("(a + b) ** 1", "multiplied or divided by a number"),
+        ("max(a, b)", "may hold names of graders"),
+        ("a if b else b", "may hold names of graders"),
+        ("a.real", "may hold names of graders"),
+        ("True * a", "may hold names of graders"),
+        ("'a'", "may hold names of graders"),
+        ("not " * 400 + "a", "may hold names of graders"),
+        ("__import__('os').system('true')", "may hold names of graders"),
+        ("1e999 * a", "a number beyond 1e+09"),
+        ("9" * 400 + " * a", "a number beyond 1e+09"),
+        ("-" * 900 + "a", "nested too deeply"),
+        ("a + " * 300 + "b", "nested too deeply"),
+        ("a" * 3000, "longer than 2000 characters"),
+        ("(a + b", "is no formula"),
+        ("a\0", "is no formula"),
+        ("\ud800", "is no formula"),
+        ("", "is no formula"),
+        ("a; b", "is no formula"),
+    ],
+)
+def test_what_is_no_weighted_mean_is_refused(formula: str, problem: str) -> None:
+    with pytest.raises(NoWeightedMean) as caught:
+        weights_of(formula, ["a", "b"])
+    assert problem in str(caught.value)
+
+
+@given(st.text(alphabet="ab01.+-*/() ,=[]:_\n", max_size=60))
+def test_no_text_does_more_than_be_refused(formula: str) -> None:
+    try:
+        weights = weights_of(formula, ["a", "b"])
+    except NoWeightedMean:
+        return
+    assert sum(weights.values()) == pytest.approx(1)
+
+
+# ---------------------------------------------------------------------- in a job
+
+
+def a_body(**changes: Any) -> dict[str, Any]:
+    recipe = {
+        "model": {"max_context": 64},
+        "rollout": {"sampling": {"max_tokens": 16}},
+        "reward": {"process": "equation_steps"},
+        "training": {"steps": 1},
+    }
+    method = {"type": "reinforcement", "reinforcement": {"grader": BOTH}}
+    body = {"model": "tiny", "training_file": "file-1", "recipe": recipe, "method": method}
+    return body | changes
+
+
+def test_a_grader_is_the_outcome_beside_the_recipes_process() -> None:
+    request = JobRequest.model_validate(a_body())
+    reward = build_recipe(request, "/models/tiny", 10).reward
+    assert [check.label for check in reward.outcome] == ["exact", "alike"]
+    assert [check.label for check in reward.process] == ["equation_steps"]
+    assert request.as_sent() == a_body()
+
+
+def test_a_grader_and_an_outcome_contradict() -> None:
+    recipe = a_body()["recipe"] | {"reward": {"outcome": "math_answer"}}
+    request = JobRequest.model_validate(a_body(recipe=recipe))
+    with pytest.raises(Problem, match=r"recipe\.reward\.outcome is; give one") as caught:
+        build_recipe(request, "/models/tiny", 10)
+    assert caught.value.param == "method.reinforcement.grader"
+
+
+def test_a_bad_grader_of_a_job_is_named_in_full() -> None:
+    method = {"type": "reinforcement", "reinforcement": {"grader": BOTH | {"calculate_output": ""}}}
+    request = JobRequest.model_validate(a_body(method=method))
+    with pytest.raises(Problem) as caught:
+        build_recipe(request, "/models/tiny", 10)
+    assert caught.value.param == "method.reinforcement.grader.calculate_output"
