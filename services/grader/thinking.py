@@ -6,7 +6,7 @@ _OPENS, _CLOSES = "<think>", "</think>"
 
 
 def without_thinking(text: str) -> str:
-    """The text without ``<think>…</think>``; the prompt may have opened it, nothing may close it."""
+    """The text without ``<think>…</think>``, which the prompt may have opened."""
     before, closes, after = text.partition(_CLOSES)
     if closes and _OPENS not in before:
         text = after

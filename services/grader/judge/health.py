@@ -1,0 +1,85 @@
+"""Whether the judge is up: one watcher tests it, any number of calls doubt it.
+
+There is one state, which only the watcher changes, and between two awaits: no call can miss a
+change. A call that doubts waits for the next test that ends; doubts that come before it has ended
+share it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from prometheus_client import Gauge
+
+UP = Gauge("weir_judge_up", "1 while the judge passes its self-test, 0 while it is down")
+log = logging.getLogger(__name__)
+
+
+class Health:
+    """``test`` says why the judge is of no use, or None; ``pauses_s`` are the first and longest."""
+
+    def __init__(
+        self, test: Callable[[], Awaitable[str | None]], pauses_s: tuple[float, float]
+    ) -> None:
+        self.is_up = False
+        self.why_down = "starting"
+        self.outages = 0  # tests failed so far
+        self._test = test
+        self._shortest_s, self._longest_s = pauses_s
+        self._up = asyncio.Event()
+        self._doubted = asyncio.Event()
+        self._next_test = asyncio.Event()  # set, and replaced, when a test has ended
+
+    async def watch_forever(self) -> None:
+        """Consumes doubts; produces the state.
+
+        Waits for: a test to end, then a doubt, or a pause if the judge is down. Unblocked by: the
+        deadlines of a test's calls, `clears`, time.
+        """
+        pause_s = self._shortest_s
+        while True:
+            self._conclude(await self._test())
+            if self.is_up:
+                pause_s = self._shortest_s
+                await self._doubted.wait()
+            else:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, self._longest_s)
+
+    async def until_up(self) -> int:
+        """Waits for the judge to be up; the count of outages until then. Unblocked by: a test."""
+        while not self.is_up:
+            await self._up.wait()
+        return self.outages
+
+    async def clears(self, outages: int) -> bool:
+        """Whether a test passes now, with no outage since ``outages`` were counted.
+
+        Waits for: the next test that ends. Unblocked by: the watcher.
+        """
+        if outages == self.outages:
+            self._doubted.set()
+            await self._next_test.wait()
+        return outages == self.outages
+
+    def _conclude(self, why_down: str | None) -> None:
+        """Let everybody know; whoever doubted until now has been heard."""
+        self._report(why_down)
+        self.is_up, self.why_down = why_down is None, why_down or ""
+        self._doubted.clear()
+        if self.is_up:
+            self._up.set()
+        else:
+            self._up.clear()
+            self.outages += 1
+        UP.set(self.is_up)
+        self._next_test.set()
+        self._next_test = asyncio.Event()
+
+    def _report(self, why_down: str | None) -> None:
+        if why_down is None and not self.is_up:
+            log.info("the judge is up")
+        if why_down is not None and why_down != self.why_down:
+            log.warning("the judge is down", extra={"why": why_down})

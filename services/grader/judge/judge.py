@@ -1,0 +1,185 @@
+"""The judge, as verifiers know it: a question in, a verdict out, or why there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol, Self
+
+from prometheus_client import Counter, Gauge
+from protocol.messages import Ungradable
+
+from services.grader.judge import self_test
+from services.grader.judge.context import Context, OverContext
+from services.grader.judge.form import NoVerdict, Verdict, as_remembered
+from services.grader.judge.health import Health
+from services.grader.judge.question import Question
+from services.grader.judge.settings import JudgeSettings
+from services.grader.judge.sharing import Sharing
+from services.grader.judge.wire import Refused, Trouble, Wire
+
+CACHE = Counter("weir_judge_cache_total", "Questions whose verdict was known, or not", ["result"])
+WAITING = Gauge("weir_judge_waiting", "Questions that wait for the judge to be up or to be free")
+log = logging.getLogger(__name__)
+
+_MAX_OUTAGES = 5  # during the attempts of one question; one that kills the judge must end
+
+Answer = Verdict | Ungradable
+
+
+class VerdictCache(Protocol):
+    """Where verdicts are remembered, by the digest of their question."""
+
+    async def recall(self, digest: str) -> str | None:
+        """The verdict, if it is still known."""
+        ...
+
+    async def remember(self, digest: str, verdict: str) -> None:
+        """Keep a verdict, as long as there is room."""
+        ...
+
+
+class Judge:
+    """A model that grades. Use it as ``async with Judge(...)``, with `watch_forever` running.
+
+    While the judge is down, questions wait. A question is *ungradable* for one of these reasons:
+    ``no_verdict`` (no attempt gave a form filled in), ``judge_refused`` (the server takes no such
+    request), ``over_judge_context`` (it was too long to be sent), ``judge_failed`` and
+    ``judge_timeout`` (its attempts failed, and the judge passes its self-test).
+    """
+
+    def __init__(self, settings: JudgeSettings, cache: VerdictCache | None = None) -> None:
+        self.settings = settings
+        self._cache = cache if settings.cache_bytes else None
+        self._wire = Wire.to(settings)
+        self._context = Context(self._wire, settings.context_tokens)
+        self._health = Health(self._examine, settings.retest_s)
+        self._num_examinations = 0
+        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._sharing: Sharing[Answer] = Sharing()
+
+    async def __aenter__(self) -> Self:
+        """Nothing is sent yet: `watch_forever` does that."""
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        """Give up what is under way and close all connections."""
+        await self._sharing.close()
+        await self._wire.http.aclose()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the last self-test was passed."""
+        return self._health.is_up
+
+    @property
+    def why_down(self) -> str:
+        """What the last self-test found; empty if it was passed."""
+        return self._health.why_down
+
+    async def watch_forever(self) -> None:
+        """Consumes the doubts of questions; produces ``is_up`` and ``why_down``.
+
+        Waits for: the self-test, then a doubt, or a pause while the judge is down. Unblocked by:
+        the deadlines of the self-test's calls, questions that failed, time.
+        """
+        await self._health.watch_forever()
+
+    async def ask(self, question: Question, samples: int = 1) -> list[Answer]:
+        """Verdicts of so many samples, or why there is none, in the order of their seeds.
+
+        Waits for: the judge to be up, a free slot, its answers. Unblocked by: those; deadlines.
+        """
+        async with asyncio.TaskGroup() as group:
+            asked = [
+                group.create_task(self._shared(question.sample(number)))
+                for number in range(samples)
+            ]
+        return [task.result() for task in asked]
+
+    async def _shared(self, question: Question) -> Answer:
+        digest = question.digest(self.settings.model)
+        if self._sharing.is_under_way(digest):
+            CACHE.labels("shared").inc()
+        return await self._sharing.once(digest, lambda: self._remembered(question, digest))
+
+    async def _remembered(self, question: Question, digest: str) -> Answer:
+        known = await self._recall(question, digest)
+        CACHE.labels("miss" if known is None else "hit").inc()
+        if known is not None:
+            return known
+        answer = await self._asked(question)
+        if self._cache is not None and not isinstance(answer, Ungradable):
+            await self._cache.remember(digest, as_remembered(answer))
+        return answer
+
+    async def _recall(self, question: Question, digest: str) -> Verdict | None:
+        text = None if self._cache is None else await self._cache.recall(digest)
+        if text is None:
+            return None
+        try:
+            return question.form.read(text)
+        except NoVerdict as error:
+            log.warning("a remembered verdict is not used", extra={"why": str(error)})
+            return None
+
+    async def _asked(self, question: Question) -> Answer:
+        """Ask until there is an answer, however often the judge is down meanwhile.
+
+        Attempts that all failed cast doubt on the judge. If it passes its self-test, one attempt
+        more decides: the failures may be those of an outage that nobody else saw.
+        """
+        pauses_s = (0.0, *self.settings.pauses_s)
+        for _ in range(_MAX_OUTAGES):
+            with WAITING.track_inprogress():
+                outages = await self._health.until_up()
+            outcome = await self._attempted(question, pauses_s)
+            if isinstance(outcome, Trouble) and await self._health.clears(outages):
+                outcome = await self._attempted(question.attempt(len(pauses_s)), (0.0,))
+            if not isinstance(outcome, Trouble):
+                return outcome
+            if await self._health.clears(outages):
+                return Ungradable(reason=outcome.reason)
+        log.error("the judge went down under one question again and again")
+        return Ungradable(reason="judge_failed")
+
+    async def _attempted(self, question: Question, pauses_s: tuple[float, ...]) -> Answer | Trouble:
+        """The first answer of several attempts, or how the last of them failed."""
+        failure: Answer | Trouble = Ungradable(reason="no_verdict")
+        for number, pause_s in enumerate(pauses_s):
+            await asyncio.sleep(max(pause_s, _wait_s(failure)))
+            try:
+                return await self._attempt(question.attempt(number))
+            except NoVerdict:
+                failure = Ungradable(reason="no_verdict")
+            except Trouble as trouble:
+                failure = trouble
+                if not trouble.may_pass:
+                    break
+            except Refused:
+                return Ungradable(reason="judge_refused")
+            except OverContext:
+                return Ungradable(reason="over_judge_context")
+        return failure
+
+    async def _attempt(self, question: Question) -> Verdict:
+        with WAITING.track_inprogress():
+            await self._slots.acquire()
+        try:
+            await self._context.admit(question)
+            return await self._wire.complete(question)
+        finally:
+            self._slots.release()
+
+    async def _examine(self) -> str | None:
+        """The self-test: on the way of all calls, but past their slots and the cache."""
+        self._num_examinations += 1
+        try:
+            await self._context.look_up()
+        except Trouble as trouble:
+            return str(trouble)
+        return await self_test.examine(self._wire, self._num_examinations)
+
+
+def _wait_s(failure: Answer | Trouble) -> float:
+    return failure.wait_s if isinstance(failure, Trouble) else 0.0
