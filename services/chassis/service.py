@@ -101,6 +101,8 @@ async def _run(
         async with _serving(app, deployment):
             try:
                 await main(service)
+            except DeploymentError:
+                raise
             except Exception:
                 log.exception("stopped by an error")
                 return 1

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from services.grader.judge.judge import Judge
 from services.grader.pool import Pool
-
-if TYPE_CHECKING:
-    from services.grader.judge.judge import Judge
 
 
 @dataclass(frozen=True)

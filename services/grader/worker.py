@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
+from protocol.exchange import Exchange
 from protocol.messages import ActiveJob, GradedGroup, RolloutGroup
 from protocol.streams import GRADED, ROLLOUTS
 
+from services.chassis.deployment import import_extensions
 from services.chassis.service import Service
 from services.chassis.work import Station, work_forever
-from services.grader import grading
+from services.grader import gate, grading
+from services.grader.judge.judge import Judge
+from services.grader.judge.settings import JudgeSettings
 from services.grader.pool import Pool
 from services.grader.settings import Settings
 from services.grader.tools import Tools
@@ -19,12 +27,20 @@ from services.grader.verifiers import math_answer
 async def run(service: Service) -> None:
     """Consumes rollout groups; produces graded groups.
 
-    Waits for: the pool to warm up, then groups. Unblocked by: those, and the service stopping.
+    Waits for: the pool to warm up, a judge that passes its self-test if there is one, then groups.
+    Unblocked by: those, and the service stopping.
     """
     settings = Settings.from_environment()
-    async with Pool(settings.workers, warm_ups=[math_answer.WARM_UP]) as pool:
-        service.readiness.set(True)
-        await work_forever(service, station(Tools(pool), settings.groups_in_flight))
+    import_extensions("WEIR_GRADER_EXTENSIONS", settings.extensions)
+    asked = JudgeSettings.from_environment()
+    async with (
+        Pool(settings.workers, warm_ups=[math_answer.WARM_UP]) as pool,
+        _judge(asked, service.exchange) as judge,
+        asyncio.TaskGroup() as beside,
+    ):
+        telling = beside.create_task(gate.tell_forever(service, judge))
+        await work_forever(service, station(Tools(pool, judge), settings.groups_in_flight))
+        telling.cancel()
 
 
 def station(tools: Tools, capacity: int) -> Station[RolloutGroup, GradedGroup]:
@@ -33,8 +49,16 @@ def station(tools: Tools, capacity: int) -> Station[RolloutGroup, GradedGroup]:
     async def handle(job: ActiveJob, group: RolloutGroup) -> GradedGroup:
         return await grade_group(job, group, tools)
 
+    def is_open(job: ActiveJob) -> bool:
+        return gate.what_is_in_the_way(job.recipe.reward, tools.judge) is None
+
     return Station(
-        inputs=(ROLLOUTS,), output=GRADED, failures=GRADED, handle=handle, capacity=capacity
+        inputs=(ROLLOUTS,),
+        output=GRADED,
+        failures=GRADED,
+        handle=handle,
+        capacity=capacity,
+        is_open=is_open,
     )
 
 
@@ -49,3 +73,30 @@ async def grade_group(job: ActiveJob, group: RolloutGroup, tools: Tools) -> Grad
         grades=grades,
         grading_seconds=time.monotonic() - started,
     )
+
+
+@dataclass(frozen=True)
+class _SharedVerdicts:
+    """The judge's verdicts, remembered by the exchange for all graders."""
+
+    exchange: Exchange
+    max_bytes: int
+
+    async def recall(self, digest: str) -> str | None:
+        return await self.exchange.recall_verdict(digest)
+
+    async def remember(self, digest: str, verdict: str) -> None:
+        await self.exchange.remember_verdict(digest, verdict, self.max_bytes)
+
+
+@asynccontextmanager
+async def _judge(settings: JudgeSettings | None, exchange: Exchange) -> AsyncIterator[Judge | None]:
+    """The judge, which watches over itself meanwhile; None without one."""
+    if settings is None:
+        yield None
+        return
+    cache = _SharedVerdicts(exchange, settings.cache_bytes) if settings.cache_bytes else None
+    async with Judge(settings, cache) as judge, asyncio.TaskGroup() as beside:
+        watching = beside.create_task(judge.watch_forever())
+        yield judge
+        watching.cancel()

@@ -1,0 +1,63 @@
+"""Whether this grader can grade a job's groups now, and if not, what is in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from protocol.messages import ActiveJob, JobEvent
+from protocol.rewards import Reward
+
+from services.chassis.service import Service
+from services.grader.judge.judge import Judge
+from services.grader.verifiers import VERIFIERS
+
+_LOOK_AGAIN_S = 0.5
+_NO_JUDGE = (
+    "the recipe asks a model to grade, but the graders know none; set WEIR_JUDGE_URL and "
+    "WEIR_JUDGE_MODEL where they run"
+)
+
+
+def what_is_in_the_way(reward: Reward, judge: Judge | None) -> str | None:
+    """Why groups with this reward must wait, in words; None if they can be graded."""
+    for check in (*reward.outcome, *reward.process):
+        if check.verifier not in VERIFIERS:
+            return (
+                f"no verifier is called {check.verifier!r}; name the module that adds it in "
+                "WEIR_GRADER_EXTENSIONS where the graders run"
+            )
+    if not reward.checks_of_a_judge:
+        return None
+    if judge is None:
+        return _NO_JUDGE
+    return None if judge.is_up else f"the judge is not up: {judge.why_down}"
+
+
+async def tell_forever(service: Service, judge: Judge | None) -> None:
+    """Consumes the judge's state and the active job; produces readiness and the job's events.
+
+    Waits for: the next look. Unblocked by: time.
+    """
+    told: tuple[str, str] | None = None  # the job, and what it was told to wait for
+    while True:
+        service.readiness.set(judge is None or judge.is_up, judge.why_down if judge else "")
+        job = await service.exchange.active()
+        obstacle = what_is_in_the_way(job.recipe.reward, judge) if job else None
+        now = (job.job_id, obstacle) if job and obstacle else None
+        if job and now != told:
+            await _tell(service, job, obstacle)
+        told = now
+        await asyncio.sleep(_LOOK_AGAIN_S)
+
+
+async def _tell(service: Service, job: ActiveJob, obstacle: str | None) -> None:
+    waits = f"groups wait to be graded: {obstacle}"
+    event = JobEvent(
+        id=f"gate:{'closed' if obstacle else 'open'}:{job.attempt}:{int(time.time() // 60)}",
+        job_id=job.job_id,
+        created_at=time.time(),
+        level="warn" if obstacle else "info",
+        message=waits if obstacle else "groups are graded again",
+    )
+    await service.exchange.record_event(event)
