@@ -13,7 +13,7 @@ from protocol.messages import Score, Task
 from protocol.names import VerifierName
 
 from services.grader.tools import Tools
-from services.grader.verifiers import equation_steps, math_answer
+from services.grader.verifiers import equation_steps, math_answer, model_judge, score_model
 
 # (task, text of the response, the recipe's settings of this check, tools); each verifier takes the
 # class of checks that `protocol.rewards` makes of its name.
@@ -22,4 +22,6 @@ Verifier = Callable[[Task, str, Any, Tools], Awaitable[Score]]
 VERIFIERS: dict[VerifierName, Verifier] = {
     "math_answer": math_answer.verify,
     "equation_steps": equation_steps.verify,
+    "model_judge": model_judge.verify,
+    "score_model": score_model.verify,
 }
