@@ -117,8 +117,9 @@ class Process:
         """Whether it answers that it can do its work."""
         if self.name == "valkey":
             return _answers(self.port)
-        # A rollout is ready only once a job has given it a policy; being there is enough.
-        path = "healthz" if self.name.startswith("rollout") else "readyz"
+        # A rollout is ready only once a job has given it a policy, a grader only while its judge
+        # is up; being there is enough.
+        path = "healthz" if self.name.startswith(("rollout", "grader")) else "readyz"
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/{path}", timeout=2):
                 return True

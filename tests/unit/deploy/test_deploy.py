@@ -22,7 +22,7 @@ def compose() -> dict[str, Any]:
 
 
 def test_compose_runs_every_service_from_one_dockerfile(compose: dict[str, Any]) -> None:
-    assert set(compose["services"]) == SERVICES | {"redis", "prometheus"}
+    assert set(compose["services"]) == SERVICES | {"redis", "prometheus", "judge"}
     for name in SERVICES:
         build = compose["services"][name]["build"]
         assert build["args"]["SERVICE"] == name
