@@ -1,9 +1,11 @@
-"""What a policy may make a worker do: functions that hang, crash, or take all memory."""
+"""What a policy may make a worker do: hang, crash, take all memory, spoil its own pipe."""
 
 import ctypes
 import math
 import os
+import signal
 import time
+from pathlib import Path
 
 from services.grader import pool_worker
 
@@ -40,6 +42,64 @@ def unspeakable() -> object:
 def nap_and_tell(seconds: float) -> int:
     time.sleep(seconds)
     return os.getpid()
+
+
+def note_and_return(book: str, number: int, seconds: float) -> list[int]:
+    """An honest call, which leaves a line in a book each time it is made."""
+    with Path(book).open("a") as lines:
+        lines.write(f"{number}\n")
+    time.sleep(seconds)
+    return [number]
+
+
+def burn(seconds: float) -> None:
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+
+def burn_and_die(seconds: float) -> None:
+    burn(seconds)
+    os._exit(1)
+
+
+def send_itself(signal_name: str) -> None:
+    os.kill(os.getpid(), signal.Signals[signal_name])
+    time.sleep(9)
+
+
+def boast(size: int) -> str:
+    return "x" * size
+
+
+def nest(depth: int) -> list:
+    nested: list = []
+    for _ in range(depth):
+        nested = [nested]
+    return nested
+
+
+def no_number() -> float:
+    return math.nan
+
+
+def scribble(hexadecimal: str) -> str:
+    """Bytes of its own into the pipe, before the answer."""
+    os.write(_pipe(), bytes.fromhex(hexadecimal))
+    return "truth"
+
+
+def close_pipe(stay_s: float) -> None:
+    os.close(_pipe())
+    time.sleep(stay_s)
+
+
+def _pipe() -> int:
+    links = ((fd, f"/proc/self/fd/{fd}") for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2)
+    (pipe,) = (
+        fd for fd, link in links if os.path.lexists(link) and os.readlink(link).startswith("socket")
+    )
+    return pipe
 
 
 def spin_unwatched() -> None:
