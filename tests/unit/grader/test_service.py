@@ -8,13 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from protocol.exchange import Exchange, connect
-from protocol.messages import ActiveJob, GradedGroup
+from protocol.messages import ActiveJob, GradedGroup, JobEvent
 from protocol.streams import GRADED, REQUESTS, ROLLOUTS
 
 from tests.builders import a_group, a_job_record, a_recipe, a_request
@@ -33,29 +34,41 @@ def server(tmp_path: Path) -> Iterator[Server]:
     server.stop()
 
 
+StartGrader = Callable[..., subprocess.Popen[bytes]]
+
+
 @pytest.fixture
-def grader(server: Server, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    settings = {"WEIR_REDIS_URL": server.url, "WEIR_DATA_DIR": str(tmp_path)}
-    settings |= {"WEIR_PORT": str(port), "WEIR_GRADER_WORKERS": "2", "WEIR_HEARTBEAT_S": "0.1"}
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "services.grader"],
-        env=os.environ | settings | {"PYTHONPATH": path},
-        start_new_session=True,
-    )
-    yield process
-    process.kill()
-    process.wait()
+def start_grader(server: Server, tmp_path: Path) -> Iterator[StartGrader]:
+    """Starts graders with more settings of the environment; they end with the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(**more: str) -> subprocess.Popen[bytes]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        settings = {"WEIR_REDIS_URL": server.url, "WEIR_DATA_DIR": str(tmp_path)}
+        settings |= {"WEIR_PORT": str(port), "WEIR_GRADER_WORKERS": "2", "WEIR_HEARTBEAT_S": "0.1"}
+        path = os.pathsep.join([str(tmp_path), *(entry or os.getcwd() for entry in sys.path)])
+        process = subprocess.Popen(
+            [sys.executable, "-m", "services.grader"],
+            env=os.environ | settings | {"PYTHONPATH": path} | more,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
 
 
-async def offer(exchange: Exchange, count: int) -> None:
+async def offer(exchange: Exchange, count: int, **reward: Any) -> None:
     """Play the learner and the rollout: ask for groups, and hand them off."""
     await exchange.submit(a_job_record("job"))
     attempt = await exchange.begin_attempt("job")
-    await exchange.activate(ActiveJob(job_id="job", attempt=attempt, recipe=a_recipe()))
+    recipe = a_recipe(reward=reward)
+    await exchange.activate(ActiveJob(job_id="job", attempt=attempt, recipe=recipe))
     for number in range(count):
         request = a_request(number=number, attempt=attempt, group_size=len(TEXTS))
         await exchange.ask(request)
@@ -91,8 +104,9 @@ async def until_empty(group: int) -> None:
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 0), (signal.SIGKILL, -9)])
 async def test_groups_are_graded_and_the_service_leaves_no_process_behind(
-    server: Server, grader: subprocess.Popen[bytes], signum: signal.Signals, status: int
+    server: Server, start_grader: StartGrader, signum: signal.Signals, status: int
 ) -> None:
+    grader = start_grader()
     async with connect(server.url, me="test") as exchange:
         await offer(exchange, count=20)
         graded = await collect(exchange, count=20)
@@ -104,3 +118,50 @@ async def test_groups_are_graded_and_the_service_leaves_no_process_behind(
     grader.send_signal(signum)
     assert await asyncio.to_thread(grader.wait, 10) == status
     await until_empty(grader.pid)
+
+
+ORACLE = """
+from protocol.messages import Graded
+from services.grader.verifiers import VERIFIERS
+
+
+async def oracle(task, text, check, tools):
+    return Graded(value=check.settings["wisdom"])
+
+
+VERIFIERS["my_lab.oracle"] = oracle
+"""
+
+
+async def test_a_verifier_may_come_from_outside(
+    server: Server, start_grader: StartGrader, tmp_path: Path
+) -> None:
+    (tmp_path / "my_lab.py").write_text(ORACLE)
+    check = {"verifier": "my_lab.oracle", "settings": {"wisdom": 0.25}}
+    async with connect(server.url, me="test") as exchange:
+        await offer(exchange, count=1, outcome=check)
+        start_grader()  # which does not know it, and must leave the group alone
+        waits = await the_event(exchange, "gate:closed")
+        assert "'my_lab.oracle'" in waits.message
+        assert "WEIR_GRADER_EXTENSIONS" in waits.message
+        start_grader(WEIR_GRADER_EXTENSIONS="my_lab")
+        (graded,) = await collect(exchange, count=1)
+    assert [grade.accuracy for grade in graded.grades] == [0.25] * len(TEXTS)
+
+
+async def test_a_wrong_setting_ends_the_grader_with_its_name(
+    start_grader: StartGrader, capfd: pytest.CaptureFixture[str]
+) -> None:
+    grader = start_grader(WEIR_JUDGE_URL="http://127.0.0.1:1/v1")
+    assert await asyncio.to_thread(grader.wait, 20) == 1
+    assert "grader: WEIR_JUDGE_MODEL is not set" in capfd.readouterr().err
+
+
+async def the_event(exchange: Exchange, kind: str) -> JobEvent:
+    """The first event of this kind, once it is there."""
+    async with asyncio.timeout(20):
+        while True:
+            for _, event in await exchange.events("job"):
+                if event.id.startswith(kind):
+                    return event
+            await asyncio.sleep(0.05)
