@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -120,33 +121,24 @@ async def test_groups_are_graded_and_the_service_leaves_no_process_behind(
     await until_empty(grader.pid)
 
 
-ORACLE = """
-from protocol.messages import Graded
-from services.grader.verifiers import VERIFIERS
-
-
-async def oracle(task, text, check, tools):
-    return Graded(value=check.settings["wisdom"])
-
-
-VERIFIERS["my_lab.oracle"] = oracle
-"""
+MODULE = re.compile(r'```python\n("""my_lab\.brief.*?)```', re.DOTALL)
 
 
 async def test_a_verifier_may_come_from_outside(
     server: Server, start_grader: StartGrader, tmp_path: Path
 ) -> None:
-    (tmp_path / "my_lab.py").write_text(ORACLE)
-    check = {"verifier": "my_lab.oracle", "settings": {"wisdom": 0.25}}
+    (module,) = MODULE.findall((Path(__file__).parents[3] / "CONTRIBUTING.md").read_text())
+    (tmp_path / "my_lab.py").write_text(module)
+    check = {"verifier": "my_lab.brief", "settings": {"most_chars": len(TEXTS[2])}}
     async with connect(server.url, me="test") as exchange:
         await offer(exchange, count=1, outcome=check)
         start_grader()  # which does not know it, and must leave the group alone
         waits = await the_event(exchange, "gate:closed")
-        assert "'my_lab.oracle'" in waits.message
+        assert "'my_lab.brief'" in waits.message
         assert "WEIR_GRADER_EXTENSIONS" in waits.message
         start_grader(WEIR_GRADER_EXTENSIONS="my_lab")
         (graded,) = await collect(exchange, count=1)
-    assert [grade.accuracy for grade in graded.grades] == [0.25] * len(TEXTS)
+    assert [grade.accuracy for grade in graded.grades] == [0, 0, 1]
 
 
 async def test_a_wrong_setting_ends_the_grader_with_its_name(

@@ -18,7 +18,7 @@ from services.learner.scoring import Scoring
 from tests.builders import a_graded_group, a_group, a_recipe
 
 ROOT = Path(__file__).parents[3]
-MODULE = re.compile(r'```python\n("""my_lab.*?)```', re.DOTALL)
+MODULE = re.compile(r'```python\n("""my_lab\.squared.*?)```', re.DOTALL)
 
 
 @pytest.fixture
