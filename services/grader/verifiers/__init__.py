@@ -13,7 +13,14 @@ from protocol.messages import Score, Task
 from protocol.names import VerifierName
 
 from services.grader.tools import Tools
-from services.grader.verifiers import equation_steps, math_answer, model_judge, score_model
+from services.grader.verifiers import (
+    equation_steps,
+    math_answer,
+    model_judge,
+    score_model,
+    string_check,
+    text_similarity,
+)
 
 # (task, text of the response, the recipe's settings of this check, tools); each verifier takes the
 # class of checks that `protocol.rewards` makes of its name.
@@ -24,4 +31,6 @@ VERIFIERS: dict[VerifierName, Verifier] = {
     "equation_steps": equation_steps.verify,
     "model_judge": model_judge.verify,
     "score_model": score_model.verify,
+    "string_check": string_check.verify,
+    "text_similarity": text_similarity.verify,
 }

@@ -1,0 +1,31 @@
+"""Two texts, compared character by character: OpenAI's ``string_check``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from protocol.messages import Graded, Score, Task, Ungradable
+from protocol.rewards import StringCheck
+
+from services.grader.compared_texts import ComparedTexts, compared_texts
+from services.grader.tools import Tools
+
+_HOLDS: Mapping[str, Callable[[str, str], bool]] = {
+    "eq": lambda text, reference: text == reference,
+    "ne": lambda text, reference: text != reference,
+    "like": lambda text, reference: reference in text,
+    "ilike": lambda text, reference: reference.casefold() in text.casefold(),
+}
+_CONTAINS = {"like", "ilike"}
+
+
+async def verify(task: Task, text: str, check: StringCheck, tools: Tools) -> Score:
+    """1 if the input equals, or contains, the reference as the operation says, else 0."""
+    texts = compared_texts(check, task, text)
+    if not isinstance(texts, ComparedTexts):
+        return texts
+    if not texts.reference and check.operation in _CONTAINS:
+        return Ungradable(reason="empty_reference")  # every text contains it
+    if _HOLDS[check.operation](texts.input, texts.reference):
+        return Graded(value=1)
+    return Graded(value=0, reason="wrong")

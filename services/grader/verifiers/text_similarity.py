@@ -1,0 +1,52 @@
+"""How alike two texts are: OpenAI's ``text_similarity``.
+
+A metric that is not done in time gets a second chance in a fresh worker. Then it is the response
+that is too hard, unless the reference alone is; a worker that got no CPU time says nothing.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from protocol.messages import Graded, Score, Task, Ungradable
+from protocol.rewards import TextSimilarity
+
+from services.grader.compared_texts import ComparedTexts, compared_texts
+from services.grader.pool_outcome import Cause, Failed, Value
+from services.grader.tools import Tools
+
+_SIMILARITY = "services.grader.similarity:similarity"
+_DEADLINE_S = 15.0
+_STARVED_BELOW = 0.5  # of the deadline, in CPU time
+
+
+async def verify(task: Task, text: str, check: TextSimilarity, tools: Tools) -> Score:
+    """The metric of input and reference, in [0, 1]."""
+    texts = compared_texts(check, task, text)
+    if not isinstance(texts, ComparedTexts):
+        return texts
+    if not texts.reference.strip():
+        return Ungradable(reason="empty_reference")
+    outcome = await _measured(check.evaluation_metric, texts, tools)
+    if isinstance(outcome, Value):
+        return Graded(value=cast(float, outcome.value))
+    if not _is_to_blame(outcome):
+        return Ungradable(reason="not_measured")
+    alone = ComparedTexts(texts.reference, texts.reference)
+    if isinstance(await _measured(check.evaluation_metric, alone, tools), Failed):
+        return Ungradable(reason="reference_too_hard")
+    return Graded(value=0, reason="too_hard")
+
+
+async def _measured(metric: str, texts: ComparedTexts, tools: Tools) -> Value | Failed:
+    outcome = await tools.pool.run(_SIMILARITY, metric, *texts, deadline_s=_DEADLINE_S)
+    if isinstance(outcome, Value) or outcome.cause is Cause.ERROR:
+        return outcome
+    return await tools.pool.run(_SIMILARITY, metric, *texts, deadline_s=_DEADLINE_S, suspect=True)
+
+
+def _is_to_blame(failed: Failed) -> bool:
+    """Whether the texts made it fail: nobody killed the worker, and it had its time."""
+    if failed.cause is Cause.TIMEOUT:
+        return failed.cpu_s is not None and failed.cpu_s >= _STARVED_BELOW * _DEADLINE_S
+    return failed.cause in {Cause.MEMORY, Cause.CRASH}

@@ -1,0 +1,146 @@
+"""How alike two texts are, by metric; and whose fault it is if that cannot be said."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from protocol.messages import Graded, Score, Ungradable
+from protocol.rewards import TextSimilarity
+
+from services.grader.compared_texts import MAX_TEXT_CHARS
+from services.grader.similarity import METRICS, similarity
+from services.grader.tools import Tools
+from services.grader.verifiers import text_similarity
+from tests.builders import a_task
+
+# Made with rouge-score 0.1.2 (F-measures), nltk 3.9 (sentence_gleu of 13a tokens), sacrebleu 2.6
+# (sentence_bleu) and rapidfuzz 3.14 (fuzz.ratio).
+GOLDEN = {
+    ("The cat is on the mat, I think.", "The cat sat on the mat."): {
+        "fuzzy_match": 0.777778,
+        "bleu": 0.205567,
+        "gleu": 0.294118,
+        "rouge_1": 0.714286,
+        "rouge_2": 0.5,
+        "rouge_3": 0.2,
+        "rouge_4": 0.0,
+        "rouge_l": 0.714286,
+    },
+    ("x = 12 apples in 4 rows of 3", "4 rows of 3 apples make x = 12 apples"): {
+        "fuzzy_match": 0.430769,
+        "bleu": 0.534174,
+        "gleu": 0.588235,
+        "rouge_1": 0.823529,
+        "rouge_2": 0.666667,
+        "rouge_3": 0.461538,
+        "rouge_4": 0.181818,
+        "rouge_5": 0.0,
+        "rouge_l": 0.470588,
+    },
+}
+
+
+@pytest.mark.parametrize("texts", GOLDEN, ids=lambda texts: texts[1])
+def test_the_metrics_are_those_of_the_known_libraries(texts: tuple[str, str]) -> None:
+    found = {metric: similarity(metric, *texts) for metric in GOLDEN[texts]}
+    assert found == pytest.approx(GOLDEN[texts], abs=1e-6)
+
+
+def test_every_metric_of_a_recipe_is_there() -> None:
+    allowed = get_args(TextSimilarity.model_fields["evaluation_metric"].annotation)
+    assert set(allowed) == set(METRICS)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_equal_texts_are_alike_and_others_are_not(metric: str) -> None:
+    text = "Each of the 5 boxes holds 3 pens."
+    assert similarity(metric, text, text) == pytest.approx(1)
+    assert similarity(metric, "", text) == 0
+    assert similarity(metric, "qqq", "zzz") == 0
+
+
+@given(st.sampled_from(sorted(METRICS)), st.text(max_size=40), st.text(max_size=40))
+def test_any_two_texts_get_a_value_of_a_score(metric: str, text: str, reference: str) -> None:
+    assert 0 <= similarity(metric, text, reference) <= 1
+
+
+def test_words_of_every_script_count() -> None:
+    assert similarity("rouge_1", "сумма равна 5", "Сумма: 5") == pytest.approx(0.8)
+
+
+# ---------------------------------------------------------------------- the verifier
+
+
+async def checked(text: str, tools: Tools, *, solution: str = "2", **settings: Any) -> Score:
+    task = a_task(answer="1 + 1 = 2", solution=solution)
+    return await text_similarity.verify(task, text, TextSimilarity(**settings), tools)
+
+
+@pytest.mark.anyio
+async def test_the_score_is_the_metric_of_the_filled_templates(tools: Tools) -> None:
+    assert await checked("1 + 1 = 2", tools) == Graded(value=1)
+    half = await checked("1 + 1", tools, evaluation_metric="rouge_1")
+    assert half == Graded(value=0.8)
+    thought = await checked("<think>So 1 + 1 = 3?</think>\n1 + 1 = 2", tools)
+    assert thought == Graded(value=1)
+
+
+@pytest.mark.anyio
+async def test_what_cannot_be_compared_is_ungradable(tools: Tools) -> None:
+    missing = await checked("x", tools, reference="{{item.metadata.x}}")
+    assert missing == Ungradable(reason="unknown_field")
+    empty = await checked("x", tools, reference="{{item.solution}}", solution=" ")
+    assert empty == Ungradable(reason="empty_reference")
+
+
+@pytest.mark.anyio
+async def test_a_response_over_the_limit_is_too_long(tools: Tools) -> None:
+    score = await checked("x" * (MAX_TEXT_CHARS + 1), tools)
+    assert score == Graded(value=0, reason="too_long")
+
+
+def a_long_text(num_chars: int, seed: int) -> str:
+    return "".join(random.Random(seed).choices("abcdefgh  ", k=num_chars))
+
+
+@pytest.mark.anyio
+async def test_a_response_that_takes_too_long_is_too_hard(
+    tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_similarity, "_DEADLINE_S", 0.8)
+    monkeypatch.setattr(text_similarity, "_STARVED_BELOW", 0)
+    reference = a_long_text(MAX_TEXT_CHARS, seed=1)
+    settings = {"solution": reference, "reference": "{{item.solution}}"}
+    score = await checked(a_long_text(MAX_TEXT_CHARS, seed=2), tools, **settings)
+    assert score == Graded(value=0, reason="too_hard")
+
+
+@pytest.mark.anyio
+async def test_a_reference_that_takes_too_long_is_ungradable(
+    tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_similarity, "_DEADLINE_S", 0.5)
+    monkeypatch.setattr(text_similarity, "_STARVED_BELOW", 0)
+    settings = {
+        "solution": a_long_text(3_000_000, seed=1),
+        "reference": "{{item.solution}}",
+        "evaluation_metric": "bleu",
+    }
+    score = await checked("short", tools, **settings)
+    assert score == Ungradable(reason="reference_too_hard")
+
+
+@pytest.mark.anyio
+async def test_a_worker_without_cpu_time_says_nothing_about_the_response(
+    tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_similarity, "_DEADLINE_S", 0.8)
+    monkeypatch.setattr(text_similarity, "_STARVED_BELOW", 100)  # more than it can have had
+    reference = a_long_text(MAX_TEXT_CHARS, seed=1)
+    settings = {"solution": reference, "reference": "{{item.solution}}"}
+    score = await checked(a_long_text(MAX_TEXT_CHARS, seed=2), tools, **settings)
+    assert score == Ungradable(reason="not_measured")
