@@ -7,6 +7,8 @@ ungradable, or a policy could learn to hide there. Only a gold answer that fails
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from protocol.messages import Graded, Score, Task, Ungradable
 from protocol.rewards import Check
 
@@ -37,33 +39,52 @@ _GOLD_NOT_PARSABLE = Ungradable(reason="gold_not_parsable")
 _RIGHT = Graded(value=1)
 
 
+@dataclass(frozen=True)
+class Decision:
+    """A score, and the way it was found: by which rule, or by ``algebra``."""
+
+    score: Score
+    path: str
+
+
 async def verify(task: Task, text: str, check: Check, tools: Tools) -> Score:
     """1 if the response's boxed answer equals ``task.answer``, else 0 with the reason."""
+    return (await decide_response(text, task.answer, tools)).score
+
+
+async def decide_response(text: str, gold_answer: str, tools: Tools) -> Decision:
+    """Decide on the last box of a response."""
     if len(text) > _MAX_TEXT_CHARS:
-        return _wrong("too_long")
+        return Decision(_wrong("too_long"), "box")
     boxed = last_boxed(text)
     if boxed is None or not boxed.strip():
-        return _wrong("no_answer")
+        return Decision(_wrong("no_answer"), "box")
     if len(boxed) > _MAX_ANSWER_CHARS:
-        return _wrong("too_long")
-    return await compare(task.answer, boxed, tools)
+        return Decision(_wrong("too_long"), "box")
+    return await decide(gold_answer, boxed, tools)
 
 
 async def compare(gold: str, answer: str, tools: Tools) -> Score:
     """Grade a boxed answer against the gold answer, which may be boxed too."""
+    return (await decide(gold, answer, tools)).score
+
+
+async def decide(gold: str, answer: str, tools: Tools) -> Decision:
+    """Decide on a boxed answer, and say how."""
     gold, answer = tidy(unwrapped(gold)), tidy(unwrapped(answer))
     settled = settle(gold, answer)
     if settled is not None:
-        return _RIGHT if settled else _wrong("wrong")
+        return Decision(_RIGHT if settled else _wrong("wrong"), "rule")
     outcome = await _compared(gold, answer, tools)
     if isinstance(outcome, Failed):
-        return await _blame(outcome, gold, tools)
-    return {
+        return Decision(await _blame(outcome, gold, tools), "algebra")
+    score = {
         "right": _RIGHT,
         "wrong": _wrong("wrong"),
         "not_parsable": _wrong("not_parsable"),
         "gold_not_parsable": _GOLD_NOT_PARSABLE,
     }[str(outcome.value)]
+    return Decision(score, "algebra")
 
 
 def settle(gold: str, answer: str) -> bool | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from protocol.messages import Graded, Ungradable
+from protocol.rewards import Check
 
 from services.grader.latex import tidy
 from services.grader.pool import Value
@@ -17,6 +18,8 @@ from services.grader.verifiers import math_answer
 from tests.builders import a_task
 
 pytestmark = pytest.mark.anyio
+
+CHECK = Check(verifier="math_answer")
 
 RIGHT = [
     ("42", "42"),
@@ -110,7 +113,7 @@ FALSE_VERDICTS_OF_MATH_VERIFY = [
 
 async def verdict(tools: Tools, gold: str, answer: str) -> tuple[float | None, str | None]:
     text = rf"We find $x$. First \boxed{{41}}, no: \boxed{{{answer}}}."
-    score = await math_answer.verify(a_task(answer=gold), text, tools)
+    score = await math_answer.verify(a_task(answer=gold), text, CHECK, tools)
     return (score.value if isinstance(score, Graded) else None), score.reason
 
 
@@ -148,13 +151,13 @@ async def test_known_false_verdicts_are_not_repeated(tools: Tools, gold: str, an
 async def test_the_fault_of_a_response_is_wrong_with_its_reason(
     tools: Tools, text: str, reason: str
 ) -> None:
-    score = await math_answer.verify(a_task(answer="5"), text, tools)
+    score = await math_answer.verify(a_task(answer="5"), text, CHECK, tools)
     assert score == Graded(value=0, reason=reason)
 
 
 @pytest.mark.parametrize("gold", [r"\frac{", "+*", r"\frac{1}{0}"])
 async def test_a_gold_answer_that_cannot_be_graded_is_never_a_zero(tools: Tools, gold: str) -> None:
-    score = await math_answer.verify(a_task(answer=gold), r"\boxed{5+x}", tools)
+    score = await math_answer.verify(a_task(answer=gold), r"\boxed{5+x}", CHECK, tools)
     assert score == Ungradable(reason="gold_not_parsable")
 
 
