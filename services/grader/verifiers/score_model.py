@@ -59,5 +59,5 @@ def _how(check: ScoreModel) -> str:
     return (
         "Answer with one JSON object and nothing else. Its fields, in this order:\n"
         f'- "{ANALYSIS}": your reasons, in at most {_ANALYSIS_CHARS} characters\n'
-        f'- "{_RESULT}": a number from {lowest:g} to {highest:g}'
+        f'- "{_RESULT}": a number from {lowest:.15g} to {highest:.15g}'
     )

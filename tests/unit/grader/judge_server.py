@@ -1,0 +1,238 @@
+"""A judge's server that follows a script, over real sockets, and a judge that calls it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from services.grader.judge.judge import Judge, VerdictCache
+from services.grader.judge.self_test import RIGHT, WRONG
+from services.grader.judge.settings import JudgeSettings
+
+MODEL = "judge"
+CONTEXT = 32_768
+Behaviour = Callable[["ScriptedServer", dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
+
+
+def filled_in(body: dict[str, Any], *, right: bool = True) -> dict[str, Any]:
+    """The best that the form allows, or the worst."""
+    fields = body["response_format"]["json_schema"]["schema"]["properties"]
+    return {name: _filled(schema, right) for name, schema in fields.items()}
+
+
+def _filled(schema: dict[str, Any], right: bool) -> str | float:
+    if "enum" in schema:
+        return schema["enum"][0 if right else -1]
+    if schema["type"] == "number":
+        return schema["maximum" if right else "minimum"]
+    return "I have looked."
+
+
+def completion(content: object, finish_reason: str | None = "stop") -> bytes:
+    message = {"role": "assistant", "content": content}
+    usage = {
+        "prompt_tokens": 100,
+        "completion_tokens": 20,
+        "completion_tokens_details": {"reasoning_tokens": 5},
+    }
+    choice = {"index": 0, "message": message, "finish_reason": finish_reason}
+    return json.dumps({"choices": [choice], "usage": usage}).encode()
+
+
+def replies(body: bytes, status: int = 200, **headers: str) -> Behaviour:
+    """Any reply."""
+
+    async def behave(_: ScriptedServer, __: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        lines = [f"HTTP/1.1 {status} Scripted", f"Content-Length: {len(body)}"]
+        lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+        writer.write("\r\n".join([*lines, "", ""]).encode() + body)
+        await writer.drain()
+
+    return behave
+
+
+def says(content: object, finish_reason: str | None = "stop") -> Behaviour:
+    """A completion with this content."""
+    return replies(completion(content, finish_reason))
+
+
+def breaks_off(head: bytes) -> Behaviour:
+    """The beginning of a reply, then the end of the connection."""
+
+    async def behave(_: ScriptedServer, __: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        writer.write(head)
+        await writer.drain()
+        writer.close()
+
+    return behave
+
+
+def grades(*, right: bool = True, after_s: float = 0.0) -> Behaviour:
+    """A verdict, the best one or the worst one."""
+
+    async def behave(
+        server: ScriptedServer, body: dict[str, Any], writer: asyncio.StreamWriter
+    ) -> None:
+        await asyncio.sleep(after_s)
+        reply = says(json.dumps(filled_in(body, right=right)))
+        await reply(server, body, writer)
+
+    return behave
+
+
+async def hangs(server: ScriptedServer, _: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    """Nothing, until the client leaves."""
+    while not server.has_left(writer):
+        await asyncio.sleep(0.005)
+
+
+async def trickles(_: ScriptedServer, __: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    """A byte at a time, for ever."""
+    writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    while not writer.is_closing():
+        writer.write(b"1\r\n \r\n")
+        await writer.drain()
+        await asyncio.sleep(0.01)
+
+
+async def floods(
+    server: ScriptedServer, body: dict[str, Any], writer: asyncio.StreamWriter
+) -> None:
+    """A body of 50 MB, as far as it is read."""
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 50000000\r\n\r\n")
+    for _ in range(50):
+        writer.write(b" " * 1_000_000)
+        await writer.drain()
+        server.flooded_bytes += 1_000_000
+
+
+async def tells_right_from_wrong(
+    server: ScriptedServer, body: dict[str, Any], writer: asyncio.StreamWriter
+) -> None:
+    """What the self-test hopes for."""
+    await grades(right=WRONG not in body["messages"][-1]["content"])(server, body, writer)
+
+
+@dataclass
+class ScriptedServer:
+    """Answers calls by ``script``, whose last entry is repeated, and the self-test by ``exam``."""
+
+    script: list[Behaviour] = field(default_factory=lambda: [grades()])
+    exam: Behaviour = tells_right_from_wrong
+    max_model_len: int | None = CONTEXT
+    tokens: int | None = None  # what /tokenize says; None: there is no /tokenize
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    num_exams: int = 0
+    num_tokenized: int = 0
+    in_flight: int = 0
+    most_in_flight: int = 0
+    flooded_bytes: int = 0
+    port: int = 0
+    _clients: dict[asyncio.StreamWriter, asyncio.StreamReader] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    async def __aenter__(self) -> Self:
+        await self.come()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.go_away()
+
+    async def come(self) -> None:
+        """Listen, at the same port as before if there was one."""
+        self._server = await asyncio.start_server(
+            self._serve, "127.0.0.1", self.port, limit=2**24, backlog=1000
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def go_away(self) -> None:
+        """Cut every connection and listen no more."""
+        self._server.close()
+        for writer in self._clients:
+            writer.transport.abort()
+        await self._server.wait_closed()
+
+    def has_left(self, writer: asyncio.StreamWriter) -> bool:
+        """Whether the client has hung up."""
+        return self._clients[writer].at_eof() or writer.is_closing()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._clients[writer] = reader
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:-2])
+                headers = {name.lower(): value for name, value in headers.items()}
+                text = await reader.readexactly(int(headers.get("content-length", 0)))
+                self.keys.append(headers.get("authorization"))
+                await self._answer(head.split()[1], json.loads(text or b"{}"), writer)
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # the client has left
+        finally:
+            del self._clients[writer]
+            writer.close()
+
+    async def _answer(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if path == "/v1/models":
+            data = [{"id": MODEL, "max_model_len": self.max_model_len}]
+            behave = replies(json.dumps({"data": data}).encode())
+        elif path == "/tokenize":
+            self.num_tokenized += 1
+            counted = json.dumps({"count": self.tokens}).encode()
+            behave = replies(counted, 404 if self.tokens is None else 200)
+        else:
+            assert path == "/v1/chat/completions"
+            behave = self._next(body)
+        self.in_flight += 1
+        self.most_in_flight = max(self.in_flight, self.most_in_flight)
+        try:
+            await behave(self, body, writer)
+        finally:
+            self.in_flight -= 1
+
+    def _next(self, body: dict[str, Any]) -> Behaviour:
+        text = body["messages"][-1]["content"]
+        if RIGHT in text or WRONG in text:
+            self.num_exams += 1
+            return self.exam
+        self.asked.append(body)
+        return self.script.pop(0) if len(self.script) > 1 else self.script[0]
+
+
+def settings_for(server: ScriptedServer, **changes: Any) -> JudgeSettings:
+    """Impatient settings: pauses of hundredths of a second."""
+    hasty: dict[str, Any] = {
+        "timeout_s": 5.0,
+        "pauses_s": (0.01, 0.02),
+        "retest_s": (0.02, 0.1),
+    }
+    return JudgeSettings(url=server.url, model=MODEL, **{**hasty, **changes})
+
+
+@asynccontextmanager
+async def watched(
+    settings: JudgeSettings, cache: VerdictCache | None = None
+) -> AsyncIterator[Judge]:
+    """A judge with its watcher running; at the end nobody waits any more."""
+    async with Judge(settings, cache) as judge:
+        watching = asyncio.create_task(judge.watch_forever())
+        try:
+            yield judge
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+
+async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
+    """Wait until something is so."""
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.005)

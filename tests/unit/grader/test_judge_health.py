@@ -1,0 +1,300 @@
+"""While the judge is down no call fails, and nobody waits for ever once it is up again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+from protocol.messages import Ungradable
+
+from services.grader.judge.form import Choice, Form
+from services.grader.judge.health import Health
+from services.grader.judge.judge import Answer, Judge
+from services.grader.judge.question import Question
+from tests.unit.grader.judge_server import (
+    Behaviour,
+    ScriptedServer,
+    grades,
+    hangs,
+    replies,
+    says,
+    settings_for,
+    tells_right_from_wrong,
+    until,
+    watched,
+)
+
+pytestmark = pytest.mark.anyio
+
+PAUSES = (0.001, 0.004)
+YES = {"verdict": "yes"}
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    async with ScriptedServer() as server:
+        yield server
+
+
+def a_question(text: str = "Is it?", **changes: Any) -> Question:
+    turn = {"role": "user", "content": text}
+    return Question((turn,), Form({"verdict": Choice(("yes", "no"))}), **changes)
+
+
+async def ask(judge: Judge, text: str = "Is it?") -> Answer:
+    [answer] = await judge.ask(a_question(text))
+    return answer
+
+
+async def ended(*tasks: Awaitable[Any], within_s: float = 20) -> list[Any]:
+    async with asyncio.timeout(within_s):
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_judge_starts_down_and_is_up_after_its_self_test(server: ScriptedServer) -> None:
+    async with watched(settings_for(server)) as judge:
+        assert (judge.is_up, judge.why_down) == (False, "starting")
+        assert await ask(judge) == YES
+        assert (judge.is_up, judge.why_down) == (True, "")
+        assert REGISTRY.get_sample_value("weir_judge_up") == 1
+    assert server.num_exams == 2
+
+
+@pytest.mark.parametrize(
+    ("exam", "why"),
+    [
+        (replies(b"no model x", 404), "answers 404: no model x; check WEIR_JUDGE_MODEL=judge"),
+        (replies(b"key?", 401), "WEIR_JUDGE_API_KEY"),
+        (replies(b"moved", 307, Location="/elsewhere"), "answers 307"),
+        (replies(b"effort?", 400), "answers 400: effort?"),
+        (replies(b"dead", 500), "answers 500: dead"),
+        (replies(b"<html>"), "no chat completion; check WEIR_JUDGE_URL"),
+        (grades(), "gave 1 to a wrong solution and 1 to a right one"),
+        (grades(right=False), "it cannot judge; check WEIR_JUDGE_MODEL"),
+        (says(None), "gives no verdict on a solution known to be right or wrong: there is no text"),
+        (says("{}", "length"), "it ended by 'length'"),
+        (hangs, "did not answer within 0.2 s"),
+    ],
+)
+async def test_a_judge_that_fails_its_self_test_says_why(
+    exam: Behaviour, why: str, server: ScriptedServer
+) -> None:
+    server.exam = exam
+    timeout_s = 0.2 if exam is hangs else 5.0
+    async with watched(settings_for(server, timeout_s=timeout_s)) as judge:
+        await until(lambda: judge.why_down != "starting")
+        assert why in judge.why_down
+        assert not judge.is_up
+        server.exam = tells_right_from_wrong
+        await until(lambda: judge.is_up)
+
+
+async def test_a_judge_that_nobody_serves_says_where_it_was_looked_for(
+    server: ScriptedServer,
+) -> None:
+    await server.go_away()
+    async with watched(settings_for(server)) as judge:
+        await until(lambda: judge.why_down != "starting")
+        assert f"{server.url}/models cannot be reached" in judge.why_down
+        assert "start it or correct WEIR_JUDGE_URL" in judge.why_down
+
+
+async def test_calls_survive_a_server_that_goes_away_and_comes_back(server: ScriptedServer) -> None:
+    server.script = [grades(after_s=0.05)]
+    async with watched(settings_for(server, concurrency=8)) as judge:
+        calls = [asyncio.create_task(ask(judge, f"Is it {n}?")) for n in range(60)]
+        await until(lambda: len(server.asked) > 20)
+        await server.go_away()
+        await until(lambda: not judge.is_up)
+        assert "cannot be reached" in judge.why_down
+        assert REGISTRY.get_sample_value("weir_judge_up") == 0
+        late = asyncio.create_task(ask(judge, "Is it too late?"))
+        await asyncio.sleep(0.3)
+        assert sum(call.done() for call in calls) < 60
+        assert not late.done()
+        await server.come()
+        assert await ended(*calls, late) == [YES] * 61
+
+
+async def test_calls_survive_a_server_that_hangs_and_wakes_up(server: ScriptedServer) -> None:
+    server.script, server.exam = [hangs], tells_right_from_wrong
+    async with watched(settings_for(server, timeout_s=0.1)) as judge:
+        await until(lambda: judge.is_up)
+        server.exam = hangs
+        calls = [asyncio.create_task(ask(judge, f"Is it {n}?")) for n in range(20)]
+        await until(lambda: not judge.is_up)
+        await asyncio.sleep(0.2)
+        assert not any(call.done() for call in calls)
+        server.script, server.exam = [grades()], tells_right_from_wrong
+        assert await ended(*calls) == [YES] * 20
+
+
+async def test_calls_survive_an_outage_shorter_than_the_self_test_sees(
+    server: ScriptedServer,
+) -> None:
+    dead = replies(b"", 503)
+    server.script = [dead, dead, dead, grades()]
+    async with watched(settings_for(server)) as judge:
+        assert await ask(judge) == YES
+
+
+async def test_a_misconfigured_judge_makes_calls_wait(server: ScriptedServer) -> None:
+    unknown = replies(b"no such model", 404)
+    async with watched(settings_for(server)) as judge:
+        await until(lambda: judge.is_up)
+        server.script = [unknown]
+        server.exam = unknown
+        call = asyncio.create_task(ask(judge))
+        await until(lambda: not judge.is_up)
+        assert "check WEIR_JUDGE_MODEL" in judge.why_down
+        assert len(server.asked) == 1, "there is no use in trying again at once"
+        server.script, server.exam = [grades()], tells_right_from_wrong
+        assert await ended(call) == [YES]
+
+
+async def test_many_doubts_are_one_self_test(server: ScriptedServer) -> None:
+    server.script = [replies(b"", 500)]
+
+    async def slow_exam(server: ScriptedServer, body: dict[str, Any], writer: Any) -> None:
+        await asyncio.sleep(0.25)
+        await tells_right_from_wrong(server, body, writer)
+
+    server.exam = slow_exam
+    async with watched(settings_for(server)) as judge:
+        answers = await ended(*(ask(judge, f"Is it {n}?") for n in range(100)))
+    assert answers == [Ungradable(reason="judge_failed")] * 100
+    assert server.num_exams <= 2 * 5  # one at the start, one after each of two rounds, some late
+
+
+async def test_a_question_that_kills_the_judge_does_not_do_so_for_ever(
+    server: ScriptedServer,
+) -> None:
+    kills = 0
+
+    async def dies(server: ScriptedServer, _: dict[str, Any], writer: Any) -> None:
+        nonlocal kills
+        kills += 1
+        server.exam = dead_once
+        writer.transport.abort()
+
+    async def dead_once(server: ScriptedServer, body: dict[str, Any], writer: Any) -> None:
+        server.exam = tells_right_from_wrong
+        await replies(b"loading", 503)(server, body, writer)
+
+    server.script = [dies]
+    async with watched(settings_for(server, pauses_s=())) as judge:
+        assert await ended(ask(judge, "poison")) == [Ungradable(reason="judge_failed")]
+        assert kills == 5
+        server.script = [grades()]
+        assert await ended(ask(judge, "bread")) == [YES]
+
+
+@pytest.mark.parametrize("where", ["down", "slot", "flight", "pause", "doubt"])
+async def test_a_call_can_be_cancelled_wherever_it_waits(
+    where: str, server: ScriptedServer
+) -> None:
+    settings = settings_for(server, concurrency=1, timeout_s=5, pauses_s=(5,))
+    async with watched(settings) as judge:
+        if where == "down":
+            server.exam = replies(b"", 500)
+        await until(lambda: judge.is_up or where == "down")
+        behaviours = {"slot": hangs, "flight": hangs, "doubt": replies(b"", 404)}
+        server.script = [behaviours.get(where, replies(b"", 500))]
+        if where == "doubt":
+            server.exam = hangs
+        calls = [asyncio.create_task(ask(judge, f"Is it {n}?")) for n in range(5)]
+        await asyncio.sleep(0.1)
+        unlucky = calls[1:] if where == "slot" else calls
+        for call in unlucky:
+            call.cancel()
+        cancelled = await ended(*unlucky)
+        assert all(isinstance(each, asyncio.CancelledError) for each in cancelled)
+        server.script, server.exam = [grades()], tells_right_from_wrong
+        calls[0].cancel()
+        if where != "doubt":  # there the self-test, which hangs, goes on
+            assert await ended(ask(judge)) == [YES]
+
+
+async def test_cancelled_calls_leave_their_slots_and_connections(server: ScriptedServer) -> None:
+    server.script = [hangs]
+    async with watched(settings_for(server, concurrency=4, timeout_s=10)) as judge:
+        for number in range(40):
+            calls = [asyncio.create_task(ask(judge, f"{number} {n}")) for n in range(4)]
+            await until(lambda: server.in_flight == 4)
+            for call in calls:
+                call.cancel()
+            await ended(*calls)
+            await until(lambda: server.in_flight == 0)
+        server.script = [grades()]
+        assert await ended(*(ask(judge, f"after {n}") for n in range(10))) == [YES] * 10
+
+
+@dataclass
+class Weather:
+    """A self-test that passes while it is fair."""
+
+    is_fair: bool = True
+    num_tests: int = 0
+
+    async def test(self) -> str | None:
+        self.num_tests += 1
+        was_fair = self.is_fair
+        await asyncio.sleep(0.002)
+        return None if was_fair and self.is_fair else f"storm {self.num_tests}"
+
+
+async def test_doubts_before_a_test_has_ended_share_it() -> None:
+    weather = Weather()
+    health = Health(weather.test, PAUSES)
+    watching = asyncio.create_task(health.watch_forever())
+    outages = await health.until_up()
+    assert await ended(*(health.clears(outages) for _ in range(1000))) == [True] * 1000
+    assert weather.num_tests == 2
+    watching.cancel()
+
+
+async def test_an_outage_that_is_over_clears_nobody() -> None:
+    weather = Weather()
+    health = Health(weather.test, PAUSES)
+    watching = asyncio.create_task(health.watch_forever())
+    outages = await health.until_up()
+    weather.is_fair = False
+    assert not await health.clears(outages)
+    weather.is_fair = True
+    assert await health.until_up() > outages
+    assert not await health.clears(outages), "it is up, but was down meanwhile"
+    watching.cancel()
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_nobody_is_forgotten_in_changing_weather(seed: int) -> None:
+    chance = random.Random(seed)
+    weather = Weather()
+    health = Health(weather.test, PAUSES)
+
+    async def call() -> bool:
+        for _ in range(5):
+            outages = await health.until_up()
+            await asyncio.sleep(chance.random() * 0.004)
+            await health.clears(outages)
+        return True
+
+    async def change() -> None:
+        for _ in range(60):
+            await asyncio.sleep(chance.random() * 0.004)
+            weather.is_fair = not weather.is_fair
+            chance.choice(calls).cancel() if chance.random() < 0.3 else None
+        weather.is_fair = True
+
+    watching = asyncio.create_task(health.watch_forever())
+    calls = [asyncio.create_task(call()) for _ in range(100)]
+    await change()
+    results = await ended(*calls, within_s=10)
+    assert all(each is True or isinstance(each, asyncio.CancelledError) for each in results)
+    assert results.count(True) > 50
+    watching.cancel()

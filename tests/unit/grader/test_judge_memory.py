@@ -1,0 +1,187 @@
+"""A verdict is paid for once: it is remembered, and shared by those who ask at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+from protocol.messages import Ungradable
+
+from services.grader.judge.form import Choice, Form, Text
+from services.grader.judge.judge import Judge
+from services.grader.judge.question import Question
+from services.grader.judge.sharing import Sharing
+from tests.unit.grader.judge_server import (
+    ScriptedServer,
+    grades,
+    hangs,
+    replies,
+    says,
+    settings_for,
+    until,
+    watched,
+)
+
+pytestmark = pytest.mark.anyio
+
+FORM = Form({"analysis": Text(2000), "verdict": Choice(("yes", "no"))})
+QUESTION = Question(({"role": "user", "content": "Is it?"},), FORM)
+YES = {"analysis": "I have looked.", "verdict": "yes"}
+
+
+@dataclass
+class Memory:
+    """A cache in this process."""
+
+    verdicts: dict[str, str] = field(default_factory=dict)
+
+    async def recall(self, digest: str) -> str | None:
+        return self.verdicts.get(digest)
+
+    async def remember(self, digest: str, verdict: str) -> None:
+        self.verdicts[digest] = verdict
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    async with ScriptedServer() as server:
+        yield server
+
+
+def results() -> dict[str, float]:
+    return {
+        name: REGISTRY.get_sample_value("weir_judge_cache_total", {"result": name}) or 0
+        for name in ("hit", "miss", "shared")
+    }
+
+
+def moved(before: dict[str, float]) -> dict[str, float]:
+    return {name: count - before[name] for name, count in results().items()}
+
+
+async def test_a_verdict_is_remembered(server: ScriptedServer) -> None:
+    memory, before = Memory(), results()
+    for _ in range(2):
+        async with watched(settings_for(server), memory) as judge:
+            assert await judge.ask(QUESTION) == [YES]
+    assert len(server.asked) == 1
+    assert list(memory.verdicts) == [QUESTION.digest("judge")]
+    assert moved(before) == {"hit": 1, "miss": 1, "shared": 0}
+
+
+async def test_what_is_remembered_needs_no_judge(server: ScriptedServer) -> None:
+    memory = Memory({QUESTION.digest("judge"): json.dumps(YES)})
+    async with Judge(settings_for(server), memory) as judge:
+        assert not judge.is_up
+        assert await judge.ask(QUESTION) == [YES]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"messages": ({"role": "system", "content": "Is it?"},)},
+        {"messages": ({"role": "user", "content": "Is it so?"},)},
+        {"form": Form({"analysis": Text(2001), "verdict": Choice(("yes", "no"))})},
+        {"form": Form({"analysis": Text(2000), "verdict": Choice(("yes", "perhaps"))})},
+        {"reasoning_effort": "high"},
+        {"max_tokens": 100},
+        {"temperature": 0.5},
+        {"seed": 1},
+    ],
+)
+def test_whatever_decides_the_verdict_makes_another_digest(change: dict[str, Any]) -> None:
+    assert replace(QUESTION, **change).digest("judge") != QUESTION.digest("judge")
+    assert QUESTION.digest("judge") != QUESTION.digest("another")
+    assert replace(QUESTION).digest("judge") == QUESTION.digest("judge")
+
+
+@pytest.mark.parametrize("behaviour", [says(None), replies(b"", 500), replies(b"", 400)])
+async def test_a_failure_is_not_remembered(behaviour: Any, server: ScriptedServer) -> None:
+    server.script = [behaviour]
+    memory = Memory()
+    async with watched(settings_for(server), memory) as judge:
+        [answer] = await judge.ask(QUESTION)
+        assert isinstance(answer, Ungradable)
+        assert memory.verdicts == {}
+        server.script = [grades()]
+        assert await judge.ask(QUESTION) == [YES]
+
+
+@pytest.mark.parametrize("stored", ["", "{}", '{"analysis": "", "verdict": "maybe"}', "yes"])
+async def test_what_was_spoilt_is_asked_anew(stored: str, server: ScriptedServer) -> None:
+    memory = Memory({QUESTION.digest("judge"): stored})
+    async with watched(settings_for(server), memory) as judge:
+        assert await judge.ask(QUESTION) == [YES]
+    assert json.loads(memory.verdicts[QUESTION.digest("judge")]) == YES
+
+
+async def test_of_the_analysis_the_beginning_is_remembered(server: ScriptedServer) -> None:
+    server.script = [says(json.dumps({"analysis": "\ud800é" * 1000, "verdict": "no"}))]
+    memory = Memory()
+    async with watched(settings_for(server), memory) as judge:
+        await judge.ask(QUESTION)
+    [stored] = memory.verdicts.values()
+    assert json.loads(stored) == {"analysis": "\ud800é" * 250, "verdict": "no"}
+    assert stored.isascii()
+
+
+async def test_a_cache_of_no_bytes_is_off(server: ScriptedServer) -> None:
+    memory = Memory()
+    async with watched(settings_for(server, cache_bytes=0), memory) as judge:
+        await judge.ask(QUESTION)
+        await judge.ask(QUESTION)
+    assert len(server.asked) == 2
+    assert memory.verdicts == {}
+
+
+async def test_equal_questions_at_one_time_are_one_call(server: ScriptedServer) -> None:
+    server.script = [grades(after_s=0.1)]
+    before = results()
+    async with watched(settings_for(server)) as judge:
+        answers = await asyncio.gather(*(judge.ask(QUESTION) for _ in range(8)))
+    assert answers == [[YES]] * 8
+    assert len(server.asked) == 1
+    assert moved(before) == {"hit": 0, "miss": 1, "shared": 7}
+
+
+async def test_one_who_is_cancelled_takes_nothing_from_the_others(server: ScriptedServer) -> None:
+    server.script = [grades(after_s=0.2)]
+    async with watched(settings_for(server)) as judge:
+        calls = [asyncio.create_task(judge.ask(QUESTION)) for _ in range(3)]
+        await until(lambda: server.asked)
+        calls[0].cancel()
+        calls[2].cancel()
+        assert await calls[1] == [YES]
+    assert len(server.asked) == 1
+
+
+async def test_a_call_that_nobody_waits_for_is_given_up(server: ScriptedServer) -> None:
+    server.script = [hangs, grades()]
+    async with watched(settings_for(server, timeout_s=10)) as judge:
+        calls = [asyncio.create_task(judge.ask(QUESTION)) for _ in range(3)]
+        await until(lambda: server.in_flight == 1)
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+        assert await judge.ask(QUESTION) == [YES], "who comes now does not join what is cancelled"
+        await until(lambda: server.in_flight == 0)
+    assert len(server.asked) == 2
+
+
+async def test_an_error_reaches_all_who_wait() -> None:
+    sharing: Sharing[int] = Sharing()
+
+    async def fail() -> int:
+        await asyncio.sleep(0.01)
+        raise LookupError("nothing there")
+
+    shared = await asyncio.gather(
+        *(sharing.once("key", fail) for _ in range(3)), return_exceptions=True
+    )
+    assert [type(each) for each in shared] == [LookupError] * 3
+    assert not sharing.is_under_way("key")

@@ -1,0 +1,69 @@
+"""The judge's variables of the environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.chassis.deployment import DeploymentError
+from services.grader.judge.settings import JudgeSettings
+
+GIVEN = {"WEIR_JUDGE_URL": "http://127.0.0.1:8000/v1/", "WEIR_JUDGE_MODEL": "gpt-oss-20b"}
+
+
+def test_without_a_url_there_is_no_judge() -> None:
+    assert JudgeSettings.from_environment({}) is None
+    assert JudgeSettings.from_environment({**GIVEN, "WEIR_JUDGE_URL": ""}) is None
+
+
+def test_what_is_not_given_has_a_default() -> None:
+    assert JudgeSettings.from_environment(GIVEN) == JudgeSettings(
+        url="http://127.0.0.1:8000/v1",
+        model="gpt-oss-20b",
+        api_key=None,
+        concurrency=128,
+        timeout_s=120.0,
+        context_tokens=None,
+        cache_bytes=64 * 2**20,
+    )
+
+
+def test_everything_can_be_given() -> None:
+    settings = JudgeSettings.from_environment(
+        {
+            **GIVEN,
+            "WEIR_JUDGE_API_KEY": "secret",
+            "WEIR_JUDGE_CONCURRENCY": "7",
+            "WEIR_JUDGE_TIMEOUT_S": "2.5",
+            "WEIR_JUDGE_CONTEXT": "16384",
+            "WEIR_JUDGE_CACHE_BYTES": "0",
+        }
+    )
+    assert settings is not None
+    given = (settings.api_key, settings.concurrency, settings.timeout_s)
+    assert given == ("secret", 7, 2.5)
+    assert (settings.context_tokens, settings.cache_bytes) == (16384, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("WEIR_JUDGE_MODEL", "", "name the model"),
+        ("WEIR_JUDGE_URL", "127.0.0.1:8000", "give a base such as http://127.0.0.1:8000/v1"),
+        ("WEIR_JUDGE_URL", "http://", "give a base such as"),
+        ("WEIR_JUDGE_URL", "http://h:1e9/v1", "give a base such as"),
+        ("WEIR_JUDGE_URL", "http://h/v1?key=1", "give a base such as"),
+        ("WEIR_JUDGE_API_KEY", "ключ", "ASCII"),
+        ("WEIR_JUDGE_API_KEY", "a\nb", "ASCII"),
+        ("WEIR_JUDGE_CONCURRENCY", "0", "at least 1, such as 128"),
+        ("WEIR_JUDGE_CONCURRENCY", "many", "a whole number"),
+        ("WEIR_JUDGE_TIMEOUT_S", "0", "seconds above 0, such as 120"),
+        ("WEIR_JUDGE_TIMEOUT_S", "nan", "seconds above 0"),
+        ("WEIR_JUDGE_TIMEOUT_S", "inf", "seconds above 0"),
+        ("WEIR_JUDGE_CONTEXT", "8k", "a whole number"),
+        ("WEIR_JUDGE_CACHE_BYTES", "-1", "at least 0"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_remedy(name: str, value: str, remedy: str) -> None:
+    with pytest.raises(DeploymentError, match=name) as refused:
+        JudgeSettings.from_environment({**GIVEN, name: value})
+    assert remedy in str(refused.value)
