@@ -57,7 +57,7 @@ class _Call:
 class _Seat:
     """A place for one worker. Whoever holds the seat is the only one who talks to its worker."""
 
-    worker: Worker
+    worker: Worker | None = None
 
 
 class Pool:
@@ -106,9 +106,9 @@ class Pool:
         """Call ``"module:function"`` in a worker that is killed after ``deadline_s`` seconds.
 
         The deadline counts from when a worker is free. A ``suspect`` call, one that hung or crashed
-        before, gets a worker that has not been called before, waits behind all other calls, and
-        suspects hold at most half of the workers. Arguments and value are JSON. Cancelling the
-        caller kills its worker.
+        before, gets a worker of its own, which serves nobody before or after; it waits behind all
+        other calls, and suspects hold at most half of the seats. Arguments and value are JSON.
+        Cancelling the caller kills its worker.
 
         Raises:
             PoolClosedError: if the pool is or gets closed.
@@ -139,17 +139,21 @@ class Pool:
         self._accepting, self._closed = False, True
         await self._nursery.close()
         for seat in await self._seats.all_free():
-            seat.worker.pipe.close()
+            if seat.worker is not None:
+                seat.worker.pipe.close()
 
     async def _run(self, call: _Call) -> Value | Failed:
         seat = await self._take_seat(suspect=call.suspect)
+        place = _Seat() if call.suspect else seat  # no warm worker must make way for a suspect
         try:
             for _ in range(_WORKERS_PER_CALL):
-                await self._prepare(seat, call)
-                if (outcome := await self._ask(seat, call)) is not None:
+                worker = await self._prepared(place)
+                if (outcome := await self._ask(worker, call, place)) is not None:
                     return outcome
             raise NurseryError(f"{_WORKERS_PER_CALL} workers were lost before they could answer")
         finally:
+            if call.suspect:
+                self._dismiss(place, "was_suspect")
             self._seats.give_back(seat, suspect=call.suspect)
 
     async def _take_seat(self, *, suspect: bool) -> _Seat:
@@ -162,15 +166,16 @@ class Pool:
         waited.observe(time.monotonic() - arrived)
         return seat
 
-    async def _prepare(self, seat: _Seat, call: _Call) -> None:
+    async def _prepared(self, seat: _Seat) -> Worker:
         if self._closed or not self._nursery.alive:
             await self._revive_nursery()
-        if not seat.worker.fit:
-            self._replace(seat, "died")
-        elif seat.worker.calls >= self._calls_per_worker:
-            self._replace(seat, "recycled")
-        elif call.suspect and seat.worker.calls:
-            self._replace(seat, "for_suspect")
+        if seat.worker is not None and not seat.worker.fit:
+            self._dismiss(seat, "died")
+        elif seat.worker is not None and seat.worker.calls >= self._calls_per_worker:
+            self._dismiss(seat, "recycled")
+        if seat.worker is None:
+            seat.worker = self._nursery.fork()
+        return seat.worker
 
     async def _revive_nursery(self) -> None:
         async with self._starting:
@@ -181,9 +186,9 @@ class Pool:
                 await self._nursery.close()
                 raise PoolClosedError("the pool of workers was closed before the call had ended")
 
-    async def _ask(self, seat: _Seat, call: _Call) -> Value | Failed | None:
+    async def _ask(self, worker: Worker, call: _Call, seat: _Seat) -> Value | Failed | None:
         """The outcome, or None if the worker was lost through no fault of the call."""
-        worker, why = seat.worker, "cancelled"
+        why: str | None = "cancelled"
         try:
             worker.calls += 1
             with WORKED.time():
@@ -195,7 +200,9 @@ class Pool:
             why = harm(outcome)
         finally:
             if why is not None:
-                self._replace(seat, why)
+                self._dismiss(seat, why)
+                if not call.suspect:  # at once: it is soon needed
+                    seat.worker = self._nursery.fork()
         if isinstance(outcome, Failed) and outcome.cpu_s is None:
             return replace(outcome, cpu_s=await self._cpu_time(worker, cpu_before_s))
         return outcome
@@ -207,7 +214,8 @@ class Pool:
             self._nursery.give_up(worker)
         return None if death is None or death.cpu_s is None else max(0.0, death.cpu_s - before_s)
 
-    def _replace(self, seat: _Seat, why: str) -> None:
-        KILLED.labels(why).inc()
-        self._nursery.kill(seat.worker)
-        seat.worker = self._nursery.fork()
+    def _dismiss(self, seat: _Seat, why: str) -> None:
+        if seat.worker is not None:
+            KILLED.labels(why).inc()
+            self._nursery.kill(seat.worker)
+            seat.worker = None

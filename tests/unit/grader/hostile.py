@@ -44,6 +44,10 @@ def nap_and_tell(seconds: float) -> int:
     return os.getpid()
 
 
+def tarry() -> None:
+    time.sleep(0.4)
+
+
 def note_and_return(book: str, number: int, seconds: float) -> list[int]:
     """An honest call, which leaves a line in a book each time it is made."""
     with Path(book).open("a") as lines:

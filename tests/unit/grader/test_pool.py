@@ -166,11 +166,16 @@ async def test_random_cancellations_never_lose_a_worker(pool: Pool) -> None:
     assert len(await pids(pool)) == SIZE
 
 
-async def test_a_suspect_gets_a_worker_that_has_served_nobody(pool: Pool) -> None:
+async def test_a_suspect_gets_a_worker_of_its_own_and_no_other_makes_way_for_it(
+    pool: Pool,
+) -> None:
     before = await pids(pool)
-    outcome = await pool.run("os:getpid", deadline_s=5, suspect=True)
-    assert isinstance(outcome, Value)
-    assert outcome.value not in before
+    outcomes = [await pool.run("os:getpid", deadline_s=5, suspect=True) for _ in range(2)]
+    guests = {int(str(outcome.value)) for outcome in outcomes if isinstance(outcome, Value)}
+    assert len(guests) == 2
+    assert await pids(pool) == before
+    assert not guests & before
+    await until_gone(guests)
 
 
 async def test_workers_are_recycled_after_their_share_of_calls() -> None:
@@ -203,6 +208,9 @@ async def test_draining_finishes_what_was_asked_and_refuses_the_rest(own_pool: P
         asyncio.create_task(own_pool.run(f"{HOSTILE}:nap_and_tell", 0.1, deadline_s=5))
         for _ in range(2 * SIZE)
     ]
+    asked += [
+        asyncio.create_task(own_pool.run("os:getpid", deadline_s=5, suspect=True)) for _ in range(3)
+    ]
     await asyncio.sleep(0.02)
     await own_pool.drain()
     answers = await asyncio.wait_for(asyncio.gather(*asked), 1)
@@ -221,6 +229,21 @@ async def test_closing_leaves_no_process_and_gives_no_verdict(own_pool: Pool) ->
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(outcome, PoolClosedError) for outcome in outcomes)
     await until_gone(processes)
+
+
+async def test_closing_while_a_nursery_is_replaced_leaves_no_process() -> None:
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+    before = children.read_text()
+    async with Pool(1, warm_ups=[f"{HOSTILE}:tarry"]) as pool:
+        os.kill(pool._nursery.process.pid, signal.SIGKILL)
+        await pool._nursery.process.wait()
+        await asyncio.sleep(0)
+        call = asyncio.create_task(pool.run("os:getpid", deadline_s=5))
+        await asyncio.sleep(0.15)
+        assert not call.done()
+    with pytest.raises(PoolClosedError):
+        await call
+    assert children.read_text() == before
 
 
 async def test_a_warm_up_that_fails_stops_the_pool_at_its_start() -> None:
