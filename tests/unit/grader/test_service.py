@@ -19,8 +19,9 @@ from protocol.exchange import Exchange, connect
 from protocol.messages import ActiveJob, GradedGroup, JobEvent
 from protocol.streams import GRADED, REQUESTS, ROLLOUTS
 
-from tests.builders import a_group, a_job_record, a_recipe, a_request
+from tests.builders import a_group, a_job_record, a_recipe, a_request, a_task
 from tests.contract.valkey_server import Server
+from tests.unit.grader.judge_server import MODEL, ScriptedServer, grades
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 
@@ -64,14 +65,15 @@ def start_grader(server: Server, tmp_path: Path) -> Iterator[StartGrader]:
         process.wait()
 
 
-async def offer(exchange: Exchange, count: int, **reward: Any) -> None:
+async def offer(exchange: Exchange, count: int, solution: str | None = None, **reward: Any) -> None:
     """Play the learner and the rollout: ask for groups, and hand them off."""
     await exchange.submit(a_job_record("job"))
     attempt = await exchange.begin_attempt("job")
     recipe = a_recipe(reward=reward)
     await exchange.activate(ActiveJob(job_id="job", attempt=attempt, recipe=recipe))
     for number in range(count):
-        request = a_request(number=number, attempt=attempt, group_size=len(TEXTS))
+        task = a_task(solution=solution)
+        request = a_request(number=number, attempt=attempt, group_size=len(TEXTS), task=task)
         await exchange.ask(request)
         (delivery,) = await exchange.claim((REQUESTS,), "job", count=1, wait_s=1)
         await exchange.hand_off(delivery, ROLLOUTS, a_group(request, texts=TEXTS))
@@ -139,6 +141,26 @@ async def test_a_verifier_may_come_from_outside(
         start_grader(WEIR_GRADER_EXTENSIONS="my_lab")
         (graded,) = await collect(exchange, count=1)
     assert [grade.accuracy for grade in graded.grades] == [0, 0, 1]
+
+
+async def test_groups_wait_while_the_judge_is_away(
+    server: Server, start_grader: StartGrader
+) -> None:
+    async with connect(server.url, me="test") as exchange, ScriptedServer() as judge:
+        judge.script = [grades(after_s=0.05)]
+        await judge.go_away()
+        await offer(exchange, count=3, process="model_judge", solution="1+1=2")
+        start_grader(WEIR_JUDGE_URL=judge.url, WEIR_JUDGE_MODEL=MODEL)
+        waits = await the_event(exchange, "gate:closed")
+        assert "the judge is not up: " in waits.message
+        assert (await exchange.backlog(ROLLOUTS, "job")).claimed == 0
+        await judge.come()
+        graded = await collect(exchange, count=3)
+        await the_event(exchange, "gate:open")
+    for group in graded:
+        assert [grade.accuracy for grade in group.grades] == [1, 1, 0]
+        assert [grade.process_score for grade in group.grades] == [1, 1, None]
+    assert len(judge.asked) == 2  # the other four were the same questions
 
 
 async def test_a_wrong_setting_ends_the_grader_with_its_name(

@@ -1,0 +1,263 @@
+"""A hundred thousand grades while workers die and the judge fails: none invented, none lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from protocol.messages import Grade, Graded, RolloutGroup, Ungradable
+from protocol.rewards import Reward
+
+from services.grader import grading
+from services.grader.pool import BACKLOG, Pool, Value
+from services.grader.tools import Tools
+from services.grader.verifiers import math_answer
+from tests.builders import a_group, a_request, a_task
+from tests.unit.grader.judge_server import (
+    Behaviour,
+    ScriptedServer,
+    breaks_off,
+    floods,
+    grades,
+    hangs,
+    replies,
+    says,
+    settings_for,
+    watched,
+)
+
+pytestmark = pytest.mark.anyio
+
+GRADES = 100_000
+GROUP_SIZE = 8
+GROUPS_AT_ONCE = 64
+BY_RULE = Reward.model_validate({"process": "equation_steps"})
+BY_JUDGE = Reward.model_validate({"process": "model_judge"})
+SOUND, UNSOUND = "Each step is shown.", "It is obvious."
+
+# What a response may do to whoever grades it, and what it deserves: nothing.
+HOSTILE = (
+    r"\boxed{NaN}",
+    r"\boxed{\text{NaN}}",
+    r"\boxed{\infty}",
+    r"\boxed{" + "{" * 100_000,
+    r"\boxed{" + "9" * 5_000 + "}",
+    b"\\boxed{\xff\xfe 7}".decode(errors="surrogateescape"),
+    "\\boxed{\x00}",
+    "\\boxed{\ud800}",
+    r"\boxed{}",
+    r"\boxed{\frac{1}{0}}",
+    "no box at all",
+)
+HANGS = (r"5^{5^{5^{5^{5+%d}}}}", r"(10^9+%d)!", r"\sum_{k=1}^{10^{12}+%d}\sin(k^2)")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A response, and what it deserves; None where no value is asked for."""
+
+    text: str
+    accuracy: float
+    process: float | None
+
+
+@dataclass
+class Census:
+    """What became of the grades."""
+
+    graded: int = 0
+    invented: list[tuple[str, Grade]] = field(default_factory=list)
+    ungradable: Counter[str] = field(default_factory=Counter)
+
+    def enter(self, case: Case, grade: Grade) -> None:
+        """Compare a grade with what the response deserves."""
+        self.graded += 1
+        for score, deserved in ((grade.outcome, case.accuracy), (grade.process, case.process)):
+            if isinstance(score, Ungradable):
+                self.ungradable[score.reason] += 1
+            elif isinstance(score, Graded) and score.value != deserved:
+                self.invented.append((case.text[:200], grade))
+        if grade.process is None and case.process is not None and grade.accuracy == 1:
+            self.invented.append((case.text[:200], grade))
+
+
+def arithmetic(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]]:
+    """Plain answers with a step each, of which some are wrong, and hostile ones between them."""
+    gold = chance.randrange(10, 10_000)
+
+    def case() -> Case:
+        right, step_right = chance.random() < 0.5, chance.random() < 0.8
+        if chance.random() < 0.02:
+            return Case(chance.choice(HOSTILE), 0, None)
+        answer = gold if right else gold + chance.randrange(1, 9)
+        step = f"{gold - 7}+7={gold if step_right else gold + 1}"
+        spelling = chance.choice((str(answer), rf"\text{{ }}{answer}", f"{answer}.", f"{answer:,}"))
+        return Case(f"{step}\n\\boxed{{{spelling}}}", float(right), float(step_right))
+
+    return BY_RULE, str(gold), [case() for _ in range(GROUP_SIZE)]
+
+
+def algebra(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]]:
+    """Expressions that only algebra can compare, and some that nothing can."""
+    shift = serial + 2
+    gold = rf"(x+{shift})(x-{shift})"
+    texts = [
+        (rf"x^2 - {shift**2}", 1.0),
+        (rf"-(({shift}-x)({shift}+x))", 1.0),
+        (rf"x^2 + {shift**2}", 0.0),
+        (rf"x^2 - {shift**2 + 1}", 0.0),
+        (rf"x(x+{shift}) - {shift}(x+{shift})", 1.0),
+        (rf"(x-{shift})^2", 0.0),
+    ]
+    if serial % 10 == 0:
+        texts += [(chance.choice(HANGS) % serial, 0.0)]
+    cases = [Case(rf"1+1=2 \boxed{{{text}}}", value, 1.0) for text, value in texts]
+    return BY_RULE, gold, cases + [Case(r"\boxed{x}", 0, None)] * (GROUP_SIZE - len(cases))
+
+
+def proofs(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]]:
+    """Right answers whose reasoning the judge is asked about."""
+
+    def case(number: int) -> Case:
+        sound = chance.random() < 0.5
+        reasoning = SOUND if sound else UNSOUND
+        return Case(rf"Way {serial}.{number}. {reasoning} \boxed{{7}}", 1, float(sound))
+
+    return BY_JUDGE, "7", [case(number) for number in range(GROUP_SIZE)]
+
+
+def too_long(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]]:
+    """Responses of 50 MB beside short ones."""
+    long = Case("1" * 50_000_000 + r"\boxed{7}", 0, None)
+    return BY_RULE, "7", [long, *[Case(r"1+1=2 \boxed{7}", 1, 1)] * (GROUP_SIZE - 1)]
+
+
+async def honest(
+    server: ScriptedServer, body: dict[str, Any], writer: asyncio.StreamWriter
+) -> None:
+    """The grade that the solution deserves."""
+    await grades(right=SOUND in body["messages"][-1]["content"])(server, body, writer)
+
+
+OF_A_WRONG_SCHEMA = '{"analysis": "", "solution": "complete", "score": 1}'
+FAULTS: tuple[Behaviour, ...] = (
+    replies(b"out of memory", 500),
+    replies(b"overloaded", 503, Retry_After="0"),
+    replies(b"slow down", 429),
+    replies(b"<html>", 200),
+    says("The score is 1."),
+    says('{"analysis": "", "solution": "complete"'),
+    says(OF_A_WRONG_SCHEMA),
+    says('{"analysis": "", "solution": 1}'),
+    says('{"analysis": "", "solution": NaN}'),
+    says('{"analysis": "", "solution": "complete", "solution": "wrong"}'),
+    says('["complete"]'),
+    says(None, "length"),
+    says('{"analysis": "", "solution": "complete"}', "length"),
+    breaks_off(b""),
+    breaks_off(b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n{"),
+    breaks_off(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n20\r\n{"),
+)
+RARE_FAULTS: tuple[Behaviour, ...] = (hangs, floods)
+
+
+class FailingServer(ScriptedServer):
+    """One call in six fails in some way, one in five hundred hangs or floods."""
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
+        self._chance = chance
+
+    def _next(self, body: dict[str, Any]) -> Behaviour:
+        lot = self._chance.random()
+        fault = self._chance.choice(RARE_FAULTS if lot < 0.002 else FAULTS)
+        self.script = [fault if lot < 1 / 6 else honest]
+        self.asked.clear()
+        return super()._next(body)
+
+
+def groups(chance: random.Random) -> Iterator[tuple[Reward, RolloutGroup, list[Case]]]:
+    """Groups of all kinds, mixed."""
+    kinds = [arithmetic] * 11_500 + [proofs] * 800 + [algebra] * 198 + [too_long] * 2
+    assert len(kinds) * GROUP_SIZE == GRADES
+    chance.shuffle(kinds)
+    serials = {kind: count() for kind in set(kinds)}
+    for number, kind in enumerate(kinds):
+        reward, gold, cases = kind(chance, next(serials[kind]))
+        task = a_task(answer=gold, solution="1+1=2")
+        request = a_request(number=number, group_size=GROUP_SIZE, task=task)
+        yield reward, a_group(request, texts=[case.text for case in cases]), cases
+
+
+@asynccontextmanager
+async def misfortune(pool: Pool, server: ScriptedServer) -> AsyncIterator[None]:
+    """Meanwhile workers are killed, the nursery once, and the judge goes away and comes back."""
+
+    async def strike() -> None:
+        for blow in count():
+            await asyncio.sleep(0.5)
+            nursery = pool._nursery.process.pid
+            path = Path(f"/proc/{nursery}/task/{nursery}/children")
+            children = path.read_text().split() if path.exists() else []
+            victim = nursery if blow == 10 else int(children[0]) if children else None
+            if victim is not None:
+                os.kill(victim, signal.SIGKILL)
+            if blow % 15 == 5:
+                await server.go_away()
+                await asyncio.sleep(0.3)
+                await server.come()
+
+    striking = asyncio.create_task(strike())
+    try:
+        yield
+    finally:
+        striking.cancel()
+        await asyncio.gather(striking, return_exceptions=True)
+
+
+async def test_no_reward_is_invented_and_no_response_is_lost() -> None:
+    chance, census, places = random.Random(20), Census(), asyncio.Semaphore(GROUPS_AT_ONCE)
+
+    async def grade(reward: Reward, group: RolloutGroup, cases: list[Case]) -> None:
+        try:
+            for case, given in zip(cases, await grading.grade(reward, group, tools), strict=True):
+                census.enter(case, given)
+        finally:
+            places.release()
+
+    async with (
+        Pool(2, warm_ups=[math_answer.WARM_UP]) as pool,
+        FailingServer(random.Random(30)) as server,
+        watched(settings_for(server, timeout_s=1.0)) as judge,
+    ):
+        tools = Tools(pool, judge, quick_deadline_s=0.3, compare_deadline_s=0.6)
+        async with misfortune(pool, server), asyncio.TaskGroup() as grading_all:
+            for reward, group, cases in groups(chance):
+                await places.acquire()
+                grading_all.create_task(grade(reward, group, cases))
+        await at_full_strength(pool)
+        assert BACKLOG.labels("no")._value.get() == BACKLOG.labels("yes")._value.get() == 0
+        assert judge.is_up
+    assert census.invented == []
+    assert census.graded == GRADES
+    assert set(census.ungradable) <= {"no_verdict", "judge_failed", "judge_timeout", "killed"}
+    assert census.ungradable.total() < 0.002 * GRADES, census.ungradable
+
+
+async def at_full_strength(pool: Pool) -> None:
+    """Both workers answer, at the same time."""
+    nap = "tests.unit.grader.hostile:nap_and_tell"
+    one, other = await asyncio.gather(*(pool.run(nap, 0.3, deadline_s=5) for _ in range(2)))
+    assert isinstance(one, Value)
+    assert isinstance(other, Value)
+    assert one != other
