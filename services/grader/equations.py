@@ -1,8 +1,8 @@
-"""The equations that a text writes down, and whether they are right by exact arithmetic.
+"""The equations of a text of plain arithmetic, and whether they are right, exactly.
 
 An equation is two sides of numbers joined by + - * / × ÷ · with "=" between them, for example
-``47+8=55``, ``3 × 1/2 = 1.5`` or the chain ``2+3 = 6-1 = 5``, which is two. A side with letters,
-powers or brackets is not arithmetic, and its equation is not counted. Pure and linear in the text.
+``47+8=55``, ``3 × 1/2 = 1.5`` or the chain ``2+3 = 6-1 = 5``, which is two. Texts with more than
+that are for `relations`. Pure and linear in the text.
 """
 
 from __future__ import annotations
@@ -11,10 +11,19 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
-MAX_EQUATIONS = 5_000
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Words that make something else of the number behind, or before, them.
+NUMBER_WORDS = _words("""choose mod modulo divided times plus minus over to of percent dozen hundred thousand million
+    billion factorial squared cubed base by per power less more than point remainder rem half third
+    quarter double twice triple root not no without except versus vs""")
 _MAX_OPERAND = 60  # characters
 _MAX_TERMS = 40
 
@@ -33,6 +42,11 @@ _TOKEN = re.compile(
     r"|(?P<other>.|\n)",
     re.MULTILINE,
 )
+_PLAIN = re.compile(
+    r"(?:[-0-9\s+/×÷·−–⋅=.,;:$&\"?#]|\*(?!\*)|[^\W\d_]{2}[^\W\d_]*+|\\(?:times|cdot|div)(?![a-zA-Z])"
+    r"|\\boxed\{-?[0-9.,]{1,40}\}|(?<=[a-z])['’](?=[a-z]))*+"
+)
+_WORD = re.compile(r"(?<!\\)[^\W\d_]{2}[^\W\d_]*+")
 _ARITHMETIC = {"number", "fraction", "operator", "equals"}
 _OPERATORS = {"×": "*", "·": "*", "⋅": "*", r"\times": "*", r"\cdot": "*", "÷": "/", r"\div": "/"}
 _OPERATORS |= {"−": "-", "–": "-"}
@@ -70,19 +84,27 @@ class Equation:
     right: Side
 
     @property
+    def text(self) -> str:
+        """The same for all ways to space it and to spell its operators."""
+        sides = ("".join(map(_operator, side)) for side in (self.left, self.right))
+        return "=".join(sides)
+
+    @property
     def is_right(self) -> bool:
         """Whether both sides have a value, and the same one."""
         left, right = _value(self.left), _value(self.right)
         return left is not None and left == right
 
 
-def tally(text: str) -> dict[str, int]:
-    """How many equations are ``written`` and how many of them ``right``; counts to 5,000."""
-    written = right = 0
-    for equation in islice(equations(text), MAX_EQUATIONS):
-        written += 1
-        right += equation.is_right
-    return {"written": written, "right": right}
+def is_plain(text: str) -> bool:
+    """Whether there is no equation or inequality in the text but those of `equations`."""
+    if not _PLAIN.fullmatch(text):
+        return False
+    said = _WORD.findall(text)
+    if not said or "=" not in text:
+        return True
+    changes_number = not NUMBER_WORDS.isdisjoint(word.lower() for word in said)
+    return not changes_number and text.count("=") == sum(map(_num_read, _runs(text)))
 
 
 def equations(text: str) -> Iterator[Equation]:
@@ -166,6 +188,10 @@ def _says_something(left: Side, right: Side) -> bool:
     """There is something to work out, and the other side does not just repeat it."""
     differ = [token.text for token in left] != [token.text for token in right]
     return differ and max(_num_terms(left), _num_terms(right)) > 1
+
+
+def _num_read(run: list[Side]) -> int:
+    return sum(_is_expression(left) and _is_expression(right) for left, right in pairwise(run))
 
 
 def _num_terms(side: Side) -> int:

@@ -1,57 +1,90 @@
-"""Process by program: the share of right equations in the reasoning. No model is needed.
+"""Process by program: the share of right steps in the reasoning. No model is needed.
 
-Its weakness is known: it asks whether steps are right, not whether they lead anywhere. It is asked
-about correct responses only, and a task's solution says how many steps are expected.
+Its weakness is known: it asks whether steps are right, not whether they lead anywhere. A task's
+solution says how many steps are expected.
 """
 
 from __future__ import annotations
 
-from typing import cast
+from collections import Counter
+from collections.abc import Sequence
 
 from protocol.messages import Graded, Score, Task, Ungradable
 from protocol.rewards import Check
 
-from services.grader.equations import MAX_EQUATIONS, tally
-from services.grader.pool import Value
+from services.grader.steps import MAX_STEPS, NotRead, Step, steps
 from services.grader.tools import Tools
 
 _MAX_TEXT_CHARS = 1_000_000
-_LONG_TEXT_CHARS = 5_000  # longer ones are read in the pool: the service must show life meanwhile
-_DEADLINE_S = 20.0
+_MAX_STEPS_SHOWN = 40
+_MAX_STEP_CHARS = 60
 
 
 async def verify(task: Task, text: str, check: Check, tools: Tools) -> Score:
-    """Right equations ÷ max(equations written, equations in ``task.solution``, 1)."""
-    if len(task.solution or "") > _MAX_TEXT_CHARS:
+    """The share of right steps among those written, or those that ``task.solution`` has."""
+    solution = task.solution or ""
+    if len(solution) > _MAX_TEXT_CHARS:
         return Ungradable(reason="solution_too_long")
     if len(text) > _MAX_TEXT_CHARS:
         return Graded(value=0, reason="too_long")
-    expected = await _tally(task.solution or "", tools)
-    found = await _tally(text, tools)
-    if expected is None or found is None:
+    try:
+        expected = counted(await steps(solution, tools))
+        return score(await steps(text, tools), required=len(expected))
+    except NotRead:
         return Ungradable(reason="equations_not_read")
-    return score(found["written"], found["right"], required=max(1, expected["written"]))
 
 
-def score(written: int, right: int, required: int) -> Graded:
-    """The share of right equations; leaving out steps costs as much as a wrong one."""
-    breakdown = {"written": written, "right": right, "required": required}
-    if written >= MAX_EQUATIONS:
-        return Graded(value=0, reason="too_long", breakdown=breakdown)
-    value = right / max(written, required)
-    return Graded(value=value, reason=_reason(written, right, required), breakdown=breakdown)
+def counted(found: Sequence[Step]) -> list[Step]:
+    """The steps that are right or wrong; the others say nothing."""
+    return [step for step in found if step.verdict != "open"]
 
 
-def _reason(written: int, right: int, required: int) -> str | None:
-    if written == 0:
+def score(found: Sequence[Step], required: int) -> Graded:
+    """Right steps, at most those required, over these plus the wrong ones, at least those required.
+
+    So neither more right steps than the solution has nor repeated ones make up for a wrong one, and
+    leaving out a step costs as much as a wrong one. Without required steps it is right ÷ written.
+    """
+    written = counted(found)
+    right = sum(step.verdict == "right" for step in written)
+    wrong = len(written) - right
+    enough = min(right, required) if required else right
+    value = enough / max(required, enough + wrong, 1)
+    if len(found) > MAX_STEPS:
+        return Graded(value=0, reason="too_long", breakdown=_counts(found, required))
+    breakdown = _counts(found, required) | _each(written)
+    return Graded(value=value, reason=_reason(written, required), breakdown=breakdown)
+
+
+def _reason(written: Sequence[Step], required: int) -> str | None:
+    verdicts = {step.verdict for step in written}
+    if not written:
         return "no_equations"
-    if right < written:
+    if "wrong" in verdicts:
         return "wrong_equations"
-    return "missing_steps" if right < required else None
+    if "too_hard" in verdicts:
+        return "too_hard"
+    return "missing_steps" if len(written) < required else None
 
 
-async def _tally(text: str, tools: Tools) -> dict[str, int] | None:
-    if len(text) <= _LONG_TEXT_CHARS:
-        return tally(text)
-    outcome = await tools.pool.run("services.grader.equations:tally", text, deadline_s=_DEADLINE_S)
-    return cast(dict[str, int], outcome.value) if isinstance(outcome, Value) else None
+def _counts(found: Sequence[Step], required: int) -> dict[str, float]:
+    number = Counter(step.verdict for step in found)
+    wrong = number["wrong"] + number["too_hard"]
+    return {
+        "written": number["right"] + wrong,
+        "right": number["right"],
+        "wrong": wrong,
+        "open": number["open"],
+        "required": required,
+    }
+
+
+def _each(written: Sequence[Step]) -> dict[str, float]:
+    return {
+        f"step {number}: {_cut(step.text)}": float(step.verdict == "right")
+        for number, step in enumerate(written[:_MAX_STEPS_SHOWN], start=1)
+    }
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_STEP_CHARS else f"{text[: _MAX_STEP_CHARS - 1]}…"

@@ -1,0 +1,325 @@
+r"""Where a solution says that something equals, or is less than, something else.
+
+A *clause* is a chain such as ``a = b < c`` between words, punctuation and line breaks. A side that
+may belong to more than is seen here (a word, a unit, an unreadable piece beside it) is left empty:
+what is not surely a relation is not judged. Linear in the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from services.grader.answers.units import unit_of
+from services.grader.equations import NUMBER_WORDS
+from services.grader.relations.tokens import UNREADABLE, Token, tokens
+
+MAX_SIDE_TOKENS = 300
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_RELATIONS = frozenset({"=", "<", ">", "<=", ">=", "!=", "~~", "==="})
+_SOFT = {"edge", "row", "newline"}  # a chain goes on behind these if a relation comes next
+_ENDS = {"word", "words", "comma", "stop", "arrow", "paragraph"} | _SOFT
+_OPERANDS = {"number", "name", "command", "close", "unknown"}
+_SIGNS = {"+", "-", "*", "/", "^", "_", "!", "%", "°", "²", "³"}
+_CLOSES = {")": "([", "]": "([", "}": "{", r"\}": r"\{", "env": "env", "|": "|"}
+_CLOSES |= {r"\rfloor": r"\lfloor", r"\rceil": r"\lceil"}
+_JUDGED_INSIDE = {"", "(", "[", "|", r"\boxed"}
+
+_BEHIND = NUMBER_WORDS - _words("to of base by per power root versus vs than")
+_DENIALS = _words("is isn't isn’t cannot can't can’t contradicts contradiction false")
+_LINKS = _words("""and or so then thus hence therefore since because but that is have has get gives where with
+    if when for while also as means yields are we""")
+
+
+@dataclass(frozen=True)
+class Side:
+    """The tokens of one side; ``measured`` if a unit or a strange word stands behind it."""
+
+    tokens: tuple[Token, ...]
+    measured: bool = False
+
+    @property
+    def text(self) -> str:
+        """As written, but for white space and spelling."""
+        return "".join(token.text for token in self.tokens)
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Two sides and one of ``= < > <= >= != ~~ ===``, perhaps modulo the last tokens."""
+
+    left: Side
+    sign: str
+    right: Side
+    modulus: Side | None = None
+
+    @property
+    def text(self) -> str:
+        """The same for all ways to space it."""
+        modulus = f" mod {self.modulus.text}" if self.modulus else ""
+        return f"{self.left.text}{self.sign}{self.right.text}{modulus}"
+
+
+def relations(text: str) -> Iterator[Relation]:
+    """Every relation whose sides can be told, in the order in which they end."""
+    finder = _Finder()
+    ahead = list(tokens(text))
+    following = _following(ahead)
+    for token, after in zip(ahead, following, strict=True):
+        yield from finder.take(token, after)
+    yield from finder.finish()
+
+
+def _following(ahead: list[Token]) -> list[Token]:
+    """For each token the next one that is no edge, row or line break."""
+    last = Token("paragraph", "\n\n")
+    found: list[Token] = []
+    for token in reversed(ahead):
+        found.append(last)
+        last = last if token.kind in _SOFT else token
+    return found[::-1]
+
+
+@dataclass
+class _Frame:
+    """What is open: a bracket (or the text itself), and the chain that is read inside it."""
+
+    opener: Token
+    before: Token  # what ended the expression before this chain
+    after_operand: bool = False  # and whether that expression was there at all
+    chain: list[tuple[list[Token], str]] = field(default_factory=list)
+    side: list[Token] = field(default_factory=list)
+    broken: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.side and not self.chain
+
+    @property
+    def last(self) -> Token | None:
+        return self.side[-1] if self.side else None
+
+
+class _Finder:
+    """Takes tokens and gives relations, one stack of open brackets at a time."""
+
+    def __init__(self) -> None:
+        start = Token("paragraph", "\n\n")
+        self._frames = [_Frame(start._replace(text=""), start)]
+
+    def take(self, token: Token, after: Token) -> Iterator[Relation]:
+        frame = self._frames[-1]
+        if token.kind in _SOFT and self._goes_on(token, after):
+            return
+        if token.kind == "paragraph" or token.text in {r"\]", "$$"}:
+            yield from self.finish()
+        elif token.kind in _ENDS:
+            yield from self._end(frame, token, after)
+        elif token.kind == "relation":
+            frame.chain.append((frame.side, token.text))
+            frame.side, frame.broken = [], True
+        elif token.kind == "open" or (token.kind == "bar" and not self._closes_bar()):
+            self._open(token)
+        elif token.kind in {"close", "bar"}:
+            yield from self._close(token, after)
+        else:
+            yield from self._add(token, after)
+
+    def finish(self) -> Iterator[Relation]:
+        """End everything that is open."""
+        end = Token("paragraph", "\n\n")
+        while len(self._frames) > 1:
+            yield from self._abandon(end)
+        yield from self._end(self._frames[0], end, end)
+
+    def _goes_on(self, token: Token, after: Token) -> bool:
+        """Whether the chain continues behind a soft end; if perhaps, nothing around is readable."""
+        frame = self._frames[-1]
+        if after.kind == "relation" and not frame.is_empty:
+            return True
+        begins = after.kind == "operator" and after.text in _SIGNS
+        dangles = bool(
+            frame.last and frame.last.kind in {"operator"} and frame.last.text in "+-*/^"
+        )
+        if token.kind == "edge" and (begins or dangles or (frame.chain and not frame.side)):
+            return True
+        if frame.side and (dangles or (begins and (token.kind == "row" or after.text != "-"))):
+            frame.side.append(UNREADABLE)
+            return True
+        return bool(frame.chain) and not frame.side
+
+    def _open(self, token: Token) -> None:
+        frame = self._frames[-1]
+        if frame.last and frame.last.text == r"\boxed":
+            frame.side.pop()
+            token = token._replace(text=r"\boxed")
+        self._frames.append(_Frame(token, token))
+
+    def _closes_bar(self) -> bool:
+        frame = self._frames[-1]
+        return frame.opener.kind == "bar" and bool(frame.last and _ends_operand(frame.last))
+
+    def _close(self, token: Token, after: Token) -> Iterator[Relation]:
+        openers = _CLOSES[token.text]
+        while not self._matches(openers):
+            if not any(_opens(frame, openers) for frame in self._frames[-3:-1]):
+                yield from self._end(self._frames[-1], Token("stop", token.text), after)
+                return
+            yield from self._abandon(token)
+        inner = self._frames[-1]
+        if inner.broken:
+            yield from self._abandon(token)
+            return
+        self._frames.pop()
+        if inner.opener.text == r"\{" or inner.opener.text == "env":
+            yield from self._add(UNREADABLE, after)
+            return
+        opener, closer = _brackets(inner.opener, token)
+        self._begin_operand(opener)
+        self._frames[-1].side += [opener, *inner.side, closer]
+
+    def _matches(self, openers: str) -> bool:
+        return len(self._frames) > 1 and _opens(self._frames[-1], openers)
+
+    def _abandon(self, token: Token) -> Iterator[Relation]:
+        """Close a bracket around more than one expression: it is no part of another."""
+        inner = self._frames[-1]
+        yield from self._end(inner, Token("stop", token.text), Token("stop", token.text))
+        self._frames.pop()
+        self._frames[-1].side.append(UNREADABLE)
+
+    def _begin_operand(self, token: Token) -> None:
+        frame = self._frames[-1]
+        touches_word = frame.before.kind in {"word", "words"} and not token.gap
+        if touches_word and not frame.side and not frame.chain:
+            frame.side.append(UNREADABLE)
+
+    def _add(self, token: Token, after: Token) -> Iterator[Relation]:
+        frame = self._frames[-1]
+        if token.kind == "number" and _is_times([*frame.side[-2:], token]):
+            frame.side[-1] = Token("operator", "*")
+        elif token.kind == "number" and _starts_anew(frame.side[-2:]):
+            unclear = token.in_math or not token.gap
+            if unclear:
+                frame.side.append(UNREADABLE)
+            yield from self._end(frame, token, token)
+            frame.side = [UNREADABLE] if unclear else []
+        self._begin_operand(token)
+        frame.side.append(token)
+
+    def _end(self, frame: _Frame, token: Token, after: Token) -> Iterator[Relation]:
+        """End the chain of a frame; ``after`` is the next that says something."""
+        unclear = _is_unclear(frame, token, after)
+        if unclear and frame.side:
+            frame.side.append(UNREADABLE)
+        if frame.chain and frame.opener.text in _JUDGED_INSIDE:
+            yield from _relations_of(frame, after if token.kind == "edge" else token)
+        if not (token.kind == "edge" and frame.is_empty):
+            frame.after_operand = not frame.is_empty
+            frame.before = token
+        frame.chain, frame.side = [], [UNREADABLE] if unclear else []
+        frame.broken = True
+
+
+def _is_times(three: list[Token]) -> bool:
+    """``3 x 4`` is a product, for nobody writes a letter before a number."""
+    kinds = [token.kind for token in three]
+    return kinds == ["number", "name", "number"] and three[1].text in {"x", "X"}
+
+
+def _starts_anew(before: list[Token]) -> bool:
+    r"""Whether a number can belong to nothing before it, unlike the 2 of ``\frac 1 2``."""
+    takes_more = len(before) > 1 and before[0].text in {"_", r"\frac", r"\binom"}
+    return bool(before) and before[-1].kind == "number" and not takes_more
+
+
+def _opens(frame: _Frame, openers: str) -> bool:
+    text = "{" if frame.opener.text == r"\boxed" else _plain(frame.opener)
+    return text in ({"(", "["} if openers == "([" else {openers})
+
+
+def _plain(opener: Token) -> str:
+    return "|" if opener.kind == "bar" else opener.text
+
+
+def _brackets(opener: Token, closer: Token) -> tuple[Token, Token]:
+    if opener.text == r"\boxed":
+        return opener._replace(kind="open", text="("), closer._replace(kind="close", text=")")
+    return opener._replace(kind="open"), closer._replace(kind="close")
+
+
+def _ends_operand(token: Token) -> bool:
+    return token.kind in _OPERANDS or token.text in {"!", "%", "°", "²", "³"}
+
+
+def _is_unclear(frame: _Frame, token: Token, after: Token) -> bool:
+    """A decimal comma, a ratio, a time of day: ``3,5`` ``2:30`` ``3 : 4``."""
+    if token.text not in {",", ":"} or after.kind != "number":
+        return False
+    between = frame.last is not None and frame.last.kind == "number"
+    return between and (not after.gap or (token.text == ":" and (token.gap or token.in_math)))
+
+
+def _relations_of(frame: _Frame, end: Token) -> Iterator[Relation]:
+    sides = [list(side) for side, _ in frame.chain] + [frame.side]
+    if not _begins_cleanly(frame, sides[0]):
+        sides[0] = []
+    last, modulus = _without_modulus(sides[-1])
+    sides[-1] = last if _ends_cleanly(end) else []
+    measured = _is_measured(end)
+    made = [_side(side) for side in sides]
+    made[-1] = Side(made[-1].tokens, measured)
+    for (left, right), (_, sign) in zip(pairwise(made), frame.chain, strict=True):
+        if left.tokens and right.tokens and sign in _RELATIONS:
+            yield Relation(left, sign, right, _side(modulus) if modulus else None)
+
+
+def _side(side: list[Token]) -> Side:
+    readable = len(side) <= MAX_SIDE_TOKENS and all(token.kind != "unknown" for token in side)
+    return Side(tuple(side) if readable else ())
+
+
+def _without_modulus(side: list[Token]) -> tuple[list[Token], list[Token]]:
+    r"""A last side and its modulus: ``4 \pmod{7}``, ``4 (mod 7)``, ``4 mod 7``."""
+    at = next((at for at, token in enumerate(side) if token.kind == "mod"), None)
+    if at is None:
+        return side, []
+    if at and side[at - 1].text == "(" and side[-1].text == ")":
+        return side[: at - 1], side[at + 1 : -1]
+    return side[:at], side[at + 1 :]
+
+
+def _begins_cleanly(frame: _Frame, side: list[Token]) -> bool:
+    before = frame.before
+    if not side or before.kind not in {"word", "words"}:
+        return True
+    *_, last = before.text.lower().split() or [""]
+    if last in NUMBER_WORDS:
+        return False
+    begins = side[0]
+    if begins.kind == "operator" and begins.text != "√":
+        touches = len(side) > 1 and not side[1].gap
+        return before.kind == "word" and begins.text == "-" and begins.gap and touches
+    return before.kind == "word" or not frame.after_operand or last in _LINKS
+
+
+def _ends_cleanly(end: Token) -> bool:
+    first, *_ = end.text.lower().split() or [""]
+    if end.kind not in {"word", "words"}:
+        return end.kind != "unknown"
+    return first not in _BEHIND
+
+
+def _is_measured(end: Token) -> bool:
+    """Whether a unit, a word that may be one, or a denial stands behind the last side."""
+    words = " ".join(end.text.lower().split()).strip(".,;: ")
+    if end.kind == "words":
+        return bool(words) and words.split()[0] not in _LINKS
+    strange = words in _DENIALS or words == "square" or unit_of(words, None) is not None
+    return end.kind == "word" and (strange or not end.gap)

@@ -1,0 +1,325 @@
+r"""The tokens of a side as a tree, by a strict grammar: what is not in it is refused.
+
+Where mathematicians would disagree (``1/2\pi``, ``1\frac{1}{2}``, ``50\%``, ``\sin 30``) the tree
+says so, and `values` tries every reading. Nothing is computed here, and nothing is executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+from services.grader.relations.tokens import Token
+
+MAX_DEPTH = 30
+_MAX_DIGITS = 400
+_POSTFIX = {"!": "factorial", "%": "percent", "°": "degree"}
+_POWERS = {"²": 2, "³": 3}
+_ROUNDINGS = {r"\lfloor": (r"\rfloor", "floor"), r"\lceil": (r"\rceil", "ceiling")}
+_OF_A_FUNCTION = frozenset("fghFGHPQRTp")  # before a bracket these are rarely factors
+
+
+class Unreadable(ValueError):
+    """Not in the grammar."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """An operation and its operands; a number, with its decimal places; or a letter."""
+
+    kind: str
+    parts: tuple[Node, ...] = ()
+    number: Fraction = Fraction(0)
+    places: int = 0
+    letter: str = ""
+
+    def walk(self) -> Iterator[Node]:
+        """This node and all below."""
+        waiting: list[Node] = [self]
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting += node.parts
+
+    @property
+    def is_literal(self) -> bool:
+        """A number as it is written, perhaps with a sign, a percent sign or a degree sign."""
+        if self.kind in {"negative", "percent", "degree"}:
+            return self.parts[0].is_literal
+        return self.kind == "number"
+
+
+def read(side: tuple[Token, ...]) -> Node:
+    """The tree of a side.
+
+    Raises:
+        Unreadable: if the side is not in the grammar.
+    """
+    reader = _Reader(list(side))
+    tree = reader.sum()
+    if reader.token is not None:
+        raise Unreadable(reader.token.text)
+    return tree
+
+
+class _Reader:
+    """Recursive descent, at most `MAX_DEPTH` brackets deep; every step takes a token."""
+
+    def __init__(self, side: list[Token]) -> None:
+        self._tokens = side
+        self._at = 0
+        self._depth = 0
+
+    @property
+    def token(self) -> Token | None:
+        return self._tokens[self._at] if self._at < len(self._tokens) else None
+
+    def takes(self, *texts: str) -> str | None:
+        token = self.token
+        if token is None or token.text not in texts:
+            return None
+        self._at += 1
+        return token.text
+
+    def need(self, *texts: str) -> None:
+        if self.takes(*texts) is None:
+            raise Unreadable(f"no {texts}")
+
+    def sum(self) -> Node:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise Unreadable("brackets nested too deeply")
+        total = self.signed()
+        while sign := self.takes("+", "-"):
+            total = Node(sign, (total, self.signed()))
+        self._depth -= 1
+        return total
+
+    def signed(self) -> Node:
+        if sign := self.takes("+", "-"):
+            return Node("negative", (self.product(),)) if sign == "-" else self.product()
+        return self.product()
+
+    def product(self) -> Node:
+        total = _times(self.factors())
+        while operator := self.takes("*", "/"):
+            sign = self.takes("+", "-")
+            factors = self.factors()
+            if operator == "*":
+                total = Node("*", (total, _times(factors)))
+            elif len(factors) == 1:
+                total = Node("/", (total, factors[0]))
+            else:
+                total = Node("slash", (total, factors[0], _times(factors[1:])))
+            total = Node("negative", (total,)) if sign == "-" else total
+        return total
+
+    def factors(self) -> list[Node]:
+        """At least one factor, and those that follow without an operator."""
+        found = [self.factor()]
+        while self._another_follows(found[-1]):
+            found.append(self.factor())
+        return found
+
+    def _another_follows(self, last: Node) -> bool:
+        token = self.token
+        if token is None or token.kind in {"close", "operator"}:
+            return token is not None and token.text == "√"
+        if token.kind == "number":
+            raise Unreadable("a number behind another factor")
+        if token.text == "(" and (
+            (last.kind == "letter" and last.letter in _OF_A_FUNCTION)
+            or (token.gap and not token.in_math)
+        ):
+            raise Unreadable("perhaps the argument of a function, perhaps a remark")
+        return True
+
+    def factor(self) -> Node:
+        node = self.operand()
+        while token := self.token:
+            if token.text in _POSTFIX:
+                self._at += 1
+                node = Node(_POSTFIX[token.text], (node,))
+            elif token.text in _POWERS:
+                self._at += 1
+                node = Node("^", (node, _integer(_POWERS[token.text])))
+            elif token.text == "^":
+                self._at += 1
+                node = self.raised(node)
+            else:
+                break
+        if node.kind == "factorial" and node.parts[0].kind == "factorial":
+            raise Unreadable("a double factorial")
+        return node
+
+    def raised(self, base: Node) -> Node:
+        if self.takes("°") or self._takes_group("°"):
+            return Node("degree", (base,))
+        if base.kind in {"^", "called"}:
+            raise Unreadable("a power of a power without brackets")
+        return Node("^", (base, self.exponent()))
+
+    def exponent(self) -> Node:
+        sign = self.takes("-", "+")
+        exponent = self.argument()
+        return Node("negative", (exponent,)) if sign == "-" else exponent
+
+    def _takes_group(self, text: str) -> bool:
+        inside = [token.text for token in self._tokens[self._at : self._at + 3]]
+        if inside == ["{", text, "}"]:
+            self._at += 3
+            return True
+        return False
+
+    def operand(self) -> Node:
+        token = self.token
+        if token is None:
+            raise Unreadable("nothing where a number should be")
+        if token.kind == "open":
+            return self.bracketed()
+        self._at += 1
+        if token.kind == "number":
+            return self.number(token.text)
+        if token.kind == "name":
+            return Node("letter", letter=token.text + self.subscript())
+        if token.kind == "function":
+            return self.called(token.text)
+        return self.command(token.text)
+
+    def command(self, text: str) -> Node:
+        match text:
+            case r"\pi":
+                return Node("pi")
+            case r"\frac":
+                return Node("fraction", (self.argument(single=True), self.argument(single=True)))
+            case r"\binom":
+                return Node("binomial", (self.argument(single=True), self.argument(single=True)))
+            case r"\sqrt":
+                index = self.index()
+                return Node("root", (self.argument(single=True), index))
+            case "√":
+                return Node("root", (self.argument(), _integer(2)))
+        raise Unreadable(text)
+
+    def index(self) -> Node:
+        if not self.takes("["):
+            return _integer(2)
+        index = self.sum()
+        self.need("]")
+        return index
+
+    def bracketed(self) -> Node:
+        opener = self.takes("(", "[", "{", "|", *_ROUNDINGS)
+        if opener is None:
+            raise Unreadable("an unknown bracket")
+        inside = self.sum()
+        if opener in _ROUNDINGS:
+            closer, kind = _ROUNDINGS[opener]
+            self.need(closer)
+            return Node(kind, (inside,))
+        self.need(*{"(": ")]", "[": "])", "{": "}", "|": "|"}[opener])
+        return Node("absolute", (inside,)) if opener == "|" else inside
+
+    def argument(self, *, single: bool = False) -> Node:
+        """A group, a letter, or a number, of which TeX takes the first digit (``single``)."""
+        token = self.token
+        if token is None:
+            raise Unreadable("a command without its argument")
+        if token.kind == "open":
+            return self.bracketed()
+        if token.kind == "number" and single:
+            return self.digit(token)
+        self._at += 1
+        if token.kind == "number":
+            return self.number(token.text)
+        if token.kind == "name":
+            return Node("letter", letter=token.text)
+        if token.text == r"\pi" or (token.text == r"\frac" and not single):
+            return self.command(token.text)
+        raise Unreadable(token.text)
+
+    def digit(self, token: Token) -> Node:
+        rest = token.text[1:]
+        if rest and not rest.isdigit():
+            raise Unreadable(f"a command before {token.text}")
+        if rest:
+            self._tokens[self._at] = token._replace(text=rest)
+        else:
+            self._at += 1
+        return _integer(int(token.text[0]))
+
+    def number(self, text: str) -> Node:
+        plain = text.replace("{,}", "").replace(",\\!", "").replace(",", "")
+        if len(plain) > _MAX_DIGITS:
+            raise Unreadable("a number of more than 400 digits")
+        if self.takes("_"):
+            return _numeral(plain, self.base())
+        places = len(plain.partition(".")[2])
+        return Node("number", number=Fraction(plain), places=places)
+
+    def base(self) -> int:
+        node = self.argument()
+        if node.kind != "number" or node.number not in range(2, 11):
+            raise Unreadable("a subscript that is no base")
+        return int(node.number)
+
+    def subscript(self) -> str:
+        """The subscript of a letter, as text."""
+        if not self.takes("_"):
+            return ""
+        start = self._at
+        self.argument()
+        return "_" + "".join(token.text for token in self._tokens[start : self._at])
+
+    def called(self, name: str) -> Node:
+        parts: tuple[Node, ...] = ()
+        if name == "log" and self.takes("_"):
+            parts = (self.argument(single=True),)
+        power = self.exponent() if self.takes("^") else None
+        if power is not None and not (power.kind == "number" and power.number > 0):
+            raise Unreadable("an inverse function, or a reciprocal")
+        called = Node("function", (self.of_function(), *parts), letter=name)
+        return called if power is None else Node("^", (called, power))
+
+    def of_function(self) -> Node:
+        r"""The argument: a bracket, or the factors behind, as in ``\sin 2x``."""
+        token = self.token
+        if token is not None and token.text in {"(", "["}:
+            inside = self.bracketed()
+            if self.token is not None and self.token.text in {"^", "²", "³", "!", "(", "["}:
+                raise Unreadable("a power of a function, or of its argument")
+            return inside
+        factors = [self.factor()]
+        while self.token is not None and self.token.kind != "function":
+            if not self._another_follows(factors[-1]):
+                break
+            factors.append(self.factor())
+        if self.token is not None and self.token.text == "/":
+            raise Unreadable("a slash behind a function without brackets")
+        return _times(factors)
+
+
+def _integer(value: int) -> Node:
+    return Node("number", number=Fraction(value))
+
+
+def _times(factors: list[Node]) -> Node:
+    """Factors side by side; an integer before a fraction of integers may be a mixed number."""
+    total, *rest = factors
+    for factor in rest:
+        total = Node("mixed" if _is_mixed(total, factor) else "*", (total, factor))
+    return total
+
+
+def _is_mixed(whole: Node, factor: Node) -> bool:
+    literals = [whole, *factor.parts]
+    return factor.kind == "fraction" and all(
+        node.kind == "number" and not node.places for node in literals
+    )
+
+
+def _numeral(digits: str, base: int) -> Node:
+    if not digits.isdigit() or any(int(digit) >= base for digit in digits):
+        raise Unreadable("no numeral in this base")
+    return Node("numeral", (_integer(int(digits, base)),))

@@ -1,0 +1,191 @@
+r"""A solution cut into the tokens of mathematics and of the prose around it.
+
+Linear in the text. Mathematics is told from prose by ``$``, ``\(``, ``\[`` and environments: there
+a line break is a space and a short run of letters is a product.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_OPENS_LINE = re.compile(
+    r"[^\S\n]*+(?:>[^\S\n]*+)*+(?:(?:[-*•]|\(?[0-9]{1,3}[.)]|\([a-z]\)|#++)[^\S\n]++)?"
+)
+# Every alternative is bounded or possessive, so that cutting is linear in the text.
+_TOKEN = re.compile(
+    r"(?P<row>\\\\(?:\[[^\]\n]{0,12}\])?+)"
+    r"|(?P<space>(?:[^\S\n]|~|&|\\[,;:! ]|\\\$)++"
+    r"|\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits)(?![a-zA-Z])(?!\s*\.))"
+    r"|(?P<paragraph>\n[^\S\n]*+\n\s*+)|(?P<newline>\n)"
+    r"|(?P<dollar>\$\$?)|(?P<edge>\\[()\[\]]|\\q?quad(?![a-zA-Z])|\*\*(?![-0-9(a-z])|(?<![0-9a-z)])\*\*)"
+    r"|(?P<environment>\\(?P<which>begin|end)\s?\{(?P<name>[^{}\n]{0,30})\})"
+    r"|(?P<words>\\(?:text(?:rm|bf|it|normal)?|mbox|hbox|mathrm|operatorname\*?)"
+    r"\s?\{(?P<content>[^{}]{0,300})\})"
+    r"|(?P<number>(?:[0-9]{1,3}(?:(?:,|\{,\}|,\\!)[0-9]{3}){1,6}+(?![0-9])|[0-9]++)(?:\.[0-9]++)?"
+    r"|\.[0-9]++)"
+    r"|(?P<ellipsis>\.\.++|…|\\[lcdvi]?dots[bcmo]?(?![a-zA-Z]))"
+    r"|(?P<arrow><<|>>|<?[-=]++>|<-++(?![0-9.(\\])|[⇒→⟹∴∵]"
+    r"|\\(?:[lL]ong)?(?:[lL]eft)?[rR]ightarrow(?![a-zA-Z])"
+    r"|\\(?:to|implies|impliedby|iff|therefore|because|land|lor|wedge|vee)(?![a-zA-Z]))"
+    r"|(?P<relation>\\not\s?=|:=|<=|>=|!=|==++|[=<>≤≥≠≈≡≅∈]"
+    r"|\\(?:[lg]eq?(?:slant|q)?|[lg]t|neq?|approx|equiv|cong|simeq|sim|propto|in|mid|parallel|perp)"
+    r"(?![a-zA-Z]))"
+    r"|(?P<power>\*\*)"
+    r"|(?P<open>[(\[{]|\\\{|\\(?:lvert|lfloor|lceil)(?![a-zA-Z]))"
+    r"|(?P<close>[)\]}]|\\\}|\\(?:rvert|rfloor|rceil)(?![a-zA-Z]))"
+    r"|(?P<bar>\||\\vert(?![a-zA-Z]))"
+    r"|(?P<operator>[-+*/×÷·−–⋅∙^_!%°²³√]|\\%|\\(?:times|cdot|div|circ|degree|ast)(?![a-zA-Z]))"
+    r"|(?P<comma>,)|(?P<stop>[.;:?\"“”`#])"
+    r"|(?P<letters>[^\W\d_]++(?:['’][^\W\d_]++)?)"
+    r"|(?P<command>\\[a-zA-Z]++)"
+    r"|(?P<unknown>.)",
+    re.DOTALL,
+)
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_SPELLING = {"−": "-", "–": "-", "×": "*", "·": "*", "⋅": "*", "∙": "*", "÷": "/", "**": "^"}
+_SPELLING |= {r"\times": "*", r"\cdot": "*", r"\ast": "*", r"\div": "/", r"\%": "%"}
+_SPELLING |= {r"\circ": "°", r"\degree": "°", r"\vert": "|", r"\lvert": "|", r"\rvert": "|"}
+_SPELLING |= {"≤": "<=", "≥": ">=", "≠": "!=", "≈": "~~", "≡": "==="}
+_SPELLING |= {rf"\{word}": "<=" for word in ("le", "leq", "leqslant", "leqq")}
+_SPELLING |= {rf"\{word}": ">=" for word in ("ge", "geq", "geqslant", "geqq")}
+_SPELLING |= {r"\lt": "<", r"\gt": ">", r"\ne": "!=", r"\neq": "!=", r"\not=": "!="}
+_SPELLING |= {r"\approx": "~~", r"\equiv": "===", r"\dfrac": r"\frac", r"\tfrac": r"\frac"}
+_SPELLING |= {r"\cfrac": r"\frac", r"\dbinom": r"\binom", r"\tbinom": r"\binom", "π": r"\pi"}
+_SPELLING |= {r"\fbox": r"\boxed", r"\pmod": "mod", r"\bmod": "mod"}
+FUNCTIONS = _words("sin cos tan cot sec csc arcsin arccos arctan log ln lg exp")
+_SPELLING |= {rf"\{name}": name for name in FUNCTIONS} | {r"\mod": "mod"}
+_GREEK = _words(
+    r"""\alpha \beta \gamma \delta \epsilon \varepsilon \zeta \eta \theta \vartheta \kappa \lambda \mu
+    \nu \xi \rho \sigma \tau \phi \varphi \chi \psi \omega \Gamma \Delta \Theta \Lambda \Phi \Psi \Omega
+    \ell"""
+)
+_SHORT_WORDS = _words("""is so and for the are of to in or we if has get let but can now by at as it an be that then
+    thus this have since when where with from also get gives""")
+_FLAT = frozenset({"align", "align*", "aligned", "equation", "equation*", "gather", "gather*"})
+_FLAT |= {"gathered", "split", "eqnarray", "eqnarray*", "multline", "multline*", "flalign*", "math"}
+_FLAT |= {"alignat*", "displaymath", "center", "document", "proof", "solution", "itemize"}
+_FLAT |= {"enumerate"}
+
+
+class Token(NamedTuple):
+    """A piece of text: its kind, its usual spelling, and what is around it.
+
+    Kinds: number name function command operator relation open close bar mod, and those that end an
+    expression: word words comma stop row newline paragraph edge arrow. ``unknown`` belongs to an
+    expression and makes it unreadable.
+    """
+
+    kind: str
+    text: str
+    gap: bool = False  # white space before it
+    in_math: bool = False
+
+
+UNREADABLE = Token("unknown", "")
+_KINDS = {"ellipsis": "unknown", "power": "operator"}
+
+
+def tokens(text: str) -> Iterator[Token]:
+    """The tokens of a text, in order."""
+    cutter = _Cutter()
+    for match in _matches(text, cutter):
+        yield from cutter.tokens_of(match)
+
+
+def _matches(text: str, cutter: _Cutter) -> Iterator[re.Match[str]]:
+    """Matches one after the other; what only marks a line of prose is passed over."""
+    at = _line_start(text, 0)
+    while match := _TOKEN.match(text, at):
+        yield match
+        at = match.end()
+        if match.lastgroup in {"newline", "paragraph"} and not cutter.in_math:
+            at = _line_start(text, at)
+
+
+def _line_start(text: str, at: int) -> int:
+    marks = _OPENS_LINE.match(text, at)
+    return marks.end() if marks else at
+
+
+class _Cutter:
+    """Knows whether it is inside mathematics, and whether white space came last."""
+
+    def __init__(self) -> None:
+        self.in_math = False
+        self._gap = True
+
+    def tokens_of(self, match: re.Match[str]) -> Iterator[Token]:
+        kind = str(match.lastgroup)
+        if kind == "space" or (kind == "newline" and self.in_math):
+            self._gap = True
+            return
+        for called, text in self._spelled(_KINDS.get(kind, kind), match):
+            yield Token(called, text, self._gap, self.in_math)
+            self._gap = called in {"newline", "paragraph", "edge", "row"}
+
+    def _spelled(self, kind: str, match: re.Match[str]) -> Iterator[tuple[str, str]]:
+        text = match.group()
+        match kind:
+            case "dollar" | "edge" | "paragraph":
+                self._turn(text)
+                yield "paragraph" if kind == "paragraph" else "edge", text
+            case "environment":
+                yield self._environment(match["which"], match["name"])
+            case "words":
+                yield "words", match["content"]
+            case "letters":
+                yield from self._letters(text)
+            case "command":
+                yield _command(text)
+            case "relation":
+                unclear = text == "!=" and not self._gap  # 5!=120
+                yield kind, "?" if unclear else _SPELLING.get(text.replace(" ", ""), text)
+            case _:
+                yield kind, _SPELLING.get(text, text)
+
+    def _turn(self, text: str) -> None:
+        if text in {"$", "$$"}:
+            self.in_math = not self.in_math
+        elif text in {r"\(", r"\["}:
+            self.in_math = True
+        elif text in {r"\)", r"\]"} or text.isspace():
+            self.in_math = False
+
+    def _environment(self, which: str, name: str) -> tuple[str, str]:
+        if name in _FLAT:
+            self.in_math = which == "begin" and name not in {"center", "document", "proof"}
+            return "edge", name
+        return ("open", "env") if which == "begin" else ("close", "env")
+
+    def _letters(self, text: str) -> Iterator[tuple[str, str]]:
+        lower = text.lower()
+        if lower in FUNCTIONS:
+            yield "function", lower
+        elif lower in {"pi", "mod", "sqrt"}:
+            yield {"pi": ("command", r"\pi"), "mod": ("mod", ""), "sqrt": ("operator", "√")}[lower]
+        elif not text.isalpha() and self.in_math:
+            yield "unknown", text
+        elif len(text) > 1 and (not self.in_math or len(text) > 3 or lower in _SHORT_WORDS):
+            yield "word", lower
+        else:
+            for letter in text:
+                yield ("command", r"\pi") if letter == "π" else ("name", letter)
+
+
+def _command(text: str) -> tuple[str, str]:
+    text = _SPELLING.get(text, text)
+    if text in _GREEK:
+        return "name", text
+    if text in FUNCTIONS:
+        return "function", text
+    if text == "mod":
+        return "mod", ""
+    known = {r"\frac", r"\binom", r"\sqrt", r"\pi", r"\boxed"}
+    return ("command", text) if text in known else ("unknown", text)

@@ -1,0 +1,120 @@
+"""The steps of a text, each with its verdict: at once if it is plain arithmetic, else in the pool.
+
+A step that hangs or crashes a worker is searched for by halves, so that it costs only itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal, NamedTuple, cast
+
+from services.grader.equations import equations, is_plain
+from services.grader.pool import Cause, Failed, Value
+from services.grader.tools import Tools
+
+MAX_STEPS = 5_000
+WARM_UP = "services.grader.relations.judging:warm_up"
+
+_JUDGE = "services.grader.relations.judging:judge"
+_COUNT = "services.grader.relations.judging:count"
+_PLAIN_CHARS = 5_000  # longer texts are read in the pool: the service must show life meanwhile
+_DEADLINE_S = 20.0
+_MAX_SEARCHES = 24
+_BUSY = 0.5  # a call that had less of its time on a processor was not slow, but starved
+
+Verdict = Literal["right", "wrong", "open", "too_hard"]
+
+
+class Step(NamedTuple):
+    """An equation or inequality, the same for all ways to space it."""
+
+    text: str
+    verdict: Verdict
+
+
+class NotRead(Exception):
+    """The system could not read a text; nothing is known about it."""
+
+
+async def steps(text: str, tools: Tools) -> list[Step]:
+    """The distinct steps of a text, in order; past `MAX_STEPS` it is not read further.
+
+    Raises:
+        NotRead: if the pool failed, through no fault of the text.
+    """
+    if len(text) <= _PLAIN_CHARS and is_plain(text):
+        return _distinct(plain_steps(text))
+    arguments = (text, 0, MAX_STEPS + 1)
+    outcome = await tools.pool.run(_JUDGE, *arguments, deadline_s=_DEADLINE_S)
+    if isinstance(outcome, Value):
+        return _distinct(_made(outcome))
+    return _distinct(await _Search(text, tools).all_steps(outcome))
+
+
+def plain_steps(text: str) -> list[Step]:
+    """The steps of a text of plain arithmetic."""
+    found = islice(equations(text), MAX_STEPS + 1)
+    return [Step(each.text, "right" if each.is_right else "wrong") for each in found]
+
+
+def _distinct(found: Iterable[Step]) -> list[Step]:
+    by_text: dict[str, Step] = {}
+    for step in found:
+        by_text.setdefault(step.text, step)
+    return list(by_text.values())
+
+
+def _made(outcome: Value) -> list[Step]:
+    return [Step(*pair) for pair in cast(list[tuple[str, Verdict]], outcome.value)]
+
+
+@dataclass
+class _Search:
+    """Finds what hangs or crashes: every half that fails is halved, until it is one relation."""
+
+    text: str
+    tools: Tools
+    calls: int = 0
+
+    async def all_steps(self, failed: Failed) -> list[Step]:
+        """The steps of a text that could not be judged in one call."""
+        _raise_if_starved(failed, _DEADLINE_S)
+        counted = await self._call(_COUNT)
+        if isinstance(counted, Failed):
+            return [_too_hard(0, 0)]
+        return await self._between(0, min(cast(int, counted.value), MAX_STEPS + 1))
+
+    async def _between(self, start: int, stop: int) -> list[Step]:
+        if start >= stop:
+            return []
+        if self.calls >= _MAX_SEARCHES:
+            return [_too_hard(start, stop)]
+        outcome = await self._call(_JUDGE, start, stop)
+        if isinstance(outcome, Value):
+            return _made(outcome)
+        if stop - start == 1:
+            return [] if outcome.cause is Cause.ERROR else [_too_hard(start, stop)]
+        middle = (start + stop) // 2
+        return [*await self._between(start, middle), *await self._between(middle, stop)]
+
+    async def _call(self, function: str, *between: int) -> Value | Failed:
+        self.calls += 1
+        deadline_s = self.tools.compare_deadline_s
+        run = self.tools.pool.run
+        outcome = await run(function, self.text, *between, deadline_s=deadline_s, suspect=True)
+        _raise_if_starved(outcome, deadline_s)
+        return outcome
+
+
+def _too_hard(start: int, stop: int) -> Step:
+    return Step(f"too hard: {start} to {stop}", "too_hard")
+
+
+def _raise_if_starved(outcome: Value | Failed, deadline_s: float) -> None:
+    if isinstance(outcome, Value):
+        return
+    was_busy = (outcome.cpu_s or 0.0) > _BUSY * deadline_s
+    if outcome.cause is Cause.KILLED or (outcome.cause is Cause.TIMEOUT and not was_busy):
+        raise NotRead(outcome.detail)
