@@ -25,6 +25,7 @@ from services.gateway.stack import NoStack, find_stack, model_for
 
 _OF_OTHER_SERVICES = {
     "plan": ("services.learner.plan", "show what a recipe takes to run"),
+    "grade": ("services.grader.offline", "grade responses, or measure graders by labelled ones"),
     "data": ("services.grader.data", "check task files, and rewrite their answers as integers"),
 }
 _WHOLE = 10_000  # columns: a narrow terminal wraps lines, and nothing is cut

@@ -42,33 +42,33 @@ def read_lines(path: Path) -> Iterator[Line]:
     """
     first_line_of: dict[str, int] = {}
     is_empty = True
-    for number, raw in enumerate(_raw_lines(path), start=1):
-        if not raw.strip():
-            continue
-        is_empty = False
-        line = _line(number, raw)
-        if line.task and (earlier := first_line_of.setdefault(line.task.id, number)) != number:
-            taken = f"id: {line.task.id!r} is taken by line {earlier}"
-            line = Line(number, line.text, line.task, (*line.problems, taken))
-        yield line
+    with path.open("rb") as file:
+        for number, raw in enumerate(raw_lines(file), start=1):
+            if not raw.strip():
+                continue
+            is_empty = False
+            line = _line(number, raw)
+            if line.task and (earlier := first_line_of.setdefault(line.task.id, number)) != number:
+                taken = f"id: {line.task.id!r} is taken by line {earlier}"
+                line = Line(number, line.text, line.task, (*line.problems, taken))
+            yield line
     if is_empty:
         yield Line(1, "", None, ("the file holds no task",))
 
 
-def _raw_lines(path: Path) -> Iterator[bytes]:
+def raw_lines(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> Iterator[bytes]:
     """Lines without a byte order mark; of a line that is too long, just over the limit."""
-    with path.open("rb") as file:
-        raw = file.readline(MAX_LINE_BYTES + 1).removeprefix(_BYTE_ORDER_MARK)
-        while raw:
-            if len(raw) > MAX_LINE_BYTES:
-                _skip_line(file, raw)
-            yield raw
-            raw = file.readline(MAX_LINE_BYTES + 1)
+    raw = file.readline(max_bytes + 1).removeprefix(_BYTE_ORDER_MARK)
+    while raw:
+        if len(raw) > max_bytes:
+            _skip_line(file, raw, max_bytes)
+        yield raw
+        raw = file.readline(max_bytes + 1)
 
 
-def _skip_line(file: BinaryIO, read: bytes) -> None:
+def _skip_line(file: BinaryIO, read: bytes, max_bytes: int) -> None:
     while read and not read.endswith(b"\n"):
-        read = file.readline(MAX_LINE_BYTES)
+        read = file.readline(max_bytes)
 
 
 def _line(number: int, raw: bytes) -> Line:

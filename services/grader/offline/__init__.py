@@ -1,0 +1,1 @@
+"""``weir grade``: the grader without a stack, on a file."""
