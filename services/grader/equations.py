@@ -15,15 +15,16 @@ from itertools import chain, pairwise
 from typing import NamedTuple
 
 
-
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
 # Words that make something else of the number behind, or before, them.
-NUMBER_WORDS = _words("""choose mod modulo divided times plus minus over to of percent dozen hundred thousand million
-    billion factorial squared cubed base by per power less more than point remainder rem half third
-    quarter double twice triple root not no without except versus vs""")
+NUMBER_WORDS = _words(
+    """choose mod modulo divided times plus minus over to of percent dozen hundred thousand
+    million billion factorial squared cubed base by per power less more than point remainder rem
+    half third quarter double twice triple root not no without except versus vs"""
+)
 _MAX_OPERAND = 60  # characters
 _MAX_TERMS = 40
 
@@ -46,6 +47,7 @@ _PLAIN = re.compile(
     r"(?:[-0-9\s+/×÷·−–⋅=.,;:$&\"?#]|\*(?!\*)|[^\W\d_]{2}[^\W\d_]*+|\\(?:times|cdot|div)(?![a-zA-Z])"
     r"|\\boxed\{-?[0-9.,]{1,40}\}|(?<=[a-z])['’](?=[a-z]))*+"
 )
+_MIXED_NUMBER = re.compile(r"[0-9][ \t]++[0-9]++[ \t]*+/")
 _WORD = re.compile(r"(?<!\\)[^\W\d_]{2}[^\W\d_]*+")
 _ARITHMETIC = {"number", "fraction", "operator", "equals"}
 _OPERATORS = {"×": "*", "·": "*", "⋅": "*", r"\times": "*", r"\cdot": "*", "÷": "/", r"\div": "/"}
@@ -98,7 +100,7 @@ class Equation:
 
 def is_plain(text: str) -> bool:
     """Whether there is no equation or inequality in the text but those of `equations`."""
-    if not _PLAIN.fullmatch(text):
+    if not _PLAIN.fullmatch(text) or _MIXED_NUMBER.search(text):
         return False
     said = _WORD.findall(text)
     if not said or "=" not in text:

@@ -8,12 +8,13 @@ what is not surely a relation is not judged. Linear in the text.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from services.grader.answers.units import unit_of
 from services.grader.equations import NUMBER_WORDS
-from services.grader.relations.tokens import UNREADABLE, Token, tokens
+from services.grader.relations.tokens import STAR, UNREADABLE, Token, tokens
 
 MAX_SIDE_TOKENS = 300
 
@@ -25,29 +26,35 @@ def _words(text: str) -> frozenset[str]:
 _RELATIONS = frozenset({"=", "<", ">", "<=", ">=", "!=", "~~", "==="})
 _SOFT = {"edge", "row", "newline"}  # a chain goes on behind these if a relation comes next
 _ENDS = {"word", "words", "comma", "stop", "arrow", "paragraph"} | _SOFT
-_OPERANDS = {"number", "name", "command", "close", "unknown"}
+_OPERANDS = {"number", "repeating", "name", "command", "close", "unknown"}
 _SIGNS = {"+", "-", "*", "/", "^", "_", "!", "%", "°", "²", "³"}
 _CLOSES = {")": "([", "]": "([", "}": "{", r"\}": r"\{", "env": "env", "|": "|"}
 _CLOSES |= {r"\rfloor": r"\lfloor", r"\rceil": r"\lceil"}
 _JUDGED_INSIDE = {"", "(", "[", "|", r"\boxed"}
 
 _BEHIND = NUMBER_WORDS - _words("to of base by per power root versus vs than")
-_DENIALS = _words("is isn't isn’t cannot can't can’t contradicts contradiction false")
-_LINKS = _words("""and or so then thus hence therefore since because but that is have has get gives where with
-    if when for while also as means yields are we""")
+_DENIALS = _words(
+    """not false contradiction contradicts contradictory impossible extraneous isn't doesn't can't
+    isn’t doesn’t can’t cannot wrong incorrect never absurd"""
+)
+_MAX_TO_DENIAL = 10  # tokens
+_LINKS = _words(
+    """and or so then thus hence therefore since because but that is have has get gives where
+    with if when for while also as means yields are we"""
+)
 
 
 @dataclass(frozen=True)
 class Side:
-    """The tokens of one side; ``measured`` if a unit or a strange word stands behind it."""
+    """The tokens of one side; ``doubtful`` if what is around it may change what it says."""
 
     tokens: tuple[Token, ...]
-    measured: bool = False
+    doubtful: bool = False
 
     @property
     def text(self) -> str:
         """As written, but for white space and spelling."""
-        return "".join(token.text for token in self.tokens)
+        return "".join(token.text for token in self.tokens).replace(STAR, "*")
 
 
 @dataclass(frozen=True)
@@ -69,21 +76,32 @@ class Relation:
 def relations(text: str) -> Iterator[Relation]:
     """Every relation whose sides can be told, in the order in which they end."""
     finder = _Finder()
-    ahead = list(tokens(text))
-    following = _following(ahead)
-    for token, after in zip(ahead, following, strict=True):
-        yield from finder.take(token, after)
+    found = list(tokens(text))
+    for token, ahead in zip(found, _ahead(found), strict=True):
+        yield from finder.take(token, ahead)
     yield from finder.finish()
 
 
-def _following(ahead: list[Token]) -> list[Token]:
-    """For each token the next one that is no edge, row or line break."""
-    last = Token("paragraph", "\n\n")
-    found: list[Token] = []
-    for token in reversed(ahead):
-        found.append(last)
-        last = last if token.kind in _SOFT else token
-    return found[::-1]
+class _Ahead(NamedTuple):
+    """What comes behind a token: the next that is no edge, row or line break, and "not true"."""
+
+    token: Token
+    is_denied: bool = False
+
+
+_NOTHING = _Ahead(Token("paragraph", "\n\n"))
+
+
+def _ahead(found: list[Token]) -> list[_Ahead]:
+    behind, to_denial = _NOTHING.token, _MAX_TO_DENIAL
+    seen: list[_Ahead] = []
+    for token in reversed(found):
+        seen.append(_Ahead(behind, to_denial < _MAX_TO_DENIAL))
+        behind = behind if token.kind in _SOFT else token
+        ends_sentence = token.kind == "paragraph" or token.text in {".", ";", "?"}
+        denies = token.kind in {"word", "words"} and not _DENIALS.isdisjoint(token.text.split())
+        to_denial = 0 if denies else _MAX_TO_DENIAL if ends_sentence else to_denial + 1
+    return seen[::-1]
 
 
 @dataclass
@@ -113,30 +131,31 @@ class _Finder:
         start = Token("paragraph", "\n\n")
         self._frames = [_Frame(start._replace(text=""), start)]
 
-    def take(self, token: Token, after: Token) -> Iterator[Relation]:
+    def take(self, token: Token, ahead: _Ahead) -> Iterator[Relation]:
         frame = self._frames[-1]
-        if token.kind in _SOFT and self._goes_on(token, after):
+        if token.kind in _SOFT and self._goes_on(token, ahead.token):
             return
         if token.kind == "paragraph" or token.text in {r"\]", "$$"}:
             yield from self.finish()
         elif token.kind in _ENDS:
-            yield from self._end(frame, token, after)
+            yield from self._end(frame, token, ahead)
         elif token.kind == "relation":
-            frame.chain.append((frame.side, token.text))
-            frame.side, frame.broken = [], True
+            unclear = [] if token.text in _RELATIONS else [UNREADABLE]
+            frame.chain.append(([*frame.side, *unclear], token.text))
+            frame.side, frame.broken = unclear, True
         elif token.kind == "open" or (token.kind == "bar" and not self._closes_bar()):
             self._open(token)
         elif token.kind in {"close", "bar"}:
-            yield from self._close(token, after)
+            yield from self._close(token, ahead)
         else:
-            yield from self._add(token, after)
+            yield from self._add(token, ahead)
 
     def finish(self) -> Iterator[Relation]:
         """End everything that is open."""
         end = Token("paragraph", "\n\n")
         while len(self._frames) > 1:
             yield from self._abandon(end)
-        yield from self._end(self._frames[0], end, end)
+        yield from self._end(self._frames[0], end, _NOTHING)
 
     def _goes_on(self, token: Token, after: Token) -> bool:
         """Whether the chain continues behind a soft end; if perhaps, nothing around is readable."""
@@ -165,11 +184,11 @@ class _Finder:
         frame = self._frames[-1]
         return frame.opener.kind == "bar" and bool(frame.last and _ends_operand(frame.last))
 
-    def _close(self, token: Token, after: Token) -> Iterator[Relation]:
+    def _close(self, token: Token, ahead: _Ahead) -> Iterator[Relation]:
         openers = _CLOSES[token.text]
         while not self._matches(openers):
             if not any(_opens(frame, openers) for frame in self._frames[-3:-1]):
-                yield from self._end(self._frames[-1], Token("stop", token.text), after)
+                yield from self._end(self._frames[-1], Token("stop", token.text), ahead)
                 return
             yield from self._abandon(token)
         inner = self._frames[-1]
@@ -178,7 +197,7 @@ class _Finder:
             return
         self._frames.pop()
         if inner.opener.text == r"\{" or inner.opener.text == "env":
-            yield from self._add(UNREADABLE, after)
+            yield from self._add(UNREADABLE, ahead)
             return
         opener, closer = _brackets(inner.opener, token)
         self._begin_operand(opener)
@@ -190,7 +209,7 @@ class _Finder:
     def _abandon(self, token: Token) -> Iterator[Relation]:
         """Close a bracket around more than one expression: it is no part of another."""
         inner = self._frames[-1]
-        yield from self._end(inner, Token("stop", token.text), Token("stop", token.text))
+        yield from self._end(inner, Token("stop", token.text), _NOTHING)
         self._frames.pop()
         self._frames[-1].side.append(UNREADABLE)
 
@@ -200,26 +219,28 @@ class _Finder:
         if touches_word and not frame.side and not frame.chain:
             frame.side.append(UNREADABLE)
 
-    def _add(self, token: Token, after: Token) -> Iterator[Relation]:
+    def _add(self, token: Token, ahead: _Ahead) -> Iterator[Relation]:
         frame = self._frames[-1]
         if token.kind == "number" and _is_times([*frame.side[-2:], token]):
             frame.side[-1] = Token("operator", "*")
         elif token.kind == "number" and _starts_anew(frame.side[-2:]):
-            unclear = token.in_math or not token.gap
+            mixed = ahead.token.text == "/"  # 3 1/2
+            unclear = token.in_math or mixed or not token.gap
             if unclear:
                 frame.side.append(UNREADABLE)
-            yield from self._end(frame, token, token)
+            yield from self._end(frame, token, _NOTHING)
             frame.side = [UNREADABLE] if unclear else []
         self._begin_operand(token)
         frame.side.append(token)
 
-    def _end(self, frame: _Frame, token: Token, after: Token) -> Iterator[Relation]:
-        """End the chain of a frame; ``after`` is the next that says something."""
-        unclear = _is_unclear(frame, token, after)
+    def _end(self, frame: _Frame, token: Token, ahead: _Ahead) -> Iterator[Relation]:
+        """End the chain of a frame with what ends it."""
+        unclear = _is_unclear(frame, token, ahead.token)
         if unclear and frame.side:
             frame.side.append(UNREADABLE)
         if frame.chain and frame.opener.text in _JUDGED_INSIDE:
-            yield from _relations_of(frame, after if token.kind == "edge" else token)
+            end = ahead.token if token.kind == "edge" else token
+            yield from _relations_of(frame, end, ahead.is_denied)
         if not (token.kind == "edge" and frame.is_empty):
             frame.after_operand = not frame.is_empty
             frame.before = token
@@ -266,15 +287,15 @@ def _is_unclear(frame: _Frame, token: Token, after: Token) -> bool:
     return between and (not after.gap or (token.text == ":" and (token.gap or token.in_math)))
 
 
-def _relations_of(frame: _Frame, end: Token) -> Iterator[Relation]:
+def _relations_of(frame: _Frame, end: Token, is_denied: bool) -> Iterator[Relation]:
     sides = [list(side) for side, _ in frame.chain] + [frame.side]
     if not _begins_cleanly(frame, sides[0]):
         sides[0] = []
     last, modulus = _without_modulus(sides[-1])
     sides[-1] = last if _ends_cleanly(end) else []
-    measured = _is_measured(end)
     made = [_side(side) for side in sides]
-    made[-1] = Side(made[-1].tokens, measured)
+    made[0] = replace(made[0], doubtful=_is_in_brackets(made[0].tokens))
+    made[-1] = replace(made[-1], doubtful=is_denied or _is_measured(end))
     for (left, right), (_, sign) in zip(pairwise(made), frame.chain, strict=True):
         if left.tokens and right.tokens and sign in _RELATIONS:
             yield Relation(left, sign, right, _side(modulus) if modulus else None)
@@ -283,6 +304,16 @@ def _relations_of(frame: _Frame, end: Token) -> Iterator[Relation]:
 def _side(side: list[Token]) -> Side:
     readable = len(side) <= MAX_SIDE_TOKENS and all(token.kind != "unknown" for token in side)
     return Side(tuple(side) if readable else ())
+
+
+def _is_in_brackets(side: tuple[Token, ...]) -> bool:
+    """Whether it may be the argument of something before it: ``#(9) = 9^2``."""
+    depth = 0
+    for place, token in enumerate(side):
+        depth += (token.text == "(") - (token.text == ")")
+        if depth == 0:
+            return place > 0 and place == len(side) - 1
+    return False
 
 
 def _without_modulus(side: list[Token]) -> tuple[list[Token], list[Token]]:
@@ -317,9 +348,9 @@ def _ends_cleanly(end: Token) -> bool:
 
 
 def _is_measured(end: Token) -> bool:
-    """Whether a unit, a word that may be one, or a denial stands behind the last side."""
+    """Whether a unit, or a word that may be one, stands behind the last side."""
     words = " ".join(end.text.lower().split()).strip(".,;: ")
     if end.kind == "words":
         return bool(words) and words.split()[0] not in _LINKS
-    strange = words in _DENIALS or words == "square" or unit_of(words, None) is not None
+    strange = words == "square" or unit_of(words, None) is not None
     return end.kind == "word" and (strange or not end.gap)

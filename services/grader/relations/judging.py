@@ -14,6 +14,7 @@ from random import Random
 
 from services.grader.relations.clauses import Relation, relations
 from services.grader.relations.reading import Node, read
+from services.grader.relations.tokens import STAR
 from services.grader.relations.values import E, Interval, NoValue, Value, Way, compare, value, ways
 
 RIGHT, WRONG, OPEN = "right", "wrong", "open"
@@ -21,6 +22,8 @@ RIGHT, WRONG, OPEN = "right", "wrong", "open"
 _POINTS, _MAX_POINTS = 6, 24  # at which an identity must hold, and that are tried
 _FAR = 10  # units of the last place, and
 _NEAR = Fraction(1, 50)  # a share: an approximation that is off by both is wrong
+_CLOSE = Fraction(1, 1000)  # a share by which rounded decimals may spoil an equation
+_LARGE = 100  # an integer from here on may be rounded
 _UNJUDGED = (ValueError, ArithmeticError, NotImplementedError)  # of reading, values and mpmath
 _TYPICAL = r"$\frac{1}{2}\sqrt{8} = \sqrt{2} \approx 1.41$ and $\sin 30^\circ + x = x + 2^{-1}$"
 
@@ -64,9 +67,7 @@ def _verdict(relation: Relation) -> str | None:
     if left.is_literal and right.is_literal:
         return None
     found = _in_some_way(_holds(relation.sign, left, right, way) for way in ways([left, right]))
-    if found == WRONG and (relation.right.measured or _is_rounded(relation, left, right)):
-        return None
-    return found
+    return None if found == WRONG and _is_excused(relation, left, right) else found
 
 
 def _letters(trees: Iterable[Node]) -> set[str]:
@@ -116,14 +117,31 @@ def _is_near(left: Node, right: Node, way: Way, a: Value, b: Value) -> bool | No
     return False if far else None
 
 
+def _is_excused(relation: Relation, left: Node, right: Node) -> bool:
+    """Whether what looks wrong may mean something else than what was read."""
+    sides = (relation.left, relation.right)
+    defined = any(token.text == STAR for side in sides for token in side.tokens)
+    return defined or any(side.doubtful for side in sides) or _is_rounded(relation, left, right)
+
+
 def _is_rounded(relation: Relation, left: Node, right: Node) -> bool:
-    """Whether "=" is written where a decimal is near: ``\\sqrt{2} = 1.414``."""
-    decimals = [side for side in (left, right) if side.is_literal and _places(side)]
-    if relation.sign != "=" or not decimals:
+    """Whether "=" is written where decimals are near: ``\\sqrt{2} = 1.414``."""
+    if relation.sign != "=":
         return False
     way = next(ways([left, right]))
-    away = abs(_difference(value(left, way, {}), value(right, way, {})))
-    return compare(away, max(_unit(side, way) for side in decimals)) in {-1, 0}
+    a, b = value(left, way, {}), value(right, way, {})
+    away = abs(_difference(a, b))
+    shown = [_unit(side, way) for side in (left, right) if side.is_literal and _is_rounding(side)]
+    if shown and compare(away, max(shown)) in {-1, 0}:
+        return True
+    has_decimals = any(node.places for side in (left, right) for node in side.walk())
+    return has_decimals and compare(away, _CLOSE * abs(b)) == -1
+
+
+def _is_rounding(literal: Node) -> bool:
+    """Decimals, or an integer of three digits or more."""
+    number = next(node for node in literal.walk() if node.kind == "number")
+    return bool(number.places) or number.number >= _LARGE
 
 
 def _difference(a: Value, b: Value) -> Value | Interval:
@@ -132,10 +150,6 @@ def _difference(a: Value, b: Value) -> Value | Interval:
 
 
 _MINUS = Node("-", (Node("letter", letter="a"), Node("letter", letter="b")))
-
-
-def _places(literal: Node) -> int:
-    return next(node.places for node in literal.walk() if node.kind == "number")
 
 
 def _unit(literal: Node, way: Way) -> Fraction:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-from services.grader.relations.tokens import Token
+from services.grader.relations.tokens import STAR, Token
 
 MAX_DEPTH = 30
 _MAX_DIGITS = 400
@@ -45,7 +45,7 @@ class Node:
     @property
     def is_literal(self) -> bool:
         """A number as it is written, perhaps with a sign, a percent sign or a degree sign."""
-        if self.kind in {"negative", "percent", "degree"}:
+        if self.kind in {"negative", "percent", "degree", "repeating"}:
             return self.parts[0].is_literal
         return self.kind == "number"
 
@@ -103,10 +103,10 @@ class _Reader:
 
     def product(self) -> Node:
         total = _times(self.factors())
-        while operator := self.takes("*", "/"):
+        while operator := self.takes("*", STAR, "/"):
             sign = self.takes("+", "-")
             factors = self.factors()
-            if operator == "*":
+            if operator != "/":
                 total = Node("*", (total, _times(factors)))
             elif len(factors) == 1:
                 total = Node("/", (total, factors[0]))
@@ -140,6 +140,8 @@ class _Reader:
         while token := self.token:
             if token.text in _POSTFIX:
                 self._at += 1
+                if token.text == "%" and node.kind != "number":
+                    raise Unreadable("per cent of what is no number")
                 node = Node(_POSTFIX[token.text], (node,))
             elif token.text in _POWERS:
                 self._at += 1
@@ -181,6 +183,8 @@ class _Reader:
         self._at += 1
         if token.kind == "number":
             return self.number(token.text)
+        if token.kind == "repeating":
+            return _repeating(token.text)
         if token.kind == "name":
             return Node("letter", letter=token.text + self.subscript())
         if token.kind == "function":
@@ -219,7 +223,9 @@ class _Reader:
             self.need(closer)
             return Node(kind, (inside,))
         self.need(*{"(": ")]", "[": "])", "{": "}", "|": "|"}[opener])
-        return Node("absolute", (inside,)) if opener == "|" else inside
+        if opener == "|":
+            return Node("absolute", (inside,))
+        return Node("grouped", (inside,)) if inside.kind == "fraction" else inside
 
     def argument(self, *, single: bool = False) -> Node:
         """A group, a letter, or a number, of which TeX takes the first digit (``single``)."""
@@ -282,6 +288,14 @@ class _Reader:
         called = Node("function", (self.of_function(), *parts), letter=name)
         return called if power is None else Node("^", (called, power))
 
+    def _is_beside(self, argument: Node) -> bool:
+        r"""Whether a bracket is a factor, as in ``\cos 10^\circ (1 + x)``, and no argument."""
+        if self.token is None or self.token.text not in {"(", "["}:
+            return False
+        if argument.kind not in {"degree", "fraction"}:
+            raise Unreadable("a bracket behind the argument of a function")
+        return True
+
     def of_function(self) -> Node:
         r"""The argument: a bracket, or the factors behind, as in ``\sin 2x``."""
         token = self.token
@@ -292,12 +306,22 @@ class _Reader:
             return inside
         factors = [self.factor()]
         while self.token is not None and self.token.kind != "function":
-            if not self._another_follows(factors[-1]):
+            if not self._another_follows(factors[-1]) or self._is_beside(factors[-1]):
                 break
             factors.append(self.factor())
         if self.token is not None and self.token.text == "/":
             raise Unreadable("a slash behind a function without brackets")
         return _times(factors)
+
+
+def _repeating(text: str) -> Node:
+    r"""The exact value of ``0.1\overline{6}``."""
+    before, _, again = text.replace("bar", "overline").partition(r"\overline")
+    again = again.strip("{} ")
+    start = Fraction(before if before.strip(".") else "0")
+    places = len(before.partition(".")[2])
+    period = Fraction(int(again), (10 ** len(again) - 1) * 10**places)
+    return Node("repeating", (Node("number", number=start + period),))
 
 
 def _integer(value: int) -> Node:
@@ -313,10 +337,10 @@ def _times(factors: list[Node]) -> Node:
 
 
 def _is_mixed(whole: Node, factor: Node) -> bool:
-    literals = [whole, *factor.parts]
-    return factor.kind == "fraction" and all(
-        node.kind == "number" and not node.places for node in literals
-    )
+    numbers = [node.number for node in (whole, *factor.parts) if node.kind == "number"]
+    if factor.kind != "fraction" or len(numbers) != 3 or any(n.denominator != 1 for n in numbers):
+        return False
+    return numbers[0] > 0 and 0 < numbers[1] < numbers[2]
 
 
 def _numeral(digits: str, base: int) -> Node:

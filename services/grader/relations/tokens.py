@@ -21,8 +21,9 @@ _TOKEN = re.compile(
     r"|(?P<paragraph>\n[^\S\n]*+\n\s*+)|(?P<newline>\n)"
     r"|(?P<dollar>\$\$?)|(?P<edge>\\[()\[\]]|\\q?quad(?![a-zA-Z])|\*\*(?![-0-9(a-z])|(?<![0-9a-z)])\*\*)"
     r"|(?P<environment>\\(?P<which>begin|end)\s?\{(?P<name>[^{}\n]{0,30})\})"
-    r"|(?P<words>\\(?:text(?:rm|bf|it|normal)?|mbox|hbox|mathrm|operatorname\*?)"
+    r"|(?P<words>\\(?:text(?:rm|bf|it|normal)?|mbox|hbox|mathrm)"
     r"\s?\{(?P<content>[^{}]{0,300})\})"
+    r"|(?P<repeating>[0-9]{0,20}\.[0-9]{0,20}\\(?:overline|bar)\s?\{[0-9]{1,20}\})"
     r"|(?P<number>(?:[0-9]{1,3}(?:(?:,|\{,\}|,\\!)[0-9]{3}){1,6}+(?![0-9])|[0-9]++)(?:\.[0-9]++)?"
     r"|\.[0-9]++)"
     r"|(?P<ellipsis>\.\.++|…|\\[lcdvi]?dots[bcmo]?(?![a-zA-Z]))"
@@ -40,7 +41,7 @@ _TOKEN = re.compile(
     r"|(?P<comma>,)|(?P<stop>[.;:?\"“”`#])"
     r"|(?P<letters>[^\W\d_]++(?:['’][^\W\d_]++)?)"
     r"|(?P<command>\\[a-zA-Z]++)"
-    r"|(?P<unknown>.)",
+    r"|(?P<unknown>\\.|.)",
     re.DOTALL,
 )
 
@@ -62,16 +63,20 @@ _SPELLING |= {r"\fbox": r"\boxed", r"\pmod": "mod", r"\bmod": "mod"}
 FUNCTIONS = _words("sin cos tan cot sec csc arcsin arccos arctan log ln lg exp")
 _SPELLING |= {rf"\{name}": name for name in FUNCTIONS} | {r"\mod": "mod"}
 _GREEK = _words(
-    r"""\alpha \beta \gamma \delta \epsilon \varepsilon \zeta \eta \theta \vartheta \kappa \lambda \mu
-    \nu \xi \rho \sigma \tau \phi \varphi \chi \psi \omega \Gamma \Delta \Theta \Lambda \Phi \Psi \Omega
-    \ell"""
+    r"""\alpha \beta \gamma \delta \epsilon \varepsilon \zeta \eta \theta \vartheta \kappa \lambda
+    \mu \nu \xi \rho \sigma \tau \phi \varphi \chi \psi \omega \Gamma \Delta \Theta \Lambda \Phi
+    \Psi \Omega \ell"""
 )
-_SHORT_WORDS = _words("""is so and for the are of to in or we if has get let but can now by at as it an be that then
-    thus this have since when where with from also get gives""")
+_SHORT_WORDS = _words(
+    """is so and for the are of to in or we if has get let but can now by at as it an be"""
+)
 _FLAT = frozenset({"align", "align*", "aligned", "equation", "equation*", "gather", "gather*"})
 _FLAT |= {"gathered", "split", "eqnarray", "eqnarray*", "multline", "multline*", "flalign*", "math"}
 _FLAT |= {"alignat*", "displaymath", "center", "document", "proof", "solution", "itemize"}
 _FLAT |= {"enumerate"}
+
+
+STAR = "∗"  # in LaTeX perhaps an operation that the problem has defined
 
 
 class Token(NamedTuple):
@@ -145,8 +150,9 @@ class _Cutter:
             case "command":
                 yield _command(text)
             case "relation":
-                unclear = text == "!=" and not self._gap  # 5!=120
-                yield kind, "?" if unclear else _SPELLING.get(text.replace(" ", ""), text)
+                yield from self._relation(text)
+            case "operator" if self.in_math and text in {"*", r"\ast"}:
+                yield kind, STAR
             case _:
                 yield kind, _SPELLING.get(text, text)
 
@@ -163,6 +169,13 @@ class _Cutter:
             self.in_math = which == "begin" and name not in {"center", "document", "proof"}
             return "edge", name
         return ("open", "env") if which == "begin" else ("close", "env")
+
+    def _relation(self, text: str) -> Iterator[tuple[str, str]]:
+        touches = text == "!=" and not self._gap  # 5!=120
+        if touches and self.in_math:
+            yield from (("operator", "!"), ("relation", "="))
+        else:
+            yield "relation", "?" if touches else _SPELLING.get(text.replace(" ", ""), text)
 
     def _letters(self, text: str) -> Iterator[tuple[str, str]]:
         lower = text.lower()

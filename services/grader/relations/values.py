@@ -321,6 +321,8 @@ _OPERATIONS: Mapping[str, Callable[..., Value]] = {
     "fraction": _over,
     "negative": _negative,
     "numeral": _itself,
+    "repeating": _itself,
+    "grouped": _itself,
     "absolute": _absolute,
     "^": _power,
     "root": _root,
