@@ -94,6 +94,15 @@ def weir(here: Path, *arguments: str) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+def test_a_verb_of_the_grader_is_run_by_its_module(here: Path) -> None:
+    response = {"response": r"So it is \boxed{42}.", "answer": "42"}
+    (here / "responses.jsonl").write_text(json.dumps(response))
+    status, out, err = weir(here, "grade", "responses.jsonl")
+    assert (status, err) == (0, "")
+    assert json.loads(out)["verdict"] is True
+    assert weir(here, "grade", "absent.jsonl")[0] == 2
+
+
 def newest_job(http: httpx.Client) -> dict[str, Any]:
     return http.get(JOBS, params={"limit": 1}).json()["data"][0]
 

@@ -26,13 +26,19 @@ def start(*arguments: str, **streams: Any) -> subprocess.Popen[bytes]:
         stdin=streams.get("stdin", subprocess.PIPE),
         stdout=streams.get("stdout", subprocess.PIPE),
         stderr=subprocess.PIPE,
+        preexec_fn=_heed_ctrl_c,
     )
+
+
+def _heed_ctrl_c() -> None:
+    """A shell that runs the tests in the background has its children ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def family_of(pid: int) -> set[int]:
     """The processes that a process has started, and those that they have."""
-    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
-    children = {int(child) for child in found.stdout.split()}
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    children = {int(child) for task in tasks for child in task.read_text().split()}
     return children.union(*(family_of(child) for child in children))
 
 
