@@ -151,7 +151,7 @@ class Judge:
             try:
                 return await self._attempt(question.attempt(number))
             except NoVerdict:
-                failure = Ungradable(reason="no_verdict")
+                failure, question = Ungradable(reason="no_verdict"), question.by_chance()
             except Trouble as trouble:
                 failure = trouble
                 if not trouble.may_pass:

@@ -13,6 +13,7 @@ from services.grader.judge.form import Form
 
 Turn = dict[str, str]  # {"role": ..., "content": ...}
 _BETWEEN_ATTEMPTS = 1_000_003  # so that no attempt takes the seed of another sample
+_SOME_CHANCE = 0.7
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,13 @@ class Question:
     def attempt(self, number: int) -> Question:
         """The same question, asked again with another seed."""
         return replace(self, seed=self.seed + number * _BETWEEN_ATTEMPTS)
+
+    def by_chance(self) -> Question:
+        """The same question for a model that gave no verdict: at temperature 0 it would repeat it.
+
+        A higher temperature is left as it is.
+        """
+        return replace(self, temperature=self.temperature or _SOME_CHANCE)
 
     def body(self, model: str) -> dict[str, Any]:
         """The request for a chat completion."""

@@ -50,4 +50,8 @@ async def _grade(wire: Wire, solution: str, seed: int) -> float:
         max_tokens=2048,
         seed=seed,
     )
-    return rubric.score({key: str(value) for key, value in (await wire.complete(question)).items()})
+    try:
+        verdict = await wire.complete(question)
+    except NoVerdict:
+        verdict = await wire.complete(question.by_chance())
+    return rubric.score({name: str(value) for name, value in verdict.items()})

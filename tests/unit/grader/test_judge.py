@@ -223,6 +223,18 @@ async def test_garbage_once_is_asked_again(server: ScriptedServer, tools: Tools)
     assert await score(server, tools) == Graded(value=1, breakdown={"solution": 1.0, "samples": 1})
 
 
+async def test_only_a_model_that_gave_no_verdict_is_asked_with_chance(
+    server: ScriptedServer, tools: Tools
+) -> None:
+    server.script = [replies(b"", 500), says(None), BEST]
+    await score(server, tools)
+    assert [body["temperature"] for body in server.asked] == [0, 0, 0.7]
+    server.asked.clear()
+    server.script = [says(None), BEST]
+    await score(server, tools, temperature=1.5)
+    assert [body["temperature"] for body in server.asked] == [1.5, 1.5]
+
+
 @pytest.mark.parametrize("status", [400, 413, 422])
 async def test_a_refusal_is_loud_and_not_repeated(
     status: int, server: ScriptedServer, tools: Tools, caplog: pytest.LogCaptureFixture
