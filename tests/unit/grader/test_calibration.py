@@ -85,7 +85,7 @@ async def test_math_answer_agrees_with_every_label_and_equation_steps_with_some(
     assert (process.verifier, process.label) == ("equation_steps", "process")
     whole = agreement(process.cases)
     assert whole.num_graded == len(solutions)
-    assert whole.close > 0.5
+    assert whole.kappa > 0.1  # better than chance
     assert by_kind(process.cases)["empty"].exact == 1
 
 
