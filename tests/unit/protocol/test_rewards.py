@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +63,13 @@ def test_a_recipe_with_checks_survives_its_journey() -> None:
         }
     )
     assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
+
+
+def test_the_reward_in_the_readme_is_one() -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    (shown,) = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
+    process = reward(**tomllib.loads(shown)["reward"]).process
+    assert [check.verifier for check in process] == ["model_judge", "equation_steps"]
 
 
 @pytest.mark.parametrize(
