@@ -48,7 +48,7 @@ _PLAIN = re.compile(
     r"|\\boxed\{-?[0-9.,]{1,40}\}|(?<=[a-z])['’](?=[a-z]))*+"
 )
 _MIXED_NUMBER = re.compile(r"[0-9][ \t]++[0-9]++[ \t]*+/")
-_WORD = re.compile(r"(?<!\\)[^\W\d_]{2}[^\W\d_]*+")
+_WORD = re.compile(r"(?<![^\W\d_])(?<!\\)[^\W\d_]{2}[^\W\d_]*+")
 _ARITHMETIC = {"number", "fraction", "operator", "equals"}
 _OPERATORS = {"×": "*", "·": "*", "⋅": "*", r"\times": "*", r"\cdot": "*", "÷": "/", r"\div": "/"}
 _OPERATORS |= {"−": "-", "–": "-"}

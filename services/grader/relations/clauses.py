@@ -160,7 +160,7 @@ class _Finder:
     def _goes_on(self, token: Token, after: Token) -> bool:
         """Whether the chain continues behind a soft end; if perhaps, nothing around is readable."""
         frame = self._frames[-1]
-        if after.kind == "relation" and not frame.is_empty:
+        if after.kind in {"relation", "close"} and not frame.is_empty:
             return True
         begins = after.kind == "operator" and after.text in _SIGNS
         dangles = bool(
@@ -223,7 +223,7 @@ class _Finder:
         frame = self._frames[-1]
         if token.kind == "number" and _is_times([*frame.side[-2:], token]):
             frame.side[-1] = Token("operator", "*")
-        elif token.kind == "number" and _starts_anew(frame.side[-2:]):
+        elif token.kind == "number" and _starts_anew(frame.side[-3:]):
             mixed = ahead.token.text == "/"  # 3 1/2
             unclear = token.in_math or mixed or not token.gap
             if unclear:
@@ -241,9 +241,9 @@ class _Finder:
         if frame.chain and frame.opener.text in _JUDGED_INSIDE:
             end = ahead.token if token.kind == "edge" else token
             yield from _relations_of(frame, end, ahead.is_denied)
-        if not (token.kind == "edge" and frame.is_empty):
-            frame.after_operand = not frame.is_empty
-            frame.before = token
+        if token.kind == "edge" and frame.is_empty:
+            return
+        frame.after_operand, frame.before = not frame.is_empty, token
         frame.chain, frame.side = [], [UNREADABLE] if unclear else []
         frame.broken = True
 
@@ -256,8 +256,13 @@ def _is_times(three: list[Token]) -> bool:
 
 def _starts_anew(before: list[Token]) -> bool:
     r"""Whether a number can belong to nothing before it, unlike the 2 of ``\frac 1 2``."""
-    takes_more = len(before) > 1 and before[0].text in {"_", r"\frac", r"\binom"}
-    return bool(before) and before[-1].kind == "number" and not takes_more
+    if not before or before[-1].kind != "number":
+        return False
+    function, command = ([None] * 3 + [*before])[-3:-1]
+    if command is None:
+        return True
+    is_power = bool(command.text == "^" and function and function.kind == "function")
+    return not (is_power or command.text in {"_", r"\frac", r"\binom"})
 
 
 def _opens(frame: _Frame, openers: str) -> bool:

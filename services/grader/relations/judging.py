@@ -20,8 +20,8 @@ from services.grader.relations.values import E, Interval, NoValue, Value, Way, c
 RIGHT, WRONG, OPEN = "right", "wrong", "open"
 
 _POINTS, _MAX_POINTS = 6, 24  # at which an identity must hold, and that are tried
-_FAR = 10  # units of the last place, and
-_NEAR = Fraction(1, 50)  # a share: an approximation that is off by both is wrong
+_BEYOND = 2  # units of the last place by which an approximation is surely wrong
+_NEAR = Fraction(1, 10)  # a share by which it must be off too, if it is computed from decimals
 _CLOSE = Fraction(1, 1000)  # a share by which rounded decimals may spoil an equation
 _LARGE = 100  # an integer from here on may be rounded
 _UNJUDGED = (ValueError, ArithmeticError, NotImplementedError)  # of reading, values and mpmath
@@ -113,7 +113,10 @@ def _is_near(left: Node, right: Node, way: Way, a: Value, b: Value) -> bool | No
     away = abs(_difference(a, b))
     if compare(away, unit / 2) in {-1, 0}:
         return True
-    far = compare(away, unit * _FAR) == 1 and compare(away, _NEAR * abs(b)) == 1
+    computed = (side for side in (left, right) if not side.is_literal)
+    has_decimals = any(node.places for side in computed for node in side.walk())
+    far = compare(away, unit * _BEYOND) == 1
+    far = far and (not has_decimals or compare(away, _NEAR * abs(b)) == 1)
     return False if far else None
 
 
@@ -132,10 +135,15 @@ def _is_rounded(relation: Relation, left: Node, right: Node) -> bool:
     a, b = value(left, way, {}), value(right, way, {})
     away = abs(_difference(a, b))
     shown = [_unit(side, way) for side in (left, right) if side.is_literal and _is_rounding(side)]
-    if shown and compare(away, max(shown)) in {-1, 0}:
-        return True
+    if shown:
+        return not _is_whole(away, max(shown)) and compare(away, max(shown)) == -1
     has_decimals = any(node.places for side in (left, right) for node in side.walk())
     return has_decimals and compare(away, _CLOSE * abs(b)) == -1
+
+
+def _is_whole(away: Value, unit: Fraction) -> bool:
+    """Whether the sides differ by whole units: then nothing was rounded away."""
+    return isinstance(away, Fraction) and (away / unit).denominator == 1
 
 
 def _is_rounding(literal: Node) -> bool:

@@ -126,7 +126,7 @@ class _Reader:
         token = self.token
         if token is None or token.kind in {"close", "operator"}:
             return token is not None and token.text == "√"
-        if token.kind == "number":
+        if token.kind == "number" and last.kind != "factorial":
             raise Unreadable("a number behind another factor")
         if token.text == "(" and (
             (last.kind == "letter" and last.letter in _OF_A_FUNCTION)

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from services.grader.answers.units import unit_of
+
 _OPENS_LINE = re.compile(
     r"[^\S\n]*+(?:>[^\S\n]*+)*+(?:(?:[-*•]|\(?[0-9]{1,3}[.)]|\([a-z]\)|#++)[^\S\n]++)?"
 )
@@ -27,7 +29,7 @@ _TOKEN = re.compile(
     r"|(?P<number>(?:[0-9]{1,3}(?:(?:,|\{,\}|,\\!)[0-9]{3}){1,6}+(?![0-9])|[0-9]++)(?:\.[0-9]++)?"
     r"|\.[0-9]++)"
     r"|(?P<ellipsis>\.\.++|…|\\[lcdvi]?dots[bcmo]?(?![a-zA-Z]))"
-    r"|(?P<arrow><<|>>|<?[-=]++>|<-++(?![0-9.(\\])|[⇒→⟹∴∵]"
+    r"|(?P<arrow><<|>>|<?[-=]{1,3}+>|<-{1,3}+(?![0-9.(\\])|[⇒→⟹∴∵]"
     r"|\\(?:[lL]ong)?(?:[lL]eft)?[rR]ightarrow(?![a-zA-Z])"
     r"|\\(?:to|implies|impliedby|iff|therefore|because|land|lor|wedge|vee)(?![a-zA-Z]))"
     r"|(?P<relation>\\not\s?=|:=|<=|>=|!=|==++|[=<>≤≥≠≈≡≅∈]"
@@ -125,6 +127,7 @@ class _Cutter:
     def __init__(self) -> None:
         self.in_math = False
         self._gap = True
+        self._last = ""
 
     def tokens_of(self, match: re.Match[str]) -> Iterator[Token]:
         kind = str(match.lastgroup)
@@ -133,6 +136,7 @@ class _Cutter:
             return
         for called, text in self._spelled(_KINDS.get(kind, kind), match):
             yield Token(called, text, self._gap, self.in_math)
+            self._last = called
             self._gap = called in {"newline", "paragraph", "edge", "row"}
 
     def _spelled(self, kind: str, match: re.Match[str]) -> Iterator[tuple[str, str]]:
@@ -185,11 +189,18 @@ class _Cutter:
             yield {"pi": ("command", r"\pi"), "mod": ("mod", ""), "sqrt": ("operator", "√")}[lower]
         elif not text.isalpha() and self.in_math:
             yield "unknown", text
-        elif len(text) > 1 and (not self.in_math or len(text) > 3 or lower in _SHORT_WORDS):
+        elif len(text) > 1 and self._is_word(lower):
             yield "word", lower
         else:
             for letter in text:
                 yield ("command", r"\pi") if letter == "π" else ("name", letter)
+
+    def _is_word(self, text: str) -> bool:
+        """And not a product of letters, as in LaTeX or behind a number: ``2ab``."""
+        if len(text) > 3 or text in _SHORT_WORDS:
+            return True
+        behind_number = self._last == "number" and not self._gap and unit_of(text, None) is None
+        return not (self.in_math or behind_number)
 
 
 def _command(text: str) -> tuple[str, str]:
