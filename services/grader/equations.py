@@ -47,7 +47,8 @@ _PLAIN = re.compile(
     r"(?:[-0-9\s+/×÷·−–⋅=.,;:$&\"?#]|\*(?!\*)|[^\W\d_]{2}[^\W\d_]*+|\\(?:times|cdot|div)(?![a-zA-Z])"
     r"|\\boxed\{-?[0-9.,]{1,40}\}|(?<=[a-z])['’](?=[a-z]))*+"
 )
-_MIXED_NUMBER = re.compile(r"[0-9][ \t]++[0-9]++[ \t]*+/")
+# A mixed number, 1 1/2, or an operator behind a word: 3 apples + 4
+_UNCLEAR = re.compile(r"[0-9][ \t]++[0-9]++[ \t]*+/|[^\W\d_][ \t]++(?:[+*/×÷·⋅]|[-−–][ \t])")
 _WORD = re.compile(r"(?<![^\W\d_])(?<!\\)[^\W\d_]{2}[^\W\d_]*+")
 _ARITHMETIC = {"number", "fraction", "operator", "equals"}
 _OPERATORS = {"×": "*", "·": "*", "⋅": "*", r"\times": "*", r"\cdot": "*", "÷": "/", r"\div": "/"}
@@ -100,7 +101,7 @@ class Equation:
 
 def is_plain(text: str) -> bool:
     """Whether there is no equation or inequality in the text but those of `equations`."""
-    if not _PLAIN.fullmatch(text) or _MIXED_NUMBER.search(text):
+    if not _PLAIN.fullmatch(text) or _UNCLEAR.search(text):
         return False
     said = _WORD.findall(text)
     if not said or "=" not in text:

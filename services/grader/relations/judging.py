@@ -124,7 +124,9 @@ def _is_excused(relation: Relation, left: Node, right: Node) -> bool:
     """Whether what looks wrong may mean something else than what was read."""
     sides = (relation.left, relation.right)
     defined = any(token.text == STAR for side in sides for token in side.tokens)
-    return defined or any(side.doubtful for side in sides) or _is_rounded(relation, left, right)
+    of_something = ("%" in relation.left.text) != ("%" in relation.right.text)
+    doubtful = any(side.doubtful for side in sides)
+    return defined or of_something or doubtful or _is_rounded(relation, left, right)
 
 
 def _is_rounded(relation: Relation, left: Node, right: Node) -> bool:

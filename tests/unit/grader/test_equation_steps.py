@@ -1,172 +1,99 @@
-"""Equations in the reasoning, and what they are worth."""
+"""What the equations of a response are worth, and who is to blame if they cannot be read."""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from protocol.messages import Graded, Ungradable
+from protocol.messages import Graded, Score, Ungradable
+from protocol.rewards import Check
 
-from services.grader.equations import MAX_EQUATIONS, equations, tally
+from services.grader import steps as steps_module
+from services.grader.pool import Cause, Failed, Value
+from services.grader.steps import MAX_STEPS, Step, plain_steps
 from services.grader.tools import Tools
 from services.grader.verifiers import equation_steps
 from tests.builders import a_task
 
-
-@pytest.mark.parametrize(
-    ("text", "written", "right"),
-    [
-        ("47+8=55", 1, 1),
-        ("47+8=56", 1, 0),
-        (r"47+8=55;55-6=49;49+7=56;\boxed{56}", 3, 3),
-        ("47+8-6=49", 1, 1),
-        ("2+3 = 6-1 = 5", 2, 2),
-        ("47+8=55-6=49", 2, 1),
-        ("55 = 47 + 8", 1, 1),
-        ("2+3*4=14", 1, 1),
-        ("2+3*4=20", 1, 0),
-        ("10-4-3=3", 1, 1),
-        ("24/4/2=3", 1, 1),
-        ("8/3*3=8", 1, 1),
-        ("12 ÷ 4 = 3", 1, 1),
-        ("3 × 4 = 12", 1, 1),
-        ("3 · 4 = 12", 1, 1),
-        (r"3 \times 4 = 12", 1, 1),
-        (r"$3 \cdot 4 = 12$", 1, 1),
-        (r"12 \div 4 = 3", 1, 1),
-        ("10 − 3 = 7", 1, 1),
-        ("10 – 3 = 7", 1, 1),
-        ("0.1+0.2=0.3", 1, 1),
-        ("1/3+1/6=1/2", 1, 1),
-        ("1/3=0.33", 1, 0),
-        (r"\frac{1}{2}+\frac{1}{3}=\frac{5}{6}", 1, 1),
-        ("1,234+1=1,235", 1, 1),
-        ("5*-3=-15", 1, 1),
-        ("5+-3=2", 1, 1),
-        ("-3+5=2", 1, 1),
-        ("the sum is -3+5=2", 1, 1),
-        ("1/0=3", 1, 0),
-        ("3+4=7.", 1, 1),
-        ("3+4=7, so", 1, 1),
-        ("**3+4=7**", 1, 1),
-        ("- 3+4=7\n* 5-1=4", 2, 2),
-        ("1. 3+4=7\n2) 5-1=4", 2, 2),
-        ("Step 2: 3+4=7", 1, 1),
-        ("(3+4=7)", 1, 1),
-        ("3+4=7 2+2=4", 2, 2),
-        ("$5+$3=$8", 1, 1),
-        (r"22+2=24\boxed{24}", 1, 1),
-        ("3 + 4 = 7 dollars", 1, 1),
-        ("2x = 3 + 4 = 7", 1, 1),
-        ("", 0, 0),
-        ("x = 5", 0, 0),
-        ("5 = 5", 0, 0),
-        ("47+8=47+8", 0, 0),
-        ("3+4", 0, 0),
-        ("3+=7", 0, 0),
-        ("3+4<=7", 0, 0),
-        ("3+4!=8", 0, 0),
-        ("x + 3 + 4 = 10", 0, 0),
-        ("x+3+4=10", 0, 0),
-        ("x2+3=5", 0, 0),
-        ("2^2+3=7", 0, 0),
-        ("x^2 + 3 + 4 = 9", 0, 0),
-        ("2**3+1=9", 0, 0),
-        ("5!-3+1=118", 0, 0),
-        (r"\sqrt{4}+1+1=4", 0, 0),
-        ("(2+3)*4-1=19", 0, 0),
-        ("2*(3+4)=14", 0, 0),
-        ("3+4=7x", 0, 0),
-        ("3+4=7^2", 0, 0),
-        (r"25+25=50\%", 0, 0),
-        ("3+4=7+x", 0, 0),
-        ("3 apples + 4 apples = 7 apples", 0, 0),
-        ("1+2=" + "9" * 5000, 1, 0),
-        ("1" + "+1" * 50 + "=51", 1, 0),
-    ],
-)
-def test_equations_are_found_and_checked(text: str, written: int, right: int) -> None:
-    assert tally(text) == {"written": written, "right": right}
+HOSTILE = "tests.unit.grader.hostile_equations"
+SOLUTION = r"47+8=55;55-6=49;49+7=56;\boxed{56}"
+CHECK = Check(verifier="equation_steps")
 
 
-numbers = st.integers(min_value=-999, max_value=999)
+async def graded(text: str, solution: str | None, tools: Tools) -> Graded:
+    score = await scored(text, solution, tools)
+    assert isinstance(score, Graded)
+    return score
 
 
-@given(numbers, numbers, st.sampled_from(["", " "]))
-def test_every_true_equation_is_right(left: int, right: int, gap: str) -> None:
-    results = {"+": left + right, "-": left - right, "*": left * right}
-    for operator, result in results.items():
-        text = f"so: {left}{gap}{operator}{gap}{right}{gap}={gap}{result};"
-        assert tally(text) == {"written": 1, "right": 1}
+async def scored(text: str, solution: str | None, tools: Tools) -> Score:
+    return await equation_steps.verify(a_task(solution=solution), text, CHECK, tools)
 
 
-@given(numbers, numbers.filter(bool))
-def test_every_exact_quotient_is_right(quotient: int, divisor: int) -> None:
-    assert tally(f"{quotient * divisor} ÷ {divisor} = {quotient}") == {"written": 1, "right": 1}
-
-
-@given(numbers, numbers, st.integers(min_value=1, max_value=9))
-def test_every_false_sum_is_wrong(left: int, right: int, error: int) -> None:
-    assert tally(f"{left}+{right}={left + right + error}") == {"written": 1, "right": 0}
-
-
-@given(st.text("0123+-*/=.,x ^\\{}()\n$!%", max_size=80))
-def test_no_text_breaks_the_reader(text: str) -> None:
-    found = list(equations(text))
-    assert sum(equation.is_right for equation in found) <= len(found)
+def some_steps(right: int, wrong: int, others: int = 0) -> list[Step]:
+    verdicts = ["right"] * right + ["wrong"] * wrong + ["open"] * others
+    return [Step(f"step {at}", verdict) for at, verdict in enumerate(verdicts)]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    "piece",
+    ("right", "wrong", "required", "value", "reason"),
     [
-        "1+1=2;",
-        "1+",
-        "=",
-        "1=1+",
-        "123,",
-        "1 ",
-        "\\",
-        "*",
-        "-",
-        "1.",
-        r"\frac{1}{",
-        "a ",
-        "9",
-        "\n",
-    ],
-)
-def test_reading_takes_time_in_proportion_to_the_text(piece: str) -> None:
-    # Linear work on this takes half a second; quadratic work would take the rest of the day.
-    text = (piece * 400_000)[:400_000]
-    started = time.process_time()
-    tally(text)
-    assert time.process_time() - started < 30
-
-
-@pytest.mark.parametrize(
-    ("written", "right", "required", "value", "reason"),
-    [
-        (3, 3, 3, 1, None),
-        (3, 2, 3, 2 / 3, "wrong_equations"),
-        (2, 2, 3, 2 / 3, "missing_steps"),
-        (4, 3, 3, 3 / 4, "wrong_equations"),
-        (5, 5, 3, 1, None),
+        (3, 0, 3, 1, None),
+        (2, 1, 3, 2 / 3, "wrong_equations"),
+        (2, 0, 3, 2 / 3, "missing_steps"),
+        (3, 1, 3, 3 / 4, "wrong_equations"),
+        (9, 1, 3, 3 / 4, "wrong_equations"),  # more right ones do not dilute a wrong one
+        (5, 0, 3, 1, None),
+        (1, 3, 3, 1 / 4, "wrong_equations"),
         (0, 0, 3, 0, "no_equations"),
-        (MAX_EQUATIONS, MAX_EQUATIONS, 3, 0, "too_long"),
+        (0, 0, 0, 0, "no_equations"),
+        (2, 2, 0, 1 / 2, "wrong_equations"),
+        (4, 0, 0, 1, None),
     ],
 )
-def test_the_score_is_the_share_of_right_equations(
-    written: int, right: int, required: int, value: float, reason: str | None
+def test_the_score_is_the_share_of_right_steps(
+    right: int, wrong: int, required: int, value: float, reason: str | None
 ) -> None:
-    score = equation_steps.score(written, right, required)
+    score = equation_steps.score(some_steps(right, wrong, others=2), required)
     assert score.value == pytest.approx(value)
     assert score.reason == reason
-    assert score.breakdown == {"written": written, "right": right, "required": required}
+    assert score.breakdown["written"] == right + wrong
+    assert score.breakdown["open"] == 2
 
 
-SOLUTION = r"47+8=55;55-6=49;49+7=56;\boxed{56}"
+@pytest.mark.parametrize("right", range(4))
+def test_with_as_many_steps_as_required_it_is_the_share_that_it_always_was(right: int) -> None:
+    assert equation_steps.score(some_steps(right, 3 - right), 3).value == right / 3
+
+
+def test_the_breakdown_names_the_steps() -> None:
+    found = [
+        *plain_steps("47+8=55;55-6=48"),
+        Step("x=5", "open"),
+        Step("1" * 99 + "=1", "too_hard"),
+    ]
+    score = equation_steps.score(found, required=3)
+    assert score.breakdown == {
+        "written": 3,
+        "right": 1,
+        "wrong": 2,
+        "open": 1,
+        "required": 3,
+        "step 1: 47+8=55": 1.0,
+        "step 2: 55-6=48": 0.0,
+        f"step 3: {'1' * 59}…": 0.0,
+    }
+
+
+def test_the_breakdown_has_at_most_forty_steps() -> None:
+    score = equation_steps.score(some_steps(100, 0), required=0)
+    assert sum(key.startswith("step") for key in score.breakdown) == 40
+
+
+def test_too_many_steps_are_worth_nothing() -> None:
+    score = equation_steps.score(some_steps(MAX_STEPS + 1, 0), required=3)
+    assert (score.value, score.reason) == (0, "too_long")
 
 
 @pytest.mark.anyio
@@ -177,19 +104,95 @@ SOLUTION = r"47+8=55;55-6=49;49+7=56;\boxed{56}"
         (SOLUTION, r"47+8=55;55+1=56;\boxed{56}", 2 / 3),
         (None, "1+1=2", 1),
         ("by inspection", "1+1=2", 1),
-        (SOLUTION, "1+1=2;" * 3 + "so " * 5000, 1),
+        (SOLUTION, "1+1=2;1+2=3;1+3=4;" + "so " * 5000, 1),
         (None, "1+1=2;" * 3 + "x" * 1_000_000, 0),
+        (r"$2(3) = 6$ and $x = 3$", r"Since $x = 3$, $x + x = 2x = 6$ and $2(3) = 6$.", 1),
+        (r"$2(3) = 6$, $\sqrt{4} = 2$", r"$2(3) = 6$, $\sqrt{4} = 3$", 1 / 2),
     ],
 )
-async def test_a_solution_says_how_many_equations_are_required(
+async def test_a_solution_says_how_many_steps_are_required(
     tools: Tools, solution: str | None, text: str, value: float
 ) -> None:
-    score = await equation_steps.verify(a_task(solution=solution), text, tools)
-    assert isinstance(score, Graded)
-    assert score.value == pytest.approx(value)
+    assert (await graded(text, solution, tools)).value == pytest.approx(value)
+
+
+@pytest.mark.anyio
+async def test_padding_and_repetition_do_not_raise_the_score(tools: Tools) -> None:
+    honest = "47+8=55;55-6=48;"
+    padding = [honest, "1=1;7=7;", "47+8=55;" * 20, "47 + 8 = 55;" * 20, "x=x;", r"$(3)=(3)$;"]
+    many = "".join(f"{at}+1={at + 1};" for at in range(50))
+    before = (await graded(honest, SOLUTION, tools)).value
+    for padded in padding:
+        assert (await graded(honest + padded, SOLUTION, tools)).value <= before
+    assert (await graded(honest + many, SOLUTION, tools)).value < 1
 
 
 @pytest.mark.anyio
 async def test_a_solution_that_cannot_be_read_is_never_a_zero(tools: Tools) -> None:
-    score = await equation_steps.verify(a_task(solution=" " * 1_000_001), "1+1=2", tools)
+    score = await scored("1+1=2", " " * 1_000_001, tools)
     assert score == Ungradable(reason="solution_too_long")
+
+
+@pytest.mark.anyio
+async def test_a_step_that_hangs_costs_only_itself(
+    tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps_module, "_JUDGE", f"{HOSTILE}:judge")
+    monkeypatch.setattr(steps_module, "_DEADLINE_S", 0.6)
+    text = "1+(1)=2; 1+(2)=3; 6+(6)=66; 1+(4)=5; 1+(5)=7"  # it hangs at 66
+    score = await graded(text, None, tools)
+    assert score.breakdown["right"] == 3
+    assert score.breakdown["wrong"] == 2
+    assert score.value == pytest.approx(3 / 5)
+
+
+@pytest.mark.anyio
+async def test_only_steps_that_are_too_hard_have_that_reason(
+    tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps_module, "_JUDGE", f"{HOSTILE}:judge")
+    score = await graded("1+(1)=2; 7+(7)=77", None, tools)  # it crashes at 77
+    assert (score.value, score.reason) == (0.5, "too_hard")
+
+
+@pytest.mark.anyio
+async def test_the_search_for_what_hangs_is_bounded(
+    tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps_module, "_JUDGE", f"{HOSTILE}:judge")
+    monkeypatch.setattr(steps_module, "_MAX_SEARCHES", 6)
+    text = "".join(f"{at}+(77)={at + 77};" for at in range(200))
+    started = time.monotonic()
+    score = await graded(text, None, tools)
+    assert (score.value, score.reason) == (0, "too_hard")
+    assert time.monotonic() - started < 20
+
+
+class Broken:
+    """A pool of which every call ends in the same way."""
+
+    def __init__(self, outcome: Value | Failed) -> None:
+        self.outcome = outcome
+
+    async def run(self, *call: object, **how: object) -> Value | Failed:
+        return self.outcome
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("failed", "expected"),
+    [
+        (Failed(Cause.TIMEOUT, cpu_s=0.1), Ungradable(reason="equations_not_read")),
+        (Failed(Cause.TIMEOUT, cpu_s=None), Ungradable(reason="equations_not_read")),
+        (Failed(Cause.KILLED), Ungradable(reason="equations_not_read")),
+        (Failed(Cause.TIMEOUT, cpu_s=19.0), "too_hard"),
+        (Failed(Cause.CRASH), "too_hard"),
+        (Failed(Cause.MEMORY), "too_hard"),
+    ],
+)
+async def test_a_starved_pool_is_not_the_fault_of_the_response(
+    failed: Failed, expected: Ungradable | str
+) -> None:
+    pool: Any = Broken(failed)
+    score = await scored("2(3)=6", None, Tools(pool))
+    assert (score if isinstance(score, Ungradable) else score.reason) == expected

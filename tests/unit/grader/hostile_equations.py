@@ -1,0 +1,14 @@
+"""A judge of equations that hangs or crashes at some, as no real one should."""
+
+from services.grader.relations import judging
+from tests.unit.grader import hostile
+
+
+def judge(text: str, start: int, stop: int) -> list[tuple[str, str]]:
+    """As the real one; but it hangs where 66 and crashes where 77 is written."""
+    judged = judging.judge(text, start, stop)
+    if any("66" in written for written, _ in judged):
+        hostile.spin()
+    if any("77" in written for written, _ in judged):
+        hostile.segfault()
+    return judged
