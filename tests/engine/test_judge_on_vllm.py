@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -114,8 +114,20 @@ def wait_until_healthy(url: str, server: subprocess.Popen[bytes], output: Path) 
     pytest.fail(f"vLLM did not start:\n{output.read_text()[-3000:]}")
 
 
+@dataclass(frozen=True)
+class Served:
+    """A server and its process group."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+    def signal(self, number: int) -> None:
+        """To all of its processes."""
+        os.killpg(self.process.pid, number)
+
+
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server of the tiny model; it and all its processes are gone in the end."""
     root = tmp_path_factory.mktemp("judge")
     folder, port = write_model(root / "model"), a_free_port()
@@ -136,11 +148,16 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         )
     try:
         wait_until_healthy(f"http://127.0.0.1:{port}", server, output)
-        yield f"http://127.0.0.1:{port}/v1"
+        yield Served(f"http://127.0.0.1:{port}/v1", server)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
         server.wait()
+
+
+@pytest.fixture
+def url(served: Served) -> str:
+    return served.url
 
 
 @pytest.fixture
@@ -151,8 +168,8 @@ async def wire(url: str) -> AsyncIterator[Wire]:
 
 
 @contextlib.asynccontextmanager
-async def watched(url: str, model: str = MODEL) -> AsyncIterator[Judge]:
-    settings = JudgeSettings(url, model, pauses_s=(0.1, 0.1), retest_s=(0.1, 1))
+async def watched(url: str, model: str = MODEL, **changes: Any) -> AsyncIterator[Judge]:
+    settings = JudgeSettings(url, model, pauses_s=(0.1, 0.1), retest_s=(0.1, 1), **changes)
     async with Judge(settings) as judge:
         watching = asyncio.create_task(judge.watch_forever())
         try:
@@ -275,6 +292,25 @@ async def test_a_refusal_is_loud(url: str, caplog: pytest.LogCaptureFixture) -> 
     assert refused == Ungradable(reason="judge_refused")
     [record] = [each for each in caplog.records if each.message == "the judge refused a request"]
     assert record.__dict__["answer"].startswith("400: ")
+
+
+@pytest.mark.usefixtures("anyone_may_judge")
+async def test_calls_wait_for_a_server_that_stands_still(served: Served) -> None:
+    async with watched(served.url, timeout_s=3, concurrency=4) as judge, asyncio.timeout(120):
+        await judge.ask(a_question(seed=100))
+        questions = [a_question(temperature=1.0, seed=seed) for seed in range(200, 230)]
+        calls = [asyncio.create_task(judge.ask(question)) for question in questions]
+        try:
+            await asyncio.sleep(0.05)
+            served.signal(signal.SIGSTOP)
+            while judge.is_up:
+                await asyncio.sleep(0.05)
+            assert "did not answer within 3 s" in judge.why_down
+            assert not all(call.done() for call in calls)
+        finally:
+            served.signal(signal.SIGCONT)
+        answers = await asyncio.gather(*calls)
+    assert not any(isinstance(answer, Ungradable) for [answer] in answers)
 
 
 async def test_a_model_that_is_not_served_keeps_the_judge_down(url: str) -> None:

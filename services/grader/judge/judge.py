@@ -124,6 +124,15 @@ class Judge:
             return None
 
     async def _asked(self, question: Question) -> Answer:
+        """Keep a slot until there is an answer: whoever tries again does not queue again."""
+        with WAITING.track_inprogress():
+            await self._slots.acquire()
+        try:
+            return await self._insisted(question)
+        finally:
+            self._slots.release()
+
+    async def _insisted(self, question: Question) -> Answer:
         """Ask until there is an answer, however often the judge is down meanwhile.
 
         Attempts that all failed cast doubt on the judge. If it passes its self-test, one attempt
@@ -163,13 +172,8 @@ class Judge:
         return failure
 
     async def _attempt(self, question: Question) -> Verdict:
-        with WAITING.track_inprogress():
-            await self._slots.acquire()
-        try:
-            await self._context.admit(question)
-            return await self._wire.complete(question)
-        finally:
-            self._slots.release()
+        await self._context.admit(question)
+        return await self._wire.complete(question)
 
     async def _examine(self) -> str | None:
         """The self-test: on the way of all calls, but past their slots and the cache."""

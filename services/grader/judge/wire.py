@@ -32,10 +32,9 @@ log = logging.getLogger(__name__)
 _MAX_REPLY_BYTES = 8 * 2**20
 _CONNECT_TIMEOUT_S = 10.0
 _LONGEST_RETRY_AFTER_S = 30.0
-_KEEPALIVE_S = 2.0  # uvicorn hangs up after 5 s, perhaps just when the next call goes out
 _SHOWN_CHARS = 300
 _SPARE_CONNECTIONS = 8  # for the self-test: it must not wait behind the calls that it is about
-_REFUSES_ALL = {401, 403, 404, 405}  # other refusals are of one request
+_REFUSES_ONE = {400, 413, 414, 415, 422, 431}  # other refusals may be of every request
 _PASSES = {408, 425, 429}
 
 
@@ -91,15 +90,17 @@ class Wire:
     @classmethod
     def to(cls, settings: JudgeSettings) -> Wire:
         """With connections for all calls at once; the caller closes ``http``."""
-        most = settings.concurrency + _SPARE_CONNECTIONS
         timeout = httpx.Timeout(None, connect=min(_CONNECT_TIMEOUT_S, settings.timeout_s))
-        headers = {"Accept-Encoding": "identity"}  # so that what is read is what is counted
+        headers = {
+            "Accept-Encoding": "identity",  # so that what is read is what is counted
+            "Connection": "close",
+        }
         if settings.api_key:
             headers["Authorization"] = f"Bearer {settings.api_key}"
+        # A call takes seconds, so its connection is its own: none is cut by a server that has
+        # waited too long for the next call, and httpx compares every idle one with every other.
         limits = httpx.Limits(
-            max_connections=most,
-            max_keepalive_connections=most,
-            keepalive_expiry=_KEEPALIVE_S,
+            max_connections=settings.concurrency + _SPARE_CONNECTIONS, max_keepalive_connections=0
         )
         return cls(settings, httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits))
 
@@ -151,16 +152,16 @@ class Wire:
         return self.settings.model
 
     def _completion(self, reply: _Reply) -> _Completion:
-        if reply.status in _REFUSES_ALL or (reply.status < 400 and reply.status != 200):
+        if reply.status in _REFUSES_ONE:
+            log.error("the judge refused a request", extra={"answer": reply.shown})
+            raise Refused(f"{self.settings.url} answers {reply.shown}")
+        if reply.status != 200:
             raise Trouble(
                 f"{self.settings.url} answers {reply.shown}; check {MODEL}={self._model}, {URL} "
                 f"and {API_KEY}",
                 reason="judge_refused",
                 may_pass=False,
             )
-        if reply.status != 200:
-            log.error("the judge refused a request", extra={"answer": reply.shown})
-            raise Refused(f"{self.settings.url} answers {reply.shown}")
         try:
             return _Completion.model_validate_json(reply.body)
         except ValidationError as error:

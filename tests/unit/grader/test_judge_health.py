@@ -70,6 +70,7 @@ async def test_a_judge_starts_down_and_is_up_after_its_self_test(server: Scripte
     [
         (replies(b"no model x", 404), "answers 404: no model x; check WEIR_JUDGE_MODEL=judge"),
         (replies(b"key?", 401), "WEIR_JUDGE_API_KEY"),
+        (replies(b"no credit", 402), "answers 402: no credit; check"),
         (replies(b"moved", 307, Location="/elsewhere"), "answers 307"),
         (replies(b"effort?", 400), "answers 400: effort?"),
         (replies(b"dead", 500), "answers 500: dead"),
@@ -132,6 +133,19 @@ async def test_calls_survive_a_server_that_hangs_and_wakes_up(server: ScriptedSe
         assert not any(call.done() for call in calls)
         server.script, server.exam = [grades()], tells_right_from_wrong
         assert await ended(*calls) == [YES] * 20
+
+
+async def test_a_server_that_hangs_is_noticed_however_many_calls_wait(
+    server: ScriptedServer,
+) -> None:
+    async with watched(settings_for(server, timeout_s=0.1, concurrency=2)) as judge:
+        await until(lambda: judge.is_up)
+        server.script, server.exam = [hangs], hangs
+        calls = [asyncio.create_task(ask(judge, f"Is it {n}?")) for n in range(200)]
+        await until(lambda: not judge.is_up, within_s=5)
+        assert len(server.asked) <= 2 * 3, "two slots, three attempts"
+        for call in calls:
+            call.cancel()
 
 
 async def test_calls_survive_an_outage_shorter_than_the_self_test_sees(
