@@ -15,7 +15,7 @@ from protocol.streams import GRADED, ROLLOUTS
 from services.chassis.deployment import import_extensions
 from services.chassis.service import Service
 from services.chassis.work import Station, work_forever
-from services.grader import gate, grading
+from services.grader import gate, grading, steps
 from services.grader.judge.judge import Judge
 from services.grader.judge.settings import JudgeSettings
 from services.grader.pool import Pool
@@ -34,7 +34,7 @@ async def run(service: Service) -> None:
     import_extensions("WEIR_GRADER_EXTENSIONS", settings.extensions)
     asked = JudgeSettings.from_environment()
     async with (
-        Pool(settings.workers, warm_ups=[math_answer.WARM_UP]) as pool,
+        Pool(settings.workers, warm_ups=[math_answer.WARM_UP, steps.WARM_UP]) as pool,
         _judge(asked, service.exchange) as judge,
         asyncio.TaskGroup() as beside,
     ):

@@ -35,7 +35,7 @@ _JUDGED_INSIDE = {"", "(", "[", "|", r"\boxed"}
 _BEHIND = NUMBER_WORDS - _words("to of base by per power root versus vs than")
 _DENIALS = _words(
     """not false contradiction contradicts contradictory impossible extraneous isn't doesn't can't
-    isn’t doesn’t can’t cannot wrong incorrect never absurd"""
+    isn’t doesn’t can’t cannot wrong incorrect never absurd fails"""
 )
 _MAX_TO_DENIAL = 10  # tokens
 _LINKS = _words(
@@ -69,7 +69,7 @@ class Relation:
     @property
     def text(self) -> str:
         """The same for all ways to space it."""
-        modulus = f" mod {self.modulus.text}" if self.modulus else ""
+        modulus = f" mod {self.modulus.text.strip('{}')}" if self.modulus else ""
         return f"{self.left.text}{self.sign}{self.right.text}{modulus}"
 
 

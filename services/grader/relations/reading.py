@@ -136,7 +136,7 @@ class _Reader:
         return True
 
     def factor(self) -> Node:
-        node = self.operand()
+        node, is_raised = self.operand(), False
         while token := self.token:
             if token.text in _POSTFIX:
                 self._at += 1
@@ -145,10 +145,12 @@ class _Reader:
                 node = Node(_POSTFIX[token.text], (node,))
             elif token.text in _POWERS:
                 self._at += 1
-                node = Node("^", (node, _integer(_POWERS[token.text])))
+                node, is_raised = Node("^", (node, _integer(_POWERS[token.text]))), True
             elif token.text == "^":
+                if is_raised:
+                    raise Unreadable("a power of a power without brackets")
                 self._at += 1
-                node = self.raised(node)
+                node, is_raised = self.raised(node), True
             else:
                 break
         if node.kind == "factorial" and node.parts[0].kind == "factorial":
@@ -158,8 +160,6 @@ class _Reader:
     def raised(self, base: Node) -> Node:
         if self.takes("°") or self._takes_group("°"):
             return Node("degree", (base,))
-        if base.kind in {"^", "called"}:
-            raise Unreadable("a power of a power without brackets")
         return Node("^", (base, self.exponent()))
 
     def exponent(self) -> Node:

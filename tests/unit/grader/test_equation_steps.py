@@ -161,7 +161,7 @@ async def test_the_search_for_what_hangs_is_bounded(
 ) -> None:
     monkeypatch.setattr(steps_module, "_JUDGE", f"{HOSTILE}:judge")
     monkeypatch.setattr(steps_module, "_MAX_SEARCHES", 6)
-    text = "".join(f"{at}+(77)={at + 77};" for at in range(200))
+    text = "".join(f"{at}+(77)={at + 77};" for at in range(100, 160))
     started = time.monotonic()
     score = await graded(text, None, tools)
     assert (score.value, score.reason) == (0, "too_hard")

@@ -1,0 +1,182 @@
+"""Whatever is true is right however it is printed, and no text breaks or holds up the judge."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.grader.relations.judging import count, judge
+
+
+@dataclass(frozen=True)
+class Printed:
+    """An expression in LaTeX or plain, its value at x = 1/3, and whether it is a single factor."""
+
+    text: str
+    value: Fraction
+    is_factor: bool = True
+
+
+X = Fraction(1, 3)
+STYLES = ["plain", "latex"]
+
+
+def verdicts(text: str) -> list[str]:
+    return [verdict for _, verdict in judge(text, 0, 100)]
+
+
+@st.composite
+def expressions(draw: st.DrawFn, style: str, letters: bool, depth: int = 3) -> Printed:
+    kinds = ["number", "number", "sum", "product", "fraction", "power", *["x"] * letters]
+    kind = draw(st.sampled_from(kinds if depth else ["number", *["x"] * letters]))
+    below = expressions(style, letters, max(0, depth - 1))
+    if kind == "number":
+        number = draw(st.integers(1, 99))
+        return Printed(str(number), Fraction(number))
+    if kind == "x":
+        return Printed("x", X)
+    one, two = draw(below), draw(below)
+    if kind == "sum":
+        sign = draw(st.sampled_from("+-"))
+        other = two.value if sign == "+" else -two.value
+        return Printed(f"{one.text} {sign} {_factor(two, style)}", one.value + other, False)
+    if kind == "product":
+        dot = draw(st.sampled_from(["*", " × "] if style == "plain" else [r" \cdot ", r"\times "]))
+        return Printed(f"{_factor(one, style)}{dot}{_factor(two, style)}", one.value * two.value)
+    if kind == "power":
+        exponent = draw(st.integers(2, 3))
+        raised = f"{exponent}" if style == "plain" else f"{{{exponent}}}"
+        return Printed(f"{_grouped(one, style)}^{raised}", one.value**exponent)
+    bottom = draw(st.integers(2, 30))
+    if style == "latex":
+        return Printed(rf"\frac{{{one.text}}}{{{bottom}}}", one.value / bottom)
+    return Printed(f"({one.text})/{bottom}", one.value / bottom)
+
+
+def _factor(part: Printed, style: str) -> str:
+    return part.text if part.is_factor and not part.text.startswith("-") else _grouped(part, style)
+
+
+def _grouped(part: Printed, style: str) -> str:
+    return f"({part.text})" if style == "plain" else rf"\left({part.text}\right)"
+
+
+def _literal(value: Fraction, style: str) -> str:
+    if value.denominator == 1:
+        return str(value)
+    top, bottom = abs(value.numerator), value.denominator
+    sign = "-" if value < 0 else ""
+    return f"{sign}{top}/{bottom}" if style == "plain" else rf"{sign}\frac{{{top}}}{{{bottom}}}"
+
+
+def _written(left: str, sign: str, right: str, style: str) -> str:
+    relation = f"{left} {sign} {right}"
+    return f"So {relation}." if style == "plain" else f"Thus ${relation}$ holds."
+
+
+@given(st.data(), st.sampled_from(STYLES))
+def test_true_arithmetic_is_right_and_perturbed_it_is_wrong(
+    data: st.DataObject, style: str
+) -> None:
+    left = data.draw(expressions(style, letters=False))
+    off = data.draw(st.integers(1, 9))
+    right, wrong = (f"0 + {_literal(left.value + error, style)}" for error in (0, off))
+    assert verdicts(_written(left.text, "=", right, style)) == ["right"]
+    assert verdicts(_written(left.text, "=", wrong, style)) == ["wrong"]
+    assert verdicts(_written(left.text, "<", wrong, style)) == ["right"]
+    assert verdicts(_written(left.text, ">", wrong, style)) == ["wrong"]
+
+
+@given(st.data(), st.sampled_from(STYLES))
+def test_an_identity_is_right_and_perturbed_it_is_open(data: st.DataObject, style: str) -> None:
+    one = data.draw(expressions(style, letters=True))
+    two = data.draw(expressions(style, letters=True))
+    left = f"{_grouped(one, style)}*x + x*{_grouped(two, style)}"
+    right = f"x*({one.text} + {_factor(two, style)})"
+    assert verdicts(_written(left, "=", right, style)) == ["right"]
+    assert verdicts(_written(left, "=", f"{right} + 1", style)) == ["open"]
+
+
+@given(st.integers(1, 500), st.integers(1, 500), st.sampled_from([1, -1]))
+def test_roots_are_taken_out_of_roots(factor: int, radicand: int, off: int) -> None:
+    inside = factor**2 * radicand
+    assert verdicts(rf"$\sqrt{{{inside}}} = {factor}\cdot\sqrt{{{radicand}}}$") in (["right"], [])
+    assert verdicts(rf"$\sqrt{{{inside}}} + 0 = {factor}\cdot\sqrt{{{radicand + off}}}$") == [
+        "wrong"
+    ]
+
+
+@given(st.integers(0, 10**6), st.integers(1, 99), st.integers(2, 99))
+def test_congruences_are_decided_exactly(number: int, times: int, modulus: int) -> None:
+    same = number + times * modulus
+    assert verdicts(rf"${number} \equiv {same} \pmod{{{modulus}}}$") == ["right"]
+    assert verdicts(rf"${number} \equiv {same + 1} \pmod{{{modulus}}}$") == ["wrong"]
+
+
+PIECES = r"""
+1 2 x = < > + - * / ^ ( ) { } [ ] | ! , . : $ $$ \( \) \[ \] \\ & % ° _ ' π √ ≤ ≈ ≡ \frac \sqrt \sin
+\log \binom \boxed \left \right \text{a} \begin{align} \end{align} \begin{cases} \end{cases} \{ \}
+\lfloor \rfloor \pmod \overline{3} 0. word is so == != := ... \pi \cdot
+"""
+PIECES_AND_GAPS = [*PIECES.split(), " ", "\n", "\n\n"]
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sampled_from(PIECES_AND_GAPS), max_size=40))
+def test_no_text_raises(pieces: list[str]) -> None:
+    assert set(verdicts("".join(pieces))) <= {"right", "wrong", "open"}
+
+
+@given(st.text(max_size=60))
+def test_no_characters_raise(text: str) -> None:
+    assert set(verdicts(text)) <= {"right", "wrong", "open"}
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "2^{10^9} = 3",
+        "9^{9^{9^{9^9}}} > 1",
+        "(((((3!)!)!)!)!)! = 1",
+        r"\binom{10^9}{10^8} = 1",
+        r"e^{e^{e^{e^{e^9}}}} = x",
+        r"\pi^{\pi^{\pi^{\pi^{\pi^{\pi}}}}} > 1",
+        r"\sin(10^{10^{10}}) = 0",
+        r"\log(\log(\log(10^{10^{10}}))) > 1",
+        "(x+1)^{10^{9}} = x",
+        "((((x+y)^{99})^{99})^{99})^{99} = x",
+        "1.000001^{99999999} > 2",
+        r"\sqrt[1000000]{2} > 1",
+        r"0.\overline{99999999999999999999} = 1",
+        "(" * 5_000 + "1" + ")" * 5_000 + "=1",
+        r"\sqrt{" * 2_000 + "2" + "}" * 2_000 + "=1",
+        r"\frac{1}{" * 2_000 + "2" + "}" * 2_000 + "=1",
+        "-" * 5_000 + "1=1",
+        "2^" * 5_000 + "1=1",
+        "1" + "!" * 5_000 + "=1",
+        "9" * 100_000 + "+1=1",
+        "+".join("9" * 300 for _ in range(1_000)) + "=1",
+        r"\cdot".join("9" * 399 for _ in range(149)) + "=1",
+        r"\frac{50\%}{1/2\pi}\log 3 \sin 3 ^\circ 2\frac12 = 1/2\pi\%",
+    ],
+)
+def test_hostile_steps_are_refused_or_decided_at_once(step: str) -> None:
+    started = time.process_time()
+    assert "wrong" not in verdicts(f"${step}$") or "frac{50" in step or "cdot" in step
+    assert time.process_time() - started < 1
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["=", "1+1=2;", "1=1+", "-", "(", ")", "|1=", "{|", "x^", "$", "\\[", "\\\\", "\n", "<", "\\"],
+)
+def test_finding_relations_takes_time_in_proportion_to_the_text(piece: str) -> None:
+    # Linear work on this takes a second; quadratic work would take an hour.
+    started = time.process_time()
+    count((piece * 200_000)[:200_000])
+    assert time.process_time() - started < 20

@@ -1,0 +1,126 @@
+"""Worked solutions as models write them, with steps that are known to be right or wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.grader.relations.judging import judge
+
+QUADRATIC = r"""
+We factor the quadratic $x^2 - 5x + 6 = (x-2)(x-3)$, so the roots are $x = 2$ and $x = 3$.
+The sum of their cubes is
+\begin{align*}
+2^3 + 3^3 &= 8 + 27 \\
+&= 35.
+\end{align*}
+Check with Vieta's formulas: $5^3 - 3 \cdot 6 \cdot 5 = 125 - 90 = 35$. The answer is $\boxed{35}$.
+"""
+QUADRATIC_WRONG = QUADRATIC.replace("125 - 90 = 35", "125 - 80 = 35")
+
+TRIANGLE = r"""
+By the Pythagorean theorem, $AC = \sqrt{AB^2 + BC^2}$, so
+\[
+AC = \sqrt{5^2 + 12^2} = \sqrt{25 + 144} = \sqrt{169} = 13.
+\]
+The area is $\frac{1}{2} \cdot 5 \cdot 12 = 30$ square units, and the altitude to $AC$ is
+$$h = \frac{2 \cdot 30}{13} = \frac{60}{13} \approx 4.615 \text{ cm}.$$
+"""
+
+CIRCLE = r"""
+The area of the sector is
+$\frac{120^\circ}{360^\circ} \cdot \pi \cdot 6^2 = \frac{1}{3} \cdot 36\pi = 12\pi$.
+The triangle has area $\frac{1}{2} \cdot 6 \cdot 6 \cdot \sin 120^\circ
+= 18 \cdot \frac{\sqrt{3}}{2} = 9\sqrt{3}$.
+So the segment has area $12\pi - 9\sqrt{3} \approx 22.1$, and not $12\pi - 9\sqrt{3} < 20$.
+Its perimeter is $\frac{1}{3} \cdot 2\pi \cdot 6 + 6\sqrt{3} = 4\pi + 6\sqrt{2}$.
+"""
+
+MODULAR = r"""
+We work modulo $7$. Since $3^6 \equiv 1 \pmod{7}$ and $100 = 6 \cdot 16 + 4$,
+\[3^{100} = (3^6)^{16} \cdot 3^4 \equiv 3^4 \equiv 81 \equiv 4 \pmod{7}.\]
+So the remainder is $4$, because $81 = 7 \cdot 11 + 4$; it is not $5$:
+the equation $81 = 7 \cdot 11 + 5$ fails. A careless student writes $3^4 \equiv 5 \pmod 7$.
+"""
+
+DIVISORS = r"""
+First, $360 = 2^3 \cdot 3^2 \cdot 5$. The number of divisors is $(3+1)(2+1)(1+1) = 24$.
+Their sum is
+\begin{align*}
+\sigma(360) &= \frac{2^4 - 1}{2 - 1} \cdot \frac{3^3 - 1}{3 - 1} \cdot \frac{5^2 - 1}{5 - 1} \\
+&= 15 \cdot 13 \cdot 6 \\
+&= 1170.
+\end{align*}
+In base $2$ we have $1011_2 = 11$. Also $\gcd(12, 18) = 6$ and $360 \ge 18^2$.
+"""
+
+COUNTING = r"""
+There are $\binom{8}{3} = \frac{8 \cdot 7 \cdot 6}{3!} = 56$ ways to choose the committee.
+Of these, $\binom{5}{3} = 10$ have no girl, so $56 - 10 = 46$ have at least one.
+The probability is $\frac{46}{56} = \frac{23}{28}$.
+Arranging them: $5! = 120$ and $\frac{7!}{2!\,2!} = 1260$.
+The complement is $1 - \frac{23}{28} = \frac{6}{28}$.
+"""
+
+TRIGONOMETRY = r"""
+Using $\sin 75^\circ = \sin(45^\circ + 30^\circ)$, we get
+\begin{align*}
+\sin 75^\circ &= \sin 45^\circ \cos 30^\circ + \cos 45^\circ \sin 30^\circ \\
+&= \frac{\sqrt{2}}{2} \cdot \frac{\sqrt{3}}{2} + \frac{\sqrt{2}}{2} \cdot \frac{1}{2} \\
+&= \frac{\sqrt{6} + \sqrt{2}}{4}.
+\end{align*}
+Hence $\cos 15^\circ = \frac{\sqrt{6} + \sqrt{2}}{4}$, while $\tan 15^\circ = 2 + \sqrt{3}$.
+In general $\cos 2x = 1 - 2\sin^2 x$.
+"""
+
+LOGARITHMS = r"""
+We have $\log_2 x + \log_2 (x - 2) = 3$, so $x(x-2) = 2^3 = 8$ and $x^2 - 2x - 8 = 0$.
+Thus $x = \frac{2 \pm \sqrt{4 + 32}}{2}$; as $\sqrt{4+32} = 6$, $x = \frac{2 + 6}{2} = 4$.
+Check: $\log_2 4 + \log_2 2 = 2 + 1 = 3$. A wrong check: $\log_2 4 + \log_2 2 = \log_2 6$.
+"""
+
+SEQUENCE = r"""
+The sum of the series is
+$$1 + 2 + 3 + \cdots + 100 = \frac{100 \cdot 101}{2} = 5050.$$
+For the geometric one: $a = 3$, $r = \frac{1}{2}$, so $S = \frac{3}{1 - \frac{1}{2}} = 6$ and
+$\frac{3(1 - (1/2)^4)}{1 - 1/2} = \frac{45}{8} = 5.625$, 
+and $6 - 5.625 = 0.475$ is missing.
+Finally $n^2 - (n-1)^2 = 2n - 1$ for all $n$.
+"""
+
+PLAIN = """
+Step 1: The first train covers 60 * 2.5 = 150 miles.
+Step 2: The other covers 45 * (2.5 + 0.5) = 135 miles.
+Step 3: Together they cover 150 + 135 = 285 miles, which is 285/3 = 95 per hour.
+Step 4: As a share, 150/285 ≈ 0.526 and 135/285 ≈ 0.374.
+"""
+
+
+def of(text: str, verdict: str) -> list[str]:
+    return [written for written, found in judge(text, 0, 1_000) if found == verdict]
+
+
+@pytest.mark.parametrize(
+    ("solution", "num_right", "wrong"),
+    [
+        (QUADRATIC, 5, []),
+        (QUADRATIC_WRONG, 3, [r"5^3-3*6*5=125-80", "125-80=35"]),
+        (TRIANGLE, 6, []),
+        (CIRCLE, 5, [r"\frac{1}{3}*2\pi*6+6\sqrt{3}=4\pi+6\sqrt{2}"]),
+        (MODULAR, 7, ["3^4===5 mod 7"]),
+        (DIVISORS, 6, []),
+        (COUNTING, 7, [r"1-\frac{23}{28}=\frac{6}{28}"]),
+        (TRIGONOMETRY, 6, [r"tan15^°=2+\sqrt{3}"]),
+        (LOGARITHMS, 5, ["log_24+log_22=log_26"]),
+        (SEQUENCE, 5, ["6-5.625=0.475"]),
+        (PLAIN, 5, ["135/285~~0.374"]),
+    ],
+)
+def test_the_wrong_steps_of_a_solution_are_found_and_no_others(
+    solution: str, num_right: int, wrong: list[str]
+) -> None:
+    assert of(solution, "wrong") == wrong
+    assert len(of(solution, "right")) == num_right
+
+
+def test_definitions_and_conditions_are_open() -> None:
+    assert of(SEQUENCE, "open") == ["a=3", r"r=\frac{1}{2}", r"S=\frac{3}{1-\frac{1}{2}}"]
