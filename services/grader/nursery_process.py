@@ -55,7 +55,10 @@ class _Nursery:
             self._kill(number)
 
     def _obey(self) -> bool:
-        message, fds, _, _ = socket.recv_fds(self.control, MAX_MESSAGE_BYTES, 1)
+        try:
+            message, fds, _, _ = socket.recv_fds(self.control, MAX_MESSAGE_BYTES, 1)
+        except ConnectionResetError:  # the pool left before it had read all the news
+            return False
         if not message:
             return False
         order = json.loads(message)

@@ -41,17 +41,12 @@ class Response:
     text: str
 
 
-def mixes(rounds: int, seed: int = 0) -> dict[str, list[list[Response]]]:
-    """For each mix, one batch per round. No two rounds of a mix share a gold answer of MATH-500."""
+def mixes(seed: int = 0) -> dict[str, list[Response]]:
+    """A batch of whole groups for each mix."""
     chance = random.Random(seed)
-    integers = [[str(chance.randint(-99, 9999)) for _ in range(150)] for _ in range(rounds)]
-    latex = list(dict.fromkeys(latex_golds()))
-    chance.shuffle(latex)
-    parts = [latex[number::rounds] for number in range(rounds)]
-    return {
-        "integers": [batch_of(golds, chance) for golds in integers],
-        source(): [batch_of(golds * (1 + 80 // len(golds)), chance) for golds in parts],
-    }
+    integers = [str(chance.randint(-99, 9999)) for _ in range(250)]
+    latex = chance.sample(latex_golds(), min(120, len(latex_golds())))
+    return {"integers": batch_of(integers, chance), source(): batch_of(latex, chance)}
 
 
 def source() -> str:
