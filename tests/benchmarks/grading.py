@@ -39,14 +39,17 @@ QUICK_S, COMPARE_S = 0.2, 0.5  # deadlines in the row with hanging inputs; in se
 CALLS, CALL_S = 400, 0.008
 _CHECK = Check(verifier="math_answer")
 _HERE = "tests.benchmarks.grading"
+_CPU_TIME = f"{_HERE}:nap_and_tell_cpu_time"
+_WARM_UPS = (math_answer.WARM_UP, _CPU_TIME)
 _CHUNK = 16  # answers that ProcessPoolExecutor hands over at once
 
 
 @dataclass(frozen=True)
 class Run:
-    """One batch, graded: the seconds it took, and which responses were found to be right."""
+    """One batch, graded: the time it took, in seconds, and which responses were found right."""
 
     seconds: float
+    cpu_s: float  # of all processes together
     right: list[bool]
 
 
@@ -56,32 +59,41 @@ class Run:
 def plain_math_verify(batch: Sequence[Response]) -> Run:
     """math-verify as its documentation shows it, given nothing but the boxed answers."""
     pairs = [(response.gold, response.answer) for response in batch]
-    started = time.perf_counter()
+    _warm_up()
+    started, cpu_started_s = time.perf_counter(), time.process_time()
     right = [_verified(pair) for pair in pairs]
-    return Run(time.perf_counter() - started, right)
+    return Run(time.perf_counter() - started, time.process_time() - cpu_started_s, right)
 
 
 def pooled_math_verify(batch: Sequence[Response]) -> Run:
     """The same on all cores by concurrent.futures."""
     pairs = [(response.gold, response.answer) for response in batch]
     with ProcessPoolExecutor(CORES, initializer=_warm_up) as executor:
-        list(executor.map(_verified, pairs[: 4 * CORES]))
-        started = time.perf_counter()
-        right = list(executor.map(_verified, pairs, chunksize=_CHUNK))
-        return Run(time.perf_counter() - started, right)
+        list(executor.map(time.sleep, [0.05] * CORES))
+        started, cpu_started_s = time.perf_counter(), time.process_time()
+        found = list(executor.map(_verified_and_timed, pairs, chunksize=_CHUNK))
+        seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started_s
+    return Run(seconds, cpu_s + sum(each for _, each in found), [right for right, _ in found])
 
 
 def weir(workers: int, batch: Sequence[Response]) -> Run:
     """Weir's verifier ``math_answer`` from the text of the responses, all groups at once."""
 
     async def graded() -> Run:
-        async with Pool(workers, warm_ups=[math_answer.WARM_UP]) as pool:
-            await _until_warm(pool, workers)
+        async with Pool(workers, warm_ups=_WARM_UPS) as pool:
+            cpu_started_s = await _cpu_s(pool, workers) + time.process_time()
             started = time.perf_counter()
             right = await asyncio.gather(*(_is_right(each, Tools(pool)) for each in batch))
-            return Run(time.perf_counter() - started, right)
+            seconds = time.perf_counter() - started
+            cpu_s = time.process_time() + await _cpu_s(pool, workers)
+            return Run(seconds, cpu_s - cpu_started_s, right)
 
     return asyncio.run(graded())
+
+
+def _verified_and_timed(pair: tuple[str, str]) -> tuple[bool, float]:
+    started = time.process_time()
+    return _verified(pair), time.process_time() - started
 
 
 def _verified(pair: tuple[str, str]) -> bool:
@@ -101,8 +113,16 @@ async def _is_right(response: Response, tools: Tools) -> bool:
     return isinstance(score, Graded) and score.value == 1
 
 
-async def _until_warm(pool: Pool, workers: int) -> None:
-    await asyncio.gather(*(pool.run("time:sleep", 0.05, deadline_s=9) for _ in range(workers)))
+def nap_and_tell_cpu_time() -> float:
+    """The CPU time of a worker so far, after a pause in which all others are asked too."""
+    time.sleep(0.1)
+    return time.process_time()
+
+
+async def _cpu_s(pool: Pool, workers: int) -> float:
+    """CPU time of all workers together."""
+    outcomes = await asyncio.gather(*(pool.run(_CPU_TIME, deadline_s=60) for _ in range(workers)))
+    return sum(float(str(each.value)) for each in outcomes if isinstance(each, Value))
 
 
 # ------------------------------------------------------------------- scaling
@@ -120,11 +140,8 @@ def calls_through_pool(workers: int, rounds: int) -> float:
     """Seconds that a pool of so many workers takes for all calls."""
 
     async def called() -> float:
-        async with Pool(workers) as pool:
-            await _until_warm(pool, workers)
-            await asyncio.gather(
-                *(pool.run(f"{_HERE}:work", 1, deadline_s=60) for _ in range(9 * workers))
-            )
+        async with Pool(workers, warm_ups=[_CPU_TIME]) as pool:
+            await _cpu_s(pool, workers)
             calls = (pool.run(f"{_HERE}:work", rounds, deadline_s=60) for _ in range(CALLS))
             started = time.perf_counter()
             await asyncio.gather(*calls)
@@ -193,8 +210,8 @@ def storm(batch: Sequence[Response], share: float) -> Storm:
     """Grade a batch into which this share of hanging answers is mixed."""
 
     async def graded() -> Storm:
-        async with _CountingPool(CORES, warm_ups=[math_answer.WARM_UP]) as pool:
-            await _until_warm(pool, CORES)
+        async with _CountingPool(CORES, warm_ups=_WARM_UPS) as pool:
+            await _cpu_s(pool, CORES)
             tools = Tools(pool, quick_deadline_s=QUICK_S, compare_deadline_s=COMPARE_S)
             return await _through_storm(_with_hanging(batch, share), pool, tools)
 
@@ -240,7 +257,7 @@ def measure(rounds: int) -> Iterator[tuple[str, str]]:
 
 
 def speed_rows(mix: str, batch: Sequence[Response], rounds: int) -> Iterator[tuple[str, str]]:
-    """Answers per second and core, and how often the verdict was the one expected."""
+    """Answers by wall clock and by CPU time, and how often the verdict was the one expected."""
     contenders = {
         "math-verify, one process": (plain_math_verify, 1),
         f"math-verify, ProcessPoolExecutor({CORES})": (pooled_math_verify, CORES),
@@ -252,17 +269,16 @@ def speed_rows(mix: str, batch: Sequence[Response], rounds: int) -> Iterator[tup
         for name, (contender, _) in contenders.items():
             runs[name].append(in_a_new_process(contender, batch))
     best = {name: min(each, key=lambda run: run.seconds) for name, each in runs.items()}
-    speeds = {
-        name: len(batch) / best[name].seconds / cores for name, (_, cores) in contenders.items()
-    }
-    plain = next(iter(speeds.values()))
-    for name, speed in speeds.items():
-        expected = [
-            each.right == found for each, found in zip(batch, best[name].right, strict=True)
-        ]
-        share = sum(expected) / len(batch)
-        title = f"{mix}: {name}, answers/s ÷ {contenders[name][1]} cores"
-        yield title, f"{speed:,.0f} ({speed / plain:.1f}×; {share:.1%} of verdicts as expected)"
+    cpu_s = {name: min(run.cpu_s for run in each) for name, each in runs.items()}
+    plain = next(iter(cpu_s.values()))
+    for name, run in best.items():
+        expected = [each.right == found for each, found in zip(batch, run.right, strict=True)]
+        yield (
+            f"{mix}: {name}",
+            f"{len(batch) / run.seconds / contenders[name][1]:,.0f} per second and core; "
+            f"{len(batch) / cpu_s[name]:,.0f} per second of CPU time "
+            f"({plain / cpu_s[name]:.1f}×); {sum(expected) / len(batch):.1%} as expected",
+        )
 
 
 def scaling_rows(rounds: int) -> Iterator[tuple[str, str]]:
