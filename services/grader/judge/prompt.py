@@ -33,7 +33,7 @@ def rubric_form(rubric: Rubric) -> Form:
     choices = {each.name: Choice(_level_names(each)) for each in rubric.criteria}
     if not rubric.analysis_chars:
         return Form(choices)
-    return Form({ANALYSIS: Text(rubric.analysis_chars), **choices})
+    return Form({ANALYSIS: Text(), **choices})
 
 
 def rubric_messages(rubric: Rubric, task: Task, solution: str) -> tuple[Turn, ...]:

@@ -29,7 +29,7 @@ async def verify(task: Task, text: str, check: ScoreModel, tools: Tools) -> Scor
     except UnknownField:
         return Ungradable(reason="unknown_field")
     lowest, highest = check.range
-    form = Form({ANALYSIS: Text(_ANALYSIS_CHARS), _RESULT: Number(lowest, highest)})
+    form = Form({ANALYSIS: Text(), _RESULT: Number(lowest, highest)})
 
     def worth(verdict: Verdict) -> float:
         return min(1.0, (float(verdict[_RESULT]) - lowest) / (highest - lowest))

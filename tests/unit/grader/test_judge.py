@@ -194,7 +194,6 @@ NO_VERDICT = [
     '{"analysis": "sound", "solution": 1.0}',
     '{"analysis": NaN, "solution": "complete"}',
     '{"analysis": 1e999, "solution": "complete"}',
-    '{"analysis": "%s", "solution": "complete"}' % ("x" * 1501),
     '{"analysis": %s, "solution": "complete"}' % ("9" * 5000),
     '{"a":' * 50_000,
 ]
@@ -208,6 +207,13 @@ async def test_what_is_no_form_filled_in_is_no_verdict(
     assert await score(server, tools) == Ungradable(reason="no_verdict")
     assert len({body["seed"] for body in server.asked}) == len(server.asked) == 3
     assert server.num_exams == 2, "what the model says is no sign of a judge that is down"
+
+
+async def test_an_analysis_may_be_longer_than_asked_for(
+    server: ScriptedServer, tools: Tools
+) -> None:
+    server.script = [says(json.dumps({"analysis": "x" * 5000, "solution": "partial"}))]
+    assert isinstance(await score(server, tools), Graded)
 
 
 @pytest.mark.parametrize("finish_reason", ["length", "content_filter", "tool_calls", None])

@@ -29,7 +29,7 @@ from tests.unit.grader.judge_server import (
 
 pytestmark = pytest.mark.anyio
 
-FORM = Form({"analysis": Text(2000), "verdict": Choice(("yes", "no"))})
+FORM = Form({"analysis": Text(), "verdict": Choice(("yes", "no"))})
 QUESTION = Question(({"role": "user", "content": "Is it?"},), FORM)
 YES = {"analysis": "I have looked.", "verdict": "yes"}
 
@@ -86,8 +86,8 @@ async def test_what_is_remembered_needs_no_judge(server: ScriptedServer) -> None
     [
         {"messages": ({"role": "system", "content": "Is it?"},)},
         {"messages": ({"role": "user", "content": "Is it so?"},)},
-        {"form": Form({"analysis": Text(2001), "verdict": Choice(("yes", "no"))})},
-        {"form": Form({"analysis": Text(2000), "verdict": Choice(("yes", "perhaps"))})},
+        {"form": Form({"verdict": Choice(("yes", "no")), "analysis": Text()})},
+        {"form": Form({"analysis": Text(), "verdict": Choice(("yes", "perhaps"))})},
         {"reasoning_effort": "high"},
         {"max_tokens": 100},
         {"temperature": 0.5},
