@@ -12,15 +12,17 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from services.grader.answers.units import unit_of
-from services.grader.equations import NUMBER_WORDS
+from services.grader.relations.surroundings import (
+    begins_cleanly,
+    ends_cleanly,
+    is_denial,
+    is_in_brackets,
+    is_measured,
+    is_unclear,
+)
 from services.grader.relations.tokens import STAR, UNREADABLE, Token, tokens
 
 MAX_SIDE_TOKENS = 300
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
 
 
 _RELATIONS = frozenset({"=", "<", ">", "<=", ">=", "!=", "~~", "==="})
@@ -32,16 +34,7 @@ _CLOSES = {")": "([", "]": "([", "}": "{", r"\}": r"\{", "env": "env", "|": "|"}
 _CLOSES |= {r"\rfloor": r"\lfloor", r"\rceil": r"\lceil"}
 _JUDGED_INSIDE = {"", "(", "[", "|", r"\boxed"}
 
-_BEHIND = NUMBER_WORDS - _words("to of base by per power root versus vs than")
-_DENIALS = _words(
-    """not false contradiction contradicts contradictory impossible extraneous isn't doesn't can't
-    isn’t doesn’t can’t cannot wrong incorrect never absurd fails"""
-)
 _MAX_TO_DENIAL = 10  # tokens
-_LINKS = _words(
-    """and or so then thus hence therefore since because but that is have has get gives where
-    with if when for while also as means yields are we"""
-)
 
 
 @dataclass(frozen=True)
@@ -99,7 +92,7 @@ def _ahead(found: list[Token]) -> list[_Ahead]:
         seen.append(_Ahead(behind, to_denial < _MAX_TO_DENIAL))
         behind = behind if token.kind in _SOFT else token
         ends_sentence = token.kind == "paragraph" or token.text in {".", ";", "?"}
-        denies = token.kind in {"word", "words"} and not _DENIALS.isdisjoint(token.text.split())
+        denies = is_denial(token)
         to_denial = 0 if denies else _MAX_TO_DENIAL if ends_sentence else to_denial + 1
     return seen[::-1]
 
@@ -235,7 +228,7 @@ class _Finder:
 
     def _end(self, frame: _Frame, token: Token, ahead: _Ahead) -> Iterator[Relation]:
         """End the chain of a frame with what ends it."""
-        unclear = _is_unclear(frame, token, ahead.token)
+        unclear = is_unclear(frame.last, token, ahead.token)
         if unclear and frame.side:
             frame.side.append(UNREADABLE)
         if frame.chain and frame.opener.text in _JUDGED_INSIDE:
@@ -284,23 +277,15 @@ def _ends_operand(token: Token) -> bool:
     return token.kind in _OPERANDS or token.text in {"!", "%", "°", "²", "³"}
 
 
-def _is_unclear(frame: _Frame, token: Token, after: Token) -> bool:
-    """A decimal comma, a ratio, a time of day: ``3,5`` ``2:30`` ``3 : 4``."""
-    if token.text not in {",", ":"} or after.kind != "number":
-        return False
-    between = frame.last is not None and frame.last.kind == "number"
-    return between and (not after.gap or (token.text == ":" and (token.gap or token.in_math)))
-
-
 def _relations_of(frame: _Frame, end: Token, is_denied: bool) -> Iterator[Relation]:
     sides = [list(side) for side, _ in frame.chain] + [frame.side]
-    if not _begins_cleanly(frame, sides[0]):
+    if not begins_cleanly(frame.before, frame.after_operand, sides[0]):
         sides[0] = []
     last, modulus = _without_modulus(sides[-1])
-    sides[-1] = last if _ends_cleanly(end) else []
+    sides[-1] = last if ends_cleanly(end) else []
     made = [_side(side) for side in sides]
-    made[0] = replace(made[0], doubtful=_is_in_brackets(made[0].tokens))
-    made[-1] = replace(made[-1], doubtful=is_denied or _is_measured(end))
+    made[0] = replace(made[0], doubtful=is_in_brackets(made[0].tokens))
+    made[-1] = replace(made[-1], doubtful=is_denied or is_measured(end))
     for (left, right), (_, sign) in zip(pairwise(made), frame.chain, strict=True):
         if left.tokens and right.tokens and sign in _RELATIONS:
             yield Relation(left, sign, right, _side(modulus) if modulus else None)
@@ -311,16 +296,6 @@ def _side(side: list[Token]) -> Side:
     return Side(tuple(side) if readable else ())
 
 
-def _is_in_brackets(side: tuple[Token, ...]) -> bool:
-    """Whether it may be the argument of something before it: ``#(9) = 9^2``."""
-    depth = 0
-    for place, token in enumerate(side):
-        depth += (token.text == "(") - (token.text == ")")
-        if depth == 0:
-            return place > 0 and place == len(side) - 1
-    return False
-
-
 def _without_modulus(side: list[Token]) -> tuple[list[Token], list[Token]]:
     r"""A last side and its modulus: ``4 \pmod{7}``, ``4 (mod 7)``, ``4 mod 7``."""
     at = next((at for at, token in enumerate(side) if token.kind == "mod"), None)
@@ -329,33 +304,3 @@ def _without_modulus(side: list[Token]) -> tuple[list[Token], list[Token]]:
     if at and side[at - 1].text == "(" and side[-1].text == ")":
         return side[: at - 1], side[at + 1 : -1]
     return side[:at], side[at + 1 :]
-
-
-def _begins_cleanly(frame: _Frame, side: list[Token]) -> bool:
-    before = frame.before
-    if not side or before.kind not in {"word", "words"}:
-        return True
-    *_, last = before.text.lower().split() or [""]
-    if last in NUMBER_WORDS:
-        return False
-    begins = side[0]
-    if begins.kind == "operator" and begins.text != "√":
-        touches = len(side) > 1 and not side[1].gap
-        return before.kind == "word" and begins.text == "-" and begins.gap and touches
-    return before.kind == "word" or not frame.after_operand or last in _LINKS
-
-
-def _ends_cleanly(end: Token) -> bool:
-    first, *_ = end.text.lower().split() or [""]
-    if end.kind not in {"word", "words"}:
-        return end.kind != "unknown"
-    return first not in _BEHIND
-
-
-def _is_measured(end: Token) -> bool:
-    """Whether a unit, or a word that may be one, stands behind the last side."""
-    words = " ".join(end.text.lower().split()).strip(".,;: ")
-    if end.kind == "words":
-        return bool(words) and words.split()[0] not in _LINKS
-    strange = words == "square" or unit_of(words, None) is not None
-    return end.kind == "word" and (strange or not end.gap)

@@ -14,8 +14,9 @@ from random import Random
 
 from services.grader.relations.clauses import Relation, relations
 from services.grader.relations.reading import Node, read
+from services.grader.relations.reals import E, NoValue, Value, compare
 from services.grader.relations.tokens import STAR
-from services.grader.relations.values import E, Interval, NoValue, Value, Way, compare, value, ways
+from services.grader.relations.values import Way, value, ways
 
 RIGHT, WRONG, OPEN = "right", "wrong", "open"
 
@@ -154,7 +155,7 @@ def _is_rounding(literal: Node) -> bool:
     return bool(number.places) or number.number >= _LARGE
 
 
-def _difference(a: Value, b: Value) -> Value | Interval:
+def _difference(a: Value, b: Value) -> Value:
     exact = isinstance(a, Fraction) and isinstance(b, Fraction)
     return a - b if exact else value(_MINUS, Way(), {"a": a, "b": b})
 
