@@ -1,89 +1,217 @@
-"""Whether two answers are the same mathematics, by math-verify. Runs in a worker of the pool only.
+r"""Whether two answers are the same mathematics. Runs in a worker of the pool only.
 
 It may take for ever, take all memory, or crash: no timeout in here could prevent that.
+
+What an answer is made of is read as in the service; math-verify is given single expressions, for
+sets, text, percentages, equations and units are where it errs. And it is not trusted to say that
+two expressions are equal, because it rounds: they must agree to fifty digits, at points of their
+own if they have letters.
 """
 
 from __future__ import annotations
 
 import logging
+import re
+from decimal import Decimal
+from functools import lru_cache
 
 from math_verify import parse, verify
-from sympy import Expr, Integer, Rational
+from sympy import Basic, Expr, Set, Symbol
+from sympy.core.function import AppliedUndef
 
-from services.grader.latex import has_ellipsis, parse_number, squeezed, tidy, trailing_unit
+from services.grader.answers.comparing import compare_answers, read_text
+from services.grader.answers.numerals import is_rounding, parse_number
+from services.grader.answers.shapes import Kind, Shape, shape_of
+from services.grader.latex import has_ellipsis
+from services.grader.sampling import agreement, sign_of_factor, value_of, worked_out
 
 RIGHT = "right"
 WRONG = "wrong"
 NOT_PARSABLE = "not_parsable"
 GOLD_NOT_PARSABLE = "gold_not_parsable"
 
-_TINY = 1e-6  # below this math-verify rounds a difference away
+_SIMPLE_ANSWER = "7"
+_MAX_DEPTH = 4
 _TYPICAL = (
-    (r"\frac{1}{2}\sqrt{3}", r"\frac{\sqrt{3}}{2}"),
-    (r"(1,2]", r"1 < x \le 2"),
-    (r"\{1,2\}", "2, 1"),
-    (r"(x+1)(x-1)", "x^2 - 1"),
-    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\3\end{pmatrix}"),
-    (r"y = 2x + 1", "2x - y + 1 = 0"),
-    (r"\sin\frac{\pi}{6} + \log_2 8", r"\cos 0 + e^{2i\pi} + 3!"),
+    (r"\frac{1}{2}\sqrt[3]{3}", r"\frac{\sqrt[3]{3}}{2}"),
+    (r"(-\infty,1) \cup (1,\infty)", r"(-\infty,\infty) \setminus \{1\}"),
+    (r"\sqrt{x+1} \sin 2x", r"2 \sqrt{1+x} \sin x \cos x"),
+    (r"\begin{pmatrix}\ln 2\\2\end{pmatrix}", r"\begin{pmatrix}\log_2 8\\2\end{pmatrix}"),
+    (r"y = 2^x + 1", r"2^x - y + 1 = 0"),
+    (r"\sin\frac{\pi}{6} + \log_2 8", r"\cos 0 + e^{2i\pi} + 3! + \binom{5}{2} + |-3|"),
 )
+_COMMANDS = frozenset(
+    re.findall(
+        r"\w+",
+        "frac sqrt pi cdot times div sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh "
+        "log ln lg exp binom dbinom tbinom lfloor rfloor lceil rceil infty circ sum prod int lim "
+        "to gcd lcm max min cup cap setminus backslash mathbb emptyset le ge ne in "
+        "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu "
+        "xi rho sigma tau phi varphi chi psi omega Delta Sigma Omega bmod pmod mod",
+    )
+)
+_COMMAND = re.compile(r"\\([a-zA-Z]+)")
+_REFUSED = re.compile(
+    r"\\text|[':%&?@#\"$]|[^\x20-\x7e]"  # what math-verify drops, or takes for something else
+    r"|[0-9)] [0-9]"  # it adds two numbers side by side
+    r"|(?<![\\a-zA-Z])[a-zA-Z]{4}"  # it multiplies the letters of a word
+)
+_BARE_LETTER = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]+")
+_INDEX = re.compile(r"_ ?([0-9a-z])(?![0-9a-z])")
+_DECIMAL = re.compile(r"([0-9]*)\.([0-9]+)")
+_DEGREES = re.compile(r"(\\frac\{[0-9]+\}\{[0-9]+\}|[0-9]+|[a-z]|\([^()]*\)) ?\^\\circ")
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
-def compare(gold: str, answer: str) -> str:
-    """One of `RIGHT`, `WRONG`, `NOT_PARSABLE` and `GOLD_NOT_PARSABLE`, for tidied LaTeX.
+class Unreadable(ValueError):
+    """LaTeX that math-verify does not read, or of which it may lose the meaning."""
 
-    Order matters: an interval as gold accepts an inequality, but not the other way round.
-    """
-    golds = _parsed(gold)
-    if not golds:
+
+class GoldUnreadable(Unreadable):
+    """The same, of a gold answer."""
+
+
+def compare(gold: str, answer: str, asks_percent: bool = False) -> str:
+    """One of `RIGHT`, `WRONG`, `NOT_PARSABLE` and `GOLD_NOT_PARSABLE`, for answers as written."""
+    try:
+        verdict = compare_answers(gold, answer, _same, asks_percent=asks_percent)
+    except GoldUnreadable:
         return GOLD_NOT_PARSABLE
-    answers = _parsed(answer)
-    if not answers:
+    except Unreadable:
         return NOT_PARSABLE
-    if squeezed(gold) != squeezed(answer) and (verdict := _guarded(gold, golds, answer, answers)):
-        return verdict
-    same = verify(golds, answers, timeout_seconds=None, raise_on_error=True)
-    return RIGHT if same else WRONG
+    return RIGHT if verdict.equal else WRONG
+
+
+def examine(gold: str) -> bool:
+    """Whether this gold answer, down to each of its members, can be compared with another."""
+    return _is_comparable(read_text(gold), depth=0)
 
 
 def warm_up() -> None:
     """Fill the caches of parser and algebra, so that forked workers begin warm."""
     for gold, answer in _TYPICAL:
-        compare(tidy(gold), tidy(answer))
+        compare(gold, answer)
 
 
-def _parsed(latex: str) -> list:
-    boxed = f"\\boxed{{{latex}}}"
-    return parse(boxed, fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-
-
-def _guarded(gold: str, golds: list, answer: str, answers: list) -> str | None:
-    """A verdict where math-verify is known to be too generous; None where it can be trusted."""
-    if has_ellipsis(gold) or has_ellipsis(answer):
-        return WRONG
-    if _lost_its_meaning(gold, golds[0]) or _lost_its_meaning(answer, answers[0]):
-        return WRONG
-    if _is_tiny(golds[0]) or _is_tiny(answers[0]):
-        return RIGHT if _exactly_equal(golds[0], answers[0]) else WRONG
-    return None
-
-
-def _lost_its_meaning(latex: str, parsed: object) -> bool:
-    """A longer expression of which the parser kept a bare 0 or 1."""
-    bare = isinstance(parsed, Integer) and int(parsed) in {0, 1}
-    return bare and parse_number(latex) is None and trailing_unit(latex) is None
-
-
-def _is_tiny(parsed: object) -> bool:
-    if not isinstance(parsed, Expr) or not parsed.is_number:
+def _is_comparable(gold: str, depth: int) -> bool:
+    shape = shape_of(gold)
+    if shape is None or has_ellipsis(gold):
         return False
-    size = abs(parsed).evalf()
-    return bool(size.is_comparable and size < _TINY)
+    if shape.kind is Kind.SCALAR or depth > _MAX_DEPTH:
+        return compare(gold, _SIMPLE_ANSWER) != GOLD_NOT_PARSABLE
+    return all(_is_comparable(part, depth + 1) for part in shape.parts)
 
 
-def _exactly_equal(gold: Expr, answer: Expr) -> bool:
-    exact_gold, exact_answer = gold.doit(), answer.doit()
-    both_rational = isinstance(exact_gold, Rational) and isinstance(exact_answer, Rational)
-    return both_rational and exact_gold == exact_answer
+def _same(gold: str, answer: str) -> bool:
+    """The leaf of a comparison: two tidied expressions, relations or sets."""
+    _check_letters(gold, answer)
+    shape, other = shape_of(gold), shape_of(answer)
+    if shape and other and shape.kind is other.kind is Kind.RELATION:
+        return _same_relations(shape, other)
+    expected, found = _parsed_gold(gold), _parsed(answer)
+    if isinstance(expected, Set) or isinstance(found, Set):
+        return _same_sets(expected, found)
+    if not (isinstance(expected, Expr) and isinstance(found, Expr)):
+        return _verified(expected, found)
+    if _is_rounded(expected, answer) or _is_rounded(found, gold):
+        return True
+    agreed = agreement(expected, found)
+    return _verified(expected, found) if agreed is None else agreed
+
+
+def _same_relations(gold: Shape, answer: Shape) -> bool:
+    """Both sides a multiple of the other's; one with three sides must have the same sides."""
+    if gold.marks != answer.marks:
+        return False
+    if len(gold.parts) > 2:
+        return all(_same(*pair) for pair in zip(gold.parts, answer.parts, strict=True))
+    try:
+        expected = _difference(gold)
+    except Unreadable as error:
+        raise GoldUnreadable from error
+    sign = sign_of_factor(expected, _difference(answer))
+    return bool(sign) if gold.marks in ("=", r"\ne") else sign == 1
+
+
+def _difference(shape: Shape) -> Expr:
+    left, right = (_parsed(side) for side in shape.parts)
+    if not (isinstance(left, Expr) and isinstance(right, Expr)):
+        raise Unreadable
+    return left - right
+
+
+def _same_sets(gold: Basic, answer: Basic) -> bool:
+    if not (isinstance(gold, Set) and isinstance(answer, Set)):
+        return False
+    return gold == answer or gold.symmetric_difference(answer).is_empty is True
+
+
+def _verified(gold: Basic, answer: Basic) -> bool:
+    """What has no values to compare is left to math-verify."""
+    return verify([gold], [answer], timeout_seconds=None, raise_on_error=True)
+
+
+def _is_rounded(exact: Expr, written: str) -> bool:
+    decimal = parse_number(written)
+    if decimal is None or not decimal.places or exact.free_symbols:
+        return False
+    value = value_of(worked_out(exact))
+    return value is not None and bool(value.is_real) and is_rounding(decimal, Decimal(str(value)))
+
+
+@lru_cache(maxsize=256)
+def _parsed_gold(gold: str) -> Basic:
+    try:
+        parsed = _parsed(gold)
+    except Unreadable as error:
+        raise GoldUnreadable from error
+    if (
+        isinstance(parsed, Expr)
+        and not parsed.free_symbols
+        and value_of(worked_out(parsed)) is None
+    ):
+        raise GoldUnreadable
+    return parsed
+
+
+def _parsed(latex: str) -> Basic:
+    """What math-verify reads, if nothing was lost on the way.
+
+    Raises:
+        Unreadable: if something may have been.
+    """
+    latex = _INDEX.sub(r"_{\1}", latex)
+    latex = _DEGREES.sub(r"(\\frac{\1 \\pi}{180})", _DECIMAL.sub(_as_fraction, latex))
+    if _REFUSED.search(latex) or not _COMMANDS.issuperset(_COMMAND.findall(latex)):
+        raise Unreadable
+    boxed = f"\\boxed{{{latex}}}"
+    found = parse(boxed, fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+    if not found or not isinstance(found[0], Basic):
+        raise Unreadable
+    names = "".join(str(symbol) for symbol in found[0].atoms(Symbol, AppliedUndef))
+    if not _letters(latex) <= {*names.casefold(), *"eid"}:
+        raise Unreadable
+    return found[0]
+
+
+def _as_fraction(decimal: re.Match[str]) -> str:
+    """Exact, where a float would have sixteen digits."""
+    return rf"\frac{{{decimal[1]}{decimal[2]}}}{{1{'0' * len(decimal[2])}}}"
+
+
+def _check_letters(gold: str, answer: str) -> None:
+    """math-verify takes R for r."""
+    letters = "".join(_BARE_LETTER.findall(gold)), "".join(_BARE_LETTER.findall(answer))
+    if _has_both_cases(letters[0]):
+        raise GoldUnreadable
+    if _has_both_cases("".join(letters)):
+        raise Unreadable
+
+
+def _has_both_cases(letters: str) -> bool:
+    return any(letter.swapcase() in letters for letter in letters)
+
+
+def _letters(latex: str) -> set[str]:
+    return set("".join(_BARE_LETTER.findall(latex)).casefold())

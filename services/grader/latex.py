@@ -1,70 +1,120 @@
-"""Answers as text: find the box, tidy the LaTeX, read plain numbers, words and units.
+"""Answers as text: find the box, tidy the LaTeX.
 
-Everything here is pure, linear in the length of its input, and needs no computer algebra.
+Everything here is pure and linear in the length of its input.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from fractions import Fraction
 
-_BRACES = re.compile(r"\\(?:boxed|fbox)\s*+\{|\\.|[{}]", re.DOTALL)
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
+_BRACES = re.compile(
+    r"\\\\?(?:boxed|fbox)(?:\s*+\{|(?:\s++|(?=[0-9]))(?P<token>[0-9A-Za-z])(?=$|[\s$.,;)]))"
+    r"|\\.|[{}]",
+    re.DOTALL,
+)
 _WHOLE_BOX = re.compile(r"\s*\\(?:boxed|fbox)\s*\{(.*)\}\s*", re.DOTALL)
 
+_UNICODE = str.maketrans(
+    {
+        **dict.fromkeys("−–‐‑", "-"),
+        **dict.fromkeys("\u00a0\u2002\u2003\u2007\u2009\u202f\u3000", " "),
+        **dict.fromkeys("\u200b\u200c\u200d\u200e\u200f\u2060\ufeff", ""),
+        **dict.fromkeys("·⋅∙", r"\cdot "),
+        **dict.fromkeys("‘’′", "'"),
+        **{f"{digit}": f"^{{{power}}}" for power, digit in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
+        **{half: rf"\frac{{{a}}}{{{b}}}" for half, a, b in ("½12", "⅓13", "⅔23", "¼14", "¾34")},
+        **{letter: rf"\{name} " for letter, name in zip("αβγδθλμσφω", (
+            "alpha", "beta", "gamma", "delta", "theta", "lambda", "mu", "sigma", "varphi", "omega",
+        ), strict=True)},
+        "×": r"\times ",
+        "÷": r"\div ",
+        "π": r"\pi ",
+        "√": r"\sqrt ",
+        "∛": r"\sqrt[3]",
+        "≤": r"\le ",
+        "≥": r"\ge ",
+        "⩽": r"\le ",
+        "⩾": r"\ge ",
+        "≠": r"\ne ",
+        "∞": r"\infty ",
+        "∪": r"\cup ",
+        "∩": r"\cap ",
+        "∈": r"\in ",
+        "∅": r"\emptyset ",
+        "±": r"\pm ",
+        "∓": r"\mp ",
+        "°": r"^\circ ",
+        "…": r"\ldots ",
+        "⋯": r"\ldots ",
+        "ℝ": r"\mathbb{R}",
+        "⟨": r"\langle ",
+        "⟩": r"\rangle ",
+    }
+)  # fmt: skip
+_ROOT_OF_ONE = re.compile(r"√\s*([0-9]+|[a-z])")
+
+_END = r"(?![a-zA-Z])"
 _REWRITES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-        (r"\\(?:left|right|[bB]ig{1,2}[lr]?|displaystyle|limits)(?![a-zA-Z])", ""),
-        (r"\\(?:mathrm|mathit|operatorname)\{\s?([A-Za-z])\s?\}", r"\1"),  # \mathrm{e} is e
-        (r"\^(?:\\circ|\{\\circ\})|°", ""),  # 90 degrees is 90
-        (r"\{,\}|,\\!", ","),
-        (r"(?<=[0-9])\\[,;: ](?=[0-9]{3}(?![0-9]))|(?<!\\)\\!", ""),
-        (r"(?<!\\)\\[,;:> ]|~|\\q?quad(?![a-zA-Z])", " "),  # but not the "\\ " between rows
-        (r"\\?\$|(?<!\\)\\[()\[\]]", ""),
+        (rf"\\[dtc]frac{_END}", r"\\frac"),
+        (rf"\\(?:left|right)\s*\.|\\(?:left|right|middle|[bB]igg?[lrm]?){_END}", ""),
+        (rf"\\(?:displaystyle|textstyle|(?:no)?limits){_END}", ""),
+        (r"(?<=[0-9])(?:\{,\}|, ?\\!|\\[,;: !]|~) ?(?=[0-9]{3}(?![0-9]))", ""),  # of thousands
+        (r"(?<!\\)\\!", ""),
+        (rf"(?<!\\)\\[,;:> ]|~|\\q?quad{_END}", " "),  # but not the "\\ " between rows
+        (r"(?<!\\)\$|(?<!\\)\\[()\[\]]", ""),
         (r"\\%", "%"),
-        (r"[−–]", "-"),
-        (r"\s+", " "),
+        (r"\\operatorname\*?\{ ?([a-z]{2,}) ?\}", r"\\\1 "),
+        (r"\\(?:mathrm|mathit|mathbf|boldsymbol|bm|operatorname)\{\s?([A-Za-z])\s?\}", r"\1"),
+        (r"\\(?:mathbf|boldsymbol|bm|mathit|textcolor\{[a-z]*\}|color\{[a-z]*\}) ?\{([^{}]*)\}",
+         r"{\1}"),
+        (rf"\\(?:text(?:bf|it|rm|sf|normal)?|mathrm|mathsf|mbox|hbox){_END} ?(?=\{{)", r"\\text"),
+        (r" ?(?:\{\})?\^ ?(?:\\circ|\{ ?\\circ ?\})| ?\\(?:text)?degree(?![a-zA-Z])", r"^\\circ"),
+        (rf"\\([lgn])e(?:q|qslant)?{_END}", r"\\\1e"),
+        (rf"\\lt{_END}", "<"),
+        (rf"\\gt{_END}", ">"),
+        (rf"\\lbrace{_END}", r"\\{"),
+        (rf"\\rbrace{_END}", r"\\}"),
+        (rf"\\[lr]?vert{_END}", "|"),
+        (rf"\\varnothing{_END}", r"\\emptyset"),
+        (r"\\(?:mathbb|Bbb) ?\{?R\}?", r"\\mathbb{R}"),
+        (r"\\frac ?([0-9])", r"\\frac{\1}"),
+        (r"(\\frac ?\{[^{}]*\}) ?([0-9])(?![0-9])", r"\1{\2}"),
+        (r"\\sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
     )
-)
+)  # fmt: skip
+_LATEX = frozenset("\\$~{")
+_PLAIN_NAMES = re.compile(r"(?<![a-zA-Z])(sqrt|pi|infty)(?![a-zA-Z])")
+_SPACES = re.compile(r"\s+")
 _SPACE_BESIDE_NO_DIGIT = re.compile(r"(?<![0-9]) | (?![0-9])")
-_ELLIPSIS = re.compile(r"\\[lcdv]?dots|…|\.\.\.")
-
-_NUMBER = re.compile(
-    r"(?P<sign>[+-]?) ?(?:"
-    r"(?P<integer>[0-9]{1,3}(?:,[0-9]{3})++|[0-9]*+)(?:\.(?P<decimals>[0-9]*+))?"
-    r"|(?P<over>[0-9]++) ?/ ?(?P<under>[0-9]++)"
-    r"|\\frac ?\{ ?(?P<top>-?[0-9]++) ?\} ?\{ ?(?P<bottom>-?[0-9]++) ?\}"
-    r"|\\frac ?(?P<digit>[0-9]) ?(?P<below>[0-9])"
-    r") ?(?P<percent>%?)"
-)
-_TEXT = r"\\(?:text|textbf|textit|textrm|mathrm|mbox) ?\{([^{}]*)\}"
-_TEXT_ONLY = re.compile(_TEXT)
-_TRAILING_UNIT = re.compile(_TEXT + r"(?: ?\^ ?\{?([0-9])\}?)?$")
-_BARE_WORDS = re.compile(
-    r"(?=.*[A-Za-z]{4}|(?:yes|no|odd|even|all|both|one|two)\b|\(?[A-Z]\)?$)[A-Za-z() '-]+",
-    re.IGNORECASE,
-)
-_CHOICE = re.compile(r"\(?[A-Z]\)?")
+_ELLIPSIS = re.compile(r"\\(?:[lcdv]?dots|cdots)|…|\.\.\.")
 
 
 def last_boxed(text: str) -> str | None:
     r"""What stands in the last complete ``\boxed{}`` or ``\fbox{}``, or None without one.
 
     Braces are matched, escaped ones ignored; of nested boxes the outermost counts, then `unwrapped`
-    gives what is inside. Text up to the last ``</think>`` is no answer.
+    gives what is inside. A doubled backslash is taken for one. Without braces a box holds one
+    letter or digit, as in TeX, if that stands alone: ``\boxed 5``, but not ``\boxed 42``. Text up
+    to the last ``</think>`` is no answer.
     """
-    answer = text.rpartition("</think>")[2]
+    begin = text.rfind("</think>") + 1
+    first = _BOX.search(text, begin)
+    if first is None:
+        return None
     opened: list[int] = []  # where the contents begin; negative for plain braces
     last: tuple[int, int] | None = None
-    for match in _BRACES.finditer(answer):
+    for match in _BRACES.finditer(text, first.start()):
         token = match.group()
-        if token.endswith("{") and token != "\\{":
-            opened.append(match.end() if token.startswith("\\") else -1)
+        if match["token"]:
+            last = match.span("token")
+        elif token[-1] == "{" and token != "\\{":
+            opened.append(match.end() if token[0] == "\\" else -1)
         elif token == "}" and opened and (start := opened.pop()) >= 0:
             last = start, match.start()
-    return None if last is None else answer[slice(*last)]
+    return None if last is None else text[slice(*last)]
 
 
 def unwrapped(content: str) -> str:
@@ -76,9 +126,16 @@ def unwrapped(content: str) -> str:
 
 def tidy(latex: str) -> str:
     """The same mathematics in fewer spellings; still fit for a parser."""
-    for pattern, replacement in _REWRITES:
-        latex = pattern.sub(replacement, latex)
-    return latex.strip().rstrip(".,; ")
+    if not latex.isascii():
+        latex = _ROOT_OF_ONE.sub(r"\\sqrt{\1}", latex).translate(_UNICODE)
+    if not _LATEX.isdisjoint(latex):
+        latex = _SPACES.sub(" ", latex)
+        for pattern, replacement in _REWRITES:
+            latex = pattern.sub(replacement, latex)
+    elif "sqrt" in latex or "pi" in latex:
+        latex = _PLAIN_NAMES.sub(r"\\\1", latex)
+        return tidy(latex) if "\\" in latex else latex
+    return _SPACES.sub(" ", latex).strip(" ").rstrip(".,; ")
 
 
 def squeezed(latex: str) -> str:
@@ -89,67 +146,3 @@ def squeezed(latex: str) -> str:
 def has_ellipsis(latex: str) -> bool:
     """Whether the answer leaves something to the reader."""
     return _ELLIPSIS.search(latex) is not None
-
-
-@dataclass(frozen=True)
-class Number:
-    """A plain number: its exact value, how many decimals were written, whether it is a percentage.
-
-    ``places`` is None for integers and fractions.
-    """
-
-    value: Fraction
-    places: int | None = None
-    is_percentage: bool = False
-
-
-def parse_number(latex: str) -> Number | None:
-    r"""Read tidied LaTeX as an integer, decimal, ``a/b`` or ``\frac{a}{b}``; None if it is not."""
-    match = _NUMBER.fullmatch(latex)
-    if match is None:
-        return None
-    value = _magnitude(match)
-    if value is None:
-        return None
-    sign = -1 if match["sign"] == "-" else 1
-    percent = match["percent"] == "%"
-    decimals = match["decimals"]
-    places = None if decimals is None else len(decimals) + 2 * percent
-    return Number(sign * value / (100 if percent else 1), places, percent)
-
-
-def _magnitude(match: re.Match[str]) -> Fraction | None:
-    for above, below in (("over", "under"), ("top", "bottom"), ("digit", "below")):
-        if match[above] is not None:
-            bottom = int(match[below])
-            return Fraction(int(match[above]), bottom) if bottom else None
-    digits = (match["integer"] or "").replace(",", "")
-    decimals = match["decimals"] or ""
-    if not digits + decimals:
-        return None
-    return Fraction(int(digits + decimals), 10 ** len(decimals))
-
-
-def words(latex: str) -> str | None:
-    r"""An answer in words, such as ``\text{East}``, ``no`` or ``(B)``: lower case, without marks.
-
-    None for anything that may be mathematics; a single small letter is a variable.
-    """
-    text = _TEXT_ONLY.fullmatch(latex)
-    if text is None and not (_BARE_WORDS.fullmatch(latex) and _is_prose(latex)):
-        return None
-    plain = "".join(char if char.isalnum() else " " for char in (text.group(1) if text else latex))
-    joined = " ".join(plain.casefold().split())
-    return joined if any(char.isalpha() for char in joined) else None
-
-
-def _is_prose(latex: str) -> bool:
-    return len(latex.strip("()")) > 1 or _CHOICE.fullmatch(latex) is not None
-
-
-def trailing_unit(latex: str) -> str | None:
-    r"""The unit behind a quantity, such as ``cm^2``; None without one."""
-    match = _TRAILING_UNIT.search(latex)
-    if match is None or match.start() == 0:
-        return None
-    return match.group(1).strip(" .").casefold().removesuffix("s") + (match.group(2) or "")

@@ -9,15 +9,16 @@ from pathlib import Path
 
 from protocol.messages import Task
 
+from services.grader.answers.comparing import read_text
+from services.grader.answers.numerals import parse_number
+from services.grader.answers.wording import words
 from services.grader.data.lines import Line, read_lines
-from services.grader.latex import parse_number, tidy, unwrapped, words
 from services.grader.pool import Cause, Failed, Pool
 from services.grader.settings import Settings
 from services.grader.tools import Tools
 from services.grader.verifiers.math_answer import WARM_UP
 
-_COMPARE = "services.grader.equivalence:compare"
-_SIMPLE_ANSWER = "7"  # unlike an answer's own text, it must be worked out
+_EXAMINE = "services.grader.equivalence:examine"
 _MAX_ANSWER_CHARS = 2_000
 _BATCH = 256
 
@@ -91,7 +92,7 @@ async def _unreadable_answers(lines: Sequence[Line]) -> list[Finding]:
 def _needs_algebra(task: Task) -> bool:
     if not task.answer.strip():
         return False
-    answer = tidy(unwrapped(task.answer[: _MAX_ANSWER_CHARS + 1]))
+    answer = read_text(task.answer[: _MAX_ANSWER_CHARS + 1])
     return words(answer) is None and parse_number(answer) is None
 
 
@@ -99,11 +100,9 @@ async def _fault(answer: str, tools: Tools) -> str | None:
     """Why the grader could not compare a response with this answer, or None if it can."""
     if len(answer) > _MAX_ANSWER_CHARS:
         return f"longer than {_MAX_ANSWER_CHARS} characters, which is too long to compare"
-    deadline_s = tools.compare_deadline_s
-    gold = tidy(unwrapped(answer))
-    outcome = await tools.pool.run(_COMPARE, gold, _SIMPLE_ANSWER, deadline_s=deadline_s)
+    outcome = await tools.pool.run(_EXAMINE, answer, deadline_s=tools.compare_deadline_s)
     if isinstance(outcome, Failed) and outcome.cause is not Cause.ERROR:
-        return f"comparing {answer!r} with {_SIMPLE_ANSWER} ends in a {outcome.cause}"
-    if not isinstance(outcome, Failed) and outcome.value == "gold_not_parsable":
+        return f"comparing {answer!r} with 7 ends in a {outcome.cause}"
+    if isinstance(outcome, Failed) or not outcome.value:
         return f"math-verify cannot read {answer!r}; only the same text would count as right"
     return None

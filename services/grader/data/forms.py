@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import gcd
 
-from services.grader.data.exact import RATIONAL, Exact, TooHard
+from services.grader.answers.exact import RATIONAL, Exact, TooHard
 from services.grader.data.letters import letters_of
 
 _PLACE = re.compile(r"<([a-z])>")

@@ -17,15 +17,17 @@ import httpx
 from protocol.messages import Graded, Task
 from pydantic import JsonValue
 
+from services.grader.answers.exact import TooHard
+from services.grader.answers.formulas import read_number
 from services.grader.data.decimals import rounded_decimal
-from services.grader.data.exact import TooHard
 from services.grader.data.forms import Form, form_of, name_letters, sentence
 from services.grader.data.lines import Line
-from services.grader.data.reading import Quantity, no_number, read_number, split_unit
+from services.grader.data.reading import Quantity, no_number, split_unit
 from services.grader.data.rewriter import NoProposal, NoReply, Proposal, Rewriter
 from services.grader.pool import Failed
 from services.grader.tools import Tools
 from services.grader.verifiers import math_answer
+from services.grader.verifiers.math_answer import problem_of
 
 _EXAMINE = "services.grader.data.algebra:examine"
 _EXAMINE_DEADLINE_S = 10.0
@@ -170,13 +172,6 @@ async def _examined(proposal: Proposal, quantity: Quantity, tools: Tools) -> For
     if parts["integer"] != proposal.answer:
         raise NoProposal(f"the model's {proposal.ask} is not {proposal.answer}")
     return Form(**{**parts, "denominators": tuple(parts["denominators"])}, values=proposal.values)
-
-
-def problem_of(task: Task) -> str:
-    """The text of a task's problem; of a conversation, all turns."""
-    if task.messages is None:
-        return task.prompt or ""
-    return "\n\n".join(turn.content for turn in task.messages)
 
 
 def _with_form(fields: dict[str, Any], form: Form, unit: str | None) -> dict[str, Any]:

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from services.grader.answers.exact import RATIONAL, Exact, TooHard, square_and_rest
+from services.grader.answers.formulas import read_number
 from services.grader.data.decimals import rounded_decimal
-from services.grader.data.exact import RATIONAL, Exact, TooHard, square_and_rest
 from services.grader.data.forms import Form, form_of, name_letters, sentence
-from services.grader.data.reading import no_number, read_number, split_unit
+from services.grader.data.reading import no_number, split_unit
 
 INTEGERS = st.integers(-200, 200)
 NONZERO = INTEGERS.filter(bool)
@@ -139,7 +140,7 @@ def test_an_answer_that_is_no_number_is_named(answer: str, kind: str) -> None:
         (r"90^\circ", "90", "degrees"),
         (r"\$18.90", "18.90", "dollars"),
         (r"15\mbox{ cm}^2", "15", "cm²"),
-        (r"\frac{270}7\text{ degrees}", r"\frac{270}7", "degrees"),
+        (r"\frac{270}7\text{ degrees}", r"\frac{270}{7}", "degrees"),
         (r"12.5\%", "12.5", "percent"),
         (r"864 \mbox{ inches}^2", "864", "inches²"),
         (r"8\text{ sq. ft.}", "8", "sq ft"),

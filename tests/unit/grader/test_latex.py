@@ -9,16 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.grader.latex import (
-    Number,
-    last_boxed,
-    parse_number,
-    squeezed,
-    tidy,
-    trailing_unit,
-    unwrapped,
-    words,
-)
+from services.grader.answers.numerals import Number, Numeral, parse_number, parse_numeral
+from services.grader.answers.quantities import split_quantity
+from services.grader.answers.units import ANY, measure_of
+from services.grader.answers.wording import Choice, parse_choice, words
+from services.grader.latex import last_boxed, squeezed, tidy, unwrapped
 
 
 @pytest.mark.parametrize(
@@ -40,7 +35,13 @@ from services.grader.latex import (
         (r"{ \boxed{5}", "5"),
         (r"} \boxed{5}", "5"),
         (r"\boxed{5", None),
-        (r"\boxed 5", None),
+        (r"\boxed 5", "5"),
+        (r"\boxed5", "5"),
+        (r"\boxed x$", "x"),
+        (r"\boxed 42", None),
+        (r"\boxed 5x", None),
+        (r"\boxedx", None),
+        (r"\boxed{1} then \boxed 2.", "2"),
         ("5", None),
         ("", None),
         (r"<think>\boxed{1}</think> \boxed{2}", "2"),
@@ -112,12 +113,23 @@ def test_long_texts_of_anything_take_a_moment(hostile: str) -> None:
         (r"\left( 3, \frac{\pi}{2} \right)", r"( 3, \frac{\pi}{2} )"),
         (r"\leftarrow", r"\leftarrow"),
         (r"\mathrm{e}", "e"),
-        (r"90^\circ", "90"),
-        (r"90^{\circ}", "90"),
-        (r"10{,}000", "10,000"),
-        (r"10,\!000", "10,000"),
+        (r"\mathrm{cm}", r"\text{cm}"),
+        (r"\sin 15^{\circ}", r"\sin 15^\circ"),
+        ("90°", r"90^\circ"),
+        (r"10{,}000", "10000"),
+        (r"10,\!000", "10000"),
+        (r"11,\! 111,\! 100", "11111100"),
         (r"1\,000", "1000"),
-        (r"\$5", "5"),
+        (r"3{,}14", "3{,}14"),
+        (r"\$5", r"\$5"),
+        (r"\tfrac12", r"\frac{1}{2}"),
+        (r"\frac9{19}", r"\frac{9}{19}"),
+        (r"\frac{\pi}2", r"\frac{\pi}{2}"),
+        ("2√3", r"2\sqrt{3}"),
+        ("sqrt(2)/2", r"\sqrt{2}/2"),
+        (r"x\leqslant\dfrac 1 2", r"x\le\frac{1}{2}"),
+        ("½", r"\frac{1}{2}"),
+        ("5\u200b", "5"),
         (r"$x$", "x"),
         (r"\(x\)", "x"),
         ("−3", "-3"),
@@ -144,13 +156,22 @@ def test_tidying_leaves_the_mathematics(latex: str, tidied: str) -> None:
         (r"\frac{3}{4}", Number(Fraction(3, 4))),
         (r"-\frac{3}{4}", Number(Fraction(-3, 4))),
         (r"\frac{-3}{4}", Number(Fraction(-3, 4))),
-        (r"\frac34", Number(Fraction(3, 4))),
+        ("1 4/5", Number(Fraction(9, 5))),
+        (r"1\frac{4}{5}", Number(Fraction(9, 5))),
+        (r"-1 \frac{4}{5}", Number(Fraction(-9, 5))),
+        (r"0.\overline{3}", Number(Fraction(1, 3))),
+        (r"0.1\bar{6}", Number(Fraction(1, 6))),
+        ("10 000", Number(Fraction(10000))),
         ("42%", Number(Fraction(42, 100), is_percentage=True)),
         ("4.5%", Number(Fraction(45, 1000), places=3, is_percentage=True)),
         ("1/0", None),
         (r"\frac{1}{0}", None),
         ("1,23", None),
         ("1 2", None),
+        ("1 5/4", None),
+        (r"2\frac{3}{2}", None),
+        ("1.234,5", None),
+        ("9" * 5000, None),
         ("1e5", None),
         ("x", None),
         ("", None),
@@ -174,22 +195,40 @@ def test_every_fraction_is_read_back(top: int, bottom: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("latex", "numeral"),
+    [
+        ("204_5", Numeral("204", 5)),
+        ("4210_{5}", Numeral("4210", 5)),
+        (r"1011_{\text{two}}", Numeral("1011", 2)),
+        ("2A_{16}", Numeral("2A", 16)),
+        ("007_8", Numeral("7", 8)),
+        ("204", None),
+        ("x_5", None),
+        ("204_b", None),
+    ],
+)
+def test_a_numeral_names_its_base(latex: str, numeral: Numeral | None) -> None:
+    assert parse_numeral(latex) == numeral
+
+
+@pytest.mark.parametrize(
     ("latex", "plain"),
     [
         (r"\text{East}", "east"),
-        (r"\text{(C)}", "c"),
-        ("(C)", "c"),
-        ("C", "c"),
         ("yes", "yes"),
         ("No", "no"),
         ("even", "even"),
+        ("an ellipse", "ellipse"),
         (r"\text{June 20}", "june 20"),
+        (r"\text{June }20", "june 20"),
+        ("Évelyne", "évelyne"),
         ("x", None),
         ("ab", None),
+        ("C", None),
         ("p - q", None),
         (r"\text{2}", None),
         (r"\sqrt{2}", None),
-        (r"5 \text{ cm}", None),
+        (r"1 \text{ or } 2", None),
         ("sinx", "sinx"),
         ("42", None),
     ],
@@ -199,15 +238,64 @@ def test_words_are_told_from_mathematics(latex: str, plain: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("latex", "unit"),
+    ("latex", "choice"),
     [
-        (r"5\text{ cm}", "cm"),
-        (r"5 \text{ cm}^2", "cm2"),
-        (r"5.4 \text{ cents}", "cent"),
-        (r"\text{cm}", None),
-        ("5", None),
-        (r"5\text{ or }6", None),
+        ("B", Choice("B")),
+        ("(B)", Choice("B")),
+        (r"\text{(B)}", Choice("B")),
+        (r"\text{Option B}", Choice("B")),
+        (r"\text{B) } 12", Choice("B", "12")),
+        ("B. 12", Choice("B", "12")),
+        ("b", None),
+        ("BC", None),
+        ("(B)+1", None),
+        ("A(x+1)", None),
+        ("A) 1 B) 2", None),
+        ("12", None),
     ],
 )
-def test_a_unit_stands_behind_its_quantity(latex: str, unit: str | None) -> None:
-    assert trailing_unit(latex) == unit
+def test_a_choice_is_a_letter_that_stands_apart(latex: str, choice: Choice | None) -> None:
+    assert parse_choice(latex) == choice
+
+
+@pytest.mark.parametrize(
+    ("latex", "head", "unit"),
+    [
+        (r"5\text{ cm}", "5", "cm"),
+        (r"5\text{ cm}", "5", "centimeters"),
+        (r"5 \text{ cm}^2", "5", "square cm"),
+        ("5 inches", "5", "in"),
+        (r"5.4 \text{ cents}", "5.4", "cents"),
+        (r"\$5.40", "5.40", "dollars"),
+        (r"90^\circ", "90", "degrees"),
+        (r"\frac{1}{2}\text{ mph}", r"\frac{1}{2}", "miles per hour"),
+    ],
+)
+def test_a_unit_is_what_it_measures(latex: str, head: str, unit: str) -> None:
+    quantity = split_quantity(latex)
+    assert (quantity.head, quantity.measure) == (head, measure_of(unit))
+
+
+@pytest.mark.parametrize(
+    "latex",
+    [
+        r"\text{cm}",
+        "5",
+        r"7\text{ squared}",
+        r"12\text{ factorial}",
+        r"5\text{ million}",
+        r"1011\text{ base two}",
+        r"5\text{ or }6",
+        r"\sin 15^\circ",
+        "2ab",
+        r"5\text{ widgetoids}",
+    ],
+)
+def test_what_is_not_surely_a_unit_stays(latex: str) -> None:
+    assert split_quantity(latex).head == latex
+
+
+def test_the_author_of_a_gold_answer_may_count_anything_but_in_millions() -> None:
+    assert split_quantity(r"5\text{ widgetoids}", trusted=True).measure == ANY
+    for words_of_value in ("million", "factorial", "squared", "base two", "tenths"):
+        assert split_quantity(rf"5\text{{ {words_of_value}}}", trusted=True).measure is None

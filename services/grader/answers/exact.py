@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Context, Decimal
 from fractions import Fraction
-from math import isqrt
+from math import gcd, isqrt
 
 MAX_BITS = 4096
 MAX_EXPONENT = 64
 _MAX_RADICAND = 10**12
 _MAX_TERMS = 16
+_DIGITS = Context(prec=60)
+_PI = Decimal(
+    "3.14159265358979323846264338327950288419716939937510582097494459230781640628620899863"
+)
 
 
 class TooHard(ValueError):
@@ -56,6 +61,12 @@ class Exact:
             [_product(left, right) for left in self.terms.items() for right in other.terms.items()]
         )
 
+    @property
+    def has_inverse(self) -> bool:
+        """Whether `inverse` can write one over this."""
+        count = len(self.terms)
+        return count == 1 or (count == 2 and not any(power for _, power in self.terms))
+
     def inverse(self) -> Exact:
         """One over a number of one term, or of two terms whose squares are rational.
 
@@ -65,7 +76,7 @@ class Exact:
         if len(self.terms) == 1:
             [((radicand, power), value)] = self.terms.items()
             return _sum_of([((radicand, -power), 1 / (value * radicand))])
-        if len(self.terms) != 2 or any(power for _, power in self.terms):
+        if not self.has_inverse:
             raise TooHard("a division by 0 or by a longer irrational sum")
         (first, value), (second, opposite) = self.terms.items()
         conjugate = Exact({first: value, second: -opposite})
@@ -86,19 +97,39 @@ class Exact:
         factor, radicand = square_and_rest(inside)
         return _sum_of([((radicand, 0), Fraction(factor, value.denominator))])
 
-    def power(self, exponent: Exact) -> Exact:
-        """A whole power, from -64 to 64.
+    def power(self, exponent: int) -> Exact:
+        """A whole power, from -64 to 64; of a rational number, any that is not too large.
 
         Raises:
             TooHard: for any other exponent.
         """
-        count = exponent.rational
-        if count is None or count.denominator != 1 or abs(count) > MAX_EXPONENT:
-            raise TooHard("a power whose exponent is not a small integer")
+        if exponent < 0:
+            return self.inverse().power(-exponent)
+        if (value := self.rational) is not None:
+            return _sum_of([(RATIONAL, _power(value, exponent))])
+        if exponent > MAX_EXPONENT:
+            raise TooHard("a power whose exponent is not small")
         result = Exact.of(1)
-        for _ in range(abs(int(count))):
+        for _ in range(exponent):
             result = result * self
-        return result.inverse() if count < 0 else result
+        return result
+
+    @property
+    def approximation(self) -> Decimal:
+        """The value to some fifty digits."""
+        total = Decimal(0)
+        for (radicand, power), value in self.terms.items():
+            term = _DIGITS.divide(Decimal(value.numerator), Decimal(value.denominator))
+            term = _DIGITS.multiply(term, _DIGITS.sqrt(Decimal(radicand)))
+            total = _DIGITS.add(total, _DIGITS.multiply(term, _DIGITS.power(_PI, power)))
+        return total
+
+    @property
+    def sign(self) -> int:
+        """1, 0 or -1."""
+        if not self.terms:
+            return 0
+        return -1 if self.approximation < 0 else 1
 
 
 PI = Exact({(1, 1): Fraction(1)})
@@ -134,11 +165,19 @@ def _sum_of(terms: list[tuple[Irrational, Fraction]]) -> Exact:
     return Exact({irrational: value for irrational, value in total.items() if value})
 
 
+def _power(value: Fraction, exponent: int) -> Fraction:
+    bits = max(value.numerator.bit_length(), value.denominator.bit_length())
+    if bits * exponent > 2 * MAX_BITS or not (value or exponent):
+        raise TooHard("a number of more than a thousand digits, or 0^0")
+    return value**exponent
+
+
 def _product(
     left: tuple[Irrational, Fraction], right: tuple[Irrational, Fraction]
 ) -> tuple[Irrational, Fraction]:
     (first, power), (second, other_power) = left[0], right[0]
-    if first * second > _MAX_RADICAND:
+    factor = gcd(first, second)  # both are squarefree
+    radicand = first // factor * (second // factor)
+    if radicand > _MAX_RADICAND:
         raise TooHard("a root of a very large number")
-    factor, radicand = square_and_rest(first * second)
     return (radicand, power + other_power), left[1] * right[1] * factor

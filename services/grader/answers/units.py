@@ -7,6 +7,9 @@ A list of what is allowed, because any other word may change the number: ``\text
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
 
 
 def _names(text: str) -> frozenset[str]:
@@ -67,3 +70,87 @@ def _is_unit(unit: str) -> bool:
         return over in _MEASURES | _THINGS and under in _MEASURES | _THINGS
     before, _, length = unit.partition(" ")
     return unit in _MEASURES | _THINGS or (before in _BEFORE_LENGTHS and length in _LENGTHS)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a unit measures, and its size; units of one dimension can be converted."""
+
+    dimension: str
+    size: Fraction = Fraction(1)
+
+
+ANY = Measure("any")  # "square units", or a number of things
+
+_SIZES: dict[str, tuple[str, Fraction]] = {}
+for _dimension, _table in {
+    "length": "m:1 km:1000 cm:0.01 mm:0.001 in:0.0254 ft:0.3048 yd:0.9144 mi:1609.344",
+    "time": "s:1 min:60 h:3600 day:86400 week:604800",
+    "months": "month:1 year:12",
+    "mass": "g:1 kg:1000 mg:0.001 tonne:1000000",
+    "weight": "lb:1 oz:1/16",
+    "litres": "l:1 ml:0.001",
+    "cups": "cup:1 pint:2 quart:4 gallon:16 tablespoon:1/16 teaspoon:1/48",
+    "money": "dollar:1 cent:0.01",
+}.items():
+    for _entry in _table.split():
+        _name, _, _size = _entry.partition(":")
+        _SIZES[_name] = _dimension, Fraction(_size)
+
+_SHORT = {
+    alias: name
+    for name, aliases in {
+        "m": "meter metre",
+        "km": "kilometer kilometre",
+        "cm": "centimeter centimetre",
+        "mm": "millimeter",
+        "in": "inch inche",
+        "ft": "foot feet",
+        "yd": "yard",
+        "mi": "mile",
+        "s": "sec second",
+        "min": "minute",
+        "h": "hr hour",
+        "g": "gram",
+        "kg": "kilogram",
+        "lb": "pound",
+        "oz": "ounce",
+        "l": "L liter litre",
+        "ml": "mL milliliter",
+        "cent": "penny pennie ¢",
+        "degree": "deg",
+        "radian": "rad",
+    }.items()
+    for alias in aliases.split()
+}
+
+
+@cache
+def measure_of(unit: str) -> Measure:
+    """What a unit that `unit_of` knows stands for."""
+    if unit in ("mph", "kph"):
+        unit = {"m": "miles per hour", "k": "km per hour"}[unit[0]]
+    over, per, under = re.sub(r" (?:a|an) ", " per ", unit).partition(" per ")
+    if per:
+        above, below = measure_of(over), measure_of(under)
+        if ANY in (above, below):
+            return ANY
+        return Measure(f"{above.dimension}/{below.dimension}", above.size / below.size)
+    before, _, length = unit.rpartition(" ")
+    power = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}.get(before, 1)
+    if unit[-1] in "²³":
+        length, power = unit[:-1], "²³".index(unit[-1]) + 2
+    return _simple_measure(length, power)
+
+
+def _simple_measure(unit: str, power: int) -> Measure:
+    name = unit if len(unit) < 3 else unit.lower()
+    name = _SHORT.get(name, name)
+    name = name.removesuffix("s") if len(name) > 1 else name
+    name = _SHORT.get(name, name)
+    if name in _SIZES:
+        dimension, size = _SIZES[name]
+        return Measure(f"{dimension}^{power}" if power > 1 else dimension, size**power)
+    if name in ("degree", "radian", "percent"):
+        return Measure(name)
+    return ANY if unit in _THINGS or name == "unit" else Measure(name)

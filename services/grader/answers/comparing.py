@@ -1,0 +1,288 @@
+r"""Whether two answers are the same: by what they are made of, down to single expressions.
+
+Most pairs are settled here, exactly and in microseconds. Expressions that are not read here are put
+to a `Leaf`: in the service that knows nothing, in the pool it is computer algebra.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from services.grader.answers.exact import Exact, TooHard
+from services.grader.answers.formulas import formula_or_none
+from services.grader.answers.numerals import (
+    Number,
+    is_rounding,
+    numbers_agree,
+    parse_number,
+    parse_numeral,
+)
+from services.grader.answers.polynomials import Formula
+from services.grader.answers.quantities import Quantity, factors, split_quantity
+from services.grader.answers.shapes import THOUSANDS, Kind, Shape, shape_of
+from services.grader.answers.sides import is_number, links, same_relation
+from services.grader.answers.wording import (
+    Choice,
+    is_nothing,
+    parse_choice,
+    texts,
+    without_text,
+    words,
+)
+from services.grader.latex import has_ellipsis, squeezed, tidy, unwrapped
+
+MAX_MEMBERS = 32
+_MAX_DEPTH = 4
+_GOLDS = 4096
+_NOTHING = (r"\emptyset", r"\{\}")
+_INFINITE = re.compile(r"[+-]? ?\\infty")
+_OF_SETS = re.compile(r"\\(?:cup|cap|setminus|backslash)(?![a-zA-Z])")
+
+# Two tidied expressions (gold, answer): equal or not, or None if that cannot be said.
+Leaf = Callable[[str, str], bool | None]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether two answers are equal, None if that is not known, and by which rule."""
+
+    equal: bool | None
+    path: str
+
+
+def nothing_known(gold: str, answer: str) -> None:
+    """The leaf of the service, which has no computer algebra."""
+
+
+def compare_answers(
+    gold: str, answer: str, leaf: Leaf = nothing_known, *, asks_percent: bool = False
+) -> Verdict:
+    """Compare two answers as they were written, boxed or not.
+
+    ``asks_percent`` says that the problem asks for a percentage: then 12% is 12.
+    """
+    if gold == answer:
+        return Verdict(True, "exact")
+    return _Comparison(leaf, asks_percent).compare(_gold_text(gold), read_text(answer), 0)
+
+
+def read_text(answer: str) -> str:
+    """Tidied LaTeX of what is inside all boxes."""
+    return without_text(tidy(unwrapped(answer) if "box" in answer else answer))
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    leaf: Leaf
+    asks_percent: bool
+
+    def compare(self, gold: str, answer: str, depth: int) -> Verdict:
+        """By the first rule that fits."""
+        if gold == answer:
+            return Verdict(True, "exact")
+        if gold.isdecimal() and answer.isdecimal() and (gold + answer).isascii():
+            return Verdict(gold.lstrip("0") == answer.lstrip("0"), "number")
+        if (number := _gold_number(gold)) and (other := parse_number(answer)):
+            return Verdict(self._numbers(number, other), "number")
+        if squeezed(gold) == squeezed(answer):
+            return Verdict(True, "exact")
+        if has_ellipsis(gold) or has_ellipsis(answer):
+            return Verdict(False, "ellipsis")
+        if depth > _MAX_DEPTH:
+            return Verdict(None, "depth")
+        return (
+            _numerals(gold, answer)
+            or self._choices(gold, answer, depth)
+            or _words(gold, answer)
+            or self._shapes(gold, answer, depth)
+        )
+
+    def _numbers(self, gold: Number, answer: Number) -> bool:
+        if self.asks_percent and answer.is_percentage and 100 * answer.value == gold.value:
+            return True
+        return numbers_agree(gold, answer)
+
+    def _choices(self, gold: str, answer: str, depth: int) -> Verdict | None:
+        """``(B) 12`` is B, and for a gold 12 its value counts."""
+        choice = _gold_choice(gold)
+        if choice is None:
+            labelled = _labelled(answer)
+            return labelled and self.compare(gold, labelled.rest, depth + 1)
+        other = parse_choice(answer)
+        if other is None:
+            is_letter = len(answer) == 1 and answer.upper() == choice.letter
+            if is_letter or not choice.rest:
+                return Verdict(is_letter, "choice")
+            return self.compare(choice.rest, answer, depth + 1)
+        if other.letter != choice.letter or not (other.rest and choice.rest):
+            return Verdict(other.letter == choice.letter, "choice")
+        return self.compare(choice.rest, other.rest, depth + 1)
+
+    def _shapes(self, gold: str, answer: str, depth: int) -> Verdict:
+        shape, other = _gold_shape(gold), shape_of(answer)
+        if shape is None or other is None or len(shape.parts + other.parts) > MAX_MEMBERS:
+            return Verdict(self.leaf(gold, answer), "algebra")
+        kinds = {shape.kind, other.kind}
+        if kinds == {Kind.SCALAR} and not _OF_SETS.search(gold + answer):
+            return self._scalars(gold, answer)
+        if Kind.RELATION in kinds:
+            equal = self._relations(shape, other, (gold, answer), depth)
+            return Verdict(equal, "equation")
+        if Kind.SET in kinds:
+            members = _members(shape, gold, other), _members(other, answer, shape)
+            return Verdict(self._without_order(*members, depth), "set")
+        if Kind.UNION in kinds or _OF_SETS.search(gold + answer):
+            return self._unions(shape, other, (gold, answer), depth)
+        return Verdict(self._in_order(shape, other, depth), str(shape.kind))
+
+    def _unions(self, gold: Shape, answer: Shape, both: tuple[str, str], depth: int) -> Verdict:
+        """The same pieces make the same union; so may others, which overlap or meet."""
+        if gold.kind is answer.kind and self._without_order(gold.parts, answer.parts, depth):
+            return Verdict(True, "union")
+        return Verdict(self.leaf(*both), "algebra")
+
+    def _without_order(
+        self, golds: tuple[str, ...], answers: tuple[str, ...], depth: int
+    ) -> bool | None:
+        """Each has its like on the other side."""
+        rows = [[self.compare(g, a, depth + 1).equal for a in answers] for g in golds]
+        columns = list(zip(*rows, strict=True)) if rows else [() for _ in answers]
+        return _all(_any(line) for line in (*rows, *columns))
+
+    def _in_order(self, gold: Shape, answer: Shape, depth: int) -> bool | None:
+        if gold.kind is not answer.kind:
+            gold, answer = _vector(gold), _vector(answer)
+        same_frame = (gold.kind, gold.marks) == (answer.kind, answer.marks)
+        if not same_frame or len(gold.parts) != len(answer.parts):
+            return False
+        pairs = zip(gold.parts, answer.parts, strict=True)
+        return _all(self.compare(g, a, depth + 1).equal for g, a in pairs)
+
+    def _relations(
+        self, gold: Shape, answer: Shape, both: tuple[str, str], depth: int
+    ) -> bool | None:
+        """``x = 5`` is 5, and an equation is any multiple of itself."""
+        (golds, name), (answers, other) = links(gold, both[0]), links(answer, both[1])
+        if golds and answers and (name == other or None in (name, other)):
+            return _all(self.compare(golds[-1], link, depth + 1).equal for link in answers)
+        if gold.kind is not answer.kind or (golds and is_number(golds[-1])):
+            return False  # an equation for a value, or one that is not solved
+        try:
+            return same_relation(gold, answer)
+        except TooHard:
+            return self.leaf(*both)
+
+    def _scalars(self, gold: str, answer: str) -> Verdict:
+        quantity, other = _gold_quantity(gold), split_quantity(answer)
+        if _INFINITE.fullmatch(quantity.head) or _INFINITE.fullmatch(other.head):
+            same = squeezed(quantity.head).lstrip("+") == squeezed(other.head).lstrip("+")
+            return Verdict(same, "infinity")
+        if r"\text" in other.head and texts(quantity.head) != texts(other.head):
+            return Verdict(False, "text")
+        scales = tuple(factors(quantity, other, asks_percent=self.asks_percent))
+        if not scales:
+            return Verdict(False, "unit")
+        return self._expressions(quantity, other, scales)
+
+    def _expressions(self, gold: Quantity, answer: Quantity, scales: tuple[Exact, ...]) -> Verdict:
+        value, other = _gold_formula(gold.head), formula_or_none(answer.head)
+        if value is None or other is None:
+            return Verdict(self.leaf(gold.head, answer.head), "algebra")
+        try:
+            equal = any(value.equals(other * Formula.of(scale)) for scale in scales)
+        except TooHard:
+            return Verdict(self.leaf(gold.head, answer.head), "algebra")
+        path = "exact_number" if value.number and other.number else "formula"
+        return Verdict(equal or _is_rounded(gold, value, answer, other), path)
+
+
+def _numerals(gold: str, answer: str) -> Verdict | None:
+    """Numbers in a named base are the same if their digits are: to convert was the question."""
+    if "_" not in gold and "_" not in answer:
+        return None
+    numeral, other = parse_numeral(gold), parse_numeral(answer)
+    if numeral is None:
+        is_decimal = other is not None and other.base == 10 and other.digits == gold
+        return other and Verdict(is_decimal, "numeral")
+    if other is None:
+        return Verdict((answer.lstrip("0") or "0") == numeral.digits, "numeral")
+    return Verdict(numeral == other, "numeral")
+
+
+def _words(gold: str, answer: str) -> Verdict | None:
+    said, other = _gold_words(gold), words(answer)
+    if said is None and other is None:
+        return None
+    if _gold_quantity(gold).measure or split_quantity(answer).measure:
+        return None
+    if said and other is None and gold[:1].isdigit():
+        return None  # a quantity whose words are not known
+    if gold in _NOTHING or (said and is_nothing(said)):
+        return Verdict(answer in _NOTHING or bool(other and is_nothing(other)), "words")
+    return Verdict(said == (other or answer.strip("() ").casefold()), "words")
+
+
+def _labelled(answer: str) -> Choice | None:
+    if answer[:1] not in ("(", "\\", *"ABCDEFGHIJ["):
+        return None
+    choice = parse_choice(answer)
+    return choice if choice and choice.rest else None
+
+
+def _members(shape: Shape, text: str, other: Shape) -> tuple[str, ...]:
+    r"""The members of a set, where a ``\pm`` counts twice; anything else is its own member.
+
+    ``100,200`` is a number, but two of them beside a set of two.
+    """
+    if shape.kind is not Kind.SET:
+        is_list = len(other.parts) > 1 and THOUSANDS.fullmatch(text)
+        return tuple(text.split(",")) if is_list else (text,)
+    members: list[str] = []
+    for part in shape.parts:
+        inner = shape_of(part) if r"\pm" in part or r"\mp" in part else None
+        members += inner.parts if inner and inner.kind is Kind.SET else (part,)
+    return tuple(members)
+
+
+def _vector(shape: Shape) -> Shape:
+    """A vector, in a row or a column, is the tuple of its coordinates."""
+    is_vector = shape.kind is Kind.MATRIX and "1" in shape.marks.split("x")
+    return Shape(Kind.TUPLE, shape.parts, "()") if is_vector else shape
+
+
+def _is_rounded(gold: Quantity, value: Formula, answer: Quantity, other: Formula) -> bool:
+    if gold.measure != answer.measure and gold.measure and answer.measure:
+        return False
+    for written, exact in ((answer.head, value), (gold.head, other)):
+        decimal = parse_number(written)
+        if decimal and decimal.places and (number := exact.approximation) is not None:
+            return is_rounding(decimal, number)
+    return False
+
+
+def _all(verdicts: Iterable[bool | None]) -> bool | None:
+    """False if one is, else None if one is unknown."""
+    found = list(verdicts)
+    return False if False in found else None if None in found else True
+
+
+def _any(verdicts: Iterable[bool | None]) -> bool | None:
+    found = list(verdicts)
+    return True if True in found else None if None in found else False
+
+
+# A gold answer comes again with every response to its task.
+_gold_text = lru_cache(_GOLDS)(read_text)
+_gold_number = lru_cache(_GOLDS)(parse_number)
+_gold_words = lru_cache(_GOLDS)(words)
+_gold_choice = lru_cache(_GOLDS)(parse_choice)
+_gold_shape = lru_cache(_GOLDS)(shape_of)
+_gold_formula = lru_cache(_GOLDS)(formula_or_none)
+
+
+@lru_cache(_GOLDS)
+def _gold_quantity(gold: str) -> Quantity:
+    return split_quantity(gold, trusted=True)

@@ -1,0 +1,189 @@
+r"""What an answer is made of: members of a set, coordinates, ends of an interval, cells, sides.
+
+Linear in the length of the text; members are given as text, to be read in their turn.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """How the parts of an answer belong together."""
+
+    SCALAR = "scalar"
+    SET = "set"  # also a list: without order, and twice is once
+    TUPLE = "tuple"  # also an interval; the marks are its brackets
+    MATRIX = "matrix"  # cells by rows; the marks are its size
+    UNION = "union"
+    RELATION = "relation"  # the sides; the marks are its signs
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The kind of an answer, its parts as tidied LaTeX, and marks that must agree."""
+
+    kind: Kind
+    parts: tuple[str, ...]
+    marks: str = ""
+
+
+_STRUCTURE = re.compile(
+    r"[,;:=<>\[]|\\(?:\{|[lgn]e(?![a-zA-Z])|cup|in(?![a-z])|[pm]{2}(?![a-z])|langle|begin|mathbb"
+    r"|emptyset)|\\text ?\{ ?(?:or|and) ?\}|(?<![a-zA-Z])(?:or|and)(?![a-zA-Z])"
+)
+_TOKEN = re.compile(
+    r"(?P<open>\\\{|\\langle|\\begin\{[a-z]+\*?\}|[({\[])"
+    r"|(?P<close>\\\}|\\rangle|\\end\{[a-z]+\*?\}|[)}\]])"
+    r"|(?P<and>,? ?(?:\\text ?\{ ?(?:or|and) ?\}|(?<![a-zA-Z\\])(?:or|and)(?![a-zA-Z]))|[,;])"
+    r"|(?P<union>\\cup(?![a-zA-Z]))"
+    r"|(?P<sign>[=<>]|\\(?:[lgn]e|in)(?![a-zA-Z]))"
+    r"|(?P<both>\\[pm]{2}(?![a-zA-Z]))"
+    r"|\\."
+)
+THOUSANDS = re.compile(r"[+-]? ?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")  # or is it a list?
+_RATIO = re.compile(r"[0-9]+(?: ?: ?[0-9]+)+")  # or a time of day
+_MATRIX = re.compile(r"\\begin\{([pbB]?)matrix\}(.*)\\end\{\1matrix\}", re.DOTALL)
+_ROW = re.compile(r"\\\\(?:\[[^\]]*\])?")
+_REALS = r"\mathbb{R}"
+_FLIPPED = {">": "<", r"\ge": r"\le"}
+_BRACKETS = {"<": "()", r"\le": "[]"}
+_VARIABLE = re.compile(r"(?:[a-zA-Z]|\\[a-z]+)(?:_(?:\w|\{\w+\}))?")
+
+
+@dataclass(frozen=True)
+class _Cuts:
+    """Where a text can be parted outside of all brackets, by what stands there."""
+
+    marks: dict[str, list[tuple[int, int]]]
+    signs: tuple[str, ...]
+    is_enclosed: bool  # by one pair of brackets
+
+    def parts(self, latex: str, kind: str) -> tuple[str, ...]:
+        begins = [0, *(end for _, end in self.marks[kind])]
+        ends = [*(start for start, _ in self.marks[kind]), len(latex)]
+        return tuple(latex[a:b].strip() for a, b in zip(begins, ends, strict=True))
+
+
+def shape_of(latex: str) -> Shape | None:
+    """The shape of tidied LaTeX; None if its brackets do not match."""
+    if not _STRUCTURE.search(latex) or THOUSANDS.fullmatch(latex):
+        return Shape(Kind.SCALAR, (latex,))
+    if _RATIO.fullmatch(latex):
+        return Shape(Kind.TUPLE, tuple(latex.split(":")), ":")
+    cuts = _cuts(latex)
+    if cuts is None:
+        return None
+    if "and" in cuts.marks:
+        return _listed(tuple(part for part in cuts.parts(latex, "and") if part))
+    if "sign" in cuts.marks:
+        return _relation(cuts.parts(latex, "sign"), cuts.signs)
+    if "union" in cuts.marks:
+        return Shape(Kind.UNION, cuts.parts(latex, "union"))
+    if "both" in cuts.marks:
+        return _both(latex, cuts.marks["both"])
+    return _enclosed(latex) if cuts.is_enclosed else _named(latex)
+
+
+def _cuts(latex: str) -> _Cuts | None:
+    marks: dict[str, list[tuple[int, int]]] = {}
+    signs: list[str] = []
+    depth, closed_at = 0, -1
+    for match in _TOKEN.finditer(latex):
+        kind = match.lastgroup
+        if kind == "open":
+            depth += 1
+        elif kind == "close":
+            depth -= 1
+            if depth < 0:
+                return None
+            closed_at = match.end() if depth == 0 and closed_at < 0 else closed_at
+        elif kind is not None and depth == 0:
+            marks.setdefault(kind, []).append(match.span())
+            signs += [match.group()] if kind == "sign" else []
+    first = _TOKEN.match(latex)
+    is_enclosed = closed_at == len(latex) and first is not None and first.lastgroup == "open"
+    return None if depth else _Cuts(marks, tuple(signs), is_enclosed)
+
+
+def _listed(parts: tuple[str, ...]) -> Shape:
+    """Members of a list; of inequalities the union, as in "x < 1 or x > 3"."""
+    if len(parts) > 1 and all(re.search(r"[<>]|\\[lg]e(?![a-z])", part) for part in parts):
+        return Shape(Kind.UNION, parts)
+    return Shape(Kind.SET, parts)
+
+
+def _relation(sides: tuple[str, ...], signs: tuple[str, ...]) -> Shape:
+    if signs == (r"\in",) and _VARIABLE.fullmatch(sides[0]):
+        return shape_of(sides[1]) or Shape(Kind.RELATION, sides, r"\in")
+    if all(sign in _FLIPPED for sign in signs):
+        sides, signs = sides[::-1], tuple(_FLIPPED[sign] for sign in reversed(signs))
+    return _interval(sides, signs) or Shape(Kind.RELATION, sides, " ".join(signs))
+
+
+def _interval(sides: tuple[str, ...], signs: tuple[str, ...]) -> Shape | None:
+    """``1 < x \\le 2`` is ``(1, 2]``, and ``x < 2`` is ``(-\\infty, 2)``."""
+    if not all(sign in _BRACKETS for sign in signs) or len(signs) > 2:
+        return None
+    brackets = [_BRACKETS[sign] for sign in signs]
+    if len(signs) == 2:
+        left, variable, right = sides
+        opens, closes = brackets[0][0], brackets[1][1]
+    elif _VARIABLE.fullmatch(sides[0]):
+        left, (variable, right), opens, closes = r"-\infty", sides, "(", brackets[0][1]
+    else:
+        (left, variable), right, opens, closes = sides, r"\infty", brackets[0][0], ")"
+    if not _VARIABLE.fullmatch(variable) or variable in left + right or variable == r"\pi":
+        return None
+    return Shape(Kind.TUPLE, (left, right), opens + closes)
+
+
+def _both(latex: str, places: list[tuple[int, int]]) -> Shape | None:
+    """``1 \\pm \\sqrt{2}`` are two numbers; more signs than one can be read in two ways."""
+    if len(places) > 1:
+        return None
+    [(begin, end)] = places
+    return Shape(Kind.SET, tuple(f"{latex[:begin]}{sign}{latex[end:]}" for sign in "+-"))
+
+
+def _enclosed(latex: str) -> Shape:
+    if latex.startswith(r"\begin"):
+        return _matrix(latex)
+    if latex.startswith(r"\{"):
+        return _members(latex[2:-2].strip())
+    opens, inner, closes = latex[0], latex[1:-1], latex[-1]
+    if latex.startswith(r"\langle"):
+        opens, inner, closes = "(", latex[len(r"\langle") : -len(r"\rangle")], ")"
+    cuts = _cuts(inner)
+    if cuts and opens == "{" and "and" in cuts.marks:
+        return _members(inner)
+    if cuts is None or "and" not in cuts.marks:
+        return Shape(Kind.SCALAR, (latex,))
+    return Shape(Kind.TUPLE, cuts.parts(inner, "and"), opens + closes)
+
+
+def _members(inner: str) -> Shape:
+    if not inner:
+        return Shape(Kind.SET, ())
+    cuts = _cuts(inner)
+    return Shape(Kind.SET, cuts.parts(inner, "and") if cuts and "and" in cuts.marks else (inner,))
+
+
+def _matrix(latex: str) -> Shape:
+    match = _MATRIX.fullmatch(latex)
+    if match is None:
+        return Shape(Kind.SCALAR, (latex,))
+    rows = [row.split("&") for row in _ROW.split(match[2]) if row.strip()]
+    widths = {len(row) for row in rows}
+    if len(widths) != 1:
+        return Shape(Kind.SCALAR, (latex,))
+    cells = tuple(cell.strip() for row in rows for cell in row)
+    return Shape(Kind.MATRIX, cells, f"{len(rows)}x{widths.pop()}")
+
+
+def _named(latex: str) -> Shape:
+    if latex == _REALS:
+        return Shape(Kind.TUPLE, (r"-\infty", r"\infty"), "()")
+    return Shape(Kind.SET, ()) if latex == r"\emptyset" else Shape(Kind.SCALAR, (latex,))

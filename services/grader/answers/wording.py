@@ -1,0 +1,83 @@
+r"""Answers in words, such as ``\text{East}`` or ``no``; letters of a choice, such as ``(B)``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_TEXT = re.compile(r"\\text ?\{([^{}]*)\}")
+_PROSE = re.compile(r"[\w '’.,:;()!?\"/-]+")
+_WORD = re.compile(r"[^\W\d_]{2}")
+_BARE_WORDS = re.compile(
+    r"(?=.*[^\W\d_]{4}|(?:yes|no|odd|even|all|both|one|two|red)\b)[^\W\d_][^\W\d_ ',.-]*"
+    r"(?:[ ',.-]+(?:[^\W\d_]+|[0-9]+))*[.!]?",
+    re.IGNORECASE,
+)
+_JOINING = re.compile(r"\b(?:or|and)\b")
+_ARTICLE = re.compile(r"(?:an?|the) (?=..)")
+_CHOICE = re.compile(
+    r"(?:(?i:option|choice|answer)s? ?:? ?)?(?:\(([A-Ja-j])\)|([A-J])[).:]|\[([A-J])\]|([A-J]))"
+    r"(?P<rest>.*)",
+    re.DOTALL,
+)
+_ANOTHER_CHOICE = re.compile(r"(?<![A-Za-z])\(?[A-J]\)")
+_STATEMENT = re.compile(
+    r"\\text ?\{ ?(?:(?:the )?(?:final )?answer(?: is)? ?:?|thus,?|so,?|therefore,?) ?\}",
+    re.IGNORECASE,
+)
+_NOTHING = frozenset({"no solution", "no solutions", "empty set", "there is no solution"})
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The letter of a choice in upper case, and what it stands for, if that is said."""
+
+    letter: str
+    rest: str = ""
+
+
+def without_text(latex: str) -> str:
+    r"""``\text{42}`` holds 42; "the answer is" in front of an answer says nothing."""
+    latex = _STATEMENT.sub("", latex)
+    match = _TEXT.fullmatch(latex)
+    is_prose = match is not None and match[1].strip()[:1].isalpha() and _WORD.search(match[1])
+    return match[1].strip() if match and not is_prose else latex.strip()
+
+
+def words(latex: str) -> str | None:
+    r"""An answer in words: lower case, without marks and without an article.
+
+    None for anything that may be mathematics; a short run of bare letters is a product.
+    """
+    marked = "\\text" in latex
+    plain = _TEXT.sub(r"\1", latex) if marked else latex
+    if marked:
+        if not _PROSE.fullmatch(plain) or not _WORD.search(_JOINING.sub("", plain)):
+            return None
+    elif not _BARE_WORDS.fullmatch(plain):
+        return None
+    kept = "".join(char if char.isalnum() else " " for char in plain.replace("'", ""))
+    return _ARTICLE.sub("", " ".join(kept.casefold().split()), count=1)
+
+
+def texts(latex: str) -> list[str]:
+    r"""What stands in each ``\text{}``."""
+    return [text.strip() for text in _TEXT.findall(latex)]
+
+
+def is_nothing(said: str) -> bool:
+    """Whether words say that there is no solution."""
+    return said in _NOTHING
+
+
+def parse_choice(latex: str) -> Choice | None:
+    r"""Read ``B``, ``(B)``, ``\text{B) } 12``; None if it is no choice, or names several."""
+    plain = _TEXT.sub(r"\1", latex).strip() if "\\text" in latex else latex
+    match = _CHOICE.fullmatch(plain)
+    if match is None:
+        return None
+    letter, rest = match[1] or match[2] or match[3] or match[4], match["rest"].strip(" .:")
+    is_sum = rest[:1] in tuple("+-*/^_=<>!'")
+    if is_sum or (match[4] and rest) or _ANOTHER_CHOICE.search(rest):
+        return None
+    return Choice(letter.upper(), rest)

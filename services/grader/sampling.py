@@ -1,0 +1,116 @@
+"""Whether two expressions of SymPy agree, by their values to fifty digits. For the pool only.
+
+Rounding is what makes computer algebra say that 355/113 is π; fifty digits leave no room for it.
+Two expressions with letters that agree at several points, to thirty digits each, are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from sympy import Abs, Basic, Expr, I, Pow, Rational, im, log, nan, oo, re, simplify, zoo
+from sympy.core.function import AppliedUndef
+
+_DIGITS = 50
+_CLOSE = Rational(1, 10**30)
+_TINY = Rational(1, 10**40)
+_ENOUGH = 3  # points at which both have a value
+_SIZES = (
+    Rational(37, 29),
+    Rational(113, 41),
+    Rational(7, 23),
+    Rational(271, 53),
+    Rational(941, 67),
+    Rational(1, 19),
+)
+_STEP = Rational(89, 71)  # from one letter's value to the next one's
+
+Point = Sequence[tuple[Basic, Expr]]  # letters and their values
+
+
+def agreement(gold: Expr, answer: Expr) -> bool | None:
+    """Whether both have the same value, everywhere; None if that cannot be found out.
+
+    What is under a root or a logarithm counts only where it is not negative.
+    """
+    gold, answer = worked_out(gold), worked_out(answer)
+    if gold.has(AppliedUndef) or answer.has(AppliedUndef):
+        return None
+    if not gold.free_symbols | answer.free_symbols:
+        return _same_value(gold, answer)
+    found = 0
+    for value, other in _values(gold, answer):
+        if not _are_close(value, other):
+            return False
+        found += 1
+    return True if found >= _ENOUGH else None
+
+
+def sign_of_factor(gold: Expr, answer: Expr) -> int | None:
+    """1 or -1 if ``answer`` is everywhere a real c times ``gold``, the sign of c; otherwise 0.
+
+    None if that cannot be found out.
+    """
+    if not gold.free_symbols:
+        return 0
+    values = list(_values(worked_out(gold), worked_out(answer)))
+    ratios = [other / value for value, other in values if value and other]
+    if len(ratios) < _ENOUGH:
+        return None
+    same = all(_are_close(ratios[0], ratio) for ratio in ratios)
+    return (1 if ratios[0] > 0 else -1) if same and ratios[0].is_real else 0
+
+
+def worked_out(expression: Expr) -> Expr:
+    """Sums and integrals done; the letter i is the imaginary unit."""
+    letters = [letter for letter in expression.free_symbols if str(letter) == "i"]
+    result = expression.subs([(letter, I) for letter in letters]).doit()
+    return result if isinstance(result, Expr) else nan
+
+
+def value_of(expression: Expr, point: Point = ()) -> Expr | None:
+    """The value to fifty digits; None where there is none."""
+    value = expression.subs(point).evalf(_DIGITS, maxn=1000)
+    if not isinstance(value, Expr) or value.has(nan, zoo, oo, -oo):
+        return None
+    return value if re(value).is_Number and im(value).is_Number else None
+
+
+def _values(gold: Expr, answer: Expr) -> Iterator[tuple[Expr, Expr]]:
+    """The values of both wherever both are defined."""
+    letters = sorted(gold.free_symbols | answer.free_symbols, key=str)
+    for point in _points(letters):
+        if _is_defined(gold, point) and _is_defined(answer, point):
+            value, other = value_of(gold, point), value_of(answer, point)
+            if value is not None and other is not None:
+                yield value, other
+
+
+def _points(letters: list[Basic]) -> Iterator[Point]:
+    for sign in (1, -1):
+        for size in _SIZES:
+            yield [(letter, sign * size * _STEP**place) for place, letter in enumerate(letters)]
+
+
+def _is_defined(expression: Expr, point: Point) -> bool:
+    """Whether nothing negative stands under a root or a logarithm."""
+    if expression.has(I):
+        return all(bool(value > 0) for _, value in point)
+    inside = [power.base for power in expression.atoms(Pow) if not power.exp.is_integer]
+    inside += [logarithm.args[0] for logarithm in expression.atoms(log)]
+    values = [part.subs(point).evalf(15) for part in inside if part.free_symbols]
+    return all(bool(value.is_real and value > 0) for value in values)
+
+
+def _same_value(gold: Expr, answer: Expr) -> bool | None:
+    value, other = value_of(gold), value_of(answer)
+    if value is None or other is None:
+        return None
+    if max(Abs(value), Abs(other)) < _TINY:
+        return bool(simplify(gold - answer) == 0)
+    return _are_close(value, other)
+
+
+def _are_close(value: Expr, other: Expr) -> bool:
+    largest = max(Abs(value), Abs(other))
+    return bool(largest < _TINY or Abs(value - other) <= _CLOSE * largest)

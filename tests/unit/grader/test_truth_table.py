@@ -1,0 +1,75 @@
+"""The truth table of answers: every row is graded by the real verifier with a real pool.
+
+A row of ``tests/golden/answers.jsonl`` has a gold ``answer``, a ``response`` or what is ``boxed``
+in one, and the ``verdict`` of somebody who marks exams with care: true, false, or null where no
+response to that gold answer can be graded. A text may be a list of pieces; ``["x", 100]`` is x a
+hundred times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from protocol.messages import Graded, Score, Ungradable
+
+from services.grader.pool import Pool
+from services.grader.tools import Tools
+from services.grader.verifiers import math_answer
+
+pytestmark = pytest.mark.anyio
+
+TABLE = Path(__file__).parents[2] / "golden" / "answers.jsonl"
+ROWS: list[dict[str, Any]] = [json.loads(line) for line in TABLE.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+async def tools(anyio_backend: str) -> AsyncIterator[Tools]:
+    async with Pool(2, warm_ups=[math_answer.WARM_UP]) as pool:
+        yield Tools(pool, quick_deadline_s=1.0, compare_deadline_s=1.5)
+
+
+def text_of(pieces: str | list[Any]) -> str:
+    if isinstance(pieces, str):
+        return pieces
+    return "".join(piece if isinstance(piece, str) else piece[0] * piece[1] for piece in pieces)
+
+
+def response_of(row: dict[str, Any]) -> str:
+    if "response" in row:
+        return text_of(row["response"])
+    return rf"We find $x$. First \boxed{{41}}, no: \boxed{{{text_of(row['boxed'])}}}."
+
+
+def verdict_of(score: Score) -> bool | None:
+    return bool(score.value) if isinstance(score, Graded) else None
+
+
+async def test_every_row_of_the_truth_table_is_graded_as_it_says(tools: Tools) -> None:
+    decisions = await asyncio.gather(
+        *(
+            math_answer.decide_response(response_of(row), text_of(row["answer"]), tools)
+            for row in ROWS
+        )
+    )
+    wrong = [
+        f"{row['answer']!s:.60} and {row.get('boxed', row.get('response'))!s:.60} "
+        f"({row['why']}): {decision}"
+        for row, decision in zip(ROWS, decisions, strict=True)
+        if verdict_of(decision.score) is not row["verdict"]
+    ]
+    assert wrong == []
+    ungradable = {d.score.reason for d in decisions if isinstance(d.score, Ungradable)}
+    assert ungradable == {"gold_not_parsable"}
+
+
+def test_the_truth_table_is_large_and_says_each_thing_once() -> None:
+    asked = Counter((str(row["answer"]), response_of(row)) for row in ROWS)
+    assert [row for row, count in asked.items() if count > 1] == []
+    assert len(ROWS) >= 600
+    assert Counter(row["verdict"] for row in ROWS)[False] >= 250
