@@ -29,7 +29,7 @@ _RELATIONS = frozenset({"=", "<", ">", "<=", ">=", "!=", "~~", "==="})
 _SOFT = {"edge", "row", "newline"}  # a chain goes on behind these if a relation comes next
 _ENDS = {"word", "words", "comma", "stop", "arrow", "paragraph"} | _SOFT
 _OPERANDS = {"number", "repeating", "name", "command", "close", "unknown"}
-_SIGNS = {"+", "-", "*", "/", "^", "_", "!", "%", "°", "²", "³"}
+_SIGNS = {"+", "-", "*", "/", "^", "_", "%", "°", "²", "³"}
 _CLOSES = {")": "([", "]": "([", "}": "{", r"\}": r"\{", "env": "env", "|": "|"}
 _CLOSES |= {r"\rfloor": r"\lfloor", r"\rceil": r"\lceil"}
 _JUDGED_INSIDE = {"", "(", "[", "|", r"\boxed"}
@@ -282,7 +282,8 @@ def _relations_of(frame: _Frame, end: Token, is_denied: bool) -> Iterator[Relati
     if not begins_cleanly(frame.before, frame.after_operand, sides[0]):
         sides[0] = []
     last, modulus = _without_modulus(sides[-1])
-    sides[-1] = last if ends_cleanly(end) else []
+    exclaims = bool(last) and last[-1].text == "!" and not last[-1].in_math
+    sides[-1] = last if ends_cleanly(end) and not exclaims else []
     made = [_side(side) for side in sides]
     made[0] = replace(made[0], doubtful=is_in_brackets(made[0].tokens))
     made[-1] = replace(made[-1], doubtful=is_denied or is_measured(end))

@@ -18,8 +18,9 @@ _OPENS_LINE = re.compile(
 # Every alternative is bounded or possessive, so that cutting is linear in the text.
 _TOKEN = re.compile(
     r"(?P<row>\\\\(?:\[[^\]\n]{0,12}\])?+)"
-    r"|(?P<space>(?:[^\S\n]|~|&|\\[,;:! ]|\\\$)++"
+    r"|(?P<space>(?:[^\S\n]|~|&(?=\s*=)|\\[,;:! ]|\\\$)++"
     r"|\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits)(?![a-zA-Z])(?!\s*\.))"
+    r"|(?P<ampersand>&)"
     r"|(?P<paragraph>\n[^\S\n]*+\n\s*+)|(?P<newline>\n)"
     r"|(?P<dollar>\$\$?)|(?P<edge>\\[()\[\]]|\\q?quad(?![a-zA-Z])|\*\*(?![-0-9(a-z])|(?<![0-9a-z)])\*\*)"
     r"|(?P<environment>\\(?P<which>begin|end)\s?\{(?P<name>[^{}\n]{0,30})\})"
@@ -96,7 +97,7 @@ class Token(NamedTuple):
 
 
 UNREADABLE = Token("unknown", "")
-_KINDS = {"ellipsis": "unknown", "power": "operator"}
+_KINDS = {"ellipsis": "unknown", "ampersand": "unknown", "power": "operator"}
 
 
 def tokens(text: str) -> Iterator[Token]:
@@ -131,7 +132,7 @@ class _Cutter:
 
     def tokens_of(self, match: re.Match[str]) -> Iterator[Token]:
         kind = str(match.lastgroup)
-        if kind == "space" or (kind == "newline" and self.in_math):
+        if kind == "space" or (self.in_math and kind in {"newline", "ampersand"}):
             self._gap = True
             return
         for called, text in self._spelled(_KINDS.get(kind, kind), match):
