@@ -1,5 +1,6 @@
 """Equations and inequalities of a solution, in LaTeX or plain, and whether they are right.
 
-`tokens` cuts the text, `clauses` finds the relations, `reading` reads a side into a tree, `values`
-computes it, `judging` puts them together. Runs in the pool; `mpmath` computes, no text is executed.
+`tokens` cuts the text, `clauses` finds the relations and `surroundings` what may change them,
+`reading` makes a tree of a side, `values` and `reals` compute it, `judging` puts all together.
+Runs in the pool. None of the text is ever executed.
 """
