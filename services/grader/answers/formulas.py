@@ -111,11 +111,11 @@ class _Reader:
         return total
 
     def signed(self) -> Formula:
-        """A product behind its sign, if it has one."""
-        if self.takes("-"):
-            return -self.product()
-        self.takes("+")
-        return self.product()
+        """A product behind its signs; in ``3 + -2`` there are two."""
+        negative = False
+        while self.next in ("+", "-"):
+            negative ^= self.take() == "-"
+        return -self.product() if negative else self.product()
 
     def product(self) -> Formula:
         """Factors side by side, or with operators; ``1/2π`` is refused: it is read in two ways."""

@@ -76,8 +76,8 @@ def parse_choice(latex: str) -> Choice | None:
     match = _CHOICE.fullmatch(plain)
     if match is None:
         return None
-    letter, rest = match[1] or match[2] or match[3] or match[4], match["rest"].strip(" .:")
+    letter, rest = match[1] or match[2] or match[3] or match[4], match["rest"]
     is_sum = rest[:1] in tuple("+-*/^_=<>!'")
-    if is_sum or (match[4] and rest) or _ANOTHER_CHOICE.search(rest):
+    if is_sum or (match[4] and rest.strip()) or _ANOTHER_CHOICE.search(rest):
         return None
-    return Choice(letter.upper(), rest)
+    return Choice(letter.upper(), rest.strip(" .:"))
