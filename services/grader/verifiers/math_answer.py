@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from protocol.messages import Graded, Score, Task, Ungradable
 from protocol.rewards import Check
 
-from services.grader.answers.comparing import compare_answers
+from services.grader.answers.comparing import compare_answers, read_text
 from services.grader.latex import last_boxed
+from services.grader.magnitude import is_too_large
 from services.grader.pool import Cause, Failed, Value
 from services.grader.remembering import remembered
+from services.grader.templates import problem_of
 from services.grader.tools import Tools
 
 WARM_UP = "services.grader.equivalence:warm_up"
@@ -100,14 +102,9 @@ async def decide(gold: str, answer: str, tools: Tools, *, problem: str = "") -> 
     return Decision(score, "algebra")
 
 
-def problem_of(task: Task) -> str:
-    """The text of a task's problem; of a conversation, all turns."""
-    if task.messages is None:
-        return task.prompt or ""
-    return "\n\n".join(turn.content for turn in task.messages)
-
-
 async def _by_algebra(gold: str, answer: str, asks_percent: bool, tools: Tools) -> Score:
+    if is_too_large(read_text(answer)):
+        return _GOLD_NOT_PARSABLE if is_too_large(read_text(gold)) else _TOO_HARD
     outcome = await _run_twice(_COMPARE, gold, answer, asks_percent, tools=tools)
     if isinstance(outcome, Value):
         return _SCORES[outcome.value]
