@@ -25,7 +25,7 @@ from tests.builders import a_task
 pytestmark = pytest.mark.anyio
 
 CHECK = Check(verifier="math_answer")
-HANGS = r"9^{9^{9^9}}"
+HANGS = r"\sum_{k=1}^{10^{12}}\sin(k^2)"
 WRONG = Graded(value=0, reason="wrong")
 TOO_HARD = Graded(value=0, reason="too_hard")
 
@@ -63,9 +63,18 @@ async def test_an_expression_too_hard_to_evaluate_is_wrong_after_a_second_longer
     tools: Tools,
 ) -> None:
     started = time.monotonic()
-    decision = await decide("5", "5^{5^{5^{5^5}}}", tools)
+    decision = await decide("5", rf"{HANGS}-1", tools)
     assert (decision.score, decision.path) == (TOO_HARD, "algebra")
     assert time.monotonic() - started > tools.quick_deadline_s + tools.compare_deadline_s
+
+
+async def test_an_expression_that_is_far_too_large_costs_no_worker() -> None:
+    pool: Any = StarvedPool(0.1)
+    tower = "5^{5^{5^{5^5}}}"
+    assert await math_answer.compare("5", tower, Tools(pool)) == TOO_HARD
+    unreadable = Ungradable(reason="gold_not_parsable")
+    assert await math_answer.compare(f"1+{tower}", tower, Tools(pool)) == unreadable
+    assert pool.calls == []
 
 
 async def test_a_gold_answer_too_hard_to_evaluate_is_the_fault_of_no_response(
