@@ -18,6 +18,7 @@ from functools import lru_cache
 from math_verify import parse, verify
 from sympy import Basic, Expr, Set, Symbol
 from sympy.core.function import AppliedUndef
+from sympy.core.relational import Relational
 
 from services.grader.answers.comparing import compare_answers, read_text
 from services.grader.answers.numerals import is_rounding, parse_number
@@ -109,7 +110,11 @@ def _same(gold: str, answer: str) -> bool:
     shape, other = shape_of(gold), shape_of(answer)
     if shape and other and shape.kind is other.kind is Kind.RELATION:
         return _same_relations(shape, other)
-    expected, found = _parsed_gold(gold), _parsed(answer)
+    if shape is None:
+        raise GoldUnreadable
+    if other is None:
+        raise Unreadable
+    expected, found = _as_set(_parsed_gold(gold)), _as_set(_parsed(answer))
     if isinstance(expected, Set) or isinstance(found, Set):
         return _same_sets(expected, found)
     if not (isinstance(expected, Expr) and isinstance(found, Expr)):
@@ -139,6 +144,12 @@ def _difference(shape: Shape) -> Expr:
     if not (isinstance(left, Expr) and isinstance(right, Expr)):
         raise Unreadable
     return left - right
+
+
+def _as_set(parsed: Basic) -> Basic:
+    if isinstance(parsed, Relational):
+        return parsed.as_set()
+    return parsed.doit() if isinstance(parsed, Set) else parsed
 
 
 def _same_sets(gold: Basic, answer: Basic) -> bool:
@@ -181,7 +192,7 @@ def _parsed(latex: str) -> Basic:
     Raises:
         Unreadable: if something may have been.
     """
-    latex = _INDEX.sub(r"_{\1}", latex)
+    latex = _INDEX.sub(r"_{\1}", latex.replace(r"\mathbb{R}", r"(-\infty,\infty)"))
     latex = _DEGREES.sub(r"(\\frac{\1 \\pi}{180})", _DECIMAL.sub(_as_fraction, latex))
     if _REFUSED.search(latex) or not _COMMANDS.issuperset(_COMMAND.findall(latex)):
         raise Unreadable

@@ -12,6 +12,7 @@ from sympy import Abs, Basic, Expr, I, Pow, Rational, im, log, nan, oo, re, simp
 from sympy.core.function import AppliedUndef
 
 _DIGITS = 50
+_MAX_DIGITS = 3000  # of numbers that are not rational; of larger ones not all digits count
 _CLOSE = Rational(1, 10**30)
 _TINY = Rational(1, 10**40)
 _ENOUGH = 3  # points at which both have a value
@@ -54,7 +55,7 @@ def sign_of_factor(gold: Expr, answer: Expr) -> int | None:
     if not gold.free_symbols:
         return 0
     values = list(_values(worked_out(gold), worked_out(answer)))
-    ratios = [other / value for value, other in values if value and other]
+    ratios = [(other / value).evalf(_DIGITS) for value, other in values if value and other]
     if len(ratios) < _ENOUGH:
         return None
     same = all(_are_close(ratios[0], ratio) for ratio in ratios)
@@ -69,11 +70,20 @@ def worked_out(expression: Expr) -> Expr:
 
 
 def value_of(expression: Expr, point: Point = ()) -> Expr | None:
-    """The value to fifty digits; None where there is none."""
-    value = expression.subs(point).evalf(_DIGITS, maxn=1000)
+    """The value to fifty digits, and to fifty places; None where there is none."""
+    exact = expression.subs(point)
+    if isinstance(exact, Rational):
+        return exact
+    value = exact.evalf(_DIGITS, maxn=1000)
+    if isinstance(value, Expr) and value.is_finite and Abs(value) > 1:
+        value = exact.evalf(_DIGITS + _digits_before_point(value), maxn=_MAX_DIGITS)
     if not isinstance(value, Expr) or value.has(nan, zoo, oo, -oo):
         return None
     return value if re(value).is_Number and im(value).is_Number else None
+
+
+def _digits_before_point(value: Expr) -> int:
+    return min(_MAX_DIGITS, int(log(Abs(value), 10).evalf(15)) + 1)
 
 
 def _values(gold: Expr, answer: Expr) -> Iterator[tuple[Expr, Expr]]:
@@ -112,5 +122,7 @@ def _same_value(gold: Expr, answer: Expr) -> bool | None:
 
 
 def _are_close(value: Expr, other: Expr) -> bool:
+    if isinstance(value, Rational) and isinstance(other, Rational):
+        return value == other
     largest = max(Abs(value), Abs(other))
-    return bool(largest < _TINY or Abs(value - other) <= _CLOSE * largest)
+    return bool(largest < _TINY or Abs(value - other) <= _CLOSE * min(1, largest))

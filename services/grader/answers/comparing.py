@@ -22,7 +22,7 @@ from services.grader.answers.numerals import (
 )
 from services.grader.answers.polynomials import Formula
 from services.grader.answers.quantities import Quantity, factors, split_quantity
-from services.grader.answers.shapes import THOUSANDS, Kind, Shape, shape_of
+from services.grader.answers.shapes import THOUSANDS, Kind, Shape, as_region, shape_of
 from services.grader.answers.sides import is_number, links, same_relation
 from services.grader.answers.wording import (
     Choice,
@@ -34,7 +34,7 @@ from services.grader.answers.wording import (
 )
 from services.grader.latex import has_ellipsis, squeezed, tidy, unwrapped
 
-MAX_MEMBERS = 32
+MAX_MEMBERS = 64
 _MAX_DEPTH = 4
 _GOLDS = 4096
 _NOTHING = (r"\emptyset", r"\{\}")
@@ -142,7 +142,10 @@ class _Comparison:
         """The same pieces make the same union; so may others, which overlap or meet."""
         if gold.kind is answer.kind and self._without_order(gold.parts, answer.parts, depth):
             return Verdict(True, "union")
-        return Verdict(self.leaf(*both), "algebra")
+        return Verdict(self._as_regions(both), "algebra")
+
+    def _as_regions(self, both: tuple[str, str]) -> bool | None:
+        return self.leaf(as_region(both[0]), as_region(both[1]))
 
     def _without_order(
         self, golds: tuple[str, ...], answers: tuple[str, ...], depth: int
@@ -168,8 +171,10 @@ class _Comparison:
         (golds, name), (answers, other) = links(gold, both[0]), links(answer, both[1])
         if golds and answers and (name == other or None in (name, other)):
             return _all(self.compare(golds[-1], link, depth + 1).equal for link in answers)
-        if gold.kind is not answer.kind or (golds and is_number(golds[-1])):
-            return False  # an equation for a value, or one that is not solved
+        if gold.kind is not answer.kind:
+            return self._as_regions(both) if _are_regions(gold, answer, both) else False
+        if golds and is_number(golds[-1]):
+            return False  # an equation that is not solved
         try:
             return same_relation(gold, answer)
         except TooHard:
@@ -188,7 +193,7 @@ class _Comparison:
         return self._expressions(quantity, other, scales)
 
     def _expressions(self, gold: Quantity, answer: Quantity, scales: tuple[Exact, ...]) -> Verdict:
-        value, other = _gold_formula(gold.head), formula_or_none(answer.head)
+        value, other = _formula(gold.head), _formula(answer.head)
         if value is None or other is None:
             return Verdict(self.leaf(gold.head, answer.head), "algebra")
         try:
@@ -247,6 +252,13 @@ def _members(shape: Shape, text: str, other: Shape) -> tuple[str, ...]:
     return tuple(members)
 
 
+def _are_regions(gold: Shape, answer: Shape, both: tuple[str, str]) -> bool:
+    """An inequality beside what is not written as one, such as ``|x| > 1`` beside intervals."""
+    relation, other = (gold, answer) if gold.kind is Kind.RELATION else (answer, gold)
+    is_region = other.kind in (Kind.UNION, Kind.TUPLE) or _OF_SETS.search("".join(both))
+    return bool(is_region) and "=" not in relation.marks.split()
+
+
 def _vector(shape: Shape) -> Shape:
     """A vector, in a row or a column, is the tuple of its coordinates."""
     is_vector = shape.kind is Kind.MATRIX and "1" in shape.marks.split("x")
@@ -280,7 +292,7 @@ _gold_number = lru_cache(_GOLDS)(parse_number)
 _gold_words = lru_cache(_GOLDS)(words)
 _gold_choice = lru_cache(_GOLDS)(parse_choice)
 _gold_shape = lru_cache(_GOLDS)(shape_of)
-_gold_formula = lru_cache(_GOLDS)(formula_or_none)
+_formula = lru_cache(_GOLDS)(formula_or_none)  # and a member once per comparison
 
 
 @lru_cache(_GOLDS)

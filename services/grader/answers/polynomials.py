@@ -11,9 +11,10 @@ from decimal import Decimal
 
 from services.grader.answers.exact import Exact, TooHard
 
-MAX_POWER = 64
-_MAX_TERMS = 128
-_MAX_PRODUCTS = 2_000  # of terms, in one multiplication
+_MAX_POWER = 64
+_MAX_POWER_OF_SUM = 12
+_MAX_TERMS = 64
+_MAX_PRODUCTS = 400  # of terms, in one multiplication
 
 Monomial = tuple[tuple[str, int], ...]  # letters in order, each with its power; () is 1
 _ONE: Monomial = ()
@@ -148,7 +149,7 @@ class Formula:
         return Formula(self.under, self.over)
 
     def power(self, exponent: int) -> Formula:
-        """A whole power; of what is no number, up to 64.
+        """A whole power; of what is no number, up to 64, of sums up to 12.
 
         Raises:
             TooHard: for other exponents, and if there are too many terms.
@@ -158,7 +159,8 @@ class Formula:
             return Formula.of(number.power(exponent))
         if exponent < 0:
             return self.inverse().power(-exponent)
-        if exponent > MAX_POWER:
+        is_sum = len(self.over.terms) > 1 or len(self.under.terms) > 1
+        if exponent > (_MAX_POWER_OF_SUM if is_sum else _MAX_POWER):
             raise TooHard("a power whose exponent is not small")
         result = Formula(ONE, ONE)
         for _ in range(exponent):

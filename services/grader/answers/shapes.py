@@ -40,11 +40,16 @@ _TOKEN = re.compile(
     r"|(?P<and>,? ?(?:\\text ?\{ ?(?:or|and) ?\}|(?<![a-zA-Z\\])(?:or|and)(?![a-zA-Z]))|[,;])"
     r"|(?P<union>\\cup(?![a-zA-Z]))"
     r"|(?P<sign>[=<>]|\\(?:[lgn]e|in)(?![a-zA-Z]))"
-    r"|(?P<both>\\[pm]{2}(?![a-zA-Z]))"
     r"|\\."
 )
 THOUSANDS = re.compile(r"[+-]? ?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")  # or is it a list?
 _RATIO = re.compile(r"[0-9]+(?: ?: ?[0-9]+)+")  # or a time of day
+_BOTH = re.compile(r"\\[pm]{2}(?![a-zA-Z])")
+_INEQUALITY = re.compile(r"[<>]|\\[lg]e(?![a-zA-Z])")
+_AND = re.compile(r"\\text ?\{ ?and ?\}|(?<![a-zA-Z])and(?![a-zA-Z])")
+_SUCH_THAT = re.compile(
+    r"[a-z] ?(?:\\in ?\\mathbb\{R\} ?)?(?:\\(?:mid|vert|colon)(?![a-z])|[|:]) ?(.*)", re.DOTALL
+)
 _MATRIX = re.compile(r"\\begin\{([pbB]?)matrix\}(.*)\\end\{\1matrix\}", re.DOTALL)
 _ROW = re.compile(r"\\\\(?:\[[^\]]*\])?")
 _REALS = r"\mathbb{R}"
@@ -77,14 +82,27 @@ def shape_of(latex: str) -> Shape | None:
     if cuts is None:
         return None
     if "and" in cuts.marks:
-        return _listed(tuple(part for part in cuts.parts(latex, "and") if part))
+        return _listed(latex, tuple(part for part in cuts.parts(latex, "and") if part))
     if "sign" in cuts.marks:
         return _relation(cuts.parts(latex, "sign"), cuts.signs)
     if "union" in cuts.marks:
         return Shape(Kind.UNION, cuts.parts(latex, "union"))
-    if "both" in cuts.marks:
-        return _both(latex, cuts.marks["both"])
+    if not latex.startswith(r"\{") and (signs := list(_BOTH.finditer(latex))):
+        return _both(latex, signs)
     return _enclosed(latex) if cuts.is_enclosed else _named(latex)
+
+
+def as_region(latex: str) -> str:
+    r"""Inequalities as intervals, joined by ``\cup`` or ``\cap``; anything else as it is."""
+    shape = shape_of(latex)
+    if shape is None:
+        return latex
+    if shape.kind is Kind.UNION or shape.marks == "and":
+        sign = r" \cap " if shape.marks == "and" else r" \cup "
+        return sign.join(as_region(part) for part in shape.parts)
+    if shape.kind is Kind.TUPLE and len(shape.parts) == 2:
+        return f"{shape.marks[0]}{','.join(shape.parts)}{shape.marks[-1]}"
+    return latex
 
 
 def _cuts(latex: str) -> _Cuts | None:
@@ -108,11 +126,11 @@ def _cuts(latex: str) -> _Cuts | None:
     return None if depth else _Cuts(marks, tuple(signs), is_enclosed)
 
 
-def _listed(parts: tuple[str, ...]) -> Shape:
+def _listed(latex: str, parts: tuple[str, ...]) -> Shape:
     """Members of a list; of inequalities the union, as in "x < 1 or x > 3"."""
-    if len(parts) > 1 and all(re.search(r"[<>]|\\[lg]e(?![a-z])", part) for part in parts):
-        return Shape(Kind.UNION, parts)
-    return Shape(Kind.SET, parts)
+    if len(parts) < 2 or not all(_INEQUALITY.search(part) for part in parts):
+        return Shape(Kind.SET, parts)
+    return Shape(Kind.RELATION, parts, "and") if _AND.search(latex) else Shape(Kind.UNION, parts)
 
 
 def _relation(sides: tuple[str, ...], signs: tuple[str, ...]) -> Shape:
@@ -140,11 +158,11 @@ def _interval(sides: tuple[str, ...], signs: tuple[str, ...]) -> Shape | None:
     return Shape(Kind.TUPLE, (left, right), opens + closes)
 
 
-def _both(latex: str, places: list[tuple[int, int]]) -> Shape | None:
+def _both(latex: str, signs: list[re.Match[str]]) -> Shape | None:
     """``1 \\pm \\sqrt{2}`` are two numbers; more signs than one can be read in two ways."""
-    if len(places) > 1:
+    if len(signs) > 1:
         return None
-    [(begin, end)] = places
+    begin, end = signs[0].span()
     return Shape(Kind.SET, tuple(f"{latex[:begin]}{sign}{latex[end:]}" for sign in "+-"))
 
 
@@ -152,7 +170,8 @@ def _enclosed(latex: str) -> Shape:
     if latex.startswith(r"\begin"):
         return _matrix(latex)
     if latex.startswith(r"\{"):
-        return _members(latex[2:-2].strip())
+        such = _SUCH_THAT.fullmatch(latex[2:-2].strip())
+        return (such and shape_of(such[1])) or _members(latex[2:-2].strip())
     opens, inner, closes = latex[0], latex[1:-1], latex[-1]
     if latex.startswith(r"\langle"):
         opens, inner, closes = "(", latex[len(r"\langle") : -len(r"\rangle")], ")"
