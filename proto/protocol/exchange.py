@@ -385,7 +385,8 @@ class Exchange:
     async def remember_verdict(self, digest: str, verdict: str, max_bytes: int) -> None:
         """Remember a verdict, in the place of those used longest ago if all exceed ``max_bytes``.
 
-        When the server's memory is full nothing is remembered: that is no reason to wait.
+        Each counts with its bytes and 256 for its bookkeeping. When the server's memory is full
+        nothing is remembered: that is no reason to wait.
         """
         keys = [streams.VERDICTS, streams.VERDICT_USES, streams.VERDICT_BYTES]
         with suppress(errors.OutOfMemoryError):

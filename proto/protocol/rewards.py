@@ -27,6 +27,7 @@ from protocol.rubric import Rubric
 from protocol.tables import Table
 
 _PLAIN = "<plain>"  # tags of the union; `recipe.explain` leaves out of a field's name what has <>
+_MAX_RANGE = 1e6
 _TEMPLATE = "a template: {{item.answer}}, {{sample.output_text}}"
 
 
@@ -35,7 +36,7 @@ class Check(Table):
 
     verifier: VerifierName
     name: str | None = Field(default=None, min_length=1, max_length=64, description="if used twice")
-    weight: float = Field(default=1.0, gt=0)
+    weight: float = Field(default=1.0, ge=1e-6, le=1e6)
     sees: Literal["all", "correct"] = Field(
         default="all", description="which of the responses that process_for lets through"
     )
@@ -104,8 +105,10 @@ class ScoreModel(AskedOfAJudge):
 
     @model_validator(mode="after")
     def _range_rises(self) -> Self:
-        if not self.range[0] < self.range[1]:
-            raise ValueError("range must be [lowest, highest] with lowest below highest")
+        if not -_MAX_RANGE <= self.range[0] < self.range[1] <= _MAX_RANGE:
+            raise ValueError(
+                "range must be [lowest, highest] with lowest below highest, both within a million"
+            )
         return self
 
 
@@ -148,7 +151,8 @@ _WITH_SETTINGS = {
 def _tag(value: Any) -> str:
     own = getattr(value, "verifier", None)
     verifier = value.get("verifier") if isinstance(value, Mapping) else own
-    return f"<{verifier}>" if verifier in _WITH_SETTINGS else _PLAIN
+    known = isinstance(verifier, str) and verifier in _WITH_SETTINGS
+    return f"<{verifier}>" if known else _PLAIN
 
 
 AnyCheck = Annotated[

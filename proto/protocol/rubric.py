@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from protocol.tables import Table
 
+_TAKEN = {"analysis", "samples"}  # the judge's own text; how many verdicts a score is the mean of
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
@@ -39,7 +40,7 @@ class Criterion(Table):
 
     name: Name
     asks: str = Field(min_length=1, description="told to the judge")
-    weight: float = Field(default=1.0, gt=0)
+    weight: float = Field(default=1.0, ge=1e-6, le=1e6)
     levels: tuple[Level, ...] = Field(min_length=2)
 
     @model_validator(mode="after")
@@ -82,8 +83,8 @@ class Rubric(Table):
     @model_validator(mode="after")
     def _names_fit(self) -> Self:
         _refuse_repeats([criterion.name for criterion in self.criteria], "criteria")
-        if any(criterion.name == "analysis" for criterion in self.criteria):
-            raise ValueError("criteria: 'analysis' is the judge's own text; choose another name")
+        for taken in _TAKEN & {criterion.name for criterion in self.criteria}:
+            raise ValueError(f"criteria: {taken!r} means something else; choose another name")
         levels = {
             criterion.name: {level.name for level in criterion.levels}
             for criterion in self.criteria

@@ -17,14 +17,16 @@ class Scored:
     score: Score
 
 
-def combined(parts: Sequence[Scored]) -> Score:
-    """The weighted mean of at least one check; a single check's score stays as it is.
+def combined(parts: Sequence[Scored], *, of: int) -> Score:
+    """The weighted mean of at least one check; where the recipe has one, its score as it is.
+
+    ``of`` is how many checks the recipe has, of which some may not see this response.
 
     A check that could not grade makes the whole ungradable, unless the recipe says to leave it out;
     if nothing is left, the whole is ungradable. The breakdown holds every check's value under its
     label, and its own breakdown below that; the reason is that of the check with the lowest value.
     """
-    if len(parts) == 1:
+    if of == 1:
         return parts[0].score
     lost = [part for part in parts if isinstance(part.score, Ungradable)]
     spoilt = [part for part in lost if part.check.if_ungradable == "ungradable"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 
 from protocol.messages import ActiveJob, JobEvent
@@ -31,7 +32,7 @@ def what_is_in_the_way(reward: Reward, judge: Judge | None) -> str | None:
         return None
     if judge is None:
         return _NO_JUDGE
-    return None if judge.is_up else f"the judge is not up: {judge.why_down}"
+    return _trouble_of(judge)
 
 
 async def tell_forever(service: Service, judge: Judge | None) -> None:
@@ -40,24 +41,29 @@ async def tell_forever(service: Service, judge: Judge | None) -> None:
     Waits for: the next look. Unblocked by: time.
     """
     told: tuple[str, str] | None = None  # the job, and what it was told to wait for
+    numbers = itertools.count()
     while True:
-        service.readiness.set(judge is None or judge.is_up, judge.why_down if judge else "")
         job = await service.exchange.active()
-        obstacle = what_is_in_the_way(job.recipe.reward, judge) if job else None
+        obstacle = what_is_in_the_way(job.recipe.reward, judge) if job else _trouble_of(judge)
+        service.readiness.set(obstacle is None, obstacle or "")
         now = (job.job_id, obstacle) if job and obstacle else None
-        if job and now != told:
-            await _tell(service, job, obstacle)
+        was_told = told is not None and job is not None and told[0] == job.job_id
+        if job and now != told and (obstacle or was_told):
+            await service.exchange.record_event(_event(service, job, obstacle, next(numbers)))
         told = now
         await asyncio.sleep(_LOOK_AGAIN_S)
 
 
-async def _tell(service: Service, job: ActiveJob, obstacle: str | None) -> None:
-    waits = f"groups wait to be graded: {obstacle}"
-    event = JobEvent(
-        id=f"gate:{'closed' if obstacle else 'open'}:{job.attempt}:{int(time.time() // 60)}",
+def _trouble_of(judge: Judge | None) -> str | None:
+    return None if judge is None or judge.is_up else f"the judge is not up: {judge.why_down}"
+
+
+def _event(service: Service, job: ActiveJob, obstacle: str | None, number: int) -> JobEvent:
+    """Every grader tells for itself: they need not see the judge come and go in the same order."""
+    return JobEvent(
+        id=f"gate:{'closed' if obstacle else 'open'}:{service.exchange.me}:{number}",
         job_id=job.job_id,
         created_at=time.time(),
         level="warn" if obstacle else "info",
-        message=waits if obstacle else "groups are graded again",
+        message=f"a grader waits: {obstacle}" if obstacle else "a grader grades again",
     )
-    await service.exchange.record_event(event)

@@ -36,11 +36,12 @@ async def grade(reward: Reward, group: RolloutGroup, tools: Tools) -> tuple[Grad
 
 async def grade_response(reward: Reward, task: Task, text: str, tools: Tools) -> Grade:
     """The outcome, and the process if the recipe asks for it after this outcome."""
-    outcome = await _score(reward.outcome, task, text, tools)
+    outcome = await _score(reward.outcome, task, text, tools, of=len(reward.outcome))
     checks = process_checks(reward, outcome)
     if not checks:
         return Grade(outcome=outcome)
-    return Grade(outcome=outcome, process=await _score(checks, task, text, tools))
+    process = await _score(checks, task, text, tools, of=len(reward.process))
+    return Grade(outcome=outcome, process=process)
 
 
 def process_checks(reward: Reward, outcome: Score) -> tuple[Check, ...]:
@@ -53,9 +54,9 @@ def process_checks(reward: Reward, outcome: Score) -> tuple[Check, ...]:
     return tuple(check for check in reward.process if is_correct or check.sees == "all")
 
 
-async def _score(checks: Sequence[Check], task: Task, text: str, tools: Tools) -> Score:
+async def _score(checks: Sequence[Check], task: Task, text: str, tools: Tools, *, of: int) -> Score:
     scores = await _all(_checked(check, task, text, tools) for check in checks)
-    return combined([Scored(*part) for part in zip(checks, scores, strict=True)])
+    return combined([Scored(*part) for part in zip(checks, scores, strict=True)], of=of)
 
 
 async def _checked(check: Check, task: Task, text: str, tools: Tools) -> Score:

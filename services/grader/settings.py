@@ -33,7 +33,7 @@ class Settings:
 
 
 def _count(environment: Mapping[str, str], name: str, default: int) -> int:
-    text = environment.get(name, str(default))
+    text = environment.get(name) or str(default)
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise DeploymentError(f"{name}={text!r}: give a whole number above 0, such as {default}")
     return int(text)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
+from prometheus_client import Counter
 from protocol.exchange import Exchange
 from protocol.messages import ActiveJob, GradedGroup, RolloutGroup
 from protocol.streams import GRADED, ROLLOUTS
@@ -22,6 +25,14 @@ from services.grader.pool import Pool
 from services.grader.settings import Settings
 from services.grader.tools import Tools
 from services.grader.verifiers import math_answer
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+CACHE_TROUBLE = Counter(
+    "weir_judge_cache_trouble_total", "Verdicts that could not be recalled or remembered"
+)
+_CACHE_TIMEOUT_S = 5.0
 
 
 async def run(service: Service) -> None:
@@ -77,16 +88,29 @@ async def grade_group(job: ActiveJob, group: RolloutGroup, tools: Tools) -> Grad
 
 @dataclass(frozen=True)
 class _SharedVerdicts:
-    """The judge's verdicts, remembered by the exchange for all graders."""
+    """The judge's verdicts, remembered by the exchange for all graders.
+
+    That saves calls and is no part of a grade: if the exchange is in trouble, the judge is asked.
+    """
 
     exchange: Exchange
     max_bytes: int
 
     async def recall(self, digest: str) -> str | None:
-        return await self.exchange.recall_verdict(digest)
+        return await _or_nothing(self.exchange.recall_verdict(digest))
 
     async def remember(self, digest: str, verdict: str) -> None:
-        await self.exchange.remember_verdict(digest, verdict, self.max_bytes)
+        await _or_nothing(self.exchange.remember_verdict(digest, verdict, self.max_bytes))
+
+
+async def _or_nothing(command: Awaitable[T]) -> T | None:
+    try:
+        async with asyncio.timeout(_CACHE_TIMEOUT_S):
+            return await command
+    except Exception as error:
+        CACHE_TROUBLE.inc()
+        log.warning("the cache of verdicts is in trouble", extra={"error": repr(error)})
+        return None
 
 
 @asynccontextmanager

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import Check
 
-from services.grader.composition import Scored, combined
+from services.grader import composition
+from services.grader.composition import Scored
+
+
+def combined(parts: list[Scored]) -> Score:
+    return composition.combined(parts, of=len(parts))
+
 
 LOST = Ungradable(reason="judge_timeout")
 
@@ -26,6 +32,13 @@ def test_a_single_check_keeps_its_score() -> None:
     score = Graded(value=0.25, reason="wrong_equations", breakdown={"written": 4})
     assert combined([scored(score, weight=7)]) == score
     assert combined([scored(LOST)]) == LOST
+
+
+def test_one_of_several_checks_is_named_where_only_it_sees_the_response() -> None:
+    part = scored(Graded(value=0.5, breakdown={"right": 1}), name="a", weight=3)
+    assert composition.combined([part], of=2) == Graded(
+        value=0.5, breakdown={"a": 0.5, "a.right": 1}
+    )
 
 
 def test_several_checks_are_a_weighted_mean() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from protocol import names
 from protocol.messages import ActiveJob, Grade, Graded, RolloutGroup, Ungradable
@@ -9,6 +11,7 @@ from protocol.recipe import Purpose, Reward
 
 from services.chassis.deployment import DeploymentError
 from services.grader import grading, worker
+from services.grader.pool import Pool
 from services.grader.settings import Settings
 from services.grader.tools import Tools
 from services.grader.verifiers import VERIFIERS
@@ -83,6 +86,7 @@ async def test_a_score_may_be_made_of_several_checks(tools: Tools) -> None:
     assert isinstance(third, Graded)
     assert (first.breakdown["math_answer"], first.breakdown["equation_steps.written"]) == (1, 1)
     assert "math_answer" not in third.breakdown
+    assert third.breakdown["equation_steps.written"] == 1
 
 
 @pytest.mark.anyio
@@ -95,10 +99,11 @@ async def test_grades_are_counted_by_verifier_verdict_and_reason(tools: Tools) -
 
 @pytest.mark.anyio
 async def test_an_error_of_a_verifier_is_raised_and_never_a_grade(tools: Tools) -> None:
-    await tools.pool.drain()
-    with pytest.raises(RuntimeError, match="takes no more calls"):
-        await grading.grade(BOTH, a_group_of([r"\boxed{2}", r"\boxed{x+y}"]), tools)
-    tools.pool._accepting = True
+    async with Pool(1) as pool:
+        await pool.drain()
+        group = a_group_of([r"\boxed{2}", r"\boxed{\sin x}"])
+        with pytest.raises(RuntimeError, match="takes no more calls"):
+            await grading.grade(BOTH, group, replace(tools, pool=pool))
 
 
 @pytest.mark.anyio
@@ -119,7 +124,7 @@ def test_settings_have_working_defaults() -> None:
     assert settings.workers >= 1
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "many", "", "1.5", "²"])
+@pytest.mark.parametrize("text", ["0", "-1", "many", " ", "1.5", "²"])
 def test_a_wrong_setting_is_named(text: str) -> None:
     with pytest.raises(DeploymentError, match="WEIR_GRADER_WORKERS"):
         Settings.from_environment({"WEIR_GRADER_WORKERS": text})

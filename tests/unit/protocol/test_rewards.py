@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -142,8 +143,14 @@ def test_a_reward_knows_whether_it_needs_a_judge(check: str, needs: bool) -> Non
         ),
         (
             {"process": {"verifier": "equation_steps", "weight": 0}},
-            "reward.process.0.weight: Input should be greater than 0",
+            "reward.process.0.weight: Input should be greater than or equal to 0.000001",
         ),
+        (
+            {"process": {"verifier": "equation_steps", "weight": math.inf}},
+            "reward.process.0.weight: Input should be a finite number",
+        ),
+        ({"process": {"verifier": []}}, "reward.process.0.verifier: Input should be a valid str"),
+        ({"values": [0, math.nan]}, "reward.values.1: Input should be a finite number"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(settings: dict[str, Any], message: str) -> None:

@@ -50,7 +50,8 @@ def test_a_level_that_was_not_found_is_no_score(found: dict[str, str]) -> None:
     [
         ({"criteria": []}, "at least 1 item"),
         ({"criteria": [a_criterion("Rigor")]}, "use small letters"),
-        ({"criteria": [a_criterion("analysis")]}, "'analysis' is the judge's own text"),
+        ({"criteria": [a_criterion("analysis")]}, "'analysis' means something else"),
+        ({"criteria": [a_criterion("samples")]}, "'samples' means something else"),
         ({"criteria": [a_criterion("a"), a_criterion("a")]}, "a is there twice"),
         ({"criteria": [a_criterion("a", good=1, fine=1)]}, "the criterion decides nothing"),
         ({"criteria": [a_criterion("a", good=2, bad=0)]}, "less than or equal to 1"),
