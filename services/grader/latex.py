@@ -37,6 +37,7 @@ _UNICODE = str.maketrans(
         "⩽": r"\le ",
         "⩾": r"\ge ",
         "≠": r"\ne ",
+        "≈": r"\approx ",
         "∞": r"\infty ",
         "∪": r"\cup ",
         "∩": r"\cap ",
@@ -60,7 +61,7 @@ _REWRITES = tuple(
     for pattern, replacement in (
         (rf"\\[dtc]frac{_END}", r"\\frac"),
         (rf"\\(?:left|right)\s*\.|\\(?:left|right|middle|[bB]igg?[lrm]?){_END}", ""),
-        (rf"\\(?:displaystyle|textstyle|(?:no)?limits){_END}", ""),
+        (rf"\\(?:displaystyle|textstyle|(?:no)?limits|bf|rm|it|large|Large){_END}", ""),
         (r"(?<=[0-9])(?:\{,\}|, ?\\!|\\[,;: !]|~) ?(?=[0-9]{3}(?![0-9]))", ""),  # of thousands
         (r"(?<!\\)\\!", ""),
         (rf"(?<!\\)\\[,;:> ]|~|\\q?quad{_END}", " "),  # but not the "\\ " between rows

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sympy import Abs, Basic, Expr, I, Pow, Rational, im, log, nan, oo, re, simplify, zoo
+from sympy import Abs, Basic, Expr, I, Pow, Rational, Symbol, im, log, nan, oo, re, simplify, zoo
 from sympy.core.function import AppliedUndef
 
 _DIGITS = 50
@@ -24,6 +24,7 @@ _SIZES = (
     Rational(941, 67),
     Rational(1, 19),
 )
+_WHOLES = (Rational(2), Rational(5))
 _STEP = Rational(89, 71)  # from one letter's value to the next one's
 
 Point = Sequence[tuple[Basic, Expr]]  # letters and their values
@@ -63,10 +64,14 @@ def sign_of_factor(gold: Expr, answer: Expr) -> int | None:
 
 
 def worked_out(expression: Expr) -> Expr:
-    """Sums and integrals done; the letter i is the imaginary unit."""
-    letters = [letter for letter in expression.free_symbols if str(letter) == "i"]
-    result = expression.subs([(letter, I) for letter in letters]).doit()
+    """Sums and integrals done; i is the imaginary unit, and of other letters nothing is assumed."""
+    plain = [(letter, _plain(str(letter))) for letter in expression.free_symbols]
+    result = expression.subs(plain).doit()
     return result if isinstance(result, Expr) else nan
+
+
+def _plain(letter: str) -> Expr:
+    return I if letter == "i" else Symbol(letter)
 
 
 def value_of(expression: Expr, point: Point = ()) -> Expr | None:
@@ -100,6 +105,8 @@ def _points(letters: list[Basic]) -> Iterator[Point]:
     for sign in (1, -1):
         for size in _SIZES:
             yield [(letter, sign * size * _STEP**place) for place, letter in enumerate(letters)]
+        for whole in _WHOLES:
+            yield [(letter, sign * (whole + place)) for place, letter in enumerate(letters)]
 
 
 def _is_defined(expression: Expr, point: Point) -> bool:

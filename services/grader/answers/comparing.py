@@ -93,6 +93,8 @@ class _Comparison:
             return Verdict(False, "ellipsis")
         if depth > _MAX_DEPTH:
             return Verdict(None, "depth")
+        if r"\approx" in answer:
+            return self._about(gold, answer, depth)
         return (
             _numerals(gold, answer)
             or self._choices(gold, answer, depth)
@@ -104,6 +106,17 @@ class _Comparison:
         if self.asks_percent and answer.is_percentage and 100 * answer.value == gold.value:
             return True
         return numbers_agree(gold, answer)
+
+    def _about(self, gold: str, answer: str, depth: int) -> Verdict:
+        r"""Of ``\sqrt{2} \approx 1.41`` the exact part counts, or else its correct rounding."""
+        exact, _, rounded = (part.strip() for part in answer.partition(r"\approx"))
+        verdict = self.compare(gold, exact, depth + 1)
+        formula, decimal = _formula(exact), parse_number(rounded)
+        value = formula.approximation if formula else None
+        about = decimal and value and is_rounding(decimal, value, least_places=0)
+        if verdict.equal is False and about:
+            return self.compare(gold, rounded, depth + 1)
+        return verdict
 
     def _choices(self, gold: str, answer: str, depth: int) -> Verdict | None:
         """``(B) 12`` is B, and for a gold 12 its value counts."""

@@ -75,13 +75,14 @@ def parse_numeral(latex: str) -> Numeral | None:
     return Numeral(digits, number) if number else None
 
 
-def is_rounding(decimal: Number, exact: Decimal) -> bool:
-    """Whether a decimal with at least six places is the exact value, correctly rounded."""
-    if decimal.places is None or decimal.places < _MIN_PLACES:
+def is_rounding(decimal: Number, exact: Decimal, *, least_places: int = _MIN_PLACES) -> bool:
+    """Whether a decimal is the exact value, correctly rounded to enough places to stand for it."""
+    if decimal.places is None or decimal.places < least_places:
         return False
     rounding = Decimal(5).scaleb(-decimal.places - 1)
     value = Decimal(decimal.value.numerator) / Decimal(decimal.value.denominator)
-    return abs(exact - value) <= rounding <= _MAX_ROUNDING * abs(exact)
+    is_precise = least_places < _MIN_PLACES or rounding <= _MAX_ROUNDING * abs(exact)
+    return is_precise and abs(exact - value) <= rounding
 
 
 def numbers_agree(gold: Number, answer: Number) -> bool:

@@ -38,7 +38,7 @@ class Choice:
 
 def without_text(latex: str) -> str:
     r"""``\text{42}`` holds 42; "the answer is" in front of an answer says nothing."""
-    latex = _STATEMENT.sub("", latex)
+    latex = _STATEMENT.sub("", latex).removeprefix("=").lstrip()
     match = _TEXT.fullmatch(latex)
     is_prose = match is not None and match[1].strip()[:1].isalpha() and _WORD.search(match[1])
     return match[1].strip() if match and not is_prose else latex.strip()
