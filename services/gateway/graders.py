@@ -26,12 +26,14 @@ from pydantic import (
 from services.gateway.errors import Problem, from_lines
 from services.gateway.weighted_mean import NoWeightedMean, weights_of
 
-_PLACE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+_PLACE = re.compile(r"\{\{([^{}]*)\}\}")  # as the grader reads it; in time linear in the text
 _KNOWN_PLACE = re.compile(
     r"\s*(?:sample\.output_text|item\.(?:id|prompt|answer|solution|metadata(?:\.\w+)+))\s*"
 )
 _OWN_METADATA = re.compile(r"\s*item\.(?P<key>\w+)\s*")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_MAX_TEMPLATE_CHARS = 100_000
+_SHOWN_CHARS = 60  # of what is wrong in a template
 _JUDGE = "judge"
 _WEIRS_OWN = {"math_answer": Check, "equation_steps": Check, "model_judge": ModelJudge}
 _REFUSED_TYPES = {
@@ -49,9 +51,18 @@ _REFUSED_METRICS = {
 
 
 def _template(text: str) -> str:
+    if len(text) > _MAX_TEMPLATE_CHARS:
+        raise ValueError(f"holds {len(text)} characters; shorten it to {_MAX_TEMPLATE_CHARS}")
     for place in _PLACE.findall(text):
         if not _KNOWN_PLACE.fullmatch(place):
-            raise ValueError(f"{{{{{place[:60]}}}}} is not known here; {_instead_of(place)}")
+            shown = place[:_SHOWN_CHARS]
+            raise ValueError(f"{{{{{shown}}}}} is not known here; {_instead_of(place)}")
+    _, opened, behind = _PLACE.sub("…", text).partition("{{")
+    if opened:
+        raise ValueError(
+            f"'{{{{{behind[:_SHOWN_CHARS]}' names no field; close it with }}}}, or write '{{ {{' "
+            "for braces that are text"
+        )
     return text
 
 
@@ -59,7 +70,7 @@ def _instead_of(place: str) -> str:
     if "output_json" in place or "output_tools" in place:
         return "a response is text: use {{sample.output_text}}"
     if own := _OWN_METADATA.fullmatch(place):
-        key = own["key"]
+        key = own["key"][:_SHOWN_CHARS]
         return f"put {key!r} into the metadata of each task and use {{{{item.metadata.{key}}}}}"
     return (
         "use {{sample.output_text}}, {{item.prompt}}, {{item.answer}}, {{item.solution}}, "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from typing import Any
 
 import pytest
@@ -151,6 +153,21 @@ REFUSED: dict[str, tuple[object, str, str]] = {
         "grader.input.0.content",
         "{{item.prompt}}",
     ),
+    "a template that does not close": (
+        EXACT | {"reference": "{{item.answer} and {{sample.output_text}}"},
+        "grader.reference",
+        "'{{item.answer} and …' names no field; close it with }}, or write '{ {'",
+    ),
+    "a long template": (
+        EXACT | {"reference": "x" * 100_001},
+        "grader.reference",
+        "holds 100001 characters; shorten it to 100000",
+    ),
+    "a long template of a judge, in blocks": (
+        JUDGED | {"input": [{"role": "user", "content": ["x" * 60_000, "y" * 60_000]}]},
+        "grader.input.0.content",
+        "holds 120000 characters; shorten it to 100000",
+    ),
     "another model": (JUDGED | {"model": "gpt-5"}, "grader.model", "write 'judge'"),
     "top_p": (
         JUDGED | {"sampling_params": {"top_p": 0.5}},
@@ -218,6 +235,30 @@ def test_what_the_recipe_cannot_say_is_refused_with_field_and_remedy(case: str) 
     (line,) = refusal(grader)
     assert line.startswith(f"{field}: "), line
     assert remedy in line
+
+
+def test_braces_around_a_field_are_text() -> None:
+    boxed = EXACT | {"reference": r"\boxed{{{item.answer}}} }} and { {x}^{2}}"}
+    assert checks(boxed) == (StringCheck(reference=boxed["reference"]),)
+
+
+LONG = {
+    "nothing but braces": "{{",
+    "places that do not close": "{{ item.metadata.",
+    "places with braces in them": "{{ item.metadata.{a} }}",
+    "places": "{{ item.metadata.a }}",
+}
+
+
+@pytest.mark.parametrize("case", LONG)
+@pytest.mark.parametrize("start", ["", "{{ item.metadata.", "{{ "])
+def test_no_template_takes_long_to_read(case: str, start: str) -> None:
+    piece = LONG[case]
+    template = start + piece * ((100_000 - len(start)) // len(piece))
+    began = time.process_time()
+    with contextlib.suppress(ValidationError):
+        checks(EXACT | {"reference": template})
+    assert time.process_time() - began < 0.5
 
 
 # ---------------------------------------------------------------------- calculate_output
