@@ -288,9 +288,10 @@ def checks_of(grader: AnyGrader, path: str) -> tuple[Check, ...]:
     """
     if not isinstance(grader, MultiGrader):
         return (_check(grader, path, weight=1.0, name=None),)
-    for name in grader.graders:
+    for name, part in grader.graders.items():
         if not _NAME.fullmatch(name) or keyword.iskeyword(name):
             raise _problem(f"{path}.graders", f"{name!r}: use letters, digits and '_' in a name")
+        _refuse_scale(part, f"{path}.graders.{name}.range")
     try:
         weights = weights_of(grader.calculate_output, grader.graders)
     except NoWeightedMean as error:
@@ -299,6 +300,17 @@ def checks_of(grader: AnyGrader, path: str) -> tuple[Check, ...]:
         _check(part, f"{path}.graders.{name}", weight=weights[name], name=name)
         for name, part in grader.graders.items()
     )
+
+
+def _refuse_scale(part: _OneGrader, field: str) -> None:
+    """The number of a part must be the one that ``calculate_output`` means."""
+    if isinstance(part, ScoreModelGrader) and part.range not in (None, [0, 1]):
+        raise _problem(
+            field,
+            f"{part.range} would become [0, 1] before calculate_output is reckoned, so the formula "
+            "would mean something else; leave it out, and let the messages ask for a number from "
+            "0 to 1",
+        )
 
 
 def _check(grader: _OneGrader, path: str, *, weight: float, name: str | None) -> Check:

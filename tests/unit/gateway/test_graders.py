@@ -124,6 +124,13 @@ def test_multi_gives_each_grader_its_name_and_weight() -> None:
     ]
 
 
+@pytest.mark.parametrize("scale", [{}, {"range": None}, {"range": [0, 1]}, {"range": [0.0, 1.0]}])
+def test_a_model_in_a_multi_gives_numbers_from_0_to_1(scale: dict[str, Any]) -> None:
+    _, judged = checks(BOTH | {"graders": {"exact": EXACT, "alike": JUDGED | scale}})
+    assert isinstance(judged, ScoreModel)
+    assert judged.range == (0.0, 1.0)
+
+
 REFUSED: dict[str, tuple[object, str, str]] = {
     "python": ({"type": "python", "source": "x"}, "grader", "string_check"),
     "label_model": ({"type": "label_model"}, "grader", "model_judge"),
@@ -214,6 +221,11 @@ REFUSED: dict[str, tuple[object, str, str]] = {
         BOTH | {"graders": {"exact": EXACT, "alike": ALIKE | {"evaluation_metric": "bert"}}},
         "grader.graders.alike.evaluation_metric",
         "fuzzy_match",
+    ),
+    "a range of its own in multi": (
+        BOTH | {"graders": {"exact": EXACT, "alike": JUDGED | {"range": [1, 7]}}},
+        "grader.graders.alike.range",
+        "leave it out, and let the messages ask for a number from 0 to 1",
     ),
     "no graders": (BOTH | {"graders": {}}, "grader.graders", "at least 1"),
     "a name that is a word of the grammar": (
