@@ -72,6 +72,7 @@ _REWRITES = tuple(
         (r"\\(?:mathbf|boldsymbol|bm|mathit|textcolor\{[a-z]*\}|color\{[a-z]*\}) ?\{([^{}]*)\}",
          r"{\1}"),
         (rf"\\(?:text(?:bf|it|rm|sf|normal)?|mathrm|mathsf|mbox|hbox){_END} ?(?=\{{)", r"\\text"),
+        (r"\\text\{ *\}", " "),
         (r" ?(?:\{\})?\^ ?(?:\\circ|\{ ?\\circ ?\})| ?\\(?:text)?degree(?![a-zA-Z])", r"^\\circ"),
         (rf"\\([lgn])e(?:q|qslant)?{_END}", r"\\\1e"),
         (rf"\\lt{_END}", "<"),
@@ -136,7 +137,8 @@ def tidy(latex: str) -> str:
     elif "sqrt" in latex or "pi" in latex:
         latex = _PLAIN_NAMES.sub(r"\\\1", latex)
         return tidy(latex) if "\\" in latex else latex
-    return _SPACES.sub(" ", latex).strip(" ").rstrip(".,; ")
+    latex = _SPACES.sub(" ", latex).strip(" ")
+    return latex if latex.endswith("...") else latex.rstrip(".,; ")
 
 
 def squeezed(latex: str) -> str:

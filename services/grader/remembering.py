@@ -7,8 +7,6 @@ from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from protocol.messages import Ungradable
-
 from services.grader.judge.sharing import Sharing
 from services.grader.pool import Pool
 
@@ -24,12 +22,14 @@ class _Memory:
         self._results: OrderedDict[Hashable, Any] = OrderedDict()
         self._under_way: Sharing[Any] = Sharing()
 
-    async def recall(self, question: Hashable, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    async def recall(
+        self, question: Hashable, work: Callable[[], Coroutine[Any, Any, Any]], but_not: object
+    ) -> Any:
         if question in self._results:
             self._results.move_to_end(question)
             return self._results[question]
         result = await self._under_way.once(repr(question), work)
-        if not isinstance(result, Ungradable):
+        if result != but_not:
             self._results[question] = result
         while len(self._results) > _MAX_REMEMBERED:
             self._results.popitem(last=False)
@@ -40,10 +40,10 @@ _MEMORIES: WeakKeyDictionary[Pool, _Memory] = WeakKeyDictionary()
 
 
 async def remembered(
-    pool: Pool, question: Hashable, work: Callable[[], Coroutine[Any, Any, T]]
+    pool: Pool, question: Hashable, work: Callable[[], Coroutine[Any, Any, T]], *, but_not: object
 ) -> T:
     """The result of ``work``, from memory or from whoever asks the same just now.
 
-    What could not be graded is asked again. A caller that is cancelled stops nobody else's work.
+    The result ``but_not`` is not kept: it may be another the next time. A caller that is cancelled stops nobody else's work.
     """
-    return await _MEMORIES.setdefault(pool, _Memory()).recall(question, work)
+    return await _MEMORIES.setdefault(pool, _Memory()).recall(question, work, but_not)

@@ -191,7 +191,7 @@ class _Comparison:
         try:
             return same_relation(gold, answer)
         except TooHard:
-            return self.leaf(*both)
+            return self.leaf(*both) if _sides_are_expressions(gold, answer) else False
 
     def _scalars(self, gold: str, answer: str) -> Verdict:
         quantity, other = _gold_quantity(gold), split_quantity(answer)
@@ -270,6 +270,11 @@ def _are_regions(gold: Shape, answer: Shape, both: tuple[str, str]) -> bool:
     relation, other = (gold, answer) if gold.kind is Kind.RELATION else (answer, gold)
     is_region = other.kind in (Kind.UNION, Kind.TUPLE) or _OF_SETS.search("".join(both))
     return bool(is_region) and "=" not in relation.marks.split()
+
+
+def _sides_are_expressions(*shapes: Shape) -> bool:
+    sides = (shape_of(side) for shape in shapes for side in shape.parts)
+    return all(side is not None and side.kind is Kind.SCALAR for side in sides)
 
 
 def _vector(shape: Shape) -> Shape:

@@ -25,6 +25,7 @@ _STATEMENT = re.compile(
     r"\\text ?\{ ?(?:(?:the )?(?:final )?answer(?: is)? ?:?|thus,?|so,?|therefore,?) ?\}",
     re.IGNORECASE,
 )
+_TIME = re.compile(r"([0-9]{1,2}) ?: ?([0-9]{2}) ?([ap])\.? ?m\.?", re.IGNORECASE)
 _NOTHING = frozenset({"no solution", "no solutions", "empty set", "there is no solution"})
 
 
@@ -45,12 +46,14 @@ def without_text(latex: str) -> str:
 
 
 def words(latex: str) -> str | None:
-    r"""An answer in words: lower case, without marks and without an article.
+    r"""An answer in words, or a time of day: lower case, without marks and without an article.
 
     None for anything that may be mathematics; a short run of bare letters is a product.
     """
     marked = "\\text" in latex
     plain = _TEXT.sub(r"\1", latex) if marked else latex
+    if time := _TIME.fullmatch(plain.strip()):
+        return " ".join(time.groups()).casefold()
     if marked:
         if not _PROSE.fullmatch(plain) or not _WORD.search(_JOINING.sub("", plain)):
             return None

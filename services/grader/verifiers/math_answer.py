@@ -98,6 +98,7 @@ async def decide(gold: str, answer: str, tools: Tools, *, problem: str = "") -> 
         tools.pool,
         ("compare", gold, answer, asks_percent),
         lambda: _by_algebra(gold, answer, asks_percent, tools),
+        but_not=_STARVED,
     )
     return Decision(score, "algebra")
 
@@ -110,15 +111,21 @@ async def _by_algebra(gold: str, answer: str, asks_percent: bool, tools: Tools) 
         return _SCORES[outcome.value]
     if _is_starved(outcome, tools):
         return _STARVED
-    if not await remembered(tools.pool, ("examine", gold), lambda: _is_comparable(gold, tools)):
-        return _GOLD_NOT_PARSABLE
+    question = "examine", gold
+    fault = await remembered(
+        tools.pool, question, lambda: _fault_of_gold(gold, tools), but_not=_STARVED
+    )
+    if fault is not None:
+        return fault
     return _NOT_PARSABLE if outcome.cause is Cause.ERROR else _TOO_HARD
 
 
-async def _is_comparable(gold: str, tools: Tools) -> bool:
-    """Whether the gold answer alone gives no trouble."""
+async def _fault_of_gold(gold: str, tools: Tools) -> Ungradable | None:
+    """Why the gold answer cannot be compared with anything; None if it gives no trouble."""
     outcome = await _run_twice(_EXAMINE, gold, tools=tools)
-    return isinstance(outcome, Value) and bool(outcome.value)
+    if isinstance(outcome, Failed):
+        return _STARVED if _is_starved(outcome, tools) else _GOLD_NOT_PARSABLE
+    return None if outcome.value else _GOLD_NOT_PARSABLE
 
 
 async def _run_twice(function: str, *args: str | bool, tools: Tools) -> Value | Failed:
