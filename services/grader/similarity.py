@@ -22,9 +22,14 @@ _BLEU = BLEU(effective_order=True)
 _TOKENIZE = Tokenizer13a()
 
 
-def similarity(metric: str, text: str, reference: str) -> float:
-    """The metric, by its name in `protocol.rewards.TextSimilarity`, in [0, 1]."""
-    return min(1.0, METRICS[metric](text, reference))
+def similarity(metric: str, text: str, reference: str) -> float | None:
+    """The metric, by its name in `protocol.rewards.TextSimilarity`, in [0, 1].
+
+    None if the reference is too short for it: it has no n-gram, so nothing is like it.
+    """
+    measure = METRICS[metric]
+    value = min(1.0, measure(text, reference))
+    return value if value > 0 or measure(reference, reference) > 0 else None
 
 
 def fuzzy_match(text: str, reference: str) -> float:

@@ -1,5 +1,7 @@
 """How alike two texts are: OpenAI's ``text_similarity``.
 
+A reference that is not even like itself, such as one word for ``rouge_2``, grades nothing.
+
 A metric that is not done in time gets a second chance in a fresh worker. Then it is the response
 that is too hard, unless the reference alone is; a worker that got no CPU time says nothing.
 """
@@ -18,6 +20,11 @@ from services.grader.tools import Tools
 _SIMILARITY = "services.grader.similarity:similarity"
 _DEADLINE_S = 15.0
 _STARVED_BELOW = 0.5  # of the deadline, in CPU time
+_OF_A_RESPONSE = {  # what is wrong with a reference, where the response is a part of it
+    "empty_reference": "too_short",
+    "reference_too_short": "too_short",
+    "reference_too_hard": "too_hard",
+}
 
 
 async def verify(task: Task, text: str, check: TextSimilarity, tools: Tools) -> Score:
@@ -26,16 +33,30 @@ async def verify(task: Task, text: str, check: TextSimilarity, tools: Tools) -> 
     if not isinstance(texts, ComparedTexts):
         return texts
     if not texts.reference.strip():
-        return Ungradable(reason="empty_reference")
+        return _useless(check, "empty_reference")
     outcome = await _measured(check.evaluation_metric, texts, tools)
     if isinstance(outcome, Value):
-        return Graded(value=cast(float, outcome.value))
+        return _score(check, outcome)
     if not _is_to_blame(outcome):
         return Ungradable(reason="not_measured")
     alone = ComparedTexts(texts.reference, texts.reference)
-    if isinstance(await _measured(check.evaluation_metric, alone, tools), Failed):
-        return Ungradable(reason="reference_too_hard")
-    return Graded(value=0, reason="too_hard")
+    outcome = await _measured(check.evaluation_metric, alone, tools)
+    if isinstance(outcome, Failed):
+        return _useless(check, "reference_too_hard")
+    found = _score(check, outcome)
+    return Graded(value=0, reason="too_hard") if isinstance(found, Graded) else found
+
+
+def _score(check: TextSimilarity, outcome: Value) -> Score:
+    value = cast(float | None, outcome.value)
+    return _useless(check, "reference_too_short") if value is None else Graded(value=value)
+
+
+def _useless(check: TextSimilarity, reason: str) -> Score:
+    """A reference of no use is the task's fault, unless the response is a part of it."""
+    if "sample.output_text" in check.reference:
+        return Graded(value=0, reason=_OF_A_RESPONSE[reason])
+    return Ungradable(reason=reason)
 
 
 async def _measured(metric: str, texts: ComparedTexts, tools: Tools) -> Value | Failed:

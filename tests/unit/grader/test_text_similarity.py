@@ -60,12 +60,40 @@ def test_equal_texts_are_alike_and_others_are_not(metric: str) -> None:
     text = "Each of the 5 boxes holds 3 pens."
     assert similarity(metric, text, text) == pytest.approx(1)
     assert similarity(metric, "", text) == 0
-    assert similarity(metric, "qqq", "zzz") == 0
+    assert similarity(metric, "qqq", text) == 0
 
 
 @given(st.sampled_from(sorted(METRICS)), st.text(max_size=40), st.text(max_size=40))
 def test_any_two_texts_get_a_value_of_a_score(metric: str, text: str, reference: str) -> None:
-    assert 0 <= similarity(metric, text, reference) <= 1
+    value = similarity(metric, text, reference)
+    if value is None:
+        assert similarity(metric, reference, reference) is None
+    else:
+        assert 0 <= value <= 1
+
+
+@pytest.mark.parametrize(
+    ("metric", "reference"),
+    [
+        ("rouge_2", "42"),
+        ("rouge_5", "x = 3 or 4"),
+        ("rouge_1", "+"),
+        ("rouge_l", "+"),
+        ("bleu", "<skipped>"),
+        ("gleu", "<skipped>"),
+    ],
+)
+def test_a_reference_without_the_words_that_a_metric_counts_says_nothing(
+    metric: str, reference: str
+) -> None:
+    for text in (reference, "", "something else"):
+        assert similarity(metric, text, reference) is None
+
+
+def test_a_reference_that_is_just_long_enough_says_what_it_says() -> None:
+    assert similarity("rouge_2", "x 42", "x 42") == 1
+    assert similarity("rouge_2", "42", "x 42") == 0
+    assert similarity("fuzzy_match", "-", "+") == 0
 
 
 def test_words_of_every_script_count() -> None:
@@ -95,6 +123,25 @@ async def test_what_cannot_be_compared_is_ungradable(tools: Tools) -> None:
     assert missing == Ungradable(reason="unknown_field")
     empty = await checked("x", tools, reference="{{item.solution}}", solution=" ")
     assert empty == Ungradable(reason="empty_reference")
+
+
+@pytest.mark.anyio
+async def test_a_reference_too_short_for_the_metric_is_no_fault_of_the_response(
+    tools: Tools,
+) -> None:
+    settings = {"solution": "42", "reference": "{{item.solution}}", "evaluation_metric": "rouge_2"}
+    for text in ("42", "x = 42", ""):
+        assert await checked(text, tools, **settings) == Ungradable(reason="reference_too_short")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("text", ["", " ", "42"])
+async def test_no_response_makes_itself_ungradable_as_the_reference(
+    text: str, tools: Tools
+) -> None:
+    swapped = {"input": "{{item.answer}}", "reference": "{{ sample.output_text }}"}
+    score = await checked(text, tools, evaluation_metric="rouge_2", **swapped)
+    assert score == Graded(value=0, reason="too_short")
 
 
 @pytest.mark.anyio
