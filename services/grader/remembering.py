@@ -44,6 +44,7 @@ async def remembered(
 ) -> T:
     """The result of ``work``, from memory or from whoever asks the same just now.
 
-    The result ``but_not`` is not kept: it may be another the next time. A caller that is cancelled stops nobody else's work.
+    The result ``but_not`` is not kept, as it may be another the next time. A caller that is
+    cancelled stops nobody else's work.
     """
     return await _MEMORIES.setdefault(pool, _Memory()).recall(question, work, but_not)

@@ -184,6 +184,8 @@ class _Comparison:
         (golds, name), (answers, other) = links(gold, both[0]), links(answer, both[1])
         if golds and answers and (name == other or None in (name, other)):
             return _all(self.compare(golds[-1], link, depth + 1).equal for link in answers)
+        if "and" in (gold.marks, answer.marks):
+            return self._as_regions(both)
         if gold.kind is not answer.kind:
             return self._as_regions(both) if _are_regions(gold, answer, both) else False
         if golds and is_number(golds[-1]):
@@ -208,13 +210,25 @@ class _Comparison:
     def _expressions(self, gold: Quantity, answer: Quantity, scales: tuple[Exact, ...]) -> Verdict:
         value, other = _formula(gold.head), _formula(answer.head)
         if value is None or other is None:
-            return Verdict(self.leaf(gold.head, answer.head), "algebra")
+            return self._by_leaf(gold.head, answer.head, scales)
         try:
             equal = any(value.equals(other * Formula.of(scale)) for scale in scales)
         except TooHard:
-            return Verdict(self.leaf(gold.head, answer.head), "algebra")
+            return self._by_leaf(gold.head, answer.head, scales)
         path = "exact_number" if value.number and other.number else "formula"
         return Verdict(equal or _is_rounded(gold, value, answer, other), path)
+
+    def _by_leaf(self, gold: str, answer: str, scales: tuple[Exact, ...]) -> Verdict:
+        verdicts = (self.leaf(gold, _scaled(answer, scale)) for scale in scales)
+        return Verdict(_any(verdicts), "algebra")
+
+
+def _scaled(latex: str, scale: Exact) -> str:
+    """An expression times a number of one term without a root."""
+    [((_, power), value)] = scale.terms.items()
+    if value == 1 and not power:
+        return latex
+    return rf"\frac{{{value.numerator}}}{{{value.denominator}}} \pi^{{{power}}} ({latex})"
 
 
 def _numerals(gold: str, answer: str) -> Verdict | None:
