@@ -8,7 +8,7 @@ import random
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -18,8 +18,8 @@ import pytest
 from protocol.messages import Grade, Graded, RolloutGroup, Ungradable
 from protocol.rewards import Reward
 
-from services.grader import grading
-from services.grader.pool import BACKLOG, Pool, Value
+from services.grader import grading, steps
+from services.grader.pool import BACKLOG, Failed, Pool, Value
 from services.grader.tools import Tools
 from services.grader.verifiers import math_answer
 from tests.builders import a_group, a_request, a_task
@@ -59,7 +59,8 @@ HOSTILE = (
     r"\boxed{\frac{1}{0}}",
     "no box at all",
 )
-HANGS = (r"5^{5^{5^{5^{5+%d}}}}", r"(10^9+%d)!", r"\sum_{k=1}^{10^{12}+%d}\sin(k^2)")
+HANGS = (r"5^{5^{5^{5+%d}}}", r"\sum_{k=1}^{10^{12}+%d}\sin(k^2)", r"\gcd(3^{5^{9}}, %d)")
+UNGRADABLE = {"no_verdict", "judge_failed", "judge_timeout", "starved", "equations_not_read"}
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def algebra(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]
     ]
     if serial % 10 == 0:
         texts += [(chance.choice(HANGS) % serial, 0.0)]
-    cases = [Case(rf"1+1=2 \boxed{{{text}}}", value, 1.0) for text, value in texts]
+    cases = [Case(f"1+1=2\n\\boxed{{{text}}}", value, 1.0) for text, value in texts]
     return BY_RULE, gold, cases + [Case(r"\boxed{x}", 0, None)] * (GROUP_SIZE - len(cases))
 
 
@@ -139,7 +140,7 @@ def proofs(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]]
 def too_long(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]]:
     """Responses of 50 MB beside short ones."""
     long = Case("1" * 50_000_000 + r"\boxed{7}", 0, None)
-    return BY_RULE, "7", [long, *[Case(r"1+1=2 \boxed{7}", 1, 1)] * (GROUP_SIZE - 1)]
+    return BY_RULE, "7", [long, *[Case("1+1=2\n\\boxed{7}", 1, 1)] * (GROUP_SIZE - 1)]
 
 
 async def honest(
@@ -201,11 +202,17 @@ def groups(chance: random.Random) -> Iterator[tuple[Reward, RolloutGroup, list[C
 
 @asynccontextmanager
 async def misfortune(pool: Pool, server: ScriptedServer) -> AsyncIterator[None]:
-    """Meanwhile workers are killed, the nursery once, and the judge goes away and comes back."""
+    """Meanwhile workers are killed, the nursery once, and the judge goes away and comes back.
+
+    Others use the pool too, and take all memory, crash, and hang in it.
+    """
 
     async def strike() -> None:
         for blow in count():
             await asyncio.sleep(0.5)
+            function = ("hoard", "segfault", "hang_in_c")[blow % 3]
+            outcome = await pool.run(f"tests.unit.grader.hostile:{function}", deadline_s=0.3)
+            assert isinstance(outcome, Failed)
             nursery = pool._nursery.process.pid
             path = Path(f"/proc/{nursery}/task/{nursery}/children")
             children = path.read_text().split() if path.exists() else []
@@ -222,7 +229,8 @@ async def misfortune(pool: Pool, server: ScriptedServer) -> AsyncIterator[None]:
         yield
     finally:
         striking.cancel()
-        await asyncio.gather(striking, return_exceptions=True)
+        with suppress(asyncio.CancelledError):
+            await striking
 
 
 async def test_no_reward_is_invented_and_no_response_is_lost() -> None:
@@ -236,7 +244,7 @@ async def test_no_reward_is_invented_and_no_response_is_lost() -> None:
             places.release()
 
     async with (
-        Pool(2, warm_ups=[math_answer.WARM_UP]) as pool,
+        Pool(2, warm_ups=[math_answer.WARM_UP, steps.WARM_UP]) as pool,
         FailingServer(random.Random(30)) as server,
         watched(settings_for(server, timeout_s=1.0)) as judge,
     ):
@@ -250,7 +258,7 @@ async def test_no_reward_is_invented_and_no_response_is_lost() -> None:
         assert judge.is_up
     assert census.invented == []
     assert census.graded == GRADES
-    assert set(census.ungradable) <= {"no_verdict", "judge_failed", "judge_timeout", "killed"}
+    assert set(census.ungradable) <= UNGRADABLE
     assert census.ungradable.total() < 0.002 * GRADES, census.ungradable
 
 
