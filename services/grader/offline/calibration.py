@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Literal, NoReturn
 
 from protocol.messages import Graded
 from protocol.rewards import Check, ModelJudge
@@ -43,50 +43,49 @@ class Examined:
 async def calibrate(
     solutions: Sequence[Labelled], tools: Tools, *, at_once: int
 ) -> AsyncGenerator[Examined, None]:
-    """Each verifier in turn; the model among them only if the tools hold a judge.
-
-    Raises:
-        JudgeDown: if the judge goes down meanwhile.
-    """
+    """Each verifier in turn; the model among them only if the tools hold a judge."""
     yield await _examined(Check(verifier="math_answer"), "outcome", solutions, tools, at_once)
     yield await _examined(Check(verifier="equation_steps"), "process", solutions, tools, at_once)
     if tools.judge is not None:
-        work = _examined(ModelJudge(), "process", solutions, tools, _JUDGED_AT_ONCE)
-        yield await _unless_down(tools.judge, work)
+        yield await _examined(ModelJudge(), "process", solutions, tools, _JUDGED_AT_ONCE)
 
 
 @asynccontextmanager
 async def judge_of(settings: JudgeSettings | None) -> AsyncIterator[Judge | None]:
     """The judge once it has passed its self-test; None if there is none.
 
+    Questions to a judge that is down would wait until it is up: here somebody is told.
+
     Raises:
-        JudgeDown: if it does not pass.
+        JudgeDown: if it does not pass, goes down meanwhile, or can be watched no more.
     """
     if settings is None:
         yield None
         return
-    async with Judge(settings) as judge:
-        watching = asyncio.create_task(judge.watch_forever())
-        try:
+    try:
+        async with Judge(settings) as judge, asyncio.TaskGroup() as beside:
+            watching = beside.create_task(_watch_forever(judge))
             while not judge.is_up and judge.why_down == _UNTESTED:
                 await asyncio.sleep(_LOOK_AGAIN_S)
             _refuse_if_down(judge)
+            ending = beside.create_task(_watch_until_down(judge))
             yield judge
-        finally:
             watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            ending.cancel()
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from failures
 
 
-async def _unless_down(judge: Judge, work: Coroutine[Any, Any, Examined]) -> Examined:
-    """Questions to a judge that is down would wait until it is up: here somebody is told."""
-    working, watching = asyncio.create_task(work), asyncio.create_task(_watch_until_down(judge))
+async def _watch_forever(judge: Judge) -> None:
+    """Does what `Judge.watch_forever` does, and waits for the same. Unblocked by: the same.
+
+    Raises:
+        JudgeDown: if that cannot go on.
+    """
     try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else watching.result()
-    finally:
-        working.cancel()
-        watching.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
+        await judge.watch_forever()
+    except Exception as error:
+        raise JudgeDown(f"the judge cannot be tested: {error!r}; check {URL}") from error
 
 
 async def _watch_until_down(judge: Judge) -> NoReturn:

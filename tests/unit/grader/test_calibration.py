@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import os
 import sys
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.grader.judge.judge import Judge
+from services.grader.judge.settings import JudgeSettings
+from services.grader.offline import calibration
 from services.grader.offline.__main__ import main
 from services.grader.offline.agreement import (
     Case,
@@ -23,7 +28,7 @@ from services.grader.offline.agreement import (
     level_of,
     percentile,
 )
-from services.grader.offline.calibration import Examined, calibrate
+from services.grader.offline.calibration import Examined, JudgeDown, calibrate, judge_of
 from services.grader.offline.labelled import Labelled, read_labelled
 from services.grader.offline.report import section
 from services.grader.tools import Tools
@@ -231,6 +236,66 @@ def test_a_judge_without_a_model_is_refused(
     status, report, errors = calibrate_file(tmp_path, a_labelled(), capfd)
     assert (status, report) == (2, "")
     assert "WEIR_JUDGE_MODEL is not set" in errors[0]
+
+
+class Unwatchable(Judge):
+    """A judge whose watcher fails, at once or after the first self-test."""
+
+    is_tested = False
+
+    async def watch_forever(self) -> None:
+        if self.is_tested:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(super().watch_forever(), 0.5)
+        raise OverflowError("a port is at most 65535")
+
+
+def test_a_judge_that_cannot_be_tested_ends_it_with_the_reason(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "Judge", Unwatchable)
+    monkeypatch.setenv("WEIR_JUDGE_URL", "http://127.0.0.1:9/v1")
+    monkeypatch.setenv("WEIR_JUDGE_MODEL", MODEL)
+    status, report, errors = calibrate_file(tmp_path, a_labelled(), capfd)
+    assert (status, report) == (2, "")
+    assert errors == [
+        "weir grade: the judge cannot be tested: OverflowError('a port is at most 65535'); "
+        "check WEIR_JUDGE_URL"
+    ]
+
+
+@pytest.mark.anyio
+async def test_nobody_waits_for_a_judge_that_is_watched_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Unwatchable, "is_tested", True)
+    monkeypatch.setattr(calibration, "Judge", Unwatchable)
+
+    async def wait_forever(judge: Judge | None) -> None:
+        assert judge is not None
+        assert judge.is_up
+        await asyncio.Event().wait()
+
+    with pytest.raises(JudgeDown, match="at most 65535"):
+        await beside_a_judge(wait_forever)
+
+
+@pytest.mark.anyio
+async def test_what_goes_wrong_beside_a_judge_is_raised_as_it_is() -> None:
+    async def go_wrong(_: Judge | None) -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        await beside_a_judge(go_wrong)
+
+
+async def beside_a_judge(work: Callable[[Judge | None], Awaitable[None]]) -> None:
+    async with (
+        ScriptedServer() as server,
+        asyncio.timeout(20),
+        judge_of(JudgeSettings(server.url, MODEL)) as judge,
+    ):
+        await work(judge)
 
 
 async def calibrate_with(server: ScriptedServer, folder: Path) -> tuple[int, str, str]:
