@@ -16,7 +16,7 @@ from typing import BinaryIO
 from services.chassis.deployment import DeploymentError
 from services.grader.judge.settings import JudgeSettings
 from services.grader.nursery import NurseryError
-from services.grader.offline.calibration import JudgeDown, calibrate, judge_of
+from services.grader.offline.calibration import WARM_UPS, JudgeDown, calibrate, judge_of
 from services.grader.offline.labelled import LabelledError, read_labelled
 from services.grader.offline.output import ReaderGone, StandardOutput
 from services.grader.offline.report import heading, section
@@ -93,7 +93,7 @@ async def _calibrate(file: BinaryIO) -> int:
     output, settings = StandardOutput(), Settings.from_environment()
     solutions = read_labelled(file)
     async with (
-        Pool(settings.workers, warm_ups=[WARM_UP]) as pool,
+        Pool(settings.workers, warm_ups=WARM_UPS) as pool,
         judge_of(JudgeSettings.from_environment()) as judge,
     ):
         await output.write(heading(solutions, has_judge=judge is not None))

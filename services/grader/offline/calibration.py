@@ -12,13 +12,16 @@ from typing import Literal, NoReturn
 from protocol.messages import Graded
 from protocol.rewards import Check, ModelJudge
 
+from services.grader import steps
 from services.grader.judge.judge import Judge
 from services.grader.judge.settings import URL, JudgeSettings
 from services.grader.offline.agreement import Case
 from services.grader.offline.in_order import in_order
 from services.grader.offline.labelled import Labelled
 from services.grader.tools import Tools
-from services.grader.verifiers import VERIFIERS
+from services.grader.verifiers import VERIFIERS, math_answer
+
+WARM_UPS = (math_answer.WARM_UP, steps.WARM_UP)  # of the pool that `calibrate` asks
 
 _LOOK_AGAIN_S = 0.1
 _UNTESTED = "starting"  # what a judge says of itself before its first self-test has ended

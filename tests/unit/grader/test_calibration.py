@@ -31,6 +31,8 @@ from services.grader.offline.agreement import (
 from services.grader.offline.calibration import Examined, JudgeDown, calibrate, judge_of
 from services.grader.offline.labelled import Labelled, read_labelled
 from services.grader.offline.report import section
+from services.grader.pool import Pool
+from services.grader.pool_outcome import Value
 from services.grader.tools import Tools
 from tests.unit.grader.judge_server import MODEL, ScriptedServer, replies
 
@@ -92,6 +94,16 @@ async def test_math_answer_agrees_with_every_label_and_equation_steps_with_some(
     assert whole.num_graded == len(solutions)
     assert whole.kappa > 0.1  # better than chance
     assert by_kind(process.cases)["empty"].exact == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "module", ["services.grader.equivalence", "services.grader.relations.judging"]
+)
+async def test_no_first_response_waits_for_what_its_verifier_loads(module: str) -> None:
+    async with Pool(1, warm_ups=calibration.WARM_UPS) as pool:
+        asked = pool.run("tests.unit.grader.loaded:is_loaded", module, deadline_s=10)
+        assert await asked == Value(True)
 
 
 # ---------------------------------------------------------------------- the statistics
