@@ -44,7 +44,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     is_empty = True
     with path.open("rb") as file:
         for number, raw in enumerate(raw_lines(file), start=1):
-            if not raw.strip():
+            if not raw.decode(errors="replace").strip():
                 continue
             is_empty = False
             line = _line(number, raw)

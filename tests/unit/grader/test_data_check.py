@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from protocol.tasks import TaskFileError, read_tasks
 
@@ -143,6 +143,7 @@ def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @given(st.lists(st.one_of(st.binary(max_size=40), st.just(a_line().encode())), max_size=5))
+@example([b"\x1c", a_line().encode()])
 def test_lines_are_accepted_exactly_when_a_job_would_accept_them(
     tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]
 ) -> None:
