@@ -15,9 +15,13 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Case:
-    """What a person and a verifier say of one solution, in [0, 1]; None: ungradable."""
+    """What a person and a verifier say of one solution, in [0, 1]; None: ungradable.
+
+    ``is_right``: whether the person says that its answer is right, whatever the label is about.
+    """
 
     kind: str
+    is_right: bool
     label: float
     given: float | None
     ms: float

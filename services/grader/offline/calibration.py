@@ -115,7 +115,8 @@ async def _examined(
         score = await VERIFIERS[check.verifier](solution.task, solution.response, check, tools)
         ms = 1000 * (time.perf_counter() - began)
         given = score.value if isinstance(score, Graded) else None
-        return Case(solution.kind, float(getattr(solution, label)), given, ms, score.reason)
+        said = float(getattr(solution, label))
+        return Case(solution.kind, solution.outcome, said, given, ms, score.reason)
 
     async with aclosing(in_order(_each(solutions), work, at_once=at_once)) as cases:
         return Examined(check.verifier, label, tuple([case async for case in cases]))

@@ -10,6 +10,7 @@ from services.grader.offline.agreement import (
     LEVELS,
     TOLERANCE,
     Agreement,
+    Case,
     agreement,
     by_kind,
     confusion,
@@ -37,46 +38,49 @@ def heading(solutions: Sequence[Labelled], *, has_judge: bool) -> str:
 
 def section(examined: Examined) -> str:
     """What there is to know about one verifier."""
+    tables = [_facts(examined), _matrix(examined), _kinds(examined)]
+    if examined.label == "process":
+        tables.insert(0, _of_process(examined.cases))
+    title = f"\n{examined.verifier} against the labelled {examined.label}\n"
+    return title + "\n".join(f"{_columns(table)}\n" for table in tables)
+
+
+def _facts(examined: Examined) -> list[Row]:
     cases = examined.cases
     whole = agreement(cases)
-    is_outcome = examined.label == "outcome"
     latency = [case.ms for case in cases]
     lost = Counter(case.reason for case in cases if case.given is None)
     reasons = "".join(f", {count} {reason}" for reason, count in lost.items())
-    facts = [
-        ("n", str(whole.num_cases)),
-        *(_of_outcome(whole) if is_outcome else _of_process(whole)),
+    return [
+        *(_of_outcome(whole) if examined.label == "outcome" else []),
         ("ungradable", _share(1 - whole.num_graded / whole.num_cases) + reasons),
         ("latency p50", f"{percentile(latency, 0.5):.2f} ms"),
         ("latency p99", f"{percentile(latency, 0.99):.2f} ms"),
     ]
-    return "\n".join(
-        [
-            f"\n{examined.verifier} against the labelled {examined.label}",
-            _columns(facts),
-            "",
-            _columns(_matrix(examined)),
-            "",
-            _columns(_kinds(examined)),
-            "",
-        ]
-    )
 
 
 def _of_outcome(whole: Agreement) -> list[Row]:
-    return [("agreement", _share(whole.exact)), ("Cohen's kappa", _number(whole.kappa))]
-
-
-def _of_process(whole: Agreement) -> list[Row]:
     return [
-        (f"within {TOLERANCE:g}", _share(whole.close)),
-        ("same level", _share(whole.exact)),
-        ("mean error", _number(whole.error)),
-        ("weighted kappa", _number(whole.kappa)),
+        ("n", str(whole.num_cases)),
+        ("agreement", _share(whole.exact)),
+        ("Cohen's kappa", _number(whole.kappa)),
     ]
 
 
-def _matrix(examined: Examined) -> list[list[str]]:
+def _of_process(cases: Sequence[Case]) -> list[Row]:
+    """Over all, and over those that a recipe with ``process_for = "correct"`` has scored."""
+    columns = [agreement(cases), agreement([case for case in cases if case.is_right])]
+    return [
+        ("", "all", "right outcome"),
+        ("n", *(str(each.num_cases) for each in columns)),
+        (f"within {TOLERANCE:g}", *(_share(each.close) for each in columns)),
+        ("same level", *(_share(each.exact) for each in columns)),
+        ("mean error", *(_number(each.error) for each in columns)),
+        ("weighted kappa", *(_number(each.kappa) for each in columns)),
+    ]
+
+
+def _matrix(examined: Examined) -> Sequence[Row]:
     """One row per label, one column per finding."""
     names = _OUTCOMES if examined.label == "outcome" else _LEVELS
     counts = confusion(examined.cases)
@@ -87,7 +91,7 @@ def _matrix(examined: Examined) -> list[list[str]]:
     ]
 
 
-def _kinds(examined: Examined) -> list[list[str]]:
+def _kinds(examined: Examined) -> Sequence[Row]:
     is_outcome = examined.label == "outcome"
     head = ["kind", "n", "agreement" if is_outcome else f"within {TOLERANCE:g}", "mean error"]
     return [head] + [
