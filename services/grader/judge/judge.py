@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol, Self
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import Counter
 from protocol.messages import Ungradable
 
 from services.grader.judge import self_test
@@ -16,13 +17,14 @@ from services.grader.judge.health import Health
 from services.grader.judge.question import Question
 from services.grader.judge.settings import JudgeSettings
 from services.grader.judge.sharing import Sharing
+from services.grader.judge.slots import WAITING, Slots
 from services.grader.judge.wire import Refused, Trouble, Wire
 
 CACHE = Counter("weir_judge_cache_total", "Questions whose verdict was known, or not", ["result"])
-WAITING = Gauge("weir_judge_waiting", "Questions that wait for the judge to be up or to be free")
 log = logging.getLogger(__name__)
 
-_MAX_OUTAGES = 5  # during the attempts of one question; one that kills the judge must end
+_OUTAGES_TOGETHER = 2  # under one question, with others in flight: any of them may have done it
+_OUTAGES_ALONE = 2  # a question that kills the judge must end; the first may have been chance
 
 Answer = Verdict | Ungradable
 
@@ -55,7 +57,7 @@ class Judge:
         self._context = Context(self._wire, settings.context_tokens)
         self._health = Health(self._examine, settings.retest_s)
         self._num_examinations = 0
-        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._slots = Slots(settings.concurrency)
         self._sharing: Sharing[Answer] = Sharing()
 
     async def __aenter__(self) -> Self:
@@ -124,33 +126,46 @@ class Judge:
             return None
 
     async def _asked(self, question: Question) -> Answer:
-        """Keep a slot until there is an answer: whoever tries again does not queue again."""
-        with WAITING.track_inprogress():
-            await self._slots.acquire()
-        try:
-            return await self._insisted(question)
-        finally:
-            self._slots.release()
+        """Ask among others; if the judge goes down under it again and again, alone."""
+        answer = await self._insisted(question, self._slots.one(), _OUTAGES_TOGETHER)
+        if answer is None:
+            answer = await self._insisted(question, self._slots.alone(), _OUTAGES_ALONE)
+        if answer is None:
+            log.error("the judge went down again and again under one question that it had alone")
+            return Ungradable(reason="judge_failed")
+        return answer
 
-    async def _insisted(self, question: Question) -> Answer:
-        """Ask until there is an answer, however often the judge is down meanwhile.
+    async def _insisted(
+        self, question: Question, slots: AbstractAsyncContextManager[None], num_outages: int
+    ) -> Answer | None:
+        """Ask until there is an answer; None if the judge goes down so often meanwhile.
+
+        The slots are kept until then: whoever tries again does not queue again.
+        """
+        async with slots:
+            for _ in range(num_outages):
+                answer = await self._asked_while_up(question)
+                if answer is not None:
+                    return answer
+        return None
+
+    async def _asked_while_up(self, question: Question) -> Answer | None:
+        """Wait for the judge to be up, and ask; None if it goes down meanwhile.
 
         Attempts that all failed cast doubt on the judge. If it passes its self-test, one attempt
         more decides: the failures may be those of an outage that nobody else saw.
         """
         pauses_s = (0.0, *self.settings.pauses_s)
-        for _ in range(_MAX_OUTAGES):
-            with WAITING.track_inprogress():
-                outages = await self._health.until_up()
-            outcome = await self._attempted(question, pauses_s)
-            if isinstance(outcome, Trouble) and await self._health.clears(outages):
-                outcome = await self._attempted(question.attempt(len(pauses_s)), (0.0,))
-            if not isinstance(outcome, Trouble):
-                return outcome
-            if await self._health.clears(outages):
-                return Ungradable(reason=outcome.reason)
-        log.error("the judge went down under one question again and again")
-        return Ungradable(reason="judge_failed")
+        with WAITING.track_inprogress():
+            outages = await self._health.until_up()
+        outcome = await self._attempted(question, pauses_s)
+        if isinstance(outcome, Trouble) and await self._health.clears(outages):
+            outcome = await self._attempted(question.attempt(len(pauses_s)), (0.0,))
+        if not isinstance(outcome, Trouble):
+            return outcome
+        if await self._health.clears(outages):
+            return Ungradable(reason=outcome.reason)
+        return None
 
     async def _attempted(self, question: Question, pauses_s: tuple[float, ...]) -> Answer | Trouble:
         """The first answer of several attempts, or how the last of them failed."""

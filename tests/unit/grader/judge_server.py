@@ -134,6 +134,7 @@ class ScriptedServer:
     flooded_bytes: int = 0
     port: int = 0
     _clients: dict[asyncio.StreamWriter, asyncio.StreamReader] = field(default_factory=dict)
+    _restarting: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
@@ -144,6 +145,8 @@ class ScriptedServer:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
+        if self._restarting is not None:
+            await self._restarting
         await self.go_away()
 
     async def come(self) -> None:
@@ -159,6 +162,17 @@ class ScriptedServer:
         for writer in self._clients:
             writer.transport.abort()
         await self._server.wait_closed()
+
+    async def restart(self, after_s: float) -> None:
+        """Go away and come back, once for all who want it at the same time."""
+        if self._restarting is None or self._restarting.done():
+            self._restarting = asyncio.create_task(self._go_and_come(after_s))
+        await asyncio.shield(self._restarting)
+
+    async def _go_and_come(self, after_s: float) -> None:
+        await self.go_away()
+        await asyncio.sleep(after_s)
+        await self.come()
 
     def has_left(self, writer: asyncio.StreamWriter) -> bool:
         """Whether the client has hung up."""

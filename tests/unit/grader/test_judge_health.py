@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from services.grader.judge.form import Choice, Form
 from services.grader.judge.health import Health
 from services.grader.judge.judge import Answer, Judge
 from services.grader.judge.question import Question
+from services.grader.judge.slots import Slots
 from tests.unit.grader.judge_server import (
     Behaviour,
     ScriptedServer,
@@ -203,9 +205,84 @@ async def test_a_question_that_kills_the_judge_does_not_do_so_for_ever(
     server.script = [dies]
     async with watched(settings_for(server, pauses_s=())) as judge:
         assert await ended(ask(judge, "poison")) == [Ungradable(reason="judge_failed")]
-        assert kills == 5
+        assert kills == 2 + 2, "twice among others, twice alone"
         server.script = [grades()]
         assert await ended(ask(judge, "bread")) == [YES]
+
+
+async def dies_for_a_moment(server: ScriptedServer, _: dict[str, Any], __: Any) -> None:
+    await asyncio.sleep(0.005)  # meanwhile the others arrive
+    await server.restart(after_s=0.05)
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+async def test_nobody_else_is_given_up_for_a_question_that_kills_the_judge(
+    samples: int, server: ScriptedServer
+) -> None:
+    most_beside: list[int] = []
+
+    async def behave(server: ScriptedServer, body: dict[str, Any], writer: Any) -> None:
+        if "poison" in body["messages"][-1]["content"]:
+            most_beside.append(server.in_flight - 1)
+            await dies_for_a_moment(server, body, writer)
+        else:
+            await grades(after_s=0.01)(server, body, writer)
+
+    async def asked(judge: Judge, text: str) -> list[Answer]:
+        return await judge.ask(a_question(text, temperature=1.0), samples)
+
+    server.script = [behave]
+    async with watched(settings_for(server)) as judge:
+        texts = ["poison", *(f"Is it {n}?" for n in range(20))]
+        poison, *others = await ended(*(asked(judge, text) for text in texts))
+    assert others == [[YES] * samples] * 20
+    assert poison == [Ungradable(reason="judge_failed")] * samples
+    assert most_beside[-1] == 0
+
+
+async def test_who_waits_to_be_alone_is_passed_by_nobody() -> None:
+    slots, order = Slots(3), []
+
+    async def enter(name: str, taken: AbstractAsyncContextManager[None]) -> None:
+        async with taken:
+            order.append(name)
+            await asyncio.sleep(0.01)
+            order.append(name.upper())
+
+    names = ["a", "b", "alone c", "d", "e", "alone f", "g"]
+    taken = [slots.alone() if "alone" in name else slots.one() for name in names]
+    await ended(*map(enter, names, taken), within_s=2)
+    rounds = [["a", "b"], ["alone c"], ["d", "e"], ["alone f"], ["g"]]
+    assert order == [each for names in rounds for each in (*names, *map(str.upper, names))]
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_slots_are_neither_lost_nor_doubled_by_cancelling(seed: int) -> None:
+    chance, slots = random.Random(seed), Slots(3)
+    inside, inside_alone = 0, 0
+
+    async def visit() -> None:
+        nonlocal inside, inside_alone
+        is_alone = chance.random() < 0.2
+        await asyncio.sleep(chance.random() * 0.05)
+        async with slots.alone() if is_alone else slots.one():
+            inside, inside_alone = inside + 1, inside_alone + is_alone
+            try:
+                assert inside <= (1 if inside_alone else 3)
+                await asyncio.sleep(chance.random() * 0.002)
+            finally:
+                inside, inside_alone = inside - 1, inside_alone - is_alone
+
+    visits = [asyncio.create_task(visit()) for _ in range(200)]
+    for _ in range(100):
+        await asyncio.sleep(0)
+        await asyncio.sleep(chance.random() * 0.001)
+        chance.choice(visits).cancel()
+    results = await ended(*visits)
+    assert all(each is None or isinstance(each, asyncio.CancelledError) for each in results)
+    assert results.count(None) > 50
+    async with asyncio.timeout(1), slots.alone():
+        pass
 
 
 @pytest.mark.parametrize("where", ["down", "slot", "flight", "pause", "doubt"])
