@@ -102,8 +102,8 @@ def test_a_grader_of_the_openai_sdk_becomes_the_outcome_of_the_reward(
         "type": "score_model",
         "name": "judged",
         "model": "judge",
-        "input": [{"role": "user", "content": "Grade from 1 to 7: {{sample.output_text}}"}],
-        "range": [1, 7],
+        "input": [{"role": "user", "content": "Grade from 0 to 1: {{sample.output_text}}"}],
+        "range": [0, 1],
         "sampling_params": {"max_completions_tokens": 900, "reasoning_effort": "low"},
     }
     grader: Any = {  # the SDK's type knows one grader in `graders`; the API's pages show a mapping
@@ -123,11 +123,15 @@ def test_a_grader_of_the_openai_sdk_becomes_the_outcome_of_the_reward(
     outcome = record.recipe.reward.outcome
     assert [(check.label, check.weight) for check in outcome] == [("exact", 0.8), ("judged", 0.2)]
     assert isinstance(outcome[1], ScoreModel)
-    assert (outcome[1].range, outcome[1].max_tokens) == ((1.0, 7.0), 900)
+    assert (outcome[1].range, outcome[1].max_tokens) == ((0.0, 1.0), 900)
     assert sdk.fine_tuning.alpha.graders.validate(grader=exact).to_dict() == {"grader": exact}
     with pytest.raises(openai.BadRequestError, match="write 'judge'") as caught:
         sdk.fine_tuning.alpha.graders.validate(grader={**judged, "model": "gpt-5"})
     assert caught.value.param == "grader.model"
+    wide = {"exact": exact, "judged": {**judged, "range": [1, 7]}}
+    with pytest.raises(openai.BadRequestError, match="leave it out") as caught:
+        sdk.fine_tuning.alpha.graders.validate(grader={**grader, "graders": wide})
+    assert caught.value.param == "grader.graders.judged.range"
 
 
 def test_the_openai_sdk_raises_its_typed_errors(stack: Stack, sdk: openai.OpenAI) -> None:
