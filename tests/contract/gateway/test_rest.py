@@ -128,9 +128,9 @@ def test_a_grader_of_the_openai_sdk_becomes_the_outcome_of_the_reward(
     with pytest.raises(openai.BadRequestError, match="write 'judge'") as caught:
         sdk.fine_tuning.alpha.graders.validate(grader={**judged, "model": "gpt-5"})
     assert caught.value.param == "grader.model"
-    wide = {"exact": exact, "judged": {**judged, "range": [1, 7]}}
+    wide: Any = {**grader, "graders": {"exact": exact, "judged": {**judged, "range": [1, 7]}}}
     with pytest.raises(openai.BadRequestError, match="leave it out") as caught:
-        sdk.fine_tuning.alpha.graders.validate(grader={**grader, "graders": wide})
+        sdk.fine_tuning.alpha.graders.validate(grader=wide)
     assert caught.value.param == "grader.graders.judged.range"
 
 
