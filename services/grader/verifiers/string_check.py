@@ -24,8 +24,10 @@ async def verify(task: Task, text: str, check: StringCheck, tools: Tools) -> Sco
     texts = compared_texts(check, task, text)
     if not isinstance(texts, ComparedTexts):
         return texts
-    if not texts.reference and check.operation in _CONTAINS:
-        return Ungradable(reason="empty_reference")  # every text contains it
+    if not texts.reference and check.operation in _CONTAINS:  # every text contains it
+        if "sample.output_text" in check.reference:
+            return Graded(value=0, reason="too_short")
+        return Ungradable(reason="empty_reference")
     if _HOLDS[check.operation](texts.input, texts.reference):
         return Graded(value=1)
     return Graded(value=0, reason="wrong")

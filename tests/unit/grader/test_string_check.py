@@ -74,6 +74,12 @@ async def test_what_every_text_contains_is_ungradable(operation: str, tools: Too
     assert score == Ungradable(reason="empty_reference")
 
 
+async def test_an_empty_response_is_in_no_text(tools: Tools) -> None:
+    swapped = {"input": "{{item.answer}}", "reference": "{{sample.output_text}}"}
+    score = await checked("", tools, operation="like", **swapped)
+    assert score == Graded(value=0, reason="too_short")
+
+
 async def test_a_response_over_the_limit_is_too_long_even_for_ne(tools: Tools) -> None:
     score = await checked("x" * (MAX_TEXT_CHARS + 1), tools, operation="ne")
     assert score == Graded(value=0, reason="too_long")
