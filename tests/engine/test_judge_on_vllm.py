@@ -202,8 +202,11 @@ def a_question(**changes: Any) -> Question:
     return replace(Question(messages, form, max_tokens=100), **changes)
 
 
-async def test_the_server_says_its_context_and_counts_tokens(wire: Wire) -> None:
-    assert await wire.context_tokens() == CONTEXT
+async def test_the_server_says_its_model_and_context_and_counts_tokens(wire: Wire) -> None:
+    identity = await wire.identity()
+    assert (identity.name, identity.context_tokens) == (MODEL, CONTEXT)
+    assert identity.root is not None
+    assert identity.root.endswith("/model")
     shorter, longer = a_question(), a_question(messages=({"role": "user", "content": "2" * 500},))
     [count, more] = [await wire.count_tokens(each) for each in (shorter, longer)]
     assert count is not None
@@ -293,7 +296,7 @@ async def test_a_refusal_is_loud(url: str, caplog: pytest.LogCaptureFixture) -> 
 
 @pytest.mark.usefixtures("anyone_may_judge")
 async def test_calls_wait_for_a_server_that_stands_still(served: Served) -> None:
-    async with watched(served.url, timeout_s=3, concurrency=4) as judge, asyncio.timeout(120):
+    async with watched(served.url, timeout_s=1, concurrency=4) as judge, asyncio.timeout(120):
         await judge.ask(a_question(seed=100))
         questions = [a_question(temperature=1.0, seed=seed) for seed in range(200, 230)]
         calls = [asyncio.create_task(judge.ask(question)) for question in questions]
@@ -302,7 +305,7 @@ async def test_calls_wait_for_a_server_that_stands_still(served: Served) -> None
             served.signal(signal.SIGSTOP)
             while judge.is_up:
                 await asyncio.sleep(0.05)
-            assert "did not answer within 3 s" in judge.why_down
+            assert "did not answer within 1 s" in judge.why_down
             assert not all(call.done() for call in calls)
         finally:
             served.signal(signal.SIGCONT)

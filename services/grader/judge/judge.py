@@ -14,6 +14,7 @@ from services.grader.judge import self_test
 from services.grader.judge.context import Context, OverContext
 from services.grader.judge.form import NoVerdict, Verdict, as_remembered
 from services.grader.judge.health import Health
+from services.grader.judge.identity import Identity
 from services.grader.judge.question import Question
 from services.grader.judge.settings import JudgeSettings
 from services.grader.judge.sharing import Sharing
@@ -55,6 +56,8 @@ class Judge:
         self._cache = cache if settings.cache_bytes else None
         self._wire = Wire.to(settings)
         self._context = Context(self._wire, settings.context_tokens)
+        self._identity = Identity(settings.url, settings.model)
+        self._is_identified = asyncio.Event()
         self._health = Health(self._examine, settings.retest_s)
         self._num_examinations = 0
         self._slots = Slots(settings.concurrency)
@@ -100,10 +103,16 @@ class Judge:
         return [task.result() for task in asked]
 
     async def _shared(self, question: Question) -> Answer:
-        digest = question.digest(self.settings.model)
+        digest = question.digest(await self._identified())
         if self._sharing.is_under_way(digest):
             CACHE.labels("shared").inc()
         return await self._sharing.once(digest, lambda: self._remembered(question, digest))
+
+    async def _identified(self) -> Identity:
+        """Who judges. Waits for: the first time that its server says so. Unblocked by: a test."""
+        with WAITING.track_inprogress():
+            await self._is_identified.wait()
+        return self._identity
 
     async def _remembered(self, question: Question, digest: str) -> Answer:
         known = await self._recall(question, digest)
@@ -112,6 +121,7 @@ class Judge:
             return known
         answer = await self._asked(question)
         if self._cache is not None and not isinstance(answer, Ungradable):
+            digest = question.digest(self._identity)  # of who has answered, perhaps anew
             await self._cache.remember(digest, as_remembered(answer))
         return answer
 
@@ -194,9 +204,11 @@ class Judge:
         """The self-test: on the way of all calls, but past their slots and the cache."""
         self._num_examinations += 1
         try:
-            await self._context.look_up()
+            self._identity = await self._wire.identity()
         except Trouble as trouble:
             return str(trouble)
+        self._context.learn(self._identity.context_tokens)
+        self._is_identified.set()
         return await self_test.examine(self._wire, self._num_examinations)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from protocol.rewards import AskedOfAJudge
 
 from services.grader.judge.form import Form
+from services.grader.judge.identity import Identity
 
 Turn = dict[str, str]  # {"role": ..., "content": ...}
 _BETWEEN_ATTEMPTS = 1_000_003  # so that no attempt takes the seed of another sample
@@ -68,7 +69,7 @@ class Question:
             "stream": False,
         }
 
-    def digest(self, model: str) -> str:
-        """Under which a verdict of this model is remembered."""
-        text = json.dumps(self.body(model), ensure_ascii=False)
+    def digest(self, judge: Identity) -> str:
+        """Under which a verdict of this judge is remembered."""
+        text = json.dumps([asdict(judge), self.body(judge.name)], ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()

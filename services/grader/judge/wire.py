@@ -14,6 +14,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from pydantic import BaseModel, Field, ValidationError
 
 from services.grader.judge.form import NoVerdict, Verdict
+from services.grader.judge.identity import Identity
 from services.grader.judge.question import Question
 from services.grader.judge.settings import API_KEY, MODEL, URL, JudgeSettings
 
@@ -134,8 +135,8 @@ class Wire:
         count = _json(reply).get("count")
         return count if isinstance(count, int) and count > 0 else None
 
-    async def context_tokens(self) -> int | None:
-        """How many tokens the model takes, as vLLM says; None if the server does not tell.
+    async def identity(self) -> Identity:
+        """Which model answers, as the server says.
 
         Raises:
             Trouble: if the server is in such.
@@ -143,9 +144,17 @@ class Wire:
         models = _json(await self._call("GET", f"{self.settings.url}/models")).get("data")
         for model in models if isinstance(models, list) else []:
             if isinstance(model, dict) and model.get("id") == self._model:
-                tokens = model.get("max_model_len")
-                return tokens if isinstance(tokens, int) and tokens > 0 else None
-        return None
+                return self._identity_of(model)
+        return self._identity_of({})
+
+    def _identity_of(self, model: Mapping[str, Any]) -> Identity:
+        root, tokens = model.get("root"), model.get("max_model_len")
+        return Identity(
+            self.settings.url,
+            self._model,
+            root=root if isinstance(root, str) else None,
+            context_tokens=tokens if isinstance(tokens, int) and tokens > 0 else None,
+        )
 
     @property
     def _model(self) -> str:

@@ -123,10 +123,12 @@ class ScriptedServer:
 
     script: list[Behaviour] = field(default_factory=lambda: [grades()])
     exam: Behaviour = tells_right_from_wrong
+    root: str | None = "/models/judge"
     max_model_len: int | None = CONTEXT
     tokens: int | None = None  # what /tokenize says; None: there is no /tokenize
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
+    num_told: int = 0
     num_exams: int = 0
     num_tokenized: int = 0
     in_flight: int = 0
@@ -196,8 +198,7 @@ class ScriptedServer:
 
     async def _answer(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         if path == "/v1/models":
-            data = [{"id": MODEL, "max_model_len": self.max_model_len}]
-            behave = replies(json.dumps({"data": data}).encode())
+            behave = replies(json.dumps({"data": [self._model()]}).encode())
         elif path == "/tokenize":
             self.num_tokenized += 1
             counted = json.dumps({"count": self.tokens}).encode()
@@ -211,6 +212,13 @@ class ScriptedServer:
             await behave(self, body, writer)
         finally:
             self.in_flight -= 1
+
+    def _model(self) -> dict[str, Any]:
+        """As vLLM writes it, with a time of creation that is another one each time."""
+        self.num_told += 1
+        told = {"root": self.root, "max_model_len": self.max_model_len}
+        told = {name: value for name, value in told.items() if value is not None}
+        return {"id": MODEL, "created": self.num_told, **told}
 
     def _next(self, body: dict[str, Any]) -> Behaviour:
         text = body["messages"][-1]["content"]

@@ -13,10 +13,12 @@ from prometheus_client import REGISTRY
 from protocol.messages import Ungradable
 
 from services.grader.judge.form import Choice, Form, Text
-from services.grader.judge.judge import Judge
+from services.grader.judge.identity import Identity
 from services.grader.judge.question import Question
 from services.grader.judge.sharing import Sharing
 from tests.unit.grader.judge_server import (
+    CONTEXT,
+    MODEL,
     ScriptedServer,
     grades,
     hangs,
@@ -31,6 +33,7 @@ pytestmark = pytest.mark.anyio
 
 FORM = Form({"analysis": Text(), "verdict": Choice(("yes", "no"))})
 QUESTION = Question(({"role": "user", "content": "Is it?"},), FORM)
+IDENTITY = Identity("http://h/v1", "judge", root="/models/judge", context_tokens=CONTEXT)
 YES = {"analysis": "I have looked.", "verdict": "yes"}
 
 
@@ -53,6 +56,10 @@ async def server() -> AsyncIterator[ScriptedServer]:
         yield server
 
 
+def identity_of(server: ScriptedServer) -> Identity:
+    return Identity(server.url, MODEL, server.root, server.max_model_len)
+
+
 def results() -> dict[str, float]:
     return {
         name: REGISTRY.get_sample_value("weir_judge_cache_total", {"result": name}) or 0
@@ -70,15 +77,49 @@ async def test_a_verdict_is_remembered(server: ScriptedServer) -> None:
         async with watched(settings_for(server), memory) as judge:
             assert await judge.ask(QUESTION) == [YES]
     assert len(server.asked) == 1
-    assert list(memory.verdicts) == [QUESTION.digest("judge")]
+    assert list(memory.verdicts) == [QUESTION.digest(identity_of(server))]
     assert moved(before) == {"hit": 1, "miss": 1, "shared": 0}
 
 
-async def test_what_is_remembered_needs_no_judge(server: ScriptedServer) -> None:
-    memory = Memory({QUESTION.digest("judge"): json.dumps(YES)})
-    async with Judge(settings_for(server), memory) as judge:
-        assert not judge.is_up
+async def test_what_is_remembered_needs_no_judge_that_is_up(server: ScriptedServer) -> None:
+    memory = Memory({QUESTION.digest(identity_of(server)): json.dumps(YES)})
+    server.exam = grades()
+    async with watched(settings_for(server), memory) as judge:
         assert await judge.ask(QUESTION) == [YES]
+        assert not judge.is_up
+    assert server.asked == []
+
+
+@pytest.mark.parametrize(
+    "another",
+    [{"root": "/models/another"}, {"max_model_len": 8192}, {"root": None, "max_model_len": None}],
+)
+async def test_another_model_under_the_same_name_is_asked_anew(
+    another: dict[str, Any], server: ScriptedServer
+) -> None:
+    memory = Memory()
+    async with watched(settings_for(server), memory) as judge:
+        assert await judge.ask(QUESTION) == [YES]
+    for name, value in another.items():
+        setattr(server, name, value)
+    server.script = [grades(right=False)]
+    async with watched(settings_for(server), memory) as judge:
+        assert await judge.ask(QUESTION) == [{**YES, "verdict": "no"}]
+    assert len(memory.verdicts) == 2
+
+
+async def test_a_verdict_is_remembered_for_the_model_that_gave_it(server: ScriptedServer) -> None:
+    memory = Memory()
+    server.script = [hangs, grades()]
+    async with watched(settings_for(server), memory) as judge:
+        call = asyncio.create_task(judge.ask(QUESTION))
+        await until(lambda: server.asked)
+        await server.go_away()
+        await until(lambda: judge.why_down not in {"", "starting"})
+        server.root = "/models/another"
+        await server.come()
+        assert await call == [YES]
+    assert list(memory.verdicts) == [QUESTION.digest(identity_of(server))]
 
 
 @pytest.mark.parametrize(
@@ -95,9 +136,15 @@ async def test_what_is_remembered_needs_no_judge(server: ScriptedServer) -> None
     ],
 )
 def test_whatever_decides_the_verdict_makes_another_digest(change: dict[str, Any]) -> None:
-    assert replace(QUESTION, **change).digest("judge") != QUESTION.digest("judge")
-    assert QUESTION.digest("judge") != QUESTION.digest("another")
-    assert replace(QUESTION).digest("judge") == QUESTION.digest("judge")
+    assert replace(QUESTION, **change).digest(IDENTITY) != QUESTION.digest(IDENTITY)
+    assert replace(QUESTION).digest(IDENTITY) == QUESTION.digest(IDENTITY)
+
+
+@pytest.mark.parametrize(
+    "change", [{"url": "http://i/v1"}, {"name": "other"}, {"root": None}, {"context_tokens": 1}]
+)
+def test_whoever_judges_makes_another_digest(change: dict[str, Any]) -> None:
+    assert QUESTION.digest(replace(IDENTITY, **change)) != QUESTION.digest(IDENTITY)
 
 
 @pytest.mark.parametrize("behaviour", [says(None), replies(b"", 500), replies(b"", 400)])
@@ -114,10 +161,10 @@ async def test_a_failure_is_not_remembered(behaviour: Any, server: ScriptedServe
 
 @pytest.mark.parametrize("stored", ["", "{}", '{"analysis": "", "verdict": "maybe"}', "yes"])
 async def test_what_was_spoilt_is_asked_anew(stored: str, server: ScriptedServer) -> None:
-    memory = Memory({QUESTION.digest("judge"): stored})
+    memory = Memory({QUESTION.digest(identity_of(server)): stored})
     async with watched(settings_for(server), memory) as judge:
         assert await judge.ask(QUESTION) == [YES]
-    assert json.loads(memory.verdicts[QUESTION.digest("judge")]) == YES
+    assert json.loads(memory.verdicts[QUESTION.digest(identity_of(server))]) == YES
 
 
 async def test_of_the_analysis_the_beginning_is_remembered(server: ScriptedServer) -> None:
