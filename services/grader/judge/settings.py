@@ -54,13 +54,25 @@ class JudgeSettings:
 
 
 def _url(text: str) -> str:
+    if "@" in text:
+        raise DeploymentError(
+            f"{URL} holds an '@', and messages would show the password: give a base such as "
+            f"{_BASE}, and what the server asks for as {API_KEY}"
+        )
     try:
         parts = httpx.URL(text)
     except httpx.InvalidURL as error:
         raise DeploymentError(f"{URL}={text!r}: {error}; give a base such as {_BASE}") from error
-    if parts.scheme not in {"http", "https"} or not parts.host or parts.query or parts.fragment:
+    if not _is_base(parts):
         raise DeploymentError(f"{URL}={text!r}: give a base such as {_BASE}")
     return text.rstrip("/")
+
+
+def _is_base(parts: httpx.URL) -> bool:
+    """Whether paths can be appended to it and called."""
+    is_place = parts.scheme in {"http", "https"} and bool(parts.host)
+    is_port = parts.port is None or 0 < parts.port < 2**16
+    return is_place and is_port and not (parts.query or parts.fragment)
 
 
 def _key(text: str | None) -> str | None:

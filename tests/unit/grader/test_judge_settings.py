@@ -44,6 +44,13 @@ def test_everything_can_be_given() -> None:
     assert (settings.context_tokens, settings.cache_bytes) == (16384, 0)
 
 
+@pytest.mark.parametrize("url", ["http://u:secret@h/v1", "http://secret@h/v1", "u:secret@h:1e9"])
+def test_a_password_in_the_url_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(DeploymentError, match=r"WEIR_JUDGE_URL.*WEIR_JUDGE_API_KEY") as refused:
+        JudgeSettings.from_environment({**GIVEN, "WEIR_JUDGE_URL": url})
+    assert "secret" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "remedy"),
     [
@@ -51,6 +58,8 @@ def test_everything_can_be_given() -> None:
         ("WEIR_JUDGE_URL", "127.0.0.1:8000", "give a base such as http://127.0.0.1:8000/v1"),
         ("WEIR_JUDGE_URL", "http://", "give a base such as"),
         ("WEIR_JUDGE_URL", "http://h:1e9/v1", "give a base such as"),
+        ("WEIR_JUDGE_URL", "http://h:99999/v1", "give a base such as"),
+        ("WEIR_JUDGE_URL", "http://h:0/v1", "give a base such as"),
         ("WEIR_JUDGE_URL", "http://h/v1?key=1", "give a base such as"),
         ("WEIR_JUDGE_API_KEY", "ключ", "ASCII"),
         ("WEIR_JUDGE_API_KEY", "a\nb", "ASCII"),
