@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from services.grader.judge.question import Question
+from services.grader.judge.question import Question, as_utf8
 from services.grader.judge.settings import CONTEXT
 from services.grader.judge.wire import Wire
 
@@ -43,9 +43,9 @@ class Context:
 
         Raises:
             OverContext: if it does not.
-            Trouble: if the server was asked to count, and is in such.
+            Trouble: if the server was asked to count, and nobody listens.
         """
-        num_bytes = sum(len(turn["content"].encode()) for turn in question.messages)
+        num_bytes = sum(len(as_utf8(turn["content"])) for turn in question.messages)
         room = None if self.tokens is None else self.tokens - question.max_tokens
         if room is None or num_bytes + _TEMPLATE_TOKENS <= room:  # no token is shorter than a byte
             return

@@ -19,7 +19,7 @@ from services.grader.judge.question import Question
 from services.grader.judge.settings import JudgeSettings
 from services.grader.judge.sharing import Sharing
 from services.grader.judge.slots import WAITING, Slots
-from services.grader.judge.wire import Refused, Trouble, Wire
+from services.grader.judge.wire import CutShort, Refused, Trouble, Wire
 
 CACHE = Counter("weir_judge_cache_total", "Questions whose verdict was known, or not", ["result"])
 log = logging.getLogger(__name__)
@@ -31,7 +31,10 @@ Answer = Verdict | Ungradable
 
 
 class VerdictCache(Protocol):
-    """Where verdicts are remembered, by the digest of their question."""
+    """Where verdicts are remembered, by the digest of their question.
+
+    It saves calls and nothing hangs on it: in trouble it knows nothing, and raises nothing.
+    """
 
     async def recall(self, digest: str) -> str | None:
         """The verdict, if it is still known."""
@@ -95,11 +98,14 @@ class Judge:
 
         Waits for: the judge to be up, a free slot, its answers. Unblocked by: those; deadlines.
         """
-        async with asyncio.TaskGroup() as group:
-            asked = [
-                group.create_task(self._shared(question.sample(number)))
-                for number in range(samples)
-            ]
+        try:
+            async with asyncio.TaskGroup() as group:
+                asked = [
+                    group.create_task(self._shared(question.sample(number)))
+                    for number in range(samples)
+                ]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # the others failed likewise, or for this one
         return [task.result() for task in asked]
 
     async def _shared(self, question: Question) -> Answer:
@@ -184,8 +190,9 @@ class Judge:
             await asyncio.sleep(max(pause_s, _wait_s(failure)))
             try:
                 return await self._attempt(question.attempt(number))
-            except NoVerdict:
+            except NoVerdict as error:
                 failure, question = Ungradable(reason="no_verdict"), question.by_chance()
+                question = question.in_brief() if isinstance(error, CutShort) else question
             except Trouble as trouble:
                 failure = trouble
                 if not trouble.may_pass:

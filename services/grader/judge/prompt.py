@@ -14,12 +14,17 @@ from protocol.messages import Task
 from protocol.rubric import Criterion, Rubric
 
 from services.grader.judge.form import ANALYSIS, Choice, Form, Text
-from services.grader.judge.question import Turn
+from services.grader.judge.question import Turn, as_utf8
 from services.grader.templates import problem_of
 
 # Chat templates write their turns as <|start|>, <｜User｜>, </s> or <start_of_turn>, and a server
 # may read such text of ours as a turn. A space more is no change to any formula.
-_TEMPLATE_TOKEN = re.compile(r"<(?=[A-Za-z/|_｜▁])")
+# Mistral's turns are words in brackets; by name, because [ABC] is the area of a triangle.
+_TEMPLATE_TOKEN = re.compile(
+    r"<(?=[A-Za-z/|_｜▁])"
+    r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|MODEL_SETTINGS|TOOL_CALLS|TOOL_RESULTS"
+    r"|TOOL_CONTENT|CALL_ID|THINK)\])"
+)
 
 _DATA = """\
 The user's message ends with the solution to grade, between two lines that carry the same mark.
@@ -46,7 +51,7 @@ def rubric_messages(rubric: Rubric, task: Task, solution: str) -> tuple[Turn, ..
 
 def defanged(text: str) -> str:
     """Text of a response without anything that a chat template could take for its own tokens."""
-    return _TEMPLATE_TOKEN.sub("< ", text)
+    return _TEMPLATE_TOKEN.sub(r"\g<0> ", text)
 
 
 def _instructions(rubric: Rubric) -> str:
@@ -81,7 +86,7 @@ def _task(task: Task) -> str:
 
 
 def _marked(solution: str) -> str:
-    mark = hashlib.sha256(solution.encode()).hexdigest()[:16]
+    mark = hashlib.sha256(as_utf8(solution)).hexdigest()[:16]
     return (
         f"# Solution to grade\n\n----- {mark} begins -----\n{defanged(solution)}\n"
         f"----- {mark} ends -----\n\n"

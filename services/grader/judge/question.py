@@ -55,6 +55,10 @@ class Question:
         """
         return replace(self, temperature=self.temperature or _SOME_CHANCE)
 
+    def in_brief(self) -> Question:
+        """The same question for a model that thought until its tokens were used up."""
+        return replace(self, reasoning_effort="low")
+
     def body(self, model: str) -> dict[str, Any]:
         """The request for a chat completion."""
         schema = {"name": "verdict", "strict": True, "schema": self.form.schema}
@@ -71,5 +75,14 @@ class Question:
 
     def digest(self, judge: Identity) -> str:
         """Under which a verdict of this judge is remembered."""
-        text = json.dumps([asdict(judge), self.body(judge.name)], ensure_ascii=False)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256(as_json([asdict(judge), self.body(judge.name)])).hexdigest()
+
+
+def as_json(value: object) -> bytes:
+    """What is sent and what is digested."""
+    return as_utf8(json.dumps(value, ensure_ascii=False))
+
+
+def as_utf8(text: str) -> bytes:
+    """With a question mark for half of a surrogate pair, which a model's text may hold."""
+    return text.encode(errors="replace")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from services.grader.judge.form import NoVerdict, Verdict
 from services.grader.judge.identity import Identity
-from services.grader.judge.question import Question
+from services.grader.judge.question import Question, as_json
 from services.grader.judge.settings import API_KEY, MODEL, URL, JudgeSettings
 
 CALLS = Counter(
@@ -32,11 +33,22 @@ log = logging.getLogger(__name__)
 
 _MAX_REPLY_BYTES = 8 * 2**20
 _CONNECT_TIMEOUT_S = 10.0
+_COUNT_TIMEOUT_S = 10.0  # to count tokens takes milliseconds
 _LONGEST_RETRY_AFTER_S = 30.0
 _SHOWN_CHARS = 300
 _SPARE_CONNECTIONS = 8  # for the self-test: it must not wait behind the calls that it is about
 _REFUSES_ONE = {400, 413, 414, 415, 422, 431}  # other refusals may be of every request
 _PASSES = {408, 425, 429}
+_UNKNOWN_HERE = 501  # what some servers say instead of 404
+# What httpx owns up to, and what comes through it of sockets, addresses, headers and task groups.
+_BREAKS = (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, ExceptionGroup)
+
+
+class CutShort(NoVerdict):
+    """The model's tokens were used up before it had ended."""
+
+    def __init__(self) -> None:
+        super().__init__("it ended by 'length'")
 
 
 class Refused(RuntimeError):
@@ -53,6 +65,10 @@ class Trouble(RuntimeError):
         self.reason = reason
         self.may_pass = may_pass
         self.wait_s = wait_s  # as the server asks
+
+
+class Unreachable(Trouble):
+    """Nobody listens there."""
 
 
 class _Message(BaseModel):
@@ -93,6 +109,7 @@ class Wire:
         """With connections for all calls at once; the caller closes ``http``."""
         timeout = httpx.Timeout(None, connect=min(_CONNECT_TIMEOUT_S, settings.timeout_s))
         headers = {
+            "Content-Type": "application/json",
             "Accept-Encoding": "identity",  # so that what is read is what is counted
             "Connection": "close",
         }
@@ -109,7 +126,8 @@ class Wire:
         """Ask once.
 
         Raises:
-            NoVerdict: if the model answered something else than a form filled in.
+            NoVerdict: if the model answered something else than a form filled in; if its tokens
+                were used up, it is CutShort.
             Refused: if the server refuses this request.
             Trouble: if the server refuses all requests, fails, is late, or cannot be reached.
         """
@@ -118,6 +136,8 @@ class Wire:
             completion = self._completion(await self._call("POST", url, question.body(self._model)))
             _count_tokens(completion.usage)
             choice = completion.choices[0]
+            if choice.finish_reason == "length":
+                raise CutShort
             if choice.finish_reason != "stop":
                 raise NoVerdict(f"it ended by {str(choice.finish_reason)[:20]!r}")
             return question.form.read(choice.message.content)
@@ -125,15 +145,21 @@ class Wire:
     async def count_tokens(self, question: Question) -> int | None:
         """How many tokens the server makes of the messages; None if it does not tell.
 
+        Whatever it answers, or not, says nothing about completions: what stands before a server may
+        not know this path.
+
         Raises:
-            Trouble: if the server is in such.
+            Unreachable: if nobody listens.
         """
         url = f"{self.settings.url.removesuffix('/v1')}/tokenize"
-        reply = await self._call(
-            "POST", url, {"model": self._model, "messages": list(question.messages)}
-        )
-        count = _json(reply).get("count")
-        return count if isinstance(count, int) and count > 0 else None
+        body = {"model": self._model, "messages": list(question.messages)}
+        try:
+            reply = await self._call("POST", url, body, _COUNT_TIMEOUT_S)
+        except Unreachable:
+            raise
+        except Trouble:
+            return None
+        return _positive(_json(reply).get("count"))
 
     async def identity(self) -> Identity:
         """Which model answers, as the server says.
@@ -148,12 +174,12 @@ class Wire:
         return self._identity_of({})
 
     def _identity_of(self, model: Mapping[str, Any]) -> Identity:
-        root, tokens = model.get("root"), model.get("max_model_len")
+        root = model.get("root")
         return Identity(
             self.settings.url,
             self._model,
             root=root if isinstance(root, str) else None,
-            context_tokens=tokens if isinstance(tokens, int) and tokens > 0 else None,
+            context_tokens=_positive(model.get("max_model_len")),
         )
 
     @property
@@ -176,25 +202,33 @@ class Wire:
         except ValidationError as error:
             raise Trouble(f"{self.settings.url} sends no chat completion; check {URL}") from error
 
-    async def _call(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> _Reply:
+    async def _call(
+        self,
+        method: str,
+        url: str,
+        body: Mapping[str, Any] | None = None,
+        longest_s: float = math.inf,
+    ) -> _Reply:
+        timeout_s = min(longest_s, self.settings.timeout_s)
+        content = None if body is None else as_json(body)
         try:
-            async with asyncio.timeout(self.settings.timeout_s):
-                reply = await self._exchange(method, url, body)
+            async with asyncio.timeout(timeout_s):
+                reply = await self._exchange(method, url, content)
         except (TimeoutError, httpx.TimeoutException) as error:
-            late = f"{url} did not answer within {self.settings.timeout_s:g} s"
+            late = f"{url} did not answer within {timeout_s:g} s"
             raise Trouble(late, reason="judge_timeout") from error
         except httpx.ConnectError as error:
-            raise Trouble(
+            raise Unreachable(
                 f"{url} cannot be reached ({error}); start it or correct {URL}"
             ) from error
-        except httpx.HTTPError as error:
-            raise Trouble(f"{url} broke off: {type(error).__name__}: {error}") from error
-        if reply.status >= 500 or reply.status in _PASSES:
+        except _BREAKS as error:
+            raise Trouble(f"{url} broke off: {error!r}") from error
+        if reply.status in _PASSES or (reply.status >= 500 and reply.status != _UNKNOWN_HERE):
             raise Trouble(f"{url} answers {reply.shown}", wait_s=_seconds(reply.retry_after))
         return reply
 
-    async def _exchange(self, method: str, url: str, body: Mapping[str, Any] | None) -> _Reply:
-        async with self.http.stream(method, url, json=body) as response:
+    async def _exchange(self, method: str, url: str, content: bytes | None) -> _Reply:
+        async with self.http.stream(method, url, content=content) as response:
             received = bytearray()
             async for chunk in response.aiter_raw():
                 received += chunk
@@ -228,6 +262,12 @@ def _json(reply: _Reply) -> Mapping[str, Any]:
         return _Object.model_validate_json(reply.body).model_extra or {}
     except ValidationError:
         return {}
+
+
+def _positive(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if value > 0 else None
 
 
 class _Object(BaseModel, extra="allow"):

@@ -126,6 +126,7 @@ class ScriptedServer:
     root: str | None = "/models/judge"
     max_model_len: int | None = CONTEXT
     tokens: int | None = None  # what /tokenize says; None: there is no /tokenize
+    counts: Behaviour | None = None  # what /tokenize does instead
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     num_told: int = 0
@@ -202,7 +203,7 @@ class ScriptedServer:
         elif path == "/tokenize":
             self.num_tokenized += 1
             counted = json.dumps({"count": self.tokens}).encode()
-            behave = replies(counted, 404 if self.tokens is None else 200)
+            behave = self.counts or replies(counted, 404 if self.tokens is None else 200)
         else:
             assert path == "/v1/chat/completions"
             behave = self._next(body)
@@ -236,7 +237,7 @@ def settings_for(server: ScriptedServer, **changes: Any) -> JudgeSettings:
         "pauses_s": (0.01, 0.02),
         "retest_s": (0.02, 0.1),
     }
-    return JudgeSettings(url=server.url, model=MODEL, **{**hasty, **changes})
+    return JudgeSettings(**{"url": server.url, "model": MODEL, **hasty, **changes})
 
 
 @asynccontextmanager

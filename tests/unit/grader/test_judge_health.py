@@ -107,6 +107,15 @@ async def test_a_judge_that_nobody_serves_says_where_it_was_looked_for(
         assert "start it or correct WEIR_JUDGE_URL" in judge.why_down
 
 
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:99999/v1", "http://h\x00/v1", "h/v1", "http://h:1e9"]
+)
+async def test_the_watcher_outlives_a_url_that_is_none(url: str, server: ScriptedServer) -> None:
+    async with watched(settings_for(server, url=url)) as judge:
+        await until(lambda: judge.why_down != "starting")
+        assert "broke off" in judge.why_down
+
+
 async def test_calls_survive_a_server_that_goes_away_and_comes_back(server: ScriptedServer) -> None:
     server.script = [grades(after_s=0.05)]
     async with watched(settings_for(server, concurrency=8)) as judge:

@@ -196,6 +196,28 @@ async def test_equal_questions_at_one_time_are_one_call(server: ScriptedServer) 
     assert moved(before) == {"hit": 0, "miss": 1, "shared": 7}
 
 
+async def test_a_verdict_is_remembered_for_the_question_as_it_was_asked(
+    server: ScriptedServer,
+) -> None:
+    server.script = [says(None, "length"), grades()]
+    memory = Memory()
+    async with watched(settings_for(server), memory) as judge:
+        assert await judge.ask(QUESTION) == [YES]
+    assert server.asked[1]["reasoning_effort"] == "low"
+    assert list(memory.verdicts) == [QUESTION.digest(identity_of(server))]
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+async def test_an_error_arrives_as_itself(samples: int, server: ScriptedServer) -> None:
+    class Broken(Memory):
+        async def recall(self, digest: str) -> str | None:
+            raise LookupError("nothing there")
+
+    async with watched(settings_for(server), Broken()) as judge:
+        with pytest.raises(LookupError, match="nothing there"):
+            await judge.ask(QUESTION, samples)
+
+
 async def test_one_who_is_cancelled_takes_nothing_from_the_others(server: ScriptedServer) -> None:
     server.script = [grades(after_s=0.2)]
     async with watched(settings_for(server)) as judge:
