@@ -10,8 +10,8 @@ from services.grader.judge.form import Verdict
 from services.grader.judge.prompt import rubric_form, rubric_messages
 from services.grader.judge.question import Question
 from services.grader.judge.rubric_files import load
+from services.grader.judge.said import said
 from services.grader.judge.samples import mean_score
-from services.grader.thinking import without_thinking
 from services.grader.tools import Tools
 
 
@@ -22,9 +22,9 @@ async def verify(task: Task, text: str, check: ModelJudge, tools: Tools) -> Scor
     rubric = load(check.rubric) if isinstance(check.rubric, str) else check.rubric
     if rubric.needs_solution and not (task.solution or "").strip():
         return Ungradable(reason="no_reference")
-    solution = without_thinking(text).strip()
-    if not solution:
-        return Graded(value=0, reason="no_solution")
+    solution = said(text)
+    if isinstance(solution, Graded):
+        return solution
     messages = rubric_messages(rubric, task, solution)
     question = Question.of(check, messages, rubric_form(rubric))
     answers = await tools.judge.ask(question, check.samples)

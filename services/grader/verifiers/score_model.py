@@ -8,9 +8,9 @@ from protocol.rewards import ScoreModel
 from services.grader.judge.form import ANALYSIS, Form, Number, Text, Verdict
 from services.grader.judge.prompt import defanged
 from services.grader.judge.question import Question, Turn
+from services.grader.judge.said import said
 from services.grader.judge.samples import mean_score
 from services.grader.templates import UnknownField, fill
-from services.grader.thinking import without_thinking
 from services.grader.tools import Tools
 
 _RESULT = "result"
@@ -21,9 +21,9 @@ async def verify(task: Task, text: str, check: ScoreModel, tools: Tools) -> Scor
     """The mean of the numbers that the model gives, moved from the check's range to [0, 1]."""
     if tools.judge is None:
         return Ungradable(reason="no_judge")
-    solution = without_thinking(text).strip()
-    if not solution:
-        return Graded(value=0, reason="no_solution")
+    solution = said(text)
+    if isinstance(solution, Graded):
+        return solution
     try:
         messages = messages_of(check, task, solution)
     except UnknownField:
@@ -44,9 +44,9 @@ def messages_of(check: ScoreModel, task: Task, solution: str) -> tuple[Turn, ...
     Raises:
         UnknownField: if a template names a field that the task does not have.
     """
-    said = defanged(solution)
+    safe = defanged(solution)
     filled = tuple(
-        {"role": turn.role, "content": fill(turn.content, task, said)} for turn in check.input
+        {"role": turn.role, "content": fill(turn.content, task, safe)} for turn in check.input
     )
     if filled[0]["role"] in {"system", "developer"}:
         first, *others = filled

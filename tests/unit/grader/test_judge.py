@@ -241,6 +241,14 @@ async def test_only_a_model_that_gave_no_verdict_is_asked_with_chance(
     assert [body["temperature"] for body in server.asked] == [1.5, 1.5]
 
 
+async def test_a_model_that_thought_too_long_is_asked_to_think_less(
+    server: ScriptedServer, tools: Tools
+) -> None:
+    server.script = [says(None), says(None, "length"), BEST]
+    assert isinstance(await score(server, tools, reasoning_effort="high"), Graded)
+    assert [body["reasoning_effort"] for body in server.asked] == ["high", "high", "low"]
+
+
 @pytest.mark.parametrize("status", [400, 413, 422])
 async def test_a_refusal_is_loud_and_not_repeated(
     status: int, server: ScriptedServer, tools: Tools, caplog: pytest.LogCaptureFixture
@@ -323,6 +331,44 @@ async def test_a_rubric_may_need_a_solution(server: ScriptedServer, tools: Tools
     assert server.asked == []
 
 
+@pytest.mark.parametrize(
+    ("text", "value", "reason"),
+    [
+        ("x" * 200_001, 0, "too_long"),
+        ("x" * 15_000_000, 0, "too_long"),
+        ("<think>" + "x" * 2_000_000, 0, "too_long"),
+        (" " * 1_000_000 + "2", 1, None),
+        ("<think>" * 200_000 + "</think>2", 1, None),
+    ],
+    ids=["just too long", "far too long", "thought too long", "spaces", "thoughts"],
+)
+async def test_a_response_that_no_judge_could_read_is_its_own_fault(
+    text: str, value: float, reason: str | None, server: ScriptedServer, tools: Tools
+) -> None:
+    async with watched(settings_for(server)) as judge:
+        started = asyncio.get_running_loop().time()
+        graded = await verify(judge, tools, text)
+        assert isinstance(graded, Graded)
+        assert (graded.value, graded.reason) == (value, reason)
+        assert asyncio.get_running_loop().time() - started < 1
+    assert len(server.asked) == value
+    assert server.num_tokenized == 0
+
+
+async def test_half_a_character_is_sent_as_a_question_mark(
+    server: ScriptedServer, tools: Tools
+) -> None:
+    task = a_task(solution="two \ud800")
+    async with watched(settings_for(server, context_tokens=6500)) as judge:
+        asked = replace(tools, judge=judge)
+        graded = await model_judge.verify(task, "2 \udfff" + "." * 2000, ModelJudge(), asked)
+    assert isinstance(graded, Graded)
+    assert server.num_tokenized == 1
+    content = server.asked[0]["messages"][-1]["content"]
+    assert "two ?" in content
+    assert "2 ?..." in content
+
+
 SCORE = {"input": [{"role": "user", "content": "{{item.answer}}? {{sample.output_text}}"}]}
 
 
@@ -370,6 +416,13 @@ async def test_the_check_s_own_system_message_stays_the_only_one(
     assert system["content"].startswith("Be fair.\n\nAnswer with one JSON object")
 
 
+async def test_a_number_is_not_asked_for_what_is_too_long(
+    server: ScriptedServer, tools: Tools
+) -> None:
+    assert await number(server, tools, "x" * 200_001) == Graded(value=0, reason="too_long")
+    assert server.asked == []
+
+
 async def test_an_unknown_field_is_no_score(server: ScriptedServer, tools: Tools) -> None:
     turns = [{"role": "user", "content": "{{item.hint}}"}]
     assert await number(server, tools, input=turns) == Ungradable(reason="unknown_field")
@@ -410,6 +463,31 @@ async def test_what_may_be_too_long_is_measured(
         await verify(judge, tools, "x" * length, max_tokens=2000)
     assert bool(server.asked) is is_sent
     assert server.num_tokenized == num_tokenized
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        replies(b"not implemented", 501),
+        replies(b"bad gateway", 502),
+        replies(b"slow down", 429),
+        replies(b'{"count": "many"}'),
+        replies(b'{"count": true}'),
+        breaks_off(b""),
+        hangs,
+    ],
+)
+@pytest.mark.parametrize(("length", "is_sent"), [(4000, True), (7000, False)])
+async def test_a_server_that_does_not_count_does_not_fail_the_question(
+    counts: Behaviour, length: int, is_sent: bool, tools: Tools
+) -> None:
+    async with (
+        ScriptedServer(max_model_len=5000, counts=counts) as server,
+        watched(settings_for(server, timeout_s=0.3)) as judge,
+    ):
+        found = await verify(judge, tools, "x" * length, max_tokens=2000)
+    assert isinstance(found, Graded) if is_sent else found.reason == "over_judge_context"
+    assert bool(server.asked) is is_sent
 
 
 async def test_the_deployment_s_context_comes_before_the_server_s(
