@@ -350,7 +350,7 @@ async def test_a_response_that_no_judge_could_read_is_its_own_fault(
         graded = await verify(judge, tools, text)
         assert isinstance(graded, Graded)
         assert (graded.value, graded.reason) == (value, reason)
-        assert asyncio.get_running_loop().time() - started < 1
+        assert asyncio.get_running_loop().time() - started < 5
     assert len(server.asked) == value
     assert server.num_tokenized == 0
 
