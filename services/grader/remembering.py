@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from services.grader.judge.sharing import Sharing
 from services.grader.pool import Pool
+from services.grader.sharing import Sharing
 
 T = TypeVar("T")
 

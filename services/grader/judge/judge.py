@@ -17,9 +17,9 @@ from services.grader.judge.health import Health
 from services.grader.judge.identity import Identity
 from services.grader.judge.question import Question
 from services.grader.judge.settings import JudgeSettings
-from services.grader.judge.sharing import Sharing
 from services.grader.judge.slots import WAITING, Slots
 from services.grader.judge.wire import CutShort, Refused, Trouble, Wire
+from services.grader.sharing import Sharing
 
 CACHE = Counter("weir_judge_cache_total", "Questions whose verdict was known, or not", ["result"])
 log = logging.getLogger(__name__)

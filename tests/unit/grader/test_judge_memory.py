@@ -15,7 +15,7 @@ from protocol.messages import Ungradable
 from services.grader.judge.form import Choice, Form, Text
 from services.grader.judge.identity import Identity
 from services.grader.judge.question import Question
-from services.grader.judge.sharing import Sharing
+from services.grader.sharing import Sharing
 from tests.unit.grader.judge_server import (
     CONTEXT,
     MODEL,
