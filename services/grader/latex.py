@@ -13,6 +13,8 @@ _BRACES = re.compile(
     r"|\\.|[{}]",
     re.DOTALL,
 )
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_MAX_OUTER_BRACES = 8
 _WHOLE_BOX = re.compile(r"\s*\\(?:boxed|fbox)\s*\{(.*)\}\s*", re.DOTALL)
 
 _UNICODE = str.maketrans(
@@ -138,7 +140,25 @@ def tidy(latex: str) -> str:
         latex = _PLAIN_NAMES.sub(r"\\\1", latex)
         return tidy(latex) if "\\" in latex else latex
     latex = _SPACES.sub(" ", latex).strip(" ")
-    return latex if latex.endswith("...") else latex.rstrip(".,; ")
+    latex = latex if latex.endswith("...") else latex.rstrip(".,; ")
+    return _without_outer_braces(latex)
+
+
+def _without_outer_braces(latex: str) -> str:
+    """``{5}`` is 5, but ``{5}{6}`` stays."""
+    for _ in range(_MAX_OUTER_BRACES):
+        if not (latex.startswith("{") and latex.endswith("}")):
+            return latex
+        depth, end = 0, len(latex)
+        for match in _BRACE.finditer(latex):
+            depth += {"{": 1, "}": -1}.get(match.group(), 0)
+            if depth == 0:
+                end = match.end()
+                break
+        if depth or end < len(latex):
+            return latex
+        latex = latex[1:-1].strip(" ")
+    return latex
 
 
 def squeezed(latex: str) -> str:

@@ -253,7 +253,7 @@ def measure(rounds: int) -> Iterator[tuple[str, str]]:
         yield from speed_rows(mix, batch, rounds)
     yield from scaling_rows(rounds)
     yield storm_row(rounds)
-    yield grading_judge.row(rounds)
+    yield from grading_judge.rows(rounds + 1)
 
 
 def speed_rows(mix: str, batch: Sequence[Response], rounds: int) -> Iterator[tuple[str, str]]:
@@ -297,7 +297,7 @@ def scaling_rows(rounds: int) -> Iterator[tuple[str, str]]:
 
 def storm_row(rounds: int) -> tuple[str, str]:
     """Throughput of the other answers lost to hanging ones beyond their own deadlines."""
-    batch = 2 * mixes(seed=1)[source()]
+    batch = mixes(seed=1)[source()]
     calm, stormy = [], []
     for _ in range(rounds):
         calm.append(in_a_new_process(storm, batch, 0.0).seconds)

@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from statistics import NormalDist, median
 from typing import Any
@@ -36,45 +37,64 @@ _SIGMA = math.log(P99_S / MEDIAN_S) / NormalDist().inv_cdf(0.99)
 _TEXT = "First we add one and one, as in group {0}, response {1}. So it is $\\boxed{{2}}$."
 
 
-def row(steps: int) -> tuple[str, str]:
-    """Seconds from a step's last rollout to its last grade, in full size."""
+@dataclass(frozen=True)
+class Ends:
+    """When a step's last rollout came, and when its last grade was given; seconds, in full size."""
+
+    rollout_s: float
+    grade_s: float
+
+
+def rows(steps: int) -> Iterator[tuple[str, str]]:
+    """What a step waits for the judge: once its rollouts are there, and while others go on."""
     with _server() as url:
-        exposed = median(asyncio.run(_steps(url, steps)))
-    calls = f"{GROUPS * GROUP_SIZE:,} calls to a judge (median {MEDIAN_S:g} s, p99 {P99_S:g} s)"
-    title = f"{calls} in a step of {STEP_S:g} s: last rollout to last grade, median"
-    return title, f"{exposed:.1f} s (with the latencies alone {_latencies_alone():.1f} s)"
+        ends = asyncio.run(_graded(url, steps))
+    calls = f"{GROUPS * GROUP_SIZE:,} calls a step of {STEP_S:g} s to a judge (median "
+    calls += f"{MEDIAN_S:g} s, p99 {P99_S:g} s): "
+    after_s = median(end.grade_s - end.rollout_s for end in ends)
+    alone_s = _latencies_alone()
+    yield (
+        f"{calls}from a step's last rollout to its last grade",
+        f"{after_s:.1f} s, {after_s / STEP_S:.1%} of the step (latencies alone {alone_s:.1f} s)",
+    )
+    first, last = ends[0], ends[-1]
+    longer_s = (last.grade_s - first.grade_s - last.rollout_s + first.rollout_s) / (steps - 1)
+    yield (
+        f"{calls}time per step, while rollouts go on (max_staleness 1), beyond that of rollouts",
+        f"{longer_s:+.2f} s, {longer_s / STEP_S:+.1%} of the step",
+    )
 
 
-async def _steps(url: str, steps: int) -> list[float]:
+async def _graded(url: str, steps: int) -> list[Ends]:
     settings = JudgeSettings(url=url, model=MODEL, timeout_s=600)
     async with (
         Pool(1, warm_ups=[math_answer.WARM_UP]) as pool,
         watched(settings) as judge,
     ):
         tools = Tools(pool, judge)
-        await _exposed(tools, _groups(-1)[:1], [0.0])  # connections, imports
-        return [await _exposed(tools, _groups(step), _arrivals(step)) for step in range(steps)]
+        await _step(tools, _groups(-1)[:1], [0.0], time.monotonic())  # connections, imports
+        started = time.monotonic()
+        each = (_step(tools, _groups(step), _arrivals(step), started) for step in range(steps))
+        return await asyncio.gather(*each)
 
 
-async def _exposed(
-    tools: Tools, groups: Sequence[RolloutGroup], arrivals: Sequence[float]
-) -> float:
+async def _step(
+    tools: Tools, groups: Sequence[RolloutGroup], arrivals: Sequence[float], started: float
+) -> Ends:
     recipe = a_recipe(
         reward={"process": {"verifier": "model_judge", "rubric": "holistic"}, "process_for": "all"}
     )
     job = ActiveJob(job_id="job", attempt=1, recipe=recipe)
-    started = time.monotonic()
 
     async def arriving(group: RolloutGroup, after_s: float) -> GradedGroup:
         await asyncio.sleep(started + SCALE * after_s - time.monotonic())
         return await grade_group(job, group, tools)
 
     graded = await asyncio.gather(*map(arriving, groups, arrivals))
-    seconds = (time.monotonic() - started) / SCALE - max(arrivals)
     assert all(
         isinstance(grade.process, Graded) for group in graded for grade in group.grades or ()
     )
-    return seconds
+    return Ends(max(arrivals), (time.monotonic() - started) / SCALE)
 
 
 def _groups(step: int) -> list[RolloutGroup]:
@@ -88,9 +108,9 @@ def _groups(step: int) -> list[RolloutGroup]:
     ]
 
 
-def _arrivals(seed: int) -> list[float]:
-    chance = random.Random(seed)
-    return sorted(chance.uniform(0, STEP_S) for _ in range(GROUPS))
+def _arrivals(step: int) -> list[float]:
+    chance = random.Random(step)
+    return sorted(STEP_S * step + chance.uniform(0, STEP_S) for _ in range(GROUPS))
 
 
 def _latencies_alone(trials: int = 200) -> float:

@@ -45,7 +45,7 @@ def mixes(seed: int = 0) -> dict[str, list[Response]]:
     """A batch of whole groups for each mix."""
     chance = random.Random(seed)
     integers = [str(chance.randint(-99, 9999)) for _ in range(250)]
-    latex = chance.sample(latex_golds(), min(120, len(latex_golds())))
+    latex = chance.sample(latex_golds(), len(latex_golds()))
     return {"integers": batch_of(integers, chance), source(): batch_of(latex, chance)}
 
 
@@ -67,13 +67,14 @@ def batch_of(golds: Sequence[str], chance: random.Random) -> list[Response]:
 
 
 def hanging(like: Response, chance: random.Random) -> Response:
-    """A response whose answer no computer algebra can work out in time."""
-    base, digits = chance.randint(5, 9), chance.randint(5, 9)
+    """A response whose answer no computer algebra can work out in time; some are far too large."""
+    base, digits = chance.randint(5, 9), chance.randint(5, 999_999)
     answer = chance.choice(
         (
             f"{base}^{{{digits}^{{9^9}}}}",
-            f"({base}{digits}^{{{digits}^{{8}}}})!",
-            f"\\binom{{{base}\\cdot 10^{{9}}}}{{{digits}\\cdot 10^{{8}}}}",
+            f"({digits}^{{{base}^{{8}}}})!",
+            f"\\sum_{{k=1}}^{{10^{{12}}}} \\sin(k^2 + {digits})",
+            f"\\gcd({base}^{{5^{{9}}}}, {digits})",
         )
     )
     return Response(like.gold, answer, right=False, text=_text(answer, chance))
