@@ -31,13 +31,13 @@ _MAX_TERMS = 40
 # Every alternative is bounded or possessive, so that reading is linear in the text.
 _TOKEN = re.compile(
     r"(?P<bullet>^[ \t]*+[-*+•][ \t]++)"
-    r"|(?P<number>(?:[0-9]{1,3}(?:,[0-9]{3}){1,6}+(?![0-9])|[0-9]++)(?:\.[0-9]++)?|\.[0-9]++)"
+    r"|(?P<number>(?:[0-9]{1,3}(?:,[0-9]{3}){1,6}(?!,?[0-9])|[0-9]++)(?:\.[0-9]++)?|\.[0-9]++)"
     r"|(?P<fraction>\\[dt]?frac\{-?[0-9]{1,20}\}\{[1-9][0-9]{0,19}\})"
     r"|(?P<power>(?<=[0-9)])\*\*(?=\s?[-0-9(]))"
     r"|(?P<bold>\*\*++)"
     r"|(?P<operator>[-+*/×÷·−–⋅]|\\(?:times|cdot|div)(?![a-zA-Z]))"
     r"|(?P<equals>=)"
-    r"|(?P<space>(?:[^\S\n]|\$|&|\\[,;! ])++)"
+    r"|(?P<space>(?:[^\S\n]|\$|&|\\[,;! ])+)"
     r"|(?P<word>[^\W\d_]++)"
     r"|(?P<command>\\(?:[a-zA-Z]++|.))"
     r"|(?P<other>.|\n)",
@@ -45,7 +45,7 @@ _TOKEN = re.compile(
 )
 _PLAIN = re.compile(
     r"(?:[-0-9\s+/×÷·−–⋅=.,;:$&\"?#]|\*(?!\*)|[^\W\d_]{2}[^\W\d_]*+|\\(?:times|cdot|div)(?![a-zA-Z])"
-    r"|\\boxed\{-?[0-9.,]{1,40}\}|(?<=[a-z])['’](?=[a-z]))*+"
+    r"|\\boxed\{-?[0-9.,]{1,40}\}|(?<=[a-z])['’](?=[a-z]))*"
 )
 # A mixed number, 1 1/2, or an operator behind a word: 3 apples + 4
 _UNCLEAR = re.compile(r"[0-9][ \t]++[0-9]++[ \t]*+/|[^\W\d_][ \t]++(?:[+*/×÷·⋅]|[-−–][ \t])")

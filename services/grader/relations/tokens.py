@@ -13,12 +13,13 @@ from typing import NamedTuple
 from services.grader.answers.units import unit_of
 
 _OPENS_LINE = re.compile(
-    r"[^\S\n]*+(?:>[^\S\n]*+)*+(?:(?:[-*•]|\(?[0-9]{1,3}[.)]|\([a-z]\)|#++)[^\S\n]++)?"
+    r"[^\S\n]*+(?:>[^\S\n]*+)*(?:(?:[-*•]|\(?[0-9]{1,3}[.)]|\([a-z]\)|#++)[^\S\n]++)?"
 )
-# Every alternative is bounded or possessive, so that cutting is linear in the text.
+# Every alternative is bounded, possessive or the last word of its group, so that cutting is linear in
+# the text. No group is possessive: before Python 3.11.5 such groups could fail to match.
 _TOKEN = re.compile(
-    r"(?P<row>\\\\(?:\[[^\]\n]{0,12}\])?+)"
-    r"|(?P<space>(?:[^\S\n]|~|&(?=\s*=)|\\[,;:! ]|\\\$)++"
+    r"(?P<row>\\\\(?:\[[^\]\n]{0,12}\])?)"
+    r"|(?P<space>(?:[^\S\n]|~|&(?=\s*=)|\\[,;:! ]|\\\$)+"
     r"|\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits)(?![a-zA-Z])(?!\s*\.))"
     r"|(?P<ampersand>&)"
     r"|(?P<paragraph>\n[^\S\n]*+\n\s*+)|(?P<newline>\n)"
@@ -27,7 +28,7 @@ _TOKEN = re.compile(
     r"|(?P<words>\\(?:text(?:rm|bf|it|normal)?|mbox|hbox|mathrm)"
     r"\s?\{(?P<content>[^{}]{0,300})\})"
     r"|(?P<repeating>[0-9]{0,20}\.[0-9]{0,20}\\(?:overline|bar)\s?\{[0-9]{1,20}\})"
-    r"|(?P<number>(?:[0-9]{1,3}(?:(?:,|\{,\}|,\\!)[0-9]{3}){1,6}+(?![0-9])|[0-9]++)(?:\.[0-9]++)?"
+    r"|(?P<number>(?:[0-9]{1,3}(?:(?:,|\{,\}|,\\!)[0-9]{3}){1,6}(?!(?:,|\{,\}|,\\!)?[0-9])|[0-9]++)(?:\.[0-9]++)?"
     r"|\.[0-9]++)"
     r"|(?P<ellipsis>\.\.++|…|\\[lcdvi]?dots[bcmo]?(?![a-zA-Z]))"
     r"|(?P<arrow><<|>>|<?[-=]{1,3}+>|<-{1,3}+(?![0-9.(\\])|[⇒→⟹∴∵]"
