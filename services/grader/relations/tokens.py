@@ -15,8 +15,8 @@ from services.grader.answers.units import unit_of
 _OPENS_LINE = re.compile(
     r"[^\S\n]*+(?:>[^\S\n]*+)*(?:(?:[-*•]|\(?[0-9]{1,3}[.)]|\([a-z]\)|#++)[^\S\n]++)?"
 )
-# Every alternative is bounded, possessive or the last word of its group, so that cutting is linear in
-# the text. No group is possessive: before Python 3.11.5 such groups could fail to match.
+# Every alternative is bounded, possessive or ends its group, so that cutting is linear in the text.
+# No group is possessive: before Python 3.11.5 such groups could fail to match.
 _TOKEN = re.compile(
     r"(?P<row>\\\\(?:\[[^\]\n]{0,12}\])?)"
     r"|(?P<space>(?:[^\S\n]|~|&(?=\s*=)|\\[,;:! ]|\\\$)+"
