@@ -23,6 +23,7 @@ from sympy.core.relational import Relational
 from services.grader.answers.comparing import compare_answers, read_text
 from services.grader.answers.numerals import is_rounding, parse_number
 from services.grader.answers.shapes import Kind, Shape, shape_of
+from services.grader.expressions import expression
 from services.grader.latex import has_ellipsis
 from services.grader.sampling import agreement, sign_of_factor, value_of, worked_out
 
@@ -57,6 +58,21 @@ _REFUSED = re.compile(
     r"|[0-9)] [0-9]"  # it adds two numbers side by side
     r"|(?<![\\a-zA-Z])[a-zA-Z]{4}"  # it multiplies the letters of a word
 )
+# Of these math-verify forgets what stands before them, takes them for something else, or adds what
+# stands side by side.
+_IS_LOST = re.compile(
+    r"(?<!\\lim_\{[a-z] )(?<!\\lim_\{[a-z])\\to(?![a-zA-Z])"
+    r"|\\(?:lg|backslash|bmod|pmod|mod|circ)(?![a-zA-Z])|!!"
+    r"|\\(?:times|cdot|div)\s*[{}]|\\(?:gcd|lcm|max|min)(?! ?\()|\\lim(?! ?_)"
+    r"|\\(?:sum|prod)(?! ?_ ?\{ ?[a-z] ?=)"
+    r"|[0-9})] ?\\binom|\\binom[^+-]*\\binom|\}\s*\(|\) ?\(|[0-9] ?\(|\) ?[0-9]"
+)
+_IS_KNOWN = re.compile(
+    r"\\(?:sum|prod|int|lim|gcd|lcm|max|min|cup|cap|setminus|infty|begin|in|emptyset|mathbb"
+    r"|sinh|cosh|tanh|le|ge|ne)(?![a-zA-Z])|[<>=]|\\\{|\^ ?\{ ?-|[\[(].*,.*[\])]|\|[^|]+\|"
+    r"|(?<![a-zA-Z\\])[fghFGP] ?\("
+)
+_OF_SETS = re.compile(r"\\(?:cup|cap|setminus|backslash)(?![a-zA-Z])")
 _BARE_LETTER = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]+")
 _INDEX = re.compile(r"_ ?([0-9a-z])(?![0-9a-z])")
 _DECIMAL = re.compile(r"([0-9]*)\.([0-9]+)")
@@ -192,6 +208,10 @@ def _parsed(latex: str) -> Basic:
     Raises:
         Unreadable: if something may have been.
     """
+    if (strictly := expression(latex)) is not None:
+        return strictly
+    if not _may_be_guessed(latex):
+        raise Unreadable
     latex = _INDEX.sub(r"_{\1}", latex.replace(r"\mathbb{R}", r"(-\infty,\infty)"))
     latex = _DEGREES.sub(r"(\\frac{\1 \\pi}{180})", _DECIMAL.sub(_as_fraction, latex))
     if _REFUSED.search(latex) or not _COMMANDS.issuperset(_COMMAND.findall(latex)):
@@ -200,10 +220,17 @@ def _parsed(latex: str) -> Basic:
     found = parse(boxed, fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
     if not found or not isinstance(found[0], Basic):
         raise Unreadable
+    if _OF_SETS.search(latex) and not isinstance(found[0], Set):
+        raise Unreadable
     names = "".join(str(symbol) for symbol in found[0].atoms(Symbol, AppliedUndef))
     if not _letters(latex) <= {*names.casefold(), *"eid"}:
         raise Unreadable
     return found[0]
+
+
+def _may_be_guessed(latex: str) -> bool:
+    """Whether what lies outside the strict grammar is of a kind that math-verify reads in full."""
+    return _IS_LOST.search(latex) is None and _IS_KNOWN.search(latex) is not None
 
 
 def _as_fraction(decimal: re.Match[str]) -> str:

@@ -21,7 +21,7 @@ from services.grader.answers.numerals import (
     parse_numeral,
 )
 from services.grader.answers.polynomials import Formula
-from services.grader.answers.quantities import Quantity, factors, split_quantity
+from services.grader.answers.quantities import PERCENT, Quantity, factors, split_quantity
 from services.grader.answers.shapes import THOUSANDS, Kind, Shape, as_region, shape_of
 from services.grader.answers.sides import is_number, links, same_relation
 from services.grader.answers.wording import (
@@ -111,10 +111,7 @@ class _Comparison:
         r"""Of ``\sqrt{2} \approx 1.41`` the exact part counts, or else its correct rounding."""
         exact, _, rounded = (part.strip() for part in answer.partition(r"\approx"))
         verdict = self.compare(gold, exact, depth + 1)
-        formula, decimal = _formula(exact), parse_number(rounded)
-        value = formula.approximation if formula else None
-        about = decimal and value and is_rounding(decimal, value, least_places=0)
-        if verdict.equal is False and about:
+        if verdict.equal is False and _rounds_as_asked(gold, exact, rounded):
             return self.compare(gold, rounded, depth + 1)
         return verdict
 
@@ -297,8 +294,18 @@ def _vector(shape: Shape) -> Shape:
     return Shape(Kind.TUPLE, shape.parts, "()") if is_vector else shape
 
 
+def _rounds_as_asked(gold: str, exact: str, rounded: str) -> bool:
+    """Whether the gold is a rounding, and this one to as many places: 7.049 is not also 7."""
+    formula, decimal, asked = _formula(exact), parse_number(rounded), parse_number(gold)
+    value = formula.approximation if formula else None
+    if value is None or decimal is None or asked is None or asked.places != decimal.places:
+        return False
+    return bool(decimal.places or "." not in exact) and is_rounding(decimal, value, least_places=0)
+
+
 def _is_rounded(gold: Quantity, value: Formula, answer: Quantity, other: Formula) -> bool:
-    if gold.measure != answer.measure and gold.measure and answer.measure:
+    measures = {gold.measure, answer.measure}
+    if len(measures) > 1 and (PERCENT in measures or all(measures)):
         return False
     for written, exact in ((answer.head, value), (gold.head, other)):
         decimal = parse_number(written)

@@ -14,7 +14,7 @@ from services.grader.answers.exact import Exact, TooHard
 _MAX_POWER = 64
 _MAX_POWER_OF_SUM = 12
 _MAX_TERMS = 64
-_MAX_PRODUCTS = 400  # of terms, in one multiplication
+_MAX_PRODUCTS = 400  # of fractions, in one multiplication
 
 Monomial = tuple[tuple[str, int], ...]  # letters in order, each with its power; () is 1
 _ONE: Monomial = ()
@@ -35,6 +35,11 @@ class Polynomial:
         return self.terms.get(_ONE) if len(self.terms) == 1 else None
 
     @property
+    def _num_fractions(self) -> int:
+        """Those of all coefficients, each of which may be a sum of irrational terms."""
+        return sum(len(coefficient.terms) for coefficient in self.terms.values())
+
+    @property
     def letters(self) -> frozenset[str]:
         """All letters but ``i``."""
         return frozenset(letter for term in self.terms for letter, _ in term) - {"i"}
@@ -53,7 +58,7 @@ class Polynomial:
         Raises:
             TooHard: if it has too many terms to be worked out here.
         """
-        if len(self.terms) * len(other.terms) > _MAX_PRODUCTS:
+        if self._num_fractions * other._num_fractions > _MAX_PRODUCTS:
             raise TooHard("a product of long sums")
         return _sum_of(
             [_product(left, right) for left in self.terms.items() for right in other.terms.items()]

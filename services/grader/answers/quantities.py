@@ -22,7 +22,7 @@ _CHANGES_VALUE = re.compile(
     r"|\b(?:i|e|pi|or|and|to|not|less|more|least|most|about|mod|root|square|cube|pairs?|if|when)\b",
     re.IGNORECASE,
 )
-_PERCENT, _DEGREE, _RADIAN = Measure("percent"), Measure("degree"), Measure("radian")
+PERCENT, _DEGREE, _RADIAN = Measure("percent"), Measure("degree"), Measure("radian")
 _HUNDREDTH, _HALF_TURN = Exact.of(Fraction(1, 100)), PI * Exact.of(Fraction(1, 180))
 
 
@@ -43,7 +43,7 @@ def split_quantity(latex: str, *, trusted: bool = False) -> Quantity:
     if last.isdigit() and "$" not in latex and "\\text" not in latex:
         return Quantity(latex)
     if last == "%":
-        return Quantity(latex[:-1].rstrip(), _PERCENT)
+        return Quantity(latex[:-1].rstrip(), PERCENT)
     if "$" in latex:
         return _money(latex)
     if latex.endswith(r"^\circ") and not _FUNCTION.search(latex):
@@ -64,7 +64,7 @@ def factors(gold: Quantity, answer: Quantity, *, asks_percent: bool) -> Iterator
     plain = {None, ANY}
     if measures[0] == measures[1] or plain.issuperset(measures):
         yield Exact.of(1)
-    elif _PERCENT in measures:
+    elif PERCENT in measures:
         yield from _percent(gold, answer, asks_percent=asks_percent)
     elif _DEGREE in measures and {None, ANY, _RADIAN}.intersection(measures):
         if _RADIAN not in measures:
@@ -77,10 +77,10 @@ def factors(gold: Quantity, answer: Quantity, *, asks_percent: bool) -> Iterator
 
 
 def _percent(gold: Quantity, answer: Quantity, *, asks_percent: bool) -> Iterator[Exact]:
-    other = answer.measure if gold.measure == _PERCENT else gold.measure
+    other = answer.measure if gold.measure == PERCENT else gold.measure
     if other not in (None, ANY):
         return
-    if gold.measure == _PERCENT:
+    if gold.measure == PERCENT:
         yield Exact.of(1)
         yield Exact.of(100)
     else:

@@ -11,7 +11,10 @@ from services.grader.answers.shapes import Kind, Shape
 from services.grader.latex import squeezed
 
 _INDEX = re.compile(r"_(?:\w|\{[^{}]*\})|(?<=[a-zA-Z])\([^()]*\)|\\(?:text|overline|angle) ?")
-_NAME = re.compile(r"(?!.*\b(?:not|no|never)\b)(?=.*[a-zA-Z])[a-zA-Z\\{}'|+*(), -]+")
+_NAME = re.compile(
+    r"(?!\s*-)(?!.*\b(?:not|no|never|wrong|unlike)\b)(?!.*\\(?:sqrt|ln|log|lg|cdot|times)(?![a-zA-Z]))"
+    r"(?=.*[a-zA-Z])[a-zA-Z\\{}'+*(), -]+"
+)
 
 
 def links(shape: Shape, text: str) -> tuple[tuple[str, ...] | None, str | None]:

@@ -1,0 +1,91 @@
+"""LaTeX of the strict grammar as an expression of SymPy. For the pool only.
+
+A parser that guesses drops what it does not know and goes on with the rest, and then any answer can
+be made to look like the gold one. What is read here has been read to its last token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+import sympy
+from sympy import Expr, Rational, Symbol
+
+from services.grader.relations.reading import Node, Unreadable, read
+from services.grader.relations.tokens import tokens
+
+# Before a slash or a bracket a bare argument ends: \ln 2/3 is a third of \ln 2.
+_BARE_ARGUMENT = re.compile(
+    r"(?P<function>\\(?:sin|cos|tan|cot|sec|csc|ln|log|lg) ?)(?P<argument>[0-9]+|[a-z]|\\pi)"
+    r"(?P<before>(?= ?/)|(?= ?\())"
+)
+_TWO_READINGS = {"slash", "percent"}  # a/bc; 50%
+_CONSTANTS = {"e": sympy.E, "i": sympy.I}
+
+
+def expression(latex: str) -> Expr | None:
+    """What the LaTeX says, or None where it is not in the grammar or can be read in two ways."""
+    latex = _BARE_ARGUMENT.sub(r"\g<function>(\g<argument>)\g<before>", latex)
+    latex = latex.replace(")(", r")\cdot (")
+    side = tuple(token for token in tokens(f"${latex}$") if token.text != "$")
+    try:
+        tree = read(side)
+    except (Unreadable, ValueError):
+        return None
+    if any(node.kind in _TWO_READINGS or _is_improper(node) for node in tree.walk()):
+        return None
+    return _built(tree)
+
+
+def _is_improper(node: Node) -> bool:
+    """Two plain numbers side by side, which one reader multiplies and another adds."""
+    kinds = [part.kind for part in node.parts]
+    return node.kind == "*" and kinds == ["number", "fraction"]
+
+
+def _built(node: Node) -> Expr:
+    if node.kind == "number":
+        return Rational(node.number.numerator, node.number.denominator)
+    if node.kind == "letter":
+        return _CONSTANTS.get(node.letter) or Symbol(node.letter.lstrip("\\"))
+    parts = [_built(part) for part in node.parts]
+    if node.kind == "function":
+        return _FUNCTIONS[node.letter](*parts)
+    return _OPERATIONS[node.kind](*parts)
+
+
+def _log(inside: Expr, base: Expr | None = None) -> Expr:
+    return sympy.log(inside, 10 if base is None else base)
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Expr]] = {
+    **{name: getattr(sympy, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "exp")},
+    "arcsin": sympy.asin,
+    "arccos": sympy.acos,
+    "arctan": sympy.atan,
+    "ln": sympy.log,
+    "lg": _log,
+    "log": _log,
+}
+_OPERATIONS: Mapping[str, Callable[..., Expr]] = {
+    "pi": lambda: sympy.pi,
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: a / b,
+    "fraction": lambda a, b: a / b,
+    "mixed": lambda a, b: a + b,
+    "negative": lambda a: -a,
+    "numeral": lambda a: a,
+    "repeating": lambda a: a,
+    "grouped": lambda a: a,
+    "degree": lambda a: a * sympy.pi / 180,
+    "absolute": sympy.Abs,
+    "^": lambda a, b: a**b,
+    "root": lambda a, index: sympy.real_root(a, index) if index.is_odd else a ** (1 / index),
+    "factorial": sympy.factorial,
+    "binomial": sympy.binomial,
+    "floor": sympy.floor,
+    "ceiling": sympy.ceiling,
+}
