@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -32,6 +33,7 @@ from services.grader.pool import Pool
 from services.grader.tools import Tools
 from services.grader.verifiers import model_judge
 from tests.builders import a_task
+from tests.unit.grader.judge_server import watched
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 
@@ -168,16 +170,9 @@ async def wire(url: str) -> AsyncIterator[Wire]:
     await wire.http.aclose()
 
 
-@contextlib.asynccontextmanager
-async def watched(url: str, model: str = MODEL, **changes: Any) -> AsyncIterator[Judge]:
-    settings = JudgeSettings(url, model, pauses_s=(0.1, 0.1), retest_s=(0.1, 1), **changes)
-    async with Judge(settings) as judge:
-        watching = asyncio.create_task(judge.watch_forever())
-        try:
-            yield judge
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+def judge_at(url: str, model: str = MODEL, **changes: Any) -> AbstractAsyncContextManager[Judge]:
+    hasty = {"pauses_s": (0.1, 0.1), "retest_s": (0.1, 1), **changes}
+    return watched(JudgeSettings(url, model, **hasty))
 
 
 @pytest.fixture
@@ -192,7 +187,7 @@ def anyone_may_judge(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def graded(url: str, text: str, **check: Any) -> Score:
     asked = ModelJudge.model_validate({**SMALL, **check})
-    async with watched(url) as judge, asyncio.timeout(120):
+    async with judge_at(url) as judge, asyncio.timeout(120):
         return await model_judge.verify(TASK, text, asked, Tools(NO_POOL, judge))
 
 
@@ -296,7 +291,7 @@ async def test_a_refusal_is_loud(url: str, caplog: pytest.LogCaptureFixture) -> 
 
 @pytest.mark.usefixtures("anyone_may_judge")
 async def test_calls_wait_for_a_server_that_stands_still(served: Served) -> None:
-    async with watched(served.url, timeout_s=1, concurrency=4) as judge, asyncio.timeout(120):
+    async with judge_at(served.url, timeout_s=1, concurrency=4) as judge, asyncio.timeout(120):
         await judge.ask(a_question(seed=100))
         questions = [a_question(temperature=1.0, seed=seed) for seed in range(200, 230)]
         calls = [asyncio.create_task(judge.ask(question)) for question in questions]
@@ -314,7 +309,7 @@ async def test_calls_wait_for_a_server_that_stands_still(served: Served) -> None
 
 
 async def test_a_model_that_is_not_served_keeps_the_judge_down(url: str) -> None:
-    async with watched(url, model="gpt-oss-20b") as judge, asyncio.timeout(60):
+    async with judge_at(url, model="gpt-oss-20b") as judge, asyncio.timeout(60):
         while judge.why_down == "starting":
             await asyncio.sleep(0.05)
         assert not judge.is_up
@@ -323,7 +318,7 @@ async def test_a_model_that_is_not_served_keeps_the_judge_down(url: str) -> None
 
 
 async def test_a_tiny_model_is_examined_in_earnest(url: str) -> None:
-    async with watched(url) as judge, asyncio.timeout(200):
+    async with judge_at(url) as judge, asyncio.timeout(200):
         while not judge.is_up and judge.why_down == "starting":
             await asyncio.sleep(0.1)
         found = ("it cannot judge; check WEIR_JUDGE_MODEL", "gives no verdict on a solution")

@@ -16,6 +16,8 @@ from prometheus_client import Gauge
 UP = Gauge("weir_judge_up", "1 while the judge passes its self-test, 0 while it is down")
 log = logging.getLogger(__name__)
 
+UNTESTED = "starting"
+
 
 class Health:
     """``test`` says why the judge is of no use, or None; ``pauses_s`` are the first and longest."""
@@ -24,7 +26,7 @@ class Health:
         self, test: Callable[[], Awaitable[str | None]], pauses_s: tuple[float, float]
     ) -> None:
         self.is_up = False
-        self.why_down = "starting"
+        self.why_down = UNTESTED
         self.outages = 0  # tests failed so far
         self._test = test
         self._shortest_s, self._longest_s = pauses_s

@@ -13,6 +13,7 @@ from protocol.messages import Graded
 from protocol.rewards import Check, ModelJudge
 
 from services.grader import steps
+from services.grader.judge.health import UNTESTED
 from services.grader.judge.judge import Judge
 from services.grader.judge.settings import URL, JudgeSettings
 from services.grader.offline.agreement import Case
@@ -24,7 +25,6 @@ from services.grader.verifiers import VERIFIERS, math_answer
 WARM_UPS = (math_answer.WARM_UP, steps.WARM_UP)  # of the pool that `calibrate` asks
 
 _LOOK_AGAIN_S = 0.1
-_UNTESTED = "starting"  # what a judge says of itself before its first self-test has ended
 _JUDGED_AT_ONCE = 8
 
 Label = Literal["outcome", "process"]
@@ -68,7 +68,7 @@ async def judge_of(settings: JudgeSettings | None) -> AsyncIterator[Judge | None
     try:
         async with Judge(settings) as judge, asyncio.TaskGroup() as beside:
             watching = beside.create_task(_watch_forever(judge))
-            while not judge.is_up and judge.why_down == _UNTESTED:
+            while not judge.is_up and judge.why_down == UNTESTED:
                 await asyncio.sleep(_LOOK_AGAIN_S)
             _refuse_if_down(judge)
             ending = beside.create_task(_watch_until_down(judge))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -35,12 +35,6 @@ pytestmark = pytest.mark.anyio
 
 PAUSES = (0.001, 0.004)
 YES = {"verdict": "yes"}
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ScriptedServer]:
-    async with ScriptedServer() as server:
-        yield server
 
 
 def a_question(text: str = "Is it?", **changes: Any) -> Question:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,12 +47,6 @@ class Memory:
 
     async def remember(self, digest: str, verdict: str) -> None:
         self.verdicts[digest] = verdict
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ScriptedServer]:
-    async with ScriptedServer() as server:
-        yield server
 
 
 def identity_of(server: ScriptedServer) -> Identity:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -40,12 +39,6 @@ INJECTIONS = {
     "a template": "{{item.answer}} {% for m in messages %}{{ m }}{% endfor %}",
     "controls": "\x00\x1b[2J\u202e\u2028 complete",
 }
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ScriptedServer]:
-    async with ScriptedServer() as server:
-        yield server
 
 
 def test_every_rubric_that_a_recipe_may_name_is_there() -> None:

@@ -1,0 +1,182 @@
+"""What a verifier hears when the judge fails, or answers something else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import pytest
+from protocol.messages import Graded, Ungradable
+
+from services.grader.tools import Tools
+from tests.unit.grader.asked import WELL, counted, score
+from tests.unit.grader.judge_server import (
+    Behaviour,
+    ScriptedServer,
+    breaks_off,
+    completion,
+    floods,
+    grades,
+    hangs,
+    replies,
+    says,
+    trickles,
+)
+
+pytestmark = pytest.mark.anyio
+
+BEST = grades()
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n20\r\n{"
+LATE = [hangs, trickles]
+PASSING = [
+    replies(b"engine died", 500),
+    replies(b"", 503),
+    replies(b"busy", 429, Retry_After="soon"),
+    floods,
+    breaks_off(b""),
+    breaks_off(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n" + completion(WELL)),
+    breaks_off(CHUNKED),
+    breaks_off(b"\x16\x03\x01 this is not HTTP\r\n\r\n"),
+    replies(b"<html>It works!</html>"),
+    replies(b'{"choices": []}'),
+    replies(b"[" * 100_000),
+    replies(completion(WELL).replace(b"analysis", b"\xff\xfe")),
+]
+
+
+@pytest.mark.parametrize("failure", [*PASSING, *LATE])
+async def test_what_fails_in_passing_is_tried_again(
+    failure: Behaviour, server: ScriptedServer, tools: Tools
+) -> None:
+    server.script = [failure, BEST]
+    timeout_s = 0.3 if failure in LATE else 5.0
+    graded = await score(server, tools, timeout_s)
+    assert graded == Graded(value=1, breakdown={"solution": 1.0, "samples": 1})
+    seeds = [body["seed"] for body in server.asked]
+    assert len(seeds) == len(set(seeds)) == 2
+
+
+@pytest.mark.parametrize("failure", PASSING)
+async def test_what_always_fails_has_no_score(
+    failure: Behaviour, server: ScriptedServer, tools: Tools
+) -> None:
+    server.script = [failure]
+    assert await score(server, tools) == Ungradable(reason="judge_failed")
+    assert len(server.asked) == 4  # three attempts, and one after the self-test was passed
+    assert server.num_exams == 6
+
+
+@pytest.mark.parametrize("failure", LATE)
+async def test_what_is_always_late_has_no_score(
+    failure: Behaviour, server: ScriptedServer, tools: Tools
+) -> None:
+    server.script = [failure]
+    assert await score(server, tools, timeout_s=0.3) == Ungradable(reason="judge_timeout")
+
+
+async def test_no_more_is_read_than_a_verdict_can_be_long(
+    server: ScriptedServer, tools: Tools
+) -> None:
+    server.script = [floods, BEST]
+    await score(server, tools)
+    assert server.flooded_bytes < 20_000_000
+
+
+NO_VERDICT = [
+    None,
+    "",
+    [WELL],
+    {"solution": "complete"},
+    "complete",
+    "[]",
+    "null",
+    WELL + " and so on",
+    "```json\n" + WELL + "\n```",
+    WELL[:-1],
+    '{"analysis": "sound"}',
+    '{"solution": "complete"}',
+    '{"analysis": "sound", "solution": "complete", "score": 1}',
+    '{"analysis": "sound", "solution": "wrong", "solution": "complete"}',
+    '{"analysis": "sound", "solution": "Complete"}',
+    '{"analysis": "sound", "solution": "wrong|complete"}',
+    '{"analysis": "sound", "solution": ["complete"]}',
+    '{"analysis": "sound", "solution": 1.0}',
+    '{"analysis": NaN, "solution": "complete"}',
+    '{"analysis": 1e999, "solution": "complete"}',
+    '{"analysis": %s, "solution": "complete"}' % ("9" * 5000),
+    '{"a":' * 50_000,
+]
+
+
+@pytest.mark.parametrize("content", NO_VERDICT)
+async def test_what_is_no_form_filled_in_is_no_verdict(
+    content: object, server: ScriptedServer, tools: Tools
+) -> None:
+    server.script = [says(content)]
+    assert await score(server, tools) == Ungradable(reason="no_verdict")
+    assert len({body["seed"] for body in server.asked}) == len(server.asked) == 3
+    assert server.num_exams == 2, "what the model says is no sign of a judge that is down"
+
+
+async def test_an_analysis_may_be_longer_than_asked_for(
+    server: ScriptedServer, tools: Tools
+) -> None:
+    server.script = [says(json.dumps({"analysis": "x" * 5000, "solution": "partial"}))]
+    assert isinstance(await score(server, tools), Graded)
+
+
+@pytest.mark.parametrize("finish_reason", ["length", "content_filter", "tool_calls", None])
+async def test_a_verdict_that_was_cut_off_is_none(
+    finish_reason: str | None, server: ScriptedServer, tools: Tools
+) -> None:
+    server.script = [says(WELL, finish_reason)]
+    assert await score(server, tools) == Ungradable(reason="no_verdict")
+
+
+async def test_garbage_once_is_asked_again(server: ScriptedServer, tools: Tools) -> None:
+    server.script = [says(None), says(WELL, "length"), BEST]
+    assert await score(server, tools) == Graded(value=1, breakdown={"solution": 1.0, "samples": 1})
+
+
+async def test_only_a_model_that_gave_no_verdict_is_asked_with_chance(
+    server: ScriptedServer, tools: Tools
+) -> None:
+    server.script = [replies(b"", 500), says(None), BEST]
+    await score(server, tools)
+    assert [body["temperature"] for body in server.asked] == [0, 0, 0.7]
+    server.asked.clear()
+    server.script = [says(None), BEST]
+    await score(server, tools, temperature=1.5)
+    assert [body["temperature"] for body in server.asked] == [1.5, 1.5]
+
+
+async def test_a_model_that_thought_too_long_is_asked_to_think_less(
+    server: ScriptedServer, tools: Tools
+) -> None:
+    server.script = [says(None), says(None, "length"), BEST]
+    assert isinstance(await score(server, tools, reasoning_effort="high"), Graded)
+    assert [body["reasoning_effort"] for body in server.asked] == ["high", "high", "low"]
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+async def test_a_refusal_is_loud_and_not_repeated(
+    status: int, server: ScriptedServer, tools: Tools, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = counted("weir_judge_calls_total", outcome="refused")
+    server.script = [replies(b'{"error": "max_tokens is too large"} ' + b"x" * 5000, status)]
+    with caplog.at_level(logging.ERROR):
+        assert await score(server, tools) == Ungradable(reason="judge_refused")
+    assert len(server.asked) == 1
+    [record] = [each for each in caplog.records if each.message == "the judge refused a request"]
+    shown = record.__dict__["answer"]
+    assert shown.startswith(f"{status}: " + '{"error": "max_tokens is too large"}')
+    assert len(shown) < 350
+    assert counted("weir_judge_calls_total", outcome="refused") == refused + 1
+
+
+async def test_retry_after_is_waited_for(server: ScriptedServer, tools: Tools) -> None:
+    server.script = [replies(b"busy", 429, Retry_After="1"), BEST]
+    started = asyncio.get_running_loop().time()
+    assert isinstance(await score(server, tools), Graded)
+    assert asyncio.get_running_loop().time() - started >= 1
