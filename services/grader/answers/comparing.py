@@ -142,7 +142,7 @@ class _Comparison:
             equal = self._relations(shape, other, (gold, answer), depth)
             return Verdict(equal, "equation")
         if Kind.SET in kinds:
-            members = _members(shape, gold, other), _members(other, answer, shape)
+            members = _members(shape, gold), _members(_beside(shape, other), answer)
             return Verdict(self._without_order(*members, depth), "set")
         if Kind.UNION in kinds or _OF_SETS.search(gold + answer):
             return self._unions(shape, other, (gold, answer), depth)
@@ -261,14 +261,16 @@ def _labelled(answer: str) -> Choice | None:
     return choice if choice and choice.rest else None
 
 
-def _members(shape: Shape, text: str, other: Shape) -> tuple[str, ...]:
-    r"""The members of a set, where a ``\pm`` counts twice; anything else is its own member.
+def _beside(gold: Shape, answer: Shape) -> Shape:
+    """``100,200`` is a number, but two of them where the gold is a set of two."""
+    is_list = len(gold.parts) > 1 and THOUSANDS.fullmatch(answer.parts[0])
+    return Shape(Kind.SET, tuple(answer.parts[0].split(","))) if is_list else answer
 
-    ``100,200`` is a number, but two of them beside a set of two.
-    """
+
+def _members(shape: Shape, text: str) -> tuple[str, ...]:
+    r"""The members of a set, where a ``\pm`` counts twice; anything else is its own member."""
     if shape.kind is not Kind.SET:
-        is_list = len(other.parts) > 1 and THOUSANDS.fullmatch(text)
-        return tuple(text.split(",")) if is_list else (text,)
+        return (text,)
     members: list[str] = []
     for part in shape.parts:
         inner = shape_of(part) if r"\pm" in part or r"\mp" in part else None

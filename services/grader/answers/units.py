@@ -34,7 +34,7 @@ _OTHER_MEASURES = _names(
     g gram grams kg kilogram kilograms mg lb lbs pound pounds oz ounce ounces ton tons tonne tonnes
     l L ml mL liter liters litre litres cup cups pint pints quart quarts gallon gallons teaspoon
     teaspoons tablespoon tablespoons degree degrees radian radians dollar dollars cent cents penny
-    pennies nickels dimes percent mph kph rpm knots calories revolutions
+    pennies percent mph kph rpm knots calories
     """
 )
 _THINGS = _names(
@@ -44,7 +44,7 @@ _THINGS = _names(
     sheep horses rabbits bees eggs trees flowers plants apples oranges bananas cookies candies
     pizzas slices pieces meals servings sandwiches marbles balls beads coins cards stamps stickers
     tickets books pages words letters digits symbols problems questions tests games matches points
-    votes seats chairs tables rooms houses cars buses trucks bicycles bottles cans boxes bags
+    votes nickels dimes revolutions seats chairs tables rooms houses cars buses trucks bicycles bottles cans boxes bags
     jars baskets bricks tiles blocks toothpicks socks shirts shoes pencils pens crayons toys widgets
     ways outfits combinations arrangements choices routes paths trips laps turns steps stairs rows
     columns sides edges faces vertices diagonals triangles rectangles lines solutions integers
@@ -80,7 +80,8 @@ class Measure:
     size: Fraction = Fraction(1)
 
 
-ANY = Measure("any")  # "square units", or a number of things
+ANY = Measure("any")  # "units", or what no list of units has
+THINGS = Measure("things")
 
 _SIZES: dict[str, tuple[str, Fraction]] = {}
 for _dimension, _table in {
@@ -123,13 +124,17 @@ _SHORT = {
     }.items()
     for alias in aliases.split()
 }
+_WRITTEN_OUT = {
+    "mph": "miles per hour",
+    "kph": "km per hour",
+    "rpm": "revolutions per minute",
+}
 
 
 @cache
 def measure_of(unit: str) -> Measure:
     """What a unit that `unit_of` knows stands for."""
-    if unit in ("mph", "kph"):
-        unit = {"m": "miles per hour", "k": "km per hour"}[unit[0]]
+    unit = _WRITTEN_OUT.get(unit, unit)
     over, per, under = re.sub(r" (?:a|an) ", " per ", unit).partition(" per ")
     if per:
         above, below = measure_of(over), measure_of(under)
@@ -153,4 +158,6 @@ def _simple_measure(unit: str, power: int) -> Measure:
         return Measure(f"{dimension}^{power}" if power > 1 else dimension, size**power)
     if name in ("degree", "radian", "percent"):
         return Measure(name)
-    return ANY if unit in _THINGS or name == "unit" else Measure(name)
+    if unit in _THINGS:
+        return THINGS
+    return ANY if name == "unit" else Measure(name)

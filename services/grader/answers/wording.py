@@ -20,9 +20,15 @@ _CHOICE = re.compile(
     r"(?P<rest>.*)",
     re.DOTALL,
 )
-_ANOTHER_CHOICE = re.compile(r"(?<![A-Za-z])\(?[A-J]\)")
+_HEDGE = re.compile(
+    r"(?i: *[,;/&]? *(?:or|and|not)\b)"  # (B) or 12
+    r"|[\W_]*[A-J][\W_]*\Z"  # (B), C
+    r"|(?:.*[^A-Za-z])?(?:[A-J]\)|\[[A-J]\]|(?i:or|and|not) [\[({]?[A-J](?![A-Za-z]))"
+    r"|.* [A-J][.:] ?[^ ]",  # (B) 12 C. 13
+    re.DOTALL,
+)
 _STATEMENT = re.compile(
-    r"\\text ?\{ ?(?:(?:the )?(?:final )?answer(?: is)? ?:?|thus,?|so,?|therefore,?) ?\}",
+    r"(?:\\text ?\{ ?(?:(?:the )?(?:final )?answer(?: is)? ?:?|thus,?|so,?|therefore,?) ?\} ?)+",
     re.IGNORECASE,
 )
 _TIME = re.compile(r"([0-9]{1,2}) ?: ?([0-9]{2}) ?([ap])\.? ?m\.?", re.IGNORECASE)
@@ -39,7 +45,9 @@ class Choice:
 
 def without_text(latex: str) -> str:
     r"""``\text{42}`` holds 42; "the answer is" in front of an answer says nothing."""
-    latex = _STATEMENT.sub("", latex).removeprefix("=").lstrip()
+    if statement := _STATEMENT.match(latex):
+        latex = latex[statement.end() :]
+    latex = latex.removeprefix("=").lstrip()
     match = _TEXT.fullmatch(latex)
     is_prose = match is not None and match[1].strip()[:1].isalpha() and _WORD.search(match[1])
     return match[1].strip() if match and not is_prose else latex.strip()
@@ -74,13 +82,13 @@ def is_nothing(said: str) -> bool:
 
 
 def parse_choice(latex: str) -> Choice | None:
-    r"""Read ``B``, ``(B)``, ``\text{B) } 12``; None if it is no choice, or names several."""
+    r"""Read ``B``, ``(B)``, ``\text{B) } 12``; None if it is no choice, or leaves one open."""
     plain = _TEXT.sub(r"\1", latex).strip() if "\\text" in latex else latex
     match = _CHOICE.fullmatch(plain)
     if match is None:
         return None
     letter, rest = match[1] or match[2] or match[3] or match[4], match["rest"]
     is_sum = rest[:1] in tuple("+-*/^_=<>!'")
-    if is_sum or (match[4] and rest.strip()) or _ANOTHER_CHOICE.search(rest):
+    if is_sum or (match[4] and rest.strip()) or _HEDGE.match(rest):
         return None
     return Choice(letter.upper(), rest.strip(" .:"))
