@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping
 import sympy
 from sympy import Expr, Rational, Symbol
 
-from services.grader.relations.reading import Node, Unreadable, read
-from services.grader.relations.tokens import tokens
+from services.grader.answers.exact import Exact
+from services.grader.answers.polynomials import Formula, Polynomial
+from services.grader.relations.reading import Node
+from services.grader.trees import tree_of
 
 # Before a slash or a bracket a bare argument ends: \ln 2/3 is a third of \ln 2.
 _BARE_ARGUMENT = re.compile(
@@ -21,6 +23,7 @@ _BARE_ARGUMENT = re.compile(
     r"(?P<before>(?= ?/)|(?= ?\())"
 )
 _TWO_READINGS = {"slash", "percent"}  # a/bc; 50%
+_NO_MARKS = str.maketrans("", "", "\\{}")
 _CONSTANTS = {"e": sympy.E, "i": sympy.I}
 
 
@@ -28,14 +31,33 @@ def expression(latex: str) -> Expr | None:
     """What the LaTeX says, or None where it is not in the grammar or can be read in two ways."""
     latex = _BARE_ARGUMENT.sub(r"\g<function>(\g<argument>)\g<before>", latex)
     latex = latex.replace(")(", r")\cdot (")
-    side = tuple(token for token in tokens(f"${latex}$") if token.text != "$")
-    try:
-        tree = read(side)
-    except (Unreadable, ValueError):
-        return None
-    if any(node.kind in _TWO_READINGS or _is_improper(node) for node in tree.walk()):
+    tree = tree_of(latex)
+    if tree is None or any(
+        node.kind in _TWO_READINGS or _is_improper(node) for node in tree.walk()
+    ):
         return None
     return _built(tree)
+
+
+def expression_of(formula: Formula) -> Expr:
+    """A formula, which has been read already."""
+    return _sum_of(formula.over) / _sum_of(formula.under)
+
+
+def _sum_of(polynomial: Polynomial) -> Expr:
+    terms = (
+        _number(value) * sympy.prod(_letter(name) ** power for name, power in monomial)
+        for monomial, value in polynomial.terms.items()
+    )
+    return sympy.Add(*terms)
+
+
+def _number(exact: Exact) -> Expr:
+    terms = (
+        Rational(value.numerator, value.denominator) * sympy.sqrt(radicand) * sympy.pi**power
+        for (radicand, power), value in exact.terms.items()
+    )
+    return sympy.Add(*terms)
 
 
 def _is_improper(node: Node) -> bool:
@@ -48,11 +70,22 @@ def _built(node: Node) -> Expr:
     if node.kind == "number":
         return Rational(node.number.numerator, node.number.denominator)
     if node.kind == "letter":
-        return _CONSTANTS.get(node.letter) or Symbol(node.letter.lstrip("\\"))
+        return _letter(node.letter)
     parts = [_built(part) for part in node.parts]
     if node.kind == "function":
         return _FUNCTIONS[node.letter](*parts)
     return _OPERATIONS[node.kind](*parts)
+
+
+def _letter(name: str) -> Expr:
+    """Its index with or without braces, as in ``x_{1}`` and ``x_1``."""
+    return _CONSTANTS.get(name) or Symbol(name.translate(_NO_MARKS))
+
+
+def _double_factorial(number: Expr) -> Expr:
+    """The function that has its values at integers, and none at -2, -4, ..."""
+    odd = (1 - sympy.cos(sympy.pi * number)) / 4
+    return (2 / sympy.pi) ** odd * 2 ** (number / 2) * sympy.gamma(number / 2 + 1)
 
 
 def _log(inside: Expr, base: Expr | None = None) -> Expr:
@@ -85,6 +118,7 @@ _OPERATIONS: Mapping[str, Callable[..., Expr]] = {
     "^": lambda a, b: a**b,
     "root": lambda a, index: sympy.real_root(a, index) if index.is_odd else a ** (1 / index),
     "factorial": sympy.factorial,
+    "double_factorial": _double_factorial,
     "binomial": sympy.binomial,
     "floor": sympy.floor,
     "ceiling": sympy.ceiling,

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from services.grader.relations.reading import Node, Unreadable, read
-from services.grader.relations.tokens import tokens
+from services.grader.relations.reading import Node
+from services.grader.trees import tree_of
 
 MAX_BITS = 1_000_000  # of an exact number, or so many factors
 _LARGEST_LOG = 1000.0  # of an exponent, beyond which it counts as infinite
@@ -35,10 +35,8 @@ _SMALL = _Size(log2=0.0, bits=1.0)  # a letter, a sine
 
 def is_too_large(latex: str) -> bool:
     """Whether some part of an expression exceeds `MAX_BITS`; False where that is not known."""
-    side = tuple(token for token in tokens(f"${latex}$") if token.text != "$")
-    try:
-        tree = read(side)
-    except (Unreadable, ValueError):
+    tree = tree_of(latex)
+    if tree is None:
         return False
     sizes: dict[int, _Size] = {}
     for node in reversed(list(tree.walk())):  # parts come before what they are part of
@@ -121,6 +119,7 @@ _OPERATIONS: Mapping[str, Callable[..., _Size]] = {
     "^": _power,
     "root": _root,
     "factorial": _factorial,
+    "double_factorial": _factorial,
     "binomial": _binomial,
     "function": _called,
 }

@@ -43,6 +43,7 @@ _TOKEN = re.compile(
     r"|\\."
 )
 THOUSANDS = re.compile(r"[+-]? ?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")  # or is it a list?
+OF_SETS = re.compile(r"\\(?:cup|cap|setminus|backslash)(?![a-zA-Z])")
 _RATIO = re.compile(r"[0-9]+(?: ?: ?[0-9]+)+")  # or a time of day
 _BOTH = re.compile(r"\\[pm]{2}(?![a-zA-Z])")
 _INEQUALITY = re.compile(r"[<>]|\\[lg]e(?![a-zA-Z])")

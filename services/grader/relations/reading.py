@@ -14,7 +14,7 @@ from services.grader.relations.tokens import STAR, Token
 
 MAX_DEPTH = 30
 _MAX_DIGITS = 400
-_POSTFIX = {"!": "factorial", "%": "percent", "°": "degree"}
+_POSTFIX = {"!": "factorial", "!!": "double_factorial", "%": "percent", "°": "degree"}
 _POWERS = {"²": 2, "³": 3}
 _ROUNDINGS = {r"\lfloor": (r"\rfloor", "floor"), r"\lceil": (r"\rceil", "ceiling")}
 _OF_A_FUNCTION = frozenset("fghFGHPQRTp")  # before a bracket these are rarely factors
