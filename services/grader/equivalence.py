@@ -20,6 +20,7 @@ from sympy import Basic, Expr, Set, Symbol
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
+from services.grader.answers.asking import Question
 from services.grader.answers.comparing import compare_answers, read_text
 from services.grader.answers.numerals import is_rounding, parse_number
 from services.grader.answers.shapes import Kind, Shape, shape_of
@@ -89,10 +90,10 @@ class GoldUnreadable(Unreadable):
     """The same, of a gold answer."""
 
 
-def compare(gold: str, answer: str, asks_percent: bool = False) -> str:
+def compare(gold: str, answer: str, problem: str = "") -> str:
     """One of `RIGHT`, `WRONG`, `NOT_PARSABLE` and `GOLD_NOT_PARSABLE`, for answers as written."""
     try:
-        verdict = compare_answers(gold, answer, _same, asks_percent=asks_percent)
+        verdict = compare_answers(gold, answer, _same, Question(problem))
     except GoldUnreadable:
         return GOLD_NOT_PARSABLE
     except Unreadable:

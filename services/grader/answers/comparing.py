@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from services.grader.answers.asking import UNKNOWN, Question
 from services.grader.answers.exact import Exact, TooHard
 from services.grader.answers.formulas import formula_or_none
 from services.grader.answers.numerals import (
@@ -58,15 +59,15 @@ def nothing_known(gold: str, answer: str) -> None:
 
 
 def compare_answers(
-    gold: str, answer: str, leaf: Leaf = nothing_known, *, asks_percent: bool = False
+    gold: str, answer: str, leaf: Leaf = nothing_known, question: Question = UNKNOWN
 ) -> Verdict:
     """Compare two answers as they were written, boxed or not.
 
-    ``asks_percent`` says that the problem asks for a percentage: then 12% is 12.
+    If the question is known, what it asks for may be named, and 12% may be 12.
     """
     if gold == answer:
         return Verdict(True, "exact")
-    return _Comparison(leaf, asks_percent).compare(_gold_text(gold), read_text(answer), 0)
+    return _Comparison(leaf, question).compare(_gold_text(gold), read_text(answer), 0)
 
 
 def read_text(answer: str) -> str:
@@ -77,7 +78,7 @@ def read_text(answer: str) -> str:
 @dataclass(frozen=True)
 class _Comparison:
     leaf: Leaf
-    asks_percent: bool
+    question: Question
 
     def compare(self, gold: str, answer: str, depth: int) -> Verdict:
         """By the first rule that fits."""
@@ -103,9 +104,8 @@ class _Comparison:
         )
 
     def _numbers(self, gold: Number, answer: Number) -> bool:
-        if self.asks_percent and answer.is_percentage and 100 * answer.value == gold.value:
-            return True
-        return numbers_agree(gold, answer)
+        is_its_number = answer.is_percentage and 100 * answer.value == gold.value
+        return numbers_agree(gold, answer) or (is_its_number and self.question.asks_percent)
 
     def _about(self, gold: str, answer: str, depth: int) -> Verdict:
         r"""Of ``\sqrt{2} \approx 1.41`` the exact part counts, or else its correct rounding."""
@@ -178,7 +178,8 @@ class _Comparison:
         self, gold: Shape, answer: Shape, both: tuple[str, str], depth: int
     ) -> bool | None:
         """``x = 5`` is 5, and an equation is any multiple of itself."""
-        (golds, name), (answers, other) = links(gold, both[0]), links(answer, both[1])
+        golds, name = links(gold, both[0])
+        answers, other = links(answer, both[1], self.question)
         if golds and answers and (name == other or None in (name, other)):
             return _all(self.compare(golds[-1], link, depth + 1).equal for link in answers)
         if "and" in (gold.marks, answer.marks):
@@ -199,7 +200,7 @@ class _Comparison:
             return Verdict(same, "infinity")
         if r"\text" in other.head and texts(quantity.head) != texts(other.head):
             return Verdict(False, "text")
-        scales = tuple(factors(quantity, other, asks_percent=self.asks_percent))
+        scales = tuple(factors(quantity, other, self.question))
         if not scales:
             return Verdict(False, "unit")
         return self._expressions(quantity, other, scales)
@@ -263,7 +264,8 @@ def _labelled(answer: str) -> Choice | None:
 
 def _beside(gold: Shape, answer: Shape) -> Shape:
     """``100,200`` is a number, but two of them where the gold is a set of two."""
-    is_list = len(gold.parts) > 1 and THOUSANDS.fullmatch(answer.parts[0])
+    is_number = answer.kind is Kind.SCALAR and THOUSANDS.fullmatch(answer.parts[0])
+    is_list = is_number and len(gold.parts) > 1
     return Shape(Kind.SET, tuple(answer.parts[0].split(","))) if is_list else answer
 
 

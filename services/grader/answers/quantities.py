@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
+from services.grader.answers.asking import Question
 from services.grader.answers.exact import PI, Exact
 from services.grader.answers.units import ANY, Measure, measure_of, unit_of
 
@@ -53,7 +54,7 @@ def split_quantity(latex: str, *, trusted: bool = False) -> Quantity:
     return _with_words(latex, trusted=trusted)
 
 
-def factors(gold: Quantity, answer: Quantity, *, asks_percent: bool) -> Iterator[Exact]:
+def factors(gold: Quantity, answer: Quantity, question: Question) -> Iterator[Exact]:
     """By what the answer's number may be multiplied before it is compared with the gold's.
 
     Units are compared by what they measure; a unit left out is any unit. A gold percentage takes
@@ -65,7 +66,7 @@ def factors(gold: Quantity, answer: Quantity, *, asks_percent: bool) -> Iterator
     if measures[0] == measures[1] or plain.issuperset(measures):
         yield Exact.of(1)
     elif PERCENT in measures:
-        yield from _percent(gold, answer, asks_percent=asks_percent)
+        yield from _percent(gold, answer, question)
     elif _DEGREE in measures and {None, ANY, _RADIAN}.intersection(measures):
         if _RADIAN not in measures:
             yield Exact.of(1)
@@ -76,7 +77,7 @@ def factors(gold: Quantity, answer: Quantity, *, asks_percent: bool) -> Iterator
         yield Exact.of(measures[1].size / measures[0].size)
 
 
-def _percent(gold: Quantity, answer: Quantity, *, asks_percent: bool) -> Iterator[Exact]:
+def _percent(gold: Quantity, answer: Quantity, question: Question) -> Iterator[Exact]:
     other = answer.measure if gold.measure == PERCENT else gold.measure
     if other not in (None, ANY):
         return
@@ -84,7 +85,7 @@ def _percent(gold: Quantity, answer: Quantity, *, asks_percent: bool) -> Iterato
         yield Exact.of(1)
         yield Exact.of(100)
     else:
-        if asks_percent:
+        if question.asks_percent:
             yield Exact.of(1)
         yield _HUNDREDTH
 

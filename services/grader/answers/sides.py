@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from services.grader.answers.asking import UNKNOWN, Question
 from services.grader.answers.exact import TooHard
 from services.grader.answers.formulas import formula_or_none, read_formula
 from services.grader.answers.polynomials import Formula
@@ -12,22 +13,27 @@ from services.grader.latex import squeezed
 
 _INDEX = re.compile(r"_(?:\w|\{[^{}]*\})|(?<=[a-zA-Z])\([^()]*\)|\\(?:text|overline|angle) ?")
 _NAME = re.compile(
-    r"(?!\s*-)(?!.*\b(?:not|no|never|wrong|unlike)\b)(?!.*\\(?:sqrt|ln|log|lg|cdot|times)(?![a-zA-Z]))"
-    r"(?=.*[a-zA-Z])[a-zA-Z\\{}'+*(), -]+"
+    r"(?!\s*-)(?!.*\b(?:not|no|never|wrong|false|incorrect|error|unlike)\b)(?=.*[a-zA-Z])"
+    r"(?:[a-zA-Z{}'+*(), -]|\\(?:max|min|vec|hat|bar|(?:triangle|alpha|beta|gamma|delta|epsilon"
+    r"|varepsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|varphi|chi|psi|omega|Delta"
+    r"|Sigma|Omega|ell)(?![a-zA-Z])))+"
 )
 
 
-def links(shape: Shape, text: str) -> tuple[tuple[str, ...] | None, str | None]:
+def links(
+    shape: Shape, text: str, question: Question = UNKNOWN
+) -> tuple[tuple[str, ...] | None, str | None]:
     """What stands behind the name in ``x = 4/2 = 2``, and the name; without a name, None.
 
-    An answer that is no relation is one link, an equation that is not solved has None.
+    An answer that is no relation is one link, an equation that is not solved has None. What the
+    problem asks for is a name of it, be it ``\\sin x``.
     """
     if shape.kind is not Kind.RELATION:
         return (text,), None
     if set(shape.marks.split()) != {"="}:
         return None, None
-    sides = shape.parts if _is_name(shape.parts[0]) else shape.parts[::-1]
-    if _is_name(sides[0]):
+    sides = shape.parts if _is_name(shape.parts[0], question) else shape.parts[::-1]
+    if _is_name(sides[0], question):
         return sides[1:], squeezed(sides[0])
     return (shape.parts, None) if all(is_number(side) for side in shape.parts) else (None, None)
 
@@ -53,9 +59,14 @@ def same_relation(gold: Shape, answer: Shape) -> bool:
     return sign != 0 if gold.marks in ("=", r"\ne") else sign == 1
 
 
-def _is_name(side: str) -> bool:
+def _is_name(side: str, question: Question) -> bool:
     r"""``x``, ``f(3)``, ``a_1``, ``\angle ABC`` or ``m+n``: no digits but in an index."""
-    return _NAME.fullmatch(_INDEX.sub("", side)) is not None and not is_number(side)
+    if is_number(side):
+        return False
+    bare = _INDEX.sub("", side)
+    if _NAME.fullmatch(bare) and (question.names(bare) or question.mentions(side)):
+        return True
+    return question.asks_for(side)
 
 
 def _difference(shape: Shape) -> Formula:

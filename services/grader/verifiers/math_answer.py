@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from protocol.messages import Graded, Score, Task, Ungradable
 from protocol.rewards import Check
 
+from services.grader.answers.asking import MAX_CHARS, Question
 from services.grader.answers.comparing import compare_answers, read_text
 from services.grader.latex import last_boxed
 from services.grader.magnitude import is_too_large
@@ -87,26 +88,27 @@ async def compare(gold: str, answer: str, tools: Tools) -> Score:
 async def decide(gold: str, answer: str, tools: Tools, *, problem: str = "") -> Decision:
     """Decide on a boxed answer, and say how.
 
-    The problem's text matters where it asks for a percentage: then 12% is right for a gold 12.
+    The problem's text matters where it asks for a percentage, when 12% is right for a gold 12, and
+    where the answer has a name: ``\\text{Area} = 12`` is 12 if the problem speaks of an area.
     """
-    asks_percent = answer.rstrip(" .$}").endswith("%") and "percent" in problem.casefold()
+    problem = problem[-MAX_CHARS:] if "=" in answer or "%" in answer else ""
     if len(answer) <= _MAX_CHARS_TO_SETTLE:
-        verdict = compare_answers(gold, answer, asks_percent=asks_percent)
+        verdict = compare_answers(gold, answer, question=Question(problem))
         if verdict.equal is not None:
             return Decision(_RIGHT if verdict.equal else _WRONG, verdict.path)
     score = await remembered(
         tools.pool,
-        ("compare", gold, answer, asks_percent),
-        lambda: _by_algebra(gold, answer, asks_percent, tools),
+        ("compare", gold, answer, problem),
+        lambda: _by_algebra(gold, answer, problem, tools),
         but_not=_STARVED,
     )
     return Decision(score, "algebra")
 
 
-async def _by_algebra(gold: str, answer: str, asks_percent: bool, tools: Tools) -> Score:
+async def _by_algebra(gold: str, answer: str, problem: str, tools: Tools) -> Score:
     if is_too_large(read_text(answer)):
         return _GOLD_NOT_PARSABLE if is_too_large(read_text(gold)) else _TOO_HARD
-    outcome = await _run_twice(_COMPARE, gold, answer, asks_percent, tools=tools)
+    outcome = await _run_twice(_COMPARE, gold, answer, problem, tools=tools)
     if isinstance(outcome, Value):
         return _SCORES[outcome.value]
     if _is_starved(outcome, tools):
@@ -128,7 +130,7 @@ async def _fault_of_gold(gold: str, tools: Tools) -> Ungradable | None:
     return None if outcome.value else _GOLD_NOT_PARSABLE
 
 
-async def _run_twice(function: str, *args: str | bool, tools: Tools) -> Value | Failed:
+async def _run_twice(function: str, *args: str, tools: Tools) -> Value | Failed:
     """Run quickly; what hangs or crashes gets a second, longer try in a fresh worker.
 
     A worker that got little CPU time until its deadline proves nothing: then there is a third.

@@ -1,0 +1,98 @@
+r"""What a problem's text tells of its answer: whether it is a percentage, and what its names are.
+
+So ``\text{Area} = 5`` is 5 where an area is asked for, and ``\text{wrong} = 5`` is not.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from services.grader.latex import tidy
+
+MAX_CHARS = 20_000  # of a problem, the last ones
+_MAX_NAME_CHARS = 60
+_PROBLEMS = 1024
+_LETTER = re.compile(r"[^a-zA-Z\\+*-]*(?:[a-zA-Z]|\\[a-zA-Z]+)[^a-zA-Z\\+*-]*")
+_RUN = re.compile(r"(?<!\\)(?<![a-zA-Z])[a-zA-Z]+")
+_OPERATOR = re.compile(r"[+*-]")
+_TOKEN = re.compile(r"\\[a-zA-Z]+|\S")
+_ASKING = r"(?:find|compute|evaluate|calculate|determine|simplify|value of|what is) "
+_NO_MORE = r"(?![a-zA-Z0-9])(?! ?[\^_+*/=({-])"
+_ALWAYS = frozenset(
+    re.findall(
+        r"\w+",
+        "a an and answer amount are cost count final for in is max maximum min minimum number of "
+        "on probability result solution sum the time to total value",
+    )
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A problem's text, from which only the end of a very long one is read; perhaps unknown."""
+
+    text: str = ""
+
+    @property
+    def asks_percent(self) -> bool:
+        """Whether 12% may be written as 12."""
+        return "percent" in self.text.casefold()
+
+    def names(self, name: str) -> bool:
+        """Whether a name without its index is a letter, or its words are the problem's.
+
+        Where no problem is known, any name may be what it asks for.
+        """
+        if not self.text or _LETTER.fullmatch(name):
+            return True
+        words, said = _RUN.findall(name), _words_of(self._tidy)
+        return not _OPERATOR.search(name) and all(said.has(word) for word in words)
+
+    def mentions(self, side: str) -> bool:
+        """Whether the problem has this, to the letter."""
+        return _occurs(side, self._tidy)
+
+    def asks_for(self, side: str) -> bool:
+        """Whether the problem has this behind "find" or the like."""
+        return _occurs(side, self._tidy, behind=_ASKING)
+
+    @property
+    def _tidy(self) -> str:
+        return _tidied(self.text[-MAX_CHARS:])
+
+
+UNKNOWN = Question()
+
+
+@dataclass(frozen=True)
+class _Words:
+    stems: frozenset[str]
+    points: frozenset[str]  # the letters of ABC
+
+    def has(self, word: str) -> bool:
+        if word.isupper() and self.points.issuperset(word):
+            return True
+        return word.casefold() in _ALWAYS or _stem(word) in self.stems
+
+
+def _stem(word: str) -> str:
+    return word.casefold().removesuffix("s")
+
+
+def _occurs(latex: str, problem: str, *, behind: str = "(?<![a-zA-Z])") -> bool:
+    if not problem or len(latex) > _MAX_NAME_CHARS:
+        return False
+    pattern = " ?".join(map(re.escape, _TOKEN.findall(latex)))
+    return re.search(f"(?i:{behind}){pattern}{_NO_MORE}", problem) is not None
+
+
+@lru_cache(_PROBLEMS)
+def _words_of(problem: str) -> _Words:
+    runs = frozenset(_RUN.findall(problem))
+    points = frozenset("".join(run for run in runs if run.isupper()))
+    return _Words(frozenset(map(_stem, runs)), points)
+
+
+_tidied = lru_cache(_PROBLEMS)(tidy)
