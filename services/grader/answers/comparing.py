@@ -23,7 +23,7 @@ from services.grader.answers.numerals import (
 )
 from services.grader.answers.polynomials import Formula
 from services.grader.answers.quantities import PERCENT, Quantity, factors, split_quantity
-from services.grader.answers.shapes import THOUSANDS, Kind, Shape, as_region, shape_of
+from services.grader.answers.shapes import OF_SETS, THOUSANDS, Kind, Shape, as_region, shape_of
 from services.grader.answers.sides import is_number, links, same_relation
 from services.grader.answers.wording import (
     Choice,
@@ -40,7 +40,6 @@ _MAX_DEPTH = 4
 _GOLDS = 4096
 _NOTHING = (r"\emptyset", r"\{\}")
 _INFINITE = re.compile(r"[+-]? ?\\infty")
-_OF_SETS = re.compile(r"\\(?:cup|cap|setminus|backslash)(?![a-zA-Z])")
 
 # Two tidied expressions (gold, answer): equal or not, or None if that cannot be said.
 Leaf = Callable[[str, str], bool | None]
@@ -136,7 +135,7 @@ class _Comparison:
         if shape is None or other is None or len(shape.parts + other.parts) > MAX_MEMBERS:
             return Verdict(self.leaf(gold, answer), "algebra")
         kinds = {shape.kind, other.kind}
-        if kinds == {Kind.SCALAR} and not _OF_SETS.search(gold + answer):
+        if kinds == {Kind.SCALAR} and not OF_SETS.search(gold + answer):
             return self._scalars(gold, answer)
         if Kind.RELATION in kinds:
             equal = self._relations(shape, other, (gold, answer), depth)
@@ -144,7 +143,7 @@ class _Comparison:
         if Kind.SET in kinds:
             members = _members(shape, gold), _members(_beside(shape, other), answer)
             return Verdict(self._without_order(*members, depth), "set")
-        if Kind.UNION in kinds or _OF_SETS.search(gold + answer):
+        if Kind.UNION in kinds or OF_SETS.search(gold + answer):
             return self._unions(shape, other, (gold, answer), depth)
         return Verdict(self._in_order(shape, other, depth), str(shape.kind))
 
@@ -283,7 +282,7 @@ def _members(shape: Shape, text: str) -> tuple[str, ...]:
 def _are_regions(gold: Shape, answer: Shape, both: tuple[str, str]) -> bool:
     """An inequality beside what is not written as one, such as ``|x| > 1`` beside intervals."""
     relation, other = (gold, answer) if gold.kind is Kind.RELATION else (answer, gold)
-    is_region = other.kind in (Kind.UNION, Kind.TUPLE) or _OF_SETS.search("".join(both))
+    is_region = other.kind in (Kind.UNION, Kind.TUPLE) or OF_SETS.search("".join(both))
     return bool(is_region) and "=" not in relation.marks.split()
 
 
