@@ -2,29 +2,27 @@ r"""Whether two answers are the same mathematics. Runs in a worker of the pool o
 
 It may take for ever, take all memory, or crash: no timeout in here could prevent that.
 
-What an answer is made of is read as in the service; math-verify is given single expressions, for
-sets, text, percentages, equations and units are where it errs. And it is not trusted to say that
-two expressions are equal, because it rounds: they must agree to fifty digits, at points of their
-own if they have letters.
+What an answer is made of is read as in the service. Its expressions are read by the strict grammar,
+and by math-verify only where that cannot. It is not trusted to say that two expressions are equal,
+because it rounds: they must agree to fifty digits, at points of their own if they have letters.
 """
 
 from __future__ import annotations
 
-import logging
-import re
 from decimal import Decimal
 from functools import lru_cache
 
-from math_verify import parse, verify
-from sympy import Basic, Expr, Set, Symbol
-from sympy.core.function import AppliedUndef
+from math_verify import verify
+from sympy import Basic, Expr, Rational, Set, numer, together
 from sympy.core.relational import Relational
 
 from services.grader.answers.asking import Question
-from services.grader.answers.comparing import compare_answers, read_text
+from services.grader.answers.comparing import MAX_MEMBERS, compare_answers, read_text
+from services.grader.answers.formulas import formula_or_none
 from services.grader.answers.numerals import is_rounding, parse_number
 from services.grader.answers.shapes import Kind, Shape, shape_of
-from services.grader.expressions import expression
+from services.grader.expressions import expression, expression_of
+from services.grader.guessing import Unreadable, guessed
 from services.grader.latex import has_ellipsis
 from services.grader.sampling import agreement, sign_of_factor, value_of, worked_out
 
@@ -43,51 +41,10 @@ _TYPICAL = (
     (r"y = 2^x + 1", r"2^x - y + 1 = 0"),
     (r"\sin\frac{\pi}{6} + \log_2 8", r"\cos 0 + e^{2i\pi} + 3! + \binom{5}{2} + |-3|"),
 )
-_COMMANDS = frozenset(
-    re.findall(
-        r"\w+",
-        "frac sqrt pi cdot times div sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh "
-        "log ln lg exp binom dbinom tbinom lfloor rfloor lceil rceil infty circ sum prod int lim "
-        "to gcd lcm max min cup cap setminus backslash mathbb emptyset le ge ne in "
-        "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu "
-        "xi rho sigma tau phi varphi chi psi omega Delta Sigma Omega bmod pmod mod",
-    )
-)
-_COMMAND = re.compile(r"\\([a-zA-Z]+)")
-_REFUSED = re.compile(
-    r"\\text|[':%&?@#\"$]|[^\x20-\x7e]"  # what math-verify drops, or takes for something else
-    r"|[0-9)] [0-9]"  # it adds two numbers side by side
-    r"|(?<![\\a-zA-Z])[a-zA-Z]{4}"  # it multiplies the letters of a word
-)
-# Of these math-verify forgets what stands before them, takes them for something else, or adds what
-# stands side by side.
-_IS_LOST = re.compile(
-    r"(?<!\\lim_\{[a-z] )(?<!\\lim_\{[a-z])\\to(?![a-zA-Z])"
-    r"|\\(?:lg|backslash|bmod|pmod|mod|circ)(?![a-zA-Z])|!!"
-    r"|\\(?:times|cdot|div)\s*[{}]|\\(?:gcd|lcm|max|min)(?! ?\()|\\lim(?! ?_)"
-    r"|\\(?:sum|prod)(?! ?_ ?\{ ?[a-z] ?=)"
-    r"|[0-9})] ?\\binom|\\binom[^+-]*\\binom|\}\s*\(|\) ?\(|[0-9] ?\(|\) ?[0-9]"
-)
-_IS_KNOWN = re.compile(
-    r"\\(?:sum|prod|int|lim|gcd|lcm|max|min|cup|cap|setminus|infty|begin|in|emptyset|mathbb"
-    r"|sinh|cosh|tanh|le|ge|ne)(?![a-zA-Z])|[<>=]|\\\{|\^ ?\{ ?-|[\[(].*,.*[\])]|\|[^|]+\|"
-    r"|(?<![a-zA-Z\\])[fghFGP] ?\("
-)
-_OF_SETS = re.compile(r"\\(?:cup|cap|setminus|backslash)(?![a-zA-Z])")
-_BARE_LETTER = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]+")
-_INDEX = re.compile(r"_ ?([0-9a-z])(?![0-9a-z])")
-_DECIMAL = re.compile(r"([0-9]*)\.([0-9]+)")
-_DEGREES = re.compile(r"(\\frac\{[0-9]+\}\{[0-9]+\}|[0-9]+|[a-z]|\([^()]*\)) ?\^\\circ")
-
-logging.getLogger("math_verify").setLevel(logging.ERROR)
-
-
-class Unreadable(ValueError):
-    """LaTeX that math-verify does not read, or of which it may lose the meaning."""
 
 
 class GoldUnreadable(Unreadable):
-    """The same, of a gold answer."""
+    """A gold answer that cannot be read surely."""
 
 
 def compare(gold: str, answer: str, problem: str = "") -> str:
@@ -123,20 +80,26 @@ def _is_comparable(gold: str, depth: int) -> bool:
 
 def _same(gold: str, answer: str) -> bool:
     """The leaf of a comparison: two tidied expressions, relations or sets."""
-    _check_letters(gold, answer)
     shape, other = shape_of(gold), shape_of(answer)
-    if shape and other and shape.kind is other.kind is Kind.RELATION:
-        return _same_relations(shape, other)
-    if shape is None:
+    if shape is None or len(shape.parts) > MAX_MEMBERS:
         raise GoldUnreadable
-    if other is None:
+    if shape.kind is Kind.SCALAR:
+        _parsed_gold(gold)
+    if other is None or len(other.parts) > MAX_MEMBERS:
         raise Unreadable
-    expected, found = _as_set(_parsed_gold(gold)), _as_set(_parsed(answer))
+    if shape.kind is other.kind is Kind.RELATION:
+        return _same_relations(shape, other)
+    return _same_values((gold, _as_set(_parsed_gold(gold))), (answer, _as_set(_parsed(answer))))
+
+
+def _same_values(gold: tuple[str, Basic], answer: tuple[str, Basic]) -> bool:
+    """Of two answers as they are written and as they are read."""
+    (written, expected), (other, found) = gold, answer
     if isinstance(expected, Set) or isinstance(found, Set):
         return _same_sets(expected, found)
     if not (isinstance(expected, Expr) and isinstance(found, Expr)):
         return _verified(expected, found)
-    if _is_rounded(expected, answer) or _is_rounded(found, gold):
+    if _is_rounded(expected, other) or _is_rounded(found, written):
         return True
     agreed = agreement(expected, found)
     return _verified(expected, found) if agreed is None else agreed
@@ -152,8 +115,15 @@ def _same_relations(gold: Shape, answer: Shape) -> bool:
         expected = _difference(gold)
     except Unreadable as error:
         raise GoldUnreadable from error
-    sign = sign_of_factor(expected, _difference(answer))
-    return bool(sign) if gold.marks in ("=", r"\ne") else sign == 1
+    found = _difference(answer)
+    if gold.marks in ("=", r"\ne"):
+        return bool(sign_of_factor(_numerator(expected), _numerator(found)))
+    return sign_of_factor(expected, found) == 1
+
+
+def _numerator(difference: Expr) -> Expr:
+    """It is 0 where the difference is, as of ``y - 1/x`` is ``xy - 1``."""
+    return numer(together(difference))
 
 
 def _difference(shape: Shape) -> Expr:
@@ -204,53 +174,15 @@ def _parsed_gold(gold: str) -> Basic:
 
 
 def _parsed(latex: str) -> Basic:
-    """What math-verify reads, if nothing was lost on the way.
+    """A plain number or the strict grammar; what neither reads is left to math-verify.
 
     Raises:
-        Unreadable: if something may have been.
+        Unreadable: if something may have been lost on the way.
     """
+    number = parse_number(latex)
+    if number is not None and not number.is_percentage:
+        return Rational(number.value.numerator, number.value.denominator)
     if (strictly := expression(latex)) is not None:
         return strictly
-    if not _may_be_guessed(latex):
-        raise Unreadable
-    latex = _INDEX.sub(r"_{\1}", latex.replace(r"\mathbb{R}", r"(-\infty,\infty)"))
-    latex = _DEGREES.sub(r"(\\frac{\1 \\pi}{180})", _DECIMAL.sub(_as_fraction, latex))
-    if _REFUSED.search(latex) or not _COMMANDS.issuperset(_COMMAND.findall(latex)):
-        raise Unreadable
-    boxed = f"\\boxed{{{latex}}}"
-    found = parse(boxed, fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-    if not found or not isinstance(found[0], Basic):
-        raise Unreadable
-    if _OF_SETS.search(latex) and not isinstance(found[0], Set):
-        raise Unreadable
-    names = "".join(str(symbol) for symbol in found[0].atoms(Symbol, AppliedUndef))
-    if not _letters(latex) <= {*names.casefold(), *"eid"}:
-        raise Unreadable
-    return found[0]
-
-
-def _may_be_guessed(latex: str) -> bool:
-    """Whether what lies outside the strict grammar is of a kind that math-verify reads in full."""
-    return _IS_LOST.search(latex) is None and _IS_KNOWN.search(latex) is not None
-
-
-def _as_fraction(decimal: re.Match[str]) -> str:
-    """Exact, where a float would have sixteen digits."""
-    return rf"\frac{{{decimal[1]}{decimal[2]}}}{{1{'0' * len(decimal[2])}}}"
-
-
-def _check_letters(gold: str, answer: str) -> None:
-    """math-verify takes R for r."""
-    letters = "".join(_BARE_LETTER.findall(gold)), "".join(_BARE_LETTER.findall(answer))
-    if _has_both_cases(letters[0]):
-        raise GoldUnreadable
-    if _has_both_cases("".join(letters)):
-        raise Unreadable
-
-
-def _has_both_cases(letters: str) -> bool:
-    return any(letter.swapcase() in letters for letter in letters)
-
-
-def _letters(latex: str) -> set[str]:
-    return set("".join(_BARE_LETTER.findall(latex)).casefold())
+    formula = formula_or_none(latex)
+    return guessed(latex) if formula is None else expression_of(formula)

@@ -15,6 +15,7 @@ from sympy import Expr, Rational, Symbol
 from services.grader.answers.exact import Exact
 from services.grader.answers.polynomials import Formula, Polynomial
 from services.grader.relations.reading import Node
+from services.grader.sampling import DoubleFactorial
 from services.grader.trees import tree_of
 
 # Before a slash or a bracket a bare argument ends: \ln 2/3 is a third of \ln 2.
@@ -82,12 +83,6 @@ def _letter(name: str) -> Expr:
     return _CONSTANTS.get(name) or Symbol(name.translate(_NO_MARKS))
 
 
-def _double_factorial(number: Expr) -> Expr:
-    """The function that has its values at integers, and none at -2, -4, ..."""
-    odd = (1 - sympy.cos(sympy.pi * number)) / 4
-    return (2 / sympy.pi) ** odd * 2 ** (number / 2) * sympy.gamma(number / 2 + 1)
-
-
 def _log(inside: Expr, base: Expr | None = None) -> Expr:
     return sympy.log(inside, 10 if base is None else base)
 
@@ -118,7 +113,7 @@ _OPERATIONS: Mapping[str, Callable[..., Expr]] = {
     "^": lambda a, b: a**b,
     "root": lambda a, index: sympy.real_root(a, index) if index.is_odd else a ** (1 / index),
     "factorial": sympy.factorial,
-    "double_factorial": _double_factorial,
+    "double_factorial": DoubleFactorial,
     "binomial": sympy.binomial,
     "floor": sympy.floor,
     "ceiling": sympy.ceiling,

@@ -1,14 +1,37 @@
 """Whether two expressions of SymPy agree, by their values to fifty digits. For the pool only.
 
 Rounding is what makes computer algebra say that 355/113 is π; fifty digits leave no room for it.
-Two expressions with letters that agree at several points, to thirty digits each, are the same.
+Two expressions with letters that agree at several points, to thirty digits each, are the same. What
+is counted is whole: n in ``n!``, and in ``(-1)^n``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sympy import Abs, Basic, Expr, I, Pow, Rational, Symbol, im, log, nan, oo, re, simplify, zoo
+from sympy import (
+    Abs,
+    Basic,
+    Expr,
+    Function,
+    I,
+    Integer,
+    Pow,
+    Rational,
+    Symbol,
+    binomial,
+    ceiling,
+    factorial,
+    factorial2,
+    floor,
+    im,
+    log,
+    nan,
+    oo,
+    re,
+    simplify,
+    zoo,
+)
 from sympy.core.function import AppliedUndef
 
 _DIGITS = 50
@@ -23,11 +46,32 @@ _SIZES = (
     Rational(271, 53),
     Rational(941, 67),
     Rational(1, 19),
+    Rational(2),
+    Rational(5),
+    Rational(3001, 7),  # where |x - 20| is no longer 20 - x
+    Rational(30011, 13),
 )
-_WHOLES = (Rational(2), Rational(5))
 _STEP = Rational(89, 71)  # from one letter's value to the next one's
+_WHOLES = (2, 5, 1, 3, 4, 6)
+_LARGE_WHOLES = (1009, 4001)
+_NAMES_OF_WHOLES = {"k", "m", "n"}
 
 Point = Sequence[tuple[Basic, Expr]]  # letters and their values
+
+
+class DoubleFactorial(Function):
+    """Of whole numbers from -1; it has no other values."""
+
+    @classmethod
+    def eval(cls, *args: Expr) -> Expr | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Its value; None as long as there are letters."""
+        (number,) = args
+        if isinstance(number, Integer):
+            return factorial2(number) if number >= -1 else nan
+        return nan if number.is_number else None
+
+
+_COUNTS = (factorial, binomial, DoubleFactorial)
 
 
 def agreement(gold: Expr, answer: Expr) -> bool | None:
@@ -75,38 +119,75 @@ def _plain(letter: str) -> Expr:
 
 
 def value_of(expression: Expr, point: Point = ()) -> Expr | None:
-    """The value to fifty digits, and to fifty places; None where there is none."""
+    """The value to fifty digits, and to fifty places; None where there is none.
+
+    At a point it is None, too, where it has so many digits that not all can be known.
+    """
     exact = expression.subs(point)
     if isinstance(exact, Rational):
         return exact
     value = exact.evalf(_DIGITS, maxn=1000)
     if isinstance(value, Expr) and value.is_finite and Abs(value) > 1:
-        value = exact.evalf(_DIGITS + _digits_before_point(value), maxn=_MAX_DIGITS)
+        digits = _digits_before_point(value)
+        if point and digits > _MAX_DIGITS:
+            return None
+        value = exact.evalf(_DIGITS + min(digits, _MAX_DIGITS), maxn=_MAX_DIGITS)
     if not isinstance(value, Expr) or value.has(nan, zoo, oo, -oo):
         return None
     return value if re(value).is_Number and im(value).is_Number else None
 
 
 def _digits_before_point(value: Expr) -> int:
-    return min(_MAX_DIGITS, int(log(Abs(value), 10).evalf(15)) + 1)
+    return int(log(Abs(value), 10).evalf(15)) + 1
 
 
 def _values(gold: Expr, answer: Expr) -> Iterator[tuple[Expr, Expr]]:
-    """The values of both wherever both are defined."""
-    letters = sorted(gold.free_symbols | answer.free_symbols, key=str)
-    for point in _points(letters):
+    """The values of both wherever both are defined, and not too large to know all digits."""
+    for point in _points(gold, answer):
         if _is_defined(gold, point) and _is_defined(answer, point):
             value, other = value_of(gold, point), value_of(answer, point)
             if value is not None and other is not None:
                 yield value, other
 
 
-def _points(letters: list[Basic]) -> Iterator[Point]:
+def _points(gold: Expr, answer: Expr) -> Iterator[Point]:
+    letters = sorted(gold.free_symbols | answer.free_symbols, key=str)
+    counted = _letters_in(gold, *_COUNTS)
+    whole = counted | _exponents_of_minus(gold) | _named_wholes(gold, answer)
+    has_pieces = gold.has(Abs, floor, ceiling) or answer.has(Abs, floor, ceiling)
+    large = _LARGE_WHOLES if has_pieces else ()
     for sign in (1, -1):
-        for size in _SIZES:
-            yield [(letter, sign * size * _STEP**place) for place, letter in enumerate(letters)]
-        for whole in _WHOLES:
-            yield [(letter, sign * (whole + place)) for place, letter in enumerate(letters)]
+        for at, size in enumerate(_SIZES):
+            yield [
+                (letter, _whole(at, place, 1 if letter in counted else sign, large))
+                if letter in whole
+                else (letter, sign * size * _STEP**place)
+                for place, letter in enumerate(letters)
+            ]
+
+
+def _whole(at: int, place: int, sign: int, large: tuple[int, ...]) -> Expr:
+    """Different letters are in no fixed relation to each other."""
+    sizes = (*_WHOLES, *large)
+    return Integer(sign * (sizes[(at + 2 * place) % len(sizes)] + place))
+
+
+def _letters_in(expression: Expr, *kinds: type[Basic]) -> set[Basic]:
+    return {letter for part in expression.atoms(*kinds) for letter in part.free_symbols}
+
+
+def _exponents_of_minus(expression: Expr) -> set[Basic]:
+    powers = (power for power in expression.atoms(Pow) if power.base.is_negative)
+    return {letter for power in powers for letter in power.exp.free_symbols}
+
+
+def _named_wholes(*expressions: Expr) -> set[Basic]:
+    """Letters that are rounded, counted, or exponents of -1, and have a name for it."""
+    found = (
+        _letters_in(each, floor, ceiling, *_COUNTS) | _exponents_of_minus(each)
+        for each in expressions
+    )
+    return {letter for letter in set().union(*found) if str(letter) in _NAMES_OF_WHOLES}
 
 
 def _is_defined(expression: Expr, point: Point) -> bool:
