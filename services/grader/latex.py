@@ -70,11 +70,13 @@ _REWRITES = tuple(
         (r"(?<!\\)\$|(?<!\\)\\[()\[\]]", ""),
         (r"\\%", "%"),
         (r"\\operatorname\*?\{ ?([a-z]{2,}) ?\}", r"\\\1 "),
+        (r"(?<=[0-9)}]) ?\\mathrm ?\{ ?([smhglNVWJA]) ?\}(?=\s*\Z)", r"\\text{\1}"),  # units
         (r"\\(?:mathrm|mathit|mathbf|boldsymbol|bm|operatorname)\{\s?([A-Za-z])\s?\}", r"\1"),
         (r"\\(?:mathbf|boldsymbol|bm|mathit|textcolor\{[a-z]*\}|color\{[a-z]*\}) ?\{([^{}]*)\}",
          r"{\1}"),
         (rf"\\(?:text(?:bf|it|rm|sf|normal)?|mathrm|mathsf|mbox|hbox){_END} ?(?=\{{)", r"\\text"),
         (r"\\text\{ *\}", " "),
+        (r"\\text ?\{ ?(\\\$|\\?%) ?\}", r"\1"),
         (r" ?(?:\{\})?\^ ?(?:\\circ|\{ ?\\circ ?\})| ?\\(?:text)?degree(?![a-zA-Z])", r"^\\circ"),
         (rf"\\([lgn])e(?:q|qslant)?{_END}", r"\\\1e"),
         (rf"\\lt{_END}", "<"),

@@ -40,6 +40,11 @@ class Question:
         """Whether 12% may be written as 12."""
         return "percent" in self.text.casefold()
 
+    @property
+    def asks_ratio(self) -> bool:
+        """Whether 3:30 may be a ratio."""
+        return "ratio" in self.text.casefold()
+
     def names(self, name: str) -> bool:
         """Whether a name without its index is a letter, or its words are the problem's.
 

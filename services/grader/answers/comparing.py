@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from services.grader.answers.asking import UNKNOWN, Question
+from services.grader.answers.assignments import as_tuple
 from services.grader.answers.exact import Exact, TooHard
 from services.grader.answers.formulas import formula_or_none
 from services.grader.answers.numerals import (
@@ -19,16 +20,18 @@ from services.grader.answers.numerals import (
     is_rounding,
     numbers_agree,
     parse_number,
-    parse_numeral,
+    same_numerals,
 )
 from services.grader.answers.polynomials import Formula
 from services.grader.answers.quantities import PERCENT, Quantity, factors, split_quantity
+from services.grader.answers.ratios import same_ratio
 from services.grader.answers.shapes import OF_SETS, THOUSANDS, Kind, Shape, as_region, shape_of
 from services.grader.answers.sides import is_number, links, same_relation
 from services.grader.answers.wording import (
     Choice,
     is_nothing,
     parse_choice,
+    parse_choices,
     texts,
     without_text,
     words,
@@ -96,7 +99,8 @@ class _Comparison:
         if r"\approx" in answer:
             return self._about(gold, answer, depth)
         return (
-            _numerals(gold, answer)
+            _verdict(same_numerals(gold, answer), "numeral")
+            or _verdict(same_ratio(gold, answer, self.question), "ratio")
             or self._choices(gold, answer, depth)
             or _words(gold, answer)
             or self._shapes(gold, answer, depth)
@@ -118,6 +122,8 @@ class _Comparison:
         """``(B) 12`` is B, and for a gold 12 its value counts."""
         choice = _gold_choice(gold)
         if choice is None:
+            if (choices := _gold_choices(gold)) and choices == parse_choices(answer):
+                return Verdict(True, "choice")
             labelled = _labelled(answer)
             return labelled and self.compare(gold, labelled.rest, depth + 1)
         other = parse_choice(answer)
@@ -134,6 +140,8 @@ class _Comparison:
         shape, other = _gold_shape(gold), shape_of(answer)
         if shape is None or other is None or len(shape.parts + other.parts) > MAX_MEMBERS:
             return Verdict(self.leaf(gold, answer), "algebra")
+        if (shape.kind, shape.marks) == (Kind.TUPLE, "()"):
+            other = as_tuple(other, answer, self.question)
         kinds = {shape.kind, other.kind}
         if kinds == {Kind.SCALAR} and not OF_SETS.search(gold + answer):
             return self._scalars(gold, answer)
@@ -228,17 +236,8 @@ def _scaled(latex: str, scale: Exact) -> str:
     return rf"\frac{{{value.numerator}}}{{{value.denominator}}} \pi^{{{power}}} ({latex})"
 
 
-def _numerals(gold: str, answer: str) -> Verdict | None:
-    """Numbers in a named base are the same if their digits are: to convert was the question."""
-    if "_" not in gold and "_" not in answer:
-        return None
-    numeral, other = parse_numeral(gold), parse_numeral(answer)
-    if numeral is None:
-        is_decimal = other is not None and other.base == 10 and other.digits == gold
-        return other and Verdict(is_decimal, "numeral")
-    if other is None:
-        return Verdict((answer.lstrip("0") or "0") == numeral.digits, "numeral")
-    return Verdict(numeral == other, "numeral")
+def _verdict(equal: bool | None, path: str) -> Verdict | None:
+    return None if equal is None else Verdict(equal, path)
 
 
 def _words(gold: str, answer: str) -> Verdict | None:
@@ -333,6 +332,7 @@ _gold_text = lru_cache(_GOLDS)(read_text)
 _gold_number = lru_cache(_GOLDS)(parse_number)
 _gold_words = lru_cache(_GOLDS)(words)
 _gold_choice = lru_cache(_GOLDS)(parse_choice)
+_gold_choices = lru_cache(_GOLDS)(parse_choices)
 _gold_shape = lru_cache(_GOLDS)(shape_of)
 _formula = lru_cache(_GOLDS)(formula_or_none)  # and a member once per comparison
 

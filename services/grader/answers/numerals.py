@@ -20,7 +20,12 @@ _NUMBER = re.compile(
     r"|(?P<plus>[0-9]++)? ?\\frac ?\{ ?(?P<top>-?[0-9]++) ?\} ?\{ ?(?P<bottom>-?[0-9]++) ?\}"
     r") ?(?P<percent>%?)"
 )
-_BASED = re.compile(r"([0-9A-F]+) ?_ ?(?:([0-9])|\{ ?(?:\\text ?\{)? ?([0-9]+|[a-z]+) ?\}?\})")
+_DIGITS = r"(?:[0-9A-F]+|(?=[a-f]*[0-9])[0-9a-f]+)"  # a_2 is a letter with an index
+_BASED = re.compile(
+    rf"(?:(?P<plain>{_DIGITS})|\((?P<enclosed>{_DIGITS})\)|\\text ?\{{ ?(?P<text>{_DIGITS}) ?\}})"
+    r" ?(?:_ ?(?:(?P<base>[0-9])|\{ ?(?:\\text ?\{)? ?\(?(?P<index>[0-9]+|[a-z]+)\)? ?\}?\})"
+    r"|(?:\\text ?\{)? ?\(?(?:in )?base[ -]?\}? ?(?P<said>[0-9]+|[a-z]+)\)? ?\}?)"
+)
 _SMALL_BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _BASES = {name: base for base, name in enumerate((*_SMALL_BASES, "eleven", "twelve"), start=2)}
 
@@ -65,14 +70,29 @@ def parse_number(latex: str) -> Number | None:
 
 
 def parse_numeral(latex: str) -> Numeral | None:
-    r"""Read ``204_5``, ``204_{5}`` or ``204_{\text{five}}``; None if it is no such thing."""
+    r"""Read ``204_5``, ``(204)_{\text{five}}``, ``204\text{ base 5}``; None if it is none."""
     match = _BASED.fullmatch(latex)
     if match is None:
         return None
-    base = match[2] or match[3]
+    base = match["base"] or match["index"] or match["said"]
     number = int(base) if base.isdigit() and len(base) < 3 else _BASES.get(base, 0)
-    digits = match[1].lstrip("0") or "0"
-    return Numeral(digits, number) if number else None
+    digits = (match["plain"] or match["enclosed"] or match["text"]).upper().lstrip("0") or "0"
+    return Numeral(digits, number) if int(max(digits), 16) < number else None
+
+
+def same_numerals(gold: str, answer: str) -> bool | None:
+    """Numbers in a named base are the same if their digits are: to convert was the question.
+
+    None if no base is named.
+    """
+    if not any(mark in text for text in (gold, answer) for mark in ("_", "base")):
+        return None
+    numeral, other = parse_numeral(gold), parse_numeral(answer)
+    if numeral is None:
+        return None if other is None else other.base == 10 and other.digits == gold
+    if other is None:
+        return (answer.upper().lstrip("0") or "0") == numeral.digits
+    return numeral == other
 
 
 def is_rounding(decimal: Number, exact: Decimal, *, least_places: int = _MIN_PLACES) -> bool:

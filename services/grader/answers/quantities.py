@@ -11,9 +11,10 @@ from services.grader.answers.asking import Question
 from services.grader.answers.exact import PI, Exact
 from services.grader.answers.units import ANY, Measure, measure_of, unit_of
 
+_POWER = r" ?\^ ?\{? ?([23]) ?\}?"
 _TEXT_UNIT = re.compile(
-    r"\\text ?\{ ?([A-Za-zμ ./°-]{1,40})\}(?: ?\^ ?\{? ?([23]) ?\}?)?\Z|"
-    r"(?<=[0-9}]) ?(?<![a-zA-Z])([A-Za-z]{2,}(?: [a-z]+){0,3})(?: ?\^ ?\{? ?([23]) ?\}?)?\Z"
+    rf"\\text ?\{{ ?([A-Za-zμ ./°-]{{1,40}})(?:\}}(?:{_POWER})?|{_POWER} ?\}})\Z|"
+    rf"(?<=[0-9}}]) ?(?<![a-zA-Z])([A-Za-z]{{2,}}(?: [a-z]+){{0,3}})(?:{_POWER})?\Z"
 )
 _TEMPERATURE = re.compile(r"\^\\circ ?(?:\\text ?\{ ?)?([CFK])\}?\Z")
 _FUNCTION = re.compile(r"\\(?!(?:frac|sqrt|pi|cdot|times|circ)(?![a-zA-Z]))[a-zA-Z]+")
@@ -41,7 +42,7 @@ def split_quantity(latex: str, *, trusted: bool = False) -> Quantity:
     A trusted author, of a gold answer, may name things that no list of units has.
     """
     last = latex[-1:]
-    if last.isdigit() and "$" not in latex and "\\text" not in latex:
+    if last.isdigit() and "$" not in latex and "\\text" not in latex and latex[-2:-1] != "^":
         return Quantity(latex)
     if last == "%":
         return Quantity(latex[:-1].rstrip(), PERCENT)
@@ -104,11 +105,11 @@ def _with_words(latex: str, *, trusted: bool) -> Quantity:
     match = _TEXT_UNIT.search(latex)
     if match is None or not match.start():
         return Quantity(latex)
-    words, power = (match[1], match[2]) if match[1] is not None else (match[3], match[4])
+    words, power = match[1] or match[4], match[2] or match[3] or match[5]
     head = latex[: match.start()].rstrip()
     if head.endswith((r"^\circ", "%", "/", "=", "$", "-", ",")):
         return Quantity(latex)
-    unit = unit_of(words.replace("°", "degrees "), power)
+    unit = unit_of(words.replace("°", "degrees "), power, is_text=match[1] is not None)
     if unit is not None:
         return Quantity(head, measure_of(unit))
     is_thing = trusted and match[1] is not None and not power and words.strip(" .")[2:]

@@ -56,7 +56,9 @@ _ROW = re.compile(r"\\\\(?:\[[^\]]*\])?")
 _REALS = r"\mathbb{R}"
 _FLIPPED = {">": "<", r"\ge": r"\le"}
 _BRACKETS = {"<": "()", r"\le": "[]"}
-_VARIABLE = re.compile(r"(?:[a-zA-Z]|\\[a-z]+)(?:_(?:\w|\{\w+\}))?")
+_NAME = r"(?:[a-zA-Z]|\\[a-z]+)(?:_(?:\w|\{\w+\}))?"
+_VARIABLE = re.compile(_NAME)
+_VARIABLES = re.compile(rf"(?:{_NAME}|\((?:{_NAME}, ?)+{_NAME}\))")
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def _listed(latex: str, parts: tuple[str, ...]) -> Shape:
 
 
 def _relation(sides: tuple[str, ...], signs: tuple[str, ...]) -> Shape:
-    if signs == (r"\in",) and _VARIABLE.fullmatch(sides[0]):
+    if signs == (r"\in",) and _VARIABLES.fullmatch(sides[0]):
         return shape_of(sides[1]) or Shape(Kind.RELATION, sides, r"\in")
     if all(sign in _FLIPPED for sign in signs):
         sides, signs = sides[::-1], tuple(_FLIPPED[sign] for sign in reversed(signs))

@@ -32,9 +32,10 @@ _TIMES = _names(
 _OTHER_MEASURES = _names(
     """
     g gram grams kg kilogram kilograms mg lb lbs pound pounds oz ounce ounces ton tons tonne tonnes
-    l L ml mL liter liters litre litres cup cups pint pints quart quarts gallon gallons teaspoon
-    teaspoons tablespoon tablespoons degree degrees radian radians dollar dollars cent cents penny
-    pennies percent mph kph rpm knots calories
+    l L ml mL kN newton newtons volt volts kV watt watts kW joule joules kJ ampere amperes amp amps
+    mA ohm ohms hertz Hz khz mhz pascal pascals Pa kpa usd liter liters litre litres cup cups pint
+    pints quart quarts gallon gallons teaspoon teaspoons tablespoon tablespoons degree degrees
+    radian radians dollar dollars cent cents penny pennies percent mph kph rpm knots calories
     """
 )
 _THINGS = _names(
@@ -44,30 +45,40 @@ _THINGS = _names(
     sheep horses rabbits bees eggs trees flowers plants apples oranges bananas cookies candies
     pizzas slices pieces meals servings sandwiches marbles balls beads coins cards stamps stickers
     tickets books pages words letters digits symbols problems questions tests games matches points
-    votes nickels dimes revolutions seats chairs tables rooms houses cars buses trucks bicycles bottles cans boxes bags
-    jars baskets bricks tiles blocks toothpicks socks shirts shoes pencils pens crayons toys widgets
-    ways outfits combinations arrangements choices routes paths trips laps turns steps stairs rows
-    columns sides edges faces vertices diagonals triangles rectangles lines solutions integers
-    numbers divisors factors multiples values handshakes
+    votes nickels dimes revolutions seats chairs tables rooms houses cars buses trucks bicycles
+    bottles cans boxes bags jars baskets bricks tiles blocks toothpicks socks shirts shoes pencils
+    pens crayons toys widgets ways outfits combinations arrangements choices routes paths trips laps
+    turns steps stairs rows columns sides edges faces vertices diagonals triangles rectangles lines
+    solutions integers numbers divisors factors multiples values handshakes
     """
 )
 _MEASURES = _LENGTHS | _TIMES | _OTHER_MEASURES
+_LETTERS = _names("N V W J A")  # outside of a text they are variables
+_SQUARED_BELOW = re.compile(r"(?<= per )([a-z]+) squared\Z")
+_OVER_TIME = re.compile(r"[a-z]+ per (?:s|sec|second|min|minute|h|hr|hour)")  # by TeX's 2 squared
 _BEFORE_LENGTHS = {"square", "sq", "cubic", "cu"}
 
 
-def unit_of(words: str, power: str | None) -> str | None:
-    """The unit that a text and its power, 2 or 3, name; None if it is not surely a unit."""
+def unit_of(words: str, power: str | None, *, is_text: bool = False) -> str | None:
+    """The unit that words and their power, 2 or 3, name; None if it is not surely a unit.
+
+    ``is_text`` says that they stand in a ``\\text{}``, where ``N`` is no variable.
+    """
     unit = " ".join(words.replace(".", "").replace("/", " per ").split())
+    unit = _SQUARED_BELOW.sub(r"\1²", unit)
     name = unit if len(unit) < 3 else unit.lower()  # M is no metre
     if power is not None:
-        return unit + {"2": "²", "3": "³"}[power] if name in _LENGTHS else None
-    return unit if _is_unit(name) else None
+        is_acceleration = power == "2" and _OVER_TIME.fullmatch(name) and _is_unit(name)
+        is_power = name in _LENGTHS or is_acceleration
+        return unit + {"2": "²", "3": "³"}[power] if is_power else None
+    return unit if _is_unit(name) or (is_text and unit in _LETTERS) else None
 
 
 def _is_unit(unit: str) -> bool:
     over, per, under = re.sub(r" (?:a|an) ", " per ", unit).partition(" per ")
     if per:
-        return over in _MEASURES | _THINGS and under in _MEASURES | _THINGS
+        below = under.removesuffix("²") if over in _LENGTHS else under
+        return over in _MEASURES | _THINGS and below in _MEASURES | _THINGS
     before, _, length = unit.partition(" ")
     return unit in _MEASURES | _THINGS or (before in _BEFORE_LENGTHS and length in _LENGTHS)
 
@@ -93,6 +104,13 @@ for _dimension, _table in {
     "litres": "l:1 ml:0.001",
     "cups": "cup:1 pint:2 quart:4 gallon:16 tablespoon:1/16 teaspoon:1/48",
     "money": "dollar:1 cent:0.01",
+    "force": "N:1 kN:1000",
+    "voltage": "V:1 kV:1000",
+    "power": "W:1 kW:1000",
+    "energy": "J:1 kJ:1000",
+    "current": "A:1 mA:0.001",
+    "frequency": "Hz:1 khz:1000 mhz:1000000",
+    "pressure": "Pa:1 kpa:1000",
 }.items():
     for _entry in _table.split():
         _name, _, _size = _entry.partition(":")
@@ -118,6 +136,14 @@ _SHORT = {
         "oz": "ounce",
         "l": "L liter litre",
         "ml": "mL milliliter",
+        "N": "newton",
+        "V": "volt",
+        "W": "watt",
+        "J": "joule",
+        "A": "ampere amp",
+        "Hz": "hertz",
+        "Pa": "pascal",
+        "dollar": "usd",
         "cent": "penny pennie ¢",
         "degree": "deg",
         "radian": "rad",

@@ -31,7 +31,9 @@ _STATEMENT = re.compile(
     r"(?:\\text ?\{ ?(?:(?:the )?(?:final )?answer(?: is)? ?:?|thus,?|so,?|therefore,?) ?\} ?)+",
     re.IGNORECASE,
 )
-_TIME = re.compile(r"([0-9]{1,2}) ?: ?([0-9]{2}) ?([ap])\.? ?m\.?", re.IGNORECASE)
+_CHOICES = re.compile(r"(?:(?:[A-J]|\([A-J]\)|\[[A-J]\])(?:[ ,;&]|and )*)+")
+_TIME = re.compile(r"0?([0-9]{1,2}) ?: ?([0-9]{2}) *([ap])\.? ?m\.?", re.IGNORECASE)
+_ALL_REALS = frozenset({"all real numbers", "all reals", "any real number", "real numbers"})
 _NOTHING = frozenset({"no solution", "no solutions", "empty set", "there is no solution"})
 
 
@@ -50,6 +52,8 @@ def without_text(latex: str) -> str:
     latex = latex.removeprefix("=").lstrip()
     match = _TEXT.fullmatch(latex)
     is_prose = match is not None and match[1].strip()[:1].isalpha() and _WORD.search(match[1])
+    if "eal" in latex and words(latex) in _ALL_REALS:
+        return r"\mathbb{R}"
     return match[1].strip() if match and not is_prose else latex.strip()
 
 
@@ -69,6 +73,15 @@ def words(latex: str) -> str | None:
         return None
     kept = "".join(char if char.isalnum() else " " for char in plain.replace("'", ""))
     return _ARTICLE.sub("", " ".join(kept.casefold().split()), count=1)
+
+
+def parse_choices(latex: str) -> str | None:
+    r"""The letters of ``ABD`` or ``\text{A, B and D}``, which are choices if they are in order."""
+    plain = _TEXT.sub(r"\1", latex).strip() if "\\text" in latex else latex
+    if not _CHOICES.fullmatch(plain):
+        return None
+    letters = [letter for letter in plain if letter.isupper()]
+    return "".join(letters) if len(letters) > 1 and letters == sorted(set(letters)) else None
 
 
 def texts(latex: str) -> list[str]:

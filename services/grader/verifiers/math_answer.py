@@ -32,6 +32,7 @@ _MAX_TEXT_CHARS = 1_000_000
 _MAX_CHARS_HERE = 100_000  # longer texts are scanned in the pool, not in the event loop
 _MAX_ANSWER_CHARS = 2_000
 _MAX_CHARS_TO_SETTLE = 500
+_MAY_MATTER = frozenset("=%")  # where the problem's text does
 
 _RIGHT = Graded(value=1)
 _WRONG = Graded(value=0, reason="wrong")
@@ -91,7 +92,7 @@ async def decide(gold: str, answer: str, tools: Tools, *, problem: str = "") -> 
     The problem's text matters where it asks for a percentage, when 12% is right for a gold 12, and
     where the answer has a name: ``\\text{Area} = 12`` is 12 if the problem speaks of an area.
     """
-    problem = problem[-MAX_CHARS:] if "=" in answer or "%" in answer else ""
+    problem = problem[-MAX_CHARS:] if _MAY_MATTER.intersection(answer) or ":" in gold else ""
     if len(answer) <= _MAX_CHARS_TO_SETTLE:
         verdict = compare_answers(gold, answer, question=Question(problem))
         if verdict.equal is not None:
