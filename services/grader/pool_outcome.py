@@ -13,6 +13,7 @@ from services.grader.nursery import LOST_WITH_NURSERY, Death, Worker
 from services.grader.pool_pipe import NoAnswer
 
 _GARBLED = "its answer cannot be read"
+_STARVED_BELOW = 0.5  # of the deadline, in CPU time
 
 
 class Cause(StrEnum):
@@ -43,6 +44,17 @@ class Failed:
     cause: Cause
     detail: str = ""
     cpu_s: float | None = field(default=None, compare=False)
+
+    def is_machines_fault(self, deadline_s: float) -> bool:
+        """Whether this proves nothing of the call: its worker was killed, or hardly ran.
+
+        It hardly ran if it spent less than half of the deadline on a processor. So it counts too
+        if what it spent is not known, which happens where the machine is too busy even to bury it:
+        a call is to blame only if it surely had its time.
+        """
+        if self.cause is Cause.TIMEOUT:
+            return self.cpu_s is None or self.cpu_s < _STARVED_BELOW * deadline_s
+        return self.cause is Cause.KILLED
 
 
 _CAUSE_OF_DEATH = {"SIGXCPU": Cause.TIMEOUT, "SIGKILL": Cause.KILLED}  # all others are crashes

@@ -22,7 +22,6 @@ _COUNT = "services.grader.relations.judging:count"
 _PLAIN_CHARS = 5_000  # longer texts are read in the pool: the service must show life meanwhile
 _DEADLINE_S = 20.0
 _MAX_SEARCHES = 24
-_BUSY = 0.5  # a call that had less of its time on a processor was not slow, but starved
 
 Verdict = Literal["right", "wrong", "open", "too_hard"]
 
@@ -113,8 +112,5 @@ def _too_hard(start: int, stop: int) -> Step:
 
 
 def _raise_if_starved(outcome: Value | Failed, deadline_s: float) -> None:
-    if isinstance(outcome, Value):
-        return
-    was_busy = (outcome.cpu_s or 0.0) > _BUSY * deadline_s
-    if outcome.cause is Cause.KILLED or (outcome.cause is Cause.TIMEOUT and not was_busy):
+    if isinstance(outcome, Failed) and outcome.is_machines_fault(deadline_s):
         raise NotRead(outcome.detail)

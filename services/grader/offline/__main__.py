@@ -49,8 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="weir grade",
-        description='Grade lines {"response": ..., "answer": ...}: one line with the verdict each, '
-        "in their order, on standard output.",
+        description='Grade lines {"response": ..., "answer": ...}, perhaps with a "problem": one '
+        "line with the verdict each, in their order, on standard output.",
     )
     parser.add_argument("file", metavar="FILE", help="JSON lines; - is standard input")
     parser.add_argument(

@@ -61,22 +61,38 @@ async def verdicts(file: BinaryIO, tools: Tools, *, at_once: int) -> AsyncGenera
 
 async def _graded(line: RawLine, tools: Tools) -> Line:
     try:
-        response, answer = _texts(line)
+        asked = _Asked.of(line)
     except UnreadableLine as error:
         return Line(line.number, Verdict(None, "unreadable_line", None, 0.0), str(error))
     began = time.perf_counter()
-    decision = await decide_response(response, answer, tools)
+    decision = await decide_response(asked.response, asked.answer, tools, problem=asked.problem)
     ms = round(1000 * (time.perf_counter() - began), 3)
     score = decision.score
     is_right = score.value == 1 if isinstance(score, Graded) else None
     return Line(line.number, Verdict(is_right, score.reason, decision.path, ms))
 
 
-def _texts(line: RawLine) -> tuple[str, str]:
-    fields = line.fields()
-    for name in ("response", "answer"):
-        if name not in fields:
-            raise UnreadableLine(f"{name}: missing")
-        if not isinstance(fields[name], str):
-            raise UnreadableLine(f"{name}: must be text, in quotes")
-    return fields["response"], fields["answer"]
+@dataclass(frozen=True)
+class _Asked:
+    """What a line says; the problem is empty if it says none."""
+
+    response: str
+    answer: str
+    problem: str = ""
+
+    @classmethod
+    def of(cls, line: RawLine) -> _Asked:
+        """Read a line; other keys are left alone.
+
+        Raises:
+            UnreadableLine: if it is no object, or a text is missing or none.
+        """
+        fields = line.fields()
+        for name in ("response", "answer"):
+            if name not in fields:
+                raise UnreadableLine(f"{name}: missing")
+        texts = {name: fields[name] for name in cls.__dataclass_fields__ if name in fields}
+        for name, text in texts.items():
+            if not isinstance(text, str):
+                raise UnreadableLine(f"{name}: must be text, in quotes")
+        return cls(**texts)

@@ -112,7 +112,7 @@ async def _by_algebra(gold: str, answer: str, problem: str, tools: Tools) -> Sco
     outcome = await _run_twice(_COMPARE, gold, answer, problem, tools=tools)
     if isinstance(outcome, Value):
         return _SCORES[outcome.value]
-    if _is_starved(outcome, tools):
+    if outcome.is_machines_fault(tools.compare_deadline_s):
         return _STARVED
     question = "examine", gold
     fault = await remembered(
@@ -127,7 +127,8 @@ async def _fault_of_gold(gold: str, tools: Tools) -> Ungradable | None:
     """Why the gold answer cannot be compared with anything; None if it gives no trouble."""
     outcome = await _run_twice(_EXAMINE, gold, tools=tools)
     if isinstance(outcome, Failed):
-        return _STARVED if _is_starved(outcome, tools) else _GOLD_NOT_PARSABLE
+        is_starved = outcome.is_machines_fault(tools.compare_deadline_s)
+        return _STARVED if is_starved else _GOLD_NOT_PARSABLE
     return None if outcome.value else _GOLD_NOT_PARSABLE
 
 
@@ -142,16 +143,9 @@ async def _run_twice(function: str, *args: str, tools: Tools) -> Value | Failed:
             return outcome
         deadline_s = tools.compare_deadline_s
         outcome = await tools.pool.run(function, *args, deadline_s=deadline_s, suspect=True)
-        if isinstance(outcome, Value) or not _is_starved(outcome, tools):
+        if isinstance(outcome, Value) or not outcome.is_machines_fault(deadline_s):
             return outcome
     return outcome
-
-
-def _is_starved(failed: Failed, tools: Tools) -> bool:
-    """Whether the machine is to blame: the worker was killed from outside, or hardly ran."""
-    if failed.cause is Cause.TIMEOUT:
-        return failed.cpu_s is not None and failed.cpu_s < tools.compare_deadline_s / 2
-    return failed.cause is Cause.KILLED
 
 
 def _fault(reason: str) -> Graded:

@@ -19,7 +19,6 @@ from services.grader.tools import Tools
 
 _SIMILARITY = "services.grader.similarity:similarity"
 _DEADLINE_S = 15.0
-_STARVED_BELOW = 0.5  # of the deadline, in CPU time
 _OF_A_RESPONSE = {  # what is wrong with a reference, where the response is a part of it
     "empty_reference": "too_short",
     "reference_too_short": "too_short",
@@ -37,7 +36,7 @@ async def verify(task: Task, text: str, check: TextSimilarity, tools: Tools) -> 
     outcome = await _measured(check.evaluation_metric, texts, tools)
     if isinstance(outcome, Value):
         return _score(check, outcome)
-    if not _is_to_blame(outcome):
+    if outcome.cause is Cause.ERROR or outcome.is_machines_fault(_DEADLINE_S):
         return Ungradable(reason="not_measured")
     alone = ComparedTexts(texts.reference, texts.reference)
     outcome = await _measured(check.evaluation_metric, alone, tools)
@@ -64,10 +63,3 @@ async def _measured(metric: str, texts: ComparedTexts, tools: Tools) -> Value | 
     if isinstance(outcome, Value) or outcome.cause is Cause.ERROR:
         return outcome
     return await tools.pool.run(_SIMILARITY, metric, *texts, deadline_s=_DEADLINE_S, suspect=True)
-
-
-def _is_to_blame(failed: Failed) -> bool:
-    """Whether the texts made it fail: nobody killed the worker, and it had its time."""
-    if failed.cause is Cause.TIMEOUT:
-        return failed.cpu_s is not None and failed.cpu_s >= _STARVED_BELOW * _DEADLINE_S
-    return failed.cause in {Cause.MEMORY, Cause.CRASH}

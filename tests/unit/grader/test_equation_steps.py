@@ -9,6 +9,7 @@ import pytest
 from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import Check
 
+from services.grader import pool_outcome
 from services.grader import steps as steps_module
 from services.grader.pool import Cause, Failed, Value
 from services.grader.steps import MAX_STEPS, Step, plain_steps
@@ -139,7 +140,7 @@ async def test_a_step_that_hangs_costs_only_itself(
 ) -> None:
     monkeypatch.setattr(steps_module, "_JUDGE", f"{HOSTILE}:judge")
     monkeypatch.setattr(steps_module, "_DEADLINE_S", 0.6)
-    monkeypatch.setattr(steps_module, "_BUSY", 0.01)  # the machine that runs tests may be busy
+    monkeypatch.setattr(pool_outcome, "_STARVED_BELOW", 0.01)  # this machine may be busy
     text = "1+(1)=2; 1+(2)=3; 6+(6)=66; 1+(4)=5; 1+(5)=7"  # it hangs at 66
     score = await graded(text, None, tools)
     assert score.breakdown["right"] == 3

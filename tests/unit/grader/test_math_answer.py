@@ -131,7 +131,7 @@ class StarvedPool:
         (0.1, Cause.TIMEOUT, Ungradable(reason="starved"), [False, True, True]),
         (None, Cause.KILLED, Ungradable(reason="starved"), [False, True, True]),
         (4.9, Cause.TIMEOUT, TOO_HARD, [False, True, False]),
-        (None, Cause.TIMEOUT, TOO_HARD, [False, True, False]),
+        (None, Cause.TIMEOUT, Ungradable(reason="starved"), [False, True, True]),
         (0.1, Cause.CRASH, TOO_HARD, [False, True, False]),
         (0.1, Cause.MEMORY, TOO_HARD, [False, True, False]),
         (0.1, Cause.ERROR, Graded(value=0, reason="not_parsable"), [False, False]),

@@ -59,6 +59,21 @@ def test_every_line_gets_its_verdict_in_order(
     assert all(isinstance(line["path"], str) and line["ms"] >= 0 for line in found)
 
 
+def test_a_line_may_tell_its_problem(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    percent, named = r"\boxed{42\%}", r"\boxed{\text{Area} = 42}"
+    lines = [
+        a_line(percent, problem="By what percent does it grow?"),
+        a_line(percent, problem="How many are there?"),
+        a_line(percent),
+        a_line(named, problem="Find the area."),
+        a_line(named, problem="Find the perimeter."),
+        a_line(named, problem=""),
+    ]
+    status, found, errors = grade(tmp_path, "\n".join(lines), capfd)
+    assert (status, errors) == (0, [])
+    assert [line["verdict"] for line in found] == [True, False, False, True, False, True]
+
+
 def test_a_hard_line_holds_up_no_other_and_the_order_stays(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,6 +96,10 @@ UNREADABLE = {
     "no answer": (b'{"response": "x"}', "answer: missing"),
     "no response": (b'{"answer": "x"}', "response: missing"),
     "a number": (b'{"response": "x", "answer": 1}', "answer: must be text, in quotes"),
+    "messages": (
+        b'{"response": "x", "answer": "1", "problem": []}',
+        "problem: must be text, in quotes",
+    ),
     "brackets without end": (b"[" * 100_000, "not readable JSON: nested too deeply"),
     "a number without end": (b"9" * 5000, "not readable JSON: Exceeds the limit"),
 }

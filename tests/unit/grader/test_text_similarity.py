@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import TextSimilarity
 
+from services.grader import pool_outcome
 from services.grader.compared_texts import MAX_TEXT_CHARS
 from services.grader.similarity import METRICS, similarity
 from services.grader.tools import Tools
@@ -159,7 +160,7 @@ async def test_a_response_that_takes_too_long_is_too_hard(
     tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_similarity, "_DEADLINE_S", 0.8)
-    monkeypatch.setattr(text_similarity, "_STARVED_BELOW", 0)
+    monkeypatch.setattr(pool_outcome, "_STARVED_BELOW", 0)
     reference = a_long_text(MAX_TEXT_CHARS, seed=1)
     settings = {"solution": reference, "reference": "{{item.solution}}"}
     score = await checked(a_long_text(MAX_TEXT_CHARS, seed=2), tools, **settings)
@@ -171,7 +172,7 @@ async def test_a_reference_that_takes_too_long_is_ungradable(
     tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_similarity, "_DEADLINE_S", 0.5)
-    monkeypatch.setattr(text_similarity, "_STARVED_BELOW", 0)
+    monkeypatch.setattr(pool_outcome, "_STARVED_BELOW", 0)
     settings = {
         "solution": a_long_text(3_000_000, seed=1),
         "reference": "{{item.solution}}",
@@ -186,7 +187,7 @@ async def test_a_worker_without_cpu_time_says_nothing_about_the_response(
     tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_similarity, "_DEADLINE_S", 0.8)
-    monkeypatch.setattr(text_similarity, "_STARVED_BELOW", 100)  # more than it can have had
+    monkeypatch.setattr(pool_outcome, "_STARVED_BELOW", 100)  # more than it can have had
     reference = a_long_text(MAX_TEXT_CHARS, seed=1)
     settings = {"solution": reference, "reference": "{{item.solution}}"}
     score = await checked(a_long_text(MAX_TEXT_CHARS, seed=2), tools, **settings)
