@@ -26,7 +26,7 @@ from services.grader.answers.polynomials import Formula
 from services.grader.answers.quantities import PERCENT, Quantity, factors, split_quantity
 from services.grader.answers.ratios import same_ratio
 from services.grader.answers.shapes import OF_SETS, THOUSANDS, Kind, Shape, as_region, shape_of
-from services.grader.answers.sides import is_number, links, same_relation
+from services.grader.answers.sides import is_line, is_number, links, same_relation, with_letter_of
 from services.grader.answers.wording import (
     Choice,
     is_nothing,
@@ -145,6 +145,10 @@ class _Comparison:
         kinds = {shape.kind, other.kind}
         if kinds == {Kind.SCALAR} and not OF_SETS.search(gold + answer):
             return self._scalars(gold, answer)
+        if Kind.CONDITIONS in kinds:
+            alike = shape.kind is other.kind
+            equal = alike and self._without_order(shape.parts, other.parts, depth)
+            return Verdict(equal, "conditions")
         if Kind.RELATION in kinds:
             equal = self._relations(shape, other, (gold, answer), depth)
             return Verdict(equal, "equation")
@@ -187,13 +191,15 @@ class _Comparison:
         """``x = 5`` is 5, and an equation is any multiple of itself."""
         golds, name = links(gold, both[0])
         answers, other = links(answer, both[1], self.question)
+        if answers and (renamed := with_letter_of(name, other, answers)) != answers:
+            answers, other = renamed, name
         if golds and answers and (name == other or None in (name, other)):
             return _all(self.compare(golds[-1], link, depth + 1).equal for link in answers)
         if "and" in (gold.marks, answer.marks):
             return self._as_regions(both)
         if gold.kind is not answer.kind:
             return self._as_regions(both) if _are_regions(gold, answer, both) else False
-        if golds and is_number(golds[-1]):
+        if golds and is_number(golds[-1]) and not (name and is_line(answer)):
             return False  # an equation that is not solved
         try:
             return same_relation(gold, answer)

@@ -34,6 +34,7 @@ _GREEK = frozenset(
         r"\xi\rho\sigma\tau\phi\varphi\chi\psi\omega\Delta\Sigma\Omega\ell",
     )
 )
+_REMAINDER = re.compile(r"([0-9]+) ?\\bmod ?([0-9]+)")
 _BEGINS_NUMBER = frozenset("0123456789")
 _STARTS = frozenset({r"\frac", r"\sqrt", r"\pi", "π", "(", "{"}) | _GREEK
 
@@ -48,6 +49,8 @@ def read_formula(latex: str) -> Formula:
         raise TooHard("a very long expression")
     if _WORDLIKE.search(latex) or _CALL.search(latex):
         raise TooHard("a word or a function, not a product of letters")
+    if (match := _REMAINDER.fullmatch(latex)) and (modulus := int(match[2])):
+        return Formula.of(Exact.of(int(match[1]) % modulus))
     reader = _Reader([*_TOKEN.findall(latex), ""])
     value = reader.sum()
     if reader.next:

@@ -9,6 +9,9 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+from services.grader.answers.formulas import formula_or_none
+from services.grader.answers.intervals import NAME, VARIABLE, Interval, intersection, interval_of
+
 
 class Kind(StrEnum):
     """How the parts of an answer belong together."""
@@ -18,6 +21,7 @@ class Kind(StrEnum):
     TUPLE = "tuple"  # also an interval; the marks are its brackets
     MATRIX = "matrix"  # cells by rows; the marks are its size
     UNION = "union"
+    CONDITIONS = "conditions"  # all hold; inequalities in different letters, without order
     RELATION = "relation"  # the sides; the marks are its signs
 
 
@@ -48,17 +52,25 @@ _RATIO = re.compile(r"[0-9]+(?: ?: ?[0-9]+)+")  # or a time of day
 _BOTH = re.compile(r"\\[pm]{2}(?![a-zA-Z])")
 _INEQUALITY = re.compile(r"[<>]|\\[lg]e(?![a-zA-Z])")
 _AND = re.compile(r"\\text ?\{ ?and ?\}|(?<![a-zA-Z])and(?![a-zA-Z])")
+_OR = re.compile(r"\\text ?\{ ?or ?\}|(?<![a-zA-Z])or(?![a-zA-Z])")
+_IS_VALUE = re.compile(r"([a-zA-Z]) ?= ?((?:(?!\\[lgn]e(?![a-zA-Z]))[^=<>])+)")
+_FOR_ALL = re.compile(
+    r",? ?\\text ?\{ ?for (?:all|any|every)(?: real)?(?: numbers?)?(?: ?\} ?[a-zA-Z]| [a-zA-Z] ?\})"
+    r"(?: ?\\in ?\\mathbb\{R\})?\Z"
+)
 _SUCH_THAT = re.compile(
     r"[a-z] ?(?:\\in ?\\mathbb\{R\} ?)?(?:\\(?:mid|vert|colon)(?![a-z])|[|:]) ?(.*)", re.DOTALL
 )
-_MATRIX = re.compile(r"\\begin\{([pbB]?)matrix\}(.*)\\end\{\1matrix\}", re.DOTALL)
+_MATRIX = re.compile(
+    r"\\begin\{(?:([pbB]?)matrix\}|array\} ?\{[lcr ]+\})((?:(?!\\(?:begin|end)).)*)"
+    r"\\end\{(?:\1matrix|array)\}",
+    re.DOTALL,
+)
+_TIMES_MATRIX = re.compile(r"([^&]+?) ?(?:\\cdot|\\times)? ?(\\begin\{[pbB]matrix\}.*)", re.DOTALL)
 _ROW = re.compile(r"\\\\(?:\[[^\]]*\])?")
 _REALS = r"\mathbb{R}"
 _FLIPPED = {">": "<", r"\ge": r"\le"}
-_BRACKETS = {"<": "()", r"\le": "[]"}
-_NAME = r"(?:[a-zA-Z]|\\[a-z]+)(?:_(?:\w|\{\w+\}))?"
-_VARIABLE = re.compile(_NAME)
-_VARIABLES = re.compile(rf"(?:{_NAME}|\((?:{_NAME}, ?)+{_NAME}\))")
+_VARIABLES = re.compile(rf"(?:{NAME}|\((?:{NAME}, ?)+{NAME}\))")
 
 
 @dataclass(frozen=True)
@@ -92,7 +104,7 @@ def shape_of(latex: str) -> Shape | None:
         return Shape(Kind.UNION, cuts.parts(latex, "union"))
     if not latex.startswith(r"\{") and (signs := list(_BOTH.finditer(latex))):
         return _both(latex, signs)
-    return _enclosed(latex) if cuts.is_enclosed else _named(latex)
+    return _enclosed(latex) if cuts.is_enclosed else _times_matrix(latex) or _named(latex)
 
 
 def as_region(latex: str) -> str:
@@ -130,35 +142,83 @@ def _cuts(latex: str) -> _Cuts | None:
 
 
 def _listed(latex: str, parts: tuple[str, ...]) -> Shape:
-    """Members of a list; of inequalities the union, as in "x < 1 or x > 3"."""
-    if len(parts) < 2 or not all(_INEQUALITY.search(part) for part in parts):
+    """Members of a list; inequalities may be conditions, or pieces of a union."""
+    inequalities = sum(_INEQUALITY.search(part) is not None for part in parts)
+    if len(parts) > 1 and inequalities and _OR.search(latex):
+        return _pieces(latex, parts)
+    if len(parts) < 2 or inequalities < len(parts):
         return Shape(Kind.SET, parts)
+    found = [_interval(part) for part in parts]
+    intervals = [interval for interval in found if interval]
+    if len(intervals) < len(parts) or len({interval.letter for interval in intervals}) > 1:
+        is_region = _AND.search(latex) and len({interval.letter for interval in intervals}) < 2
+        return Shape(Kind.RELATION, parts, "and") if is_region else _conditions(parts, found)
+    if common := intersection(intervals):
+        return _tuple_of(common)
     return Shape(Kind.RELATION, parts, "and") if _AND.search(latex) else Shape(Kind.UNION, parts)
+
+
+def _pieces(latex: str, parts: tuple[str, ...]) -> Shape:
+    """One of them holds: ``x = 0`` or ``1 < x``; of different letters they are no union."""
+    values = [_IS_VALUE.fullmatch(part) for part in parts]
+    letters = {value[1] for value in values if value}
+    letters |= {interval.letter for part in parts if (interval := _interval(part))}
+    if len(letters) > 1:
+        return Shape(Kind.SCALAR, (latex,))
+    pieces = (
+        rf"\{{{value[2].strip()}\}}" if value else part
+        for value, part in zip(values, parts, strict=True)
+    )
+    return Shape(Kind.UNION, tuple(pieces))
+
+
+def _conditions(parts: tuple[str, ...], found: list[Interval | None]) -> Shape:
+    """All of them hold; beside others each keeps its letter: ``(x) > 2`` is no interval."""
+    marked = (
+        re.sub(rf"(?<![a-zA-Z\\]){re.escape(interval.letter)}", f"({interval.letter})", part)
+        if interval
+        else part
+        for part, interval in zip(parts, found, strict=True)
+    )
+    return Shape(Kind.CONDITIONS, tuple(marked))
+
+
+def _interval(latex: str) -> Interval | None:
+    """That of an inequality."""
+    cuts = _cuts(latex)
+    if cuts is None or "sign" not in cuts.marks:
+        return None
+    return interval_of(*_upwards(cuts.parts(latex, "sign"), cuts.signs))
+
+
+def _upwards(
+    sides: tuple[str, ...], signs: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """With ``<`` for ``>``."""
+    if not all(sign in _FLIPPED for sign in signs):
+        return sides, signs
+    return sides[::-1], tuple(_FLIPPED[sign] for sign in reversed(signs))
+
+
+def _tuple_of(interval: Interval) -> Shape:
+    return Shape(Kind.TUPLE, interval.ends, interval.brackets)
 
 
 def _relation(sides: tuple[str, ...], signs: tuple[str, ...]) -> Shape:
     if signs == (r"\in",) and _VARIABLES.fullmatch(sides[0]):
         return shape_of(sides[1]) or Shape(Kind.RELATION, sides, r"\in")
-    if all(sign in _FLIPPED for sign in signs):
-        sides, signs = sides[::-1], tuple(_FLIPPED[sign] for sign in reversed(signs))
-    return _interval(sides, signs) or Shape(Kind.RELATION, sides, " ".join(signs))
+    sides, signs = _upwards((*sides[:-1], _FOR_ALL.sub("", sides[-1])), signs)
+    if interval := interval_of(sides, signs):
+        return _tuple_of(interval)
+    if signs == (r"\ne",) and VARIABLE.fullmatch(sides[0]) and _is_number(sides[1]):
+        pieces = rf"(-\infty,{sides[1]})", rf"({sides[1]},\infty)"
+        return Shape(Kind.UNION, pieces)
+    return Shape(Kind.RELATION, sides, " ".join(signs))
 
 
-def _interval(sides: tuple[str, ...], signs: tuple[str, ...]) -> Shape | None:
-    """``1 < x \\le 2`` is ``(1, 2]``, and ``x < 2`` is ``(-\\infty, 2)``."""
-    if not all(sign in _BRACKETS for sign in signs) or len(signs) > 2:
-        return None
-    brackets = [_BRACKETS[sign] for sign in signs]
-    if len(signs) == 2:
-        left, variable, right = sides
-        opens, closes = brackets[0][0], brackets[1][1]
-    elif _VARIABLE.fullmatch(sides[0]):
-        left, (variable, right), opens, closes = r"-\infty", sides, "(", brackets[0][1]
-    else:
-        (left, variable), right, opens, closes = sides, r"\infty", brackets[0][0], ")"
-    if not _VARIABLE.fullmatch(variable) or variable in left + right or variable == r"\pi":
-        return None
-    return Shape(Kind.TUPLE, (left, right), opens + closes)
+def _is_number(side: str) -> bool:
+    formula = formula_or_none(side)
+    return formula is not None and not formula.letters
 
 
 def _both(latex: str, signs: list[re.Match[str]]) -> Shape | None:
@@ -178,6 +238,8 @@ def _enclosed(latex: str) -> Shape:
     opens, inner, closes = latex[0], latex[1:-1], latex[-1]
     if latex.startswith(r"\langle"):
         opens, inner, closes = "(", latex[len(r"\langle") : -len(r"\rangle")], ")"
+    if _MATRIX.fullmatch(inner):
+        return _matrix(inner)
     cuts = _cuts(inner)
     if cuts and opens == "{" and "and" in cuts.marks:
         return _members(inner)
@@ -203,6 +265,17 @@ def _matrix(latex: str) -> Shape:
         return Shape(Kind.SCALAR, (latex,))
     cells = tuple(cell.strip() for row in rows for cell in row)
     return Shape(Kind.MATRIX, cells, f"{len(rows)}x{widths.pop()}")
+
+
+def _times_matrix(latex: str) -> Shape | None:
+    r"""``\frac{1}{3}`` before a matrix multiplies its cells."""
+    match = _TIMES_MATRIX.fullmatch(latex)
+    factor = match and {"-": "-1", "+": "1"}.get(match[1], match[1])
+    matrix = match and _matrix(match[2])
+    if not (factor and matrix) or matrix.kind is not Kind.MATRIX or not formula_or_none(factor):
+        return None
+    cells = tuple(rf"({factor}) \cdot ({cell})" for cell in matrix.parts)
+    return Shape(Kind.MATRIX, cells, matrix.marks)
 
 
 def _named(latex: str) -> Shape:

@@ -19,6 +19,10 @@ _NAME = re.compile(
     r"|Sigma|Omega|ell)(?![a-zA-Z])))+"
 )
 
+_BOUND = re.compile(r"(?P<head>[a-zA-Z][(_]\{?)(?P<letter>[a-zA-Z])(?P<tail>[)}]?)")
+_LETTER = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]")
+_LINE = re.compile(r"[a-zA-Z] ?[+-] ?([^+-]+)")
+
 
 def links(
     shape: Shape, text: str, question: Question = UNKNOWN
@@ -36,6 +40,25 @@ def links(
     if _is_name(sides[0], question):
         return sides[1:], squeezed(sides[0])
     return (shape.parts, None) if all(is_number(side) for side in shape.parts) else (None, None)
+
+
+def with_letter_of(name: str | None, other: str | None, links: tuple[str, ...]) -> tuple[str, ...]:
+    """The links of ``f(n) = 2n`` as those of ``f(x)``, if they have an n and no x."""
+    bound, own = _BOUND.fullmatch(name or ""), _BOUND.fullmatch(other or "")
+    found = set(_LETTER.findall("".join(links)))
+    if not (bound and own) or r"\text" in found:
+        return links
+    letter, old = bound["letter"], own["letter"]
+    if name != own.expand(rf"\g<head>{letter}\g<tail>") or letter in found or old not in found:
+        return links
+    return tuple(_LETTER.sub(lambda m: letter if m[0] == old else m[0], link) for link in links)
+
+
+def is_line(shape: Shape) -> bool:
+    """``x + 1 = 0`` says no less than ``x = -1``; any other equation is not solved."""
+    sides = [side for side in shape.parts if side != "0"]
+    match = _LINE.fullmatch(sides[0]) if len(sides) == 1 else None
+    return shape.marks == "=" and match is not None and is_number(match[1])
 
 
 def is_number(side: str) -> bool:
