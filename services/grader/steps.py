@@ -1,4 +1,4 @@
-"""The steps of a text, each with its verdict: at once if it is plain arithmetic, else in the pool.
+"""The steps of a text, each with its verdict: plain sums that are right at once, else in the pool.
 
 A step that hangs or crashes a worker is searched for by halves, so that it costs only itself.
 """
@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Literal, NamedTuple, cast
 
-from services.grader.equations import equations, is_plain
+from services.grader.equations import right_sums
 from services.grader.pool import Cause, Failed, Value
 from services.grader.tools import Tools
 
@@ -27,10 +26,11 @@ Verdict = Literal["right", "wrong", "open", "too_hard"]
 
 
 class Step(NamedTuple):
-    """An equation or inequality, the same for all ways to space it."""
+    """An equation or inequality; equal ones have the same identity, however they are written."""
 
     text: str
     verdict: Verdict
+    identity: str
 
 
 class NotRead(Exception):
@@ -43,8 +43,8 @@ async def steps(text: str, tools: Tools) -> list[Step]:
     Raises:
         NotRead: if the pool failed, through no fault of the text.
     """
-    if len(text) <= _PLAIN_CHARS and is_plain(text):
-        return _distinct(plain_steps(text))
+    if len(text) <= _PLAIN_CHARS and (sums := right_sums(text)) is not None:
+        return _distinct(Step(each, "right", each) for each in sums)
     arguments = (text, 0, MAX_STEPS + 1)
     outcome = await tools.pool.run(_JUDGE, *arguments, deadline_s=_DEADLINE_S)
     if isinstance(outcome, Value):
@@ -52,21 +52,15 @@ async def steps(text: str, tools: Tools) -> list[Step]:
     return _distinct(await _Search(text, tools).all_steps(outcome))
 
 
-def plain_steps(text: str) -> list[Step]:
-    """The steps of a text of plain arithmetic."""
-    found = islice(equations(text), MAX_STEPS + 1)
-    return [Step(each.text, "right" if each.is_right else "wrong") for each in found]
-
-
 def _distinct(found: Iterable[Step]) -> list[Step]:
-    by_text: dict[str, Step] = {}
+    by_identity: dict[str, Step] = {}
     for step in found:
-        by_text.setdefault(step.text, step)
-    return list(by_text.values())
+        by_identity.setdefault(step.identity, step)
+    return list(by_identity.values())
 
 
 def _made(outcome: Value) -> list[Step]:
-    return [Step(*pair) for pair in cast(list[tuple[str, Verdict]], outcome.value)]
+    return [Step(*judged) for judged in cast(list[tuple[str, Verdict, str]], outcome.value)]
 
 
 @dataclass
@@ -108,7 +102,8 @@ class _Search:
 
 
 def _too_hard(start: int, stop: int) -> Step:
-    return Step(f"too hard: {start} to {stop}", "too_hard")
+    text = f"too hard: {start} to {stop}"
+    return Step(text, "too_hard", text)
 
 
 def _raise_if_starved(outcome: Value | Failed, deadline_s: float) -> None:

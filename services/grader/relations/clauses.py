@@ -12,13 +12,15 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
+from services.grader.relations.notation import USUAL, Notation
 from services.grader.relations.surroundings import (
     begins_cleanly,
     ends_cleanly,
     is_denial,
-    is_in_brackets,
-    is_measured,
     is_unclear,
+    may_be_argument,
+    may_mean_more,
+    unit_behind,
 )
 from services.grader.relations.tokens import STAR, UNREADABLE, Token, tokens
 
@@ -39,10 +41,14 @@ _MAX_TO_DENIAL = 10  # tokens
 
 @dataclass(frozen=True)
 class Side:
-    """The tokens of one side; ``doubtful`` if what is around it may change what it says."""
+    """The tokens of one side; ``doubtful`` if what is around it may change what it says.
+
+    A known ``unit`` behind it may have converted it.
+    """
 
     tokens: tuple[Token, ...]
     doubtful: bool = False
+    unit: bool = False
 
     @property
     def text(self) -> str:
@@ -66,34 +72,37 @@ class Relation:
         return f"{self.left.text}{self.sign}{self.right.text}{modulus}"
 
 
-def relations(text: str) -> Iterator[Relation]:
+def relations(text: str, notation: Notation = USUAL) -> Iterator[Relation]:
     """Every relation whose sides can be told, in the order in which they end."""
     finder = _Finder()
-    found = list(tokens(text))
+    found = list(tokens(text, notation))
     for token, ahead in zip(found, _ahead(found), strict=True):
         yield from finder.take(token, ahead)
     yield from finder.finish()
 
 
 class _Ahead(NamedTuple):
-    """What comes behind a token: the next that is no edge, row or line break, and "not true"."""
+    """What comes behind a token: the next two that are no edge or line break, and "not true"."""
 
     token: Token
+    second: Token
     is_denied: bool = False
 
 
-_NOTHING = _Ahead(Token("paragraph", "\n\n"))
+_END = Token("paragraph", "\n\n")
+_NOTHING = _Ahead(_END, _END)
 
 
 def _ahead(found: list[Token]) -> list[_Ahead]:
-    behind, to_denial = _NOTHING.token, _MAX_TO_DENIAL
+    behind, second, to_denial = _END, _END, _MAX_TO_DENIAL
     seen: list[_Ahead] = []
     for token in reversed(found):
-        seen.append(_Ahead(behind, to_denial < _MAX_TO_DENIAL))
-        behind = behind if token.kind in _SOFT else token
+        seen.append(_Ahead(behind, second, to_denial < _MAX_TO_DENIAL))
         ends_sentence = token.kind == "paragraph" or token.text in {".", ";", "?"}
-        denies = is_denial(token)
+        denies = is_denial(token, behind)
         to_denial = 0 if denies else _MAX_TO_DENIAL if ends_sentence else to_denial + 1
+        if token.kind not in _SOFT:
+            behind, second = token, behind
     return seen[::-1]
 
 
@@ -121,14 +130,16 @@ class _Finder:
     """Takes tokens and gives relations, one stack of open brackets at a time."""
 
     def __init__(self) -> None:
-        start = Token("paragraph", "\n\n")
-        self._frames = [_Frame(start._replace(text=""), start)]
+        self._frames = [_Frame(_END._replace(text=""), _END)]
 
     def take(self, token: Token, ahead: _Ahead) -> Iterator[Relation]:
         frame = self._frames[-1]
         if token.kind in _SOFT and self._goes_on(token, ahead.token):
             return
-        if token.kind == "paragraph" or token.text in {r"\]", "$$"}:
+        if token.text == r"\boxed" and frame.last and _ends_operand(frame.last):
+            yield from self._end(frame, token, _NOTHING)
+            frame.side = [UNREADABLE, token]
+        elif token.kind == "paragraph" or token.text in {r"\]", "$$"}:
             yield from self.finish()
         elif token.kind in _ENDS:
             yield from self._end(frame, token, ahead)
@@ -145,10 +156,9 @@ class _Finder:
 
     def finish(self) -> Iterator[Relation]:
         """End everything that is open."""
-        end = Token("paragraph", "\n\n")
         while len(self._frames) > 1:
-            yield from self._abandon(end)
-        yield from self._end(self._frames[0], end, _NOTHING)
+            yield from self._abandon(_END)
+        yield from self._end(self._frames[0], _END, _NOTHING)
 
     def _goes_on(self, token: Token, after: Token) -> bool:
         """Whether the chain continues behind a soft end; if perhaps, nothing around is readable."""
@@ -232,8 +242,10 @@ class _Finder:
         if unclear and frame.side:
             frame.side.append(UNREADABLE)
         if frame.chain and frame.opener.text in _JUDGED_INSIDE:
-            end = ahead.token if token.kind == "edge" else token
-            yield from _relations_of(frame, end, ahead.is_denied)
+            if token.kind == "edge":
+                yield from _relations_of(frame, ahead.token, ahead.second, ahead.is_denied)
+            else:
+                yield from _relations_of(frame, token, ahead.token, ahead.is_denied)
         if token.kind == "edge" and frame.is_empty:
             return
         frame.after_operand, frame.before = not frame.is_empty, token
@@ -277,7 +289,7 @@ def _ends_operand(token: Token) -> bool:
     return token.kind in _OPERANDS or token.text in {"!", "%", "°", "²", "³"}
 
 
-def _relations_of(frame: _Frame, end: Token, is_denied: bool) -> Iterator[Relation]:
+def _relations_of(frame: _Frame, end: Token, after: Token, is_denied: bool) -> Iterator[Relation]:
     sides = [list(side) for side, _ in frame.chain] + [frame.side]
     if not begins_cleanly(frame.before, frame.after_operand, sides[0]):
         sides[0] = []
@@ -285,8 +297,9 @@ def _relations_of(frame: _Frame, end: Token, is_denied: bool) -> Iterator[Relati
     exclaims = bool(last) and last[-1].text == "!" and not last[-1].in_math
     sides[-1] = last if ends_cleanly(end) and not exclaims else []
     made = [_side(side) for side in sides]
-    made[0] = replace(made[0], doubtful=is_in_brackets(made[0].tokens))
-    made[-1] = replace(made[-1], doubtful=is_denied or is_measured(end))
+    made[0] = replace(made[0], doubtful=may_be_argument(made[0].tokens, frame.before))
+    doubtful = is_denied or may_mean_more(end, after)
+    made[-1] = replace(made[-1], doubtful=doubtful, unit=unit_behind(end))
     for (left, right), (_, sign) in zip(pairwise(made), frame.chain, strict=True):
         if left.tokens and right.tokens and sign in _RELATIONS:
             yield Relation(left, sign, right, _side(modulus) if modulus else None)

@@ -1,8 +1,8 @@
 """Is a relation right? Only what is surely wrong is called wrong; in doubt there is no verdict.
 
 Numbers alone are decided exactly, or by intervals of 60 digits. An equation with letters is right
-if it holds for all their values, which is tried out at random points, and else *open*: a
-definition, a condition, a question. Runs in a worker of the pool only.
+if it holds for all their values, wrong if for none, and else *open*: a definition, a condition, a
+question. Runs in a worker of the pool only.
 """
 
 from __future__ import annotations
@@ -10,35 +10,57 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from itertools import islice
-from random import Random
+from typing import NamedTuple
 
 from services.grader.relations.clauses import Relation, relations
+from services.grader.relations.identities import is_identity, is_impossible
+from services.grader.relations.notation import Notation, notations
 from services.grader.relations.reading import Node, read
-from services.grader.relations.reals import E, NoValue, Value, compare
+from services.grader.relations.reals import NoValue, Value, compare, times
+from services.grader.relations.sameness import identity, is_reordered
 from services.grader.relations.tokens import STAR
 from services.grader.relations.values import Way, value, ways
 
 RIGHT, WRONG, OPEN = "right", "wrong", "open"
 
-_POINTS, _MAX_POINTS = 6, 24  # at which an identity must hold, and that are tried
 _BEYOND = 2  # units of the last place by which an approximation is surely wrong
 _NEAR = Fraction(1, 10)  # a share by which it must be off too, if it is computed from decimals
 _CLOSE = Fraction(1, 1000)  # a share by which rounded decimals may spoil an equation
+_BETWEEN_UNITS = Fraction(3, 2)  # nearer than this is hardly any unit to another
 _LARGE = 100  # an integer from here on may be rounded
 _UNJUDGED = (ValueError, ArithmeticError, NotImplementedError)  # of reading, values and mpmath
 _TYPICAL = r"$\frac{1}{2}\sqrt{8} = \sqrt{2} \approx 1.41$ and $\sin 30^\circ + x = x + 2^{-1}$"
 
 
-def judge(text: str, start: int, stop: int) -> list[tuple[str, str]]:
-    """Text and verdict of every relation from number ``start`` to before ``stop`` that has one."""
-    chosen = islice(relations(text), start, stop)
-    judged = ((relation.text, verdict(relation)) for relation in chosen)
-    return [(written, found) for written, found in judged if found is not None]
+class Judged(NamedTuple):
+    """A relation as written, its verdict, and what all ways to write the same have in common."""
+
+    text: str
+    verdict: str
+    identity: str
+
+
+def judge(text: str, start: int, stop: int) -> list[Judged]:
+    """Every relation from number ``start`` to before ``stop`` that has a verdict.
+
+    Of the notations that the text may use it is the one in which least is wrong, and most right.
+    """
+    read_in = [_judged(text, start, stop, notation) for notation in notations(text)]
+    return min(read_in, key=lambda found: (_number(WRONG, found), -_number(RIGHT, found)))
+
+
+def _number(verdict: str, found: list[Judged]) -> int:
+    return sum(each.verdict == verdict for each in found)
+
+
+def _judged(text: str, start: int, stop: int, notation: Notation) -> list[Judged]:
+    judged = map(_judge, islice(relations(text, notation), start, stop))
+    return [each for each in judged if each is not None]
 
 
 def count(text: str) -> int:
-    """How many relations there are to judge."""
-    return sum(1 for _ in relations(text))
+    """How many relations there are to judge, in the notation that has most."""
+    return max(sum(1 for _ in relations(text, notation)) for notation in notations(text))
 
 
 def warm_up() -> None:
@@ -46,29 +68,37 @@ def warm_up() -> None:
     judge(_TYPICAL, 0, 10)
 
 
-def verdict(relation: Relation) -> str | None:
-    """`RIGHT`, `WRONG`, `OPEN`, or None if it says nothing or cannot be decided."""
-    if relation.left.text == relation.right.text:
-        return None
+def _judge(relation: Relation) -> Judged | None:
+    """The relation with its verdict; None if it says nothing or cannot be decided."""
     try:
-        return _verdict(relation)
+        left, right = read(relation.left.tokens), read(relation.right.tokens)
+        verdict = _verdict(relation, left, right)
     except _UNJUDGED:
         return None
+    if verdict is None or (verdict != WRONG and is_reordered(left, right)):
+        return None
+    return Judged(relation.text, verdict, identity(relation, left, right))
 
 
-def _verdict(relation: Relation) -> str | None:
-    left, right = read(relation.left.tokens), read(relation.right.tokens)
+def _verdict(relation: Relation, left: Node, right: Node) -> str | None:
     modulus = read(relation.modulus.tokens) if relation.modulus else None
-    if _letters([left, right, *([modulus] if modulus else [])]):
-        return (
-            RIGHT if relation.sign in {"=", "==="} and _is_identity(relation, left, right) else OPEN
-        )
+    if names := sorted(_letters([left, right, *([modulus] if modulus else [])])):
+        return OPEN if modulus else _with_letters(relation, left, right, names)
     if modulus:
         return _congruence(relation, left, right, modulus)
     if left.is_literal and right.is_literal:
         return None
     found = _in_some_way(_holds(relation.sign, left, right, way) for way in ways([left, right]))
     return None if found == WRONG and _is_excused(relation, left, right) else found
+
+
+def _with_letters(relation: Relation, left: Node, right: Node, names: list[str]) -> str:
+    if relation.sign not in {"=", "==="}:
+        return OPEN
+    if is_identity(left, right, names):
+        return RIGHT
+    is_sure = relation.sign == "=" and not (relation.left.doubtful or relation.right.doubtful)
+    return WRONG if is_sure and is_impossible(left, right, names) else OPEN
 
 
 def _letters(trees: Iterable[Node]) -> set[str]:
@@ -125,21 +155,37 @@ def _is_excused(relation: Relation, left: Node, right: Node) -> bool:
     """Whether what looks wrong may mean something else than what was read."""
     sides = (relation.left, relation.right)
     defined = any(token.text == STAR for side in sides for token in side.tokens)
-    of_something = ("%" in relation.left.text) != ("%" in relation.right.text)
-    doubtful = any(side.doubtful for side in sides)
-    return defined or of_something or doubtful or _is_rounded(relation, left, right)
+    if defined or any(side.doubtful for side in sides) or _is_share(left, right):
+        return True
+    has_unit = any(side.unit for side in sides)
+    return any(
+        (has_unit and _may_be_converted(left, right, way))
+        or (relation.sign == "=" and _is_rounded(left, right, way))
+        for way in ways([left, right])
+    )
 
 
-def _is_rounded(relation: Relation, left: Node, right: Node) -> bool:
+def _is_share(left: Node, right: Node) -> bool:
+    """Whether a number is said to be per cent of something: ``48 = 100\\% + 20\\%``."""
+    shares = [any(node.kind == "percent" for node in side.walk()) for side in (left, right)]
+    plain = [side for side, is_share in zip((left, right), shares, strict=True) if not is_share]
+    return len(plain) == 1 and plain[0].is_literal
+
+
+def _may_be_converted(left: Node, right: Node, way: Way) -> bool:
+    """Whether the sides are as far apart as units are: ``3 \\cdot 20 = 1`` hour."""
+    a, b = (abs(value(side, way, {})) for side in (left, right))
+    return 1 in {compare(a, times(b, _BETWEEN_UNITS)), compare(b, times(a, _BETWEEN_UNITS))}
+
+
+def _is_rounded(left: Node, right: Node, way: Way) -> bool:
     """Whether "=" is written where decimals are near: ``\\sqrt{2} = 1.414``."""
-    if relation.sign != "=":
-        return False
-    way = next(ways([left, right]))
     a, b = value(left, way, {}), value(right, way, {})
     away = abs(_difference(a, b))
     shown = [_unit(side, way) for side in (left, right) if side.is_literal and _is_rounding(side)]
     if shown:
-        return not _is_whole(away, max(shown)) and compare(away, max(shown)) == -1
+        finest = min(*shown, Fraction(1))  # zeros at the end round no sum of integers
+        return not _is_whole(away, finest) and compare(away, max(shown)) == -1
     has_decimals = any(node.places for side in (left, right) for node in side.walk())
     return has_decimals and compare(away, _CLOSE * abs(b)) == -1
 
@@ -176,49 +222,8 @@ def _congruence(relation: Relation, left: Node, right: Node, modulus: Node) -> s
     sides = [value(side, Way(), {}) for side in (left, right, modulus)]
     if not all(isinstance(side, Fraction) and side.denominator == 1 for side in sides):
         raise NoValue("no congruence of integers")
-    if sides[2] <= 0:
-        raise NoValue("a modulus that is not positive")
+    if sides[2] <= 1:
+        raise NoValue("a modulus that says nothing, or that is not positive")
     if (sides[0] - sides[1]) % sides[2] == 0:
         return RIGHT if relation.sign in {"=", "==="} else None
     return WRONG if relation.sign == "===" else None
-
-
-def _is_identity(relation: Relation, left: Node, right: Node) -> bool:
-    if relation.modulus:
-        return False
-    names = sorted(_letters([left, right]))
-    if names == ["e"] and _agree([left, right], Way(), {"e": E}):
-        return True
-    return any(_agrees_everywhere(left, right, names, way) for way in ways([left, right]))
-
-
-def _agrees_everywhere(left: Node, right: Node, names: list[str], way: Way) -> bool:
-    """Whether the sides are equal at the first points where both have a value."""
-    chance, equal = Random(0), 0
-    whole = any(node.kind in {"factorial", "binomial"} for node in (*left.walk(), *right.walk()))
-    for number in range(_MAX_POINTS):
-        point: dict[str, Value] = {name: _coordinate(chance, number, whole) for name in names}
-        agree = _agree([left, right], way, point)
-        if agree is False:
-            return False
-        equal += bool(agree)
-        if equal == _POINTS:
-            return True
-    return False
-
-
-def _coordinate(chance: Random, number: int, whole: bool) -> Fraction:
-    """Positive and negative, large and small, or whole numbers from 3 to 12."""
-    if whole:
-        return Fraction(chance.randint(3, 12))
-    size = Fraction(chance.randint(1, 97), (101, 7, 31)[number % 3])
-    return -size if chance.random() < 0.4 and number % 4 else size
-
-
-def _agree(sides: list[Node], way: Way, point: dict[str, Value]) -> bool | None:
-    try:
-        left, right = (value(side, way, point) for side in sides)
-    except _UNJUDGED:
-        return None
-    order = compare(left, right)
-    return None if order is None else order == 0

@@ -255,8 +255,7 @@ class _Reader:
             self._at += 1
         return _integer(int(token.text[0]))
 
-    def number(self, text: str) -> Node:
-        plain = text.replace("{,}", "").replace(",\\!", "").replace(",", "")
+    def number(self, plain: str) -> Node:
         if len(plain) > _MAX_DIGITS:
             raise Unreadable("a number of more than 400 digits")
         if self.takes("_"):

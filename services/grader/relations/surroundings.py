@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from services.grader.answers.units import unit_of
-from services.grader.equations import NUMBER_WORDS
 from services.grader.relations.tokens import Token
 
 
@@ -13,33 +12,51 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_BEHIND = NUMBER_WORDS - _words("to of base by per power root versus vs than")
+# Words that make something else of the number behind, or before, them.
+_NUMBER_WORDS = _words(
+    """choose mod modulo divided times plus minus over to of percent dozen hundred thousand
+    million billion factorial squared cubed base by per power less more than point remainder rem
+    half third quarter double twice triple root not no without except versus vs"""
+)
+_BEHIND = _NUMBER_WORDS - _words("to of base by per power root versus vs than")
 _DENIALS = _words(
     """not false contradiction contradicts contradictory impossible extraneous isn't doesn't can't
     isn’t doesn’t can’t cannot wrong incorrect never absurd fails"""
 )
+_OF_NOTHING = _words("solution solutions real such value values")  # that there is no ...
+_OPERANDS = {"number", "repeating", "name", "command", "open", "function"}
+_SYSTEMS = _words("base binary ternary octal decimal hex hexadecimal modulo mod")
 _LINKS = _words(
     """and or so then thus hence therefore since because but that is have has get gives where
     with if when for while also as means yields are we"""
 )
 
 
-def is_denial(token: Token) -> bool:
-    """Whether a word may say that what stands before it is not true."""
-    is_prose = token.kind in {"word", "words"}
-    return is_prose and not _DENIALS.isdisjoint(token.text.lower().split())
+def is_denial(token: Token, after: Token) -> bool:
+    """Whether a word may say that what stands before it is not true, unlike ``7, not 8``."""
+    said = token.text.lower().split() if token.kind in {"word", "words"} else []
+    if said == ["no"]:
+        return after.kind == "word" and after.text in _OF_NOTHING
+    of_what_follows = said[-1:] == ["not"] and after.kind in _OPERANDS
+    return not _DENIALS.isdisjoint(said[:-1] if of_what_follows else said)
 
 
 def is_unclear(last: Token | None, token: Token, after: Token) -> bool:
-    """A decimal comma, a ratio, a time of day: ``3,5`` ``2:30`` ``3 : 4``."""
-    if token.text not in {",", ":"} or after.kind != "number":
+    """A ratio or a time of day: ``2:30`` ``3 : 4``."""
+    if token.text != ":" or after.kind != "number" or last is None or last.kind != "number":
         return False
-    between = last is not None and last.kind == "number"
-    return between and (not after.gap or (token.text == ":" and (token.gap or token.in_math)))
+    return not after.gap or token.gap or token.in_math
 
 
-def is_in_brackets(side: Sequence[Token]) -> bool:
-    """Whether it may be the argument of something before it: ``#(9) = 9^2``."""
+def may_be_argument(side: Sequence[Token], before: Token) -> bool:
+    """Whether a side in brackets may be the argument of what is ``before``: ``#(9) = 9^2``."""
+    if before.kind == "word":
+        return before.text not in _LINKS and _is_in_brackets(side)
+    separates = before.kind in {"comma", "open", "arrow"} or before.text in {".", ";", ":"}
+    return bool(side) and not side[0].gap and not separates and _is_in_brackets(side)
+
+
+def _is_in_brackets(side: Sequence[Token]) -> bool:
     depth = 0
     for place, token in enumerate(side):
         depth += (token.text == "(") - (token.text == ")")
@@ -53,7 +70,7 @@ def begins_cleanly(before: Token, after_operand: bool, side: Sequence[Token]) ->
     if not side or before.kind not in {"word", "words"}:
         return True
     *_, last = before.text.lower().split() or [""]
-    if last in NUMBER_WORDS:
+    if last in _NUMBER_WORDS:
         return False
     begins = side[0]
     if begins.kind == "operator" and begins.text != "√":
@@ -70,10 +87,29 @@ def ends_cleanly(end: Token) -> bool:
     return first not in _BEHIND
 
 
-def is_measured(end: Token) -> bool:
-    """Whether a unit, or a word that may be one, stands behind the last side."""
-    words = " ".join(end.text.lower().split()).strip(".,;: ")
+def unit_behind(end: Token) -> bool:
+    """Whether a unit stands behind the last side, to which its number may have been converted."""
+    return _unit(end) is not None
+
+
+def may_mean_more(end: Token, after: Token) -> bool:
+    """Whether a word that may change the number stands behind the last side."""
+    words = _said(end)
+    if end.kind == "word" and words == "in":  # total, or binary, or Z_5
+        return after.kind != "word" or after.text in _SYSTEMS
+    if end.kind not in {"word", "words"} or not words or _unit(end):
+        return False
     if end.kind == "words":
-        return bool(words) and words.split()[0] not in _LINKS
-    strange = words == "square" or unit_of(words, None) is not None
-    return end.kind == "word" and (strange or not end.gap)
+        return words.split()[0] not in _LINKS
+    return words == "square" or words in _SYSTEMS or not end.gap
+
+
+def _unit(end: Token) -> str | None:
+    """A unit that is no more than a factor; "in" rather leads to a place or a base."""
+    words = _said(end)
+    is_simple = end.kind in {"word", "words"} and words != "in" and "per" not in words.split()
+    return unit_of(words, None) if is_simple and "/" not in words else None
+
+
+def _said(end: Token) -> str:
+    return " ".join(end.text.lower().split()).strip(".,;: ")

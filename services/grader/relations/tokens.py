@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 from services.grader.answers.units import unit_of
+from services.grader.relations.notation import USUAL, Notation
 
 _OPENS_LINE = re.compile(
-    r"[^\S\n]*+(?:>[^\S\n]*+)*(?:(?:[-*•]|\(?[0-9]{1,3}[.)]|\([a-z]\)|#++)[^\S\n]++)?"
+    r"(?P<before>[^\S\n]*+(?:>[^\S\n]*+)*)(?:(?:[-*•]|\(?[0-9]{1,3}[.)]|\([a-z]\)|#++)[^\S\n]++)?"
 )
 # Every alternative is bounded, possessive or ends its group, so that cutting is linear in the text.
 # No group is possessive: before Python 3.11.5 such groups could fail to match.
-_TOKEN = re.compile(
+_TOKEN = (
     r"(?P<row>\\\\(?:\[[^\]\n]{0,12}\])?)"
     r"|(?P<space>(?:[^\S\n]|~|&(?=\s*=)|\\[,;:! ]|\\\$)+"
     r"|\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits)(?![a-zA-Z])(?!\s*\.))"
@@ -28,8 +30,7 @@ _TOKEN = re.compile(
     r"|(?P<words>\\(?:text(?:rm|bf|it|normal)?|mbox|hbox|mathrm)"
     r"\s?\{(?P<content>[^{}]{0,300})\})"
     r"|(?P<repeating>[0-9]{0,20}\.[0-9]{0,20}\\(?:overline|bar)\s?\{[0-9]{1,20}\})"
-    r"|(?P<number>(?:[0-9]{1,3}(?:(?:,|\{,\}|,\\!)[0-9]{3}){1,6}(?!(?:,|\{,\}|,\\!)?[0-9])|[0-9]++)(?:\.[0-9]++)?"
-    r"|\.[0-9]++)"
+    r"|(?P<number>NUMBER)"
     r"|(?P<ellipsis>\.\.++|…|\\[lcdvi]?dots[bcmo]?(?![a-zA-Z]))"
     r"|(?P<arrow><<|>>|<?[-=]{1,3}+>|<-{1,3}+(?![0-9.(\\])|[⇒→⟹∴∵]"
     r"|\\(?:[lL]ong)?(?:[lL]eft)?[rR]ightarrow(?![a-zA-Z])"
@@ -45,8 +46,7 @@ _TOKEN = re.compile(
     r"|(?P<comma>,)|(?P<stop>[.;:?\"“”`#])"
     r"|(?P<letters>[^\W\d_]++(?:['’][^\W\d_]++)?)"
     r"|(?P<command>\\[a-zA-Z]++)"
-    r"|(?P<unknown>\\.|.)",
-    re.DOTALL,
+    r"|(?P<unknown>\\.|.)"
 )
 
 
@@ -101,32 +101,42 @@ UNREADABLE = Token("unknown", "")
 _KINDS = {"ellipsis": "unknown", "ampersand": "unknown", "power": "operator"}
 
 
-def tokens(text: str) -> Iterator[Token]:
+def tokens(text: str, notation: Notation = USUAL) -> Iterator[Token]:
     """The tokens of a text, in order."""
-    cutter = _Cutter()
+    cutter = _Cutter(notation)
     for match in _matches(text, cutter):
         yield from cutter.tokens_of(match)
 
 
+@cache
+def _pattern(notation: Notation) -> re.Pattern[str]:
+    return re.compile(_TOKEN.replace("NUMBER", notation.number), re.DOTALL)
+
+
 def _matches(text: str, cutter: _Cutter) -> Iterator[re.Match[str]]:
     """Matches one after the other; what only marks a line of prose is passed over."""
-    at = _line_start(text, 0)
-    while match := _TOKEN.match(text, at):
+    pattern = _pattern(cutter.notation)
+    at = _line_start(text, 0, cutter.notation)
+    while match := pattern.match(text, at):
         yield match
         at = match.end()
         if match.lastgroup in {"newline", "paragraph"} and not cutter.in_math:
-            at = _line_start(text, at)
+            at = _line_start(text, at, cutter.notation)
 
 
-def _line_start(text: str, at: int) -> int:
+def _line_start(text: str, at: int, notation: Notation) -> int:
     marks = _OPENS_LINE.match(text, at)
-    return marks.end() if marks else at
+    if not marks:
+        return at
+    is_sign = notation.dash_opens_line and marks.group().rstrip().endswith("-")
+    return marks.end("before") if is_sign else marks.end()
 
 
 class _Cutter:
     """Knows whether it is inside mathematics, and whether white space came last."""
 
-    def __init__(self) -> None:
+    def __init__(self, notation: Notation) -> None:
+        self.notation = notation
         self.in_math = False
         self._gap = True
         self._last = ""
@@ -160,7 +170,8 @@ class _Cutter:
             case "operator" if self.in_math and text in {"*", r"\ast"}:
                 yield kind, STAR
             case _:
-                yield kind, _SPELLING.get(text, text)
+                plain = self.notation.plain(text) if kind == "number" else text
+                yield kind, _SPELLING.get(plain, plain)
 
     def _turn(self, text: str) -> None:
         if text in {"$", "$$"}:

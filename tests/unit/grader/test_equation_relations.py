@@ -8,7 +8,7 @@ from services.grader.relations.judging import judge
 
 
 def verdicts(text: str) -> list[str]:
-    return [verdict for _, verdict in judge(text, 0, 1_000)]
+    return [each.verdict for each in judge(text, 0, 1_000)]
 
 
 RIGHT = [
@@ -322,7 +322,7 @@ def test_the_text_of_a_step_does_not_depend_on_how_it_is_spaced(one: str, other:
 
 def test_relations_are_judged_by_number() -> None:
     text = "1+(1)=2; 1+(2)=3; 1+(3)=5; 1+(4)=5"
-    assert [judge(text, at, at + 1)[0][1] for at in range(4)] == [
+    assert [judge(text, at, at + 1)[0].verdict for at in range(4)] == [
         "right",
         "right",
         "wrong",

@@ -96,7 +96,7 @@ Step 4: As a share, 150/285 ≈ 0.526 and 135/285 ≈ 0.374.
 
 
 def of(text: str, verdict: str) -> list[str]:
-    return [written for written, found in judge(text, 0, 1_000) if found == verdict]
+    return [each.text for each in judge(text, 0, 1_000) if each.verdict == verdict]
 
 
 @pytest.mark.parametrize(

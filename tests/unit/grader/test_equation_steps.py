@@ -12,7 +12,7 @@ from protocol.rewards import Check
 from services.grader import pool_outcome
 from services.grader import steps as steps_module
 from services.grader.pool import Cause, Failed, Value
-from services.grader.steps import MAX_STEPS, Step, plain_steps
+from services.grader.steps import MAX_STEPS, Step
 from services.grader.tools import Tools
 from services.grader.verifiers import equation_steps
 from tests.builders import a_task
@@ -34,7 +34,7 @@ async def scored(text: str, solution: str | None, tools: Tools) -> Score:
 
 def some_steps(right: int, wrong: int, others: int = 0) -> list[Step]:
     verdicts = ["right"] * right + ["wrong"] * wrong + ["open"] * others
-    return [Step(f"step {at}", verdict) for at, verdict in enumerate(verdicts)]  # type: ignore[arg-type]
+    return [Step(f"step {at}", verdict, str(at)) for at, verdict in enumerate(verdicts)]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,10 @@ def test_with_as_many_steps_as_required_it_is_the_share_that_it_always_was(right
 
 def test_the_breakdown_names_the_steps() -> None:
     found = [
-        *plain_steps("47+8=55;55-6=48"),
-        Step("x=5", "open"),
-        Step("1" * 99 + "=1", "too_hard"),
+        Step("47+8=55", "right", "1"),
+        Step("55-6=48", "wrong", "2"),
+        Step("x=5", "open", "3"),
+        Step("1" * 99 + "=1", "too_hard", "4"),
     ]
     score = equation_steps.score(found, required=3)
     assert score.breakdown == {

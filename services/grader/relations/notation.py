@@ -1,0 +1,60 @@
+r"""The ways to write numbers, and which of them a text may use.
+
+``2,5`` is a list or a number, ``12 000`` two numbers or one, ``1.234`` small or large, and a dash
+that opens a line a bullet or a sign. A text is read in every way that it may mean.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_MAX_CHARS = 100_000  # longer texts are read in one way, for time
+_COMMA = r"(?:,|\{,\})"
+
+
+def _groups(first: str, separator: str) -> str:
+    """Thousands, such as ``1,234,567``."""
+    return rf"{first}(?:{separator}[0-9]{{3}}){{1,6}}(?!{separator}?[0-9])"
+
+
+_BY_COMMAS = _groups("[0-9]{1,3}", rf"(?:{_COMMA}|,\\!|\\,)")
+_BY_BLANKS = _groups("[1-9][0-9]{0,2}", r"(?:[ ~]|\\,)")
+_BY_POINTS = _groups("[1-9][0-9]{0,2}", r"(?:[ ~.]|\\,)")
+
+
+@dataclass(frozen=True)
+class Notation:
+    """The pattern of a number; whether a comma marks its decimals; whether a dash may be a sign."""
+
+    number: str = rf"(?:{_BY_COMMAS}|[0-9]++)(?:\.[0-9]++)?|\.[0-9]++"
+    has_decimal_commas: bool = False
+    dash_opens_line: bool = False
+
+    def plain(self, number: str) -> str:
+        """A number as Python writes it."""
+        written = number.replace("{,}", ",").replace(r"\,", " ")
+        if self.has_decimal_commas and ("," in written or re.fullmatch(_BY_POINTS, written)):
+            return re.sub("[^0-9,]", "", written).replace(",", ".")
+        return re.sub("[^0-9.]", "", written)
+
+
+USUAL = Notation()
+_BLANKS = rf"(?:{_BY_BLANKS}|{_BY_COMMAS}|[0-9]++)(?:\.[0-9]++)?|\.[0-9]++"
+_DECIMAL_COMMAS = rf"{_BY_POINTS}(?:{_COMMA}[0-9]++)?|[0-9]++(?:(?:{_COMMA}|\.)[0-9]++)?|\.[0-9]++"
+_MAY_HAVE_BLANKS = re.compile(r"[0-9][ ~][0-9]{3}(?![0-9])")
+_MAY_HAVE_DECIMAL_COMMAS = re.compile(rf"[0-9]{_COMMA}[0-9]|[0-9]\.[0-9]{{3}}(?![0-9])")
+_DASH_MAY_OPEN_LINE = re.compile(r"^[^\S\n]*+-[^\S\n]++(?=[0-9(])", re.MULTILINE)
+
+
+def notations(text: str) -> list[Notation]:
+    """All that the text may use; the usual one first."""
+    if len(text) > _MAX_CHARS:
+        return [USUAL]
+    numbers = [(USUAL.number, False)]
+    if _MAY_HAVE_BLANKS.search(text):
+        numbers.append((_BLANKS, False))
+    if _MAY_HAVE_DECIMAL_COMMAS.search(text):
+        numbers.append((_DECIMAL_COMMAS, True))
+    dashes = [False, True] if _DASH_MAY_OPEN_LINE.search(text) else [False]
+    return [Notation(*number, dash) for dash in dashes for number in numbers]
