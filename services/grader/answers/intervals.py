@@ -23,6 +23,14 @@ class Interval:
     ends: tuple[str, str]
     brackets: str
 
+    @property
+    def with_letter(self) -> str:
+        """The inequality, spelled so that it is not taken for an interval of any letter."""
+        below, above = ("<" if bracket in "()" else r"\le" for bracket in self.brackets)
+        left = "" if self.ends[0] == _MINUS_INFINITY else f"{self.ends[0]} {below} "
+        right = "" if self.ends[1] == _INFINITY else f" {above} {self.ends[1]}"
+        return f"{left}({self.letter}){right}"
+
 
 def interval_of(sides: tuple[str, ...], signs: tuple[str, ...]) -> Interval | None:
     r"""The interval that ``<`` and ``\le`` leave to a letter; None if there is none."""

@@ -173,11 +173,9 @@ def _pieces(latex: str, parts: tuple[str, ...]) -> Shape:
 
 
 def _conditions(parts: tuple[str, ...], found: list[Interval | None]) -> Shape:
-    """All of them hold; beside others each keeps its letter: ``(x) > 2`` is no interval."""
+    """All of them hold, and each keeps its letter."""
     marked = (
-        re.sub(rf"(?<![a-zA-Z\\]){re.escape(interval.letter)}", f"({interval.letter})", part)
-        if interval
-        else part
+        interval.with_letter if interval else part
         for part, interval in zip(parts, found, strict=True)
     )
     return Shape(Kind.CONDITIONS, tuple(marked))
