@@ -13,7 +13,8 @@ from math import gcd, isqrt
 
 MAX_BITS = 4096
 MAX_EXPONENT = 64
-_MAX_RADICAND = 10**12
+_MAX_EXPONENT_OF_SUM = 12
+_MAX_RADICAND = 10**10
 _MAX_TERMS = 16
 _DIGITS = Context(prec=60)
 _PI = Decimal(
@@ -86,7 +87,7 @@ class Exact:
         """The square root of a rational number that is not negative.
 
         Raises:
-            TooHard: for any other number, or a radicand above 10^12.
+            TooHard: for any other number, or a radicand above 10^10.
         """
         value = self.rational
         if value is None or value < 0:
@@ -98,7 +99,7 @@ class Exact:
         return _sum_of([((radicand, 0), Fraction(factor, value.denominator))])
 
     def power(self, exponent: int) -> Exact:
-        """A whole power, from -64 to 64; of a rational number, any that is not too large.
+        """A whole power up to 64, of sums up to 12; of rationals, any that is not too large.
 
         Raises:
             TooHard: for any other exponent.
@@ -107,7 +108,7 @@ class Exact:
             return self.inverse().power(-exponent)
         if (value := self.rational) is not None:
             return _sum_of([(RATIONAL, _power(value, exponent))])
-        if exponent > MAX_EXPONENT:
+        if exponent > (MAX_EXPONENT if len(self.terms) == 1 else _MAX_EXPONENT_OF_SUM):
             raise TooHard("a power whose exponent is not small")
         result = Exact.of(1)
         for _ in range(exponent):

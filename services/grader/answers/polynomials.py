@@ -14,7 +14,7 @@ from services.grader.answers.exact import Exact, TooHard
 _MAX_POWER = 64
 _MAX_POWER_OF_SUM = 12
 _MAX_TERMS = 64
-_MAX_PRODUCTS = 400  # of fractions, in one multiplication
+_MAX_PRODUCTS = 120  # of fractions, in one multiplication
 
 Monomial = tuple[tuple[str, int], ...]  # letters in order, each with its power; () is 1
 _ONE: Monomial = ()
