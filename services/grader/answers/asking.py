@@ -19,7 +19,7 @@ _RUN = re.compile(r"(?<!\\)(?<![a-zA-Z])[a-zA-Z]+")
 _OPERATOR = re.compile(r"[+*-]")
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\S")
 _ASKING = r"(?:find|compute|evaluate|calculate|determine|simplify|value of|what is) "
-_NO_MORE = r"(?![a-zA-Z0-9])(?! ?[\^_+*/=({-])"
+_NO_MORE = r"(?![a-zA-Z0-9({])(?! ?[\^_+*/=-])"
 _ALWAYS = frozenset(
     re.findall(
         r"\w+",

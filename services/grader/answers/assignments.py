@@ -14,6 +14,11 @@ _MAX_NAMES = 6
 _MAX_LOOKED_FOR = 3
 
 
+def is_tuple(shape: Shape) -> bool:
+    """Whether this is a tuple, or an open interval."""
+    return (shape.kind, shape.marks) == (Kind.TUPLE, "()")
+
+
 def as_tuple(shape: Shape, latex: str, question: Question) -> Shape:
     """A list of assignments to different names as a tuple; any other answer as it is."""
     is_short = 1 < len(shape.parts) <= _MAX_NAMES

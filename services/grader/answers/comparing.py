@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from services.grader.answers.asking import UNKNOWN, Question
-from services.grader.answers.assignments import as_tuple
+from services.grader.answers.assignments import as_tuple, is_tuple
 from services.grader.answers.exact import Exact, TooHard
 from services.grader.answers.formulas import formula_or_none
+from services.grader.answers.members import beside, members
 from services.grader.answers.numerals import (
     Number,
     is_rounding,
@@ -25,7 +26,7 @@ from services.grader.answers.numerals import (
 from services.grader.answers.polynomials import Formula
 from services.grader.answers.quantities import PERCENT, Quantity, factors, split_quantity
 from services.grader.answers.ratios import same_ratio
-from services.grader.answers.shapes import OF_SETS, THOUSANDS, Kind, Shape, as_region, shape_of
+from services.grader.answers.shapes import OF_SETS, Kind, Shape, as_region, shape_of
 from services.grader.answers.sides import is_line, is_number, links, same_relation, with_letter_of
 from services.grader.answers.wording import (
     Choice,
@@ -140,7 +141,8 @@ class _Comparison:
         shape, other = _gold_shape(gold), shape_of(answer)
         if shape is None or other is None or len(shape.parts + other.parts) > MAX_MEMBERS:
             return Verdict(self.leaf(gold, answer), "algebra")
-        if (shape.kind, shape.marks) == (Kind.TUPLE, "()"):
+        if is_tuple(shape) or is_tuple(other):
+            shape = as_tuple(shape, gold, self.question)
             other = as_tuple(other, answer, self.question)
         kinds = {shape.kind, other.kind}
         if kinds == {Kind.SCALAR} and not OF_SETS.search(gold + answer):
@@ -153,8 +155,8 @@ class _Comparison:
             equal = self._relations(shape, other, (gold, answer), depth)
             return Verdict(equal, "equation")
         if Kind.SET in kinds:
-            members = _members(shape, gold), _members(_beside(shape, other), answer)
-            return Verdict(self._without_order(*members, depth), "set")
+            both = members(shape, gold), members(beside(shape, other), answer)
+            return Verdict(self._without_order(*both, depth), "set")
         if Kind.UNION in kinds or OF_SETS.search(gold + answer):
             return self._unions(shape, other, (gold, answer), depth)
         return Verdict(self._in_order(shape, other, depth), str(shape.kind))
@@ -264,24 +266,6 @@ def _labelled(answer: str) -> Choice | None:
         return None
     choice = parse_choice(answer)
     return choice if choice and choice.rest else None
-
-
-def _beside(gold: Shape, answer: Shape) -> Shape:
-    """``100,200`` is a number, but two of them where the gold is a set of two."""
-    is_number = answer.kind is Kind.SCALAR and THOUSANDS.fullmatch(answer.parts[0])
-    is_list = is_number and len(gold.parts) > 1
-    return Shape(Kind.SET, tuple(answer.parts[0].split(","))) if is_list else answer
-
-
-def _members(shape: Shape, text: str) -> tuple[str, ...]:
-    r"""The members of a set, where a ``\pm`` counts twice; anything else is its own member."""
-    if shape.kind is not Kind.SET:
-        return (text,)
-    members: list[str] = []
-    for part in shape.parts:
-        inner = shape_of(part) if r"\pm" in part or r"\mp" in part else None
-        members += inner.parts if inner and inner.kind is Kind.SET else (part,)
-    return tuple(members)
 
 
 def _are_regions(gold: Shape, answer: Shape, both: tuple[str, str]) -> bool:

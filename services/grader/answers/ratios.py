@@ -10,6 +10,7 @@ from services.grader.answers.numerals import parse_number
 
 _RATIO = re.compile(r"[0-9.]+(?: ?: ?[0-9.]+)+")
 _TIME = re.compile(r"[0-9]{1,2}(?: ?: ?[0-5][0-9]){1,2}")
+_TO = re.compile(r" ?\\text ?\{ ?to ?\} ?| to ")
 _MAX_PARTS = 8
 
 
@@ -19,9 +20,10 @@ def same_ratio(gold: str, answer: str, question: Question) -> bool | None:
         return None
     if _TIME.fullmatch(gold) and not question.asks_ratio:
         return None
-    parts, others = _parts(gold), _parts(answer) if _RATIO.fullmatch(answer) else None
+    parts, answer = _parts(gold), _TO.sub(":", answer)
     if parts is None:
         return None
+    others = _parts(answer) if _RATIO.fullmatch(answer) else None
     if others is None:
         number = parse_number(answer)
         return None if number is None else len(parts) == 2 and number.value * parts[1] == parts[0]

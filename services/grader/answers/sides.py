@@ -14,7 +14,7 @@ from services.grader.latex import squeezed
 _INDEX = re.compile(r"_(?:\w|\{[^{}]*\})|(?<=[a-zA-Z])\([^()]*\)|\\(?:text|overline|angle) ?")
 _NAME = re.compile(
     r"(?!\s*-)(?!.*\b(?:not|no|never|wrong|false|incorrect|error|unlike)\b)(?=.*[a-zA-Z])"
-    r"(?:[a-zA-Z{}'+*(), -]|\\(?:max|min|vec|hat|bar|(?:triangle|alpha|beta|gamma|delta|epsilon"
+    r"(?:[a-zA-Z{}'+*(), -]|\\(?:max|min|Pr|vec|hat|bar|(?:triangle|alpha|beta|gamma|delta|epsilon"
     r"|varepsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|varphi|chi|psi|omega|Delta"
     r"|Sigma|Omega|ell)(?![a-zA-Z])))+"
 )

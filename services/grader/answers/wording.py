@@ -16,8 +16,8 @@ _BARE_WORDS = re.compile(
 _JOINING = re.compile(r"\b(?:or|and)\b")
 _ARTICLE = re.compile(r"(?:an?|the) (?=..)")
 _CHOICE = re.compile(
-    r"(?:(?i:option|choice|answer)s? ?:? ?)?(?:\(([A-Ja-j])\)|([A-J])[).:]|\[([A-J])\]|([A-J]))"
-    r"(?P<rest>.*)",
+    r"(?i:(?:(?:the )?(?:correct |final )?(?:option|choice|answer)s?(?: is)? ?:? ?)?)"
+    r"(?:\(([A-Ja-j])\)|([A-J])[).:]|\[([A-J])\]|([A-J]))(?P<rest>.*)",
     re.DOTALL,
 )
 _HEDGE = re.compile(
@@ -33,7 +33,10 @@ _STATEMENT = re.compile(
 )
 _CHOICES = re.compile(r"(?:(?:[A-J]|\([A-J]\)|\[[A-J]\])(?:[ ,;&]|and )*)+")
 _TIME = re.compile(r"0?([0-9]{1,2}) ?: ?([0-9]{2}) *([ap])\.? ?m\.?", re.IGNORECASE)
-_ALL_REALS = frozenset({"all real numbers", "all reals", "any real number", "real numbers"})
+_ALL_REALS = re.compile(
+    r"(?:[a-z] is )?(?:all|any) real(?:s| (?:numbers?|values?)(?: (?:of )?[a-z])?| [a-z])?"
+    r"|real numbers"
+)
 _NOTHING = frozenset({"no solution", "no solutions", "empty set", "there is no solution"})
 
 
@@ -52,7 +55,7 @@ def without_text(latex: str) -> str:
     latex = latex.removeprefix("=").lstrip()
     match = _TEXT.fullmatch(latex)
     is_prose = match is not None and match[1].strip()[:1].isalpha() and _WORD.search(match[1])
-    if "eal" in latex and words(latex) in _ALL_REALS:
+    if "eal" in latex and _ALL_REALS.fullmatch(words(latex) or ""):
         return r"\mathbb{R}"
     return match[1].strip() if match and not is_prose else latex.strip()
 

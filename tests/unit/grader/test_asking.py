@@ -8,7 +8,7 @@ from protocol.messages import Graded
 from services.grader.answers.asking import MAX_CHARS, Question
 from services.grader.answers.comparing import compare_answers
 from services.grader.tools import Tools
-from services.grader.verifiers.math_answer import decide_response
+from services.grader.verifiers.math_answer import decide, decide_response
 
 pytestmark = pytest.mark.anyio
 
@@ -28,6 +28,7 @@ pytestmark = pytest.mark.anyio
         (r"What is $\tfrac{x}{y}$?", r"\dfrac{x}{y}"),
         (r"Compute $x^2+y^2$ if both are whole.", "x^2+y^2"),
         (r"Evaluate $\log_2 x$.", r"\log_2 x"),
+        ("What is $2b+c$ (as a decimal)?", "2b+c"),
         ("", r"\text{Area}"),
         ("", "m+n"),
     ],
@@ -55,6 +56,27 @@ def test_an_answer_may_be_named_as_the_problem_names_it(problem: str, name: str)
 )
 def test_what_the_problem_does_not_ask_for_is_an_equation(problem: str, name: str) -> None:
     assert compare_answers("5", f"{name} = 5", question=Question(problem)).equal is False
+
+
+@pytest.mark.parametrize(
+    ("problem", "gold", "answer", "is_right"),
+    [
+        ("Find the ordered pair $(m, n)$.", "(1,2)", "m=1, n=2", True),
+        ("Find the ordered pair $(n, m)$.", "(1,2)", "m=1, n=2", False),
+        ("Find the ordered pair $(n, m)$.", "(1,2)", "m=2, n=1", True),
+        ("", "(1,2)", "n=2, m=1", True),
+        ("In what ratio are they mixed?", "5:12", "10:24", True),
+        ("In what ratio are they mixed?", "5:12", r"\frac{5}{12}", True),
+        ("In what ratio are they mixed?", "5:12", "12:5", False),
+        ("When does it arrive?", "5:12", "10:24", False),
+        ("", "5:12", "10:24", False),
+    ],
+)
+async def test_the_problem_tells_the_order_of_names_and_a_ratio_from_a_time(
+    problem: str, gold: str, answer: str, is_right: bool, tools: Tools
+) -> None:
+    decision = await decide(gold, answer, tools, problem=problem)
+    assert decision.score == Graded(value=is_right, reason=None if is_right else "wrong")
 
 
 async def test_the_problem_is_known_where_algebra_decides(tools: Tools) -> None:
