@@ -17,6 +17,7 @@ from services.grader.relations.surroundings import (
     begins_cleanly,
     ends_cleanly,
     is_denial,
+    is_supposed,
     is_unclear,
     may_be_argument,
     may_mean_more,
@@ -214,7 +215,9 @@ class _Finder:
         inner = self._frames[-1]
         yield from self._end(inner, Token("stop", token.text), _NOTHING)
         self._frames.pop()
-        self._frames[-1].side.append(UNREADABLE)
+        outer = self._frames[-1]
+        if inner.opener.text != r"\boxed" or not outer.is_empty:
+            outer.side.append(UNREADABLE)
 
     def _begin_operand(self, token: Token) -> None:
         frame = self._frames[-1]
@@ -297,7 +300,8 @@ def _relations_of(frame: _Frame, end: Token, after: Token, is_denied: bool) -> I
     exclaims = bool(last) and last[-1].text == "!" and not last[-1].in_math
     sides[-1] = last if ends_cleanly(end) and not exclaims else []
     made = [_side(side) for side in sides]
-    made[0] = replace(made[0], doubtful=may_be_argument(made[0].tokens, frame.before))
+    is_argument = may_be_argument(made[0].tokens, frame.before)
+    made[0] = replace(made[0], doubtful=is_argument or is_supposed(frame.before))
     doubtful = is_denied or may_mean_more(end, after)
     made[-1] = replace(made[-1], doubtful=doubtful, unit=unit_behind(end))
     for (left, right), (_, sign) in zip(pairwise(made), frame.chain, strict=True):

@@ -173,9 +173,14 @@ def _is_share(left: Node, right: Node) -> bool:
 
 
 def _may_be_converted(left: Node, right: Node, way: Way) -> bool:
-    """Whether the sides are as far apart as units are: ``3 \\cdot 20 = 1`` hour."""
+    """Whether the sides are as far apart as units are, or a smaller unit may follow.
+
+    As in ``3 \\cdot 20 = 1`` hour, and ``30/12 = 2`` feet 6 inches.
+    """
     a, b = (abs(value(side, way, {})) for side in (left, right))
-    return 1 in {compare(a, times(b, _BETWEEN_UNITS)), compare(b, times(a, _BETWEEN_UNITS))}
+    far = 1 in {compare(a, times(b, _BETWEEN_UNITS)), compare(b, times(a, _BETWEEN_UNITS))}
+    is_whole = isinstance(b, Fraction) and b.denominator == 1
+    return far or (is_whole and compare(a, b) == 1 and compare(a, b + 1) == -1)
 
 
 def _is_rounded(left: Node, right: Node, way: Way) -> bool:

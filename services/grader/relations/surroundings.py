@@ -25,7 +25,11 @@ _DENIALS = _words(
 )
 _OF_NOTHING = _words("solution solutions real such value values")  # that there is no ...
 _OPERANDS = {"number", "repeating", "name", "command", "open", "function"}
-_SYSTEMS = _words("base binary ternary octal decimal hex hexadecimal modulo mod")
+# Where numbers are written, or go on, in another way: 5 + 5 = 12 base 8, 8 + 5 = 1 PM.
+_SYSTEMS = _words(
+    """base binary ternary octal decimal hex hexadecimal modulo mod am pm o'clock o’clock"""
+)
+_SUPPOSE = _words("if whether suppose supposing assume assuming")
 _LINKS = _words(
     """and or so then thus hence therefore since because but that is have has get gives where
     with if when for while also as means yields are we"""
@@ -50,10 +54,14 @@ def is_unclear(last: Token | None, token: Token, after: Token) -> bool:
 
 def may_be_argument(side: Sequence[Token], before: Token) -> bool:
     """Whether a side in brackets may be the argument of what is ``before``: ``#(9) = 9^2``."""
-    if before.kind == "word":
-        return before.text not in _LINKS and _is_in_brackets(side)
     separates = before.kind in {"comma", "open", "arrow"} or before.text in {".", ";", ":"}
     return bool(side) and not side[0].gap and not separates and _is_in_brackets(side)
+
+
+def is_supposed(before: Token) -> bool:
+    """Whether what follows is not said to be true: ``if 1 + 1 = 3``."""
+    said = before.text.lower().split() if before.kind in {"word", "words"} else []
+    return not _SUPPOSE.isdisjoint(said[-1:])
 
 
 def _is_in_brackets(side: Sequence[Token]) -> bool:
