@@ -70,7 +70,10 @@ _REWRITES = tuple(
         (r"(?<!\\)\$|(?<!\\)\\[()\[\]]", ""),
         (r"\\%", "%"),
         (r"\\operatorname\*?\{ ?([a-z]{2,}) ?\}", r"\\\1 "),
-        (r"(?<=[0-9)}]) ?\\mathrm ?\{ ?([smhglNVWJA]) ?\}(?=\s*\Z)", r"\\text{\1}"),  # units
+        (r"\\(?:mathrm|text) ?\{ ?([kcm]?m|ft|mi) ?\} ?/ ?\\(?:mathrm|text) ?\{ ?([a-z]{1,3}) ?\}",
+         r"\\text{\1/\2}"),
+        (r"(?<=[0-9)}]) ?\\mathrm ?\{ ?([smhglNVWJA]) ?\}(?= ?(?:\^ ?\{? ?[23] ?\}?)?\s*\Z)",
+         r"\\text{\1}"),  # a unit, unlike a letter elsewhere
         (r"\\(?:mathrm|mathit|mathbf|boldsymbol|bm|operatorname)\{\s?([A-Za-z])\s?\}", r"\1"),
         (r"\\(?:mathbf|boldsymbol|bm|mathit|textcolor\{[a-z]*\}|color\{[a-z]*\}) ?\{([^{}]*)\}",
          r"{\1}"),

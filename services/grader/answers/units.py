@@ -34,8 +34,8 @@ _OTHER_MEASURES = _names(
     g gram grams kg kilogram kilograms mg lb lbs pound pounds oz ounce ounces ton tons tonne tonnes
     l L ml mL kN newton newtons volt volts kV watt watts kW joule joules kJ ampere amperes amp amps
     mA ohm ohms hertz Hz khz mhz pascal pascals Pa kpa usd liter liters litre litres cup cups pint
-    pints quart quarts gallon gallons teaspoon teaspoons tablespoon tablespoons degree degrees
-    radian radians dollar dollars cent cents penny pennies percent mph kph rpm knots calories
+    pints quart quarts gallon gallons teaspoon teaspoons tablespoon tablespoons degree degrees deg
+    rad radian radians dollar dollars cent cents penny pennies percent mph kph rpm knots calories
     """
 )
 _THINGS = _names(
