@@ -13,7 +13,8 @@ from decimal import Decimal
 from functools import lru_cache
 
 from math_verify import verify
-from sympy import Basic, Expr, Rational, Set, numer, together
+from sympy import Basic, Expr, Rational, Set, Symbol, numer, together
+from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
 from services.grader.answers.asking import Question
@@ -33,6 +34,7 @@ GOLD_NOT_PARSABLE = "gold_not_parsable"
 
 _SIMPLE_ANSWER = "7"
 _MAX_DEPTH = 4
+_NAMED = (Symbol, AppliedUndef)
 _TYPICAL = (
     (r"\frac{1}{2}\sqrt[3]{3}", r"\frac{\sqrt[3]{3}}{2}"),
     (r"(-\infty,1) \cup (1,\infty)", r"(-\infty,\infty) \setminus \{1\}"),
@@ -48,16 +50,20 @@ class GoldUnreadable(Unreadable):
 
 
 def compare(gold: str, answer: str, problem: str = "") -> str:
-    """One of `RIGHT`, `WRONG`, `NOT_PARSABLE` and `GOLD_NOT_PARSABLE`, for answers as written."""
+    """One of `RIGHT`, `WRONG`, `NOT_PARSABLE` and `GOLD_NOT_PARSABLE`, for answers as written.
+
+    What becomes of a gold beside one answer is that answer's fault if it can be compared at all.
+    """
     try:
         verdict = compare_answers(gold, answer, _same, Question(problem))
     except GoldUnreadable:
-        return GOLD_NOT_PARSABLE
+        return NOT_PARSABLE if examine(gold) else GOLD_NOT_PARSABLE
     except Unreadable:
         return NOT_PARSABLE
     return RIGHT if verdict.equal else WRONG
 
 
+@lru_cache(maxsize=256)
 def examine(gold: str) -> bool:
     """Whether this gold answer, down to each of its members, can be compared with another."""
     return _is_comparable(read_text(gold), depth=0)
@@ -74,8 +80,16 @@ def _is_comparable(gold: str, depth: int) -> bool:
     if shape is None or has_ellipsis(gold):
         return False
     if shape.kind is Kind.SCALAR or depth > _MAX_DEPTH:
-        return compare(gold, _SIMPLE_ANSWER) != GOLD_NOT_PARSABLE
+        return _is_readable(gold)
     return all(_is_comparable(part, depth + 1) for part in shape.parts)
+
+
+def _is_readable(gold: str) -> bool:
+    try:
+        compare_answers(gold, _SIMPLE_ANSWER, _same)
+    except Unreadable:
+        return False
+    return True
 
 
 def _same(gold: str, answer: str) -> bool:
@@ -102,7 +116,9 @@ def _same_values(gold: tuple[str, Basic], answer: tuple[str, Basic]) -> bool:
     if _is_rounded(expected, other) or _is_rounded(found, written):
         return True
     agreed = agreement(expected, found)
-    return _verified(expected, found) if agreed is None else agreed
+    if agreed is None and (expected.atoms(*_NAMED) or found.atoms(*_NAMED)):
+        return _verified(expected, found)
+    return bool(agreed)
 
 
 def _same_relations(gold: Shape, answer: Shape) -> bool:

@@ -10,17 +10,15 @@ import logging
 import re
 
 from math_verify import parse
-from sympy import Basic, Set, Symbol
+from sympy import Basic, Integral, Limit, Product, Set, Sum, Symbol, oo
 from sympy.core.function import AppliedUndef
-
-from services.grader.answers.shapes import OF_SETS
 
 _COMMANDS = frozenset(
     re.findall(
         r"\w+",
         "frac sqrt pi cdot times div sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh "
         "log ln exp binom dbinom tbinom lfloor rfloor lceil rceil infty sum prod int lim "
-        "to gcd lcm max min cup cap setminus mathbb emptyset le ge ne in "
+        "to gcd lcm max min cup cap setminus emptyset le ge ne in "
         "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu "
         "xi rho sigma tau phi varphi chi psi omega Delta Sigma Omega",
     )
@@ -37,13 +35,16 @@ _IS_LOST = re.compile(
     r"(?<!\\lim_\{[a-z] )(?<!\\lim_\{[a-z])\\to(?![a-zA-Z])|!!"
     r"|\\(?:times|cdot|div)\s*[{}]|\\(?:gcd|lcm|max|min)(?! ?\()|\\lim(?! ?_)"
     r"|\\(?:sum|prod)(?! ?_ ?\{ ?[a-z] ?=)"
+    r"|[_^] ?\\(?!(?:frac|sqrt|pi|infty)(?![a-zA-Z]))|\\int(?!.*d ?[a-z])"
     r"|[0-9})] ?\\binom|\\binom[^+-]*\\binom|\}\s*\(|\) ?\(|[0-9] ?\(|\) ?[0-9]"
 )
 _IS_KNOWN = re.compile(
-    r"\\(?:sum|prod|int|lim|gcd|lcm|max|min|cup|cap|setminus|infty|begin|in|emptyset|mathbb"
+    r"\\(?:sum|prod|int|lim|gcd|lcm|max|min|cup|cap|setminus|infty|begin|in|emptyset"
     r"|sinh|cosh|tanh|le|ge|ne)(?![a-zA-Z])|[<>=]|\\\{|\^ ?\{ ?-|[\[(].*,.*[\])]|\|[^|]+\|"
     r"|(?<![a-zA-Z\\])[fghFGP] ?\("
 )
+_OF_SETS = re.compile(r"\\(?:cup|cap|setminus|emptyset)(?![a-zA-Z])")
+_ARRIVES_AS = {"int": Integral, "lim": Limit, "prod": Product, "sum": Sum, "infty": oo}
 _BARE_LETTER = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]+")
 _INDEX = re.compile(r"_ ?([0-9a-z])(?![0-9a-z])")
 _DECIMAL = re.compile(r"([0-9]*)\.([0-9]+)")
@@ -68,15 +69,21 @@ def guessed(latex: str) -> Basic:
     spelled = _DECIMAL.sub(_as_fraction, _INDEX.sub(r"_{\1}", latex))
     boxed = f"\\boxed{{{spelled}}}"
     found = parse(boxed, fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-    if not found or not isinstance(found[0], Basic):
-        raise Unreadable
-    if OF_SETS.search(latex) and not isinstance(found[0], Set):
+    if not found or not isinstance(found[0], Basic) or not _has_arrived(latex, found[0]):
         raise Unreadable
     names = "".join(str(symbol) for symbol in found[0].atoms(Symbol, AppliedUndef)).casefold()
     if not all(letter.casefold() in names or letter in "eid" for letter in letters):
         raise Unreadable
-    capitals = [(Symbol(name.lower()), Symbol(name)) for name in letters if name.isupper()]
-    return found[0].subs(capitals)
+    symbols = [symbol for symbol in found[0].free_symbols if str(symbol).upper() in letters]
+    return found[0].subs([(symbol, Symbol(str(symbol).upper(), real=True)) for symbol in symbols])
+
+
+def _has_arrived(latex: str, found: Basic) -> bool:
+    """Whether each kind of command has become what it stands for."""
+    if isinstance(found, Set):
+        return True
+    known = (_ARRIVES_AS.get(name) for name in _COMMAND.findall(latex))
+    return _OF_SETS.search(latex) is None and all(found.has(kind) for kind in known if kind)
 
 
 def _is_refused(latex: str) -> bool:
