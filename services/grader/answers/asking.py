@@ -11,14 +11,18 @@ from functools import lru_cache
 
 from services.grader.latex import tidy
 
-MAX_CHARS = 20_000  # of a problem, the last ones
+MAX_CHARS = 8_000  # of a problem, the last ones
 _MAX_NAME_CHARS = 60
 _PROBLEMS = 1024
 _LETTER = re.compile(r"[^a-zA-Z\\+*-]*(?:[a-zA-Z]|\\[a-zA-Z]+)[^a-zA-Z\\+*-]*")
 _RUN = re.compile(r"(?<!\\)(?<![a-zA-Z])[a-zA-Z]+")
 _OPERATOR = re.compile(r"[+*-]")
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\S")
-_ASKING = r"(?:find|compute|evaluate|calculate|determine|simplify|value of|what is) "
+_MAX_ASKING_CHARS = 12
+_ASKING = re.compile(
+    r"(?:find|compute|evaluate|calculate|determine|simplify|value of|what is) \Z", re.IGNORECASE
+)
+_NO_LETTER = re.compile(r"(?<![a-zA-Z])\Z")
 _NO_MORE = r"(?![a-zA-Z0-9({])(?! ?[\^_+*/=-])"
 _ALWAYS = frozenset(
     re.findall(
@@ -57,11 +61,11 @@ class Question:
 
     def mentions(self, side: str) -> bool:
         """Whether the problem has this, to the letter."""
-        return _occurs(side, self._tidy)
+        return _occurs(side, self._tidy, _NO_LETTER)
 
     def asks_for(self, side: str) -> bool:
         """Whether the problem has this behind "find" or the like."""
-        return _occurs(side, self._tidy, behind=_ASKING)
+        return _occurs(side, self._tidy, _ASKING)
 
     @property
     def _tidy(self) -> str:
@@ -86,11 +90,15 @@ def _stem(word: str) -> str:
     return word.casefold().removesuffix("s")
 
 
-def _occurs(latex: str, problem: str, *, behind: str = "(?<![a-zA-Z])") -> bool:
+@lru_cache(_PROBLEMS)
+def _occurs(latex: str, problem: str, behind: re.Pattern[str]) -> bool:
     if not problem or len(latex) > _MAX_NAME_CHARS:
         return False
     pattern = " ?".join(map(re.escape, _TOKEN.findall(latex)))
-    return re.search(f"(?i:{behind}){pattern}{_NO_MORE}", problem) is not None
+    return any(
+        behind.search(problem[max(0, match.start() - _MAX_ASKING_CHARS) : match.start()])
+        for match in re.finditer(f"{pattern}{_NO_MORE}", problem)
+    )
 
 
 @lru_cache(_PROBLEMS)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from services.grader.answers.numerals import Number, Numeral, parse_number, parse_numeral
 from services.grader.answers.quantities import split_quantity
 from services.grader.answers.units import ANY, measure_of
-from services.grader.answers.wording import Choice, parse_choice, words
+from services.grader.answers.wording import Choice, parse_choice, parse_choices, words
 from services.grader.latex import last_boxed, squeezed, tidy, unwrapped
 
 
@@ -252,10 +252,35 @@ def test_words_are_told_from_mathematics(latex: str, plain: str | None) -> None:
         ("A(x+1)", None),
         ("A) 1 B) 2", None),
         ("12", None),
+        (r"\text{The answer is B.}", Choice("B")),
+        (r"\text{(B) Vitamin C}", Choice("B", "Vitamin C")),
+        ("(B) or 12", None),
+        ("(B), C", None),
+        ("(B) 12 or C", None),
+        ("B. 12 C. 13", None),
     ],
 )
 def test_a_choice_is_a_letter_that_stands_apart(latex: str, choice: Choice | None) -> None:
     assert parse_choice(latex) == choice
+
+
+@pytest.mark.parametrize(
+    ("latex", "letters"),
+    [
+        ("ABD", "ABD"),
+        ("A, B, D", "ABD"),
+        ("(A), (B) & (D)", "ABD"),
+        (r"\text{A, B, and D}", "ABD"),
+        ("A", None),
+        ("BA", None),
+        ("AAB", None),
+        ("(A,B)", None),
+        ("A or B", None),
+        ("ABX", None),
+    ],
+)
+def test_several_choices_are_letters_in_order(latex: str, letters: str | None) -> None:
+    assert parse_choices(latex) == letters
 
 
 @pytest.mark.parametrize(
@@ -269,6 +294,11 @@ def test_a_choice_is_a_letter_that_stands_apart(latex: str, choice: Choice | Non
         (r"\$5.40", "5.40", "dollars"),
         (r"90^\circ", "90", "degrees"),
         (r"\frac{1}{2}\text{ mph}", r"\frac{1}{2}", "miles per hour"),
+        (r"5\text{ cm^2}", "5", "square cm"),
+        ("5 cm^2", "5", "square cm"),
+        (r"9.8\text{ m/s}^2", "9.8", "meters per s²"),
+        (r"5\text{ N}", "5", "newtons"),
+        (r"5\text{ people}", "5", "ways"),
     ],
 )
 def test_a_unit_is_what_it_measures(latex: str, head: str, unit: str) -> None:
@@ -288,6 +318,11 @@ def test_a_unit_is_what_it_measures(latex: str, head: str, unit: str) -> None:
         r"5\text{ or }6",
         r"\sin 15^\circ",
         "2ab",
+        "5N",
+        "5 m^2",
+        "9^2",
+        r"5\text{ K}",
+        r"5\text{ cm}^4",
         r"5\text{ widgetoids}",
     ],
 )
