@@ -15,6 +15,7 @@ MAX_CHARS = 8_000  # of a problem, the last ones
 _MAX_NAME_CHARS = 60
 _PROBLEMS = 1024
 _LETTER = re.compile(r"[^a-zA-Z\\+*-]*(?:[a-zA-Z]|\\[a-zA-Z]+)[^a-zA-Z\\+*-]*")
+_TEXT = re.compile(r"\\text ?\{([^{}]*)\}")
 _RUN = re.compile(r"(?<!\\)(?<![a-zA-Z])[a-zA-Z]+")
 _OPERATOR = re.compile(r"[+*-]")
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\S")
@@ -60,8 +61,8 @@ class Question:
         return not _OPERATOR.search(name) and all(said.has(word) for word in words)
 
     def mentions(self, side: str) -> bool:
-        """Whether the problem has this, to the letter."""
-        return _occurs(side, self._tidy, _NO_LETTER)
+        """Whether the problem has this, to the letter, be it in a text or not."""
+        return _occurs(_TEXT.sub(r"\1", side), self._tidy, _NO_LETTER)
 
     def asks_for(self, side: str) -> bool:
         """Whether the problem has this behind "find" or the like."""

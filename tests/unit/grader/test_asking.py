@@ -24,6 +24,8 @@ pytestmark = pytest.mark.anyio
         ("How long is a side of triangle $ABC$?", r"\theta_1"),
         ("How likely is it?", r"P(\text{win})"),
         (r"Find $m + n$.", "m+n"),
+        (r"Find the $x$-intercept.", r"x\text{-intercept}"),
+        (r"What is Jane's share?", r"\text{Jane's share}"),
         (r"Find $\sin x$.", r"\sin x"),
         (r"What is $\tfrac{x}{y}$?", r"\dfrac{x}{y}"),
         (r"Compute $x^2+y^2$ if both are whole.", "x^2+y^2"),
