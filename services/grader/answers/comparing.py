@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from services.grader.answers.asking import UNKNOWN, Question
 from services.grader.answers.assignments import as_tuple, is_tuple
+from services.grader.answers.congruences import same_class
 from services.grader.answers.exact import Exact, TooHard
 from services.grader.answers.formulas import formula_or_none
 from services.grader.answers.members import beside, members
@@ -102,6 +103,7 @@ class _Comparison:
         return (
             _verdict(same_numerals(gold, answer), "numeral")
             or _verdict(same_ratio(gold, answer, self.question), "ratio")
+            or _verdict(same_class(gold, answer), "congruence")
             or self._choices(gold, answer, depth)
             or _words(gold, answer)
             or self._shapes(gold, answer, depth)
@@ -254,7 +256,7 @@ def _words(gold: str, answer: str) -> Verdict | None:
         return None
     if _gold_quantity(gold).measure or split_quantity(answer).measure:
         return None
-    if said and other is None and gold[:1].isdigit():
+    if said and other is None and gold[:1].isdigit() and ":" not in gold:
         return None  # a quantity whose words are not known
     if gold in _NOTHING or (said and is_nothing(said)):
         return Verdict(answer in _NOTHING or bool(other and is_nothing(other)), "words")

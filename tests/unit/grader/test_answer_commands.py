@@ -42,7 +42,14 @@ GOLDS_THAT_CAN_BE_READ = (
     *("42", "3 1/2", "12 345", r"0.\overline{12}", r"0.1\overline{6}\text{ cm}", r"12\%"),
     *(r"\pi(R^2-r^2)", "(2n-1)!!", r"\sqrt[3]{2}", r"15\text{ cm}^2", r"\text{East}", r"90^\circ"),
     *("1,2,3", r"\{1,2\}", "(2,5)", "x>2", "x>2, y<5", r"x<1 \text{ or } x>3", "y=2x+1", r"x\ne3"),
-    *(r"\begin{pmatrix}1\\2\end{pmatrix}", "(B)", r"(-\infty,1)\cup(3,\infty)", r"1\pm\sqrt2"),
+    *(
+        r"\begin{pmatrix}1\\2\end{pmatrix}",
+        "(B)",
+        r"2:30\text{ PM}",
+        r"(-\infty,1)\cup(3,\infty)",
+        r"1\pm\sqrt2",
+    ),
+    *(r"x \equiv 3 \pmod 5", r"\frac{\pi}{2}", "2^{10}", "f(x)=2x", r"\sin x = \frac12"),
 )
 NONSENSE = (
     *(r"\sin x", r"\ln 2", r"\frac00", r"\zzz", "((", r"\frac{", "+*", r"x \to", r"\infty", "()"),
