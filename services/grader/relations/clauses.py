@@ -20,6 +20,7 @@ from services.grader.relations.surroundings import (
     is_supposed,
     is_unclear,
     may_be_argument,
+    may_be_name,
     may_mean_more,
     unit_behind,
 )
@@ -300,10 +301,11 @@ def _relations_of(frame: _Frame, end: Token, after: Token, is_denied: bool) -> I
     exclaims = bool(last) and last[-1].text == "!" and not last[-1].in_math
     sides[-1] = last if ends_cleanly(end) and not exclaims else []
     made = [_side(side) for side in sides]
-    is_argument = may_be_argument(made[0].tokens, frame.before)
-    made[0] = replace(made[0], doubtful=is_argument or is_supposed(frame.before))
+    side, before = made[0].tokens, frame.before
+    doubts = (may_be_argument(side, before), may_be_name(side, before), is_supposed(before))
+    made[0] = replace(made[0], doubtful=any(doubts))
     doubtful = is_denied or may_mean_more(end, after)
-    made[-1] = replace(made[-1], doubtful=doubtful, unit=unit_behind(end))
+    made[-1] = replace(made[-1], doubtful=doubtful, unit=unit_behind(end, after))
     for (left, right), (_, sign) in zip(pairwise(made), frame.chain, strict=True):
         if left.tokens and right.tokens and sign in _RELATIONS:
             yield Relation(left, sign, right, _side(modulus) if modulus else None)

@@ -58,6 +58,12 @@ def may_be_argument(side: Sequence[Token], before: Token) -> bool:
     return bool(side) and not side[0].gap and not separates and _is_in_brackets(side)
 
 
+def may_be_name(side: Sequence[Token], before: Token) -> bool:
+    """Whether a number only says which: ``Week 2 = 35 + 35``."""
+    is_number = len(side) == 1 and side[0].kind == "number"
+    return is_number and before.kind == "word" and before.text not in _LINKS
+
+
 def is_supposed(before: Token) -> bool:
     """Whether what follows is not said to be true: ``if 1 + 1 = 3``."""
     said = before.text.lower().split() if before.kind in {"word", "words"} else []
@@ -95,9 +101,10 @@ def ends_cleanly(end: Token) -> bool:
     return first not in _BEHIND
 
 
-def unit_behind(end: Token) -> bool:
-    """Whether a unit stands behind the last side, to which its number may have been converted."""
-    return _unit(end) is not None
+def unit_behind(end: Token, after: Token) -> bool:
+    """Whether a unit stands behind the last side, or the rest of a mixed number: ``5 and 2/3``."""
+    goes_on = end.text == "and" and (after.kind == "number" or after.text == "(")
+    return goes_on or _unit(end) is not None
 
 
 def may_mean_more(end: Token, after: Token) -> bool:

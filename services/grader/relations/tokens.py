@@ -128,7 +128,7 @@ def _line_start(text: str, at: int, notation: Notation) -> int:
     marks = _OPENS_LINE.match(text, at)
     if not marks:
         return at
-    is_sign = notation.dash_opens_line and marks.group().rstrip().endswith("-")
+    is_sign = notation.dash_is_sign and marks.group().rstrip().endswith("-")
     return marks.end("before") if is_sign else marks.end()
 
 
@@ -143,7 +143,8 @@ class _Cutter:
 
     def tokens_of(self, match: re.Match[str]) -> Iterator[Token]:
         kind = str(match.lastgroup)
-        if kind == "space" or (self.in_math and kind in {"newline", "ampersand"}):
+        is_money = kind == "dollar" and self.notation.dollar_is_money
+        if kind == "space" or is_money or (self.in_math and kind in {"newline", "ampersand"}):
             self._gap = True
             return
         for called, text in self._spelled(_KINDS.get(kind, kind), match):

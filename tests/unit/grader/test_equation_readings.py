@@ -32,6 +32,10 @@ RIGHT_IN_ITS_NOTATION = [
     "- 3 + 4 = 7",
     "- 5 + 3 = -2",
     "5 000 = 2 500*2",
+    "After he gave her $200, Randy had 2000+1200=3200 dollars",
+    "In total, she spent 2*$20 + 3*$25 + $150 = $265",
+    "It is 800*.2=$160 off",
+    "$2+2=4$",
     "We get 3 200+5=205",
 ]
 WRONG_IN_EVERY_NOTATION = [
@@ -43,6 +47,9 @@ WRONG_IN_EVERY_NOTATION = [
     "2+2=5 000",
     "2+2=5,0",
     "2+2=5,000",
+    "$2+2=5$",
+    "After he gave her $200, Randy had 2000+1200=3300 dollars",
+    "She spent 2*$20 + 3*$25 + $150 = $275",
 ]
 
 
@@ -119,6 +126,8 @@ def test_what_stands_beside_a_wrong_step_does_not_hide_it(text: str) -> None:
         "30/12 = 2 feet 6 inches",
         r"$13 \div 4 = 3\text{ r }1$",
         "8 + 5 = 1 PM",
+        "17/3 = 5 and 2/3 loads",
+        "Week 1 + Week 2 = 35 + 35",
         "5 + 5 = 12 base 8",
         "5 + 5 = 12 in octal",
         "48 = 100% + 20%",
