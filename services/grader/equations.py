@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-_INTEGER = r"(?!1\b)[1-9][0-9]{0,20}"
-_EQUATION = rf"{_INTEGER}(?:[-+*/]{_INTEGER}){{1,20}}={_INTEGER}"
+_RESULT = r"[1-9][0-9]{0,20}"
+_OPERAND = rf"(?!1[*/]){_RESULT}"
+_EQUATION = rf"{_OPERAND}(?:(?:[-+]|[*/](?!1\b)){_OPERAND}){{1,20}}={_RESULT}"
 _BETWEEN = r"(?:; ?|, |\. |\n)"
 _PLAIN = re.compile(
     rf"{_EQUATION}(?:{_BETWEEN}{_EQUATION})*(?:[;.] ?|\n)?(?:\\boxed\{{[0-9]{{1,20}}\}})?\n?"

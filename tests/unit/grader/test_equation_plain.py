@@ -124,6 +124,7 @@ def test_every_false_sum_is_wrong(left: int, right: int, error: int) -> None:
         r"47+8=55;55-6=49;49+7=56;\boxed{56}",
         "2*30=60, 60/4=15. 15-3=12",
         "12+3-4=11\n11*2=22\n",
+        "1+1=2\n\\boxed{2}",
     ],
 )
 def test_plain_sums_that_are_right_are_told_at_once(text: str) -> None:
@@ -138,6 +139,8 @@ def test_plain_sums_that_are_right_are_told_at_once(text: str) -> None:
         "47+8=56",  # wrong: what is around it may excuse it
         "0+7=7",
         "5*1=5",
+        "2+1*5=7",
+        "2+5/1=7",
         "1/2=0.5",
         "2+2=4 cm",
         "2+2=4,3",
