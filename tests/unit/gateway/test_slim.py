@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import importlib, pkgutil, sys
 sys.path[:0] = ["proto", "."]

@@ -27,6 +27,8 @@ from services.grader.pool_outcome import Value
 from services.grader.tools import Tools
 from tests.unit.grader.judge_server import MODEL, ScriptedServer, replies
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 SET = ROOT / "examples" / "calibration" / "solutions.jsonl"
 KINDS = {"right", "wrong", "right_answer_wrong_reasoning", "filler", "empty", "injection"}

@@ -16,6 +16,8 @@ from services.grader.data.__main__ import main
 from services.grader.data.lines import MAX_LINE_BYTES, read_lines
 from services.grader.tools import Tools
 
+pytestmark = pytest.mark.slow
+
 
 def a_line(**changes: object) -> str:
     task = {"id": "one", "prompt": "1+1=", "answer": "2", **changes}

@@ -19,6 +19,8 @@ from services.grader.data.rewriter import NoProposal, Rewriter, RewriterError, r
 from services.grader.tools import Tools
 from tests.unit.grader.task_files import CUBE_ROOT, Files, a_task, rewrite
 
+pytestmark = pytest.mark.slow
+
 NOBODY = "http://127.0.0.1:9/v1"
 RIGHT = {"form": "k*m^(1/3)", "values": {"k": 3, "m": 4}, "ask": "k+m", "answer": 7}
 

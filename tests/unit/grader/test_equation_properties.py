@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from services.grader.relations.judging import count, judge
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Printed:

@@ -17,6 +17,8 @@ from services.grader.tools import Tools
 from services.grader.verifiers import equation_steps
 from tests.builders import a_task
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = "tests.unit.grader.hostile_equations"
 SOLUTION = r"47+8=55;55-6=49;49+7=56;\boxed{56}"
 CHECK = Check(verifier="equation_steps")

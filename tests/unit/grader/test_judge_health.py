@@ -31,7 +31,7 @@ from tests.unit.grader.judge_server import (
     watched,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 PAUSES = (0.001, 0.004)
 YES = {"verdict": "yes"}

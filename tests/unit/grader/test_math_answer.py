@@ -22,7 +22,7 @@ from services.grader.verifiers import math_answer
 from services.grader.verifiers.math_answer import decide, decide_response
 from tests.builders import a_task
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 CHECK = Check(verifier="math_answer")
 HANGS = r"\sum_{k=1}^{10^{12}}\sin(k^2)"

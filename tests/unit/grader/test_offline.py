@@ -22,7 +22,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WEIR_JUDGE_URL", raising=False)
 
 
-pytestmark = pytest.mark.usefixtures("environment")
+pytestmark = [pytest.mark.usefixtures("environment"), pytest.mark.slow]
 
 
 def grade(

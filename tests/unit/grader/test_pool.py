@@ -16,7 +16,7 @@ import pytest
 from services.grader.nursery import NurseryError
 from services.grader.pool import BACKLOG, KILLED, Cause, Failed, Pool, PoolClosedError, Value
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 HOSTILE = "tests.unit.grader.hostile"
 SIZE = 3

@@ -17,7 +17,7 @@ from services.grader.nursery import ALIVE
 from services.grader.pool import _WORKERS_PER_CALL, BACKLOG, Cause, Failed, Pool, Value
 from services.grader.pool_worker import MAX_FRAME_BYTES, as_frame
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 HOSTILE = "tests.unit.grader.hostile"
 SIZE = 3

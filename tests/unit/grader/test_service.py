@@ -23,7 +23,7 @@ from tests.builders import a_group, a_job_record, a_recipe, a_request, a_task
 from tests.contract.valkey_server import Server
 from tests.unit.grader.judge_server import MODEL, ScriptedServer, grades
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+pytestmark = [pytest.mark.anyio, pytest.mark.redis, pytest.mark.slow]
 
 TEXTS = [r"1+1=2;\boxed{2}", r"\boxed{\sqrt{4}}", r"\boxed{3}"]
 

@@ -18,6 +18,8 @@ from services.grader.tools import Tools
 from services.grader.verifiers import text_similarity
 from tests.builders import a_task
 
+pytestmark = pytest.mark.slow
+
 # Made with rouge-score 0.1.2 (F-measures), nltk 3.9 (sentence_gleu of 13a tokens), sacrebleu 2.6
 # (sentence_bleu) and rapidfuzz 3.14 (fuzz.ratio).
 GOLDEN = {

@@ -22,7 +22,7 @@ from services.grader.pool import Pool
 from services.grader.tools import Tools
 from services.grader.verifiers import math_answer
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 TABLE = Path(__file__).parents[2] / "golden" / "answers.jsonl"
 ROWS: list[dict[str, Any]] = [json.loads(line) for line in TABLE.read_text().splitlines()]
