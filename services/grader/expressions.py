@@ -89,6 +89,7 @@ def _log(inside: Expr, base: Expr | None = None) -> Expr:
 
 _FUNCTIONS: Mapping[str, Callable[..., Expr]] = {
     **{name: getattr(sympy, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "exp")},
+    **{name: getattr(sympy, name) for name in ("sinh", "cosh", "tanh")},
     "arcsin": sympy.asin,
     "arccos": sympy.acos,
     "arctan": sympy.atan,

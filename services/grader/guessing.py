@@ -9,18 +9,18 @@ from __future__ import annotations
 import logging
 import re
 
+import sympy
 from math_verify import parse
 from sympy import Basic, Integral, Limit, Product, Set, Sum, Symbol, oo
 from sympy.core.function import AppliedUndef
+from sympy.core.relational import Relational
 
 _COMMANDS = frozenset(
     re.findall(
         r"\w+",
-        "frac sqrt pi cdot times div sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh "
+        "frac sqrt pi cdot times div sin cos tan cot sec csc arcsin arccos arctan "
         "log ln exp binom dbinom tbinom lfloor rfloor lceil rceil infty sum prod int lim "
-        "to gcd lcm max min cup cap setminus emptyset le ge ne in "
-        "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu "
-        "xi rho sigma tau phi varphi chi psi omega Delta Sigma Omega",
+        "to gcd lcm max min cup cap setminus emptyset le ge ne in",
     )
 )
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
@@ -40,11 +40,32 @@ _IS_LOST = re.compile(
 )
 _IS_KNOWN = re.compile(
     r"\\(?:sum|prod|int|lim|gcd|lcm|max|min|cup|cap|setminus|infty|begin|in|emptyset"
-    r"|sinh|cosh|tanh|le|ge|ne)(?![a-zA-Z])|[<>=]|\\\{|\^ ?\{ ?-|[\[(].*,.*[\])]|\|[^|]+\|"
+    r"|le|ge|ne)(?![a-zA-Z])|[<>=]|\\\{|\^ ?\{ ?-|[\[(].*,.*[\])]|\|[^|]+\|"
     r"|(?<![a-zA-Z\\])[fghFGP] ?\("
 )
+_DANGLES = re.compile(r"(?:[-+*/^_(\[{<>=]|\\[a-zA-Z]+) ?\Z(?<!\\infty)(?<!\\pi)(?<!\\emptyset)")
+_RELATION = re.compile(r"(?<!_\{[a-z])(?<!_\{[a-z] )[<>=]|\\(?:[lgn]e|in)(?![a-zA-Z])")
 _OF_SETS = re.compile(r"\\(?:cup|cap|setminus|emptyset)(?![a-zA-Z])")
-_ARRIVES_AS = {"int": Integral, "lim": Limit, "prod": Product, "sum": Sum, "infty": oo}
+_ARRIVES_AS: dict[str, tuple[type[Basic] | Basic, ...]] = {
+    "int": (Integral,),
+    "lim": (Limit,),
+    "prod": (Product,),
+    "sum": (Sum,),
+    "infty": (oo,),
+    "ln": (sympy.log,),
+    "log": (sympy.log,),
+}
+for _name in ("sin", "cos", "tan", "cot", "sec", "csc"):
+    _inverse = getattr(sympy, f"a{_name}")
+    _ARRIVES_AS[_name] = getattr(sympy, _name), _inverse  # as of \tan^{-1} 2
+    _ARRIVES_AS[f"arc{_name}"] = (_inverse,)
+_GREEK = frozenset(
+    re.findall(
+        r"\w+",
+        "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu "
+        "xi rho sigma tau phi varphi chi psi omega Delta Sigma Omega",
+    )
+)
 _BARE_LETTER = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]+")
 _INDEX = re.compile(r"_ ?([0-9a-z])(?![0-9a-z])")
 _DECIMAL = re.compile(r"([0-9]*)\.([0-9]+)")
@@ -74,6 +95,8 @@ def guessed(latex: str) -> Basic:
     names = "".join(str(symbol) for symbol in found[0].atoms(Symbol, AppliedUndef)).casefold()
     if not all(letter.casefold() in names or letter in "eid" for letter in letters):
         raise Unreadable
+    if not all(name.casefold() in names for name in _GREEK.intersection(_COMMAND.findall(latex))):
+        raise Unreadable
     symbols = [symbol for symbol in found[0].free_symbols if str(symbol).upper() in letters]
     return found[0].subs([(symbol, Symbol(str(symbol).upper(), real=True)) for symbol in symbols])
 
@@ -83,7 +106,9 @@ def _has_arrived(latex: str, found: Basic) -> bool:
     if isinstance(found, Set):
         return True
     known = (_ARRIVES_AS.get(name) for name in _COMMAND.findall(latex))
-    return _OF_SETS.search(latex) is None and all(found.has(kind) for kind in known if kind)
+    if _RELATION.search(latex) and not found.has(Relational):
+        return False
+    return _OF_SETS.search(latex) is None and all(found.has(*kinds) for kinds in known if kinds)
 
 
 def _is_refused(latex: str) -> bool:
@@ -92,7 +117,8 @@ def _is_refused(latex: str) -> bool:
         _IS_LOST.search(latex) is not None
         or _IS_KNOWN.search(latex) is None
         or _REFUSED.search(latex) is not None
-        or not _COMMANDS.issuperset(_COMMAND.findall(latex))
+        or _DANGLES.search(latex) is not None
+        or not (_COMMANDS | _GREEK).issuperset(_COMMAND.findall(latex))
     )
 
 

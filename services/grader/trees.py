@@ -7,14 +7,21 @@ from itertools import groupby
 from services.grader.relations.reading import Node, Unreadable, read
 from services.grader.relations.tokens import Token, tokens
 
+_HYPERBOLIC = {rf"\{name}": name for name in ("sinh", "cosh", "tanh")}
+
 
 def tree_of(latex: str) -> Node | None:
     """The tree of a LaTeX expression, or None where it is not in the grammar."""
-    side = [token for token in tokens(f"${latex}$") if token.text != "$"]
+    side = [_known(token) for token in tokens(f"${latex}$") if token.text != "$"]
     try:
         return read(tuple(_double_factorials_joined(side)))
     except (Unreadable, ValueError):
         return None
+
+
+def _known(token: Token) -> Token:
+    name = _HYPERBOLIC.get(token.text)
+    return token._replace(kind="function", text=name) if name else token
 
 
 def _double_factorials_joined(side: list[Token]) -> list[Token]:

@@ -9,7 +9,11 @@ from decimal import Decimal
 
 from services.grader.answers.formulas import formula_or_none
 
-NAME = r"(?:[a-zA-Z]|\\[a-z]+)(?:_(?:\w|\{\w+\}))?"
+_GREEK = (
+    r"alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|vartheta|iota|kappa|lambda|mu|nu|xi"
+    r"|rho|sigma|tau|phi|varphi|chi|psi|omega|ell"
+)
+NAME = rf"(?:[a-zA-Z]|\\(?:{_GREEK})(?![a-zA-Z]))(?:_(?:\w|\{{\w+\}}))?"
 VARIABLE = re.compile(NAME)
 _MINUS_INFINITY, _INFINITY = r"-\infty", r"\infty"
 _BRACKETS = {"<": "()", r"\le": "[]"}
@@ -44,7 +48,7 @@ def interval_of(sides: tuple[str, ...], signs: tuple[str, ...]) -> Interval | No
         left, (letter, right), opens, closes = _MINUS_INFINITY, sides, "(", brackets[0][1]
     else:
         (left, letter), right, opens, closes = sides, _INFINITY, brackets[0][0], ")"
-    if not VARIABLE.fullmatch(letter) or letter in left + right or letter == r"\pi":
+    if not VARIABLE.fullmatch(letter) or letter in left + right:
         return None
     return Interval(letter, (left, right), opens + closes)
 

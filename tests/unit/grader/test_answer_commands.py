@@ -5,13 +5,26 @@ from __future__ import annotations
 import pytest
 
 from services.grader.equivalence import GOLD_NOT_PARSABLE, NOT_PARSABLE, RIGHT, WRONG, compare
-from services.grader.guessing import _COMMANDS
+from services.grader.guessing import _COMMANDS, _GREEK
 from services.grader.relations.tokens import FUNCTIONS
 
 OTHERS = {
     *("bmod", "pmod", "mod", "circ", "backslash", "to", "pm", "mp", "equiv", "sim", "cong", "mid"),
     *("oplus", "otimes", "ast", "star", "prime", "dot", "bar", "overline", "wedge", "vee", "perp"),
-    *("mathbb", "Gamma", "Theta", "Lambda", "Phi", "Psi", "not", "parallel", "zzz", "star"),
+    *(
+        "mathbb",
+        "Gamma",
+        "Theta",
+        "Lambda",
+        "Phi",
+        "Psi",
+        "not",
+        "parallel",
+        "zzz",
+        "sinh",
+        "cosh",
+        "tanh",
+    ),
 }
 PATTERNS = (
     *(r"6 \CMD 5", r"6\CMD{5}", r"\CMD_{6} 5", r"\CMD{6} 5", r"\CMD 6 5", r"6 \CMD", r"\CMD 6"),
@@ -27,7 +40,7 @@ BINOMIALS = {
 }
 
 
-@pytest.mark.parametrize("command", sorted(_COMMANDS | FUNCTIONS | OTHERS))
+@pytest.mark.parametrize("command", sorted(_COMMANDS | _GREEK | FUNCTIONS | OTHERS))
 def test_a_command_between_numbers_is_neither_of_them(command: str) -> None:
     equal = {
         (gold, answer)
