@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Iterable, Sequence
 from typing import TypeVar
 
 from prometheus_client import Counter, Histogram
-from protocol.messages import Grade, Graded, RolloutGroup, Score, Task
+from protocol.messages import Grade, Graded, RolloutGroup, Score, Task, Ungradable
 from protocol.rewards import Check, Reward
 
 from services.grader.composition import Scored, combined
+from services.grader.nursery import NurseryError
+from services.grader.pool import PoolClosedError
 from services.grader.tools import Tools
 from services.grader.verifiers import VERIFIERS
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 GRADES = Counter(
     "weir_grades_total", "Scores by verifier and verdict", ["verifier", "verdict", "reason"]
@@ -26,7 +30,7 @@ async def grade(reward: Reward, group: RolloutGroup, tools: Tools) -> tuple[Grad
     """One grade per response, in order. All responses are graded at once.
 
     Raises:
-        Exception: what a verifier raised, after every other response has been graded.
+        PoolClosedError, NurseryError: if there is no pool, after what needs none has been graded.
     """
     task = group.request.task
     return await _all(
@@ -61,9 +65,21 @@ async def _score(checks: Sequence[Check], task: Task, text: str, tools: Tools, *
 
 async def _checked(check: Check, task: Task, text: str, tools: Tools) -> Score:
     with SECONDS.labels(check.verifier).time():
-        score = await VERIFIERS[check.verifier](task, text, check, tools)
+        score = await _verified(check, task, text, tools)
     GRADES.labels(check.verifier, _verdict(score), score.reason or "").inc()
     return score
+
+
+async def _verified(check: Check, task: Task, text: str, tools: Tools) -> Score:
+    """What the verifier says; its own failure costs this response and no other."""
+    verify = VERIFIERS[check.verifier]
+    try:
+        return await verify(task, text, check, tools)
+    except (PoolClosedError, NurseryError):
+        raise  # of no response: the group is for another grader
+    except Exception:
+        log.exception("a verifier failed", extra={"verifier": check.verifier, "task": task.id})
+        return Ungradable(reason="verifier_failed")
 
 
 def _verdict(score: Score) -> str:

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 from protocol import names
-from protocol.messages import ActiveJob, Grade, Graded, RolloutGroup, Ungradable
+from protocol.messages import ActiveJob, Grade, Graded, RolloutGroup, Score, Task, Ungradable
 from protocol.recipe import Purpose, Reward
+from protocol.rewards import Check
 
 from services.chassis.deployment import DeploymentError
 from services.grader import grading, worker
@@ -98,12 +99,29 @@ async def test_grades_are_counted_by_verifier_verdict_and_reason(tools: Tools) -
 
 
 @pytest.mark.anyio
-async def test_an_error_of_a_verifier_is_raised_and_never_a_grade(tools: Tools) -> None:
+async def test_without_a_pool_there_is_no_grade(tools: Tools) -> None:
     async with Pool(1) as pool:
         await pool.drain()
         group = a_group_of([r"\boxed{2}", r"\boxed{\sin x}"])
         with pytest.raises(RuntimeError, match="takes no more calls"):
             await grading.grade(BOTH, group, replace(tools, pool=pool))
+
+
+@pytest.mark.anyio
+async def test_a_verifier_that_raises_costs_one_response_and_says_why_in_the_log(
+    tools: Tools, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def length(task: Task, text: str, check: Check, tools: Tools) -> Score:
+        return Graded(value=1 / len(text))
+
+    monkeypatch.setitem(VERIFIERS, "mine.length", length)
+    reward = Reward.model_validate({"outcome": "mine.length"})
+    grades = await grading.grade(reward, a_group_of(["x", "", "xx"]), tools)
+    scores = [Graded(value=1), Ungradable(reason="verifier_failed"), Graded(value=0.5)]
+    assert grades == tuple(Grade(outcome=score) for score in scores)
+    [record] = [each for each in caplog.records if each.message == "a verifier failed"]
+    assert (record.__dict__["verifier"], record.__dict__["task"]) == ("mine.length", a_task().id)
+    assert "ZeroDivisionError" in caplog.text
 
 
 @pytest.mark.anyio
