@@ -67,12 +67,19 @@ def _is_improper(node: Node) -> bool:
     return node.kind == "*" and kinds == ["number", "fraction"]
 
 
-def _built(node: Node) -> Expr:
+def _built(tree: Node) -> Expr:
+    """Without recursion: a sum is as deep as it is long."""
+    built: dict[int, Expr] = {}
+    for node in reversed(list(tree.walk())):  # parts come before what they are part of
+        built[id(node)] = _joined(node, [built[id(part)] for part in node.parts])
+    return built[id(tree)]
+
+
+def _joined(node: Node, parts: list[Expr]) -> Expr:
     if node.kind == "number":
         return Rational(node.number.numerator, node.number.denominator)
     if node.kind == "letter":
         return _letter(node.letter)
-    parts = [_built(part) for part in node.parts]
     if node.kind == "function":
         return _FUNCTIONS[node.letter](*parts)
     return _OPERATIONS[node.kind](*parts)

@@ -69,6 +69,7 @@ _MATRIX = re.compile(
 _TIMES_MATRIX = re.compile(r"([^&]+?) ?(?:\\cdot|\\times)? ?(\\begin\{[pbB]matrix\}.*)", re.DOTALL)
 _ROW = re.compile(r"\\\\(?:\[[^\]]*\])?")
 _REALS = r"\mathbb{R}"
+_MAX_DEPTH = 40  # of brackets, so that what is in them can be read by recursion
 _FLIPPED = {">": "<", r"\ge": r"\le"}
 _VARIABLES = re.compile(rf"(?:{NAME}|\((?:{NAME}, ?)+{NAME}\))")
 
@@ -88,7 +89,7 @@ class _Cuts:
 
 
 def shape_of(latex: str) -> Shape | None:
-    """The shape of tidied LaTeX; None if its brackets do not match."""
+    """The shape of tidied LaTeX; None if its brackets do not match, or are nested very deeply."""
     if not _STRUCTURE.search(latex) or THOUSANDS.fullmatch(latex):
         return Shape(Kind.SCALAR, (latex,))
     if _RATIO.fullmatch(latex):
@@ -128,6 +129,8 @@ def _cuts(latex: str) -> _Cuts | None:
         kind = match.lastgroup
         if kind == "open":
             depth += 1
+            if depth > _MAX_DEPTH:
+                return None
         elif kind == "close":
             depth -= 1
             if depth < 0:

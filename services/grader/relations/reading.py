@@ -64,7 +64,7 @@ def read(side: tuple[Token, ...]) -> Node:
 
 
 class _Reader:
-    """Recursive descent, at most `MAX_DEPTH` brackets deep; every step takes a token."""
+    """Recursive descent, at most `MAX_DEPTH` brackets and functions deep."""
 
     def __init__(self, side: list[Token]) -> None:
         self._tokens = side
@@ -86,10 +86,13 @@ class _Reader:
         if self.takes(*texts) is None:
             raise Unreadable(f"no {texts}")
 
-    def sum(self) -> Node:
+    def _go_deeper(self) -> None:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise Unreadable("brackets nested too deeply")
+            raise Unreadable("nested too deeply")
+
+    def sum(self) -> Node:
+        self._go_deeper()
         total = self.signed()
         while sign := self.takes("+", "-"):
             total = Node(sign, (total, self.signed()))
@@ -284,7 +287,9 @@ class _Reader:
         power = self.exponent() if self.takes("^") else None
         if power is not None and not (power.kind == "number" and power.number > 0):
             raise Unreadable("an inverse function, or a reciprocal")
+        self._go_deeper()
         called = Node("function", (self.of_function(), *parts), letter=name)
+        self._depth -= 1
         return called if power is None else Node("^", (called, power))
 
     def _is_beside(self, argument: Node) -> bool:
