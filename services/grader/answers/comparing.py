@@ -16,7 +16,7 @@ from services.grader.answers.assignments import as_tuple, is_tuple
 from services.grader.answers.congruences import same_class
 from services.grader.answers.exact import Exact, TooHard
 from services.grader.answers.formulas import formula_or_none
-from services.grader.answers.members import beside, members
+from services.grader.answers.members import members
 from services.grader.answers.numerals import (
     Number,
     is_rounding,
@@ -29,6 +29,7 @@ from services.grader.answers.quantities import PERCENT, Quantity, factors, split
 from services.grader.answers.ratios import same_ratio
 from services.grader.answers.shapes import OF_SETS, Kind, Shape, as_region, shape_of
 from services.grader.answers.sides import is_line, is_number, links, same_relation, with_letter_of
+from services.grader.answers.thousands import joined
 from services.grader.answers.wording import (
     Choice,
     is_nothing,
@@ -71,12 +72,26 @@ def compare_answers(
     """
     if gold == answer:
         return Verdict(True, "exact")
-    return _Comparison(leaf, question).compare(_gold_text(gold), read_text(answer), 0)
+    comparison, expected, spelled = _Comparison(leaf, question), _gold_text(gold), _spelled(answer)
+    plain = joined(spelled)
+    verdict = comparison.compare(expected, plain, 0)
+    if plain != spelled and verdict.equal is False and _is_list(expected):
+        return comparison.compare(expected, spelled, 0)  # beside a list, 100,200 may be one
+    return verdict
 
 
 def read_text(answer: str) -> str:
-    """Tidied LaTeX of what is inside all boxes."""
+    """Tidied LaTeX of what is inside all boxes, without commas of thousands."""
+    return joined(_spelled(answer))
+
+
+def _spelled(answer: str) -> str:
     return without_text(tidy(unwrapped(answer) if "box" in answer else answer))
+
+
+def _is_list(gold: str) -> bool:
+    shape = _gold_shape(gold)
+    return shape is not None and shape.kind is Kind.SET and len(shape.parts) > 1
 
 
 @dataclass(frozen=True)
@@ -157,7 +172,7 @@ class _Comparison:
             equal = self._relations(shape, other, (gold, answer), depth)
             return Verdict(equal, "equation")
         if Kind.SET in kinds:
-            both = members(shape, gold), members(beside(shape, other), answer)
+            both = members(shape, gold), members(other, answer)
             return Verdict(self._without_order(*both, depth), "set")
         if Kind.UNION in kinds or OF_SETS.search(gold + answer):
             return self._unions(shape, other, (gold, answer), depth)

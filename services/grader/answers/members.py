@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from services.grader.answers.shapes import THOUSANDS, Kind, Shape, shape_of
-
-
-def beside(gold: Shape, answer: Shape) -> Shape:
-    """``100,200`` is a number, but two of them where the gold is a set of two."""
-    is_number = answer.kind is Kind.SCALAR and THOUSANDS.fullmatch(answer.parts[0])
-    is_list = is_number and len(gold.parts) > 1
-    return Shape(Kind.SET, tuple(answer.parts[0].split(","))) if is_list else answer
+from services.grader.answers.shapes import Kind, Shape, shape_of
 
 
 def members(shape: Shape, text: str) -> tuple[str, ...]:

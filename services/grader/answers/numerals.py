@@ -14,7 +14,7 @@ _MAX_ROUNDING = Decimal("5e-6")  # relative to the exact value
 
 _NUMBER = re.compile(
     r"(?P<sign>[+-]?) ?(?:"
-    r"(?P<integer>[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+|[0-9]*+)"
+    r"(?P<integer>[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+|[0-9]*+)"
     r"(?:\.(?P<decimals>[0-9]*+)(?:\\(?:overline|bar|dot) ?\{?(?P<period>[0-9]++)\}?)?)?"
     r"|(?:(?P<whole>[0-9]++) )?(?P<over>[0-9]++) ?/ ?(?P<under>[0-9]++)"
     r"|(?P<plus>[0-9]++)? ?\\frac ?\{ ?(?P<top>-?[0-9]++) ?\} ?\{ ?(?P<bottom>-?[0-9]++) ?\}"

@@ -46,7 +46,6 @@ _TOKEN = re.compile(
     r"|(?P<sign>[=<>]|\\(?:[lgn]e|in)(?![a-zA-Z]))"
     r"|\\."
 )
-THOUSANDS = re.compile(r"[+-]? ?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")  # or is it a list?
 OF_SETS = re.compile(r"\\(?:cup|cap|setminus|backslash)(?![a-zA-Z])")
 _RATIO = re.compile(r"[0-9]+(?: ?: ?[0-9]+)+")  # or a time of day
 _BOTH = re.compile(r"\\[pm]{2}(?![a-zA-Z])")
@@ -90,7 +89,7 @@ class _Cuts:
 
 def shape_of(latex: str) -> Shape | None:
     """The shape of tidied LaTeX; None if its brackets do not match, or are nested very deeply."""
-    if not _STRUCTURE.search(latex) or THOUSANDS.fullmatch(latex):
+    if not _STRUCTURE.search(latex):
         return Shape(Kind.SCALAR, (latex,))
     if _RATIO.fullmatch(latex):
         return Shape(Kind.TUPLE, tuple(latex.split(":")), ":")

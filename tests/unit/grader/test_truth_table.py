@@ -1,9 +1,9 @@
 """The truth table of answers: every row is graded by the real verifier with a real pool.
 
 A row of ``tests/golden/answers.jsonl`` has a gold ``answer``, a ``response`` or what is ``boxed``
-in one, and the ``verdict`` of somebody who marks exams with care: true, false, or null where no
-response to that gold answer can be graded. A text may be a list of pieces; ``["x", 100]`` is x a
-hundred times.
+in one, perhaps the ``problem``, and the ``verdict`` of somebody who marks exams with care: true,
+false, or null where no response to that gold answer can be graded. A text may be a list of pieces;
+``["x", 100]`` is x a hundred times.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def verdict_of(score: Score) -> bool | None:
 async def test_every_row_of_the_truth_table_is_graded_as_it_says(tools: Tools) -> None:
     decisions = await asyncio.gather(
         *(
-            math_answer.decide_response(response_of(row), text_of(row["answer"]), tools)
+            math_answer.decide_response(
+                response_of(row), text_of(row["answer"]), tools, problem=row.get("problem", "")
+            )
             for row in ROWS
         )
     )
@@ -69,7 +71,7 @@ async def test_every_row_of_the_truth_table_is_graded_as_it_says(tools: Tools) -
 
 
 def test_the_truth_table_is_large_and_says_each_thing_once() -> None:
-    asked = Counter((str(row["answer"]), response_of(row)) for row in ROWS)
+    asked = Counter((str(row["answer"]), response_of(row), row.get("problem")) for row in ROWS)
     assert [row for row, count in asked.items() if count > 1] == []
     assert len(ROWS) >= 600
     assert Counter(row["verdict"] for row in ROWS)[False] >= 250

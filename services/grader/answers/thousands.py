@@ -1,0 +1,59 @@
+r"""Commas of thousands: ``1,000`` is a number wherever a comma cannot be meant to part a list.
+
+A group that begins with 0 is never a member: its commas are always of thousands. Any others are
+outside of brackets, as in ``1,234\pi``; in a tuple, set or interval they part the members, unless
+others with a space behind them do, as in ``(1,250, 2,500)``. Linear in the length of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_TOKEN = re.compile(
+    r"(?P<run>(?<![0-9.,^_])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9]|,[^ ]))"
+    r"|(?P<opens>\\\{|\\langle(?![a-zA-Z])|[=_] ?\{|[(\[])|(?P<group>\{)"
+    r"|(?P<closes>\\\}|\\rangle(?![a-zA-Z])|[)\]}])"
+    r"|(?P<apart>, |;)|(?P<tight>,)|\\."
+)
+
+
+@dataclass
+class _Level:
+    """What stands between two brackets, and how its members are parted."""
+
+    parts_members: bool = False
+    has_apart: bool = False
+    has_tight: bool = False
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether a comma between three digits each is one of thousands."""
+        return not self.has_tight and (self.has_apart or not self.parts_members)
+
+
+def joined(latex: str) -> str:
+    """Tidied LaTeX without its commas of thousands."""
+    if "," not in latex:
+        return latex
+    levels, runs = [_Level()], list[tuple[re.Match[str], _Level]]()
+    for match in _TOKEN.finditer(latex):
+        kind = match.lastgroup
+        if kind == "run":
+            runs.append((match, levels[-1]))
+        elif kind in ("opens", "group"):
+            levels.append(_Level(parts_members=kind == "opens"))
+        elif kind == "closes" and len(levels) > 1:
+            levels.pop()
+        levels[-1].has_apart |= kind == "apart"
+        levels[-1].has_tight |= kind == "tight"
+    return _without_commas(latex, runs)
+
+
+def _without_commas(latex: str, runs: list[tuple[re.Match[str], _Level]]) -> str:
+    pieces, end = list[str](), 0
+    for match, level in runs:
+        if level.is_joined or ",0" in match.group():
+            pieces += latex[end : match.start()], match.group().replace(",", "")
+            end = match.end()
+    return "".join((*pieces, latex[end:]))
