@@ -14,7 +14,7 @@ from sympy import Expr, Rational, Symbol
 
 from services.grader.answers.exact import Exact
 from services.grader.answers.polynomials import Formula, Polynomial
-from services.grader.relations.reading import Node
+from services.grader.relations.nodes import Node
 from services.grader.sampling import DoubleFactorial
 from services.grader.trees import tree_of
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from services.grader.relations.reading import Node
+from services.grader.relations.nodes import Node
 from services.grader.trees import tree_of
 
 MAX_BITS = 1_000_000  # of an exact number, or so many factors

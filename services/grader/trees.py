@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from services.grader.relations.reading import Node, Unreadable, read
+from services.grader.relations.nodes import Node, Unreadable
+from services.grader.relations.reading import read
 from services.grader.relations.tokens import Token, tokens
 
 _HYPERBOLIC = {rf"\{name}": name for name in ("sinh", "cosh", "tanh")}
@@ -14,7 +15,7 @@ def tree_of(latex: str) -> Node | None:
     """The tree of a LaTeX expression, or None where it is not in the grammar."""
     side = [_known(token) for token in tokens(f"${latex}$") if token.text != "$"]
     try:
-        return read(tuple(_double_factorials_joined(side)))
+        return read(tuple(_double_factorials_joined(side)), number_may_follow=True)
     except (Unreadable, ValueError):
         return None
 

@@ -7,6 +7,7 @@ of the text, which the caller bounds.
 from __future__ import annotations
 
 import re
+import string
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -36,6 +37,7 @@ _GREEK = frozenset(
 )
 _REMAINDER = re.compile(r"([0-9]+) ?\\bmod ?([0-9]+)")
 _BEGINS_NUMBER = frozenset("0123456789")
+_ENDS_FACTOR = frozenset(string.ascii_letters + ")}")
 _STARTS = frozenset({r"\frac", r"\sqrt", r"\pi", "π", "(", "{"}) | _GREEK
 
 
@@ -131,12 +133,18 @@ class _Reader:
             elif token in _OVER:
                 self.at += 1
                 value, divided = value * self.factor().inverse(), True
-            elif token not in _STARTS and not token[:1].isalpha():
+            elif not self.begins_factor(token):
                 return value
             elif divided:
                 raise TooHard("a product after a slash, which is read in two ways")
             else:
                 value = value * self.factor()
+
+    def begins_factor(self, token: str) -> bool:
+        """A number begins one only if it is raised, and what stands before it is no number."""
+        if token[:1] in _BEGINS_NUMBER and self.at + 1 < len(self.tokens):
+            return self.tokens[self.at + 1] == "^" and self.tokens[self.at - 1][-1] in _ENDS_FACTOR
+        return token in _STARTS or token[:1].isalpha()
 
     def signed_factor(self) -> Formula:
         return -self.factor() if self.takes("-") else self.factor()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from random import Random
 
-from services.grader.relations.reading import Node
+from services.grader.relations.nodes import Node
 from services.grader.relations.reals import E, NoValue, Value, compare
 from services.grader.relations.values import Way, value, ways
 

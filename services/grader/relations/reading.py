@@ -6,10 +6,9 @@ says so, and `values` tries every reading. Nothing is computed here, and nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 
+from services.grader.relations.nodes import Node, Unreadable, integer, numeral, repeating, times
 from services.grader.relations.tokens import STAR, Token
 
 MAX_DEPTH = 30
@@ -20,43 +19,13 @@ _ROUNDINGS = {r"\lfloor": (r"\rfloor", "floor"), r"\lceil": (r"\rceil", "ceiling
 _OF_A_FUNCTION = frozenset("fghFGHPQRTp")  # before a bracket these are rarely factors
 
 
-class Unreadable(ValueError):
-    """Not in the grammar."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """An operation and its operands; a number, with its decimal places; or a letter."""
-
-    kind: str
-    parts: tuple[Node, ...] = ()
-    number: Fraction = Fraction(0)
-    places: int = 0
-    letter: str = ""
-
-    def walk(self) -> Iterator[Node]:
-        """This node and all below."""
-        waiting: list[Node] = [self]
-        while waiting:
-            node = waiting.pop()
-            yield node
-            waiting += node.parts
-
-    @property
-    def is_literal(self) -> bool:
-        """A number as it is written, perhaps with a sign, a percent sign or a degree sign."""
-        if self.kind in {"negative", "percent", "degree", "repeating"}:
-            return self.parts[0].is_literal
-        return self.kind == "number"
-
-
-def read(side: tuple[Token, ...]) -> Node:
-    """The tree of a side.
+def read(side: tuple[Token, ...], *, number_may_follow: bool = False) -> Node:
+    """The tree of a side; in an answer a number may be a factor behind another one.
 
     Raises:
         Unreadable: if the side is not in the grammar.
     """
-    reader = _Reader(list(side))
+    reader = _Reader(list(side), number_may_follow=number_may_follow)
     tree = reader.sum()
     if reader.token is not None:
         raise Unreadable(reader.token.text)
@@ -66,8 +35,10 @@ def read(side: tuple[Token, ...]) -> Node:
 class _Reader:
     """Recursive descent, at most `MAX_DEPTH` brackets and functions deep."""
 
-    def __init__(self, side: list[Token]) -> None:
+    def __init__(self, side: list[Token], *, number_may_follow: bool) -> None:
         self._tokens = side
+        self._number_may_follow = number_may_follow
+        self._rest_at = -1  # of a number of which a command took the first digit
         self._at = 0
         self._depth = 0
 
@@ -105,16 +76,16 @@ class _Reader:
         return self.product()
 
     def product(self) -> Node:
-        total = _times(self.factors())
+        total = times(self.factors())
         while operator := self.takes("*", STAR, "/"):
             sign = self.takes("+", "-")
             factors = self.factors()
             if operator != "/":
-                total = Node("*", (total, _times(factors)))
+                total = Node("*", (total, times(factors)))
             elif len(factors) == 1:
                 total = Node("/", (total, factors[0]))
             else:
-                total = Node("slash", (total, factors[0], _times(factors[1:])))
+                total = Node("slash", (total, factors[0], times(factors[1:])))
             total = Node("negative", (total,)) if sign == "-" else total
         return total
 
@@ -129,7 +100,7 @@ class _Reader:
         token = self.token
         if token is None or token.kind in {"close", "operator"}:
             return token is not None and token.text == "√"
-        if token.kind == "number" and last.kind != "factorial":
+        if token.kind == "number" and last.kind != "factorial" and not self._is_factor(last):
             raise Unreadable("a number behind another factor")
         if token.text == "(" and (
             (last.kind == "letter" and last.letter in _OF_A_FUNCTION)
@@ -137,6 +108,21 @@ class _Reader:
         ):
             raise Unreadable("perhaps the argument of a function, perhaps a remark")
         return True
+
+    def _is_factor(self, last: Node) -> bool:
+        r"""Whether the number that comes is one, as in ``n2^n``; ``x2`` may be ``x_2``.
+
+        It is if it is raised and stands behind a bracket, a brace, a letter or an exponent of one
+        digit; and behind a bracket or a brace that holds letters.
+        """
+        if not self._number_may_follow or self._at == self._rest_at:
+            return False
+        before, token = self._tokens[self._at - 1 : self._at + 1]
+        is_closed = before.kind == "close" and last.kind != "numeral"
+        if self._at + 1 < len(self._tokens) and self._tokens[self._at + 1].text in {"^", *_POWERS}:
+            is_digit = token.gap and len(before.text) == 1 and last.kind == "^"
+            return is_closed or before.kind == "name" or before.text == r"\pi" or is_digit
+        return is_closed and any(node.kind == "letter" for node in last.walk())
 
     def factor(self) -> Node:
         node, is_raised = self.operand(), False
@@ -148,7 +134,7 @@ class _Reader:
                 node = Node(_POSTFIX[token.text], (node,))
             elif token.text in _POWERS:
                 self._at += 1
-                node, is_raised = Node("^", (node, _integer(_POWERS[token.text]))), True
+                node, is_raised = Node("^", (node, integer(_POWERS[token.text]))), True
             elif token.text == "^":
                 if is_raised:
                     raise Unreadable("a power of a power without brackets")
@@ -187,7 +173,7 @@ class _Reader:
         if token.kind == "number":
             return self.number(token.text)
         if token.kind == "repeating":
-            return _repeating(token.text)
+            return repeating(token.text)
         if token.kind == "name":
             return Node("letter", letter=token.text + self.subscript())
         if token.kind == "function":
@@ -206,12 +192,12 @@ class _Reader:
                 index = self.index()
                 return Node("root", (self.argument(single=True), index))
             case "√":
-                return Node("root", (self.argument(), _integer(2)))
+                return Node("root", (self.argument(), integer(2)))
         raise Unreadable(text)
 
     def index(self) -> Node:
         if not self.takes("["):
-            return _integer(2)
+            return integer(2)
         index = self.sum()
         self.need("]")
         return index
@@ -254,15 +240,16 @@ class _Reader:
             raise Unreadable(f"a command before {token.text}")
         if rest:
             self._tokens[self._at] = token._replace(text=rest)
+            self._rest_at = self._at
         else:
             self._at += 1
-        return _integer(int(token.text[0]))
+        return integer(int(token.text[0]))
 
     def number(self, plain: str) -> Node:
         if len(plain) > _MAX_DIGITS:
             raise Unreadable("a number of more than 400 digits")
         if self.takes("_"):
-            return _numeral(plain, self.base())
+            return numeral(plain, self.base())
         places = len(plain.partition(".")[2])
         return Node("number", number=Fraction(plain), places=places)
 
@@ -310,44 +297,11 @@ class _Reader:
             return inside
         factors = [self.factor()]
         while self.token is not None and self.token.kind != "function":
+            if self.token.kind == "number" and factors[-1].kind != "factorial":
+                raise Unreadable("a number behind the argument of a function")
             if not self._another_follows(factors[-1]) or self._is_beside(factors[-1]):
                 break
             factors.append(self.factor())
         if self.token is not None and self.token.text == "/":
             raise Unreadable("a slash behind a function without brackets")
-        return _times(factors)
-
-
-def _repeating(text: str) -> Node:
-    r"""The exact value of ``0.1\overline{6}``."""
-    before, _, again = text.replace("bar", "overline").partition(r"\overline")
-    again = again.strip("{} ")
-    start = Fraction(before if before.strip(".") else "0")
-    places = len(before.partition(".")[2])
-    period = Fraction(int(again), (10 ** len(again) - 1) * 10**places)
-    return Node("repeating", (Node("number", number=start + period),))
-
-
-def _integer(value: int) -> Node:
-    return Node("number", number=Fraction(value))
-
-
-def _times(factors: list[Node]) -> Node:
-    """Factors side by side; an integer before a fraction of integers may be a mixed number."""
-    total, *rest = factors
-    for factor in rest:
-        total = Node("mixed" if _is_mixed(total, factor) else "*", (total, factor))
-    return total
-
-
-def _is_mixed(whole: Node, factor: Node) -> bool:
-    numbers = [node.number for node in (whole, *factor.parts) if node.kind == "number"]
-    if factor.kind != "fraction" or len(numbers) != 3 or any(n.denominator != 1 for n in numbers):
-        return False
-    return numbers[0] > 0 and 0 < numbers[1] < numbers[2]
-
-
-def _numeral(digits: str, base: int) -> Node:
-    if not digits.isdigit() or any(int(digit) >= base for digit in digits):
-        raise Unreadable("no numeral in this base")
-    return Node("numeral", (_integer(int(digits, base)),))
+        return times(factors)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from services.grader.relations.clauses import Relation
-from services.grader.relations.reading import Node
+from services.grader.relations.nodes import Node
 
 Form = tuple[Any, ...]
 

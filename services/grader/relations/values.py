@@ -9,7 +9,7 @@ from functools import partial
 from itertools import product
 
 from services.grader.relations import reals
-from services.grader.relations.reading import Node
+from services.grader.relations.nodes import Node
 from services.grader.relations.reals import Value
 
 

@@ -8,6 +8,7 @@ stands side by side is not two numbers, and the roots are even.
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from math_verify import parse
@@ -16,7 +17,11 @@ from sympy import Expr
 from services.grader.answers.formulas import formula_or_none
 from services.grader.equivalence import RIGHT, compare
 from services.grader.expressions import expression, expression_of
+from services.grader.relations.nodes import Unreadable
+from services.grader.relations.reading import read
+from services.grader.relations.tokens import tokens
 from services.grader.sampling import agreement
+from services.grader.trees import tree_of
 
 ATOMS = st.one_of(
     st.integers(0, 12).map(str),
@@ -74,3 +79,17 @@ def test_a_formula_is_the_same_by_the_strict_grammar(latex: str) -> None:
 @given(EXPRESSIONS, st.sampled_from(["+1", r"+\frac{1}{7}", r"+\pi^2"]))
 def test_an_expression_is_not_itself_and_some_more(latex: str, more: str) -> None:
     assert compare(latex, latex + more) != RIGHT
+
+
+@pytest.mark.parametrize("side", ["n2^n", "(n+1)2^n", "(x+1)5", r"\frac{x}{2}3", "2^5 3^2"])
+def test_a_number_behind_a_factor_is_one_in_an_answer_only(side: str) -> None:
+    cut = tuple(token for token in tokens(f"${side}$") if token.text != "$")
+    assert tree_of(side) is not None
+    with pytest.raises(Unreadable):
+        read(cut)
+
+
+@pytest.mark.parametrize("doubtful", ["x2", "x 2", "(2)5", "2 3", "2^10 3^5", r"\frac{1}23"])
+def test_a_number_that_may_be_an_index_or_a_digit_is_no_factor(doubtful: str) -> None:
+    assert tree_of(doubtful) is None
+    assert formula_or_none(doubtful) is None
