@@ -17,6 +17,7 @@ _PROBLEMS = 1024
 _LETTER = re.compile(r"[^a-zA-Z\\+*-]*(?:[a-zA-Z]|\\[a-zA-Z]+)[^a-zA-Z\\+*-]*")
 _TEXT = re.compile(r"\\text ?\{([^{}]*)\}")
 _RUN = re.compile(r"(?<!\\)(?<![a-zA-Z])[a-zA-Z]+")
+_PROSE = re.compile(r"(?<![a-zA-Z\\$_^{=+*/])[a-zA-Z][a-z]{2,}(?![a-zA-Z$_^}=+*/])")
 _OPERATOR = re.compile(r"[+*-]")
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\S")
 _MAX_ASKING_CHARS = 12
@@ -60,6 +61,10 @@ class Question:
         words, said = _RUN.findall(name), _words_of(self._tidy)
         return not _OPERATOR.search(name) and all(said.has(word) for word in words)
 
+    def counts(self, word: str) -> bool:
+        """Whether the problem has this word in its prose; the letters of a formula are none."""
+        return len(word) > 2 and _stem(word) in _prose_of(self.text[-MAX_CHARS:])
+
     def mentions(self, side: str) -> bool:
         """Whether the problem has this, to the letter, be it in a text or not."""
         return _occurs(_TEXT.sub(r"\1", side), self._tidy, _NO_LETTER)
@@ -88,7 +93,9 @@ class _Words:
 
 
 def _stem(word: str) -> str:
-    return word.casefold().removesuffix("s")
+    """That of singular and plural: berry and berries, box and boxes."""
+    stem = word.casefold().removesuffix("s").removesuffix("e")
+    return f"{stem[:-1]}i" if stem.endswith("y") else stem
 
 
 @lru_cache(_PROBLEMS)
@@ -107,6 +114,11 @@ def _words_of(problem: str) -> _Words:
     runs = frozenset(_RUN.findall(problem))
     points = frozenset("".join(run for run in runs if run.isupper()))
     return _Words(frozenset(map(_stem, runs)), points)
+
+
+@lru_cache(_PROBLEMS)
+def _prose_of(problem: str) -> frozenset[str]:
+    return frozenset(map(_stem, _PROSE.findall(problem)))
 
 
 _tidied = lru_cache(_PROBLEMS)(tidy)

@@ -28,7 +28,15 @@ from services.grader.answers.polynomials import Formula
 from services.grader.answers.quantities import PERCENT, Quantity, factors, split_quantity
 from services.grader.answers.ratios import same_ratio
 from services.grader.answers.shapes import OF_SETS, Kind, Shape, as_region, shape_of
-from services.grader.answers.sides import is_line, is_number, links, same_relation, with_letter_of
+from services.grader.answers.sides import (
+    are_regions,
+    is_line,
+    is_number,
+    links,
+    same_relation,
+    sides_are_expressions,
+    with_letter_of,
+)
 from services.grader.answers.thousands import joined
 from services.grader.answers.wording import (
     Choice,
@@ -39,10 +47,12 @@ from services.grader.answers.wording import (
     without_text,
     words,
 )
+from services.grader.answers.work import spend
 from services.grader.latex import has_ellipsis, squeezed, tidy, unwrapped
 
 MAX_MEMBERS = 64
 _MAX_DEPTH = 4
+_STEPS_OF_A_PAIR = 30
 _GOLDS = 4096
 _NOTHING = (r"\emptyset", r"\{\}")
 _INFINITE = re.compile(r"[+-]? ?\\infty")
@@ -101,6 +111,7 @@ class _Comparison:
 
     def compare(self, gold: str, answer: str, depth: int) -> Verdict:
         """By the first rule that fits."""
+        spend(_STEPS_OF_A_PAIR)
         if gold == answer:
             return Verdict(True, "exact")
         if gold.isdecimal() and answer.isdecimal() and (gold + answer).isascii():
@@ -120,7 +131,7 @@ class _Comparison:
             or _verdict(same_ratio(gold, answer, self.question), "ratio")
             or _verdict(same_class(gold, answer), "congruence")
             or self._choices(gold, answer, depth)
-            or _words(gold, answer)
+            or _words(gold, answer, self.question)
             or self._shapes(gold, answer, depth)
         )
 
@@ -191,8 +202,11 @@ class _Comparison:
         self, golds: tuple[str, ...], answers: tuple[str, ...], depth: int
     ) -> bool | None:
         """Each has its like on the other side."""
-        rows = [[self.compare(g, a, depth + 1).equal for a in answers] for g in golds]
-        columns = list(zip(*rows, strict=True)) if rows else [() for _ in answers]
+        written, spelled = {squeezed(g) for g in golds}, {squeezed(a) for a in answers}
+        alone = [g for g in golds if squeezed(g) not in spelled]
+        strange = [a for a in answers if squeezed(a) not in written]
+        rows = [[self.compare(g, a, depth + 1).equal for a in answers] for g in alone]
+        columns = [[self.compare(g, a, depth + 1).equal for g in golds] for a in strange]
         return _all(_any(line) for line in (*rows, *columns))
 
     def _in_order(self, gold: Shape, answer: Shape, depth: int) -> bool | None:
@@ -217,16 +231,16 @@ class _Comparison:
         if "and" in (gold.marks, answer.marks):
             return self._as_regions(both)
         if gold.kind is not answer.kind:
-            return self._as_regions(both) if _are_regions(gold, answer, both) else False
+            return self._as_regions(both) if are_regions(gold, answer, both) else False
         if golds and is_number(golds[-1]) and not (name and is_line(answer)):
             return False  # an equation that is not solved
         try:
             return same_relation(gold, answer)
         except TooHard:
-            return self.leaf(*both) if _sides_are_expressions(gold, answer) else False
+            return self.leaf(*both) if sides_are_expressions(gold, answer) else False
 
     def _scalars(self, gold: str, answer: str) -> Verdict:
-        quantity, other = _gold_quantity(gold), split_quantity(answer)
+        quantity, other = _gold_quantity(gold), split_quantity(answer, question=self.question)
         if _INFINITE.fullmatch(quantity.head) or _INFINITE.fullmatch(other.head):
             same = squeezed(quantity.head).lstrip("+") == squeezed(other.head).lstrip("+")
             return Verdict(same, "infinity")
@@ -265,11 +279,11 @@ def _verdict(equal: bool | None, path: str) -> Verdict | None:
     return None if equal is None else Verdict(equal, path)
 
 
-def _words(gold: str, answer: str) -> Verdict | None:
+def _words(gold: str, answer: str, question: Question) -> Verdict | None:
     said, other = _gold_words(gold), words(answer)
     if said is None and other is None:
         return None
-    if _gold_quantity(gold).measure or split_quantity(answer).measure:
+    if _gold_quantity(gold).measure or split_quantity(answer, question=question).measure:
         return None
     if said and other is None and gold[:1].isdigit() and ":" not in gold:
         return None  # a quantity whose words are not known
@@ -283,18 +297,6 @@ def _labelled(answer: str) -> Choice | None:
         return None
     choice = parse_choice(answer)
     return choice if choice and choice.rest else None
-
-
-def _are_regions(gold: Shape, answer: Shape, both: tuple[str, str]) -> bool:
-    """An inequality beside what is not written as one, such as ``|x| > 1`` beside intervals."""
-    relation, other = (gold, answer) if gold.kind is Kind.RELATION else (answer, gold)
-    is_region = other.kind in (Kind.UNION, Kind.TUPLE) or OF_SETS.search("".join(both))
-    return bool(is_region) and "=" not in relation.marks.split()
-
-
-def _sides_are_expressions(*shapes: Shape) -> bool:
-    sides = (shape_of(side) for shape in shapes for side in shape.parts)
-    return all(side is not None and side.kind is Kind.SCALAR for side in sides)
 
 
 def _vector(shape: Shape) -> Shape:

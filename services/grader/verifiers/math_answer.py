@@ -32,7 +32,6 @@ _MAX_TEXT_CHARS = 1_000_000
 _MAX_CHARS_HERE = 100_000  # longer texts are scanned in the pool, not in the event loop
 _MAX_ANSWER_CHARS = 2_000
 _MAX_CHARS_TO_SETTLE = 500
-_MAY_MATTER = frozenset("=%")  # where the problem's text does
 
 _RIGHT = Graded(value=1)
 _WRONG = Graded(value=0, reason="wrong")
@@ -89,10 +88,10 @@ async def compare(gold: str, answer: str, tools: Tools) -> Score:
 async def decide(gold: str, answer: str, tools: Tools, *, problem: str = "") -> Decision:
     """Decide on a boxed answer, and say how.
 
-    The problem's text matters where it asks for a percentage, when 12% is right for a gold 12, and
-    where the answer has a name: ``\\text{Area} = 12`` is 12 if the problem speaks of an area.
+    The problem's text tells what it asks for: a percentage, when 12% is right for a gold 12; what
+    the answer may be called, as in ``\\text{Area} = 12``; and of what there are 12.
     """
-    problem = problem[-MAX_CHARS:] if _MAY_MATTER.intersection(answer) or ":" in gold else ""
+    problem = problem[-MAX_CHARS:]
     if len(answer) <= _MAX_CHARS_TO_SETTLE:
         verdict = compare_answers(gold, answer, question=Question(problem))
         if verdict.equal is not None:
