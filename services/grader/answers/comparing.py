@@ -16,7 +16,7 @@ from services.grader.answers.assignments import as_tuple, is_tuple
 from services.grader.answers.congruences import same_class
 from services.grader.answers.exact import Exact, TooHard
 from services.grader.answers.formulas import formula_or_none
-from services.grader.answers.members import members
+from services.grader.answers.members import members, vector
 from services.grader.answers.numerals import (
     Number,
     is_rounding,
@@ -211,7 +211,7 @@ class _Comparison:
 
     def _in_order(self, gold: Shape, answer: Shape, depth: int) -> bool | None:
         if gold.kind is not answer.kind:
-            gold, answer = _vector(gold), _vector(answer)
+            gold, answer = vector(gold), vector(answer)
         same_frame = (gold.kind, gold.marks) == (answer.kind, answer.marks)
         if not same_frame or len(gold.parts) != len(answer.parts):
             return False
@@ -297,12 +297,6 @@ def _labelled(answer: str) -> Choice | None:
         return None
     choice = parse_choice(answer)
     return choice if choice and choice.rest else None
-
-
-def _vector(shape: Shape) -> Shape:
-    """A vector, in a row or a column, is the tuple of its coordinates."""
-    is_vector = shape.kind is Kind.MATRIX and "1" in shape.marks.split("x")
-    return Shape(Kind.TUPLE, shape.parts, "()") if is_vector else shape
 
 
 def _rounds_as_asked(gold: str, exact: str, rounded: str) -> bool:

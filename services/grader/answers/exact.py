@@ -11,6 +11,8 @@ from decimal import Context, Decimal
 from fractions import Fraction
 from math import gcd, isqrt
 
+from services.grader.answers.work import spend
+
 MAX_BITS = 4096
 MAX_EXPONENT = 64
 _MAX_EXPONENT_OF_SUM = 12
@@ -118,6 +120,7 @@ class Exact:
     @property
     def approximation(self) -> Decimal:
         """The value to some fifty digits."""
+        spend(30 * len(self.terms))
         total = Decimal(0)
         for (radicand, power), value in self.terms.items():
             term = _DIGITS.divide(Decimal(value.numerator), Decimal(value.denominator))
@@ -143,6 +146,7 @@ def square_and_rest(number: int) -> tuple[int, int]:
     """
     if number == 0:
         return 0, 1
+    spend(isqrt(isqrt(number)))
     factor, rest, left, prime = 1, 1, number, 2
     while prime**3 <= left:
         count = 0
@@ -155,6 +159,7 @@ def square_and_rest(number: int) -> tuple[int, int]:
 
 
 def _sum_of(terms: list[tuple[Irrational, Fraction]]) -> Exact:
+    spend(2 + 3 * len(terms))
     total: dict[Irrational, Fraction] = {}
     for irrational, value in terms:
         total[irrational] = total.get(irrational, Fraction(0)) + value

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from services.grader.answers.exact import Exact, TooHard
+from services.grader.answers.work import spend
 
 _MAX_POWER = 64
 _MAX_POWER_OF_SUM = 12
@@ -58,8 +59,10 @@ class Polynomial:
         Raises:
             TooHard: if it has too many terms to be worked out here.
         """
-        if self._num_fractions * other._num_fractions > _MAX_PRODUCTS:
+        products = self._num_fractions * other._num_fractions
+        if products > _MAX_PRODUCTS:
             raise TooHard("a product of long sums")
+        spend(6 * products)
         return _sum_of(
             [_product(left, right) for left in self.terms.items() for right in other.terms.items()]
         )
@@ -193,6 +196,7 @@ def _polynomial_of(value: Exact) -> Polynomial:
 
 
 def _sum_of(terms: list[tuple[Monomial, Exact]]) -> Polynomial:
+    spend(2 + len(terms))
     total: dict[Monomial, Exact] = {}
     for monomial, value in terms:
         total[monomial] = total[monomial] + value if monomial in total else value

@@ -8,7 +8,7 @@ from services.grader.answers.asking import UNKNOWN, Question
 from services.grader.answers.exact import TooHard
 from services.grader.answers.formulas import formula_or_none, read_formula
 from services.grader.answers.polynomials import Formula
-from services.grader.answers.shapes import Kind, Shape
+from services.grader.answers.shapes import OF_SETS, Kind, Shape, shape_of
 from services.grader.latex import squeezed
 
 _INDEX = re.compile(r"_(?:\w|\{[^{}]*\})|(?<=[a-zA-Z])\([^()]*\)|\\(?:text|overline|angle) ?")
@@ -80,6 +80,19 @@ def same_relation(gold: Shape, answer: Shape) -> bool:
         return False  # it says nothing, or what is impossible
     sign = _difference(answer).is_multiple_of(difference)
     return sign != 0 if gold.marks in ("=", r"\ne") else sign == 1
+
+
+def are_regions(gold: Shape, answer: Shape, both: tuple[str, str]) -> bool:
+    """An inequality beside what is not written as one, such as ``|x| > 1`` beside intervals."""
+    relation, other = (gold, answer) if gold.kind is Kind.RELATION else (answer, gold)
+    is_region = other.kind in (Kind.UNION, Kind.TUPLE) or OF_SETS.search("".join(both))
+    return bool(is_region) and "=" not in relation.marks.split()
+
+
+def sides_are_expressions(*shapes: Shape) -> bool:
+    """Whether no side is a list, a set or the like."""
+    sides = (shape_of(side) for shape in shapes for side in shape.parts)
+    return all(side is not None and side.kind is Kind.SCALAR for side in sides)
 
 
 def _is_name(side: str, question: Question) -> bool:

@@ -15,7 +15,8 @@ from protocol.messages import Graded, Score, Task, Ungradable
 from protocol.rewards import Check
 
 from services.grader.answers.asking import MAX_CHARS, Question
-from services.grader.answers.comparing import compare_answers, read_text
+from services.grader.answers.comparing import read_text
+from services.grader.answers.settling import settle
 from services.grader.latex import last_boxed
 from services.grader.magnitude import is_too_large
 from services.grader.pool import Cause, Failed, Value
@@ -93,7 +94,7 @@ async def decide(gold: str, answer: str, tools: Tools, *, problem: str = "") -> 
     """
     problem = problem[-MAX_CHARS:]
     if len(answer) <= _MAX_CHARS_TO_SETTLE:
-        verdict = compare_answers(gold, answer, question=Question(problem))
+        verdict = settle(gold, answer, Question(problem))
         if verdict.equal is not None:
             return Decision(_RIGHT if verdict.equal else _WRONG, verdict.path)
     score = await remembered(
