@@ -17,6 +17,7 @@ MAX_STEPS = 5_000
 WARM_UP = "services.grader.relations.judging:warm_up"
 
 _JUDGE = "services.grader.relations.judging:judge"
+_CHOSEN = "services.grader.relations.judging:chosen"
 _COUNT = "services.grader.relations.judging:count"
 _PLAIN_CHARS = 5_000  # longer texts are read in the pool: the service must show life meanwhile
 _DEADLINE_S = 20.0
@@ -37,19 +38,21 @@ class NotRead(Exception):
     """The system could not read a text; nothing is known about it."""
 
 
-async def steps(text: str, tools: Tools) -> list[Step]:
+async def steps(text: str, tools: Tools, problem: str = "") -> list[Step]:
     """The distinct steps of a text, in order; past `MAX_STEPS` it is not read further.
+
+    The ``problem`` may define what ``*`` is.
 
     Raises:
         NotRead: if the pool failed, through no fault of the text.
     """
     if len(text) <= _PLAIN_CHARS and (sums := right_sums(text)) is not None:
         return _distinct(Step(each, "right", each) for each in sums)
-    arguments = (text, 0, MAX_STEPS + 1)
+    arguments = (text, 0, MAX_STEPS + 1, problem)
     outcome = await tools.pool.run(_JUDGE, *arguments, deadline_s=_DEADLINE_S)
     if isinstance(outcome, Value):
         return _distinct(_made(outcome))
-    return _distinct(await _Search(text, tools).all_steps(outcome))
+    return _distinct(await _Search(text, problem, tools).all_steps(outcome))
 
 
 def _distinct(found: Iterable[Step]) -> list[Step]:
@@ -68,35 +71,42 @@ class _Search:
     """Finds what hangs or crashes: every half that fails is halved, until it is one relation."""
 
     text: str
+    problem: str
     tools: Tools
     calls: int = 0
 
     async def all_steps(self, failed: Failed) -> list[Step]:
         """The steps of a text that could not be judged in one call."""
         _raise_if_starved(failed, _DEADLINE_S)
-        counted = await self._call(_COUNT)
+        chosen = await self._call(_CHOSEN, self.text, self.problem)
+        notation = cast(int, chosen.value) if isinstance(chosen, Value) else 0
+        counted = await self._call(_COUNT, self.text, self.problem, notation)
         if isinstance(counted, Failed):
             return [_too_hard(0, 0)]
-        return await self._between(0, min(cast(int, counted.value), MAX_STEPS + 1))
+        stop = min(cast(int, counted.value), MAX_STEPS + 1)
+        return await self._between(0, stop, notation)
 
-    async def _between(self, start: int, stop: int) -> list[Step]:
+    async def _between(self, start: int, stop: int, notation: int) -> list[Step]:
         if start >= stop:
             return []
         if self.calls >= _MAX_SEARCHES:
             return [_too_hard(start, stop)]
-        outcome = await self._call(_JUDGE, start, stop)
+        outcome = await self._call(_JUDGE, self.text, start, stop, self.problem, notation)
         if isinstance(outcome, Value):
             return _made(outcome)
         if stop - start == 1:
             return [] if outcome.cause is Cause.ERROR else [_too_hard(start, stop)]
         middle = (start + stop) // 2
-        return [*await self._between(start, middle), *await self._between(middle, stop)]
+        return [
+            *await self._between(start, middle, notation),
+            *await self._between(middle, stop, notation),
+        ]
 
-    async def _call(self, function: str, *between: int) -> Value | Failed:
+    async def _call(self, function: str, *arguments: str | int) -> Value | Failed:
         self.calls += 1
         deadline_s = self.tools.compare_deadline_s
         run = self.tools.pool.run
-        outcome = await run(function, self.text, *between, deadline_s=deadline_s, suspect=True)
+        outcome = await run(function, *arguments, deadline_s=deadline_s, suspect=True)
         _raise_if_starved(outcome, deadline_s)
         return outcome
 

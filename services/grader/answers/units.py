@@ -150,6 +150,10 @@ _SHORT = {
     }.items()
     for alias in aliases.split()
 }
+_DEGREES_IN = {
+    "degree": 1 / Fraction("57.2958"),
+    "radian": Fraction("57.2958"),
+}  # about, for conversions
 _WRITTEN_OUT = {
     "mph": "miles per hour",
     "kph": "km per hour",
@@ -172,6 +176,24 @@ def measure_of(unit: str) -> Measure:
     if unit[-1] in "²³":
         length, power = unit[:-1], "²³".index(unit[-1]) + 2
     return _simple_measure(length, power)
+
+
+@cache
+def conversions_of(unit: str) -> frozenset[Fraction]:
+    """What one of this unit is in the others of its dimension, such as 60 or 1/24 for an hour."""
+    measure = measure_of(unit)
+    if measure.dimension in _DEGREES_IN:
+        return frozenset({_DEGREES_IN[measure.dimension]})
+    sizes = _sizes(measure.dimension)
+    return frozenset(measure.size / size for size in sizes if size != measure.size)
+
+
+def _sizes(dimension: str) -> list[Fraction]:
+    over, per, under = dimension.partition("/")
+    if per:
+        return [above / below for above in _sizes(over) for below in _sizes(under)]
+    name, _, power = over.partition("^")
+    return [size ** int(power or 1) for each, size in _SIZES.values() if each == name]
 
 
 def _simple_measure(unit: str, power: int) -> Measure:

@@ -8,104 +8,33 @@ what is not surely a relation is not judged. Linear in the text.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
+from services.grader.relations.chains import RELATIONS, START, Chain, Relation, relations_of
 from services.grader.relations.notation import USUAL, Notation
-from services.grader.relations.surroundings import (
-    begins_cleanly,
-    ends_cleanly,
-    is_denial,
-    is_supposed,
-    is_unclear,
-    may_be_argument,
-    may_be_name,
-    may_mean_more,
-    unit_behind,
-)
-from services.grader.relations.tokens import STAR, UNREADABLE, Token, tokens
+from services.grader.relations.sentences import END, SOFT, Around, around
+from services.grader.relations.surroundings import is_unclear
+from services.grader.relations.tokens import UNREADABLE, Token, tokens
 
-MAX_SIDE_TOKENS = 300
-
-
-_RELATIONS = frozenset({"=", "<", ">", "<=", ">=", "!=", "~~", "==="})
-_SOFT = {"edge", "row", "newline"}  # a chain goes on behind these if a relation comes next
-_ENDS = {"word", "words", "comma", "stop", "arrow", "paragraph"} | _SOFT
+_ENDS = {"word", "words", "comma", "stop", "arrow", "paragraph"} | SOFT
 _OPERANDS = {"number", "repeating", "name", "command", "close", "unknown"}
 _SIGNS = {"+", "-", "*", "/", "^", "_", "%", "°", "²", "³"}
 _CLOSES = {")": "([", "]": "([", "}": "{", r"\}": r"\{", "env": "env", "|": "|"}
 _CLOSES |= {r"\rfloor": r"\lfloor", r"\rceil": r"\lceil"}
 _JUDGED_INSIDE = {"", "(", "[", "|", r"\boxed"}
 
-_MAX_TO_DENIAL = 10  # tokens
-
-
-@dataclass(frozen=True)
-class Side:
-    """The tokens of one side; ``doubtful`` if what is around it may change what it says.
-
-    A known ``unit`` behind it may have converted it.
-    """
-
-    tokens: tuple[Token, ...]
-    doubtful: bool = False
-    unit: bool = False
-
-    @property
-    def text(self) -> str:
-        """As written, but for white space and spelling."""
-        return "".join(token.text for token in self.tokens).replace(STAR, "*")
-
-
-@dataclass(frozen=True)
-class Relation:
-    """Two sides and one of ``= < > <= >= != ~~ ===``, perhaps modulo the last tokens."""
-
-    left: Side
-    sign: str
-    right: Side
-    modulus: Side | None = None
-
-    @property
-    def text(self) -> str:
-        """The same for all ways to space it."""
-        modulus = f" mod {self.modulus.text.strip('{}')}" if self.modulus else ""
-        return f"{self.left.text}{self.sign}{self.right.text}{modulus}"
-
 
 def relations(text: str, notation: Notation = USUAL) -> Iterator[Relation]:
     """Every relation whose sides can be told, in the order in which they end."""
     finder = _Finder()
     found = list(tokens(text, notation))
-    for token, ahead in zip(found, _ahead(found), strict=True):
+    ahead = _NOTHING
+    for token, ahead in zip(found, around(found), strict=True):
         yield from finder.take(token, ahead)
-    yield from finder.finish()
+    yield from finder.finish(ahead)
 
 
-class _Ahead(NamedTuple):
-    """What comes behind a token: the next two that are no edge or line break, and "not true"."""
-
-    token: Token
-    second: Token
-    is_denied: bool = False
-
-
-_END = Token("paragraph", "\n\n")
-_NOTHING = _Ahead(_END, _END)
-
-
-def _ahead(found: list[Token]) -> list[_Ahead]:
-    behind, second, to_denial = _END, _END, _MAX_TO_DENIAL
-    seen: list[_Ahead] = []
-    for token in reversed(found):
-        seen.append(_Ahead(behind, second, to_denial < _MAX_TO_DENIAL))
-        ends_sentence = token.kind == "paragraph" or token.text in {".", ";", "?"}
-        denies = is_denial(token, behind)
-        to_denial = 0 if denies else _MAX_TO_DENIAL if ends_sentence else to_denial + 1
-        if token.kind not in _SOFT:
-            behind, second = token, behind
-    return seen[::-1]
+_NOTHING = Around()
 
 
 @dataclass
@@ -118,6 +47,10 @@ class _Frame:
     chain: list[tuple[list[Token], str]] = field(default_factory=list)
     side: list[Token] = field(default_factory=list)
     broken: bool = False
+
+    def as_chain(self) -> Chain:
+        sides = [side for side, _ in self.chain] + [self.side]
+        return Chain(sides, [sign for _, sign in self.chain], self.before, self.after_operand)
 
     @property
     def is_empty(self) -> bool:
@@ -132,21 +65,21 @@ class _Finder:
     """Takes tokens and gives relations, one stack of open brackets at a time."""
 
     def __init__(self) -> None:
-        self._frames = [_Frame(_END._replace(text=""), _END)]
+        self._frames = [_Frame(START, START)]
 
-    def take(self, token: Token, ahead: _Ahead) -> Iterator[Relation]:
+    def take(self, token: Token, ahead: Around) -> Iterator[Relation]:
         frame = self._frames[-1]
-        if token.kind in _SOFT and self._goes_on(token, ahead.token):
+        if token.kind in SOFT and self._goes_on(token, ahead.token):
             return
         if token.text == r"\boxed" and frame.last and _ends_operand(frame.last):
             yield from self._end(frame, token, _NOTHING)
             frame.side = [UNREADABLE, token]
         elif token.kind == "paragraph" or token.text in {r"\]", "$$"}:
-            yield from self.finish()
+            yield from self.finish(ahead)
         elif token.kind in _ENDS:
             yield from self._end(frame, token, ahead)
         elif token.kind == "relation":
-            unclear = [] if token.text in _RELATIONS else [UNREADABLE]
+            unclear = [] if token.text in RELATIONS else [UNREADABLE]
             frame.chain.append(([*frame.side, *unclear], token.text))
             frame.side, frame.broken = unclear, True
         elif token.kind == "open" or (token.kind == "bar" and not self._closes_bar()):
@@ -156,11 +89,11 @@ class _Finder:
         else:
             yield from self._add(token, ahead)
 
-    def finish(self) -> Iterator[Relation]:
+    def finish(self, ahead: Around) -> Iterator[Relation]:
         """End everything that is open."""
         while len(self._frames) > 1:
-            yield from self._abandon(_END)
-        yield from self._end(self._frames[0], _END, _NOTHING)
+            yield from self._abandon(END, ahead)
+        yield from self._end(self._frames[0], END, ahead)
 
     def _goes_on(self, token: Token, after: Token) -> bool:
         """Whether the chain continues behind a soft end; if perhaps, nothing around is readable."""
@@ -189,16 +122,16 @@ class _Finder:
         frame = self._frames[-1]
         return frame.opener.kind == "bar" and bool(frame.last and _ends_operand(frame.last))
 
-    def _close(self, token: Token, ahead: _Ahead) -> Iterator[Relation]:
+    def _close(self, token: Token, ahead: Around) -> Iterator[Relation]:
         openers = _CLOSES[token.text]
         while not self._matches(openers):
             if not any(_opens(frame, openers) for frame in self._frames[-3:-1]):
                 yield from self._end(self._frames[-1], Token("stop", token.text), ahead)
                 return
-            yield from self._abandon(token)
+            yield from self._abandon(token, ahead)
         inner = self._frames[-1]
         if inner.broken:
-            yield from self._abandon(token)
+            yield from self._abandon(token, ahead)
             return
         self._frames.pop()
         if inner.opener.text == r"\{" or inner.opener.text == "env":
@@ -211,10 +144,10 @@ class _Finder:
     def _matches(self, openers: str) -> bool:
         return len(self._frames) > 1 and _opens(self._frames[-1], openers)
 
-    def _abandon(self, token: Token) -> Iterator[Relation]:
+    def _abandon(self, token: Token, ahead: Around) -> Iterator[Relation]:
         """Close a bracket around more than one expression: it is no part of another."""
         inner = self._frames[-1]
-        yield from self._end(inner, Token("stop", token.text), _NOTHING)
+        yield from self._end(inner, Token("stop", token.text), ahead)
         self._frames.pop()
         outer = self._frames[-1]
         if inner.opener.text != r"\boxed" or not outer.is_empty:
@@ -226,7 +159,7 @@ class _Finder:
         if touches_word and not frame.side and not frame.chain:
             frame.side.append(UNREADABLE)
 
-    def _add(self, token: Token, ahead: _Ahead) -> Iterator[Relation]:
+    def _add(self, token: Token, ahead: Around) -> Iterator[Relation]:
         frame = self._frames[-1]
         if token.kind == "number" and _is_times([*frame.side[-2:], token]):
             frame.side[-1] = Token("operator", "*")
@@ -240,16 +173,16 @@ class _Finder:
         self._begin_operand(token)
         frame.side.append(token)
 
-    def _end(self, frame: _Frame, token: Token, ahead: _Ahead) -> Iterator[Relation]:
+    def _end(self, frame: _Frame, token: Token, ahead: Around) -> Iterator[Relation]:
         """End the chain of a frame with what ends it."""
         unclear = is_unclear(frame.last, token, ahead.token)
         if unclear and frame.side:
             frame.side.append(UNREADABLE)
         if frame.chain and frame.opener.text in _JUDGED_INSIDE:
             if token.kind == "edge":
-                yield from _relations_of(frame, ahead.token, ahead.second, ahead.is_denied)
+                yield from relations_of(frame.as_chain(), ahead.token, ahead.behind())
             else:
-                yield from _relations_of(frame, token, ahead.token, ahead.is_denied)
+                yield from relations_of(frame.as_chain(), token, ahead)
         if token.kind == "edge" and frame.is_empty:
             return
         frame.after_operand, frame.before = not frame.is_empty, token
@@ -291,36 +224,3 @@ def _brackets(opener: Token, closer: Token) -> tuple[Token, Token]:
 
 def _ends_operand(token: Token) -> bool:
     return token.kind in _OPERANDS or token.text in {"!", "%", "°", "²", "³"}
-
-
-def _relations_of(frame: _Frame, end: Token, after: Token, is_denied: bool) -> Iterator[Relation]:
-    sides = [list(side) for side, _ in frame.chain] + [frame.side]
-    if not begins_cleanly(frame.before, frame.after_operand, sides[0]):
-        sides[0] = []
-    last, modulus = _without_modulus(sides[-1])
-    exclaims = bool(last) and last[-1].text == "!" and not last[-1].in_math
-    sides[-1] = last if ends_cleanly(end) and not exclaims else []
-    made = [_side(side) for side in sides]
-    side, before = made[0].tokens, frame.before
-    doubts = (may_be_argument(side, before), may_be_name(side, before), is_supposed(before))
-    made[0] = replace(made[0], doubtful=any(doubts))
-    doubtful = is_denied or may_mean_more(end, after)
-    made[-1] = replace(made[-1], doubtful=doubtful, unit=unit_behind(end, after))
-    for (left, right), (_, sign) in zip(pairwise(made), frame.chain, strict=True):
-        if left.tokens and right.tokens and sign in _RELATIONS:
-            yield Relation(left, sign, right, _side(modulus) if modulus else None)
-
-
-def _side(side: list[Token]) -> Side:
-    readable = len(side) <= MAX_SIDE_TOKENS and all(token.kind != "unknown" for token in side)
-    return Side(tuple(side) if readable else ())
-
-
-def _without_modulus(side: list[Token]) -> tuple[list[Token], list[Token]]:
-    r"""A last side and its modulus: ``4 \pmod{7}``, ``4 (mod 7)``, ``4 mod 7``."""
-    at = next((at for at, token in enumerate(side) if token.kind == "mod"), None)
-    if at is None:
-        return side, []
-    if at and side[at - 1].text == "(" and side[-1].text == ")":
-        return side[: at - 1], side[at + 1 : -1]
-    return side[:at], side[at + 1 :]

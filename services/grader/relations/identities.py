@@ -12,7 +12,7 @@ from services.grader.relations.values import Way, value, ways
 Point = dict[str, Value]
 
 _POINTS, _MAX_POINTS = 6, 24  # at which an identity must hold, and that are tried
-_UNDEFINED = (ValueError, ArithmeticError, NotImplementedError)
+UNDEFINED = (ValueError, ArithmeticError, NotImplementedError)  # of reading, values and mpmath
 
 
 def is_identity(left: Node, right: Node, names: list[str]) -> bool:
@@ -50,7 +50,7 @@ def _distances(left: Node, right: Node, points: list[Point], way: Way) -> list[F
     for point in points:
         try:
             found.append(_minus(value(left, way, point), value(right, way, point)))
-        except _UNDEFINED:
+        except UNDEFINED:
             continue
         if len(found) == _POINTS or found[-1] != found[0]:
             break

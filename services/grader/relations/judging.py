@@ -12,10 +12,13 @@ from fractions import Fraction
 from itertools import islice
 from typing import NamedTuple
 
-from services.grader.relations.clauses import Relation, relations
-from services.grader.relations.identities import is_identity, is_impossible
-from services.grader.relations.notation import Notation, notations
-from services.grader.relations.reading import Node, read
+from services.grader.answers.units import conversions_of
+from services.grader.relations.chains import Relation
+from services.grader.relations.clauses import relations
+from services.grader.relations.identities import UNDEFINED, is_identity, is_impossible
+from services.grader.relations.nodes import Node
+from services.grader.relations.notation import Notation, notations, sample
+from services.grader.relations.reading import read
 from services.grader.relations.reals import NoValue, Value, compare, times
 from services.grader.relations.sameness import identity, is_reordered
 from services.grader.relations.tokens import STAR
@@ -25,10 +28,10 @@ RIGHT, WRONG, OPEN = "right", "wrong", "open"
 
 _BEYOND = 2  # units of the last place by which an approximation is surely wrong
 _NEAR = Fraction(1, 10)  # a share by which it must be off too, if it is computed from decimals
+_ROUGH = Fraction(1, 20)  # a share by which an approximation may be off
 _CLOSE = Fraction(1, 1000)  # a share by which rounded decimals may spoil an equation
-_BETWEEN_UNITS = Fraction(3, 2)  # nearer than this is hardly any unit to another
+_CONVERTED = Fraction(1, 200)  # a share by which conversions may be rounded
 _LARGE = 100  # an integer from here on may be rounded
-_UNJUDGED = (ValueError, ArithmeticError, NotImplementedError)  # of reading, values and mpmath
 _TYPICAL = r"$\frac{1}{2}\sqrt{8} = \sqrt{2} \approx 1.41$ and $\sin 30^\circ + x = x + 2^{-1}$"
 
 
@@ -40,27 +43,37 @@ class Judged(NamedTuple):
     identity: str
 
 
-def judge(text: str, start: int, stop: int) -> list[Judged]:
+def judge(
+    text: str, start: int, stop: int, problem: str = "", notation: int | None = None
+) -> list[Judged]:
     """Every relation from number ``start`` to before ``stop`` that has a verdict.
 
-    Of the notations that the text may use it is the one in which least is wrong, and most right.
+    In another ``notation`` than the `chosen` one the numbers of relations may not be the same.
     """
-    read_in = [_judged(text, start, stop, notation) for notation in notations(text)]
-    return min(read_in, key=lambda found: (_number(WRONG, found), -_number(RIGHT, found)))
-
-
-def _number(verdict: str, found: list[Judged]) -> int:
-    return sum(each.verdict == verdict for each in found)
-
-
-def _judged(text: str, start: int, stop: int, notation: Notation) -> list[Judged]:
-    judged = map(_judge, islice(relations(text, notation), start, stop))
+    read_in = notations(text, problem)[chosen(text, problem) if notation is None else notation]
+    judged = map(_judge, islice(relations(text, read_in), start, stop))
     return [each for each in judged if each is not None]
 
 
-def count(text: str) -> int:
-    """How many relations there are to judge, in the notation that has most."""
-    return max(sum(1 for _ in relations(text, notation)) for notation in notations(text))
+def count(text: str, problem: str, notation: int) -> int:
+    """How many relations there are to judge."""
+    return sum(1 for _ in relations(text, notations(text, problem)[notation]))
+
+
+def chosen(text: str, problem: str = "") -> int:
+    """The number of the notation in which least is wrong, then most right, in a sample of it."""
+    read_in = notations(text, problem)
+    if len(read_in) == 1:
+        return 0
+    tried = sample(text)
+    ranks = [_rank(tried, notation) for notation in read_in]
+    return ranks.index(min(ranks))
+
+
+def _rank(text: str, notation: Notation) -> tuple[int, int]:
+    judged = filter(None, map(_judge, relations(text, notation)))
+    verdicts = [each.verdict for each in judged]
+    return verdicts.count(WRONG), -verdicts.count(RIGHT)
 
 
 def warm_up() -> None:
@@ -73,7 +86,7 @@ def _judge(relation: Relation) -> Judged | None:
     try:
         left, right = read(relation.left.tokens), read(relation.right.tokens)
         verdict = _verdict(relation, left, right)
-    except _UNJUDGED:
+    except UNDEFINED:
         return None
     if verdict is None or (verdict != WRONG and is_reordered(left, right)):
         return None
@@ -97,7 +110,8 @@ def _with_letters(relation: Relation, left: Node, right: Node, names: list[str])
         return OPEN
     if is_identity(left, right, names):
         return RIGHT
-    is_sure = relation.sign == "=" and not (relation.left.doubtful or relation.right.doubtful)
+    doubts = (relation.left.doubtful, relation.right.doubtful, relation.is_supposed)
+    is_sure = relation.sign == "=" and not any(doubts)
     return WRONG if is_sure and is_impossible(left, right, names) else OPEN
 
 
@@ -118,7 +132,7 @@ def _in_some_way(outcomes: Iterator[bool | None]) -> str | None:
 def _holds(sign: str, left: Node, right: Node, way: Way) -> bool | None:
     try:
         sides = value(left, way, {}), value(right, way, {})
-    except _UNJUDGED:
+    except UNDEFINED:
         return None
     if sign == "~~":
         return _is_near(left, right, way, *sides)
@@ -143,11 +157,11 @@ def _is_near(left: Node, right: Node, way: Way, a: Value, b: Value) -> bool | No
     unit = max(units)
     away = abs(_difference(a, b))
     if compare(away, unit / 2) in {-1, 0}:
-        return True
+        return True if compare(away, times(_ROUGH, abs(b))) in {-1, 0} else None
     computed = (side for side in (left, right) if not side.is_literal)
     has_decimals = any(node.places for side in computed for node in side.walk())
     far = compare(away, unit * _BEYOND) == 1
-    far = far and (not has_decimals or compare(away, _NEAR * abs(b)) == 1)
+    far = far and (not has_decimals or compare(away, times(_NEAR, abs(b))) == 1)
     return False if far else None
 
 
@@ -157,9 +171,9 @@ def _is_excused(relation: Relation, left: Node, right: Node) -> bool:
     defined = any(token.text == STAR for side in sides for token in side.tokens)
     if defined or any(side.doubtful for side in sides) or _is_share(left, right):
         return True
-    has_unit = any(side.unit for side in sides)
     return any(
-        (has_unit and _may_be_converted(left, right, way))
+        (relation.unit is not None and _is_converted(left, right, relation.unit, way))
+        or ((relation.is_rough or relation.unit) and _is_whole_rounding(left, right, way))
         or (relation.sign == "=" and _is_rounded(left, right, way))
         for way in ways([left, right])
     )
@@ -167,20 +181,32 @@ def _is_excused(relation: Relation, left: Node, right: Node) -> bool:
 
 def _is_share(left: Node, right: Node) -> bool:
     """Whether a number is said to be per cent of something: ``48 = 100\\% + 20\\%``."""
-    shares = [any(node.kind == "percent" for node in side.walk()) for side in (left, right)]
-    plain = [side for side, is_share in zip((left, right), shares, strict=True) if not is_share]
-    return len(plain) == 1 and plain[0].is_literal
+    literal, other = (left, right) if left.is_literal else (right, left)
+    return not _is_percent(literal) and literal.is_literal and _is_percent(other)
 
 
-def _may_be_converted(left: Node, right: Node, way: Way) -> bool:
-    """Whether the sides are as far apart as units are, or a smaller unit may follow.
+def _is_percent(side: Node) -> bool:
+    """Whether all terms are percentages."""
+    if side.kind in {"+", "-", "negative"}:
+        return all(map(_is_percent, side.parts))
+    return side.kind == "percent"
 
-    As in ``3 \\cdot 20 = 1`` hour, and ``30/12 = 2`` feet 6 inches.
-    """
+
+def _is_converted(left: Node, right: Node, unit: str, way: Way) -> bool:
+    """Whether the sides are as far apart as a unit is from another: ``3 \\cdot 20 = 1`` hour."""
     a, b = (abs(value(side, way, {})) for side in (left, right))
-    far = 1 in {compare(a, times(b, _BETWEEN_UNITS)), compare(b, times(a, _BETWEEN_UNITS))}
-    is_whole = isinstance(b, Fraction) and b.denominator == 1
-    return far or (is_whole and compare(a, b) == 1 and compare(a, b + 1) == -1)
+    return any(
+        compare(_difference(a, times(b, ratio)), times(_CONVERTED, a)) == -1
+        and compare(_difference(times(b, ratio), a), times(_CONVERTED, a)) == -1
+        for ratio in conversions_of(unit)
+    )
+
+
+def _is_whole_rounding(left: Node, right: Node, way: Way) -> bool:
+    """Whether a side may be the other one rounded to a whole number, up or down."""
+    a, b = value(left, way, {}), value(right, way, {})
+    is_whole = any(isinstance(side, Fraction) and side.denominator == 1 for side in (a, b))
+    return is_whole and compare(abs(_difference(a, b)), Fraction(1)) == -1
 
 
 def _is_rounded(left: Node, right: Node, way: Way) -> bool:
@@ -192,7 +218,7 @@ def _is_rounded(left: Node, right: Node, way: Way) -> bool:
         finest = min(*shown, Fraction(1))  # zeros at the end round no sum of integers
         return not _is_whole(away, finest) and compare(away, max(shown)) == -1
     has_decimals = any(node.places for side in (left, right) for node in side.walk())
-    return has_decimals and compare(away, _CLOSE * abs(b)) == -1
+    return has_decimals and compare(away, times(_CLOSE, abs(b))) == -1
 
 
 def _is_whole(away: Value, unit: Fraction) -> bool:
@@ -201,9 +227,9 @@ def _is_whole(away: Value, unit: Fraction) -> bool:
 
 
 def _is_rounding(literal: Node) -> bool:
-    """Decimals, or an integer of three digits or more."""
+    """Decimals, percentages, or an integer of three digits or more."""
     number = next(node for node in literal.walk() if node.kind == "number")
-    return bool(number.places) or number.number >= _LARGE
+    return bool(number.places) or number.number >= _LARGE or _is_percent(literal)
 
 
 def _difference(a: Value, b: Value) -> Value:

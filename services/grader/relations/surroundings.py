@@ -101,10 +101,22 @@ def ends_cleanly(end: Token) -> bool:
     return first not in _BEHIND
 
 
-def unit_behind(end: Token, after: Token) -> bool:
-    """Whether a unit stands behind the last side, or the rest of a mixed number: ``5 and 2/3``."""
-    goes_on = end.text == "and" and (after.kind == "number" or after.text == "(")
-    return goes_on or _unit(end) is not None
+def unit_behind(end: Token) -> str | None:
+    """The unit behind the last side; "in" rather leads to a place or a base."""
+    words = _said(end)
+    is_simple = end.kind in {"word", "words"} and words != "in" and "per" not in words.split()
+    return unit_of(words, None) if is_simple and "/" not in words else None
+
+
+def may_go_on(end: Token, after: Token) -> bool:
+    """Whether the rest of a mixed number may stand behind the last side: ``5 and 2/3``."""
+    return end.text == "and" and (after.kind == "number" or after.text == "(")
+
+
+def is_only_part(end: Token, after: Token, third: Token) -> bool:
+    """Whether a smaller unit follows: ``1`` hour ``45`` minutes, ``2`` hours and ``30`` minutes."""
+    follows = third if after.text == "and" else after
+    return unit_behind(end) is not None and follows.kind == "number"
 
 
 def may_mean_more(end: Token, after: Token) -> bool:
@@ -112,18 +124,11 @@ def may_mean_more(end: Token, after: Token) -> bool:
     words = _said(end)
     if end.kind == "word" and words == "in":  # total, or binary, or Z_5
         return after.kind != "word" or after.text in _SYSTEMS
-    if end.kind not in {"word", "words"} or not words or _unit(end):
+    if end.kind not in {"word", "words"} or not words or unit_behind(end):
         return False
     if end.kind == "words":
         return words.split()[0] not in _LINKS
     return words == "square" or words in _SYSTEMS or not end.gap
-
-
-def _unit(end: Token) -> str | None:
-    """A unit that is no more than a factor; "in" rather leads to a place or a base."""
-    words = _said(end)
-    is_simple = end.kind in {"word", "words"} and words != "in" and "per" not in words.split()
-    return unit_of(words, None) if is_simple and "/" not in words else None
 
 
 def _said(end: Token) -> str:

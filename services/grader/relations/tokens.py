@@ -80,7 +80,7 @@ _FLAT |= {"alignat*", "displaymath", "center", "document", "proof", "solution", 
 _FLAT |= {"enumerate"}
 
 
-STAR = "∗"  # in LaTeX perhaps an operation that the problem has defined
+STAR = "∗"  # an operation that the problem has defined
 
 
 class Token(NamedTuple):
@@ -168,7 +168,7 @@ class _Cutter:
                 yield _command(text)
             case "relation":
                 yield from self._relation(text)
-            case "operator" if self.in_math and text in {"*", r"\ast"}:
+            case "operator" if self.notation.star_is_operation and text in {"*", r"\ast"}:
                 yield kind, STAR
             case _:
                 plain = self.notation.plain(text) if kind == "number" else text

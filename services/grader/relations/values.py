@@ -19,6 +19,7 @@ class Way:
 
     percent_is_hundredth: bool = True
     degree_is_unit: bool = False  # 180° is 180, and not π
+    percent_is_of_before: bool = False  # 80 - 20% is 64
     mixed_is_sum: bool = True
     slash_binds_all: bool = True
     log_is_natural: bool = False
@@ -50,10 +51,18 @@ def ways(trees: list[Node]) -> Iterator[Way]:
 def _forks(node: Node) -> Iterator[str]:
     if node.kind in _WHAT_FORKS:
         yield _WHAT_FORKS[node.kind]
+    if _adds_percent(node):
+        yield "percent_is_of_before"
     if node.kind == "function" and node.letter == "log" and len(node.parts) == 1:
         yield "log_is_natural"
     if node.kind == "function" and node.letter in reals.ANGLED.keys() | reals.ARCS.keys():
         yield "angle_in_degrees"
+
+
+def _adds_percent(node: Node) -> bool:
+    """Whether per cent are added to, or taken off, what is none."""
+    is_change = node.kind in {"+", "-"} and node.parts[1].kind == "percent"
+    return is_change and all(part.kind != "percent" for part in node.parts[0].walk())
 
 
 def value(tree: Node, way: Way, letters: Mapping[str, Fraction]) -> Value:
@@ -69,6 +78,8 @@ def value(tree: Node, way: Way, letters: Mapping[str, Fraction]) -> Value:
     if tree.kind == "pi":
         return reals.PI
     parts = [value(part, way, letters) for part in tree.parts]
+    if way.percent_is_of_before and _adds_percent(tree):
+        parts[1] = reals.times(*parts)
     return reals.bounded(_operation(tree, way)(*parts))
 
 

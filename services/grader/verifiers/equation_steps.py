@@ -13,6 +13,7 @@ from protocol.messages import Graded, Score, Task, Ungradable
 from protocol.rewards import Check
 
 from services.grader.steps import MAX_STEPS, NotRead, Step, steps
+from services.grader.templates import problem_of
 from services.grader.tools import Tools
 
 _MAX_TEXT_CHARS = 1_000_000
@@ -28,8 +29,9 @@ async def verify(task: Task, text: str, check: Check, tools: Tools) -> Score:
     if len(text) > _MAX_TEXT_CHARS:
         return Graded(value=0, reason="too_long")
     try:
-        expected = counted(await steps(solution, tools))
-        return score(await steps(text, tools), required=len(expected))
+        problem = problem_of(task)
+        expected = counted(await steps(solution, tools, problem))
+        return score(await steps(text, tools, problem), required=len(expected))
     except NotRead:
         return Ungradable(reason="equations_not_read")
 
@@ -45,13 +47,13 @@ def score(found: Sequence[Step], required: int) -> Graded:
     So neither more right steps than the solution has nor repeated ones make up for a wrong one, and
     leaving out a step costs as much as a wrong one. Without required steps it is right ÷ written.
     """
+    if len(found) > MAX_STEPS:
+        return Graded(value=0, reason="too_long", breakdown=_counts(found, required))
     written = counted(found)
     right = sum(step.verdict == "right" for step in written)
     wrong = len(written) - right
     enough = min(right, required) if required else right
     value = enough / max(required, enough + wrong, 1)
-    if len(found) > MAX_STEPS:
-        return Graded(value=0, reason="too_long", breakdown=_counts(found, required))
     breakdown = _counts(found, required) | _each(written)
     return Graded(value=value, reason=_reason(written, required), breakdown=breakdown)
 
