@@ -155,7 +155,7 @@ class _Comparison:
                 return Verdict(True, "choice")
             labelled = _labelled(answer)
             return labelled and self.compare(gold, labelled.rest, depth + 1)
-        other = parse_choice(answer)
+        other = parse_choice(answer, is_chosen=True)
         if other is None:
             is_letter = len(answer) == 1 and answer.upper() == choice.letter
             if is_letter or not choice.rest:

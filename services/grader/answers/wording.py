@@ -17,15 +17,30 @@ _JOINING = re.compile(r"\b(?:or|and)\b")
 _ARTICLE = re.compile(r"(?:an?|the) (?=..)")
 _CHOICE = re.compile(
     r"(?i:(?:(?:the )?(?:correct |final )?(?:option|choice|answer)s?(?: is)? ?:? ?)?)"
-    r"(?:\(([A-Ja-j])\)|([A-J])[).:]|\[([A-J])\]|([A-J]))(?P<rest>.*)",
+    r"(?:\(([A-Ja-j])\)|([A-J])[).:]|\[([A-Ja-j])\]|([A-J]))(?P<rest>.*)",
     re.DOTALL,
 )
 _HEDGE = re.compile(
-    r"(?i: *[,;/&]? *(?:or|and|not)\b)"  # (B) or 12
-    r"|[\W_]*[A-J][\W_]*\Z"  # (B), C
-    r"|(?:.*[^A-Za-z])?(?:[A-J]\)|\[[A-J]\]|(?i:or|and|not) [\[({]?[A-J](?![A-Za-z]))"
-    r"|.* [A-J][.:] ?[^ ]",  # (B) 12 C. 13
-    re.DOTALL,
+    r"\A(?i: *[,;/&]? *(?:or|and|not)\b)"  # (B) or 12
+    r"|\A[\W_]*[A-Ja-j][\W_]*\Z"  # (B), C
+    r"|(?:\A|[^A-Za-z])(?:\([a-j]\)|\[[a-j]\]|[A-J][)\]])"
+    r"|(?i:\b(?:or|and|not)) [\[({]?[A-J](?![A-Za-z])"
+    r"|[0-9] [a-j]\)| [A-J][.:] ?[^ ]"  # (B) 12 C. 13
+    r"|(?:\A|(?<![+*-])(?<!\\circ)(?<!angle)[ ,;:&/|])[A-HJ](?=\Z|[,;:&/|}]| (?![+*=<>^-]))"
+    r"(?!(?<=A) [a-z]{2})"  # but (B) A triangle
+    r"|(?i:\b(?:unless|alternatively|also|wait|maybe|perhaps|instead|but|either|actually|except"
+    r"|rather|possibly|probably|(?:is|are) (?:not|wrong|false|incorrect))\b)"
+    r"|\b(?:wrong|false|incorrect)\b"
+)
+_NAMED = re.compile(
+    r"\b(?:vitamin|point|type|plan|company|group|team|box|city|town|bag|school|class|room|machine"
+    r"|car|train|line|player|student|person|figure|graph|set|event|jar|store|shop) [A-J]\b",
+    re.IGNORECASE,
+)
+_OR = re.compile(r"\bor\b")
+_RELATION = re.compile(r"[=<>]|\\[lg]e\b")
+_BEHIND_LETTER = re.compile(
+    r" ?[,=] ?(?=[^ ])| {1,2}(?=[0-9-]|\\(?:frac|sqrt|\$))| {0,2}(?=\()"  # B = 12, but not AB
 )
 _STATEMENT = re.compile(
     r"(?:\\text ?\{ ?(?:(?:the )?(?:final )?answer(?: is)? ?:?|thus,?|so,?|therefore,?) ?\} ?)+",
@@ -97,14 +112,27 @@ def is_nothing(said: str) -> bool:
     return said in _NOTHING
 
 
-def parse_choice(latex: str) -> Choice | None:
-    r"""Read ``B``, ``(B)``, ``\text{B) } 12``; None if it is no choice, or leaves one open."""
+def parse_choice(latex: str, *, is_chosen: bool = False) -> Choice | None:
+    r"""Read ``B``, ``(B)``, ``\text{B) } 12``; None if it is no choice, or leaves one open.
+
+    Where a letter is surely meant to be one (``is_chosen``), so is that of ``B = 12`` or ``B, 12``.
+    """
     plain = _TEXT.sub(r"\1", latex).strip() if "\\text" in latex else latex
     match = _CHOICE.fullmatch(plain)
     if match is None:
         return None
     letter, rest = match[1] or match[2] or match[3] or match[4], match["rest"]
-    is_sum = rest[:1] in tuple("+-*/^_=<>!'")
-    if is_sum or (match[4] and rest.strip()) or _HEDGE.match(rest):
+    if match[4] and rest.strip():
+        behind = _BEHIND_LETTER.match(rest) if is_chosen else None
+        if behind is None:
+            return None
+        rest = f" {rest[behind.end() :]}"
+    if rest[:1] in tuple("+-*/^_=<>!'") or _leaves_open(rest):
         return None
     return Choice(letter.upper(), rest.strip(" .:"))
+
+
+def _leaves_open(rest: str) -> bool:
+    """Whether what stands behind a choice joins it with another, or takes it back."""
+    is_joined = _OR.search(rest) and not _RELATION.search(rest)  # x < 1 or x > 2 is one choice
+    return bool(is_joined or _HEDGE.search(_NAMED.sub("it", rest)))
