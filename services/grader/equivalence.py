@@ -34,6 +34,7 @@ GOLD_NOT_PARSABLE = "gold_not_parsable"
 
 _SIMPLE_ANSWER = "7"
 _MAX_DEPTH = 4
+_DIGITS = 50  # of a fraction as a decimal number
 _NAMED = (Symbol, AppliedUndef)
 _TYPICAL = (
     (r"\frac{1}{2}\sqrt[3]{3}", r"\frac{\sqrt[3]{3}}{2}"),
@@ -171,7 +172,10 @@ def _is_rounded(exact: Expr, written: str) -> bool:
     if decimal is None or not decimal.places or exact.free_symbols:
         return False
     value = value_of(worked_out(exact))
-    return value is not None and bool(value.is_real) and is_rounding(decimal, Decimal(str(value)))
+    if value is None or not value.is_real:
+        return False
+    digits = value.evalf(_DIGITS) if isinstance(value, Rational) else value
+    return is_rounding(decimal, Decimal(str(digits)))
 
 
 @lru_cache(maxsize=256)
