@@ -38,6 +38,7 @@ from services.grader.answers.sides import (
     with_letter_of,
 )
 from services.grader.answers.thousands import joined
+from services.grader.answers.times import same_time
 from services.grader.answers.wording import (
     Choice,
     is_nothing,
@@ -128,6 +129,7 @@ class _Comparison:
             return self._about(gold, answer, depth)
         return (
             _verdict(same_numerals(gold, answer), "numeral")
+            or _verdict(same_time(gold, answer), "time")
             or _verdict(same_ratio(gold, answer, self.question), "ratio")
             or _verdict(same_class(gold, answer), "congruence")
             or self._choices(gold, answer, depth)

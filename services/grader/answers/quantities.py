@@ -9,6 +9,7 @@ from fractions import Fraction
 
 from services.grader.answers.asking import UNKNOWN, Question
 from services.grader.answers.exact import PI, Exact
+from services.grader.answers.times import is_half_of_day
 from services.grader.answers.units import ANY, THINGS, Measure, measure_of, unit_of
 
 _POWER = r" ?\^ ?\{? ?([23]) ?\}?"
@@ -127,7 +128,7 @@ def _with_words(latex: str, question: Question, *, trusted: bool) -> Quantity:
         return Quantity(latex)
     words, power = match[1] or match[4], match[2] or match[3] or match[5]
     head = latex[: match.start()].rstrip()
-    if head.endswith((r"^\circ", "%", "/", "=", "$", "-", ",")):
+    if head.endswith((r"^\circ", "%", "/", "=", "$", "-", ",")) or is_half_of_day(words):
         return Quantity(latex)
     unit = unit_of(words.replace("°", "degrees "), power, is_text=match[1] is not None)
     if unit is not None:
