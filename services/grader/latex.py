@@ -61,6 +61,8 @@ _END = r"(?![a-zA-Z])"
 _REWRITES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
+        (r"\\left ?\\(?:\{|lbrace) ?\\begin\{(?:array\} ?\{[lcr ]*|aligned)\}", r"\\begin{cases}"),
+        (r"\\end\{(?:array|aligned)\} ?\\right ?\.", r"\\end{cases}"),
         (rf"\\[dtc]frac{_END}", r"\\frac"),
         (rf"\\(?:left|right)\s*\.|\\(?:left|right|middle|[bB]igg?[lrm]?){_END}", ""),
         (rf"\\(?:displaystyle|textstyle|(?:no)?limits|bf|rm|it|large|Large){_END}", ""),

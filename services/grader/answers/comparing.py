@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from services.grader.answers.asking import UNKNOWN, Question
-from services.grader.answers.assignments import as_tuple, is_tuple
+from services.grader.answers.assignments import as_tuples
 from services.grader.answers.congruences import same_class
 from services.grader.answers.exact import Exact, TooHard
 from services.grader.answers.formulas import formula_or_none
@@ -171,9 +171,7 @@ class _Comparison:
         shape, other = _gold_shape(gold), shape_of(answer)
         if shape is None or other is None or len(shape.parts + other.parts) > MAX_MEMBERS:
             return Verdict(self.leaf(gold, answer), "algebra")
-        if is_tuple(shape) or is_tuple(other):
-            shape = as_tuple(shape, gold, self.question)
-            other = as_tuple(other, answer, self.question)
+        shape, other = as_tuples(shape, other, (gold, answer), self.question)
         kinds = {shape.kind, other.kind}
         if kinds == {Kind.SCALAR} and not OF_SETS.search(gold + answer):
             return self._scalars(gold, answer)

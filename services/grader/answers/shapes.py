@@ -51,7 +51,7 @@ _RATIO = re.compile(r"[0-9]+(?: ?: ?[0-9]+)+")  # or a time of day
 _BOTH = re.compile(r"\\[pm]{2}(?![a-zA-Z])")
 _INEQUALITY = re.compile(r"[<>]|\\[lg]e(?![a-zA-Z])")
 _AND = re.compile(r"\\text ?\{ ?and ?\}|(?<![a-zA-Z])and(?![a-zA-Z])")
-_OR = re.compile(r"\\text ?\{ ?or ?\}|(?<![a-zA-Z])or(?![a-zA-Z])")
+OR = re.compile(r"\\text ?\{ ?or ?\}|(?<![a-zA-Z])or(?![a-zA-Z])")
 _IS_VALUE = re.compile(r"([a-zA-Z]) ?= ?((?:(?!\\[lgn]e(?![a-zA-Z]))[^=<>])+)")
 _FOR_ALL = re.compile(
     r",? ?\\text ?\{ ?for (?:all|any|every)(?: real)?(?: numbers?)?(?: ?\} ?[a-zA-Z]| [a-zA-Z] ?\})"
@@ -66,6 +66,7 @@ _MATRIX = re.compile(
     re.DOTALL,
 )
 _TIMES_MATRIX = re.compile(r"([^&]+?) ?(?:\\cdot|\\times)? ?(\\begin\{[pbB]matrix\}.*)", re.DOTALL)
+_SYSTEM = re.compile(r"\\begin\{(cases|aligned)\}((?:(?!\\(?:begin|end)).)*)\\end\{\1\}", re.DOTALL)
 _ROW = re.compile(r"\\\\(?:\[[^\]]*\])?")
 _REALS = r"\mathbb{R}"
 _MAX_DEPTH = 40  # of brackets, so that what is in them can be read by recursion
@@ -146,7 +147,7 @@ def _cuts(latex: str) -> _Cuts | None:
 def _listed(latex: str, parts: tuple[str, ...]) -> Shape:
     """Members of a list; inequalities may be conditions, or pieces of a union."""
     inequalities = sum(_INEQUALITY.search(part) is not None for part in parts)
-    if len(parts) > 1 and inequalities and _OR.search(latex):
+    if len(parts) > 1 and inequalities and OR.search(latex):
         return _pieces(latex, parts)
     if len(parts) < 2 or inequalities < len(parts):
         return Shape(Kind.SET, parts)
@@ -231,7 +232,7 @@ def _both(latex: str, signs: list[re.Match[str]]) -> Shape | None:
 
 def _enclosed(latex: str) -> Shape:
     if latex.startswith(r"\begin"):
-        return _matrix(latex)
+        return _system(latex) or _matrix(latex)
     if latex.startswith(r"\{"):
         such = _SUCH_THAT.fullmatch(latex[2:-2].strip())
         return (such and shape_of(such[1])) or _members(latex[2:-2].strip())
@@ -253,6 +254,15 @@ def _members(inner: str) -> Shape:
         return Shape(Kind.SET, ())
     cuts = _cuts(inner)
     return Shape(Kind.SET, cuts.parts(inner, "and") if cuts and "and" in cuts.marks else (inner,))
+
+
+def _system(latex: str) -> Shape | None:
+    """One value for each of several letters."""
+    match = _SYSTEM.fullmatch(latex)
+    rows = [row.replace("&", "").strip(" ,;.") for row in _ROW.split(match[2])] if match else []
+    values = tuple(row for row in rows if row)
+    is_assigned = len(values) > 1 and all(map(_IS_VALUE.fullmatch, values))
+    return Shape(Kind.SET, values) if is_assigned else None
 
 
 def _matrix(latex: str) -> Shape:
