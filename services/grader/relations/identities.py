@@ -12,6 +12,7 @@ from services.grader.relations.values import Way, value, ways
 Point = dict[str, Value]
 
 _POINTS, _MAX_POINTS = 6, 24  # at which an identity must hold, and that are tried
+MAX_TRIALS = 2 * _MAX_POINTS  # of one equation in one way
 UNDEFINED = (ValueError, ArithmeticError, NotImplementedError)  # of reading, values and mpmath
 
 

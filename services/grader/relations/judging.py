@@ -15,6 +15,7 @@ from typing import NamedTuple
 from services.grader.answers.units import conversions_of
 from services.grader.relations.chains import Relation
 from services.grader.relations.clauses import relations
+from services.grader.relations.effort import WORK, Effort
 from services.grader.relations.identities import UNDEFINED, is_identity, is_impossible
 from services.grader.relations.nodes import Node
 from services.grader.relations.notation import Notation, notations, sample
@@ -51,8 +52,12 @@ def judge(
     In another ``notation`` than the `chosen` one the numbers of relations may not be the same.
     """
     read_in = notations(text, problem)[chosen(text, problem) if notation is None else notation]
-    judged = map(_judge, islice(relations(text, read_in), start, stop))
-    return [each for each in judged if each is not None]
+    return list(_judged(islice(relations(text, read_in), start, stop), Effort()))
+
+
+def _judged(found: Iterable[Relation], effort: Effort) -> Iterator[Judged]:
+    judged = (_judge(relation, effort) for relation in found)
+    return (each for each in judged if each is not None)
 
 
 def count(text: str, problem: str, notation: int) -> int:
@@ -66,13 +71,13 @@ def chosen(text: str, problem: str = "") -> int:
     if len(read_in) == 1:
         return 0
     tried = sample(text)
-    ranks = [_rank(tried, notation) for notation in read_in]
+    work = WORK // (4 * len(read_in))
+    ranks = [_rank(tried, notation, Effort(work)) for notation in read_in]
     return ranks.index(min(ranks))
 
 
-def _rank(text: str, notation: Notation) -> tuple[int, int]:
-    judged = filter(None, map(_judge, relations(text, notation)))
-    verdicts = [each.verdict for each in judged]
+def _rank(text: str, notation: Notation, effort: Effort) -> tuple[int, int]:
+    verdicts = [each.verdict for each in _judged(relations(text, notation), effort)]
     return verdicts.count(WRONG), -verdicts.count(RIGHT)
 
 
@@ -81,11 +86,13 @@ def warm_up() -> None:
     judge(_TYPICAL, 0, 10)
 
 
-def _judge(relation: Relation) -> Judged | None:
+def _judge(relation: Relation, effort: Effort) -> Judged | None:
     """The relation with its verdict; None if it says nothing or cannot be decided."""
     try:
         left, right = read(relation.left.tokens), read(relation.right.tokens)
-        verdict = _verdict(relation, left, right)
+        has_letters = bool(_letters([left, right]))
+        is_affordable = effort.suffices(left, right, has_letters=has_letters)
+        verdict = _verdict(relation, left, right) if is_affordable else OPEN
     except UNDEFINED:
         return None
     if verdict is None or (verdict != WRONG and is_reordered(left, right)):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from itertools import product
+from itertools import chain, combinations, islice
 
 from services.grader.relations import reals
 from services.grader.relations.nodes import Node
@@ -26,6 +26,7 @@ class Way:
     angle_in_degrees: bool = False  # sin 30
 
 
+_MAX_WAYS = 8
 _WHAT_FORKS = {
     "percent": "percent_is_hundredth",
     "degree": "degree_is_unit",
@@ -35,17 +36,21 @@ _WHAT_FORKS = {
 
 
 def ways(trees: list[Node]) -> Iterator[Way]:
-    """Every way to read these trees together; the usual one first."""
-    forks = {name for tree in trees for node in tree.walk() for name in _forks(node)}
-    usual = Way()
-    choices = [
-        (getattr(usual, each.name), not getattr(usual, each.name))
-        if each.name in forks
-        else (getattr(usual, each.name),)
-        for each in fields(Way)
-    ]
-    for choice in product(*choices):
-        yield Way(*choice)
+    """The ways to read these trees together; the usual one first, then those most like it."""
+    usual, forks = Way(), _all_forks(trees)
+    numbers = range(len(forks) + 1)
+    changes = chain.from_iterable(combinations(forks, number) for number in numbers)
+    for changed in islice(changes, _MAX_WAYS):
+        yield replace(usual, **{name: not getattr(usual, name) for name in changed})
+
+
+def num_ways(trees: list[Node]) -> int:
+    """How many ways there are to read these trees together."""
+    return min(_MAX_WAYS, 2 ** len(_all_forks(trees)))
+
+
+def _all_forks(trees: list[Node]) -> list[str]:
+    return sorted({name for tree in trees for node in tree.walk() for name in _forks(node)})
 
 
 def _forks(node: Node) -> Iterator[str]:

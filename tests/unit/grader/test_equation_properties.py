@@ -176,6 +176,34 @@ def test_hostile_steps_are_refused_or_decided_at_once(step: str) -> None:
     assert time.process_time() - started < 1
 
 
+HEAVY = [
+    r"\log x+\sin y+50\%+1\frac12+x/2y+30^\circ=3+\log x",
+    r"2,5*x/2y + 12 000 = 5 + \log x \sin y",
+    "9^{30000}=9^{30001}",
+    r"\pi^{\pi^{\pi}}+e^{\sqrt{2}}=\sqrt[7]{3}+x^{x^{x}}",
+    "x^{20000}+y^{20000}+1=x",
+]
+
+
+@pytest.mark.parametrize("step", HEAVY)
+def test_many_heavy_steps_are_open_and_hold_up_nobody(step: str) -> None:
+    """Without a limit for all of them together these would take minutes."""
+    started = time.process_time()
+    judged = judge(f"{step}\n" * 4_000, 0, 5_001)
+    assert {each.verdict for each in judged} <= {"wrong", "open"}
+    assert judged[-1].verdict == "open"
+    assert time.process_time() - started < 20
+
+
+def test_what_is_cheap_is_judged_beside_what_is_not() -> None:
+    text = f"{HEAVY[0]}\n" * 1_000 + "1+(1)=2\n1+(1)=3"
+    assert verdicts_of_all(text)[-2:] == ["right", "wrong"]
+
+
+def verdicts_of_all(text: str) -> list[str]:
+    return [each.verdict for each in judge(text, 0, 5_001)]
+
+
 @pytest.mark.parametrize(
     "piece",
     ["=", "1+1=2;", "1=1+", "-", "(", ")", "|1=", "{|", "x^", "$", "\\[", "\\\\", "\n", "<", "\\"],
