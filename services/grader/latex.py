@@ -72,6 +72,9 @@ _REWRITES = tuple(
         (r"(?<!\\)\$|(?<!\\)\\[()\[\]]", ""),
         (r"\\%", "%"),
         (r"\\operatorname\*?\{ ?([a-z]{2,}) ?\}", r"\\\1 "),
+        (r"\\(?:mathrm|text(?:rm|normal)?) ?\{ ?((?:arc)?(?:sin|cos|tan)h?|cot|csc|ln|log|exp"
+         r"|gcd|lcm) ?\}", r"\\\1 "),
+        (r"\\(sin|cos|tan) ?\^ ?(?:\{ ?-1 ?\}|-1)", r"\\arc\1 "),
         (r"\\(?:mathrm|text) ?\{ ?([kcm]?m|ft|mi) ?\} ?/ ?\\(?:mathrm|text) ?\{ ?([a-z]{1,3}) ?\}",
          r"\\text{\1/\2}"),
         (r"(?<=[0-9)}]) ?\\mathrm ?\{ ?([smhglNVWJA]) ?\}(?= ?(?:\^ ?\{? ?[23] ?\}?)?\s*\Z)",

@@ -20,9 +20,12 @@ _RUN = re.compile(r"(?<!\\)(?<![a-zA-Z])[a-zA-Z]+")
 _PROSE = re.compile(r"(?<![a-zA-Z\\$_^{=+*/])[a-zA-Z][a-z]{2,}(?![a-zA-Z$_^}=+*/])")
 _OPERATOR = re.compile(r"[+*-]")
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\S")
-_MAX_ASKING_CHARS = 12
+_MAX_ASKING_CHARS = 60
 _ASKING = re.compile(
-    r"(?:find|compute|evaluate|calculate|determine|simplify|value of|what is) \Z", re.IGNORECASE
+    r"(?:(?:find|compute|evaluate|calculate|determine|simplify|what is)"
+    r"(?: (?!(?:of|to|in|on|at|by|from|such|that|with|when|where|whether|for|given|whose|which|what"
+    r"|how|if|so|and|or)\b)[a-z]{2,}){0,3}|value of) \Z",
+    re.IGNORECASE,
 )
 _NO_LETTER = re.compile(r"(?<![a-zA-Z])\Z")
 _NO_MORE = r"(?![a-zA-Z0-9({])(?! ?[\^_+*/=-])"

@@ -11,13 +11,19 @@ from services.grader.answers.polynomials import Formula
 from services.grader.answers.shapes import OF_SETS, Kind, Shape, shape_of
 from services.grader.latex import squeezed
 
-_INDEX = re.compile(r"_(?:\w|\{[^{}]*\})|(?<=[a-zA-Z])\([^()]*\)|\\(?:text|overline|angle) ?")
+_INDEX = re.compile(
+    r"_(?:\w|\{[^{}]*\}|\{\\text ?\{[^{}]*\} ?\})|(?<=[a-zA-Z])\([^()]*\)"
+    r"|\\(?:text|overline|angle) ?"
+)
 _NAME = re.compile(
     r"(?!\s*-)(?!.*\b(?:not|no|never|wrong|false|incorrect|error|unlike)\b)(?=.*[a-zA-Z])"
     r"(?:[a-zA-Z{}'+*(), -]|\\(?:max|min|Pr|vec|hat|bar|(?:triangle|alpha|beta|gamma|delta|epsilon"
     r"|varepsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|varphi|chi|psi|omega|Delta"
     r"|Sigma|Omega|ell)(?![a-zA-Z])))+"
 )
+_SIZE = re.compile(r"\| ?[A-Z] ?\||\[ ?[A-Z]{3,6} ?\]")  # of a set, of a figure
+_EXPECTED = re.compile(r"(?:E|\\mathbb ?\{ ?E ?\}) ?[\[(] ?[A-Za-z] ?[\])]")
+_COMMON = re.compile(r"\\(?:gcd|lcm) ?\([^()]*\)")
 
 _BOUND = re.compile(r"(?P<head>[a-zA-Z][(_]\{?)(?P<letter>[a-zA-Z])(?P<tail>[)}]?)")
 _LETTER = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]")
@@ -99,6 +105,12 @@ def _is_name(side: str, question: Question) -> bool:
     r"""``x``, ``f(3)``, ``a_1``, ``\angle ABC`` or ``m+n``: no digits but in an index."""
     if is_number(side):
         return False
+    if _SIZE.fullmatch(side):
+        return question.names(side)
+    if _EXPECTED.fullmatch(side):
+        return not question.text or any(map(question.counts, ("expected", "expectation", "mean")))
+    if _COMMON.fullmatch(side) and not question.text:
+        return True
     bare = _INDEX.sub("", side)
     if _NAME.fullmatch(bare) and (question.names(bare) or question.mentions(side)):
         return True
