@@ -15,6 +15,7 @@ _BRACES = re.compile(
 )
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _MAX_OUTER_BRACES = 8
+_SAYS_WHAT_IS_IN_BOX = re.compile(r"(?:=|\\text ?\{[^{}]*\})\s*\Z")
 _WHOLE_BOX = re.compile(r"\s*\\(?:boxed|fbox)\s*\{(.*)\}\s*", re.DOTALL)
 
 _UNICODE = str.maketrans(
@@ -83,9 +84,20 @@ _REWRITES = tuple(
         (r"\\(?:mathbf|boldsymbol|bm|mathit|textcolor\{[a-z]*\}|color\{[a-z]*\}) ?\{([^{}]*)\}",
          r"{\1}"),
         (rf"\\(?:text(?:bf|it|rm|sf|normal)?|mathrm|mathsf|mbox|hbox){_END} ?(?=\{{)", r"\\text"),
+        (r"\\color ?\{[a-zA-Z0-9!]*\}", ""),
+        (r"(?<![0-9}])(?<![0-9}] )\\underline ?\{([^{}]*)\}(?! ?[\\0-9{])", r"{\1}"),
         (r"\\text\{ *\}", " "),
+        (r"\\text ?\{ ?[.,;] ?\} ?\Z", ""),
+        (r"\\text ?\{ ?,(?: and)? \}", ", "),
+        (r"\\text ?\{,\}", ","),
+        (rf"\{{:\}}|\\colon{_END}", ":"),
+        (rf"\\cr{_END}", r"\\\\ "),
+        (r"\{smallmatrix\}", "{matrix}"),
+        (r"(?<=[0-9]) ?\^ ?(?:\{ ?(?:\\text ?\{ ?o ?\}|o) ?\}|\\text ?\{ ?o ?\}|o(?![a-zA-Z]))",
+         r"^\\circ"),
         (r"\\text ?\{ ?(\\\$|\\?%) ?\}", r"\1"),
         (r" ?(?:\{\})?\^ ?(?:\\circ|\{ ?\\circ ?\})| ?\\(?:text)?degree(?![a-zA-Z])", r"^\\circ"),
+        (r" ?\\text ?\{ ?\^\\circ ?\}", r"^\\circ"),
         (rf"\\([lgn])e(?:q|qslant)?{_END}", r"\\\1e"),
         (rf"\\lt{_END}", "<"),
         (rf"\\gt{_END}", ">"),
@@ -99,6 +111,12 @@ _REWRITES = tuple(
         (r"\\sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
     )
 )  # fmt: skip
+_OF_TEX = re.compile(r"\\(?:over|choose)(?![a-zA-Z])")
+_GROUP_OF_TEX = re.compile(
+    r"(?<!\\)\{(?P<top>(?:[^{}]|\{[^{}]*\})*)\\(?P<name>over|choose)(?![a-zA-Z])"
+    r"(?P<below>(?:[^{}]|\{[^{}]*\})*)\}"
+)
+_MAX_GROUPS_OF_TEX = 4  # within each other
 _LATEX = frozenset("\\$~{")
 _PLAIN_NAMES = re.compile(r"(?<![a-zA-Z])(sqrt|pi|infty)(?![a-zA-Z])")
 _SPACES = re.compile(r"\s+")
@@ -132,9 +150,14 @@ def last_boxed(text: str) -> str | None:
 
 
 def unwrapped(content: str) -> str:
-    r"""``\boxed{\boxed{5}}`` holds 5."""
+    r"""``\boxed{\boxed{5}}`` holds 5, and ``n = \boxed{5}`` says ``n = 5``."""
     while (box := _WHOLE_BOX.fullmatch(content)) and last_boxed(content) == box.group(1):
         content = box.group(1)
+    begin = _BOX.search(content)
+    box = _WHOLE_BOX.fullmatch(content, begin.start()) if begin else None
+    if box and _SAYS_WHAT_IS_IN_BOX.search(content[: box.start()]):
+        is_alone = last_boxed(content) == box.group(1) and not _BOX.search(box.group(1))
+        return f"{content[: box.start()]}{{{box.group(1)}}}" if is_alone else content
     return content
 
 
@@ -142,16 +165,31 @@ def tidy(latex: str) -> str:
     """The same mathematics in fewer spellings; still fit for a parser."""
     if not latex.isascii():
         latex = _ROOT_OF_ONE.sub(r"\\sqrt{\1}", latex).translate(_UNICODE)
-    if not _LATEX.isdisjoint(latex):
+    if not _LATEX.isdisjoint(latex) or latex.endswith("^o"):
         latex = _SPACES.sub(" ", latex)
         for pattern, replacement in _REWRITES:
             latex = pattern.sub(replacement, latex)
+        if _OF_TEX.search(latex):
+            latex = _in_latex(f"{{{latex}}}")
     elif "sqrt" in latex or "pi" in latex:
         latex = _PLAIN_NAMES.sub(r"\\\1", latex)
         return tidy(latex) if "\\" in latex else latex
     latex = _SPACES.sub(" ", latex).strip(" ")
     latex = latex if latex.endswith("...") else latex.rstrip(".,; ")
     return _without_outer_braces(latex)
+
+
+def _in_latex(latex: str) -> str:
+    r"""``{3 \over 4}`` and ``{10 \choose 3}`` with the commands of LaTeX."""
+    for _ in range(_MAX_GROUPS_OF_TEX):
+        latex = _GROUP_OF_TEX.sub(_with_command, latex)
+    return latex
+
+
+def _with_command(match: re.Match[str]) -> str:
+    command = {"over": "frac", "choose": "binom"}[match["name"]]
+    top, below = (_without_outer_braces(match[part].strip(" ")) for part in ("top", "below"))
+    return rf"{{\{command}{{{top}}}{{{below}}}}}"
 
 
 def _without_outer_braces(latex: str) -> str:

@@ -52,7 +52,10 @@ _ALL_REALS = re.compile(
     r"(?:[a-z] is )?(?:all|any) real(?:s| (?:numbers?|values?)(?: (?:of )?[a-z])?| [a-z])?"
     r"|real numbers"
 )
-_NOTHING = frozenset({"no solution", "no solutions", "empty set", "there is no solution"})
+_NOTHING = re.compile(
+    r"(?:there (?:is|are) )?(?:no (?:real )?(?:solutions?|roots?|values?)(?: exists?)?|none)"
+    r"|empty set"
+)
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def texts(latex: str) -> list[str]:
 
 def is_nothing(said: str) -> bool:
     """Whether words say that there is no solution."""
-    return said in _NOTHING
+    return _NOTHING.fullmatch(said) is not None
 
 
 def parse_choice(latex: str, *, is_chosen: bool = False) -> Choice | None:
