@@ -116,7 +116,7 @@ def _same_values(gold: tuple[str, Basic], answer: tuple[str, Basic]) -> bool:
         return _verified(expected, found)
     if _is_rounded(expected, other) or _is_rounded(found, written):
         return True
-    agreed = agreement(expected, found)
+    agreed = agreement(expected, found, f"{written}\n{other}")
     if agreed is None and (expected.atoms(*_NAMED) or found.atoms(*_NAMED)):
         return _verified(expected, found)
     return bool(agreed)
@@ -132,10 +132,10 @@ def _same_relations(gold: Shape, answer: Shape) -> bool:
         expected = _difference(gold)
     except Unreadable as error:
         raise GoldUnreadable from error
-    found = _difference(answer)
+    found, seed = _difference(answer), "\n".join((*gold.parts, *answer.parts))
     if gold.marks in ("=", r"\ne"):
-        return bool(sign_of_factor(_numerator(expected), _numerator(found)))
-    return sign_of_factor(expected, found) == 1
+        return bool(sign_of_factor(_numerator(expected), _numerator(found), seed))
+    return sign_of_factor(expected, found, seed) == 1
 
 
 def _numerator(difference: Expr) -> Expr:

@@ -10,12 +10,11 @@ import re
 from collections.abc import Callable, Mapping
 
 import sympy
-from sympy import Expr, Rational, Symbol
+from sympy import Expr, Function, Integer, Rational, Symbol, factorial2, nan
 
 from services.grader.answers.exact import Exact
 from services.grader.answers.polynomials import Formula, Polynomial
 from services.grader.relations.nodes import Node
-from services.grader.sampling import DoubleFactorial
 from services.grader.trees import tree_of
 
 # Before a slash or a bracket a bare argument ends: \ln 2/3 is a third of \ln 2.
@@ -26,6 +25,18 @@ _BARE_ARGUMENT = re.compile(
 _TWO_READINGS = {"slash", "percent"}  # a/bc; 50%
 _NO_MARKS = str.maketrans("", "", "\\{}")
 _CONSTANTS = {"e": sympy.E, "i": sympy.I}
+
+
+class DoubleFactorial(Function):
+    """Of whole numbers from -1; it has no other values."""
+
+    @classmethod
+    def eval(cls, *args: Expr) -> Expr | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Its value; None as long as there are letters."""
+        (number,) = args
+        if isinstance(number, Integer):
+            return factorial2(number) if number >= -1 else nan
+        return nan if number.is_number else None
 
 
 def expression(latex: str) -> Expr | None:

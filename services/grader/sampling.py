@@ -1,105 +1,54 @@
 """Whether two expressions of SymPy agree, by their values to fifty digits. For the pool only.
 
 Rounding is what makes computer algebra say that 355/113 is π; fifty digits leave no room for it.
-Two expressions with letters that agree at several points, to thirty digits each, are the same. What
-is counted is whole: n in ``n!``, and in ``(-1)^n``.
+Two expressions with letters that agree at several points, to thirty digits each, are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from sympy import (
-    Abs,
-    Basic,
-    Expr,
-    Function,
-    I,
-    Integer,
-    Pow,
-    Rational,
-    Symbol,
-    binomial,
-    ceiling,
-    factorial,
-    factorial2,
-    floor,
-    im,
-    log,
-    nan,
-    oo,
-    re,
-    simplify,
-    zoo,
-)
+from sympy import Abs, Expr, I, Pow, Rational, Symbol, im, log, nan, oo, re, simplify, zoo
 from sympy.core.function import AppliedUndef
+
+from services.grader.points import Point, is_out_of_reach, points
 
 _DIGITS = 50
 _MAX_DIGITS = 3000  # of numbers that are not rational; of larger ones not all digits count
 _CLOSE = Rational(1, 10**30)
 _TINY = Rational(1, 10**40)
 _ENOUGH = 3  # points at which both have a value
-_SIZES = (
-    Rational(37, 29),
-    Rational(113, 41),
-    Rational(7, 23),
-    Rational(271, 53),
-    Rational(941, 67),
-    Rational(1, 19),
-    Rational(2),
-    Rational(5),
-    Rational(3001, 7),  # where |x - 20| is no longer 20 - x
-    Rational(30011, 13),
-)
-_STEP = Rational(89, 71)  # from one letter's value to the next one's
-_WHOLES = (2, 5, 1, 3, 4, 6)
-_LARGE_WHOLES = (1009, 4001)
-_NAMES_OF_WHOLES = {"k", "m", "n"}
-
-Point = Sequence[tuple[Basic, Expr]]  # letters and their values
 
 
-class DoubleFactorial(Function):
-    """Of whole numbers from -1; it has no other values."""
-
-    @classmethod
-    def eval(cls, *args: Expr) -> Expr | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Its value; None as long as there are letters."""
-        (number,) = args
-        if isinstance(number, Integer):
-            return factorial2(number) if number >= -1 else nan
-        return nan if number.is_number else None
-
-
-_COUNTS = (factorial, binomial, DoubleFactorial)
-
-
-def agreement(gold: Expr, answer: Expr) -> bool | None:
+def agreement(gold: Expr, answer: Expr, seed: str = "") -> bool | None:
     """Whether both have the same value, everywhere; None if that cannot be found out.
 
-    What is under a root or a logarithm counts only where it is not negative.
+    What is under a root or a logarithm counts only where it is not negative. The points come from
+    the seed.
     """
     gold, answer = worked_out(gold), worked_out(answer)
     if gold.has(AppliedUndef) or answer.has(AppliedUndef):
         return None
     if not gold.free_symbols | answer.free_symbols:
         return _same_value(gold, answer)
+    if is_out_of_reach(gold, answer):
+        return gold == answer
     found = 0
-    for value, other in _values(gold, answer):
+    for value, other in _values(gold, answer, seed):
         if not _are_close(value, other):
             return False
         found += 1
     return True if found >= _ENOUGH else None
 
 
-def sign_of_factor(gold: Expr, answer: Expr) -> int | None:
+def sign_of_factor(gold: Expr, answer: Expr, seed: str = "") -> int | None:
     """1 or -1 if ``answer`` is everywhere a real c times ``gold``, the sign of c; otherwise 0.
 
     None if that cannot be found out.
     """
     if not gold.free_symbols:
         return 0
-    values = list(_values(worked_out(gold), worked_out(answer)))
+    values = list(_values(worked_out(gold), worked_out(answer), seed))
     ratios = [(other / value).evalf(_DIGITS) for value, other in values if value and other]
     if len(ratios) < _ENOUGH:
         return None
@@ -141,53 +90,13 @@ def _digits_before_point(value: Expr) -> int:
     return int(log(Abs(value), 10).evalf(15)) + 1
 
 
-def _values(gold: Expr, answer: Expr) -> Iterator[tuple[Expr, Expr]]:
+def _values(gold: Expr, answer: Expr, seed: str) -> Iterator[tuple[Expr, Expr]]:
     """The values of both wherever both are defined, and not too large to know all digits."""
-    for point in _points(gold, answer):
+    for point in points(gold, answer, seed):
         if _is_defined(gold, point) and _is_defined(answer, point):
             value, other = value_of(gold, point), value_of(answer, point)
             if value is not None and other is not None:
                 yield value, other
-
-
-def _points(gold: Expr, answer: Expr) -> Iterator[Point]:
-    letters = sorted(gold.free_symbols | answer.free_symbols, key=str)
-    counted = _letters_in(gold, *_COUNTS)
-    whole = counted | _exponents_of_minus(gold) | _named_wholes(gold, answer)
-    has_pieces = gold.has(Abs, floor, ceiling) or answer.has(Abs, floor, ceiling)
-    large = _LARGE_WHOLES if has_pieces else ()
-    for sign in (1, -1):
-        for at, size in enumerate(_SIZES):
-            yield [
-                (letter, _whole(at, place, 1 if letter in counted else sign, large))
-                if letter in whole
-                else (letter, sign * size * _STEP**place)
-                for place, letter in enumerate(letters)
-            ]
-
-
-def _whole(at: int, place: int, sign: int, large: tuple[int, ...]) -> Expr:
-    """Different letters are in no fixed relation to each other."""
-    sizes = (*_WHOLES, *large)
-    return Integer(sign * (sizes[(at + 2 * place) % len(sizes)] + place))
-
-
-def _letters_in(expression: Expr, *kinds: type[Basic]) -> set[Basic]:
-    return {letter for part in expression.atoms(*kinds) for letter in part.free_symbols}
-
-
-def _exponents_of_minus(expression: Expr) -> set[Basic]:
-    powers = (power for power in expression.atoms(Pow) if power.base.is_negative)
-    return {letter for power in powers for letter in power.exp.free_symbols}
-
-
-def _named_wholes(*expressions: Expr) -> set[Basic]:
-    """Letters that are rounded, counted, or exponents of -1, and have a name for it."""
-    found = (
-        _letters_in(each, floor, ceiling, *_COUNTS) | _exponents_of_minus(each)
-        for each in expressions
-    )
-    return {letter for letter in set().union(*found) if str(letter) in _NAMES_OF_WHOLES}
 
 
 def _is_defined(expression: Expr, point: Point) -> bool:

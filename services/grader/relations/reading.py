@@ -128,6 +128,8 @@ class _Reader:
         node, is_raised = self.operand(), False
         while token := self.token:
             if token.text in _POSTFIX:
+                if token.text == "!" == self._tokens[self._at - 1].text:
+                    raise Unreadable("a double factorial")
                 self._at += 1
                 if token.text == "%" and node.kind != "number":
                     raise Unreadable("per cent of what is no number")
@@ -142,8 +144,6 @@ class _Reader:
                 node, is_raised = self.raised(node), True
             else:
                 break
-        if node.kind == "factorial" and node.parts[0].kind == "factorial":
-            raise Unreadable("a double factorial")
         return node
 
     def raised(self, base: Node) -> Node:
