@@ -112,9 +112,9 @@ _REWRITES = tuple(
     )
 )  # fmt: skip
 _OF_TEX = re.compile(r"\\(?:over|choose)(?![a-zA-Z])")
+_BESIDE_TEX = r"(?:[^{}\\]|\\(?!(?:over|choose)(?![a-zA-Z]))|\{[^{}]*\})*"
 _GROUP_OF_TEX = re.compile(
-    r"(?<!\\)\{(?P<top>(?:[^{}]|\{[^{}]*\})*)\\(?P<name>over|choose)(?![a-zA-Z])"
-    r"(?P<below>(?:[^{}]|\{[^{}]*\})*)\}"
+    rf"(?<!\\)\{{(?P<top>{_BESIDE_TEX})\\(?P<name>over|choose){_END}(?P<below>{_BESIDE_TEX})\}}"
 )
 _MAX_GROUPS_OF_TEX = 4  # within each other
 _LATEX = frozenset("\\$~{")

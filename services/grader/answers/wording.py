@@ -21,7 +21,7 @@ _CHOICE = re.compile(
     re.DOTALL,
 )
 _HEDGE = re.compile(
-    r"\A(?i: *[,;/&]? *(?:or|and|not)\b)"  # (B) or 12
+    r"\A(?i: *(?:[,;/&] *)?(?:or|and|not)\b)"  # (B) or 12
     r"|\A[\W_]*[A-Ja-j][\W_]*\Z"  # (B), C
     r"|(?:\A|[^A-Za-z])(?:\([a-j]\)|\[[a-j]\]|[A-J][)\]])"
     r"|(?i:\b(?:or|and|not)) [\[({]?[A-J](?![A-Za-z])"
