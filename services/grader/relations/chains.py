@@ -90,7 +90,7 @@ def relations_of(chain: Chain, end: Token, ahead: Around) -> Iterator[Relation]:
                 sign,
                 right,
                 _side(modulus) if modulus else None,
-                unit_behind(end) if is_last else None,
+                unit_behind(end, ahead.token, ahead.second) if is_last else None,
                 ahead.scope.is_rounded or (is_last and may_go_on(end, ahead.token)),
                 ahead.scope.is_supposed or is_alone,
             )

@@ -18,7 +18,7 @@ from services.grader.relations.tokens import UNREADABLE, Token, tokens
 
 _ENDS = {"word", "words", "comma", "stop", "arrow", "paragraph"} | SOFT
 _OPERANDS = {"number", "repeating", "name", "command", "close", "unknown"}
-_SIGNS = {"+", "-", "*", "/", "^", "_", "%", "°", "²", "³"}
+_SIGNS = {"+", "-", "*", "/", "^", "_", "%", "°"}
 _CLOSES = {")": "([", "]": "([", "}": "{", r"\}": r"\{", "env": "env", "|": "|"}
 _CLOSES |= {r"\rfloor": r"\lfloor", r"\rceil": r"\lceil"}
 _JUDGED_INSIDE = {"", "(", "[", "|", r"\boxed"}
@@ -83,11 +83,17 @@ class _Finder:
             frame.chain.append(([*frame.side, *unclear], token.text))
             frame.side, frame.broken = unclear, True
         elif token.kind == "open" or (token.kind == "bar" and not self._closes_bar()):
-            self._open(token)
+            yield from self._open(token, ahead)
         elif token.kind in {"close", "bar"}:
             yield from self._close(token, ahead)
         else:
             yield from self._add(token, ahead)
+
+    def _is_remark(self, token: Token, ahead: Around) -> bool:
+        """Whether a bracket only says something of the chain before it: ``= 4 (correct)``."""
+        frame = self._frames[-1]
+        opens_words = token.text == "(" and token.gap and ahead.token.kind == "word"
+        return opens_words and bool(frame.chain and frame.last and _ends_operand(frame.last))
 
     def finish(self, ahead: Around) -> Iterator[Relation]:
         """End everything that is open."""
@@ -111,8 +117,10 @@ class _Finder:
             return True
         return bool(frame.chain) and not frame.side
 
-    def _open(self, token: Token) -> None:
+    def _open(self, token: Token, ahead: Around) -> Iterator[Relation]:
         frame = self._frames[-1]
+        if self._is_remark(token, ahead):
+            yield from self._end(frame, ahead.token._replace(gap=True), ahead.behind())
         if frame.last and frame.last.text == r"\boxed":
             frame.side.pop()
             token = token._replace(text=r"\boxed")
@@ -223,4 +231,4 @@ def _brackets(opener: Token, closer: Token) -> tuple[Token, Token]:
 
 
 def _ends_operand(token: Token) -> bool:
-    return token.kind in _OPERANDS or token.text in {"!", "%", "°", "²", "³"}
+    return token.kind in _OPERANDS or token.text in {"!", "%", "°"}

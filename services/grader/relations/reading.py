@@ -14,7 +14,6 @@ from services.grader.relations.tokens import STAR, Token
 MAX_DEPTH = 30
 _MAX_DIGITS = 400
 _POSTFIX = {"!": "factorial", "!!": "double_factorial", "%": "percent", "°": "degree"}
-_POWERS = {"²": 2, "³": 3}
 _ROUNDINGS = {r"\lfloor": (r"\rfloor", "floor"), r"\lceil": (r"\rceil", "ceiling")}
 _OF_A_FUNCTION = frozenset("fghFGHPQRTp")  # before a bracket these are rarely factors
 
@@ -119,7 +118,7 @@ class _Reader:
             return False
         before, token = self._tokens[self._at - 1 : self._at + 1]
         is_closed = before.kind == "close" and last.kind != "numeral"
-        if self._at + 1 < len(self._tokens) and self._tokens[self._at + 1].text in {"^", *_POWERS}:
+        if self._at + 1 < len(self._tokens) and self._tokens[self._at + 1].text == "^":
             is_digit = token.gap and len(before.text) == 1 and last.kind == "^"
             return is_closed or before.kind == "name" or before.text == r"\pi" or is_digit
         return is_closed and any(node.kind == "letter" for node in last.walk())
@@ -134,9 +133,6 @@ class _Reader:
                 if token.text == "%" and node.kind != "number":
                     raise Unreadable("per cent of what is no number")
                 node = Node(_POSTFIX[token.text], (node,))
-            elif token.text in _POWERS:
-                self._at += 1
-                node, is_raised = Node("^", (node, integer(_POWERS[token.text]))), True
             elif token.text == "^":
                 if is_raised:
                     raise Unreadable("a power of a power without brackets")
@@ -292,7 +288,7 @@ class _Reader:
         token = self.token
         if token is not None and token.text in {"(", "["}:
             inside = self.bracketed()
-            if self.token is not None and self.token.text in {"^", "²", "³", "!", "(", "["}:
+            if self.token is not None and self.token.text in {"^", "!", "(", "["}:
                 raise Unreadable("a power of a function, or of its argument")
             return inside
         factors = [self.factor()]

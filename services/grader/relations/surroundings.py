@@ -101,11 +101,12 @@ def ends_cleanly(end: Token) -> bool:
     return first not in _BEHIND
 
 
-def unit_behind(end: Token) -> str | None:
-    """The unit behind the last side; "in" rather leads to a place or a base."""
+def unit_behind(end: Token, after: Token, second: Token) -> str | None:
+    """The unit behind the last side, and its power; "in" rather leads to a place or a base."""
     words = _said(end)
+    power = second.text if after.text == "^" and second.text in {"2", "3"} else None
     is_simple = end.kind in {"word", "words"} and words != "in" and "per" not in words.split()
-    return unit_of(words, None) if is_simple and "/" not in words else None
+    return unit_of(words, power) if is_simple and "/" not in words else None
 
 
 def may_go_on(end: Token, after: Token) -> bool:
@@ -116,7 +117,7 @@ def may_go_on(end: Token, after: Token) -> bool:
 def is_only_part(end: Token, after: Token, third: Token) -> bool:
     """Whether a smaller unit follows: ``1`` hour ``45`` minutes, ``2`` hours and ``30`` minutes."""
     follows = third if after.text == "and" else after
-    return unit_behind(end) is not None and follows.kind == "number"
+    return unit_behind(end, after, third) is not None and follows.kind == "number"
 
 
 def may_mean_more(end: Token, after: Token) -> bool:
@@ -124,7 +125,7 @@ def may_mean_more(end: Token, after: Token) -> bool:
     words = _said(end)
     if end.kind == "word" and words == "in":  # total, or binary, or Z_5
         return after.kind != "word" or after.text in _SYSTEMS
-    if end.kind not in {"word", "words"} or not words or unit_behind(end):
+    if end.kind not in {"word", "words"} or not words or unit_behind(end, after, after):
         return False
     if end.kind == "words":
         return words.split()[0] not in _LINKS

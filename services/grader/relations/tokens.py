@@ -7,6 +7,7 @@ a line break is a space and a short run of letters is a product.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
@@ -22,7 +23,8 @@ _OPENS_LINE = re.compile(
 _TOKEN = (
     r"(?P<row>\\\\(?:\[[^\]\n]{0,12}\])?)"
     r"|(?P<space>(?:[^\S\n]|~|&(?=\s*=)|\\[,;:! ]|\\\$)+"
-    r"|\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits)(?![a-zA-Z])(?!\s*\.))"
+    r"|\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits)(?![a-zA-Z])(?!\s*\.)"
+    r"|\\(?:mathbf|boldsymbol|bm)\s?(?=\{-?[0-9]{1,30}(?:[.,][0-9]{1,30}){0,9}\}))"
     r"|(?P<ampersand>&)"
     r"|(?P<paragraph>\n[^\S\n]*+\n\s*+)|(?P<newline>\n)"
     r"|(?P<dollar>\$\$?)|(?P<edge>\\[()\[\]]|\\q?quad(?![a-zA-Z])|\*\*(?![-0-9(a-z])|(?<![0-9a-z)])\*\*)"
@@ -42,12 +44,16 @@ _TOKEN = (
     r"|(?P<open>[(\[{]|\\\{|\\(?:lvert|lfloor|lceil)(?![a-zA-Z]))"
     r"|(?P<close>[)\]}]|\\\}|\\(?:rvert|rfloor|rceil)(?![a-zA-Z]))"
     r"|(?P<bar>\||\\vert(?![a-zA-Z]))"
-    r"|(?P<operator>[-+*/×÷·−–⋅∙^_!%°²³√]|\\%|\\(?:times|cdot|div|circ|degree|ast)(?![a-zA-Z]))"
-    r"|(?P<comma>,)|(?P<stop>[.;:?\"“”`#])"
-    r"|(?P<letters>[^\W\d_]++(?:['’][^\W\d_]++)?)"
+    r"|(?P<operator>[-+*/×÷·−–⋅∙^_!%°√]|\\%|\\(?:times|cdot|div|circ|degree|ast)(?![a-zA-Z]))"
+    r"|(?P<comma>,)|(?P<stop>[.;:?\"“”`#✓✔✅☑∎🌀-🫿\ufe0f])|(?P<cross>[✗✘❌])"
+    r"|(?P<raised>⁻?[⁰¹²³⁴-⁹]{1,9})|(?P<vulgar>[¼½¾⅐⅑⅓-⅞])"
+    r"|(?P<letters>LETTER++(?:['’]LETTER++)?)"
     r"|(?P<command>\\[a-zA-Z]++)"
     r"|(?P<unknown>\\.|.)"
 )
+
+
+_WORD_BEHIND = re.compile(r" [a-zA-Z]{2}")
 
 
 def _words(text: str) -> frozenset[str]:
@@ -60,7 +66,14 @@ _SPELLING |= {r"\circ": "°", r"\degree": "°", r"\vert": "|", r"\lvert": "|", r
 _SPELLING |= {"≤": "<=", "≥": ">=", "≠": "!=", "≈": "~~", "≡": "==="}
 _SPELLING |= {rf"\{word}": "<=" for word in ("le", "leq", "leqslant", "leqq")}
 _SPELLING |= {rf"\{word}": ">=" for word in ("ge", "geq", "geqslant", "geqq")}
-_SPELLING |= {r"\lt": "<", r"\gt": ">", r"\ne": "!=", r"\neq": "!=", r"\not=": "!="}
+_SPELLING |= dict.fromkeys("✗✘❌", "wrong") | {
+    "==": "=",
+    r"\lt": "<",
+    r"\gt": ">",
+    r"\ne": "!=",
+    r"\neq": "!=",
+    r"\not=": "!=",
+}
 _SPELLING |= {r"\approx": "~~", r"\equiv": "===", r"\dfrac": r"\frac", r"\tfrac": r"\frac"}
 _SPELLING |= {r"\cfrac": r"\frac", r"\dbinom": r"\binom", r"\tbinom": r"\binom", "π": r"\pi"}
 _SPELLING |= {r"\fbox": r"\boxed", r"\pmod": "mod", r"\bmod": "mod"}
@@ -80,6 +93,8 @@ _FLAT |= {"alignat*", "displaymath", "center", "document", "proof", "solution", 
 _FLAT |= {"enumerate"}
 
 
+_TYPED = {wide: wide - 0xFEE0 for wide in range(0xFF01, 0xFF5F)} | {ord("。"): "."}
+_TYPED |= dict.fromkeys((0x200B, 0x200C, 0x200D, 0x2060, 0x2062, 0xFEFF))  # of no width
 STAR = "∗"  # an operation that the problem has defined
 
 
@@ -98,19 +113,20 @@ class Token(NamedTuple):
 
 
 UNREADABLE = Token("unknown", "")
-_KINDS = {"ellipsis": "unknown", "ampersand": "unknown", "power": "operator"}
+_KINDS = {"ellipsis": "unknown", "ampersand": "unknown", "power": "operator", "cross": "word"}
 
 
 def tokens(text: str, notation: Notation = USUAL) -> Iterator[Token]:
     """The tokens of a text, in order."""
     cutter = _Cutter(notation)
-    for match in _matches(text, cutter):
+    for match in _matches(text.translate(_TYPED), cutter):
         yield from cutter.tokens_of(match)
 
 
 @cache
 def _pattern(notation: Notation) -> re.Pattern[str]:
-    return re.compile(_TOKEN.replace("NUMBER", notation.number), re.DOTALL)
+    pattern = _TOKEN.replace("LETTER", r"[^\W\d_⁰¹²³⁴-⁹¼½¾⅐-⅞]")
+    return re.compile(pattern.replace("NUMBER", notation.number), re.DOTALL)
 
 
 def _matches(text: str, cutter: _Cutter) -> Iterator[re.Match[str]]:
@@ -162,8 +178,8 @@ class _Cutter:
                 yield self._environment(match["which"], match["name"])
             case "words":
                 yield "words", match["content"]
-            case "letters":
-                yield from self._letters(text)
+            case "letters" | "raised" | "vulgar":
+                yield from self._letters(match) if kind == "letters" else _in_ascii(text)
             case "command":
                 yield _command(text)
             case "relation":
@@ -195,9 +211,12 @@ class _Cutter:
         else:
             yield "relation", "?" if touches else _SPELLING.get(text.replace(" ", ""), text)
 
-    def _letters(self, text: str) -> Iterator[tuple[str, str]]:
+    def _letters(self, match: re.Match[str]) -> Iterator[tuple[str, str]]:
+        text = match.group()
         lower = text.lower()
-        if lower in FUNCTIONS:
+        if self._is_article(match):
+            yield "word", lower
+        elif lower in FUNCTIONS:
             yield "function", lower
         elif lower in {"pi", "mod", "sqrt"}:
             yield {"pi": ("command", r"\pi"), "mod": ("mod", ""), "sqrt": ("operator", "√")}[lower]
@@ -209,12 +228,31 @@ class _Cutter:
             for letter in text:
                 yield ("command", r"\pi") if letter == "π" else ("name", letter)
 
+    def _is_article(self, match: re.Match[str]) -> bool:
+        """Whether a lone letter behind a number is a word before another: ``$50 a week``."""
+        is_alone = match.group() in {"a", "A", "I"} and self._gap and not self.in_math
+        is_behind = is_alone and self._last == "number"
+        return is_behind and bool(_WORD_BEHIND.match(match.string, match.end()))
+
     def _is_word(self, text: str) -> bool:
         """And not a product of letters, as in LaTeX or behind a number: ``2ab``."""
         if len(text) > 3 or text in _SHORT_WORDS:
             return True
         behind_number = self._last == "number" and not self._gap and unit_of(text, None) is None
         return not (self.in_math or behind_number)
+
+
+def _in_ascii(text: str) -> Iterator[tuple[str, str]]:
+    """A superscript or a vulgar fraction, as ``^`` or ``\\frac`` would give it."""
+    plain = unicodedata.normalize("NFKC", text)
+    if top := plain.partition("⁄")[1]:
+        yield "command", r"\frac"
+        yield from (("number", digit) for digit in plain.split(top))
+        return
+    yield "operator", "^"
+    if plain.startswith("−"):
+        yield "operator", "-"
+    yield "number", plain.lstrip("−")
 
 
 def _command(text: str) -> tuple[str, str]:
@@ -225,5 +263,7 @@ def _command(text: str) -> tuple[str, str]:
         return "function", text
     if text == "mod":
         return "mod", ""
+    if text in {r"\checkmark", r"\qed"}:
+        return "stop", text
     known = {r"\frac", r"\binom", r"\sqrt", r"\pi", r"\boxed"}
     return ("command", text) if text in known else ("unknown", text)
