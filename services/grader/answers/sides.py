@@ -8,6 +8,7 @@ from services.grader.answers.asking import UNKNOWN, Question
 from services.grader.answers.exact import TooHard
 from services.grader.answers.formulas import formula_or_none, read_formula
 from services.grader.answers.polynomials import Formula
+from services.grader.answers.quantities import split_quantity
 from services.grader.answers.shapes import OF_SETS, Kind, Shape, shape_of
 from services.grader.latex import squeezed
 
@@ -45,7 +46,8 @@ def links(
     sides = shape.parts if _is_name(shape.parts[0], question) else shape.parts[::-1]
     if _is_name(sides[0], question):
         return sides[1:], squeezed(sides[0])
-    return (shape.parts, None) if all(is_number(side) for side in shape.parts) else (None, None)
+    heads = (split_quantity(side, question=question).head for side in shape.parts)
+    return (shape.parts, None) if all(map(is_number, heads)) else (None, None)
 
 
 def with_letter_of(name: str | None, other: str | None, links: tuple[str, ...]) -> tuple[str, ...]:
