@@ -32,8 +32,8 @@ _CHANGES_VALUE = re.compile(
 _SAYS_NOTHING = frozenset(
     re.findall(
         r"\w+",
-        "a additional all altogether an apart away day days deep different each every extra far "
-        "for her high his in left long more now of old over per remaining tall the their total "
+        "a additional all altogether an apart at away day days deep different each every extra far "
+        "for her high his in left long more now of old on over per remaining tall the their total "
         "unique way ways wide year years",
     )
 )
