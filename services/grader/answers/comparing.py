@@ -15,7 +15,7 @@ from services.grader.answers.asking import UNKNOWN, Question
 from services.grader.answers.assignments import as_tuples
 from services.grader.answers.congruences import same_class
 from services.grader.answers.exact import Exact, TooHard
-from services.grader.answers.formulas import formula_or_none
+from services.grader.answers.formulas import formula_or_none, is_number
 from services.grader.answers.members import members, vector
 from services.grader.answers.numerals import (
     Number,
@@ -31,12 +31,12 @@ from services.grader.answers.shapes import OF_SETS, Kind, Shape, as_region, shap
 from services.grader.answers.sides import (
     are_regions,
     is_line,
-    is_number,
     links,
     same_relation,
     sides_are_expressions,
     with_letter_of,
 )
+from services.grader.answers.symbols import same_symbol
 from services.grader.answers.thousands import joined
 from services.grader.answers.times import same_time
 from services.grader.answers.wording import (
@@ -132,6 +132,7 @@ class _Comparison:
             or _verdict(same_time(gold, answer), "time")
             or _verdict(same_ratio(gold, answer, self.question), "ratio")
             or _verdict(same_class(gold, answer), "congruence")
+            or _verdict(same_symbol(gold, answer), "symbol")
             or self._choices(gold, answer, depth)
             or _words(gold, answer, self.question)
             or self._shapes(gold, answer, depth)

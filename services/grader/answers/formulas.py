@@ -1,7 +1,7 @@
 r"""LaTeX to a formula: letters, numbers, ``\frac``, ``\sqrt``, ``\pi``, brackets, whole powers.
 
-Everything else is refused, so that nothing is ever half understood. Work is bounded by the length
-of the text, which the caller bounds.
+Everything else is refused, so that nothing is ever half understood. Brackets, numbers and terms are
+bounded here; how much work a text may make as a whole is up to `work`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ _MAX_EXPONENT = 10**6
 
 _TOKEN = re.compile(
     r"[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+"
-    r"|\\[a-zA-Z]+|[a-zA-Z](?:_(?:[0-9a-zA-Z]|\{[0-9a-zA-Z]+\}))?|\S"
+    r"|\\(?:vec|hat) ?(?:\{ ?[a-zA-Z] ?\}|(?<= )[a-zA-Z])|\\[a-zA-Z]+"
+    r"|[a-zA-Z](?:_(?:[0-9a-zA-Z]|\{[0-9a-zA-Z]+\}))?|\S"
 )
 _NAMES = "sin|cos|tan|cot|sec|csc|log|ln|exp|lim|max|min|gcd|lcm|mod|det|arg|deg|dim|inf"
 _WORDLIKE = re.compile(rf"(?<![\\a-zA-Z])[a-zA-Z]{{4}}|(?<![\\a-zA-Z])[a-zA-Z]?(?:{_NAMES})")
 _CALL = re.compile(r"(?<![\\a-zA-Z])[fghA-Z](?:_\w)?\(")
-_TIMES = frozenset({"*", r"\cdot", r"\times", "·", "×"})
-_OVER = frozenset({"/", r"\div", "÷"})
+_TIMES = frozenset({"*", r"\cdot", r"\times"})
+_OVER = frozenset({"/", r"\div"})
 _GREEK = frozenset(
     re.findall(
         r"\\\w+",
@@ -35,10 +36,11 @@ _GREEK = frozenset(
         r"\xi\rho\sigma\tau\phi\varphi\chi\psi\omega\Delta\Sigma\Omega\ell",
     )
 )
+_VECTOR = re.compile(r"\\(?:vec|hat)(?![a-zA-Z])")
 _REMAINDER = re.compile(r"([0-9]+) ?\\bmod ?([0-9]+)")
 _BEGINS_NUMBER = frozenset("0123456789")
 _ENDS_FACTOR = frozenset(string.ascii_letters + ")}")
-_STARTS = frozenset({r"\frac", r"\sqrt", r"\pi", "π", "(", "{"}) | _GREEK
+_STARTS = frozenset({r"\frac", r"\sqrt", r"\pi", "(", "{"}) | _GREEK
 
 
 def read_formula(latex: str) -> Formula:
@@ -51,6 +53,8 @@ def read_formula(latex: str) -> Formula:
         raise TooHard("a very long expression")
     if _WORDLIKE.search(latex) or _CALL.search(latex):
         raise TooHard("a word or a function, not a product of letters")
+    if _VECTOR.search(latex) and r"\times" in latex:
+        raise TooHard("perhaps a product of vectors, whose order matters")
     if (match := _REMAINDER.fullmatch(latex)) and (modulus := int(match[2])):
         return Formula.of(Exact.of(int(match[1]) % modulus))
     reader = _Reader([*_TOKEN.findall(latex), ""])
@@ -66,6 +70,12 @@ def formula_or_none(latex: str) -> Formula | None:
         return read_formula(latex)
     except TooHard:
         return None
+
+
+def is_number(latex: str) -> bool:
+    """Whether this is a formula without letters."""
+    formula = formula_or_none(latex)
+    return formula is not None and not formula.letters
 
 
 def read_number(latex: str) -> Exact:
@@ -144,7 +154,7 @@ class _Reader:
         """A number begins one only if it is raised, and what stands before it is no number."""
         if token[:1] in _BEGINS_NUMBER and self.at + 1 < len(self.tokens):
             return self.tokens[self.at + 1] == "^" and self.tokens[self.at - 1][-1] in _ENDS_FACTOR
-        return token in _STARTS or token[:1].isalpha()
+        return token in _STARTS or token[:1].isalpha() or _VECTOR.match(token) is not None
 
     def signed_factor(self) -> Formula:
         return -self.factor() if self.takes("-") else self.factor()
@@ -172,7 +182,7 @@ class _Reader:
         if token[:1] in _BEGINS_NUMBER or (token[:1] == "." and len(token) > 1):
             return self.number()
         self.at += 1
-        if token in (r"\pi", "π"):
+        if token == r"\pi":
             return Formula.of(PI)
         if token == r"\frac":
             return self.argument() * self.argument().inverse()
@@ -182,7 +192,7 @@ class _Reader:
             return self.bracketed(")")
         if token == "{":
             return self.bracketed("}")
-        if token in _GREEK or (token[:1].isalpha() and token.isascii()):
+        if token in _GREEK or _VECTOR.match(token) or (token[:1].isalpha() and token.isascii()):
             return Formula.letter(token.translate(_NO_BRACES))
         self.at -= 1
         raise self.refuse()
@@ -230,7 +240,7 @@ class _Reader:
         return top / bottom
 
 
-_NO_BRACES = str.maketrans("", "", "{}")
+_NO_BRACES = str.maketrans("", "", "{} ")
 
 
 def _plain(digits: str) -> Fraction:

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from services.grader.answers.formulas import formula_or_none
+from services.grader.answers.formulas import formula_or_none, is_number
 from services.grader.answers.intervals import NAME, VARIABLE, Interval, intersection, interval_of
 
 
@@ -211,15 +211,10 @@ def _relation(sides: tuple[str, ...], signs: tuple[str, ...]) -> Shape:
     sides, signs = _upwards((*sides[:-1], _FOR_ALL.sub("", sides[-1])), signs)
     if interval := interval_of(sides, signs):
         return _tuple_of(interval)
-    if signs == (r"\ne",) and VARIABLE.fullmatch(sides[0]) and _is_number(sides[1]):
+    if signs == (r"\ne",) and VARIABLE.fullmatch(sides[0]) and is_number(sides[1]):
         pieces = rf"(-\infty,{sides[1]})", rf"({sides[1]},\infty)"
         return Shape(Kind.UNION, pieces)
     return Shape(Kind.RELATION, sides, " ".join(signs))
-
-
-def _is_number(side: str) -> bool:
-    formula = formula_or_none(side)
-    return formula is not None and not formula.letters
 
 
 def _both(latex: str, signs: list[re.Match[str]]) -> Shape | None:

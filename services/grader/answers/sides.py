@@ -6,7 +6,7 @@ import re
 
 from services.grader.answers.asking import UNKNOWN, Question
 from services.grader.answers.exact import TooHard
-from services.grader.answers.formulas import formula_or_none, read_formula
+from services.grader.answers.formulas import is_number, read_formula
 from services.grader.answers.polynomials import Formula
 from services.grader.answers.quantities import split_quantity
 from services.grader.answers.shapes import OF_SETS, Kind, Shape, shape_of
@@ -67,12 +67,6 @@ def is_line(shape: Shape) -> bool:
     sides = [side for side in shape.parts if side != "0"]
     match = _LINE.fullmatch(sides[0]) if len(sides) == 1 else None
     return shape.marks == "=" and match is not None and is_number(match[1])
-
-
-def is_number(side: str) -> bool:
-    """Whether this is a formula without letters."""
-    formula = formula_or_none(side)
-    return formula is not None and not formula.letters
 
 
 def same_relation(gold: Shape, answer: Shape) -> bool:
