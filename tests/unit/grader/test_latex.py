@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from services.grader.answers.numerals import Number, Numeral, parse_number, parse_numeral
 from services.grader.answers.quantities import split_quantity
-from services.grader.answers.thousands import joined
 from services.grader.answers.units import ANY, measure_of
 from services.grader.answers.wording import Choice, parse_choice, parse_choices, words
 from services.grader.latex import last_boxed, squeezed, tidy, unwrapped
@@ -335,26 +334,3 @@ def test_the_author_of_a_gold_answer_may_count_anything_but_in_millions() -> Non
     assert split_quantity(r"5\text{ widgetoids}", trusted=True).measure == ANY
     for words_of_value in ("million", "factorial", "squared", "base two", "tenths"):
         assert split_quantity(rf"5\text{{ {words_of_value}}}", trusted=True).measure is None
-
-
-@pytest.mark.parametrize(
-    ("latex", "without_commas"),
-    [
-        (r"1,234\pi", r"1234\pi"),
-        ("x=12,345,678", "x=12345678"),
-        ("1,250, 2,500", "1250, 2500"),
-        ("(1,250, 2,500)", "(1250, 2500)"),
-        ("(1,000)", "(1000)"),
-        (r"\frac{1,250}{3}", r"\frac{1250}{3}"),
-        ("(100,200)", "(100,200)"),
-        (r"\{100,200\}", r"\{100,200\}"),
-        ("5,100,20", "5,100,20"),
-        ("0,100", "0,100"),
-        ("0.5,100", "0.5,100"),
-        ("x^2,100", "x^2,100"),
-        ("1,5, 100,200", "1,5, 100,200"),
-        ("1,0000", "1,0000"),
-    ],
-)
-def test_commas_of_thousands_are_left_out(latex: str, without_commas: str) -> None:
-    assert joined(latex) == without_commas
