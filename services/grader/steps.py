@@ -1,6 +1,7 @@
 """The steps of a text, each with its verdict: plain sums that are right at once, else in the pool.
 
-A step that hangs or crashes a worker is searched for by halves, so that it costs only itself.
+A step that hangs or crashes a worker is searched for by halves, so that it costs only itself as
+long as the search may go on.
 """
 
 from __future__ import annotations

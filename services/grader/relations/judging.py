@@ -23,7 +23,7 @@ from services.grader.relations.reading import read
 from services.grader.relations.reals import NoValue, Value, compare, times
 from services.grader.relations.sameness import identity, is_reordered
 from services.grader.relations.tokens import STAR
-from services.grader.relations.values import Way, value, ways
+from services.grader.relations.values import Way, is_percentage, value, ways
 
 RIGHT, WRONG, OPEN = "right", "wrong", "open"
 
@@ -189,14 +189,7 @@ def _is_excused(relation: Relation, left: Node, right: Node) -> bool:
 def _is_share(left: Node, right: Node) -> bool:
     """Whether a number is said to be per cent of something: ``48 = 100\\% + 20\\%``."""
     literal, other = (left, right) if left.is_literal else (right, left)
-    return not _is_percent(literal) and literal.is_literal and _is_percent(other)
-
-
-def _is_percent(side: Node) -> bool:
-    """Whether all terms are percentages."""
-    if side.kind in {"+", "-", "negative"}:
-        return all(map(_is_percent, side.parts))
-    return side.kind == "percent"
+    return not is_percentage(literal) and literal.is_literal and is_percentage(other)
 
 
 def _is_converted(left: Node, right: Node, unit: str, way: Way) -> bool:
@@ -236,7 +229,7 @@ def _is_whole(away: Value, unit: Fraction) -> bool:
 def _is_rounding(literal: Node) -> bool:
     """Decimals, percentages, or an integer of three digits or more."""
     number = next(node for node in literal.walk() if node.kind == "number")
-    return bool(number.places) or number.number >= _LARGE or _is_percent(literal)
+    return bool(number.places) or number.number >= _LARGE or is_percentage(literal)
 
 
 def _difference(a: Value, b: Value) -> Value:

@@ -66,14 +66,8 @@ _SPELLING |= {r"\circ": "°", r"\degree": "°", r"\vert": "|", r"\lvert": "|", r
 _SPELLING |= {"≤": "<=", "≥": ">=", "≠": "!=", "≈": "~~", "≡": "==="}
 _SPELLING |= {rf"\{word}": "<=" for word in ("le", "leq", "leqslant", "leqq")}
 _SPELLING |= {rf"\{word}": ">=" for word in ("ge", "geq", "geqslant", "geqq")}
-_SPELLING |= dict.fromkeys("✗✘❌", "wrong") | {
-    "==": "=",
-    r"\lt": "<",
-    r"\gt": ">",
-    r"\ne": "!=",
-    r"\neq": "!=",
-    r"\not=": "!=",
-}
+_SPELLING |= {r"\lt": "<", r"\gt": ">", r"\ne": "!=", r"\neq": "!=", r"\not=": "!=", "==": "="}
+_SPELLING |= dict.fromkeys("✗✘❌", "wrong")
 _SPELLING |= {r"\approx": "~~", r"\equiv": "===", r"\dfrac": r"\frac", r"\tfrac": r"\frac"}
 _SPELLING |= {r"\cfrac": r"\frac", r"\dbinom": r"\binom", r"\tbinom": r"\binom", "π": r"\pi"}
 _SPELLING |= {r"\fbox": r"\boxed", r"\pmod": "mod", r"\bmod": "mod"}

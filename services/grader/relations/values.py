@@ -64,10 +64,17 @@ def _forks(node: Node) -> Iterator[str]:
         yield "angle_in_degrees"
 
 
+def is_percentage(node: Node) -> bool:
+    """Whether all terms are percentages."""
+    if node.kind in {"+", "-", "negative"}:
+        return all(map(is_percentage, node.parts))
+    return node.kind == "percent"
+
+
 def _adds_percent(node: Node) -> bool:
     """Whether per cent are added to, or taken off, what is none."""
     is_change = node.kind in {"+", "-"} and node.parts[1].kind == "percent"
-    return is_change and all(part.kind != "percent" for part in node.parts[0].walk())
+    return is_change and not is_percentage(node.parts[0])
 
 
 def value(tree: Node, way: Way, letters: Mapping[str, Fraction]) -> Value:

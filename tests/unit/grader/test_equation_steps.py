@@ -132,6 +132,27 @@ async def test_padding_and_repetition_do_not_raise_the_score(tools: Tools) -> No
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [("Let $a * b = a + 2b$. Find $3 * 4$.", "no_equations"), ("Find 12.", "wrong_equations")],
+)
+async def test_the_problem_may_define_an_operation(tools: Tools, prompt: str, reason: str) -> None:
+    task = a_task(prompt=prompt, solution=None)
+    score = await equation_steps.verify(task, "So $3 * 4 = 11$.", CHECK, tools)
+    assert isinstance(score, Graded)
+    assert score.reason == reason
+
+
+@pytest.mark.anyio
+async def test_a_search_reads_a_text_in_one_notation(
+    tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps_module, "_JUDGE", f"{HOSTILE}:judge")
+    score = await graded("- 3 + 5 = 8\n- 3 + 5 = 2\n\n7+(7)=77", None, tools)
+    assert (score.breakdown["right"], score.breakdown["wrong"]) == (1, 2)
+
+
+@pytest.mark.anyio
 async def test_a_solution_that_cannot_be_read_is_never_a_zero(tools: Tools) -> None:
     score = await scored("1+1=2", " " * 1_000_001, tools)
     assert score == Ungradable(reason="solution_too_long")
