@@ -14,6 +14,7 @@ from functools import lru_cache
 from services.grader.answers.asking import UNKNOWN, Question
 from services.grader.answers.assignments import as_tuples
 from services.grader.answers.congruences import same_class
+from services.grader.answers.domains import without_domain
 from services.grader.answers.exact import Exact, TooHard
 from services.grader.answers.formulas import formula_or_none, is_number
 from services.grader.answers.members import members, vector
@@ -84,9 +85,9 @@ def compare_answers(
     if gold == answer:
         return Verdict(True, "exact")
     comparison, expected, spelled = _Comparison(leaf, question), _gold_text(gold), _spelled(answer)
-    plain = joined(spelled)
+    plain = without_domain(expected, joined(spelled))
     verdict = comparison.compare(expected, plain, 0)
-    if plain != spelled and verdict.equal is False and _is_list(expected):
+    if joined(spelled) != spelled and verdict.equal is False and _is_list(expected):
         return comparison.compare(expected, spelled, 0)  # beside a list, 100,200 may be one
     return verdict
 
