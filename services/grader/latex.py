@@ -106,6 +106,8 @@ _REWRITES = tuple(
         (rf"\\[lr]?vert{_END}", "|"),
         (rf"\\varnothing{_END}", r"\\emptyset"),
         (r"\\(?:mathbb|Bbb) ?\{?R\}?", r"\\mathbb{R}"),
+        (rf"(?<=\\mathbb\{{R\}}) ?(?:-|\\backslash{_END}) ?(?=\\\{{)", r" \\setminus "),
+        (r"\\not ?=", r"\\ne "),
         (r"\\frac ?([0-9])", r"\\frac{\1}"),
         (r"(\\frac ?\{[^{}]*\}) ?([0-9])(?![0-9])", r"\1{\2}"),
         (r"\\sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),

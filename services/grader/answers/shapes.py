@@ -68,6 +68,7 @@ _MATRIX = re.compile(
 _TIMES_MATRIX = re.compile(r"([^&]+?) ?(?:\\cdot|\\times)? ?(\\begin\{[pbB]matrix\}.*)", re.DOTALL)
 _SYSTEM = re.compile(r"\\begin\{(cases|aligned)\}((?:(?!\\(?:begin|end)).)*)\\end\{\1\}", re.DOTALL)
 _ROW = re.compile(r"\\\\(?:\[[^\]]*\])?")
+_MEMBER_OF = re.compile(rf"\A{NAME} ?\\in(?![a-z]) ?")
 _REALS = r"\mathbb{R}"
 _MAX_DEPTH = 40  # of brackets, so that what is in them can be read by recursion
 _FLIPPED = {">": "<", r"\ge": r"\le"}
@@ -109,7 +110,8 @@ def shape_of(latex: str) -> Shape | None:
 
 
 def as_region(latex: str) -> str:
-    r"""Inequalities as intervals, joined by ``\cup`` or ``\cap``; anything else as it is."""
+    r"""Inequalities as intervals, joined by ``\cup`` or ``\cap``; of ``x \in A`` only A."""
+    latex = _MEMBER_OF.sub("", latex)
     shape = shape_of(latex)
     if shape is None:
         return latex
