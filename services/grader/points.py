@@ -26,7 +26,7 @@ from sympy import (
 
 from services.grader.expressions import DoubleFactorial
 
-_SIZES = (1.3, 2.8, 0.3, 5.1, 14.0, 0.05, 430.0, 2300.0)
+_SIZES = tuple(map(Fraction, ("1.3", "2.8", "0.3", "5.1", "14", "0.05", "430", "2300")))
 _JITTER = 1009
 _STEP = Fraction(89, 71)  # from one letter's value to the next one's
 _SMALL_WHOLES = (2, 5, 1, 3, 4, 6)
@@ -45,11 +45,11 @@ def points(gold: Expr, answer: Expr, seed: str) -> Iterator[Point]:
     draw = Random(seed)
     letters = sorted(gold.free_symbols | answer.free_symbols, key=str)
     counted = _letters_in(gold, *_COUNTS)
-    whole = _wholes_in(gold, answer)
+    whole = wholes_in(gold, answer)
     turns = _constants(gold, answer, *_PIECES)
     beyond = max(_constants(gold, answer, *_COUNTS, *_PIECES), default=Fraction(0))
     wholes = _wholes(draw, gold, answer, int(min(max(beyond, _MIN_BEYOND), _MAX_BEYOND)))
-    sizes = [Fraction(size) * _about_one(draw) for size in (*_SIZES, float(beyond + 20))]
+    sizes = [size * _about_one(draw) for size in (*_SIZES, beyond + 20)]
     sizes += [*map(Fraction, (draw.randint(2, 9), draw.randint(10, 99))), *_beside(draw, turns)]
     step = _STEP * _about_one(draw)
     for at, (size, sign) in enumerate(product(sizes, (1, -1))):
@@ -65,7 +65,7 @@ def is_out_of_reach(gold: Expr, answer: Expr) -> bool:
     """Whether what the answer counts is too large to be computed at any but small numbers."""
     if max(_constants(gold, answer, *_COUNTS), default=0) > _MAX_BEYOND:
         return True
-    return bool(_wholes_in(gold, answer)) and _is_tower(answer) and not _is_tower(gold)
+    return bool(wholes_in(gold, answer)) and _is_tower(answer) and not _is_tower(gold)
 
 
 def _at(wholes: Sequence[int], at: int, place: int) -> int:
@@ -111,7 +111,8 @@ def _rational(value: Fraction) -> Expr:
     return Integer(value.numerator) / Integer(value.denominator)
 
 
-def _wholes_in(gold: Expr, answer: Expr) -> set[Basic]:
+def wholes_in(gold: Expr, answer: Expr) -> set[Basic]:
+    """The letters that stand for whole numbers in the answer, because they do in the gold."""
     counted = _letters_in(gold, *_COUNTS)
     return counted | _exponents_of_minus(gold) | _named_wholes(gold, answer)
 

@@ -8,15 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sympy import Abs, Expr, I, Pow, Rational, Symbol, im, log, nan, oo, re, simplify, zoo
+from sympy import (
+    Abs,
+    Basic,
+    Expr,
+    I,
+    Integer,
+    Pow,
+    Rational,
+    Symbol,
+    binomial,
+    im,
+    log,
+    nan,
+    oo,
+    re,
+    simplify,
+    zoo,
+)
 from sympy.core.function import AppliedUndef
 
-from services.grader.points import Point, is_out_of_reach, points
+from services.grader.points import Point, is_out_of_reach, points, wholes_in
 
 _DIGITS = 50
 _MAX_DIGITS = 3000  # of numbers that are not rational; of larger ones not all digits count
 _CLOSE = Rational(1, 10**30)
 _TINY = Rational(1, 10**40)
+_LONGEST_PRODUCT = 20
 _ENOUGH = 3  # points at which both have a value
 
 
@@ -31,8 +49,10 @@ def agreement(gold: Expr, answer: Expr, seed: str = "") -> bool | None:
         return None
     if not gold.free_symbols | answer.free_symbols:
         return _same_value(gold, answer)
+    if gold == answer and gold is not nan:
+        return True
     if is_out_of_reach(gold, answer):
-        return gold == answer
+        return False
     found = 0
     for value, other in _values(gold, answer, seed):
         if not _are_close(value, other):
@@ -59,7 +79,7 @@ def sign_of_factor(gold: Expr, answer: Expr, seed: str = "") -> int | None:
 def worked_out(expression: Expr) -> Expr:
     """Sums and integrals done; i is the imaginary unit, and of other letters nothing is assumed."""
     plain = [(letter, _plain(str(letter))) for letter in expression.free_symbols]
-    result = expression.subs(plain).doit()
+    result = expression.subs(plain).doit().replace(_is_product, lambda few: few.expand(func=True))
     return result if isinstance(result, Expr) else nan
 
 
@@ -67,23 +87,43 @@ def _plain(letter: str) -> Expr:
     return I if letter == "i" else Symbol(letter)
 
 
+def _is_product(part: Basic) -> bool:
+    """Whether it is a short product, as n over 2 is n(n - 1)/2."""
+    below = part.args[1] if isinstance(part, binomial) else None
+    return isinstance(below, Integer) and 0 <= below <= _LONGEST_PRODUCT
+
+
 def value_of(expression: Expr, point: Point = ()) -> Expr | None:
     """The value to fifty digits, and to fifty places; None where there is none.
 
     At a point it is None, too, where it has so many digits that not all can be known.
     """
-    exact = expression.subs(point)
+    exact, rest = _at(expression, point)
     if isinstance(exact, Rational):
         return exact
-    value = exact.evalf(_DIGITS, maxn=1000)
+    value = exact.evalf(_DIGITS, subs=rest, maxn=1000)
     if isinstance(value, Expr) and value.is_finite and Abs(value) > 1:
         digits = _digits_before_point(value)
         if point and digits > _MAX_DIGITS:
             return None
-        value = exact.evalf(_DIGITS + min(digits, _MAX_DIGITS), maxn=_MAX_DIGITS)
+        value = exact.evalf(_DIGITS + min(digits, _MAX_DIGITS), subs=rest, maxn=_MAX_DIGITS)
     if not isinstance(value, Expr) or value.has(nan, zoo, oo, -oo):
         return None
     return value if re(value).is_Number and im(value).is_Number else None
+
+
+def _at(expression: Expr, point: Point) -> tuple[Expr, dict[Basic, Basic | float]]:
+    """The expression at a point, and the values of the letters that are still in it.
+
+    An exact power with a fraction as exponent may take for ever: with powers only whole numbers
+    are put in.
+    """
+    raised = {letter for power in expression.atoms(Pow) for letter in power.exp.free_symbols}
+    exact = wholes_in(expression, expression) if raised else {letter for letter, _ in point}
+    rest: dict[Basic, Basic | float] = {
+        letter: value for letter, value in point if letter not in exact
+    }
+    return expression.subs([(letter, value) for letter, value in point if letter in exact]), rest
 
 
 def _digits_before_point(value: Expr) -> int:
@@ -105,7 +145,7 @@ def _is_defined(expression: Expr, point: Point) -> bool:
         return all(bool(value > 0) for _, value in point)
     inside = [power.base for power in expression.atoms(Pow) if not power.exp.is_integer]
     inside += [logarithm.args[0] for logarithm in expression.atoms(log)]
-    values = [part.subs(point).evalf(15) for part in inside if part.free_symbols]
+    values = [part.evalf(15, subs=dict(point)) for part in inside if part.free_symbols]
     return all(bool(value.is_real and value > 0) for value in values)
 
 
