@@ -13,20 +13,25 @@ _REALS = ("mathbb", "R")
 
 
 def same_symbol(gold: str, answer: str) -> bool | None:
-    r"""Whether both name the same; None if the gold is no name, or has another name for it.
+    r"""Whether both name the same; None if the gold is no name.
 
-    ``\angle ABC`` is ``\angle CBA``, and may be ``\angle B``.
+    ``\angle ABC`` is ``\angle CBA`` and ``\angle B``, and ``\overline{AB}`` is AB.
     """
     expected = _symbol(gold)
     if expected is None or expected == _REALS:
         return None
-    found = _symbol(answer)
-    if found is None or found[0] != expected[0]:
+    kind, name = expected
+    found, other = _symbol(answer) or (kind, answer)
+    if found != kind:
         return False
-    (kind, name), (_, other) = expected, found
-    if kind == "angle" and len(name) != len(other):
-        return None
+    if kind == "angle":
+        name, other = _at_vertex(name, other), _at_vertex(other, name)
     return name == other or (kind in _HAS_TWO_ENDS and name == other[::-1])
+
+
+def _at_vertex(angle: str, other: str) -> str:
+    """An angle by its middle letter, if the other one is so called."""
+    return angle[1] if len(angle) == 3 and len(other) == 1 else angle
 
 
 def _symbol(latex: str) -> tuple[str, str] | None:
