@@ -59,14 +59,21 @@ def _as_tuple(shape: Shape, latex: str, question: Question) -> Shape:
     values = {name: value.strip() for name, value in pairs}
     if len(values) != len(shape.parts):
         return shape
-    order = _order(list(values), question)
+    order = _order(list(values), question, in_brackets=latex.startswith("("))
     return Shape(Kind.TUPLE, tuple(values[name] for name in order), "()")
 
 
-def _order(names: list[str], question: Question) -> list[str]:
-    """As the problem has them in brackets, else by the alphabet; with Greek letters, as written."""
+def _order(names: list[str], question: Question, *, in_brackets: bool) -> list[str]:
+    """As the problem has them in brackets, else by the alphabet.
+
+    As written with Greek letters, and in brackets if they are no neighbours: (m,b) and (n,k), but
+    not (y,x).
+    """
     if len(names) <= _MAX_LOOKED_FOR:
         for order in permutations(names):
             if question.mentions(f"({','.join(order)})"):
                 return list(order)
-    return names if any("\\" in name for name in names) else sorted(names)
+    letters = [ord(name[0]) for name in names]
+    is_far = max(letters) - min(letters) >= max(len(names), _MAX_LOOKED_FOR)
+    is_kept = any("\\" in name for name in names) or (in_brackets and is_far)
+    return names if is_kept else sorted(names)

@@ -38,7 +38,7 @@ from services.grader.answers.sides import (
     with_letter_of,
 )
 from services.grader.answers.symbols import same_symbol
-from services.grader.answers.thousands import joined
+from services.grader.answers.thousands import joined, may_be_list
 from services.grader.answers.times import same_time
 from services.grader.answers.wording import (
     Choice,
@@ -87,8 +87,10 @@ def compare_answers(
     comparison, expected, spelled = _Comparison(leaf, question), _gold_text(gold), _spelled(answer)
     plain = without_domain(expected, joined(spelled))
     verdict = comparison.compare(expected, plain, 0)
-    if joined(spelled) != spelled and verdict.equal is False and _is_list(expected):
+    if verdict.equal is False and joined(spelled) != spelled and _is_list(expected):
         return comparison.compare(expected, spelled, 0)  # beside a list, 100,200 may be one
+    if verdict.equal is False and may_be_list(gold) and plain[:1].isdigit() and _is_list(plain):
+        return comparison.compare(gold, plain, 0)
     return verdict
 
 
@@ -101,8 +103,8 @@ def _spelled(answer: str) -> str:
     return without_text(tidy(unwrapped(answer) if "box" in answer else answer))
 
 
-def _is_list(gold: str) -> bool:
-    shape = _gold_shape(gold)
+def _is_list(latex: str) -> bool:
+    shape = _gold_shape(latex)
     return shape is not None and shape.kind is Kind.SET and len(shape.parts) > 1
 
 
@@ -130,7 +132,7 @@ class _Comparison:
             return self._about(gold, answer, depth)
         return (
             _verdict(same_numerals(gold, answer), "numeral")
-            or _verdict(same_time(gold, answer), "time")
+            or _verdict(same_time(gold, answer, self.question), "time")
             or _verdict(same_ratio(gold, answer, self.question), "ratio")
             or _verdict(same_class(gold, answer), "congruence")
             or _verdict(same_symbol(gold, answer), "symbol")

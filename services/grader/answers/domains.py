@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_COUNTS = frozenset("ijklmn")  # letters that stand for whole numbers, if any do
+_COUNTS = frozenset("jklmn")  # letters that stand for whole numbers, if any do; i may be imaginary
 _DOMAIN = re.compile(
     r"(?P<rest>.*[^, ]) ?(?:(?:, ?)?(?:\\forall|\\text ?\{ ?for(?: all| any| every)? ?\})|,) ?"
     r"(?P<letter>[a-zA-Z]) ?(?:\\in ?\\mathbb ?\{?(?P<set>[NZR])\}?|\\ge ?[01])",

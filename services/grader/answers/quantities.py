@@ -24,11 +24,15 @@ _CHANGES_VALUE = re.compile(
     r"|plus|negative|half|halves|third|quarter|[b-z]|pi|or|and|to|not?|less|than|least|most|about"
     r"|mod|root|square(?! [a-z])|cube(?! [a-z])|pair|if|when|twice|double|triple|wrong|false"
     r"|incorrect|never|unless|except|versus|nor|but|instead"
-    r"|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]+teen|hundred|thousand"
+    r"|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]+teen|hundred|thousand"
     r"|[a-z]+illion|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|th"
-    r"|[a-z]*(?:four|fif|six|seven|eigh|nin|ten|elf|hundred|sand|lion)th)s?\b",
+    r"|[a-z]*(?:four|fif|six|seven|eigh|nin|ten|elf|hundred|sand|lion|teen|tie)th"
+    r"|lakh|crore|grand(?! [a-z])|couple|short(?!s| [a-z])|loss|reciprocal|inverse(?!s)|remainder"
+    r"|impossible|unknown(?!s))s?\b",
     re.IGNORECASE,
 )
+_PLURAL = re.compile(r"\b(?:squares|cubes|pairs|quarters|roots)\b")  # of a problem, things
+_AND = re.compile(r"\b([a-zA-Z]+) and (?=([a-zA-Z]+))")
 _SAYS_NOTHING = frozenset(
     re.findall(
         r"\w+",
@@ -133,11 +137,22 @@ def _with_words(latex: str, question: Question, *, trusted: bool) -> Quantity:
     unit = unit_of(words.replace("°", "degrees "), power, is_text=match[1] is not None)
     if unit is not None:
         return Quantity(head, measure_of(unit))
-    if power or _CHANGES_VALUE.search(words):
+    words = _AND.sub(lambda m: _joined(m, question), words)
+    if power or _CHANGES_VALUE.search(_PLURAL.sub(lambda m: _if_unknown(m, question), words)):
         return Quantity(latex)
     measure = _measure_of_words(words.replace(".", "").split(), question)
     is_thing = trusted and match[1] is not None and words.strip(" .")[2:]
     return Quantity(head, measure or ANY) if measure or is_thing else Quantity(latex)
+
+
+def _joined(match: re.Match[str], question: Question) -> str:
+    """``dogs and`` without its "and", if the problem has the same words, ``dogs and cats``."""
+    is_known = all(map(question.counts, match.groups()))
+    return f"{match[1]} " if is_known and question.mentions(match[0] + match[2]) else match[0]
+
+
+def _if_unknown(match: re.Match[str], question: Question) -> str:
+    return "" if question.counts(match[0]) else match[0]
 
 
 def _measure_of_words(words: list[str], question: Question) -> Measure | None:

@@ -25,6 +25,7 @@ _HEDGE = re.compile(
     r"|\A[\W_]*[A-Ja-j][\W_]*\Z"  # (B), C
     r"|(?:\A|[^A-Za-z])(?:\([a-j]\)|\[[a-j]\]|[A-J][)\]])"
     r"|(?i:\b(?:or|and|not)) [\[({]?[A-J](?![A-Za-z])"
+    r"|[,;] ?[A-J]{2,}[ .]*(?=\Z|[,;])"  # A, BD
     r"|[0-9] [a-j]\)| [A-J][.:] ?[^ ]"  # (B) 12 C. 13
     r"|(?:\A|(?<![+*-])(?<!\\circ)(?<!angle)[ ,;:&/|])[A-HJ](?=\Z|[,;:&/|}]| (?![+*=<>^-]))"
     r"(?!(?<=A) [a-z]{2})"  # but (B) A triangle
@@ -32,6 +33,7 @@ _HEDGE = re.compile(
     r"|rather|possibly|probably|(?:is|are) (?:not|wrong|false|incorrect))\b)"
     r"|\b(?:wrong|false|incorrect)\b"
 )
+_OTHERS = re.compile(r"[ ,;&|][A-J] ?=")  # A = 1, B = 2
 _NAMED = re.compile(
     r"\b(?:vitamin|point|type|plan|company|group|team|box|city|town|bag|school|class|room|machine"
     r"|car|train|line|player|student|person|figure|graph|set|event|jar|store|shop) [A-J]\b",
@@ -40,7 +42,7 @@ _NAMED = re.compile(
 _OR = re.compile(r"\bor\b")
 _RELATION = re.compile(r"[=<>]|\\[lg]e\b")
 _BEHIND_LETTER = re.compile(
-    r" ?[,=] ?(?=[^ ])| {1,2}(?=[0-9-]|\\(?:frac|sqrt|\$))| {0,2}(?=\()"  # B = 12, but not AB
+    r" ?[,=] ?(?=[^ ])| {1,2}(?=-?[0-9]|\\(?:frac|sqrt|\$))| {0,2}(?=\()"  # B = 12, but not AB
 )
 _STATEMENT = re.compile(
     r"(?:\\text ?\{ ?(?:(?:the )?(?:final )?answer(?: is)? ?:?|thus,?|so,?|therefore,?) ?\} ?)+",
@@ -127,10 +129,10 @@ def parse_choice(latex: str, *, is_chosen: bool = False) -> Choice | None:
     letter, rest = match[1] or match[2] or match[3] or match[4], match["rest"]
     if match[4] and rest.strip():
         behind = _BEHIND_LETTER.match(rest) if is_chosen else None
-        if behind is None:
+        if behind is None or _OTHERS.search(rest):
             return None
         rest = f" {rest[behind.end() :]}"
-    if rest[:1] in tuple("+-*/^_=<>!'") or _leaves_open(rest):
+    if rest[:1] in tuple("+-*/^_=<>!'") or _leaves_open(match["rest"]):
         return None
     return Choice(letter.upper(), rest.strip(" .:"))
 
