@@ -24,7 +24,7 @@ _CHANGES_VALUE = re.compile(
     r"|plus|negative|half|halves|third|quarter|[b-z]|pi|or|and|to|not?|less|than|least|most|about"
     r"|mod|root|square(?! [a-z])|cube(?! [a-z])|pair|if|when|twice|double|triple|wrong|false"
     r"|incorrect|never|unless|except|versus|nor|but|instead"
-    r"|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]+teen|hundred|thousand"
+    r"|one(?!-)|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]+teen|hundred|thousand"
     r"|[a-z]+illion|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|th"
     r"|[a-z]*(?:four|fif|six|seven|eigh|nin|ten|elf|hundred|sand|lion|teen|tie)th"
     r"|lakh|crore|grand(?! [a-z])|couple|short(?!s| [a-z])|loss|reciprocal|inverse(?!s)|remainder"
