@@ -15,6 +15,8 @@ from sympy import Basic, Integral, Limit, Product, Set, Sum, Symbol, oo
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
+from services.grader.answers.formulas import LARGE_GREEK, SMALL_GREEK
+
 _COMMANDS = frozenset(
     re.findall(
         r"\w+",
@@ -59,13 +61,7 @@ for _name in ("sin", "cos", "tan", "cot", "sec", "csc"):
     _inverse = getattr(sympy, f"a{_name}")
     _ARRIVES_AS[_name] = getattr(sympy, _name), _inverse  # as of \tan^{-1} 2
     _ARRIVES_AS[f"arc{_name}"] = (_inverse,)
-_GREEK = frozenset(
-    re.findall(
-        r"\w+",
-        "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu "
-        "xi rho sigma tau phi varphi chi psi omega Delta Sigma Omega",
-    )
-)
+_GREEK = frozenset((*SMALL_GREEK, *LARGE_GREEK))
 _BARE_LETTER = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]+")
 _INDEX = re.compile(r"_ ?([0-9a-z])(?![0-9a-z])")
 _DECIMAL = re.compile(r"([0-9]*)\.([0-9]+)")

@@ -85,9 +85,10 @@ def compare_answers(
     if gold == answer:
         return Verdict(True, "exact")
     comparison, expected, spelled = _Comparison(leaf, question), _gold_text(gold), _spelled(answer)
-    plain = without_domain(expected, joined(spelled))
+    number = joined(spelled)
+    plain = without_domain(expected, number)
     verdict = comparison.compare(expected, plain, 0)
-    if verdict.equal is False and joined(spelled) != spelled and _is_list(expected):
+    if verdict.equal is False and number != spelled and _is_list(expected):
         return comparison.compare(expected, spelled, 0)  # beside a list, 100,200 may be one
     if verdict.equal is False and may_be_list(gold) and plain[:1].isdigit() and _is_list(plain):
         return comparison.compare(gold, plain, 0)

@@ -29,13 +29,15 @@ _WORDLIKE = re.compile(rf"(?<![\\a-zA-Z])[a-zA-Z]{{4}}|(?<![\\a-zA-Z])[a-zA-Z]?(
 _CALL = re.compile(r"(?<![\\a-zA-Z])[fghA-Z](?:_\w)?\(")
 _TIMES = frozenset({"*", r"\cdot", r"\times"})
 _OVER = frozenset({"/", r"\div"})
-_GREEK = frozenset(
+SMALL_GREEK = tuple(
     re.findall(
-        r"\\\w+",
-        r"\alpha\beta\gamma\delta\epsilon\varepsilon\zeta\eta\theta\vartheta\iota\kappa\lambda\mu\nu"
-        r"\xi\rho\sigma\tau\phi\varphi\chi\psi\omega\Delta\Sigma\Omega\ell",
+        r"\w+",
+        "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu "
+        "xi rho sigma tau phi varphi chi psi omega",
     )
 )
+LARGE_GREEK = ("Delta", "Sigma", "Omega")
+_GREEK = frozenset(rf"\{name}" for name in (*SMALL_GREEK, *LARGE_GREEK, "ell"))
 _VECTOR = re.compile(r"\\(?:vec|hat)(?![a-zA-Z])")
 _REMAINDER = re.compile(r"([0-9]+) ?\\bmod ?([0-9]+)")
 _BEGINS_NUMBER = frozenset("0123456789")

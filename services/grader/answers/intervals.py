@@ -7,13 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from services.grader.answers.formulas import formula_or_none
+from services.grader.answers.formulas import SMALL_GREEK, formula_or_none
 
-_GREEK = (
-    r"alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|vartheta|iota|kappa|lambda|mu|nu|xi"
-    r"|rho|sigma|tau|phi|varphi|chi|psi|omega|ell"
-)
-NAME = rf"(?:[a-zA-Z]|\\(?:{_GREEK})(?![a-zA-Z]))(?:_(?:\w|\{{\w+\}}))?"
+NAME = rf"(?:[a-zA-Z]|\\(?:{'|'.join(SMALL_GREEK)}|ell)(?![a-zA-Z]))(?:_(?:\w|\{{\w+\}}))?"
 VARIABLE = re.compile(NAME)
 _MINUS_INFINITY, _INFINITY = r"-\infty", r"\infty"
 _BRACKETS = {"<": "()", r"\le": "[]"}

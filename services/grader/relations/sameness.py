@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from services.grader.relations.clauses import Relation
+from services.grader.relations.chains import Relation
 from services.grader.relations.nodes import Node
 
 Form = tuple[Any, ...]

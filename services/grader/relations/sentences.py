@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from services.grader.relations.surroundings import is_denial
-from services.grader.relations.tokens import Token
+from services.grader.relations.tokens import Token, vocabulary
 
 SOFT = {"edge", "row", "newline"}  # a chain goes on behind these if a relation comes next
 END = Token("paragraph", "\n\n")
@@ -15,23 +15,19 @@ _MAX_TO_DENIAL = 10  # tokens
 _MAX_TO_REFUSAL = 6  # in a sentence of its own
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_REFERS_BACK = _words("this that which these a contradiction impossible absurd false")
-_REFUSALS = _words(
+_REFERS_BACK = vocabulary("this that which these a contradiction impossible absurd false")
+_REFUSALS = vocabulary(
     "contradiction contradicts contradictory impossible absurd false wrong incorrect"
 )
-_TRUE = _words("true right correct possible equal hold")
-_SYSTEMS = _words("mod modulo modulus binary ternary octal hexadecimal clock")
+_TRUE = vocabulary("true right correct possible equal hold")
+_SYSTEMS = vocabulary("mod modulo modulus binary ternary octal hexadecimal clock")
 _SYSTEMS_OF_TWO = {("in", "base"), ("units", "digit"), ("unit", "digit"), ("ones", "digit")}
 _SYSTEMS_OF_TWO |= {("last", "digit"), ("last", "digits"), ("units", "digits"), ("last", "two")}
-_ROUNDINGS = _words(
+_ROUNDINGS = vocabulary(
     """remainder remainders rem leftover round rounds rounded rounding nearest floor ceiling
     quotient full whole complete about approximately roughly around estimate estimated"""
 )
-_SUPPOSITIONS = _words(
+_SUPPOSITIONS = vocabulary(
     """if when whether suppose supposing assume assuming solve solving set setting equate equating
     equation given case either"""
 )

@@ -5,32 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from services.grader.answers.units import unit_of
-from services.grader.relations.tokens import Token
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
+from services.grader.relations.tokens import Token, vocabulary
 
 # Words that make something else of the number behind, or before, them.
-_NUMBER_WORDS = _words(
+_NUMBER_WORDS = vocabulary(
     """choose mod modulo divided times plus minus over to of percent dozen hundred thousand
     million billion factorial squared cubed base by per power less more than point remainder rem
     half third quarter double twice triple root not no without except versus vs"""
 )
-_BEHIND = _NUMBER_WORDS - _words("to of base by per power root versus vs than")
-_DENIALS = _words(
+_BEHIND = _NUMBER_WORDS - vocabulary("to of base by per power root versus vs than")
+_DENIALS = vocabulary(
     """not false contradiction contradicts contradictory impossible extraneous isn't doesn't can't
     isn’t doesn’t can’t cannot wrong incorrect never absurd fails"""
 )
-_OF_NOTHING = _words("solution solutions real such value values")  # that there is no ...
+_OF_NOTHING = vocabulary("solution solutions real such value values")  # that there is no ...
 _OPERANDS = {"number", "repeating", "name", "command", "open", "function"}
 # Where numbers are written, or go on, in another way: 5 + 5 = 12 base 8, 8 + 5 = 1 PM.
-_SYSTEMS = _words(
+_SYSTEMS = vocabulary(
     """base binary ternary octal decimal hex hexadecimal modulo mod am pm o'clock o’clock"""
 )
-_SUPPOSE = _words("if whether suppose supposing assume assuming")
-_LINKS = _words(
+_SUPPOSE = vocabulary("if whether suppose supposing assume assuming")
+_LINKS = vocabulary(
     """and or so then thus hence therefore since because but that is have has get gives where
     with if when for while also as means yields are we"""
 )

@@ -56,7 +56,8 @@ _TOKEN = (
 _WORD_BEHIND = re.compile(r" [a-zA-Z]{2}")
 
 
-def _words(text: str) -> frozenset[str]:
+def vocabulary(text: str) -> frozenset[str]:
+    """The words of a text."""
     return frozenset(text.split())
 
 
@@ -71,14 +72,14 @@ _SPELLING |= dict.fromkeys("✗✘❌", "wrong")
 _SPELLING |= {r"\approx": "~~", r"\equiv": "===", r"\dfrac": r"\frac", r"\tfrac": r"\frac"}
 _SPELLING |= {r"\cfrac": r"\frac", r"\dbinom": r"\binom", r"\tbinom": r"\binom", "π": r"\pi"}
 _SPELLING |= {r"\fbox": r"\boxed", r"\pmod": "mod", r"\bmod": "mod"}
-FUNCTIONS = _words("sin cos tan cot sec csc arcsin arccos arctan log ln lg exp")
+FUNCTIONS = vocabulary("sin cos tan cot sec csc arcsin arccos arctan log ln lg exp")
 _SPELLING |= {rf"\{name}": name for name in FUNCTIONS} | {r"\mod": "mod"}
-_GREEK = _words(
+_GREEK = vocabulary(
     r"""\alpha \beta \gamma \delta \epsilon \varepsilon \zeta \eta \theta \vartheta \kappa \lambda
     \mu \nu \xi \rho \sigma \tau \phi \varphi \chi \psi \omega \Gamma \Delta \Theta \Lambda \Phi
     \Psi \Omega \ell"""
 )
-_SHORT_WORDS = _words(
+_SHORT_WORDS = vocabulary(
     """is so and for the are of to in or we if has get let but can now by at as it an be"""
 )
 _FLAT = frozenset({"align", "align*", "aligned", "equation", "equation*", "gather", "gather*"})
