@@ -25,7 +25,6 @@ _NAME = re.compile(
 _SIZE = re.compile(r"\| ?[A-Z] ?\||\[ ?[A-Z]{3,6} ?\]")  # of a set, of a figure
 _EXPECTED = re.compile(r"(?:E|\\mathbb ?\{ ?E ?\}) ?[\[(] ?[A-Za-z] ?[\])]")
 _COMMON = re.compile(r"\\(?:gcd|lcm) ?\([^()]*\)")
-
 _BOUND = re.compile(r"(?P<head>[a-zA-Z][(_]\{?)(?P<letter>[a-zA-Z])(?P<tail>[)}]?)")
 _LETTER = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]")
 _LINE = re.compile(r"[a-zA-Z] ?[+-] ?([^+-]+)")

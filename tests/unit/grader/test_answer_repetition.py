@@ -15,48 +15,28 @@ FUNCTIONS = (
 )
 SIGNS = (
     *("-", "+", "^", "_", "x^", "x_", "2^", "!", "'", "²", "x²", "°", r"^\circ", "%", "=", "<"),
-    *(
-        ",",
-        ";",
-        ":",
-        "/",
-        "1/",
-        "*",
-        ".",
-        "|",
-        "x|",
-        "&",
-        r"\\",
-        "$",
-        r"\$",
-        "1,",
-        "1+",
-        "x=",
-        "1<",
-    ),
+    *(",", ";", ":", "/", "1/", "*", ".", "|", "x|", "&", r"\\", "$", r"\$"),
+    *("1,", "1+", "x=", "1<"),
     *(r"\cup ", r"\in ", r"\le ", r"\pm ", r"\approx ", r"\equiv ", r"\text{a}", " or ", r"\not"),
 )
 PAIRS = (
     *(("(", ")"), ("[", "]"), ("{", "}"), (r"\{", r"\}"), ("|", "|"), (r"\lfloor ", r"\rfloor ")),
     *((r"\sqrt{", "}"), (r"\sqrt[", "]"), (r"\frac{", "}{1}"), (r"\binom{", "}{1}"), ("x^{", "}")),
-    *(
-        (r"\text{", "}"),
-        (r"\boxed{", "}"),
-        ("x_{", "}"),
-        ("-(", ")"),
-        (r"\sin(", ")"),
-        ("(1,", ")"),
-    ),
-    *((r"\{x:", r"\}"), (r"x\in\{x|", r"\}"), ("f(", ")"), (r"\begin{pmatrix}", r"\end{pmatrix}")),
+    *((r"\text{", "}"), (r"\boxed{", "}"), ("x_{", "}"), ("-(", ")"), (r"\sin(", ")")),
+    *(("(1,", ")"), ("f(", ")")),
+    *((r"\{x:", r"\}"), (r"x\in\{x|", r"\}"), (r"\begin{pmatrix}", r"\end{pmatrix}")),
 )
 TIMES = (20, 300, 1000)
 
 
 def read_in_event_loop(gold: str, answer: str) -> None:
-    """What the verifier does outside the pool, and more: it reads no long answers there."""
-    assert compare_answers(gold, answer).equal in (True, False, None)
-    assert is_too_large(read_text(answer)) in (True, False)
-    assert last_boxed(rf"\boxed{{{answer}}}") is None or answer
+    """What the verifier does outside the pool, and more: it reads no long answers there.
+
+    Nothing is asked of the results: no exception may leave any of it.
+    """
+    compare_answers(gold, answer)
+    is_too_large(read_text(answer))
+    last_boxed(rf"\boxed{{{answer}}}")
 
 
 @pytest.mark.parametrize("repeated", FUNCTIONS + SIGNS)
