@@ -43,7 +43,7 @@ class EngineSettings:
             max_sequences=read_number(environment, "WEIR_ROLLOUT_MAX_SEQUENCES", int, 256),
             kv_cache_bytes=kv_cache_mib * _MIB or None,
             gpu_memory=read_number(environment, "WEIR_ROLLOUT_GPU_MEMORY", float, 0.9),
-            num_gpus=read_number(environment, "WEIR_ROLLOUT_GPUS", int, 1),
+            num_gpus=read_number(environment, "WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE", int, 1),
             sync_timeout_s=read_number(environment, "WEIR_ROLLOUT_SYNC_TIMEOUT_S", float, 120.0),
         )
 

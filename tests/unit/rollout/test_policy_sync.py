@@ -126,7 +126,7 @@ def test_a_shape_is_read_only_from_what_was_announced(tmp_path: Path) -> None:
 
 def test_settings_come_from_the_recipe_and_the_environment() -> None:
     model = a_recipe(model={"dtype": "bfloat16", "max_context": 100}).model
-    environment = {"WEIR_ROLLOUT_KV_CACHE_MIB": "64", "WEIR_ROLLOUT_GPUS": "2"}
+    environment = {"WEIR_ROLLOUT_KV_CACHE_MIB": "64", "WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE": "2"}
     settings = EngineSettings.from_environment(model, environment)
     assert (settings.dtype, settings.max_context) == ("bfloat16", 100)
     assert (settings.kv_cache_bytes, settings.num_gpus) == (64 * 2**20, 2)

@@ -1,0 +1,363 @@
+"""Who has which GPU: one line, read alike for processes, compose files and Ray. Pure.
+
+::
+
+    WEIR_GPUS="learner=0-3 rollout=4,5 rollout=6,7"          two engines, each split over two GPUs
+    WEIR_GPUS="learner=0 rollout=1 judge=2 idle=3"           a judge of the stack's own
+    WEIR_GPUS="learner=0 rollout=0@0.4"                      shared: the engine takes 40 % of GPU 0
+    WEIR_GPUS="learner=a:0-7,b:0-7 rollout=c:0-3 rollout=c:4-7"    on the nodes a, b and c of a Ray cluster
+
+The learner has one rank per GPU. Each ``rollout=`` is one engine, and its GPUs are its tensor
+parallelism. GPUs are counted from 0 among those that the machine shows (CUDA_VISIBLE_DEVICES).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+ENGINES = ("rollout", "judge")
+_ROLES = ("learner", *ENGINES, "idle")
+_ITEM = re.compile(r"(?P<role>\w+)=(?P<gpus>[^@\s]+)(?:@(?P<share>\S+))?")
+_GPUS = re.compile(r"(?:(?P<node>[\w.-]+):)?(?P<first>\d{1,4})(?:-(?P<last>\d{1,4}))?")
+_EXAMPLE = "WEIR_GPUS='learner=0-3 rollout=4,5 rollout=6,7'"
+_SHARED_ENGINE = 0.4  # of a single GPU, in the absence of a line; the learner has the rest
+MOST_OF_A_GPU = 0.9  # what the processes of a GPU may take together; the rest is CUDA's own
+THIS_MACHINE = ""
+
+
+class PlacementError(ValueError):
+    """A placement that cannot be; the text names every problem and what to write instead."""
+
+
+@dataclass(frozen=True, order=True)
+class Gpu:
+    """One GPU of a node; the only node of a line without nodes is ``""``, this machine."""
+
+    node: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.node}:{self.index}" if self.node else str(self.index)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where the processes of one launch run: a learner's ranks on one node, or one engine."""
+
+    role: str
+    gpus: tuple[Gpu, ...] = ()  # none: it computes on the CPU
+    share: float | None = None  # of each GPU's memory that an engine may take; None: most of it
+    ranks: int = 1  # processes; of an engine always 1
+
+    @property
+    def node(self) -> str:
+        """The node of its GPUs."""
+        return self.gpus[0].node if self.gpus else THIS_MACHINE
+
+    def __str__(self) -> str:
+        share = "" if self.share is None else f"@{self.share:g}"
+        return f"{self.role}={_ranges(self.gpus)}{share}"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What runs where: the learner's seats, one per node, the engines that sample, and a judge."""
+
+    learner: tuple[Seat, ...]
+    rollouts: tuple[Seat, ...]
+    judge: Seat | None = None
+    idle: tuple[Gpu, ...] = ()
+
+    @property
+    def seats(self) -> tuple[Seat, ...]:
+        """Every seat."""
+        return (*self.learner, *self.rollouts, *([self.judge] if self.judge else []))
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the learner, over all nodes."""
+        return sum(seat.ranks for seat in self.learner)
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether anything computes on a GPU."""
+        return any(seat.gpus for seat in self.seats)
+
+    def learner_share(self, gpu: Gpu) -> float:
+        """The part of a GPU that the engines on it leave to the learner."""
+        return MOST_OF_A_GPU - sum(
+            seat.share or 0.0 for seat in self.seats if seat.role in ENGINES and gpu in seat.gpus
+        )
+
+    def __str__(self) -> str:
+        """The line that describes it."""
+        learner = f"learner={_ranges(gpu for seat in self.learner for gpu in seat.gpus)}"
+        engines = [str(seat) for seat in self.seats if seat.role in ENGINES]
+        return " ".join([learner, *engines, *([f"idle={_ranges(self.idle)}"] if self.idle else [])])
+
+
+def parse(line: str, available: Mapping[str, int] | None = None) -> Placement:
+    """Read a placement.
+
+    Args:
+        line: as in WEIR_GPUS.
+        available: the number of GPUs of each node, ``{"": 8}`` for this machine; None if the box
+            is not known, and taken to be as large as the line says.
+
+    Raises:
+        PlacementError: naming every problem of the line.
+    """
+    problems: list[str] = []
+    items = [_item(word, problems) for word in line.split()]
+    seats = [seat for seat in items if seat is not None]
+    learner = [gpu for seat in seats if seat.role == "learner" for gpu in seat.gpus]
+    placement = Placement(
+        learner=tuple(_learner_seats(learner)),
+        rollouts=tuple(seat for seat in seats if seat.role == "rollout"),
+        judge=next((seat for seat in seats if seat.role == "judge"), None),
+        idle=tuple(gpu for seat in seats if seat.role == "idle" for gpu in seat.gpus),
+    )
+    if not problems:  # what could not be read would be missed again
+        problems += _missing(seats)
+        problems += _misplaced(seats)
+        problems += _shared_wrongly(seats)
+        problems += _beyond(seats, _box_of(seats) if available is None else available)
+    if problems:
+        raise PlacementError(f"WEIR_GPUS={line!r}: {'; '.join(problems)}. Example: {_EXAMPLE}")
+    return placement
+
+
+def divide(num_gpus: int) -> Placement:
+    """A sensible placement of one machine's GPUs: half of them learn, each other one samples.
+
+    A single GPU is shared. No GPU at all is `on_cpus`.
+    """
+    if num_gpus < 2:
+        engine = Seat("rollout", (Gpu(THIS_MACHINE, 0),), share=_SHARED_ENGINE)
+        return Placement(tuple(_learner_seats(engine.gpus)), (engine,))
+    gpus = [Gpu(THIS_MACHINE, index) for index in range(num_gpus)]
+    half = num_gpus // 2
+    engines = tuple(Seat("rollout", (gpu,)) for gpu in gpus[half:])
+    return Placement(tuple(_learner_seats(gpus[:half])), engines)
+
+
+def on_cpus(num_ranks: int, num_rollouts: int) -> Placement:
+    """A placement without GPUs."""
+    rollouts = tuple(Seat("rollout") for _ in range(num_rollouts))
+    return Placement((Seat("learner", ranks=num_ranks),), rollouts)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The placement of a machine, how CUDA names its GPUs in order, and how that was decided."""
+
+    placement: Placement
+    visible: tuple[str, ...]
+    how: str
+
+
+def choose(environment: Mapping[str, str], device_files: Iterable[str]) -> Choice:
+    """The placement that an environment asks for, else a sensible one.
+
+    Args:
+        environment: WEIR_GPUS and CUDA_VISIBLE_DEVICES, or WEIR_LEARNER_RANKS and WEIR_ROLLOUTS
+            where there is no GPU.
+        device_files: the names in ``/dev``.
+
+    Raises:
+        PlacementError: naming every problem.
+    """
+    visible = visible_gpus(environment, device_files)
+    if line := environment.get("WEIR_GPUS"):
+        return Choice(parse(line, {THIS_MACHINE: len(visible)}), visible, "as WEIR_GPUS says")
+    counts = {name: environment.get(name) for name in ("WEIR_LEARNER_RANKS", "WEIR_ROLLOUTS")}
+    if not visible:
+        ranks, rollouts = (_positive(name, text or "1") for name, text in counts.items())
+        return Choice(on_cpus(ranks, rollouts), (), "this machine shows no GPU")
+    if wrong := [name for name, text in counts.items() if text]:
+        raise PlacementError(
+            f"{' and '.join(wrong)} count processes on CPUs, but this machine shows "
+            f"{len(visible)} GPUs: write WEIR_GPUS instead, for example "
+            f"WEIR_GPUS='{divide(len(visible))}', or hide the GPUs with CUDA_VISIBLE_DEVICES="
+        )
+    half = "its one GPU is shared" if len(visible) == 1 else "half of the GPUs learn"
+    return Choice(divide(len(visible)), visible, f"{half}; WEIR_GPUS would say otherwise")
+
+
+def visible_gpus(environment: Mapping[str, str], device_files: Iterable[str]) -> tuple[str, ...]:
+    """How CUDA names the GPUs that it shows, in order: what CUDA_VISIBLE_DEVICES lists, else all.
+
+    >>> visible_gpus({}, ["nvidia0", "nvidia1", "nvidiactl"])
+    ('0', '1')
+    >>> visible_gpus({"CUDA_VISIBLE_DEVICES": "3,1"}, [])
+    ('3', '1')
+    """
+    listed = environment.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        names = [name.strip() for name in listed.split(",")]
+        end = next((i for i, name in enumerate(names) if name in {"", "-1"}), len(names))
+        return tuple(names[:end])  # as CUDA does: nothing after a name that is none
+    numbers = sorted(
+        int(match[1]) for name in device_files if (match := re.fullmatch(r"nvidia(\d+)", name))
+    )
+    return tuple(str(number) for number in range(len(numbers)))
+
+
+def environment_of(seat: Seat, visible: Sequence[str] | None = None) -> dict[str, str]:
+    """The variables that bind the processes of a seat to its GPUs.
+
+    Args:
+        seat: of a placement.
+        visible: how CUDA names the GPUs of the node, in order; by default by their numbers.
+    """
+    if not seat.gpus:
+        return {}
+    names = [visible[gpu.index] if visible else str(gpu.index) for gpu in seat.gpus]
+    variables = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(names)}
+    if seat.role == "rollout":
+        variables["WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE"] = str(len(seat.gpus))
+        if seat.share is not None:
+            variables["WEIR_ROLLOUT_GPU_MEMORY"] = f"{seat.share:g}"
+    return variables
+
+
+def split_problem(num_gpus: int, heads: int, key_value_heads: int) -> str | None:
+    """Why vLLM cannot split a model with so many attention heads over an engine's GPUs, if so."""
+    if heads % num_gpus:
+        return f"its {heads} attention heads cannot be split evenly over {num_gpus} GPUs"
+    if key_value_heads % num_gpus and num_gpus % key_value_heads:
+        return (
+            f"its {key_value_heads} key-value heads can neither be split evenly over {num_gpus} "
+            "GPUs nor be copied evenly to them"
+        )
+    return None
+
+
+def _positive(name: str, text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,3}", text):
+        raise PlacementError(f"{name}={text!r}: give a whole number from 1 to 9999")
+    return int(text)
+
+
+def _item(word: str, problems: list[str]) -> Seat | None:
+    match = _ITEM.fullmatch(word)
+    if match is None or match["role"] not in _ROLES:
+        problems.append(f"{word!r} is not ROLE=GPUS with one of the roles {', '.join(_ROLES)}")
+        return None
+    gpus = _gpus(match["gpus"])
+    if gpus is None:
+        problems.append(f"{word!r}: write GPUs as 0, 0,2 or 0-3, on a node as a:0-3")
+        return None
+    share = _share(match["share"])
+    if match["share"] is not None and (share is None or match["role"] not in ENGINES):
+        problems.append(
+            f"{word!r}: only a rollout or judge takes a share, above 0 and at most {MOST_OF_A_GPU}"
+        )
+        return None
+    return Seat(match["role"], gpus, share)
+
+
+def _gpus(text: str) -> tuple[Gpu, ...] | None:
+    """``a:0-2,b:1``; a node counts until another is named. None if it is not written so."""
+    gpus: list[Gpu] = []
+    node = THIS_MACHINE
+    for part in text.split(","):
+        match = _GPUS.fullmatch(part)
+        if match is None:
+            return None
+        node = match["node"] or node
+        first = int(match["first"])
+        last = int(match["last"] or first)
+        if last < first:
+            return None
+        gpus += [Gpu(node, index) for index in range(first, last + 1)]
+    return tuple(gpus)
+
+
+def _share(text: str | None) -> float | None:
+    try:
+        share = float(text or "")
+    except ValueError:
+        return None
+    return share if 0 < share <= MOST_OF_A_GPU else None
+
+
+def _learner_seats(gpus: Iterable[Gpu]) -> Iterator[Seat]:
+    by_node: dict[str, list[Gpu]] = {}
+    for gpu in gpus:
+        by_node.setdefault(gpu.node, []).append(gpu)
+    for on_node in by_node.values():
+        yield Seat("learner", tuple(on_node), ranks=len(on_node))
+
+
+def _missing(seats: Sequence[Seat]) -> Iterator[str]:
+    counts = Counter(seat.role for seat in seats)
+    for role in ("learner", "rollout"):
+        if not counts[role]:
+            yield f"no GPU for the {role}; write {role}="
+    for role in ("learner", "judge"):
+        if counts[role] > 1:
+            yield f"{role}= is there {counts[role]} times; name all its GPUs in one"
+
+
+def _misplaced(seats: Sequence[Seat]) -> Iterator[str]:
+    for seat in seats:
+        if seat.role in ENGINES and len({gpu.node for gpu in seat.gpus}) > 1:
+            yield f"{seat}: an engine's GPUs must be of one node"
+        for gpu, times in Counter(seat.gpus).items():
+            if times > 1:
+                yield f"{seat}: GPU {gpu} is named {times} times"
+    if len({bool(gpu.node) for seat in seats for gpu in seat.gpus}) > 1:
+        yield "either every GPU is of a named node, or none is"
+
+
+def _shared_wrongly(seats: Sequence[Seat]) -> Iterator[str]:
+    """Two processes may share a GPU only where each engine on it says what it takes."""
+    for gpu in sorted({gpu for seat in seats for gpu in seat.gpus}):
+        there = [seat for seat in seats if gpu in seat.gpus]
+        if len(there) < 2:
+            continue
+        names = " and ".join(str(seat) for seat in there)
+        if any(seat.role not in ENGINES and seat.role != "learner" for seat in there):
+            yield f"GPU {gpu} is idle and given away: {names}"
+        elif any(seat.role in ENGINES and seat.share is None for seat in there):
+            yield f"GPU {gpu} is given twice: {names}; to share it write rollout={gpu}@0.4"
+        elif sum(seat.share or 0.0 for seat in there) > MOST_OF_A_GPU:
+            yield f"GPU {gpu}: the shares of {names} exceed {MOST_OF_A_GPU} of it"
+
+
+def _beyond(seats: Sequence[Seat], available: Mapping[str, int]) -> Iterator[str]:
+    """GPUs that are not there, and GPUs that nobody has."""
+    named = {gpu for seat in seats for gpu in seat.gpus}
+    for node in sorted({gpu.node for gpu in named} - set(available)):
+        yield f"there is no node {node!r}, only {', '.join(sorted(available)) or 'none'}"
+    for node, number in sorted(available.items()):
+        of_node = {gpu.index for gpu in named if gpu.node == node}
+        where = f"node {node}" if node else "this machine"
+        for index in sorted(index for index in of_node if index >= number):
+            shown = f"shows GPUs 0-{number - 1}" if number else "shows none"
+            yield f"GPU {Gpu(node, index)} is not there: {where} {shown}"
+        unused = [Gpu(node, index) for index in range(number) if index not in of_node]
+        if unused and (of_node or not node):
+            yield f"nobody has {_ranges(unused)}; give it a role, or write idle={_ranges(unused)}"
+
+
+def _box_of(seats: Sequence[Seat]) -> dict[str, int]:
+    box: dict[str, int] = {}
+    for gpu in (gpu for seat in seats for gpu in seat.gpus):
+        box[gpu.node] = max(box.get(gpu.node, 0), gpu.index + 1)
+    return box
+
+
+def _ranges(gpus: Iterable[Gpu]) -> str:
+    """GPUs as a line writes them, runs of numbers as ranges."""
+    runs: list[list[Gpu]] = []
+    for gpu in gpus:
+        if runs and gpu == Gpu(runs[-1][-1].node, runs[-1][-1].index + 1):
+            runs[-1].append(gpu)
+        else:
+            runs.append([gpu])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1].index}" for run in runs)
