@@ -1,11 +1,11 @@
-"""Who has which GPU: one line, read alike for processes, compose files and Ray. Pure.
+"""Who has which GPU: one line, WEIR_GPUS, read alike for processes, compose and Ray. Pure.
 
 ::
 
-    WEIR_GPUS="learner=0-3 rollout=4,5 rollout=6,7"          two engines, each split over two GPUs
-    WEIR_GPUS="learner=0 rollout=1 judge=2 idle=3"           a judge of the stack's own
-    WEIR_GPUS="learner=0 rollout=0@0.4"                      shared: the engine takes 40 % of GPU 0
-    WEIR_GPUS="learner=a:0-7,b:0-7 rollout=c:0-3 rollout=c:4-7"    on the nodes a, b and c of a Ray cluster
+    learner=0-3 rollout=4,5 rollout=6,7        two engines, each split over two GPUs
+    learner=0 rollout=1 judge=2 idle=3         a judge of the stack's own
+    learner=0 rollout=0@0.4                    shared: the engine takes 40 % of GPU 0
+    learner=a:0-7,b:0-7 rollout=c:0-3 idle=c:4-7      on the nodes a, b and c of a Ray cluster
 
 The learner has one rank per GPU. Each ``rollout=`` is one engine, and its GPUs are its tensor
 parallelism. GPUs are counted from 0 among those that the machine shows (CUDA_VISIBLE_DEVICES).
