@@ -32,7 +32,7 @@ graders = APIRouter(prefix="/v1/fine_tuning/alpha/graders", tags=["graders"])
 
 
 def create_app(service: Service, *, max_file_bytes: int = MAX_FILE_BYTES) -> FastAPI:
-    """The gateway's application; the chassis adds /healthz, /readyz and /metrics in front of it."""
+    """The gateway's application; the chassis adds /healthz, /readyz and the like in front of it."""
     app = FastAPI(title="Weir", description="Reinforcement learning for language models")
     shelf = FileShelf(service.deployment.files_dir, max_file_bytes)
     app.state.desk = JobDesk(service, shelf)
