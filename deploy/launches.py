@@ -1,10 +1,13 @@
-"""What a stack consists of: the command line and the environment of each of its processes. Pure."""
+"""What a stack consists of: the command line and the environment of each of its processes. Pure.
+
+A launch says nothing of where it runs; that is for `deploy.local`, or `deploy.ray_cluster`.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from deploy.placement import Placement, PlacementError, Seat, environment_of, number_of
@@ -15,13 +18,14 @@ _ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Launch:
-    """How one process is started. Its port is chosen where it runs, see `environment_at`."""
+    """How one process is started. A free port is chosen where it runs, unless one is asked for."""
 
     name: str
     role: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     seat: Seat | None = None
+    port: int = 0  # asked for; 0: any
     # Where it says over HTTP that it has started; None: it is enough that its port accepts.
     startup_path: str | None = "/startupz"
     is_awaited: bool = True  # by the start of the stack; a judge loads for minutes
@@ -31,8 +35,9 @@ class Launch:
         return {**self.environment, "WEIR_PORT": str(port)}
 
     def command_at(self, port: int) -> list[str]:
-        """Its command line when it serves on a port."""
-        return [str(port) if word == "{port}" else word for word in self.command]
+        """Its command line when it serves on a port, by the Python that runs there."""
+        here = {"{python}": sys.executable, "{port}": str(port)}
+        return [here.get(word, word) for word in self.command]
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,9 @@ def launches(
         shared: the variables that all of them get.
         environment: of the person who starts the stack: how many graders, which judge.
         visible: how CUDA names the GPUs of the node; None leaves the choice of devices to others.
+
+    Raises:
+        PlacementError: if a variable is no number.
     """
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if placement.uses_gpus and visible else {}
 
@@ -65,7 +73,7 @@ def launches(
     def on_seat(role: str, name: str, seat: Seat, command: Sequence[str]) -> Launch:
         return Launch(name, role, tuple(command), {**shared, **_devices(seat, visible)}, seat)
 
-    yield on_cpu("gateway", "gateway")
+    yield replace(on_cpu("gateway", "gateway"), port=port_of(environment, "WEIR_GATEWAY_PORT"))
     for index in range(number_of(environment, "WEIR_GRADERS")):
         yield on_cpu("grader", f"grader-{index}")
     for index, seat in enumerate(placement.rollouts):
@@ -87,6 +95,18 @@ def learner_command(
         meeting += ["--master-addr", meet_at.address, "--master-port", str(meet_at.port)]
     launcher = [*_module("torch.distributed.run"), *meeting, "--nproc-per-node", str(ranks)]
     return (*launcher, "-m", "services.learner")
+
+
+def port_of(environment: Mapping[str, str], variable: str) -> int:
+    """The port that a variable asks for; 0 if it does not.
+
+    Raises:
+        PlacementError: naming the variable.
+    """
+    text = environment.get(variable) or "0"
+    if not text.isdecimal() or int(text) >= 2**16:
+        raise PlacementError(f"{variable}={text!r}: give a port, from 1 to {2**16 - 1}")
+    return int(text)
 
 
 def python_path(environment: Mapping[str, str]) -> str:
@@ -120,7 +140,9 @@ def judge_launch(
     words = (word for option in options.items() for word in option)
     command = (*_module("vllm.entrypoints.openai.api_server"), *words)
     devices = _devices(seat, visible)
-    return Launch("judge", "judge", command, devices, seat, "/health", is_awaited=False)
+    return Launch(
+        "judge", "judge", command, devices, seat, startup_path="/health", is_awaited=False
+    )
 
 
 def _devices(seat: Seat, visible: Sequence[str] | None) -> dict[str, str]:
@@ -131,4 +153,4 @@ def _devices(seat: Seat, visible: Sequence[str] | None) -> dict[str, str]:
 
 
 def _module(name: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", name)
+    return ("{python}", "-m", name)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from deploy.home import Home
-from deploy.launches import Launch, judge_launch, launches, python_path
+from deploy.launches import Launch, judge_launch, launches, port_of, python_path
 from deploy.placement import Choice, PlacementError, choose
 from deploy.processes import STOP_TIMEOUT_S, Process, StackError, free_ports, say, stop_all
 
@@ -119,7 +119,8 @@ def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -
     """
     keys, password = home.api_key(environment), secrets.token_hex(16)
     ports = free_ports()
-    redis_port = _port(environment, "WEIR_REDIS_PORT") or next(ports)
+    asked = port_of(environment, "WEIR_REDIS_PORT")
+    redis_port = _check_port(asked, "WEIR_REDIS_PORT") if asked else next(ports)
     redis_url = f"redis://:{password}@127.0.0.1:{redis_port}/0"
     shared = {
         "WEIR_REDIS_URL": redis_url,
@@ -135,16 +136,18 @@ def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -
         "PYTHONUNBUFFERED": "1",
     }
 
-    def process(launch: Launch, port: int | None = None) -> Process:
+    def process(launch: Launch) -> Process:
         log = home.path / "logs" / f"{launch.name}.log"
-        return Process(launch, port or next(ports), log, held=(home.lock,))
+        return Process(launch, launch.port or next(ports), log, held=(home.lock,))
 
     judge = [process(launch) for launch in _judge(environment, choice)]
     for each in judge:
         shared["WEIR_JUDGE_URL"] = f"http://127.0.0.1:{each.port}/v1"
     gateway, *others = launches(choice.placement, shared, environment, choice.visible)
-    front = process(gateway, _port(environment, "WEIR_GATEWAY_PORT"))
-    valkey = process(_VALKEY, redis_port)
+    if gateway.port:
+        _check_port(gateway.port, "WEIR_GATEWAY_PORT")
+    front = process(gateway)
+    valkey = process(replace(_VALKEY, port=redis_port))
     return Stack(
         home=home,
         url=f"http://127.0.0.1:{front.port}",
@@ -197,27 +200,22 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _port(environment: Mapping[str, str], variable: str) -> int | None:
-    """The port that a variable asks for, None if it does not.
+def _check_port(port: int, variable: str) -> int:
+    """A port that was asked for must be free.
 
     Raises:
-        StackError: if it is none, or taken.
+        StackError: if it is not.
     """
-    text = environment.get(variable)
-    if not text:
-        return None
-    if not text.isdecimal() or not 0 < int(text) < 2**16:
-        raise StackError(f"{variable}={text!r}: give a port, from 1 to {2**16 - 1}")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", int(text)))
+            probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise StackError(
-                f"{variable}={text}: {error.strerror}; choose another port, or unset it for a "
+                f"{variable}={port}: {error.strerror}; choose another port, or unset it for a "
                 "free one"
             ) from error
-    return int(text)
+    return port
 
 
 def _why_not_started(process: Process) -> str:

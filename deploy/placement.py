@@ -139,8 +139,13 @@ def divide(num_gpus: int) -> Placement:
     if num_gpus < 2:
         engine = Seat("rollout", (Gpu(THIS_MACHINE, 0),), share=_SHARED_ENGINE)
         return Placement(tuple(_learner_seats(engine.gpus)), (engine,))
-    gpus = [Gpu(THIS_MACHINE, index) for index in range(num_gpus)]
-    half = num_gpus // 2
+    return divide_nodes({THIS_MACHINE: num_gpus})
+
+
+def divide_nodes(available: Mapping[str, int]) -> Placement:
+    """The same for two GPUs and more of a cluster, by the number of GPUs of each node."""
+    gpus = [Gpu(node, index) for node, number in available.items() for index in range(number)]
+    half = len(gpus) // 2
     engines = tuple(Seat("rollout", (gpu,)) for gpu in gpus[half:])
     return Placement(tuple(_learner_seats(gpus[:half])), engines)
 
@@ -339,7 +344,8 @@ def _beyond(seats: Sequence[Seat], available: Mapping[str, int]) -> Iterator[str
     """GPUs that are not there, and GPUs that nobody has."""
     named = {gpu for seat in seats for gpu in seat.gpus}
     for node in sorted({gpu.node for gpu in named} - set(available)):
-        yield f"there is no node {node!r}, only {', '.join(sorted(available)) or 'none'}"
+        known = ", ".join(sorted(filter(None, available)))
+        yield f"there is no node {node!r}, only {known or 'this machine (no cluster of Ray)'}"
     for node, number in sorted(available.items()):
         of_node = {gpu.index for gpu in named if gpu.node == node}
         where = f"node {node}" if node else "this machine"

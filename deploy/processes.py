@@ -54,6 +54,11 @@ class Process:
         """How it is called in logs."""
         return self.launch.name
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it ran, and has come to an end by itself."""
+        return self.running is not None and self.running.poll() is not None
+
     def start(self) -> None:
         """Start it, in a session of its own."""
         log = self.log_path.open("ab") if self.log_path else None

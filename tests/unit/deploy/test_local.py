@@ -93,7 +93,7 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(StackError, match=f"WEIR_GATEWAY_PORT={port}: Address already in use"):
             stack_of(tmp_path, WEIR_GATEWAY_PORT=str(port))
-    with pytest.raises(StackError, match="WEIR_REDIS_PORT='http': give a port"):
+    with pytest.raises(PlacementError, match="WEIR_REDIS_PORT='http': give a port"):
         stack_of(tmp_path, WEIR_REDIS_PORT="http")
 
 
