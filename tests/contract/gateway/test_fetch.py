@@ -252,14 +252,30 @@ def test_two_models_of_one_size_are_never_mixed(
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_a_model_that_changed_under_way_is_not_glued(
+class Replaces(Cuts):
+    """A line behind which the weights are replaced once they have been listed."""
+
+    def __init__(self, weights: Path) -> None:
+        super().__init__()
+        self.weights = weights
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith(WEIGHTS):
+            later = self.weights.stat().st_mtime + 2
+            self.weights.write_bytes(secrets.token_bytes(3 * MIB))
+            os.utime(self.weights, (later, later))
+        return super().handle_request(request)
+
+
+def test_weights_that_are_replaced_under_way_are_not_glued(
     stack: Stack, http: httpx.Client, tmp_path: Path
 ) -> None:
     job_id, folder = a_trained_job(stack, http)
     end_after(stack, job_id, tmp_path, 2 * MIB)
-    (folder / WEIGHTS).write_bytes(secrets.token_bytes(3 * MIB))
-    with WeirClient(stack.url, KEY) as client:
+    line = Replaces(folder / WEIGHTS)
+    with WeirClient(stack.url, KEY, transport=line) as client:
         client.fetch_model(job_id, tmp_path)
+    assert ranges(line)[0] >= 2 * MIB - 100
     assert content(tmp_path) == content(folder)
 
 
