@@ -56,8 +56,9 @@ def _parser() -> argparse.ArgumentParser:
             verb.add_argument("name", metavar=argument)
         return verb
 
-    add("up", _local, "start the stack on this machine")
-    add("down", _local, "stop the stack on this machine")
+    up = add("up", _up, "start the stack on this machine, or on a Ray cluster")
+    up.add_argument("--ray", metavar="ADDRESS", help="of the cluster's head, such as auto")
+    add("down", _down, "stop the stack that was started here")
     add("run", _run, "submit the job of a recipe and follow it", "RECIPE")
     add("watch", _watch, "follow a job", "JOB")
     add("jobs", _jobs, "list jobs, newest first")
@@ -71,15 +72,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _become(module: str, arguments: Sequence[str]) -> NoReturn:
-    """Become the command of another service, since the gateway imports none."""
+    """Become another command, since the gateway imports no other service."""
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
 
 
-def _local(given: argparse.Namespace) -> NoReturn:
-    """Become the command that owns the local stack, so that it gets Ctrl-C itself."""
-    sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "deploy.local", given.verb])
+def _up(given: argparse.Namespace) -> NoReturn:
+    """Become the command that owns the stack, so that it gets Ctrl-C itself."""
+    if given.ray:
+        _become("deploy.ray_cluster", [given.ray])
+    _become("deploy.local", ["up"])
+
+
+def _down(_: argparse.Namespace) -> NoReturn:
+    _become("deploy.local", ["down"])
 
 
 def _run(given: argparse.Namespace) -> int:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 
 from services.chassis.deployment import Deployment, DeploymentError
+from services.chassis.parent import die_with_parent
 from services.chassis.service import Service, run_service
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-_PR_SET_PDEATHSIG = 1
 
 
 async def lead(service: Service) -> None:
@@ -31,7 +29,8 @@ def main() -> None:
     from services.learner.ranks import Rank
 
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        _die_with_launcher()
+        # torchrun gives each rank a session of its own, out of reach of who kills its group.
+        die_with_parent()
     try:
         Deployment.from_environment().load_extensions()
     except DeploymentError as error:
@@ -41,11 +40,6 @@ def main() -> None:
         run_service("learner", lead)
     else:
         Rank().follow()
-
-
-def _die_with_launcher() -> None:
-    """torchrun gives each rank a session of its own, out of reach of who kills its group."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import multiprocessing
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -33,6 +34,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from services.chassis.parent import die_with_parent
 from services.rollout.errors import EngineDied, EngineError, LoadError, SamplingError
 from services.rollout.samples import Sample, span_of
 from services.rollout.settings import EngineSettings
@@ -40,6 +42,12 @@ from services.rollout.settings import EngineSettings
 _CPU_KV_CACHE_BYTES = 512 * 2**20
 _CPU_BATCH_TOKENS = 4096
 _SHUT_DOWN_S = 3.0
+
+
+if multiprocessing.parent_process() is not None:
+    # vLLM has imported this file for `WeightsLoader` into a process of the engine's own, which
+    # would outlive a service that is killed, and keep its memory.
+    die_with_parent()
 
 
 class WeightsLoader:

@@ -19,6 +19,12 @@ from tests.stack.conftest import of_home, start, wait_for
 from tests.stack.test_stack import assert_every_group_is_accounted_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
+QUICK_TO_NOTICE = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 2000,
+    "health_check_failure_threshold": 3,
+}
 PLACEMENT = "learner=a:0,c:0 rollout=a:1 rollout=b:0 idle=b:1,c:1"
 
 
@@ -33,9 +39,9 @@ class Nodes:
     def address(self) -> str:
         return str(self.cluster.address)
 
-    def add(self, name: str) -> None:
+    def add(self, name: str, **settings: Any) -> None:
         self.running[name] = self.cluster.add_node(
-            num_cpus=3, num_gpus=2, resources={f"node:{name}": 1}, include_dashboard=name == "a"
+            num_cpus=3, num_gpus=2, resources={f"node:{name}": 1}, **settings
         )
 
     def kill(self, name: str) -> None:
@@ -47,8 +53,9 @@ class Nodes:
 def nodes() -> Iterator[Nodes]:
     """Three nodes; their GPUs are declared and not there, so all compute on the CPU."""
     made = Nodes(Cluster())
-    for name in "abc":
-        made.add(name)
+    made.add("a", include_dashboard=True, _system_config=QUICK_TO_NOTICE)
+    made.add("b")
+    made.add("c")
     yield made
     ray.shutdown()
     made.cluster.shutdown()
@@ -101,20 +108,3 @@ def test_a_job_survives_the_death_of_a_node_that_samples_and_of_one_that_learns(
         assert stack.supervisor.wait(60) == 0
     wait_for(lambda: not of_home(stack.home), 30, "the processes of the stack to end")
     assert not (stack.home / "stack.json").exists()
-
-
-def test_what_the_cluster_cannot_place_is_told(nodes: Nodes, tmp_path: Path) -> None:
-    """No node is called d, and no node has three GPUs."""
-    for line, words in (
-        ("learner=a:0 rollout=d:0 idle=a:1", "there is no node 'd', only"),
-        ("learner=0 rollout=1-3", "the cluster has no place for the rollout: it needs"),
-    ):
-        stack = start(
-            tmp_path / "home",
-            "deploy.ray_cluster",
-            nodes.address,
-            WEIR_GPUS=line,
-            WEIR_REDIS_URL="redis://nowhere",
-            WEIR_DATA_DIR=str(tmp_path),
-        )
-        assert stack.supervisor.wait(120) == 1, words
