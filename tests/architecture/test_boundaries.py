@@ -23,6 +23,11 @@ BREACHES = {
     "vLLM has one door": ("services/rollout/chat.py", "import vllm"),
     "DeepSpeed has one door": ("services/learner/loop.py", "import deepspeed"),
     "deploy starts services and imports none": ("deploy/local.py", "import protocol.streams"),
+    "of deploy, the learner reads the placement": (
+        "services/learner/job.py",
+        "import deploy.local",
+    ),
+    "a placement is the standard library": ("deploy/placement.py", "import numpy"),
 }
 
 

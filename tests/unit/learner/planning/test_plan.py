@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 from protocol.recipe import Recipe, load_recipe, parse_recipe
-
-from services.learner import plan as planning
 from services.learner.footprint import GIB
-from services.learner.plan import Machine, Plan, PlanError, machine_of, make_plan, redis_size
 from services.learner.plan_view import ASSUMPTION, defaults_of, resolved, show
 from services.learner.plan_warnings import warnings
+
+from services.learner import plan as planning
+from services.learner.plan import Machine, Plan, PlanError, machine_of, make_plan, redis_size
 from tests.architecture.project import ROOT
 from tests.builders import a_recipe
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from protocol.recipe import Recipe
-
 from services.learner.footprint import (
     GIB,
     Item,
@@ -26,6 +25,7 @@ from services.learner.model_shape import (
     UnknownModel,
     shape_of_config,
 )
+
 from tests.architecture.project import ROOT
 from tests.builders import a_recipe
 
