@@ -85,9 +85,8 @@ class StepSeconds:
 
 
 def kind_of(gpu_bytes: int) -> GpuKind:
-    """The largest kind of the table whose memory such a GPU has, else the smallest."""
-    within = [kind for kind in KINDS if kind.gib * GIB <= gpu_bytes]
-    return within[-1] if within else KINDS[0]
+    """The kind of the table whose memory comes nearest."""
+    return min(KINDS, key=lambda kind: abs(kind.gib * GIB - gpu_bytes))
 
 
 def step_seconds(

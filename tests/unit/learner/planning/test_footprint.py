@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from protocol.recipe import Recipe
-from services.learner.footprint import (
+
+from services.learner.planning.footprint import (
     GIB,
     Item,
     LearnerFootprint,
@@ -18,14 +19,13 @@ from services.learner.footprint import (
     rollout_footprint,
     total,
 )
-from services.learner.model_shape import (
+from services.learner.planning.shape import (
     BUILT_IN,
     DamagedConfig,
     ModelShape,
     UnknownModel,
     shape_of_config,
 )
-
 from tests.architecture.project import ROOT
 from tests.builders import a_recipe
 
