@@ -142,16 +142,13 @@ def _placement(
         if number is None:
             return placements.parse(gpus), "as --gpus says"
         return placements.divide(number), f"as divided for --gpus {number}"
-    line = environment.get("WEIR_GPUS", "")
-    names = list(device_files)
-    visible = placements.visible_gpus(environment, names)
-    if line and (not visible or ":" in line):
-        return placements.parse(line), "as WEIR_GPUS says, of a box that is not this machine"
-    if not visible:
-        assumed = f"this machine shows no GPU: a box of {_ASSUMED_GPUS} is assumed; see --gpus"
-        return placements.divide(_ASSUMED_GPUS), assumed
-    choice = placements.choose(environment, names)
-    return choice.placement, choice.how
+    if line := environment.get("WEIR_GPUS"):  # of a box that may not be this machine
+        return placements.parse(line), "as WEIR_GPUS says"
+    choice = placements.choose(environment, device_files)
+    if choice.visible:
+        return choice.placement, choice.how
+    assumed = f"this machine shows no GPU: a box of {_ASSUMED_GPUS} is assumed; see --gpus"
+    return placements.divide(_ASSUMED_GPUS), assumed
 
 
 def _number_of_gpus(text: str) -> int | None:

@@ -24,8 +24,8 @@ def machine(gpus: str | None = None, devices: Sequence[str] = (), **variables: s
         ("1", {}, EIGHT, "learner=0 rollout=0@0.4", "--gpus 1"),
         ("learner=0,1 rollout=2-3", {}, EIGHT, "learner=0-1 rollout=2-3", "as --gpus says"),
         (None, {"WEIR_GPUS": "learner=0-5 rollout=6-7"}, EIGHT, None, "as WEIR_GPUS says"),
-        (None, {"WEIR_GPUS": "learner=0 rollout=1"}, [], None, "a box that is not this machine"),
-        (None, {"WEIR_GPUS": "learner=a:0,b:0 rollout=b:1"}, EIGHT, None, "not this machine"),
+        (None, {"WEIR_GPUS": "learner=0 rollout=1"}, [], None, "as WEIR_GPUS says"),
+        (None, {"WEIR_GPUS": "learner=a:0,b:0 rollout=b:1"}, EIGHT, None, "as WEIR_GPUS says"),
         (None, {}, EIGHT[:2], "learner=0 rollout=1", "half of the GPUs learn"),
         (None, {"CUDA_VISIBLE_DEVICES": "5"}, EIGHT, "learner=0 rollout=0@0.4", "is shared"),
         (None, {}, [], "learner=0 rollout=1", "shows no GPU: a box of 2 is assumed"),
@@ -56,9 +56,9 @@ def test_gpus_that_cannot_be_are_named(gpus: str, complaint: str) -> None:
         machine(gpus)
 
 
-def test_a_line_of_the_environment_is_held_against_the_gpus_that_are_there() -> None:
-    with pytest.raises(PlanError, match="GPU 8 is not there: this machine shows GPUs 0-7"):
-        machine(None, EIGHT, WEIR_GPUS="learner=0-7 rollout=8")
+def test_counts_of_cpu_processes_are_refused_where_there_are_gpus() -> None:
+    with pytest.raises(PlanError, match="WEIR_LEARNER_RANKS count processes on CPUs"):
+        machine(None, EIGHT, WEIR_LEARNER_RANKS="2")
 
 
 def test_a_shared_gpu_leaves_the_learner_what_its_engine_leaves() -> None:

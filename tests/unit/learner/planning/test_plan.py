@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -335,6 +336,38 @@ def test_the_page_shows_the_recipe_the_files_and_the_memory(
         assert words in page
 
 
+def test_the_page_says_who_has_which_gpu_and_what_fits_where(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = "learner=0-3 rollout=4-6 rollout=7-8 rollout=9@0.5 judge=9@0.4 idle=10"
+    assert command.main(["recipes/papo/qwen2.5-7b.toml", "--gpus", line]) == 0
+    page = re.sub(" +", " ", capsys.readouterr().out)
+    for words in (
+        f"Placement: {line} (as --gpus says)",
+        "learner GPU 0-3 4 ranks, each 47.5 GiB of 72.0 GiB: fits",
+        "rollout GPU 4-6 does not work: its 28 attention heads cannot be split evenly over 3 GPUs",
+        "rollout GPU 7-8 counted as the smallest engine, rollout=9@0.5",
+        "rollout GPU 9@0.5 14.2 GiB of weights, 25.8 GiB for keys and values, of 40.0 GiB: fits",
+        "judge GPU 9@0.4 its model is not part of the recipe",
+        "idle GPU 10",
+    ):
+        assert words in page
+    assert "Seconds of a step" not in page
+
+
+def test_seconds_are_said_to_be_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["recipes/papo/qwen2.5-7b.toml", "--gpus", "learner=0-3 rollout=4,5 rollout=6,7"]
+    assert command.main(arguments) == 0
+    page = re.sub(r"\s+", " ", capsys.readouterr().out)
+    plan = make_plan(
+        load_recipe(ROOT / arguments[0]), replace(MACHINE, placement=parse(arguments[2]))
+    )
+    assert plan.seconds is not None
+    assert "by arithmetic (H100 SXM; no GPU was measured)" in page
+    assert f"a step {plan.seconds.total.seconds:,.1f} s one after the other" in page
+    assert "assumed 40% of a GPU's FLOP/s" in page
+
+
 def test_json_holds_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["recipes/tiny/dapo/qwen2.5-32b.toml", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
@@ -347,6 +380,24 @@ def test_json_holds_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None
     assert data["redis"]["bytes"] == (512 + 512) * 96 * 16
     assert data["recipe"]["training"]["dynamic_sampling"] is True
     assert data["warnings"] == []
+    assert data["placement"]["line"] == "learner=0 rollout=1"
+    assert "is assumed" in data["placement"]["how"]
+    assert (data["learner"]["fits"], data["rollout"]["fits"]) == (True, True)
+    assert data["seconds_by_arithmetic"] is None  # of a float32 model
+
+
+def test_json_has_the_seconds_part_by_part(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["recipes/papo/qwen2.5-7b.toml", "--gpus", "8", "--json"]) == 0
+    seconds = json.loads(capsys.readouterr().out)["seconds_by_arithmetic"]
+    assert seconds["gpu"] == "H100 SXM"
+    parts = {part["what"]: part["seconds"] for part in seconds["parts"]}
+    assert set(parts) == {"sampling", "training", "publishing", "verifying", "loading"}
+    assert seconds["total"]["seconds"] == pytest.approx(sum(parts.values()))
+
+
+def test_a_wrong_line_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["recipes/demo.toml", "--gpus", "learner=0"]) == 2
+    assert "weir: --gpus: WEIR_GPUS='learner=0': no GPU for the rollout" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

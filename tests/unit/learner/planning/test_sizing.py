@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from protocol.recipe import load_recipe
 
@@ -51,15 +49,15 @@ def test_the_best_placement_of_a_box_works(
 @pytest.mark.parametrize(
     ("name", "num_gpus", "gib", "reason"),
     [
-        ("dapo/qwen2.5-32b", 1, 80, r"engine 66\.\d of 48\.0 GiB"),
-        ("papo/qwen2.5-7b", 2, 80, r"learner 144\.\d of 72\.0 GiB"),
+        ("dapo/qwen2.5-32b", 1, 80, "engine 66.6 of 48 GiB"),
+        ("papo/qwen2.5-7b", 2, 80, "learner 145 of 72 GiB"),
         # An engine of 32 B needs two GPUs of 40 GiB, so that six are left to learn.
-        ("dapo/qwen2.5-32b", 8, 40, r"learner 12\d\.\d of 36\.0 GiB"),
+        ("dapo/qwen2.5-32b", 8, 40, "learner 121 of 36 GiB"),
     ],
 )
 def test_where_nothing_fits_the_reason_is_the_smallest_that_is_true(
     name: str, num_gpus: int, gib: int, reason: str
 ) -> None:
     found = best(load_recipe(ROOT / f"recipes/{name}.toml"), num_gpus, gib)
-    assert isinstance(found, str)
-    assert re.fullmatch(reason, found)
+
+    assert found == reason
