@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from protocol.messages import ActiveJob, JobRecord, JobRef, JobState, Task
 from protocol.recipe import Purpose, Recipe
 from protocol.tasks import TaskFileError, read_tasks
 
+from deploy.placement import parse
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
 from services.learner.algorithms import UnknownName
@@ -30,7 +32,7 @@ from services.learner.feeder import Feeder
 from services.learner.formulas import check_formulas
 from services.learner.intake import Intake
 from services.learner.loop import Learning, Parts
-from services.learner.model_check import UnsupportedModel, check_models
+from services.learner.model_check import UnsupportedModel, check_models, check_split
 from services.learner.model_source import ModelNotFound, model_folder
 from services.learner.ordering import order_warnings
 from services.learner.pretraining import Pretraining
@@ -116,6 +118,8 @@ class _Attempt:
         held_out = self._held_out_tasks(recipe, deployment.files_dir)
         policy, critic = await asyncio.to_thread(_model_folders, recipe, deployment)
         check_models(policy, critic)
+        line = os.environ.get("WEIR_GPUS")
+        check_split(policy, parse(line) if line else None)
         await self.team.open(policy, recipe, critic)
         learning = self._assemble(recipe, train, held_out)
         await self._restore(learning)

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
+from deploy.placement import Placement
+from services.learner.planning.heads import split_problems
+
 _LOGITS_CHANGED_BY = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
@@ -47,6 +50,25 @@ def check_models(policy: Path, critic: Path | None) -> None:
             f"critic.path: {critic} is a classifier with {labels} labels; choose a reward model, "
             "which has one, or a language model"
         )
+
+
+def check_split(policy: Path, placement: Placement | None) -> None:
+    """Check that every engine of a placement can split the policy over its GPUs.
+
+    Args:
+        policy: the folder of its model.
+        placement: None where every engine has one GPU, or none.
+
+    Raises:
+        UnsupportedModel: naming the engines, the heads and what to write instead.
+    """
+    if placement is None:
+        return
+    config = _config(policy).get_text_config()
+    heads = config.num_attention_heads
+    key_value_heads = getattr(config, "num_key_value_heads", None) or heads
+    if problems := list(split_problems(placement, heads, key_value_heads)):
+        raise UnsupportedModel(f"model.path: {policy} cannot run on {'; '.join(problems)}")
 
 
 def _config(folder: Path) -> PretrainedConfig:

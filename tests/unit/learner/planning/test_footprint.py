@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from protocol.recipe import Recipe
 
-from services.learner.footprint import (
+from services.learner.planning.footprint import (
     GIB,
     Item,
     LearnerFootprint,
@@ -19,7 +19,7 @@ from services.learner.footprint import (
     rollout_footprint,
     total,
 )
-from services.learner.model_shape import (
+from services.learner.planning.shape import (
     BUILT_IN,
     DamagedConfig,
     ModelShape,

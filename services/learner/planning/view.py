@@ -1,10 +1,11 @@
-"""A plan for people: the recipe with its defaults, then tables of what it takes."""
+"""A plan for people: the recipe with its defaults, then tables of what it takes; or as JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
 from protocol.capacity import (
     evaluation_responses,
@@ -19,16 +20,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from services.learner.footprint import Item, total
-from services.learner.plan_warnings import warnings
+from deploy.placement import Seat, split_problem
+from services.learner.planning.footprint import Item, total
+from services.learner.planning.plan import Plan
+from services.learner.planning.speed import ASSUMED, StepSeconds
+from services.learner.planning.warnings import warnings
 
-if TYPE_CHECKING:
-    from services.learner.plan import Plan
-
-ASSUMPTION = (
-    "Learner and rollout GPUs are counted apart: on one machine give each process its own with "
-    "CUDA_VISIBLE_DEVICES."
-)
 _MARK = "  # default"
 _WIDTH_OF_A_FILE = 160
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
@@ -43,12 +40,46 @@ def show(plan: Plan, console: Console | None = None) -> None:
     for title, rows in _sections(plan):
         console.print(Text(f"\n{title}", style="bold"))
         console.print(_table(rows))
-    console.print(Text(f"\n{ASSUMPTION}"), soft_wrap=True)
     found = warnings(plan)
     number = f"{len(found) or 'no'} warning{'s' if len(found) != 1 else ''}"
     console.print(Text(f"\n{number}", style="bold"))
     for text in found:
         console.print(Text(f"! {text}", style="yellow"))
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """The plan as plain data, sizes in bytes."""
+    recipe, training, machine = plan.recipe, plan.recipe.training, plan.machine
+    return {
+        "recipe": recipe.model_dump(mode="json"),
+        "defaults": sorted(defaults_of(recipe)),
+        "placement": {"line": str(machine.placement), "how": machine.how},
+        "machine": asdict(machine)
+        | {"learner_bytes": machine.learner_bytes, "engine_bytes": machine.engine_bytes},
+        "models": [asdict(model) for model in plan.models],
+        "tasks": [asdict(tasks) for tasks in plan.tasks],
+        "learner": plan.learner
+        and asdict(plan.learner) | {"peak": plan.learner.peak, "fits": plan.learner_fits},
+        "rollout": plan.rollout and asdict(plan.rollout) | {"fits": plan.engine_fits},
+        "seconds_by_arithmetic": plan.seconds and asdict(plan.seconds) | {"assumed": ASSUMED},
+        "redis": {
+            "bytes": plan.redis_bytes,
+            "formula": worst_case_in_words(recipe, plan.num_held_out),
+        },
+        "in_flight": {
+            "groups": recipe.groups_in_flight,
+            "responses": responses_in_flight(recipe),
+        },
+        "staleness": {"min": 0, "max": training.max_staleness},
+        "tokens_per_step": _tokens_per_step(recipe),
+        "warnings": warnings(plan),
+    }
+
+
+def _tokens_per_step(recipe: Recipe) -> int:
+    """Response tokens of a training step at most."""
+    responses = recipe.training.groups_per_step * recipe.rollout.group_size
+    return responses * recipe.rollout.sampling.max_tokens
 
 
 def _console() -> Console:
@@ -128,15 +159,64 @@ Row = tuple[str, str, str]
 
 
 def _sections(plan: Plan) -> Iterator[tuple[str, list[Row]]]:
+    machine = plan.machine
     yield "Files", list(_files(plan))
     yield "Work", list(_work(plan))
-    machine = plan.machine
+    yield f"Placement: {machine.placement} ({machine.how})", list(_placement(plan))
     if plan.learner is not None:
         gpus = f"{machine.learner_gpus} of {size(machine.gpu_bytes)}"
         yield f"Learner: memory of a GPU ({gpus})", list(_learner(plan))
     if plan.rollout is not None:
         gpus = f"{machine.num_engines} x {machine.gpus_per_engine} of {size(machine.gpu_bytes)}"
         yield f"Rollout: memory of a GPU ({gpus})", list(_rollout(plan))
+    if plan.seconds is not None:
+        measured = f"{plan.seconds.gpu}; no GPU was measured"
+        yield f"Seconds of a step, by arithmetic ({measured})", list(_seconds(plan.seconds))
+
+
+def _placement(plan: Plan) -> Iterator[Row]:
+    """Who has which GPU, and whether what it holds fits there."""
+    machine, learner = plan.machine, plan.learner
+    for seat in machine.placement.learner:
+        text = f"{seat.ranks} rank{'s' if seat.ranks > 1 else ''}"
+        if learner is not None:
+            each = ", each" if seat.ranks > 1 else ","
+            text += f"{each} {size(learner.peak)} of {size(machine.learner_bytes)}: "
+            text += "fits" if plan.learner_fits else "does not fit"
+        yield _row_of(seat, text)
+    for engine in machine.placement.rollouts:
+        yield _row_of(engine, _of_engine(plan, engine))
+    if machine.placement.judge is not None:
+        yield _row_of(machine.placement.judge, "its model is not part of the recipe")
+    if machine.placement.idle:
+        yield _row_of(Seat("idle", machine.placement.idle), "")
+
+
+def _of_engine(plan: Plan, engine: Seat) -> str:
+    rollout, machine = plan.rollout, plan.machine
+    policy, _ = plan.shapes
+    if rollout is None or policy is None:
+        return ""
+    if problem := split_problem(len(engine.gpus), policy.heads, policy.key_value_heads):
+        return f"does not work: {problem}"
+    smallest = machine.engine
+    if (len(engine.gpus), engine.share) != (len(smallest.gpus), smallest.share):
+        return f"counted as the smallest engine, {smallest}"
+    return (
+        f"{size(rollout.weights.bytes)} of weights, {size(rollout.room)} for keys and values, of "
+        f"{size(machine.engine_bytes)}: {'fits' if plan.engine_fits else 'does not fit'}"
+    )
+
+
+def _row_of(seat: Seat, text: str) -> Row:
+    role, _, gpus = str(seat).partition("=")
+    return role, f"GPU {gpus}", text
+
+
+def _seconds(step: StepSeconds) -> Iterator[Row]:
+    for part in (*step.parts, step.total):
+        yield part.what, f"{part.seconds:,.1f} s", part.formula
+    yield "assumed", "", ASSUMED
 
 
 def _files(plan: Plan) -> Iterator[Row]:
@@ -157,11 +237,10 @@ def _files(plan: Plan) -> Iterator[Row]:
 def _work(plan: Plan) -> Iterator[Row]:
     recipe, training = plan.recipe, plan.recipe.training
     responses = training.groups_per_step * recipe.rollout.group_size
-    tokens = responses * recipe.rollout.sampling.max_tokens
     yield "steps", f"{training.steps:,}", _pretraining(recipe)
     yield (
         "tokens of a step, at most",
-        f"{tokens:,}",
+        f"{_tokens_per_step(recipe):,}",
         f"groups_per_step {training.groups_per_step} x group_size {recipe.rollout.group_size} x "
         f"max_tokens {recipe.rollout.sampling.max_tokens}; {training.updates_per_batch} updates",
     )
@@ -224,7 +303,7 @@ def _rollout(plan: Plan) -> Iterator[Row]:
     rollout = plan.rollout
     assert rollout is not None, "only with a footprint is there a section"
     yield from _rows((rollout.weights, rollout.cache))
-    cache, share = plan.machine.engine_cache_bytes, plan.machine.engine_share
+    cache, share = plan.machine.engine_cache_bytes, plan.machine.share_of(plan.machine.engine)
     set_aside = f"at most {size(cache)} (WEIR_ROLLOUT_KV_CACHE_MIB), or what the weights leave"
     yield (
         "room for keys and values",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,19 @@ from typing import Any
 import pytest
 from protocol.recipe import Recipe, load_recipe, parse_recipe
 
-from services.learner import plan as planning
-from services.learner.footprint import GIB
-from services.learner.plan import Machine, Plan, PlanError, machine_of, make_plan, redis_size
-from services.learner.plan_view import ASSUMPTION, defaults_of, resolved, show
-from services.learner.plan_warnings import warnings
+from deploy.placement import divide, parse
+from services.learner import plan as command
+from services.learner.planning.footprint import GIB
+from services.learner.planning.machine import Machine
+from services.learner.planning.plan import make_plan
+from services.learner.planning.view import defaults_of, resolved, show
+from services.learner.planning.warnings import warnings
 from tests.architecture.project import ROOT
 from tests.builders import a_recipe
 
 MACHINE = Machine(
-    learner_gpus=1,
-    rollout_gpus=1,
-    gpus_per_engine=1,
+    placement=divide(2),
+    how="for the test",
     gpu_bytes=80 * GIB,
     engine_share=0.9,
     engine_sequences=256,
@@ -45,6 +46,7 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     for name in [name for name in os.environ if name.startswith("WEIR_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
 def demo(**changes: Any) -> Recipe:
@@ -205,7 +207,7 @@ def test_a_job_too_large_for_redis_names_the_least_maxmemory() -> None:
     [
         pytest.param(4, {"zero_stage": 3}, "Set training.recompute_activations = true", id="set"),
         pytest.param(4, {"zero_stage": 0}, "Set optimizer.zero_stage = 3, training.", id="two"),
-        pytest.param(1, {"zero_stage": 3}, "Take 4 GPUs", id="more GPUs"),
+        pytest.param(1, {"zero_stage": 3}, "Give the learner 4 GPUs (learner=", id="more"),
     ],
 )
 def test_a_learner_that_does_not_fit_names_what_makes_it_fit(
@@ -214,14 +216,14 @@ def test_a_learner_that_does_not_fit_names_what_makes_it_fit(
     model = {"path": SEVEN, "dtype": "bfloat16", "max_context": 10240}
     training = {"recompute_activations": num_gpus == 1}
     recipe = demo(model=model, training=training, optimizer=settings)
-    machine = replace(MACHINE, learner_gpus=num_gpus)
+    machine = replace(MACHINE, placement=divide(2 * num_gpus))
     (text,) = about(recipe, "the learner does not fit", machine=machine)
     assert advice in text
 
 
 def test_following_the_advice_for_the_learner_makes_it_fit() -> None:
     model = {"path": SEVEN, "dtype": "bfloat16", "max_context": 10240}
-    machine = replace(MACHINE, learner_gpus=4)
+    machine = replace(MACHINE, placement=divide(8))
     tight = demo(model=model, optimizer={"zero_stage": 0})
     advised = demo(
         model=model,
@@ -234,9 +236,37 @@ def test_following_the_advice_for_the_learner_makes_it_fit() -> None:
 
 def test_an_engine_too_small_for_a_group_names_the_gpus_to_split_over() -> None:
     model = {"path": "Qwen/Qwen2.5-32B", "dtype": "bfloat16", "max_context": 22528}
-    assert about(demo(model=model), "holds 1 at once", "WEIR_ROLLOUT_GPUS")
-    split = replace(MACHINE, gpus_per_engine=4, rollout_gpus=4)
-    assert not about(demo(model=model), "WEIR_ROLLOUT_GPUS", machine=split)
+    (text,) = about(demo(model=model), "holds 1 at once")
+    assert "in WEIR_GPUS split it over more GPUs than rollout=1" in text
+    split = replace(MACHINE, placement=parse("learner=0-3 rollout=4-7"))
+    assert not about(demo(model=model), "holds", machine=split)
+    shared = replace(MACHINE, placement=parse("learner=0 rollout=0@0.8"))
+    assert about(demo(model=model), "give it a larger share than rollout=0@0.8", machine=shared)
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong", "reason"),
+    [
+        (SEVEN, "rollout=4-6", "28 attention heads cannot be split evenly over 3 GPUs"),
+        ("Qwen/Qwen2.5-3B", "rollout=4-6", "write rollout= with 1, 2, 4 or 8 GPUs"),
+        (SEVEN, "rollout=4-10", "4 key-value heads can neither be split evenly over 7 GPUs"),
+    ],
+)
+def test_a_split_that_the_heads_do_not_allow_names_the_engine_and_the_sizes_that_work(
+    path: str, wrong: str, reason: str
+) -> None:
+    recipe = demo(
+        model={"path": path, "dtype": "bfloat16"},
+        optimizer={"zero_stage": 3},
+        training={"recompute_activations": True},
+    )
+    machine = replace(MACHINE, placement=parse(f"learner=0-3 {wrong}"))
+    assert about(recipe, f"would refuse the model '{path}' on {wrong}: ", reason, machine=machine)
+    plan = make_plan(recipe, machine)
+    assert (plan.works, plan.seconds) == (False, None)
+    split = replace(MACHINE, placement=parse("learner=0-3 rollout=4-7"))
+    assert not about(recipe, "would refuse", machine=split)
+    assert make_plan(recipe, split).works
 
 
 def test_a_cache_of_set_size_is_what_an_engine_has_for_keys_and_values() -> None:
@@ -260,7 +290,7 @@ def test_a_cache_that_does_not_fit_beside_the_weights_is_named() -> None:
 def test_engines_share_the_responses() -> None:
     recipe = demo(training={"max_staleness": 0})
     for num_engines, expected in ((1, 128), (4, 32)):
-        plan = make_plan(recipe, replace(MACHINE, rollout_gpus=num_engines))
+        plan = make_plan(recipe, replace(MACHINE, placement=divide(2 * num_engines)))
         assert plan.rollout is not None
         assert plan.rollout.responses_asked == expected
 
@@ -288,63 +318,10 @@ def test_defaults_of_a_table_that_was_left_out_are_all_marked() -> None:
     assert "optimizer.learning_rate" in defaults_of(given)
 
 
-def options(**given: Any) -> Namespace:
-    return Namespace(**{"learner_gpus": None, "rollout_gpus": None, "gpu_memory": 80.0, **given})
-
-
-def test_the_machine_is_as_deployed_unless_an_option_says_otherwise() -> None:
-    environment = {
-        "WEIR_LEARNER_RANKS": "2",
-        "WEIR_ROLLOUTS": "3",
-        "WEIR_ROLLOUT_GPUS": "2",
-        "WEIR_REDIS_MAXMEMORY": "4gb",
-        "WEIR_ROLLOUT_KV_CACHE_MIB": "512",
-    }
-    machine = machine_of(options(), environment)
-    assert machine.engine_cache_bytes == GIB // 2
-    assert (machine.learner_gpus, machine.rollout_gpus, machine.num_engines) == (2, 6, 3)
-    assert machine.redis_bytes == 4 * GIB
-    machine = machine_of(options(learner_gpus=8, rollout_gpus=4, gpu_memory=141), environment)
-    assert (machine.learner_gpus, machine.num_engines) == (8, 2)
-    assert machine.gpu_bytes == 141 * GIB
-
-
-@pytest.mark.parametrize(
-    ("environment", "given", "complaint"),
-    [
-        ({"WEIR_LEARNER_RANKS": "two"}, {}, r"WEIR_LEARNER_RANKS='two': give a number"),
-        ({"WEIR_ROLLOUTS": "0"}, {}, r"WEIR_ROLLOUTS='0': must be above 0"),
-        ({"WEIR_REDIS_MAXMEMORY": "much"}, {}, r"WEIR_REDIS_MAXMEMORY='much'"),
-        ({"WEIR_REDIS_MAXMEMORY": "9" * 400}, {}, r"WEIR_REDIS_MAXMEMORY='9+': must be above 0"),
-        ({"WEIR_ROLLOUT_GPU_MEMORY": "nan"}, {}, r"GPU_MEMORY='nan': .* at most 1\.0"),
-        ({"WEIR_ROLLOUT_GPU_MEMORY": "5"}, {}, r"GPU_MEMORY='5': .* at most 1\.0"),
-        ({"WEIR_ROLLOUT_KV_CACHE_MIB": "-1"}, {}, r"KV_CACHE_MIB='-1': must be at least 0"),
-        ({"WEIR_MODEL_HUB": "yes"}, {}, r"WEIR_MODEL_HUB='yes': say 'on' or 'off'"),
-        ({"WEIR_ROLLOUT_GPUS": "2"}, {"rollout_gpus": 3}, r"--rollout-gpus 3: not a multiple"),
-    ],
-)
-def test_a_wrong_variable_is_named(
-    environment: dict[str, str], given: dict[str, int], complaint: str
-) -> None:
-    with pytest.raises(PlanError, match=complaint):
-        machine_of(options(**given), environment)
-
-
-def test_models_are_sought_where_the_deployment_seeks_them(tmp_path: Path) -> None:
-    assert machine_of(options(), {}).model_roots == (ROOT,)
-    given = machine_of(options(), {"WEIR_MODEL_ROOTS": f"{tmp_path}:{ROOT}/recipes/.."})
-    assert given.model_roots == (tmp_path, ROOT)
-
-
-@pytest.mark.parametrize(("text", "size"), [("1gb", GIB), ("2G", 2 * 10**9), ("512", 512)])
-def test_sizes_are_written_as_redis_writes_them(text: str, size: int) -> None:
-    assert redis_size(text) == size
-
-
 def test_the_page_shows_the_recipe_the_files_and_the_memory(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert planning.main(["recipes/demo.toml"]) == 0
+    assert command.main(["recipes/demo.toml"]) == 0
     page = capsys.readouterr().out
     for words in (
         "temperature = 1.3",
@@ -353,17 +330,48 @@ def test_the_page_shows_the_recipe_the_files_and_the_memory(
         "keys and values",
         "staleness",
         "versions max(0, s - max_staleness 1) to s",
+        "Placement: learner=0 rollout=1 (this machine shows no GPU: a box of 2 is assumed",
         "no warnings",
-        ASSUMPTION,
     ):
         assert words in page
 
 
+def test_the_page_says_who_has_which_gpu_and_what_fits_where(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = "learner=0-3 rollout=4-6 rollout=7-8 rollout=9@0.5 judge=9@0.4 idle=10"
+    assert command.main(["recipes/papo/qwen2.5-7b.toml", "--gpus", line]) == 0
+    page = re.sub(" +", " ", capsys.readouterr().out)
+    for words in (
+        f"Placement: {line} (as --gpus says)",
+        "learner GPU 0-3 4 ranks, each 47.5 GiB of 72.0 GiB: fits",
+        "rollout GPU 4-6 does not work: its 28 attention heads cannot be split evenly over 3 GPUs",
+        "rollout GPU 7-8 counted as the smallest engine, rollout=9@0.5",
+        "rollout GPU 9@0.5 14.2 GiB of weights, 25.8 GiB for keys and values, of 40.0 GiB: fits",
+        "judge GPU 9@0.4 its model is not part of the recipe",
+        "idle GPU 10",
+    ):
+        assert words in page
+    assert "Seconds of a step" not in page
+
+
+def test_seconds_are_said_to_be_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["recipes/papo/qwen2.5-7b.toml", "--gpus", "learner=0-3 rollout=4,5 rollout=6,7"]
+    assert command.main(arguments) == 0
+    page = re.sub(r"\s+", " ", capsys.readouterr().out)
+    plan = make_plan(
+        load_recipe(ROOT / arguments[0]), replace(MACHINE, placement=parse(arguments[2]))
+    )
+    assert plan.seconds is not None
+    assert "by arithmetic (H100 SXM; no GPU was measured)" in page
+    assert f"a step {plan.seconds.total.seconds:,.1f} s one after the other" in page
+    assert "assumed 40% of a GPU's FLOP/s" in page
+
+
 def test_json_holds_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert planning.main(["recipes/tiny/dapo/qwen2.5-32b.toml", "--json"]) == 0
+    assert command.main(["recipes/tiny/dapo/qwen2.5-32b.toml", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     plan = make_plan(load_recipe(ROOT / "recipes/tiny/dapo/qwen2.5-32b.toml"), MACHINE)
-    assert isinstance(plan, Plan)
     assert plan.learner is not None
     assert data["learner"]["peak"] == plan.learner.peak
     assert data["in_flight"] == {"groups": 64, "responses": 512}
@@ -372,6 +380,24 @@ def test_json_holds_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None
     assert data["redis"]["bytes"] == (512 + 512) * 96 * 16
     assert data["recipe"]["training"]["dynamic_sampling"] is True
     assert data["warnings"] == []
+    assert data["placement"]["line"] == "learner=0 rollout=1"
+    assert "is assumed" in data["placement"]["how"]
+    assert (data["learner"]["fits"], data["rollout"]["fits"]) == (True, True)
+    assert data["seconds_by_arithmetic"] is None  # of a float32 model
+
+
+def test_json_has_the_seconds_part_by_part(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["recipes/papo/qwen2.5-7b.toml", "--gpus", "8", "--json"]) == 0
+    seconds = json.loads(capsys.readouterr().out)["seconds_by_arithmetic"]
+    assert seconds["gpu"] == "H100 SXM"
+    parts = {part["what"]: part["seconds"] for part in seconds["parts"]}
+    assert set(parts) == {"sampling", "training", "publishing", "verifying", "loading"}
+    assert seconds["total"]["seconds"] == pytest.approx(sum(parts.values()))
+
+
+def test_a_wrong_line_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["recipes/demo.toml", "--gpus", "learner=0"]) == 2
+    assert "weir: --gpus: WEIR_GPUS='learner=0': no GPU for the rollout" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -385,15 +411,13 @@ def test_json_holds_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_recipe_that_cannot_be_read_is_bad_input(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert planning.main(arguments) == 2
+    assert command.main(arguments) == 2
     assert complaint in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("option", "text"),
     [
-        ("--learner-gpus", "0"),
-        ("--rollout-gpus", "9" * 30),
         ("--gpu-memory", "inf"),
         ("--gpu-memory", "1e300"),
         ("--gpu-memory", "nan"),
@@ -403,7 +427,7 @@ def test_an_impossible_machine_is_bad_input(
     option: str, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        planning.main(["recipes/demo.toml", option, text])
+        command.main(["recipes/demo.toml", option, text])
     assert f"{option}: {text} is not above 0 and at most 1,048,576" in capsys.readouterr().err
 
 

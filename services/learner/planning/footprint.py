@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from protocol.recipe import Optimizer, Recipe
 
-from services.learner.model_shape import ModelShape
+from services.learner.planning.shape import ModelShape
 
 GIB = 2**30
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

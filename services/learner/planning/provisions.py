@@ -11,14 +11,14 @@ from huggingface_hub import constants
 from protocol.recipe import Recipe
 from protocol.tasks import TaskFileError, read_tasks
 
-from services.learner.model_shape import (
+from services.learner.model_source import folder_under_roots
+from services.learner.planning.shape import (
     BUILT_IN,
     DamagedConfig,
     ModelShape,
     UnknownModel,
     shape_of_config,
 )
-from services.learner.model_source import folder_under_roots
 
 _HUB_BYTES_PER_PARAMETER = 2  # the models of the table are published in bfloat16
 

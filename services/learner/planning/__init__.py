@@ -1,0 +1,1 @@
+"""What ``weir plan`` computes: memory, seconds, files, warnings. Loads no model, starts nothing."""

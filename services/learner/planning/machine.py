@@ -1,0 +1,197 @@
+"""Where a job would run: the placement of its GPUs, and what the environment says of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from deploy import placement as placements
+from deploy.placement import Placement, PlacementError, Seat
+from services.chassis.deployment import Deployment, DeploymentError
+from services.learner.planning.footprint import GIB
+
+T = TypeVar("T", int, float)
+MOST = 2**20  # GiB of a GPU, or of anything: what is above is a mistake
+_MOST_GPUS = 1024
+_LARGEST_REDIS = 2**63
+_ASSUMED_GPUS = 2
+_UNITS = {"": 1, "b": 1, "k": 1000, "kb": 2**10, "m": 10**6, "mb": 2**20, "g": 10**9, "gb": GIB}
+
+
+class PlanError(ValueError):
+    """An option or a variable that cannot be used; the text names it."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where the job would run."""
+
+    placement: Placement
+    how: str  # the placement was decided
+    gpu_bytes: int
+    engine_share: float  # of the GPUs of an engine whose seat names no share
+    engine_sequences: int  # sampled at the same time by one engine
+    redis_bytes: int
+    model_roots: tuple[Path, ...]
+    model_hub: bool
+    engine_cache_bytes: int = 0  # of keys and values on each GPU; 0: what the share leaves
+
+    @property
+    def learner_gpus(self) -> int:
+        """GPUs of the learner, one per rank."""
+        return self.placement.num_ranks
+
+    @property
+    def learner_bytes(self) -> int:
+        """What the learner may use of each of its GPUs, where the engines leave it least."""
+        gpus = [gpu for seat in self.placement.learner for gpu in seat.gpus]
+        return int(self.gpu_bytes * min(map(self.placement.learner_share, gpus)))
+
+    @property
+    def shares_a_gpu(self) -> bool:
+        """Whether the learner and an engine compute on the same GPU."""
+        learner = {gpu for seat in self.placement.learner for gpu in seat.gpus}
+        return any(learner.intersection(engine.gpus) for engine in self.placement.rollouts)
+
+    @property
+    def num_engines(self) -> int:
+        """How many engines sample."""
+        return len(self.placement.rollouts)
+
+    @property
+    def engine(self) -> Seat:
+        """The smallest engine: the one that a plan is about."""
+        return min(self.placement.rollouts, key=lambda seat: (len(seat.gpus), self.share_of(seat)))
+
+    @property
+    def gpus_per_engine(self) -> int:
+        """The smallest engine's model is split over so many."""
+        return len(self.engine.gpus)
+
+    @property
+    def engine_bytes(self) -> int:
+        """What the smallest engine may use of each of its GPUs.
+
+        Its share; all of a GPU of its own if its cache has a size, as vLLM then has no limit.
+        """
+        alone = self.engine_cache_bytes and self.engine.share is None
+        return int(self.gpu_bytes * (1.0 if alone else self.share_of(self.engine)))
+
+    def share_of(self, engine: Seat) -> float:
+        """The part that an engine may take of each of its GPUs."""
+        return self.engine_share if engine.share is None else engine.share
+
+
+def machine_of(
+    gpus: str | None,
+    gpu_gib: float,
+    environment: Mapping[str, str],
+    device_files: Iterable[str] = (),
+) -> Machine:
+    """The machine of the options; what they leave open is as the deployment has it.
+
+    Args:
+        gpus: a number of GPUs or a line as in WEIR_GPUS; None: as this machine has them.
+        gpu_gib: the memory of a GPU.
+        environment: the variables of the stack.
+        device_files: the names in ``/dev``.
+
+    Raises:
+        PlanError: naming the variable or option that is wrong.
+    """
+    try:
+        placement, how = _placement(gpus, environment, device_files)
+    except PlacementError as error:
+        raise PlanError(str(error) if gpus is None else f"--gpus: {error}") from error
+    read = _Variables(environment)
+    deployment = _deployment(environment)
+    return Machine(
+        placement=placement,
+        how=how,
+        gpu_bytes=int(gpu_gib * GIB),
+        engine_share=read("WEIR_ROLLOUT_GPU_MEMORY", float, "0.9", most=1.0),
+        engine_sequences=read("WEIR_ROLLOUT_MAX_SEQUENCES", int, "256"),
+        redis_bytes=read("WEIR_REDIS_MAXMEMORY", redis_size, "1gb", most=_LARGEST_REDIS),
+        model_roots=deployment.model_roots,
+        model_hub=deployment.model_hub,
+        engine_cache_bytes=read("WEIR_ROLLOUT_KV_CACHE_MIB", int, "0", least=0) * 2**20,
+    )
+
+
+def redis_size(text: str) -> int:
+    """A number of bytes as Redis writes it.
+
+    >>> redis_size("2mb"), redis_size("5")
+    (2097152, 5)
+    """
+    match = re.fullmatch(r"(\d+)([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _UNITS:
+        raise ValueError(text)
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _placement(
+    gpus: str | None, environment: Mapping[str, str], device_files: Iterable[str]
+) -> tuple[Placement, str]:
+    """Who has which GPU, and how that was decided."""
+    if gpus is not None:
+        number = _number_of_gpus(gpus)
+        if number is None:
+            return placements.parse(gpus), "as --gpus says"
+        return placements.divide(number), f"as divided for --gpus {number}"
+    if line := environment.get("WEIR_GPUS"):  # of a box that may not be this machine
+        return placements.parse(line), "as WEIR_GPUS says"
+    choice = placements.choose(environment, device_files)
+    if choice.visible:
+        return choice.placement, choice.how
+    assumed = f"this machine shows no GPU: a box of {_ASSUMED_GPUS} is assumed; see --gpus"
+    return placements.divide(_ASSUMED_GPUS), assumed
+
+
+def _number_of_gpus(text: str) -> int | None:
+    """The number that ``--gpus`` gives; None if it gives a line."""
+    try:
+        number = int(text)
+    except ValueError:
+        return None
+    if not 0 < number <= _MOST_GPUS:
+        raise PlanError(f"--gpus {text}: must be above 0 and at most {_MOST_GPUS:,}")
+    return number
+
+
+@dataclass(frozen=True)
+class _Variables:
+    environment: Mapping[str, str]
+
+    def __call__(
+        self,
+        name: str,
+        parse: Callable[[str], T],
+        default: str,
+        *,
+        least: int | None = None,
+        most: float = MOST,
+    ) -> T:
+        """The number of a variable: above 0, or from ``least`` on, and at most ``most``."""
+        text = self.environment.get(name) or default
+        try:
+            value = parse(text)
+        except ValueError as error:
+            raise PlanError(f"{name}={text!r}: give a number, such as {default}") from error
+        in_range = 0 < value <= most if least is None else least <= value <= most
+        if not in_range:
+            lower = "above 0" if least is None else f"at least {least}"
+            raise PlanError(f"{name}={text!r}: must be {lower} and at most {most:,}")
+        return value
+
+
+def _deployment(environment: Mapping[str, str]) -> Deployment:
+    """Where the models are, by the job's own rules; what a plan does not need may be missing."""
+    unused = {"WEIR_REDIS_URL": "", "WEIR_DATA_DIR": ".", "WEIR_PORT": "0"}
+    try:
+        return Deployment.from_environment(unused | dict(environment))
+    except DeploymentError as error:
+        raise PlanError(str(error)) from error

@@ -1,0 +1,142 @@
+"""A plan: a recipe, where it would run, and what it takes there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from protocol.capacity import responses_in_flight, worst_case_bytes
+from protocol.recipe import Recipe
+
+from services.learner.planning.footprint import (
+    LearnerFootprint,
+    RolloutFootprint,
+    learner_footprint,
+    rollout_footprint,
+)
+from services.learner.planning.heads import split_problems
+from services.learner.planning.machine import Machine
+from services.learner.planning.provisions import (
+    ModelProvision,
+    TasksProvision,
+    models_of,
+    tasks_of,
+)
+from services.learner.planning.shape import ModelShape
+from services.learner.planning.speed import Sampler, StepSeconds, step_seconds
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a recipe takes on a machine.
+
+    Footprints are missing where the model is not known, seconds also where it does not fit.
+    """
+
+    recipe: Recipe
+    machine: Machine
+    models: tuple[ModelProvision, ...]
+    tasks: tuple[TasksProvision, ...]
+    learner: LearnerFootprint | None = None
+    rollout: RolloutFootprint | None = None
+    seconds: StepSeconds | None = None
+
+    @property
+    def shapes(self) -> tuple[ModelShape | None, ModelShape | None]:
+        """Of the policy and of the critic."""
+        return self.models[0].shape, self.models[1].shape if len(self.models) > 1 else None
+
+    @property
+    def learner_fits(self) -> bool:
+        """Whether the learner's peak is within what it may use."""
+        return self.learner is not None and self.learner.peak <= self.machine.learner_bytes
+
+    @property
+    def engine_fits(self) -> bool:
+        """Whether the smallest engine holds its weights and a response of full length."""
+        if self.rollout is None or not self.rollout.responses_held:
+            return False
+        taken = self.rollout.weights.bytes + self.machine.engine_cache_bytes
+        return taken <= self.machine.engine_bytes
+
+    @property
+    def split_problems(self) -> list[str]:
+        """Engines over whose GPUs the policy's heads cannot be split, with the remedy."""
+        policy, _ = self.shapes
+        if policy is None:
+            return []
+        return list(split_problems(self.machine.placement, policy.heads, policy.key_value_heads))
+
+    @property
+    def works(self) -> bool:
+        """Whether the learner and the engines fit where they are."""
+        return self.learner_fits and self.engine_fits and not self.split_problems
+
+    @property
+    def num_held_out(self) -> int:
+        """Tasks of the held-out file; where it is missing, as many as the recipe wants of it."""
+        for tasks in self.tasks:
+            if tasks.role == "held_out" and tasks.num_tasks is not None:
+                return tasks.num_tasks
+        evaluation = self.recipe.evaluation
+        return (evaluation.tasks or 0) if evaluation is not None else 0
+
+    @property
+    def redis_bytes(self) -> int:
+        """What the job may hold in Redis at worst."""
+        return worst_case_bytes(self.recipe, self.num_held_out)
+
+
+def make_plan(recipe: Recipe, machine: Machine) -> Plan:
+    """Look for what the recipe needs, and compute what it takes."""
+    models = tuple(models_of(recipe, machine.model_roots, hub=machine.model_hub))
+    return computed(Plan(recipe, machine, models, tuple(tasks_of(recipe))))
+
+
+def computed(plan: Plan) -> Plan:
+    """The plan with what it takes, if the shapes of its models are known. Pure."""
+    recipe, machine = plan.recipe, plan.machine
+    policy, critic = plan.shapes
+    if policy is None or (recipe.critic is not None and critic is None):
+        return plan
+    plan = replace(
+        plan,
+        learner=learner_footprint(recipe, policy, critic, machine.learner_gpus),
+        rollout=_rollout(recipe, policy, machine),
+    )
+    return replace(plan, seconds=_seconds(plan)) if plan.works else plan
+
+
+def _rollout(recipe: Recipe, policy: ModelShape, machine: Machine) -> RolloutFootprint:
+    share = math.ceil(responses_in_flight(recipe) / machine.num_engines)
+    return rollout_footprint(
+        recipe,
+        policy,
+        num_gpus=machine.gpus_per_engine,
+        gpu_bytes=machine.engine_bytes,
+        cache_bytes=machine.engine_cache_bytes,
+        responses=min(machine.engine_sequences, share),
+    )
+
+
+def _seconds(plan: Plan) -> StepSeconds | None:
+    machine, rollout = plan.machine, plan.rollout
+    policy, critic = plan.shapes
+    assert policy is not None, "there is a footprint, so its shape is known"
+    assert rollout is not None, "an engine fits, so there is its footprint"
+    sampler = Sampler(
+        num_engines=machine.num_engines,
+        gpus_per_engine=machine.gpus_per_engine,
+        max_sequences=machine.engine_sequences,
+        room=rollout.room,
+        bytes_per_token=rollout.bytes_per_token,
+    )
+    return step_seconds(
+        plan.recipe,
+        policy,
+        critic,
+        gpu_bytes=machine.gpu_bytes,
+        learner_gpus=machine.learner_gpus,
+        sampler=sampler,
+        apart=not machine.shares_a_gpu,
+    )

@@ -1,0 +1,114 @@
+"""What a plan warns of, each with the setting that helps. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from services.learner.ordering import order_warnings
+from services.learner.planning.footprint import GIB
+from services.learner.planning.plan import Plan
+from services.learner.planning.remedies import remedy
+
+
+def warnings(plan: Plan) -> list[str]:
+    """Everything that will not work, or not as one may expect."""
+    parts = (_order, _staleness, _context, _files, _redis, _learner, _heads, _rollout)
+    return [text for part in parts for text in part(plan)]
+
+
+def _order(plan: Plan) -> Iterator[str]:
+    yield from order_warnings(plan.recipe)
+
+
+def _staleness(plan: Plan) -> Iterator[str]:
+    algorithm, staleness = plan.recipe.algorithm, plan.recipe.training.max_staleness
+    if staleness and algorithm.old_logprobs == "recompute" and algorithm.correction == "none":
+        yield (
+            f"training.max_staleness = {staleness}, but nothing corrects for it: with old_logprobs "
+            "= 'recompute' the ratio is taken against the policy as each step begins. Set "
+            "algorithm.correction = 'token_tis', or old_logprobs = 'rollout'"
+        )
+
+
+def _context(plan: Plan) -> Iterator[str]:
+    shape, wanted = plan.models[0].shape, plan.recipe.model.max_context
+    if shape is not None and wanted > shape.max_positions:
+        yield (
+            f"model.max_context = {wanted}, but the model knows {shape.max_positions} positions; "
+            "lower it"
+        )
+
+
+def _files(plan: Plan) -> Iterator[str]:
+    for model in plan.models:
+        if model.problem is not None:
+            yield f"the job would refuse the model of the {model.role}: {model.problem}"
+        elif model.folder is None and not plan.machine.model_hub:
+            yield (
+                f"the model {model.path!r} ({model.role}) is not under "
+                f"{':'.join(map(str, plan.machine.model_roots))} (WEIR_MODEL_ROOTS); to take it "
+                "from a model hub set WEIR_MODEL_HUB=on"
+            )
+        if model.shape is None:
+            yield f"the memory of {model.path!r} ({model.role}) is not known: {model.shape_source}"
+    for tasks in plan.tasks:
+        if tasks.problem is not None:
+            yield f"tasks.{tasks.role} = {tasks.path!r}: {tasks.problem}"
+
+
+def _redis(plan: Plan) -> Iterator[str]:
+    limit = plan.machine.redis_bytes
+    if plan.redis_bytes > limit // 2:
+        yield (
+            f"the job can hold {plan.redis_bytes / GIB:.1f} GiB in Redis at once and is refused "
+            f"where that is more than half of maxmemory, {limit / GIB:.1f} GiB here; set "
+            f"WEIR_REDIS_MAXMEMORY to {2 * plan.redis_bytes:,} or more"
+        )
+
+
+def _learner(plan: Plan) -> Iterator[str]:
+    footprint, usable = plan.learner, plan.machine.learner_bytes
+    if footprint is None or plan.learner_fits:
+        return
+    num_gpus = plan.machine.learner_gpus
+    gpus = "its GPU" if num_gpus == 1 else f"each of its {num_gpus} GPUs"
+    yield (
+        f"the learner does not fit: {footprint.peak / GIB:.1f} GiB at its peak, of {gpus} "
+        f"{usable / GIB:.1f} GiB are usable. {remedy(plan)}"
+    )
+
+
+def _heads(plan: Plan) -> Iterator[str]:
+    for text in plan.split_problems:
+        yield f"the job would refuse the model {plan.recipe.model.path!r} on {text}"
+
+
+def _rollout(plan: Plan) -> Iterator[str]:
+    rollout, machine = plan.rollout, plan.machine
+    if rollout is None:
+        return
+    cache, usable = machine.engine_cache_bytes, machine.engine_bytes
+    if cache and rollout.weights.bytes + cache > usable:
+        yield (
+            f"an engine of the rollout does not fit: its weights take "
+            f"{rollout.weights.bytes / GIB:.1f} GiB and its keys and values {cache / GIB:.1f} GiB "
+            f"(WEIR_ROLLOUT_KV_CACHE_MIB), of a GPU {usable / GIB:.1f} GiB are usable; lower "
+            f"that, or {_more_for_an_engine(plan)}"
+        )
+        return
+    wanted = min(plan.recipe.rollout.group_size, rollout.responses_asked)
+    if rollout.responses_held < wanted:
+        yield (
+            f"of responses of {plan.recipe.model.max_context} tokens an engine of the rollout "
+            f"holds {rollout.responses_held} at once, less than a group of {wanted}; "
+            + ("raise WEIR_ROLLOUT_KV_CACHE_MIB, or " if cache else "")
+            + _more_for_an_engine(plan)
+        )
+
+
+def _more_for_an_engine(plan: Plan) -> str:
+    """What gives the smallest engine more memory."""
+    machine = plan.machine
+    if machine.engine.share is not None:
+        return f"in WEIR_GPUS give it a larger share than {machine.engine}, or a GPU of its own"
+    return f"in WEIR_GPUS split it over more GPUs than {machine.engine}"

@@ -1,0 +1,112 @@
+"""Where a job would run: what the options and the environment say of a box."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from services.learner.planning.footprint import GIB
+from services.learner.planning.machine import Machine, PlanError, machine_of, redis_size
+
+EIGHT = [f"nvidia{index}" for index in range(8)] + ["nvidiactl"]
+
+
+def machine(gpus: str | None = None, devices: Sequence[str] = (), **variables: str) -> Machine:
+    return machine_of(gpus, 80.0, variables, devices)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "variables", "devices", "line", "how"),
+    [
+        ("8", {}, [], "learner=0-3 rollout=4 rollout=5 rollout=6 rollout=7", "--gpus 8"),
+        ("1", {}, EIGHT, "learner=0 rollout=0@0.4", "--gpus 1"),
+        ("learner=0,1 rollout=2-3", {}, EIGHT, "learner=0-1 rollout=2-3", "as --gpus says"),
+        (None, {"WEIR_GPUS": "learner=0-5 rollout=6-7"}, EIGHT, None, "as WEIR_GPUS says"),
+        (None, {"WEIR_GPUS": "learner=0 rollout=1"}, [], None, "as WEIR_GPUS says"),
+        (None, {"WEIR_GPUS": "learner=a:0,b:0 rollout=b:1"}, EIGHT, None, "as WEIR_GPUS says"),
+        (None, {}, EIGHT[:2], "learner=0 rollout=1", "half of the GPUs learn"),
+        (None, {"CUDA_VISIBLE_DEVICES": "5"}, EIGHT, "learner=0 rollout=0@0.4", "is shared"),
+        (None, {}, [], "learner=0 rollout=1", "shows no GPU: a box of 2 is assumed"),
+    ],
+)
+def test_the_placement_is_the_options_the_environments_or_the_machines(
+    gpus: str | None, variables: dict[str, str], devices: list[str], line: str | None, how: str
+) -> None:
+    found = machine(gpus, devices, **variables)
+    assert str(found.placement) == (line or variables["WEIR_GPUS"])
+    assert how in found.how
+
+
+@pytest.mark.parametrize(
+    ("gpus", "complaint"),
+    [
+        ("0", r"--gpus 0: must be above 0 and at most 1,024"),
+        ("-1", r"--gpus -1: must be above 0"),
+        ("9" * 30, r"--gpus 9+: must be above 0"),
+        ("eight", r"--gpus: .*'eight' is not ROLE=GPUS"),
+        ("learner=0", r"--gpus: .*no GPU for the rollout; write rollout="),
+        ("learner=0 rollout=2", r"--gpus: .*nobody has 1; give it a role, or write idle=1"),
+        ("learner=0 rollout=0", r"--gpus: .*to share it write rollout=0@0\.4"),
+    ],
+)
+def test_gpus_that_cannot_be_are_named(gpus: str, complaint: str) -> None:
+    with pytest.raises(PlanError, match=complaint):
+        machine(gpus)
+
+
+def test_counts_of_cpu_processes_are_refused_where_there_are_gpus() -> None:
+    with pytest.raises(PlanError, match="WEIR_LEARNER_RANKS count processes on CPUs"):
+        machine(None, EIGHT, WEIR_LEARNER_RANKS="2")
+
+
+def test_a_shared_gpu_leaves_the_learner_what_its_engine_leaves() -> None:
+    apart, shared = machine("2"), machine("1")
+    assert (apart.learner_bytes, apart.engine_bytes) == (72 * GIB, 72 * GIB)
+    assert (shared.learner_bytes, shared.engine_bytes) == (40 * GIB, 32 * GIB)
+    assert (apart.shares_a_gpu, shared.shares_a_gpu) == (False, True)
+    uneven = machine("learner=0-3 rollout=0@0.6 rollout=1@0.2")
+    assert uneven.learner_bytes == pytest.approx(24 * GIB)  # of GPU 0
+    assert str(uneven.engine) == "rollout=1@0.2"
+
+
+def test_a_shared_engine_keeps_to_its_share_even_if_its_cache_has_a_size() -> None:
+    alone = machine("2", WEIR_ROLLOUT_KV_CACHE_MIB="512")
+    assert (alone.engine_bytes, alone.engine_cache_bytes) == (80 * GIB, GIB // 2)
+    assert machine("1", WEIR_ROLLOUT_KV_CACHE_MIB="512").engine_bytes == 32 * GIB
+
+
+def test_of_engines_of_different_sizes_the_smallest_is_planned_and_all_are_counted() -> None:
+    found = machine("learner=0 rollout=1-4 rollout=5,6 rollout=7,8")
+    assert (found.num_engines, found.gpus_per_engine, str(found.engine)) == (3, 2, "rollout=5-6")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "complaint"),
+    [
+        ("WEIR_REDIS_MAXMEMORY", "much", r"WEIR_REDIS_MAXMEMORY='much': give a number"),
+        ("WEIR_REDIS_MAXMEMORY", "9" * 400, r"WEIR_REDIS_MAXMEMORY='9+': must be above 0"),
+        ("WEIR_ROLLOUT_GPU_MEMORY", "nan", r"GPU_MEMORY='nan': .* at most 1\.0"),
+        ("WEIR_ROLLOUT_GPU_MEMORY", "5", r"GPU_MEMORY='5': .* at most 1\.0"),
+        ("WEIR_ROLLOUT_KV_CACHE_MIB", "-1", r"KV_CACHE_MIB='-1': must be at least 0"),
+        ("WEIR_ROLLOUT_MAX_SEQUENCES", "0", r"MAX_SEQUENCES='0': must be above 0"),
+        ("WEIR_MODEL_HUB", "yes", r"WEIR_MODEL_HUB='yes': say 'on' or 'off'"),
+        ("WEIR_GPUS", "all", r"WEIR_GPUS='all': 'all' is not ROLE=GPUS"),
+    ],
+)
+def test_a_wrong_variable_is_named(variable: str, value: str, complaint: str) -> None:
+    with pytest.raises(PlanError, match=complaint):
+        machine_of(None, 80.0, {variable: value})
+
+
+def test_models_are_sought_where_the_deployment_seeks_them(tmp_path: Path) -> None:
+    assert machine().model_roots == (Path.cwd(),)
+    roots = machine(WEIR_MODEL_ROOTS=f"{tmp_path}:{tmp_path}/models/..").model_roots
+    assert roots == (tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize(("text", "size"), [("1gb", GIB), ("2G", 2 * 10**9), ("512", 512)])
+def test_sizes_are_written_as_redis_writes_them(text: str, size: int) -> None:
+    assert redis_size(text) == size
+    assert machine(WEIR_REDIS_MAXMEMORY=text).redis_bytes == size

@@ -1,0 +1,162 @@
+"""Seconds of a step by arithmetic, held against sums done by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from protocol.recipe import Recipe
+
+from services.learner.planning.footprint import GIB
+from services.learner.planning.shape import BUILT_IN
+from services.learner.planning.speed import KINDS, Sampler, StepSeconds, kind_of, step_seconds
+from tests.builders import a_recipe
+
+SEVEN = BUILT_IN["Qwen/Qwen2.5-7B"]  # 7,615,616,512 parameters, 28 layers, 28 heads of 128
+HEAD = 152064 * 3584
+BODY = 7_615_616_512 - HEAD  # what a token is multiplied by: layers and head, not the embedding
+H100_FLOPS, H100_BANDWIDTH = 989e12 * 0.4, 3.35e12 * 0.6
+
+
+def recipe(**changes: Any) -> Recipe:
+    """128 responses of 1,024 tokens in the mean, of at most 2,048, behind prompts of 256."""
+    tables: dict[str, Any] = {
+        "model": {"dtype": "bfloat16", "max_context": 3072},
+        "rollout": {"group_size": 8, "sampling": {"max_tokens": 2048}},
+        "training": {"groups_per_step": 16, "max_staleness": 0},
+    }
+    for table, values in changes.items():
+        tables[table] = tables.get(table, {}) | values
+    return a_recipe(**tables)
+
+
+def sampler(**changes: int) -> Sampler:
+    settings = {"num_engines": 1, "gpus_per_engine": 1, "max_sequences": 256}
+    return Sampler(**settings | {"room": 58 * GIB, "bytes_per_token": 57_344} | changes)
+
+
+def seconds(
+    given: Recipe,
+    engine: Mapping[str, int] = MappingProxyType({}),
+    *,
+    apart: bool = True,
+    learner_gpus: int = 1,
+) -> StepSeconds:
+    critic = SEVEN if given.critic is not None else None
+    found = step_seconds(
+        given,
+        SEVEN,
+        critic,
+        gpu_bytes=80 * GIB,
+        learner_gpus=learner_gpus,
+        sampler=sampler(**engine),
+        apart=apart,
+    )
+    assert found is not None
+    return found
+
+
+def parts(found: StepSeconds) -> dict[str, float]:
+    return {part.what: part.seconds for part in found.parts}
+
+
+def test_decoding_reads_the_weights_once_a_round_and_each_tokens_cache() -> None:
+    # All 128 are sampled at once; the longest goes on to 2,048 tokens.
+    weights = 2048 * 2 * 7_615_616_512
+    cache = 128 * 1024 * (256 + 512) * 57_344
+    prompts = 16 * 256 * (2 * BODY + 2 * 256 * 3584 * 28) / H100_FLOPS
+    expected = prompts + (weights + cache) / H100_BANDWIDTH
+    assert parts(seconds(recipe()))["sampling"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        pytest.param({"max_sequences": 32}, id="sequences"),
+        pytest.param({"room": 32 * 1280 * 57_344}, id="room for keys and values"),
+    ],
+)
+def test_faster_responses_at_once_take_more_rounds(limit: dict[str, int]) -> None:
+    free, limited = (parts(seconds(recipe(), each))["sampling"] for each in ({}, limit))
+    rounds = 128 * 1024 // 32  # instead of 2,048
+    assert limited - free == pytest.approx((rounds - 2048) * 2 * 7_615_616_512 / H100_BANDWIDTH)
+
+
+def test_a_large_batch_is_bound_by_arithmetic() -> None:
+    engine = {"max_sequences": 100_000, "room": 2**50, "bytes_per_token": 1}
+    many = recipe(training={"groups_per_step": 2000})
+    tokens = 2000 * 8 * 1024
+    prompts = 2000 * 256 * (2 * BODY + 2 * 256 * 3584 * 28) / H100_FLOPS
+    expected = prompts + tokens * (2 * BODY + 4 * 768 * 3584 * 28) / H100_FLOPS
+    assert parts(seconds(many, engine))["sampling"] == pytest.approx(expected)
+
+
+def test_engines_share_the_groups_and_dynamic_sampling_asks_for_more() -> None:
+    plain = parts(seconds(recipe()))["sampling"]
+    dynamic = recipe(training={"dynamic_sampling": True})
+    assert parts(seconds(dynamic, {"num_engines": 2}))["sampling"] == pytest.approx(plain)
+
+
+FORWARD = 128 * 1280 * (2 * BODY + 2 * 1280 * 3584 * 28) / H100_FLOPS
+TWICE = {"updates_per_batch": 2, "groups_per_step": 16, "max_staleness": 0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "passes"),
+    [
+        ({}, 3),
+        ({"training": {"recompute_activations": True}}, 4),
+        ({"algorithm": {"old_logprobs": "recompute"}}, 3),  # a single update needs none apart
+        ({"algorithm": {"old_logprobs": "recompute"}, "training": TWICE}, 4),
+        ({"algorithm": {"divergence_weight": 0.04}}, 4),
+    ],
+)
+def test_training_makes_the_passes_that_the_recipe_asks_for(
+    changes: dict[str, Any], passes: int
+) -> None:
+    found = seconds(recipe(**changes), learner_gpus=2)
+    assert parts(found)["training"] == pytest.approx(passes * FORWARD / 2)
+
+
+def test_a_critic_gives_values_and_learns() -> None:
+    found = seconds(recipe(algorithm={"advantage": "gae"}, critic={"pretrain_steps": 1}))
+    assert parts(found)["training"] == pytest.approx((3 + 4) * FORWARD)
+
+
+def test_publishing_takes_what_a_disk_and_sha256_take() -> None:
+    found = parts(seconds(recipe()))
+    gigabytes = 15.231233
+    assert found["publishing"] == pytest.approx(gigabytes * (1 / 4 + 1 / 2.2 + 1 / 4 + 1 / 1.7))
+    assert (found["verifying"], found["loading"]) == (
+        pytest.approx(gigabytes / 1.7),
+        pytest.approx(gigabytes / 4.3),
+    )
+
+
+def test_sampling_and_training_overlap_where_samples_may_be_stale() -> None:
+    on_policy = seconds(recipe())
+    assert on_policy.total.seconds == pytest.approx(sum(parts(on_policy).values()))
+    stale = recipe(training={"max_staleness": 1})
+    slow = seconds(stale, {"max_sequences": 8})
+    assert slow.total.seconds == pytest.approx(parts(slow)["sampling"] + parts(slow)["loading"])
+    fast = seconds(stale)
+    assert fast.total.seconds == pytest.approx(parts(fast)["training"] + parts(fast)["publishing"])
+    shared = seconds(stale, apart=False)
+    assert shared.total.seconds == pytest.approx(sum(parts(shared).values()))
+
+
+def test_a_gpu_is_of_the_kind_whose_memory_comes_nearest() -> None:
+    for gib, name in ((12, "RTX 4090"), (48, "A100 SXM 40"), (79.6, "H100 SXM"), (139, "H200")):
+        assert kind_of(int(gib * GIB)).name == name
+    assert kind_of(192 * GIB) is KINDS[-1]
+
+
+def test_a_float32_model_has_no_seconds() -> None:
+    given = a_recipe()
+    assert given.model.dtype == "float32"
+    found = step_seconds(
+        given, SEVEN, None, gpu_bytes=80 * GIB, learner_gpus=1, sampler=sampler(), apart=True
+    )
+    assert found is None
