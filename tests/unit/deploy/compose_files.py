@@ -28,9 +28,12 @@ class _Loader(yaml.SafeLoader):
     pass
 
 
-_Loader.add_constructor(
-    "!override", lambda loader, node: Instead(loader.construct_sequence(node, deep=True))
-)
+def _instead(loader: _Loader, node: yaml.Node) -> Instead:
+    assert isinstance(node, yaml.SequenceNode)
+    return Instead(loader.construct_sequence(node, deep=True))
+
+
+_Loader.add_constructor("!override", _instead)
 _Loader.add_constructor("!reset", lambda loader, node: Nothing())
 
 
