@@ -42,7 +42,9 @@ TEXTS = {path.name: path.read_text() for path in GPU_FILES} | {
 }
 STACKS = {"cpu": stack()} | {name: stack(text) for name, text in TEXTS.items()}
 OF_ONE = {"WEIR_API_KEYS": "gateway", "WEIR_EXTENSIONS": "learner"}  # the chassis reads it for all
-OF_A_PERSON = {"WEIR_API_KEY", "WEIR_HOME"}  # of the command outside of containers
+# Of commands outside of containers. In them WEIR_GPUS says how many processes there are.
+OF_A_PERSON = {"WEIR_API_KEY", "WEIR_HOME"}
+COUNTS = {"WEIR_LEARNER_RANKS", "WEIR_ROLLOUTS", "WEIR_ROLLOUT_GPUS"}
 
 every_stack = pytest.mark.parametrize("services", STACKS.values(), ids=STACKS)
 every_service = pytest.mark.parametrize("name", SERVICES)
@@ -114,8 +116,9 @@ def test_every_variable_of_a_container_is_read_there(services: dict[str, Any]) -
 
 @every_service
 def test_every_variable_that_the_code_reads_reaches_it(name: str) -> None:
-    given = {key.removesuffix("_FILE") for key in stack()[name]["environment"]}
-    asked = literals(f"services/{name}", "services/chassis") - OF_A_PERSON
+    services = STACKS["gpu-2.yml"]  # the base leaves out WEIR_GPUS
+    given = {key.removesuffix("_FILE") for key in services[name]["environment"]}
+    asked = literals(f"services/{name}", "services/chassis") - OF_A_PERSON - COUNTS
     assert {key for key in asked if OF_ONE.get(key, name) == name} <= given
 
 
@@ -254,7 +257,11 @@ def test_containers_see_the_gpus_that_the_placement_gives_them(name: str) -> Non
     learner = services["learner"]
     assert len(gpus_of(learner)) == placement.num_ranks
     assert learner["environment"]["DS_ACCELERATOR"] == "cuda"
+    assert parse(learner["environment"]["WEIR_GPUS"]) == placement
     assert f"--nproc-per-node {placement.num_ranks}" in " ".join(learner["command"])
+    for service in [learner, *engines]:
+        assert service["ulimits"] == {"memlock": -1, "stack": 64 * 2**20}
+        assert service["shm_size"] == "16gb"
     used = [gpu for service in [learner, *engines] for gpu in gpus_of(service)]
     assert len(set(used)) == len(used) or name == "gpu-1.yml"
 
