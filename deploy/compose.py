@@ -98,13 +98,11 @@ def _asked_for(arguments: Sequence[str], environment: Mapping[str, str]) -> tupl
 
 def _learner(placement: Placement) -> dict[str, Any]:
     (seat,) = placement.learner
-    launcher = ["python3", "-m", "torch.distributed.run", "--standalone"]
-    ranks = ["--nproc-per-node", str(seat.ranks)]
     return {
         **_built("learner"),
-        "command": [*launcher, *ranks, "-m", "services.learner"],
         "environment": {
             "DS_ACCELERATOR": "cuda",
+            "WEIR_LEARNER_RANKS": str(seat.ranks),
             "WEIR_GPUS": str(placement),  # for `weir plan`
             "WEIR_REDIS_MAXMEMORY": _maxmemory(),
         },

@@ -18,7 +18,7 @@ from protocol.capacity import worst_case_bytes
 from protocol.recipe import Model, Recipe, load_recipe
 
 from deploy import compose
-from deploy.placement import PlacementError, divide, parse
+from deploy.placement import PlacementError, parse
 from services.chassis.deployment import Deployment
 from services.grader.judge.settings import JudgeSettings
 from services.grader.settings import Settings
@@ -258,7 +258,7 @@ def test_containers_see_the_gpus_that_the_placement_gives_them(name: str) -> Non
     assert len(gpus_of(learner)) == placement.num_ranks
     assert learner["environment"]["DS_ACCELERATOR"] == "cuda"
     assert parse(learner["environment"]["WEIR_GPUS"]) == placement
-    assert f"--nproc-per-node {placement.num_ranks}" in " ".join(learner["command"])
+    assert learner["environment"]["WEIR_LEARNER_RANKS"] == str(placement.num_ranks)
     for service in [learner, *engines]:
         assert service["ulimits"] == {"memlock": -1, "stack": 64 * 2**20}
         assert service["shm_size"] == "16gb"
@@ -279,9 +279,23 @@ def test_a_judge_of_the_placement_has_its_gpu_and_the_graders_know_it() -> None:
     assert settings.model in judge["command"]
 
 
-def test_the_learner_runs_under_the_same_launcher_on_cpus_and_on_gpus() -> None:
-    on_gpu = compose.overrides(divide(2))["services"]["learner"]["command"]
-    assert stack()["learner"]["command"] == on_gpu
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ("1", "-m services.learner"),
+        ("3", "-m torch.distributed.run --standalone --nproc-per-node 3 -m services.learner"),
+    ],
+)
+def test_the_learner_is_one_process_or_as_many_ranks_under_torchrun(
+    ranks: str, expected: str, tmp_path: Path
+) -> None:
+    python = tmp_path / "python3"
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+    command = [word.replace("$$", "$") for word in stack()["learner"]["command"]]
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "WEIR_LEARNER_RANKS": ranks}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected
 
 
 def test_a_further_engine_uses_the_image_that_the_first_one_builds() -> None:
