@@ -109,6 +109,12 @@ def port_of(environment: Mapping[str, str], variable: str) -> int:
     return int(text)
 
 
+def model_roots(environment: Mapping[str, str]) -> str:
+    """WEIR_MODEL_ROOTS, by default the folder where the stack is started, and ``models`` in it."""
+    here = Path.cwd()
+    return environment.get("WEIR_MODEL_ROOTS") or f"{here}:{here / 'models'}"
+
+
 def python_path(environment: Mapping[str, str]) -> str:
     """PYTHONPATH with this checkout in front."""
     inherited = environment.get("PYTHONPATH", "")

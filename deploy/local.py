@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from deploy.home import Home
-from deploy.launches import Launch, judge_launch, launches, port_of, python_path
+from deploy.launches import Launch, judge_launch, launches, model_roots, port_of, python_path
 from deploy.placement import Choice, PlacementError, choose
 from deploy.processes import STOP_TIMEOUT_S, Process, StackError, free_ports, say, stop_all
 
@@ -125,9 +125,7 @@ def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -
     shared = {
         "WEIR_REDIS_URL": redis_url,
         "WEIR_DATA_DIR": str(home.path / "data"),
-        "WEIR_MODEL_ROOTS": environment.get(
-            "WEIR_MODEL_ROOTS", f"{os.getcwd()}:{os.getcwd()}/models"
-        ),
+        "WEIR_MODEL_ROOTS": model_roots(environment),
         "WEIR_API_KEYS": keys,
         "WEIR_GPUS": str(choice.placement) if choice.visible else "",
         "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", "1"),

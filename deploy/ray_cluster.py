@@ -37,6 +37,7 @@ from deploy.launches import (
     judge_launch,
     launches,
     learner_command,
+    model_roots,
     python_path,
 )
 from deploy.placement import Placement, PlacementError, visible_gpus
@@ -365,6 +366,7 @@ def _shared(environment: Mapping[str, str], home: Home, placement: Placement) ->
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         **forwarded,
+        "WEIR_MODEL_ROOTS": model_roots(environment),
         "WEIR_API_KEYS": home.api_key(environment),
         "WEIR_GPUS": str(placement) if placement.uses_gpus else "",
     }

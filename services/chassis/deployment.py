@@ -47,7 +47,7 @@ class Deployment:
                 read("WEIR_REDIS_URL", str), read("WEIR_REDIS_PASSWORD", str, "")
             ),
             data_dir=read("WEIR_DATA_DIR", _absolute_path),
-            model_roots=read("WEIR_MODEL_ROOTS", _paths, "."),
+            model_roots=read("WEIR_MODEL_ROOTS", _paths, ".:models"),
             model_hub=read("WEIR_MODEL_HUB", _switch, "off"),
             host=read("WEIR_HOST", str, "127.0.0.1"),
             port=read("WEIR_PORT", int),

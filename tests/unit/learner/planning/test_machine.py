@@ -101,7 +101,7 @@ def test_a_wrong_variable_is_named(variable: str, value: str, complaint: str) ->
 
 
 def test_models_are_sought_where_the_deployment_seeks_them(tmp_path: Path) -> None:
-    assert machine().model_roots == (Path.cwd(),)
+    assert machine().model_roots == (Path.cwd(), Path.cwd() / "models")
     roots = machine(WEIR_MODEL_ROOTS=f"{tmp_path}:{tmp_path}/models/..").model_roots
     assert roots == (tmp_path, tmp_path)
 
