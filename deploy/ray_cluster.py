@@ -180,11 +180,9 @@ class Actor:
 
 
 def look_at(actors: Sequence[Actor]) -> None:
-    """Ask all at once how their processes fare."""
+    """Ask all at once how their processes fare. Who is only slow to answer fares as before."""
     asked = {actor.handle.status.remote(): actor for actor in actors}
-    answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_CALL_TIMEOUT_S)
-    for reference in silent:
-        asked[reference].status = None
+    answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_CALL_TIMEOUT_S)
     for reference in answered:
         try:
             asked[reference].status = ray.get(reference)
