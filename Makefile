@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 export PATH := $(abspath $(BIN)):$(PATH)
 export PYTHONPATH := $(CURDIR)/proto:$(CURDIR)
 
-.PHONY: help install check format test recipes mutants demo compare up down
+.PHONY: help install check format test recipes mutants demo compare up down secrets
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -58,3 +58,8 @@ up: install ## start the stack on this machine; Ctrl-C stops it
 
 down: install ## stop the stack on this machine
 	weir down
+
+# The folder is closed to others. Its files are not, since containers read them as other users.
+secrets: ## make the passwords and the API key of the containers, where there are none
+	@umask 022; mkdir -p -m 700 secrets; for name in redis_password grafana_password api_keys; do \
+	  test -s secrets/$$name || od -An -v -tx1 -N24 /dev/urandom | tr -d ' \n' >secrets/$$name; done; ls secrets

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import quote, urlsplit
 
 T = TypeVar("T")
 
@@ -35,14 +36,16 @@ class Deployment:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Deployment:
-        """Read the ``WEIR_*`` variables.
+        """Read the ``WEIR_*`` variables, or the files that ``WEIR_*_FILE`` name.
 
         Raises:
             DeploymentError: naming the variable that is missing or wrong.
         """
         read = _Reader(environment)
         deployment = cls(
-            redis_url=read("WEIR_REDIS_URL", str),
+            redis_url=_with_password(
+                read("WEIR_REDIS_URL", str), read("WEIR_REDIS_PASSWORD", str, "")
+            ),
             data_dir=read("WEIR_DATA_DIR", _absolute_path),
             model_roots=read("WEIR_MODEL_ROOTS", _paths, "."),
             model_hub=read("WEIR_MODEL_HUB", _switch, "off"),
@@ -85,6 +88,28 @@ class Deployment:
         return self.data_dir / "jobs" / job_id
 
 
+def variable(environment: Mapping[str, str], name: str) -> str | None:
+    """A variable's value, or what is in the file that ``<name>_FILE`` names, as secrets are.
+
+    Empty counts as not set, since a compose file passes on what is not set as empty.
+
+    Raises:
+        DeploymentError: if both are set, or the file cannot be read or is empty.
+    """
+    value, path = environment.get(name), environment.get(f"{name}_FILE")
+    if not path:
+        return value or None
+    if value:
+        raise DeploymentError(f"{name} and {name}_FILE are both set; remove one of them")
+    try:
+        text = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise DeploymentError(f"{name}_FILE={path!r} cannot be read: {error}") from error
+    if not text:
+        raise DeploymentError(f"{name}_FILE={path!r} is empty; write the value of {name} into it")
+    return text
+
+
 def import_extensions(variable: str, names: Iterable[str]) -> None:
     """Import the modules that a variable of the environment names.
 
@@ -106,13 +131,26 @@ class _Reader:
     environment: Mapping[str, str]
 
     def __call__(self, name: str, parse: Callable[[str], T], default: str | None = None) -> T:
-        text = self.environment.get(name, default)
+        text = variable(self.environment, name)
+        if text is None:
+            text = default
         if text is None:
             raise DeploymentError(f"{name} is not set; `weir up` and docker-compose.yml set it")
         try:
             return parse(text)
         except ValueError as error:
             raise DeploymentError(f"{name}={text!r}: {error}") from error
+
+
+def _with_password(redis_url: str, password: str) -> str:
+    parts = urlsplit(redis_url)
+    if not password:
+        return redis_url
+    if "@" in parts.netloc:
+        raise DeploymentError(
+            "WEIR_REDIS_URL holds a password, and WEIR_REDIS_PASSWORD is set; remove one of them"
+        )
+    return parts._replace(netloc=f":{quote(password, safe='')}@{parts.netloc}").geturl()
 
 
 def _absolute_path(text: str) -> Path:

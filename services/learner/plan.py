@@ -241,7 +241,7 @@ class _Variables:
 
 def _deployment(environment: Mapping[str, str]) -> Deployment:
     """Where the models are, by the job's own rules; what a plan does not need may be missing."""
-    unused = {"WEIR_REDIS_URL": "", "WEIR_DATA_DIR": ".", "WEIR_PORT": "0"}
+    unused = {"WEIR_REDIS_URL": "redis://", "WEIR_DATA_DIR": ".", "WEIR_PORT": "0"}
     try:
         return Deployment.from_environment(unused | dict(environment))
     except DeploymentError as error:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from services.chassis.deployment import DeploymentError
+from services.chassis.deployment import DeploymentError, variable
 
 URL, MODEL, API_KEY = "WEIR_JUDGE_URL", "WEIR_JUDGE_MODEL", "WEIR_JUDGE_API_KEY"
 CONTEXT = "WEIR_JUDGE_CONTEXT"
@@ -45,7 +45,7 @@ class JudgeSettings:
         return cls(
             url=_url(given[URL]),
             model=given[MODEL],
-            api_key=_key(given.get(API_KEY)),
+            api_key=_key(variable(environment, API_KEY)),
             concurrency=_whole(given, "WEIR_JUDGE_CONCURRENCY", 128),
             timeout_s=_seconds(given, "WEIR_JUDGE_TIMEOUT_S", 120),
             context_tokens=_whole(given, CONTEXT, 32768) if CONTEXT in given else None,
