@@ -48,6 +48,52 @@ def test_lists_are_split() -> None:
     assert deployment.model_roots == (Path("/m"), Path("/n"))
 
 
+def test_an_empty_variable_is_one_that_is_not_set() -> None:
+    empty = {"WEIR_HEARTBEAT_S": "", "WEIR_MODEL_HUB": "", "WEIR_API_KEYS_FILE": ""}
+    assert Deployment.from_environment({**NEEDED, **empty}) == Deployment.from_environment(NEEDED)
+    with pytest.raises(DeploymentError, match="WEIR_PORT is not set"):
+        Deployment.from_environment({**NEEDED, "WEIR_PORT": ""})
+
+
+def test_a_variable_may_be_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(" a,b\n")
+    deployment = Deployment.from_environment({**NEEDED, "WEIR_API_KEYS_FILE": str(path)})
+    assert deployment.api_keys == ("a", "b")
+
+
+def test_a_file_that_does_not_say_it_is_named_with_its_variable(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    given = {**NEEDED, "WEIR_API_KEYS_FILE": str(path)}
+    with pytest.raises(DeploymentError, match=f"WEIR_API_KEYS_FILE='{path}' cannot be read"):
+        Deployment.from_environment(given)
+    path.write_text("\n")
+    with pytest.raises(DeploymentError, match=f"WEIR_API_KEYS_FILE='{path}' is empty"):
+        Deployment.from_environment(given)
+    with pytest.raises(DeploymentError, match="WEIR_API_KEYS and WEIR_API_KEYS_FILE are both set"):
+        Deployment.from_environment({**given, "WEIR_API_KEYS": "c"})
+
+
+@pytest.mark.parametrize(
+    ("url", "password", "whole"),
+    [
+        ("redis://h:6379/0", "p@ss/w:rd%", "redis://:p%40ss%2Fw%3Ard%25@h:6379/0"),
+        ("rediss://[::1]:6379", "p", "rediss://:p@[::1]:6379"),
+        ("redis://:own@h", "", "redis://:own@h"),
+    ],
+)
+def test_the_password_goes_into_the_url_of_redis(url: str, password: str, whole: str) -> None:
+    given = {**NEEDED, "WEIR_REDIS_URL": url, "WEIR_REDIS_PASSWORD": password}
+    assert Deployment.from_environment(given).redis_url == whole
+
+
+def test_two_passwords_are_one_too_many() -> None:
+    given = {**NEEDED, "WEIR_REDIS_URL": "redis://:own@h", "WEIR_REDIS_PASSWORD": "p"}
+    with pytest.raises(DeploymentError, match="WEIR_REDIS_PASSWORD") as refused:
+        Deployment.from_environment(given)
+    assert "own" not in str(refused.value)
+
+
 def test_extensions_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "first_lab.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from services.chassis.deployment import DeploymentError
@@ -42,6 +44,16 @@ def test_everything_can_be_given() -> None:
     given = (settings.api_key, settings.concurrency, settings.timeout_s)
     assert given == ("secret", 7, 2.5)
     assert (settings.context_tokens, settings.cache_bytes) == (16384, 0)
+
+
+def test_the_key_may_be_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret\n")
+    given = {**GIVEN, "WEIR_JUDGE_API_KEY_FILE": str(tmp_path / "key")}
+    settings = JudgeSettings.from_environment(given)
+    assert settings is not None
+    assert settings.api_key == "secret"
+    with pytest.raises(DeploymentError, match="WEIR_JUDGE_API_KEY_FILE are both set"):
+        JudgeSettings.from_environment({**given, "WEIR_JUDGE_API_KEY": "other"})
 
 
 @pytest.mark.parametrize("url", ["http://u:secret@h/v1", "http://secret@h/v1", "u:secret@h:1e9"])

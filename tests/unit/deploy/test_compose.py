@@ -1,0 +1,375 @@
+"""The compose files: locked down, wired as the code expects, and right for what compose makes of
+them. No container is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from protocol.capacity import worst_case_bytes
+from protocol.recipe import Model, Recipe, load_recipe
+
+from deploy import compose
+from deploy.placement import PlacementError, divide, parse
+from services.chassis.deployment import Deployment
+from services.grader.judge.settings import JudgeSettings
+from services.grader.settings import Settings
+from services.learner.plan import redis_size
+from services.rollout.settings import EngineSettings, read_number
+from tests.unit.deploy.compose_files import (
+    BASE,
+    BASE_TEXT,
+    GPU_FILES,
+    ROOT,
+    SERVICES,
+    gpus_of,
+    read,
+    stack,
+    variables,
+)
+
+JUDGED = "learner=0-3 rollout=4-5 rollout=6@0.5 judge=7@0.6"
+TEXTS = {path.name: path.read_text() for path in GPU_FILES} | {
+    "judged": compose.written(parse(JUDGED), "a test")
+}
+STACKS = {"cpu": stack()} | {name: stack(text) for name, text in TEXTS.items()}
+OF_ONE = {"WEIR_API_KEYS": "gateway", "WEIR_EXTENSIONS": "learner"}  # the chassis reads it for all
+OF_A_PERSON = {"WEIR_API_KEY", "WEIR_HOME"}  # of the command outside of containers
+
+every_stack = pytest.mark.parametrize("services", STACKS.values(), ids=STACKS)
+every_service = pytest.mark.parametrize("name", SERVICES)
+
+
+def literals(*folders: str) -> set[str]:
+    """The variables that the code in these folders reads."""
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    return {name for path in paths for name in re.findall(r'"(WEIR_[A-Z_]+)"', path.read_text())}
+
+
+def ours(services: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The containers that run Weir's own images."""
+    return {name: s for name, s in services.items() if s["image"].startswith("weir/")}
+
+
+def test_every_service_comes_from_one_dockerfile() -> None:
+    assert set(ours(stack())) == set(SERVICES)
+    for name in SERVICES:
+        build = stack()[name]["build"]
+        assert build["args"]["SERVICE"] == name
+        assert (ROOT / build["dockerfile"]).is_file()
+
+
+@every_stack
+def test_only_the_front_doors_publish_ports(services: dict[str, Any]) -> None:
+    ports = {name: service["ports"] for name, service in services.items() if "ports" in service}
+    assert ports == {"gateway": ["8000:8000"], "grafana": ["127.0.0.1:3000:3000"]}
+
+
+@every_stack
+def test_only_what_must_leave_the_inside_can(services: dict[str, Any]) -> None:
+    assert BASE["networks"]["inside"]["internal"] is True
+    assert all("inside" in service["networks"] for service in services.values())
+    outside = {name for name, service in services.items() if "edge" in service["networks"]}
+    assert outside == {"gateway", "grader", "learner", "grafana"}
+
+
+@every_stack
+def test_containers_may_do_little(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        assert "no-new-privileges:true" in service["security_opt"], name
+        assert not service.get("privileged"), name
+        if name not in {"judge", "dcgm-exporter"}:  # these run as root
+            assert service["read_only"] is True, name
+            assert service["cap_drop"] == ["ALL"], name
+            assert "cap_add" not in service, name
+    for name, service in ours(services).items():
+        assert "user" not in service, name  # the image's
+        assert service["tmpfs"][0].startswith("/tmp"), name
+
+
+@every_stack
+def test_every_image_is_pinned_and_named_without_a_host(services: dict[str, Any]) -> None:
+    for service in services.values():
+        image, _, tag = service["image"].partition(":")
+        assert re.search(r"\d+\.\d+", tag) or image.startswith("weir/"), service["image"]
+        assert "." not in image.split("/")[0]
+
+
+@every_stack
+def test_every_variable_of_a_container_is_read_there(services: dict[str, Any]) -> None:
+    for name, service in ours(services).items():
+        folder = name.partition("-")[0]
+        known = literals(f"services/{folder}", "services/chassis", "deploy")
+        given = {key.removesuffix("_FILE") for key in service["environment"]}
+        assert {key for key in given if key.startswith("WEIR_")} <= known, name
+
+
+@every_service
+def test_every_variable_that_the_code_reads_reaches_it(name: str) -> None:
+    given = {key.removesuffix("_FILE") for key in stack()[name]["environment"]}
+    asked = literals(f"services/{name}", "services/chassis") - OF_A_PERSON
+    assert {key for key in asked if OF_ONE.get(key, name) == name} <= given
+
+
+def test_every_variable_of_a_person_is_documented() -> None:
+    documents = [ROOT / "README.md", ROOT / "deploy" / "README.md", *ROOT.glob("services/*/*.md")]
+    text = "\n".join(path.read_text() for path in documents)
+    for name in variables(BASE_TEXT + "".join(TEXTS.values())):
+        assert f"`{name}" in text or f"{name}=" in text, name
+
+
+def test_what_a_person_leaves_open_is_left_to_the_code(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("p@ss word\n")
+    for name in SERVICES:
+        given = stack()[name]["environment"]
+        files = {key: str(secret) for key in given if key.endswith("_FILE")}
+        environment = {key: str(value or "") for key, value in given.items()} | files
+        deployment = Deployment.from_environment(environment)
+        assert deployment.redis_url == "redis://:p%40ss%20word@redis:6379/0"
+        assert deployment.api_keys == (("p@ss word",) if name == "gateway" else ())
+        assert (deployment.model_hub, deployment.heartbeat_s) == (False, 1.0)
+        assert JudgeSettings.from_environment(environment) is None
+        assert Settings.from_environment(environment) == Settings.from_environment({})
+        model = Model(path="m")
+        assert EngineSettings.from_environment(model, environment) == (
+            EngineSettings.from_environment(model, {})
+        )
+        assert read_number(environment, "WEIR_ROLLOUT_GROUPS_IN_FLIGHT", int, 32) == 32
+
+
+def test_models_and_tasks_have_the_names_that_recipes_use() -> None:
+    recipe = load_recipe(ROOT / "recipes" / "demo.toml")
+    for name in ("gateway", "learner", "grader"):
+        service = stack()[name]
+        mounted = dict(volume.split(":")[:2] for volume in service["volumes"])
+        roots = service["environment"]["WEIR_MODEL_ROOTS"].split(":")
+        assert service["working_dir"] in roots
+        assert mounted["./examples"] == f"{service['working_dir']}/examples"
+        assert mounted["./recipes"] == f"{service['working_dir']}/recipes"
+        assert mounted["models"] in roots
+    assert recipe.model.path.startswith("examples/")
+
+
+@every_stack
+def test_weights_travel_through_memory(services: dict[str, Any]) -> None:
+    options = BASE["volumes"]["weights"]["driver_opts"]
+    assert options["type"] == "tmpfs"
+    assert "size=" not in options["o"]
+    assert {name for name, s in services.items() if "weights:/data/weights" in volumes_of(s)} == {
+        name for name in services if name.startswith(("learner", "rollout"))
+    }
+
+
+def volumes_of(service: dict[str, Any]) -> list[str]:
+    return service.get("volumes", [])
+
+
+@every_stack
+def test_every_volume_secret_and_network_is_declared(services: dict[str, Any]) -> None:
+    for service in services.values():
+        named = {volume.split(":")[0] for volume in volumes_of(service)}
+        assert {name for name in named if not name.startswith("./")} <= set(BASE["volumes"])
+        assert set(service.get("secrets", [])) <= set(BASE["secrets"])
+        assert set(service["networks"]) <= set(BASE["networks"])
+        for name in (name for name in named if name.startswith("./")):
+            assert (ROOT / name).is_dir()
+
+
+def test_prometheus_finds_what_the_stack_runs() -> None:
+    jobs = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())["scrape_configs"]
+    names = {name for job in jobs for sd in job.get("dns_sd_configs", []) for name in sd["names"]}
+    targets = {
+        target.split(":")[0]
+        for job in jobs
+        for static in job.get("static_configs", [])
+        for target in static["targets"]
+    }
+    assert targets <= set(STACKS["cpu"])
+    assert names == {*SERVICES, "dcgm-exporter"}
+    for services in STACKS.values():
+        for name in ours(services):
+            networks = services[name]["networks"]
+            aliases = networks["inside"]["aliases"] if isinstance(networks, dict) else []
+            assert names & {name, *aliases}, name  # every engine answers to `rollout`
+
+
+def test_grafana_shows_our_dashboards_from_our_prometheus() -> None:
+    folder = ROOT / "deploy" / "grafana"
+    provisioning = folder / "provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())[
+        "datasources"
+    ]
+    assert re.fullmatch(r"http://(\w+):9090", source["url"])[1] in stack()  # type: ignore[index]
+    (provider,) = yaml.safe_load((provisioning / "dashboards/weir.yml").read_text())["providers"]
+    mounted = dict(volume.split(":")[:2] for volume in stack()["grafana"]["volumes"])
+    assert mounted["./deploy/grafana"] == provider["options"]["path"]
+    for path in folder.glob("*.json"):
+        uids = {panel["datasource"]["uid"] for panel in json.loads(path.read_text())["panels"]}
+        assert uids == {source["uid"]}, path.name
+
+
+def test_secrets_are_made_once_and_closed_to_others(tmp_path: Path) -> None:
+    files = {name: tmp_path / secret["file"] for name, secret in BASE["secrets"].items()}
+    contents: list[set[str]] = []
+    for _ in range(2):
+        command = ["make", "-s", "-f", str(ROOT / "Makefile"), "secrets"]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+        contents.append({path.read_text() for path in files.values()})
+    assert contents[0] == contents[1]
+    assert len(contents[0]) == len(files)
+    assert all(re.fullmatch(r"[0-9a-f]{48}", text) for text in contents[0])
+    assert stat.S_IMODE((tmp_path / "secrets").stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files.values()} == {0o644}
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 8])
+def test_the_files_for_gpus_are_what_the_command_writes(
+    number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compose.main([str(number)], {}) == 0
+    assert capsys.readouterr().out == TEXTS[f"gpu-{number}.yml"]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_containers_see_the_gpus_that_the_placement_gives_them(name: str) -> None:
+    services = STACKS[name]
+    placement = parse(TEXTS[name].splitlines()[0].removeprefix("# "))
+    engines = [service for key, service in services.items() if key.startswith("rollout")]
+    engines.sort(key=gpus_of)
+    for seat, engine in zip(placement.rollouts, engines, strict=True):
+        assert gpus_of(engine) == [str(gpu.index) for gpu in seat.gpus]
+        environment = engine["environment"]
+        assert environment["WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE"] == str(len(seat.gpus))
+        memory = environment["WEIR_ROLLOUT_GPU_MEMORY"] or None
+        assert memory == (seat.share and f"{seat.share:g}")
+    learner = services["learner"]
+    assert len(gpus_of(learner)) == placement.num_ranks
+    assert learner["environment"]["DS_ACCELERATOR"] == "cuda"
+    assert f"--nproc-per-node {placement.num_ranks}" in " ".join(learner["command"])
+    used = [gpu for service in [learner, *engines] for gpu in gpus_of(service)]
+    assert len(set(used)) == len(used) or name == "gpu-1.yml"
+
+
+def test_a_judge_of_the_placement_has_its_gpu_and_the_graders_know_it() -> None:
+    judge = STACKS["judged"]["judge"]
+    assert "profiles" not in judge
+    assert gpus_of(judge) == ["7"]
+    on_cpu = stack()["judge"]["command"]
+    assert judge["command"][: len(on_cpu)] == on_cpu
+    assert judge["command"][-2:] == ["--gpu-memory-utilization", "0.6"]
+    settings = JudgeSettings.from_environment(STACKS["judged"]["grader"]["environment"])
+    assert settings is not None
+    assert settings.url == "http://judge:8000/v1"
+    assert settings.model in judge["command"]
+
+
+def test_the_learner_runs_under_the_same_launcher_on_cpus_and_on_gpus() -> None:
+    on_gpu = compose.overrides(divide(2))["services"]["learner"]["command"]
+    assert stack()["learner"]["command"] == on_gpu
+
+
+def test_a_further_engine_uses_the_image_that_the_first_one_builds() -> None:
+    first, second = (STACKS["gpu-4.yml"][name] for name in ("rollout", "rollout-1"))
+    assert first["image"] == second["image"]
+    assert first["build"]["args"] == {"SERVICE": "rollout", "BASE": compose.BASE_IMAGE}
+    assert "build" not in second  # two builds of one name would collide
+    assert second["pull_policy"] == "never"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line", "reason"),
+    [
+        ([], "", "usage"),
+        (["0"], "", "usage"),
+        (["eight"], "learner=0 rollout=1", "usage"),
+        ([], "learner=0 rollout=0", "given twice"),
+        ([], "learner=a:0 rollout=a:1", "names nodes; use Ray"),
+    ],
+)
+def test_what_cannot_be_placed_is_refused_with_the_reason(
+    arguments: list[str], line: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compose.main(arguments, {"WEIR_GPUS": line}) == 2
+    said = capsys.readouterr()
+    assert (said.out, reason in said.err) == ("", True)
+    if "Ray" in reason:
+        with pytest.raises(PlacementError, match="Ray"):
+            compose.overrides(parse(line))
+
+
+def held_out_tasks(recipe: Recipe) -> int:
+    """As many as its comment says; where there is none, as many as no benchmark has."""
+    return 30 if "aime" in (recipe.tasks.held_out or "") else 5000
+
+
+def test_redis_on_a_gpu_box_holds_twice_what_any_recipe_has_under_way() -> None:
+    recipes = [load_recipe(path) for path in sorted((ROOT / "recipes").rglob("*.toml"))]
+    worst = max(worst_case_bytes(recipe, held_out_tasks(recipe)) for recipe in recipes)
+    default = redis_size(compose.REDIS_MAXMEMORY)
+    assert default - 4 * 2**30 < 2 * worst <= default
+    for name in TEXTS:
+        for service in ("redis", "learner"):
+            environment = STACKS[name][service]["environment"]
+            assert environment["WEIR_REDIS_MAXMEMORY"] == compose.REDIS_MAXMEMORY
+
+
+def test_the_header_says_how_a_file_was_made() -> None:
+    line, how = TEXTS["judged"].splitlines()[:2]
+    assert line == f"# {JUDGED}"
+    assert "Made by `a test`" in how
+    assert set(read(TEXTS["judged"])) == {"services"}
+
+
+def compose_here() -> list[str]:
+    """Docker Compose: what WEIR_COMPOSE names, or a program of this machine; empty if none."""
+    for command in ([os.environ.get("WEIR_COMPOSE") or "docker-compose"], ["docker", "compose"]):
+        if shutil.which(command[0]):
+            version = subprocess.run([*command, "version"], capture_output=True, text=True)
+            if version.returncode == 0 and "Docker Compose" in version.stdout:
+                return command
+    return []
+
+
+COMPOSE = compose_here()
+
+
+@pytest.mark.skipif(not COMPOSE, reason="no Docker Compose here; WEIR_COMPOSE would name it")
+@pytest.mark.parametrize("profile", [[], ["--profile", "judge"]], ids=["plain", "judge"])
+@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("as_override", [False, True])
+def test_compose_itself_agrees(
+    name: str, profile: list[str], as_override: bool, tmp_path: Path
+) -> None:
+    shutil.copy(ROOT / "docker-compose.yml", tmp_path)
+    files: list[str] = []
+    if name != "cpu":
+        above = tmp_path / (
+            "docker-compose.override.yml" if as_override else "deploy/compose/g.yml"
+        )
+        above.parent.mkdir(parents=True, exist_ok=True)
+        above.write_text(TEXTS[name])
+        files = [] if as_override else ["-f", "docker-compose.yml", "-f", "deploy/compose/g.yml"]
+    asked = [*COMPOSE, *files, *profile, "config", "--format", "json"]
+    environment = {key: text for key, text in os.environ.items() if not key.startswith("WEIR_")}
+    done = subprocess.run(asked, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["services"]
+    there = {key for key, s in STACKS[name].items() if profile or "profiles" not in s}
+    assert set(found) == there
+    for key, service in found.items():
+        ours = STACKS[name][key]
+        assert gpus_of(service) == gpus_of(ours), key
+        given = {k: str(v or "") for k, v in (ours.get("environment") or {}).items()}
+        assert (service.get("environment") or {}) == given, key
+        assert service["image"] == ours["image"]
+        assert ("build" in service) == ("build" in ours)
+        assert service.get("volumes", []) == [] or len(service["volumes"]) == len(ours["volumes"])
