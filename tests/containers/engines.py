@@ -23,6 +23,7 @@ class Engine:
     compose: tuple[str, ...] = ("docker", "compose")
     # Services of the compose file that cannot run here, and why.
     cannot_make: Mapping[str, str] = MappingProxyType({"judge": "it needs a GPU"})
+    override = ""  # a compose file on top
 
     def __init__(self) -> None:
         self.environment = dict(os.environ)
@@ -44,8 +45,8 @@ class Engine:
         """Have an image that is not built here; docker pulls it when it is needed."""
 
     def build(self, service: str, *arguments: str) -> None:
-        """Build the image of a service."""
-        own = ("--build-arg", f"SERVICE={service}", "--tag", f"weir/{service}")
+        """Build a target of a service's Dockerfile."""
+        own = ("--build-arg", f"SERVICE={service}")
         self("build", "--file", "deploy/Dockerfile", *own, *arguments, ".")
 
     @contextmanager
@@ -67,6 +68,8 @@ class Podman(Engine):
     cannot_make = MappingProxyType(
         {"judge": "it needs a GPU", "grafana": "Debian has no package of it"}
     )
+    # Podman sets all limits of a container that has one, and here not even root may raise a limit.
+    override = "services: {rollout: {ulimits: !reset null}, learner: {ulimits: !reset null}}"
 
     def __init__(self, home: Path) -> None:
         super().__init__()
@@ -87,7 +90,7 @@ class Podman(Engine):
         self.run(str(HERE / "prepare.sh"), "image", kind, image)
 
     def build(self, service: str, *arguments: str) -> None:
-        """Build the image of a service with buildah."""
+        """Build a target with buildah."""
         self.run(str(HERE / "build.sh"), service, *arguments)
 
     @contextmanager

