@@ -18,7 +18,10 @@ from deploy.placement import Placement, PlacementError, Seat, divide, environmen
 
 BASE_IMAGE = "vllm/vllm-openai:v0.32.0"  # the vLLM of the CPU stack
 REDIS_MAXMEMORY = "24gb"  # twice the largest recipe's work under way, rounded up
-_SHM_SIZE = "16gb"  # NCCL between the GPUs of a container
+_LIMITS = {
+    "shm_size": "16gb",  # NCCL between the GPUs of a container
+    "ulimits": {"memlock": -1, "stack": 2**26},  # soft and hard; pinned memory has no bound
+}
 _USAGE = "usage: weir compose [NUMBER OF GPUS]; without the number WEIR_GPUS says who has which"
 
 
@@ -95,17 +98,12 @@ def _asked_for(arguments: Sequence[str], environment: Mapping[str, str]) -> tupl
 
 def _learner(placement: Placement) -> dict[str, Any]:
     (seat,) = placement.learner
-    launcher = ["python3", "-m", "torch.distributed.run", "--standalone"]
-    ranks = str(seat.ranks)
     return {
         **_built("learner"),
-        "command": [*launcher, "--nproc-per-node", ranks, "-m", "services.learner"],
         "environment": {
             "DS_ACCELERATOR": "cuda",
-            "WEIR_LEARNER_RANKS": ranks,
-            "WEIR_GPUS": str(placement),
-            "WEIR_ROLLOUTS": str(len(placement.rollouts)),
-            "WEIR_ROLLOUT_GPUS": str(len(placement.rollouts[0].gpus)),
+            "WEIR_LEARNER_RANKS": str(seat.ranks),
+            "WEIR_GPUS": str(placement),  # for `weir plan`
             "WEIR_REDIS_MAXMEMORY": _maxmemory(),
         },
         **_gpus(seat),
@@ -158,7 +156,7 @@ def _where_the_judge_is() -> dict[str, str]:
 def _gpus(seat: Seat, devices: type[list[Any]] = list) -> dict[str, Any]:
     indices = [str(gpu.index) for gpu in seat.gpus]
     reserved = devices([{"driver": "nvidia", "device_ids": indices, "capabilities": ["gpu"]}])
-    return {"shm_size": _SHM_SIZE, **_reserved(reserved)}
+    return {**_LIMITS, **_reserved(reserved)}
 
 
 def _reserved(devices: list[Any]) -> dict[str, Any]:

@@ -8,10 +8,12 @@ from typing import Any
 
 import yaml
 
+from deploy import compose
+from deploy.placement import parse
+
 ROOT = Path(__file__).parents[3]
 SERVICES = ("gateway", "grader", "rollout", "learner")
 BASE_TEXT = (ROOT / "docker-compose.yml").read_text()
-GPU_FILES = sorted((ROOT / "deploy" / "compose").glob("*.yml"))
 # As a person has them who has set nothing.
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-((?:[^}]|\}(?=\}))*?))?\}")
 
@@ -76,3 +78,10 @@ def gpus_of(service: dict[str, Any]) -> list[str]:
     """The GPUs that a container sees."""
     reserved = service.get("deploy", {}).get("resources", {}).get("reservations", {})
     return [gpu for device in reserved.get("devices", []) for gpu in device.get("device_ids", [])]
+
+
+JUDGED = "learner=0-3 rollout=4-5 rollout=6@0.5 judge=7@0.6"
+TEXTS = {
+    path.name: path.read_text() for path in sorted((ROOT / "deploy" / "compose").glob("*.yml"))
+} | {"judged": compose.written(parse(JUDGED), "a test")}
+STACKS = {"cpu": stack()} | {name: stack(text) for name, text in TEXTS.items()}

@@ -14,35 +14,28 @@ from typing import Any
 
 import pytest
 import yaml
-from protocol.capacity import worst_case_bytes
-from protocol.recipe import Model, Recipe, load_recipe
+from protocol.recipe import Model, load_recipe
 
-from deploy import compose
-from deploy.placement import PlacementError, divide, parse
 from services.chassis.deployment import Deployment
 from services.grader.judge.settings import JudgeSettings
 from services.grader.settings import Settings
-from services.learner.plan import redis_size
 from services.rollout.settings import EngineSettings, read_number
 from tests.unit.deploy.compose_files import (
     BASE,
     BASE_TEXT,
-    GPU_FILES,
     ROOT,
     SERVICES,
+    STACKS,
+    TEXTS,
     gpus_of,
-    read,
     stack,
     variables,
 )
 
-JUDGED = "learner=0-3 rollout=4-5 rollout=6@0.5 judge=7@0.6"
-TEXTS = {path.name: path.read_text() for path in GPU_FILES} | {
-    "judged": compose.written(parse(JUDGED), "a test")
-}
-STACKS = {"cpu": stack()} | {name: stack(text) for name, text in TEXTS.items()}
 OF_ONE = {"WEIR_API_KEYS": "gateway", "WEIR_EXTENSIONS": "learner"}  # the chassis reads it for all
-OF_A_PERSON = {"WEIR_API_KEY", "WEIR_HOME"}  # of the command outside of containers
+# Of commands outside of containers. In them WEIR_GPUS says how many processes there are.
+OF_A_PERSON = {"WEIR_API_KEY", "WEIR_HOME"}
+COUNTS = {"WEIR_ROLLOUTS", "WEIR_ROLLOUT_GPUS"}
 
 every_stack = pytest.mark.parametrize("services", STACKS.values(), ids=STACKS)
 every_service = pytest.mark.parametrize("name", SERVICES)
@@ -114,8 +107,9 @@ def test_every_variable_of_a_container_is_read_there(services: dict[str, Any]) -
 
 @every_service
 def test_every_variable_that_the_code_reads_reaches_it(name: str) -> None:
-    given = {key.removesuffix("_FILE") for key in stack()[name]["environment"]}
-    asked = literals(f"services/{name}", "services/chassis") - OF_A_PERSON
+    services = STACKS["gpu-2.yml"]  # the base leaves out WEIR_GPUS
+    given = {key.removesuffix("_FILE") for key in services[name]["environment"]}
+    asked = literals(f"services/{name}", "services/chassis") - OF_A_PERSON - COUNTS
     assert {key for key in asked if OF_ONE.get(key, name) == name} <= given
 
 
@@ -231,102 +225,23 @@ def test_secrets_are_made_once_and_closed_to_others(tmp_path: Path) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in files.values()} == {0o644}
 
 
-@pytest.mark.parametrize("number", [1, 2, 4, 8])
-def test_the_files_for_gpus_are_what_the_command_writes(
-    number: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert compose.main([str(number)], {}) == 0
-    assert capsys.readouterr().out == TEXTS[f"gpu-{number}.yml"]
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_containers_see_the_gpus_that_the_placement_gives_them(name: str) -> None:
-    services = STACKS[name]
-    placement = parse(TEXTS[name].splitlines()[0].removeprefix("# "))
-    engines = [service for key, service in services.items() if key.startswith("rollout")]
-    engines.sort(key=gpus_of)
-    for seat, engine in zip(placement.rollouts, engines, strict=True):
-        assert gpus_of(engine) == [str(gpu.index) for gpu in seat.gpus]
-        environment = engine["environment"]
-        assert environment["WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE"] == str(len(seat.gpus))
-        memory = environment["WEIR_ROLLOUT_GPU_MEMORY"] or None
-        assert memory == (seat.share and f"{seat.share:g}")
-    learner = services["learner"]
-    assert len(gpus_of(learner)) == placement.num_ranks
-    assert learner["environment"]["DS_ACCELERATOR"] == "cuda"
-    assert f"--nproc-per-node {placement.num_ranks}" in " ".join(learner["command"])
-    used = [gpu for service in [learner, *engines] for gpu in gpus_of(service)]
-    assert len(set(used)) == len(used) or name == "gpu-1.yml"
-
-
-def test_a_judge_of_the_placement_has_its_gpu_and_the_graders_know_it() -> None:
-    judge = STACKS["judged"]["judge"]
-    assert "profiles" not in judge
-    assert gpus_of(judge) == ["7"]
-    on_cpu = stack()["judge"]["command"]
-    assert judge["command"][: len(on_cpu)] == on_cpu
-    assert judge["command"][-2:] == ["--gpu-memory-utilization", "0.6"]
-    settings = JudgeSettings.from_environment(STACKS["judged"]["grader"]["environment"])
-    assert settings is not None
-    assert settings.url == "http://judge:8000/v1"
-    assert settings.model in judge["command"]
-
-
-def test_the_learner_runs_under_the_same_launcher_on_cpus_and_on_gpus() -> None:
-    on_gpu = compose.overrides(divide(2))["services"]["learner"]["command"]
-    assert stack()["learner"]["command"] == on_gpu
-
-
-def test_a_further_engine_uses_the_image_that_the_first_one_builds() -> None:
-    first, second = (STACKS["gpu-4.yml"][name] for name in ("rollout", "rollout-1"))
-    assert first["image"] == second["image"]
-    assert first["build"]["args"] == {"SERVICE": "rollout", "BASE": compose.BASE_IMAGE}
-    assert "build" not in second  # two builds of one name would collide
-    assert second["pull_policy"] == "never"
-
-
 @pytest.mark.parametrize(
-    ("arguments", "line", "reason"),
+    ("ranks", "expected"),
     [
-        ([], "", "usage"),
-        (["0"], "", "usage"),
-        (["eight"], "learner=0 rollout=1", "usage"),
-        ([], "learner=0 rollout=0", "given twice"),
-        ([], "learner=a:0 rollout=a:1", "names nodes; use Ray"),
+        ("1", "-m services.learner"),
+        ("3", "-m torch.distributed.run --standalone --nproc-per-node 3 -m services.learner"),
     ],
 )
-def test_what_cannot_be_placed_is_refused_with_the_reason(
-    arguments: list[str], line: str, reason: str, capsys: pytest.CaptureFixture[str]
+def test_the_learner_is_one_process_or_as_many_ranks_under_torchrun(
+    ranks: str, expected: str, tmp_path: Path
 ) -> None:
-    assert compose.main(arguments, {"WEIR_GPUS": line}) == 2
-    said = capsys.readouterr()
-    assert (said.out, reason in said.err) == ("", True)
-    if "Ray" in reason:
-        with pytest.raises(PlacementError, match="Ray"):
-            compose.overrides(parse(line))
-
-
-def held_out_tasks(recipe: Recipe) -> int:
-    """As many as its comment says; where there is none, as many as no benchmark has."""
-    return 30 if "aime" in (recipe.tasks.held_out or "") else 5000
-
-
-def test_redis_on_a_gpu_box_holds_twice_what_any_recipe_has_under_way() -> None:
-    recipes = [load_recipe(path) for path in sorted((ROOT / "recipes").rglob("*.toml"))]
-    worst = max(worst_case_bytes(recipe, held_out_tasks(recipe)) for recipe in recipes)
-    default = redis_size(compose.REDIS_MAXMEMORY)
-    assert default - 4 * 2**30 < 2 * worst <= default
-    for name in TEXTS:
-        for service in ("redis", "learner"):
-            environment = STACKS[name][service]["environment"]
-            assert environment["WEIR_REDIS_MAXMEMORY"] == compose.REDIS_MAXMEMORY
-
-
-def test_the_header_says_how_a_file_was_made() -> None:
-    line, how = TEXTS["judged"].splitlines()[:2]
-    assert line == f"# {JUDGED}"
-    assert "Made by `a test`" in how
-    assert set(read(TEXTS["judged"])) == {"services"}
+    python = tmp_path / "python3"
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+    command = [word.replace("$$", "$") for word in stack()["learner"]["command"]]
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "WEIR_LEARNER_RANKS": ranks}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected
 
 
 def compose_here() -> list[str]:
