@@ -51,14 +51,17 @@ class Stack:
     def execute(self, service: str, *command: str) -> str:
         return self.engine("exec", container(service), *command)
 
-    def is_running(self, service: str) -> bool:
-        state = self.engine("inspect", "--format", "{{.State.Running}}", container(service))
-        return state.strip() == "true"
+    def first_process(self, service: str) -> int:
+        """Its number on the host; 0 while there is none."""
+        return int(self.engine("inspect", "--format", "{{.State.Pid}}", container(service)))
 
     def kill(self, service: str) -> None:
-        """Kill the first process of a container, and so all of them, as no signal handler can."""
-        found = self.engine("inspect", "--format", "{{.State.Pid}}", container(service))
-        os.kill(int(found), signal.SIGKILL)
+        """Kill a container's first process, and so all of them, and wait until it has another."""
+        victim = self.first_process(service)
+        os.kill(victim, signal.SIGKILL)
+        wait_for(
+            lambda: self.first_process(service) not in {0, victim}, 60, f"{service} to start again"
+        )
 
     def submit(self, steps: int) -> str:
         """A small job on the demo's model and tasks."""
