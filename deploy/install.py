@@ -10,8 +10,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import distributions
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -19,8 +18,9 @@ def main() -> None:
     """Install them."""
     service, vllm = sys.argv[1:]
     common, extras = json.loads(Path("requirements.json").read_text())
-    base = {normalized(found.name): found.version for found in distributions()}
-    on_gpu = "vllm" in base
+    listing = [sys.executable, "-m", "pip", "list", "--format=freeze"]
+    base = subprocess.run(listing, check=True, capture_output=True, text=True).stdout.splitlines()
+    on_gpu = "vllm" in map(package, base)
     added = Path("constraints-gpu.txt" if on_gpu else "constraints.txt").read_text().splitlines()
     Path("pinned.txt").write_text("\n".join(constraints(base, added) if on_gpu else added))
     # DeepSpeed looks for torch while it is built.
@@ -43,21 +43,20 @@ def own(service: str, extra: Sequence[str], vllm: str, on_gpu: bool) -> list[str
     return [*extra, f"vllm=={vllm}"]  # a base with another vLLM is refused
 
 
-def constraints(base: Mapping[str, str], added: Iterable[str]) -> list[str]:
-    """The versions of the base, and those of what is added to it; the base wins.
+def constraints(base: Sequence[str], added: Sequence[str]) -> list[str]:
+    """The pins of what the base has, and of what is added to it; the base wins.
 
     Args:
-        base: the version of each package of the base, by its normalized name.
+        base: as pip lists it, ``torch==2.13.0+cu130``; a version that is none comes after ``===``.
         added: lines of constraints-gpu.txt.
     """
-    pins = [line for line in added if "==" in line]
-    missing = [pin for pin in pins if normalized(pin.split("==")[0]) not in base]
-    return [f"{name}=={version}" for name, version in sorted(base.items())] + missing
+    there = set(map(package, base))
+    return [*base, *(pin for pin in added if package(pin) not in there)]
 
 
-def normalized(name: str) -> str:
-    """A package's name as indexes compare it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+def package(pin: str) -> str:
+    """The name in a pin, as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", pin.split("==")[0]).lower()
 
 
 def _pip(*arguments: str) -> None:
