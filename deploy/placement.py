@@ -24,6 +24,7 @@ _ITEM = re.compile(r"(?P<role>\w+)=(?P<gpus>[^@\s]+)(?:@(?P<share>\S+))?")
 _GPUS = re.compile(r"(?:(?P<node>[\w.-]+):)?(?P<first>\d{1,4})(?:-(?P<last>\d{1,4}))?")
 _EXAMPLE = "WEIR_GPUS='learner=0-3 rollout=4,5 rollout=6,7'"
 _SHARED_ENGINE = 0.4  # of a single GPU, in the absence of a line; the learner has the rest
+_CPU_COUNTS = ("WEIR_LEARNER_RANKS", "WEIR_ROLLOUTS")
 MOST_OF_A_GPU = 0.9  # what the processes of a GPU may take together; the rest is CUDA's own
 THIS_MACHINE = ""
 
@@ -138,8 +139,13 @@ def divide(num_gpus: int) -> Placement:
     if num_gpus < 2:
         engine = Seat("rollout", (Gpu(THIS_MACHINE, 0),), share=_SHARED_ENGINE)
         return Placement(tuple(_learner_seats(engine.gpus)), (engine,))
-    gpus = [Gpu(THIS_MACHINE, index) for index in range(num_gpus)]
-    half = num_gpus // 2
+    return divide_nodes({THIS_MACHINE: num_gpus})
+
+
+def divide_nodes(available: Mapping[str, int]) -> Placement:
+    """The same for two GPUs and more of a cluster, by the number of GPUs of each node."""
+    gpus = [Gpu(node, index) for node, number in available.items() for index in range(number)]
+    half = len(gpus) // 2
     engines = tuple(Seat("rollout", (gpu,)) for gpu in gpus[half:])
     return Placement(tuple(_learner_seats(gpus[:half])), engines)
 
@@ -173,11 +179,10 @@ def choose(environment: Mapping[str, str], device_files: Iterable[str]) -> Choic
     visible = visible_gpus(environment, device_files)
     if line := environment.get("WEIR_GPUS"):
         return Choice(parse(line, {THIS_MACHINE: len(visible)}), visible, "as WEIR_GPUS says")
-    counts = {name: environment.get(name) for name in ("WEIR_LEARNER_RANKS", "WEIR_ROLLOUTS")}
     if not visible:
-        ranks, rollouts = (_positive(name, text or "1") for name, text in counts.items())
+        ranks, rollouts = (number_of(environment, name) for name in _CPU_COUNTS)
         return Choice(on_cpus(ranks, rollouts), (), "this machine shows no GPU")
-    if wrong := [name for name, text in counts.items() if text]:
+    if wrong := [name for name in _CPU_COUNTS if environment.get(name)]:
         raise PlacementError(
             f"{' and '.join(wrong)} count processes on CPUs, but this machine shows "
             f"{len(visible)} GPUs: write WEIR_GPUS instead, for example "
@@ -204,6 +209,18 @@ def visible_gpus(environment: Mapping[str, str], device_files: Iterable[str]) ->
         int(match[1]) for name in device_files if (match := re.fullmatch(r"nvidia(\d+)", name))
     )
     return tuple(str(number) for number in range(len(numbers)))
+
+
+def number_of(environment: Mapping[str, str], name: str) -> int:
+    """A variable that counts processes; 1 if it is not set.
+
+    Raises:
+        PlacementError: naming the variable.
+    """
+    text = environment.get(name) or "1"
+    if not re.fullmatch(r"[1-9]\d{0,3}", text):
+        raise PlacementError(f"{name}={text!r}: give a whole number from 1 to 9999")
+    return int(text)
 
 
 def environment_of(seat: Seat, visible: Sequence[str] | None = None) -> dict[str, str]:
@@ -234,12 +251,6 @@ def split_problem(num_gpus: int, heads: int, key_value_heads: int) -> str | None
             "GPUs nor be copied evenly to them"
         )
     return None
-
-
-def _positive(name: str, text: str) -> int:
-    if not re.fullmatch(r"[1-9]\d{0,3}", text):
-        raise PlacementError(f"{name}={text!r}: give a whole number from 1 to 9999")
-    return int(text)
 
 
 def _item(word: str, problems: list[str]) -> Seat | None:
@@ -333,7 +344,8 @@ def _beyond(seats: Sequence[Seat], available: Mapping[str, int]) -> Iterator[str
     """GPUs that are not there, and GPUs that nobody has."""
     named = {gpu for seat in seats for gpu in seat.gpus}
     for node in sorted({gpu.node for gpu in named} - set(available)):
-        yield f"there is no node {node!r}, only {', '.join(sorted(available)) or 'none'}"
+        known = ", ".join(sorted(filter(None, available)))
+        yield f"there is no node {node!r}, only {known or 'this machine (no cluster of Ray)'}"
     for node, number in sorted(available.items()):
         of_node = {gpu.index for gpu in named if gpu.node == node}
         where = f"node {node}" if node else "this machine"

@@ -27,7 +27,11 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        line |= {
+            name: value
+            for name, value in vars(record).items()
+            if name not in _STANDARD and not name.startswith("_")  # Ray stamps every record
+        }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)

@@ -24,6 +24,7 @@ from services.chassis.logs import set_up_logs
 
 Asgi = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 log = logging.getLogger(__name__)
+_PATHS = "/healthz, /startupz, /readyz and /metrics"
 
 
 @dataclass
@@ -32,12 +33,13 @@ class Readiness:
 
     ready: bool = False
     why: str = "starting"
+    started: bool = False  # it has said for itself whether it is ready
 
     def set(self, ready: bool, why: str = "") -> None:
         """Say whether the service can work; ``why`` names what it waits for."""
         if (ready, why) != (self.ready, self.why):
             log.info("ready" if ready else "not ready", extra={"why": why})
-        self.ready, self.why = ready, why
+        self.ready, self.why, self.started = ready, why, True
         metrics.READY.set(ready)
 
 
@@ -73,9 +75,9 @@ Main = Callable[[Service], Awaitable[None]]
 def run_service(name: str, main: Main, make_app: Callable[[Service], Asgi] | None = None) -> None:
     """Run ``main`` until it returns or the process is told to stop, then exit.
 
-    Beside it /healthz, /readyz and /metrics are served on the deployment's port, in front of the
-    service's own application if it has one. The exit status is 0 when ``main`` returned, 1 when it
-    raised or the environment is wrong.
+    Beside it /healthz, /startupz, /readyz and /metrics are served on the deployment's port, in
+    front of the service's own application if it has one. The exit status is 0 when ``main``
+    returned, 1 when it raised or the environment is wrong.
     """
     try:
         deployment = Deployment.from_environment()
@@ -117,7 +119,11 @@ def _log_what_waits() -> None:
 
 
 class Observable:
-    """The ASGI application that answers /healthz, /readyz and /metrics, and passes on the rest."""
+    """The ASGI application that answers the chassis's paths, and passes on the rest.
+
+    /healthz: the process answers. /startupz: it has started, though it may wait for something, as
+    a rollout does for its first policy. /readyz: it can do its work, or what it waits for.
+    """
 
     def __init__(self, service: Service, inner: Asgi | None) -> None:
         self.service = service
@@ -129,16 +135,21 @@ class Observable:
         readiness = self.service.readiness
         if path == "/healthz":
             await _answer(send, 200, "ok\n")
+        elif path == "/startupz":
+            await _answer_whether(send, readiness.started, "started", readiness.why)
         elif path == "/readyz":
-            status = 200 if readiness.ready else 503
-            await _answer(send, status, "ready\n" if readiness.ready else f"{readiness.why}\n")
+            await _answer_whether(send, readiness.ready, "ready", readiness.why)
         elif path == "/metrics":
             metrics.BACKPRESSURE.set(self.service.exchange.backpressure_seconds)
             await _answer(send, 200, generate_latest(), CONTENT_TYPE_LATEST)
         elif self.inner is not None:
             await self.inner(scope, receive, send)
         elif scope["type"] == "http":
-            await _answer(send, 404, "this service serves /healthz, /readyz and /metrics\n")
+            await _answer(send, 404, f"this service serves {_PATHS}\n")
+
+
+async def _answer_whether(send: Any, condition: bool, yes: str, why_not: str) -> None:
+    await _answer(send, 200 if condition else 503, f"{yes if condition else why_not}\n")
 
 
 async def _answer(

@@ -25,6 +25,7 @@ from services.gateway.files import MAX_FILE_BYTES, FileShelf, StoredFile, read_u
 from services.gateway.graders import GraderToValidate, checks_of
 from services.gateway.jobs import JobDesk, Repeat, job_object
 from services.gateway.submission import JobRequest
+from services.gateway.trained_model import model_file, model_files
 
 files = APIRouter(prefix="/v1/files", tags=["files"])
 jobs = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["jobs"])
@@ -32,7 +33,7 @@ graders = APIRouter(prefix="/v1/fine_tuning/alpha/graders", tags=["graders"])
 
 
 def create_app(service: Service, *, max_file_bytes: int = MAX_FILE_BYTES) -> FastAPI:
-    """The gateway's application; the chassis adds /healthz, /readyz and /metrics in front of it."""
+    """The gateway's application; the chassis adds /healthz, /readyz and the like in front of it."""
     app = FastAPI(title="Weir", description="Reinforcement learning for language models")
     shelf = FileShelf(service.deployment.files_dir, max_file_bytes)
     app.state.desk = JobDesk(service, shelf)
@@ -181,6 +182,20 @@ async def list_checkpoints(
     await desk.get(job_id)
     kept = await checkpoints(desk.service.deployment.job_dir(job_id), job_id)
     return _page(*_after(kept, after, limit))
+
+
+@jobs.get("/{job_id}/model")
+async def list_model_files(job_id: str, desk: Desk) -> Json:
+    """The files of the model that a job has trained."""
+    record, folder = await desk.get(job_id), desk.service.deployment.job_dir(job_id)
+    return {"object": "list", "data": await asyncio.to_thread(model_files, record, folder)}
+
+
+@jobs.get("/{job_id}/model/{name}")
+async def get_model_file(job_id: str, name: str, desk: Desk) -> FileResponse:
+    """One of them; ``Range`` and ``If-Range`` go on with an interrupted download."""
+    record, folder = await desk.get(job_id), desk.service.deployment.job_dir(job_id)
+    return FileResponse(await asyncio.to_thread(model_file, record, folder, name), filename=name)
 
 
 @graders.post("/validate")

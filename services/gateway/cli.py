@@ -20,7 +20,7 @@ from rich.table import Table
 
 from services.gateway.client import WeirClient, WeirError
 from services.gateway.evaluations import Result, evaluations_in, evaluations_table, gain_line
-from services.gateway.progress import LiveView, Progress
+from services.gateway.progress import LiveView, Progress, download_bar
 from services.gateway.stack import NoStack, find_stack, model_for
 
 _OF_OTHER_SERVICES = {
@@ -50,11 +50,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="weir", description="Train a model to reason.")
     verbs = parser.add_subparsers(required=True, metavar="VERB [ARGUMENT]")
 
-    def add(name: str, run: Any, text: str, argument: str | None = None) -> None:
+    def add(name: str, run: Any, text: str, argument: str | None = None) -> Any:
         verb = verbs.add_parser(name, help=text, description=text)
         verb.set_defaults(run=run, verb=name)
         if argument is not None:
             verb.add_argument("name", metavar=argument)
+        return verb
 
     add("up", _local, "start the stack on this machine")
     add("down", _local, "stop the stack on this machine")
@@ -62,6 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     add("watch", _watch, "follow a job", "JOB")
     add("jobs", _jobs, "list jobs, newest first")
     add("evaluations", _evaluations, "show how a job did on held-out tasks", "JOB")
+    fetch = add("fetch", _fetch, "bring the model that a job has trained to this machine", "JOB")
+    fetch.add_argument("folder", metavar="DIR", type=Path)
     add("cancel", _cancel, "end a job", "JOB")
     for name, (_, text) in _OF_OTHER_SERVICES.items():
         verbs.add_parser(name, help=text)
@@ -114,6 +117,17 @@ def _evaluations(given: argparse.Namespace) -> int:
         return SUCCEEDED
     Console(width=_WHOLE).print(evaluations_table(results))
     _show_gain(results)
+    return SUCCEEDED
+
+
+def _fetch(given: argparse.Namespace) -> int:
+    try:
+        with _client() as weir, download_bar(Console()) as on_progress:
+            weir.fetch_model(given.name, given.folder, on_progress)
+    except KeyboardInterrupt:
+        print("\nwhat has arrived stays; the same command goes on from it")
+        return DETACHED
+    print(f"the model of {given.name} is in {given.folder}")
     return SUCCEEDED
 
 

@@ -1,4 +1,4 @@
-"""A client of the gateway: upload, submit, follow, cancel.
+"""A client of the gateway: upload, submit, follow, cancel, fetch the model.
 
 >>> with WeirClient("http://127.0.0.1:8000", "key") as weir:  # doctest: +SKIP
 ...     job = weir.submit_recipe(load_recipe(Path("recipes/demo.toml")))
@@ -11,19 +11,24 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import quote
 
 import httpx
 from protocol.recipe import Recipe
+
+from services.gateway.part_file import PartFile
 
 JOBS = "/v1/fine_tuning/jobs"
 _PATIENCE_S = 60.0
 _PAUSE_S = 1.0
 _PAGE = 1000  # events
+_CHUNK = 2**18
 
 Json = dict[str, Any]
+OnProgress = Callable[[str, int, int], None]
 
 
 class WeirError(Exception):
@@ -125,7 +130,83 @@ class WeirClient:
             except httpx.TransportError:
                 pass  # the next round goes on after the last event
             time.sleep(_PAUSE_S)
-        raise WeirError(f"{self.url} has not answered for {_PATIENCE_S:g} s")
+        raise self._silent()
+
+    def fetch_model(
+        self, job_id: str, folder: Path, on_progress: OnProgress = lambda *_: None
+    ) -> None:
+        """Bring a job's model here. A fetch that was interrupted goes on where it was.
+
+        Args:
+            job_id: a job that has succeeded.
+            folder: made if it is missing; a file in it is replaced when the new one is whole.
+            on_progress: told the file at hand, the bytes that are here, the bytes of the model.
+
+        Raises:
+            WeirError: saying why the job has no model, why the disk does not take it, or that the
+                gateway was away for a minute.
+        """
+        url = f"{JOBS}/{job_id}/model"
+        listed = self._request("GET", url)["data"]
+        total, before = sum(file["bytes"] for file in listed), 0
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for file in listed:
+                part = PartFile(_within(folder, file["name"]), file["bytes"], file["modified_us"])
+                for here in self._download(f"{url}/{quote(file['name'], safe='')}", part):
+                    on_progress(file["name"], before + here, total)
+                before += part.size
+        except OSError as error:
+            raise WeirError(
+                f"{folder}: {error.strerror}; what has arrived stays there, and the next fetch "
+                "goes on from it"
+            ) from error
+
+    def _download(self, url: str, part: PartFile) -> Iterator[int]:
+        if part.is_complete:
+            yield part.size
+            return
+        furthest, last_gain = -1, time.monotonic()
+        while time.monotonic() - last_gain < _PATIENCE_S:
+            try:
+                for here in self._pieces(url, part):
+                    if here > furthest:
+                        furthest, last_gain = here, time.monotonic()
+                    yield here
+            except httpx.TransportError:
+                pass  # the next round goes on after the last piece
+            if part.here == part.size:
+                part.finish()
+                return
+            time.sleep(_PAUSE_S)
+        raise self._silent()
+
+    def _pieces(self, url: str, part: PartFile) -> Iterator[int]:
+        start = part.here
+        if start == part.size:
+            yield start
+            return
+        headers = {"Accept-Encoding": "identity"}
+        if start:
+            headers |= {"Range": f"bytes={start}-", "If-Range": part.last_modified}
+        with self._http.stream("GET", url, headers=headers) as reply:
+            if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+                return
+            if reply.is_error:
+                reply.read()
+                raise _refused(reply)
+            if reply.status_code == httpx.codes.PARTIAL_CONTENT:
+                here = f"bytes {start}-{part.size - 1}/{part.size}"
+                is_listed = reply.headers.get("content-range") == here
+            else:
+                start = 0
+                is_listed = reply.headers.get("content-length", str(part.size)) == str(part.size)
+            if not is_listed:
+                raise WeirError(f"{reply.url} has changed since it was listed; fetch it again")
+            yield from part.write(reply.iter_raw(_CHUNK), start)
+
+    def _silent(self) -> WeirError:
+        return WeirError(f"{self.url} has not answered for {_PATIENCE_S:g} s")
 
     def _stream(self, job_id: str, after: str | None) -> Iterator[str]:
         headers = {"Last-Event-ID": after} if after else {}
@@ -155,6 +236,12 @@ class WeirClient:
                 raise _refused(reply)
         time.sleep(_PAUSE_S)
         return self._request(method, path, tries=tries - 1, **content)
+
+
+def _within(folder: Path, name: str) -> Path:
+    if name in {"", ".."} or Path(name).name != name:
+        raise WeirError(f"the gateway lists a file {name!r}, which would not lie in {folder}")
+    return folder / name
 
 
 def _refused(reply: httpx.Response) -> WeirError:

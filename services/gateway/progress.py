@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich import progress
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -103,6 +105,24 @@ class LiveView:
 
     def _say(self, line: str) -> None:
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def download_bar(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on a terminal: tell it the file at hand, the bytes that are here, the bytes of all."""
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    is_off = not console.is_terminal
+    with progress.Progress(*columns, console=console, transient=True, disable=is_off) as bar:
+        download = bar.add_task("", total=None)
+        yield lambda name, here, total: bar.update(
+            download, description=name, completed=here, total=total
+        )
 
 
 def spark(curve: list[float]) -> str:

@@ -23,16 +23,23 @@ class Stack:
 
 
 def find_stack(environment: Mapping[str, str] = os.environ) -> Stack:
-    """The gateway of WEIR_URL and WEIR_API_KEY, else the one that ``weir up`` started here.
+    """The gateway of WEIR_URL, else the one that ``weir up`` started here.
+
+    The key of WEIR_URL is WEIR_API_KEY or in the file of WEIR_API_KEY_FILE, else, as on the
+    gateway's own machine, the first of WEIR_API_KEYS or of the file of WEIR_API_KEYS_FILE.
 
     Raises:
-        NoStack: if there is neither.
+        NoStack: if there is neither, or no key.
     """
-    url, key = environment.get("WEIR_URL"), environment.get("WEIR_API_KEY")
-    if url and key:
-        return Stack(url, key, is_local=False)
+    url = environment.get("WEIR_URL")
     if url:
-        raise NoStack("WEIR_URL is set, but WEIR_API_KEY is not; set it to one of WEIR_API_KEYS")
+        key = _first_key(environment, "WEIR_API_KEY") or _first_key(environment, "WEIR_API_KEYS")
+        if key is None:
+            raise NoStack(
+                "WEIR_URL is set, but WEIR_API_KEY is not; set it to one of WEIR_API_KEYS, or "
+                "WEIR_API_KEY_FILE to a file that holds one"
+            )
+        return Stack(url, key, is_local=False)
     path = Path(environment.get("WEIR_HOME", ".weir")) / "stack.json"
     if not path.is_file():
         raise NoStack(
@@ -44,6 +51,17 @@ def find_stack(environment: Mapping[str, str] = os.environ) -> Stack:
         return Stack(known["url"], known["api_key"], is_local=True)
     except (ValueError, KeyError, TypeError) as error:
         raise NoStack(f"{path} is damaged ({error!r}); run `weir down` and `weir up`") from error
+
+
+def _first_key(environment: Mapping[str, str], name: str) -> str | None:
+    """The first key that a variable holds, else that the file of ``{name}_FILE`` holds."""
+    keys, path = environment.get(name), environment.get(f"{name}_FILE")
+    if not keys and path:
+        try:
+            keys = Path(path).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise NoStack(f"{name}_FILE={path!r} cannot be read: {error}") from error
+    return next(filter(None, map(str.strip, (keys or "").split(","))), None)
 
 
 def model_for(stack: Stack, model: str) -> str:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import deepspeed
 import torch
@@ -34,7 +34,7 @@ class Engine:
         self.num_ranks = torch.distributed.get_world_size()
         self.updates = 0
         self._engine = _with_deepspeed(module, settings, model)
-        self.device = cast(torch.device, self._engine.device)
+        self.device = device_of_rank()
 
     def __call__(self, *inputs: Any) -> Any:
         """The module's forward pass."""
@@ -124,18 +124,22 @@ def init_ranks() -> None:
     """Join the process group that torchrun describes, or be a group of one."""
     # DeepSpeed would compile a shared-memory collective for a minute; gloo's own does.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed looks for it
+    backend = "gloo"
+    if torch.cuda.is_available():
+        backend = "nccl"
+        # Before anything else touches a GPU: NCCL binds a communicator to the current one.
+        torch.cuda.set_device(device_of_rank())
     if torch.distributed.is_torchelastic_launched():
         deepspeed.init_distributed(dist_backend=backend, verbose=False)
     else:
-        os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed looks for it
         torch.distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         deepspeed.init_distributed(dist_backend=backend, dist_init_required=False, verbose=False)
 
 
 def device_of_rank() -> torch.device:
-    """The device that this rank computes on."""
-    if torch.distributed.get_backend() == "nccl":
+    """The device that this rank computes and communicates on."""
+    if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     return torch.device("cpu")
 

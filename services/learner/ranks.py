@@ -20,6 +20,7 @@ from protocol.frames import decode, encode, pack, unpack_all
 from protocol.messages import Message
 from protocol.recipe import Recipe
 
+from services.learner.engine import device_of_rank
 from services.learner.models import Models
 from services.learner.samples import Sample, SampleBatch, pack_samples, unpack_samples
 from services.learner.trainer import Trainer
@@ -167,20 +168,18 @@ class Team:
         return metrics
 
 
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.distributed.get_backend() == "nccl" else "cpu")
-
-
 def _send(order: Order) -> None:
-    content = torch.frombuffer(bytearray(pack(encode(order))), dtype=torch.uint8).to(_device())
-    torch.distributed.broadcast(torch.tensor([content.numel()], device=_device()), src=0)
+    device = device_of_rank()
+    content = torch.frombuffer(bytearray(pack(encode(order))), dtype=torch.uint8).to(device)
+    torch.distributed.broadcast(torch.tensor([content.numel()], device=device), src=0)
     torch.distributed.broadcast(content, src=0)
 
 
 def _receive() -> Order:
-    size = torch.zeros(1, dtype=torch.int64, device=_device())
+    device = device_of_rank()
+    size = torch.zeros(1, dtype=torch.int64, device=device)
     torch.distributed.broadcast(size, src=0)
-    content = torch.empty(int(size.item()), dtype=torch.uint8, device=_device())
+    content = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
     torch.distributed.broadcast(content, src=0)
     (fields,) = unpack_all(BytesIO(content.cpu().numpy().tobytes()))
     return decode(Order, fields)

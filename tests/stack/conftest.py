@@ -154,7 +154,8 @@ def of_home(home: Path) -> set[int]:
     return found
 
 
-def start(home: Path, **environment: str) -> Stack:
+def start(home: Path, *command: str, **environment: str) -> Stack:
+    """A stack of processes, or what another module of deploy/ makes of it."""
     settings = {
         "WEIR_HOME": str(home),
         "WEIR_MODEL_ROOTS": str(ROOT),
@@ -163,7 +164,7 @@ def start(home: Path, **environment: str) -> Stack:
         "PYTHONPATH": os.pathsep.join([str(ROOT / "proto"), str(ROOT)]),
     }
     supervisor = subprocess.Popen(
-        [sys.executable, "-m", "deploy.local", "up"],
+        [sys.executable, "-m", *(command or ("deploy.local", "up"))],
         cwd=ROOT,
         env={**os.environ, **settings, **environment},
     )

@@ -65,6 +65,7 @@ def _a_models_root(folder: Path) -> Path:
     models = folder / "models"
     outside = _a_folder(folder / "outside", "config.json", "model.safetensors")
     _a_folder(models / "tiny", "config.json", "model.safetensors")
+    _a_folder(models / "examples/arithmetic/base-model", "config.json", "model.safetensors")
     _a_folder(models / "pickled", "config.json", "pytorch_model.bin")
     _a_folder(models / "no-config", "model.safetensors")
     (models / "escape").symlink_to(outside)

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.redis
 def test_the_openai_sdk_uploads_submits_reads_pages_and_cancels(
     stack: Stack, sdk: openai.OpenAI
 ) -> None:
-    file = sdk.files.create(file=("tasks.jsonl", TASKS.encode()), purpose="fine-tune")
+    file = sdk.files.create(file=("its-own.jsonl", TASKS.encode()), purpose="fine-tune")
     assert (file.object, file.status, file.bytes) == ("file", "processed", len(TASKS))
     assert sdk.files.content(file.id).read() == TASKS.encode()
     job = sdk.fine_tuning.jobs.create(

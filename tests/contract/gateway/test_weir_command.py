@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -20,6 +17,7 @@ from services.gateway.client import WeirClient, WeirError
 from services.learner.evaluation import summarize
 from services.learner.report import Reporter
 from tests.builders import a_graded_group, a_group, a_request, a_task
+from tests.contract.gateway.command import know, start_weir, weir
 from tests.contract.gateway.stack import (
     JOBS,
     KEY,
@@ -61,37 +59,6 @@ def here(tmp_path: Path, stack: Stack) -> Path:
     (tmp_path / "train.jsonl").write_text(TASKS)
     know(tmp_path, stack.url)
     return tmp_path
-
-
-def know(here: Path, url: str, key: str = KEY) -> None:
-    (here / ".weir").mkdir(exist_ok=True)
-    (here / ".weir" / "stack.json").write_text(json.dumps({"url": url, "api_key": key}))
-
-
-def start_weir(here: Path, *arguments: str) -> subprocess.Popen[str]:
-    root = Path.cwd()
-    environment = {name: value for name, value in os.environ.items() if "WEIR" not in name}
-    environment["PYTHONPATH"] = f"{root / 'proto'}{os.pathsep}{root}"
-    return subprocess.Popen(
-        [sys.executable, "-m", "services.gateway.cli", *arguments],
-        cwd=here,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=_heed_ctrl_c,
-    )
-
-
-def _heed_ctrl_c() -> None:
-    """A shell that runs the tests in the background has its children ignore Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def weir(here: Path, *arguments: str) -> tuple[int, str, str]:
-    process = start_weir(here, *arguments)
-    out, err = process.communicate(timeout=60)
-    return process.returncode, out, err
 
 
 def test_a_verb_of_the_grader_is_run_by_its_module(here: Path) -> None:
@@ -141,6 +108,22 @@ def test_run_submits_the_recipe_prints_a_line_per_step_and_the_end(
     assert "step 2/2  reward 0.500" in out
     assert word in out + err
     assert job["weir"]["recipe"]["model"]["path"] == str(stack.models / "tiny")
+
+
+def test_a_stack_elsewhere_finds_the_model_of_the_same_recipe_below_its_own_roots(
+    stack: Stack, http: httpx.Client, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f" {KEY},another\n")
+    before = newest_id(http)
+    run = ("run", "recipes/demo.toml")
+    process = start_weir(Path.cwd(), *run, WEIR_URL=stack.url, WEIR_API_KEYS_FILE=str(keys))
+    job = wait_for_another_job(http, before)
+    learn(stack, job["id"], steps=1, state="succeeded", result={"model": "/final"})
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert job["model"] == "examples/arithmetic/base-model"
+    assert job["weir"]["recipe"]["model"]["path"] == str(stack.models / job["model"])
 
 
 def newest_id(http: httpx.Client) -> str | None:

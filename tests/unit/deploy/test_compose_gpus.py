@@ -9,7 +9,6 @@ from protocol.recipe import Recipe, load_recipe
 from deploy import compose
 from deploy.placement import PlacementError, parse
 from services.grader.judge.settings import JudgeSettings
-from services.learner.plan import redis_size
 from tests.unit.deploy.compose_files import JUDGED, ROOT, STACKS, TEXTS, gpus_of, read, stack
 
 
@@ -95,7 +94,7 @@ def held_out_tasks(recipe: Recipe) -> int:
 def test_redis_on_a_gpu_box_holds_twice_what_any_recipe_has_under_way() -> None:
     recipes = [load_recipe(path) for path in sorted((ROOT / "recipes").rglob("*.toml"))]
     worst = max(worst_case_bytes(recipe, held_out_tasks(recipe)) for recipe in recipes)
-    default = redis_size(compose.REDIS_MAXMEMORY)
+    default = int(compose.REDIS_MAXMEMORY.removesuffix("gb")) * 2**30
     assert default - 4 * 2**30 < 2 * worst <= default
     for name in TEXTS:
         for service in ("redis", "learner"):

@@ -34,7 +34,17 @@ def test_every_root_is_searched_for_a_relative_name(tmp_path: Path) -> None:
     model = a_model(tmp_path / "b" / "family" / "tiny")
     deployment = a_deployment(tmp_path / "a", tmp_path / "b")
     assert resolve_model("family/tiny", deployment) == str(model)
+    assert resolve_model("./family//tiny/", deployment) == str(model)
     assert resolve_model(str(model), deployment) == str(model)
+
+
+@pytest.mark.parametrize("name", ["family/tiny", "./family/tiny", "/family/tiny", "family"])
+def test_a_model_that_is_nowhere_is_refused_with_the_roots_that_were_searched(
+    tmp_path: Path, name: str
+) -> None:
+    deployment = a_deployment(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(Problem, match=f"'{name}' below {tmp_path / 'a'} or {tmp_path / 'b'}"):
+        resolve_model(name, deployment)
 
 
 def test_a_link_within_the_roots_is_followed_and_one_out_of_them_is_not(tmp_path: Path) -> None:

@@ -1,0 +1,80 @@
+"""What a placement asks of the nodes of a Ray cluster. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from deploy.launches import Launch
+from deploy.placement import (
+    Placement,
+    PlacementError,
+    divide_nodes,
+    number_of,
+    on_cpus,
+    parse,
+)
+
+
+def bundle_of(launch: Launch) -> dict[str, float]:
+    """What a process takes of its node; Ray gives each node a resource that bears its name."""
+    seat = launch.seat
+    bundle: dict[str, float] = {"CPU": seat.ranks if seat else 1}
+    if seat and seat.gpus:
+        bundle["GPU"] = len(seat.gpus)
+    if seat and seat.node:
+        bundle[f"node:{seat.node}"] = 0.001
+    return bundle
+
+
+def choose_on(nodes: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> Placement:
+    """The placement that WEIR_GPUS asks for on a cluster's nodes, else a sensible one.
+
+    Args:
+        nodes: as `ray.nodes` lists them. A node's names are its address, and ``x`` if it was
+            started with the resource ``node:x``.
+        environment: with WEIR_GPUS, or the counts of processes where there is no GPU.
+
+    Raises:
+        PlacementError: naming every problem.
+    """
+    alive = [node for node in nodes if node["Alive"]]
+    line = environment.get("WEIR_GPUS", "")
+    if not line:
+        gpus = {names_of(node)[-1]: _gpus(node) for node in alive}
+        if sum(gpus.values()) > 1:
+            return divide_nodes(gpus)
+        ranks, rollouts = "WEIR_LEARNER_RANKS", "WEIR_ROLLOUTS"
+        return on_cpus(number_of(environment, ranks), number_of(environment, rollouts))
+    by_any_name = {name: _gpus(node) for node in alive for name in names_of(node)}
+    placement = parse(line, by_any_name if ":" in line else None)
+    if any(seat.share is not None for seat in placement.seats):
+        raise PlacementError(f"WEIR_GPUS={line!r}: on a cluster no GPU can be shared")
+    return placement
+
+
+def names_of(node: Mapping[str, Any]) -> list[str]:
+    """The address of a node, then the names it was given."""
+    given = [
+        name.removeprefix("node:")
+        for name in node["Resources"]
+        if name.startswith("node:") and not name.startswith("node:__")
+    ]
+    return sorted(given, key=lambda name: name != node["NodeManagerAddress"])
+
+
+def _gpus(node: Mapping[str, Any]) -> int:
+    return int(node["Resources"].get("GPU", 0))
+
+
+def in_words(bundles: Sequence[Mapping[str, float]]) -> str:
+    """Resources for people: ``1 CPUs 4 GPUs on node a``."""
+
+    def words(bundle: Mapping[str, float]) -> Iterator[str]:
+        for name, amount in sorted(bundle.items()):
+            if name in {"CPU", "GPU"}:
+                yield f"{amount:g} {name}s"
+            elif name.startswith("node:") and amount < 1:
+                yield f"on node {name.removeprefix('node:')}"
+
+    return "; ".join(" ".join(words(bundle)) for bundle in bundles)

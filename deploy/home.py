@@ -1,0 +1,123 @@
+"""The folder of a stack, WEIR_HOME: who lives there, and what the ``weir`` command finds there.
+
+Every process of a stack holds the same lock on the folder, by inheritance, so a stack is gone when
+the lock is free, however its processes ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from deploy.processes import STOP_TIMEOUT_S, StackError, say
+
+
+class Home:
+    """One stack's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lock = -1  # its file descriptor, while this process holds it
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Home:
+        """The folder that WEIR_HOME names."""
+        return cls(Path(environment.get("WEIR_HOME", ".weir")).absolute())
+
+    def take(self) -> None:
+        """Become the only stack here; waits for the processes of one that was killed.
+
+        Raises:
+            StackError: if a stack runs here, or what is left of one does not leave.
+        """
+        for folder in ("logs", "valkey", "data"):
+            (self.path / folder).mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while not self._try_to_lock():
+            if (process_id := self._supervisor()) is not None:
+                raise StackError(
+                    f"a stack runs here already (process {process_id}); stop it with `weir down`, "
+                    "or set WEIR_HOME to another folder"
+                )
+            if time.monotonic() > deadline:
+                raise StackError(f"processes of an earlier stack hold {self._lock_path}; end them")
+            time.sleep(0.1)
+        self._pid_path.touch()
+        self._mine = _lock(self._pid_path)  # closed in children: held by this process alone
+        self._pid_path.write_text(str(os.getpid()), encoding="utf-8")
+
+    def vacate(self) -> bool:
+        """Tell the stack that runs here to stop, and wait until all of it has; False if none."""
+        if not self._lock_path.exists() or self._try_to_lock():
+            return False
+        if (process_id := self._supervisor()) is not None:
+            os.kill(process_id, signal.SIGTERM)
+        deadline = time.monotonic() + 3 * STOP_TIMEOUT_S
+        while not self._try_to_lock():
+            if time.monotonic() > deadline:
+                raise StackError(f"what holds {self._lock_path} does not stop; end it by hand")
+            time.sleep(0.1)
+        return True
+
+    def tell(self, facts: Mapping[str, Any]) -> None:
+        """Write stack.json, by which the ``weir`` command finds the gateway."""
+        path = self.path / "stack.json"
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.touch(mode=0o600)
+        unfinished.write_text(json.dumps({**facts, "pid": os.getpid()}, indent=1), encoding="utf-8")
+        unfinished.replace(path)
+        say(f"Weir is up at {facts['url']} (key in {path}); logs in {self.path / 'logs'}")
+
+    def forget(self) -> None:
+        """Take stack.json away."""
+        (self.path / "stack.json").unlink(missing_ok=True)
+
+    def api_key(self, environment: Mapping[str, str]) -> str:
+        """WEIR_API_KEYS, else a key that is made once."""
+        if key := environment.get("WEIR_API_KEYS"):
+            return key
+        path = self.path / "api_key"
+        if not path.exists():
+            path.touch(mode=0o600)
+            path.write_text(f"weir-{secrets.token_urlsafe(24)}", encoding="utf-8")
+        return path.read_text(encoding="utf-8")
+
+    @property
+    def _lock_path(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def _pid_path(self) -> Path:
+        return self.path / "supervisor.pid"
+
+    def _try_to_lock(self) -> bool:
+        self.lock = _lock(self._lock_path)
+        return self.lock >= 0
+
+    def _supervisor(self) -> int | None:
+        """The process that runs the stack; None if it has ended, whatever it has left behind."""
+        if not self._pid_path.exists():
+            return None
+        if (free := _lock(self._pid_path)) >= 0:
+            os.close(free)
+            return None
+        text = self._pid_path.read_text(encoding="utf-8")
+        return int(text) if text.isdecimal() else None
+
+
+def _lock(path: Path) -> int:
+    """A descriptor that holds the lock of a file; -1 if someone else does."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return -1
+    return descriptor

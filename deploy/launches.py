@@ -1,0 +1,156 @@
+"""What a stack consists of: the command line and the environment of each of its processes. Pure.
+
+A launch says nothing of where it runs; that is for `deploy.local`, or `deploy.ray_cluster`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from deploy.placement import Placement, PlacementError, Seat, environment_of, number_of
+
+_JUDGE_CONTEXT = 32768  # tokens: a prompt, its solution, a response, and the judge's own thoughts
+_ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How one process is started. A free port is chosen where it runs, unless one is asked for."""
+
+    name: str
+    role: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    seat: Seat | None = None
+    port: int = 0  # asked for; 0: any
+    # Where it says over HTTP that it has started; None: it is enough that its port accepts.
+    startup_path: str | None = "/startupz"
+    is_awaited: bool = True  # by the start of the stack; a judge loads for minutes
+
+    def environment_at(self, port: int) -> dict[str, str]:
+        """Its variables when it serves on a port."""
+        return {**self.environment, "WEIR_PORT": str(port)}
+
+    def command_at(self, port: int) -> list[str]:
+        """Its command line when it serves on a port, by the Python that runs there."""
+        here = {"{python}": sys.executable, "{port}": str(port)}
+        return [here.get(word, word) for word in self.command]
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the launchers of a learner on several nodes meet."""
+
+    address: str
+    port: int
+
+
+def launches(
+    placement: Placement,
+    shared: Mapping[str, str],
+    environment: Mapping[str, str],
+    visible: Sequence[str] | None = None,
+) -> Iterator[Launch]:
+    """Every service of a stack, in the order in which they start; a judge apart.
+
+    Args:
+        placement: who has which GPU.
+        shared: the variables that all of them get.
+        environment: of the person who starts the stack: how many graders, which judge.
+        visible: how CUDA names the GPUs of the node; None leaves the choice of devices to others.
+
+    Raises:
+        PlacementError: if a variable is no number.
+    """
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if placement.uses_gpus and visible else {}
+
+    def on_cpu(role: str, name: str) -> Launch:
+        return Launch(name, role, _module(f"services.{role}"), {**shared, **hidden})
+
+    def on_seat(role: str, name: str, seat: Seat, command: Sequence[str]) -> Launch:
+        return Launch(name, role, tuple(command), {**shared, **_devices(seat, visible)}, seat)
+
+    yield replace(on_cpu("gateway", "gateway"), port=port_of(environment, "WEIR_GATEWAY_PORT"))
+    for index in range(number_of(environment, "WEIR_GRADERS")):
+        yield on_cpu("grader", f"grader-{index}")
+    for index, seat in enumerate(placement.rollouts):
+        yield on_seat("rollout", f"rollout-{index}", seat, _module("services.rollout"))
+    for index, seat in enumerate(placement.learner):
+        name = f"learner-{index}" if len(placement.learner) > 1 else "learner"
+        yield on_seat("learner", name, seat, learner_command(seat.ranks))
+
+
+def learner_command(
+    ranks: int, node: int = 0, nodes: int = 1, meet_at: Rendezvous | None = None
+) -> tuple[str, ...]:
+    """The learner's command line on one of its nodes; torchrun starts the ranks if several."""
+    if ranks == nodes == 1:
+        return _module("services.learner")
+    meeting = ["--standalone"]
+    if meet_at is not None:
+        meeting = ["--nnodes", str(nodes), "--node-rank", str(node)]
+        meeting += ["--master-addr", meet_at.address, "--master-port", str(meet_at.port)]
+    launcher = [*_module("torch.distributed.run"), *meeting, "--nproc-per-node", str(ranks)]
+    return (*launcher, "-m", "services.learner")
+
+
+def port_of(environment: Mapping[str, str], variable: str) -> int:
+    """The port that a variable asks for; 0 if it does not.
+
+    Raises:
+        PlacementError: naming the variable.
+    """
+    text = environment.get(variable) or "0"
+    if not text.isdecimal() or int(text) >= 2**16:
+        raise PlacementError(f"{variable}={text!r}: give a port, from 1 to {2**16 - 1}")
+    return int(text)
+
+
+def python_path(environment: Mapping[str, str]) -> str:
+    """PYTHONPATH with this checkout in front."""
+    inherited = environment.get("PYTHONPATH", "")
+    return ":".join(filter(None, [str(_ROOT), str(_ROOT / "proto"), inherited]))
+
+
+def judge_launch(
+    seat: Seat, environment: Mapping[str, str], visible: Sequence[str] | None = None
+) -> Launch:
+    """A judge of the stack's own: vLLM's server, with room to grade in and schemas that are kept.
+
+    Raises:
+        PlacementError: if WEIR_JUDGE_MODEL does not name its model.
+    """
+    model = environment.get("WEIR_JUDGE_MODEL")
+    if not model:
+        raise PlacementError(
+            f"WEIR_GPUS has {seat}, but WEIR_JUDGE_MODEL is not set; name the folder of its model"
+        )
+    options = {
+        "--model": model,
+        "--port": "{port}",
+        "--tensor-parallel-size": str(len(seat.gpus)),
+        "--max-model-len": str(_JUDGE_CONTEXT),
+        "--structured-outputs-config": '{"backend": "xgrammar", "disable_any_whitespace": true}',
+    }
+    if seat.share is not None:
+        options["--gpu-memory-utilization"] = f"{seat.share:g}"
+    words = (word for option in options.items() for word in option)
+    command = (*_module("vllm.entrypoints.openai.api_server"), *words)
+    devices = _devices(seat, visible)
+    return Launch(
+        "judge", "judge", command, devices, seat, startup_path="/health", is_awaited=False
+    )
+
+
+def _devices(seat: Seat, visible: Sequence[str] | None) -> dict[str, str]:
+    devices = environment_of(seat, visible)
+    if visible is None:
+        devices.pop("CUDA_VISIBLE_DEVICES", None)
+    return devices
+
+
+def _module(name: str) -> tuple[str, ...]:
+    return ("{python}", "-m", name)

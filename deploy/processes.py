@@ -1,0 +1,177 @@
+"""Processes of this machine, each with all that it starts: start, watch, start again, stop."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from deploy.launches import Launch
+
+STOP_TIMEOUT_S = 20.0
+_FIRST_RESTART_PAUSE_S = 0.5
+_LONGEST_RESTART_PAUSE_S = 10.0
+_STEADY_S = 20.0  # a process that lived this long may restart at once
+_PR_SET_PDEATHSIG = 1
+
+
+class StackError(RuntimeError):
+    """The stack cannot run; the text says why and what to do."""
+
+
+@dataclass
+class Process:
+    """One supervised process: how to start it, and how it has fared.
+
+    ``log_path`` is where its output goes; None: to this process's own. ``held`` are file
+    descriptors that stay open as long as it, or anything that inherits them, lives.
+    """
+
+    launch: Launch
+    port: int
+    log_path: Path | None = None
+    standard_input: bytes = b""
+    held: tuple[int, ...] = ()
+    running: subprocess.Popen[bytes] | None = None
+    has_started: bool = False  # once, at any time
+    failures: int = 0  # in a row, each before it had started
+    started_at: float = 0.0
+    restart_at: float = 0.0
+    restart_pause_s: float = _FIRST_RESTART_PAUSE_S
+
+    @property
+    def name(self) -> str:
+        """How it is called in logs."""
+        return self.launch.name
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it ran, and has come to an end by itself."""
+        return self.running is not None and self.running.poll() is not None
+
+    def start(self) -> None:
+        """Start it, in a session of its own."""
+        log = self.log_path.open("ab") if self.log_path else None
+        try:
+            self.running = subprocess.Popen(
+                self.launch.command_at(self.port),
+                env={**os.environ, **self.launch.environment_at(self.port)},
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT if log else None,
+                start_new_session=True,
+                pass_fds=self.held,
+                preexec_fn=_die_with_supervisor,
+            )
+        finally:
+            if log:
+                log.close()
+        self.started_at = time.monotonic()
+        _write_and_close(self.running.stdin, self.standard_input)
+
+    def revive(self) -> None:
+        """If it has ended, clear away its process group, and start it again after a pause."""
+        now = time.monotonic()
+        if self.running is not None and (status := self.running.poll()) is not None:
+            self._signal_group(signal.SIGKILL)
+            say(f"{self.name} ended with status {status}; starting it again")
+            self.failures += 0 if self.has_started or status == 0 else 1
+            steady = now - self.started_at > _STEADY_S or status == 0
+            self.restart_pause_s = _FIRST_RESTART_PAUSE_S if steady else self._longer_pause()
+            self.restart_at = now + (0.0 if status == 0 else self.restart_pause_s)
+            self.running = None
+        if self.running is None and now >= self.restart_at:
+            self.start()
+
+    def look(self) -> bool:
+        """Ask whether it has started, unless it is known to; a process that has says so itself."""
+        if not self.has_started and self.running is not None:
+            self.has_started = self._says_so()
+        return self.has_started
+
+    def ask_to_leave(self) -> None:
+        """Send SIGTERM."""
+        if self.running is not None:
+            self.running.terminate()
+
+    def stop(self, timeout_s: float) -> None:
+        """Ask it to leave; kill what is left of its process group after ``timeout_s``."""
+        if self.running is None:
+            return
+        self.ask_to_leave()
+        try:
+            self.running.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            say(f"{self.name} did not leave in {timeout_s:.0f} s; killing it")
+        self._signal_group(signal.SIGKILL)
+        self.running.wait()
+        self.running = None
+
+    def _signal_group(self, signum: signal.Signals) -> None:
+        if self.running is not None:
+            try:
+                os.killpg(self.running.pid, signum)
+            except ProcessLookupError:
+                return
+
+    def _says_so(self) -> bool:
+        path = self.launch.startup_path
+        try:
+            if path is None:
+                with socket.create_connection(("127.0.0.1", self.port), timeout=1):
+                    return True
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=2):
+                return True
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _longer_pause(self) -> float:
+        return min(_LONGEST_RESTART_PAUSE_S, 2 * self.restart_pause_s)
+
+
+def stop_all(processes: Iterable[Process], timeout_s: float) -> None:
+    """Stop processes side by side."""
+    leaving = list(processes)
+    for process in leaving:
+        process.ask_to_leave()
+    deadline = time.monotonic() + timeout_s
+    for process in leaving:
+        process.stop(max(0.1, deadline - time.monotonic()))
+
+
+def free_ports() -> Iterator[int]:
+    """Ports of this machine that nobody uses, none of them twice."""
+    given: set[int] = set()
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+        if port not in given:
+            given.add(port)
+            yield port
+
+
+def say(text: str) -> None:
+    """Tell the person who started the stack."""
+    print(f"weir: {text}", file=sys.stderr, flush=True)
+
+
+def _write_and_close(pipe: IO[bytes] | None, content: bytes) -> None:
+    assert pipe is not None
+    pipe.write(content)
+    pipe.close()
+
+
+def _die_with_supervisor() -> None:
+    """Runs in the child before its program: if the supervisor is killed, it is told to leave."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,397 @@
+"""The same stack on a Ray cluster: ``weir up --ray ADDRESS``. The only file that imports ray.
+
+Ray places processes, and nothing else: an actor per process runs the command line that `weir up`
+runs, starts it again when it ends, and is itself started again elsewhere when its node dies. Redis
+(WEIR_REDIS_URL) and a folder that every node sees (WEIR_DATA_DIR) are given. Logs and readiness are
+in Ray's dashboard. The stack lives as long as this driver: Ctrl-C, ``weir down``, or the end of the
+job of ``ray job submit``.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.metrics import Gauge
+from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from deploy.cluster_nodes import bundle_of, choose_on, in_words
+from deploy.home import Home
+from deploy.launches import (
+    Launch,
+    Rendezvous,
+    judge_launch,
+    launches,
+    learner_command,
+    python_path,
+)
+from deploy.placement import Placement, PlacementError, visible_gpus
+from deploy.processes import STOP_TIMEOUT_S, Process, StackError, free_ports, say
+
+PLACING_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 300.0
+_LOOK_S = 0.5
+_CALL_TIMEOUT_S = 5.0
+_FORWARDED = ("WEIR_", "DS_", "GLOO_", "HF_", "NCCL_", "OMP_", "VLLM_")  # variables of the driver
+_STRATEGIES = {"learner": "PACK"}  # the others: SPREAD
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a process fares on its node."""
+
+    address: str
+    port: int
+    running: bool
+    has_started: bool
+
+
+class Host:
+    """An actor: one process of the stack, on the node where Ray has put it.
+
+    A process of a ``team`` waits for `begin`, and is not started again alone.
+    """
+
+    def __init__(self, launch: Launch, *, team: bool) -> None:
+        self._launch = launch
+        self._team = team
+        self._ports = free_ports()
+        self._process: Process | None = None
+        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._ready = Gauge("weir_process_ready", "It has started, and runs", tag_keys=("process",))
+        # The same thread starts all: what it started is told to leave when it ends.
+        threading.Thread(target=self._supervise, daemon=True).start()
+        if not team:
+            self.begin(launch.command)
+
+    def begin(self, command: Sequence[str]) -> None:
+        """Start the process, in place of one that runs."""
+        self._order(lambda: self._start(tuple(command)))
+
+    def end(self, timeout_s: float) -> None:
+        """Stop the process; kill it after so many seconds."""
+        self._order(lambda: self._stop(timeout_s))
+
+    def status(self) -> Status:
+        """How the process fares."""
+        process = self._process
+        return Status(
+            address=ray.util.get_node_ip_address(),
+            port=process.port if process else 0,
+            running=process is not None and process.running is not None,
+            has_started=process is not None and process.has_started,
+        )
+
+    def meeting_place(self) -> Rendezvous:
+        """Where launchers on other nodes can meet with the one here."""
+        return Rendezvous(ray.util.get_node_ip_address(), next(self._ports))
+
+    def sees(self, path: str) -> bool:
+        """Whether a file is there, seen from this node."""
+        return Path(path).is_file()
+
+    def _start(self, command: tuple[str, ...]) -> None:
+        self._stop(0.0)
+        launch = replace(self._launch, command=command, environment=_on_node(self._launch))
+        self._process = Process(launch, launch.port or next(self._ports))
+        self._process.start()
+
+    def _stop(self, timeout_s: float) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.stop(timeout_s)
+
+    def _supervise(self) -> None:
+        while True:
+            try:
+                self._orders.get(timeout=_LOOK_S)()
+            except queue.Empty:
+                self._look_after()
+
+    def _look_after(self) -> None:
+        process = self._process
+        if process is None:
+            return
+        if not self._team:
+            try:
+                process.revive()
+            except OSError:  # no process can be started now; the next look tries again
+                traceback.print_exc()
+        elif process.has_ended:
+            self._stop(0.0)
+        process.look()
+        ready = process.has_started and process.running is not None
+        self._ready.set(float(ready), {"process": self._launch.name})
+
+    def _order(self, do: Callable[[], None]) -> None:
+        done: Future[None] = Future()
+
+        def carry_out() -> None:
+            try:
+                done.set_result(do())
+            except Exception as error:
+                done.set_exception(error)
+
+        self._orders.put(carry_out)
+        done.result()
+
+
+def _on_node(launch: Launch) -> dict[str, str]:
+    """The variables of a launch on this node; Ray has set CUDA_VISIBLE_DEVICES for the actor."""
+    has_gpus = launch.seat and launch.seat.gpus and visible_gpus({}, os.listdir("/dev"))
+    by_default = {"DS_ACCELERATOR": "cuda" if has_gpus else "cpu"}
+    return {**by_default, **launch.environment, "PYTHONPATH": python_path(os.environ)}
+
+
+@dataclass
+class Actor:
+    """A host as the driver sees it."""
+
+    launch: Launch
+    handle: Any
+    status: Status | None = None  # None: it cannot be reached now
+
+    @property
+    def has_started(self) -> bool:
+        """Whether its process has started, as far as is known."""
+        return self.status is not None and self.status.has_started
+
+    def ask(self, method: str, *arguments: Any, timeout_s: float = _CALL_TIMEOUT_S) -> Any:
+        """The answer of the actor; None if it cannot be reached, as while its node is down."""
+        try:
+            return ray.get(getattr(self.handle, method).remote(*arguments), timeout=timeout_s)
+        except (GetTimeoutError, RayError):
+            return None
+
+
+def look_at(actors: Sequence[Actor]) -> None:
+    """Ask all at once how their processes fare."""
+    asked = {actor.handle.status.remote(): actor for actor in actors}
+    answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_CALL_TIMEOUT_S)
+    for reference in silent:
+        asked[reference].status = None
+    for reference in answered:
+        try:
+            asked[reference].status = ray.get(reference)
+        except RayError:
+            asked[reference].status = None
+
+
+@dataclass
+class Team:
+    """The learner's launchers on several nodes, which start and end together."""
+
+    members: list[Actor]
+
+    def look_after(self) -> None:
+        """If one has ended or is gone, end the others, and start all anew once all are back."""
+        if all(member.status and member.status.running for member in self.members):
+            return
+        reached = [member for member in self.members if member.status is not None]
+        for member in reached:
+            member.ask("end", 0.0)
+        place = self.members[0].ask("meeting_place")
+        if place is None or len(reached) < len(self.members):
+            return
+        say(f"the learner's ranks meet at {place.address}:{place.port}")
+        for node, member in enumerate(self.members):
+            assert member.launch.seat is not None
+            ranks, nodes = member.launch.seat.ranks, len(self.members)
+            member.ask("begin", learner_command(ranks, node, nodes, place))
+
+
+@dataclass
+class Cluster:
+    """A stack on a Ray cluster."""
+
+    home: Home
+    placement: Placement
+    environment: Mapping[str, str]
+    stopping: bool = False
+    actors: list[Actor] = field(default_factory=list)
+    _groups: list[PlacementGroup] = field(default_factory=list)
+
+    def up(self) -> None:
+        """Place everything and keep it running until told to stop.
+
+        Raises:
+            StackError: if the cluster has no place for it, or it does not start.
+        """
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._stop)
+        try:
+            self._place()
+            team = Team(
+                [actor for actor in self.actors if _is_of_team(actor.launch, self.placement)]
+            )
+            deadline = time.monotonic() + START_TIMEOUT_S
+            told = False
+            while not self.stopping:
+                look_at(self.actors)
+                team.look_after()
+                told = told or self._tell_when_started(deadline)
+                time.sleep(_LOOK_S)
+        finally:
+            self.home.forget()
+            self._down()
+
+    def _place(self) -> None:
+        environment = self.environment
+        shared = _shared(environment, self.home, self.placement)
+        if self.placement.judge is not None:
+            (judge,) = self._place_role("judge", [judge_launch(self.placement.judge, environment)])
+            look_at([judge])
+            if judge.status is not None:
+                shared["WEIR_JUDGE_URL"] = f"http://{judge.status.address}:{judge.status.port}/v1"
+        all_launches = list(launches(self.placement, shared, environment))
+        for role in ("gateway", "grader", "rollout", "learner"):
+            self._place_role(role, [each for each in all_launches if each.role == role])
+        self._check_folder(Path(environment["WEIR_DATA_DIR"]))
+
+    def _place_role(self, role: str, of_role: Sequence[Launch]) -> list[Actor]:
+        """One placement group: its processes get their resources together."""
+        bundles = [bundle_of(launch) for launch in of_role]
+        here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
+        group = placement_group(
+            bundles,
+            _STRATEGIES.get(role, "SPREAD"),
+            name=f"weir-{role}",
+            # Where this driver is: the stack ends with it, and its address stays.
+            bundle_label_selector=[here] if role == "gateway" else [{} for _ in bundles],
+        )
+        self._groups.append(group)
+        try:
+            ray.get(group.ready(), timeout=PLACING_TIMEOUT_S)
+        except GetTimeoutError as error:
+            raise StackError(
+                f"the cluster has no place for the {role}: it needs {in_words(bundles)}, and "
+                f"{in_words([ray.available_resources()])} are free"
+            ) from error
+        placed = [
+            Actor(launch, _actor(launch, group, index, team=_is_of_team(launch, self.placement)))
+            for index, launch in enumerate(of_role)
+        ]
+        self.actors += placed
+        return placed
+
+    def _check_folder(self, folder: Path) -> None:
+        """Every node must see the data that the others write.
+
+        Raises:
+            StackError: naming the process whose node does not.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        mark = folder / f".seen-{secrets.token_hex(4)}"
+        mark.touch()
+        try:
+            for actor in self.actors:
+                if actor.ask("sees", str(mark), timeout_s=PLACING_TIMEOUT_S) is False:
+                    raise StackError(
+                        f"WEIR_DATA_DIR={folder} is not shared: the node of {actor.launch.name} "
+                        "does not see what this one writes there"
+                    )
+        finally:
+            mark.unlink()
+
+    def _tell_when_started(self, deadline: float) -> bool:
+        late = [a.launch.name for a in self.actors if a.launch.is_awaited and not a.has_started]
+        # Of a learner on several nodes only the first serves.
+        late = [name for name in late if name not in _followers(self.placement)]
+        if late and time.monotonic() > deadline:
+            raise StackError(f"{', '.join(late)} did not start; see their logs in the dashboard")
+        if late:
+            return False
+        where = {a.launch.name: a.status for a in self.actors if a.status and a.has_started}
+        urls = {name: f"http://{at.address}:{at.port}" for name, at in where.items()}
+        self.home.tell(
+            {
+                "url": urls["gateway"],
+                "api_key": self.home.api_key(self.environment).split(",")[0],
+                "metrics": {name: f"{url}/metrics" for name, url in urls.items()},
+                "redis_url": self.environment["WEIR_REDIS_URL"],
+            }
+        )
+        return True
+
+    def _stop(self, *_: object) -> None:
+        self.stopping = True
+
+    def _down(self) -> None:
+        leaving = [actor.handle.end.remote(STOP_TIMEOUT_S) for actor in self.actors]
+        ray.wait(leaving, num_returns=len(leaving), timeout=STOP_TIMEOUT_S) if leaving else None
+        ray.shutdown()
+        say("Weir is down")
+
+
+def _actor(launch: Launch, group: PlacementGroup, index: int, *, team: bool) -> Any:
+    bundle = bundle_of(launch)
+    options = {
+        "name": f"weir-{launch.name}",
+        "num_cpus": bundle["CPU"],
+        "num_gpus": bundle.get("GPU", 0),
+        "max_restarts": -1,
+        "max_concurrency": 4,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, index),
+    }
+    return ray.remote(Host).options(**options).remote(launch, team=team)
+
+
+def _is_of_team(launch: Launch, placement: Placement) -> bool:
+    return launch.role == "learner" and len(placement.learner) > 1
+
+
+def _followers(placement: Placement) -> set[str]:
+    return {f"learner-{node}" for node in range(1, len(placement.learner))}
+
+
+def _shared(environment: Mapping[str, str], home: Home, placement: Placement) -> dict[str, str]:
+    forwarded = {name: text for name, text in environment.items() if name.startswith(_FORWARDED)}
+    return {
+        "WEIR_HOST": "0.0.0.0",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        **forwarded,
+        "WEIR_API_KEYS": home.api_key(environment),
+        "WEIR_GPUS": str(placement) if placement.uses_gpus else "",
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a stack on the cluster at an address; returns the exit status."""
+    if len(arguments) != 1:
+        say("usage: weir up --ray ADDRESS")
+        return 2
+    home = Home.of(os.environ)
+    try:
+        if missing := [n for n in ("WEIR_REDIS_URL", "WEIR_DATA_DIR") if not os.environ.get(n)]:
+            raise StackError(
+                f"{' and '.join(missing)} must be set: a Redis, and a folder, that every node sees"
+            )
+        home.take()
+        path = {"PYTHONPATH": python_path(os.environ)}
+        ray.init(address=arguments[0], namespace="weir", runtime_env={"env_vars": path})
+        placement = choose_on(ray.nodes(), os.environ)
+        say(str(placement) if placement.uses_gpus else "the cluster shows no GPU")
+        Cluster(home, placement, os.environ).up()
+    except (StackError, PlacementError, ConnectionError) as error:
+        say(str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

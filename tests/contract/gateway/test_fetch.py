@@ -1,0 +1,313 @@
+"""A trained model comes out over REST, whole, and nothing else does."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from services.gateway.client import WeirClient, WeirError
+from tests.contract.gateway.command import know, weir
+from tests.contract.gateway.stack import JOBS, KEY, Stack, a_job, assert_refused, take_up
+
+pytestmark = pytest.mark.redis
+
+MIB = 2**20
+WEIGHTS = "model.safetensors"
+
+
+def a_trained_job(stack: Stack, http: httpx.Client, size: int = 3 * MIB) -> tuple[str, Path]:
+    """A job that has succeeded, and its model: two files, and much beside them."""
+    job_id = a_job(http)["id"]
+    folder = stack.data_dir / "jobs" / job_id / "model"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "inner" / "deep").write_text("secret")
+    (folder.parent / "beside").write_text("secret")
+    (folder / "config.json").write_text('{"a": 1}')
+    (folder / "empty.txt").touch()
+    (folder / WEIGHTS).write_bytes(secrets.token_bytes(size))
+    (folder / "out").symlink_to(folder.parent / "beside")
+    (folder / "also-config").symlink_to("config.json")
+    os.mkfifo(folder / "pipe")
+    take_up(stack, job_id, state="succeeded", result={"model": str(folder)})
+    return job_id, folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    names = ("config.json", "empty.txt", WEIGHTS)
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+# ------------------------------------------------------------------------------------- the routes
+
+
+def test_only_the_files_of_the_model_are_listed_and_each_can_be_had_in_parts(
+    stack: Stack, http: httpx.Client
+) -> None:
+    job_id, folder = a_trained_job(stack, http)
+    listed = http.get(f"{JOBS}/{job_id}/model").json()["data"]
+    assert {file["name"]: file["bytes"] for file in listed} == {
+        name: len(data) for name, data in content(folder).items()
+    }
+    reply = http.get(f"{JOBS}/{job_id}/model/{WEIGHTS}")
+    assert reply.content == (folder / WEIGHTS).read_bytes()
+    ranged = {"Range": "bytes=100-", "If-Range": reply.headers["etag"]}
+    rest = http.get(f"{JOBS}/{job_id}/model/{WEIGHTS}", headers=ranged)
+    assert (rest.status_code, rest.content) == (206, reply.content[100:])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("..", "%2e%2e", "../beside", "..%2fbeside", "%2e%2e%2fbeside", "..%252fbeside"),
+        *("..\\beside", "..%5cbeside", "%2fetc%2fpasswd", "/etc/passwd", ".%2fconfig.json"),
+        *("out", "also-config", "pipe", "inner", "inner/deep", "inner%2fdeep"),
+        *("%00", "config.json%00", "CONFIG.JSON", "absent", "%ff", "*"),
+    ],
+)
+def test_no_other_name_reaches_a_file(stack: Stack, http: httpx.Client, name: str) -> None:
+    job_id, _ = a_trained_job(stack, http, size=10)
+    status, body = get_verbatim(stack, f"{JOBS}/{job_id}/model/{name}")
+    assert status == 404
+    assert b"secret" not in body
+
+
+def get_verbatim(stack: Stack, path: str) -> tuple[int, bytes]:
+    """What is answered to a path that no client has put in order."""
+    host, port = stack.url.removeprefix("http://").split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=20)
+    connection.putrequest("GET", path, skip_host=True)
+    connection.putheader("Host", host)
+    connection.putheader("Authorization", f"Bearer {KEY}")
+    connection.endheaders()
+    reply = connection.getresponse()
+    return reply.status, reply.read()
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        *("/etc", "{another}", "{job}", "{job}/away", "{job}/model/..", "{job}/../../files"),
+        *("{job}/model/config.json", "{job}/gone", "model", "", 3),
+    ],
+)
+def test_a_record_cannot_name_a_folder_that_is_not_its_own(
+    stack: Stack, http: httpx.Client, named: str | int
+) -> None:
+    another = a_trained_job(stack, http, size=10)[1]
+    job_id = a_job(http)["id"]
+    job = stack.data_dir / "jobs" / job_id
+    shutil.copytree(another, job / "model", ignore=shutil.ignore_patterns("pipe"))
+    (job / "away").symlink_to(another)
+    if isinstance(named, str):
+        named = named.format(another=another, job=job)
+    take_up(stack, job_id, state="succeeded", result={"model": named})
+    for route in ("model", "model/config.json"):
+        assert_refused(http.get(f"{JOBS}/{job_id}/{route}"), 404, "id")
+
+
+@pytest.mark.parametrize(
+    ("values", "status", "reason"),
+    [
+        ({}, 409, "is queued at step 0 of 3"),
+        ({"state": "running", "step": 2}, 409, "is running at step 2 of 3"),
+        ({"state": "paused"}, 409, "is paused"),
+        ({"state": "failed", "error": "the judge is away"}, 404, "failed, .*: the judge is away"),
+        ({"state": "cancelled"}, 404, "cancelled, so it has no model"),
+        ({"state": "succeeded"}, 404, "without writing a model"),
+    ],
+)
+def test_a_job_without_a_model_says_why(
+    stack: Stack,
+    http: httpx.Client,
+    values: dict[str, Any],
+    status: int,
+    reason: str,
+    tmp_path: Path,
+) -> None:
+    job_id = a_job(http)["id"]
+    if values:
+        take_up(stack, job_id, **values)
+    for route in ("model", f"model/{WEIGHTS}"):
+        assert_refused(http.get(f"{JOBS}/{job_id}/{route}"), status, "id")
+    with WeirClient(stack.url, KEY) as client, pytest.raises(WeirError, match=reason):
+        client.fetch_model(job_id, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_model_needs_a_job_and_a_key(stack: Stack, http: httpx.Client) -> None:
+    job_id, _ = a_trained_job(stack, http, size=10)
+    assert_refused(http.get(f"{JOBS}/ftjob-none/model"), 404, "id")
+    for key in (None, "wrong"):
+        with stack.http(key) as stranger:
+            for route in ("model", "model/config.json"):
+                assert_refused(stranger.get(f"{JOBS}/{job_id}/{route}"), 401, "Authorization")
+
+
+# ------------------------------------------------------------------------------------- the client
+
+
+class Cuts(httpx.BaseTransport):
+    """A line that breaks after so many bytes of the weights, and keeps what was asked for."""
+
+    def __init__(self, *after: int) -> None:
+        self.inner = httpx.HTTPTransport()
+        self.after = list(after)
+        self.asked: list[tuple[str, str | None]] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        reply = self.inner.handle_request(request)
+        name = request.url.path.rpartition("/")[2]
+        self.asked.append((name, request.headers.get("range")))
+        if name == WEIGHTS and self.after:
+            reply.stream = Cut(reply.stream, self.after.pop(0))
+        return reply
+
+
+class Cut(httpx.SyncByteStream):
+    def __init__(self, inner: Any, after: int) -> None:
+        self.inner, self.after = inner, after
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self.inner:
+            self.after -= len(chunk)
+            if self.after < 0:
+                raise httpx.ReadError("the line broke")
+            yield chunk
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def ranges(line: Cuts) -> list[int]:
+    """Where each request for the weights began."""
+    asked = [place for name, place in line.asked if name == WEIGHTS]
+    return [int(place.removeprefix("bytes=").removesuffix("-")) if place else 0 for place in asked]
+
+
+def test_a_fetch_goes_on_where_the_line_broke(
+    stack: Stack, http: httpx.Client, tmp_path: Path
+) -> None:
+    job_id, folder = a_trained_job(stack, http)
+    line, told = Cuts(MIB, 1, MIB), []
+    with WeirClient(stack.url, KEY, transport=line) as client:
+        client.fetch_model(job_id, tmp_path, lambda *progress: told.append(progress))
+    assert content(tmp_path) == content(folder)
+    assert sorted(os.listdir(tmp_path)) == sorted(content(folder))
+    first, second, third, fourth = ranges(line)
+    assert 0 == first < second == third < fourth <= 2 * MIB
+    total = sum(len(data) for data in content(folder).values())
+    assert told[-1] == (WEIGHTS, total, total)
+    assert [here for _, here, _ in told] == sorted(here for _, here, _ in told)
+
+
+def test_a_fetch_that_was_ended_is_gone_on_with_and_one_that_is_done_is_not_repeated(
+    stack: Stack, http: httpx.Client, tmp_path: Path
+) -> None:
+    job_id, folder = a_trained_job(stack, http)
+    end_after(stack, job_id, tmp_path, MIB)
+    assert not (tmp_path / WEIGHTS).exists()
+    line = Cuts()
+    with WeirClient(stack.url, KEY, transport=line) as client:
+        client.fetch_model(job_id, tmp_path)
+    assert [name for name, _ in line.asked] == ["model", WEIGHTS]
+    assert ranges(line)[0] >= MIB
+    assert content(tmp_path) == content(folder)
+    line.asked.clear()
+    with WeirClient(stack.url, KEY, transport=line) as client:
+        client.fetch_model(job_id, tmp_path)
+    assert [name for name, _ in line.asked] == ["model"]
+
+
+def end_after(stack: Stack, job_id: str, folder: Path, num_bytes: int) -> None:
+    """Fetch, and press Ctrl-C once so much of the model is here."""
+
+    def press(_: str, here: int, __: int) -> None:
+        if here >= num_bytes:
+            raise KeyboardInterrupt
+
+    with WeirClient(stack.url, KEY) as client, pytest.raises(KeyboardInterrupt):
+        client.fetch_model(job_id, folder, press)
+
+
+def test_two_models_of_one_size_are_never_mixed(
+    stack: Stack, http: httpx.Client, tmp_path: Path
+) -> None:
+    first, _ = a_trained_job(stack, http)
+    second, folder = a_trained_job(stack, http)
+    (tmp_path / "notes.txt").write_text("mine")
+    end_after(stack, first, tmp_path, 2 * MIB)
+    with WeirClient(stack.url, KEY) as client:
+        client.fetch_model(second, tmp_path)
+        assert content(tmp_path) == content(folder)
+        client.fetch_model(first, tmp_path)
+    assert content(tmp_path) == content(stack.data_dir / "jobs" / first / "model")
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+class Replaces(Cuts):
+    """A line behind which the weights are replaced once they have been listed."""
+
+    def __init__(self, weights: Path) -> None:
+        super().__init__()
+        self.weights = weights
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith(WEIGHTS):
+            later = self.weights.stat().st_mtime + 2
+            self.weights.write_bytes(secrets.token_bytes(3 * MIB))
+            os.utime(self.weights, (later, later))
+        return super().handle_request(request)
+
+
+def test_weights_that_are_replaced_under_way_are_not_glued(
+    stack: Stack, http: httpx.Client, tmp_path: Path
+) -> None:
+    job_id, folder = a_trained_job(stack, http)
+    end_after(stack, job_id, tmp_path, 2 * MIB)
+    line = Replaces(folder / WEIGHTS)
+    with WeirClient(stack.url, KEY, transport=line) as client:
+        client.fetch_model(job_id, tmp_path)
+    assert ranges(line)[0] >= 2 * MIB - 100
+    assert content(tmp_path) == content(folder)
+
+
+# ------------------------------------------------------------------------------------ the command
+
+
+def test_the_command_names_the_folder_and_makes_it(
+    stack: Stack, http: httpx.Client, tmp_path: Path
+) -> None:
+    know(tmp_path, stack.url)
+    job_id, folder = a_trained_job(stack, http)
+    status, out, err = weir(tmp_path, "fetch", job_id, "models/mine")
+    assert (status, out) == (0, f"the model of {job_id} is in models/mine\n"), err
+    assert content(tmp_path / "models" / "mine") == content(folder)
+    status, _, err = weir(tmp_path, "fetch", a_job(http)["id"], "other")
+    assert (status, "is queued" in err) == (2, True)
+
+
+def test_a_full_disk_is_named_and_what_has_arrived_is_used(
+    stack: Stack, http: httpx.Client, tmp_path: Path
+) -> None:
+    know(tmp_path, stack.url)
+    job_id, folder = a_trained_job(stack, http)
+    full = 2 * MIB - 1000
+    status, _, err = weir(tmp_path, "fetch", job_id, "mine", most_bytes=full)
+    assert (status, "mine: File too large; what has arrived stays" in err) == (2, True), err
+    assert (tmp_path / "mine" / f"{WEIGHTS}.part").stat().st_size == full
+    line = Cuts()
+    with WeirClient(stack.url, KEY, transport=line) as client:
+        client.fetch_model(job_id, tmp_path / "mine")
+    assert ranges(line) == [full]
+    assert content(tmp_path / "mine") == content(folder)
+    (tmp_path / "file").touch()
+    status, _, err = weir(tmp_path, "fetch", job_id, "file")
+    assert (status, "file: File exists" in err) == (2, True)

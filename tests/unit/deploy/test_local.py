@@ -1,0 +1,172 @@
+"""A stack of processes: what it consists of, and how its processes start, end and begin again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from deploy.home import Home
+from deploy.launches import Launch, Rendezvous, learner_command
+from deploy.local import Stack, describe_stack
+from deploy.placement import PlacementError, choose
+from deploy.processes import Process, StackError, free_ports
+
+GPUS = [f"nvidia{number}" for number in range(8)]
+SERVE = (  # says that it has started after a moment, as a service does
+    "import http.server, sys, time; time.sleep(0.3);"
+    "h = type('H', (http.server.BaseHTTPRequestHandler,),"
+    " {'do_GET': lambda s: (s.send_response(200), s.end_headers()), 'log_message': print});"
+    "http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), h).serve_forever()"
+)
+
+
+def stack_of(home: Path, devices: Sequence[str] = (), **environment: str) -> Stack:
+    return describe_stack(Home(home), environment, choose(environment, devices))
+
+
+def test_two_stacks_side_by_side_share_no_port_and_no_secret(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    one, other = (stack_of(tmp_path / name) for name in "ab")
+    ports = [process.port for stack in (one, other) for process in stack.processes]
+    assert len(set(ports)) == len(ports)
+    assert one.api_key != other.api_key
+    assert one.api_key == stack_of(tmp_path / "a").api_key
+
+
+def test_a_stack_on_cpus_has_as_many_processes_as_the_environment_says(tmp_path: Path) -> None:
+    counts = {"WEIR_ROLLOUTS": "2", "WEIR_GRADERS": "3", "WEIR_LEARNER_RANKS": "2"}
+    stack = stack_of(tmp_path, (), **counts)
+    roles = [process.launch.role for process in stack.services]
+    assert roles == ["gateway", *["grader"] * 3, *["rollout"] * 2, "learner"]
+    assert "torch.distributed.run" in stack.services[-1].launch.command
+    assert all("CUDA_VISIBLE_DEVICES" not in p.launch.environment for p in stack.services)
+
+
+def test_on_a_gpu_box_every_process_sees_its_own_gpus(tmp_path: Path) -> None:
+    line = "learner=0-3 rollout=4,5 rollout=6 judge=7"
+    stack = stack_of(tmp_path, GPUS, WEIR_GPUS=line, WEIR_JUDGE_MODEL="models/gpt-oss-20b")
+    by_name = {process.name: process.launch for process in stack.services}
+    sees = {name: each.environment["CUDA_VISIBLE_DEVICES"] for name, each in by_name.items()}
+    assert sees == {
+        "gateway": "",
+        "judge": "7",
+        "grader-0": "",
+        "rollout-0": "4,5",
+        "rollout-1": "6",
+        "learner": "0,1,2,3",
+    }
+    assert by_name["rollout-0"].environment["WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE"] == "2"
+    assert by_name["learner"].command == learner_command(4)
+    assert by_name["learner"].command[-3] == "4"
+    assert by_name["learner"].environment["DS_ACCELERATOR"] == "cuda"
+    judge = next(process for process in stack.services if process.name == "judge")
+    url = by_name["grader-0"].environment["WEIR_JUDGE_URL"]
+    assert url == f"http://127.0.0.1:{judge.port}/v1"
+    assert str(judge.port) in judge.launch.command_at(judge.port)
+
+
+def test_a_judge_needs_a_model(tmp_path: Path) -> None:
+    with pytest.raises(PlacementError, match="WEIR_JUDGE_MODEL is not set"):
+        stack_of(tmp_path, GPUS[:3], WEIR_GPUS="learner=0 rollout=1 judge=2")
+
+
+def test_launchers_of_several_nodes_meet_at_the_first() -> None:
+    command = learner_command(4, node=1, nodes=2, meet_at=Rendezvous("10.0.0.1", 29500))
+    text = " ".join(command)
+    assert "--nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 29500" in text
+    assert "--nproc-per-node 4 -m services.learner" in text
+
+
+def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(StackError, match=f"WEIR_GATEWAY_PORT={port}: Address already in use"):
+            stack_of(tmp_path, WEIR_GATEWAY_PORT=str(port))
+    with pytest.raises(PlacementError, match="WEIR_REDIS_PORT='http': give a port"):
+        stack_of(tmp_path, WEIR_REDIS_PORT="http")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    home = Home(tmp_path)
+    home.take()
+    yield home
+    os.close(home.lock)
+
+
+def program(home: Home, name: str, code: str, **options: object) -> Process:
+    command = (sys.executable, "-c", code, "{port}")
+    launch = Launch(name, name, command, {"WEIR_API_KEYS": ""}, **options)  # type: ignore[arg-type]
+    return Process(launch, next(free_ports()), home.path / "logs" / name, held=(home.lock,))
+
+
+def start(home: Home, *services: Process) -> Stack:
+    stack = Stack(
+        home, "http://weir", "key", "redis://", program(home, "valkey", SERVE), [*services]
+    )
+    stack._start([stack.valkey, *services])
+    return stack
+
+
+def test_a_process_that_ends_well_while_the_stack_starts_begins_anew(home: Home) -> None:
+    mark = home.path / "mark"
+    once = f"import os, sys; p = {str(mark)!r}; os.path.exists(p) or (open(p, 'w'), sys.exit(0));"
+    learner = program(home, "learner", once + SERVE)
+    stack = start(home, learner)
+    assert learner.has_started
+    assert learner.running is not None
+    for process in stack.processes:
+        process.stop(5)
+
+
+def test_a_process_that_cannot_start_is_told_with_its_last_words(home: Home) -> None:
+    broken = program(home, "rollout", "raise SystemExit('WEIR_PORT is wrong')")
+    with pytest.raises(StackError, match=r"rollout cannot start.*(\n.*)*WEIR_PORT is wrong"):
+        start(home, broken)
+
+
+def test_a_process_that_nobody_waits_for_does_not_hold_up_the_start(home: Home) -> None:
+    judge = program(home, "judge", "import time; time.sleep(60)", is_awaited=False)
+    stack = start(home, judge)
+    assert not judge.has_started
+    for process in stack.processes:
+        process.stop(5)
+
+
+def test_a_home_has_one_stack_from_the_first_moment(home: Home) -> None:
+    with pytest.raises(StackError, match=f"a stack runs here already \\(process {os.getpid()}\\)"):
+        Home(home.path).take()
+
+
+def test_a_home_is_free_only_when_everything_that_ran_there_has_gone(tmp_path: Path) -> None:
+    """A supervisor is killed; what it started ends half a second later."""
+    code = (
+        "import os, subprocess, sys, pathlib; from deploy.home import Home;"
+        "home = Home(pathlib.Path(sys.argv[1])); home.take();"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1.5)'],"
+        " pass_fds=(home.lock,)); print('up', flush=True); os.kill(os.getpid(), 9)"
+    )
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE
+    )
+    assert supervisor.stdout is not None
+    assert supervisor.stdout.readline() == b"up\n"
+    assert supervisor.wait() == -signal.SIGKILL
+    began = time.monotonic()
+    Home(tmp_path).take()
+    assert time.monotonic() - began > 0.5
+
+
+def test_nothing_to_stop_is_told(tmp_path: Path) -> None:
+    assert not Home(tmp_path / "nowhere").vacate()

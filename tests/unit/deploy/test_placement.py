@@ -1,0 +1,172 @@
+"""A placement gives every GPU to one role, or says what is wrong with the line."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deploy.placement import (
+    Gpu,
+    PlacementError,
+    choose,
+    divide,
+    environment_of,
+    parse,
+    split_problem,
+    visible_gpus,
+)
+
+WISH = "learner=0-3 rollout=4,5 rollout=6,7"
+
+
+@st.composite
+def boxes_and_lines(draw: st.DrawFn) -> tuple[dict[str, int], str]:
+    """A box of one machine, or a cluster of nodes, all of it given to roles at random."""
+    nodes = draw(st.sampled_from([("",), ("a",), ("a", "b"), ("10.0.0.1", "n-2", "c")]))
+    box = {node: draw(st.integers(2, 9)) for node in nodes}
+    learner, others = [], []
+    for node, number in box.items():
+        prefix = f"{node}:" if node else ""
+        indices = draw(st.permutations(range(number)))
+        cut = draw(st.integers(1, number - 1))
+        learner += [f"{prefix}{index}" for index in indices[:cut]]
+        rest = list(indices[cut:])
+        while rest:
+            size = draw(st.integers(1, len(rest)))
+            taken, rest = rest[:size], rest[size:]
+            role = draw(st.sampled_from(["rollout", "rollout", "idle"])) if others else "rollout"
+            others.append(f"{role}={prefix}{','.join(map(str, taken))}")
+    return box, " ".join([f"learner={','.join(learner)}", *others])
+
+
+@given(boxes_and_lines())
+def test_every_gpu_of_any_box_has_one_role(made: tuple[dict[str, int], str]) -> None:
+    box, line = made
+    placement = parse(line, box)
+    given = [gpu for seat in placement.seats for gpu in seat.gpus] + list(placement.idle)
+    assert sorted(given) == sorted(Gpu(node, i) for node, n in box.items() for i in range(n))
+    assert placement.num_ranks == sum(len(seat.gpus) for seat in placement.learner)
+    assert all(len({gpu.node for gpu in seat.gpus}) == 1 for seat in placement.seats)
+    assert parse(str(placement), box) == placement
+
+
+@given(boxes_and_lines(), st.data())
+def test_one_gpu_too_few_too_many_or_twice_is_told(
+    made: tuple[dict[str, int], str], data: st.DataObject
+) -> None:
+    box, line = made
+    node = data.draw(st.sampled_from(sorted(box)))
+    with pytest.raises(PlacementError, match=f"nobody has {f'{node}:' if node else ''}{box[node]}"):
+        parse(line, box | {node: box[node] + 1})
+    with pytest.raises(PlacementError, match=f"{box[node] - 1} is not there"):
+        parse(line, box | {node: box[node] - 1})
+    gpu = Gpu(node, data.draw(st.integers(0, box[node] - 1)))
+    with pytest.raises(PlacementError, match=f"GPU {gpu} is "):
+        parse(f"{line} rollout={gpu}", box)
+
+
+@given(st.text(max_size=30) | st.from_regex(r"((learner|rollout|judge)=[ab:0-9,@.-]{1,9} ?){1,4}"))
+def test_any_text_is_a_placement_or_a_clear_error(line: str) -> None:
+    try:
+        told = str(parse(line))
+    except PlacementError as error:
+        told = str(error)
+    assert told.startswith(("learner=", "WEIR_GPUS="))
+
+
+@given(st.integers(1, 64))
+def test_a_box_that_nobody_divides_is_divided_wholly(number: int) -> None:
+    placement = divide(number)
+    assert parse(str(placement), {"": number}) == placement
+    assert placement.num_ranks == max(1, number // 2)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", "no GPU for the learner; write learner=; no GPU for the rollout"),
+        ("learner=0", "no GPU for the rollout"),
+        ("learner=0 rollout=1 learner=2", "learner= is there 2 times"),
+        ("learner=0 rollout=0", "GPU 0 is given twice: learner=0 and rollout=0; to share it"),
+        ("learner=0,0 rollout=1", "GPU 0 is named 2 times"),
+        ("learner=0 rollout=0@0.5 judge=0@0.6", "exceed 0.9"),
+        ("learner=0@0.5 rollout=0@0.4", "only a rollout or judge takes a share"),
+        ("learner=0 rollout=1@1.5", "above 0 and at most 0.9"),
+        ("learner=0 rollout=1@nan", "above 0 and at most 0.9"),
+        ("learner=0 rollout=1 idle=1", "GPU 1 is idle and given away"),
+        ("learner=0 rollout=2", "nobody has 1; give it a role, or write idle=1"),
+        ("learner=3-0 rollout=4", "write GPUs as 0, 0,2 or 0-3"),
+        ("learner=0 rollout=a:1", "either every GPU is of a named node, or none is"),
+        ("learner=a:0 rollout=a:1,b:0", "an engine's GPUs must be of one node"),
+        ("learner=0 roolout=1", "is not ROLE=GPUS with one of the roles learner, rollout, judge"),
+        ("learner=0 rollout=99999999999", "write GPUs as"),
+    ],
+)
+def test_a_wrong_line_says_what_is_wrong(line: str, words: str) -> None:
+    with pytest.raises(PlacementError) as told:
+        parse(line)
+    assert words in str(told.value)
+
+
+def test_all_problems_are_told_at_once() -> None:
+    with pytest.raises(PlacementError) as told:
+        parse("learner=0,1 rollout=1 rollout=9", {"": 4})
+    for words in ("GPU 1 is given twice", "GPU 9 is not there", "nobody has 2-3"):
+        assert words in str(told.value)
+
+
+def test_a_seat_binds_its_processes_to_its_gpus() -> None:
+    learner, engine, _ = parse(WISH).seats
+    assert environment_of(learner)["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+    visible = ("8", "9", "10", "11", "GPU-e", "GPU-f", "GPU-g", "GPU-h")
+    assert environment_of(engine, visible) == {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": "GPU-e,GPU-f",
+        "WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE": "2",
+    }
+
+
+def test_a_shared_gpu_leaves_the_learner_the_rest() -> None:
+    placement = parse("learner=0,1 rollout=0@0.25 judge=0@0.35")
+    assert placement.learner_share(Gpu("", 0)) == pytest.approx(0.3)
+    assert placement.learner_share(Gpu("", 1)) == pytest.approx(0.9)
+    assert environment_of(placement.rollouts[0])["WEIR_ROLLOUT_GPU_MEMORY"] == "0.25"
+
+
+def test_the_learner_has_a_seat_on_each_of_its_nodes() -> None:
+    placement = parse("learner=a:0-7,b:0-3 rollout=b:4-7 rollout=c:0")
+    assert [(seat.node, seat.ranks) for seat in placement.learner] == [("a", 8), ("b", 4)]
+
+
+def test_a_machine_without_gpus_counts_processes() -> None:
+    chosen = choose({"WEIR_LEARNER_RANKS": "2", "WEIR_ROLLOUTS": "3"}, ["null"])
+    assert (chosen.placement.num_ranks, len(chosen.placement.rollouts)) == (2, 3)
+    assert not chosen.placement.uses_gpus
+    with pytest.raises(PlacementError, match="WEIR_ROLLOUTS='many'"):
+        choose({"WEIR_ROLLOUTS": "many"}, [])
+
+
+def test_a_machine_with_gpus_divides_them_or_obeys() -> None:
+    eight = [f"nvidia{number}" for number in range(8)] + ["nvidiactl", "nvidia-uvm"]
+    assert str(choose({}, eight).placement).startswith("learner=0-3 rollout=4 rollout=5")
+    assert str(choose({"CUDA_VISIBLE_DEVICES": "6,7"}, eight).placement) == "learner=0 rollout=1"
+    assert len(choose({"WEIR_GPUS": WISH}, eight).placement.rollouts) == 2
+    with pytest.raises(PlacementError, match="write WEIR_GPUS instead, for example"):
+        choose({"WEIR_ROLLOUTS": "2"}, eight)
+    with pytest.raises(PlacementError, match="GPU 7 is not there: this machine shows none"):
+        choose({"WEIR_GPUS": WISH, "CUDA_VISIBLE_DEVICES": ""}, eight)
+
+
+def test_cuda_shows_nothing_after_a_name_that_is_none() -> None:
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2,-1,3"}, []) == ("2",)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "heads", "key_value_heads", "splits"),
+    [(4, 28, 4, True), (8, 28, 4, False), (8, 32, 4, True), (3, 12, 4, False), (5, 40, 8, False)],
+)
+def test_heads_decide_how_an_engine_can_be_split(
+    gpus: int, heads: int, key_value_heads: int, splits: bool
+) -> None:
+    assert (split_problem(gpus, heads, key_value_heads) is None) == splits
