@@ -12,7 +12,8 @@ case "${1:-}" in
   *) owner=gateway module=services.gateway.cli ;;
 esac
 if [ "$SERVICE" != "$owner" ]; then
-  echo "weir: \`weir${1:+ $1}\` is in the $owner's image: docker compose run --rm $owner weir${*:+ $*}" >&2
+  [ "$owner" = gateway ] && how=exec || how='run --rm'  # a command of the gateway's talks to it
+  echo "weir: \`weir${1:+ $1}\` is in the $owner's image: docker compose $how $owner weir${*:+ $*}" >&2
   exit 2
 fi
 [ "$owner" = gateway ] || shift

@@ -46,7 +46,7 @@ class Stack:
         self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
-        wait_for(lambda: bool(self.sdk.fine_tuning.jobs.list(limit=1)), 120, "the gateway")
+        wait_for(lambda: self.sdk.fine_tuning.jobs.list(limit=1) is not None, 120, "the gateway")
 
     def execute(self, service: str, *command: str) -> str:
         return self.engine("exec", container(service), *command)
@@ -58,6 +58,7 @@ class Stack:
     def kill(self, service: str) -> None:
         """Kill a container's first process, and so all of them, and wait until it has another."""
         victim = self.first_process(service)
+        assert victim, f"{service} does not run"  # 0 would be this very process and its kin
         os.kill(victim, signal.SIGKILL)
         wait_for(
             lambda: self.first_process(service) not in {0, victim}, 60, f"{service} to start again"

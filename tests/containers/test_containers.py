@@ -95,7 +95,7 @@ def test_prometheus_reaches_every_service(stack: Stack, trained: Json) -> None:
         ("grader", "data --help", 0, "usage"),
         ("gateway", "--help", 0, "Train a model to reason"),
         ("gateway", "plan x.toml", 2, "docker compose run --rm learner weir plan x.toml"),
-        ("learner", "jobs", 2, "docker compose run --rm gateway weir jobs"),
+        ("learner", "jobs", 2, "docker compose exec gateway weir jobs"),
         ("gateway", "up", 2, "for the machine that the stack runs on"),
     ],
 )
