@@ -40,7 +40,7 @@ test: check ## all checks and tests; needs no GPU and no server
 	pytest
 
 test-containers: install ## build the images and run the compose file; needs root, and docker or Debian; 10 minutes
-	pytest -m containers
+	pytest -m containers tests/containers
 
 sbom: ## list the packages of every image in dist/sbom; needs docker
 	for service in gateway grader rollout learner; do docker build --build-arg SERVICE=$$service \
