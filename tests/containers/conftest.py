@@ -134,13 +134,13 @@ def running_engine() -> Engine:
         if "build" not in service and name not in found.cannot_make:
             found.prepare(name, service["image"])
     started = time.monotonic()
-    with ThreadPoolExecutor(2) as pool:  # rollout and learner wait for what they share
-        jobs = [
-            ["learner", "--target", "engine"],
-            *(tagged(name) for name in ("gateway", "grader")),
-        ]
-        list(pool.map(lambda job: found.build(*job), jobs))
-        list(pool.map(lambda job: found.build(*job), map(tagged, ("rollout", "learner"))))
+    found.build(*tagged("gateway"))
+    with ThreadPoolExecutor(2) as pool:  # what two images share is there before both are built
+        for pair in (
+            [tagged("grader"), ["learner", "--target", "engine"]],
+            [tagged("rollout"), tagged("learner")],
+        ):
+            list(pool.map(lambda job: found.build(*job), pair))
     SAID.append(f"built the images in {time.monotonic() - started:.0f} s")
     for name, why in found.cannot_make.items():
         SAID.append(f"not run here: {name}, because {why}")
