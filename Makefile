@@ -8,11 +8,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 export PATH := $(abspath $(BIN)):$(PATH)
 export PYTHONPATH := $(CURDIR)/proto:$(CURDIR)
 
-.PHONY: help install check format test recipes mutants demo compare up down secrets
+.PHONY: help install check format test test-containers sbom recipes mutants demo compare up down secrets
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  \1|\2/' | column -t -s '|'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
 
 install: $(STAMP) ## install everything into the active virtual environment, else into .venv
 
@@ -38,6 +38,13 @@ format: install ## rewrite the code in the house format
 
 test: check ## all checks and tests; needs no GPU and no server
 	pytest
+
+test-containers: install ## build the images and run the compose file; needs root, and docker or Debian; 10 minutes
+	pytest -m containers tests/containers
+
+sbom: ## list the packages of every image in dist/sbom; needs docker
+	for service in gateway grader rollout learner; do docker build --build-arg SERVICE=$$service \
+	  --target sbom --output dist/sbom --file deploy/Dockerfile . || exit 1; done
 
 recipes: install ## train with every tiny recipe, through the whole stack; takes an hour
 	pytest -m recipes

@@ -1,5 +1,7 @@
 """Fixtures that every test may use, and what is skipped unless it is asked for."""
 
+import re
+
 import pytest
 
 
@@ -9,9 +11,8 @@ def anyio_backend() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that take an hour, whatever else is asked for."""
-    if "recipes" in config.option.markexpr:
-        return
-    too_long = [item for item in items if item.get_closest_marker("recipes")]
-    config.hook.pytest_deselected(items=too_long)
-    items[:] = [item for item in items if item not in too_long]
+    """Leave out the tests that take long or change the machine, unless ``-m`` names them."""
+    left_out = {"recipes", "containers"} - set(re.findall(r"\w+", config.option.markexpr))
+    unasked = [item for item in items if any(map(item.get_closest_marker, left_out))]
+    config.hook.pytest_deselected(items=unasked)
+    items[:] = [item for item in items if item not in unasked]

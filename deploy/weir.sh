@@ -1,0 +1,20 @@
+#!/bin/sh
+# The `weir` command in an image, which has the verbs of its own service alone.
+set -eu
+case "${1:-}" in
+  up | down | compose)
+    echo "weir: \`weir $1\` is for the machine that the stack runs on; in a container there is nothing to start or stop" >&2
+    exit 2
+    ;;
+  plan) owner=learner module=services.learner.plan ;;
+  grade) owner=grader module=services.grader.offline ;;
+  data) owner=grader module=services.grader.data ;;
+  *) owner=gateway module=services.gateway.cli ;;
+esac
+if [ "$SERVICE" != "$owner" ]; then
+  [ "$owner" = gateway ] && how=exec || how='run --rm'  # a command of the gateway's talks to it
+  echo "weir: \`weir${1:+ $1}\` is in the $owner's image: docker compose $how $owner weir${*:+ $*}" >&2
+  exit 2
+fi
+[ "$owner" = gateway ] || shift
+exec python3 -m "$module" "$@"

@@ -1,0 +1,191 @@
+"""The images, built as they are, and one stack of the compose file that they run in."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+import pytest
+import yaml
+from protocol.recipe import load_recipe
+
+from tests.containers.engines import ROOT, Engine, engine
+
+SERVICES = ("gateway", "grader", "rollout", "learner")
+PROJECT = "weir-test"
+SAID: list[str] = []
+ENDED = {"succeeded", "failed", "cancelled"}
+Json = dict[str, Any]
+
+
+@dataclass
+class Stack:
+    """A compose project and its front door."""
+
+    engine: Engine
+    files: tuple[str, ...]
+    services: tuple[str, ...]  # those that can run here
+    sdk: openai.OpenAI
+
+    def compose(self, *arguments: str) -> str:
+        files = [word for file in self.files for word in ("--file", file)]
+        return self.engine.run(*self.engine.compose, *files, "-p", PROJECT, *arguments)
+
+    def up(self) -> None:
+        self.compose("up", "--detach", "--no-build", *self.services)
+        self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        wait_for(lambda: self.sdk.fine_tuning.jobs.list(limit=1) is not None, 120, "the gateway")
+
+    def execute(self, service: str, *command: str) -> str:
+        return self.engine("exec", container(service), *command)
+
+    def first_process(self, service: str) -> int:
+        """Its number on the host; 0 while there is none."""
+        return int(self.engine("inspect", "--format", "{{.State.Pid}}", container(service)))
+
+    def kill(self, service: str) -> None:
+        """Kill a container's first process, and so all of them, and wait until it has another."""
+        victim = self.first_process(service)
+        assert victim, f"{service} does not run"  # 0 would be this very process and its kin
+        os.kill(victim, signal.SIGKILL)
+        wait_for(
+            lambda: self.first_process(service) not in {0, victim}, 60, f"{service} to start again"
+        )
+
+    def submit(self, steps: int) -> str:
+        """A small job on the demo's model and tasks."""
+        recipe = load_recipe(ROOT / "recipes/demo.toml").model_dump(mode="json")
+        del recipe["tasks"]
+        model = recipe["model"].pop("path")
+        recipe["training"] |= {"steps": steps, "groups_per_step": 8, "checkpoint_every": 5}
+        recipe["evaluation"] |= {"tasks": 32}
+        files = {
+            name: self.sdk.files.create(
+                file=ROOT / f"examples/arithmetic/{name}.jsonl", purpose="fine-tune"
+            ).id
+            for name in ("train", "held_out")
+        }
+        return self.sdk.fine_tuning.jobs.create(
+            model=model,
+            training_file=files["train"],
+            validation_file=files["held_out"],
+            extra_body={"recipe": recipe},
+        ).id
+
+    def job(self, job_id: str) -> Json:
+        return self.sdk.fine_tuning.jobs.retrieve(job_id).model_dump()
+
+    def wait_for_step(self, job_id: str, step: int) -> None:
+        def reached() -> bool:
+            job = self.job(job_id)
+            assert job["status"] not in ENDED, job
+            return job["weir"]["step"] >= step
+
+        wait_for(reached, 240, f"step {step}")
+
+    def wait_for_end(self, job_id: str) -> Json:
+        wait_for(lambda: self.job(job_id)["status"] in ENDED, 400, f"the end of {job_id}")
+        return self.job(job_id)
+
+
+def container(service: str) -> str:
+    return f"{PROJECT}-{service}-1"
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Wait, also through the time when the gateway is not there."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            if condition():
+                return
+        except (openai.APIConnectionError, openai.InternalServerError):
+            pass
+        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
+        time.sleep(0.5)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def running_engine() -> Engine:
+    """An engine that has the images: the four services', and those of other people."""
+    found = engine()
+    base = re.findall(r"^ARG BASE=(.+)$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
+    found.prepare("python", base[0])
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    for name, service in compose.items():
+        if "build" not in service and name not in found.cannot_make:
+            found.prepare(name, service["image"])
+    started = time.monotonic()
+    found.build(*tagged("gateway"))
+    with ThreadPoolExecutor(2) as pool:  # what two images share is there before both are built
+        for pair in (
+            [tagged("grader"), ["learner", "--target", "engine"]],
+            [tagged("rollout"), tagged("learner")],
+        ):
+            list(pool.map(lambda job: found.build(*job), pair))
+    SAID.append(f"built the images in {time.monotonic() - started:.0f} s")
+    for name, why in found.cannot_make.items():
+        SAID.append(f"not run here: {name}, because {why}")
+    SAID.append("not built here: the images for GPUs, whose base is in a registry")
+    if found.program == "podman":
+        SAID.append("not shown here: limits, and that the engine asks for health by itself")
+    return found
+
+
+@pytest.fixture(scope="session")
+def stack(running_engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("compose")
+    port, key = free_port(), secrets.token_hex(16)
+    of_test = {name: secrets.token_hex(16) for name in ("redis_password", "grafana_password")}
+    for name, text in (of_test | {"api_keys": key}).items():
+        (folder / name).write_text(text)
+    named = {name: {"file": str(folder / name)} for name in (*of_test, "api_keys")}
+    own = f"secrets: {json.dumps(named)}\n{running_engine.override}\n"
+    (folder / "override.yml").write_text(own)
+    folder.chmod(0o755)
+    running_engine.environment |= {"WEIR_GATEWAY_PORT": f"127.0.0.1:{port}"}
+    sdk = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0)
+    described = Stack(running_engine, ("docker-compose.yml", str(folder / "override.yml")), (), sdk)
+    known = described.compose("config", "--services").split()
+    described.services = tuple(name for name in known if name not in running_engine.cannot_make)
+    with running_engine.serving():
+        try:
+            described.up()
+            yield described
+        finally:
+            (folder / "containers.log").write_text(described.compose("logs", "--no-color"))
+            described.compose("down", "--volumes", "--timeout", "5")
+
+
+@pytest.fixture(scope="session")
+def trained(stack: Stack) -> Json:
+    """A job that has run to its end."""
+    return stack.wait_for_end(stack.submit(steps=10))
+
+
+def tagged(service: str) -> list[str]:
+    return [service, "--tag", f"weir/{service}"]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What the tests took, and what they could not show."""
+    for line in SAID:
+        terminalreporter.write_line(line)

@@ -1,0 +1,161 @@
+"""The images and the compose file as they are: a job learns, containers die, the stack comes back.
+
+Not part of `make test`: ``make test-containers``, or ``pytest -m containers``. It needs root, and a
+docker engine or a Debian on which prepare.sh can make up for one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.containers.conftest import SERVICES, Json, Stack, container, wait_for
+from tests.containers.engines import Engine
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
+
+
+def is_sound(job: Json) -> bool:
+    """Whether it learned, and every prompt is accounted for."""
+    result = job["weir"]["result"]
+    groups = result["groups"]
+    closed = groups["asked"] == groups["trained"] + sum(groups["dropped"].values())
+    return job["status"] == "succeeded" and closed and result["trained_tokens"] > 0
+
+
+def test_a_job_learns(trained: Json) -> None:
+    assert is_sound(trained), trained
+    groups = trained["weir"]["result"]["groups"]
+    assert groups["trained"] == groups["asked"] > 0
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_container_may_do_little(stack: Stack, service: str) -> None:
+    status = stack.execute(service, "cat", "/proc/1/status")
+    facts = dict(line.split(":", 1) for line in status.splitlines())
+    assert facts["Uid"].split() == ["10001"] * 4
+    assert int(facts["CapEff"], 16) == int(facts["CapBnd"], 16) == 0
+    assert facts["NoNewPrivs"].strip() == "1"
+    mounts = [line.split() for line in stack.execute(service, "cat", "/proc/mounts").splitlines()]
+    (root,) = (options for _, place, _, options, *_ in mounts if place == "/")
+    assert "ro" in root.split(",")
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_image_holds_its_service_and_what_that_may_import(stack: Stack, service: str) -> None:
+    there = set(stack.execute(service, "ls", "/app/services").split())
+    assert there == {"__init__.py", "chassis", service}
+    packages = ("torch", "vllm", "deepspeed", "fastapi", "math_verify")
+    look = f"import importlib.util as u; print(*(n for n in {packages} if u.find_spec(n)))"
+    heavy = set(stack.execute(service, "python3", "-c", look).split())
+    assert (
+        heavy
+        == {
+            "gateway": {"fastapi"},
+            "grader": {"math_verify"},
+            "rollout": {"torch", "vllm", "fastapi"},
+            "learner": {"torch", "deepspeed"},
+        }[service]
+    )
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_the_health_check_of_an_image_works(stack: Stack, service: str) -> None:
+    wait_for(lambda: stack.engine.is_healthy(container(service)), 90, f"{service} to be healthy")
+
+
+def test_prometheus_reaches_every_service(stack: Stack, trained: Json) -> None:
+    def reached() -> bool:
+        answer = stack.execute(
+            "prometheus",
+            "promtool",
+            "query",
+            "instant",
+            "-o",
+            "json",
+            "http://127.0.0.1:9090",
+            'up{job=~"weir|redis"} == 1',
+        )
+        metrics = [series["metric"] for series in json.loads(answer)]
+        return {m.get("service", m["job"]) for m in metrics} == {*SERVICES, "redis"}
+
+    wait_for(reached, 90, "every target to be up")
+
+
+@pytest.mark.parametrize(
+    ("service", "words", "status", "said"),
+    [
+        ("learner", "plan /workspace/recipes/demo.toml", 0, "rollout"),
+        ("grader", "grade --help", 0, "usage"),
+        ("grader", "data --help", 0, "usage"),
+        ("gateway", "--help", 0, "Train a model to reason"),
+        ("gateway", "plan x.toml", 2, "docker compose run --rm learner weir plan x.toml"),
+        ("learner", "jobs", 2, "docker compose exec gateway weir jobs"),
+        ("gateway", "up", 2, "for the machine that the stack runs on"),
+    ],
+)
+def test_weir_runs_a_verb_where_its_service_is(
+    stack: Stack, service: str, words: str, status: int, said: str
+) -> None:
+    command = ["exec", container(service), "weir", *words.split()]
+    done = subprocess.run(
+        [stack.engine.program, *command],
+        env=stack.engine.environment,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, said in done.stdout + done.stderr) == (status, True), done
+
+
+def test_an_image_has_a_list_of_its_packages(running_engine: Engine, tmp_path: Path) -> None:
+    running_engine.build("grader", "--target", "sbom", "--output", str(tmp_path))
+    listed = json.loads((tmp_path / "grader.cdx.json").read_text())
+    assert listed["bomFormat"] == "CycloneDX"
+    names = {component["name"].lower() for component in listed["components"]}
+    assert "math-verify" in names
+    assert not names & {"torch", "cyclonedx-bom"}
+
+
+def test_every_container_may_die(stack: Stack, trained: Json) -> None:
+    job = stack.submit(steps=60)
+    stack.wait_for_step(job, 1)
+    for service in sorted(stack.services):
+        step = stack.job(job)["weir"]["step"]
+        stack.kill(service)
+        stack.wait_for_step(job, step + 2)
+    assert is_sound(stack.wait_for_end(job))
+
+
+def test_a_stopped_stack_keeps_its_jobs_and_models(stack: Stack, trained: Json) -> None:
+    jobs = {job.id for job in stack.sdk.fine_tuning.jobs.list()}
+    stack.compose("stop", "--timeout", "10")
+    stack.compose("start", *stack.services)
+    stack.wait_until_ready()
+    assert {job.id for job in stack.sdk.fine_tuning.jobs.list()} == jobs
+    model = stack.job(trained["id"])["fine_tuned_model"]
+    assert "model.safetensors" in stack.execute("learner", "ls", model)
+
+
+def test_a_trained_model_can_be_fetched(stack: Stack, trained: Json, tmp_path: Path) -> None:
+    where = {
+        "WEIR_URL": str(stack.sdk.base_url).removesuffix("/v1/"),
+        "WEIR_API_KEY": stack.sdk.api_key,
+    }
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "services.gateway.cli",
+            "fetch",
+            trained["id"],
+            str(tmp_path / "model"),
+        ],
+        env={**os.environ, **where},
+        check=True,
+    )
+    assert (tmp_path / "model/model.safetensors").stat().st_size > 1_000_000
