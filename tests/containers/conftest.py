@@ -124,7 +124,7 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def running_engine() -> Engine:
+def running_engine() -> Iterator[Engine]:
     """An engine that has the images: the four services', and those of other people."""
     found = engine()
     base = re.findall(r"^ARG BASE=(.+)$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
@@ -147,7 +147,8 @@ def running_engine() -> Engine:
     SAID.append("not built here: the images for GPUs, whose base is in a registry")
     if found.program == "podman":
         SAID.append("not shown here: limits, and that the engine asks for health by itself")
-    return found
+    yield found
+    found.tidy()
 
 
 @pytest.fixture(scope="session")

@@ -49,6 +49,9 @@ class Engine:
         own = ("--build-arg", f"SERVICE={service}")
         self("build", "--file", "deploy/Dockerfile", *own, *arguments, ".")
 
+    def tidy(self) -> None:
+        """Take away what a build leaves mounted; docker leaves nothing."""
+
     @contextmanager
     def serving(self) -> Iterator[None]:
         """While the body runs, compose can reach the engine."""
@@ -92,6 +95,10 @@ class Podman(Engine):
     def build(self, service: str, *arguments: str) -> None:
         """Build a target with buildah."""
         self.run(str(HERE / "build.sh"), service, *arguments)
+
+    def tidy(self) -> None:
+        """Remove the containers that buildah worked in; its layers stay."""
+        self.run("buildah", "rm", "--all")
 
     @contextmanager
     def serving(self) -> Iterator[None]:
