@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from services.chassis.deployment import Deployment, DeploymentError
@@ -39,6 +40,8 @@ def main() -> None:
     if int(os.environ.get("RANK", "0")) == 0:
         run_service("learner", lead)
     else:
+        # On a stop rank 0 saves a checkpoint, for which it needs the others, and lets them go.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         Rank().follow()
 
 

@@ -1,0 +1,25 @@
+"""A learner of two ranks, which stop together."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.stack.conftest import of_home, start
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
+
+
+def test_a_stop_in_good_order_saves_a_checkpoint_of_all_ranks(tmp_path: Path) -> None:
+    stack = start(tmp_path, WEIR_LEARNER_RANKS="2")
+    try:
+        stack.wait_until_up()
+        job_id = stack.submit(training={"steps": 5000, "checkpoint_every": 5000})
+        stack.wait_for_step(job_id, 2)
+    finally:
+        stack.supervisor.send_signal(signal.SIGTERM)
+        assert stack.supervisor.wait(60) == 0
+    assert list((stack.home / "data/jobs" / job_id / "checkpoints").glob("step-*"))
+    assert not of_home(stack.home)
