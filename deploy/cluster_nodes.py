@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from deploy.launches import Launch
+from deploy.launches import Launch, model_roots
 from deploy.placement import (
     Placement,
     PlacementError,
@@ -14,6 +14,38 @@ from deploy.placement import (
     on_cpus,
     parse,
 )
+
+_FORWARDED = ("WEIR_", "DS_", "GLOO_", "HF_", "NCCL_", "OMP_", "VLLM_")  # variables of the driver
+
+
+def is_of_team(launch: Launch, placement: Placement) -> bool:
+    """Whether it is one of the launchers of a learner on several nodes."""
+    return launch.role == "learner" and len(placement.learner) > 1
+
+
+def followers_of(placement: Placement) -> set[str]:
+    """Of a learner on several nodes all launchers but the first, the only one that serves."""
+    return {f"learner-{node}" for node in range(1, len(placement.learner))}
+
+
+def shared_variables(
+    environment: Mapping[str, str], keys: str, placement: Placement
+) -> dict[str, str]:
+    """What every process gets, wherever it runs: what the driver has, and its API keys."""
+    forwarded = {
+        name: text
+        for name, text in environment.items()
+        if name.startswith(_FORWARDED) and name != "WEIR_API_KEYS_FILE"
+    }
+    return {
+        "WEIR_HOST": "0.0.0.0",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        **forwarded,
+        "WEIR_MODEL_ROOTS": model_roots(environment),
+        "WEIR_API_KEYS": keys,
+        "WEIR_GPUS": str(placement) if placement.uses_gpus else "",
+    }
 
 
 def bundle_of(launch: Launch) -> dict[str, float]:
@@ -42,8 +74,8 @@ def choose_on(nodes: Sequence[Mapping[str, Any]], environment: Mapping[str, str]
     line = environment.get("WEIR_GPUS", "")
     if not line:
         gpus = {names_of(node)[-1]: _gpus(node) for node in alive}
-        if sum(gpus.values()) > 1:
-            return divide_nodes(gpus)
+        if any(gpus.values()):
+            return _divided(gpus)
         ranks, rollouts = "WEIR_LEARNER_RANKS", "WEIR_ROLLOUTS"
         return on_cpus(number_of(environment, ranks), number_of(environment, rollouts))
     by_any_name = {name: _gpus(node) for node in alive for name in names_of(node)}
@@ -51,6 +83,12 @@ def choose_on(nodes: Sequence[Mapping[str, Any]], environment: Mapping[str, str]
     if any(seat.share is not None for seat in placement.seats):
         raise PlacementError(f"WEIR_GPUS={line!r}: on a cluster no GPU can be shared")
     return placement
+
+
+def _divided(gpus: Mapping[str, int]) -> Placement:
+    if sum(gpus.values()) == 1:
+        raise PlacementError("the cluster has one GPU, and on a cluster no GPU can be shared")
+    return divide_nodes(gpus)
 
 
 def names_of(node: Mapping[str, Any]) -> list[str]:

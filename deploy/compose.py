@@ -93,7 +93,8 @@ def _asked_for(arguments: Sequence[str], environment: Mapping[str, str]) -> tupl
     line = environment.get("WEIR_GPUS")
     if arguments or not line:
         raise PlacementError(_USAGE)
-    return parse(line), f"WEIR_GPUS='{line}' weir compose"
+    placement = parse(line)
+    return placement, f"WEIR_GPUS='{placement}' weir compose"
 
 
 def _learner(placement: Placement) -> dict[str, Any]:

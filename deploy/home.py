@@ -1,7 +1,7 @@
 """The folder of a stack, WEIR_HOME: who lives there, and what the ``weir`` command finds there.
 
-Every process of a stack holds the same lock on the folder, by inheritance, so a stack is gone when
-the lock is free, however its processes ended.
+Every process that a stack's supervisor starts holds the same lock on the folder, by inheritance, so
+a stack is gone when the lock is free, however its processes ended.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from deploy.processes import STOP_TIMEOUT_S, StackError, say
+
+_LEAVE_TIMEOUT_S = 3 * STOP_TIMEOUT_S  # torchrun alone takes 30 s to give up its ranks
 
 
 class Home:
@@ -37,9 +39,8 @@ class Home:
         Raises:
             StackError: if a stack runs here, or what is left of one does not leave.
         """
-        for folder in ("logs", "valkey", "data"):
-            (self.path / folder).mkdir(parents=True, exist_ok=True)
-        deadline = time.monotonic() + STOP_TIMEOUT_S
+        (self.path / "logs").mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + _LEAVE_TIMEOUT_S
         while not self._try_to_lock():
             if (process_id := self._supervisor()) is not None:
                 raise StackError(
@@ -47,32 +48,35 @@ class Home:
                     "or set WEIR_HOME to another folder"
                 )
             if time.monotonic() > deadline:
-                raise StackError(f"processes of an earlier stack hold {self._lock_path}; end them")
+                raise StackError(self._who_holds_the_lock())
             time.sleep(0.1)
         self._pid_path.touch()
-        self._mine = _lock(self._pid_path)  # closed in children: held by this process alone
+        # Closed in children: held by this process alone, and by whoever looks, for a moment.
+        while _lock(self._pid_path) < 0:
+            time.sleep(0.01)
+        self.forget()  # what a killed stack has left
         self._pid_path.write_text(str(os.getpid()), encoding="utf-8")
 
     def vacate(self) -> bool:
         """Tell the stack that runs here to stop, and wait until all of it has; False if none."""
         if not self._lock_path.exists() or self._try_to_lock():
             return False
-        if (process_id := self._supervisor()) is not None:
-            os.kill(process_id, signal.SIGTERM)
-        deadline = time.monotonic() + 3 * STOP_TIMEOUT_S
+        told: int | None = None
+        deadline = time.monotonic() + _LEAVE_TIMEOUT_S
         while not self._try_to_lock():
+            process_id = self._supervisor()
+            if process_id is not None and process_id != told:
+                os.kill(process_id, signal.SIGTERM)
+                told = process_id
             if time.monotonic() > deadline:
-                raise StackError(f"what holds {self._lock_path} does not stop; end it by hand")
+                raise StackError(self._who_holds_the_lock())
             time.sleep(0.1)
         return True
 
     def tell(self, facts: Mapping[str, Any]) -> None:
         """Write stack.json, by which the ``weir`` command finds the gateway."""
         path = self.path / "stack.json"
-        unfinished = path.with_suffix(".unfinished")
-        unfinished.touch(mode=0o600)
-        unfinished.write_text(json.dumps({**facts, "pid": os.getpid()}, indent=1), encoding="utf-8")
-        unfinished.replace(path)
+        _write(path, json.dumps({**facts, "pid": os.getpid()}, indent=1))
         say(f"Weir is up at {facts['url']} (key in {path}); logs in {self.path / 'logs'}")
 
     def forget(self) -> None:
@@ -80,14 +84,26 @@ class Home:
         (self.path / "stack.json").unlink(missing_ok=True)
 
     def api_key(self, environment: Mapping[str, str]) -> str:
-        """WEIR_API_KEYS, else a key that is made once."""
-        if key := environment.get("WEIR_API_KEYS"):
-            return key
+        """WEIR_API_KEYS, or the file of WEIR_API_KEYS_FILE, else a key that is made once."""
+        if keys := environment.get("WEIR_API_KEYS"):
+            return keys
+        if file := environment.get("WEIR_API_KEYS_FILE"):
+            return Path(file).read_text(encoding="utf-8").strip()
         path = self.path / "api_key"
         if not path.exists():
-            path.touch(mode=0o600)
-            path.write_text(f"weir-{secrets.token_urlsafe(24)}", encoding="utf-8")
+            _write(path, f"weir-{secrets.token_urlsafe(24)}")
         return path.read_text(encoding="utf-8")
+
+    def _who_holds_the_lock(self) -> str:
+        holders = {
+            entry.parts[2]
+            for entry in Path("/proc").glob("[0-9]*/fd/*")
+            if os.path.realpath(entry) == str(self._lock_path.resolve())
+        }
+        return (
+            f"processes of a stack hold {self._lock_path} and do not leave; end them: "
+            f"{' '.join(sorted(holders, key=int))}"
+        )
 
     @property
     def _lock_path(self) -> Path:
@@ -110,6 +126,19 @@ class Home:
             return None
         text = self._pid_path.read_text(encoding="utf-8")
         return int(text) if text.isdecimal() else None
+
+
+def first_key(keys: str) -> str:
+    """One of the keys that commas separate."""
+    return next(filter(None, map(str.strip, keys.split(","))), "")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that nobody else may read, whole or not at all."""
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.touch(mode=0o600)
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
 
 
 def _lock(path: Path) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from deploy.home import Home
+from deploy.home import Home, first_key
 from deploy.launches import Launch, judge_launch, launches, model_roots, port_of, python_path
 from deploy.placement import Choice, PlacementError, choose
 from deploy.processes import STOP_TIMEOUT_S, Process, StackError, free_ports, say, stop_all
@@ -31,7 +31,7 @@ _LOG_TAIL = 2000  # characters
 _VALKEY_CONFIG = """
 bind 127.0.0.1
 port {port}
-dir {folder}
+dir "{folder}"
 requirepass {password}
 appendonly yes
 appendfsync always
@@ -74,9 +74,9 @@ class Stack:
             while not self.stopping:
                 self._revive(self.processes)
         finally:
-            self.home.forget()
             stop_all(self.services, STOP_TIMEOUT_S)
             stop_all([self.valkey], STOP_TIMEOUT_S)
+            self.home.forget()
             say("Weir is down")
 
     def _start(self, processes: Sequence[Process]) -> None:
@@ -124,6 +124,7 @@ def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -
     redis_url = f"redis://:{password}@127.0.0.1:{redis_port}/0"
     shared = {
         "WEIR_REDIS_URL": redis_url,
+        "WEIR_REDIS_PASSWORD": "",  # it is in the URL
         "WEIR_DATA_DIR": str(home.path / "data"),
         "WEIR_MODEL_ROOTS": model_roots(environment),
         "WEIR_API_KEYS": keys,
@@ -149,7 +150,7 @@ def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -
     return Stack(
         home=home,
         url=f"http://127.0.0.1:{front.port}",
-        api_key=keys.split(",")[0],
+        api_key=first_key(keys),
         redis_url=redis_url,
         valkey=_configured(valkey, home.path / "valkey", password, environment),
         services=[front, *judge, *map(process, others)],
@@ -163,11 +164,12 @@ def _configured(
     valkey: Process, folder: Path, password: str, environment: Mapping[str, str]
 ) -> Process:
     """Its configuration goes through its standard input, so that no password is on a disk."""
+    folder.mkdir(exist_ok=True)
     config = _VALKEY_CONFIG.format(
         port=valkey.port,
-        folder=folder,
+        folder=str(folder).replace("\\", r"\\").replace('"', r"\""),
         password=password,
-        maxmemory=environment.get("WEIR_REDIS_MAXMEMORY", "1gb"),
+        maxmemory=environment.get("WEIR_REDIS_MAXMEMORY") or "1gb",
     )
     launch = replace(valkey.launch, command=(_valkey_binary(), "-"))
     return replace(valkey, launch=launch, standard_input=config.encode())
@@ -194,6 +196,9 @@ def main(arguments: Sequence[str]) -> int:
         describe_stack(home, os.environ, choice).up()
     except (StackError, PlacementError) as error:
         say(str(error))
+        return 1
+    except OSError as error:
+        say(f"WEIR_HOME={home.path}: {error.strerror}: {error.filename or ''}")
         return 1
     return 0
 

@@ -26,6 +26,7 @@ _EXAMPLE = "WEIR_GPUS='learner=0-3 rollout=4,5 rollout=6,7'"
 _SHARED_ENGINE = 0.4  # of a single GPU, in the absence of a line; the learner has the rest
 _CPU_COUNTS = ("WEIR_LEARNER_RANKS", "WEIR_ROLLOUTS")
 MOST_OF_A_GPU = 0.9  # what the processes of a GPU may take together; the rest is CUDA's own
+_LEAST_OF_A_LEARNER = 0.1
 THIS_MACHINE = ""
 
 
@@ -195,20 +196,26 @@ def choose(environment: Mapping[str, str], device_files: Iterable[str]) -> Choic
 def visible_gpus(environment: Mapping[str, str], device_files: Iterable[str]) -> tuple[str, ...]:
     """How CUDA names the GPUs that it shows, in order: what CUDA_VISIBLE_DEVICES lists, else all.
 
+    Raises:
+        PlacementError: if it lists one twice.
+
     >>> visible_gpus({}, ["nvidia0", "nvidia1", "nvidiactl"])
     ('0', '1')
     >>> visible_gpus({"CUDA_VISIBLE_DEVICES": "3,1"}, [])
     ('3', '1')
     """
     listed = environment.get("CUDA_VISIBLE_DEVICES")
-    if listed is not None:
-        names = [name.strip() for name in listed.split(",")]
-        end = next((i for i, name in enumerate(names) if name in {"", "-1"}), len(names))
-        return tuple(names[:end])  # as CUDA does: nothing after a name that is none
-    numbers = sorted(
-        int(match[1]) for name in device_files if (match := re.fullmatch(r"nvidia(\d+)", name))
-    )
-    return tuple(str(number) for number in range(len(numbers)))
+    if listed is None:
+        number = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in device_files)
+        return tuple(str(index) for index in range(number))
+    names: list[str] = []
+    for name in map(str.strip, listed.split(",")):
+        if not re.fullmatch(r"\d+|(GPU|MIG)-\S+", name):
+            break  # as CUDA does: it shows nothing from a name on that is none
+        if name in names:
+            raise PlacementError(f"CUDA_VISIBLE_DEVICES={listed!r} lists {name} twice")
+        names.append(name)
+    return tuple(names)
 
 
 def number_of(environment: Mapping[str, str], name: str) -> int:
@@ -336,8 +343,12 @@ def _shared_wrongly(seats: Sequence[Seat]) -> Iterator[str]:
             yield f"GPU {gpu} is idle and given away: {names}"
         elif any(seat.role in ENGINES and seat.share is None for seat in there):
             yield f"GPU {gpu} is given twice: {names}; to share it write rollout={gpu}@0.4"
-        elif sum(seat.share or 0.0 for seat in there) > MOST_OF_A_GPU:
-            yield f"GPU {gpu}: the shares of {names} exceed {MOST_OF_A_GPU} of it"
+        else:
+            most = MOST_OF_A_GPU
+            if any(seat.role == "learner" for seat in there):
+                most -= _LEAST_OF_A_LEARNER
+            if sum(seat.share or 0.0 for seat in there) > most:
+                yield f"GPU {gpu}: the shares of {names} exceed {most:g} of it"
 
 
 def _beyond(seats: Sequence[Seat], available: Mapping[str, int]) -> Iterator[str]:

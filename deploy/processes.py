@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -11,7 +12,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -19,10 +21,13 @@ from typing import IO
 from deploy.launches import Launch
 
 STOP_TIMEOUT_S = 20.0
+_SERVICE_PORTS = range(20_000, 32_768)
 _FIRST_RESTART_PAUSE_S = 0.5
 _LONGEST_RESTART_PAUSE_S = 10.0
+_SHORT_S = 1.0  # a process that ends well sooner has nothing to do, and waits before it looks again
 _STEADY_S = 20.0  # a process that lived this long may restart at once
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)  # loaded here: a child that was only forked must not load a library
 
 
 class StackError(RuntimeError):
@@ -43,7 +48,7 @@ class Process:
     standard_input: bytes = b""
     held: tuple[int, ...] = ()
     running: subprocess.Popen[bytes] | None = None
-    has_started: bool = False  # once, at any time
+    has_started: bool = False  # since it was last begun
     failures: int = 0  # in a row, each before it had started
     started_at: float = 0.0
     restart_at: float = 0.0
@@ -61,11 +66,12 @@ class Process:
 
     def start(self) -> None:
         """Start it, in a session of its own."""
+        self.has_started = False
         log = self.log_path.open("ab") if self.log_path else None
         try:
             self.running = subprocess.Popen(
                 self.launch.command_at(self.port),
-                env={**os.environ, **self.launch.environment_at(self.port)},
+                env=environment_for(self.launch.environment_at(self.port)),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT if log else None,
@@ -86,17 +92,24 @@ class Process:
             self._signal_group(signal.SIGKILL)
             say(f"{self.name} ended with status {status}; starting it again")
             self.failures += 0 if self.has_started or status == 0 else 1
-            steady = now - self.started_at > _STEADY_S or status == 0
+            lived_s = now - self.started_at
+            steady = lived_s > (_STEADY_S if status else _SHORT_S)
             self.restart_pause_s = _FIRST_RESTART_PAUSE_S if steady else self._longer_pause()
-            self.restart_at = now + (0.0 if status == 0 else self.restart_pause_s)
+            self.restart_at = now + (0.0 if steady and status == 0 else self.restart_pause_s)
             self.running = None
         if self.running is None and now >= self.restart_at:
-            self.start()
+            try:
+                self.start()
+            except OSError as error:  # a full disk, no more processes: the next look tries again
+                self.restart_at = now + self._longer_pause()
+                say(f"{self.name} cannot be started now: {error}")
 
     def look(self) -> bool:
         """Ask whether it has started, unless it is known to; a process that has says so itself."""
         if not self.has_started and self.running is not None:
-            self.has_started = self._says_so()
+            self.has_started = self._says_so() and not self.has_ended
+        if self.has_started:
+            self.failures = 0
         return self.has_started
 
     def ask_to_leave(self) -> None:
@@ -150,20 +163,28 @@ def stop_all(processes: Iterable[Process], timeout_s: float) -> None:
 
 
 def free_ports() -> Iterator[int]:
-    """Ports of this machine that nobody uses, none of them twice."""
-    given: set[int] = set()
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = probe.getsockname()[1]
-        if port not in given:
-            given.add(port)
+    """Ports of this machine that nobody uses, none of them twice.
+
+    They are below those that the kernel gives to outgoing connections, so that a process finds its
+    port free when it is started again.
+    """
+    candidates = list(_SERVICE_PORTS)
+    random.shuffle(candidates)
+    for port in candidates:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
             yield port
 
 
 def say(text: str) -> None:
     """Tell the person who started the stack."""
     print(f"weir: {text}", file=sys.stderr, flush=True)
+
+
+def environment_for(own: Mapping[str, str]) -> dict[str, str]:
+    """What is inherited, and what is its own; a file that would say the same is left out."""
+    inherited = {k: v for k, v in os.environ.items() if k.removesuffix("_FILE") not in own}
+    return {**inherited, **own}
 
 
 def _write_and_close(pipe: IO[bytes] | None, content: bytes) -> None:
@@ -174,4 +195,4 @@ def _write_and_close(pipe: IO[bytes] | None, content: bytes) -> None:
 
 def _die_with_supervisor() -> None:
     """Runs in the child before its program: if the supervisor is killed, it is told to leave."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -24,20 +24,26 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.metrics import Gauge
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from deploy.cluster_nodes import bundle_of, choose_on, in_words
-from deploy.home import Home
+from deploy.cluster_nodes import (
+    bundle_of,
+    choose_on,
+    followers_of,
+    in_words,
+    is_of_team,
+    shared_variables,
+)
+from deploy.home import Home, first_key
 from deploy.launches import (
     Launch,
     Rendezvous,
     judge_launch,
     launches,
     learner_command,
-    model_roots,
     python_path,
 )
 from deploy.placement import Placement, PlacementError, visible_gpus
@@ -46,8 +52,8 @@ from deploy.processes import STOP_TIMEOUT_S, Process, StackError, free_ports, sa
 PLACING_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 300.0
 _LOOK_S = 0.5
+_TEAM_STOP_S = 3.0  # the others of a broken team have nothing left to save
 _CALL_TIMEOUT_S = 5.0
-_FORWARDED = ("WEIR_", "DS_", "GLOO_", "HF_", "NCCL_", "OMP_", "VLLM_")  # variables of the driver
 _STRATEGIES = {"learner": "PACK"}  # the others: SPREAD
 
 
@@ -175,8 +181,11 @@ class Actor:
         """The answer of the actor; None if it cannot be reached, as while its node is down."""
         try:
             return ray.get(getattr(self.handle, method).remote(*arguments), timeout=timeout_s)
+        except RayTaskError as error:  # it was reached, and could not do it
+            say(f"{self.launch.name}: {error.cause}")
         except (GetTimeoutError, RayError):
-            return None
+            pass
+        return None
 
 
 def look_at(actors: Sequence[Actor]) -> None:
@@ -201,8 +210,10 @@ class Team:
         if all(member.status and member.status.running for member in self.members):
             return
         reached = [member for member in self.members if member.status is not None]
+        missing = [m.launch.name for m in self.members if not (m.status and m.status.running)]
+        say(f"{', '.join(missing)} must begin; the learner's other launchers end")
         for member in reached:
-            member.ask("end", 0.0)
+            member.ask("end", _TEAM_STOP_S, timeout_s=_TEAM_STOP_S + _CALL_TIMEOUT_S)
         place = self.members[0].ask("meeting_place")
         if place is None or len(reached) < len(self.members):
             return
@@ -235,7 +246,7 @@ class Cluster:
         try:
             self._place()
             team = Team(
-                [actor for actor in self.actors if _is_of_team(actor.launch, self.placement)]
+                [actor for actor in self.actors if is_of_team(actor.launch, self.placement)]
             )
             deadline = time.monotonic() + START_TIMEOUT_S
             told = False
@@ -250,7 +261,7 @@ class Cluster:
 
     def _place(self) -> None:
         environment = self.environment
-        shared = _shared(environment, self.home, self.placement)
+        shared = shared_variables(environment, self.home.api_key(environment), self.placement)
         if self.placement.judge is not None:
             (judge,) = self._place_role("judge", [judge_launch(self.placement.judge, environment)])
             look_at([judge])
@@ -273,15 +284,17 @@ class Cluster:
             bundle_label_selector=[here] if role == "gateway" else [{} for _ in bundles],
         )
         self._groups.append(group)
-        try:
-            ray.get(group.ready(), timeout=PLACING_TIMEOUT_S)
-        except GetTimeoutError as error:
-            raise StackError(
-                f"the cluster has no place for the {role}: it needs {in_words(bundles)}, and "
-                f"{in_words([ray.available_resources()])} are free"
-            ) from error
+        deadline = time.monotonic() + PLACING_TIMEOUT_S
+        while not group.wait(timeout_seconds=1):
+            if self.stopping:
+                raise StackError("stopped while it was placed")
+            if time.monotonic() > deadline:
+                raise StackError(
+                    f"the cluster has no place for the {role}: it needs {in_words(bundles)}, and "
+                    f"{in_words([ray.available_resources()])} are free"
+                )
         placed = [
-            Actor(launch, _actor(launch, group, index, team=_is_of_team(launch, self.placement)))
+            Actor(launch, _actor(launch, group, index, team=is_of_team(launch, self.placement)))
             for index, launch in enumerate(of_role)
         ]
         self.actors += placed
@@ -309,7 +322,7 @@ class Cluster:
     def _tell_when_started(self, deadline: float) -> bool:
         late = [a.launch.name for a in self.actors if a.launch.is_awaited and not a.has_started]
         # Of a learner on several nodes only the first serves.
-        late = [name for name in late if name not in _followers(self.placement)]
+        late = [name for name in late if name not in followers_of(self.placement)]
         if late and time.monotonic() > deadline:
             raise StackError(f"{', '.join(late)} did not start; see their logs in the dashboard")
         if late:
@@ -319,7 +332,7 @@ class Cluster:
         self.home.tell(
             {
                 "url": urls["gateway"],
-                "api_key": self.home.api_key(self.environment).split(",")[0],
+                "api_key": first_key(self.home.api_key(self.environment)),
                 "metrics": {name: f"{url}/metrics" for name, url in urls.items()},
                 "redis_url": self.environment["WEIR_REDIS_URL"],
             }
@@ -349,30 +362,9 @@ def _actor(launch: Launch, group: PlacementGroup, index: int, *, team: bool) -> 
     return ray.remote(Host).options(**options).remote(launch, team=team)
 
 
-def _is_of_team(launch: Launch, placement: Placement) -> bool:
-    return launch.role == "learner" and len(placement.learner) > 1
-
-
-def _followers(placement: Placement) -> set[str]:
-    return {f"learner-{node}" for node in range(1, len(placement.learner))}
-
-
-def _shared(environment: Mapping[str, str], home: Home, placement: Placement) -> dict[str, str]:
-    forwarded = {name: text for name, text in environment.items() if name.startswith(_FORWARDED)}
-    return {
-        "WEIR_HOST": "0.0.0.0",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONUNBUFFERED": "1",
-        **forwarded,
-        "WEIR_MODEL_ROOTS": model_roots(environment),
-        "WEIR_API_KEYS": home.api_key(environment),
-        "WEIR_GPUS": str(placement) if placement.uses_gpus else "",
-    }
-
-
 def main(arguments: Sequence[str]) -> int:
     """Run a stack on the cluster at an address; returns the exit status."""
-    if len(arguments) != 1:
+    if len(arguments) != 1 or not arguments[0]:
         say("usage: weir up --ray ADDRESS")
         return 2
     home = Home.of(os.environ)
@@ -387,7 +379,7 @@ def main(arguments: Sequence[str]) -> int:
         placement = choose_on(ray.nodes(), os.environ)
         say(str(placement) if placement.uses_gpus else "the cluster shows no GPU")
         Cluster(home, placement, os.environ).up()
-    except (StackError, PlacementError, ConnectionError) as error:
+    except (StackError, PlacementError, ConnectionError, ValueError) as error:
         say(str(error))
         return 1
     return 0

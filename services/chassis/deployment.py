@@ -110,8 +110,8 @@ def variable(environment: Mapping[str, str], name: str) -> str | None:
     return text
 
 
-def import_extensions(variable: str, names: Iterable[str]) -> None:
-    """Import the modules that a variable of the environment names.
+def import_extensions(source: str, names: Iterable[str]) -> None:
+    """Import the modules that ``source``, a variable of the environment, names.
 
     Raises:
         DeploymentError: if one cannot be imported.
@@ -121,7 +121,7 @@ def import_extensions(variable: str, names: Iterable[str]) -> None:
             importlib.import_module(name)
         except Exception as error:
             raise DeploymentError(
-                f"{variable}: {name!r} cannot be imported: {type(error).__name__}: "
+                f"{source}: {name!r} cannot be imported: {type(error).__name__}: "
                 f"{error}; it must be the dotted name of a module on PYTHONPATH"
             ) from error
 

@@ -80,7 +80,7 @@ def _become(module: str, arguments: Sequence[str]) -> NoReturn:
 
 def _up(given: argparse.Namespace) -> NoReturn:
     """Become the command that owns the stack, so that it gets Ctrl-C itself."""
-    if given.ray:
+    if given.ray is not None:
         _become("deploy.ray_cluster", [given.ray])
     _become("deploy.local", ["up"])
 

@@ -146,7 +146,7 @@ class WeirClient:
             WeirError: saying why the job has no model, why the disk does not take it, or that the
                 gateway was away for a minute.
         """
-        url = f"{JOBS}/{job_id}/model"
+        url = f"{JOBS}/{quote(job_id, safe='')}/model"
         listed = self._request("GET", url)["data"]
         total, before = sum(file["bytes"] for file in listed), 0
         try:
@@ -156,6 +156,8 @@ class WeirClient:
                 for here in self._download(f"{url}/{quote(file['name'], safe='')}", part):
                     on_progress(file["name"], before + here, total)
                 before += part.size
+        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+            raise WeirError(f"{error.filename}: {error.strerror}; name another folder") from error
         except OSError as error:
             raise WeirError(
                 f"{folder}: {error.strerror}; what has arrived stays there, and the next fetch "
@@ -231,7 +233,7 @@ class WeirClient:
                 raise WeirError(f"{self.url}: {error}") from error
         else:
             if reply.is_success:
-                return reply.json()
+                return _content(reply)
             if reply.status_code != httpx.codes.SERVICE_UNAVAILABLE or tries == 1:
                 raise _refused(reply)
         time.sleep(_PAUSE_S)
@@ -239,9 +241,16 @@ class WeirClient:
 
 
 def _within(folder: Path, name: str) -> Path:
-    if name in {"", ".."} or Path(name).name != name:
+    if name in {"", ".."} or Path(name).name != name or "\0" in name:
         raise WeirError(f"the gateway lists a file {name!r}, which would not lie in {folder}")
     return folder / name
+
+
+def _content(reply: httpx.Response) -> Json:
+    try:
+        return reply.json()
+    except ValueError as error:
+        raise WeirError(f"{reply.url} answered no JSON; is it a Weir gateway?") from error
 
 
 def _refused(reply: httpx.Response) -> WeirError:

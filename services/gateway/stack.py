@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.chassis.deployment import DeploymentError, variable
+
 
 class NoStack(Exception):
     """No gateway is known; the text says how to start or name one."""
@@ -54,14 +56,12 @@ def find_stack(environment: Mapping[str, str] = os.environ) -> Stack:
 
 
 def _first_key(environment: Mapping[str, str], name: str) -> str | None:
-    """The first key that a variable holds, else that the file of ``{name}_FILE`` holds."""
-    keys, path = environment.get(name), environment.get(f"{name}_FILE")
-    if not keys and path:
-        try:
-            keys = Path(path).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise NoStack(f"{name}_FILE={path!r} cannot be read: {error}") from error
-    return next(filter(None, map(str.strip, (keys or "").split(","))), None)
+    """The first key that a variable holds, or the file that ``<name>_FILE`` names."""
+    try:
+        keys = variable(environment, name) or ""
+    except DeploymentError as error:
+        raise NoStack(str(error)) from error
+    return next(filter(None, map(str.strip, keys.split(","))), None)
 
 
 def model_for(stack: Stack, model: str) -> str:

@@ -17,12 +17,8 @@ import socket
 import sys
 from typing import NoReturn
 
-from services.grader.pool_worker import (
-    answer_until_closed,
-    die_with_parent,
-    limit_memory,
-    resolve,
-)
+from services.chassis.parent import die_with_parent
+from services.grader.pool_worker import answer_until_closed, limit_memory, resolve
 
 MAX_MESSAGE_BYTES = 4096
 

@@ -7,13 +7,10 @@ hold even when nobody watches: memory by RLIMIT_AS, a call's CPU time by RLIMIT_
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import json
 import math
-import os
 import resource
-import signal
 import socket
 import struct
 import time
@@ -26,7 +23,6 @@ PART_BYTES = 1 << 16  # read at once
 
 _LENGTH = struct.Struct("<I")
 _ENCODER = json.JSONEncoder(allow_nan=False)
-_PR_SET_PDEATHSIG = 1
 _MAX_DETAIL_CHARS = 500
 _CPU_GRACE_S = 2  # the caller's deadline comes first; this is for a caller that is stuck itself
 
@@ -66,15 +62,6 @@ def resolve(name: str) -> Callable[..., Any]:
     """The function called ``"package.module:function"``."""
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Let the kernel kill this process when its parent dies, even inside a long C call."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent_pid:  # it died before we asked
-        os._exit(1)
 
 
 def limit_memory(memory_bytes: int) -> None:

@@ -26,12 +26,13 @@ async def lead(service: Service) -> None:
 
 def main() -> None:
     """Join the ranks; rank 0 serves, the others follow."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        # torchrun gives each rank a session of its own, out of reach of who kills its group.
+        # Before the imports that take seconds, in which it may die.
+        die_with_parent()
     from services.learner.engine import init_ranks
     from services.learner.ranks import Rank
 
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        # torchrun gives each rank a session of its own, out of reach of who kills its group.
-        die_with_parent()
     try:
         Deployment.from_environment().load_extensions()
     except DeploymentError as error:

@@ -21,7 +21,7 @@ from protocol.messages import ActiveJob, JobRecord, JobRef, JobState, Task
 from protocol.recipe import Purpose, Recipe
 from protocol.tasks import TaskFileError, read_tasks
 
-from deploy.placement import parse
+from deploy.placement import PlacementError, parse
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
 from services.learner.algorithms import UnknownName
@@ -44,6 +44,7 @@ from services.learner.scoring import Scoring
 
 log = logging.getLogger(__name__)
 MAX_ATTEMPTS_WITHOUT_CHECKPOINT = 3
+_FAULTS_OF_A_JOB = (ModelNotFound, PlacementError, TaskFileError, UnknownName, UnsupportedModel)
 _QUEUE_WAIT_S = 1.0
 
 
@@ -85,7 +86,7 @@ class _Attempt:
             await self._work()
         except CancelRequested:
             await self._end(JobState.CANCELLED)
-        except (ModelNotFound, TaskFileError, UnknownName, UnsupportedModel) as error:
+        except _FAULTS_OF_A_JOB as error:
             await self._end(JobState.FAILED, error=str(error))
         except StopRequested:
             log.info("told to stop; the job goes on in the next attempt")

@@ -44,10 +44,10 @@ _CPU_BATCH_TOKENS = 4096
 _SHUT_DOWN_S = 3.0
 
 
-if multiprocessing.parent_process() is not None:
+if (started_by := multiprocessing.parent_process()) is not None:
     # vLLM has imported this file for `WeightsLoader` into a process of the engine's own, which
     # would outlive a service that is killed, and keep its memory.
-    die_with_parent()
+    die_with_parent(started_by.pid)
 
 
 class WeightsLoader:

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
 
 
 def test_a_stop_in_good_order_saves_a_checkpoint_of_all_ranks(tmp_path: Path) -> None:
-    stack = start(tmp_path, WEIR_LEARNER_RANKS="2")
+    stack = start(tmp_path / "a home", WEIR_LEARNER_RANKS="2")
     try:
         stack.wait_until_up()
         job_id = stack.submit(training={"steps": 5000, "checkpoint_every": 5000})

@@ -95,3 +95,22 @@ def test_a_supervisor_takes_everything_with_it(tmp_path: Path) -> None:
     assert other.supervisor.wait(60) == 0
     assert not of_home(other.home)
     assert not (other.home / "stack.json").exists()
+
+
+def test_a_job_survives_the_death_of_the_supervisor(tmp_path: Path) -> None:
+    """What it leaves behind leaves, and the next supervisor waits for that."""
+    first = start(tmp_path)
+    first.wait_until_up()
+    job_id = first.submit()
+    first.wait_for_step(job_id, 3)
+    first.supervisor.kill()
+    first.supervisor.wait()
+    second = start(tmp_path)
+    wait_for(lambda: not (tmp_path / "stack.json").exists(), 90, "the earlier stack to leave")
+    try:
+        second.wait_until_up()
+        assert_every_group_is_accounted_for(second, second.wait_for_end(job_id))
+    finally:
+        second.supervisor.terminate()
+        assert second.supervisor.wait(60) == 0
+    assert not of_home(tmp_path)

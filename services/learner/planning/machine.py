@@ -153,10 +153,9 @@ def _placement(
 
 def _number_of_gpus(text: str) -> int | None:
     """The number that ``--gpus`` gives; None if it gives a line."""
-    try:
-        number = int(text)
-    except ValueError:
+    if not re.fullmatch(r"[+-]?\d+", text):
         return None
+    number = int(text)
     if not 0 < number <= _MOST_GPUS:
         raise PlanError(f"--gpus {text}: must be above 0 and at most {_MOST_GPUS:,}")
     return number
@@ -192,6 +191,6 @@ def _deployment(environment: Mapping[str, str]) -> Deployment:
     """Where the models are, by the job's own rules; what a plan does not need may be missing."""
     unused = {"WEIR_REDIS_URL": "redis://", "WEIR_DATA_DIR": ".", "WEIR_PORT": "0"}
     try:
-        return Deployment.from_environment(unused | dict(environment))
+        return Deployment.from_environment(unused | {k: v for k, v in environment.items() if v})
     except DeploymentError as error:
         raise PlanError(str(error)) from error

@@ -47,6 +47,8 @@ def test_what_a_cluster_does_not_have_is_told(line: str, words: str) -> None:
 
 def test_a_cluster_without_a_line_is_divided() -> None:
     assert str(choose_on(BOX, {})).startswith("learner=10.0.0.1:0-3 rollout=b:0 rollout=b:1")
+    with pytest.raises(PlacementError, match="no GPU can be shared"):
+        choose_on([a_node("10.0.0.1", 1)], {})
     on_cpus = choose_on([a_node("10.0.0.1", 0)], {"WEIR_ROLLOUTS": "2"})
     assert (on_cpus.uses_gpus, len(on_cpus.rollouts)) == (False, 2)
 

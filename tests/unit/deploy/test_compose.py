@@ -35,7 +35,7 @@ from tests.unit.deploy.compose_files import (
 OF_ONE = {"WEIR_API_KEYS": "gateway", "WEIR_EXTENSIONS": "learner"}  # the chassis reads it for all
 # Of commands outside of containers. In them WEIR_GPUS says how many processes there are.
 OF_A_PERSON = {"WEIR_API_KEY", "WEIR_HOME"}
-COUNTS = {"WEIR_ROLLOUTS", "WEIR_ROLLOUT_GPUS"}
+COUNTS = {"WEIR_ROLLOUTS"}
 
 every_stack = pytest.mark.parametrize("services", STACKS.values(), ids=STACKS)
 every_service = pytest.mark.parametrize("name", SERVICES)

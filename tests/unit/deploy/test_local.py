@@ -17,7 +17,7 @@ from deploy.home import Home
 from deploy.launches import Launch, Rendezvous, learner_command
 from deploy.local import Stack, describe_stack
 from deploy.placement import PlacementError, choose
-from deploy.processes import Process, StackError, free_ports
+from deploy.processes import Process, StackError, environment_for, free_ports
 
 GPUS = [f"nvidia{number}" for number in range(8)]
 SERVE = (  # says that it has started after a moment, as a service does
@@ -72,6 +72,15 @@ def test_on_a_gpu_box_every_process_sees_its_own_gpus(tmp_path: Path) -> None:
     url = by_name["grader-0"].environment["WEIR_JUDGE_URL"]
     assert url == f"http://127.0.0.1:{judge.port}/v1"
     assert str(judge.port) in judge.launch.command_at(judge.port)
+
+
+def test_keys_may_be_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keys").write_text("one, two\n")
+    file = str(tmp_path / "keys")
+    stack = stack_of(tmp_path, (), WEIR_API_KEYS_FILE=file)
+    assert stack.api_key == "one"
+    monkeypatch.setenv("WEIR_API_KEYS_FILE", file)
+    assert "WEIR_API_KEYS_FILE" not in environment_for(stack.services[0].launch.environment)
 
 
 def test_a_judge_needs_a_model(tmp_path: Path) -> None:
@@ -134,6 +143,25 @@ def test_a_process_that_cannot_start_is_told_with_its_last_words(home: Home) -> 
     broken = program(home, "rollout", "raise SystemExit('WEIR_PORT is wrong')")
     with pytest.raises(StackError, match=r"rollout cannot start.*(\n.*)*WEIR_PORT is wrong"):
         start(home, broken)
+
+
+def test_a_process_that_cannot_be_started_now_is_tried_again(home: Home) -> None:
+    grader = program(home, "grader", SERVE)
+    stack = start(home, grader)
+    (home.path / "logs").rename(home.path / "elsewhere")
+    assert grader.running is not None
+    grader.running.kill()
+    grader.running.wait()
+    grader.revive()
+    grader.restart_at = 0.0
+    grader.revive()
+    assert grader.running is None
+    (home.path / "elsewhere").rename(home.path / "logs")
+    grader.restart_at = 0.0
+    grader.revive()
+    assert grader.running is not None
+    for process in stack.processes:
+        process.stop(5)
 
 
 def test_a_process_that_nobody_waits_for_does_not_hold_up_the_start(home: Home) -> None:

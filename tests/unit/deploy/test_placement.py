@@ -90,7 +90,8 @@ def test_a_box_that_nobody_divides_is_divided_wholly(number: int) -> None:
         ("learner=0 rollout=1 learner=2", "learner= is there 2 times"),
         ("learner=0 rollout=0", "GPU 0 is given twice: learner=0 and rollout=0; to share it"),
         ("learner=0,0 rollout=1", "GPU 0 is named 2 times"),
-        ("learner=0 rollout=0@0.5 judge=0@0.6", "exceed 0.9"),
+        ("learner=0 rollout=0@0.5 judge=0@0.4", "exceed 0.8"),
+        ("learner=0 rollout=1@0.5 judge=1@0.6", "exceed 0.9"),
         ("learner=0@0.5 rollout=0@0.4", "only a rollout or judge takes a share"),
         ("learner=0 rollout=1@1.5", "above 0 and at most 0.9"),
         ("learner=0 rollout=1@nan", "above 0 and at most 0.9"),
@@ -159,7 +160,10 @@ def test_a_machine_with_gpus_divides_them_or_obeys() -> None:
 
 
 def test_cuda_shows_nothing_after_a_name_that_is_none() -> None:
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2,-1,3"}, []) == ("2",)
+    for listed, shown in (("2,-1,3", ("2",)), ("none", ()), ("GPU-a1,x", ("GPU-a1",))):
+        assert visible_gpus({"CUDA_VISIBLE_DEVICES": listed}, []) == shown
+    with pytest.raises(PlacementError, match="lists 1 twice"):
+        visible_gpus({"CUDA_VISIBLE_DEVICES": "1,0,1"}, [])
 
 
 @pytest.mark.parametrize(
