@@ -13,12 +13,11 @@ import secrets
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from deploy.processes import STOP_TIMEOUT_S, StackError, say
-
-_LEAVE_TIMEOUT_S = 3 * STOP_TIMEOUT_S  # torchrun alone takes 30 s to give up its ranks
 
 
 class Home:
@@ -34,13 +33,13 @@ class Home:
         return cls(Path(environment.get("WEIR_HOME", ".weir")).absolute())
 
     def take(self) -> None:
-        """Become the only stack here; waits for the processes of one that was killed.
+        """Become the only stack here, once the processes of one that was killed have left.
 
         Raises:
-            StackError: if a stack runs here, or what is left of one does not leave.
+            StackError: if a stack runs here.
         """
         (self.path / "logs").mkdir(parents=True, exist_ok=True)
-        deadline = time.monotonic() + _LEAVE_TIMEOUT_S
+        deadline = time.monotonic() + STOP_TIMEOUT_S
         while not self._try_to_lock():
             if (process_id := self._supervisor()) is not None:
                 raise StackError(
@@ -48,7 +47,7 @@ class Home:
                     "or set WEIR_HOME to another folder"
                 )
             if time.monotonic() > deadline:
-                raise StackError(self._who_holds_the_lock())
+                self._kill_what_is_left()
             time.sleep(0.1)
         self._pid_path.touch()
         # Closed in children: held by this process alone, and by whoever looks, for a moment.
@@ -62,14 +61,14 @@ class Home:
         if not self._lock_path.exists() or self._try_to_lock():
             return False
         told: int | None = None
-        deadline = time.monotonic() + _LEAVE_TIMEOUT_S
+        deadline = time.monotonic() + 3 * STOP_TIMEOUT_S  # the services leave, then their server
         while not self._try_to_lock():
             process_id = self._supervisor()
             if process_id is not None and process_id != told:
                 os.kill(process_id, signal.SIGTERM)
                 told = process_id
             if time.monotonic() > deadline:
-                raise StackError(self._who_holds_the_lock())
+                self._kill_what_is_left()
             time.sleep(0.1)
         return True
 
@@ -94,16 +93,16 @@ class Home:
             _write(path, f"weir-{secrets.token_urlsafe(24)}")
         return path.read_text(encoding="utf-8")
 
-    def _who_holds_the_lock(self) -> str:
-        holders = {
-            entry.parts[2]
-            for entry in Path("/proc").glob("[0-9]*/fd/*")
-            if os.path.realpath(entry) == str(self._lock_path.resolve())
-        }
-        return (
-            f"processes of a stack hold {self._lock_path} and do not leave; end them: "
-            f"{' '.join(sorted(holders, key=int))}"
-        )
+    def _kill_what_is_left(self) -> None:
+        """Kill who holds the lock: a supervisor that hangs, or what one has left behind.
+
+        Without their Redis, services wait two minutes for it before they leave.
+        """
+        for entry in Path("/proc").glob("[0-9]*/fd/*"):
+            with suppress(OSError):  # it has ended, or is somebody else's
+                if os.readlink(entry) == str(self._lock_path.resolve()):
+                    say(f"killing process {entry.parts[2]}, which an earlier stack has left here")
+                    os.kill(int(entry.parts[2]), signal.SIGKILL)
 
     @property
     def _lock_path(self) -> Path:

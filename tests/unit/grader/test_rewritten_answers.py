@@ -20,7 +20,7 @@ from tests.unit.grader.rewriting import perturbed, rewritten
 pytestmark = pytest.mark.anyio
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
-FILES = sorted(DATA.glob("*.jsonl"))
+FILES = [path for name in ("aime2024", "math500") if (path := DATA / f"{name}.jsonl").exists()]
 LINES = [line for path in FILES for line in path.read_text().splitlines()]
 GOLDS = sorted({json.loads(line)["answer"] for line in LINES})
 
