@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from deploy.launches import judge_options
 from deploy.placement import Placement, PlacementError, Seat, divide, environment_of, parse
 
 BASE_IMAGE = "vllm/vllm-openai:v0.32.0"  # the vLLM of the CPU stack
@@ -134,15 +135,9 @@ def _engine(seat: Seat) -> dict[str, Any]:
 
 def _judge(seat: Seat) -> dict[str, Any]:
     model = "${WEIR_JUDGE_MODEL:-gpt-oss-20b}"
-    share = [] if seat.share is None else ["--gpu-memory-utilization", f"{seat.share:g}"]
-    structured = '{"backend": "xgrammar", "disable_any_whitespace": true}'
     return {
         "profiles": Nothing(),
-        "command": [
-            *("--model", f"/workspace/models/{model}", "--served-model-name", model),
-            *("--max-model-len", "32768", "--structured-outputs-config", structured),
-            *("--tensor-parallel-size", str(len(seat.gpus)), *share),
-        ],
+        "command": judge_options(seat, f"/workspace/models/{model}", model),
         **_gpus(seat, Instead),
     }
 

@@ -134,21 +134,26 @@ def judge_launch(
         raise PlacementError(
             f"WEIR_GPUS has {seat}, but WEIR_JUDGE_MODEL is not set; name the folder of its model"
         )
-    options = {
-        "--model": model,
-        "--port": "{port}",
-        "--tensor-parallel-size": str(len(seat.gpus)),
-        "--max-model-len": str(_JUDGE_CONTEXT),
-        "--structured-outputs-config": '{"backend": "xgrammar", "disable_any_whitespace": true}',
-    }
-    if seat.share is not None:
-        options["--gpu-memory-utilization"] = f"{seat.share:g}"
-    words = (word for option in options.items() for word in option)
-    command = (*_module("vllm.entrypoints.openai.api_server"), *words)
+    server = _module("vllm.entrypoints.openai.api_server")
+    command = (*server, "--port", "{port}", *judge_options(seat, model, model))
     devices = _devices(seat, visible)
     return Launch(
         "judge", "judge", command, devices, seat, startup_path="/health", is_awaited=False
     )
+
+
+def judge_options(seat: Seat, folder: str, name: str) -> list[str]:
+    """vLLM's options for a judge whose model lies in a folder and is called by a name."""
+    options = {
+        "--model": folder,
+        "--served-model-name": name,
+        "--max-model-len": str(_JUDGE_CONTEXT),
+        "--structured-outputs-config": '{"backend": "xgrammar", "disable_any_whitespace": true}',
+        "--tensor-parallel-size": str(len(seat.gpus)),
+    }
+    if seat.share is not None:
+        options["--gpu-memory-utilization"] = f"{seat.share:g}"
+    return [word for option in options.items() for word in option]
 
 
 def _devices(seat: Seat, visible: Sequence[str] | None) -> dict[str, str]:

@@ -189,8 +189,8 @@ def environment_for(own: Mapping[str, str]) -> dict[str, str]:
 
 def _write_and_close(pipe: IO[bytes] | None, content: bytes) -> None:
     assert pipe is not None
-    pipe.write(content)
-    pipe.close()
+    with suppress(BrokenPipeError), pipe:  # it has ended, and will be started again
+        pipe.write(content)
 
 
 def _die_with_supervisor() -> None:

@@ -35,9 +35,7 @@ FLOPS_USED = 0.4  # Llama 3 was trained at 0.38 to 0.43 of H100s' peak (arXiv:24
 BANDWIDTH_USED = 0.6  # an assumption: decoding also waits for kernels, sampling and scheduling
 LENGTH_USED = 0.5  # of max_tokens, by the mean response: an assumption, since a limit leaves room
 PROMPT_USED = 0.25  # of the context beyond max_tokens, by the mean prompt: an assumption
-GROUPS_KEPT = (
-    0.5  # of those that dynamic sampling looks at: an assumption; DAPO's script asks for 3x
-)
+GROUPS_KEPT = 0.5  # of those that dynamic sampling looks at: an assumption
 # Bytes a second of each phase of publishing a version, one after the other: estimates.
 LEARNER_WRITES = {
     "gather": 4e9,  # by rank 0 alone, into memory that is not pinned
