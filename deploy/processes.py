@@ -170,10 +170,16 @@ def free_ports() -> Iterator[int]:
     """
     candidates = list(_SERVICE_PORTS)
     random.shuffle(candidates)
-    for port in candidates:
-        with socket.socket() as probe, suppress(OSError):
+    return (port for port in candidates if _is_free(port))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
             probe.bind(("", port))
-            yield port
+        except OSError:
+            return False
+    return True
 
 
 def say(text: str) -> None:

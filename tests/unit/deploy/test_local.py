@@ -106,6 +106,13 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
         stack_of(tmp_path, WEIR_REDIS_PORT="http")
 
 
+def test_a_port_that_is_given_out_is_free() -> None:
+    ports = free_ports()
+    for port in (next(ports), next(ports)):
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", port))
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Home]:
     home = Home(tmp_path)
