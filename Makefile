@@ -44,6 +44,7 @@ test-containers: install ## build the images and run the compose file; needs roo
 
 sbom: ## list the packages of every image in dist/sbom; needs docker
 	for service in gateway grader rollout learner; do docker build --build-arg SERVICE=$$service \
+	  --build-arg PIP_EXTRA_INDEX_URL \
 	  --target sbom --output dist/sbom --file deploy/Dockerfile . || exit 1; done
 
 recipes: install ## train with every tiny recipe, through the whole stack; takes an hour

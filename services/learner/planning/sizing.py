@@ -152,7 +152,7 @@ def _in_redis(recipes: dict[str, Recipe]) -> str:
     maxmemory = -(-2 * most // GIB)  # a job may hold half of it
     names = ", ".join(f"`{name}`" for name in sorted(recipes, key=len))
     return f"- {names}: {most / GIB:.1f} GiB at worst, so `WEIR_REDIS_MAXMEMORY={maxmemory}gb`" + (
-        " (the default)" if maxmemory == 1 else ""
+        " (the default of `weir up`)" if maxmemory == 1 else ""
     )
 
 

