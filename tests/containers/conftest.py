@@ -49,7 +49,15 @@ class Stack:
         wait_for(lambda: self.sdk.fine_tuning.jobs.list(limit=1) is not None, 120, "the gateway")
 
     def execute(self, service: str, *command: str) -> str:
-        return self.engine("exec", container(service), *command)
+        """What a command prints in a container; a learner's begins anew after a job."""
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                return self.engine("exec", container(service), *command)
+            except AssertionError as error:
+                if "running" not in str(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.5)
 
     def first_process(self, service: str) -> int:
         """Its number on the host; 0 while there is none."""
