@@ -15,6 +15,7 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 async def lead(service: Service) -> None:
     """Rank 0: work on one job, and lead the other ranks."""
+    from services.learner.engine import leave_ranks
     from services.learner.job import work_on_one_job
     from services.learner.ranks import Team
 
@@ -22,6 +23,7 @@ async def lead(service: Service) -> None:
     await work_on_one_job(service, team)
     # Not where that raises: then this process ends, and torchrun ends the other ranks.
     await team.leave()
+    leave_ranks()
 
 
 def main() -> None:
@@ -30,7 +32,7 @@ def main() -> None:
         # torchrun gives each rank a session of its own, out of reach of who kills its group.
         # Before the imports that take seconds, in which it may die.
         die_with_parent()
-    from services.learner.engine import init_ranks
+    from services.learner.engine import init_ranks, leave_ranks
     from services.learner.ranks import Rank
 
     try:
@@ -44,6 +46,7 @@ def main() -> None:
         # On a stop rank 0 saves a checkpoint, for which it needs the others, and lets them go.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         Rank().follow()
+        leave_ranks()
 
 
 if __name__ == "__main__":

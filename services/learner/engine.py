@@ -137,6 +137,11 @@ def init_ranks() -> None:
         deepspeed.init_distributed(dist_backend=backend, dist_init_required=False, verbose=False)
 
 
+def leave_ranks() -> None:
+    """Leave the process group; without it a thread of torch may abort the process as it exits."""
+    torch.distributed.destroy_process_group()
+
+
 def device_of_rank() -> torch.device:
     """The device that this rank computes and communicates on."""
     if torch.cuda.is_available():

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from protocol.recipe import Recipe, parse_recipe
 
-from services.learner.engine import init_ranks
+from services.learner.engine import init_ranks, leave_ranks
 from services.learner.models import Models
 from services.learner.samples import Sample
 from services.learner.trainer import Trainer
@@ -102,6 +102,7 @@ def main(model: str, out: str, settings: dict[str, Any]) -> None:
         models.export_critic(Path(out) / "critic")
     if int(os.environ.get("RANK", "0")) == 0:
         (Path(out) / "metrics.json").write_text(json.dumps(metrics))
+    leave_ranks()
 
 
 if __name__ == "__main__":

@@ -62,7 +62,15 @@ def nursery_pid(pool: Pool) -> int:
 def states_of_workers(pool: Pool) -> list[str]:
     """One letter per child of the nursery, as in ps; Z is a zombie."""
     children = Path(f"/proc/{nursery_pid(pool)}/task/{nursery_pid(pool)}/children").read_text()
-    return [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][1] for pid in children.split()]
+    return [state_of(pid) for pid in children.split()]
+
+
+def state_of(pid: str) -> str:
+    """As in ``ps``; a process that has gone in the meantime is as good as a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][1]
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z"
 
 
 def open_files(pid: int | str) -> int:
