@@ -10,7 +10,6 @@ from deploy.placement import (
     Placement,
     PlacementError,
     divide_nodes,
-    number_of,
     on_cpus,
     parse,
 )
@@ -76,8 +75,7 @@ def choose_on(nodes: Sequence[Mapping[str, Any]], environment: Mapping[str, str]
         gpus = {names_of(node)[-1]: _gpus(node) for node in alive}
         if any(gpus.values()):
             return _divided(gpus)
-        ranks, rollouts = "WEIR_LEARNER_RANKS", "WEIR_ROLLOUTS"
-        return on_cpus(number_of(environment, ranks), number_of(environment, rollouts))
+        return on_cpus(environment)
     by_any_name = {name: _gpus(node) for node in alive for name in names_of(node)}
     placement = parse(line, by_any_name if ":" in line else None)
     if any(seat.share is not None for seat in placement.seats):

@@ -101,7 +101,7 @@ class Home:
         for entry in Path("/proc").glob("[0-9]*/fd/*"):
             with suppress(OSError):  # it has ended, or is somebody else's
                 if os.readlink(entry) == str(self._lock_path.resolve()):
-                    say(f"killing process {entry.parts[2]}, which an earlier stack has left here")
+                    say(f"killing process {entry.parts[2]}, which holds {self._lock_path}")
                     os.kill(int(entry.parts[2]), signal.SIGKILL)
 
     @property

@@ -1,4 +1,4 @@
-"""What a stack consists of: the command line and the environment of each of its processes. Pure.
+"""What a stack consists of: the command line and the environment of each of its processes.
 
 A launch says nothing of where it runs; that is for `deploy.local`, or `deploy.ray_cluster`.
 """
@@ -71,7 +71,7 @@ def launches(
         return Launch(name, role, _module(f"services.{role}"), {**shared, **hidden})
 
     def on_seat(role: str, name: str, seat: Seat, command: Sequence[str]) -> Launch:
-        return Launch(name, role, tuple(command), {**shared, **_devices(seat, visible)}, seat)
+        return Launch(name, role, tuple(command), {**shared, **environment_of(seat, visible)}, seat)
 
     yield replace(on_cpu("gateway", "gateway"), port=port_of(environment, "WEIR_GATEWAY_PORT"))
     for index in range(number_of(environment, "WEIR_GRADERS")):
@@ -136,7 +136,7 @@ def judge_launch(
         )
     server = _module("vllm.entrypoints.openai.api_server")
     command = (*server, "--port", "{port}", *judge_options(seat, model, model))
-    devices = _devices(seat, visible)
+    devices = environment_of(seat, visible)
     return Launch(
         "judge", "judge", command, devices, seat, startup_path="/health", is_awaited=False
     )
@@ -154,13 +154,6 @@ def judge_options(seat: Seat, folder: str, name: str) -> list[str]:
     if seat.share is not None:
         options["--gpu-memory-utilization"] = f"{seat.share:g}"
     return [word for option in options.items() for word in option]
-
-
-def _devices(seat: Seat, visible: Sequence[str] | None) -> dict[str, str]:
-    devices = environment_of(seat, visible)
-    if visible is None:
-        devices.pop("CUDA_VISIBLE_DEVICES", None)
-    return devices
 
 
 def _module(name: str) -> tuple[str, ...]:

@@ -117,10 +117,11 @@ def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -
     Raises:
         StackError: if a port that was asked for is taken, or there is no Valkey.
     """
+    for variable in ("WEIR_REDIS_PORT", "WEIR_GATEWAY_PORT"):
+        _check_port(port_of(environment, variable), variable)
     keys, password = home.api_key(environment), secrets.token_hex(16)
     ports = free_ports()
-    asked = port_of(environment, "WEIR_REDIS_PORT")
-    redis_port = _check_port(asked, "WEIR_REDIS_PORT") if asked else next(ports)
+    redis_port = port_of(environment, "WEIR_REDIS_PORT") or next(ports)
     redis_url = f"redis://:{password}@127.0.0.1:{redis_port}/0"
     shared = {
         "WEIR_REDIS_URL": redis_url,
@@ -143,21 +144,16 @@ def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -
     for each in judge:
         shared["WEIR_JUDGE_URL"] = f"http://127.0.0.1:{each.port}/v1"
     gateway, *others = launches(choice.placement, shared, environment, choice.visible)
-    if gateway.port:
-        _check_port(gateway.port, "WEIR_GATEWAY_PORT")
     front = process(gateway)
-    valkey = process(replace(_VALKEY, port=redis_port))
+    binary = Launch("valkey", "redis", (_valkey_binary(), "-"), port=redis_port, startup_path=None)
     return Stack(
         home=home,
         url=f"http://127.0.0.1:{front.port}",
         api_key=first_key(keys),
         redis_url=redis_url,
-        valkey=_configured(valkey, home.path / "valkey", password, environment),
+        valkey=_configured(process(binary), home.path / "valkey", password, environment),
         services=[front, *judge, *map(process, others)],
     )
-
-
-_VALKEY = Launch("valkey", "redis", ("valkey-server", "-"), startup_path=None)
 
 
 def _configured(
@@ -171,8 +167,7 @@ def _configured(
         password=password,
         maxmemory=environment.get("WEIR_REDIS_MAXMEMORY") or "1gb",
     )
-    launch = replace(valkey.launch, command=(_valkey_binary(), "-"))
-    return replace(valkey, launch=launch, standard_input=config.encode())
+    return replace(valkey, standard_input=config.encode())
 
 
 def _judge(environment: Mapping[str, str], choice: Choice) -> Iterator[Launch]:
@@ -203,8 +198,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _check_port(port: int, variable: str) -> int:
-    """A port that was asked for must be free.
+def _check_port(port: int, variable: str) -> None:
+    """A port that was asked for must be free; 0, any port, always is.
 
     Raises:
         StackError: if it is not.
@@ -218,7 +213,6 @@ def _check_port(port: int, variable: str) -> int:
                 f"{variable}={port}: {error.strerror}; choose another port, or unset it for a "
                 "free one"
             ) from error
-    return port
 
 
 def _why_not_started(process: Process) -> str:

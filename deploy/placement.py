@@ -151,10 +151,15 @@ def divide_nodes(available: Mapping[str, int]) -> Placement:
     return Placement(tuple(_learner_seats(gpus[:half])), engines)
 
 
-def on_cpus(num_ranks: int, num_rollouts: int) -> Placement:
-    """A placement without GPUs."""
-    rollouts = tuple(Seat("rollout") for _ in range(num_rollouts))
-    return Placement((Seat("learner", ranks=num_ranks),), rollouts)
+def on_cpus(environment: Mapping[str, str]) -> Placement:
+    """A placement without GPUs, of as many processes as an environment says.
+
+    Raises:
+        PlacementError: naming the variable that is wrong.
+    """
+    ranks, rollouts = (number_of(environment, name) for name in _CPU_COUNTS)
+    engines = tuple(Seat("rollout") for _ in range(rollouts))
+    return Placement((Seat("learner", ranks=ranks),), engines)
 
 
 @dataclass(frozen=True)
@@ -181,8 +186,7 @@ def choose(environment: Mapping[str, str], device_files: Iterable[str]) -> Choic
     if line := environment.get("WEIR_GPUS"):
         return Choice(parse(line, {THIS_MACHINE: len(visible)}), visible, "as WEIR_GPUS says")
     if not visible:
-        ranks, rollouts = (number_of(environment, name) for name in _CPU_COUNTS)
-        return Choice(on_cpus(ranks, rollouts), (), "this machine shows no GPU")
+        return Choice(on_cpus(environment), (), "this machine shows no GPU")
     if wrong := [name for name in _CPU_COUNTS if environment.get(name)]:
         raise PlacementError(
             f"{' and '.join(wrong)} count processes on CPUs, but this machine shows "
@@ -235,12 +239,13 @@ def environment_of(seat: Seat, visible: Sequence[str] | None = None) -> dict[str
 
     Args:
         seat: of a placement.
-        visible: how CUDA names the GPUs of the node, in order; by default by their numbers.
+        visible: how CUDA names the GPUs of the node, in order; None leaves them to others.
     """
     if not seat.gpus:
         return {}
-    names = [visible[gpu.index] if visible else str(gpu.index) for gpu in seat.gpus]
-    variables = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(names)}
+    variables = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    if visible is not None:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(visible[gpu.index] for gpu in seat.gpus)
     if seat.role == "rollout":
         variables["WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE"] = str(len(seat.gpus))
         if seat.share is not None:
@@ -339,7 +344,7 @@ def _shared_wrongly(seats: Sequence[Seat]) -> Iterator[str]:
         if len(there) < 2:
             continue
         names = " and ".join(str(seat) for seat in there)
-        if any(seat.role not in ENGINES and seat.role != "learner" for seat in there):
+        if any(seat.role == "idle" for seat in there):
             yield f"GPU {gpu} is idle and given away: {names}"
         elif any(seat.role in ENGINES and seat.share is None for seat in there):
             yield f"GPU {gpu} is given twice: {names}; to share it write rollout={gpu}@0.4"

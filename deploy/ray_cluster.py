@@ -16,7 +16,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -134,10 +133,7 @@ class Host:
         if process is None:
             return
         if not self._team:
-            try:
-                process.revive()
-            except OSError:  # no process can be started now; the next look tries again
-                traceback.print_exc()
+            process.revive()
         elif process.has_ended:
             self._stop(0.0)
         process.look()
@@ -233,7 +229,6 @@ class Cluster:
     environment: Mapping[str, str]
     stopping: bool = False
     actors: list[Actor] = field(default_factory=list)
-    _groups: list[PlacementGroup] = field(default_factory=list)
 
     def up(self) -> None:
         """Place everything and keep it running until told to stop.
@@ -256,8 +251,8 @@ class Cluster:
                 told = told or self._tell_when_started(deadline)
                 time.sleep(_LOOK_S)
         finally:
-            self.home.forget()
             self._down()
+            self.home.forget()
 
     def _place(self) -> None:
         environment = self.environment
@@ -283,7 +278,6 @@ class Cluster:
             # Where this driver is: the stack ends with it, and its address stays.
             bundle_label_selector=[here] if role == "gateway" else [{} for _ in bundles],
         )
-        self._groups.append(group)
         deadline = time.monotonic() + PLACING_TIMEOUT_S
         while not group.wait(timeout_seconds=1):
             if self.stopping:
@@ -320,9 +314,9 @@ class Cluster:
             mark.unlink()
 
     def _tell_when_started(self, deadline: float) -> bool:
-        late = [a.launch.name for a in self.actors if a.launch.is_awaited and not a.has_started]
-        # Of a learner on several nodes only the first serves.
-        late = [name for name in late if name not in followers_of(self.placement)]
+        mute = followers_of(self.placement)
+        awaited = [a for a in self.actors if a.launch.is_awaited and a.launch.name not in mute]
+        late = [actor.launch.name for actor in awaited if not actor.has_started]
         if late and time.monotonic() > deadline:
             raise StackError(f"{', '.join(late)} did not start; see their logs in the dashboard")
         if late:
@@ -344,7 +338,8 @@ class Cluster:
 
     def _down(self) -> None:
         leaving = [actor.handle.end.remote(STOP_TIMEOUT_S) for actor in self.actors]
-        ray.wait(leaving, num_returns=len(leaving), timeout=STOP_TIMEOUT_S) if leaving else None
+        if leaving:
+            ray.wait(leaving, num_returns=len(leaving), timeout=STOP_TIMEOUT_S)
         ray.shutdown()
         say("Weir is down")
 

@@ -119,7 +119,7 @@ def test_all_problems_are_told_at_once() -> None:
 
 def test_a_seat_binds_its_processes_to_its_gpus() -> None:
     learner, engine, _ = parse(WISH).seats
-    assert environment_of(learner)["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+    assert environment_of(learner, tuple("01234567"))["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
     visible = ("8", "9", "10", "11", "GPU-e", "GPU-f", "GPU-g", "GPU-h")
     assert environment_of(engine, visible) == {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
