@@ -16,10 +16,8 @@ OpenExchange = Callable[[str], AbstractAsyncContextManager[Exchange]]
 
 @pytest.fixture(scope="session")
 def session_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("valkey"))
-    server.start()
-    yield server
-    server.stop()
+    with Server(tmp_path_factory.mktemp("valkey")) as server:
+        yield server
 
 
 @pytest.fixture
@@ -32,10 +30,8 @@ def server(session_server: Server) -> Server:
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[Server]:
     """A server of this test's own, which it may kill and restart."""
-    server = Server(tmp_path)
-    server.start()
-    yield server
-    server.stop()
+    with Server(tmp_path) as server:
+        yield server
 
 
 @pytest.fixture

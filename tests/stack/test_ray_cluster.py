@@ -63,10 +63,8 @@ def nodes() -> Iterator[Nodes]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    server = Server(tmp_path)
-    server.start()
-    yield server
-    server.stop()
+    with Server(tmp_path) as server:
+        yield server
 
 
 def nodes_of(actors: str) -> set[str]:

@@ -20,10 +20,8 @@ from tests.contract.valkey_server import Server
 @pytest.fixture(scope="session")
 def gateway_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that keeps what other tests' fixtures would empty."""
-    server = Server(tmp_path_factory.mktemp("gateway-valkey"))
-    server.start()
-    yield server
-    server.stop()
+    with Server(tmp_path_factory.mktemp("gateway-valkey")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -30,10 +30,8 @@ TEXTS = [r"1+1=2;\boxed{2}", r"\boxed{\sqrt{4}}", r"\boxed{3}"]
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    server = Server(tmp_path)
-    server.start()
-    yield server
-    server.stop()
+    with Server(tmp_path) as server:
+        yield server
 
 
 StartGrader = Callable[..., subprocess.Popen[bytes]]
