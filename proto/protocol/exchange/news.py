@@ -1,0 +1,46 @@
+"""News of a job: the versions of its policy, and its events."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from protocol import streams
+from protocol.exchange.connection import Connection, Rows, block_ms, flat
+from protocol.frames import decode, encode
+from protocol.messages import JobEvent, PolicyVersion
+
+
+class News(Connection):
+    """What the learner announces, and what a job tells its followers."""
+
+    async def announce(self, policy: PolicyVersion) -> None:
+        """Tell every rollout about new weights. This works when memory is full.
+
+        Raises:
+            Fenced: if the policy's attempt is not the current one.
+        """
+        keys = [streams.POLICY.key(policy.job_id), streams.job_key(policy.job_id)]
+        await self.run("announce", keys, [policy.attempt, *flat(encode(policy))])
+
+    async def newest_policy(self, job_id: str) -> PolicyVersion | None:
+        """The last announced policy, if there is one."""
+        rows = await self.writer.xrevrange(streams.POLICY.key(job_id), count=1)
+        return decode(PolicyVersion, cast(dict[bytes, bytes], rows[0][1])) if rows else None
+
+    async def record_event(self, event: JobEvent) -> bool:
+        """Record an event; False if one with its id was recorded before."""
+        keys = [streams.EVENTS.key(event.job_id), streams.event_ids_key(event.job_id)]
+        return bool(await self.produce("record_event", keys, [event.id, *flat(encode(event))]))
+
+    async def events(
+        self, job_id: str, *, after: str = "0", count: int = 1000, wait_s: float | None = None
+    ) -> list[tuple[str, JobEvent]]:
+        """Events recorded after the entry id ``after``, oldest first, each with its entry id."""
+        block = block_ms(wait_s) if wait_s else None
+        key = streams.EVENTS.key(job_id)
+        reply = await self.reader.xread({key: after}, count=count, block=block)
+        return [
+            (entry_id.decode(), decode(JobEvent, fields))
+            for rows in cast(Rows, reply).values()
+            for entry_id, fields in rows
+        ]
