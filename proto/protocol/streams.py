@@ -13,7 +13,8 @@ active                ActiveJob                           learner             ro
 {job}:policy          PolicyVersion                       learner             every rollout
 {job}:events          JobEvent                            all                 gateway
 {job}:under_way       asked keys not yet taken in, a set  learner             learner, gateway
-{job}:faults          deaths and failures, a hash         rollout, grader     rollout, grader
+{job}:faults          who died or failed at what, a hash  rollout, grader     rollout, grader
+lives:{group}         heartbeats of workers, a hash       rollout, grader     rollout, grader
 {job}:event_ids       ids of recorded events, a set       all                 all
 verdicts              a judge's verdicts, a hash          grader              grader
 verdict_uses          when each was used, a sorted set    grader              grader
@@ -89,8 +90,13 @@ def under_way_key(job_id: str) -> str:
 
 
 def faults_key(job_id: str) -> str:
-    """The hash that counts deaths and failures per entry."""
+    """The hash that names, per entry, the workers that died holding it and where it failed."""
     return f"{PREFIX}{job_id}:faults"
+
+
+def lives_key(group: str) -> str:
+    """The hash that counts the heartbeats of each worker of a group."""
+    return f"{PREFIX}lives:{group}"
 
 
 def event_ids_key(job_id: str) -> str:

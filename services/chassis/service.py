@@ -53,6 +53,11 @@ class Service:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     readiness: Readiness = field(default_factory=Readiness)
 
+    def stop(self) -> None:
+        """Leave in good order, without waiting long for an exchange that is away."""
+        self.exchange.hurry(self.deployment.drain_s)
+        self.stopping.set()
+
     async def pause(self, seconds: float) -> bool:
         """Sleep, but not past the moment when the service is told to stop; True if it was."""
         return await set_within(self.stopping, seconds)
@@ -93,11 +98,13 @@ def run_service(name: str, main: Main, make_app: Callable[[Service], Asgi] | Non
 async def _run(
     name: str, deployment: Deployment, main: Main, make_app: Callable[[Service], Asgi] | None
 ) -> int:
-    me = f"{name}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+    # Before the point the seat, which a restart keeps: the port is that of one process at a time.
+    seat = f"{name}-{socket.gethostname()}-{deployment.port}"
+    me = f"{seat}.{os.getpid()}-{secrets.token_hex(3)}"
     async with connect(deployment.redis_url, me=me) as exchange:
         service = Service(name, deployment, exchange)
         for signum in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(signum, service.stopping.set)
+            asyncio.get_running_loop().add_signal_handler(signum, service.stop)
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _log_what_waits)
         app = Observable(service, make_app(service) if make_app else None)
         async with _serving(app, deployment):

@@ -1,38 +1,52 @@
 """The work loop that every worker shares: claim, show life, handle, hand off, and never lose one.
 
-An error that ``handle`` raises is a *failure* of the entry, which is released and tried again. A
-worker that dies is a *death*, noticed by the others because its heartbeat stops. An entry that was
-held through two deaths is run alone; after three deaths or failures it is handed on as failed, so
-that nothing waits for it.
+Whose fault was it? What `handle` raises says so: `Unworkable` is the entry's own, `WorkerFault` the
+worker's, and anything else a *failure*, to be tried in another seat. A worker that ends without a
+word is a *death*, noticed by the others because its heartbeat stops. An entry that was held through
+two deaths is run alone. It is handed on as failed, so that nothing waits for it, only after enough
+deaths or failures in different seats, or in all that there are.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from protocol.exchange import MAX_DEATHS, MAX_FAILURES, Delivery
+from protocol.exchange import Delivery, Disconnected, Place, Verdict, seat_of
+from protocol.exchange.roster import Roster
 from protocol.frames import FrameError
 from protocol.messages import ActiveJob, GradedGroup, Message, Requested
 from protocol.streams import Stream
 
 from services.chassis import metrics
+from services.chassis.faults import Unworkable, WorkerBroken, WorkerFault
 from services.chassis.service import Service, set_within
 
 I = TypeVar("I", bound=Message)  # noqa: E741  (input)
 O = TypeVar("O", bound=Message)  # noqa: E741  (output)
 log = logging.getLogger(__name__)
 
-_ALONE_AFTER_DEATHS = 2
+ALONE_AFTER_DEATHS = 2
+MAX_DEATHS = 4  # two of them alone
+MAX_FAILURES = 3
+_ENOUGH_SEATS = 3
+_MAX_IN_A_ROW = 5  # different entries that failed here, and none that did not
 _CLAIM_WAIT_S = 0.5
 _LOOK_AGAIN_S = 0.1  # a station tells nobody when it opens
+_PARTING_S = 5.0  # for releases while the exchange may be away
 
 
 def _always(_: ActiveJob) -> bool:
     return True
+
+
+def _never() -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -45,6 +59,24 @@ class Station(Generic[I, O]):
     handle: Callable[[ActiveJob, I], Awaitable[O]]
     capacity: int
     is_open: Callable[[ActiveJob], bool] = _always
+    has_died: Callable[[], bool] = _never  # a part of the worker that any entry may have killed
+
+    @property
+    def group(self) -> str:
+        """The group of workers that share the inputs."""
+        return str(self.inputs[0].group)
+
+
+def is_hopeless(lives: Sequence[str], most: int, seats: Set[str]) -> bool:
+    """Whether so many deaths or failures are the entry's own doing.
+
+    Args:
+        lives: the workers that died holding it, or where it failed.
+        most: so many are enough, if they were in three seats, or in all of ``seats``.
+        seats: where somebody would claim it.
+    """
+    tried = {seat_of(life) for life in lives}
+    return len(lives) >= most and (len(tried) >= _ENOUGH_SEATS or seats <= tried)
 
 
 async def work_forever(service: Service, station: Station) -> None:
@@ -52,66 +84,100 @@ async def work_forever(service: Service, station: Station) -> None:
 
     Waits for: an active job, entries, a free place. Unblocked by: the learner activating a job,
     entries arriving, work finishing, the service stopping.
+
+    Raises:
+        WorkerBroken: if everything fails here.
     """
-    worker = _Worker(service, station)
+    deployment = service.deployment
+    roster = Roster(deployment.claim_idle_s, deployment.heartbeat_s)
+    worker = _Worker(service, station, roster)
     watching = asyncio.create_task(worker.watch_forever())
     claiming = asyncio.create_task(worker.claim_until_stopped())
     try:
         done, _ = await asyncio.wait({watching, claiming}, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
-        await worker.drain(service.deployment.drain_s)
+        await worker.finish_within(deployment.drain_s)
     finally:
-        watching.cancel()
-        claiming.cancel()
+        for task in (claiming, watching):
+            task.cancel()
+        await asyncio.gather(claiming, watching, return_exceptions=True)
+        await worker.leave()
 
 
 @dataclass
 class _Worker(Generic[I, O]):
     service: Service
     station: Station[I, O]
+    roster: Roster
     job: ActiveJob | None = None
     paused: bool = False
+    held: dict[Place, Delivery[I]] = field(default_factory=dict)  # claimed, and not yet let go
     in_flight: dict[Delivery[I], asyncio.Task[None]] = field(default_factory=dict)
     troubled: list[Delivery[I]] = field(default_factory=list)  # to be run alone
+    is_alone: bool = False  # what is in flight may kill its worker
+    failed_in_a_row: set[Place] = field(default_factory=set)
+    looked_at: float = float("-inf")
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def watch_forever(self) -> None:
-        """Consumes the active job and its requested state; produces heartbeats and reclaims.
+        """Consumes the active job, its requested state, and the others' signs of life.
 
         Waits for: the next heartbeat. Unblocked by: time.
         """
         while True:
             await self._follow_job()
             await self._show_life()
-            await self._take_over()
             await asyncio.sleep(self.service.deployment.heartbeat_s)
 
     async def claim_until_stopped(self) -> None:
-        """Consumes new entries, as many as there are free places; produces tasks in flight.
+        """Consumes entries, as many as there are free places; produces tasks in flight.
 
         Waits for: an open station, a free place, entries. Unblocked by: those. A claim is never cut
-        short: its reply may hold entries that nobody else knows of.
+        short: its reply may hold entries that nobody else knows of. Only here anything is claimed,
+        so that an entry which is ours and not held was claimed by a lost reply.
         """
         while not self.service.stopping.is_set():
-            free = self.station.capacity - len(self.in_flight)
-            if not self._may_claim() or self.troubled or free <= 0:
+            self._check_that_something_works()
+            self._run_troubled_alone()
+            if self._may_claim() and self._free > 0:
+                await self._take_over()
+            if self._may_claim() and self._free > 0:
+                await self._claim()
+            else:
                 await self._until_changed()
-                continue
-            assert self.job is not None
-            for delivery in await self.service.exchange.claim(
-                self.station.inputs, self.job.job_id, count=free, wait_s=_CLAIM_WAIT_S
-            ):
-                await self._start_or_release(delivery)
 
-    async def drain(self, grace_s: float) -> None:
-        """Finish what is in flight within ``grace_s``; release the rest unharmed."""
+    async def finish_within(self, grace_s: float) -> None:
+        """Wait until what is in flight has ended, but for ``grace_s`` at the longest."""
         if self.in_flight:
             await asyncio.wait(set(self.in_flight.values()), timeout=grace_s)
-        await self._release_everything()
+
+    async def leave(self) -> None:
+        """Release everything; what may have killed a part of this worker counts as that."""
+        verdict = "deaths" if self.station.has_died() else "unharmed"
+        with suppress(TimeoutError, *Disconnected):
+            async with asyncio.timeout(_PARTING_S):
+                await self._release_everything(verdict)
+                await self.service.exchange.leave(self.station.group)
+
+    @property
+    def _free(self) -> int:
+        """How many entries may be started now."""
+        if self.is_alone or self.troubled:
+            return 0
+        return self.station.capacity - len(self.in_flight)
+
+    @property
+    def _seats(self) -> Set[str]:
+        return self.roster.seats | {seat_of(self.service.exchange.me)}
 
     def _may_claim(self) -> bool:
-        return self.job is not None and not self.paused and self.station.is_open(self.job)
+        return (
+            self.job is not None
+            and not self.paused
+            and not self.station.has_died()
+            and self.station.is_open(self.job)
+        )
 
     async def _until_changed(self) -> None:
         self.changed.clear()
@@ -128,50 +194,73 @@ class _Worker(Generic[I, O]):
         self.paused = wanted is not Requested.RUN
 
     async def _show_life(self) -> None:
-        lost = await self.service.exchange.heartbeat([*self.in_flight, *self.troubled])
-        for delivery in list(self.in_flight):
-            if delivery.entry_id in lost and delivery in self.in_flight:
-                self.in_flight[delivery].cancel()
-                metrics.LOST.inc()
-        self.troubled = [entry for entry in self.troubled if entry.entry_id not in lost]
+        held = list(self.held.values())
+        pulse = await self.service.exchange.heartbeat(
+            self.station.group,
+            self.station.inputs if self.job else (),
+            self.job.job_id if self.job else "",
+            held=[entry for entry in held if self.job and entry.job_id == self.job.job_id],
+            may_claim=self._may_claim() and not self.service.stopping.is_set(),
+        )
+        self.roster.look(pulse.lives, time.monotonic())
+        for delivery in held:
+            if delivery.place in pulse.lost and delivery.place in self.held:
+                self._lose(delivery)
+
+    def _lose(self, delivery: Delivery[I]) -> None:
+        """Others have taken it over."""
+        metrics.LOST.inc()
+        self.held.pop(delivery.place, None)
+        if delivery in self.in_flight:
+            self.in_flight[delivery].cancel()
+        self.troubled = [entry for entry in self.troubled if entry is not delivery]
 
     async def _take_over(self) -> None:
-        if not self._may_claim() or self.job is None:
+        """Bury the dead, and claim what was released; once in a heartbeat."""
+        now = time.monotonic()
+        if self.job is None or now < self.looked_at + self.service.deployment.heartbeat_s:
             return
-        for stream in self.station.inputs:
-            free = self.station.capacity - len(self.in_flight) - len(self.troubled)
-            if free <= 0:
+        self.looked_at = now
+        exchange, station, job_id = self.service.exchange, self.station, self.job.job_id
+        for life, beats in list(self.roster.dead(exchange.me)):
+            buried = await exchange.bury(station.group, life, beats, station.inputs, job_id)
+            if buried > 0:
+                metrics.DEATHS.inc()
+                log.warning("a worker has died", extra={"worker": life, "entries": buried})
+        for stream in station.inputs:
+            if (free := self._free) <= 0:
                 return
-            for delivery in await self.service.exchange.reclaim(
-                stream,
-                self.job.job_id,
-                idle_s=self.service.deployment.claim_idle_s,
-                count=free,
+            for delivery in await exchange.reclaim(
+                stream, job_id, count=free, held=self.held.values(), seats=self._seats
             ):
                 metrics.RECLAIMED.inc()
                 await self._admit(delivery)
 
+    async def _claim(self) -> None:
+        assert self.job is not None
+        for delivery in await self.service.exchange.claim(
+            self.station.inputs, self.job.job_id, count=self._free, wait_s=_CLAIM_WAIT_S
+        ):
+            await self._admit(delivery)
+
     async def _admit(self, delivery: Delivery[I]) -> None:
-        if delivery.deaths >= MAX_DEATHS:
-            await self._give_up(delivery, "deaths", f"{delivery.deaths} workers died holding it")
-        elif delivery.failures >= MAX_FAILURES:
-            await self._give_up(delivery, "failures", f"it failed {delivery.failures} times")
-        elif delivery.deaths >= _ALONE_AFTER_DEATHS:
+        """The job may have ended or been paused, or we been stopped, while it was on its way."""
+        self.held[delivery.place] = delivery
+        is_wanted = self.job is not None and self.job.job_id == delivery.job_id and not self.paused
+        if not is_wanted or self.service.stopping.is_set():
+            await self._release(delivery)
+        elif is_hopeless(delivery.deaths, MAX_DEATHS, self._seats):
+            died = ", ".join(delivery.deaths)
+            await self._give_up(delivery, "deaths", f"workers died holding it: {died}")
+        elif len(delivery.deaths) >= ALONE_AFTER_DEATHS:
             self.troubled.append(delivery)
-            self._start_troubled()
         else:
             self._start(delivery)
 
-    async def _start_or_release(self, delivery: Delivery[I]) -> None:
-        """The job may have ended, or been paused, while the claim was on its way."""
-        if self.job is not None and self.job.job_id == delivery.job_id and not self.paused:
-            self._start(delivery)
-        else:
-            await self.service.exchange.release(delivery, failed=False)
-
-    def _start_troubled(self) -> None:
+    def _run_troubled_alone(self) -> None:
         """Run an entry that may kill its worker only when it can take nothing else with it."""
         if self.troubled and not self.in_flight:
+            self.is_alone = True
             self._start(self.troubled.pop(0))
 
     def _start(self, delivery: Delivery[I]) -> None:
@@ -182,43 +271,74 @@ class _Worker(Generic[I, O]):
 
     def _finished(self, delivery: Delivery[I]) -> None:
         del self.in_flight[delivery]
+        self.is_alone = self.is_alone and bool(self.in_flight)
         metrics.IN_FLIGHT.set(len(self.in_flight))
         self.changed.set()
-        self._start_troubled()
 
     async def _work_on(self, delivery: Delivery[I]) -> None:
+        with suppress(*Disconnected):  # whoever watches meets it too, and ends the worker
+            await self._try(delivery)
+
+    async def _try(self, delivery: Delivery[I]) -> None:
         assert self.job is not None
         try:
             result = await self.station.handle(self.job, delivery.message())
+            await self._hand_off(delivery, result)
         except FrameError as error:
             await self._give_up(delivery, "unreadable", str(error))
+        except Unworkable as error:
+            await self._give_up(delivery, "unworkable", str(error))
+        except Disconnected:
+            raise
         except Exception as error:
             log.exception("failed", extra={"key": delivery.key, "stream": delivery.stream.name})
             await self._failed(delivery, error)
-        else:
-            handed_off = await self.service.exchange.hand_off(delivery, self.station.output, result)
-            (
-                metrics.HANDED_OFF.labels(self.station.output.name) if handed_off else metrics.LOST
-            ).inc()
+
+    async def _hand_off(self, delivery: Delivery[I], result: O) -> None:
+        exchange, output = self.service.exchange, self.station.output
+        handed_off = await exchange.hand_off(delivery, output, result)
+        self.held.pop(delivery.place, None)
+        self.failed_in_a_row.clear()
+        (metrics.HANDED_OFF.labels(output.name) if handed_off else metrics.LOST).inc()
 
     async def _failed(self, delivery: Delivery[I], error: Exception) -> None:
         metrics.FAILURES.inc()
-        failures = await self.service.exchange.release(delivery, failed=True)
-        if failures >= MAX_FAILURES:
+        self.failed_in_a_row.add(delivery.place)
+        failures = [*delivery.failures, self.service.exchange.me]
+        if self.station.has_died():
+            await self._release(delivery, "deaths")
+        elif isinstance(error, WorkerFault):
+            await self._release(delivery)
+        elif is_hopeless(failures, MAX_FAILURES, self._seats):
             await self._give_up(delivery, "failures", f"{type(error).__name__}: {error}")
+        else:
+            await self._release(delivery, "failures")
+
+    def _check_that_something_works(self) -> None:
+        if len(self.failed_in_a_row) >= _MAX_IN_A_ROW:
+            why = (
+                f"{len(self.failed_in_a_row)} groups in a row failed in this worker and none did "
+                "not; it leaves them to others and ends, to be started anew; see its log above"
+            )
+            self.service.readiness.set(False, why)
+            raise WorkerBroken(why)
 
     async def _give_up(self, delivery: Delivery[I], why: str, reason: str) -> None:
         metrics.GIVEN_UP.labels(why).inc()
         log.error("given up", extra={"key": delivery.key, "reason": reason})
         failure = delivery.as_failed(f"{why}: {reason}")
         await self.service.exchange.hand_off(delivery, self.station.failures, failure)
+        self.held.pop(delivery.place, None)
 
-    async def _release_everything(self) -> None:
-        held = [*self.in_flight, *self.troubled]
+    async def _release(self, delivery: Delivery[I], verdict: Verdict = "unharmed") -> None:
+        await self.service.exchange.release(delivery, verdict)
+        self.held.pop(delivery.place, None)
+
+    async def _release_everything(self, verdict: Verdict = "unharmed") -> None:
         self.troubled = []
         tasks = list(self.in_flight.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for delivery in held:
-            await self.service.exchange.release(delivery, failed=False)
+        for delivery in list(self.held.values()):
+            await self._release(delivery, verdict)

@@ -11,9 +11,8 @@ from prometheus_client import Counter, Histogram
 from protocol.messages import Grade, Graded, RolloutGroup, Score, Task, Ungradable
 from protocol.rewards import Check, Reward
 
+from services.chassis.faults import WorkerFault
 from services.grader.composition import Scored, combined
-from services.grader.nursery import NurseryError
-from services.grader.pool import PoolClosedError
 from services.grader.tools import Tools
 from services.grader.verifiers import VERIFIERS
 
@@ -30,7 +29,7 @@ async def grade(reward: Reward, group: RolloutGroup, tools: Tools) -> tuple[Grad
     """One grade per response, in order. All responses are graded at once.
 
     Raises:
-        PoolClosedError, NurseryError: if there is no pool, after what needs none has been graded.
+        WorkerFault: if there is no pool, after what needs none has been graded.
     """
     task = group.request.task
     return await _all(
@@ -75,7 +74,7 @@ async def _verified(check: Check, task: Task, text: str, tools: Tools) -> Score:
     verify = VERIFIERS[check.verifier]
     try:
         return await verify(task, text, check, tools)
-    except (PoolClosedError, NurseryError):
+    except WorkerFault:
         raise  # of no response: the group is for another grader
     except Exception:
         log.exception("a verifier failed", extra={"verifier": check.verifier, "task": task.id})

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client import Gauge
 
+from services.chassis.faults import WorkerFault
 from services.grader.nursery_process import MAX_MESSAGE_BYTES
 from services.grader.pool_pipe import Pipe
 
@@ -21,7 +22,7 @@ ALIVE = Gauge("weir_pool_workers_alive", "Worker processes of the pool that live
 _EXIT_S = 5.0
 
 
-class NurseryError(RuntimeError):
+class NurseryError(WorkerFault):
     """No worker can be had; what the nursery process died of is on standard error."""
 
 

@@ -17,6 +17,7 @@ from typing import Self
 from prometheus_client import Counter, Gauge, Histogram
 from pydantic import JsonValue
 
+from services.chassis.faults import WorkerFault
 from services.grader.nursery import Death, Nursery, NurseryError, Worker
 from services.grader.pool_outcome import Cause, Failed, Value, harm, outcome_of
 from services.grader.pool_pipe import NoAnswer
@@ -41,7 +42,7 @@ _BURIAL_S = 5.0  # from the order to kill a worker to the news of its death
 _WORKERS_PER_CALL = 3  # lost through no fault of the call, before it is given up
 
 
-class PoolClosedError(RuntimeError):
+class PoolClosedError(WorkerFault):
     """The pool was closed before the call had ended: there is no verdict on it."""
 
 

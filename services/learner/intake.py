@@ -21,7 +21,7 @@ TAKEN_IN = Counter("weir_groups_taken_in_total", "Graded groups logged by the le
 REPEATED = Counter("weir_groups_repeated_total", "Graded groups that were in the log already")
 _CLAIM_COUNT = 64
 _CLAIM_WAIT_S = 0.5
-_RECLAIM_EVERY_S = 5.0
+_ADOPT_EVERY_S = 5.0
 
 
 class Intake:
@@ -58,24 +58,21 @@ class Intake:
         """Consumes GRADED; produces logged groups, ready for their step.
 
         Waits for: graded groups. Unblocked by: the graders. Whatever an earlier life of the learner
-        had claimed is claimed first; whatever a lost reply left behind, now and then.
+        had claimed is adopted first; whatever a lost reply left behind, now and then.
         """
-        idle_s = 0.0
         next_look = 0.0
         loop = asyncio.get_running_loop()
         while True:
             deliveries = await self.exchange.claim(
                 [GRADED], self.job_id, count=_CLAIM_COUNT, wait_s=_CLAIM_WAIT_S
             )
-            if loop.time() >= next_look:
-                deliveries += await self.exchange.reclaim(
-                    GRADED, self.job_id, idle_s=idle_s, count=_CLAIM_COUNT
-                )
-                # One full look may not have fetched everything an earlier life had claimed.
-                if len(deliveries) < _CLAIM_COUNT:
-                    idle_s, next_look = _RECLAIM_EVERY_S, loop.time() + _RECLAIM_EVERY_S
             if deliveries:
                 await self.take_in(deliveries)
+            if loop.time() >= next_look:
+                left = await self.exchange.adopt(GRADED, self.job_id, count=_CLAIM_COUNT)
+                await self.take_in(left)
+                if not left:
+                    next_look = loop.time() + _ADOPT_EVERY_S
 
     async def take_in(self, deliveries: Sequence[Delivery[GradedGroup]]) -> None:
         """Log the groups that are new, then take all of them out of the exchange."""

@@ -6,8 +6,10 @@ from typing import Any, Protocol
 
 from protocol.messages import Task
 
+from services.chassis.faults import Unworkable
 
-class PromptError(ValueError):
+
+class PromptError(Unworkable):
     """A task that cannot be a prompt of this model; the text says what to change."""
 
 

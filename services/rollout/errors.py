@@ -1,5 +1,7 @@
 """What can go wrong between this service and its engine."""
 
+from services.chassis.faults import WorkerFault
+
 
 class EngineError(RuntimeError):
     """The engine could not do what was asked of it."""
@@ -9,17 +11,13 @@ class SamplingError(EngineError):
     """The engine ended a response in a way that is not an answer."""
 
 
-class LoadError(EngineError):
+class LoadError(EngineError, WorkerFault):
     """New weights were not loaded; the engine samples nothing until a load succeeds."""
 
 
-class EngineUnfit(EngineError):
+class EngineUnfit(EngineError, WorkerFault):
     """The weights belong into another engine; this process must end, to be started anew."""
 
 
-class EngineDied(EngineError):
+class EngineDied(EngineError, WorkerFault):
     """A process of the engine has ended; this process must end, too, to be started anew."""
-
-
-class PolicyTooOld(RuntimeError):
-    """No policy that may answer a request was announced in time."""

@@ -15,7 +15,7 @@ from protocol.messages import ActiveJob, PolicyVersion, RolloutRequest
 from protocol.weights import WeightsError, WeightsGone
 
 from services.chassis.service import Service
-from services.rollout.errors import EngineDied, EngineUnfit, LoadError, PolicyTooOld
+from services.rollout.errors import EngineDied, EngineUnfit, LoadError
 from services.rollout.samples import version_label
 from services.rollout.settings import EngineSettings
 from services.rollout.shape import ModelShape, verified_shape
@@ -39,7 +39,6 @@ SYNC_FAILURES = Counter("weir_weight_sync_failures_total", "Weight syncs that fa
 _POLL_S = 0.05
 _RETRY_S = 1.0
 _MAX_LOAD_FAILURES = 3
-_POLICY_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -76,27 +75,26 @@ class PolicyFollower:
         self.engine: Engine | None = None
         self.serving: Serving | None = None  # None while the engine's weights are of no version
         self._started_with: Serving | None = None
+        self._last_job = ""
         self._load_failures = 0
         self._changed = asyncio.Condition()
 
     def serves(self, job: ActiveJob) -> bool:
-        """Whether a policy of this job is loaded."""
-        return self.serving is not None and self.serving.policy.job_id == job.job_id
+        """Whether a policy of this job is loaded, or has been and makes way for the next."""
+        return self._last_job == job.job_id
+
+    def has_died(self) -> bool:
+        """Whether a process of the engine has ended."""
+        return self.engine is not None and self.engine.has_died
 
     async def engine_for(self, request: RolloutRequest) -> Engine:
         """The engine, once it samples from a policy that may answer the request.
 
-        Raises:
-            PolicyTooOld: if no such policy is announced within ten minutes.
+        It waits while weights are loaded, and as long as a learner needs to replay its log: who
+        holds a request loses it if the job is paused or ends.
         """
-        try:
-            async with asyncio.timeout(_POLICY_TIMEOUT_S), self._changed:
-                await self._changed.wait_for(lambda: may_answer(self.serving, request))
-        except TimeoutError as error:
-            raise PolicyTooOld(
-                f"{request.key} needs version {request.min_version} of the policy, which was not "
-                f"announced within {_POLICY_TIMEOUT_S:g} s: see the learner's log"
-            ) from error
+        async with self._changed:
+            await self._changed.wait_for(lambda: may_answer(self.serving, request))
         assert self.engine is not None
         return self.engine
 
@@ -121,7 +119,7 @@ class PolicyFollower:
             EngineDied: if the engine has died, whether or not it was at work.
         """
         while not await self.service.pause(_POLL_S):
-            if self.engine is not None and self.engine.has_died:
+            if self.has_died():
                 raise EngineDied("a process of the engine has ended; see its log above")
 
     def shut_down(self) -> None:
@@ -149,7 +147,8 @@ class PolicyFollower:
         except WeightsError as error:
             return self._failed("damaged", error, _RETRY_S)
         except LoadError as error:
-            self.serving = None
+            if not (self.service.deployment.weights_dir / newest.folder).exists():
+                return self._failed("gone", error, _POLL_S)  # taken away while it was read
             self._load_failures += 1
             if self._load_failures >= _MAX_LOAD_FAILURES:
                 raise
@@ -190,6 +189,7 @@ class PolicyFollower:
             raise EngineUnfit(f"the new policy needs another engine, so this one ends: {reason}")
         label = version_label(serving.policy.attempt, serving.policy.number)
         keep_kv = job.recipe.rollout.kv_after_sync == "keep"
+        self.serving = None  # requests wait from here until a load has succeeded
         return await self.engine.load(folder, label, keep_kv=keep_kv)
 
     async def _serve(self, serving: Serving, seconds: dict[str, float]) -> None:
@@ -199,7 +199,7 @@ class PolicyFollower:
         SYNCS.inc()
         POLICY_VERSION.set(serving.policy.number)
         async with self._changed:
-            self.serving = serving
+            self.serving, self._last_job = serving, serving.policy.job_id
             self._changed.notify_all()
         self.service.readiness.set(True)
         log.info(

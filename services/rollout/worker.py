@@ -14,7 +14,6 @@ from services.chassis.service import Service
 from services.chassis.work import Station, work_forever
 from services.rollout.chat import prompt_ids
 from services.rollout.engine import Engine
-from services.rollout.errors import EngineDied
 from services.rollout.policy_sync import PolicyFollower
 from services.rollout.samples import Sample, group_of
 from services.rollout.settings import read_number
@@ -47,6 +46,7 @@ async def sample_groups(service: Service) -> None:
         handle=worker.sample_group,
         capacity=read_number(os.environ, "WEIR_ROLLOUT_GROUPS_IN_FLIGHT", int, 32),
         is_open=follower.serves,
+        has_died=follower.has_died,
     )
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -68,7 +68,6 @@ class GroupSampler:
 
         Raises:
             PromptError: if the task cannot be a prompt of this model.
-            PolicyTooOld: if no policy that may answer is announced in time.
             SamplingError: if a response is not an answer.
         """
         engine = await self.follower.engine_for(request)
@@ -82,22 +81,11 @@ class GroupSampler:
         )
         started = time.monotonic()
         with SAMPLING.track_inprogress():
-            samples = await self._generate(engine, prompt, request)
+            samples = await engine.generate(prompt, sampling, request.group_size, request.seed)
         _count(request, prompt, samples)
         seconds = time.monotonic() - started
         GROUP_SECONDS.observe(seconds)
         return group_of(request, prompt, samples, seconds)
-
-    async def _generate(
-        self, engine: Engine, prompt: list[int], request: RolloutRequest
-    ) -> list[Sample]:
-        try:
-            return await engine.generate(prompt, request.sampling, request.group_size, request.seed)
-        except EngineDied:
-            # The process is about to end. That must count as a death, which spares the other
-            # groups in flight, not as a failure of each of them.
-            await asyncio.Event().wait()
-            raise
 
 
 def _count(request: RolloutRequest, prompt: list[int], samples: list[Sample]) -> None:

@@ -14,8 +14,6 @@ from protocol.streams import GRADED, REQUESTS, ROLLOUTS, Stream
 
 from tests.builders import a_graded_group, a_group
 
-_IDLE_S = 1.0
-
 
 async def roll_out_forever(exchange: Exchange) -> None:
     await _work_forever(exchange, REQUESTS, ROLLOUTS, _rolled_out)
@@ -51,8 +49,22 @@ async def ask_all(exchange: Exchange, requests: Iterable[RolloutRequest]) -> Non
         await exchange.ask(request)
 
 
+async def take_over(exchange: Exchange, *inputs: Stream, job_id: str = "job") -> list[Delivery]:
+    """Bury all other workers without any patience, and claim what is free."""
+    group = str(inputs[0].group)
+    pulse = await exchange.heartbeat(group, inputs, job_id)
+    for life, beats in pulse.lives.items():
+        if life != exchange.me:
+            await exchange.bury(group, life, beats, inputs, job_id)
+    return [
+        delivery
+        for stream in inputs
+        for delivery in await exchange.reclaim(stream, job_id, count=9)
+    ]
+
+
 async def _next(exchange: Exchange, stream: Stream) -> list[Delivery]:
-    reclaimed = await exchange.reclaim(stream, "job", idle_s=_IDLE_S, count=4)
+    reclaimed = await exchange.reclaim(stream, "job", count=4)
     return reclaimed + await exchange.claim([stream], "job", count=4, wait_s=0.02)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Set
 
 import pytest
 from protocol import streams
-from protocol.exchange import Backlog, Delivery, Exchange, Fenced
+from protocol.exchange import Backlog, Delivery, Exchange, Fenced, Place, work
 from protocol.frames import FrameError
 from protocol.messages import GradedGroup, RolloutRequest
 from protocol.recipe import Purpose
@@ -14,11 +15,10 @@ from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS, ROLLOUTS, Stream
 
 from tests.builders import a_graded_group, a_group, a_job_record, a_request
 from tests.contract.conftest import OpenExchange
+from tests.contract.line import take_over
 from tests.contract.valkey_server import Server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
-
-IDLE_S = 0.06
 
 
 async def begin(exchange: Exchange, job_id: str = "job") -> int:
@@ -43,6 +43,10 @@ async def claim_one(exchange: Exchange) -> Delivery[RolloutRequest]:
     return delivery
 
 
+async def lost(exchange: Exchange, *held: Delivery) -> Set[Place]:
+    return (await exchange.heartbeat("rollout", (REQUESTS,), "job", held=held)).lost
+
+
 async def test_an_ask_reaches_a_worker_whole(exchange: Exchange) -> None:
     await begin(exchange)
     request = a_request(number=7)
@@ -51,7 +55,7 @@ async def test_an_ask_reaches_a_worker_whole(exchange: Exchange) -> None:
     assert delivery.message() == request
     assert delivery.key == "train:7"
     assert delivery.purpose_and_number() == (Purpose.TRAIN, 7)
-    assert (delivery.deaths, delivery.failures) == (0, 0)
+    assert (delivery.deaths, delivery.failures) == ((), ())
 
 
 async def test_asking_twice_asks_once(exchange: Exchange) -> None:
@@ -165,9 +169,12 @@ async def test_a_cancelled_claim_leaves_a_sound_connection(
 async def test_no_job_is_no_work(exchange: Exchange) -> None:
     delivery = Delivery(REQUESTS, "nobody", "1-0", "train:0", {})
     assert await exchange.claim((REQUESTS,), "nobody", count=1, wait_s=0.01) == []
-    assert await exchange.reclaim(REQUESTS, "nobody", idle_s=0, count=1) == []
-    assert await exchange.heartbeat([delivery]) == {"1-0"}
-    assert await exchange.release(delivery, failed=True) == -1
+    assert await exchange.reclaim(REQUESTS, "nobody", count=1) == []
+    assert await exchange.adopt(REQUESTS, "nobody", count=1) == []
+    pulse = await exchange.heartbeat("rollout", (REQUESTS,), "nobody", held=[delivery])
+    assert pulse.lost == {delivery.place}
+    assert await exchange.bury("rollout", "nobody", 0, (REQUESTS,), "nobody") == 0
+    assert not await exchange.release(delivery, "failures")
     assert not await exchange.hand_off(delivery, ROLLOUTS, a_group())
     assert await exchange.backlog(REQUESTS, "nobody") == Backlog(0, 0)
     assert await exchange.under_way("nobody") == set()
@@ -179,10 +186,10 @@ async def test_work_on_a_job_that_ended_is_quietly_nothing(exchange: Exchange) -
         await exchange.ask(a_request(number=number))
     held, other = await claim_all(exchange)
     await end(exchange)
-    assert await exchange.heartbeat([held, other]) == {held.entry_id, other.entry_id}
+    assert await lost(exchange, held, other) == {held.place, other.place}
     assert not await exchange.hand_off(held, ROLLOUTS, a_group())
-    assert await exchange.release(other, failed=True) == -1
-    assert await exchange.reclaim(REQUESTS, "job", idle_s=0, count=9) == []
+    assert not await exchange.release(other, "failures")
+    assert await exchange.reclaim(REQUESTS, "job", count=9) == []
 
 
 async def test_who_waits_for_work_of_a_job_that_ends_gets_nothing(
@@ -225,8 +232,7 @@ async def test_two_workers_with_one_entry_make_one_result(
     await exchange.ask(a_request())
     async with open_exchange("slow") as slow, open_exchange("heir") as heir:
         held = await claim_one(slow)
-        await asyncio.sleep(IDLE_S)
-        (inherited,) = await heir.reclaim(REQUESTS, "job", idle_s=IDLE_S, count=1)
+        (inherited,) = await take_over(heir, REQUESTS)
         handed_off = await asyncio.gather(
             slow.hand_off(held, ROLLOUTS, a_group()),
             heir.hand_off(inherited, ROLLOUTS, a_group()),
@@ -236,32 +242,50 @@ async def test_two_workers_with_one_entry_make_one_result(
     assert await exchange.backlog(ROLLOUTS, "job") == Backlog(entries=1, claimed=0)
 
 
-async def test_a_heartbeat_keeps_an_entry(exchange: Exchange, open_exchange: OpenExchange) -> None:
+async def test_a_worker_that_shows_life_cannot_be_buried(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
     await begin(exchange)
     await exchange.ask(a_request())
     async with open_exchange("worker") as worker, open_exchange("heir") as heir:
         held = await claim_one(worker)
-        for _ in range(4):
-            await asyncio.sleep(0.03)
-            assert await worker.heartbeat([held]) == set()
-            assert await heir.reclaim(REQUESTS, "job", idle_s=0.09, count=1) == []
+        for _ in range(3):
+            seen = (await heir.heartbeat("rollout", (REQUESTS,), "job")).lives["worker"]
+            assert await lost(worker, held) == set()
+            assert await heir.bury("rollout", "worker", seen, (REQUESTS,), "job") == -1
+            assert await heir.reclaim(REQUESTS, "job", count=1) == []
 
 
 async def test_a_heartbeat_tells_what_was_lost_and_takes_nothing_back(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
     await begin(exchange)
-    for number in range(3):
+    for number in range(2):
         await exchange.ask(a_request(number=number))
     async with open_exchange("slow") as slow, open_exchange("heir") as heir:
-        kept, taken, done = await claim_all(slow)
+        taken, done = await claim_all(slow)
         assert await slow.hand_off(done, ROLLOUTS, a_group())
-        await asyncio.sleep(IDLE_S)
-        assert await slow.heartbeat([kept]) == set()
-        (inherited,) = await heir.reclaim(REQUESTS, "job", idle_s=IDLE_S, count=9)
+        (inherited,) = await take_over(heir, REQUESTS)
         assert inherited.entry_id == taken.entry_id
-        assert await slow.heartbeat([kept, taken, done]) == {taken.entry_id, done.entry_id}
-        assert await heir.heartbeat([inherited]) == set()
+        assert await lost(slow, taken, done) == {taken.place, done.place}
+        assert await lost(heir, inherited) == set()
+
+
+async def test_entries_of_two_streams_with_one_id_are_told_apart(
+    exchange: Exchange, server: Server
+) -> None:
+    await begin(exchange)
+    with server.client() as client:
+        for stream in (REQUESTS, EVAL_REQUESTS):
+            client.xadd(stream.key("job"), {"key": "train:0", "header": "x"}, id="7-7")
+    train, evaluation = (
+        *await claim_all(exchange, REQUESTS),
+        *await claim_all(exchange, EVAL_REQUESTS),
+    )
+    await exchange.hand_off(evaluation, GRADED, evaluation.as_failed("no matter why"))
+    inputs = (EVAL_REQUESTS, REQUESTS)
+    pulse = await exchange.heartbeat("rollout", inputs, "job", held=[train, evaluation])
+    assert pulse.lost == {evaluation.place}
 
 
 async def test_a_worker_without_life_counts_as_a_death(
@@ -270,12 +294,44 @@ async def test_a_worker_without_life_counts_as_a_death(
     await begin(exchange)
     await exchange.ask(a_request())
     await claim_one(exchange)
+    dead = ["learner-1"]
     for death in (1, 2, 3):
-        await asyncio.sleep(IDLE_S)
         async with open_exchange(f"heir-{death}") as heir:
-            (delivery,) = await heir.reclaim(REQUESTS, "job", idle_s=IDLE_S, count=9)
-        assert (delivery.deaths, delivery.failures) == (death, 0)
+            (delivery,) = await take_over(heir, REQUESTS)
+        assert (delivery.deaths, delivery.failures) == (tuple(dead), ())
         assert delivery.message() == a_request()
+        dead.append(f"heir-{death}")
+
+
+async def test_who_was_taken_for_dead_and_lives_takes_its_death_back(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    await begin(exchange)
+    await exchange.ask(a_request())
+    async with open_exchange("frozen") as frozen, open_exchange("heir") as heir:
+        held = await claim_one(frozen)
+        (inherited,) = await take_over(heir, REQUESTS)
+        assert inherited.deaths == ("frozen",)
+        assert await lost(frozen, held) == {held.place}
+        await heir.release(inherited)
+        (again,) = await heir.reclaim(REQUESTS, "job", count=9)
+        assert again.deaths == ()
+
+
+async def test_who_leaves_in_good_order_is_forgotten(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    async with open_exchange("leaver") as leaver:
+        await leaver.heartbeat("rollout")
+        assert "leaver" in (await exchange.heartbeat("rollout")).lives
+        await leaver.leave("rollout")
+        assert "leaver" not in (await exchange.heartbeat("rollout")).lives
+
+
+async def test_a_worker_that_would_claim_nothing_says_so(exchange: Exchange) -> None:
+    assert (await exchange.heartbeat("rollout")).lives == {"learner-1": 1}
+    assert (await exchange.heartbeat("rollout", may_claim=False)).lives == {"learner-1": -2}
+    assert (await exchange.heartbeat("rollout")).lives == {"learner-1": 3}
 
 
 async def test_a_release_is_no_death_and_needs_no_wait(
@@ -283,22 +339,33 @@ async def test_a_release_is_no_death_and_needs_no_wait(
 ) -> None:
     await begin(exchange)
     await exchange.ask(a_request())
-    assert await exchange.release(await claim_one(exchange), failed=False) == 0
+    assert await exchange.release(await claim_one(exchange))
     async with open_exchange("heir") as heir:
-        (delivery,) = await heir.reclaim(REQUESTS, "job", idle_s=15, count=9)
-    assert (delivery.deaths, delivery.failures) == (0, 0)
+        (delivery,) = await heir.reclaim(REQUESTS, "job", count=9)
+    assert (delivery.deaths, delivery.failures) == ((), ())
 
 
-async def test_failures_are_counted_apart_from_deaths(
+async def test_a_failure_goes_to_another_seat_while_there_is_one(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
     await begin(exchange)
     await exchange.ask(a_request())
-    delivery = await claim_one(exchange)
-    for failure in (1, 2, 3):
-        assert await exchange.release(delivery, failed=True) == failure
-        (delivery,) = await exchange.reclaim(REQUESTS, "job", idle_s=15, count=9)
-        assert (delivery.deaths, delivery.failures) == (0, failure)
+    seats = {"bad-host-1", "good-host-2"}
+    async with (
+        open_exchange("bad-host-1.10-a") as bad,
+        open_exchange("bad-host-1.11-b") as restarted,
+        open_exchange("good-host-2.12-c") as good,
+    ):
+        await bad.release(await claim_one(bad), "failures")
+        for worker in (bad, restarted):
+            assert await worker.reclaim(REQUESTS, "job", count=9, seats=seats) == []
+        (delivery,) = await good.reclaim(REQUESTS, "job", count=9, seats=seats)
+        assert (delivery.deaths, delivery.failures) == ((), (bad.me,))
+        await good.release(delivery, "failures")
+        (delivery,) = await restarted.reclaim(REQUESTS, "job", count=9, seats=seats)
+        assert delivery.failures == (bad.me, good.me)
+        await restarted.release(delivery, "failures")
+        (delivery,) = await bad.reclaim(REQUESTS, "job", count=9, seats={"bad-host-1"})
 
 
 async def test_a_lost_entry_cannot_be_released(
@@ -307,18 +374,16 @@ async def test_a_lost_entry_cannot_be_released(
     await begin(exchange)
     await exchange.ask(a_request())
     held = await claim_one(exchange)
-    await asyncio.sleep(IDLE_S)
     async with open_exchange("heir") as heir:
-        await heir.reclaim(REQUESTS, "job", idle_s=IDLE_S, count=1)
-        assert await exchange.release(held, failed=True) == -1
-        assert await heir.reclaim(REQUESTS, "job", idle_s=15, count=1) == []
+        await take_over(heir, REQUESTS)
+        assert not await exchange.release(held, "failures")
 
 
 async def test_the_faults_of_an_entry_go_with_it(exchange: Exchange, server: Server) -> None:
     await begin(exchange)
     await exchange.ask(a_request())
-    await exchange.release(await claim_one(exchange), failed=True)
-    (delivery,) = await exchange.reclaim(REQUESTS, "job", idle_s=15, count=1)
+    await exchange.release(await claim_one(exchange), "failures")
+    (delivery,) = await exchange.reclaim(REQUESTS, "job", count=1)
     with server.client() as client:
         assert client.hlen(streams.faults_key("job")) == 1
         await exchange.hand_off(delivery, ROLLOUTS, a_group())
@@ -329,13 +394,28 @@ async def test_a_claim_whose_reply_was_lost_is_found_again_without_a_death(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
     await begin(exchange)
-    await exchange.ask(a_request())
+    for number in range(2):
+        await exchange.ask(a_request(number=number))
     async with open_exchange("worker") as worker, open_exchange("worker") as same_worker:
-        await claim_all(same_worker)
-        assert await claim_all(worker) == []
-        await asyncio.sleep(IDLE_S)
-        (delivery,) = await worker.reclaim(REQUESTS, "job", idle_s=IDLE_S, count=1)
-    assert delivery.deaths == 0
+        held, _ = await claim_all(same_worker)
+        (delivery,) = await worker.reclaim(REQUESTS, "job", count=9, held=[held])
+    assert (delivery.key, delivery.deaths) == ("train:1", ())
+
+
+async def test_a_claim_is_bounded_by_bytes(
+    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "CLAIM_BYTES", 2_000)
+    await begin(exchange)
+    for number in range(9):
+        await exchange.ask(a_request(number=number))
+    claimed = await claim_all(exchange)
+    size = sum(map(len, claimed[0].fields.values()))
+    assert len(claimed) == -(-2_000 // size) < 9
+    for delivery in claimed:
+        await exchange.release(delivery)
+    assert len(await exchange.reclaim(REQUESTS, "job", count=9)) == len(claimed)
+    assert len(await exchange.adopt(REQUESTS, "job", count=9)) == len(claimed)
 
 
 async def test_an_entry_that_was_deleted_under_its_claim_is_not_reclaimed(
@@ -346,7 +426,7 @@ async def test_an_entry_that_was_deleted_under_its_claim_is_not_reclaimed(
     held = await claim_one(exchange)
     with server.client() as client:
         client.xdel(REQUESTS.key("job"), held.entry_id)
-    assert await exchange.reclaim(REQUESTS, "job", idle_s=0, count=9) == []
+    assert await exchange.reclaim(REQUESTS, "job", count=9) == []
     assert not await exchange.hand_off(held, ROLLOUTS, a_group())
 
 
@@ -367,7 +447,7 @@ async def test_a_superseded_learner_takes_nothing_in(exchange: Exchange) -> None
     with pytest.raises(Fenced):
         await exchange.take_in(graded, attempt)
     assert await exchange.under_way("job") == {"train:0"}
-    (again,) = await exchange.reclaim(GRADED, "job", idle_s=0, count=1)
+    (again,) = await exchange.adopt(GRADED, "job", count=1)
     assert await exchange.take_in(again, attempt + 1)
 
 

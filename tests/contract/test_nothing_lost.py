@@ -17,6 +17,7 @@ from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS, ROLLOUTS, WORK_STREAMS, Stream
 
 from tests.builders import a_graded_group, a_group, a_job_record, a_request
+from tests.contract.line import take_over
 from tests.contract.valkey_server import Server
 
 NUM_GROUPS = 4
@@ -66,16 +67,18 @@ class World:
         failing = yield
         while True:
             for stream in stage.inputs:
-                held = await exchange.reclaim(stream, self.job_id, idle_s=0, count=2)
+                held = await take_over(exchange, stream, job_id=self.job_id)
                 failing = yield
                 if not held:
                     held = await exchange.claim([stream], self.job_id, count=1, wait_s=0)
                     failing = yield
                 for delivery in held:
-                    lost = await exchange.heartbeat([delivery])
+                    group = str(stream.group)
+                    beat = exchange.heartbeat(group, [stream], self.job_id, held=[delivery])
+                    lost = (await beat).lost
                     failing = yield
                     if failing:
-                        assert (await exchange.release(delivery, failed=True) == -1) >= bool(lost)
+                        assert not (await exchange.release(delivery, "failures") and lost)
                     else:
                         result = stage.result(delivery.message())
                         await exchange.hand_off(delivery, stage.output, result)
@@ -93,7 +96,7 @@ class World:
                     yield
             while True:
                 held: list[Delivery[GradedGroup]] = []
-                held += await exchange.reclaim(GRADED, self.job_id, idle_s=0, count=2)
+                held += await exchange.adopt(GRADED, self.job_id, count=2)
                 yield
                 held += await exchange.claim([GRADED], self.job_id, count=2, wait_s=0)
                 yield

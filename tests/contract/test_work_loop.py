@@ -8,15 +8,18 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from protocol.exchange import Exchange
+from protocol.exchange import Exchange, connect
 from protocol.messages import ActiveJob, GradedGroup, JobRecord, Requested, RolloutRequest
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
 
 from services.chassis.deployment import Deployment
+from services.chassis.faults import Unworkable, WorkerBroken, WorkerFault
 from services.chassis.service import Service
 from services.chassis.work import Station, work_forever
 from tests.builders import a_recipe, a_request
 from tests.contract.conftest import OpenExchange
+from tests.contract.line import take_over
+from tests.contract.valkey_server import Server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 Handle = Callable[[ActiveJob, RolloutRequest], Awaitable[GradedGroup]]
@@ -38,12 +41,15 @@ async def begin(exchange: Exchange, *, requests: int) -> None:
         await exchange.ask(a_request(number=number, attempt=attempt))
 
 
+def station_of(handle: Handle, capacity: int = 4) -> Station[RolloutRequest, GradedGroup]:
+    return Station((EVAL_REQUESTS, REQUESTS), GRADED, GRADED, handle, capacity)
+
+
 @asynccontextmanager
 async def working(exchange: Exchange, handle: Handle, capacity: int = 4) -> AsyncIterator[Service]:
     """A worker at its station; it is told to stop at the end."""
     service = Service("worker", DEPLOYMENT, exchange)
-    station = Station((EVAL_REQUESTS, REQUESTS), GRADED, GRADED, handle, capacity)
-    task = asyncio.create_task(work_forever(service, station))
+    task = asyncio.create_task(work_forever(service, station_of(handle, capacity)))
     try:
         yield service
     finally:
@@ -82,90 +88,250 @@ async def test_every_request_is_answered_once_by_two_workers(
     assert not await exchange.under_way("job")
 
 
-async def test_an_entry_that_keeps_failing_is_handed_on_with_its_reason(
+async def test_an_entry_that_fails_wherever_it_runs_is_handed_on_with_its_reason(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
-    tries: list[int] = []
+    tries: list[str] = []
 
-    async def stumble(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
-        if request.number == 1:
-            tries.append(request.number)
-            raise ValueError("this one cannot be")
-        return await answer(job, request)
+    def stumbling(name: str) -> Handle:
+        async def stumble(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
+            if request.number == 1:
+                tries.append(name)
+                raise ValueError("this one cannot be")
+            return await answer(job, request)
+
+        return stumble
 
     await begin(exchange, requests=3)
-    async with open_exchange("worker") as own, working(own, stumble):
+    async with (
+        open_exchange("one") as one,
+        open_exchange("other") as other,
+        working(one, stumbling("one")),
+        working(other, stumbling("other")),
+    ):
         found = await results(exchange, 3)
     assert len(tries) == 3
+    assert set(tries) == {"one", "other"}
     assert found[1] == "failures: ValueError: this one cannot be"
     assert found[0] == found[2] == "done"
 
 
-async def test_what_kills_its_workers_runs_alone_and_is_then_given_up(
+async def test_a_lone_worker_tries_again_what_failed(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
+    tries: list[int] = []
+
+    async def stumble_twice(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
+        tries.append(request.number)
+        if len(tries) < 3:
+            raise ValueError("not yet")
+        return await answer(job, request)
+
     await begin(exchange, requests=1)
-    for life in range(3):
+    async with open_exchange("worker") as own, working(own, stumble_twice):
+        assert await results(exchange, 1) == {0: "done"}
+
+
+async def test_a_worker_where_everything_fails_ends_and_costs_nothing(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    ends: list[BaseException] = []
+
+    async def slowly(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
+        await asyncio.sleep(0.02)
+        return await answer(job, request)
+
+    async def never(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
+        raise RuntimeError("CUDA error")
+
+    async def restarted_forever(name: str) -> None:
+        for life in range(99):
+            async with open_exchange(f"{name}.{life}") as own:
+                try:
+                    await work_forever(Service("worker", DEPLOYMENT, own), station_of(never))
+                except WorkerBroken as error:
+                    ends.append(error)
+
+    await begin(exchange, requests=80)
+    async with open_exchange("good") as good, working(good, slowly):
+        bad = asyncio.create_task(restarted_forever("bad-seat"))
+        found = await results(exchange, 80)
+        bad.cancel()
+        await asyncio.gather(bad, return_exceptions=True)
+    assert set(found.values()) == {"done"}
+    assert "groups in a row failed in this worker" in str(ends[0])
+
+
+async def test_what_no_worker_can_do_is_handed_on_at_once(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    tries: list[int] = []
+
+    async def refuse(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
+        tries.append(request.number)
+        raise Unworkable("the prompt does not fit")
+
+    await begin(exchange, requests=9)
+    async with open_exchange("worker") as own, working(own, refuse):
+        found = await results(exchange, 9)
+    assert set(found.values()) == {"unworkable: the prompt does not fit"}
+    assert sorted(tries) == list(range(9))
+
+
+async def test_a_fault_of_the_worker_is_never_the_entrys(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    tries: list[int] = []
+
+    async def recover(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
+        tries.append(request.number)
+        if len(tries) < 12:
+            raise WorkerFault("no process can be forked")
+        return await answer(job, request)
+
+    await begin(exchange, requests=1)
+    async with open_exchange("worker") as own, working(own, recover):
+        assert await results(exchange, 1) == {0: "done"}
+
+
+async def test_a_result_that_cannot_be_encoded_is_a_failure(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    tries: list[int] = []
+
+    async def not_a_number(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
+        tries.append(request.number)
+        group = GradedGroup(purpose=request.purpose, number=request.number, failure="x")
+        return group.model_copy(update={"grading_seconds": float("nan")})
+
+    await begin(exchange, requests=1)
+    async with open_exchange("worker") as own, working(own, not_a_number):
+        found = await results(exchange, 1)
+    assert found[0].startswith("failures: ValueError")
+    assert len(tries) == 3
+
+
+async def held_through_deaths(open_exchange: OpenExchange, deaths: int) -> None:
+    """One entry is claimed by so many workers that die, each in a seat of its own."""
+    for life in range(deaths):
         async with open_exchange(f"dead-{life}") as doomed:
             if life == 0:
                 (held,) = await doomed.claim([REQUESTS], "job", count=1, wait_s=1)
             else:
-                held = await reclaimed(doomed)
-            assert (held.key, held.deaths) == ("train:0", life)
-    async with open_exchange("survivor") as own, working(own, answer):
-        assert await results(exchange, 1) == {0: "deaths: 3 workers died holding it"}
+                (held,) = await take_over(doomed, REQUESTS)
+            assert (held.key, len(held.deaths)) == ("train:0", life)
+            await doomed.heartbeat("rollout")
 
 
-async def reclaimed(worker: Exchange):
-    async with asyncio.timeout(5):
-        while not (found := await worker.reclaim(REQUESTS, "job", idle_s=0.2, count=1)):
-            await asyncio.sleep(0.05)
-    return found[0]
-
-
-async def test_a_troubled_entry_waits_until_nothing_else_is_in_flight(
+async def test_what_kills_its_workers_is_given_up_in_the_end(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
     await begin(exchange, requests=1)
-    for life in range(2):
-        async with open_exchange(f"dead-{life}") as doomed:
-            if life == 0:
-                await doomed.claim([REQUESTS], "job", count=1, wait_s=1)
-            else:
-                await reclaimed(doomed)
-    for number in (1, 2):
+    await held_through_deaths(open_exchange, 4)
+    async with open_exchange("survivor") as own, working(own, answer):
+        (failure,) = (await results(exchange, 1)).values()
+    assert failure == "deaths: workers died holding it: dead-0, dead-1, dead-2, dead-3"
+
+
+async def test_an_entry_that_has_killed_twice_runs_alone_to_its_end(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    await begin(exchange, requests=1)
+    await held_through_deaths(open_exchange, 2)
+    for number in range(1, 9):
         await exchange.ask(a_request(number=number, attempt=1))
     running: set[int] = set()
-    company: dict[int, int] = {}
+    company: set[int] = set()
 
     async def watch(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
         running.add(request.number)
-        company[request.number] = len(running)
-        await asyncio.sleep(0.8)
+        for _ in range(4):
+            company.update(running if 0 in running else ())
+            await asyncio.sleep(0.1)
         running.discard(request.number)
         return await answer(job, request)
 
     async with open_exchange("worker") as own, working(own, watch):
-        await results(exchange, 3)
-    assert company[0] == 1
+        await results(exchange, 9)
+    assert company == {0}
 
 
-async def test_a_worker_that_leaves_gives_its_work_back_unharmed(
+async def test_a_part_of_the_worker_that_dies_counts_as_a_death_at_once(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
-    started = asyncio.Event()
+    died = asyncio.Event()
 
-    async def for_ever(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
-        started.set()
-        await asyncio.sleep(3600)
-        raise AssertionError(request)
+    async def crash(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
+        died.set()
+        raise WorkerFault("the engine is gone")
 
-    await begin(exchange, requests=2)
-    async with open_exchange("leaver") as own, working(own, for_ever):
-        await asyncio.wait_for(started.wait(), 5)
-    async with open_exchange("next") as own:
-        again = await own.reclaim(REQUESTS, "job", idle_s=60, count=9)
-        assert {(d.key, d.deaths, d.failures) for d in again} >= {("train:0", 0, 0)}
+    await begin(exchange, requests=1)
+    async with open_exchange("worker") as own:
+        station = replace(station_of(crash), has_died=died.is_set)
+        service = Service("worker", DEPLOYMENT, own)
+        task = asyncio.create_task(work_forever(service, station))
+        await asyncio.wait_for(died.wait(), 5)
+        service.stop()
+        await task
+    (again,) = await exchange.reclaim(REQUESTS, "job", count=9)
+    assert (again.deaths, again.failures) == (("worker",), ())
+
+
+async def test_a_stop_in_good_order_leaves_nothing_claimed(
+    exchange: Exchange, open_exchange: OpenExchange, server: Server
+) -> None:
+    """Whatever the worker is at when it is told to stop: claiming, taking over, or neither."""
+    started_after: list[int] = []
+    await begin(exchange, requests=30)
+    for life in range(12):
+        async with open_exchange(f"leaver.{life}") as own:
+            service = Service("worker", replace(DEPLOYMENT, drain_s=0.05), own)
+
+            async def for_ever(
+                _: ActiveJob, request: RolloutRequest, service: Service = service
+            ) -> GradedGroup:
+                if service.stopping.is_set():
+                    started_after.append(request.number)
+                await asyncio.sleep(3600)
+                raise AssertionError
+
+            task = asyncio.create_task(work_forever(service, station_of(for_ever, capacity=30)))
+            await asyncio.sleep(0.03 * life)
+            service.stop()
+            await task
+        with server.client() as client:
+            owners = client.xpending_range(REQUESTS.key("job"), "rollout", "-", "+", 99)
+        assert {row["consumer"] for row in owners} <= {b"released"}
+    assert not started_after
+    again = await exchange.reclaim(REQUESTS, "job", count=99)
+    again += await exchange.claim([REQUESTS], "job", count=99, wait_s=0)
+    assert [(d.deaths, d.failures) for d in again] == [((), ())] * 30
+
+
+async def test_a_server_that_hangs_is_nobodys_death(own_server: Server) -> None:
+    calls: list[int] = []
+
+    async def long(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
+        calls.append(request.number)
+        await asyncio.sleep(6)
+        return await answer(job, request)
+
+    async with (
+        connect(own_server.url, me="learner") as learner,
+        connect(own_server.url, me="one") as one,
+        connect(own_server.url, me="other") as other,
+    ):
+        await begin(learner, requests=6)
+        async with working(one, long), working(other, long):
+            while len(calls) < 6:
+                await asyncio.sleep(0.05)
+            for _ in range(3):
+                own_server.suspend()
+                await asyncio.sleep(2.5 * DEPLOYMENT.claim_idle_s)
+                own_server.resume()
+                await asyncio.sleep(0.3)
+            assert set((await results(learner, 6)).values()) == {"done"}
+    assert sorted(calls) == list(range(6))
 
 
 async def test_a_paused_job_is_left_alone(exchange: Exchange, open_exchange: OpenExchange) -> None:

@@ -2,9 +2,10 @@
 
 Work moves by an exclusive *hand-off*: one script acknowledges and deletes the input and appends the
 result, so a result appears exactly once, whoever else was working on the same input. Whoever works
-shows life by a *heartbeat*; entries without one go to another worker. What the learner writes
-carries its *attempt*, and an older attempt is refused. Every write may be repeated without effect,
-so a lost reply is simply sent again.
+shows life by a *heartbeat*, a number that grows. The others notice where it does not, each by its
+own clock (`protocol.exchange.roster`), and *bury* that worker: what it held is free again. What
+the learner writes carries its *attempt*, and an older attempt is refused. Every write may be
+repeated without effect, so a lost reply is simply sent again.
 """
 
 from __future__ import annotations
@@ -12,13 +13,24 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from protocol.exchange.connection import Fenced, open_clients
+from protocol.exchange.connection import Disconnected, Fenced, open_clients
 from protocol.exchange.jobs import Jobs
 from protocol.exchange.news import News
 from protocol.exchange.verdicts import Verdicts
-from protocol.exchange.work import MAX_DEATHS, MAX_FAILURES, Backlog, Delivery, Work
+from protocol.exchange.work import Backlog, Delivery, Place, Pulse, Verdict, Work, seat_of
 
-__all__ = ["MAX_DEATHS", "MAX_FAILURES", "Backlog", "Delivery", "Exchange", "Fenced", "connect"]
+__all__ = [
+    "Backlog",
+    "Delivery",
+    "Disconnected",
+    "Exchange",
+    "Fenced",
+    "Place",
+    "Pulse",
+    "Verdict",
+    "connect",
+    "seat_of",
+]
 
 
 class Exchange(Work, Jobs, News, Verdicts):
@@ -28,5 +40,5 @@ class Exchange(Work, Jobs, News, Verdicts):
 @asynccontextmanager
 async def connect(url: str, *, me: str, patience_s: float = 120.0) -> AsyncIterator[Exchange]:
     """Open an exchange. Commands are repeated for ``patience_s`` while the server is away."""
-    async with open_clients(url, patience_s) as (writer, reader):
-        yield Exchange(me, writer, reader)
+    async with open_clients(url, patience_s) as clients:
+        yield Exchange(me, *clients)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 from redis import exceptions as errors
 from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
+from redis.asyncio.connection import Connection as RedisConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
@@ -25,10 +26,12 @@ Rows = dict[bytes, list[tuple[bytes, dict[bytes, bytes]]]]  # of a read, by stre
 
 _MEMORY_FULL_PAUSE_S = 0.2
 _LONGEST_BLOCK_S = 20.0
-_READER_ANSWER_S = 30.0  # beyond the longest block: then the server has vanished without a word
-_WRITER_ANSWER_S = 10.0
+_READER_SILENCE_S = 30.0  # beyond the longest block: then the server has vanished without a word
+_WRITER_SILENCE_S = 10.0
+_PIECE = 2**18
 
 MemoryFull = errors.OutOfMemoryError
+Disconnected = (errors.ConnectionError, errors.TimeoutError)  # for longer than the patience
 
 
 class _Script:
@@ -52,9 +55,15 @@ class Connection:
     """
 
     me: str
-    writer: Redis
-    reader: Redis
+    writer: PatientRedis
+    reader: PatientRedis
+    pulse: PatientRedis  # for heartbeats alone
     backpressure_seconds: float = 0.0
+
+    def hurry(self, patience_s: float) -> None:
+        """From now on wait only so long for a server that is away."""
+        for client in (self.writer, self.reader, self.pulse):
+            client.patience_s = patience_s
 
     async def ping(self) -> None:
         """Raise unless the server answers."""
@@ -64,15 +73,21 @@ class Connection:
         """The server's ``maxmemory`` in bytes, None if it has no limit."""
         return int((await self.writer.info("memory"))["maxmemory"]) or None
 
-    async def run(self, name: str, keys: Sequence[Any], args: Sequence[Any]) -> Any:
+    async def run(
+        self,
+        name: str,
+        keys: Sequence[Any],
+        args: Sequence[Any],
+        client: PatientRedis | None = None,
+    ) -> Any:
         """Run a script of ``lua/``."""
-        script = _SCRIPTS[name]
+        script, client = _SCRIPTS[name], client or self.writer
         try:
             try:
-                return await self.writer.evalsha(script.sha, len(keys), *keys, *args)
+                return await client.evalsha(script.sha, len(keys), *keys, *args)
             except errors.NoScriptError:
                 # Loading it and calling it by its hash would fail if the server went in between.
-                return await self.writer.eval(script.text, len(keys), *keys, *args)
+                return await client.eval(script.text, len(keys), *keys, *args)
         except errors.ResponseError as error:
             if str(error).startswith("FENCED"):
                 raise Fenced(str(error)) from error
@@ -92,39 +107,95 @@ class Connection:
                 await asyncio.sleep(_MEMORY_FULL_PAUSE_S)
 
 
-class _PatientRedis(Redis):
+class PatientRedis(Redis):
     """A client that repeats a command while the server is away, but not for ever.
 
     redis-py's own retries are switched off: they multiply (those of connecting within those of the
-    command) and would wait two minutes for a wrong password to become right. So is its socket
-    timeout: it writes within `asyncio.wait_for`, which in Python 3.11 can swallow a cancellation.
+    command) and would wait two minutes for a wrong password to become right.
     """
 
     patience_s = 0.0
-    answer_s = 0.0
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         """Run one command; connection errors surface after ``patience_s`` of them."""
-        deadline, pause_s = None, 0.02
+        began, pause_s = None, 0.02
         while True:
             try:
-                return await self._execute_once(*args, **options)
+                return await super().execute_command(*args, **options)
             except (errors.AuthenticationError, errors.AuthorizationError):
                 raise
-            except (errors.ConnectionError, errors.TimeoutError):
-                deadline = deadline or time.monotonic() + self.patience_s
-                if time.monotonic() + pause_s > deadline:
+            except Disconnected:
+                began = began or time.monotonic()
+                if time.monotonic() + pause_s > began + self.patience_s:
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 1.0)
 
-    async def _execute_once(self, *args: Any, **options: Any) -> Any:
+
+class _WatchedConnection(RedisConnection):
+    """A connection whose time limit is for the next bytes, not for the whole of an answer.
+
+    So a server that vanished without a word is noticed, and a large group may take its time.
+    redis-py's own limit is for the whole, and writes within `asyncio.wait_for`, which in Python
+    3.11 can swallow a cancellation.
+    """
+
+    _limit: asyncio.Timeout | None = None
+
+    def __init__(self, *, silence_s: float, **settings: Any) -> None:
+        super().__init__(socket_connect_timeout=silence_s, **settings)
+        self.silence_s = silence_s
+
+    async def _connect(self) -> None:
+        await super()._connect()
+        assert self._reader is not None
+        assert self._writer is not None
+        feed = self._reader.feed_data
+
+        def feed_data(data: Any) -> None:
+            if self._limit is not None:
+                self._limit.reschedule(asyncio.get_running_loop().time() + self.silence_s)
+            feed(data)
+
+        self._reader.feed_data = feed_data
+        self._writer = cast(asyncio.StreamWriter, _PieceByPiece(self._writer, self.silence_s))
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        """Read one answer.
+
+        Raises:
+            TimeoutError: redis-py's, if nothing of it came for ``silence_s``.
+        """
         try:
-            async with asyncio.timeout(self.answer_s):
-                return await super().execute_command(*args, **options)
+            async with asyncio.timeout(self.silence_s) as self._limit:
+                return await super().read_response(*args, **options)
         except TimeoutError as error:
-            text = f"Redis did not answer {args[0]} within {self.answer_s:g} s"
-            raise errors.TimeoutError(text) from error
+            raise errors.TimeoutError(f"Redis was silent for {self.silence_s:g} s") from error
+        finally:
+            self._limit = None
+
+
+class _PieceByPiece:
+    """A writer that waits for each piece to be taken, with a time limit of its own."""
+
+    def __init__(self, writer: asyncio.StreamWriter, silence_s: float) -> None:
+        self._writer = writer
+        self._silence_s = silence_s
+        self._pieces: list[memoryview] = []
+
+    def writelines(self, data: Iterable[bytes]) -> None:
+        for part in map(memoryview, data):
+            self._pieces += [part[at : at + _PIECE] for at in range(0, len(part), _PIECE)]
+
+    async def drain(self) -> None:
+        pieces, self._pieces = self._pieces, []
+        for piece in pieces:
+            self._writer.write(piece)
+            async with asyncio.timeout(self._silence_s):
+                await self._writer.drain()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
 
 
 async def if_job_ended(fallback: T, command: Awaitable[T]) -> T:
@@ -149,23 +220,35 @@ def flat(fields: Mapping[bytes, bytes]) -> list[bytes]:
 
 
 @asynccontextmanager
-async def open_clients(url: str, patience_s: float) -> AsyncIterator[tuple[Redis, Redis]]:
-    """A client that writes and one that reads; both are patient for so long."""
+async def open_clients(
+    url: str, patience_s: float
+) -> AsyncIterator[tuple[PatientRedis, PatientRedis, PatientRedis]]:
+    """A client that writes, one that reads, and one for heartbeats, which wait for no other."""
     settings: dict[str, Any] = {
+        "connection_class": _WatchedConnection,
         "retry": Retry(NoBackoff(), 0),
         "socket_timeout": None,
         "legacy_responses": False,
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     }
     # Reads block on the server, each on a connection of its own. Writes take turns on a few.
-    reading = ConnectionPool.from_url(url, max_connections=10_000, **settings)
-    writing = BlockingConnectionPool.from_url(url, max_connections=16, timeout=None, **settings)
-    reader = cast(_PatientRedis, _PatientRedis.from_pool(reading))
-    writer = cast(_PatientRedis, _PatientRedis.from_pool(writing))
-    reader.patience_s = writer.patience_s = patience_s
-    reader.answer_s, writer.answer_s = _READER_ANSWER_S, _WRITER_ANSWER_S
+    pools = (
+        BlockingConnectionPool.from_url(
+            url, max_connections=16, timeout=None, silence_s=_WRITER_SILENCE_S, **settings
+        ),
+        ConnectionPool.from_url(
+            url, max_connections=10_000, silence_s=_READER_SILENCE_S, **settings
+        ),
+        BlockingConnectionPool.from_url(
+            url, max_connections=1, timeout=None, silence_s=_WRITER_SILENCE_S, **settings
+        ),
+    )
+    clients = [cast(PatientRedis, PatientRedis.from_pool(pool)) for pool in pools]
+    for client in clients:
+        client.patience_s = patience_s
+    writer, reader, pulse = clients
     try:
-        yield writer, reader
+        yield writer, reader, pulse
     finally:
-        await writer.aclose()
-        await reader.aclose()
+        for client in clients:
+            await client.aclose()

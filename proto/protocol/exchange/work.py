@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
 from protocol import streams
 from protocol.exchange.connection import Connection, Rows, block_ms, flat, if_job_ended
@@ -15,8 +15,9 @@ from protocol.recipe import Purpose
 from protocol.streams import Stream
 
 M = TypeVar("M", bound=Message)
-MAX_DEATHS = 3
-MAX_FAILURES = 3
+Place = tuple[str, str]  # the key of a stream, and the id of an entry
+Verdict = Literal["unharmed", "failures", "deaths"]
+CLAIM_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +29,13 @@ class Delivery(Generic[M]):
     entry_id: str
     key: str
     fields: Mapping[bytes, bytes] = field(repr=False)
-    deaths: int = 0
-    failures: int = 0
+    deaths: tuple[str, ...] = ()  # the workers that died holding it
+    failures: tuple[str, ...] = ()  # the workers where it failed
+
+    @property
+    def place(self) -> Place:
+        """Where it lies: entries of different streams may have the same id."""
+        return (self.stream.key(self.job_id), self.entry_id)
 
     def message(self) -> M:
         """Decode what the entry carries.
@@ -58,6 +64,23 @@ class Backlog:
     claimed: int
 
 
+@dataclass(frozen=True)
+class Pulse:
+    """What a heartbeat learns.
+
+    ``lives`` has the number of beats of each worker, negative if it would claim nothing now, 0 if
+    it holds entries and has never shown life. ``lost`` are the places of entries taken over.
+    """
+
+    lives: Mapping[str, int]
+    lost: frozenset[Place]
+
+
+def seat_of(life: str) -> str:
+    """Where a worker runs: what its next life, after a restart, has in common with it."""
+    return life.rpartition(".")[0] or life
+
+
 class Work(Connection):
     """What producers and workers do with the work streams."""
 
@@ -80,8 +103,9 @@ class Work(Connection):
     ) -> list[Delivery[M]]:
         """Claim up to ``count`` (at least 1) new entries, earlier inputs first.
 
-        If there are none it waits for ``wait_s``, but 20 s at the longest, and then claims at most
-        one entry per input. No entries also if the job has ended.
+        It claims no more once they hold `CLAIM_BYTES`. If there are none it waits for ``wait_s``,
+        but 20 s at the longest, and then claims at most one entry per input. No entries also if
+        the job has ended.
         """
         claimed = await if_job_ended(None, self._claim(inputs, job_id, count, wait_s))
         if claimed is None:
@@ -89,33 +113,92 @@ class Work(Connection):
         return claimed or []
 
     async def reclaim(
-        self, stream: Stream[M], job_id: str, *, idle_s: float, count: int
+        self,
+        stream: Stream[M],
+        job_id: str,
+        *,
+        count: int,
+        held: Iterable[Delivery] = (),
+        seats: Iterable[str] = (),
     ) -> list[Delivery[M]]:
-        """Claim entries that were released, or whose worker has shown no life for ``idle_s``.
+        """Claim up to ``count`` entries that were released, or are ours and not ``held``.
 
-        While the server has been up for less than ``idle_s``, only released ones: nobody could
-        show life while it was away.
+        An entry that failed in this worker's seat is left to those of ``seats``, where workers may
+        claim it, in which it has not failed yet; one that was held through two deaths likewise.
         """
+        others = sorted(set(seats) - {seat_of(self.me)})
+        known = [d.entry_id for d in held if d.place[0] == stream.key(job_id)]
         keys = [stream.key(job_id), streams.faults_key(job_id)]
-        args = [stream.group, self.me, round(idle_s * 1000), count, stream.name]
-        rows: list[Any] = await if_job_ended([], self.run("reclaim", keys, args))
-        return [
-            _delivery(stream, job_id, entry_id, _pairs(flat), int(deaths), int(failures))
-            for entry_id, flat, deaths, failures in rows
-        ]
+        head = [stream.group, self.me, seat_of(self.me), stream.name, len(others), *others]
 
-    async def heartbeat(self, deliveries: Iterable[Delivery]) -> set[str]:
-        """Show life for claimed entries; returns the entry ids that others have taken over."""
-        by_stream: dict[tuple[str, str], list[str]] = {}
-        for delivery in deliveries:
-            place = (delivery.stream.key(delivery.job_id), str(delivery.stream.group))
-            by_stream.setdefault(place, []).append(delivery.entry_id)
-        lost: set[str] = set()
-        for (key, group), entry_ids in by_stream.items():
-            beat = self.run("heartbeat", [key], [group, self.me, *entry_ids])
-            rows = await if_job_ended([entry_id.encode() for entry_id in entry_ids], beat)
-            lost |= {row.decode() for row in rows}
-        return lost
+        async def next_one(claimed: Sequence[Delivery[M]]) -> Delivery[M] | None:
+            ids = [*known, *(delivery.entry_id for delivery in claimed)]
+            row = await if_job_ended(None, self.run("reclaim", keys, [*head, *ids]))
+            return row and _delivery(stream, job_id, row[0], _pairs(row[1]), *map(_lives, row[2:]))
+
+        return await _up_to(count, next_one)
+
+    async def adopt(self, stream: Stream[M], job_id: str, *, count: int) -> list[Delivery[M]]:
+        """Claim up to ``count`` entries that anyone has claimed, for a stream with one reader.
+
+        The reader calls this while it works on none, so none is worked on.
+        """
+        key = stream.key(job_id)
+
+        async def next_one(claimed: Sequence[Delivery[M]]) -> Delivery[M] | None:
+            after = claimed[-1].entry_id if claimed else "0"
+            row = await if_job_ended(None, self.run("adopt", [key], [stream.group, self.me, after]))
+            return row and _delivery(stream, job_id, row[0], _pairs(row[1]))
+
+        return await _up_to(count, next_one)
+
+    async def heartbeat(
+        self,
+        group: str,
+        inputs: Sequence[Stream] = (),
+        job_id: str = "",
+        *,
+        held: Iterable[Delivery] = (),
+        may_claim: bool = True,
+    ) -> Pulse:
+        """Show life, and learn who else does.
+
+        Args:
+            group: whose workers share the ``inputs`` of the job.
+            held: the entries claimed from the inputs.
+            may_claim: whether this worker would take over what others cannot do.
+        """
+        index_of = {stream.key(job_id): number for number, stream in enumerate(inputs, start=1)}
+        places = [delivery.place for delivery in held]
+        entries = [part for key, entry_id in places for part in (index_of[key], entry_id)]
+        names = [stream.name for stream in inputs]
+        args = [group, self.me, int(may_claim), len(names), *names, *entries]
+        keys = [streams.lives_key(group), streams.faults_key(job_id), *index_of]
+        lives, lost = await self.run("heartbeat", keys, args, client=self.pulse)
+        of_index = {str(number).encode(): key for key, number in index_of.items()}
+        return Pulse(
+            {
+                life.decode(): int(beats)
+                for life, beats in zip(lives[::2], lives[1::2], strict=True)
+            },
+            frozenset((of_index[index], entry_id.decode()) for index, entry_id in lost),
+        )
+
+    async def bury(
+        self, group: str, life: str, beats: int, inputs: Sequence[Stream] = (), job_id: str = ""
+    ) -> int:
+        """Release what a worker held that has shown no life since it was seen with these beats.
+
+        Each entry counts as held through one more death. Returns how many there were, -1 if the
+        worker has shown life since.
+        """
+        keys = [streams.lives_key(group), streams.faults_key(job_id)]
+        args = [group, life, beats, *(stream.name for stream in inputs)]
+        return int(await self.run("bury", [*keys, *(s.key(job_id) for s in inputs)], args))
+
+    async def leave(self, group: str) -> None:
+        """Show no more life, having released everything."""
+        await self.run("leave", [streams.lives_key(group)], [self.me])
 
     async def hand_off(self, delivery: Delivery, output: Stream[M], result: M) -> bool:
         """Replace a claimed entry by its result; False if someone else did, or the job has ended.
@@ -127,15 +210,16 @@ class Work(Connection):
         place = [delivery.stream.group, delivery.entry_id, delivery.stream.name, delivery.key]
         return bool(await self.run("hand_off", keys, [*place, *flat(encode(result))]))
 
-    async def release(self, delivery: Delivery, *, failed: bool) -> int:
-        """Give an entry back to all workers.
+    async def release(self, delivery: Delivery, verdict: Verdict = "unharmed") -> bool:
+        """Give an entry back to all workers; False if it was no longer ours.
 
-        Returns how often it has failed by now (0 if not ``failed``), -1 if it was no longer ours.
+        Args:
+            verdict: "failures" if it failed here, "deaths" if a part of this worker died holding
+                it; both are counted against the entry.
         """
         keys = [delivery.stream.key(delivery.job_id), streams.faults_key(delivery.job_id)]
-        verdict = "failed" if failed else "unharmed"
         args = [delivery.stream.group, self.me, delivery.entry_id, delivery.stream.name, verdict]
-        return int(await if_job_ended(-1, self.run("release", keys, args)))
+        return int(await if_job_ended(-1, self.run("release", keys, args))) == 0
 
     async def take_in(self, delivery: Delivery[GradedGroup], attempt: int) -> bool:
         """Remove a graded group that is safely logged; False if it was gone already.
@@ -170,20 +254,23 @@ class Work(Connection):
     async def _claim(
         self, inputs: Sequence[Stream[M]], job_id: str, count: int, wait_s: float
     ) -> list[Delivery[M]]:
-        claimed: list[Delivery[M]] = []
-        for stream in inputs:
-            if len(claimed) < count:
-                claimed += await self._read([stream], job_id, count - len(claimed), None)
+        async def next_one(_: object) -> Delivery[M] | None:
+            for stream in inputs:
+                if claimed := await self._read([stream], job_id, None):
+                    return claimed[0]
+            return None
+
+        claimed = await _up_to(count, next_one)
         if claimed or wait_s <= 0:
             return claimed
-        return await self._read(inputs, job_id, 1, block_ms(wait_s))
+        return await self._read(inputs, job_id, block_ms(wait_s))
 
     async def _read(
-        self, inputs: Sequence[Stream[M]], job_id: str, count: int, block_ms: int | None
+        self, inputs: Sequence[Stream[M]], job_id: str, block_ms: int | None
     ) -> list[Delivery[M]]:
         by_key = {stream.key(job_id).encode(): stream for stream in inputs}
         reply = await self.reader.xreadgroup(
-            str(inputs[0].group), self.me, {key: ">" for key in by_key}, count=count, block=block_ms
+            str(inputs[0].group), self.me, {key: ">" for key in by_key}, count=1, block=block_ms
         )
         return [
             _delivery(by_key[key], job_id, entry_id, fields)
@@ -192,16 +279,35 @@ class Work(Connection):
         ]
 
 
+async def _up_to(
+    count: int, next_one: Callable[[Sequence[Delivery[M]]], Awaitable[Delivery[M] | None]]
+) -> list[Delivery[M]]:
+    """One after the other: Redis bounds a claim by number, and a group may hold megabytes."""
+    claimed: list[Delivery[M]] = []
+    num_bytes = 0
+    while len(claimed) < count and num_bytes < CLAIM_BYTES:
+        delivery = await next_one(claimed)
+        if delivery is None:
+            break
+        claimed.append(delivery)
+        num_bytes += sum(map(len, delivery.fields.values()))
+    return claimed
+
+
 def _delivery(
     stream: Stream[M],
     job_id: str,
     entry_id: bytes,
     fields: Mapping[bytes, bytes],
-    deaths: int = 0,
-    failures: int = 0,
+    deaths: tuple[str, ...] = (),
+    failures: tuple[str, ...] = (),
 ) -> Delivery[M]:
     key = fields.get(b"key", b"").decode()
     return Delivery(stream, job_id, entry_id.decode(), key, fields, deaths, failures)
+
+
+def _lives(names: bytes) -> tuple[str, ...]:
+    return tuple(names.decode().split())
 
 
 def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:

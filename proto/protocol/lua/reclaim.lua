@@ -1,24 +1,47 @@
--- Claim entries whose worker has shown no life for a while. Each counts as a death of that worker,
--- unless it had released the entry or is the claimer itself (whose reply was lost on the way).
--- A server that has just come back has heard no heartbeat: then only released entries may be taken.
--- KEYS: input, faults      ARGV: group, me, min idle ms, count, input name
-local up_s = tonumber(string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%d+)'))
-local just_back = up_s * 1000 < tonumber(ARGV[3])
-local claimed = {}
-local idle = redis.call('XPENDING', KEYS[1], ARGV[1], 'IDLE', ARGV[3], '-', '+', ARGV[4])
-for _, row in ipairs(idle) do
-  local id, owner = row[1], row[2]
-  local entries = {}
-  if owner == 'released' or not just_back then
-    entries = redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], ARGV[3], id)
+-- Claim the oldest entry that was released and may be ours, or that is ours without our knowledge
+-- (the reply to its claim was lost). An entry that failed in our seat, or was held through two deaths
+-- with one of them here, is left to the other seats that have not had it yet, if there are any.
+-- KEYS: input, faults      ARGV: group, me, my seat, input name, number of other seats, those seats..., ids that we hold...
+local group, me, my_seat = ARGV[1], ARGV[2], ARGV[3]
+local num_others = tonumber(ARGV[5])
+local held = {}
+for i = 6 + num_others, #ARGV do
+  held[ARGV[i]] = true
+end
+
+local function seats_of(lives)
+  local seats, count = {}, 0
+  for life in string.gmatch(lives or '', '%S+') do
+    seats[string.match(life, '^(.*)%.[^.]*$') or life] = true
+    count = count + 1
   end
-  if entries[1] then
-    local fault = ARGV[5] .. '|' .. id
-    if owner ~= 'released' and owner ~= ARGV[2] then
-      redis.call('HINCRBY', KEYS[2], fault .. '|deaths', 1)
+  return seats, count
+end
+
+local function is_for_others(lives, at_least)
+  local seats, count = seats_of(lives)
+  if count < at_least or not seats[my_seat] then
+    return false
+  end
+  for i = 6, 5 + num_others do
+    if not seats[ARGV[i]] then
+      return true
     end
+  end
+  return false
+end
+
+for _, owner in ipairs({me, 'released'}) do
+  for _, row in ipairs(redis.call('XPENDING', KEYS[1], group, '-', '+', 1000, owner)) do
+    local id = row[1]
+    local fault = ARGV[4] .. '|' .. id
     local faults = redis.call('HMGET', KEYS[2], fault .. '|deaths', fault .. '|failures')
-    table.insert(claimed, {id, entries[1][2], faults[1] or '0', faults[2] or '0'})
+    if not held[id] and not is_for_others(faults[1], 2) and not is_for_others(faults[2], 1) then
+      local claimed = redis.call('XCLAIM', KEYS[1], group, me, 0, id)[1]
+      if claimed then
+        return {id, claimed[2], faults[1] or '', faults[2] or ''}
+      end
+    end
   end
 end
-return claimed
+return false

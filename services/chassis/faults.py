@@ -1,0 +1,13 @@
+"""Whose fault it was that an entry could not be worked on: what a worker's ``handle`` may raise."""
+
+
+class Unworkable(ValueError):
+    """An entry that no worker can work on; the text says why."""
+
+
+class WorkerFault(RuntimeError):
+    """A part of the worker failed, through no fault of the entry in hand."""
+
+
+class WorkerBroken(WorkerFault):
+    """Everything fails in this worker; its process must end, to be started anew."""
