@@ -163,7 +163,7 @@ def unpack_all(segment: BinaryIO) -> Iterator[dict[bytes, bytes]]:
         try:
             fields = _read_record(segment, head)
         except FrameError as error:
-            if _is_followed(segment, has_marks):
+            if _is_followed(segment, begin, has_marks):
                 raise FrameError(f"byte {begin}: {error}") from None
             segment.seek(begin)
             return
@@ -188,8 +188,9 @@ def _is_head(head: bytes) -> bool:
     return head.startswith(_MAGIC) and head == _seal(head[: _RECORD.size])
 
 
-def _is_followed(segment: BinaryIO, has_marks: bool) -> bool:
-    """Whether the rest of a segment proves that what is before it had been on disk."""
+def _is_followed(segment: BinaryIO, begin: int, has_marks: bool) -> bool:
+    """Whether anything after a byte proves that this byte had been on disk."""
+    segment.seek(begin + 1)
     window = b""
     while chunk := segment.read(_SEARCH_BYTES):
         window = window[1 - _HEAD_SIZE :] + chunk

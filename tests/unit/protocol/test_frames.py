@@ -259,6 +259,12 @@ def test_without_marks_a_damaged_byte_is_noticed_wherever_a_record_follows() -> 
             list(unpack_all(BytesIO(flipped(SEGMENT, place))))
 
 
+def test_without_marks_a_record_behind_half_of_one_is_no_silent_loss() -> None:
+    half_of_a_long_one = pack({b"x": b"y" * len(SEGMENT) * 2})[: len(SEGMENT)]
+    with pytest.raises(FrameError, match=r"^byte 0: "):
+        list(unpack_all(BytesIO(half_of_a_long_one + SEGMENT)))
+
+
 def test_proof_of_damage_is_found_however_far_away_it_is() -> None:
     for gap in range(2**20 - 40, 2**20 + 40):
         torn = mark(0) + bytes(gap)
