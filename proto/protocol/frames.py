@@ -13,6 +13,7 @@ JobRef(job_id='a')
 from __future__ import annotations
 
 import json
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -27,9 +28,13 @@ from protocol.recipe import explain
 SCHEMA_VERSION = 1
 HEADER = b"header"
 _RECORD = struct.Struct("<4sIII")  # magic, number of fields, body length, crc32 of the body
-_CHECKSUM = struct.Struct("<I")  # crc32 of the above: a damaged length must not pass for a torn end
+_MARK = struct.Struct("<4s4xQ")  # magic, the mark's own place in its segment
+_CHECKSUM = struct.Struct("<I")  # crc32 of the above, behind each: a damaged length must not lead
 _FIELD = struct.Struct("<II")  # length of the name, length of the value
-_MAGIC = b"WEIR"
+_MAGIC, _MARK_MAGIC = b"WEIR", b"MARK"
+_MAGICS = re.compile(_MAGIC + b"|" + _MARK_MAGIC)
+_HEAD_SIZE = _RECORD.size + _CHECKSUM.size
+_SEARCH_BYTES = 1 << 20  # read at a time
 
 Fields = Mapping[bytes, bytes]
 M = TypeVar("M", bound=Message)
@@ -129,32 +134,72 @@ def pack(fields: Fields) -> bytes:
     for name, value in fields.items():
         parts += [_FIELD.pack(len(name), len(value)), name, value]
     body = b"".join(parts)
-    head = _RECORD.pack(_MAGIC, len(fields), len(body), zlib.crc32(body))
-    return head + _CHECKSUM.pack(zlib.crc32(head)) + body
+    return _seal(_RECORD.pack(_MAGIC, len(fields), len(body), zlib.crc32(body))) + body
+
+
+def mark(place: int) -> bytes:
+    """The commit mark for this byte of a segment: whatever is before it is known to be on disk.
+
+    A segment with marks begins with one.
+    """
+    return _seal(_MARK.pack(_MARK_MAGIC, place))
 
 
 def unpack_all(segment: BinaryIO) -> Iterator[dict[bytes, bytes]]:
-    """The records of a segment, up to a torn last one, which was never acknowledged.
+    """The records of a segment, up to its end or to a torn one, which was never acknowledged.
 
-    After each record ``segment.tell()`` is where it ends.
+    What cannot be read is damaged if a mark follows, or, in a segment without marks, a record. Else
+    it is torn. After each record, and after the last, ``segment.tell()`` is where it ends.
 
     Raises:
-        FrameError: if the bytes are damaged; a record that was cut short is no damage.
+        FrameError: if the bytes are damaged.
     """
-    size = _RECORD.size + _CHECKSUM.size
-    while len(head := segment.read(size)) == size:
-        begin = segment.tell() - size
-        if head[:4] != _MAGIC:
-            raise FrameError(f"no record begins at byte {begin}")
-        if _CHECKSUM.pack(zlib.crc32(head[: _RECORD.size])) != head[_RECORD.size :]:
-            raise FrameError(f"the head of the record at byte {begin} is damaged")
-        _, num_fields, length, checksum = _RECORD.unpack_from(head)
-        body = segment.read(length)
-        if len(body) < length:
+    has_marks = False
+    while head := segment.read(_HEAD_SIZE):
+        begin = segment.tell() - len(head)
+        if head == mark(begin):
+            has_marks = True
+            continue
+        try:
+            fields = _read_record(segment, head)
+        except FrameError as error:
+            if _is_followed(segment, begin, has_marks):
+                raise FrameError(f"byte {begin}: {error}") from None
+            segment.seek(begin)
             return
-        if zlib.crc32(body) != checksum:
-            raise FrameError(f"the record at byte {begin} is damaged")
-        yield _split_fields(body, num_fields)
+        yield fields
+
+
+def _seal(head: bytes) -> bytes:
+    return head + _CHECKSUM.pack(zlib.crc32(head))
+
+
+def _read_record(segment: BinaryIO, head: bytes) -> dict[bytes, bytes]:
+    if not _is_head(head):
+        raise FrameError("no record or mark begins here, or its head is damaged")
+    _, num_fields, length, checksum = _RECORD.unpack_from(head)
+    body = segment.read(length)
+    if zlib.crc32(body) != checksum:
+        raise FrameError("the record is damaged")
+    return _split_fields(body, num_fields)
+
+
+def _is_head(head: bytes) -> bool:
+    return head.startswith(_MAGIC) and head == _seal(head[: _RECORD.size])
+
+
+def _is_followed(segment: BinaryIO, begin: int, has_marks: bool) -> bool:
+    """Whether anything after a byte proves that this byte had been on disk."""
+    segment.seek(begin + 1)
+    window = b""
+    while chunk := segment.read(_SEARCH_BYTES):
+        window = window[1 - _HEAD_SIZE :] + chunk
+        start = segment.tell() - len(window)
+        for found in _MAGICS.finditer(window):
+            head = window[found.start() : found.start() + _HEAD_SIZE]
+            if head == mark(start + found.start()) or (not has_marks and _is_head(head)):
+                return True
+    return False
 
 
 def _split_fields(body: bytes, num_fields: int) -> dict[bytes, bytes]:

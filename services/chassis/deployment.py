@@ -31,6 +31,7 @@ class Deployment:
     heartbeat_s: float
     claim_idle_s: float
     drain_s: float
+    keep_samples_bytes: int
     log_level: str
     extensions: tuple[str, ...] = ()
 
@@ -55,6 +56,7 @@ class Deployment:
             heartbeat_s=read("WEIR_HEARTBEAT_S", float, "1"),
             claim_idle_s=read("WEIR_CLAIM_IDLE_S", float, "15"),
             drain_s=read("WEIR_DRAIN_S", float, "10"),
+            keep_samples_bytes=read("WEIR_KEEP_SAMPLES_BYTES", int, "10737418240"),
             log_level=read("WEIR_LOG_LEVEL", str, "INFO"),
             extensions=read("WEIR_EXTENSIONS", _words, ""),
         )

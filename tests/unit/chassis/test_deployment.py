@@ -16,6 +16,7 @@ def test_defaults_need_only_an_address_a_folder_and_a_port() -> None:
     assert deployment.files_dir == Path("/data/files")
     assert deployment.job_dir("j") == Path("/data/jobs/j")
     assert deployment.model_hub is False
+    assert deployment.keep_samples_bytes == 10 * 2**30
     assert deployment.api_keys == ()
 
 
@@ -33,6 +34,7 @@ def test_a_missing_variable_is_named(name: str) -> None:
         ("WEIR_MODEL_HUB", "yes"),
         ("WEIR_HEARTBEAT_S", "soon"),
         ("WEIR_CLAIM_IDLE_S", "2"),
+        ("WEIR_KEEP_SAMPLES_BYTES", "10g"),
     ],
 )
 def test_a_wrong_variable_is_named(name: str, value: str) -> None:

@@ -32,7 +32,11 @@ from tests.unit.deploy.compose_files import (
     variables,
 )
 
-OF_ONE = {"WEIR_API_KEYS": "gateway", "WEIR_EXTENSIONS": "learner"}  # the chassis reads it for all
+OF_ONE = {  # the chassis reads it for all
+    "WEIR_API_KEYS": "gateway",
+    "WEIR_EXTENSIONS": "learner",
+    "WEIR_KEEP_SAMPLES_BYTES": "learner",
+}
 # Of commands outside of containers. In them WEIR_GPUS says how many processes there are.
 OF_A_PERSON = {"WEIR_API_KEY", "WEIR_HOME"}
 COUNTS = {"WEIR_ROLLOUTS"}

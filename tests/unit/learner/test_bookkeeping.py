@@ -1,21 +1,11 @@
-"""Feeder, log and ledger: what makes a new attempt go on where the last one was."""
+"""Feeder and ledger: what makes a new attempt go on where the last one was."""
 
-from pathlib import Path
-
-import pytest
-from protocol.frames import FrameError, encode, pack
-from protocol.messages import GradedGroup
 from protocol.recipe import Purpose
 
 from services.learner.evaluation import evaluation_steps
 from services.learner.feeder import request_seed, task_index
 from services.learner.ledger import Ledger
-from services.learner.log import GroupLog, read_log
 from tests.builders import a_recipe
-
-
-def failed(number: int) -> GradedGroup:
-    return GradedGroup(purpose=Purpose.TRAIN, number=number, failure="deaths: 3 workers died")
 
 
 def test_every_task_is_asked_once_an_epoch_in_a_new_order() -> None:
@@ -37,36 +27,6 @@ def test_evaluations_are_before_in_between_and_after() -> None:
     )
     assert evaluation_steps(recipe) == [0, 4, 8, 10]
     assert evaluation_steps(a_recipe()) == []
-
-
-def test_the_log_gives_back_what_was_appended_across_segments_and_attempts(tmp_path: Path) -> None:
-    first = GroupLog(tmp_path, attempt=1)
-    first.append([encode(failed(0)), encode(failed(1))])
-    first.roll()
-    first.append([encode(failed(2))])
-    second = GroupLog(tmp_path, attempt=2)
-    second.append([encode(failed(3))])
-    assert [group.number for _, group in read_log(tmp_path)] == [0, 1, 2, 3]
-    assert [g.number for _, g in read_log(tmp_path, "000001-000001.segment")] == [2, 3]
-
-
-def test_a_torn_last_record_is_as_if_it_had_never_been_written(tmp_path: Path) -> None:
-    log = GroupLog(tmp_path, attempt=1)
-    log.append([encode(failed(0))])
-    with (tmp_path / log.segment).open("ab") as segment:
-        segment.write(pack(encode(failed(1)))[:-1])
-    assert [group.number for _, group in read_log(tmp_path)] == [0]
-
-
-def test_a_damaged_record_is_no_silent_loss(tmp_path: Path) -> None:
-    log = GroupLog(tmp_path, attempt=1)
-    log.append([encode(failed(0)), encode(failed(1))])
-    path = tmp_path / log.segment
-    content = bytearray(path.read_bytes())
-    content[40] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(FrameError, match="damaged"):
-        list(read_log(tmp_path))
 
 
 def test_the_ledger_accounts_for_every_number() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from protocol.frames import SCHEMA_VERSION, FrameError, decode, encode, pack, unpack_all
+from protocol.frames import SCHEMA_VERSION, FrameError, decode, encode, mark, pack, unpack_all
 from protocol.messages import GradedGroup, JobEvent, JobRef, Message, RolloutGroup
 
 from tests.builders import a_graded_group, a_group, a_request, a_task, an_event
@@ -54,6 +54,11 @@ def damaged(**changes: Any) -> dict[bytes, bytes]:
     fields = encode(a_group())
     header = json.loads(fields[b"header"]) | changes
     return fields | {b"header": json.dumps(header).encode()}
+
+
+def flipped(content: bytes, place: int) -> bytes:
+    """The same bytes, but for one bit of one of them."""
+    return content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :]
 
 
 @given(group=groups())
@@ -236,12 +241,33 @@ def test_a_segment_cut_at_any_byte_gives_every_record_that_is_whole() -> None:
         assert list(unpack_all(BytesIO(SEGMENT[:cut]))) == RECORDS[:whole], cut
 
 
-def test_a_damaged_byte_is_noticed_wherever_it_is() -> None:
-    for place in range(len(SEGMENT)):
-        damaged_segment = bytearray(SEGMENT)
-        damaged_segment[place] ^= 0x10
-        before = sum(end <= place for end in ENDS)
-        records = unpack_all(BytesIO(bytes(damaged_segment)))
+def test_a_damaged_byte_is_noticed_wherever_a_mark_follows() -> None:
+    segment = mark(0) + SEGMENT + mark(len(mark(0) + SEGMENT))
+    begins = [len(mark(0) + SEGMENT[:begin]) for begin in (0, *ENDS[:-1])]
+    for place in range(len(segment) - len(mark(0))):
+        records = unpack_all(BytesIO(flipped(segment, place)))
+        before = sum(begin <= place for begin in begins[1:])
         assert [next(records) for _ in range(before)] == RECORDS[:before]
-        with pytest.raises(FrameError, match=r"byte \d+"):
+        begin = begins[before] if place >= begins[0] else 0
+        with pytest.raises(FrameError, match=f"^byte {begin}: "):
             next(records)
+
+
+def test_without_marks_a_damaged_byte_is_noticed_wherever_a_record_follows() -> None:
+    for place in range(ENDS[-2]):
+        with pytest.raises(FrameError, match=r"^byte \d+: "):
+            list(unpack_all(BytesIO(flipped(SEGMENT, place))))
+
+
+def test_without_marks_a_record_behind_half_of_one_is_no_silent_loss() -> None:
+    half_of_a_long_one = pack({b"x": b"y" * len(SEGMENT) * 2})[: len(SEGMENT)]
+    with pytest.raises(FrameError, match=r"^byte 0: "):
+        list(unpack_all(BytesIO(half_of_a_long_one + SEGMENT)))
+
+
+def test_proof_of_damage_is_found_however_far_away_it_is() -> None:
+    for gap in range(2**20 - 40, 2**20 + 40):
+        torn = mark(0) + bytes(gap)
+        assert list(unpack_all(BytesIO(torn))) == []
+        with pytest.raises(FrameError, match=r"^byte 20: "):
+            list(unpack_all(BytesIO(torn + mark(len(torn)))))
