@@ -1,0 +1,126 @@
+"""A rollout follows the policy: requests wait for weights, and nothing is lost to a load."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from protocol import weights
+from protocol.exchange import Exchange, connect
+from protocol.messages import ActiveJob, PolicyVersion
+
+from services.chassis.deployment import Deployment
+from services.chassis.service import Service
+from services.rollout.errors import LoadError
+from services.rollout.policy_sync import PolicyFollower
+from tests.builders import a_job_record, a_recipe, a_request
+from tests.contract.valkey_server import Server
+from tests.unit.rollout.test_policy_sync import write_folder
+
+if TYPE_CHECKING:
+    from services.rollout.engine import Engine
+
+pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+
+
+class SlowEngine:
+    """Stands in for the engine: a load takes until it is told to end."""
+
+    has_died = False
+
+    def __init__(self) -> None:
+        self.loading = asyncio.Event()
+        self.end_of_load: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def load(self, folder: Path, label: str, *, keep_kv: bool) -> dict[str, float]:
+        self.loading.set()
+        await self.end_of_load
+        return {"load": 1.0}
+
+
+@asynccontextmanager
+async def following(server: Server, tmp_path: Path) -> AsyncIterator[Following]:
+    """A follower that serves version 0, and is told of version 1."""
+    engine = SlowEngine()
+
+    async def start(*_: object) -> Engine:
+        return cast("Engine", engine)
+
+    deployment = Deployment.from_environment(
+        {"WEIR_REDIS_URL": server.url, "WEIR_DATA_DIR": str(tmp_path), "WEIR_PORT": "0"}
+    )
+    async with connect(server.url, me="rollout", patience_s=5) as exchange:
+        await exchange.submit(a_job_record())
+        await exchange.begin_attempt("job")
+        await exchange.activate(ActiveJob(job_id="job", attempt=1, recipe=a_recipe()))
+        follower = PolicyFollower(Service("rollout", deployment, exchange), start)
+        task = asyncio.create_task(follower.follow_policy_forever())
+        await _announce(exchange, deployment, 0)
+        await asyncio.wait_for(follower.engine_for(a_request()), 5)
+        await _announce(exchange, deployment, 1)
+        await asyncio.wait_for(engine.loading.wait(), 5)
+        yield Following(exchange, deployment, follower, engine, task)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@dataclass
+class Following:
+    exchange: Exchange
+    deployment: Deployment
+    follower: PolicyFollower
+    engine: SlowEngine
+    task: asyncio.Task[None]
+
+
+async def _announce(exchange: Exchange, deployment: Deployment, number: int) -> None:
+    folder = weights.version_folder("job", 1, number)
+    digest = weights.write(
+        deployment.weights_dir, folder, lambda target: write_folder(target, value=float(number))
+    )
+    await exchange.announce(
+        PolicyVersion(job_id="job", attempt=1, number=number, folder=folder, digest=digest)
+    )
+
+
+async def test_a_request_waits_while_weights_are_loaded(server: Server, tmp_path: Path) -> None:
+    async with following(server, tmp_path) as line:
+        waiting = asyncio.create_task(line.follower.engine_for(a_request(min_version=0)))
+        done, _ = await asyncio.wait({waiting}, timeout=0.3)
+        assert not done
+        line.engine.end_of_load.set_result(None)
+        await asyncio.wait_for(waiting, 5)
+        assert line.follower.serving is not None
+        assert line.follower.serving.policy.number == 1
+
+
+async def test_a_request_waits_through_a_failed_load_for_the_next(
+    server: Server, tmp_path: Path
+) -> None:
+    async with following(server, tmp_path) as line:
+        waiting = asyncio.create_task(line.follower.engine_for(a_request(min_version=0)))
+        failed, line.engine.loading = line.engine.end_of_load, asyncio.Event()
+        line.engine.end_of_load = asyncio.get_running_loop().create_future()
+        failed.set_exception(LoadError("load: no answer"))
+        await asyncio.wait_for(line.engine.loading.wait(), 5)
+        assert not waiting.done()
+        line.engine.end_of_load.set_result(None)
+        await asyncio.wait_for(waiting, 5)
+
+
+async def test_weights_that_are_taken_away_while_they_are_loaded_are_no_failure(
+    server: Server, tmp_path: Path
+) -> None:
+    """As at the end of every job."""
+    async with following(server, tmp_path) as line:
+        shutil.rmtree(line.deployment.weights_dir / "job")
+        line.engine.end_of_load.set_exception(LoadError("load: FileNotFoundError"))
+        await asyncio.wait({line.task}, timeout=0.5)
+        assert not line.task.done()
+        assert (line.follower.serving, line.follower._load_failures) == (None, 0)
