@@ -170,6 +170,23 @@ async def test_a_slow_link_is_only_slow(server: Server, monkeypatch: pytest.Monk
         assert delivery.message().task == task
 
 
+async def test_a_heartbeat_waits_for_no_large_write(server: Server) -> None:
+    async with (
+        lossy_proxy(server, bytes_per_s=1_000_000) as proxy,
+        connect(proxy.url, me="worker", patience_s=5) as worker,
+    ):
+        await begin(worker)
+        task = a_long_task(2_000_000)
+        writing = asyncio.gather(
+            *(worker.ask(a_request(number=number, task=task)) for number in range(24))
+        )
+        await asyncio.sleep(0.2)
+        assert (await asyncio.wait_for(worker.heartbeat("rollout"), 1)).lives == {"worker": 1}
+        assert not writing.done()
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+
+
 async def test_who_is_told_to_hurry_waits_no_longer(own_server: Server) -> None:
     async with connect(own_server.url, me="worker", patience_s=60) as worker:
         await worker.ping()
