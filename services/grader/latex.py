@@ -132,11 +132,11 @@ def last_boxed(text: str) -> str | None:
     Braces are matched, escaped ones ignored; of nested boxes the outermost counts, then `unwrapped`
     gives what is inside. A doubled backslash is taken for one. Without braces a box holds one
     letter or digit, as in TeX, if that stands alone: ``\boxed 5``, but not ``\boxed 42``. Text up
-    to the last ``</think>`` is no answer.
+    to the last ``</think>`` is no answer, nor is any text with a ``<think>`` that is never closed.
     """
     begin = text.rfind("</think>") + 1
     first = _BOX.search(text, begin)
-    if first is None:
+    if first is None or "<think>" in text[begin:]:
         return None
     opened: list[int] = []  # where the contents begin; negative for plain braces
     last: tuple[int, int] | None = None

@@ -28,7 +28,6 @@ from services.grader.expressions import DoubleFactorial
 
 _SIZES = tuple(map(Fraction, ("1.3", "2.8", "0.3", "5.1", "14", "0.05", "430", "2300")))
 _JITTER = 1009
-_STEP = Fraction(89, 71)  # from one letter's value to the next one's
 _SMALL_WHOLES = (2, 5, 1, 3, 4, 6)
 _RANGES_OF_WHOLES = ((7, 30), (31, 99), (100, 400))
 _MIN_BEYOND, _MAX_BEYOND = 1000, 20_000
@@ -41,7 +40,11 @@ Point = Sequence[tuple[Basic, Expr]]  # letters and their values
 
 
 def points(gold: Expr, answer: Expr, seed: str) -> Iterator[Point]:
-    """Values of all letters, of both signs; the same ones for the same seed."""
+    """Values of all letters, of both signs; the same ones for the same seed.
+
+    Each letter's is drawn for itself, at each point: if their ratios were the same everywhere,
+    ``x/y = 5`` could not be told from ``x/y = 7``.
+    """
     draw = Random(seed)
     letters = sorted(gold.free_symbols | answer.free_symbols, key=str)
     counted = _letters_in(gold, *_COUNTS)
@@ -51,14 +54,17 @@ def points(gold: Expr, answer: Expr, seed: str) -> Iterator[Point]:
     wholes = _wholes(draw, gold, answer, int(min(max(beyond, _MIN_BEYOND), _MAX_BEYOND)))
     sizes = [size * _about_one(draw) for size in (*_SIZES, beyond + 20)]
     sizes += [*map(Fraction, (draw.randint(2, 9), draw.randint(10, 99))), *_beside(draw, turns)]
-    step = _STEP * _about_one(draw)
+    is_mixed = gold.has(Abs) or answer.has(Abs)  # |xy| is xy where all letters have one sign
     for at, (size, sign) in enumerate(product(sizes, (1, -1))):
-        yield [
-            (letter, Integer((1 if letter in counted else sign) * _at(wholes, at, place)))
-            if letter in whole
-            else (letter, _rational(sign * size * step**place))
-            for place, letter in enumerate(letters)
-        ]
+        point = list[tuple[Basic, Expr]]()
+        for place, letter in enumerate(draw.sample(letters, len(letters))):
+            own = draw.choice((1, -1)) if is_mixed and place else sign
+            if letter in whole:
+                value = Integer((1 if letter in counted else own) * _at(wholes, at, place))
+            else:
+                value = _rational(own * size * (_apart(draw) if place else 1))
+            point.append((letter, value))
+        yield point
 
 
 def is_out_of_reach(gold: Expr, answer: Expr) -> bool:
@@ -92,6 +98,11 @@ def _is_tower(expression: Expr) -> bool:
 
 def _about_one(draw: Random) -> Fraction:
     return Fraction(draw.randint(_JITTER - 99, _JITTER + 99), _JITTER)
+
+
+def _apart(draw: Random) -> Fraction:
+    """How many times the first letter another one is: few, or 1 - x² - y² would have no root."""
+    return Fraction(draw.randint(_JITTER // 4, 4 * _JITTER), _JITTER)
 
 
 def _beside(draw: Random, turns: Sequence[Fraction]) -> list[Fraction]:

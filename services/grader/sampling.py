@@ -36,6 +36,7 @@ _CLOSE = Rational(1, 10**30)
 _TINY = Rational(1, 10**40)
 _LONGEST_PRODUCT = 20
 _ENOUGH = 3  # points at which both have a value
+_ATTEMPTS = 3  # with other points: few may be in the order that a root of b - a asks for
 
 
 def agreement(gold: Expr, answer: Expr, seed: str = "") -> bool | None:
@@ -132,11 +133,16 @@ def _digits_before_point(value: Expr) -> int:
 
 def _values(gold: Expr, answer: Expr, seed: str) -> Iterator[tuple[Expr, Expr]]:
     """The values of both wherever both are defined, and not too large to know all digits."""
-    for point in points(gold, answer, seed):
-        if _is_defined(gold, point) and _is_defined(answer, point):
-            value, other = value_of(gold, point), value_of(answer, point)
-            if value is not None and other is not None:
-                yield value, other
+    found = 0
+    for attempt in range(_ATTEMPTS):
+        for point in points(gold, answer, f"{seed}{attempt}"):
+            if _is_defined(gold, point) and _is_defined(answer, point):
+                value, other = value_of(gold, point), value_of(answer, point)
+                if value is not None and other is not None:
+                    found += 1
+                    yield value, other
+        if found >= _ENOUGH:
+            return
 
 
 def _is_defined(expression: Expr, point: Point) -> bool:

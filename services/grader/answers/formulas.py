@@ -195,9 +195,15 @@ class _Reader:
         if token == "{":
             return self.bracketed("}")
         if token in _GREEK or _VECTOR.match(token) or (token[:1].isalpha() and token.isascii()):
-            return Formula.letter(token.translate(_NO_BRACES))
+            return Formula.letter(token.translate(_NO_BRACES) + self.at_zero())
         self.at -= 1
         raise self.refuse()
+
+    def at_zero(self) -> str:
+        """The ``(0)`` behind a letter, as in ``y(0)``: part of its name, and no factor."""
+        found = "".join(self.tokens[self.at : self.at + 3]) == "(0)"
+        self.at += 3 * found
+        return "(0)" * found
 
     def bracketed(self, close: str) -> Formula:
         value = self.sum()

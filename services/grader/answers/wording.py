@@ -13,6 +13,7 @@ _BARE_WORDS = re.compile(
     r"(?:[ ',.-]+(?:[^\W\d_]+|[0-9]+))*[.!]?",
     re.IGNORECASE,
 )
+_KEPT = re.compile(r"[^\W_]+|[-/](?= ?\.?[0-9])|\.(?=[0-9])")  # words, signs of numbers
 _JOINING = re.compile(r"\b(?:or|and)\b")
 _ARTICLE = re.compile(r"(?:an?|the) (?=..)")
 _CHOICE = re.compile(
@@ -81,7 +82,8 @@ def without_text(latex: str) -> str:
 
 
 def words(latex: str) -> str | None:
-    r"""An answer in words, or a time of day: lower case, without marks and without an article.
+    r"""An answer in words, or a time of day: lower case, without an article and without marks, but
+    for the signs, points and slashes of numbers.
 
     None for anything that may be mathematics; a short run of bare letters is a product.
     """
@@ -94,8 +96,8 @@ def words(latex: str) -> str | None:
             return None
     elif not _BARE_WORDS.fullmatch(plain):
         return None
-    kept = "".join(char if char.isalnum() else " " for char in plain.replace("'", ""))
-    return _ARTICLE.sub("", " ".join(kept.casefold().split()), count=1)
+    kept = " ".join(_KEPT.findall(plain.replace("'", "")))
+    return _ARTICLE.sub("", kept.casefold(), count=1)
 
 
 def parse_choices(latex: str) -> str | None:

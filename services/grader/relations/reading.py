@@ -52,6 +52,13 @@ class _Reader:
         self._at += 1
         return token.text
 
+    def takes_all(self, *texts: str) -> bool:
+        """Whether all of them come next; then they are taken."""
+        end = self._at + len(texts)
+        found = texts == tuple(token.text for token in self._tokens[self._at : end])
+        self._at = end if found else self._at
+        return found
+
     def need(self, *texts: str) -> None:
         if self.takes(*texts) is None:
             raise Unreadable(f"no {texts}")
@@ -143,7 +150,7 @@ class _Reader:
         return node
 
     def raised(self, base: Node) -> Node:
-        if self.takes("°") or self._takes_group("°"):
+        if self.takes("°") or self.takes_all("{", "°", "}"):
             return Node("degree", (base,))
         return Node("^", (base, self.exponent()))
 
@@ -151,13 +158,6 @@ class _Reader:
         sign = self.takes("-", "+")
         exponent = self.argument()
         return Node("negative", (exponent,)) if sign == "-" else exponent
-
-    def _takes_group(self, text: str) -> bool:
-        inside = [token.text for token in self._tokens[self._at : self._at + 3]]
-        if inside == ["{", text, "}"]:
-            self._at += 3
-            return True
-        return False
 
     def operand(self) -> Node:
         token = self.token
@@ -171,7 +171,8 @@ class _Reader:
         if token.kind == "repeating":
             return repeating(token.text)
         if token.kind == "name":
-            return Node("letter", letter=token.text + self.subscript())
+            name = token.text + self.subscript()  # y(0) is a value of y, and no product with 0
+            return Node("letter", letter=f"{name}(0)" if self.takes_all("(", "0", ")") else name)
         if token.kind == "function":
             return self.called(token.text)
         return self.command(token.text)

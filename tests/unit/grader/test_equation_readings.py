@@ -156,6 +156,8 @@ def test_what_may_be_meant_in_another_way_has_no_verdict(text: str) -> None:
         r"$\frac{dy}{dx} = 2x$",
         "$E(X+1) = E(X) + 1$",
         "$S(n+1) = S(n) + 3$",
+        "So $y(0) = 5$.",
+        r"So $\theta(0) + 1 = 4$.",
     ],
 )
 def test_an_equation_that_some_reading_can_satisfy_is_open(text: str) -> None:

@@ -46,6 +46,11 @@ from services.grader.latex import last_boxed, squeezed, tidy, unwrapped
         ("", None),
         (r"<think>\boxed{1}</think> \boxed{2}", "2"),
         (r"<think>\boxed{1}</think> two", None),
+        (r"opened by the prompt: \boxed{1}</think> \boxed{2}", "2"),
+        (r"opened by the prompt: \boxed{1}</think> two", None),
+        (r"<think>\boxed{1} and more thought", None),
+        (r"<think>a</think> So <think>\boxed{1}", None),
+        (r"\boxed{1} <think>or not", None),
         (r"\boxed{1} and more thought", "1"),
         (r"a \\ boxed{5}", None),
         (r"\boxed{5\\}", r"5\\"),
@@ -78,7 +83,7 @@ balanced = st.recursive(
         st.lists(inner, max_size=3).map("".join),
     ),
     max_leaves=12,
-).filter(lambda content: "</think>" not in content)
+).filter(lambda content: "think>" not in content)
 
 
 @given(balanced, st.text(st.characters(exclude_characters="\\{}<"), max_size=30))
