@@ -16,7 +16,15 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, PlainValidator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    PlainValidator,
+    model_validator,
+)
 
 from protocol.recipe import Purpose, Recipe, Sampling
 
@@ -179,7 +187,7 @@ class Graded(Message):
     kind: Literal["graded"] = "graded"
     value: float = Field(ge=0, le=1)
     reason: str | None = None
-    breakdown: Mapping[str, float] = Field(default_factory=dict)
+    breakdown: Mapping[str, FiniteFloat] = Field(default_factory=dict)
 
 
 class Ungradable(Message):

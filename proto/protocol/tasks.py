@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from protocol.encodable import unencodable
 from protocol.messages import Task
 from protocol.recipe import explain
 
@@ -71,6 +72,9 @@ def _parse_task(line: str) -> Task:
         raise ValueError("not valid JSON: nested too deeply") from error
     if not isinstance(data, dict):
         raise ValueError("a task must be a JSON object: {...}")
+    # A file's text is sound, so only an escape can bring in what is not.
+    if "\\u" in line and (faults := list(unencodable(data))):
+        raise ValueError("\n".join(faults))
     try:
         return Task.model_validate(data)
     except ValidationError as error:

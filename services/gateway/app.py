@@ -132,7 +132,7 @@ async def list_jobs(
 @jobs.get("/{job_id}")
 async def get_job(job_id: str, desk: Desk) -> Json:
     """One job."""
-    return job_object(await desk.get(job_id))
+    return job_object(await desk.find(job_id))
 
 
 @jobs.post("/{job_id}/cancel")
@@ -164,7 +164,7 @@ async def list_events(
 ) -> Json | Response:
     """A job's events, oldest first; with ``stream=true`` as server-sent events."""
     place = checked_place(after, "after")
-    await desk.get(job_id)
+    await desk.find(job_id)
     if not stream:
         return _page(*await events_page(desk, job_id, place, limit))
     if last_event_id:
@@ -179,7 +179,7 @@ async def list_checkpoints(
     job_id: str, desk: Desk, after: str | None = None, limit: Limit = 10
 ) -> Json:
     """The checkpoints that a job has kept, newest first."""
-    await desk.get(job_id)
+    await desk.find(job_id)
     kept = await checkpoints(desk.service.deployment.job_dir(job_id), job_id)
     return _page(*_after(kept, after, limit))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,6 +30,7 @@ _OF_OTHER_SERVICES = {
     "compose": ("deploy.compose", "write what a machine's GPUs add to docker-compose.yml"),
 }
 _WHOLE = 10_000  # columns: a narrow terminal wraps lines, and nothing is cut
+Job = dict[str, Any]
 SUCCEEDED, FAILED, BAD_INPUT, DETACHED = 0, 1, 2, 130
 
 
@@ -66,7 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     add("evaluations", _evaluations, "show how a job did on held-out tasks", "JOB")
     fetch = add("fetch", _fetch, "bring the model that a job has trained to this machine", "JOB")
     fetch.add_argument("folder", metavar="DIR", type=Path)
-    add("cancel", _cancel, "end a job", "JOB")
+    add("pause", _asking(WeirClient.pause), "have a job write a checkpoint and rest", "JOB")
+    add("resume", _asking(WeirClient.resume), "have a job go on that rests or has failed", "JOB")
+    add("cancel", _asking(WeirClient.cancel), "end a job", "JOB")
     for name, (_, text) in _OF_OTHER_SERVICES.items():
         verbs.add_parser(name, help=text)
     return parser
@@ -101,17 +104,22 @@ def _run(given: argparse.Namespace) -> int:
 
 def _watch(given: argparse.Namespace) -> int:
     with _client() as weir:
-        return _follow(weir, weir.job(given.name))
+        job = weir.job(given.name)
+        _say_what_it_waits_for(job)
+        return _follow(weir, job)
 
 
 def _jobs(_: argparse.Namespace) -> int:
     table = Table("job", "name", "status", "step", "model", box=None, pad_edge=False)
     with _client() as weir:
-        for job in weir.jobs():
+        jobs = weir.jobs()
+        for job in jobs:
             own = job["weir"]
             steps = f"{own['step']}/{own['steps']}"
             table.add_row(job["id"], own["recipe"]["name"], job["status"], steps, job["model"])
     Console(width=_WHOLE).print(table)
+    for job in jobs:
+        _say_what_it_waits_for(job)
     return SUCCEEDED
 
 
@@ -137,11 +145,14 @@ def _fetch(given: argparse.Namespace) -> int:
     return SUCCEEDED
 
 
-def _cancel(given: argparse.Namespace) -> int:
-    with _client() as weir:
-        job = weir.cancel(given.name)
-    print(f"{job['id']} is {job['status']}")
-    return SUCCEEDED
+def _asking(ask: Callable[[WeirClient, str], Job]) -> Callable[[argparse.Namespace], int]:
+    def run(given: argparse.Namespace) -> int:
+        with _client() as weir:
+            job = ask(weir, given.name)
+        print(f"{job['id']} is {job['status']}")
+        return SUCCEEDED
+
+    return run
 
 
 def _client() -> WeirClient:
@@ -157,7 +168,7 @@ def _check_tasks(recipe: Recipe) -> None:
             raise TaskFileError([f"{name}: {problem}" for problem in error.problems]) from error
 
 
-def _follow(weir: WeirClient, job: dict[str, Any]) -> int:
+def _follow(weir: WeirClient, job: Job) -> int:
     """Show a job's events until it ends or the person has seen enough."""
     job_id = job["id"]
     progress = Progress(job_id, steps=job["weir"]["steps"], step=job["weir"]["step"])
@@ -174,12 +185,17 @@ def _follow(weir: WeirClient, job: dict[str, Any]) -> int:
         return DETACHED
 
 
+def _say_what_it_waits_for(job: Job) -> None:
+    if waiting_for := job["weir"].get("waiting_for"):
+        print(f"{job['id']} is {job['status']} and waits for this to be mended: {waiting_for}")
+
+
 def _show_gain(evaluations: Sequence[Result]) -> None:
     if gain := gain_line(evaluations):
         print(gain)
 
 
-def _last_word(job: dict[str, Any]) -> int:
+def _last_word(job: Job) -> int:
     if job["status"] == "succeeded":
         print(f"{job['id']} succeeded: {job['fine_tuned_model'] or 'no model was written'}")
         return SUCCEEDED

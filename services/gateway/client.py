@@ -103,6 +103,14 @@ class WeirClient:
         """Ask a job to end."""
         return self._request("POST", f"{JOBS}/{job_id}/cancel")
 
+    def pause(self, job_id: str) -> Json:
+        """Ask a job to write a checkpoint and rest."""
+        return self._request("POST", f"{JOBS}/{job_id}/pause")
+
+    def resume(self, job_id: str) -> Json:
+        """Ask a job that rests to go on."""
+        return self._request("POST", f"{JOBS}/{job_id}/resume")
+
     def past_events(self, job_id: str) -> Iterator[Json]:
         """A job's events until now, oldest first."""
         page: Json = {"has_more": True, "last_id": None}
@@ -120,11 +128,13 @@ class WeirClient:
         last_heard = time.monotonic()
         while time.monotonic() - last_heard < _PATIENCE_S:
             try:
-                for data in self._stream(job_id, after):
+                for line in self._stream(job_id, after):
                     last_heard = time.monotonic()
-                    if data == "[DONE]":
+                    if line == "data: [DONE]":
                         return
-                    event = json.loads(data)
+                    if not line.startswith("data: "):
+                        continue  # a sign of life
+                    event = json.loads(line.removeprefix("data: "))
                     after = event["id"]
                     yield event
             except httpx.TransportError:
@@ -219,9 +229,7 @@ class WeirClient:
             if reply.is_error:
                 reply.read()
                 raise _refused(reply)
-            for line in reply.iter_lines():
-                if line.startswith("data: "):
-                    yield line.removeprefix("data: ")
+            yield from reply.iter_lines()
 
     def _request(self, method: str, path: str, *, tries: int = 3, **content: Any) -> Json:
         try:

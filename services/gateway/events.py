@@ -15,7 +15,7 @@ from protocol.messages import JobEvent
 from services.gateway.errors import Problem, in_time
 from services.gateway.jobs import JobDesk
 
-_ENTRY_ID = re.compile(r"\d{1,20}-\d{1,20}")
+_ENTRY_ID = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")  # of two 64-bit numbers
 _WAIT_S = 0.5
 _SIGN_OF_LIFE_S = 15.0
 _CHECKPOINT = re.compile(r"step-(\d+)")
@@ -63,7 +63,7 @@ async def follow_until_ended(desk: JobDesk, job_id: str, after: str) -> AsyncIte
     last_sign = time.monotonic()
     while not desk.service.stopping.is_set():
         # The state comes first: what an ended job had to say is then in the stream already.
-        ended = (await desk.get(job_id)).state.is_final
+        ended = (await desk.find(job_id)).state.is_final
         rows = await in_time(desk.exchange.events(job_id, after=after, wait_s=_WAIT_S))
         for entry_id, event in rows:
             after = entry_id

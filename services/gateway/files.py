@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from protocol.tasks import TaskFileError, parse_tasks
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData, UploadFile
 
 from services.gateway.errors import Problem, from_lines, not_found
@@ -70,16 +70,22 @@ class FileShelf:
                 tasks=tasks,
             )
             description = Path(scratch) / "description.json"
-            description.write_text(stored.model_dump_json())
+            _write_through(description, stored.model_dump_json())
             part.rename(self.path(file_id))
             description.rename(self._description(file_id))
         return stored
 
     def find(self, file_id: str) -> StoredFile | None:
-        """What is known about a file, None if there is no such file."""
+        """What is known about a file, None if there is no such file.
+
+        One whose description is damaged is not there either: uploading it again mends it.
+        """
         if _FILE_ID.fullmatch(file_id) is None or not self._description(file_id).exists():
             return None
-        return StoredFile.model_validate_json(self._description(file_id).read_text())
+        try:
+            return StoredFile.model_validate_json(self._description(file_id).read_bytes())
+        except ValidationError:
+            return None
 
     def get(self, file_id: str) -> StoredFile:
         """What is known about a file.
@@ -150,6 +156,13 @@ def too_large(param: str, max_bytes: int) -> Problem:
     """413 that names the limit."""
     message = f"{param}: larger than the limit of {max_bytes:,} bytes; split it or leave tasks out"
     return Problem(413, message, param=param, code="too_large")
+
+
+def _write_through(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _count_tasks(path: Path) -> int:

@@ -6,10 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from prometheus_client import Gauge
-from protocol.exchange import Exchange
+from protocol.exchange import Exchange, UnreadableRecord
 from protocol.messages import JobState
 from protocol.streams import WORK_STREAMS
 
+from services.chassis.server_check import check_server
 from services.chassis.service import Service
 from services.gateway.errors import Problem, in_time
 
@@ -20,7 +21,7 @@ _EVERY_S = 2.0
 
 @dataclass
 class Fleet:
-    """What is known about the stack; a state that is final is asked for once."""
+    """What is known about the stack; of jobs that can never go on, what they were is kept."""
 
     exchange: Exchange
     final: dict[str, JobState] = field(default_factory=dict)
@@ -45,9 +46,12 @@ class Fleet:
             JOBS.labels(state.value).set(counts[state])
 
     async def _state(self, job_id: str) -> JobState:
-        record = await self.exchange.job(job_id)
+        try:
+            record = await self.exchange.job(job_id)
+        except UnreadableRecord as unreadable:
+            return unreadable.state
         state = record.state if record else JobState.CANCELLED
-        if state.is_final:
+        if state in {JobState.SUCCEEDED, JobState.CANCELLED}:
             self.final[job_id] = state
         return state
 
@@ -56,10 +60,16 @@ async def watch_forever(service: Service) -> None:
     """Consumes the state of the exchange; produces the fleet's gauges and the gateway's readiness.
 
     Waits for: the next look, every two seconds. Unblocked by: time, or the service stopping.
+
+    Raises:
+        DeploymentError: if the server would delete work.
     """
-    fleet = Fleet(service.exchange)
+    fleet, is_checked = Fleet(service.exchange), False
     while not service.stopping.is_set():
         try:
+            if not is_checked:
+                await in_time(check_server(service.exchange))
+                is_checked = True
             await in_time(fleet.measure())
             service.readiness.set(True)
         except Problem as problem:

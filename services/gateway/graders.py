@@ -16,13 +16,13 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     Tag,
     ValidationError,
 )
 
+from services.gateway.body import Body, Part
 from services.gateway.errors import Problem, from_lines
 from services.gateway.weighted_mean import NoWeightedMean, weights_of
 
@@ -119,11 +119,7 @@ def _uncut(top_p: float | None) -> float | None:
 Template = Annotated[str, AfterValidator(_template)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class _Single(_Part):
+class _Single(Part):
     name: str | None = None
 
 
@@ -153,13 +149,13 @@ class TextSimilarityGrader(_Single):
         return self.model_dump(exclude={"type", "name"})
 
 
-class _Message(_Part):
+class _Message(Part):
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[Template, BeforeValidator(_as_text)]
     type: Literal["message"] = "message"
 
 
-class _SamplingParams(_Part):
+class _SamplingParams(Part):
     """How the judge answers; the SDK writes ``max_completions_tokens``, the API's pages both."""
 
     seed: int | None = None
@@ -274,7 +270,7 @@ AnyGrader: TypeAlias = Annotated[
 ]
 
 
-class GraderToValidate(_Part):
+class GraderToValidate(Body):
     """The body of ``POST /v1/fine_tuning/alpha/graders/validate``."""
 
     grader: AnyGrader

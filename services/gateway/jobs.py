@@ -8,9 +8,9 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
-from protocol.exchange import Exchange
+from protocol.exchange import Exchange, UnreadableRecord
 from protocol.messages import JobRecord, JobState, Requested
 
 from services.chassis.service import Service
@@ -20,7 +20,28 @@ from services.gateway.memory import check_memory
 from services.gateway.model_folder import resolve_model
 from services.gateway.submission import JobRequest, build_recipe, with_critic_folder
 
+AnyJob: TypeAlias = JobRecord | UnreadableRecord
 _REPEAT_WINDOW_S = 600.0
+# What is said, in OpenAI's shape and in Weir's own, about a job of which nothing is known.
+_BLANK: dict[str, Any] = {
+    "object": "fine_tuning.job",
+    "created_at": 0,
+    "finished_at": None,
+    "model": "",
+    "fine_tuned_model": None,
+    "organization_id": "weir",
+    "training_file": "",
+    "validation_file": None,
+    "result_files": [],
+    "seed": 0,
+    "trained_tokens": None,
+    "hyperparameters": {},
+    "method": {"type": "reinforcement", "reinforcement": {"hyperparameters": {}}},
+    "metadata": {},
+    "user_provided_suffix": None,
+    "integrations": [],
+    "weir": {"step": 0, "steps": 0, "waiting_for": None, "recipe": {"name": None}},
+}
 
 
 @dataclass(frozen=True)
@@ -68,22 +89,30 @@ class JobDesk:
             await in_time(self.exchange.submit(record))
             return record
 
-    async def get(self, job_id: str) -> JobRecord:
-        """One job.
+    async def find(self, job_id: str) -> AnyJob:
+        """One job, whether its record can be read or not.
 
         Raises:
             Problem: 404 if there is no such job.
         """
-        record = await in_time(self.exchange.job(job_id))
+        record = await self._read(job_id)
         if record is None:
             raise not_found("job", job_id)
         return record
 
+    async def get(self, job_id: str) -> JobRecord:
+        """One job's record.
+
+        Raises:
+            Problem: 404 if there is no such job, 409 if its record cannot be read.
+        """
+        return _readable(await self.find(job_id))
+
     async def page(
         self, after: str | None, limit: int, metadata: Mapping[str, str]
-    ) -> tuple[list[JobRecord], bool]:
+    ) -> tuple[list[AnyJob], bool]:
         """Up to ``limit`` jobs after ``after``, newest first, and whether there are more."""
-        page: list[JobRecord] = []
+        page: list[AnyJob] = []
         async for record in self._newest_first(after):
             if not metadata.items() <= metadata_of(record).items():
                 continue
@@ -92,13 +121,17 @@ class JobDesk:
             page.append(record)
         return page, False
 
-    async def ask(self, job_id: str, requested: Requested) -> JobRecord:
-        """Ask a job to run, pause or end.
+    async def ask(self, job_id: str, requested: Requested) -> AnyJob:
+        """Ask a job to run, pause or end. One whose record cannot be read can only end.
 
         Raises:
-            Problem: 404, or 400 if the job cannot do that any more.
+            Problem: 404, or 400 or 409 if the job cannot do that any more.
         """
-        record = await self.get(job_id)
+        found = await self.find(job_id)
+        if isinstance(found, UnreadableRecord) and requested is Requested.CANCEL:
+            await in_time(self.exchange.request_state(job_id, requested))
+            return await self.find(job_id)
+        record = _readable(found)
         cancelled = record.requested is Requested.CANCEL or record.state is JobState.CANCELLED
         if cancelled and requested is Requested.CANCEL:
             return record
@@ -116,7 +149,7 @@ class JobDesk:
         """
         async with self._turn:
             await asyncio.to_thread(self.files.get, file_id)
-            async for record in self._newest_first(None):
+            async for record in self._newest_readable_first():
                 tasks = record.recipe.tasks
                 if not record.state.is_final and file_id in {tasks.train, tasks.held_out}:
                     message = f"{file_id} is used by job {record.id}; cancel the job first"
@@ -126,14 +159,15 @@ class JobDesk:
     async def _known(self, request: JobRequest, repeat: Repeat) -> JobRecord | None:
         body = request.as_sent()
         if repeat.key is not None:
-            record = await in_time(self.exchange.job(repeat.job_id))
+            found = await self._read(repeat.job_id)
+            record = None if found is None else _readable(found)
             if record is not None and record.request != body:
                 message = f"the key was used with another body, for job {record.id}; use a new key"
                 raise Problem(422, message, param="Idempotency-Key", code="key_reused")
             return record
         if repeat.retry_count > 0:
             oldest = time.time() - _REPEAT_WINDOW_S
-            async for record in self._newest_first(None):
+            async for record in self._newest_readable_first():
                 if record.created_at < oldest:
                     return None
                 if record.request == body:
@@ -163,14 +197,31 @@ class JobDesk:
             raise Problem(400, message, param=param, code="file_not_found")
         return stored
 
-    async def _newest_first(self, after: str | None) -> AsyncIterator[JobRecord]:
+    async def _newest_readable_first(self) -> AsyncIterator[JobRecord]:
+        async for record in self._newest_first(None):
+            if isinstance(record, JobRecord):
+                yield record
+
+    async def _newest_first(self, after: str | None) -> AsyncIterator[AnyJob]:
         ids = await in_time(self.exchange.job_ids())
         if after is not None and after not in ids:
             raise Problem(400, f"after: there is no job {after!r}", param="after")
         for job_id in ids[ids.index(after) + 1 :] if after is not None else ids:
-            record = await in_time(self.exchange.job(job_id))
+            record = await self._read(job_id)
             if record is not None:
                 yield record
+
+    async def _read(self, job_id: str) -> AnyJob | None:
+        try:
+            return await in_time(self.exchange.job(job_id))
+        except UnreadableRecord as unreadable:
+            return unreadable
+
+
+def _readable(job: AnyJob) -> JobRecord:
+    if isinstance(job, UnreadableRecord):
+        raise conflict(str(job), param="id")
+    return job
 
 
 def status_of(record: JobRecord) -> str:
@@ -183,30 +234,34 @@ def status_of(record: JobRecord) -> str:
     return record.state.value
 
 
-def metadata_of(record: JobRecord) -> dict[str, Any]:
-    """The labels that the client gave the job."""
-    metadata = record.request.get("metadata")
+def metadata_of(job: AnyJob) -> dict[str, Any]:
+    """The labels that the client gave the job, as far as they are known."""
+    metadata = job.request.get("metadata") if isinstance(job, JobRecord) else None
     return metadata if isinstance(metadata, dict) else {}
 
 
-def job_object(record: JobRecord) -> dict[str, Any]:
+def job_object(job: AnyJob) -> dict[str, Any]:
     """A job in OpenAI's shape, and Weir's own words about it under ``weir``."""
+    if isinstance(job, UnreadableRecord):
+        error = _error("unreadable_record", str(job))
+        return _BLANK | {"id": job.id, "status": job.state.value, "error": error}
+    return _BLANK | _told_by(job)
+
+
+def _told_by(record: JobRecord) -> dict[str, Any]:
     recipe, request, result = record.recipe, record.request, record.result
     succeeded = record.state is JobState.SUCCEEDED
-    error = {"code": "job_failed", "message": record.error, "param": None}
+    has_error = record.error is not None and record.state is not JobState.PAUSED
     return {
         "id": record.id,
-        "object": "fine_tuning.job",
         "created_at": int(record.created_at),
         "finished_at": None if record.finished_at is None else int(record.finished_at),
         "model": request.get("model", recipe.model.path),
         "fine_tuned_model": result.get("model") if succeeded else None,
-        "organization_id": "weir",
         "status": status_of(record),
-        "error": None if record.error is None else error,
+        "error": _error("job_failed", record.error) if has_error else None,
         "training_file": recipe.tasks.train,
         "validation_file": recipe.tasks.held_out,
-        "result_files": [],
         "seed": recipe.training.seed,
         "trained_tokens": result.get("trained_tokens"),
         "hyperparameters": _hyperparameters(record),
@@ -216,17 +271,27 @@ def job_object(record: JobRecord) -> dict[str, Any]:
         },
         "metadata": metadata_of(record),
         "user_provided_suffix": request.get("suffix"),
-        "integrations": [],
         "weir": {
             "step": record.step,
             "steps": recipe.training.steps,
             "attempt": record.attempt,
             "requested": record.requested.value,
+            "waiting_for": _waiting_for(record),
             "started_at": record.started_at,
             "result": dict(result),
             "recipe": recipe.model_dump(mode="json"),
         },
     }
+
+
+def _waiting_for(record: JobRecord) -> str | None:
+    """What keeps a job from going on that nobody has asked to pause."""
+    is_held_up = record.state is JobState.PAUSED and record.requested is Requested.RUN
+    return record.error if is_held_up else None
+
+
+def _error(code: str, message: str | None) -> dict[str, Any]:
+    return {"code": code, "message": message, "param": None}
 
 
 def _hyperparameters(record: JobRecord) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from protocol.recipe import Recipe, RecipeError, parse_recipe
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, field_validator
+from pydantic import BeforeValidator, Field, JsonValue, field_validator
 
+from services.gateway.body import Body, Part
 from services.gateway.errors import Problem, from_lines
-from services.gateway.finite import non_finite
 from services.gateway.graders import AnyGrader, checks_of
 
 _HYPERPARAMETERS = "method.reinforcement.hyperparameters"
@@ -32,11 +32,7 @@ def _auto_is_none(value: object) -> object:
 Count = Annotated[int | None, Field(ge=1), BeforeValidator(_auto_is_none)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class Hyperparameters(_Part):
+class Hyperparameters(Part):
     """OpenAI's names for settings of the recipe; 'auto' leaves the recipe's own value."""
 
     batch_size: Count = Field(default=None, description="training.groups_per_step")
@@ -48,21 +44,21 @@ class Hyperparameters(_Part):
     reasoning_effort: Annotated[None, _use_instead("recipe.model.prompt_template")] = None
 
 
-class Reinforcement(_Part):
+class Reinforcement(Part):
     """The settings of the one method there is."""
 
     hyperparameters: Hyperparameters = Hyperparameters()
     grader: AnyGrader | None = Field(default=None, description="reward.outcome")
 
 
-class Method(_Part):
+class Method(Part):
     """OpenAI's ``method``; only reinforcement is learning from rewards."""
 
     type: Literal["reinforcement"]
     reinforcement: Reinforcement = Reinforcement()
 
 
-class JobRequest(_Part):
+class JobRequest(Body):
     """What a client submits: OpenAI's fields, and ``recipe`` with the recipe's tables."""
 
     model: str = Field(min_length=1)
@@ -128,8 +124,6 @@ def with_critic_folder(recipe: Recipe, resolve: Callable[[str], str]) -> Recipe:
 
 def _tables(recipe: Mapping[str, JsonValue]) -> dict[str, Any]:
     """A copy that can be added to."""
-    for path in non_finite(recipe, "recipe"):
-        raise Problem(400, f"{path}: must be a finite number", param=path)
     return {key: dict(value) if isinstance(value, dict) else value for key, value in recipe.items()}
 
 

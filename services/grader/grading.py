@@ -10,6 +10,7 @@ from typing import TypeVar
 from prometheus_client import Counter, Histogram
 from protocol.messages import Grade, Graded, RolloutGroup, Score, Task, Ungradable
 from protocol.rewards import Check, Reward
+from pydantic import TypeAdapter
 
 from services.chassis.faults import WorkerFault
 from services.grader.composition import Scored, combined
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 GRADES = Counter(
     "weir_grades_total", "Scores by verifier and verdict", ["verifier", "verdict", "reason"]
 )
+_SCORE: TypeAdapter[Score] = TypeAdapter(Score)  # an extension's verifier may return anything
 SECONDS = Histogram("weir_grade_seconds", "Time to score one response", ["verifier"])
 
 
@@ -73,7 +75,7 @@ async def _verified(check: Check, task: Task, text: str, tools: Tools) -> Score:
     """What the verifier says; its own failure costs this response and no other."""
     verify = VERIFIERS[check.verifier]
     try:
-        return await verify(task, text, check, tools)
+        return _SCORE.validate_python(await verify(task, text, check, tools))
     except WorkerFault:
         raise  # of no response: the group is for another grader
     except Exception:

@@ -8,6 +8,7 @@ import sys
 
 from services.chassis.deployment import Deployment, DeploymentError
 from services.chassis.parent import die_with_parent
+from services.chassis.server_check import check_server
 from services.chassis.service import Service, run_service
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -19,6 +20,7 @@ async def lead(service: Service) -> None:
     from services.learner.job import work_on_one_job
     from services.learner.ranks import Team
 
+    await check_server(service.exchange)
     team = Team()
     await work_on_one_job(service, team)
     # Not where that raises: then this process ends, and torchrun ends the other ranks.

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protocol.exchange import Delivery
+from protocol.exchange import Delivery, Exchange, Fenced, UnreadableRecord
+from protocol.exchange.connection import Refused
 from protocol.messages import ActiveJob, JobRecord, JobRef, JobState, Task
 from protocol.recipe import Purpose, Recipe
 from protocol.tasks import TaskFileError, read_tasks
@@ -58,12 +59,27 @@ async def work_on_one_job(service: Service, team: Team) -> None:
         delivery = await service.exchange.next_job(_QUEUE_WAIT_S)
         if delivery is None:
             continue
-        record = await service.exchange.job(delivery.job_id)
+        try:
+            record = await service.exchange.job(delivery.job_id)
+        except UnreadableRecord as unreadable:
+            await _set_aside(service.exchange, delivery, str(unreadable))
+            continue
         if record is None or record.state.is_final:
             await service.exchange.forget_queued(delivery)
             continue
         await _Attempt(service, team, delivery, record).run()
         return
+
+
+async def _set_aside(exchange: Exchange, delivery: Delivery[JobRef], error: str) -> None:
+    """End a job that nobody here can work on; a release that can read it finds it failed."""
+    log.error("a job is set aside", extra={"job": delivery.job_id, "why": error})
+    end: dict[str, Any] = {"state": JobState.FAILED, "error": error, "finished_at": time.time()}
+    try:
+        attempt = await exchange.begin_attempt(delivery.job_id)
+        await exchange.close_job(delivery, attempt, **end)
+    except (Fenced, Refused):  # it has ended already, or is too damaged for that
+        await exchange.forget_queued(delivery)
 
 
 @dataclass

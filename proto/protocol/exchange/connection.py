@@ -32,6 +32,7 @@ _PIECE = 2**18
 
 MemoryFull = errors.OutOfMemoryError
 Disconnected = (errors.ConnectionError, errors.TimeoutError)  # for longer than the patience
+Refused = errors.ResponseError
 
 
 class _Script:

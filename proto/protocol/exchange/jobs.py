@@ -5,17 +5,37 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Any, cast
 
-from protocol import streams
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from protocol import __version__, streams
 from protocol.exchange.connection import Connection, Rows, block_ms, flat
 from protocol.exchange.work import Delivery
 from protocol.frames import decode, encode
 from protocol.messages import ActiveJob, JobRecord, JobRef, JobState, Requested
+from protocol.recipe import explain
 
 _LEARNER = "learner"  # one learner per stack: its next life finds what the last one had claimed
 _JOB_INDEX = streams.PREFIX + "job_index"
+
+
+class UnreadableRecord(Exception):
+    """A job's record is damaged, or another release has written it; no other job is concerned.
+
+    Such a job cannot be worked on: its ``state`` is failed, or cancelled if the user wants that.
+    """
+
+    def __init__(self, job_id: str, problem: str, stored: Mapping[bytes, bytes]) -> None:
+        super().__init__(
+            f"release {__version__} of Weir cannot read the record of job {job_id}: {problem}; run "
+            "the release that wrote it, or cancel the job and submit it again"
+        )
+        self.id = job_id
+        is_cancelled = stored.get(b"requested") == json.dumps(Requested.CANCEL).encode()
+        self.state = JobState.CANCELLED if is_cancelled else JobState.FAILED
 
 
 class Jobs(Connection):
@@ -30,14 +50,20 @@ class Jobs(Connection):
         return bool(await self.produce("submit", keys, [*args, *entry]))
 
     async def job(self, job_id: str) -> JobRecord | None:
-        """A job's record, if there is such a job."""
+        """A job's record, if there is such a job.
+
+        Raises:
+            UnreadableRecord: if this release cannot read it.
+        """
         stored = await cast(
             Awaitable[dict[bytes, bytes]], self.writer.hgetall(streams.job_key(job_id))
         )
         if not stored:
             return None
-        values = {name.decode(): json.loads(value) for name, value in stored.items()}
-        return JobRecord.model_validate(values)
+        try:
+            return _read_record(stored)
+        except ValueError as error:
+            raise UnreadableRecord(job_id, str(error), stored) from error
 
     async def job_ids(self) -> list[str]:
         """The ids of all jobs, newest first."""
@@ -95,9 +121,12 @@ class Jobs(Connection):
         await self.run("activate", keys, [active.attempt, active.model_dump_json()])
 
     async def active(self) -> ActiveJob | None:
-        """The job that this stack works on, if any."""
+        """The job that this stack works on, if any that this release can read."""
         stored = await self.writer.get(streams.ACTIVE)
-        return None if stored is None else ActiveJob.model_validate_json(cast(bytes, stored))
+        try:
+            return None if stored is None else ActiveJob.model_validate_json(cast(bytes, stored))
+        except ValidationError:
+            return None
 
     async def update_job(self, job_id: str, attempt: int, **values: Any) -> None:
         """Write fields of a job's record.
@@ -131,6 +160,19 @@ class Jobs(Connection):
 
 def _attempt_token_key(job_id: str) -> str:
     return f"{streams.job_key(job_id)}:attempt_token"
+
+
+def _read_record(stored: Mapping[bytes, bytes]) -> JobRecord:
+    values: dict[str, Any] = {}
+    for name, value in stored.items():
+        try:
+            values[name.decode()] = from_json(value)  # refuses what cannot be written again
+        except ValueError as error:
+            raise ValueError(f"{name!r}: {error}") from error
+    try:
+        return JobRecord.model_validate(values)
+    except ValidationError as error:
+        raise ValueError(explain(error, whole="record")) from error
 
 
 def _record_fields(record: JobRecord) -> dict[bytes, bytes]:
