@@ -49,8 +49,8 @@ class Home:
             if time.monotonic() > deadline:
                 self._kill_what_is_left()
             time.sleep(0.1)
-        self._pid_path.touch()
-        # Closed in children: held by this process alone, and by whoever looks, for a moment.
+        self._pid_path.write_text("", encoding="utf-8")  # it may name who was killed
+        # Closed in children: held by this process alone. Whoever looks shares it, for a moment.
         while _lock(self._pid_path) < 0:
             time.sleep(0.01)
         self.forget()  # what a killed stack has left
@@ -65,7 +65,8 @@ class Home:
         while not self._try_to_lock():
             process_id = self._supervisor()
             if process_id is not None and process_id != told:
-                os.kill(process_id, signal.SIGTERM)
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.kill(process_id, signal.SIGTERM)
                 told = process_id
             if time.monotonic() > deadline:
                 self._kill_what_is_left()
@@ -120,7 +121,7 @@ class Home:
         """The process that runs the stack; None if it has ended, whatever it has left behind."""
         if not self._pid_path.exists():
             return None
-        if (free := _lock(self._pid_path)) >= 0:
+        if (free := _lock(self._pid_path, fcntl.LOCK_SH)) >= 0:
             os.close(free)
             return None
         text = self._pid_path.read_text(encoding="utf-8")
@@ -140,11 +141,11 @@ def _write(path: Path, text: str) -> None:
     unfinished.replace(path)
 
 
-def _lock(path: Path) -> int:
+def _lock(path: Path, kind: int = fcntl.LOCK_EX) -> int:
     """A descriptor that holds the lock of a file; -1 if someone else does."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         return -1

@@ -218,7 +218,9 @@ def _check_port(port: int, variable: str) -> None:
 def _why_not_started(process: Process) -> str:
     reason = "ends again and again" if process.failures else f"took over {START_TIMEOUT_S:.0f} s"
     log = process.log_path
-    tail = log.read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL:] if log else ""
+    tail = ""
+    if log and log.exists():
+        tail = log.read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL:]
     return f"{process.name} cannot start, it {reason}; {log} ends:\n{tail}"
 
 

@@ -65,7 +65,14 @@ class Process:
         return self.running is not None and self.running.poll() is not None
 
     def start(self) -> None:
-        """Start it, in a session of its own."""
+        """Start it, in a session of its own; if that cannot be done now, `revive` tries again."""
+        try:
+            self._start()
+        except (OSError, subprocess.SubprocessError) as error:  # no more processes, a full disk
+            self.restart_at = time.monotonic() + self._longer_pause()
+            say(f"{self.name} cannot be started now: {error}")
+
+    def _start(self) -> None:
         self.has_started = False
         log = self.log_path.open("ab") if self.log_path else None
         try:
@@ -98,11 +105,7 @@ class Process:
             self.restart_at = now + (0.0 if steady and status == 0 else self.restart_pause_s)
             self.running = None
         if self.running is None and now >= self.restart_at:
-            try:
-                self.start()
-            except OSError as error:  # a full disk, no more processes: the next look tries again
-                self.restart_at = now + self._longer_pause()
-                say(f"{self.name} cannot be started now: {error}")
+            self.start()
 
     def look(self) -> bool:
         """Ask whether it has started, unless it is known to; a process that has says so itself."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import socket
@@ -9,10 +11,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from deploy import processes
 from deploy.home import Home
 from deploy.launches import Launch, Rendezvous, learner_command
 from deploy.local import Stack, describe_stack
@@ -171,6 +175,26 @@ def test_a_process_that_cannot_be_started_now_is_tried_again(home: Home) -> None
         process.stop(5)
 
 
+def test_a_process_that_cannot_be_started_at_first_is_tried_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = home.path / "mark"
+
+    def fail_once() -> None:  # in the child: its parent gets a SubprocessError
+        if not mark.exists():
+            mark.touch()
+            raise OSError(errno.EAGAIN, "no more processes")
+
+    monkeypatch.setattr(processes, "_die_with_supervisor", fail_once)
+    grader = program(home, "grader", SERVE)
+    stack = start(home, grader)
+    assert mark.exists()
+    assert stack.valkey.has_started
+    assert grader.has_started
+    for process in stack.processes:
+        process.stop(5)
+
+
 def test_a_process_that_nobody_waits_for_does_not_hold_up_the_start(home: Home) -> None:
     judge = program(home, "judge", "import time; time.sleep(60)", is_awaited=False)
     stack = start(home, judge)
@@ -201,6 +225,70 @@ def test_a_home_is_free_only_when_everything_that_ran_there_has_gone(tmp_path: P
     began = time.monotonic()
     Home(tmp_path).take()
     assert time.monotonic() - began > 0.5
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has the number of a supervisor that was killed."""
+    process = subprocess.Popen(["sleep", "60"])
+    for name in ("supervisor.pid", "stack.json"):
+        (tmp_path / name).write_text(str(process.pid))
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_what_a_killed_stack_has_written_stops_no_stranger(
+    tmp_path: Path, stranger: subprocess.Popen[bytes]
+) -> None:
+    (tmp_path / "lock").touch()
+    assert not Home(tmp_path).vacate()
+    assert stranger.poll() is None
+
+
+def test_what_a_killed_stack_has_started_is_waited_for_and_no_stranger_stopped(
+    tmp_path: Path, stranger: subprocess.Popen[bytes]
+) -> None:
+    code = (
+        "import fcntl, sys, time; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX);"
+        "print('held', flush=True); time.sleep(1)"
+    )
+    left = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "lock")], stdout=subprocess.PIPE
+    )
+    assert left.stdout is not None
+    assert left.stdout.readline() == b"held\n"
+    assert Home(tmp_path).vacate()
+    assert left.wait() == 0
+    assert stranger.poll() is None
+
+
+def test_two_who_look_at_once_do_not_take_each_other_for_the_supervisor(tmp_path: Path) -> None:
+    (tmp_path / "supervisor.pid").write_text("1")
+    with ThreadPoolExecutor(2) as threads:
+        looks = [threads.submit(look_often, tmp_path) for _ in range(2)]
+    assert [look.result() for look in looks] == [{None}, {None}]
+
+
+def look_often(path: Path) -> set[int | None]:
+    return {Home(path)._supervisor() for _ in range(20_000)}
+
+
+def test_a_stack_that_begins_is_never_taken_for_the_one_before(tmp_path: Path) -> None:
+    named = tmp_path / "supervisor.pid"
+    named.write_text("1")
+    with named.open() as looker, ThreadPoolExecutor(1) as thread:
+        fcntl.flock(looker, fcntl.LOCK_SH)  # who looks holds up the stack that begins
+        home = Home(tmp_path)
+        taking = thread.submit(home.take)
+        deadline = time.monotonic() + 20
+        while (text := named.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        fcntl.flock(looker, fcntl.LOCK_UN)
+        taking.result()
+    assert text == ""
+    assert named.read_text() == str(os.getpid())
+    os.close(home.lock)
 
 
 def test_nothing_to_stop_is_told(tmp_path: Path) -> None:
