@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from protocol import streams
-from protocol.exchange import Delivery, Exchange, Fenced
+from protocol.exchange import Delivery, Exchange, Fenced, UnreadableRecord
 from protocol.messages import ActiveJob, JobRef, JobState, Requested
 from protocol.streams import EVENTS, JOBS, WORK_STREAMS
 
@@ -37,6 +37,33 @@ async def test_a_submitted_record_is_stored_whole(exchange: Exchange) -> None:
     assert await exchange.submit(record)
     assert await exchange.job("job") == record
     assert await exchange.job("another") is None
+
+
+async def test_a_record_that_cannot_be_read_names_its_job_and_what_is_wrong(
+    exchange: Exchange, server: Server
+) -> None:
+    await exchange.submit(a_job_record())
+    await exchange.submit(a_job_record("other"))
+    with server.client() as client:
+        client.hset(streams.job_key("job"), "request", r'{"suffix": "\ud800"}')
+    with pytest.raises(UnreadableRecord, match=r"job job: request: .*hex escape") as it:
+        await exchange.job("job")
+    assert (it.value.id, it.value.state) == ("job", JobState.FAILED)
+    assert await exchange.job("other") == a_job_record("other")
+    await exchange.request_state("job", Requested.CANCEL)
+    with pytest.raises(UnreadableRecord) as it:
+        await exchange.job("job")
+    assert it.value.state is JobState.CANCELLED
+
+
+async def test_an_active_job_that_cannot_be_read_is_nobodys_work(
+    exchange: Exchange, server: Server
+) -> None:
+    await begin(exchange)
+    await exchange.activate(active())
+    with server.client() as client:
+        client.set(streams.ACTIVE, active().model_dump_json().replace("group_size", "gruop_size"))
+    assert await exchange.active() is None
 
 
 async def test_submitting_twice_queues_once(exchange: Exchange) -> None:

@@ -165,10 +165,11 @@ def _attempt_token_key(job_id: str) -> str:
 def _read_record(stored: Mapping[bytes, bytes]) -> JobRecord:
     values: dict[str, Any] = {}
     for name, value in stored.items():
+        field = name.decode(errors="backslashreplace")
         try:
-            values[name.decode()] = from_json(value)  # refuses what cannot be written again
+            values[field] = from_json(value)  # which refuses what could not be written again
         except ValueError as error:
-            raise ValueError(f"{name!r}: {error}") from error
+            raise ValueError(f"{field}: {error}") from error
     try:
         return JobRecord.model_validate(values)
     except ValidationError as error:

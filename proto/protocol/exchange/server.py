@@ -52,9 +52,10 @@ async def server_problems(exchange: Connection) -> list[ServerProblem]:
     elif text := await _about_fsync(exchange):
         problems.append(ServerProblem("appendfsync", text))
     before = time.time()
-    seconds, _ = await cast(Awaitable[tuple[int, int]], server.time())
-    if not before - _MAX_CLOCK_ERROR_S < seconds < time.time() + _MAX_CLOCK_ERROR_S:
-        problems.append(ServerProblem("clock", _OTHER_CLOCK.format(seconds - time.time())))
+    seconds, microseconds = await cast(Awaitable[tuple[int, int]], server.time())
+    there, after = seconds + microseconds / 1e6, time.time()
+    if not before - _MAX_CLOCK_ERROR_S < there < after + _MAX_CLOCK_ERROR_S:
+        problems.append(ServerProblem("clock", _OTHER_CLOCK.format(there - after)))
     return problems
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.contract.gateway.stack import KEY, Stack, wait_until_ready
+from tests.contract.gateway.stack import KEY, Stack, a_gateway
 from tests.contract.valkey_server import Server
 
 
@@ -27,23 +23,9 @@ def gateway_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
 @pytest.fixture(scope="session")
 def stack(gateway_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("gateway")
-    models, port = _a_models_root(folder), _free_port()
-    environment = os.environ | {
-        "WEIR_REDIS_URL": gateway_server.url,
-        "WEIR_DATA_DIR": str(folder / "data"),
-        "WEIR_MODEL_ROOTS": str(models),
-        "WEIR_PORT": str(port),
-        "WEIR_API_KEYS": f"other-key,{KEY}",
-        "PYTHONPATH": f"proto{os.pathsep}.",
-    }
-    gateway = subprocess.Popen([sys.executable, "-m", "services.gateway"], env=environment)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        wait_until_ready(url)
-        yield Stack(gateway_server, url, folder / "data", models)
-    finally:
-        gateway.terminate()
-        assert gateway.wait(timeout=20) == 0
+    _a_models_root(folder)
+    with a_gateway(gateway_server, folder) as stack:
+        yield stack
 
 
 @pytest.fixture
@@ -58,7 +40,7 @@ def sdk(stack: Stack) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def _a_models_root(folder: Path) -> Path:
+def _a_models_root(folder: Path) -> None:
     """One good model, and one of every kind that must be refused."""
     models = folder / "models"
     outside = _a_folder(folder / "outside", "config.json", "model.safetensors")
@@ -69,7 +51,6 @@ def _a_models_root(folder: Path) -> Path:
     (models / "escape").symlink_to(outside)
     leak = _a_folder(models / "leak", "config.json")
     (leak / "model.safetensors").symlink_to(outside / "model.safetensors")
-    return models
 
 
 def _a_folder(folder: Path, *files: str) -> Path:
@@ -77,9 +58,3 @@ def _a_folder(folder: Path, *files: str) -> Path:
     for name in files:
         (folder / name).write_text("{}")
     return folder
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,6 +62,44 @@ class Stack:
         """Every job and every file there is."""
         files = {path.name for path in (self.data_dir / "files").glob("*")}
         return set(self.exchange(lambda exchange: exchange.job_ids())), files
+
+
+GATEWAY = ("-m", "services.gateway")
+
+
+@contextmanager
+def a_gateway(server: Server, folder: Path, command: Sequence[str] = GATEWAY) -> Iterator[Stack]:
+    """A gateway process whose data and models lie in ``folder``."""
+    process, url = start_gateway(server, folder, command)
+    try:
+        wait_until_ready(url)
+        yield Stack(server, url, folder / "data", folder / "models")
+    finally:
+        process.terminate()
+        assert process.wait(timeout=20) == 0
+
+
+def start_gateway(
+    server: Server, folder: Path, command: Sequence[str] = GATEWAY, *, stderr: int | None = None
+) -> tuple[subprocess.Popen[bytes], str]:
+    """The process, and where it will answer."""
+    port = _free_port()
+    environment = os.environ | {
+        "WEIR_REDIS_URL": server.url,
+        "WEIR_DATA_DIR": str(folder / "data"),
+        "WEIR_MODEL_ROOTS": str(folder / "models"),
+        "WEIR_PORT": str(port),
+        "WEIR_API_KEYS": f"other-key,{KEY}",
+        "PYTHONPATH": f"proto{os.pathsep}.",
+    }
+    process = subprocess.Popen([sys.executable, *command], env=environment, stderr=stderr)
+    return process, f"http://127.0.0.1:{port}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def upload(http: httpx.Client, content: str | bytes = TASKS) -> httpx.Response:

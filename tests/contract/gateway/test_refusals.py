@@ -144,6 +144,42 @@ def test_a_bad_submission_is_refused_naming_field_and_remedy(
     assert stack.left() == before
 
 
+HALF = "\ud83d"
+HALF_CHARACTERS = {
+    "metadata": ({"metadata": {"team": HALF}}, "metadata.team"),
+    "a key of metadata": ({"metadata": {HALF: "a"}}, r"metadata.\ud83d"),
+    "suffix": ({"suffix": HALF}, "suffix"),
+    "an unknown field": ({HALF: 1}, r"\ud83d"),
+    "a prompt template": (
+        {"recipe": changed(RECIPE, "model.prompt_template", f"{HALF}{{prompt}}")},
+        "recipe.model.prompt_template",
+    ),
+    "an unknown key of the recipe": (
+        {"recipe": changed(RECIPE, f"training.{HALF}", 1)},
+        r"recipe.training.\ud83d",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HALF_CHARACTERS)
+def test_half_a_character_is_refused_wherever_it_stands(
+    stack: Stack, http: httpx.Client, case: str
+) -> None:
+    changes, param = HALF_CHARACTERS[case]
+    body = json.dumps(a_body(http, **changes))
+    before = stack.left()
+    reply = http.post(JOBS, content=body, headers={"Content-Type": "application/json"})
+    assert_refused(reply, 400, param)
+    assert "half a character" in reply.json()["detail"]
+    assert stack.left() == before
+
+
+def test_half_a_character_in_a_grader_is_refused(http: httpx.Client) -> None:
+    body = json.dumps({"grader": {"type": "string_check", "reference": HALF}})
+    url, headers = "/v1/fine_tuning/alpha/graders/validate", {"Content-Type": "application/json"}
+    assert_refused(http.post(url, content=body, headers=headers), 400, "grader.reference")
+
+
 @pytest.mark.parametrize("missing", ["model", "training_file"])
 def test_a_submission_without_a_required_field_is_refused(
     stack: Stack, http: httpx.Client, missing: str
@@ -194,6 +230,10 @@ BAD_FILES = {
     "a number that is none": (
         '{"id": "b", "prompt": "x", "answer": "1", "metadata": {"level": [1, NaN]}}\n',
         "line 1: not valid JSON: NaN is not a finite number",
+    ),
+    "half a character": (
+        '{"id": "b", "prompt": "x", "answer": "1", "metadata": {"k": "\\ud800"}}\n',
+        "line 1: metadata.k: holds half a character",
     ),
     "brackets without end": ("[" * 100_000, "line 1: not valid JSON: nested too deeply"),
 }

@@ -345,7 +345,8 @@ def test_events_page_by_the_last_id(stack: Stack, http: httpx.Client) -> None:
 def test_events_refuse_a_place_that_is_none(http: httpx.Client) -> None:
     job_id = a_job(http)["id"]
     url = f"{JOBS}/{job_id}/events"
-    assert_refused(http.get(url, params={"after": "yesterday"}), 400, "after")
+    for place in ("yesterday", f"{10**19}-0", "\N{ARABIC-INDIC DIGIT ONE}-0"):
+        assert_refused(http.get(url, params={"after": place}), 400, "after")
     headers = {"Last-Event-ID": "$"}
     reply = http.get(url, params={"stream": "true"}, headers=headers)
     assert_refused(reply, 400, "Last-Event-ID")

@@ -164,6 +164,33 @@ def test_jobs_lists_and_cancel_cancels(http: httpx.Client, here: Path) -> None:
     assert weir(here, "watch", job_id)[0] == 1
 
 
+def test_pause_and_resume_ask_a_job_and_say_how_it_is(
+    stack: Stack, http: httpx.Client, here: Path
+) -> None:
+    job_id = a_job(http)["id"]
+    take_up(stack, job_id, state="running")
+    assert weir(here, "pause", job_id)[:2] == (0, f"{job_id} is pausing\n")
+    take_up(stack, job_id, state="paused")
+    assert weir(here, "resume", job_id)[:2] == (0, f"{job_id} is paused\n")
+    assert http.get(f"{JOBS}/{job_id}").json()["weir"]["requested"] == "run"
+    weir(here, "cancel", job_id)
+    assert weir(here, "pause", job_id)[0] == 2
+
+
+def test_jobs_and_watch_say_what_a_job_waits_for(
+    stack: Stack, http: httpx.Client, here: Path
+) -> None:
+    job_id = a_job(http)["id"]
+    take_up(stack, job_id, state="paused", error="the disk [/data] is full")
+    expected = f"{job_id} is paused and waits for this to be mended: the disk [/data] is full\n"
+    assert expected in weir(here, "jobs")[1]
+    watching = start_weir(here, "watch", job_id)
+    assert watching.stdout is not None
+    assert watching.stdout.readline() == expected
+    take_up(stack, job_id, state="succeeded", error=None)
+    assert watching.wait(timeout=60) == 0
+
+
 def test_jobs_cuts_nothing_in_a_narrow_terminal(
     http: httpx.Client, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import protocol
 import pytest
 
 from deploy.compose import BASE_IMAGE
@@ -55,7 +56,7 @@ def test_the_engines_of_both_bases_are_one_version() -> None:
 
 
 def test_an_image_has_the_projects_version_and_torch() -> None:
-    assert argument("VERSION") == PROJECT["version"]
+    assert argument("VERSION") == PROJECT["version"] == protocol.__version__
     torch = {
         requirement
         for extra in PROJECT["optional-dependencies"].values()

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from protocol import names
-from protocol.messages import ActiveJob, Grade, Graded, RolloutGroup, Score, Task, Ungradable
+from protocol.frames import decode, encode
+from protocol.messages import (
+    ActiveJob,
+    Grade,
+    Graded,
+    GradedGroup,
+    RolloutGroup,
+    Score,
+    Task,
+    Ungradable,
+)
 from protocol.recipe import Purpose, Reward
 from protocol.rewards import Check
 
@@ -16,7 +27,7 @@ from services.grader.pool import Pool
 from services.grader.settings import Settings
 from services.grader.tools import Tools
 from services.grader.verifiers import VERIFIERS
-from tests.builders import a_group, a_recipe, a_request, a_task
+from tests.builders import a_graded_group, a_group, a_recipe, a_request, a_task
 
 OUTCOME_ONLY = Reward()
 BOTH = Reward.model_validate({"process": "equation_steps"})
@@ -122,6 +133,30 @@ async def test_a_verifier_that_raises_costs_one_response_and_says_why_in_the_log
     [record] = [each for each in caplog.records if each.message == "a verifier failed"]
     assert (record.__dict__["verifier"], record.__dict__["task"]) == ("mine.length", a_task().id)
     assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("part", "reward"),
+    [
+        ("outcome", {"outcome": "mine.strange"}),
+        ("process", {"process": "mine.strange", "process_for": "all"}),
+    ],
+)
+@pytest.mark.anyio
+async def test_a_score_that_no_message_can_hold_is_its_verifiers_failure(
+    tools: Tools, monkeypatch: pytest.MonkeyPatch, part: str, reward: dict[str, str]
+) -> None:
+    async def strange(task: Task, text: str, check: Check, tools: Tools) -> Any:
+        return 1.0 if text == "a number" else Graded(value=1, breakdown={"part": float(text)})
+
+    monkeypatch.setitem(VERIFIERS, "mine.strange", strange)
+    group = a_group_of(["nan", "inf", "a number", "0.5"])
+    grades = await grading.grade(Reward.model_validate(reward), group, tools)
+    scores = [getattr(grade, part) for grade in grades]
+    assert scores[:3] == [Ungradable(reason="verifier_failed")] * 3
+    assert scores[3] == Graded(value=1, breakdown={"part": 0.5})
+    graded = a_graded_group(group, grades=grades)
+    assert decode(GradedGroup, encode(graded)).grades == grades
 
 
 @pytest.mark.anyio

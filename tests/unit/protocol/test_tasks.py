@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from protocol.tasks import TaskFileError, parse_tasks, read_tasks
 
+HALF = "\ud83d"
+
 
 def line(**changes: Any) -> str:
     task = {"id": "1", "prompt": "1+1=", "answer": "2", **changes}
@@ -97,9 +99,24 @@ def test_bottomless_nesting_is_reported(depth: int) -> None:
     assert found[0].startswith("line 1: ")
 
 
-def test_half_a_character_is_refused() -> None:
-    (problem,) = problems('{"id": "1", "prompt": "\\ud800", "answer": "a"}')
-    assert problem.startswith("line 1: prompt: ")
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"prompt": HALF}, "prompt"),
+        ({"metadata": {"tags": ["a", f"b{HALF}"]}}, "metadata.tags.1"),
+        ({"metadata": {HALF: 1}}, r"metadata.\ud83d"),
+    ],
+)
+def test_half_a_character_is_refused_wherever_it_stands(
+    changes: dict[str, Any], place: str
+) -> None:
+    (problem,) = problems(line(), line(id="other", **changes))
+    assert problem == f"line 2: {place}: holds half a character (a lone surrogate); remove it"
+
+
+def test_a_character_that_is_escaped_as_two_halves_is_whole() -> None:
+    (task,) = parse_tasks([line(prompt="\N{GRINNING FACE}?")])
+    assert task.prompt == "\N{GRINNING FACE}?"
 
 
 def test_a_file_without_tasks_is_refused() -> None:

@@ -1,0 +1,132 @@
+"""A record that cannot be read concerns its own job and no other."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from protocol import __version__, streams
+
+from tests.builders import a_job_record
+from tests.contract.gateway.command import know, weir
+from tests.contract.gateway.stack import (
+    JOBS,
+    TASKS,
+    Stack,
+    a_body,
+    a_gateway,
+    a_job,
+    assert_refused,
+    record_events,
+    take_up,
+    upload,
+)
+from tests.contract.valkey_server import Server
+
+pytestmark = pytest.mark.redis
+
+DAMAGES = {
+    "another release's field": {"recipe": '{"new_table": {}}'},
+    "half a character": {"request": r'{"metadata": {"k": "\ud800"}}'},
+    "no JSON": {"created_at": "yesterday"},
+    "a field that is not text": {b"\xff": "1"},
+    "a state of another release": {"state": '"resting"'},
+}
+
+
+@pytest.fixture
+def broken(stack: Stack, http: httpx.Client) -> str:
+    """A running job whose record another release has written."""
+    job_id = a_job(http)["id"]
+    take_up(stack, job_id, state="running")
+    damage(stack, job_id, {"recipe": '{"new_table": {}}'})
+    return job_id
+
+
+def damage(stack: Stack, job_id: str, fields: dict[Any, str]) -> None:
+    with stack.server.client() as client:
+        client.hset(streams.job_key(job_id), mapping=fields)
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_the_list_shows_it_beside_the_others_and_says_what_is_wrong(
+    stack: Stack, http: httpx.Client, sdk: openai.OpenAI, how: str
+) -> None:
+    good, bad = a_job(http)["id"], a_job(http)["id"]
+    damage(stack, bad, DAMAGES[how])
+    first, second = sdk.fine_tuning.jobs.list(limit=2).data
+    assert (first.id, second.id, second.status) == (bad, good, "queued")
+    assert (first.object, first.status) == ("fine_tuning.job", "failed")
+    assert first.error is not None
+    assert f"release {__version__} of Weir cannot read the record of job {bad}" in (
+        first.error.message
+    )
+    assert http.get(f"{JOBS}/{bad}").json() == http.get(JOBS, params={"limit": 1}).json()["data"][0]
+
+
+def test_a_cancel_takes_it_out_and_nothing_else_is_done_with_it(
+    http: httpx.Client, broken: str
+) -> None:
+    for request in ("pause", "resume"):
+        assert_refused(http.post(f"{JOBS}/{broken}/{request}"), 409, "id")
+    assert_refused(http.get(f"{JOBS}/{broken}/model"), 409, "id")
+    assert http.post(f"{JOBS}/{broken}/cancel").json()["status"] == "cancelled"
+    assert http.get(f"{JOBS}/{broken}").json()["status"] == "cancelled"
+
+
+def test_its_events_are_shown_to_their_end(stack: Stack, http: httpx.Client, broken: str) -> None:
+    record_events(stack, broken, range(2))
+    url = f"{JOBS}/{broken}/events"
+    assert [event["message"] for event in http.get(url).json()["data"]] == ["m0", "m1"]
+    assert http.get(url, params={"stream": "true"}).text.endswith("data: [DONE]\n\n")
+    assert http.get(f"{JOBS}/{broken}/checkpoints").json()["data"] == []
+
+
+@pytest.mark.usefixtures("broken")
+def test_submissions_and_their_repeats_and_files_go_on_beside_it(http: httpx.Client) -> None:
+    body = a_body(http, metadata={"name": "beside"})
+    job_id = http.post(JOBS, json=body).json()["id"]
+    retry = http.post(JOBS, json=body, headers={"x-stainless-retry-count": "1"})
+    assert retry.json()["id"] == job_id
+    file = upload(http, TASKS + "\n").json()["id"]
+    assert http.delete(f"/v1/files/{file}").status_code == 200
+
+
+def test_a_key_that_made_it_is_refused(stack: Stack, http: httpx.Client) -> None:
+    body, headers = a_body(http), {"Idempotency-Key": "of one that breaks"}
+    job_id = http.post(JOBS, json=body, headers=headers).json()["id"]
+    damage(stack, job_id, {"created_at": "yesterday"})
+    assert_refused(http.post(JOBS, json=body, headers=headers), 409, "id")
+
+
+def test_the_gateway_stays_ready_and_counts_it_as_failed(
+    own_server: Server, tmp_path: Path
+) -> None:
+    with a_gateway(own_server, tmp_path) as stack, own_server.client() as client:
+        stack.exchange(lambda exchange: exchange.submit(a_job_record()))
+        damage(stack, "job", {"recipe": '{"new_table": {}}'})
+        client.set(streams.ACTIVE, '{"job_id": "job", "attempt": 1, "recipe": {"new_table": {}}}')
+        deadline = time.monotonic() + 30
+        while counted(stack, "failed") == 0 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert counted(stack, "failed") == 1
+        assert httpx.get(f"{stack.url}/readyz").status_code == 200
+
+
+def counted(stack: Stack, state: str) -> int:
+    metrics = httpx.get(f"{stack.url}/metrics").text
+    found = re.search(rf'^weir_jobs{{state="{state}"}} (\d+)', metrics, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def test_the_weir_command_lists_it_and_tells_why(stack: Stack, tmp_path: Path, broken: str) -> None:
+    know(tmp_path, stack.url)
+    status, out, _ = weir(tmp_path, "jobs")
+    assert (status, broken in out) == (0, True)
+    status, _, err = weir(tmp_path, "watch", broken)
+    assert (status, "recipe.new_table: unknown key" in err) == (1, True)
