@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import time
@@ -15,6 +16,9 @@ from protocol.exchange import Exchange, connect
 from protocol.exchange import server as server_settings
 from protocol.exchange.server import server_problems
 
+from services.chassis.deployment import Deployment, DeploymentError
+from services.chassis.service import Service
+from services.learner.__main__ import lead
 from tests.contract.gateway.stack import a_gateway, start_gateway
 from tests.contract.valkey_server import Server
 
@@ -65,18 +69,26 @@ async def test_a_policy_that_deletes_only_what_expires_deletes_nothing_here(
     assert await found(own_exchange) == {}
 
 
-async def test_a_server_that_refuses_to_tell_its_settings_is_not_taken_for_safe(
-    own_server: Server,
+@pytest.mark.parametrize(
+    ("forbidden", "unknown"),
+    [
+        ("config", {"appendfsync"}),
+        ("info", {"maxmemory-policy", "appendonly"}),
+        ("time", {"clock"}),
+    ],
+)
+async def test_a_server_that_refuses_to_tell_is_not_taken_for_safe(
+    own_server: Server, forbidden: str, unknown: set[str]
 ) -> None:
     with own_server.client() as client:
-        client.acl_setuser(
-            "weir", enabled=True, passwords=["+w"], keys=["*"], commands=["+@all", "-config"]
-        )
+        commands = ["+@all", f"-{forbidden}"]
+        client.acl_setuser("weir", enabled=True, passwords=["+w"], keys=["*"], commands=commands)
     url = f"redis://weir:w@127.0.0.1:{own_server.port}/0"
     async with connect(url, me="gateway-1", patience_s=5) as exchange:
-        problems = await found(exchange)
-    assert list(problems) == ["appendfsync"]
-    assert "cannot be checked" in problems["appendfsync"]
+        problems = await server_problems(exchange)
+    assert {problem.setting for problem in problems} == unknown
+    assert all("cannot be checked" in problem.text for problem in problems)
+    assert not any(problem.deletes_work for problem in problems)
 
 
 @pytest.mark.parametrize("off_s", [-60.0, 60.0])
@@ -109,3 +121,19 @@ async def test_the_gateway_does_not_start_on_a_server_that_deletes_work(
     _, err = gateway.communicate(timeout=60)
     assert gateway.returncode == 1
     assert b"gateway: maxmemory-policy is 'allkeys-lru'" in err
+
+
+@pytest.mark.engine
+async def test_nor_does_the_learner(
+    own_server: Server, own_exchange: Exchange, tmp_path: Path
+) -> None:
+    configure(own_server, maxmemory_policy="allkeys-lru")
+    environment = {
+        "WEIR_REDIS_URL": own_server.url,
+        "WEIR_DATA_DIR": str(tmp_path),
+        "WEIR_PORT": "0",
+    }
+    deployment = Deployment.from_environment(environment)
+    with pytest.raises(DeploymentError, match="allkeys-lru"):
+        async with asyncio.timeout(60):
+            await lead(Service("learner", deployment, own_exchange))
