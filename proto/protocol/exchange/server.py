@@ -73,7 +73,7 @@ async def _about_clock(exchange: Connection) -> str | None:
     if before - _MAX_CLOCK_ERROR_S < there < after + _MAX_CLOCK_ERROR_S:
         return None
     return (
-        f"the server's clock is {there - after:+.0f} s off this machine's, and so are times of jobs "
+        f"the server's clock is {there - after:+.0f} s off this machine's, so are times of jobs "
         "and events; synchronize both by NTP"
     )
 
