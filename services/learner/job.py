@@ -246,11 +246,20 @@ class _Attempt:
 
 def _tasks(recipe: Recipe, files: Path) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
     """The tasks to train on, and those that are held out, as many as an evaluation takes."""
-    train = read_tasks(files / f"{recipe.tasks.train}.jsonl")
+    train = _read_tasks(files / f"{recipe.tasks.train}.jsonl")
     if recipe.evaluation is None or recipe.tasks.held_out is None:
         return train, ()
-    held_out = read_tasks(files / f"{recipe.tasks.held_out}.jsonl")
+    held_out = _read_tasks(files / f"{recipe.tasks.held_out}.jsonl")
     return train, held_out[: recipe.evaluation.tasks]
+
+
+def _read_tasks(path: Path) -> tuple[Task, ...]:
+    try:
+        return read_tasks(path)
+    except TaskFileError as error:
+        if isinstance(error.__cause__, OSError):  # then its content is not to blame
+            raise error.__cause__ from None
+        raise
 
 
 def _checked_models(recipe: Recipe, deployment: Deployment) -> tuple[Path, Path | None]:

@@ -61,3 +61,19 @@ class FakeTeam:
         for sample in samples:
             digest.update(sample.token_ids.tobytes() + str(sample.advantage).encode())
         self.digest = digest.hexdigest()
+
+
+class Stalling(FakeTeam):
+    """A team that makes so many steps, and never ends the next one."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.left = steps
+        self.stalls = asyncio.Event()
+
+    async def train(self, samples: Sequence[Sample]) -> dict[str, float]:
+        if self.left == 0:
+            self.stalls.set()
+            await asyncio.Event().wait()
+        self.left -= 1
+        return await super().train(samples)
