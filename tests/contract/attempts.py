@@ -33,6 +33,7 @@ class Learner:
     data_dir: Path
     make_team: Callable[[], FakeTeam] = FakeTeam
     models: Path = ROOT / "examples/arithmetic"
+    claim_idle_s: float = 1.0
     services: list[Service] = field(default_factory=list)
 
     def start(self) -> asyncio.Task[FakeTeam]:
@@ -100,7 +101,7 @@ class Learner:
             "WEIR_MODEL_ROOTS": str(self.models),
             "WEIR_PORT": "0",
             "WEIR_HEARTBEAT_S": "0.05",
-            "WEIR_CLAIM_IDLE_S": "1",
+            "WEIR_CLAIM_IDLE_S": str(self.claim_idle_s),
         }
         return Deployment.from_environment(environment)
 

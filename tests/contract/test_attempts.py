@@ -15,7 +15,7 @@ from protocol.messages import JobState, Requested
 
 from services.learner.log import GroupLog
 from services.learner.samples import Sample
-from tests.contract.attempts import Learner, answering, until
+from tests.contract.attempts import PATIENCE_S, Learner, answering, until
 from tests.contract.fake_team import FakeTeam, Stalling
 from tests.contract.valkey_server import Server
 
@@ -224,7 +224,8 @@ async def test_attempts_that_lose_redis_cost_nothing(own_server: Server, tmp_pat
             team = Stalling(steps=0)
             learner.make_team = lambda team=team: team
             running = learner.start()
-            await team.stalls.wait()
+            async with asyncio.timeout(PATIENCE_S):
+                await team.stalls.wait()
             own_server.kill()
             with pytest.raises(Disconnected):
                 await running
