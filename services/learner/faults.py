@@ -39,7 +39,7 @@ def machine_fault(error: Exception, data_dir: Path) -> str | None:
     if isinstance(error, MachineFault | ModelNotFound | PlacementError | FrameError):
         return str(error)
     if isinstance(error, MemoryError):
-        return f"the learner's machine is out of memory; {_REMEDIES[errno.ENOMEM]}"
+        return "the learner's machine is out of memory; free memory on it"
     if not isinstance(error, OSError):
         return None
     place = "" if error.filename or error.errno is None else f", below {data_dir}"
