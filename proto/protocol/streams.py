@@ -6,7 +6,7 @@ key                   carries                             written by          re
 jobs                  JobRef                              gateway             learner
 job:{id}              JobRecord, a hash                   gateway, learner    all
 active                ActiveJob                           learner             rollout, grader
-learner               which learner takes up jobs, a hash learner             learner
+learner               who takes up jobs, a hash           learner             learner
 {job}:requests        RolloutRequest (train, pretrain)    learner             rollout
 {job}:eval_requests   RolloutRequest (eval)               learner             rollout, first
 {job}:rollouts        RolloutGroup                        rollout             grader
