@@ -303,7 +303,8 @@ class JobRecord(Message):
     requested: Requested = Requested.RUN
     state: JobState = JobState.QUEUED
     attempt: int = 0
-    attempts_since_checkpoint: int = 0
+    attempts_since_checkpoint: int = 0  # begun since the last progress, or report of how one ended
+    failures: int = 0  # attempts in a row that broke by a fault of the job's own, without progress
     step: int = 0
     started_at: float | None = None
     finished_at: float | None = None

@@ -6,6 +6,7 @@ key                   carries                             written by          re
 jobs                  JobRef                              gateway             learner
 job:{id}              JobRecord, a hash                   gateway, learner    all
 active                ActiveJob                           learner             rollout, grader
+learner               who takes up jobs, a hash           learner             learner
 {job}:requests        RolloutRequest (train, pretrain)    learner             rollout
 {job}:eval_requests   RolloutRequest (eval)               learner             rollout, first
 {job}:rollouts        RolloutGroup                        rollout             grader
@@ -69,6 +70,7 @@ EVENTS = Stream("{job}:events", JobEvent)
 WORK_STREAMS: tuple[Stream, ...] = (REQUESTS, EVAL_REQUESTS, ROLLOUTS, GRADED)
 
 ACTIVE = PREFIX + "active"
+LEARNER = PREFIX + "learner"
 VERDICTS = PREFIX + "verdicts"
 VERDICT_USES = PREFIX + "verdict_uses"
 VERDICT_BYTES = PREFIX + "verdict_bytes"

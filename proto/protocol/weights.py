@@ -2,7 +2,8 @@
 
 The learner fills a temporary folder, adds a manifest with the digest of each file, and renames the
 folder into place, so a folder that has its name is complete. Its own digest, that of the manifest,
-travels in the announcement. Whoever loads it verifies it first.
+travels in the announcement. Whoever loads it verifies it first. Checkpoints are sealed with the
+same manifest.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 _MANIFEST = "manifest.json"
 _UNFINISHED = ".unfinished-"
+_HASHING_THREADS = 8
 
 
 class WeightsError(RuntimeError):
@@ -41,41 +45,73 @@ def write(root: Path, folder: str, fill: Callable[[Path], None]) -> str:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     fill(temporary)
-    manifest = {path.name: _digest_and_sync(path) for path in sorted(temporary.iterdir())}
-    content = json.dumps(manifest, indent=1).encode()
-    (temporary / _MANIFEST).write_bytes(content)
-    _digest_and_sync(temporary / _MANIFEST)
+    digest = seal(temporary)
+    sync_tree(temporary)
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
     sync_folder(target.parent)
+    return digest
+
+
+def seal(folder: Path) -> str:
+    """Add the manifest, with the digest of each file in the folder and below; returns its own."""
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    manifest = _file_digests(folder, sorted(names))
+    content = json.dumps(manifest, indent=1).encode()
+    (folder / _MANIFEST).write_bytes(content)
     return hashlib.sha256(content).hexdigest()
 
 
-def verify(path: Path, digest: str) -> None:
-    """Check a folder, file by file, against the digest that was announced.
+def is_sealed(folder: Path) -> bool:
+    """Whether the folder has a manifest, so that it can be verified."""
+    return (folder / _MANIFEST).is_file()
+
+
+def verify(path: Path, digest: str | None = None) -> None:
+    """Check a sealed folder, file by file.
+
+    Args:
+        path: the folder.
+        digest: what was announced of it; None to take its manifest at its word.
 
     Raises:
         WeightsGone: if the folder, or a file of it, has been removed.
-        WeightsError: if anything in it is not what was announced.
+        WeightsError: if anything in it is not what was sealed, or announced.
     """
     try:
         content = (path / _MANIFEST).read_bytes()
-        if hashlib.sha256(content).hexdigest() != digest:
+        if digest is not None and hashlib.sha256(content).hexdigest() != digest:
             raise WeightsError(f"{path}: the manifest is not the one that was announced")
-        for name, expected in json.loads(content).items():
-            if _file_digest(path / name) != expected:
+        manifest = _parse(content, path / _MANIFEST)
+        for name, found in _file_digests(path, manifest).items():
+            if found != manifest[name]:
                 raise WeightsError(f"{path / name}: damaged; its digest is not the manifest's")
     except FileNotFoundError as error:
         raise WeightsGone(f"{error.filename}: gone") from error
 
 
-def retain(root: Path, job_id: str, keep: Iterable[str]) -> None:
-    """Remove all versions of a job but those in ``keep``, and whatever was left unfinished."""
+def retain(root: Path, job_id: str, attempt: int, keep: Iterable[str]) -> None:
+    """Remove what this attempt and those before it have published or left unfinished.
+
+    The versions in ``keep`` stay, and so does whatever is of a later attempt: that one is at work.
+    """
     kept = {Path(folder).name for folder in keep}
     job_folder = root / job_id
     for path in job_folder.iterdir() if job_folder.is_dir() else ():
-        if path.name not in kept:
+        number = re.search(r"\d+", path.name)
+        if path.name not in kept and number is not None and int(number[0]) <= attempt:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make a folder and everything in it survive a power failure, but for its own name."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        else:
+            sync_folder(path)
+    sync_folder(folder)
 
 
 def sync_folder(path: Path) -> None:
@@ -87,10 +123,18 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _digest_and_sync(path: Path) -> str:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    return _file_digest(path)
+def _parse(content: bytes, path: Path) -> dict[str, str]:
+    try:
+        return dict(json.loads(content))
+    except (ValueError, TypeError) as error:
+        raise WeightsError(f"{path}: damaged; it is no manifest") from error
+
+
+def _file_digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    names = list(names)
+    with ThreadPoolExecutor(_HASHING_THREADS) as threads:
+        paths = (folder / name for name in names)
+        return dict(zip(names, threads.map(_file_digest, paths), strict=True))
 
 
 def _file_digest(path: Path) -> str:

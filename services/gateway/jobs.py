@@ -122,7 +122,9 @@ class JobDesk:
         return page, False
 
     async def ask(self, job_id: str, requested: Requested) -> AnyJob:
-        """Ask a job to run, pause or end. One whose record cannot be read can only end.
+        """Ask a job to run, pause or end; one that has failed runs again from its last checkpoint.
+
+        One whose record cannot be read can only end.
 
         Raises:
             Problem: 404, or 400 or 409 if the job cannot do that any more.
@@ -135,6 +137,9 @@ class JobDesk:
         cancelled = record.requested is Requested.CANCEL or record.state is JobState.CANCELLED
         if cancelled and requested is Requested.CANCEL:
             return record
+        if record.state is JobState.FAILED and requested is Requested.RUN and not cancelled:
+            await self._revive(record)
+            return await self.get(job_id)
         if cancelled or record.state.is_final:
             message = f"job {job_id} is {status_of(record)}; it cannot be asked to {requested}"
             raise Problem(400, message, param="id", code="job_ended")
@@ -155,6 +160,14 @@ class JobDesk:
                     message = f"{file_id} is used by job {record.id}; cancel the job first"
                     raise conflict(message, param="file_id")
             await asyncio.to_thread(self.files.delete, file_id)
+
+    async def _revive(self, record: JobRecord) -> None:
+        tasks = record.recipe.tasks
+        async with self._turn:  # no file goes meanwhile
+            await self._file(tasks.train, "training_file")
+            if tasks.held_out is not None:
+                await self._file(tasks.held_out, "validation_file")
+            await in_time(self.exchange.revive(record.id))
 
     async def _known(self, request: JobRequest, repeat: Repeat) -> JobRecord | None:
         body = request.as_sent()

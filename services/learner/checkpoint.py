@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import re
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from protocol import weights
 from protocol.messages import Message
 from protocol.recipe import Purpose
-from protocol.weights import sync_folder
-from pydantic import Field
+from pydantic import Field, ValidationError
 
+from services.learner.faults import MachineFault
 from services.learner.ranks import Team
 
 _STATE = "state.json"
 _KEPT = 2
+_LEFTOVER = re.compile(r"\.(unfinished|replaced)-(?:(\d+)-)?(.+)")
 
 
 class LearnerState(Message):
@@ -34,6 +36,7 @@ class LearnerState(Message):
     ledgers: dict[Purpose, dict[str, Any]]
     evaluations: list[dict[str, Any]]
     totals: dict[str, float]
+    ranks: int | None = None  # that saved the models; as many must load them
 
 
 def checkpoint_name(step: int, pretrained: int = 0) -> str:
@@ -43,47 +46,79 @@ def checkpoint_name(step: int, pretrained: int = 0) -> str:
 
 
 class Checkpoints:
-    """The checkpoints of one job."""
+    """The checkpoints of one job, as one attempt makes and finds them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, attempt: int) -> None:
         self.folder = folder
+        self.attempt = attempt
+        self.damaged: dict[Path, str] = {}  # those that were found damaged, and how
         folder.mkdir(parents=True, exist_ok=True)
 
     def newest(self) -> tuple[Path, LearnerState] | None:
-        """The newest complete checkpoint, if there is one."""
+        """The newest whole checkpoint, if there is any checkpoint; ``damaged`` tells of newer ones.
+
+        One without a manifest, as earlier versions made them, passes for whole.
+
+        Raises:
+            MachineFault: if all are damaged.
+        """
         folders = self._complete()
-        if not folders:
-            return None
-        content = (folders[-1] / _STATE).read_text(encoding="utf-8")
-        return folders[-1], LearnerState.model_validate_json(content)
+        for folder in reversed(folders):
+            try:
+                return folder, _verified_state(folder)
+            except (weights.WeightsError, ValidationError) as error:
+                self.damaged[folder] = str(error)
+        if folders:
+            raise MachineFault(
+                f"no checkpoint is whole: {'; '.join(self.damaged.values())}; restore one in "
+                f"{self.folder} from a backup, or cancel the job"
+            )
+        return None
 
     async def save(
         self, team: Team, state: LearnerState, commit: Callable[[], Awaitable[None]]
     ) -> Path:
         """Save a checkpoint; it exists from one moment to the next, or not at all.
 
+        The newest whole ones stay, the others go.
+
         Args:
             commit: called when all is written and before it counts; raising prevents it.
         """
         target = self.folder / checkpoint_name(state.step, state.pretrained)
+        stored = state.model_copy(update={"ranks": team.num_ranks})
 
         async def fill(folder: Path) -> None:
             await team.save(folder)
-            (folder / _STATE).write_text(state.model_dump_json(indent=1), encoding="utf-8")
+            (folder / _STATE).write_text(stored.model_dump_json(indent=1), encoding="utf-8")
+            await asyncio.to_thread(weights.seal, folder)
 
-        await write_whole(target, fill, commit)
-        for old in self._complete()[:-_KEPT]:
-            shutil.rmtree(old)
+        await write_whole(target, fill, commit, attempt=self.attempt)
+        self.damaged.pop(target, None)
+        complete = self._complete()
+        kept = [folder for folder in complete if folder not in self.damaged][-_KEPT:]
+        for folder in complete:
+            if folder not in kept:
+                await asyncio.to_thread(shutil.rmtree, folder)
         return target
 
     def _complete(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("step-*") if (path / _STATE).is_file())
 
 
+def _verified_state(folder: Path) -> LearnerState:
+    if weights.is_sealed(folder):
+        weights.verify(folder)
+    content = (folder / _STATE).read_text(encoding="utf-8")
+    return LearnerState.model_validate_json(content)
+
+
 async def write_whole(
     target: Path,
     fill: Callable[[Path], Awaitable[None]],
     commit: Callable[[], Awaitable[None]] | None = None,
+    *,
+    attempt: int,
 ) -> None:
     """Write a folder that is there from one moment to the next, or not at all.
 
@@ -91,28 +126,38 @@ async def write_whole(
         target: the folder; one that is there already steps aside whole, a moment before.
         fill: writes into the folder that it is given.
         commit: called when all is written and before it counts; raising prevents it.
+        attempt: whose work it is; no other attempt touches what is unfinished.
     """
-    temporary = target.with_name(f".unfinished-{target.name}")
-    replaced = target.with_name(f".replaced-{target.name}")
+    temporary = target.with_name(f".unfinished-{attempt}-{target.name}")
+    replaced = target.with_name(f".replaced-{attempt}-{target.name}")
     for leftover in (temporary, replaced):
         shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir(parents=True)
-    await fill(temporary)
-    await asyncio.to_thread(_sync_tree, temporary)
-    if commit is not None:
-        await commit()
-    if target.exists():
-        target.rename(replaced)
-    temporary.rename(target)
-    sync_folder(target.parent)
+    try:
+        await fill(temporary)
+        await asyncio.to_thread(weights.sync_tree, temporary)
+        if commit is not None:
+            await commit()
+        if target.exists():
+            target.rename(replaced)
+        temporary.rename(target)
+    finally:  # a disk that is full needs the room
+        await asyncio.to_thread(shutil.rmtree, temporary, ignore_errors=True)
+    weights.sync_folder(target.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _sync_tree(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+def remove_leftovers(folder: Path, attempt: int) -> None:
+    """Remove what attempts up to this one, ended by force, left of `write_whole` in a folder.
+
+    What had stepped aside for something that never came steps back.
+    """
+    for path in folder.glob(".*"):
+        leftover = _LEFTOVER.fullmatch(path.name)
+        if leftover is None or int(leftover[2] or 0) > attempt:
+            continue
+        target = folder / leftover[3]
+        if leftover[1] == "replaced" and not target.exists():
+            path.rename(target)
         else:
-            sync_folder(path)
-    sync_folder(folder)
+            shutil.rmtree(path, ignore_errors=True)

@@ -3,6 +3,9 @@
 A learner process lives for one attempt. It ends when the job ends, when it is told to stop, or when
 something breaks; its supervisor starts the next one, which takes up the same job from the last
 checkpoint, or the next job of the queue.
+
+Only what the user asked for, or what broke in the job itself, ends a job as failed. What is wrong
+with the machine pauses it, until an attempt finds that mended.
 """
 
 from __future__ import annotations
@@ -16,45 +19,60 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protocol.exchange import Delivery, Exchange, Fenced, UnreadableRecord
+from protocol.exchange import Delivery, Disconnected, Exchange, Fenced, UnreadableRecord
 from protocol.exchange.connection import Refused
-from protocol.messages import ActiveJob, JobRecord, JobRef, JobState, Task
+from protocol.messages import ActiveJob, JobRecord, JobRef, JobState, Requested, Task
 from protocol.recipe import Purpose, Recipe
 from protocol.tasks import TaskFileError, read_tasks
 
-from deploy.placement import PlacementError, parse
+from deploy.placement import parse
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
 from services.learner.algorithms import UnknownName
-from services.learner.checkpoint import Checkpoints, write_whole
+from services.learner.checkpoint import Checkpoints, LearnerState, remove_leftovers, write_whole
 from services.learner.control import CancelRequested, Control, StopRequested
 from services.learner.evaluation import Evaluator
+from services.learner.faults import MachineFault, cause_of, machine_fault
 from services.learner.feeder import Feeder
 from services.learner.formulas import check_formulas
 from services.learner.intake import Intake
+from services.learner.lease import Role
 from services.learner.loop import Learning, Parts
 from services.learner.model_check import UnsupportedModel, check_models, check_split
-from services.learner.model_source import ModelNotFound, model_folder
+from services.learner.model_source import NotOnHub, model_folder
 from services.learner.ordering import order_warnings
+from services.learner.outcome import Outcome
 from services.learner.pretraining import Pretraining
 from services.learner.progress import Progress
-from services.learner.publish import Publisher
-from services.learner.ranks import Team
+from services.learner.publish import Publisher, sweep
+from services.learner.ranks import Team, TeamBroken
 from services.learner.report import Reporter
 from services.learner.scoring import Scoring
 
 log = logging.getLogger(__name__)
-MAX_ATTEMPTS_WITHOUT_CHECKPOINT = 3
-_FAULTS_OF_A_JOB = (ModelNotFound, PlacementError, TaskFileError, UnknownName, UnsupportedModel)
+_FAULTS_OF_THE_USER = (NotOnHub, TaskFileError, UnknownName, UnsupportedModel)
 _QUEUE_WAIT_S = 1.0
 
 
 async def work_on_one_job(service: Service, team: Team) -> None:
     """Consumes JOBS; produces one attempt at a job.
 
-    Waits for: a job. Unblocked by: the gateway, or the service stopping.
+    Waits for: the learner's role, then a job. Unblocked by: the end of another learner, the
+    gateway, or the service stopping.
     """
-    service.readiness.set(True)
+    await _first_to_end(_work_in_role(service, team), team.keep_alive_forever())
+
+
+async def _work_in_role(service: Service, team: Team) -> None:
+    role = Role(service)
+    if await role.acquire():
+        service.readiness.set(True)
+        await _first_to_end(_take_up_one_job(service, team), role.hold_forever())
+        await role.release()
+
+
+async def _take_up_one_job(service: Service, team: Team) -> None:
+    await sweep(service.exchange, service.deployment.weights_dir)
     while not service.stopping.is_set():
         delivery = await service.exchange.next_job(_QUEUE_WAIT_S)
         if delivery is None:
@@ -87,30 +105,36 @@ class _Attempt:
     service: Service
     team: Team
     delivery: Delivery[JobRef]
-    record: JobRecord
+    record: JobRecord  # as it was before
     number: int = 0
 
     async def run(self) -> None:
-        """Work on the job until it ends or the process must; a broken attempt leaves its reason."""
-        exchange, job_id = self.service.exchange, self.delivery.job_id
-        self.number = await exchange.begin_attempt(job_id)
-        log.info("attempt begins", extra={"job": job_id, "attempt": self.number})
-        if self.record.attempts_since_checkpoint >= MAX_ATTEMPTS_WITHOUT_CHECKPOINT:
-            await self._end(JobState.FAILED, error=self._last_error())
-            return
+        """Work on the job until it ends or the process must; whatever ends it leaves its reason."""
+        self.number = await self.service.exchange.begin_attempt(self.record.id)
+        log.info("attempt begins", extra={"job": self.record.id, "attempt": self.number})
+        outcome = Outcome(self.service, self.delivery, self.record, self.number)
         try:
-            await self._work()
+            await self._work(outcome)
         except CancelRequested:
-            await self._end(JobState.CANCELLED)
-        except _FAULTS_OF_A_JOB as error:
-            await self._end(JobState.FAILED, error=str(error))
+            await outcome.end(JobState.CANCELLED)
         except StopRequested:
-            log.info("told to stop; the job goes on in the next attempt")
+            await outcome.stop()
+        except _FAULTS_OF_THE_USER as error:
+            await outcome.end(JobState.FAILED, error=str(error))
+        except (*Disconnected, Fenced, TeamBroken):
+            raise  # no fault of the job, and nobody to tell or nothing to say
         except Exception as error:
-            await exchange.update_job(job_id, self.number, error=f"{type(error).__name__}: {error}")
-            raise
+            problem = machine_fault(error, self.service.deployment.data_dir)
+            if problem is not None:
+                log.exception("the machine's fault")
+                await outcome.pause_for(problem, cause_of(error))
+            elif not await outcome.fail(error):
+                raise
 
-    async def _work(self) -> None:
+    async def _work(self, outcome: Outcome) -> None:
+        if self.record.requested is Requested.CANCEL:  # whatever else may be wrong
+            raise CancelRequested
+        await outcome.tell_of_silence()
         learning = await self._prepare()
         parts = learning.parts
         try:
@@ -120,23 +144,20 @@ class _Attempt:
                 parts.pretraining.feeder.feed_forever(),
                 parts.intake.take_in_forever(),
                 parts.control.watch_forever(),
-                self.team.keep_alive_forever(),
             )
         except StopRequested:
             await learning.save_checkpoint()
             raise
-        await self._succeed(learning)
+        await self._succeed(learning, outcome)
 
     async def _prepare(self) -> Learning:
         """Load the models and the tasks, restore the last checkpoint, replay the log after it."""
         recipe, deployment = self.record.recipe, self.service.deployment
+        for folder in (self._folder, self._folder / "checkpoints"):
+            await asyncio.to_thread(remove_leftovers, folder, self.number)
         check_formulas(recipe)
-        train = read_tasks(deployment.files_dir / f"{recipe.tasks.train}.jsonl")
-        held_out = self._held_out_tasks(recipe, deployment.files_dir)
-        policy, critic = await asyncio.to_thread(_model_folders, recipe, deployment)
-        check_models(policy, critic)
-        line = os.environ.get("WEIR_GPUS")
-        check_split(policy, parse(line) if line else None)
+        train, held_out = await asyncio.to_thread(_tasks, recipe, deployment.files_dir)
+        policy, critic = await asyncio.to_thread(_checked_models, recipe, deployment)
         await self.team.open(policy, recipe, critic)
         learning = self._assemble(recipe, train, held_out)
         await self._restore(learning)
@@ -149,19 +170,18 @@ class _Attempt:
             self.record.id,
             self.number,
             state=JobState.RUNNING,
+            error=None,
             started_at=self.record.started_at or time.time(),
         )
         active = ActiveJob(job_id=self.record.id, attempt=self.number, recipe=recipe)
         await exchange.activate(active)
         message = f"attempt {self.number} begins at step {learning.step}"
-        await learning.parts.reporter.say(f"attempt:{self.number}", message)
+        event_id = f"attempt:{self.number}"
+        if self.record.state is JobState.PAUSED and self.record.error is not None:
+            event_id = f"again:{self.record.step}"  # it may be one of many tries
+        await learning.parts.reporter.say(event_id, message)
         for warning in order_warnings(recipe):
             await learning.parts.reporter.say("order", warning, level="warn")
-
-    def _held_out_tasks(self, recipe: Recipe, files: Path) -> tuple[Task, ...]:
-        if recipe.evaluation is None or recipe.tasks.held_out is None:
-            return ()
-        return read_tasks(files / f"{recipe.tasks.held_out}.jsonl")[: recipe.evaluation.tasks]
 
     def _assemble(
         self, recipe: Recipe, train: tuple[Task, ...], held_out: tuple[Task, ...]
@@ -185,7 +205,7 @@ class _Attempt:
             intake=intake,
             evaluator=Evaluator(exchange, job_id, attempt, recipe, held_out),
             publisher=Publisher(exchange, job_id, attempt, self.service.deployment.weights_dir),
-            checkpoints=Checkpoints(self._folder / "checkpoints"),
+            checkpoints=Checkpoints(self._folder / "checkpoints", attempt),
             reporter=Reporter(exchange, job_id),
         )
         scoring = Scoring.of(recipe)
@@ -193,53 +213,78 @@ class _Attempt:
 
     async def _restore(self, learning: Learning) -> None:
         parts, first_segment = learning.parts, ""
-        if (newest := parts.checkpoints.newest()) is not None:
+        if (newest := await self._newest_checkpoint(parts)) is not None:
             folder, state = newest
             await self.team.load(folder)
             learning.progress, learning.saved = Progress.of(state), folder.name
             first_segment = state.first_segment
         positions = learning.progress.positions
-        logged = parts.intake.replay(first_segment, positions)
+        logged = await asyncio.to_thread(parts.intake.replay, first_segment, positions)
         there = parts.intake.keys_waiting() | await parts.exchange.under_way(self.record.id)
         for feeder in (parts.feeder, parts.pretraining.feeder):
             feeder.resume(positions[feeder.purpose], there)
         parts.evaluator.begun = len(learning.progress.evaluations)
         log.info("restored", extra={"step": learning.step, "logged_groups": logged})
 
-    async def _succeed(self, learning: Learning) -> None:
+    async def _newest_checkpoint(self, parts: Parts) -> tuple[Path, LearnerState] | None:
+        """The newest whole one; people hear of newer ones that are damaged."""
+        newest = await asyncio.to_thread(parts.checkpoints.newest)
+        if newest is None:
+            return None
+        folder, state = newest
+        for damaged, how in parts.checkpoints.damaged.items():
+            message = f"the checkpoint {damaged} is damaged, {how}; it goes on from {folder}"
+            await parts.reporter.say(f"damaged:{damaged.name}", message, level="warn")
+        if state.ranks not in (None, self.team.num_ranks):
+            raise MachineFault(
+                f"{folder} was saved by {state.ranks} ranks, but the learner has "
+                f"{self.team.num_ranks}; in WEIR_GPUS give it {state.ranks} GPUs again, or where "
+                f"there are none set WEIR_LEARNER_RANKS={state.ranks}"
+            )
+        return newest
+
+    async def _succeed(self, learning: Learning, outcome: Outcome) -> None:
         """Save the final weights beside a last checkpoint, and say how it went."""
         learning.drop_leftovers()
         if not learning.is_saved:
             await learning.save_checkpoint()
         models = {"model": self._folder / "model"}
-        await write_whole(models["model"], self.team.export)
+        await write_whole(models["model"], self.team.export, attempt=self.number)
         if self.record.recipe.critic is not None:
             models["critic"] = self._folder / "critic"
-            await write_whole(models["critic"], self.team.export_critic)
-        await self._end(JobState.SUCCEEDED, result=await _result(learning, models))
-        await learning.parts.publisher.withdraw()
+            await write_whole(models["critic"], self.team.export_critic, attempt=self.number)
+        await outcome.end(JobState.SUCCEEDED, result=await _result(learning, models))
 
     @property
     def _folder(self) -> Path:
         return self.service.deployment.job_dir(self.record.id)
 
-    def _last_error(self) -> str:
-        reason = self.record.error or "its process was killed or ran out of memory"
-        return (
-            f"the learner died {self.record.attempts_since_checkpoint} times without a new "
-            f"checkpoint; the last time: {reason}"
-        )
 
-    async def _end(self, state: JobState, **values: Any) -> None:
-        exchange, job_id = self.service.exchange, self.record.id
-        reporter = Reporter(exchange, job_id)
-        level = "error" if state is JobState.FAILED else "info"
-        message = f"{state}: {values['error']}" if "error" in values else str(state)
-        await reporter.say(f"end:{state}", message, level=level)
-        await exchange.close_job(
-            self.delivery, self.number, state=state, finished_at=time.time(), **values
-        )
-        log.info("job ends", extra={"job": job_id, "state": state})
+def _tasks(recipe: Recipe, files: Path) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
+    """The tasks to train on, and those that are held out, as many as an evaluation takes."""
+    train = _read_tasks(files / f"{recipe.tasks.train}.jsonl")
+    if recipe.evaluation is None or recipe.tasks.held_out is None:
+        return train, ()
+    held_out = _read_tasks(files / f"{recipe.tasks.held_out}.jsonl")
+    return train, held_out[: recipe.evaluation.tasks]
+
+
+def _read_tasks(path: Path) -> tuple[Task, ...]:
+    try:
+        return read_tasks(path)
+    except TaskFileError as error:
+        if isinstance(error.__cause__, OSError):  # then its content is not to blame
+            raise error.__cause__ from None
+        raise
+
+
+def _checked_models(recipe: Recipe, deployment: Deployment) -> tuple[Path, Path | None]:
+    """Where the policy and the critic start from; the stack can train them, and sample from one."""
+    policy, critic = _model_folders(recipe, deployment)
+    check_models(policy, critic)
+    line = os.environ.get("WEIR_GPUS")
+    check_split(policy, parse(line) if line else None)
+    return policy, critic
 
 
 def _model_folders(recipe: Recipe, deployment: Deployment) -> tuple[Path, Path | None]:

@@ -192,8 +192,14 @@ class Learning:
         await self.parts.reporter.step(self.step, data)
         if selection.is_undersampled:
             await self.parts.reporter.undersampled(self.step, selection)
-        if not self._replaying:
-            await self.parts.exchange.update_job(self.job_id, self.attempt, step=self.step)
+        if self.step > self.replay_until:
+            await self.parts.exchange.update_job(
+                self.job_id,
+                self.attempt,
+                step=self.step,
+                attempts_since_checkpoint=0,
+                failures=0,
+            )
 
     async def _report_pretraining(
         self, facts: GroupFacts, metrics: dict[str, float], seconds: float
@@ -241,7 +247,7 @@ class Learning:
     async def _commit(self) -> None:
         """The fence: a superseded attempt stops here, before its checkpoint counts."""
         await self.parts.exchange.update_job(
-            self.job_id, self.attempt, attempts_since_checkpoint=0, error=None
+            self.job_id, self.attempt, attempts_since_checkpoint=0, failures=0, error=None
         )
 
     async def _pause(self) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
-from deploy.placement import Placement
+from deploy.placement import Placement, PlacementError
 from services.learner.planning.heads import split_problems
 
 _LOGITS_CHANGED_BY = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -60,7 +60,7 @@ def check_split(policy: Path, placement: Placement | None) -> None:
         placement: None where every engine has one GPU, or none.
 
     Raises:
-        UnsupportedModel: naming the engines, the heads and what to write instead.
+        PlacementError: naming the engines, the heads and what to write instead.
     """
     if placement is None:
         return
@@ -68,7 +68,7 @@ def check_split(policy: Path, placement: Placement | None) -> None:
     heads = config.num_attention_heads
     key_value_heads = getattr(config, "num_key_value_heads", None) or heads
     if problems := list(split_problems(placement, heads, key_value_heads)):
-        raise UnsupportedModel(f"model.path: {policy} cannot run on {'; '.join(problems)}")
+        raise PlacementError(f"model.path: {policy} cannot run on {'; '.join(problems)}")
 
 
 def _config(folder: Path) -> PretrainedConfig:

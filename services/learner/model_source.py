@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import RepositoryNotFoundError
 
 from services.chassis.deployment import Deployment
 
@@ -12,7 +13,11 @@ _NEEDED_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 
 class ModelNotFound(ValueError):
-    """There is no usable model where the recipe says; the text says where it was sought."""
+    """A model folder is not, or no longer, where it was; the text says where it was sought."""
+
+
+class NotOnHub(ValueError):
+    """The model hub has no usable model of the name that the recipe gives."""
 
 
 def model_folder(path: str, deployment: Deployment, field: str = "model.path") -> Path:
@@ -24,13 +29,13 @@ def model_folder(path: str, deployment: Deployment, field: str = "model.path") -
 
     Raises:
         ModelNotFound: if no allowed root holds it, or it has no safetensors weights.
+        NotOnHub: if it is to come from the hub, and the hub has none with safetensors weights.
     """
     folder = folder_under_roots(path, deployment.model_roots, field)
     if folder is not None:
         return folder
-    if deployment.model_hub:
-        downloaded = Path(snapshot_download(path, allow_patterns=_NEEDED_FILES))
-        return _with_safetensors(downloaded, field)
+    if deployment.model_hub and not Path(path).is_absolute():
+        return _downloaded(path, field)
     roots = ", ".join(str(root) for root in deployment.model_roots)
     raise ModelNotFound(
         f"{field}: no model folder {path!r} under {roots} (WEIR_MODEL_ROOTS); "
@@ -49,6 +54,14 @@ def folder_under_roots(path: str, roots: tuple[Path, ...], field: str) -> Path |
         if folder.is_relative_to(root) and (folder / "config.json").is_file():
             return _with_safetensors(folder, field)
     return None
+
+
+def _downloaded(name: str, field: str) -> Path:
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=_NEEDED_FILES))
+        return _with_safetensors(folder, field)
+    except (RepositoryNotFoundError, ModelNotFound) as error:
+        raise NotOnHub(f"{field}: {name!r} cannot be had from the model hub: {error}") from error
 
 
 def _with_safetensors(folder: Path, field: str) -> Path:

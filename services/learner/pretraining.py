@@ -43,4 +43,4 @@ class Pretraining:
 
     async def keep_critic(self, team: Team) -> None:
         """Write the pretrained critic as a folder that other recipes can start from."""
-        await write_whole(self.critic_folder, team.export_critic)
+        await write_whole(self.critic_folder, team.export_critic, attempt=self.feeder.attempt)

@@ -30,6 +30,7 @@ class Publisher:
         """Write the current weights as version ``number``, announce them, drop the oldest."""
         folder = weights.version_folder(self.job_id, self.attempt, number)
         staging = self.root / self.job_id / f".export-{self.attempt}"
+        await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
         await team.export(staging)
         digest = await asyncio.to_thread(
             weights.write, self.root, folder, lambda target: _move_files(staging, target)
@@ -43,11 +44,20 @@ class Publisher:
         )
         await self.exchange.announce(policy)
         self._kept.append(folder)
-        await asyncio.to_thread(weights.retain, self.root, self.job_id, self._kept)
+        await asyncio.to_thread(weights.retain, self.root, self.job_id, self.attempt, self._kept)
 
-    async def withdraw(self) -> None:
-        """The job has ended: its versions are of no more use."""
-        await asyncio.to_thread(shutil.rmtree, self.root / self.job_id, ignore_errors=True)
+
+async def withdraw(root: Path, job_id: str) -> None:
+    """Remove all versions of a job that has ended: nobody needs them any more."""
+    await asyncio.to_thread(shutil.rmtree, root / job_id, ignore_errors=True)
+
+
+async def sweep(exchange: Exchange, root: Path) -> None:
+    """Withdraw the versions of all jobs that have ended, and of those that nobody knows."""
+    for folder in await asyncio.to_thread(lambda: list(root.glob("*"))):
+        state = await exchange.state(folder.name)
+        if state is None or state.is_final:
+            await withdraw(root, folder.name)
 
 
 def _move_files(source: Path, target: Path) -> None:

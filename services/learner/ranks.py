@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Literal
@@ -19,6 +21,7 @@ import torch
 from protocol.frames import decode, encode, pack, unpack_all
 from protocol.messages import Message
 from protocol.recipe import Recipe
+from safetensors import SafetensorError
 
 from services.learner.engine import device_of_rank
 from services.learner.models import Models
@@ -27,6 +30,7 @@ from services.learner.trainer import Trainer
 
 log = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 5.0
+_DISK_ERROR = re.compile(r"inline_container|PytorchStream(Reader|Writer)|os error \d+")
 
 
 class Order(Message):
@@ -65,7 +69,8 @@ class Rank:
             models = Models(order.recipe, folder, Path(order.critic_folder))
             self.trainer = Trainer(order.recipe, models)
         elif order.do not in {"idle", "leave"}:
-            return self._with_models(order, folder)
+            with _disk_errors(folder):
+                return self._with_models(order, folder)
         return {}
 
     def _with_models(self, order: Order, folder: Path) -> dict[str, float]:
@@ -94,8 +99,19 @@ class Rank:
             self.carry_out(order)
 
 
+@contextmanager
+def _disk_errors(folder: Path) -> Iterator[None]:
+    """torch and safetensors have errors of their own for a full disk or a damaged file."""
+    try:
+        yield
+    except (RuntimeError, SafetensorError) as error:
+        if not _DISK_ERROR.search(str(error)):
+            raise
+        raise OSError(f"{folder} cannot be written, or read: {error}") from error
+
+
 class TeamBroken(RuntimeError):
-    """The ranks no longer do the same thing; only a new start helps."""
+    """A rank has gone, or the ranks no longer do the same thing; only a new start helps."""
 
 
 class Team:
@@ -106,6 +122,11 @@ class Team:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
         self._others = torch.distributed.get_world_size() > 1
         self._is_sound = True  # False while an order is carried out, and for good if that failed
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks there are."""
+        return torch.distributed.get_world_size()
 
     async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
         """Load the models from their folders, on every rank; the critic starts as the policy."""
@@ -142,16 +163,25 @@ class Team:
         await self._give(Order(do="export_critic", folder=str(folder)))
 
     async def leave(self) -> None:
-        """Let every rank go."""
-        await self._give(Order(do="leave"))
+        """Let every rank go.
+
+        Raises:
+            TeamBroken: if others cannot be told, because an order has failed.
+        """
+        if self._others or self._is_sound:
+            await self._give(Order(do="leave"))
         self._thread.shutdown(wait=True)
 
     async def keep_alive_forever(self) -> None:
-        """Consumes nothing; produces idle orders. Waits for: time. Unblocked by: time."""
+        """Consumes nothing; produces idle orders, unless an order is or has failed under way.
+
+        Waits for: time. Unblocked by: time.
+        """
         while True:
             await asyncio.sleep(_KEEP_ALIVE_S)
-            if self._others:
-                await self._give(Order(do="idle"))
+            if self._others and self._is_sound:
+                with suppress(TeamBroken):  # the next real order meets it too
+                    await self._give(Order(do="idle"))
 
     async def _give(self, order: Order) -> dict[str, float]:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._lead, order)
@@ -160,12 +190,22 @@ class Team:
         if not self._is_sound:
             # The others may wait in a collective, and would take the order for its next part.
             raise TeamBroken("an order failed on rank 0; its process has to end")
-        if self._others:
-            _send(order)
         self._is_sound = False
-        metrics = self._rank.carry_out(order)
+        try:
+            if self._others:
+                _send(order)
+            metrics = self._rank.carry_out(order)
+        except RuntimeError as error:
+            if self._others and _tells_of_lost_rank(error):
+                raise TeamBroken(f"another rank has gone: {error}") from error
+            raise
         self._is_sound = True
         return metrics
+
+
+def _tells_of_lost_rank(error: RuntimeError) -> bool:
+    # gloo has no error type of its own.
+    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
 def _send(order: Order) -> None:

@@ -122,6 +122,18 @@ async def test_each_attempt_gets_the_next_number_and_is_counted(exchange: Exchan
     assert (record.attempt, record.attempts_since_checkpoint) == (3, 3)
 
 
+async def test_a_record_of_an_earlier_release_is_read_and_counts_on(
+    exchange: Exchange, server: Server
+) -> None:
+    await exchange.submit(a_job_record(attempt=3, attempts_since_checkpoint=3))
+    with server.client() as client:
+        client.hdel(streams.job_key("job"), "failures")
+    assert await exchange.begin_attempt("job") == 4
+    record = await exchange.job("job")
+    assert record is not None
+    assert (record.failures, record.attempts_since_checkpoint) == (0, 4)
+
+
 async def test_an_attempt_at_no_job_or_an_ended_one_is_refused(exchange: Exchange) -> None:
     with pytest.raises(Fenced, match="ended"):
         await exchange.begin_attempt("nobody")
@@ -231,6 +243,40 @@ async def test_a_closed_job_leaves_its_record_and_its_events(
         EVENTS.key("job"),
         streams.event_ids_key("job"),
     }
+
+
+async def test_a_failed_job_is_queued_again_once_and_begins_with_fresh_streams(
+    exchange: Exchange,
+) -> None:
+    attempt = await begin(exchange)
+    await exchange.ask(a_request())
+    await exchange.update_job("job", attempt, failures=2, step=7, started_at=3.5)
+    delivery = await next_job(exchange)
+    await exchange.close_job(delivery, attempt, state="failed", error="no memory", finished_at=4.5)
+    for _ in range(2):
+        await exchange.revive("job")
+    record = await exchange.job("job")
+    assert record == a_job_record(attempt=1, step=7, started_at=3.5)
+    again = await next_job(exchange)
+    assert (again.job_id, again.entry_id == delivery.entry_id) == ("job", False)
+    assert (await exchange.backlog(JOBS)).entries == 1
+    assert await exchange.begin_attempt("job") == 2
+    await exchange.revive("job")  # it runs by now
+    assert (await exchange.backlog(JOBS)).entries == 1
+    assert await exchange.ask(a_request(attempt=2))
+
+
+@pytest.mark.parametrize("state", [state for state in JobState if state is not JobState.FAILED])
+async def test_only_a_failed_job_is_queued_again(exchange: Exchange, state: JobState) -> None:
+    attempt = await begin(exchange)
+    await exchange.update_job("job", attempt, state=state, error="as it was")
+    await exchange.revive("job")
+    await exchange.revive("nobody")
+    assert (await exchange.backlog(JOBS)).entries == 1
+    record = await exchange.job("job")
+    assert record is not None
+    assert (record.state, record.error) == (state, "as it was")
+    assert await exchange.job("nobody") is None
 
 
 async def test_a_superseded_learner_cannot_close_the_job(exchange: Exchange) -> None:

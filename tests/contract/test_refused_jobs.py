@@ -1,4 +1,4 @@
-"""A learner process refuses a job that its stack cannot run, and says so in the job's record."""
+"""A learner process pauses a job that its stack cannot run, and says in the record what to do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.contract.valkey_server import Server
 pytestmark = [pytest.mark.anyio, pytest.mark.redis, pytest.mark.engine]
 
 
-async def test_a_model_whose_heads_the_placement_splits_wrongly_fails_the_job_at_once(
+async def test_a_model_whose_heads_the_placement_splits_wrongly_waits_for_another_placement(
     server: Server, exchange: Exchange, tmp_path: Path
 ) -> None:
     (tmp_path / "files").mkdir()
@@ -32,6 +32,7 @@ async def test_a_model_whose_heads_the_placement_splits_wrongly_fails_the_job_at
         "WEIR_DATA_DIR": str(tmp_path),
         "WEIR_MODEL_ROOTS": str(ROOT / "examples/arithmetic"),
         "WEIR_PORT": "0",
+        "WEIR_HEARTBEAT_S": "0.1",
         "WEIR_GPUS": "learner=0 rollout=1-3",
         "DS_ACCELERATOR": "cpu",
         "PYTHONPATH": f"{ROOT / 'proto'}:{ROOT}",
@@ -47,6 +48,6 @@ async def test_a_model_whose_heads_the_placement_splits_wrongly_fails_the_job_at
             learner.kill()
     record = await exchange.job("job")
     assert record is not None
-    assert (record.state, record.attempt) == (JobState.FAILED, 1)
+    assert (record.state, record.attempt) == (JobState.PAUSED, 1)
     assert "rollout=1-3: its 4 attention heads cannot be split evenly over 3" in str(record.error)
     assert "in WEIR_GPUS write rollout= with 1, 2 or 4 GPUs" in str(record.error)

@@ -291,6 +291,11 @@ def test_when_rank_0_fails_no_order_follows_and_all_ranks_end() -> None:
     assert "the other rank was let go" not in ended.stderr
 
 
+def test_a_rank_that_is_killed_is_no_fault_of_the_order() -> None:
+    ended = run([str(SCRIPT.with_name("lost_rank.py"))], ranks=2)
+    assert "another rank has gone" in ended.stdout
+
+
 def metrics_of(folder: Path) -> list[dict[str, float]]:
     return json.loads((folder / "metrics.json").read_text())
 

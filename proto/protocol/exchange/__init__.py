@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from protocol.exchange.connection import Disconnected, Fenced, open_clients
-from protocol.exchange.jobs import Jobs, UnreadableRecord
+from protocol.exchange.jobs import Jobs, Lease, UnreadableRecord
 from protocol.exchange.news import News
 from protocol.exchange.verdicts import Verdicts
 from protocol.exchange.work import Backlog, Delivery, Place, Pulse, Verdict, Work, seat_of
@@ -25,6 +25,7 @@ __all__ = [
     "Disconnected",
     "Exchange",
     "Fenced",
+    "Lease",
     "Place",
     "Pulse",
     "UnreadableRecord",

@@ -6,7 +6,7 @@ import json
 import secrets
 import time
 from collections.abc import Awaitable, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -36,6 +36,13 @@ class UnreadableRecord(Exception):
         self.id = job_id
         is_cancelled = stored.get(b"requested") == json.dumps(Requested.CANCEL).encode()
         self.state = JobState.CANCELLED if is_cancelled else JobState.FAILED
+
+
+class Lease(NamedTuple):
+    """Which learner takes up jobs, and how many heartbeats it has shown."""
+
+    holder: str
+    beats: int
 
 
 class Jobs(Connection):
@@ -86,6 +93,36 @@ class Jobs(Connection):
         )
         return None if value is None else Requested(json.loads(value))
 
+    async def revive(self, job_id: str) -> None:
+        """Queue a failed job again, to go on from its last checkpoint; no other job is touched."""
+        keys = [streams.job_key(job_id), streams.JOBS.key()]
+        await self.produce("revive", keys, flat(encode(JobRef(job_id=job_id))))
+
+    async def state(self, job_id: str) -> JobState | None:
+        """What a job does, None if there is no such job."""
+        value = await cast(
+            Awaitable[bytes | None], self.writer.hget(streams.job_key(job_id), "state")
+        )
+        return None if value is None else JobState(json.loads(value))
+
+    async def hold_lease(self, instead_of: Lease | None = None) -> Lease:
+        """Show that the lease on the learner's role is still ours, or take it if nobody holds it.
+
+        Args:
+            instead_of: take it from this holder too, unless it has shown life since.
+
+        Returns:
+            Who holds it now.
+        """
+        holder, beats = await self.run(
+            "hold_lease", [streams.LEARNER], [self.me, *(instead_of or ("", ""))]
+        )
+        return Lease(holder.decode(), int(beats))
+
+    async def release_lease(self) -> None:
+        """Give up the lease on the learner's role, if it is ours."""
+        await self.run("release_lease", [streams.LEARNER], [self.me])
+
     async def next_job(self, wait_s: float) -> Delivery[JobRef] | None:
         """The job to work on: the one already taken up, else the next in the queue."""
         key, group = streams.JOBS.key(), str(streams.JOBS.group)
@@ -103,10 +140,10 @@ class Jobs(Connection):
         """Begin a life of the learner: make the job's streams, and fence every earlier attempt.
 
         Raises:
-            Fenced: if there is no such job, or it has ended.
+            Fenced: if there is no such job, or it has ended, or another learner holds the lease.
         """
-        keys = [streams.job_key(job_id), _attempt_token_key(job_id)]
-        attempt = int(await self.run("begin_attempt", keys, [secrets.token_hex(8)]))
+        keys = [streams.job_key(job_id), _attempt_token_key(job_id), streams.LEARNER]
+        attempt = int(await self.run("begin_attempt", keys, [secrets.token_hex(8), self.me]))
         for stream in streams.WORK_STREAMS:
             await self.run("create_group", [stream.key(job_id)], [str(stream.group)])
         return attempt

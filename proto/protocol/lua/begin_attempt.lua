@@ -1,7 +1,11 @@
 #!lua flags=allow-oom
 -- A life of the learner begins: it gets the next attempt number, which fences every earlier one.
 -- The token makes a repeat of the same call find the number that it got before.
--- KEYS: job, attempt token      ARGV: token
+-- KEYS: job, attempt token, lease      ARGV: token, me
+local holder = redis.call('HGET', KEYS[3], 'holder')
+if holder and holder ~= ARGV[2] then
+  return redis.error_reply('FENCED the learner ' .. holder .. ' has taken over')
+end
 local state = redis.call('HGET', KEYS[1], 'state')
 if not state or state == '"succeeded"' or state == '"failed"' or state == '"cancelled"' then
   return redis.error_reply('FENCED the job has ended: ' .. tostring(state))

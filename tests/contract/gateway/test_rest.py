@@ -282,6 +282,28 @@ def test_an_ended_job_tells_its_model_or_its_error(stack: Stack, http: httpx.Cli
     assert job["fine_tuned_model"] is None
 
 
+def test_a_failed_job_is_resumed_and_an_ended_one_is_not(stack: Stack, http: httpx.Client) -> None:
+    failed, succeeded, cancelled = (a_job(http)["id"] for _ in range(3))
+    take_up(stack, failed, state="failed", step=2, error="the judge is away", finished_at=5.5)
+    take_up(stack, succeeded, state="succeeded")
+    take_up(stack, cancelled, state="cancelled", requested="cancel")
+    for _ in range(2):
+        job = http.post(f"{JOBS}/{failed}/resume").json()
+        assert (job["status"], job["error"], job["finished_at"]) == ("queued", None, None)
+        assert (job["weir"]["step"], job["weir"]["requested"]) == (2, "run")
+    for job_id in (succeeded, cancelled):
+        assert_refused(http.post(f"{JOBS}/{job_id}/resume"), 400, "id")
+
+
+def test_a_failed_job_whose_tasks_are_gone_is_not_resumed(stack: Stack, http: httpx.Client) -> None:
+    file = upload(http, GOOD_LINE.replace('"a"', '"gone"')).json()["id"]
+    job_id = a_job(http, training_file=file)["id"]
+    take_up(stack, job_id, state="failed", error="no memory")
+    assert http.delete(f"/v1/files/{file}").status_code == 200
+    assert_refused(http.post(f"{JOBS}/{job_id}/resume"), 400, "training_file")
+    assert http.get(f"{JOBS}/{job_id}").json()["status"] == "failed"
+
+
 def test_checkpoints_are_listed_newest_first(stack: Stack, http: httpx.Client) -> None:
     job_id = a_job(http)["id"]
     for name in ("step-00002", "step-00010", ".step-00011"):

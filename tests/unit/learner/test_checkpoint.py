@@ -1,12 +1,22 @@
 """Folders that are whole or not there, checkpoints in their order, and what they keep."""
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 from protocol.recipe import Purpose
 
-from services.learner.checkpoint import LearnerState, checkpoint_name, write_whole
+from services.learner.checkpoint import (
+    Checkpoints,
+    LearnerState,
+    checkpoint_name,
+    remove_leftovers,
+    write_whole,
+)
+from services.learner.faults import MachineFault
 from services.learner.progress import Progress
+from services.learner.ranks import Team
+from tests.contract.fake_team import FakeTeam
 
 
 async def fill(folder: Path) -> None:
@@ -26,16 +36,95 @@ async def refuse() -> None:
 @pytest.mark.anyio
 async def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     target = tmp_path / "made" / "model"
-    await write_whole(target, fill)
+    await write_whole(target, fill, attempt=1)
     (target / "old").write_text("old")
     with pytest.raises(OSError, match="disk full"):
-        await write_whole(target, fail_halfway)
+        await write_whole(target, fail_halfway, attempt=1)
     with pytest.raises(RuntimeError, match="superseded"):
-        await write_whole(target, fill, refuse)
+        await write_whole(target, fill, refuse, attempt=1)
     assert (target / "old").exists()
-    await write_whole(target, fill)
+    # What has failed leaves the room that it took, which a full disk needs.
+    assert [path.name for path in target.parent.iterdir()] == ["model"]
+    await write_whole(target, fill, attempt=2)
     assert [path.name for path in target.rglob("*")] == ["part", "weights"]
     assert [path.name for path in target.parent.iterdir()] == ["model"]
+
+
+@pytest.mark.anyio
+async def test_two_attempts_that_write_the_same_folder_do_not_meet(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+
+    async def fill_while_another_does(folder: Path) -> None:
+        await fill(folder)
+        await write_whole(target, fill, attempt=2)
+        assert (folder / "part" / "weights").exists()
+
+    await write_whole(target, fill_while_another_does, attempt=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_leftovers_of_attempts_until_now_go_and_what_stepped_aside_steps_back(
+    tmp_path: Path,
+) -> None:
+    left = [".unfinished-1-model", ".unfinished-2-model", ".unfinished-step-000017"]
+    aside = [".replaced-1-step-000004", ".replaced-1-step-000002"]
+    kept = [".unfinished-3-model", ".another", "step-000002"]
+    for name in (*left, *aside, *kept):
+        (tmp_path / name).mkdir()
+    remove_leftovers(tmp_path, 2)
+    assert {path.name for path in tmp_path.iterdir()} == {*kept, "step-000004"}
+    remove_leftovers(tmp_path / "not there", 1)
+
+
+def a_state(step: int) -> LearnerState:
+    return LearnerState(step=step, first_segment="", ledgers={}, evaluations=[], totals={})
+
+
+async def nothing() -> None:
+    pass
+
+
+@pytest.mark.anyio
+async def test_the_two_newest_whole_checkpoints_stay_and_a_damaged_one_counts_for_none(
+    tmp_path: Path,
+) -> None:
+    checkpoints, team = Checkpoints(tmp_path, 1), cast(Team, FakeTeam())
+    assert checkpoints.newest() is None
+    for step in (2, 4):
+        await checkpoints.save(team, a_state(step), nothing)
+    (tmp_path / "step-000004/policy/digest").write_text("damaged")
+    later = Checkpoints(tmp_path, 2)
+    newest = later.newest()
+    assert newest is not None
+    assert newest == (tmp_path / "step-000002", a_state(2).model_copy(update={"ranks": 1}))
+    assert list(later.damaged) == [tmp_path / "step-000004"]
+    assert "policy/digest: damaged" in later.damaged[tmp_path / "step-000004"]
+    await later.save(team, a_state(6), nothing)
+    assert {path.name for path in tmp_path.iterdir()} == {"step-000002", "step-000006"}
+    await later.save(team, a_state(8), nothing)
+    assert {path.name for path in tmp_path.iterdir()} == {"step-000006", "step-000008"}
+
+
+@pytest.mark.anyio
+async def test_a_damaged_checkpoint_that_is_made_again_counts_as_whole(tmp_path: Path) -> None:
+    team = cast(Team, FakeTeam())
+    for step in (2, 4):
+        await Checkpoints(tmp_path, 1).save(team, a_state(step), nothing)
+    (tmp_path / "step-000004/policy/digest").write_text("damaged")
+    later = Checkpoints(tmp_path, 2)
+    assert later.newest() is not None
+    for step in (4, 6):
+        await later.save(team, a_state(step), nothing)
+    assert {path.name for path in tmp_path.iterdir()} == {"step-000004", "step-000006"}
+
+
+@pytest.mark.anyio
+async def test_where_no_checkpoint_is_whole_the_machine_is_at_fault(tmp_path: Path) -> None:
+    checkpoints, team = Checkpoints(tmp_path, 1), cast(Team, FakeTeam())
+    await checkpoints.save(team, a_state(2), nothing)
+    (tmp_path / "step-000002/policy/digest").unlink()
+    with pytest.raises(MachineFault, match=r"step-000002/policy/digest: gone; restore one in"):
+        checkpoints.newest()
 
 
 def test_names_of_checkpoints_sort_in_the_order_of_training() -> None:

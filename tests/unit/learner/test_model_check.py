@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deploy.placement import parse
+from deploy.placement import PlacementError, parse
 from services.learner.model_check import UnsupportedModel, check_models, check_split
 
 BASE_MODEL = Path(__file__).parents[3] / "examples/arithmetic/base-model"
@@ -71,14 +71,12 @@ def test_an_engine_that_the_heads_cannot_be_split_over_is_refused() -> None:
     check_split(BASE_MODEL, None)  # of one GPU each, or on CPUs
     check_split(BASE_MODEL, parse("learner=0 rollout=1,2 rollout=3"))
     reason = r"rollout=1-3: its 4 attention heads .* 3 GPUs; in WEIR_GPUS write rollout= with 1, 2"
-    with pytest.raises(
-        UnsupportedModel, match=rf"model\.path: .* cannot run on {reason} or 4 GPUs"
-    ):
+    with pytest.raises(PlacementError, match=rf"model\.path: .* cannot run on {reason} or 4 GPUs"):
         check_split(BASE_MODEL, parse("learner=0 rollout=1-3"))
 
 
 def test_a_model_without_groups_of_queries_has_as_many_key_value_heads_as_heads(
     changed: Any,
 ) -> None:
-    with pytest.raises(UnsupportedModel, match="its 6 attention heads"):
+    with pytest.raises(PlacementError, match="its 6 attention heads"):
         check_split(changed(num_attention_heads=6, num_key_value_heads=None), parse(FOUR))

@@ -1,0 +1,160 @@
+"""Attempts at a job by the real learner, but for its ranks, with a stand-in that answers it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from protocol.exchange import Exchange, connect
+from protocol.messages import GradedGroup, JobEvent, JobRecord, JobState, RolloutRequest
+from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
+
+from services.chassis.deployment import Deployment
+from services.chassis.service import Service
+from services.learner.job import work_on_one_job
+from services.learner.ranks import Team
+from tests.architecture.project import ROOT
+from tests.builders import a_graded_group, a_group, a_job_record, a_recipe, a_task
+from tests.contract.fake_team import FakeTeam, Stalling
+
+PATIENCE_S = 60.0
+
+
+@dataclass
+class Learner:
+    """A learner that is started again and again, as a supervisor does, with a team of one kind."""
+
+    exchange: Exchange
+    data_dir: Path
+    make_team: Callable[[], FakeTeam] = FakeTeam
+    models: Path = ROOT / "examples/arithmetic"
+    claim_idle_s: float = 1.0
+    services: list[Service] = field(default_factory=list)
+
+    def start(self) -> asyncio.Task[FakeTeam]:
+        """Begin an attempt; the task's result is the team as it was in the end."""
+        service = Service("learner", self._deployment, self.exchange)
+        self.services.append(service)
+        return asyncio.create_task(_attempt(service, self.make_team()))
+
+    async def attempt(self) -> FakeTeam:
+        """One attempt, to its end."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.start()
+
+    async def killed_at(self, step: int) -> None:
+        """An attempt that makes so many steps, and ends without a word in the next one."""
+        team = Stalling(step)
+        make_team, self.make_team = self.make_team, lambda: team
+        running, self.make_team = self.start(), make_team
+        async with asyncio.timeout(PATIENCE_S):
+            await team.stalls.wait()
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+    async def submit(self, job_id: str = "job", **training: Any) -> None:
+        """Queue a job with a task file of its own."""
+        files = self.data_dir / "files"
+        files.mkdir(parents=True, exist_ok=True)
+        tasks = [a_task(id=f"task-{number}") for number in range(5)]
+        lines = (json.dumps(task.model_dump(exclude_none=True)) + "\n" for task in tasks)
+        (files / "train.jsonl").write_text("".join(lines))
+        settings = {"steps": 6, "checkpoint_every": 2, "groups_per_step": 2} | training
+        recipe = a_recipe(model={"path": "base-model"}, tasks={"train": "train"}, training=settings)
+        await self.exchange.submit(a_job_record(job_id, recipe=recipe))
+
+    async def record(self, job_id: str = "job") -> JobRecord:
+        record = await self.exchange.job(job_id)
+        assert record is not None
+        return record
+
+    async def events(self, job_id: str = "job", kind: str = "") -> list[JobEvent]:
+        """What was told, as far as its id begins with ``kind``."""
+        rows = await self.exchange.events(job_id)
+        return [event for _, event in rows if event.id.startswith(kind)]
+
+    def is_in(self, state: JobState) -> Callable[[], Awaitable[bool]]:
+        async def look() -> bool:
+            return (await self.record()).state is state
+
+        return look
+
+    @property
+    def job_dir(self) -> Path:
+        return self.data_dir / "jobs" / "job"
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        return sorted((self.job_dir / "checkpoints").glob("step-*"))
+
+    @property
+    def _deployment(self) -> Deployment:
+        environment = {
+            "WEIR_REDIS_URL": "redis://unused",
+            "WEIR_DATA_DIR": str(self.data_dir),
+            "WEIR_MODEL_ROOTS": str(self.models),
+            "WEIR_PORT": "0",
+            "WEIR_HEARTBEAT_S": "0.05",
+            "WEIR_CLAIM_IDLE_S": str(self.claim_idle_s),
+        }
+        return Deployment.from_environment(environment)
+
+
+async def _attempt(service: Service, team: FakeTeam) -> FakeTeam:
+    await work_on_one_job(service, cast(Team, team))
+    return team
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def answering(url: str) -> AsyncIterator[None]:
+    """Beside the body, every request of the active job is answered by a graded group."""
+    async with connect(url, me="answerer", patience_s=PATIENCE_S) as exchange:
+        task = asyncio.create_task(_answer_forever(exchange))
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def _answer_forever(exchange: Exchange) -> None:
+    while True:
+        active = await exchange.active()
+        if active is None:
+            await asyncio.sleep(0.01)
+            continue
+        streams = [EVAL_REQUESTS, REQUESTS]
+        for delivery in await exchange.claim(streams, active.job_id, count=8, wait_s=0.02):
+            request = delivery.message()
+            if (version := await _version_for(exchange, request)) is not None:
+                await exchange.hand_off(delivery, GRADED, _answer(request, version))
+
+
+async def _version_for(exchange: Exchange, request: RolloutRequest) -> int | None:
+    """The newest version, once it is new enough; None if the job has ended before."""
+    while await exchange.active() is not None:
+        policy = await exchange.newest_policy(request.job_id)
+        if policy is not None and policy.number >= request.min_version:
+            return policy.number
+        await asyncio.sleep(0.01)
+    return None
+
+
+def _answer(request: RolloutRequest, version: int) -> GradedGroup:
+    """The same for the same request, but for the version."""
+    lengths = [1 + request.number % 3, 2]
+    group = a_group(request, lengths, version=version)
+    return a_graded_group(group, [float(request.number % 2), 1.0])

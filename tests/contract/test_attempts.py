@@ -1,0 +1,289 @@
+"""What ends an attempt, and what it costs the job: nothing, if the machine was at fault."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import shutil
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import pytest
+from protocol.exchange import Disconnected, Exchange, connect
+from protocol.frames import Fields
+from protocol.messages import JobState, Requested
+
+from services.learner.log import GroupLog
+from services.learner.samples import Sample
+from tests.contract.attempts import PATIENCE_S, Learner, answering, until
+from tests.contract.fake_team import FakeTeam, Stalling
+from tests.contract.valkey_server import Server
+
+pytestmark = [pytest.mark.anyio, pytest.mark.redis, pytest.mark.engine]
+
+
+@pytest.fixture
+def learner(exchange: Exchange, tmp_path: Path) -> Learner:
+    return Learner(exchange, tmp_path)
+
+
+@pytest.fixture
+async def answers(server: Server) -> AsyncIterator[None]:
+    async with answering(server.url):
+        yield
+
+
+class Breaking(FakeTeam):
+    """A team that breaks in each attempt after a number of steps, by an error of the job's own."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.left = after
+
+    async def train(self, samples: Sequence[Sample]) -> dict[str, float]:
+        if self.left == 0:
+            raise ValueError("no such token")
+        self.left -= 1
+        return await super().train(samples)
+
+
+class OutOfMemory(FakeTeam):
+    async def train(self, samples: Sequence[Sample]) -> dict[str, float]:
+        raise MemoryError
+
+
+class Two(FakeTeam):
+    num_ranks = 2
+
+
+async def no_task_file(learner: Learner, _: pytest.MonkeyPatch) -> str:
+    (learner.data_dir / "files").rename(learner.data_dir / "away")
+    return "train.jsonl'; restore it, or mount the folder"
+
+
+async def no_model(learner: Learner, _: pytest.MonkeyPatch) -> str:
+    learner.models = learner.data_dir
+    return "no model folder 'base-model' under"
+
+
+async def no_space(_: Learner, patch: pytest.MonkeyPatch) -> str:
+    def append(log: GroupLog, groups: Sequence[Fields]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(log.folder / log.segment))
+
+    patch.setattr(GroupLog, "append", append)
+    return ".segment'; free space on that disk"
+
+
+async def no_memory(learner: Learner, _: pytest.MonkeyPatch) -> str:
+    learner.make_team = OutOfMemory
+    return "out of memory"
+
+
+async def no_fitting_placement(_: Learner, patch: pytest.MonkeyPatch) -> str:
+    patch.setenv("WEIR_GPUS", "learner=0 rollout=1-3")
+    return "in WEIR_GPUS write rollout= with 1, 2 or 4 GPUs"
+
+
+async def no_fitting_ranks(learner: Learner, _: pytest.MonkeyPatch) -> str:
+    learner.make_team = Two
+    return "by 1 ranks, but the learner has 2; in WEIR_GPUS give it 1 GPUs"
+
+
+async def no_whole_checkpoint(learner: Learner, _: pytest.MonkeyPatch) -> str:
+    for folder in learner.checkpoints:
+        shutil.copy(folder / "policy/digest", learner.data_dir / folder.name)
+        (folder / "policy/digest").write_text("damaged")
+    return "policy/digest: damaged"
+
+
+def mend(learner: Learner) -> None:
+    learner.models, learner.make_team = Learner.models, FakeTeam
+    if (learner.data_dir / "away").exists():
+        (learner.data_dir / "away").rename(learner.data_dir / "files")
+    for folder in learner.checkpoints:
+        if (learner.data_dir / folder.name).exists():
+            shutil.copy(learner.data_dir / folder.name, folder / "policy/digest")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        no_task_file,
+        no_model,
+        no_space,
+        no_memory,
+        no_fitting_placement,
+        no_fitting_ranks,
+        no_whole_checkpoint,
+    ],
+)
+async def test_a_fault_of_the_machine_pauses_the_job_until_it_is_mended(
+    learner: Learner, answers: None, monkeypatch: pytest.MonkeyPatch, fault: Callable
+) -> None:
+    whole = await _uninterrupted(learner)
+    await learner.submit()
+    await learner.killed_at(step=3)
+    steps: set[int] = set()  # there may be groups for another one
+    with monkeypatch.context() as patch:
+        remedy = await fault(learner, patch)
+        for _ in range(4):
+            await learner.attempt()
+            record = await learner.record()
+            assert (record.state, record.requested) == (JobState.PAUSED, Requested.RUN)
+            assert remedy in str(record.error)
+            assert record.failures == 0
+            steps.add(record.step)
+    events = await learner.events(kind="machine:")
+    assert len(events) == len(steps) < 4
+    for event in events:
+        assert event.level == "warn"
+        assert remedy in event.message
+        assert "by itself" in event.message
+    mend(learner)
+    await learner.killed_at(step=0)
+    assert (await learner.record()).error is None
+    assert (await learner.attempt()).digest == whole
+    record = await learner.record()
+    assert (record.state, record.attempt) == (JobState.SUCCEEDED, 7)
+
+
+async def test_who_waits_for_the_machine_obeys_the_user_at_once(
+    learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await learner.submit()
+    await no_task_file(learner, monkeypatch)
+    await learner.exchange.request_state("job", Requested.PAUSE)
+    running = learner.start()
+    await until(learner.is_in(JobState.PAUSED))
+    await learner.exchange.request_state("job", Requested.CANCEL)
+    await running
+    record = await learner.record()
+    assert (record.state, record.attempt, record.error) == (JobState.CANCELLED, 1, None)
+
+
+async def test_who_waits_for_the_machine_stays_while_the_user_pauses_and_leaves_when_told_to(
+    learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.learner.outcome._RETRY_HEARTBEATS", 1)
+    await learner.submit()
+    await no_task_file(learner, monkeypatch)
+    await learner.exchange.request_state("job", Requested.PAUSE)
+    running = learner.start()
+    await until(learner.is_in(JobState.PAUSED))
+    for _ in range(20):  # far more than it would wait by itself
+        await asyncio.sleep(0.05)
+        assert not running.done()
+    learner.services[-1].stop()
+    await running
+    assert (await learner.record()).state is JobState.PAUSED
+
+
+async def test_a_cancelled_job_ends_whatever_is_wrong_with_the_machine(
+    learner: Learner, answers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await learner.submit()
+    await learner.killed_at(step=1)
+    await learner.exchange.request_state("job", Requested.CANCEL)
+    await no_task_file(learner, monkeypatch)
+    await learner.attempt()
+    assert (await learner.record()).state is JobState.CANCELLED
+
+
+async def test_tasks_with_wrong_content_fail_the_job_at_once(learner: Learner) -> None:
+    await learner.submit()
+    (learner.data_dir / "files/train.jsonl").write_text("{}\n")
+    await learner.attempt()
+    record = await learner.record()
+    assert (record.state, record.attempt) == (JobState.FAILED, 1)
+    assert "line 1" in str(record.error)
+
+
+async def test_attempts_that_are_killed_cost_nothing_and_are_told_of(
+    learner: Learner, answers: None
+) -> None:
+    whole = await _uninterrupted(learner)
+    await learner.submit()
+    for _ in range(5):
+        await learner.killed_at(step=0)
+    assert (await learner.attempt()).digest == whole
+    record = await learner.record()
+    assert (record.state, record.attempt) == (JobState.SUCCEEDED, 6)
+    (event,) = await learner.events(kind="silent:")
+    assert event.level == "warn"
+    assert "3 attempts in a row ended without a word" in event.message
+
+
+async def test_attempts_that_lose_redis_cost_nothing(own_server: Server, tmp_path: Path) -> None:
+    async with (
+        answering(own_server.url),
+        connect(own_server.url, me="learner", patience_s=0.1) as exchange,
+    ):
+        learner = Learner(exchange, tmp_path)
+        await learner.submit()
+        for _ in range(5):
+            team = Stalling(steps=0)
+            learner.make_team = lambda team=team: team
+            running = learner.start()
+            async with asyncio.timeout(PATIENCE_S):
+                await team.stalls.wait()
+            own_server.kill()
+            with pytest.raises(Disconnected):
+                await running
+            own_server.start()
+        learner.make_team = FakeTeam
+        await learner.attempt()
+        assert (await learner.record()).state is JobState.SUCCEEDED
+
+
+async def test_three_attempts_in_a_row_that_break_fail_the_job_with_the_last_error(
+    learner: Learner, answers: None
+) -> None:
+    learner.make_team = lambda: Breaking(after=0)
+    await learner.submit()
+    for failures in (1, 2):
+        with pytest.raises(ValueError, match="no such token"):
+            await learner.attempt()
+        record = await learner.record()
+        assert (record.state, record.failures) == (JobState.RUNNING, failures)
+        assert record.error == "ValueError: no such token"
+    await learner.attempt()
+    record = await learner.record()
+    assert (record.state, record.attempt) == (JobState.FAILED, 3)
+    assert str(record.error).endswith("the last one: ValueError: no such token")
+    assert len(await learner.events(kind="broke:")) == 2
+
+
+async def test_attempts_that_break_may_be_many_if_each_gets_on(
+    learner: Learner, answers: None
+) -> None:
+    whole = await _uninterrupted(learner)
+    await learner.submit(checkpoint_every=100)
+    for steps in range(1, 6):
+        learner.make_team = lambda steps=steps: Breaking(after=steps)
+        with pytest.raises(ValueError, match="no such token"):
+            await learner.attempt()
+        assert (await learner.record()).step == steps
+    learner.make_team = FakeTeam
+    assert (await learner.attempt()).digest == whole
+    record = await learner.record()
+    assert (record.state, record.attempt) == (JobState.SUCCEEDED, 6)
+
+
+async def test_what_broke_before_and_after_a_replay_without_a_new_step_is_in_a_row(
+    learner: Learner, answers: None
+) -> None:
+    await learner.submit(checkpoint_every=100)
+    learner.make_team = lambda: Breaking(after=2)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no such token"):
+            await learner.attempt()
+    await learner.attempt()
+    record = await learner.record()
+    assert (record.state, record.step, record.failures) == (JobState.FAILED, 2, 2)
+
+
+async def _uninterrupted(learner: Learner) -> str:
+    """What the job's model is in the end if nothing happens."""
+    other = Learner(learner.exchange, learner.data_dir / "other")
+    await other.submit("other")
+    return (await other.attempt()).digest

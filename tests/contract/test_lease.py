@@ -1,0 +1,146 @@
+"""Of several learners one takes up jobs; another follows when it has seen the first one's end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+
+import pytest
+from protocol.exchange import Fenced, connect
+from protocol.messages import JobState
+
+from tests.builders import a_job_record
+from tests.contract.attempts import PATIENCE_S, Learner, answering, until
+from tests.contract.conftest import OpenExchange
+from tests.contract.fake_team import Stalling
+from tests.contract.valkey_server import Server
+
+pytestmark = [pytest.mark.anyio, pytest.mark.redis, pytest.mark.engine]
+
+Open = Callable[[str], Awaitable[Learner]]
+
+
+@pytest.fixture
+async def open_learner(open_exchange: OpenExchange, tmp_path: Path) -> AsyncIterator[Open]:
+    """Opens learners of one stack, each under its own name."""
+    async with AsyncExitStack() as stack:
+
+        async def opened(me: str) -> Learner:
+            return Learner(await stack.enter_async_context(open_exchange(me)), tmp_path)
+
+        yield opened
+
+
+def waits_for(learner: Learner, holder: str) -> Callable[[], Awaitable[bool]]:
+    async def look() -> bool:
+        readiness = learner.services[-1].readiness
+        return not readiness.ready and f"waits for {holder}," in readiness.why
+
+    return look
+
+
+async def test_a_second_learner_takes_up_nothing_until_the_first_one_falls_silent(
+    open_learner: Open, server: Server
+) -> None:
+    first, second = await open_learner("first"), await open_learner("second")
+    team = Stalling(steps=2)
+    first.make_team = lambda: team
+    await first.submit()
+    async with answering(server.url):
+        working = first.start()
+        async with asyncio.timeout(PATIENCE_S):
+            await team.stalls.wait()
+        waiting = second.start()
+        await until(waits_for(second, "first"))
+        await asyncio.sleep(2 * first.claim_idle_s)
+        assert await waits_for(second, "first")()
+        assert (await second.record()).attempt == 1
+        working.cancel()
+        with suppress(asyncio.CancelledError):
+            await working
+        await waiting
+    record = await second.record()
+    assert (record.state, record.attempt) == (JobState.SUCCEEDED, 2)
+
+
+async def test_a_learner_that_ends_in_good_order_gives_up_the_lease(open_learner: Open) -> None:
+    first, second = await open_learner("first"), await open_learner("second")
+    second.claim_idle_s = 3600
+    working = first.start()
+    await until(lambda: _is_ready(first))
+    waiting = second.start()
+    await until(waits_for(second, "first"))
+    first.services[-1].stop()
+    await working
+    await until(lambda: _is_ready(second))
+    second.services[-1].stop()
+    await waiting
+
+
+async def test_the_next_life_in_the_same_seat_has_the_lease_at_once(open_learner: Open) -> None:
+    killed = await open_learner("learner-a.b-1.7-aa")
+    restarted = await open_learner("learner-a.b-1.8-bb")
+    restarted.claim_idle_s = 3600
+    await killed.exchange.hold_lease()
+    running = restarted.start()
+    await until(lambda: _is_ready(restarted))
+    restarted.services[-1].stop()
+    await running
+
+
+async def test_who_has_lost_the_lease_stops_and_begins_no_attempt(open_learner: Open) -> None:
+    first, second = await open_learner("first"), await open_learner("second")
+    working = first.start()
+    await until(lambda: _is_ready(first))
+    taken = await second.exchange.hold_lease(await second.exchange.hold_lease())
+    while taken.holder != "second":  # it has shown life in between
+        taken = await second.exchange.hold_lease(taken)
+    with pytest.raises(Fenced, match="the learner second has taken over"):
+        await working
+    await first.exchange.submit(a_job_record())
+    with pytest.raises(Fenced, match="the learner second has taken over"):
+        await first.exchange.begin_attempt("job")
+    assert await second.exchange.begin_attempt("job") == 1
+
+
+async def test_a_lease_is_not_taken_from_a_holder_that_has_shown_life(
+    open_exchange: OpenExchange,
+) -> None:
+    async with open_exchange("first") as first, open_exchange("second") as second:
+        assert (await first.hold_lease()).holder == "first"
+        seen = await second.hold_lease()
+        await first.hold_lease()
+        assert (await second.hold_lease(seen)).holder == "first"
+        await second.release_lease()  # not its own
+        seen = await second.hold_lease()
+        assert (await second.hold_lease(seen)).holder == "second"
+
+
+async def test_a_server_that_hangs_costs_nobody_the_lease(
+    own_server: Server, tmp_path: Path
+) -> None:
+    async with (
+        connect(own_server.url, me="first", patience_s=PATIENCE_S) as one,
+        connect(own_server.url, me="second", patience_s=PATIENCE_S) as other,
+    ):
+        first, second = Learner(one, tmp_path), Learner(other, tmp_path)
+        working = first.start()
+        await until(lambda: _is_ready(first))
+        waiting = second.start()
+        await until(waits_for(second, "first"))
+        for _ in range(3):
+            own_server.suspend()
+            await asyncio.sleep(1.2)  # longer than a learner may be silent
+            own_server.resume()
+            await asyncio.sleep(0.2)
+        assert await waits_for(second, "first")()
+        assert not working.done()
+        for learner, task in ((second, waiting), (first, working)):
+            learner.services[-1].stop()
+            await task
+
+
+async def _is_ready(learner: Learner) -> bool:
+    return learner.services[-1].readiness.ready

@@ -1,0 +1,189 @@
+"""What an attempt begins from: whole checkpoints, no leftovers, the progress of a failed job."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from protocol.exchange import Exchange
+from protocol.messages import JobState, Requested
+from protocol.streams import JOBS
+
+from tests.contract.attempts import Learner, answering, until
+from tests.contract.fake_team import FakeTeam
+from tests.contract.valkey_server import Server
+
+pytestmark = [pytest.mark.anyio, pytest.mark.redis, pytest.mark.engine]
+
+
+@pytest.fixture
+async def learner(server: Server, exchange: Exchange, tmp_path: Path) -> AsyncIterator[Learner]:
+    async with answering(server.url):
+        yield Learner(exchange, tmp_path)
+
+
+async def uninterrupted(learner: Learner) -> str:
+    """What the job's model is in the end if nothing happens."""
+    other = Learner(learner.exchange, learner.data_dir / "other")
+    await other.submit("other")
+    return (await other.attempt()).digest
+
+
+async def interrupted(learner: Learner) -> None:
+    """An attempt that is killed with two checkpoints behind it, and steps since."""
+    await learner.submit()
+    await learner.killed_at(step=5)
+    assert [folder.name for folder in learner.checkpoints] == ["step-000002", "step-000004"]
+
+
+@pytest.mark.parametrize("damage", ["changed", "removed", "state", "manifest"])
+async def test_in_the_place_of_a_damaged_checkpoint_the_one_before_is_taken(
+    learner: Learner, damage: str
+) -> None:
+    whole = await uninterrupted(learner)
+    await interrupted(learner)
+    older, newest = learner.checkpoints
+    match damage:
+        case "changed":
+            (newest / "policy/digest").write_text("damaged")
+        case "removed":
+            (newest / "policy/digest").unlink()
+        case "state":
+            (newest / "state.json").write_text("{}")
+        case _:
+            (newest / "manifest.json").write_text("{")
+    assert (await learner.attempt()).digest == whole
+    (event,) = await learner.events(kind="damaged:")
+    assert event.level == "warn"
+    assert str(newest) in event.message
+    assert str(older) in event.message
+    assert (await learner.record()).state is JobState.SUCCEEDED
+    assert [folder.name for folder in learner.checkpoints] == ["step-000002", "step-000006"]
+
+
+async def test_a_checkpoint_of_an_earlier_release_is_taken_as_it_is(learner: Learner) -> None:
+    whole = await uninterrupted(learner)
+    await interrupted(learner)
+    for folder in learner.checkpoints:
+        (folder / "manifest.json").unlink()
+        state = json.loads((folder / "state.json").read_text())
+        del state["ranks"]
+        (folder / "state.json").write_text(json.dumps(state))
+    assert (await learner.attempt()).digest == whole
+    begins = await learner.events(kind="attempt:2")
+    assert [event.message for event in begins] == ["attempt 2 begins at step 4"]
+
+
+async def test_what_killed_attempts_left_unfinished_goes_and_no_checkpoint_is_lost(
+    learner: Learner,
+) -> None:
+    whole = await uninterrupted(learner)
+    await interrupted(learner)
+    _, newest = learner.checkpoints
+    newest.rename(newest.with_name(".replaced-1-step-000004"))
+    for folder in (learner.job_dir, learner.job_dir / "checkpoints"):
+        for name in (".unfinished-1-step-000006", ".unfinished-model", ".unfinished-9-later"):
+            (folder / name).mkdir()
+    assert (await learner.attempt()).digest == whole
+    begins = await learner.events(kind="attempt:2")
+    assert [event.message for event in begins] == ["attempt 2 begins at step 4"]
+    left = {path.name for path in learner.job_dir.rglob(".*")}
+    assert left == {".unfinished-9-later"}  # of an attempt that superseded this one
+
+
+async def test_a_failed_job_that_is_revived_goes_on_from_its_last_checkpoint(
+    learner: Learner, server: Server
+) -> None:
+    whole = await uninterrupted(learner)
+    await interrupted(learner)
+    tasks = learner.data_dir / "files/train.jsonl"
+    sound = tasks.read_text()
+    tasks.write_text("{}\n")
+    for _ in range(2):  # it may fail, and be revived, again
+        await learner.attempt()
+        assert (await learner.record()).state is JobState.FAILED
+        for _ in range(2):
+            await learner.exchange.revive("job")
+        record = await learner.record()
+        assert (record.state, record.error, record.finished_at) == (JobState.QUEUED, None, None)
+        assert (await learner.exchange.backlog(JOBS)).entries == 1
+    tasks.write_text(sound)
+    assert (await learner.attempt()).digest == whole
+    record = await learner.record()
+    assert (record.state, record.attempt) == (JobState.SUCCEEDED, 4)
+    begins = await learner.events(kind="attempt:4")
+    assert [event.message for event in begins] == ["attempt 4 begins at step 4"]
+    assert len(await learner.events(kind="end:failed")) == 2
+
+
+async def test_an_attempt_number_that_comes_again_finds_folders_and_breaks_on_none(
+    learner: Learner, server: Server
+) -> None:
+    whole = await uninterrupted(learner)
+    await interrupted(learner)
+    with server.client() as client:  # Redis has lost what came last
+        client.hset("weir:job:job", "attempt", 0)
+    for name in (".export-1", ".unfinished-1.6", "1.6"):
+        (learner.data_dir / "weights/job" / name).mkdir(exist_ok=True)
+        (learner.data_dir / "weights/job" / name / "stale").write_text("stale")
+    assert (await learner.attempt()).digest == whole
+    assert (await learner.record()).attempt == 1
+
+
+@pytest.mark.parametrize("state", [JobState.FAILED, JobState.CANCELLED, JobState.SUCCEEDED])
+async def test_the_weights_of_a_job_go_however_it_ends(learner: Learner, state: JobState) -> None:
+    weights = learner.data_dir / "weights/job"
+    await learner.submit()
+    await learner.killed_at(step=1)
+    assert list(weights.iterdir())
+    if state is JobState.FAILED:
+        (learner.data_dir / "files/train.jsonl").write_text("{}\n")
+    if state is JobState.CANCELLED:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("WEIR_GPUS", "nonsense")
+            running = learner.start()
+            await until(learner.is_in(JobState.PAUSED))
+            await learner.exchange.request_state("job", Requested.CANCEL)
+            await running
+    else:
+        await learner.attempt()
+    assert (await learner.record()).state is state
+    assert not weights.exists()
+
+
+async def test_weights_of_jobs_that_have_ended_or_are_unknown_are_swept(learner: Learner) -> None:
+    weights = learner.data_dir / "weights"
+    await learner.submit("ended")
+    await learner.attempt()
+    await learner.submit("waiting")
+    for job_id in ("ended", "unknown", "waiting"):
+        shutil.copytree(learner.data_dir / "files", weights / job_id)
+    await learner.attempt()
+    assert (await learner.record("waiting")).state is JobState.SUCCEEDED
+    assert not (weights / "ended").exists()
+    assert not (weights / "unknown").exists()
+
+
+class NotingLife(FakeTeam):
+    shown = False
+
+    async def keep_alive_forever(self) -> None:
+        self.shown = True
+        await super().keep_alive_forever()
+
+
+async def test_the_ranks_are_kept_alive_before_there_is_a_job(learner: Learner) -> None:
+    learner.make_team = NotingLife
+    running = learner.start()
+    await until(lambda: _is_ready(learner))
+    learner.services[-1].stop()
+    team = await running
+    assert isinstance(team, NotingLife)
+    assert team.shown
+
+
+async def _is_ready(learner: Learner) -> bool:
+    return learner.services[-1].readiness.ready

@@ -1,0 +1,94 @@
+"""Whose fault an error was, and what is said about it."""
+
+import errno
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from protocol.frames import FrameError
+from safetensors.torch import save_file
+
+from deploy.placement import PlacementError
+from services.learner.faults import MachineFault, cause_of, machine_fault
+from services.learner.model_source import ModelNotFound
+from services.learner.ranks import Order, Rank
+
+DATA = Path("/data")
+
+
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "[Errno 28] No space left on device, below /data; free space on that disk",
+        ),
+        (
+            FileNotFoundError(errno.ENOENT, "No such file or directory", "/data/files/a.jsonl"),
+            "[Errno 2] No such file or directory: '/data/files/a.jsonl'; "
+            "restore it, or mount the folder that it is in",
+        ),
+        (
+            OSError(errno.EIO, "Input/output error", "/data/x"),
+            "[Errno 5] Input/output error: '/data/x'; mend the disk, or the connection, behind it",
+        ),
+        (TimeoutError(), "TimeoutError; mend the disk, or the connection, behind it"),
+        (MemoryError(), "the learner's machine is out of memory; free memory on it"),
+        (MachineFault("mend it"), "mend it"),
+        (ModelNotFound("mount it"), "mount it"),
+        (PlacementError("write WEIR_GPUS"), "write WEIR_GPUS"),
+        (FrameError("move it away"), "move it away"),
+        (ValueError("no such token"), None),
+        (RuntimeError("shapes differ"), None),
+    ],
+)
+def test_what_is_wrong_with_the_machine_is_said_with_the_remedy(
+    error: Exception, problem: str | None
+) -> None:
+    assert machine_fault(error, DATA) == problem
+
+
+def test_the_same_cause_is_the_same_whichever_attempt_meets_it() -> None:
+    one, other = (OSError(errno.ENOSPC, "full", f"/log/{n}.segment") for n in (1, 2))
+    assert cause_of(one) == cause_of(other) == "ENOSPC"
+    assert cause_of(MachineFault("a")) != cause_of(MachineFault("b"))
+
+
+@pytest.fixture
+def almost_full() -> Iterator[None]:
+    """No file can grow beyond a limit, which is met like the end of a disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))  # Python ignores SIGXFSZ
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def save_tensors(folder: Path) -> None:
+    torch.save({"weight": torch.zeros(100_000)}, folder / "weight.pt")
+
+
+def export_tensors(folder: Path) -> None:
+    save_file({"weight": torch.zeros(100_000)}, folder / "weight.safetensors")
+
+
+def break_otherwise(_: Path) -> None:
+    raise RuntimeError("shapes differ")
+
+
+@pytest.mark.parametrize(
+    ("save", "raised"),
+    [(save_tensors, OSError), (export_tensors, OSError), (break_otherwise, RuntimeError)],
+)
+def test_a_full_disk_is_an_os_error_whichever_library_meets_it(
+    almost_full: None, tmp_path: Path, save: Callable[[Path], None], raised: type[Exception]
+) -> None:
+    rank: Any = Rank()
+    rank.trainer = SimpleNamespace(models=SimpleNamespace(save=save))
+    with pytest.raises(raised) as caught:
+        rank.carry_out(Order(do="save", folder=str(tmp_path)))
+    assert caught.type is raised
+    assert (machine_fault(caught.value, DATA) is not None) == (raised is OSError)
