@@ -1,0 +1,63 @@
+"""A stand-in for the learner's ranks: its model is a digest of all that it was trained on."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from protocol.recipe import Recipe
+
+if TYPE_CHECKING:  # which imports torch
+    from services.learner.samples import Sample
+
+
+class FakeTeam:
+    """What `Team` does, without torch: two that were trained on the same hold the same digest."""
+
+    num_ranks = 1
+
+    def __init__(self) -> None:
+        self.digest = ""
+
+    async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
+        self.digest = ""
+
+    async def train(self, samples: Sequence[Sample]) -> dict[str, float]:
+        self._learn("train", samples)
+        return {}
+
+    async def pretrain(self, samples: Sequence[Sample]) -> dict[str, float]:
+        self._learn("pretrain", samples)
+        return {}
+
+    async def score(self, samples: Sequence[Sample], temperature: float) -> dict[str, float]:
+        return {}
+
+    async def save(self, folder: Path) -> None:
+        (folder / "policy").mkdir()
+        (folder / "policy" / "digest").write_text(self.digest)
+
+    async def load(self, folder: Path) -> None:
+        self.digest = (folder / "policy" / "digest").read_text()
+
+    async def export(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.safetensors").write_text(self.digest)
+
+    async def export_critic(self, folder: Path) -> None:
+        await self.export(folder)
+
+    async def leave(self) -> None:
+        pass
+
+    async def keep_alive_forever(self) -> None:
+        await asyncio.Event().wait()
+
+    def _learn(self, kind: str, samples: Sequence[Sample]) -> None:
+        digest = hashlib.sha256(f"{self.digest} {kind}".encode())
+        for sample in samples:
+            digest.update(sample.token_ids.tobytes() + str(sample.advantage).encode())
+        self.digest = digest.hexdigest()
