@@ -1,5 +1,6 @@
 """Feeder and ledger: what makes a new attempt go on where the last one was."""
 
+import pytest
 from protocol.recipe import Purpose
 
 from services.learner.evaluation import evaluation_place
