@@ -171,6 +171,12 @@ class Training(Table):
     max_oversampling: float = Field(
         default=10.0, ge=1, description="dynamic sampling judges at most so many times the groups"
     )
+    max_failed: float = Field(
+        default=0.5, ge=0, le=1, description="above this share of failed groups the job pauses"
+    )
+    on_nonfinite: Literal["skip", "pause"] = Field(
+        default="skip", description="an update whose loss or gradient is not finite is not made"
+    )
     micro_batch_tokens: int = Field(default=16384, ge=1)
     logprob_chunk_tokens: int = Field(
         default=1024, ge=1, description="so many tokens' logits exist at once"

@@ -11,7 +11,7 @@ from services.gateway.comparison import compare
 
 Result = Mapping[str, Any]
 _BEFORE = ("step", "tasks", "responses", "avg@k", "95 % interval")
-_AFTER = ("process", "length", "truncated", "ungradable")
+_AFTER = ("process", "length", "truncated", "ungradable", "failed")
 
 
 def evaluations_in(events: Iterable[Mapping[str, Any]]) -> list[Result]:
@@ -37,6 +37,7 @@ def evaluations_table(results: Sequence[Result]) -> Table:
             _number(result["response_length"], "{:.1f}"),
             _number(result.get("truncated"), "{:.1%}"),
             str(result["ungradable"]),
+            _failed(result),
         )
     return table
 
@@ -74,7 +75,15 @@ def evaluation_line(event: Mapping[str, Any]) -> str:
     ]
     if result.get("response_length") is not None:
         parts.append(("length", _number(result["response_length"], "{:.1f}")))
+    if result.get("failed"):
+        parts.append(("failed", _failed(result)))
     return "  ".join([event["message"], accuracy, *(f"{name} {text}" for name, text in parts)])
+
+
+def _failed(result: Result) -> str:
+    """How many of the groups that were asked for failed, which an earlier release did not tell."""
+    failed = result.get("failed")
+    return f"{failed:,} of {result['asked']:,}" if failed else _number(failed, "{}")
 
 
 def _passes(result: Result) -> list[int]:

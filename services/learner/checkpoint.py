@@ -34,7 +34,8 @@ class LearnerState(Message):
     accepted: dict[Purpose, int] = Field(default_factory=dict)  # see `Progress`
     first_segment: str
     ledgers: dict[Purpose, dict[str, Any]]
-    evaluations: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]  # the first and the newest, see `Progress`
+    evaluated: int = 0  # how many there were, where some are left out
     totals: dict[str, float]
     ranks: int | None = None  # that saved the models; as many must load them
 

@@ -7,6 +7,7 @@ averages over ranks and sums over micro-batches; its own accumulation stays at 1
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -40,8 +41,11 @@ class Engine:
         """The module's forward pass."""
         return self._engine(*inputs)
 
-    def update(self, parts: Sequence[P], loss_of: Callable[[P], Tensor]) -> float | None:
+    def update(self, parts: Sequence[P], loss_of: Callable[[P], Tensor]) -> float:
         """One optimizer update; returns the norm of the gradient before it was clipped.
+
+        If the loss or the gradient is not finite on any rank, the norm is infinite and there is no
+        update: parameters and the optimizer's state stay as they are, bit for bit.
 
         Args:
             parts: this rank's micro-batches, on every rank as many.
@@ -50,11 +54,27 @@ class Engine:
         self._set_learning_rate()
         for position, part in enumerate(parts):
             self._engine.set_gradient_accumulation_boundary(position == len(parts) - 1)
-            self._engine.backward(loss_of(part) * self.num_ranks)
+            self._engine.backward(_or_no_gradient(loss_of(part)) * self.num_ranks)
+        norm = self._step()
+        self.updates += math.isfinite(norm)
+        return norm
+
+    def _step(self) -> float:
+        """DeepSpeed's optimizers make no step of a gradient whose norm is not finite, on any rank.
+
+        Without ZeRO and in float32 it has none of its own, and torch's makes one of any gradient;
+        there the gradient is reduced by now, so that all ranks see the same norm.
+        """
+        if isinstance(self._engine.optimizer, torch.optim.Optimizer):
+            gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+            norm = float(nn.utils.get_total_norm(gradients))
+            if not math.isfinite(norm):
+                self._engine.zero_grad()
+                return math.inf
+            self._engine.step()
+            return norm
         self._engine.step()
-        self.updates += 1
-        norm = self._engine.get_global_grad_norm()
-        return None if norm is None else float(norm)
+        return float(self._engine.get_global_grad_norm())
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
@@ -118,6 +138,14 @@ class FrozenModel:
         """The module's forward pass, without gradients."""
         with torch.no_grad():
             return self._module(*inputs)
+
+
+def _or_no_gradient(loss: Tensor) -> Tensor:
+    """A loss as it is; one that is not finite with a gradient that is no number anywhere.
+
+    Backward would otherwise make a finite one of it where a formula has cut the gradient off.
+    """
+    return loss * torch.where(loss.detach().isfinite(), 1.0, math.nan).to(loss.dtype)
 
 
 def init_ranks() -> None:

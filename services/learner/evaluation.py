@@ -6,6 +6,7 @@ published only when its results are in, so that one version answers all of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,13 +22,16 @@ from services.learner.intake import Intake
 MAX_TASKS_TOLD = 2000  # the result is one event, and events are kept
 
 
-def evaluation_steps(recipe: Recipe) -> list[int]:
-    """After how many training steps there is an evaluation: none, every so many, and all."""
+def evaluation_place(recipe: Recipe, step: int) -> int | None:
+    """Which evaluation, counted from 0, comes after so many training steps; None if none does.
+
+    There is one before the first step, one every so many, and one after the last.
+    """
     if recipe.evaluation is None:
-        return []
-    steps = recipe.training.steps
-    every = recipe.evaluation.every or steps
-    return sorted({*range(0, steps, every), steps})
+        return None
+    every = recipe.evaluation.every or recipe.training.steps
+    is_due = step % every == 0 or step == recipe.training.steps
+    return math.ceil(step / every) if is_due else None
 
 
 @dataclass
@@ -40,41 +44,45 @@ class Evaluator:
     recipe: Recipe
     tasks: Sequence[Task]  # held out
     begun: int = 0  # evaluations asked for
-
-    def numbers_of(self, step: int) -> range:
-        """The numbers of the evaluation requests made after ``step`` training steps."""
-        place = evaluation_steps(self.recipe).index(step)
-        return range(place * len(self.tasks), (place + 1) * len(self.tasks))
+    purpose: Purpose = Purpose.EVAL
+    _step: int = 0
 
     @property
     def asked(self) -> int:
         """How many requests have been made: every number below."""
         return self.begun * len(self.tasks)
 
-    async def ask(self, step: int, intake: Intake) -> range:
-        """Ask for what is not there yet of the evaluation at a step."""
-        numbers = self.numbers_of(step)
-        self.begun = numbers.stop // len(self.tasks)
-        there = intake.have(Purpose.EVAL, numbers)
-        for number in numbers:
-            if number not in there:
-                await self.exchange.ask(self._request(step, number))
-        return numbers
+    @property
+    def open_numbers(self) -> range:
+        """The numbers of the last evaluation that was asked for."""
+        return range(max(0, self.asked - len(self.tasks)), self.asked)
 
-    def _request(self, step: int, number: int) -> RolloutRequest:
+    async def ask(self, step: int, intake: Intake) -> range:
+        """Ask for what is not there yet of the evaluation at a step; returns all its numbers."""
+        place = evaluation_place(self.recipe, step)
+        assert place is not None, "no evaluation is due"
+        self._step, self.begun = step, place + 1
+        there = intake.have(self.purpose, self.open_numbers)
+        for number in self.open_numbers:
+            if number not in there:
+                await self.exchange.ask(self.request(number))
+        return self.open_numbers
+
+    def request(self, number: int) -> RolloutRequest:
+        """The request with this number, one of the last evaluation's."""
         assert self.recipe.evaluation is not None
         return RolloutRequest(
             job_id=self.job_id,
             attempt=self.attempt,
             number=number,
-            purpose=Purpose.EVAL,
-            step=step,
+            purpose=self.purpose,
+            step=self._step,
             task=self.tasks[number % len(self.tasks)],
             group_size=self.recipe.evaluation.samples,
             sampling=self.recipe.evaluation_sampling,
             prompt_template=self.recipe.model.prompt_template,
-            seed=request_seed(self.recipe.training.seed, Purpose.EVAL, number),
-            min_version=step,
+            seed=request_seed(self.recipe.training.seed, self.purpose, number),
+            min_version=self._step,
         )
 
 
@@ -108,8 +116,9 @@ def summarize(step: int, groups: Sequence[GradedGroup]) -> dict[str, Any]:
     tasks with fewer graded responses than that. ``_low`` and ``_high`` are the 95 % interval over
     tasks (`services.learner.estimates.estimate`), ``accuracy_interval`` is half its width.
     ``process`` is the mean process score of correct responses, ``truncated`` the share of responses
-    that reached their limit of tokens. ``per_task`` has, by task id, the sum of accuracies and the
-    number of graded responses; above `MAX_TASKS_TOLD` tasks it is absent.
+    that reached their limit of tokens. Of the groups that were ``asked`` for, ``failed`` have no
+    responses; all else is about the others. ``per_task`` has, by task id, the sum of accuracies and
+    the number of graded responses; above `MAX_TASKS_TOLD` tasks it is absent.
     """
     answered = [group.group for group in groups if group.group is not None]
     results = [result for result in map(_task_result, groups) if result.graded]
@@ -117,6 +126,8 @@ def summarize(step: int, groups: Sequence[GradedGroup]) -> dict[str, Any]:
     process = [grade.process_score for grade in grades if grade.accuracy == 1.0]
     summary = {
         "step": step,
+        "asked": len(groups),
+        "failed": len(groups) - len(answered),
         "tasks": len(results),
         "samples": sum(len(group.responses) for group in answered),
         **_accuracy(results),

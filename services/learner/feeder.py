@@ -80,6 +80,11 @@ class Feeder:
         """Every number below has been asked for."""
         return max(self._next, self._asked_before)
 
+    @property
+    def open_numbers(self) -> range:
+        """The numbers that this attempt has asked for and the learner has not looked at."""
+        return range(self.outlook.position, self._next)
+
     def resume(self, position: int, keys: Iterable[str]) -> None:
         """Go on from a number; earlier attempts have asked for groups with these keys."""
         numbers = [int(number) for purpose, number in _split(keys) if purpose == self.purpose]

@@ -37,7 +37,7 @@ from services.learner.feeder import Feeder
 from services.learner.formulas import check_formulas
 from services.learner.intake import Intake
 from services.learner.lease import Role
-from services.learner.loop import Learning, Parts
+from services.learner.loop import LearnedNothing, Learning, Parts
 from services.learner.model_check import UnsupportedModel, check_models, check_split
 from services.learner.model_source import NotOnHub, model_folder
 from services.learner.ordering import order_warnings
@@ -50,7 +50,7 @@ from services.learner.report import Reporter
 from services.learner.scoring import Scoring
 
 log = logging.getLogger(__name__)
-_FAULTS_OF_THE_USER = (NotOnHub, TaskFileError, UnknownName, UnsupportedModel)
+_FAULTS_OF_THE_USER = (LearnedNothing, NotOnHub, TaskFileError, UnknownName, UnsupportedModel)
 _QUEUE_WAIT_S = 1.0
 
 
@@ -223,7 +223,7 @@ class _Attempt:
         there = parts.intake.keys_waiting() | await parts.exchange.under_way(self.record.id)
         for feeder in (parts.feeder, parts.pretraining.feeder):
             feeder.resume(positions[feeder.purpose], there)
-        parts.evaluator.begun = len(learning.progress.evaluations)
+        parts.evaluator.begun = learning.progress.evaluated
         log.info("restored", extra={"step": learning.step, "logged_groups": logged})
 
     async def _newest_checkpoint(self, parts: Parts) -> tuple[Path, LearnerState] | None:
@@ -313,7 +313,8 @@ async def _result(learning: Learning, models: Mapping[str, Path]) -> dict[str, A
         "parity_tokens": int(totals["parity_tokens"]),
         "groups": await learning.account(Purpose.TRAIN),
         "evaluation_groups": await learning.account(Purpose.EVAL),
-        "evaluations": [{k: v for k, v in e.items() if k != "per_task"} for e in evaluations],
+        "evaluated": learning.progress.evaluated,
+        "evaluations": evaluations,
     }
     if learning.recipe.num_pretrain_steps:
         result["pretraining_groups"] = await learning.account(Purpose.PRETRAIN)

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.exchange import Exchange
-from protocol.messages import GradedGroup, JobState, Requested
+from protocol.messages import ActiveJob, GradedGroup, JobState, Requested
 from protocol.recipe import Purpose, Recipe
 
 from services.learner.checkpoint import Checkpoints
 from services.learner.control import Control, PauseRequested
-from services.learner.evaluation import Evaluator, evaluation_steps, summarize
+from services.learner.evaluation import Evaluator, evaluation_place, summarize
 from services.learner.feeder import Feeder
 from services.learner.intake import Intake
+from services.learner.lost import too_much_lost
 from services.learner.pretraining import Pretraining
 from services.learner.progress import Progress
 from services.learner.publish import Publisher
 from services.learner.ranks import Team
-from services.learner.report import SECONDS, Reporter, show_account
+from services.learner.reconciler import Reconciler
+from services.learner.report import Reporter, show_account, timed
 from services.learner.samples import GroupFacts, Sample, samples_of
 from services.learner.scoring import Scoring
-from services.learner.selection import SURPLUS, Selection, failure_kind, ungraded
+from services.learner.selection import SURPLUS, Selection, failure_kind
 
 log = logging.getLogger(__name__)
+
+
+class LearnedNothing(RuntimeError):
+    """All steps are made, and the policy is as it was; the text says why."""
 
 
 @dataclass
@@ -60,9 +66,22 @@ class Learning:
     saved: str = ""  # the name of the newest checkpoint
     state_changes: int = 0
     stopwatch: float = field(default_factory=time.monotonic)
+    reconciler: Reconciler = field(init=False)
+
+    def __post_init__(self) -> None:
+        parts, active = (
+            self.parts,
+            ActiveJob(job_id=self.job_id, attempt=self.attempt, recipe=self.recipe),
+        )
+        askers = (parts.feeder, parts.pretraining.feeder, parts.evaluator)
+        self.reconciler = Reconciler(parts.exchange, active, askers, parts.intake, parts.publisher)
 
     async def learn(self) -> None:
-        """Go on from where the state says until all steps are made; pause and resume on request."""
+        """Go on from where the state says until all steps are made; pause and resume on request.
+
+        Raises:
+            LearnedNothing: if no step has changed the policy.
+        """
         await self.parts.control.refresh()
         await self._publish_if_current()
         while not self._finished:
@@ -70,12 +89,13 @@ class Learning:
                 await self._advance()
             except PauseRequested:
                 await self._pause()
+        if why := self.progress.why_nothing_was_learned():
+            raise LearnedNothing(why)
 
     async def _advance(self) -> None:
         """Evaluate or pretrain the critic if that is due, else train one step."""
         self.parts.control.obey()
-        due = evaluation_steps(self.recipe)
-        if self.step in due and len(self.progress.evaluations) <= due.index(self.step):
+        if self._evaluation_is_due:
             await self._evaluate()
         elif self.parts.pretraining.is_due(self.progress.pretrained):
             await self._pretrain_step()
@@ -98,6 +118,7 @@ class Learning:
         await self._report(selection, facts, metrics, time.monotonic() - began)
         if self.step % self.recipe.training.checkpoint_every == 0 and not self._replaying:
             await self.save_checkpoint()
+        await self._look_for_non_finite(f"step {self.step}", metrics)
 
     async def _select(self) -> Selection:
         """Look at groups, each as soon as it and all before it are there, until it is enough."""
@@ -107,7 +128,7 @@ class Learning:
             self.parts.feeder.admit(selection.outlook)
             number = selection.next_number
             selection.look(*await self._groups(Purpose.TRAIN, range(number, number + 1)))
-            await self._pause_if_ungradable(selection.to_check)
+            await self._pause_if_lost(selection.to_check, f"step {self.step}")
         return selection
 
     def _selection(self) -> Selection:
@@ -127,7 +148,7 @@ class Learning:
         groups = await self._groups(
             Purpose.PRETRAIN, pretraining.numbers_of(self.progress.pretrained)
         )
-        await self._pause_if_ungradable(groups)
+        await self._pause_if_lost(groups, f"pretrain step {self.progress.pretrained}")
         samples, facts = self._samples_of(_whole(groups))
         with timed("pretrain"):
             metrics = await self.parts.team.pretrain(samples)
@@ -139,15 +160,17 @@ class Learning:
             await pretraining.keep_critic(self.parts.team)
         if done or self.progress.pretrained % self.recipe.training.checkpoint_every == 0:
             await self.save_checkpoint()
+        await self._look_for_non_finite(f"pretrain step {self.progress.pretrained}", metrics)
         self.stopwatch = time.monotonic()
 
     async def _evaluate(self) -> None:
         """Consumes the evaluation's groups; produces its result, and measures parity on them."""
         numbers = await self.parts.evaluator.ask(self.step, self.parts.intake)
         groups = await self._groups(Purpose.EVAL, numbers, phase="evaluate")
+        await self._pause_if_lost(groups, f"the evaluation at step {self.step}")
         await self._measure_parity(_whole(groups))
-        result = summarize(self.step, _whole(groups))
-        self.progress.evaluations.append(result)
+        result = summarize(self.step, groups)
+        self.progress.note_evaluation(result)
         self._settle_all(Purpose.EVAL, groups)
         await self.parts.reporter.evaluation(result)
         self.stopwatch = time.monotonic()
@@ -175,17 +198,14 @@ class Learning:
         metrics: dict[str, float],
         seconds: float,
     ) -> None:
-        self.progress.note_parity(metrics)
+        self.progress.note_update(metrics)
         self._note_work(facts)
         data = {
             **facts.means(len(selection.kept)),
             **metrics,
             **facts.throughput(seconds),
+            **selection.counts(),
             "step": self.step,
-            "kept": len(selection.kept),
-            "looked_at": len(selection.looked_at),
-            "surplus": selection.surplus,
-            "waste": selection.waste,
             "dropped_responses": dict(facts.dropped_responses),
             "groups": await self.account(Purpose.TRAIN),
         }
@@ -259,25 +279,41 @@ class Learning:
         await self._set_state(JobState.RUNNING)
         self.stopwatch = time.monotonic()
 
-    async def _pause_if_ungradable(self, groups: Sequence[GradedGroup]) -> None:
-        """Above ``reward.max_ungradable`` the user decides: PAPO must not silently become GRPO.
+    async def _pause_if_lost(self, groups: Sequence[GradedGroup], moment: str) -> None:
+        """Above the recipe's limits the user decides: PAPO must not silently become GRPO.
 
         Who resumes the job accepts what it paused for. The checkpoint remembers it; an attempt that
         begins from an older one asks again, unless an earlier attempt has made the step.
         """
         if not groups or self._replaying:
             return
-        last, most = groups[-1], self.recipe.reward.max_ungradable
-        lost = ungraded(groups, self.progress.accepted[last.purpose])
-        if lost.share <= most:
-            return
-        pause = f"{self.attempt}:{self.state_changes}"
-        await self.parts.reporter.ungradable(pause, self.step, lost, most)
+        last = groups[-1]
+        lost = too_much_lost(groups, self.recipe, self.progress.accepted[last.purpose])
+        for part, most in lost:
+            await self.parts.reporter.lost(self._next_pause, moment, part, most)
+        if lost:
+            self.progress.accepted[last.purpose] = last.number + 1
+            await self._pause_until_resumed()
+
+    async def _look_for_non_finite(self, moment: str, metrics: Mapping[str, float]) -> None:
+        """Whatever was not finite was not learned from; the user may want to know before more."""
+        names = [name for name, value in metrics.items() if not math.isfinite(value)]
+        if names:
+            await self.parts.reporter.non_finite(moment, names)
+        if names and self.recipe.training.on_nonfinite == "pause" and not self._replaying:
+            await self._pause_until_resumed()
+
+    async def _pause_until_resumed(self) -> None:
+        """Pause as if the user had asked for it."""
         await self.parts.exchange.request_state(self.job_id, Requested.PAUSE)
         await self.parts.control.refresh()
-        self.progress.accepted[last.purpose] = last.number + 1
         await self.save_checkpoint()
         await self._pause()
+
+    @property
+    def _next_pause(self) -> str:
+        """Names the next pause of the job, and no other."""
+        return f"{self.attempt}:{self.state_changes}"
 
     async def _set_state(self, state: JobState) -> None:
         await self.parts.exchange.update_job(self.job_id, self.attempt, state=state)
@@ -290,7 +326,7 @@ class Learning:
         """Wait for the groups with these numbers."""
         window = self.parts.intake.window(purpose, numbers)
         with timed(phase):
-            return await self.parts.control.unless_interrupted(window)
+            return await self.parts.control.unless_interrupted(self.reconciler.beside(window))
 
     def _samples_of(self, groups: Sequence[GradedGroup]) -> tuple[list[Sample], GroupFacts]:
         kept_kv = self.recipe.rollout.kv_after_sync == "keep"
@@ -300,7 +336,7 @@ class Learning:
 
     def _settle_all(self, purpose: Purpose, groups: Sequence[GradedGroup]) -> None:
         """Every group that has not failed was used."""
-        failures = [kind for group in groups if (kind := failure_kind(group)) is not None]
+        failures = [failure_kind(group.failure) for group in groups if group.failure is not None]
         self._settle(purpose, len(groups) - len(failures), failures)
 
     def _settle(self, purpose: Purpose, used: int, dropped: Sequence[str]) -> None:
@@ -329,23 +365,15 @@ class Learning:
         return self.step < self.replay_until
 
     @property
+    def _evaluation_is_due(self) -> bool:
+        place = evaluation_place(self.recipe, self.step)
+        return place is not None and self.progress.evaluated <= place
+
+    @property
     def _finished(self) -> bool:
-        due = evaluation_steps(self.recipe)
-        return self.step >= self.recipe.training.steps and len(self.progress.evaluations) >= len(
-            due
-        )
+        return self.step >= self.recipe.training.steps and not self._evaluation_is_due
 
 
 def _whole(groups: Sequence[GradedGroup]) -> list[GradedGroup]:
     """The groups that have not failed."""
     return [group for group in groups if group.failure is None]
-
-
-@contextmanager
-def timed(phase: str) -> Iterator[None]:
-    """Count the time of a phase."""
-    began = time.monotonic()
-    try:
-        yield
-    finally:
-        SECONDS.labels(phase).inc(time.monotonic() - began)

@@ -11,7 +11,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
+from torch.nn.modules.dropout import _DropoutNd
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from services.learner.algorithms.logprobs import chunked_token_logprobs
 from services.learner.batching import MicroBatch
@@ -138,26 +145,42 @@ class Models:
         return {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})
 
     def _load_policy(self) -> Policy:
-        model = AutoModelForCausalLM.from_pretrained(self.policy_folder, **self._loading)
+        model = AutoModelForCausalLM.from_pretrained(
+            self.policy_folder, **self._loading(self.policy_folder)
+        )
         return Policy(self._for_training(model), self.recipe.training.logprob_chunk_tokens)
 
     def _load_critic(self) -> Critic:
         """One that `export_critic` wrote, a reward model, or a language model with a new head."""
-        model = AutoModel.from_pretrained(self.critic_folder, **self._loading)
+        model = AutoModel.from_pretrained(self.critic_folder, **self._loading(self.critic_folder))
         critic = Critic(self._for_training(model))
         critic.head.load_state_dict(_head_in(self.critic_folder), strict=False)
         return critic
 
-    @property
-    def _loading(self) -> dict[str, Any]:
-        safely = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
-        return {"dtype": DTYPES[self.recipe.model.dtype], **safely}
+    def _loading(self, folder: Path) -> dict[str, Any]:
+        safely = {"local_files_only": True, "trust_remote_code": False}
+        config = AutoConfig.from_pretrained(folder, **safely)
+        _without_dropout(config)
+        dtype = DTYPES[self.recipe.model.dtype]
+        return {"config": config, "dtype": dtype, "use_safetensors": True, **safely}
 
     def _for_training(self, model: PreTrainedModel) -> PreTrainedModel:
         model.train()
+        for module in model.modules():
+            if isinstance(module, _DropoutNd):  # one whose share is not from the config
+                module.p = 0.0
         if self.recipe.training.recompute_activations:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         return model
+
+
+def _without_dropout(config: PretrainedConfig) -> None:
+    """Switch it off: a policy that drops out at random is not the one that sampled."""
+    for name, value in vars(config).items():
+        if isinstance(value, PretrainedConfig):
+            _without_dropout(value)
+        elif "drop" in name and isinstance(value, float):
+            setattr(config, name, 0.0)
 
 
 def _hidden(model: nn.Module, batch: MicroBatch) -> Tensor:

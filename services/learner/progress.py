@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,10 +11,13 @@ from protocol.recipe import Purpose
 
 from services.learner.checkpoint import LearnerState, checkpoint_name
 from services.learner.ledger import Ledger
+from services.learner.lost import in_words
+
+_KEPT_EVALUATIONS = 1000  # beside the first
 
 
 def _no_totals() -> dict[str, float]:
-    names = ("train_seconds", "samples", "tokens", "parity_max", "parity_tokens")
+    names = ("train_seconds", "samples", "tokens", "updates", "parity_max", "parity_tokens")
     return dict.fromkeys(names, 0.0)
 
 
@@ -21,7 +25,8 @@ def _no_totals() -> dict[str, float]:
 class Progress:
     """How far one job is. ``step`` counts training steps, and names the policy after them.
 
-    The user has accepted that scores of the groups below ``accepted`` could not be graded.
+    The user has accepted what was lost of the groups below ``accepted``. Of the ``evaluated``
+    evaluations the first and the newest are here, without what they say of each task.
     """
 
     step: int = 0
@@ -30,6 +35,7 @@ class Progress:
     accepted: dict[Purpose, int] = field(default_factory=lambda: dict.fromkeys(Purpose, 0))
     ledgers: dict[Purpose, Ledger] = field(default_factory=lambda: {p: Ledger(p) for p in Purpose})
     evaluations: list[dict[str, Any]] = field(default_factory=list)
+    evaluated: int = 0
     totals: dict[str, float] = field(default_factory=_no_totals)
 
     @classmethod
@@ -40,8 +46,10 @@ class Progress:
             pretrained=state.pretrained,
             keep_rate=state.keep_rate,
             accepted=dict.fromkeys(Purpose, 0) | state.accepted,
-            evaluations=list(state.evaluations),
-            totals=dict(state.totals),
+            # A state of an earlier release has all evaluations, and counts no updates.
+            evaluations=[_flat(result) for result in state.evaluations],
+            evaluated=max(state.evaluated, len(state.evaluations)),
+            totals={"updates": float(state.step)} | state.totals,
         )
         for purpose, stored in state.ledgers.items():
             progress.ledgers[purpose].restore(stored)
@@ -57,6 +65,7 @@ class Progress:
             first_segment=first_segment,
             ledgers={purpose: ledger.state() for purpose, ledger in self.ledgers.items()},
             evaluations=self.evaluations,
+            evaluated=self.evaluated,
             totals=self.totals,
         )
 
@@ -70,13 +79,41 @@ class Progress:
         """The first number of each purpose that has not been looked at for good."""
         return {purpose: ledger.position for purpose, ledger in self.ledgers.items()}
 
+    def note_evaluation(self, result: Mapping[str, Any]) -> None:
+        """Take in the result of an evaluation."""
+        self.evaluated += 1
+        self.evaluations.append(_flat(result))
+        del self.evaluations[1:-_KEPT_EVALUATIONS]
+
     def note_parity(self, metrics: Mapping[str, float]) -> None:
         """Take in how far the learner's log-probs were from those of the rollouts, if measured."""
-        self.totals["parity_max"] = max(self.totals["parity_max"], metrics.get("parity_max", 0.0))
+        gap = metrics.get("parity_max", 0.0)
+        if math.isfinite(gap):
+            self.totals["parity_max"] = max(self.totals["parity_max"], gap)
         self.totals["parity_tokens"] += metrics.get("parity_tokens", 0.0)
+
+    def note_update(self, metrics: Mapping[str, float]) -> None:
+        """Take in the metrics of a training step."""
+        self.note_parity(metrics)
+        self.totals["updates"] += metrics.get("updates", 1.0)
+
+    def why_nothing_was_learned(self) -> str | None:
+        """Why the policy is as it was after all steps; None if it is not."""
+        ledger = self.ledgers[Purpose.TRAIN]
+        if not ledger.trained:
+            lost = in_words(ledger.dropped)
+            return f"nothing was learned: none of {ledger.position} groups was trained ({lost})"
+        if not self.totals["updates"]:
+            return "nothing was learned: no update had a loss and a gradient that were finite"
+        return None
 
     def note_work(self, seconds: float, responses: int, tokens: int) -> None:
         """Take in what a training step trained on, and the time since the one before."""
         self.totals["train_seconds"] += seconds
         self.totals["samples"] += responses
         self.totals["tokens"] += tokens
+
+
+def _flat(result: Mapping[str, Any]) -> dict[str, Any]:
+    """An evaluation's result without its largest part, which its event has told."""
+    return {name: value for name, value in result.items() if name != "per_task"}

@@ -24,6 +24,7 @@ class Publisher:
         self.job_id = job_id
         self.attempt = attempt
         self.root = root
+        self.newest: PolicyVersion | None = None
         self._kept: deque[str] = deque(maxlen=_KEPT_VERSIONS)
 
     async def publish(self, team: Team, number: int) -> None:
@@ -43,6 +44,7 @@ class Publisher:
             digest=digest,
         )
         await self.exchange.announce(policy)
+        self.newest = policy
         self._kept.append(folder)
         await asyncio.to_thread(weights.retain, self.root, self.job_id, self.attempt, self._kept)
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from numbers import Real
 from typing import Any
 
 from prometheus_client import Counter, Gauge
 from protocol.exchange import Exchange
 from protocol.messages import JobEvent
 
-from services.learner.selection import Selection, Ungraded
+from services.learner.lost import Lost, in_words
+from services.learner.selection import Selection
 
 STEP = Gauge("weir_learner_step", "Training steps done in the active job")
 MEASURED = Gauge("weir_learner_step_metric", "A metric of the last training step", ["name"])
@@ -25,6 +28,13 @@ PRETRAINING = Gauge(
     "weir_learner_pretrain_metric", "A metric of the critic's last step alone", ["name"]
 )
 EVALUATION = Gauge("weir_evaluation", "Result of the last evaluation", ["name"])
+_LOST = {
+    "ungradable": "paused: {share:.0%} of the scores of {moment} could not be graded ({reasons}), "
+    "more than reward.max_ungradable = {most:.0%}; mend the grader, then resume the job",
+    "failed": "paused: {share:.0%} of the groups of {moment} failed ({reasons}), more than "
+    "training.max_failed = {most:.0%}; mend what made them fail, then resume the job, which goes "
+    "on without them; the last one: {example}",
+}
 
 
 class Reporter:
@@ -72,20 +82,27 @@ class Reporter:
         data = {"kept": kept, "judged": selection.judged, "surplus": selection.surplus}
         await self.say(f"undersampled:{step}", message, level="warn", data=data)
 
-    async def ungradable(self, pause: str, step: int, lost: Ungraded, most: float) -> None:
-        """Say why the job pauses: the grader could not score too many of a step's groups.
+    async def lost(self, pause: str, moment: str, lost: Lost, most: float) -> None:
+        """Say why the job pauses: too much was lost of the groups that a moment looked at.
 
         Args:
             pause: names this pause of the job, and no other.
+            moment: for example "step 7".
+            most: the share that the recipe allows.
         """
-        reasons = ", ".join(f"{reason} {count}" for reason, count in lost.reasons.items())
-        message = (
-            f"paused: {lost.share:.0%} of the scores of step {step} could not be graded "
-            f"({reasons}), more than reward.max_ungradable = {most:.0%}; mend the grader, then "
-            "resume the job"
-        )
+        words = {"reasons": in_words(lost.reasons), "example": lost.example}
+        message = _LOST[lost.kind].format(share=lost.share, moment=moment, most=most, **words)
         data = {"share": lost.share, "reasons": dict(lost.reasons)}
-        await self.say(f"ungradable:{pause}", message, level="warn", data=data)
+        await self.say(f"{lost.kind}:{pause}", message, level="warn", data=data)
+
+    async def non_finite(self, moment: str, names: Sequence[str]) -> None:
+        """Warn of metrics that are infinite or no number."""
+        message = (
+            f"{moment}: not finite: {', '.join(names)}; no update was made of a loss or a gradient "
+            "that is not finite. If this goes on, lower optimizer.learning_rate, or look at the "
+            "samples of the step"
+        )
+        await self.say(f"non_finite:{moment}", message, level="warn", data={"metrics": list(names)})
 
     async def evaluation(self, result: Mapping[str, Any]) -> None:
         """Record the result of an evaluation."""
@@ -106,9 +123,20 @@ class Reporter:
             level=level,
             type=type,
             message=message,
-            data=data,
+            data=as_json(data),
         )
         await self.exchange.record_event(event)
+
+
+def as_json(value: Any) -> Any:
+    """What JSON can hold of a value: null for a number that is not finite, a text for an object."""
+    if isinstance(value, Mapping):
+        return {str(name): as_json(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    if isinstance(value, Real) and not isinstance(value, int):
+        return float(value) if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 def show_account(purpose: str, account: Mapping[str, Any]) -> None:
@@ -126,3 +154,13 @@ def _set_gauges(gauge: Gauge, values: Mapping[str, Any]) -> None:
             gauge.labels(name).set(math.nan)
         elif isinstance(value, int | float):
             gauge.labels(name).set(value)
+
+
+@contextmanager
+def timed(phase: str) -> Iterator[None]:
+    """Count the time of a phase."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        SECONDS.labels(phase).inc(time.monotonic() - began)

@@ -18,11 +18,10 @@ it is answered, weights that are fresh enough may still answer it.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from protocol.messages import GradedGroup, Ungradable
+from protocol.messages import GradedGroup
 from protocol.recipe import Recipe
 
 NO_SIGNAL = "no_signal"
@@ -96,9 +95,18 @@ class Selection:
         """How many groups count against ``max_oversampling``: all but surplus."""
         return len(self.looked_at) - self.surplus
 
+    def counts(self) -> dict[str, float]:
+        """What the selection came to, as metrics of its step."""
+        return {
+            "kept": len(self.kept),
+            "looked_at": len(self.looked_at),
+            "surplus": self.surplus,
+            "waste": self.waste,
+        }
+
     @property
     def to_check(self) -> list[GradedGroup]:
-        """The groups whose grades are to be checked now: none, or the last ``groups_per_step``.
+        """The groups whose losses are to be checked now: none, or the last ``groups_per_step``.
 
         They are due whenever so many are new, and once more in the end: fewer would let a single
         score that could not be graded outweigh them.
@@ -136,7 +144,7 @@ class Selection:
 
     def _reason_to_drop(self, group: GradedGroup) -> str | None:
         if group.failure is not None:
-            return failure_kind(group)
+            return failure_kind(group.failure)
         if oldest_version(group, self.step) < self.step - self.recipe.training.max_staleness:
             return SURPLUS
         return NO_SIGNAL if self._dynamic and not self.has_signal(group) else None
@@ -176,31 +184,6 @@ def oldest_version(group: GradedGroup, default: int) -> int:
     return min((span.version for r in responses for span in r.spans), default=default)
 
 
-def failure_kind(group: GradedGroup) -> str | None:
-    """Why a group failed, without the details; None if it has not."""
-    return None if group.failure is None else group.failure.split(":")[0]
-
-
-@dataclass(frozen=True)
-class Ungraded:
-    """Scores that were asked for and could not be given: their share, and how many by reason."""
-
-    share: float
-    reasons: Mapping[str, int]
-
-
-def ungraded(groups: Iterable[GradedGroup], accepted: int = 0) -> Ungraded:
-    """What could not be graded; groups with a number below ``accepted`` count as graded."""
-    asked = [
-        (group.number, score)
-        for group in groups
-        for grade in group.grades
-        for score in (grade.outcome, grade.process)
-        if score is not None
-    ]
-    reasons = Counter(
-        score.reason
-        for number, score in asked
-        if isinstance(score, Ungradable) and number >= accepted
-    )
-    return Ungraded(reasons.total() / max(1, len(asked)), reasons)
+def failure_kind(failure: str) -> str:
+    """Why a group failed, without the details."""
+    return failure.split(":")[0]

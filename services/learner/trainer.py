@@ -67,15 +67,20 @@ class Trainer:
             self.estimate = pick(CRITIC_ADVANTAGES, algorithm.advantage, settings)
 
     def train(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """One training step; returns metrics over all ranks."""
-        metrics = StepMetrics(self.device)
+        """One training step; returns metrics over all ranks.
+
+        ``updates`` is how many updates the policy made: one for each mini-batch whose loss and
+        gradient are finite.
+        """
+        metrics, before = StepMetrics(self.device), self.models.policy.updates
         mini_batches = self._mini_batches(samples)
         self._prepare(mini_batches, metrics)
         for mini_batch in mini_batches:
             if self.models.critic is not None:
                 self._improve_critic(self.models.critic, mini_batch, metrics)
             self._improve_policy(mini_batch, metrics)
-        return metrics.reduced(len(mini_batches))
+        updates = self.models.policy.updates - before
+        return metrics.reduced(len(mini_batches)) | {"updates": float(updates)}
 
     def pretrain(self, samples: Sequence[Sample]) -> dict[str, float]:
         """One step of the critic alone, on Monte-Carlo returns; returns metrics over all ranks.

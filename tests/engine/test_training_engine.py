@@ -1,6 +1,7 @@
 """The update is the same however it is split: over micro-batches, ranks, stages and attempts."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -250,6 +251,44 @@ def test_in_bfloat16_many_micro_batches_add_up_to_as_much() -> None:
     # A sum in bfloat16 is 2 % off; each micro-batch's own gradient is rounded to about 0.2 %.
     assert errors.keys() == {"1", "2", "3"}
     assert all(error < 0.004 for error in errors.values())
+
+
+def test_what_is_not_finite_on_one_rank_changes_nothing_on_any() -> None:
+    ended = run([str(SCRIPT.with_name("skip_updates.py"))], ranks=2)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    one, other = json.loads(ended.stdout.splitlines()[-1])
+    assert one == other
+    assert len(one) == 2 * 4
+    for setting, found in one.items():
+        assert found == {
+            "finite": [False] * 3,
+            "changed": [False] * 3,
+            "learned": True,
+            "as undisturbed": True,
+            "updates": 2,
+        }, setting
+
+
+def test_a_step_says_what_was_not_finite_and_how_many_updates_it_made(
+    model: Path, tmp_path: Path
+) -> None:
+    train(model, tmp_path / "out", steps=2, broken_step=1)
+    whole, broken = metrics_of(tmp_path / "out")
+    assert (whole["updates"], broken["updates"]) == (2, 1)
+    assert all(map(math.isfinite, whole.values()))
+    assert {name for name, value in broken.items() if not math.isfinite(value)} >= {
+        "loss",
+        "grad_norm",
+    }
+
+
+def test_a_model_with_dropout_is_trained_without(
+    model: Path, one_rank: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    config = Qwen2Config.from_pretrained(model, attention_dropout=0.5)
+    Qwen2ForCausalLM.from_pretrained(model, config=config).save_pretrained(tmp_path / "model")
+    assert json.loads((tmp_path / "model/config.json").read_text())["attention_dropout"] == 0.5
+    assert largest_gap(one_rank, train(tmp_path / "model", tmp_path / "out", save_at=2)) == 0
 
 
 def test_bfloat16_goes_on_from_a_checkpoint_bit_for_bit(model: Path, tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 ``train_some_steps.py MODEL OUT SETTINGS`` where SETTINGS is JSON: zero_stage, micro_batch_tokens,
 steps, and perhaps ``vapo`` (a critic, and every term that a loss can have), ``pretrain`` (steps of
 the critic alone, first), ``critic`` (its folder), ``save_at`` (save to OUT/checkpoint after so many
-steps), ``load_from``, ``dtype``.
+steps), ``load_from``, ``dtype``, ``broken_step`` (whose first sample's advantage is no number).
 """
 
 import json
+import math
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +96,10 @@ def main(model: str, out: str, settings: dict[str, Any]) -> None:
         trainer.pretrain(samples_of_step(100 + step)) for step in range(settings.get("pretrain", 0))
     ]
     for step in range(first, settings["steps"]):
-        metrics.append(trainer.train(samples_of_step(step)))
+        samples = samples_of_step(step)
+        if settings.get("broken_step") == step:
+            samples[0] = replace(samples[0], advantage=math.nan)
+        metrics.append(trainer.train(samples))
         if settings.get("save_at") == step + 1:
             models.save(Path(out) / "checkpoint")
     models.export(Path(out))

@@ -65,18 +65,20 @@ def test_a_job_refills_its_steps_and_survives_the_death_of_its_learner(stack: St
     assert set(logged) >= set(range(looked_at))
 
 
-def test_a_step_that_finds_no_signal_makes_no_update_and_says_so(stack: Stack) -> None:
+def test_a_job_that_finds_no_signal_makes_no_update_and_fails_for_it(stack: Stack) -> None:
     job_id = stack.submit(
         training=TRAINING | {"steps": 2, "max_oversampling": 1.0, "max_staleness": 0},
         rollout={"group_size": 2, "sampling": {"max_tokens": 1}},
         algorithm={"advantage": "grpo"},
     )
     job = stack.wait_for_end(job_id)
-    assert job["status"] == "succeeded", job["error"]
-    warnings = [e["message"] for e in stack.events(job_id) if e["level"] == "warn"]
+    assert job["status"] == "failed"
+    assert "none of 8 groups was trained (no_signal 8)" in job["error"]["message"]
+    events = stack.events(job_id)
+    warnings = [event["message"] for event in events if event["level"] == "warn"]
     assert len(warnings) == 2
     assert all("it made no update" in text and "max_oversampling" in text for text in warnings)
-    ledger = job["weir"]["result"]["groups"]
+    *_, ledger = (event["data"]["groups"] for event in events if "groups" in event["data"])
     assert ledger == {
         "asked": 2 * GROUPS_PER_STEP,
         "trained": 0,

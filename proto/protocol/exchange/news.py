@@ -9,6 +9,8 @@ from protocol.exchange.connection import Connection, Rows, block_ms, flat
 from protocol.frames import decode, encode
 from protocol.messages import JobEvent, PolicyVersion
 
+MAX_EVENTS = 10_000
+
 
 class News(Connection):
     """What the learner announces, and what a job tells its followers."""
@@ -28,9 +30,10 @@ class News(Connection):
         return decode(PolicyVersion, cast(dict[bytes, bytes], rows[0][1])) if rows else None
 
     async def record_event(self, event: JobEvent) -> bool:
-        """Record an event; False if one with its id was recorded before."""
+        """Record an event; False if one with its id is among the newest `MAX_EVENTS`, the kept."""
         keys = [streams.EVENTS.key(event.job_id), streams.event_ids_key(event.job_id)]
-        return bool(await self.produce("record_event", keys, [event.id, *flat(encode(event))]))
+        args = [MAX_EVENTS, event.id, *flat(encode(event))]
+        return bool(await self.produce("record_event", keys, args))
 
     async def events(
         self, job_id: str, *, after: str = "0", count: int = 1000, wait_s: float | None = None

@@ -1,7 +1,18 @@
--- Record an event once, however often it is reported.
--- KEYS: events, event_ids      ARGV: event id, frame fields...
-if redis.call('SADD', KEYS[2], ARGV[1]) == 0 then
+-- Record an event once, however often it is reported. The newest are kept, and their ids with them.
+-- KEYS: events, event_ids      ARGV: how many to keep, event id, frame fields...
+if redis.call('SADD', KEYS[2], ARGV[2]) == 0 then
   return 0
 end
-redis.call('XADD', KEYS[1], '*', unpack(ARGV, 2))
+redis.call('XADD', KEYS[1], '*', unpack(ARGV, 3))
+local surplus = redis.call('XLEN', KEYS[1]) - tonumber(ARGV[1])
+if surplus > 0 then
+  -- A stream that was longer than that gets shorter with every event, without a long pause.
+  for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', math.min(surplus, 10))) do
+    redis.call('XDEL', KEYS[1], entry[1])
+    local readable, header = pcall(cjson.decode, entry[2][2])
+    if readable then
+      redis.call('SREM', KEYS[2], header['body']['id'])
+    end
+  end
+end
 return 1

@@ -20,6 +20,8 @@ def a_result(step: int, correct: int, **changes: Any) -> dict[str, Any]:
     share = correct / 4
     return {
         "step": step,
+        "asked": 10,
+        "failed": 0,
         "tasks": 10,
         "samples": 40,
         "accuracy": share,
@@ -55,16 +57,25 @@ def rows_of(*results: dict[str, Any]) -> list[str]:
 def test_the_table_has_a_row_per_evaluation_and_a_column_per_k() -> None:
     assert rows_of(a_result(0, 1), a_result(1200, 2, process=0.5)) == [
         "step tasks responses avg@k 95 % interval pass@2 pass@4 "
-        "process length truncated ungradable",
-        "0 10 40 0.250 0.125 to 0.375 0.900 1.000 - 12.2 2.5% 3",
-        "1200 10 40 0.500 0.375 to 0.625 0.900 1.000 0.500 12.2 2.5% 3",
+        "process length truncated ungradable failed",
+        "0 10 40 0.250 0.125 to 0.375 0.900 1.000 - 12.2 2.5% 3 0",
+        "1200 10 40 0.500 0.375 to 0.625 0.900 1.000 0.500 12.2 2.5% 3 0",
     ]
 
 
 def test_the_table_tolerates_an_evaluation_that_nothing_could_be_graded_in() -> None:
     nothing = {"accuracy": None, "accuracy_low": None, "accuracy_high": None, "tasks": 0}
     empty = a_result(0, 1, **nothing, process=None, response_length=None, truncated=None)
-    assert rows_of(empty)[1] == "0 0 40 - - 0.900 1.000 - - - 3"
+    assert rows_of(empty)[1] == "0 0 40 - - 0.900 1.000 - - - 3 0"
+
+
+def test_groups_that_failed_are_shown_with_how_many_were_asked_for() -> None:
+    some = a_result(0, 1, tasks=3, failed=7)
+    assert rows_of(some)[1].endswith(" 3 7 of 10")
+    assert evaluation_line(an_event(some)).endswith("  length 12.2  failed 7 of 10")
+    untold = {name: value for name, value in some.items() if name not in {"asked", "failed"}}
+    assert rows_of(untold)[1].endswith(" 3 -")
+    assert evaluation_line(an_event(untold)).endswith("  length 12.2")
 
 
 def test_results_are_found_among_other_events() -> None:

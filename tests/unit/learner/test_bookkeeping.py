@@ -1,8 +1,9 @@
 """Feeder and ledger: what makes a new attempt go on where the last one was."""
 
+import pytest
 from protocol.recipe import Purpose
 
-from services.learner.evaluation import evaluation_steps
+from services.learner.evaluation import evaluation_place
 from services.learner.feeder import request_seed, task_index
 from services.learner.ledger import Ledger
 from tests.builders import a_recipe
@@ -25,8 +26,27 @@ def test_evaluations_are_before_in_between_and_after() -> None:
     recipe = a_recipe(
         training={"steps": 10}, tasks={"train": "a", "held_out": "b"}, evaluation={"every": 4}
     )
-    assert evaluation_steps(recipe) == [0, 4, 8, 10]
-    assert evaluation_steps(a_recipe()) == []
+    assert [evaluation_place(recipe, step) for step in range(11)] == [
+        *(0, None, None, None),
+        *(1, None, None, None),
+        *(2, None, 3),
+    ]
+    assert evaluation_place(a_recipe(), 0) is None
+
+
+@pytest.mark.parametrize("every", [None, 10, 11])
+def test_an_evaluation_as_often_as_there_are_steps_is_made_before_and_after(
+    every: int | None,
+) -> None:
+    evaluation = {} if every is None else {"every": every}
+    recipe = a_recipe(training={"steps": 10}, tasks={"held_out": "b"}, evaluation=evaluation)
+    places = [evaluation_place(recipe, step) for step in range(11)]
+    assert places == [0, *[None] * 9, 1]
+
+
+def test_the_place_of_an_evaluation_is_known_at_once_however_many_there_are() -> None:
+    recipe = a_recipe(training={"steps": 10**15}, tasks={"held_out": "b"}, evaluation={"every": 10})
+    assert evaluation_place(recipe, 10**14) == 10**13
 
 
 def test_the_ledger_accounts_for_every_number() -> None:

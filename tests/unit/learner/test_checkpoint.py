@@ -1,5 +1,6 @@
 """Folders that are whole or not there, checkpoints in their order, and what they keep."""
 
+import math
 from pathlib import Path
 from typing import cast
 
@@ -136,7 +137,9 @@ def test_names_of_checkpoints_sort_in_the_order_of_training() -> None:
 
 
 def test_progress_comes_back_from_a_checkpoint_as_it_was() -> None:
-    progress = Progress(step=3, pretrained=2, keep_rate=0.25, evaluations=[{"step": 0}])
+    progress = Progress(step=3, pretrained=2, keep_rate=0.25)
+    progress.note_evaluation({"step": 0})
+    progress.note_update({"updates": 2.0})
     progress.ledgers[Purpose.TRAIN].train(5)
     progress.ledgers[Purpose.TRAIN].drop("no_signal", 4)
     progress.ledgers[Purpose.PRETRAIN].train(8)
@@ -151,3 +154,63 @@ def test_progress_comes_back_from_a_checkpoint_as_it_was() -> None:
     assert again.positions == {Purpose.TRAIN: 9, Purpose.PRETRAIN: 8, Purpose.EVAL: 0}
     assert again.totals["parity_max"] == 1e-5
     assert state.first_segment == "000001-000002.segment"
+
+
+def test_a_checkpoint_leaves_out_what_an_evaluation_says_of_each_task() -> None:
+    progress = Progress()
+    per_task = {f"task-{n}": [1, 4] for n in range(2000)}
+    for step in range(100):
+        progress.note_evaluation({"step": step, "accuracy": 0.5, "per_task": per_task})
+    assert progress.evaluations[-1] == {"step": 99, "accuracy": 0.5}
+    assert len(progress.state("").model_dump_json()) < 10_000
+
+
+def test_the_first_and_the_newest_evaluations_are_kept_and_all_are_counted() -> None:
+    progress = Progress()
+    for step in range(3000):
+        progress.note_evaluation({"step": step})
+    assert [result["step"] for result in progress.evaluations] == [0, *range(2000, 3000)]
+    again = Progress.of(progress.state(""))
+    again.note_evaluation({"step": 3000})
+    assert again.evaluated == 3001
+    assert [result["step"] for result in again.evaluations] == [0, *range(2001, 3001)]
+
+
+def test_a_checkpoint_of_an_earlier_release_is_read() -> None:
+    results = [{"step": step, "accuracy": 0.5, "per_task": {"a": [1, 2]}} for step in range(3)]
+    totals = dict.fromkeys(
+        ("train_seconds", "samples", "tokens", "parity_max", "parity_tokens"), 1.0
+    )
+    stored = {"step": 2, "first_segment": "", "ledgers": {}, "evaluations": results}
+    progress = Progress.of(LearnerState.model_validate({**stored, "totals": totals}))
+    assert progress.evaluated == 3
+    assert progress.evaluations == [{"step": step, "accuracy": 0.5} for step in range(3)]
+    progress.note_update({"updates": 1.0})
+    assert progress.totals == {**totals, "updates": 3.0}
+
+
+def test_a_gap_that_is_not_finite_spoils_no_checkpoint() -> None:
+    progress = Progress()
+    for gap in (math.inf, 0.25, math.nan):
+        progress.note_parity({"parity_max": gap, "parity_tokens": 1.0})
+    assert LearnerState.model_validate_json(progress.state("").model_dump_json()).totals == {
+        **Progress().totals,
+        "parity_max": 0.25,
+        "parity_tokens": 3.0,
+    }
+
+
+def test_nothing_was_learned_without_a_group_or_without_an_update() -> None:
+    progress = Progress()
+    progress.ledgers[Purpose.TRAIN].drop("failures", 3)
+    progress.ledgers[Purpose.TRAIN].drop("no_signal")
+    assert progress.why_nothing_was_learned() == (
+        "nothing was learned: none of 4 groups was trained (failures 3, no_signal 1)"
+    )
+    progress.ledgers[Purpose.TRAIN].train(1)
+    progress.note_update({"updates": 0.0})
+    assert "no update had a loss and a gradient that were finite" in str(
+        progress.why_nothing_was_learned()
+    )
+    progress.note_update({"updates": 1.0})
+    assert progress.why_nothing_was_learned() is None

@@ -95,6 +95,16 @@ def test_the_result_tells_every_task_by_its_id() -> None:
     assert summarize(0, groups)["per_task"] == {"task-0": [1, 2], "task-2": [0, 1]}
 
 
+def test_groups_that_failed_are_counted_beside_those_that_the_numbers_are_of() -> None:
+    lost = [GradedGroup(purpose=Purpose.EVAL, number=n, failure="deaths: 3") for n in range(7)]
+    whole = [outcomes(7, 1, 1), outcomes(8, 1, 0), outcomes(9, None, None)]
+    result, of_the_whole = summarize(0, [*lost, *whole]), summarize(0, whole)
+    counts = [result[name] for name in ("asked", "failed", "tasks", "ungradable")]
+    assert counts == [10, 7, 2, 2]
+    differing = {name for name in result if result[name] != of_the_whole[name]}
+    assert differing == {"asked", "failed"}
+
+
 def test_too_many_tasks_are_not_told_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "MAX_TASKS_TOLD", 2)
     groups = [outcomes(number, 1, 0) for number in range(3)]

@@ -19,9 +19,7 @@ from services.learner.selection import (
     SURPLUS,
     Outlook,
     Selection,
-    Ungraded,
     oldest_version,
-    ungraded,
 )
 from tests.builders import a_graded_group, a_group, a_recipe, a_request, a_task
 
@@ -182,42 +180,6 @@ def test_a_checked_window_is_never_smaller_than_a_step() -> None:
         selection.look(a_graded(selection.next_number, signal=selection.next_number == 0))
         checked.append(numbers(selection.to_check))
     assert checked == [[], [], [], [0, 1, 2, 3], [], [2, 3, 4, 5]]
-
-
-@pytest.mark.parametrize(("one_in", "pauses"), [(100, False), (10, True)])
-def test_one_ungradable_score_in_a_hundred_is_no_reason_to_pause(one_in: int, pauses: bool) -> None:
-    selection = a_selection(groups_per_step=16, max_oversampling=4)
-    shares = []
-    while not selection.is_complete:
-        number = selection.next_number
-        grades = [a_grade(lost=(number * 8 + i) % one_in == 0) for i in range(8)]
-        group = a_group(a_request(number=number, group_size=8))
-        selection.look(a_graded_group(group, grades=grades))
-        shares.append(ungraded(selection.to_check).share)
-    assert (max(shares) > selection.recipe.reward.max_ungradable) is pauses
-
-
-def a_grade(*, lost: bool) -> dict[str, Any]:
-    ungradable = {"kind": "ungradable", "reason": "timeout"}
-    return {"outcome": ungradable if lost else {"kind": "graded", "value": 1}}
-
-
-def test_what_was_accepted_is_no_longer_ungradable_but_still_counts_as_asked() -> None:
-    lost = [
-        a_graded_group(a_group(a_request(number=number)), grades=[a_grade(lost=True)] * 2)
-        for number in range(4)
-    ]
-    assert [ungraded(lost, accepted).share for accepted in (0, 1, 3, 4)] == [1, 0.75, 0.25, 0]
-
-
-def test_the_share_of_ungradable_scores_counts_only_what_was_asked_for() -> None:
-    lost = {"kind": "ungradable", "reason": "timeout"}
-    right = {"kind": "graded", "value": 1}
-    grades = [{"outcome": right, "process": lost}, {"outcome": right}]
-    assert ungraded([a_graded_group(a_group(), grades=grades), failed(1)]) == Ungraded(
-        1 / 3, {"timeout": 1}
-    )
-    assert ungraded([]) == Ungraded(0, {})
 
 
 @dataclass

@@ -1,0 +1,185 @@
+"""Redis comes back without its last moments, and the learner has lived on: nobody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+from protocol import streams
+from protocol.exchange import Exchange, Fenced, connect
+from protocol.messages import ActiveJob, JobState, RolloutRequest
+from protocol.recipe import Purpose
+from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
+
+from services.learner import reconciler
+from services.learner.evaluation import Evaluator
+from services.learner.feeder import Feeder
+from services.learner.intake import Intake
+from services.learner.publish import Publisher
+from services.learner.reconciler import Reconciler
+from services.learner.selection import Outlook
+from tests.builders import a_job_record, a_policy, a_recipe, a_task
+from tests.contract.learner import Job, answered, right_and_wrong
+from tests.contract.line import running
+from tests.contract.valkey_server import Server
+
+pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+RECIPE = a_recipe(
+    training={"groups_per_step": 4},
+    rollout={"group_size": 2},
+    tasks={"held_out": "b"},
+    evaluation={"samples": 2},
+)
+ACTIVE = ActiveJob(job_id="job", attempt=1, recipe=RECIPE)
+
+
+@pytest.fixture
+async def parts(exchange: Exchange, tmp_path: Path) -> Reconciler:
+    """Of a learner that has asked for train:0 to 3 and eval:0 and 1, and announced version 3."""
+    await exchange.submit(a_job_record(recipe=RECIPE))
+    assert await exchange.begin_attempt("job") == 1
+    await exchange.activate(ACTIVE)
+    intake, tasks = Intake(exchange, "job", 1, tmp_path), [a_task(id="a"), a_task(id="b")]
+    feeder = Feeder(exchange.ask, "job", 1, RECIPE, tasks, Purpose.TRAIN, lambda _: False)
+    async with running(feeder.feed_forever()):
+        feeder.admit(Outlook(step=0, position=0, needs=(4,), most=4))
+        while feeder.asked < 4:
+            await asyncio.sleep(0)
+    evaluator = Evaluator(exchange, "job", 1, RECIPE, tasks)
+    await evaluator.ask(0, intake)
+    publisher = Publisher(exchange, "job", 1, tmp_path)
+    publisher.newest = a_policy(3)
+    await exchange.announce(publisher.newest)
+    return Reconciler(exchange, ACTIVE, (feeder, evaluator), intake, publisher)
+
+
+async def asked(exchange: Exchange) -> list[RolloutRequest]:
+    """The requests that nobody has claimed yet."""
+    return [
+        delivery.message()
+        for delivery in await exchange.claim([EVAL_REQUESTS, REQUESTS], "job", count=9, wait_s=0.01)
+    ]
+
+
+def forget(server: Server, *keys: str) -> None:
+    """As if these had been asked for too late to survive."""
+    with server.client() as client:
+        client.srem(streams.under_way_key("job"), *keys)
+
+
+async def test_nothing_is_written_where_nothing_is_lost(
+    exchange: Exchange, server: Server, parts: Reconciler
+) -> None:
+    with server.client() as client:
+        before = {key: client.dump(key) for key in client.scan_iter()}
+        await parts.reconcile()
+        assert {key: client.dump(key) for key in client.scan_iter()} == before
+
+
+async def test_what_is_lost_is_asked_again_and_nothing_else(
+    exchange: Exchange, server: Server, parts: Reconciler
+) -> None:
+    first = {request.key: request for request in await asked(exchange)}
+    assert set(first) == {"eval:0", "eval:1", "train:0", "train:1", "train:2", "train:3"}
+    await _take_in(exchange, parts.intake, first["train:0"])
+    forget(server, "train:1", "train:3", "eval:1")
+    for _ in range(2):
+        await parts.reconcile()
+    again = {request.key: request for request in await asked(exchange)}
+    assert again == {key: first[key] for key in ("train:1", "train:3", "eval:1")}
+
+
+async def test_what_has_been_looked_at_is_not_asked_again(
+    exchange: Exchange, server: Server, parts: Reconciler
+) -> None:
+    first = {request.key: request for request in await asked(exchange)}
+    await _take_in(exchange, parts.intake, first["train:0"])
+    parts.intake.finish(Purpose.TRAIN, range(1))
+    await parts.reconcile()
+    assert await asked(exchange) == []
+
+
+@pytest.mark.parametrize("left", [None, 1])
+async def test_a_lost_policy_is_announced_again(
+    exchange: Exchange, server: Server, parts: Reconciler, left: int | None
+) -> None:
+    with server.client() as client:
+        client.delete(streams.POLICY.key("job"))
+    if left is not None:
+        await exchange.announce(a_policy(left))
+    await parts.reconcile()
+    assert await exchange.newest_policy("job") == a_policy(3)
+
+
+async def test_a_lost_active_job_is_named_again(
+    exchange: Exchange, server: Server, parts: Reconciler
+) -> None:
+    with server.client() as client:
+        client.delete(streams.ACTIVE)
+    await parts.reconcile()
+    assert await exchange.active() == ACTIVE
+    record = await exchange.job("job")
+    assert record is not None
+    assert record.state is JobState.RUNNING
+
+
+async def test_a_learner_that_redis_has_forgotten_is_fenced(
+    exchange: Exchange, server: Server, parts: Reconciler
+) -> None:
+    with server.client() as client:
+        client.hset(streams.job_key("job"), "attempt", "0")
+        client.delete(streams.under_way_key("job"))
+    with pytest.raises(Fenced):
+        await parts.beside(asyncio.sleep(60))
+
+
+async def test_a_wait_that_is_given_up_is_looked_after_no_longer(parts: Reconciler) -> None:
+    before = asyncio.all_tasks()
+    waiting = asyncio.create_task(parts.beside(asyncio.sleep(60)))
+    while len(asyncio.all_tasks() - before) < 3:
+        await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait(asyncio.all_tasks() - before, timeout=5)
+    assert asyncio.all_tasks() == before
+
+
+@pytest.mark.parametrize("evaluation", [None, {"samples": 2, "every": 3}])
+async def test_a_job_goes_on_with_a_redis_that_has_lost_its_last_steps(
+    own_server: Server, tmp_path: Path, evaluation: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciler, "_LOOK_EVERY_S", 0.2)
+    kept, log = tmp_path / "kept", own_server.folder / "appendonlydir"
+    (tmp_path / "data").mkdir()
+    async with (
+        connect(own_server.url, me="learner", patience_s=30) as exchange,
+        connect(own_server.url, me="other", patience_s=30) as other,
+        answered(other),
+    ):
+        job = Job(exchange, tmp_path / "data")
+        await job.submit(training={"steps": 60}, evaluation=evaluation)
+        async with job.living() as life:
+            await job.until(lambda record: record.step >= 5)
+            shutil.copytree(log, kept)
+            lost = await job.until(lambda record: record.step >= 15)
+            own_server.kill()
+            shutil.rmtree(log)
+            kept.rename(log)
+            own_server.start()
+            await life
+        record = await job.record()
+    assert lost.step < record.step == 60
+    assert (record.state, record.attempt) == (JobState.SUCCEEDED, 1), record.error
+    groups = record.result["groups"]
+    assert groups == {"asked": 120, "trained": 120, "dropped": {}, "under_way": 0}
+
+
+async def _take_in(exchange: Exchange, intake: Intake, request: RolloutRequest) -> None:
+    (delivery,) = [
+        delivery
+        for delivery in await exchange.reclaim(REQUESTS, "job", count=9)
+        if delivery.key == request.key
+    ]
+    await exchange.hand_off(delivery, GRADED, right_and_wrong(request))
+    await intake.take_in(await exchange.claim([GRADED], "job", count=1, wait_s=1))
