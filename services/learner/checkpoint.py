@@ -103,6 +103,13 @@ class Checkpoints:
                 await asyncio.to_thread(shutil.rmtree, folder)
         return target
 
+    def first_segment_needed(self) -> str:
+        """The oldest segment of the log that a checkpoint needs; the first if one cannot tell."""
+        try:
+            return min((_state(path).first_segment for path in self._complete()), default="")
+        except (OSError, ValidationError):
+            return ""
+
     def _complete(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("step-*") if (path / _STATE).is_file())
 
@@ -110,6 +117,10 @@ class Checkpoints:
 def _verified_state(folder: Path) -> LearnerState:
     if weights.is_sealed(folder):
         weights.verify(folder)
+    return _state(folder)
+
+
+def _state(folder: Path) -> LearnerState:
     content = (folder / _STATE).read_text(encoding="utf-8")
     return LearnerState.model_validate_json(content)
 

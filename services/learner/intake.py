@@ -14,7 +14,7 @@ from protocol.messages import GradedGroup
 from protocol.recipe import Purpose
 from protocol.streams import GRADED
 
-from services.learner.log import GroupLog, read_log
+from services.learner.log import GroupLog, read_log, retain
 
 log = logging.getLogger(__name__)
 TAKEN_IN = Counter("weir_groups_taken_in_total", "Graded groups logged by the learner", ["purpose"])
@@ -27,11 +27,14 @@ _ADOPT_EVERY_S = 5.0
 class Intake:
     """Holds the groups that have arrived until their step has used them."""
 
-    def __init__(self, exchange: Exchange, job_id: str, attempt: int, folder: Path) -> None:
+    def __init__(
+        self, exchange: Exchange, job_id: str, attempt: int, folder: Path, keep_bytes: int = 0
+    ) -> None:
         self.exchange = exchange
         self.job_id = job_id
         self.attempt = attempt
         self.log = GroupLog(folder, attempt)
+        self.keep_bytes = keep_bytes  # of the log, for people, beyond what checkpoints need
         self.waiting: dict[tuple[Purpose, int], GradedGroup] = {}
         self._segments: dict[tuple[Purpose, int], str] = {}
         self._finished = {purpose: 0 for purpose in Purpose}  # numbers below have been used
@@ -103,6 +106,10 @@ class Intake:
         """Begin a new segment, so that a checkpoint can name where its log begins."""
         async with self._writing:
             self.log.roll()
+
+    async def drop_segments(self, first_needed: str) -> None:
+        """Delete the oldest segments that are neither needed nor within ``keep_bytes``."""
+        await asyncio.to_thread(retain, self.log.folder, first_needed, self.keep_bytes)
 
     def have(self, purpose: Purpose, numbers: Iterable[int]) -> set[int]:
         """Which of these numbers need not be asked for: they have arrived, or have been used."""

@@ -187,7 +187,8 @@ class _Attempt:
         self, recipe: Recipe, train: tuple[Task, ...], held_out: tuple[Task, ...]
     ) -> Learning:
         exchange, job_id, attempt = self.service.exchange, self.record.id, self.number
-        intake = Intake(exchange, job_id, attempt, self._folder / "log")
+        keep_bytes = self.service.deployment.keep_samples_bytes
+        intake = Intake(exchange, job_id, attempt, self._folder / "log", keep_bytes)
 
         def feeder(purpose: Purpose) -> Feeder:
             def is_answered(number: int) -> bool:

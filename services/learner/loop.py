@@ -257,6 +257,7 @@ class Learning:
             await self.parts.intake.roll_log()
             state = self.progress.state(self.parts.intake.first_segment_needed)
             await self.parts.checkpoints.save(self.parts.team, state, self._commit)
+            await self.parts.intake.drop_segments(self.parts.checkpoints.first_segment_needed())
         self.saved = self.progress.checkpoint_name
 
     @property

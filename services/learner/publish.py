@@ -8,7 +8,7 @@ from collections import deque
 from pathlib import Path
 
 from protocol import weights
-from protocol.exchange import Exchange
+from protocol.exchange import Exchange, UnreadableRecord
 from protocol.messages import PolicyVersion
 
 from services.learner.ranks import Team
@@ -57,8 +57,11 @@ async def withdraw(root: Path, job_id: str) -> None:
 async def sweep(exchange: Exchange, root: Path) -> None:
     """Withdraw the versions of all jobs that have ended, and of those that nobody knows."""
     for folder in await asyncio.to_thread(lambda: list(root.glob("*"))):
-        state = await exchange.state(folder.name)
-        if state is None or state.is_final:
+        try:
+            record = await exchange.job(folder.name)
+        except UnreadableRecord:
+            continue
+        if record is None or record.state.is_final:
             await withdraw(root, folder.name)
 
 

@@ -34,6 +34,7 @@ class Learner:
     make_team: Callable[[], FakeTeam] = FakeTeam
     models: Path = ROOT / "examples/arithmetic"
     claim_idle_s: float = 1.0
+    keep_samples_bytes: int = 10**9
     services: list[Service] = field(default_factory=list)
 
     def start(self) -> asyncio.Task[FakeTeam]:
@@ -101,6 +102,7 @@ class Learner:
             "WEIR_MODEL_ROOTS": str(self.models),
             "WEIR_PORT": "0",
             "WEIR_HEARTBEAT_S": "0.05",
+            "WEIR_KEEP_SAMPLES_BYTES": str(self.keep_samples_bytes),
             "WEIR_CLAIM_IDLE_S": str(self.claim_idle_s),
         }
         return Deployment.from_environment(environment)

@@ -98,13 +98,6 @@ class Jobs(Connection):
         keys = [streams.job_key(job_id), streams.JOBS.key()]
         await self.produce("revive", keys, flat(encode(JobRef(job_id=job_id))))
 
-    async def state(self, job_id: str) -> JobState | None:
-        """What a job does, None if there is no such job."""
-        value = await cast(
-            Awaitable[bytes | None], self.writer.hget(streams.job_key(job_id), "state")
-        )
-        return None if value is None else JobState(json.loads(value))
-
     async def hold_lease(self, instead_of: Lease | None = None) -> Lease:
         """Show that the lease on the learner's role is still ours, or take it if nobody holds it.
 
