@@ -9,4 +9,6 @@ local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
 if last and last[2][2] == ARGV[3] then
   return last[1]
 end
-return redis.call('XADD', KEYS[1], '*', unpack(ARGV, 2))
+local id = redis.call('XADD', KEYS[1], '*', unpack(ARGV, 2))
+redis.call('XTRIM', KEYS[1], 'MAXLEN', 1)  -- nobody wants an older one
+return id
