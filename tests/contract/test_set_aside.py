@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import Any
+from typing import cast
 
 import pytest
 from protocol import streams
@@ -15,18 +15,18 @@ from protocol.messages import ActiveJob, JobState, Requested
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
 from services.learner.job import work_on_one_job
+from services.learner.ranks import Team
 from tests.builders import a_job_record, a_recipe, a_request
+from tests.contract.fake_team import FakeTeam
 from tests.contract.valkey_server import Server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis, pytest.mark.engine]
-
-NO_TEAM: Any = None  # no job gets as far as to need it
 
 
 async def work_until_the_queue_is_empty(exchange: Exchange, server: Server) -> None:
     environment = {"WEIR_REDIS_URL": server.url, "WEIR_DATA_DIR": "/unused", "WEIR_PORT": "0"}
     service = Service("learner", Deployment.from_environment(environment), exchange)
-    working = asyncio.create_task(work_on_one_job(service, NO_TEAM))
+    working = asyncio.create_task(work_on_one_job(service, cast(Team, FakeTeam())))
     async with asyncio.timeout(30):
         while (await exchange.backlog(streams.JOBS)).entries and not working.done():
             await asyncio.sleep(0.02)
