@@ -64,12 +64,12 @@ class Rank:
     def carry_out(self, order: Order) -> dict[str, float]:
         """Do what the order says; returns metrics where there are any."""
         folder = Path(order.folder)
-        if order.do == "open":
-            assert order.recipe is not None
-            models = Models(order.recipe, folder, Path(order.critic_folder))
-            self.trainer = Trainer(order.recipe, models)
-        elif order.do not in {"idle", "leave"}:
-            with _disk_errors(folder):
+        with _machine_errors(folder):
+            if order.do == "open":
+                assert order.recipe is not None
+                models = Models(order.recipe, folder, Path(order.critic_folder))
+                self.trainer = Trainer(order.recipe, models)
+            elif order.do not in {"idle", "leave"}:
                 return self._with_models(order, folder)
         return {}
 
@@ -100,14 +100,16 @@ class Rank:
 
 
 @contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
-    """torch and safetensors have errors of their own for a full disk or a damaged file."""
+def _machine_errors(folder: Path) -> Iterator[None]:
+    """torch and safetensors have errors of their own where Python has OSError and MemoryError."""
     try:
         yield
     except (RuntimeError, SafetensorError) as error:
-        if not _DISK_ERROR.search(str(error)):
-            raise
-        raise OSError(f"{folder} cannot be written, or read: {error}") from error
+        if "can't allocate memory" in str(error):
+            raise MemoryError(str(error)) from error
+        if _DISK_ERROR.search(str(error)):
+            raise OSError(f"{folder} cannot be written, or read: {error}") from error
+        raise
 
 
 class TeamBroken(RuntimeError):
@@ -120,13 +122,9 @@ class Team:
     def __init__(self) -> None:
         self._rank = Rank()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
-        self._others = torch.distributed.get_world_size() > 1
+        self.num_ranks = torch.distributed.get_world_size()
+        self._others = self.num_ranks > 1
         self._is_sound = True  # False while an order is carried out, and for good if that failed
-
-    @property
-    def num_ranks(self) -> int:
-        """How many ranks there are."""
-        return torch.distributed.get_world_size()
 
     async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
         """Load the models from their folders, on every rank; the critic starts as the policy."""

@@ -37,7 +37,11 @@ DATA = Path("/data")
             "[Errno 5] Input/output error: '/data/x'; mend the disk, or the connection, behind it",
         ),
         (TimeoutError(), "TimeoutError; mend the disk, or the connection, behind it"),
-        (MemoryError(), "the learner's machine is out of memory; free memory on it"),
+        (
+            MemoryError(),
+            "the learner's machine is out of memory; free memory on it, or submit the job with a "
+            "smaller training.micro_batch_tokens",
+        ),
         (MachineFault("mend it"), "mend it"),
         (ModelNotFound("mount it"), "mount it"),
         (PlacementError("write WEIR_GPUS"), "write WEIR_GPUS"),
@@ -75,15 +79,24 @@ def export_tensors(folder: Path) -> None:
     save_file({"weight": torch.zeros(100_000)}, folder / "weight.safetensors")
 
 
+def allocate(_: Path) -> None:
+    torch.empty(10**15)
+
+
 def break_otherwise(_: Path) -> None:
     raise RuntimeError("shapes differ")
 
 
 @pytest.mark.parametrize(
     ("save", "raised"),
-    [(save_tensors, OSError), (export_tensors, OSError), (break_otherwise, RuntimeError)],
+    [
+        (save_tensors, OSError),
+        (export_tensors, OSError),
+        (allocate, MemoryError),
+        (break_otherwise, RuntimeError),
+    ],
 )
-def test_a_full_disk_is_an_os_error_whichever_library_meets_it(
+def test_the_machines_errors_are_known_whichever_library_meets_them(
     almost_full: None, tmp_path: Path, save: Callable[[Path], None], raised: type[Exception]
 ) -> None:
     rank: Any = Rank()
@@ -91,4 +104,4 @@ def test_a_full_disk_is_an_os_error_whichever_library_meets_it(
     with pytest.raises(raised) as caught:
         rank.carry_out(Order(do="save", folder=str(tmp_path)))
     assert caught.type is raised
-    assert (machine_fault(caught.value, DATA) is not None) == (raised is OSError)
+    assert (machine_fault(caught.value, DATA) is None) == (raised is RuntimeError)
