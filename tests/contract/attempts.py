@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from protocol.exchange import Exchange, connect
-from protocol.messages import GradedGroup, JobEvent, JobRecord, JobState, RolloutRequest
+from protocol.messages import (
+    GradedGroup,
+    JobEvent,
+    JobRecord,
+    JobState,
+    Requested,
+    RolloutRequest,
+)
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
 
 from services.chassis.deployment import Deployment
@@ -48,6 +55,17 @@ class Learner:
         async with asyncio.timeout(PATIENCE_S):
             return await self.start()
 
+    @asynccontextmanager
+    async def attempting(self) -> AsyncIterator[asyncio.Task[FakeTeam]]:
+        """An attempt beside the body, which ends with it without a word."""
+        running = self.start()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                yield running
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+
     async def killed_at(self, step: int) -> None:
         """An attempt that makes so many steps, and ends without a word in the next one."""
         team = Stalling(step)
@@ -59,16 +77,29 @@ class Learner:
         with suppress(asyncio.CancelledError):
             await running
 
-    async def submit(self, job_id: str = "job", **training: Any) -> None:
-        """Queue a job with a task file of its own."""
+    async def submit(
+        self, job_id: str = "job", tables: Mapping[str, Any] | None = None, **training: Any
+    ) -> None:
+        """Queue a job with a task file of its own; ``tables`` are further ones of its recipe."""
         files = self.data_dir / "files"
         files.mkdir(parents=True, exist_ok=True)
         tasks = [a_task(id=f"task-{number}") for number in range(5)]
         lines = (json.dumps(task.model_dump(exclude_none=True)) + "\n" for task in tasks)
         (files / "train.jsonl").write_text("".join(lines))
         settings = {"steps": 6, "checkpoint_every": 2, "groups_per_step": 2} | training
-        recipe = a_recipe(model={"path": "base-model"}, tasks={"train": "train"}, training=settings)
+        recipe = a_recipe(
+            model={"path": "base-model"},
+            tasks={"train": "train", "held_out": "train"},
+            training=settings,
+            **(tables or {}),
+        )
         await self.exchange.submit(a_job_record(job_id, recipe=recipe))
+
+    async def resumed(self) -> None:
+        """Wait until the job is paused, resume it, and wait until it goes on."""
+        await until(self.is_in(JobState.PAUSED))
+        await self.exchange.request_state("job", Requested.RUN)
+        await until(self.is_not_in(JobState.PAUSED))
 
     async def record(self, job_id: str = "job") -> JobRecord:
         record = await self.exchange.job(job_id)
@@ -85,6 +116,21 @@ class Learner:
             return (await self.record()).state is state
 
         return look
+
+    def is_not_in(self, state: JobState) -> Callable[[], Awaitable[bool]]:
+        async def look() -> bool:
+            return (await self.record()).state is not state
+
+        return look
+
+    def has_made(self, steps: int) -> Callable[[], Awaitable[bool]]:
+        async def look() -> bool:
+            return (await self.record()).step >= steps
+
+        return look
+
+    async def warnings(self) -> list[str]:
+        return [event.message for event in await self.events() if event.level == "warn"]
 
     @property
     def job_dir(self) -> Path:
@@ -120,10 +166,13 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 @asynccontextmanager
-async def answering(url: str) -> AsyncIterator[None]:
-    """Beside the body, every request of the active job is answered by a graded group."""
+async def answering(url: str, *failing: str) -> AsyncIterator[None]:
+    """Beside the body, every request of the active job is answered by a graded group.
+
+    Those whose keys are ``failing`` fail.
+    """
     async with connect(url, me="answerer", patience_s=PATIENCE_S) as exchange:
-        task = asyncio.create_task(_answer_forever(exchange))
+        task = asyncio.create_task(_answer_forever(exchange, failing))
         try:
             yield
         finally:
@@ -132,17 +181,23 @@ async def answering(url: str) -> AsyncIterator[None]:
                 await task
 
 
-async def _answer_forever(exchange: Exchange) -> None:
+async def _answer_forever(exchange: Exchange, failing: Collection[str]) -> None:
     while True:
         active = await exchange.active()
         if active is None:
             await asyncio.sleep(0.01)
             continue
         streams = [EVAL_REQUESTS, REQUESTS]
-        for delivery in await exchange.claim(streams, active.job_id, count=8, wait_s=0.02):
+        claimed = await exchange.claim(streams, active.job_id, count=8, wait_s=0.02)
+        for stream in streams:
+            claimed += await exchange.reclaim(stream, active.job_id, count=8, held=claimed)
+        for delivery in claimed:
             request = delivery.message()
             if (version := await _version_for(exchange, request)) is not None:
-                await exchange.hand_off(delivery, GRADED, _answer(request, version))
+                answer = _answer(request, version)
+                if request.key in failing:
+                    answer = delivery.as_failed("failures: RuntimeError: CUDA error")
+                await exchange.hand_off(delivery, GRADED, answer)
 
 
 async def _version_for(exchange: Exchange, request: RolloutRequest) -> int | None:

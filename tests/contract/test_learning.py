@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from protocol.exchange import Exchange
 from protocol.messages import JobState, Requested
 
 from services.learner.samples import Sample
-from tests.contract.conftest import OpenExchange
+from tests.contract.attempts import Learner, answering, until
 from tests.contract.fake_team import FakeTeam
-from tests.contract.learner import Job, answered, failing
+from tests.contract.valkey_server import Server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 CRITIC = {"algorithm": {"advantage": "gae"}, "critic": {"pretrain_steps": 2}}
@@ -35,123 +35,137 @@ class Measuring(FakeTeam):
 
 
 @pytest.fixture
-async def job(exchange: Exchange, tmp_path: Path) -> Job:
-    return Job(exchange, tmp_path)
+def learner(exchange: Exchange, tmp_path: Path) -> Learner:
+    return Learner(exchange, tmp_path)
 
 
-@pytest.fixture
-async def other(open_exchange: OpenExchange) -> AsyncIterator[Exchange]:
-    async with open_exchange("other") as exchange:
-        yield exchange
-
-
-async def test_a_job_pauses_when_its_groups_fail_and_says_why(job: Job, other: Exchange) -> None:
-    await job.submit()
-    async with answered(other, failing()), job.living():
-        record = await job.until_it_is(JobState.PAUSED)
-    assert record.requested is Requested.PAUSE
-    (warning,) = await job.warnings()
+async def test_a_job_pauses_when_its_groups_fail_and_says_why(
+    learner: Learner, server: Server
+) -> None:
+    await learner.submit()
+    async with answering(server.url, "train:0", "train:1"), learner.attempting():
+        await until(learner.is_in(JobState.PAUSED))
+    assert (await learner.record()).requested is Requested.PAUSE
+    (warning,) = await learner.warnings()
     assert "100% of the groups of step 0 failed (failures 2)" in warning
     assert "training.max_failed = 50%" in warning
     assert "RuntimeError: CUDA error" in warning
 
 
 async def test_who_resumes_a_job_accepts_what_failed_and_is_asked_again_for_more(
-    job: Job, other: Exchange
+    learner: Learner, server: Server
 ) -> None:
-    await job.submit(training={"steps": 4})
-    failures = ["train:0", "train:1", "train:2", "train:4", "train:5"]
-    async with answered(other, failing(*failures)), job.living() as life:
-        await job.resume()
-        await job.resume()
-        await life
-    record = await job.record()
+    await learner.submit(steps=4)
+    failing = ["train:0", "train:1", "train:2", "train:4", "train:5"]
+    async with answering(server.url, *failing), learner.attempting() as attempt:
+        await learner.resumed()
+        await learner.resumed()
+        await attempt
+    record = await learner.record()
     assert record.state is JobState.SUCCEEDED, record.error
     assert record.result["groups"] == {
         **{"asked": 8, "trained": 3, "under_way": 0},
         "dropped": {"failures": 5},
     }
-    told = [warning.split(" of the groups of ")[1] for warning in await job.warnings()]
+    told = [warning.split(" of the groups of ")[1] for warning in await learner.warnings()]
     assert [text[:6] for text in told] == ["step 0", "step 2"]
 
 
 async def test_an_evaluation_counts_what_failed_and_what_was_accepted_stays_accepted(
-    job: Job, other: Exchange
+    learner: Learner, server: Server
 ) -> None:
-    await job.submit(evaluation={"samples": 2})
-    async with answered(other, failing("eval:0", "eval:1", "eval:3", "eval:4")):
-        async with job.living():
-            await job.until_it_is(JobState.PAUSED)
-        await other.request_state("job", Requested.RUN)
-        record = await job.live()
+    await learner.submit(tables={"evaluation": {"samples": 2}}, steps=2)
+    async with answering(server.url, "eval:0", "eval:1", "eval:3", "eval:5"):
+        async with learner.attempting():
+            await until(learner.is_in(JobState.PAUSED))
+        await learner.exchange.request_state("job", Requested.RUN)
+        await learner.attempt()
+    record = await learner.record()
     assert (record.state, record.attempt) == (JobState.SUCCEEDED, 2), record.error
-    (warning,) = await job.warnings()
-    assert "75% of the groups of the evaluation at step 0 failed (failures 3)" in warning
+    (warning,) = await learner.warnings()
+    assert "60% of the groups of the evaluation at step 0 failed (failures 3)" in warning
     results: Any = record.result["evaluations"]
     told = [[result[name] for name in ("asked", "failed", "tasks")] for result in results]
-    assert told == [[4, 3, 1], [4, 1, 3]]
+    assert told == [[5, 3, 2], [5, 1, 4]]
     assert record.result["evaluated"] == 2
 
 
-async def test_value_pretraining_pauses_too(job: Job, other: Exchange) -> None:
-    await job.submit(**CRITIC)
-    async with answered(other, failing("pretrain:2", "pretrain:3")), job.living() as life:
-        await job.resume()
-        await life
-    assert (await job.record()).state is JobState.SUCCEEDED
-    (warning,) = await job.warnings()
+async def test_value_pretraining_pauses_too(learner: Learner, server: Server) -> None:
+    await learner.submit(tables=CRITIC, steps=2)
+    failing = ["pretrain:2", "pretrain:3"]
+    async with answering(server.url, *failing), learner.attempting() as attempt:
+        await learner.resumed()
+        await attempt
+    assert (await learner.record()).state is JobState.SUCCEEDED
+    (warning,) = await learner.warnings()
     assert "100% of the groups of pretrain step 1 failed" in warning
 
 
 async def test_a_job_without_a_single_group_to_train_on_fails_and_says_why(
-    job: Job, other: Exchange
+    learner: Learner, server: Server
 ) -> None:
-    await job.submit(training={"max_failed": 1.0})
-    async with answered(other, failing()):
-        record = await job.live()
+    await learner.submit(steps=2, max_failed=1.0)
+    async with answering(server.url, *(f"train:{number}" for number in range(4))):
+        await learner.attempt()
+    record = await learner.record()
     assert (record.state, record.attempt) == (JobState.FAILED, 1)
     assert record.error == "nothing was learned: none of 4 groups was trained (failures 4)"
 
 
-async def test_a_job_without_a_single_update_fails_and_says_why(job: Job, other: Exchange) -> None:
-    await job.submit()
+async def test_a_job_without_a_single_update_fails_and_says_why(
+    learner: Learner, server: Server
+) -> None:
     none = {"grad_norm": math.inf, "updates": 0.0}
-    async with answered(other):
-        record = await job.live(Measuring(none, none))
-    assert record.state is JobState.FAILED
+    learner.make_team = lambda: Measuring(none, none)
+    await learner.submit(steps=2)
+    async with answering(server.url):
+        await learner.attempt()
+    record = await learner.record()
+    assert (record.state, record.attempt) == (JobState.FAILED, 1)
     assert "no update had a loss and a gradient that were finite" in str(record.error)
 
 
 async def test_a_step_with_a_number_that_is_not_finite_is_told_and_the_job_goes_on(
-    job: Job, other: Exchange
+    learner: Learner, server: Server
 ) -> None:
-    await job.submit(training={"steps": 3})
     steps = {"grad_norm": 1.0}, {"loss": math.nan, "grad_norm": math.inf, "updates": 0.0}
-    async with answered(other):
-        record = await job.live(Measuring(*steps))
-    assert (record.state, record.step) == (JobState.SUCCEEDED, 3), record.error
-    assert [step.get("grad_norm", "none") for step in await job.steps()] == [1.0, None, "none"]
-    (warning,) = await job.warnings()
+    learner.make_team = lambda: Measuring(*steps)
+    await learner.submit(steps=3)
+    async with answering(server.url):
+        await learner.attempt()
+    record = await learner.record()
+    assert (record.state, record.attempt) == (JobState.SUCCEEDED, 1), record.error
+    told = [event.data.get("grad_norm", "none") for event in await learner.events(kind="step:")]
+    assert told == [1.0, None, "none"]
+    (warning,) = await learner.warnings()
     assert warning.startswith("step 2: not finite: loss, grad_norm;")
 
 
-async def test_a_job_may_pause_for_a_number_that_is_not_finite(job: Job, other: Exchange) -> None:
-    await job.submit(training={"steps": 3, "on_nonfinite": "pause"})
-    async with answered(other):
-        async with job.living(Measuring({"grad_norm": math.inf})):
-            record = await job.until_it_is(JobState.PAUSED)
-            assert record.step == 1
-        await other.request_state("job", Requested.RUN)
-        record = await job.live()
+async def test_a_job_may_pause_for_a_number_that_is_not_finite(
+    learner: Learner, server: Server
+) -> None:
+    learner.make_team = lambda: Measuring({"grad_norm": math.inf})
+    await learner.submit(steps=3, on_nonfinite="pause")
+    async with answering(server.url):
+        async with learner.attempting():
+            await until(learner.is_in(JobState.PAUSED))
+            assert (await learner.record()).step == 1
+        learner.make_team = FakeTeam
+        await learner.exchange.request_state("job", Requested.RUN)
+        await learner.attempt()
+    record = await learner.record()
     assert (record.state, record.attempt) == (JobState.SUCCEEDED, 2)
-    assert len(await job.warnings()) == 1
+    assert len(await learner.warnings()) == 1
 
 
-async def test_the_critic_alone_may_be_told_of_and_pause_too(job: Job, other: Exchange) -> None:
-    await job.submit(**CRITIC, training={"on_nonfinite": "pause"})
-    async with answered(other), job.living(Measuring({"value_loss": math.nan})) as life:
-        await job.resume()
-        await life
-    assert (await job.record()).state is JobState.SUCCEEDED
-    (warning,) = await job.warnings()
+async def test_the_critic_alone_may_be_told_of_and_pause_too(
+    learner: Learner, server: Server
+) -> None:
+    learner.make_team = lambda: Measuring({"value_loss": math.nan})
+    await learner.submit(tables=CRITIC, steps=2, on_nonfinite="pause")
+    async with answering(server.url), learner.attempting() as attempt:
+        await learner.resumed()
+        await attempt
+    assert (await learner.record()).state is JobState.SUCCEEDED
+    (warning,) = await learner.warnings()
     assert warning.startswith("pretrain step 1: not finite: value_loss;")

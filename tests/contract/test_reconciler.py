@@ -20,8 +20,15 @@ from services.learner.intake import Intake
 from services.learner.publish import Publisher
 from services.learner.reconciler import Reconciler
 from services.learner.selection import Outlook
-from tests.builders import a_job_record, a_policy, a_recipe, a_task
-from tests.contract.learner import Job, answered, right_and_wrong
+from tests.builders import (
+    a_graded_group,
+    a_group,
+    a_job_record,
+    a_policy,
+    a_recipe,
+    a_task,
+)
+from tests.contract.attempts import Learner, answering, until
 from tests.contract.line import running
 from tests.contract.valkey_server import Server
 
@@ -151,26 +158,20 @@ async def test_a_job_goes_on_with_a_redis_that_has_lost_its_last_steps(
 ) -> None:
     monkeypatch.setattr(reconciler, "_LOOK_EVERY_S", 0.2)
     kept, log = tmp_path / "kept", own_server.folder / "appendonlydir"
-    (tmp_path / "data").mkdir()
-    async with (
-        connect(own_server.url, me="learner", patience_s=30) as exchange,
-        connect(own_server.url, me="other", patience_s=30) as other,
-        answered(other),
-    ):
-        job = Job(exchange, tmp_path / "data")
-        await job.submit(training={"steps": 60}, evaluation=evaluation)
-        async with job.living() as life:
-            await job.until(lambda record: record.step >= 5)
+    async with connect(own_server.url, me="learner-1", patience_s=30) as exchange:
+        learner = Learner(exchange, tmp_path / "data")
+        await learner.submit(tables={"evaluation": evaluation}, steps=60)
+        async with answering(own_server.url), learner.attempting() as attempt:
+            await until(learner.has_made(5))
             shutil.copytree(log, kept)
-            lost = await job.until(lambda record: record.step >= 15)
+            await until(learner.has_made(15))
             own_server.kill()
             shutil.rmtree(log)
             kept.rename(log)
             own_server.start()
-            await life
-        record = await job.record()
-    assert lost.step < record.step == 60
-    assert (record.state, record.attempt) == (JobState.SUCCEEDED, 1), record.error
+            await attempt
+        record = await learner.record()
+    assert (record.state, record.attempt, record.step) == (JobState.SUCCEEDED, 1, 60), record.error
     groups = record.result["groups"]
     assert groups == {"asked": 120, "trained": 120, "dropped": {}, "under_way": 0}
 
@@ -181,5 +182,5 @@ async def _take_in(exchange: Exchange, intake: Intake, request: RolloutRequest) 
         for delivery in await exchange.reclaim(REQUESTS, "job", count=9)
         if delivery.key == request.key
     ]
-    await exchange.hand_off(delivery, GRADED, right_and_wrong(request))
+    await exchange.hand_off(delivery, GRADED, a_graded_group(a_group(request)))
     await intake.take_in(await exchange.claim([GRADED], "job", count=1, wait_s=1))
