@@ -313,14 +313,15 @@ async def test_rollouts_follow_the_last_announcement_even_to_a_lower_number(
     assert await exchange.newest_policy("job") == a_policy(1, attempt=2)
 
 
-async def test_an_announcement_that_is_sent_again_is_made_once(
+async def test_an_announcement_that_is_sent_again_is_made_once_and_replaces_the_last(
     exchange: Exchange, server: Server
 ) -> None:
     await begin(exchange)
     for number in (0, 0, 1, 1, 0):
         await exchange.announce(a_policy(number))
     with server.client() as client:
-        assert client.xlen(streams.POLICY.key("job")) == 3
+        stream = client.xinfo_stream(streams.POLICY.key("job"))
+    assert (stream["entries-added"], stream["length"]) == (3, 1)
 
 
 async def test_an_event_is_recorded_once(exchange: Exchange) -> None:
