@@ -1,0 +1,139 @@
+"""The stack of one run: a server, a supervised process per seat, and a line between them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest.mock import patch
+
+from protocol.exchange import Exchange, connect
+from protocol.messages import JobRecord
+from protocol.recipe import Recipe
+from protocol.streams import WORK_STREAMS
+
+from tests.chaos.clock import Clock
+from tests.chaos.lives import Life, warm_up
+from tests.chaos.proxy import Line, line_to
+from tests.chaos.recipe import write_tasks
+from tests.chaos.seats import SEATS, Place, Seat
+from tests.chaos.switches import Switches
+from tests.contract.valkey_server import Server
+
+JOB = "job"
+_BACK_OFF_S = 0.05
+
+
+class ServerWithClock(Server):
+    """A server that lives by a clock of its own, if this machine can make one."""
+
+    def __init__(self, folder: Path, clock: Clock | None) -> None:
+        super().__init__(folder)
+        self.clock = clock
+
+    def start(self) -> None:
+        with patch.dict(os.environ, self.clock.environment if self.clock else {}):
+            super().start()
+
+
+@dataclass
+class Stack:
+    """Everything that a disturbance can reach."""
+
+    folder: Path
+    server: ServerWithClock
+    user: Exchange
+    lines: dict[Seat, Line]
+    lives: dict[Seat, Life] = field(default_factory=dict)
+    _vacated: dict[Seat, asyncio.Event] = field(default_factory=dict)
+    _supervising: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @property
+    def switches(self) -> Switches:
+        return Switches(self.folder / "switches")
+
+    def place(self, seat: Seat) -> Place:
+        return Place(seat, self.lines[seat].url, self.folder)
+
+    def start(self) -> None:
+        for seat in SEATS:
+            self._sit_down(seat)
+            self._supervising.append(asyncio.create_task(self._supervise_forever(seat)))
+
+    def vacate(self, seat: Seat) -> Life:
+        """Let the supervisor fill a seat anew, beside the life that sits there."""
+        life = self.lives[seat]
+        self._vacated[seat].set()
+        return life
+
+    async def situation(self) -> str:
+        """Where the job is stuck, in words."""
+        try:
+            async with asyncio.timeout(5):
+                record = await self.user.job(JOB)
+                backlogs = {s.name: await self.user.backlog(s, JOB) for s in WORK_STREAMS}
+        except TimeoutError:
+            return "the server does not answer"
+        assert record is not None
+        return f"{record.state} at step {record.step}, {record.error}, {backlogs}"
+
+    async def stop(self) -> dict[str, int | None]:
+        """Ask everybody to leave; returns the exit status of each seat, None if it did not."""
+        await self._stop_supervising()
+        for life in self.lives.values():
+            life.ask_to_stop()
+        deadline = asyncio.get_running_loop().time() + 10
+        while asyncio.get_running_loop().time() < deadline and self._alive():
+            await asyncio.sleep(0.02)
+        return {seat.name: life.exit_code for seat, life in self.lives.items()}
+
+    async def end(self) -> None:
+        """Kill whoever is left."""
+        await self._stop_supervising()
+        for life in self._alive():
+            life.kill()
+            await life.ended.wait()
+
+    def _alive(self) -> list[Life]:
+        return [life for life in self.lives.values() if not life.ended.is_set()]
+
+    async def _stop_supervising(self) -> None:
+        for task in self._supervising:
+            task.cancel()
+        await asyncio.gather(*self._supervising, return_exceptions=True)
+
+    async def _supervise_forever(self, seat: Seat) -> None:
+        while True:
+            vacated = asyncio.ensure_future(self._vacated[seat].wait())
+            ended = asyncio.ensure_future(self.lives[seat].ended.wait())
+            await asyncio.wait({vacated, ended}, return_when=asyncio.FIRST_COMPLETED)
+            vacated.cancel()
+            ended.cancel()
+            await asyncio.sleep(_BACK_OFF_S)
+            self._sit_down(seat)
+
+    def _sit_down(self, seat: Seat) -> None:
+        self._vacated[seat] = asyncio.Event()
+        self.lives[seat] = Life(self.place(seat))
+
+
+@asynccontextmanager
+async def stack_with_job(folder: Path, recipe: Recipe) -> AsyncIterator[Stack]:
+    """A stack that will work on one job; nothing of it is left when the body ends."""
+    warm_up()
+    for name in ("server", "switches", "logs"):
+        (folder / name).mkdir(parents=True)
+    write_tasks(folder / "data" / "files")
+    async with AsyncExitStack() as opened:
+        clock = Clock.in_folder(folder)
+        server = opened.enter_context(ServerWithClock(folder / "server", clock))
+        user = await opened.enter_async_context(connect(server.url, me="user"))
+        lines = {seat: await opened.enter_async_context(line_to(server)) for seat in SEATS}
+        stack = Stack(folder, server, user, lines)
+        opened.push_async_callback(stack.end)
+        await user.submit(JobRecord(id=JOB, created_at=time.time(), recipe=recipe))
+        yield stack
