@@ -20,13 +20,12 @@ from tests.chaos.seats import (
     CLAIM_IDLE_S,
     LEARNER,
     ROLLOUT_SEATS,
-    SEATS,
     WORKER_SEATS,
     Seat,
 )
 from tests.chaos.stack import JOB, Stack
 
-MEAN_PAUSE_S = 0.08  # between the beginnings of two disturbances
+MEAN_PAUSE_S = 0.3  # between the beginnings of two disturbances
 _MOMENT_S = (0.02, 0.5 * CLAIM_IDLE_S)
 _LONG_S = (1.2 * CLAIM_IDLE_S, 2.2 * CLAIM_IDLE_S)  # longer than a worker may be silent
 _ANY_S = (0.02, 1.5 * CLAIM_IDLE_S)
@@ -122,8 +121,8 @@ async def freeze_server(stack: Stack, disturbance: Disturbance) -> None:
 
 
 async def turn_clock(stack: Stack, disturbance: Disturbance) -> None:
-    if stack.server.clock is not None:
-        stack.server.clock.jump(disturbance.amount)
+    if stack.clock is not None:
+        stack.clock.jump(disturbance.amount)
 
 
 async def fill_memory(stack: Stack, disturbance: Disturbance) -> None:
@@ -174,29 +173,30 @@ def _seat(disturbance: Disturbance) -> Seat:
     return disturbance.seat
 
 
+_ANYBODY = (LEARNER, *WORKER_SEATS, *WORKER_SEATS)  # who is one of many is hit more often
 _WRITES = range(_MOST_WRITES)
 KINDS = {
     "kill worker": Kind(kill, 14, "process", WORKER_SEATS),
-    "kill learner": Kind(kill, 5, "process", (LEARNER,)),
-    "freeze": Kind(freeze, 6, "process", SEATS, _MOMENT_S),
-    "freeze long": Kind(freeze, 6, "process", SEATS, _LONG_S),
-    "replace frozen": Kind(replace_frozen, 6, "process", SEATS, _LONG_S, recovery_s=1.0),
-    "stop": Kind(stop, 8, "process", SEATS, recovery_s=0.8),
-    "raises": Kind(_switch("raises"), 4, "health", WORKER_SEATS, _ANY_S),
-    "crashes": Kind(_switch("crashes"), 4, "health", WORKER_SEATS, _ANY_S),
+    "kill learner": Kind(kill, 3, "process", (LEARNER,)),
+    "freeze": Kind(freeze, 6, "process", _ANYBODY, _MOMENT_S),
+    "freeze long": Kind(freeze, 8, "process", _ANYBODY, _LONG_S),
+    "replace frozen": Kind(replace_frozen, 8, "process", _ANYBODY, _LONG_S, recovery_s=1.0),
+    "stop": Kind(stop, 8, "process", _ANYBODY, recovery_s=0.8),
+    "raises": Kind(_switch("raises"), 5, "health", WORKER_SEATS, _ANY_S),
+    "crashes": Kind(_switch("crashes"), 5, "health", WORKER_SEATS, _ANY_S),
     "slow load": Kind(_switch("slow_load"), 4, "load", ROLLOUT_SEATS, _LONG_S),
-    "cut line": Kind(_line("cut"), 6, "line", SEATS, _ANY_S),
-    "black hole": Kind(_line("black_hole"), 6, "line", SEATS, _ANY_S),
-    "slow line": Kind(_line("slow", _LATENCY_S), 4, "line", SEATS, _ANY_S),
-    "lose reply": Kind(lose_reply, 8, "reply", SEATS),
-    "kill server": Kind(kill_server, 3, "server", lasting_s=_MOMENT_S),
-    "freeze server": Kind(freeze_server, 2, "server", lasting_s=_MOMENT_S),
-    "freeze server long": Kind(freeze_server, 2, "server", lasting_s=_LONG_S),
-    "fill memory": Kind(fill_memory, 2, "server", lasting_s=_MOMENT_S),
+    "cut line": Kind(_line("cut"), 6, "line", _ANYBODY, _ANY_S),
+    "black hole": Kind(_line("black_hole"), 6, "line", _ANYBODY, _ANY_S),
+    "slow line": Kind(_line("slow", _LATENCY_S), 4, "line", _ANYBODY, _ANY_S),
+    "lose reply": Kind(lose_reply, 8, "reply", _ANYBODY),
+    "kill server": Kind(kill_server, 2, "server", lasting_s=_MOMENT_S),
+    "freeze server": Kind(freeze_server, 1.5, "server", lasting_s=_MOMENT_S),
+    "freeze server long": Kind(freeze_server, 1.5, "server", lasting_s=_LONG_S),
+    "fill memory": Kind(fill_memory, 1, "server", lasting_s=_MOMENT_S),
     "turn clock": Kind(turn_clock, 5, "clock", amounts=_CLOCK_JUMPS_S),
-    "disk full": Kind(_disk("ENOSPC"), 4, "disk", lasting_s=_ANY_S, amounts=_WRITES),
-    "disk broken": Kind(_disk("EIO"), 4, "disk", lasting_s=_ANY_S, amounts=_WRITES),
-    "pause job": Kind(pause_job, 4, "user", lasting_s=_MOMENT_S),
+    "disk full": Kind(_disk("ENOSPC"), 1.5, "disk", lasting_s=_ANY_S, amounts=_WRITES),
+    "disk broken": Kind(_disk("EIO"), 1.5, "disk", lasting_s=_ANY_S, amounts=_WRITES),
+    "pause job": Kind(pause_job, 2, "user", lasting_s=_MOMENT_S),
 }
 
 

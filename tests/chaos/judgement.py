@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, cast
@@ -21,6 +22,7 @@ _LEDGERS = {  # in the result of a job
 }
 _OF_TIME = ("second", "groups", "staleness")  # in the names of metrics that may differ
 Ledgers = Mapping[Purpose, Mapping[str, Any]]
+_TOLD = 3
 _SURPLUS = "surplus"  # asked for and not needed in the end
 
 
@@ -35,16 +37,18 @@ class Outcome:
     events: Mapping[str, Any]  # metrics, by the event's id
     keys: Mapping[str, int]  # what is left in the server, and the length of streams
     files: frozenset[str]  # folders that are left
-    left_with: Mapping[str, int | None]  # exit status of every process that was told to leave
+    left: Mapping[str, bool]  # whether each process left in good order when it was told to
 
     def differences(self, other: Outcome) -> Iterator[str]:
-        """What is not as in the other one."""
-        for part in fields(self):
+        """What is not as in the other one, a few of each kind; of a job that failed, only that."""
+        for part in fields(self) if self.state == other.state else fields(self)[:1]:
             mine, theirs = getattr(self, part.name), getattr(other, part.name)
             if isinstance(mine, Mapping):
-                for key in sorted(mine.keys() | theirs.keys()):
-                    if mine.get(key) != theirs.get(key):
-                        yield f"{part.name} {key}: {mine.get(key)} instead of {theirs.get(key)}"
+                keys = [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
+                for key in keys[:_TOLD]:
+                    yield f"{part.name} {key}: {mine.get(key)} instead of {theirs.get(key)}"
+                if len(keys) > _TOLD:
+                    yield f"{part.name}: {len(keys) - _TOLD} more"
             elif mine != theirs:
                 yield f"{part.name}: {mine} instead of {theirs}"
 
@@ -65,7 +69,7 @@ async def outcome_of(stack: Stack) -> Outcome:
         events=await _events(stack),
         keys=_keys(stack),
         files=frozenset(path.name for path in (stack.folder / "data" / "weights").iterdir()),
-        left_with=await stack.stop(),
+        left=_left(await stack.stop()),
     )
 
 
@@ -96,6 +100,11 @@ def _digest(graded: GradedGroup) -> str:
     for array in (group.prompt_ids, group.token_ids, group.behavior_logprobs, group.lengths):
         digest.update(array.tobytes())
     return digest.hexdigest()
+
+
+def _left(exit_statuses: Mapping[str, int | None]) -> dict[str, bool]:
+    """A process that is told to stop before it has begun is ended by the signal."""
+    return {name: status in {0, -signal.SIGTERM} for name, status in exit_statuses.items()}
 
 
 async def _events(stack: Stack) -> dict[str, Any]:

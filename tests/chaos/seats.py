@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,14 @@ class Place:
     seat: Seat
     url: str
     folder: Path
+
+    def to_json(self) -> str:
+        return json.dumps([self.seat.role, self.seat.port, self.url, str(self.folder)])
+
+    @classmethod
+    def from_json(cls, text: str) -> Place:
+        role, port, url, folder = json.loads(text)
+        return cls(Seat(role, port), url, Path(folder))
 
     @property
     def switches(self) -> Switches:

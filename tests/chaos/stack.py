@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from unittest.mock import patch
 
 from protocol.exchange import Exchange, connect
 from protocol.messages import JobRecord
@@ -17,7 +15,7 @@ from protocol.recipe import Recipe
 from protocol.streams import WORK_STREAMS
 
 from tests.chaos.clock import Clock
-from tests.chaos.lives import Life, warm_up
+from tests.chaos.lives import Life, Zygotes
 from tests.chaos.proxy import Line, line_to
 from tests.chaos.recipe import write_tasks
 from tests.chaos.seats import SEATS, Place, Seat
@@ -28,25 +26,15 @@ JOB = "job"
 _BACK_OFF_S = 0.05
 
 
-class ServerWithClock(Server):
-    """A server that lives by a clock of its own, if this machine can make one."""
-
-    def __init__(self, folder: Path, clock: Clock | None) -> None:
-        super().__init__(folder)
-        self.clock = clock
-
-    def start(self) -> None:
-        with patch.dict(os.environ, self.clock.environment if self.clock else {}):
-            super().start()
-
-
 @dataclass
 class Stack:
     """Everything that a disturbance can reach."""
 
     folder: Path
-    server: ServerWithClock
+    server: Server
+    clock: Clock | None  # of the server
     user: Exchange
+    zygotes: Zygotes
     lines: dict[Seat, Line]
     lives: dict[Seat, Life] = field(default_factory=dict)
     _vacated: dict[Seat, asyncio.Event] = field(default_factory=dict)
@@ -89,7 +77,7 @@ class Stack:
         deadline = asyncio.get_running_loop().time() + 10
         while asyncio.get_running_loop().time() < deadline and self._alive():
             await asyncio.sleep(0.02)
-        return {seat.name: life.exit_code for seat, life in self.lives.items()}
+        return {seat.name: life.exit_status for seat, life in self.lives.items()}
 
     async def end(self) -> None:
         """Kill whoever is left."""
@@ -118,22 +106,23 @@ class Stack:
 
     def _sit_down(self, seat: Seat) -> None:
         self._vacated[seat] = asyncio.Event()
-        self.lives[seat] = Life(self.place(seat))
+        self.lives[seat] = self.zygotes.start(self.place(seat))
 
 
 @asynccontextmanager
-async def stack_with_job(folder: Path, recipe: Recipe) -> AsyncIterator[Stack]:
+async def stack_with_job(folder: Path, recipe: Recipe, zygotes: Zygotes) -> AsyncIterator[Stack]:
     """A stack that will work on one job; nothing of it is left when the body ends."""
-    warm_up()
     for name in ("server", "switches", "logs"):
         (folder / name).mkdir(parents=True)
     write_tasks(folder / "data" / "files")
     async with AsyncExitStack() as opened:
         clock = Clock.in_folder(folder)
-        server = opened.enter_context(ServerWithClock(folder / "server", clock))
+        server = Server(folder / "server")
+        server.environment = clock.environment if clock else {}
+        opened.enter_context(server)
         user = await opened.enter_async_context(connect(server.url, me="user"))
         lines = {seat: await opened.enter_async_context(line_to(server)) for seat in SEATS}
-        stack = Stack(folder, server, user, lines)
+        stack = Stack(folder, server, clock, user, zygotes, lines)
         opened.push_async_callback(stack.end)
         await user.submit(JobRecord(id=JOB, created_at=time.time(), recipe=recipe))
         yield stack

@@ -1,63 +1,52 @@
-"""What runs on the seats: the product's services around the stand-ins."""
+"""The workers' processes: the product's work loop and policy follower, around our own answers."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import random
-import secrets
 import signal
-import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from protocol.exchange import connect
 from protocol.messages import ActiveJob, GradedGroup, RolloutGroup, RolloutRequest
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS, ROLLOUTS
 
-from services.chassis.logs import set_up_logs
-from services.chassis.parent import die_with_parent
 from services.chassis.service import Service
 from services.chassis.work import Station, work_forever
-from services.learner.job import work_on_one_job
 from services.rollout.policy_sync import PolicyFollower
-from tests.chaos.broken_disk import break_disk
-from tests.chaos.seats import LEARNER, Place
-from tests.chaos.stand_ins import HashEngine, HashTeam, graded, group_for
+from tests.chaos.answers import graded, group_for
+from tests.chaos.seat_process import run
+from tests.chaos.seats import Place
+from tests.chaos.switches import Switches
 
 _CAPACITY = 4
-_LONGEST_WORK_S = 0.3
+_LONGEST_WORK_S = 0.8
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 
 
 def live(place: Place) -> None:
-    """One life of one process: run the seat's service until it ends or is told to stop."""
-    die_with_parent()
-    with place.log.open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    set_up_logs(place.seat.name, "INFO")
-    log.info("a life begins", extra={"pid": os.getpid()})
-    if place.seat == LEARNER:
-        break_disk(place.switches, below=place.data)
-    asyncio.run(_serve(place))
+    """Sample or grade until told to stop."""
+    run(place, _sample if place.seat.role == "rollout" else _grade)
 
 
-async def _serve(place: Place) -> None:
-    seat, host = place.seat, socket.gethostname()
-    me = f"{seat.role}-{host}-{seat.port}.{os.getpid()}-{secrets.token_hex(3)}"
-    async with connect(place.url, me=me) as exchange:
-        service = Service(seat.role, place.deployment(), exchange)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, service.stopping.set)
-        await _MAINS[seat.role](service, place)
+@dataclass
+class HashEngine:
+    """The engine of a rollout; loading takes a while when the switch says so."""
 
+    switches: Switches
+    seat: str
+    has_died: bool = False
 
-async def _learn(service: Service, place: Place) -> None:
-    team = HashTeam(place.switches)
-    await work_on_one_job(service, team)
-    await team.leave()
+    async def load(self, folder: Path, label: str, *, keep_kv: bool) -> dict[str, float]:
+        if self.switches.is_on("slow_load", self.seat):
+            await asyncio.sleep(1.0)
+        return {"load": 0.0}
+
+    def shut_down(self) -> None:
+        pass
 
 
 async def _sample(service: Service, place: Place) -> None:
@@ -91,13 +80,6 @@ async def _grade(service: Service, place: Place) -> None:
 
     station = Station((ROLLOUTS,), GRADED, GRADED, _misbehaving(grade, place), _CAPACITY)
     await work_forever(service, station)
-
-
-_MAINS: dict[str, Callable[[Service, Place], Awaitable[None]]] = {
-    "learner": _learn,
-    "rollout": _sample,
-    "grader": _grade,
-}
 
 
 async def _work(seed: int, place: Place) -> None:
