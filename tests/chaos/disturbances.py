@@ -31,6 +31,7 @@ _LONG_S = (1.2 * CLAIM_IDLE_S, 2.2 * CLAIM_IDLE_S)  # longer than a worker may b
 _ANY_S = (0.02, 1.5 * CLAIM_IDLE_S)
 _CLOCK_JUMPS_S = (1, -1, 60, -60, 3600, -3600)
 _LATENCY_S = 0.03
+_TRIES = 10  # to find one whose part is free
 _MOST_WRITES = 60  # about as many as the learner makes from one checkpoint to the next
 
 
@@ -205,14 +206,17 @@ def draw(seed: int, count: int, kinds: Sequence[str] = tuple(KINDS)) -> list[Dis
     chance = random.Random(seed)
     weights = [KINDS[kind].weight for kind in kinds]
     drawn: list[Disturbance] = []
-    now_s, free_at_s = 0.0, defaultdict[str, float](float)
+    now_s = last_s = 0.0
+    free_at_s = defaultdict[str, float](float)
     while len(drawn) < count:
-        after_s = chance.uniform(0, 2 * MEAN_PAUSE_S)
-        disturbance = _draw_one(chance.choices(kinds, weights)[0], after_s, chance)
-        if free_at_s[disturbance.part] <= now_s + after_s:
-            now_s += after_s
-            free_at_s[disturbance.part] = now_s + disturbance.needs_s
-            drawn.append(disturbance)
+        now_s += chance.uniform(0, 2 * MEAN_PAUSE_S)
+        for kind in chance.choices(kinds, weights, k=_TRIES):
+            disturbance = _draw_one(kind, now_s - last_s, chance)
+            if free_at_s[disturbance.part] <= now_s:
+                free_at_s[disturbance.part] = now_s + disturbance.needs_s
+                drawn.append(disturbance)
+                last_s = now_s
+                break
     return drawn
 
 

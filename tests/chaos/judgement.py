@@ -34,7 +34,7 @@ class Outcome:
     model: str  # the hash of everything that was learned
     ledgers: Ledgers  # trained and dropped, by purpose
     logged: Mapping[str, str]  # a digest of every group that was used, by key
-    events: Mapping[str, Any]  # metrics, by the event's id
+    metrics: Mapping[str, Any]  # that were told, by event and name
     keys: Mapping[str, int]  # what is left in the server, and the length of streams
     files: frozenset[str]  # folders that are left
     left: Mapping[str, bool]  # whether each process left in good order when it was told to
@@ -66,7 +66,7 @@ async def outcome_of(stack: Stack) -> Outcome:
         model=exported_hash(job / "model") if succeeded else "",
         ledgers=ledgers,
         logged=_logged(stack, ledgers),
-        events=await _events(stack),
+        metrics=await _metrics(stack),
         keys=_keys(stack),
         files=frozenset(path.name for path in (stack.folder / "data" / "weights").iterdir()),
         left=_left(await stack.stop()),
@@ -107,18 +107,14 @@ def _left(exit_statuses: Mapping[str, int | None]) -> dict[str, bool]:
     return {name: status in {0, -signal.SIGTERM} for name, status in exit_statuses.items()}
 
 
-async def _events(stack: Stack) -> dict[str, Any]:
-    events = await stack.user.events(JOB, count=100_000)
+async def _metrics(stack: Stack) -> dict[str, Any]:
     told: dict[str, Any] = {}
-    for _, event in events:
+    for _, event in await stack.user.events(JOB, count=100_000):
         if event.type == "metrics":
             assert event.id not in told, f"{event.id} was told twice"
-            told[event.id] = {
-                name: value
-                for name, value in event.data.items()
-                if not any(part in name for part in _OF_TIME)
-            }
-    return told
+            told[event.id] = "told"
+            told |= {f"{event.id} {name}": value for name, value in event.data.items()}
+    return {name: told[name] for name in told if not any(part in name for part in _OF_TIME)}
 
 
 def _keys(stack: Stack) -> dict[str, int]:
