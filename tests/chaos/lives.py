@@ -22,6 +22,7 @@ class Life:
         self.zygote = zygote
         self.number = number
         self.ended = asyncio.Event()
+        self.seat_is_free = asyncio.Event()  # since it has ended, or another is to take its place
         self.exit_status: int | None = None  # negative: the signal that ended it
 
     def freeze(self) -> None:
@@ -63,6 +64,7 @@ class _Zygote:
             life = self.lives[int(number)]
             life.exit_status = int(status)
             life.ended.set()
+            life.seat_is_free.set()
 
 
 @dataclass(frozen=True)

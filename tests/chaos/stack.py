@@ -37,7 +37,6 @@ class Stack:
     zygotes: Zygotes
     lines: dict[Seat, Line]
     lives: dict[Seat, Life] = field(default_factory=dict)
-    _vacated: dict[Seat, asyncio.Event] = field(default_factory=dict)
     _supervising: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property
@@ -55,7 +54,7 @@ class Stack:
     def vacate(self, seat: Seat) -> Life:
         """Let the supervisor fill a seat anew, beside the life that sits there."""
         life = self.lives[seat]
-        self._vacated[seat].set()
+        life.seat_is_free.set()
         return life
 
     async def situation(self) -> str:
@@ -96,16 +95,11 @@ class Stack:
 
     async def _supervise_forever(self, seat: Seat) -> None:
         while True:
-            vacated = asyncio.ensure_future(self._vacated[seat].wait())
-            ended = asyncio.ensure_future(self.lives[seat].ended.wait())
-            await asyncio.wait({vacated, ended}, return_when=asyncio.FIRST_COMPLETED)
-            vacated.cancel()
-            ended.cancel()
+            await self.lives[seat].seat_is_free.wait()
             await asyncio.sleep(_BACK_OFF_S)
             self._sit_down(seat)
 
     def _sit_down(self, seat: Seat) -> None:
-        self._vacated[seat] = asyncio.Event()
         self.lives[seat] = self.zygotes.start(self.place(seat))
 
 
