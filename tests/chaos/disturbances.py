@@ -89,8 +89,11 @@ async def freeze(stack: Stack, disturbance: Disturbance) -> None:
 
 
 async def replace_frozen(stack: Stack, disturbance: Disturbance) -> None:
-    """A life is taken for dead and replaced, and then goes on beside the one that replaced it."""
-    zombie = stack.vacate(_seat(disturbance))
+    """A life is taken for dead, replaced here or elsewhere, and then goes on beside the new one.
+
+    "Here" is a process that was cut off and whose name its successor has taken.
+    """
+    zombie = stack.vacate(_seat(disturbance), machine=disturbance.amount)
     zombie.freeze()
     try:
         await asyncio.sleep(disturbance.lasting_s)
@@ -175,13 +178,16 @@ def _seat(disturbance: Disturbance) -> Seat:
 
 
 _ANYBODY = (LEARNER, *WORKER_SEATS, *WORKER_SEATS)  # who is one of many is hit more often
+_MACHINES = (0, 1)
 _WRITES = range(_MOST_WRITES)
 KINDS = {
     "kill worker": Kind(kill, 14, "process", WORKER_SEATS),
     "kill learner": Kind(kill, 3, "process", (LEARNER,)),
     "freeze": Kind(freeze, 6, "process", _ANYBODY, _MOMENT_S),
     "freeze long": Kind(freeze, 8, "process", _ANYBODY, _LONG_S),
-    "replace frozen": Kind(replace_frozen, 8, "process", _ANYBODY, _LONG_S, recovery_s=1.0),
+    "replace frozen": Kind(
+        replace_frozen, 8, "process", _ANYBODY, _LONG_S, amounts=_MACHINES, recovery_s=1.0
+    ),
     "stop": Kind(stop, 8, "process", _ANYBODY, recovery_s=0.8),
     "raises": Kind(_switch("raises"), 5, "health", WORKER_SEATS, _ANY_S),
     "crashes": Kind(_switch("crashes"), 5, "health", WORKER_SEATS, _ANY_S),

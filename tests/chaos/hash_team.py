@@ -30,6 +30,10 @@ class HashTeam(Team):
         self.switches = switches
         self.state = b""
 
+    @property
+    def num_ranks(self) -> int:
+        return 1
+
     async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
         self.state = b"base"
 

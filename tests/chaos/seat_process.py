@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 import signal
-import socket
 from collections.abc import Awaitable, Callable
 
 from protocol.exchange import connect
@@ -32,9 +30,7 @@ def run(place: Place, main: Callable[[Service, Place], Awaitable[None]]) -> None
 
 
 async def _serve(place: Place, main: Callable[[Service, Place], Awaitable[None]]) -> None:
-    seat, host = place.seat, socket.gethostname()
-    me = f"{seat.role}-{host}-{seat.port}.{os.getpid()}-{secrets.token_hex(3)}"
-    async with connect(place.url, me=me) as exchange:
-        service = Service(seat.role, place.deployment(), exchange)
+    async with connect(place.url, me=place.me) as exchange:
+        service = Service(place.seat.role, place.deployment(), exchange)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, service.stopping.set)
         await main(service, place)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,19 +37,27 @@ SEATS = (LEARNER, *WORKER_SEATS)
 
 @dataclass(frozen=True)
 class Place:
-    """A seat of one run: where it finds the server and its files."""
+    """A seat of one run: on which machine it is, and where it finds the server and its files."""
 
     seat: Seat
+    machine: int
     url: str
     folder: Path
 
     def to_json(self) -> str:
-        return json.dumps([self.seat.role, self.seat.port, self.url, str(self.folder)])
+        seat = (self.seat.role, self.seat.port)
+        return json.dumps([*seat, self.machine, self.url, str(self.folder)])
 
     @classmethod
     def from_json(cls, text: str) -> Place:
-        role, port, url, folder = json.loads(text)
-        return cls(Seat(role, port), url, Path(folder))
+        role, port, machine, url, folder = json.loads(text)
+        return cls(Seat(role, port), machine, url, Path(folder))
+
+    @property
+    def me(self) -> str:
+        """The name of one life of this process here."""
+        seat = f"{self.seat.role}-machine{self.machine}-{self.seat.port}"
+        return f"{seat}.{os.getpid()}-{secrets.token_hex(3)}"
 
     @property
     def switches(self) -> Switches:

@@ -36,6 +36,7 @@ class Stack:
     user: Exchange
     zygotes: Zygotes
     lines: dict[Seat, Line]
+    machines: dict[Seat, int] = field(default_factory=lambda: dict.fromkeys(SEATS, 0))
     lives: dict[Seat, Life] = field(default_factory=dict)
     _supervising: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -44,16 +45,17 @@ class Stack:
         return Switches(self.folder / "switches")
 
     def place(self, seat: Seat) -> Place:
-        return Place(seat, self.lines[seat].url, self.folder)
+        return Place(seat, self.machines[seat], self.lines[seat].url, self.folder)
 
     def start(self) -> None:
         for seat in SEATS:
             self._sit_down(seat)
             self._supervising.append(asyncio.create_task(self._supervise_forever(seat)))
 
-    def vacate(self, seat: Seat) -> Life:
-        """Let the supervisor fill a seat anew, beside the life that sits there."""
+    def vacate(self, seat: Seat, machine: int) -> Life:
+        """Let the supervisor fill a seat anew, on a machine, beside the life that sits there."""
         life = self.lives[seat]
+        self.machines[seat] = machine
         life.seat_is_free.set()
         return life
 

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 def live(place: Place) -> None:
     """Sample or grade until told to stop."""
-    run(place, _sample if place.seat.role == "rollout" else _grade)
+    run(place, sample if place.seat.role == "rollout" else grade)
 
 
 @dataclass
@@ -49,13 +49,13 @@ class HashEngine:
         pass
 
 
-async def _sample(service: Service, place: Place) -> None:
+async def sample(service: Service, place: Place) -> None:
     async def start_engine(*_: Any) -> Any:
         return HashEngine(place.switches, place.seat.name)
 
     follower = PolicyFollower(service, start_engine)
 
-    async def sample(_: ActiveJob, request: RolloutRequest) -> RolloutGroup:
+    async def answer(_: ActiveJob, request: RolloutRequest) -> RolloutGroup:
         await follower.engine_for(request)
         await _work(request.seed, place)
         return group_for(request)
@@ -64,7 +64,7 @@ async def _sample(service: Service, place: Place) -> None:
         inputs=(EVAL_REQUESTS, REQUESTS),
         output=ROLLOUTS,
         failures=GRADED,
-        handle=_misbehaving(sample, place),
+        handle=_misbehaving(answer, place),
         capacity=_CAPACITY,
         is_open=follower.serves,
     )
@@ -73,12 +73,12 @@ async def _sample(service: Service, place: Place) -> None:
         tasks.create_task(work_forever(service, station))
 
 
-async def _grade(service: Service, place: Place) -> None:
-    async def grade(_: ActiveJob, group: RolloutGroup) -> GradedGroup:
+async def grade(service: Service, place: Place) -> None:
+    async def answer(_: ActiveJob, group: RolloutGroup) -> GradedGroup:
         await _work(-group.request.seed, place)
         return graded(group)
 
-    station = Station((ROLLOUTS,), GRADED, GRADED, _misbehaving(grade, place), _CAPACITY)
+    station = Station((ROLLOUTS,), GRADED, GRADED, _misbehaving(answer, place), _CAPACITY)
     await work_forever(service, station)
 
 
