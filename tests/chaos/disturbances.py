@@ -47,8 +47,11 @@ class Disturbance:
 
     @property
     def part(self) -> str:
-        """What it needs for itself."""
-        return f"{KINDS[self.kind].part} {self.seat.name if self.seat else ''}"
+        """What it needs for itself; only one worker of a role is ill at a time."""
+        part = KINDS[self.kind].part
+        if self.seat is None:
+            return part
+        return f"{part} {self.seat.role if part == 'health' else self.seat.name}"
 
     @property
     def needs_s(self) -> float:

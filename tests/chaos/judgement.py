@@ -35,7 +35,7 @@ class Outcome:
     ledgers: Ledgers  # trained and dropped, by purpose
     logged: Mapping[str, str]  # a digest of every group that was used, by key
     metrics: Mapping[str, Any]  # that were told, by event and name
-    keys: Mapping[str, int]  # what is left in the server, and the length of streams
+    keys: Mapping[str, int]  # what is left of the job in the server, and the length of streams
     files: frozenset[str]  # folders that are left
     left: Mapping[str, bool]  # whether each process left in good order when it was told to
 
@@ -123,5 +123,5 @@ def _keys(stack: Stack) -> dict[str, int]:
         return {
             key: cast(int, client.xlen(key)) if client.type(key) == b"stream" else 0
             for key in keys
-            if not key.endswith(("events", "event_ids"))
+            if JOB in key and not key.endswith(("events", "event_ids"))
         }
