@@ -34,6 +34,7 @@ class Server:
         self.folder = folder
         self.password = secrets.token_hex(16)
         self.port = _free_port()
+        self.environment: dict[str, str] = {}  # beside this process's own
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -50,7 +51,8 @@ class Server:
     def start(self) -> None:
         binary = os.environ.get("WEIR_TEST_SERVER") or str(get_binary_path())
         config = _CONFIG.format(port=self.port, folder=self.folder, password=self.password)
-        self.process = subprocess.Popen([binary, "-"], stdin=subprocess.PIPE)
+        environment = {**os.environ, **self.environment}
+        self.process = subprocess.Popen([binary, "-"], stdin=subprocess.PIPE, env=environment)
         assert self.process.stdin is not None
         self.process.stdin.write(config.encode())
         self.process.stdin.close()

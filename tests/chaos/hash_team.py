@@ -1,0 +1,88 @@
+"""The team that stands in for the models: its policy is a hash of all that it has learned."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from protocol.recipe import Recipe
+
+from services.learner.ranks import Team
+from services.learner.samples import Sample
+from tests.chaos.recipe import BASE_MODEL, WEIGHTS
+from tests.chaos.switches import Switches
+
+_STATE = "hash"
+_PACE_S = 0.5
+
+
+class HashTeam(Team):
+    """A team whose model is the hash of everything that it was trained on, in order.
+
+    While the switch "pace" is on, a step takes a while, so that a job outlasts its disturbances.
+    """
+
+    def __init__(self, switches: Switches | None = None) -> None:
+        self.switches = switches
+        self.state = b""
+
+    @property
+    def num_ranks(self) -> int:
+        return 1
+
+    async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
+        self.state = b"base"
+
+    async def train(self, samples: Sequence[Sample]) -> dict[str, float]:
+        await self._learn(b"train", samples)
+        return {"loss": 0.1}
+
+    async def pretrain(self, samples: Sequence[Sample]) -> dict[str, float]:
+        await self._learn(b"pretrain", samples)
+        return {"value_loss": 0.1}
+
+    async def score(self, samples: Sequence[Sample], temperature: float) -> dict[str, float]:
+        return {"parity_max": 0.0, "parity_tokens": 1.0}
+
+    async def save(self, folder: Path) -> None:
+        (folder / _STATE).write_bytes(self.state)
+
+    async def load(self, folder: Path) -> None:
+        self.state = (folder / _STATE).read_bytes()
+
+    async def export(self, folder: Path) -> None:
+        await asyncio.to_thread(_export, self.state, folder)
+
+    async def export_critic(self, folder: Path) -> None:
+        await asyncio.to_thread(_export, self.state, folder)
+
+    async def leave(self) -> None:
+        pass
+
+    async def keep_alive_forever(self) -> None:
+        await asyncio.Event().wait()
+
+    async def _learn(self, what: bytes, samples: Sequence[Sample]) -> None:
+        if self.switches is not None and self.switches.is_on("pace"):
+            await asyncio.sleep(_PACE_S)
+        digest = hashlib.sha256(self.state + what)
+        for sample in samples:
+            for array in (sample.prompt_ids, sample.token_ids, sample.behavior_logprobs):
+                digest.update(array.tobytes())
+            numbers = (sample.advantage, sample.reward, sample.correct, sample.group)
+            digest.update(struct.pack("<dd?i", *numbers))
+        self.state = digest.hexdigest().encode()
+
+
+def _export(state: bytes, folder: Path) -> None:
+    """A model folder that a rollout accepts, with one tensor: the hash."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_bytes((BASE_MODEL / "config.json").read_bytes())
+    tensor = hashlib.sha256(state).digest()
+    entry = {"hash": {"dtype": "U8", "shape": [len(tensor)], "data_offsets": [0, len(tensor)]}}
+    header = json.dumps(entry).encode()
+    (folder / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header + tensor)

@@ -1,0 +1,127 @@
+"""What a run has come to, and whether it is what an undisturbed one comes to."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, cast
+
+from protocol.messages import GradedGroup, group_key
+from protocol.recipe import Purpose
+
+from services.learner.log import read_log
+from tests.chaos.recipe import exported_hash
+from tests.chaos.stack import JOB, Stack
+
+_LEDGERS = {  # in the result of a job
+    Purpose.TRAIN: "groups",
+    Purpose.EVAL: "evaluation_groups",
+    Purpose.PRETRAIN: "pretraining_groups",
+}
+_OF_TIME = ("second", "groups", "staleness")  # in the names of metrics that may differ
+Ledgers = Mapping[Purpose, Mapping[str, Any]]
+_TOLD = 3
+_SURPLUS = "surplus"  # asked for and not needed in the end
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Everything of a run that no fault of a machine may change."""
+
+    state: str
+    model: str  # the hash of everything that was learned
+    ledgers: Ledgers  # trained and dropped, by purpose
+    logged: Mapping[str, str]  # a digest of every group that was used, by key
+    metrics: Mapping[str, Any]  # that were told, by event and name
+    keys: Mapping[str, int]  # what is left of the job in the server, and the length of streams
+    files: frozenset[str]  # folders that are left
+    left: Mapping[str, bool]  # whether each process left in good order when it was told to
+
+    def differences(self, other: Outcome) -> Iterator[str]:
+        """What is not as in the other one, a few of each kind; of a job that failed, only that."""
+        for part in fields(self) if self.state == other.state else fields(self)[:1]:
+            mine, theirs = getattr(self, part.name), getattr(other, part.name)
+            if isinstance(mine, Mapping):
+                keys = [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
+                for key in keys[:_TOLD]:
+                    yield f"{part.name} {key}: {mine.get(key)} instead of {theirs.get(key)}"
+                if len(keys) > _TOLD:
+                    yield f"{part.name}: {len(keys) - _TOLD} more"
+            elif mine != theirs:
+                yield f"{part.name}: {mine} instead of {theirs}"
+
+
+async def outcome_of(stack: Stack) -> Outcome:
+    """Look at everything that a run has left behind, and let its processes leave."""
+    record = await stack.user.job(JOB)
+    assert record is not None
+    result = cast(Mapping[str, Any], record.result)
+    ledgers = {p: _ledger(result[name]) for p, name in _LEDGERS.items() if name in result}
+    job = stack.folder / "data" / "jobs" / JOB
+    succeeded = record.state == "succeeded"
+    return Outcome(
+        state=f"{record.state} {record.error}",
+        model=exported_hash(job / "model") if succeeded else "",
+        ledgers=ledgers,
+        logged=_logged(stack, ledgers),
+        metrics=await _metrics(stack),
+        keys=_keys(stack),
+        files=frozenset(path.name for path in (stack.folder / "data" / "weights").iterdir()),
+        left=_left(await stack.stop()),
+    )
+
+
+def _ledger(account: Mapping[str, Any]) -> dict[str, Any]:
+    dropped = account["dropped"]
+    assert account["asked"] == account["trained"] + sum(dropped.values()) + account["under_way"]
+    others = {reason: count for reason, count in dropped.items() if reason != _SURPLUS}
+    return {"trained": account["trained"], "under_way": account["under_way"], **others}
+
+
+def _logged(stack: Stack, ledgers: Ledgers) -> dict[str, str]:
+    """What the log has of every number that was used."""
+    used = {group_key(p, n) for p, ledger in ledgers.items() for n in range(sum(ledger.values()))}
+    logged = dict.fromkeys(used, "not logged")
+    for _, group in read_log(stack.folder / "data" / "jobs" / JOB / "log"):
+        if group.key in used:
+            digest, before = _digest(group), logged[group.key]
+            logged[group.key] = digest if before in {"not logged", digest} else "logged differently"
+    return logged
+
+
+def _digest(graded: GradedGroup) -> str:
+    if graded.group is None:
+        return str(graded.failure)
+    group = graded.group
+    digest = hashlib.sha256(repr(graded.grades).encode())
+    digest.update(repr((group.request.seed, group.request.task.id)).encode())
+    for array in (group.prompt_ids, group.token_ids, group.behavior_logprobs, group.lengths):
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _left(exit_statuses: Mapping[str, int | None]) -> dict[str, bool]:
+    """A process that is told to stop before it has begun is ended by the signal."""
+    return {name: status in {0, -signal.SIGTERM} for name, status in exit_statuses.items()}
+
+
+async def _metrics(stack: Stack) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    for _, event in await stack.user.events(JOB, count=100_000):
+        if event.type == "metrics":
+            assert event.id not in told, f"{event.id} was told twice"
+            told[event.id] = "told"
+            told |= {f"{event.id} {name}": value for name, value in event.data.items()}
+    return {name: told[name] for name in told if not any(part in name for part in _OF_TIME)}
+
+
+def _keys(stack: Stack) -> dict[str, int]:
+    with stack.server.client() as client:
+        keys = [key.decode() for key in cast(list[bytes], client.keys("weir:*"))]
+        return {
+            key: cast(int, client.xlen(key)) if client.type(key) == b"stream" else 0
+            for key in keys
+            if JOB in key and not key.endswith(("events", "event_ids"))
+        }

@@ -1,0 +1,103 @@
+"""The workers' processes: the product's work loop and policy follower, around our own answers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from protocol.messages import ActiveJob, GradedGroup, RolloutGroup, RolloutRequest
+from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS, ROLLOUTS
+
+from services.chassis.service import Service
+from services.chassis.work import Station, work_forever
+from services.rollout.policy_sync import PolicyFollower
+from tests.chaos.answers import graded, group_for
+from tests.chaos.seat_process import run
+from tests.chaos.seats import Place
+from tests.chaos.switches import Switches
+
+_CAPACITY = 4
+_LONGEST_WORK_S = 0.3  # short against the time between two deaths of a worker
+T = TypeVar("T")
+
+
+def live(place: Place) -> None:
+    """Sample or grade until told to stop."""
+    run(place, sample if place.seat.role == "rollout" else grade)
+
+
+@dataclass
+class HashEngine:
+    """The engine of a rollout; loading takes a while when the switch says so."""
+
+    switches: Switches
+    seat: str
+    has_died: bool = False
+
+    async def load(self, folder: Path, label: str, *, keep_kv: bool) -> dict[str, float]:
+        if self.switches.is_on("slow_load", self.seat):
+            await asyncio.sleep(1.0)
+        return {"load": 0.0}
+
+    def shut_down(self) -> None:
+        pass
+
+
+async def sample(service: Service, place: Place) -> None:
+    async def start_engine(*_: Any) -> Any:
+        return HashEngine(place.switches, place.seat.name)
+
+    follower = PolicyFollower(service, start_engine)
+
+    async def answer(_: ActiveJob, request: RolloutRequest) -> RolloutGroup:
+        await follower.engine_for(request)
+        await _work(request.seed, place)
+        return group_for(request)
+
+    station = Station(
+        inputs=(EVAL_REQUESTS, REQUESTS),
+        output=ROLLOUTS,
+        failures=GRADED,
+        handle=_misbehaving(answer, place),
+        capacity=_CAPACITY,
+        is_open=follower.serves,
+    )
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(follower.follow_policy_forever())
+        tasks.create_task(work_forever(service, station))
+
+
+async def grade(service: Service, place: Place) -> None:
+    async def answer(_: ActiveJob, group: RolloutGroup) -> GradedGroup:
+        await _work(-group.request.seed, place)
+        return graded(group)
+
+    station = Station((ROLLOUTS,), GRADED, GRADED, _misbehaving(answer, place), _CAPACITY)
+    await work_forever(service, station)
+
+
+async def _work(seed: int, place: Place) -> None:
+    """Be busy with an entry for a while, so that many are in flight when something happens."""
+    if place.switches.is_on("pace"):
+        await asyncio.sleep(random.Random(seed).random() * _LONGEST_WORK_S)
+
+
+def _misbehaving(
+    handle: Callable[[ActiveJob, Any], Awaitable[T]], place: Place
+) -> Callable[[ActiveJob, Any], Awaitable[T]]:
+    """A worker that does what it should, unless a switch says that it is broken."""
+
+    async def handle_or_break(job: ActiveJob, message: Any) -> T:
+        if place.switches.is_on("crashes", place.seat.name):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if place.switches.is_on("raises", place.seat.name):
+            raise RuntimeError("CUDA error: this worker is broken")
+        return await handle(job, message)
+
+    return cast(Callable[[ActiveJob, Any], Awaitable[T]], handle_or_break)
