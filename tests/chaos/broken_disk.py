@@ -1,4 +1,4 @@
-"""A disk that fails: every way of writing below a folder raises while a switch is on."""
+"""A disk that fails: what a process does below a folder raises while a switch is on."""
 
 from __future__ import annotations
 
@@ -13,25 +13,32 @@ from typing import Any
 
 from tests.chaos.switches import Switches
 
-_CHANGING = ("fsync", "fdatasync", "ftruncate", "mkdir", "rename", "replace", "write")
 SWITCH = "disk"
+_WRITING = ("fsync", "fdatasync", "ftruncate", "mkdir", "rename", "replace", "truncate", "write")
+_READING = ("listdir", "open", "scandir", "stat")
+_BY_DESCRIPTOR = {"fsync", "fdatasync", "ftruncate", "write"}
 
 
 def break_disk(switches: Switches, below: Path) -> None:
-    """From now on this process writes below a folder only as the switch allows.
+    """From now on this process reads and writes below a folder only as the switch allows.
 
-    The switch's value is "TOKEN ERRNO SKIP": so many writes still succeed, all later ones fail with
-    that error, until it is off. A file's write that fails has written the first half.
+    The switch's value is "TOKEN ERRNO SKIP": so many calls still succeed, all later ones fail with
+    that error until it is off. On a full disk only writing fails. A write that fails has written
+    its first half.
     """
     fault = _Fault(switches)
-    for name in _CHANGING:
-        setattr(os, name, _checked(getattr(os, name), fault))
+    for names, reads in ((_WRITING, False), (_READING, True)):
+        for name in names:
+            setattr(os, name, _checked(getattr(os, name), fault, below, reads=reads))
     opened = io.open
 
     def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        if isinstance(file, int) or not set(mode) & set("wxa+") or not _is_below(file, below):
+        if not _is_below(file, below):
             return opened(file, mode, *args, **kwargs)
-        fault.check()
+        writes = bool(set(mode) & set("wxa+"))
+        fault.check(reads=not writes)
+        if not writes:
+            return opened(file, mode, *args, **kwargs)
         raw = _HalfWritten(file, mode.replace("b", "").replace("t", ""))
         raw.fault = fault
         buffered = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
@@ -40,16 +47,19 @@ def break_disk(switches: Switches, below: Path) -> None:
     io.open = builtins.open = open_file
 
 
-def _checked(function: Callable[..., Any], fault: _Fault) -> Callable[..., Any]:
+def _checked(
+    function: Callable[..., Any], fault: _Fault, below: Path, *, reads: bool
+) -> Callable[..., Any]:
     def check_first(*args: Any, **kwargs: Any) -> Any:
-        fault.check()
+        if function.__name__ in _BY_DESCRIPTOR or (args and _is_below(args[0], below)):
+            fault.check(reads=reads)
         return function(*args, **kwargs)
 
     return check_first
 
 
 def _is_below(path: Any, folder: Path) -> bool:
-    return Path(path).is_relative_to(folder)
+    return isinstance(path, str | os.PathLike) and os.fspath(path).startswith(str(folder))
 
 
 @dataclass
@@ -58,8 +68,8 @@ class _Fault:
     setting: str | None = None
     left: int = 0
 
-    def check(self) -> None:
-        """Count one write.
+    def check(self, *, reads: bool) -> None:
+        """Count one call.
 
         Raises:
             OSError: if the switch says that it fails.
@@ -68,6 +78,8 @@ class _Fault:
         if setting is None:
             return
         _, name, skip = setting.split()
+        if reads and name == "ENOSPC":
+            return
         if setting != self.setting:
             self.setting, self.left = setting, int(skip)
         self.left -= 1
@@ -81,8 +93,9 @@ class _HalfWritten(io.FileIO):
 
     def write(self, data: Any) -> int:
         try:
-            self.fault.check()
+            self.fault.check(reads=False)
         except OSError:
-            super().write(memoryview(data).cast("B")[: len(memoryview(data).cast("B")) // 2])
+            content = memoryview(data).cast("B")
+            super().write(content[: len(content) // 2])
             raise
         return super().write(data)

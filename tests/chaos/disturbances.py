@@ -140,6 +140,18 @@ async def fill_memory(stack: Stack, disturbance: Disturbance) -> None:
         await asyncio.to_thread(stack.server.free_memory)
 
 
+async def unmount(stack: Stack, disturbance: Disturbance) -> None:
+    """The folder of all data is empty for a while; what is written there meanwhile is lost."""
+    data, mounted = stack.folder / "data", stack.folder / "mounted"
+    data.rename(mounted)
+    data.mkdir()
+    try:
+        await asyncio.sleep(disturbance.lasting_s)
+    finally:
+        data.rename(stack.folder / f"below-{time.monotonic_ns()}")
+        mounted.rename(data)
+
+
 async def pause_job(stack: Stack, disturbance: Disturbance) -> None:
     await stack.user.request_state(JOB, Requested.PAUSE)
     await asyncio.sleep(disturbance.lasting_s)
@@ -206,6 +218,7 @@ KINDS = {
     "turn clock": Kind(turn_clock, 5, "clock", amounts=_CLOCK_JUMPS_S),
     "disk full": Kind(_disk("ENOSPC"), 1.5, "disk", lasting_s=_ANY_S, amounts=_WRITES),
     "disk broken": Kind(_disk("EIO"), 1.5, "disk", lasting_s=_ANY_S, amounts=_WRITES),
+    "unmount": Kind(unmount, 1.5, "disk", lasting_s=_ANY_S),
     "pause job": Kind(pause_job, 2, "user", lasting_s=_MOMENT_S),
 }
 
