@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 export PATH := $(abspath $(BIN)):$(PATH)
 export PYTHONPATH := $(CURDIR)/proto:$(CURDIR)
 
-.PHONY: help install check format test test-containers sbom recipes mutants demo compare up down secrets
+.PHONY: help install check format test test-parts test-whole chaos test-containers sbom recipes mutants demo compare up down secrets
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -37,7 +37,17 @@ format: install ## rewrite the code in the house format
 	ruff check --fix .
 
 test: check ## all checks and tests; needs no GPU and no server
-	pytest
+	$(MAKE) --jobs 2 --output-sync=line test-parts test-whole
+
+test-parts: install ## the tests of all but real engines and whole stacks
+	pytest --ignore tests/engine --ignore tests/stack
+
+test-whole: install ## the tests with real engines, and of whole stacks
+	pytest tests/engine tests/stack
+
+chaos: install ## disturb jobs and a stack for as long as SEEDS (40) and WEIR_CHAOS_KILLS (50) say, an hour
+	python -m tests.chaos
+	pytest -m chaos tests/stack --capture no
 
 test-containers: install ## build the images and run the compose file; needs root, and docker or Debian; 10 minutes
 	pytest -m containers tests/containers
