@@ -87,6 +87,20 @@ async def test_a_job_whose_checkpoints_are_gone_waits_for_them(
     assert (await learner.attempt()).digest == whole
 
 
+async def test_steps_whose_log_is_gone_are_made_anew_under_weights_that_are_published(
+    learner: Learner, server: Server
+) -> None:
+    whole = await uninterrupted(learner)
+    await interrupted(learner)
+    for segment in (learner.job_dir / "log").iterdir():
+        segment.unlink()
+    with server.client() as client:  # nor does a rollout have the weights of the last attempt
+        client.delete("weir:job:policy")
+    assert (await learner.attempt()).digest == whole
+    (event,) = await learner.events(kind="anew:")
+    assert event.message.startswith("the log no longer has all groups of the steps from 4 to 5;")
+
+
 async def test_a_checkpoint_of_an_earlier_release_is_taken_as_it_is(learner: Learner) -> None:
     whole = await uninterrupted(learner)
     await interrupted(learner)
