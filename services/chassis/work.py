@@ -87,6 +87,7 @@ async def work_forever(service: Service, station: Station) -> None:
 
     Raises:
         WorkerBroken: if everything fails here.
+        Exception: the exchange's, if it is away for too long or refuses a write.
     """
     deployment = service.deployment
     roster = Roster(deployment.claim_idle_s, deployment.heartbeat_s)
@@ -117,6 +118,7 @@ class _Worker(Generic[I, O]):
     troubled: list[Delivery[I]] = field(default_factory=list)  # to be run alone
     is_alone: bool = False  # what is in flight may kill its worker
     failed_in_a_row: set[Place] = field(default_factory=set)
+    error: BaseException | None = None  # that kept an entry from being let go
     looked_at: float = float("-inf")
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -139,6 +141,8 @@ class _Worker(Generic[I, O]):
         """
         while not self.service.stopping.is_set():
             self._check_that_something_works()
+            if self.error is not None:  # who lives on would hold that entry for ever
+                raise self.error
             self._run_troubled_alone()
             if self._may_claim() and self._free > 0:
                 await self._take_over()
@@ -267,19 +271,16 @@ class _Worker(Generic[I, O]):
         task = asyncio.create_task(self._work_on(delivery))
         self.in_flight[delivery] = task
         metrics.IN_FLIGHT.set(len(self.in_flight))
-        task.add_done_callback(lambda _: self._finished(delivery))
+        task.add_done_callback(lambda task: self._finished(delivery, task))
 
-    def _finished(self, delivery: Delivery[I]) -> None:
+    def _finished(self, delivery: Delivery[I], task: asyncio.Task[None]) -> None:
         del self.in_flight[delivery]
+        self.error = self.error or (None if task.cancelled() else task.exception())
         self.is_alone = self.is_alone and bool(self.in_flight)
         metrics.IN_FLIGHT.set(len(self.in_flight))
         self.changed.set()
 
     async def _work_on(self, delivery: Delivery[I]) -> None:
-        with suppress(*Disconnected):  # whoever watches meets it too, and ends the worker
-            await self._try(delivery)
-
-    async def _try(self, delivery: Delivery[I]) -> None:
         assert self.job is not None
         try:
             result = await self.station.handle(self.job, delivery.message())

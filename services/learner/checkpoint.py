@@ -12,7 +12,7 @@ from typing import Any
 from protocol import weights
 from protocol.messages import Message
 from protocol.recipe import Purpose
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from services.learner.faults import MachineFault
 from services.learner.ranks import Team
@@ -63,11 +63,11 @@ class Checkpoints:
         Raises:
             MachineFault: if all are damaged.
         """
-        folders = self._complete()
+        folders = self._all()
         for folder in reversed(folders):
             try:
                 return folder, _verified_state(folder)
-            except (weights.WeightsError, ValidationError) as error:
+            except (weights.WeightsError, ValueError, FileNotFoundError) as error:
                 self.damaged[folder] = str(error)
         if folders:
             raise MachineFault(
@@ -96,9 +96,9 @@ class Checkpoints:
 
         await write_whole(target, fill, commit, attempt=self.attempt)
         self.damaged.pop(target, None)
-        complete = self._complete()
-        kept = [folder for folder in complete if folder not in self.damaged][-_KEPT:]
-        for folder in complete:
+        folders = self._all()
+        kept = [folder for folder in folders if folder not in self.damaged][-_KEPT:]
+        for folder in folders:
             if folder not in kept:
                 await asyncio.to_thread(shutil.rmtree, folder)
         return target
@@ -106,12 +106,12 @@ class Checkpoints:
     def first_segment_needed(self) -> str:
         """The oldest segment of the log that a checkpoint needs; the first if one cannot tell."""
         try:
-            return min((_state(path).first_segment for path in self._complete()), default="")
-        except (OSError, ValidationError):
+            return min((_state(path).first_segment for path in self._all()), default="")
+        except (OSError, ValueError):
             return ""
 
-    def _complete(self) -> list[Path]:
-        return sorted(path for path in self.folder.glob("step-*") if (path / _STATE).is_file())
+    def _all(self) -> list[Path]:
+        return sorted(path for path in self.folder.glob("step-*") if path.is_dir())
 
 
 def _verified_state(folder: Path) -> LearnerState:

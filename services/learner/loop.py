@@ -325,9 +325,21 @@ class Learning:
         self, purpose: Purpose, numbers: range, phase: str = "wait_for_groups"
     ) -> list[GradedGroup]:
         """Wait for the groups with these numbers."""
+        if self._replaying and len(self.parts.intake.have(purpose, numbers)) < len(numbers):
+            await self._end_replay()
         window = self.parts.intake.window(purpose, numbers)
         with timed(phase):
             return await self.parts.control.unless_interrupted(self.reconciler.beside(window))
+
+    async def _end_replay(self) -> None:
+        """The log lacks a group, which must be sampled again: by the policy as it is now."""
+        message = (
+            f"the log no longer has all groups of the steps from {self.step} to "
+            f"{self.replay_until}; they are asked for again, and these steps are made anew"
+        )
+        await self.parts.reporter.say(f"anew:{self.attempt}", message, level="warn")
+        self.replay_until = self.step
+        await self._publish_if_current()
 
     def _samples_of(self, groups: Sequence[GradedGroup]) -> tuple[list[Sample], GroupFacts]:
         kept_kv = self.recipe.rollout.kv_after_sync == "keep"

@@ -91,7 +91,7 @@ class PolicyFollower:
         """The engine, once it samples from a policy that may answer the request.
 
         It waits while weights are loaded, and as long as a learner needs to replay its log: who
-        holds a request loses it if the job is paused or ends.
+        holds a request loses it if the job is cancelled or ends.
         """
         async with self._changed:
             await self._changed.wait_for(lambda: may_answer(self.serving, request))

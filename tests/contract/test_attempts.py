@@ -216,7 +216,7 @@ async def test_attempts_that_are_killed_cost_nothing_and_are_told_of(
 async def test_attempts_that_lose_redis_cost_nothing(own_server: Server, tmp_path: Path) -> None:
     async with (
         answering(own_server.url),
-        connect(own_server.url, me="learner", patience_s=0.1) as exchange,
+        connect(own_server.url, me="learner", patience_s=1) as exchange,
     ):
         learner = Learner(exchange, tmp_path)
         await learner.submit()

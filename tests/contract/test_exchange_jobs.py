@@ -266,6 +266,19 @@ async def test_a_failed_job_is_queued_again_once_and_begins_with_fresh_streams(
     assert await exchange.ask(a_request(attempt=2))
 
 
+async def test_an_end_that_is_told_again_does_not_end_a_job_that_was_revived_since(
+    exchange: Exchange,
+) -> None:
+    attempt = await begin(exchange)
+    delivery = await next_job(exchange)
+    await exchange.close_job(delivery, attempt, state="failed")
+    await exchange.revive("job")
+    await exchange.close_job(delivery, attempt, state="failed")  # the first reply was lost
+    record = await exchange.job("job")
+    assert record is not None
+    assert record.state is JobState.QUEUED
+
+
 @pytest.mark.parametrize("state", [state for state in JobState if state is not JobState.FAILED])
 async def test_only_a_failed_job_is_queued_again(exchange: Exchange, state: JobState) -> None:
     attempt = await begin(exchange)

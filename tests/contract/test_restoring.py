@@ -39,7 +39,9 @@ async def interrupted(learner: Learner) -> None:
     assert [folder.name for folder in learner.checkpoints] == ["step-000002", "step-000004"]
 
 
-@pytest.mark.parametrize("damage", ["changed", "removed", "state", "manifest"])
+@pytest.mark.parametrize(
+    "damage", ["changed", "removed", "state", "no state", "no text", "manifest"]
+)
 async def test_in_the_place_of_a_damaged_checkpoint_the_one_before_is_taken(
     learner: Learner, damage: str
 ) -> None:
@@ -53,6 +55,11 @@ async def test_in_the_place_of_a_damaged_checkpoint_the_one_before_is_taken(
             (newest / "policy/digest").unlink()
         case "state":
             (newest / "state.json").write_text("{}")
+        case "no state":  # as a removal leaves it that was killed halfway
+            (newest / "state.json").unlink()
+        case "no text":
+            (newest / "manifest.json").unlink()
+            (newest / "state.json").write_bytes(b"\xff")
         case _:
             (newest / "manifest.json").write_text("{")
     assert (await learner.attempt()).digest == whole
@@ -62,6 +69,36 @@ async def test_in_the_place_of_a_damaged_checkpoint_the_one_before_is_taken(
     assert str(older) in event.message
     assert (await learner.record()).state is JobState.SUCCEEDED
     assert [folder.name for folder in learner.checkpoints] == ["step-000002", "step-000006"]
+
+
+async def test_a_job_whose_checkpoints_are_gone_waits_for_them(
+    learner: Learner, tmp_path: Path
+) -> None:
+    whole = await uninterrupted(learner)
+    await interrupted(learner)
+    folder, away = learner.job_dir / "checkpoints", tmp_path / "away"
+    folder.rename(away)
+    await learner.attempt()
+    record = await learner.record()
+    assert record.state is JobState.PAUSED
+    assert f"{folder} has no checkpoint" in str(record.error)
+    folder.rmdir()
+    away.rename(folder)
+    assert (await learner.attempt()).digest == whole
+
+
+async def test_steps_whose_log_is_gone_are_made_anew_under_weights_that_are_published(
+    learner: Learner, server: Server
+) -> None:
+    whole = await uninterrupted(learner)
+    await interrupted(learner)
+    for segment in (learner.job_dir / "log").iterdir():
+        segment.unlink()
+    with server.client() as client:  # nor does a rollout have the weights of the last attempt
+        client.delete("weir:job:policy")
+    assert (await learner.attempt()).digest == whole
+    (event,) = await learner.events(kind="anew:")
+    assert event.message.startswith("the log no longer has all groups of the steps from 4 to 5;")
 
 
 async def test_a_checkpoint_of_an_earlier_release_is_taken_as_it_is(learner: Learner) -> None:

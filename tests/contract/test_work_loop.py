@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from protocol.exchange import Exchange, connect
+from protocol.exchange.connection import Refused
 from protocol.messages import ActiveJob, GradedGroup, JobRecord, Requested, RolloutRequest
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
 
@@ -343,4 +344,27 @@ async def test_a_paused_job_is_left_alone(exchange: Exchange, open_exchange: Ope
         await asyncio.sleep(0.5)
         assert (await exchange.backlog(REQUESTS, "job")).entries == 1
         await exchange.request_state("job", Requested.RUN)
+        assert await results(exchange, 1) == {0: "done"}
+
+
+async def test_a_worker_that_cannot_let_an_entry_go_ends_and_another_gets_it(
+    exchange: Exchange, open_exchange: OpenExchange, server: Server
+) -> None:
+    def permit(*commands: str) -> None:
+        with server.client() as client:
+            client.execute_command("ACL", "SETUSER", "default", *commands)
+
+    async def answer_into_refusals(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
+        permit("-xack", "-xclaim")  # as a replica refuses writes during a failover
+        return await answer(job, request)
+
+    await begin(exchange, requests=1)
+    try:
+        async with open_exchange("one") as one, asyncio.timeout(15):
+            service = Service("worker", DEPLOYMENT, one)
+            with pytest.raises(Refused):
+                await work_forever(service, station_of(answer_into_refusals))
+    finally:
+        permit("+@all")
+    async with open_exchange("other") as other, working(other, answer):
         assert await results(exchange, 1) == {0: "done"}

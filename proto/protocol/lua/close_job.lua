@@ -6,9 +6,11 @@ local attempt = redis.call('HGET', KEYS[1], 'attempt')
 if attempt ~= ARGV[1] then
   return redis.error_reply('FENCED attempt ' .. ARGV[1] .. ' gave way to ' .. tostring(attempt))
 end
-redis.call('DEL', unpack(KEYS, 4))
+if redis.call('XDEL', KEYS[2], ARGV[4]) == 0 then
+  return 0  -- a repeat: it has ended, and may have been revived since
+end
 redis.call('XACK', KEYS[2], ARGV[3], ARGV[4])
-redis.call('XDEL', KEYS[2], ARGV[4])
+redis.call('DEL', unpack(KEYS, 4))
 redis.call('HSET', KEYS[1], unpack(ARGV, 5))
 local active = redis.call('GET', KEYS[3])
 if active and cjson.decode(active)['job_id'] == ARGV[2] then
