@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from protocol.exchange import Delivery, Disconnected, Place, Verdict, seat_of
+from protocol.exchange.connection import Refused
 from protocol.exchange.roster import Roster
 from protocol.frames import FrameError
-from protocol.messages import ActiveJob, GradedGroup, Message, Requested
+from protocol.messages import ActiveJob, GradedGroup, JobEvent, Message, Requested
 from protocol.streams import Stream
 
 from services.chassis import metrics
@@ -117,7 +118,7 @@ class _Worker(Generic[I, O]):
     in_flight: dict[Delivery[I], asyncio.Task[None]] = field(default_factory=dict)
     troubled: list[Delivery[I]] = field(default_factory=list)  # to be run alone
     is_alone: bool = False  # what is in flight may kill its worker
-    failed_in_a_row: set[Place] = field(default_factory=set)
+    failed_in_a_row: dict[Place, Delivery[I]] = field(default_factory=dict)
     error: BaseException | None = None  # that kept an entry from being let go
     looked_at: float = float("-inf")
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -140,7 +141,7 @@ class _Worker(Generic[I, O]):
         so that an entry which is ours and not held was claimed by a lost reply.
         """
         while not self.service.stopping.is_set():
-            self._check_that_something_works()
+            await self._check_that_something_works()
             if self.error is not None:  # who lives on would hold that entry for ever
                 raise self.error
             self._run_troubled_alone()
@@ -159,7 +160,7 @@ class _Worker(Generic[I, O]):
     async def leave(self) -> None:
         """Release everything; what may have killed a part of this worker counts as that."""
         verdict = "deaths" if self.station.has_died() else "unharmed"
-        with suppress(TimeoutError, *Disconnected):
+        with suppress(TimeoutError, Refused, *Disconnected):
             async with asyncio.timeout(_PARTING_S):
                 await self._release_everything(verdict)
                 await self.service.exchange.leave(self.station.group)
@@ -208,7 +209,7 @@ class _Worker(Generic[I, O]):
         )
         self.roster.look(pulse.lives, time.monotonic())
         for delivery in held:
-            if delivery.place in pulse.lost and delivery.place in self.held:
+            if delivery.place in pulse.lost and self.held.get(delivery.place) is delivery:
                 self._lose(delivery)
 
     def _lose(self, delivery: Delivery[I]) -> None:
@@ -304,25 +305,39 @@ class _Worker(Generic[I, O]):
 
     async def _failed(self, delivery: Delivery[I], error: Exception) -> None:
         metrics.FAILURES.inc()
-        self.failed_in_a_row.add(delivery.place)
-        failures = [*delivery.failures, self.service.exchange.me]
         if self.station.has_died():
-            await self._release(delivery, "deaths")
-        elif isinstance(error, WorkerFault):
+            return  # it stays held, and counts as a death when the last heartbeat has been sent
+        self.failed_in_a_row[delivery.place] = delivery
+        failures = [*delivery.failures, self.service.exchange.me]
+        if isinstance(error, WorkerFault):
             await self._release(delivery)
         elif is_hopeless(failures, MAX_FAILURES, self._seats):
             await self._give_up(delivery, "failures", f"{type(error).__name__}: {error}")
         else:
             await self._release(delivery, "failures")
 
-    def _check_that_something_works(self) -> None:
-        if len(self.failed_in_a_row) >= _MAX_IN_A_ROW:
-            why = (
-                f"{len(self.failed_in_a_row)} groups in a row failed in this worker and none did "
-                "not; it leaves them to others and ends, to be started anew; see its log above"
+    async def _check_that_something_works(self) -> None:
+        if len(self.failed_in_a_row) < _MAX_IN_A_ROW or self.job is None:
+            return
+        exchange, job_id = self.service.exchange, self.job.job_id
+        why = (
+            f"{len(self.failed_in_a_row)} groups in a row failed in the worker {exchange.me} and "
+            "none did not; it leaves them to others and ends, to be started anew; see its log"
+        )
+        self.service.readiness.set(False, why)
+        failed = [entry for entry in self.failed_in_a_row.values() if entry.job_id == job_id]
+        await self._release_everything()  # after which no failure of this worker is on its way
+        await exchange.pardon(job_id, failed)
+        await exchange.record_event(
+            JobEvent(
+                id=f"broken:{exchange.me}",
+                job_id=job_id,
+                created_at=time.time(),
+                level="warn",
+                message=why,
             )
-            self.service.readiness.set(False, why)
-            raise WorkerBroken(why)
+        )
+        raise WorkerBroken(why)
 
     async def _give_up(self, delivery: Delivery[I], why: str, reason: str) -> None:
         metrics.GIVEN_UP.labels(why).inc()

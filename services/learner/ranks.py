@@ -24,13 +24,17 @@ from protocol.recipe import Recipe
 from safetensors import SafetensorError
 
 from services.learner.engine import device_of_rank
+from services.learner.faults import MachineFault
 from services.learner.models import Models
 from services.learner.samples import Sample, SampleBatch, pack_samples, unpack_samples
 from services.learner.trainer import Trainer
 
 log = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 5.0
-_DISK_ERROR = re.compile(r"inline_container|PytorchStream(Reader|Writer)|os error \d+")
+_DISK_ERROR = re.compile(
+    r"inline_container|PytorchStream(Reader|Writer)|os error \d+|file not fully covered"
+)
+_DEVICE_ERROR = re.compile(r"CUDA error|No CUDA GPUs are available")
 
 
 class Order(Message):
@@ -105,8 +109,10 @@ def _machine_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, SafetensorError) as error:
-        if "can't allocate memory" in str(error):
+        if re.search("can't allocate memory|Cannot allocate memory", str(error)):
             raise MemoryError(str(error)) from error
+        if _DEVICE_ERROR.search(str(error)):
+            raise MachineFault(f"a GPU of the learner fails: {error}") from error
         if _DISK_ERROR.search(str(error)):
             raise OSError(f"{folder} cannot be written, or read: {error}") from error
         raise

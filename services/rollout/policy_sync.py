@@ -37,6 +37,7 @@ SYNCS = Counter("weir_weight_syncs_total", "Weight syncs that succeeded")
 SYNC_FAILURES = Counter("weir_weight_sync_failures_total", "Weight syncs that failed", ["why"])
 
 _POLL_S = 0.05
+_GONE_S = 0.3  # newer weights are announced before older ones go
 _RETRY_S = 1.0
 _MAX_LOAD_FAILURES = 3
 
@@ -143,7 +144,7 @@ class PolicyFollower:
         try:
             await self._take(newest, job)
         except WeightsGone as error:
-            return self._failed("gone", error, _POLL_S)
+            return self._failed("gone", error, _GONE_S)
         except WeightsError as error:
             return self._failed("damaged", error, _RETRY_S)
         except LoadError as error:

@@ -160,7 +160,25 @@ async def test_a_worker_where_everything_fails_ends_and_costs_nothing(
         bad.cancel()
         await asyncio.gather(bad, return_exceptions=True)
     assert set(found.values()) == {"done"}
-    assert "groups in a row failed in this worker" in str(ends[0])
+    assert "groups in a row failed in the worker" in str(ends[0])
+
+
+async def test_a_lone_worker_where_everything_fails_costs_nothing_and_says_so(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    async def never(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
+        raise RuntimeError("CUDA error")
+
+    await begin(exchange, requests=8)
+    for life in range(5):
+        async with open_exchange(f"seat.{life}") as own:
+            with pytest.raises(WorkerBroken):
+                await work_forever(Service("worker", DEPLOYMENT, own), station_of(never, 8))
+    async with open_exchange("seat.5") as own, working(own, answer):
+        assert set((await results(exchange, 8)).values()) == {"done"}
+    events = [event for _, event in await exchange.events("job")]
+    assert {event.level for event in events} == {"warn"}
+    assert "groups in a row failed in the worker seat.0" in events[0].message
 
 
 async def test_what_no_worker_can_do_is_handed_on_at_once(

@@ -57,7 +57,7 @@ async def _about_log(exchange: Connection) -> str | None:
 
 
 async def _about_fsync(exchange: Connection) -> str | None:
-    when = (await exchange.writer.config_get("appendfsync"))["appendfsync"]
+    when = (await exchange.writer.config_get("appendfsync")).get("appendfsync", "hidden")
     if when == "always":
         return None
     return (

@@ -221,6 +221,11 @@ class Work(Connection):
         args = [delivery.stream.group, self.me, delivery.entry_id, delivery.stream.name, verdict]
         return int(await if_job_ended(-1, self.run("release", keys, args))) == 0
 
+    async def pardon(self, job_id: str, deliveries: Iterable[Delivery]) -> None:
+        """Take back that entries have failed here: this worker was at fault, and not they."""
+        entries = [part for d in deliveries for part in (d.stream.name, d.entry_id)]
+        await self.run("pardon", [streams.faults_key(job_id)], [self.me, *entries])
+
     async def take_in(self, delivery: Delivery[GradedGroup], attempt: int) -> bool:
         """Remove a graded group that is safely logged; False if it was gone already.
 
