@@ -67,7 +67,7 @@ class Checkpoints:
         for folder in reversed(folders):
             try:
                 return folder, _verified_state(folder)
-            except (weights.WeightsError, ValidationError) as error:
+            except (weights.WeightsError, ValidationError, FileNotFoundError) as error:
                 self.damaged[folder] = str(error)
         if folders:
             raise MachineFault(
@@ -111,7 +111,7 @@ class Checkpoints:
             return ""
 
     def _complete(self) -> list[Path]:
-        return sorted(path for path in self.folder.glob("step-*") if (path / _STATE).is_file())
+        return sorted(path for path in self.folder.glob("step-*") if path.is_dir())
 
 
 def _verified_state(folder: Path) -> LearnerState:
