@@ -231,6 +231,11 @@ class _Attempt:
         """The newest whole one; people hear of newer ones that are damaged."""
         newest = await asyncio.to_thread(parts.checkpoints.newest)
         if newest is None:
+            if self.record.step > self.record.recipe.training.checkpoint_every:
+                raise MachineFault(
+                    f"{parts.checkpoints.folder} holds no checkpoint, though the job has made "
+                    f"{self.record.step} steps; restore or mount it, or cancel the job"
+                )
             return None
         folder, state = newest
         for damaged, how in parts.checkpoints.damaged.items():

@@ -64,6 +64,25 @@ async def test_in_the_place_of_a_damaged_checkpoint_the_one_before_is_taken(
     assert [folder.name for folder in learner.checkpoints] == ["step-000002", "step-000006"]
 
 
+async def test_a_job_whose_checkpoints_are_gone_waits_for_them_and_does_not_begin_anew(
+    learner: Learner,
+) -> None:
+    whole = await uninterrupted(learner)
+    await interrupted(learner)
+    folder = learner.job_dir / "checkpoints"
+    folder.rename(learner.data_dir / "unmounted")
+    await learner.attempt()
+    record = await learner.record()
+    assert record.state is JobState.PAUSED
+    assert f"{folder} holds no checkpoint" in (record.error or "")
+    folder.rmdir()
+    (learner.data_dir / "unmounted").rename(folder)
+    assert (await learner.attempt()).digest == whole
+    assert [event.message for event in await learner.events(kind="again:")] == [
+        "attempt 3 begins at step 4"
+    ]
+
+
 async def test_a_checkpoint_of_an_earlier_release_is_taken_as_it_is(learner: Learner) -> None:
     whole = await uninterrupted(learner)
     await interrupted(learner)
