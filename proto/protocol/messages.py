@@ -297,7 +297,7 @@ class JobRecord(Message):
     """Everything the stack knows about one job."""
 
     id: str
-    created_at: float
+    created_at: FiniteFloat
     recipe: Recipe
     request: Mapping[str, JsonValue] = Field(default_factory=dict)  # the REST body, as it came
     requested: Requested = Requested.RUN
@@ -306,8 +306,8 @@ class JobRecord(Message):
     attempts_since_checkpoint: int = 0  # begun since the last progress, or report of how one ended
     failures: int = 0  # attempts in a row that broke by a fault of the job's own, without progress
     step: int = 0
-    started_at: float | None = None
-    finished_at: float | None = None
+    started_at: FiniteFloat | None = None
+    finished_at: FiniteFloat | None = None
     error: str | None = None
     result: Mapping[str, JsonValue] = Field(default_factory=dict)
 

@@ -22,7 +22,7 @@ _REMEDIES = {
     errno.ENFILE: "raise the machine's limit of open files",
     errno.ENOMEM: "free memory on the learner's machine",
 }
-_ANOTHER_REMEDY = "mend the disk, or the connection, behind it"
+_ANOTHER_REMEDY = "see that the disk has space, or mend it or the connection behind it"
 
 
 class MachineFault(RuntimeError):

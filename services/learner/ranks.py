@@ -8,6 +8,7 @@ every few seconds, so that slow generation never trips the process group's timeo
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,7 @@ from services.learner.trainer import Trainer
 log = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 5.0
 _DISK_ERROR = re.compile(
-    r"inline_container|PytorchStream(Reader|Writer)|os error \d+|file not fully covered"
+    r"inline_container|PytorchStream(?:Reader|Writer)|os error (\d+)|file not fully covered"
 )
 _DEVICE_ERROR = re.compile(r"CUDA error|No CUDA GPUs are available")
 
@@ -113,8 +114,9 @@ def _machine_errors(folder: Path) -> Iterator[None]:
             raise MemoryError(str(error)) from error
         if _DEVICE_ERROR.search(str(error)):
             raise MachineFault(f"a GPU of the learner fails: {error}") from error
-        if _DISK_ERROR.search(str(error)):
-            raise OSError(f"{folder} cannot be written, or read: {error}") from error
+        if (of_disk := _DISK_ERROR.search(str(error))) is not None:
+            number = int(of_disk[1] or errno.EIO)  # torch does not say which
+            raise OSError(number, str(error), str(folder)) from error
         raise
 
 

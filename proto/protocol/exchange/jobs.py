@@ -77,14 +77,13 @@ class Jobs(Connection):
         rows = cast(list[bytes], await self.writer.zrevrange(_JOB_INDEX, 0, -1))
         return [row.decode() for row in rows]
 
-    async def request_state(self, job_id: str, requested: Requested) -> JobState | None:
-        """Say what the user wants of a job; returns its state, None if there is no such job.
+    async def request_state(self, job_id: str, requested: Requested) -> None:
+        """Say what the user wants of a job, if there is such a job and it has not ended.
 
         Who has asked to cancel cannot change their mind. This works when memory is full.
         """
         args = [json.dumps(requested), json.dumps(time.time())]
-        state = await self.run("request_state", [streams.job_key(job_id)], args)
-        return None if state is None else JobState(json.loads(state))
+        await self.run("request_state", [streams.job_key(job_id)], args)
 
     async def requested_state(self, job_id: str) -> Requested | None:
         """What the user wants of a job, None if there is no such job."""

@@ -4,7 +4,7 @@
 -- KEYS: job      ARGV: requested, now
 local state = redis.call('HGET', KEYS[1], 'state')
 if not state or state == '"succeeded"' or state == '"failed"' or state == '"cancelled"' then
-  return state
+  return
 end
 if redis.call('HGET', KEYS[1], 'requested') ~= '"cancel"' then
   redis.call('HSET', KEYS[1], 'requested', ARGV[1])
@@ -12,4 +12,3 @@ end
 if state == '"queued"' and ARGV[1] == '"cancel"' then
   redis.call('HSET', KEYS[1], 'state', '"cancelled"', 'finished_at', ARGV[2])
 end
-return redis.call('HGET', KEYS[1], 'state')

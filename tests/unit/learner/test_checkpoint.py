@@ -128,6 +128,28 @@ async def test_where_no_checkpoint_is_whole_the_machine_is_at_fault(tmp_path: Pa
         checkpoints.newest()
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("gone", [("state.json",), ("state.json", "manifest.json")])
+async def test_a_checkpoint_that_has_lost_its_state_is_damaged_and_no_reason_to_begin_anew(
+    tmp_path: Path, gone: tuple[str, ...]
+) -> None:
+    checkpoints, team = Checkpoints(tmp_path, 1), cast(Team, FakeTeam())
+    for step in (2, 4):
+        await checkpoints.save(team, a_state(step), nothing)
+    for name in gone:
+        (tmp_path / "step-000004" / name).unlink()
+    newest = checkpoints.newest()
+    assert newest is not None
+    assert newest[0] == tmp_path / "step-000002"
+    assert list(checkpoints.damaged) == [tmp_path / "step-000004"]
+    for name in gone:
+        (tmp_path / "step-000002" / name).unlink()
+    with pytest.raises(MachineFault, match=r"state\.json.*restore one in"):
+        checkpoints.newest()
+    await checkpoints.save(team, a_state(6), nothing)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000006"]
+
+
 def test_names_of_checkpoints_sort_in_the_order_of_training() -> None:
     moments = [(0, 0), (0, 2), (0, 10), (1, 10), (2, 10), (10, 10)]
     names = [checkpoint_name(step, pretrained) for step, pretrained in moments]

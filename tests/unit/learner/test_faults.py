@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from protocol.frames import FrameError
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from deploy.placement import PlacementError
@@ -34,9 +35,13 @@ DATA = Path("/data")
         ),
         (
             OSError(errno.EIO, "Input/output error", "/data/x"),
-            "[Errno 5] Input/output error: '/data/x'; mend the disk, or the connection, behind it",
+            "[Errno 5] Input/output error: '/data/x'; "
+            "see that the disk has space, or mend it or the connection behind it",
         ),
-        (TimeoutError(), "TimeoutError; mend the disk, or the connection, behind it"),
+        (
+            TimeoutError(),
+            "TimeoutError; see that the disk has space, or mend it or the connection behind it",
+        ),
         (
             MemoryError(),
             "the learner's machine is out of memory; free memory on it, or submit the job with a "
@@ -105,3 +110,26 @@ def test_the_machines_errors_are_known_whichever_library_meets_them(
         rank.carry_out(Order(do="save", folder=str(tmp_path)))
     assert caught.type is raised
     assert (machine_fault(caught.value, DATA) is None) == (raised is RuntimeError)
+
+
+def export_beyond_the_disk(folder: Path) -> None:
+    problem = "Error while serializing: I/O error: No space left on device (os error 28)"
+    raise SafetensorError(f"{problem} in {folder}")
+
+
+@pytest.mark.parametrize(
+    ("save", "cause", "remedy"),
+    [(export_beyond_the_disk, "ENOSPC", "free space"), (save_tensors, "EIO", "has space")],
+)
+def test_a_disk_that_a_library_finds_full_is_one_cause_in_whichever_folder(
+    almost_full: None, tmp_path: Path, save: Callable[[Path], None], cause: str, remedy: str
+) -> None:
+    rank: Any = Rank()
+    rank.trainer = SimpleNamespace(models=SimpleNamespace(save=save))
+    for attempt in (1, 2):
+        folder = tmp_path / f".unfinished-{attempt}"
+        folder.mkdir()
+        with pytest.raises(OSError, match=str(folder)) as caught:
+            rank.carry_out(Order(do="save", folder=str(folder)))
+        assert cause_of(caught.value) == cause
+        assert remedy in (machine_fault(caught.value, DATA) or "")
