@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 export PATH := $(abspath $(BIN)):$(PATH)
 export PYTHONPATH := $(CURDIR)/proto:$(CURDIR)
 
-.PHONY: help install check format test test-parts test-whole chaos test-containers sbom recipes mutants demo compare up down secrets
+.PHONY: help install check format test test-parts test-whole chaos kills soak test-containers sbom recipes mutants demo compare up down secrets
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -45,10 +45,6 @@ test-parts: install ## the tests of all but real engines and whole stacks
 test-whole: install ## the tests with real engines, and of whole stacks
 	pytest tests/engine tests/stack
 
-chaos: install ## disturb jobs and a stack for as long as SEEDS (40) and WEIR_CHAOS_KILLS (50) say, an hour
-	python -m tests.chaos
-	pytest -m chaos tests/stack --capture no
-
 test-containers: install ## build the images and run the compose file; needs root, and docker or Debian; 10 minutes
 	pytest -m containers tests/containers
 
@@ -59,6 +55,15 @@ sbom: ## list the packages of every image in dist/sbom; needs docker
 
 recipes: install ## train with every tiny recipe, through the whole stack; takes an hour
 	pytest -m recipes
+
+chaos: install ## disturb jobs as machines do, 250 times each: SEEDS=40 is half an hour, SEED=7 repeats one
+	python -m tests.chaos
+
+kills: install ## kill parts of a real stack at random, WEIR_CHAOS_KILLS=50 times: a quarter of an hour
+	pytest -m chaos tests/stack --capture no
+
+soak: install ## a job of STEPS=100000 steps without a model: does anything grow? Takes an hour
+	python -m tests.benchmarks.soak --steps $(or $(STEPS),100000)
 
 mutants: install ## break the formulas, one place at a time: do the tests notice? Takes 15 minutes
 	$(PIP) --no-build-isolation --editable '.[mutants]'

@@ -30,10 +30,13 @@ class News(Connection):
         return decode(PolicyVersion, cast(dict[bytes, bytes], rows[0][1])) if rows else None
 
     async def record_event(self, event: JobEvent) -> bool:
-        """Record an event; False if one with its id is among the newest `MAX_EVENTS`, the kept."""
+        """Record an event; False if one with its id is among the newest `MAX_EVENTS`, the kept.
+
+        This works when memory is full: who waits for room must be able to say so.
+        """
         keys = [streams.EVENTS.key(event.job_id), streams.event_ids_key(event.job_id)]
         args = [MAX_EVENTS, event.id, *flat(encode(event))]
-        return bool(await self.produce("record_event", keys, args))
+        return bool(await self.run("record_event", keys, args))
 
     async def events(
         self, job_id: str, *, after: str = "0", count: int = 1000, wait_s: float | None = None

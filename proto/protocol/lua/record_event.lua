@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Record an event once, however often it is reported. The newest are kept, and their ids with them.
 -- KEYS: events, event_ids      ARGV: how many to keep, event id, frame fields...
 if redis.call('SADD', KEYS[2], ARGV[2]) == 0 then
