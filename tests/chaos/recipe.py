@@ -13,7 +13,13 @@ BASE_MODEL = Path(__file__).parents[2] / "examples" / "arithmetic" / "base-model
 WEIGHTS = "model.safetensors"
 
 
-def a_chaos_recipe(*, steps: int, with_critic: bool = False, evaluate_every: int = 25) -> Recipe:
+def a_chaos_recipe(
+    *,
+    steps: int,
+    with_critic: bool = False,
+    checkpoint_every: int = 3,
+    evaluate_every: int = 25,
+) -> Recipe:
     """Dynamic sampling, evaluation and checkpoints; with a critic also value pretraining."""
     critic = {"critic": {"pretrain_steps": 6}, "algorithm": {"advantage": "gae"}}
     return a_recipe(
@@ -26,7 +32,7 @@ def a_chaos_recipe(*, steps: int, with_critic: bool = False, evaluate_every: int
             "dynamic_sampling": True,
             "max_oversampling": 4,
             "max_staleness": 3,
-            "checkpoint_every": 3,
+            "checkpoint_every": checkpoint_every,
         },
         evaluation={"samples": 2, "tasks": 5, "every": evaluate_every},
         **(critic if with_critic else {}),
