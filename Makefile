@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 export PATH := $(abspath $(BIN)):$(PATH)
 export PYTHONPATH := $(CURDIR)/proto:$(CURDIR)
 
-.PHONY: help install check format test test-parts test-whole chaos test-containers sbom recipes mutants demo compare up down secrets
+.PHONY: help install check format test test-parts test-whole chaos test-containers sbom recipes soak mutants demo compare up down secrets
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -59,6 +59,9 @@ sbom: ## list the packages of every image in dist/sbom; needs docker
 
 recipes: install ## train with every tiny recipe, through the whole stack; takes an hour
 	pytest -m recipes
+
+soak: install ## a job of STEPS=100000 steps without a model: does anything grow? Takes an hour
+	python -m tests.benchmarks.soak --steps $(or $(STEPS),100000)
 
 mutants: install ## break the formulas, one place at a time: do the tests notice? Takes 15 minutes
 	$(PIP) --no-build-isolation --editable '.[mutants]'

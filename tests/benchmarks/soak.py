@@ -60,7 +60,16 @@ class Needs:
         return "".join(f"{value:12,}" for value in astuple(self))
 
 
-_NOISE = {"redis": 256, "memory": 8192, "log": 256, "files": 16, "under_way": 64}  # at any moment
+_EVALUATIONS = 100  # each leaves half a KiB in state.json, of which there are two
+_NOISE = {
+    "redis": 256,
+    "memory": 8192,
+    "log": 256,
+    "state_json": 64,
+    "checkpoints": 128,
+    "files": 16,
+    "under_way": 64,
+}
 
 
 def grown(rows: Sequence[Needs]) -> list[str]:
@@ -84,7 +93,9 @@ async def soak(folder: Path, steps: int, tell: Callable[[Needs], object]) -> lis
         with server.client() as client:
             client.config_set("appendfsync", "no")  # nothing is killed here
         user = await opened.enter_async_context(connect(server.url, me="user"))
-        recipe = a_chaos_recipe(steps=steps, checkpoint_every=20, evaluate_every=100)
+        recipe = a_chaos_recipe(
+            steps=steps, checkpoint_every=20, evaluate_every=max(100, steps // _EVALUATIONS)
+        )
         await user.submit(JobRecord(id=JOB, created_at=time.time(), recipe=recipe))
         await opened.enter_async_context(_working(server.url, folder))
         began = time.monotonic()

@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.redis, pytest.mark.stack]
 SEEDS = (1, 2, 3, 4)
 
 
+@pytest.mark.timeout(900)
 def test_a_thousand_faults_change_nothing_of_what_is_learned(tmp_path: Path) -> None:
     chaos = Chaos(tmp_path)
 
