@@ -81,10 +81,11 @@ def _ledger(account: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _logged(stack: Stack, ledgers: Ledgers) -> dict[str, str]:
-    """What the log has of every number that was used."""
+    """What the log has of every number that was used, wherever the folder of the data was."""
     used = {group_key(p, n) for p, ledger in ledgers.items() for n in range(sum(ledger.values()))}
     logged = dict.fromkeys(used, "not logged")
-    for _, group in read_log(stack.folder / "data" / "jobs" / JOB / "log"):
+    logs = stack.folder.glob(f"*/jobs/{JOB}/log")
+    for group in (group for log in logs for _, group in read_log(log)):
         if group.key in used:
             digest, before = _digest(group), logged[group.key]
             logged[group.key] = digest if before in {"not logged", digest} else "logged differently"
