@@ -37,7 +37,7 @@ format: install ## rewrite the code in the house format
 	ruff check --fix .
 
 test: check ## all checks and tests; needs no GPU and no server
-	$(MAKE) --jobs 2 --output-sync=line test-parts test-whole
+	$(MAKE) --jobs 2 test-parts test-whole
 
 test-parts: install ## the tests of all but real engines and whole stacks
 	pytest --ignore tests/engine --ignore tests/stack

@@ -35,7 +35,7 @@ from tests.contract.valkey_server import Server
 
 ROWS = 20
 MOST_GROWTH = 0.05  # of the second half over the first
-KEPT_SAMPLES_BYTES = 2**20
+KEPT_SAMPLES_BYTES = 2**18
 _LOOK_EVERY_S = 0.05
 _KIB = 2**10
 
@@ -64,7 +64,7 @@ _EVALUATIONS = 100  # each leaves half a KiB in state.json, of which there are t
 _NOISE = {
     "redis": 256,
     "memory": 8192,
-    "log": 256,
+    "log": 512,  # two segments
     "state_json": 64,
     "checkpoints": 128,
     "files": 16,

@@ -18,7 +18,7 @@ def test_nothing_grows_with_the_steps_of_a_job(
 ) -> None:
     monkeypatch.setattr(news, "MAX_EVENTS", 100)
 
-    rows = asyncio.run(soak(tmp_path, steps=250, tell=print))
+    rows = asyncio.run(soak(tmp_path, steps=300, tell=print))
 
     assert rows[-1].step > 200
     assert grown(rows) == []
