@@ -26,7 +26,7 @@ from tests.unit.grader.task_files import Files, a_task, rewrite
 def test_each_answer_goes_its_way(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
     answers = ["42", r"\frac{14}{3}", r"11-2\sqrt{6}", r"\text{East}", r"10,\!080", "(1,2)"]
     tasks = [a_task(answer, id=f"task-{n}") for n, answer in enumerate(answers)]
-    tasks[1] |= {"metadata": {"level": 5, "ü": ["\ud800"]}, "solution": "See?"}
+    tasks[1] |= {"metadata": {"level": 5, "ü": ["\U0001d54f"]}, "solution": "See?"}
     assert files.rewrite(*tasks) == 0
     assert [(task["id"], task["answer"]) for task in files.written] == [
         ("task-0", "42"),
