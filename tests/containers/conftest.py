@@ -49,13 +49,17 @@ class Stack:
         wait_for(lambda: self.sdk.fine_tuning.jobs.list(limit=1) is not None, 120, "the gateway")
 
     def execute(self, service: str, *command: str) -> str:
-        """What a command prints in a container; a learner's begins anew after a job."""
+        """What a command prints in a container; a learner's begins anew after a job.
+
+        A command that runs while its container ends is killed with it, and exits with 137.
+        """
         deadline = time.monotonic() + 60
         while True:
             try:
                 return self.engine("exec", container(service), *command)
             except AssertionError as error:
-                if "running" not in str(error) or time.monotonic() > deadline:
+                ended = "running" in str(error) or "ended with 137" in str(error)
+                if not ended or time.monotonic() > deadline:
                     raise
             time.sleep(0.5)
 
