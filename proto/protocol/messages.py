@@ -181,6 +181,15 @@ class RolloutGroup(Message):
         return self
 
 
+class Mark(Message):
+    """A place in a response's text where a verifier looked, and what it found there."""
+
+    start: int = Field(ge=0)  # characters
+    end: int = Field(ge=0)
+    verdict: Literal["right", "wrong", "unknown"]
+    note: str = ""
+
+
 class Graded(Message):
     """A score that a verifier stands for, in [0, 1]; ``reason`` says why a response is wrong."""
 
@@ -188,6 +197,8 @@ class Graded(Message):
     value: float = Field(ge=0, le=1)
     reason: str | None = None
     breakdown: Mapping[str, FiniteFloat] = Field(default_factory=dict)
+    marks: tuple[Mark, ...] = ()
+    comments: Mapping[str, str] = Field(default_factory=dict)  # a judge's words, by criterion
 
 
 class Ungradable(Message):
