@@ -15,6 +15,8 @@ from typing import Any
 import httpx
 import yaml
 
+from deploy.processes import free_ports
+
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "deploy/grafana/generated").glob("*.json"))
 Json = dict[str, Any]
@@ -76,10 +78,10 @@ class Prometheus:
     """A process of Prometheus, with the deployment's configuration but other targets."""
 
     url: str
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def start(cls, folder: Path, port: int, targets: Mapping[str, str]) -> Prometheus:
+    def start(cls, folder: Path, targets: Mapping[str, str]) -> Prometheus:
         """Begin to scrape.
 
         Args:
@@ -98,11 +100,7 @@ class Prometheus:
         written["rule_files"] = [str(ROOT / "deploy/prometheus/rules.yml")]
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "prometheus.yml").write_text(yaml.safe_dump(written))
-        return cls.reopen(folder, port)
-
-    @classmethod
-    def reopen(cls, folder: Path, port: int) -> Prometheus:
-        """Go on with a folder that an earlier one has left."""
+        port = next(free_ports())
         command = [
             "prometheus",
             f"--config.file={folder / 'prometheus.yml'}",
@@ -110,17 +108,19 @@ class Prometheus:
             f"--web.listen-address=127.0.0.1:{port}",
             "--log.level=warn",
         ]
-        running = cls(f"http://127.0.0.1:{port}", subprocess.Popen(command, stdout=sys.stderr))
+        process = subprocess.Popen(command, stdout=sys.stderr)
+        running = cls(f"http://127.0.0.1:{port}", process)
         deadline = time.monotonic() + 60
         while not running._is_ready():
-            assert running.process.poll() is None, "prometheus has ended"
+            assert process.poll() is None, "prometheus has ended"
             assert time.monotonic() < deadline, "prometheus does not answer"
             time.sleep(0.1)
         return running
 
     def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(30)
+        if self.process:
+            self.process.terminate()
+            self.process.wait(30)
 
     def now(self, expression: str, at: float) -> list[Json]:
         """The series that an expression has at a moment; each with its ``value``."""
