@@ -100,7 +100,7 @@ async def measure(job_dir: Path) -> None:
 
 def main() -> None:
     """Write a store and measure it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser()
     parser.add_argument("--tokens", type=int, default=200, help="of each response")
     parser.add_argument("--store", type=Path, help="a folder to keep it in, or to find it")
     given = parser.parse_args()

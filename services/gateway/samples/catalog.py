@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from services.gateway.errors import Problem
 
 _NUMBERS = ("accuracy", "process", "reward", "advantage", "surprise", "parity_gap")
-_COLUMNS = ("index", "length", "truncated", *_NUMBERS)
+_OF_FACTS = ("length", "truncated", *_NUMBERS)
+_COLUMNS = ("index", *_OF_FACTS)
 _ROW = np.dtype([(name, "<f8") for name in _COLUMNS])  # NaN: unknown, or there is no response
 _RANK = {purpose: rank for rank, purpose in enumerate(Purpose)}
 
@@ -38,7 +40,7 @@ class SampleFilter(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    step: int | None = Field(None, ge=0)
+    step: int | None = Field(default=None, ge=0)
     purpose: Purpose | None = None
     task: str | None = None
     key: str | None = None
@@ -186,10 +188,10 @@ def catalog_of(segment: str, found: Sequence[tuple[int, SampleFacts]]) -> Catalo
     """A catalog of records: the facts of each, and the byte of the segment where it begins."""
     groups = [_group(segment, begin, facts) for begin, facts in found]
     numbers: list[float | None] = []
+    values = attrgetter(*_OF_FACTS)
     for _, facts in found:
         for index, response in enumerate(facts.responses):
-            numbers += [index, response.length, response.truncated]
-            numbers += [getattr(response, name) for name in _NUMBERS]
+            numbers += [index, *values(response)]
         if not facts.responses:
             numbers += [None] * len(_COLUMNS)
     return Catalog(groups, np.array(numbers, dtype="<f8").view(_ROW))

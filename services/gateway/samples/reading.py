@@ -26,10 +26,10 @@ _PATIENCE_S = 1.0
 class SampleQuery(SampleFilter):
     """The query of a list of samples."""
 
-    text: str | None = Field(None, min_length=1)
+    text: str | None = Field(default=None, min_length=1)
     order: Order = Order.NEWEST
     after: str | None = None
-    limit: int = Field(20, ge=1, le=1000)
+    limit: int = Field(default=20, ge=1, le=1000)
 
 
 @dataclass
