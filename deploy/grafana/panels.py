@@ -71,7 +71,7 @@ def graph(
     unit: str,
     *series: Series,
     width: int = 8,
-    alert: str = "",
+    alerts: Sequence[str] = (),
     minimum: float | None = None,
     maximum: float | None = None,
     limits: Limits | None = None,
@@ -82,12 +82,12 @@ def graph(
     """Lines over time.
 
     Args:
-        alert: the alert that watches this number; the panel links to its runbook.
+        alerts: those that watch this number; the panel links to their runbooks.
         limits: drawn as dashed lines.
         stairs: the number changes from time to time and holds until then.
         faint: a regular expression of legends; what has one is dashed and has no legend.
     """
-    panel = _dressed(timeseries.Panel(), title, description, unit, series, (width, 8), alert)
+    panel = _dressed(timeseries.Panel(), title, description, unit, series, (width, 8), alerts)
     panel = panel.legend(_legend()).tooltip(_tooltip()).line_width(2).span_nulls(True)
     panel = panel.show_points(common_models.VisibilityMode.NEVER)
     if minimum is not None:
@@ -113,11 +113,11 @@ def number(
     unit: str,
     *series: Series,
     width: int = 4,
-    alert: str = "",
+    alerts: Sequence[str] = (),
     limits: Limits | None = None,
 ) -> stat.Panel:
     """The present value, large; several side by side."""
-    panel = _dressed(stat.Panel(), title, description, unit, series, (width, 4), alert, True)
+    panel = _dressed(stat.Panel(), title, description, unit, series, (width, 4), alerts, True)
     panel = panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     panel = panel.graph_mode(common_models.BigValueGraphMode.NONE)
     if limits is None:
@@ -130,7 +130,7 @@ def rows(
 ) -> table.Panel:
     """A table with a row per value of the labels ``key``, by which its columns are joined."""
     queries = [(column.expression, "") for column in columns]
-    panel = _dressed(table.Panel(), title, description, "short", queries, (width, 8), "", True)
+    panel = _dressed(table.Panel(), title, description, "short", queries, (width, 8), (), True)
     names = {f"Value #{chr(ord('A') + n)}": column.name for n, column in enumerate(columns)}
     hidden = {"Time": True} | {value: True for value, name in names.items() if not name}
     order = {name: place for place, name in enumerate([*key, *names])}
@@ -161,10 +161,10 @@ def states(
     *series: Series,
     names: Mapping[int, tuple[str, str]],
     width: int = 24,
-    alert: str = "",
+    alerts: Sequence[str] = (),
 ) -> statetimeline.Panel:
     """What something was over time; ``names`` has the word and the colour of each value."""
-    panel = _dressed(statetimeline.Panel(), title, description, "none", series, (width, 6), alert)
+    panel = _dressed(statetimeline.Panel(), title, description, "none", series, (width, 6), alerts)
     words = {
         str(value): models.ValueMappingResult(text=word, color=colour, index=place)
         for place, (value, (word, colour)) in enumerate(names.items())
@@ -185,7 +185,7 @@ def _dressed(
     unit: str,
     series: Sequence[Series],
     size: tuple[int, int],
-    alert: str,
+    alerts: Sequence[str],
     instant: bool = False,
 ) -> Panel:
     """A panel with what every kind has: its words, its queries, its place and its runbook."""
@@ -198,10 +198,8 @@ def _dressed(
         if isinstance(panel, table.Panel):
             query = query.format(PromQueryFormat.TABLE)
         panel = panel.with_target(query)
-    if alert:
-        link = dashboard.DashboardLink(f"Runbook: {alert}").url(link_to(alert))
-        panel = panel.links([link.type(models.DashboardLinkType.LINK)])
-    return panel
+    links = [dashboard.DashboardLink(f"Runbook: {alert}").url(link_to(alert)) for alert in alerts]
+    return panel.links([link.type(models.DashboardLinkType.LINK) for link in links])
 
 
 def _legend() -> common.VizLegendOptions:

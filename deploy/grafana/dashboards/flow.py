@@ -47,6 +47,7 @@ BOARD = board(
                 "s",
                 ("weir_backlog_oldest_seconds", "{{stream}}"),
                 minimum=0,
+                alerts=("OldestEntry",),
             ),
             graph(
                 "Ledger",
@@ -99,9 +100,12 @@ BOARD = board(
             ),
             states(
                 "Stalls",
-                "The edge that blocks while nothing moves; `weir why JOB` has the whole sentence.",
-                of_job("weir_job_stalled", word="{{edge}}"),
+                "Whether a job moves, and while it does not, which edge blocks; `weir why JOB` says "
+                "it in a sentence.",
+                (f"max by (job, recipe) (weir_job_stalled{{{JOB}}})", NAME),
+                (f"weir_job_stalled{{{JOB}}} == 1", "{{edge}}"),
                 names={0: ("moves", "green"), 1: ("blocks", "red")},
+                alerts=("JobStalled",),
             ),
             graph(
                 "Exposed grading",
@@ -126,6 +130,7 @@ BOARD = board(
                 rate("weir_backpressure_seconds", "service", _SERVICE),
                 minimum=0,
                 limits=Limits(0.05, 0.1),
+                alerts=("MemoryFull",),
             ),
         ],
     ),
@@ -145,6 +150,7 @@ BOARD = board(
                 "none",
                 increase("weir_deliveries_given_up_total", "why", _SERVICE),
                 minimum=0,
+                alerts=("GroupsGivenUp",),
             ),
             graph(
                 "Taken over",

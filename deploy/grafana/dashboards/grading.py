@@ -36,6 +36,7 @@ BOARD = board(
                 part("weir_grades_total", 'verdict="ungradable"', "of all scores"),
                 minimum=0,
                 limits=Limits(0.02, 0.05),
+                alerts=("UngradableScores",),
             ),
             graph(
                 "Seconds per score",
@@ -117,6 +118,7 @@ BOARD = board(
                 part("weir_judge_calls_total", 'outcome!="verdict"', "of all calls"),
                 minimum=0,
                 limits=Limits(0.01, 0.05),
+                alerts=("JudgeErrors",),
             ),
             graph(
                 "Seconds per call",

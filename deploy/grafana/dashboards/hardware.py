@@ -21,6 +21,7 @@ BOARD = board(
                 "Whether each process does its work; its /readyz says why not.",
                 (f"weir_ready{{{_SERVICE}}}", "{{service}} {{instance}}"),
                 names={0: ("cannot work", "orange"), 1: ("works", "green")},
+                alerts=("GraderWaits",),
             ),
             graph(
                 "Memory",
@@ -47,6 +48,7 @@ BOARD = board(
                 "none",
                 increase("weir_service_starts_total", "service", _SERVICE),
                 minimum=0,
+                alerts=("CrashLoop",),
             ),
             graph(
                 "Requests per second",
@@ -72,6 +74,7 @@ BOARD = board(
                 minimum=0,
                 maximum=1,
                 limits=Limits(0.2, 0.1, below=True),
+                alerts=("DataDiskFull",),
             ),
         ],
     ),
@@ -85,6 +88,7 @@ BOARD = board(
                 ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", _GPU),
                 minimum=0,
                 maximum=1,
+                alerts=("GpuIdle",),
             ),
             graph(
                 "Memory of GPUs",
@@ -129,6 +133,7 @@ BOARD = board(
                 ("sum(weir_server_unsafe) or vector(0)", "settings"),
                 width=8,
                 limits=Limits(1, 1),
+                alerts=("ServerNotSafe",),
             ),
             graph(
                 "Memory of Redis",

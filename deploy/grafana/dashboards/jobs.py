@@ -45,6 +45,12 @@ BOARD = board(
                 ('sum by (service) (up{job="weir"})', "{{service}}"),
                 width=8,
                 limits=Limits(1, 1, below=True),
+                alerts=(
+                    "ServiceDown",
+                    "JobWithoutLearner",
+                    "JobWithoutRollout",
+                    "JobWithoutGrader",
+                ),
             ),
             number(
                 "Alerts",
@@ -90,6 +96,7 @@ BOARD = board(
                 "none",
                 of_job("weir_job_step"),
                 stairs=True,
+                alerts=("NoTrainingStep",),
             ),
             graph(
                 "Reward",
@@ -121,6 +128,14 @@ BOARD = board(
                 "s",
                 of_job("weir_job_step_seconds_median"),
                 minimum=0,
+            ),
+            graph(
+                "Age of the checkpoint",
+                "What a job that ends badly would lose: the time since its newest checkpoint.",
+                "s",
+                of_job("weir_job_checkpoint_age_seconds"),
+                minimum=0,
+                alerts=("CheckpointOld",),
             ),
             graph(
                 "Tokens trained on, per second",

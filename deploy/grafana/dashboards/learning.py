@@ -133,6 +133,7 @@ BOARD = board(
                 "short",
                 of_step("entropy"),
                 minimum=0,
+                alerts=("EntropyCollapse",),
             ),
             graph(
                 "Clipped tokens",
@@ -186,6 +187,7 @@ BOARD = board(
                 of_step("parity_mean", "mean"),
                 minimum=0,
                 limits=Limits(0.02, 0.05),
+                alerts=("EngineAndLearnerDisagree",),
             ),
             graph(
                 "Staleness",

@@ -104,6 +104,7 @@ BOARD = board(
                 ("weir_policy_version", "{{instance}}"),
                 of_job("weir_job_step", word="step of"),
                 stairs=True,
+                alerts=("RolloutBehind",),
             ),
             graph(
                 "Seconds per sync",
