@@ -24,6 +24,7 @@ from services.gateway.events import (
 from services.gateway.files import MAX_FILE_BYTES, FileShelf, StoredFile, read_upload
 from services.gateway.graders import GraderToValidate, checks_of
 from services.gateway.jobs import JobDesk, Repeat, job_object
+from services.gateway.page import routes as page
 from services.gateway.samples.reading import Samples
 from services.gateway.samples.routes import samples
 from services.gateway.submission import JobRequest
@@ -44,6 +45,7 @@ def create_app(service: Service, *, max_file_bytes: int = MAX_FILE_BYTES) -> Fas
     app.include_router(jobs)
     app.include_router(samples)
     app.include_router(graders)
+    page.install(app)
     errors.install(app)
     # The last one added is the first one passed.
     app.add_middleware(Bounded, max_file_bytes=max_file_bytes)
