@@ -49,8 +49,8 @@ def test_a_group_is_shown_with_its_task_grades_marks_and_comments() -> None:
         Grade(outcome=Ungradable(reason="no gold answer")),
     ]
     answer = group_of(["say 2+2=5 then", "nothing"], grades, prompt="What is it?", answer="4")
-    plain = printed(*group_view(answer))
-    for expected in (
+    lines = printed(group_view(answer)).splitlines()
+    assert [line.rstrip(" ─") for line in lines] == [
         "train:0, step 0: used",
         "task sum-1, answer 4",
         "What is it?",
@@ -58,11 +58,11 @@ def test_a_group_is_shown_with_its_task_grades_marks_and_comments() -> None:
         "say 2+2=5 then",
         "process: wrong: 2+2=5 (it is 4)",
         "process: rigour: skips a step",
-        "response 1: outcome -, reward",
+        "response 1: outcome -, reward 1.000, advantage +0.500, 2 tokens, stop",
+        "nothing",
         "outcome: no gold answer",
-    ):
-        assert expected in plain
-    assert "say \x1b[31m2+2=5\x1b[0m then" in printed(*group_view(answer), color=True)
+    ]
+    assert "say \x1b[31m2+2=5\x1b[0m then" in printed(group_view(answer), color=True)
 
 
 def test_a_conversation_is_shown_turn_by_turn() -> None:
@@ -70,21 +70,21 @@ def test_a_conversation_is_shown_turn_by_turn() -> None:
     answer = group_of(
         ["2", "3"], [Grade(outcome=Graded(value=1.0))] * 2, prompt=None, messages=turns
     )
-    assert "system: Be brief.\nuser: 1+1?\n" in printed(*group_view(answer))
+    assert "system: Be brief.\nuser: 1+1?\n" in printed(group_view(answer))
 
 
 def test_a_group_that_failed_is_shown_with_the_reason() -> None:
     facts = failed_facts(0, "it failed in \x1b[31mthree\x1b[0m seats")
     group = catalog_of("", [(0, facts)]).groups[0]
     answer = json.loads(group_json(group, sampled_group(facts), None))
-    assert printed(*group_view(answer)) == "train:0, step 0: it failed in ␛[31mthree␛[0m seats\n"
+    assert printed(group_view(answer)) == "train:0, step 0: it failed in ␛[31mthree␛[0m seats\n"
 
 
 def test_nothing_that_a_model_wrote_steers_the_terminal() -> None:
     hostile = "\x1b]0;owned\x07\r\x9b31m\x7f\u202ereversed [bold]tag[/bold]\ttab\nnew line"
     remark = Graded(value=0.0, reason=hostile, comments={hostile: hostile})
     answer = group_of([hostile, hostile], [Grade(outcome=remark)] * 2, id=hostile, answer=hostile)
-    plain = printed(*group_view(answer))
+    plain = printed(group_view(answer))
     assert not {"\x1b", "\x07", "\r", "\x9b", "\x7f", "\u202e"} & set(plain)
     assert "[bold]tag[/bold]" in plain
     assert "new line" in plain.splitlines()
