@@ -64,6 +64,7 @@ class Selection:
     looked_at: list[GradedGroup] = field(default_factory=list)
     kept: list[GradedGroup] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)  # the reasons
+    exposed_grading_seconds: float = 0.0  # that the step waited for while groups were graded
 
     @property
     def next_number(self) -> int:
@@ -95,13 +96,16 @@ class Selection:
         """How many groups count against ``max_oversampling``: all but surplus."""
         return len(self.looked_at) - self.surplus
 
-    def counts(self) -> dict[str, float]:
+    def counts(self, kept_with_signal: int) -> dict[str, float]:
         """What the selection came to, as metrics of its step."""
+        without_signal = len(self.kept) - kept_with_signal + self.dropped.count(NO_SIGNAL)
         return {
             "kept": len(self.kept),
             "looked_at": len(self.looked_at),
             "surplus": self.surplus,
             "waste": self.waste,
+            "without_signal": without_signal,
+            "exposed_grading_seconds": self.exposed_grading_seconds,
         }
 
     @property
@@ -114,13 +118,14 @@ class Selection:
         is_due = self.is_complete or len(self.looked_at) % self._per_step == 0
         return self.looked_at[-self._per_step :] if is_due else []
 
-    def look(self, group: GradedGroup) -> None:
-        """Keep the next group, or drop it for a reason."""
+    def look(self, group: GradedGroup, waited_s: float = 0.0) -> None:
+        """Keep the next group, for which the step has waited so long, or drop it for a reason."""
         assert group.number == self.next_number, (
             "groups are looked at in the order of their numbers"
         )
         reason = self._reason_to_drop(group)
         self.looked_at.append(group)
+        self.exposed_grading_seconds += min(waited_s, group.grading_seconds)
         if reason is None:
             self.kept.append(group)
         else:
