@@ -100,8 +100,7 @@ BOARD = board(
             ),
             states(
                 "Stalls",
-                "Whether a job moves, and while it does not, which edge blocks; `weir why JOB` says "
-                "it in a sentence.",
+                "Does a job move? If not, the edge that blocks; `weir why JOB` has the sentence.",
                 (f"max by (job, recipe) (weir_job_stalled{{{JOB}}})", NAME),
                 (f"weir_job_stalled{{{JOB}}} == 1", "{{edge}}"),
                 names={0: ("moves", "green"), 1: ("blocks", "red")},
