@@ -33,6 +33,7 @@ class Deployment:
     drain_s: float
     keep_samples_bytes: int
     log_level: str
+    name: str = ""  # how people call this process
     extensions: tuple[str, ...] = ()
 
     @classmethod
@@ -58,6 +59,7 @@ class Deployment:
             drain_s=read("WEIR_DRAIN_S", float, "10"),
             keep_samples_bytes=read("WEIR_KEEP_SAMPLES_BYTES", int, "10737418240"),
             log_level=read("WEIR_LOG_LEVEL", str, "INFO"),
+            name=read("WEIR_NAME", str, ""),
             extensions=read("WEIR_EXTENSIONS", _words, ""),
         )
         if deployment.claim_idle_s < 3 * deployment.heartbeat_s:
