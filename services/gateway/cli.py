@@ -25,6 +25,7 @@ from services.gateway.evaluations import Result, evaluations_in, evaluations_tab
 from services.gateway.progress import LiveView, Progress, download_bar
 from services.gateway.samples.view import group_view, samples_table
 from services.gateway.stack import NoStack, find_stack, model_for
+from services.gateway.watch.view import in_a_sentence, tables
 
 _OF_OTHER_SERVICES = {
     "plan": ("services.learner.plan", "show what a recipe takes to run"),
@@ -68,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     add("run", _run, "submit the job of a recipe and follow it", "RECIPE")
     add("watch", _watch, "follow a job", "JOB")
     add("jobs", _jobs, "list jobs, newest first")
+    add("why", _why, "say what a job waits for, and who does what", "JOB")
     add("evaluations", _evaluations, "show how a job did on held-out tasks", "JOB")
     _add_samples(add)
     fetch = add("fetch", _fetch, "bring the model that a job has trained to this machine", "JOB")
@@ -137,6 +139,15 @@ def _jobs(_: argparse.Namespace) -> int:
     Console(width=_WHOLE).print(table)
     for job in jobs:
         _say_what_it_waits_for(job)
+    return SUCCEEDED
+
+
+def _why(given: argparse.Namespace) -> int:
+    with _client() as weir:
+        job, why = weir.job(given.name), weir.why(given.name)
+    print(in_a_sentence(job, why))
+    for table in tables(why):
+        Console(width=_WHOLE).print(table)
     return SUCCEEDED
 
 

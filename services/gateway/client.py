@@ -95,6 +95,10 @@ class WeirClient:
         """One job."""
         return self._request("GET", f"{JOBS}/{job_id}")
 
+    def why(self, job_id: str) -> Json:
+        """Whether a job moves, what it waits for, and who does what."""
+        return self._request("GET", f"{JOBS}/{job_id}/why")
+
     def jobs(self, limit: int = 20) -> list[Json]:
         """The newest jobs, newest first."""
         return self._request("GET", JOBS, params={"limit": limit})["data"]
