@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from services.gateway.client import WeirClient, WeirError
 from services.gateway.evaluations import Result, evaluations_in, evaluations_table, gain_line
 from services.gateway.progress import LiveView, Progress, download_bar
 from services.gateway.stack import NoStack, find_stack, model_for
+from services.gateway.tracking import BadTarget, Target, begun_jobs, track
 
 _OF_OTHER_SERVICES = {
     "plan": ("services.learner.plan", "show what a recipe takes to run"),
@@ -30,6 +32,7 @@ _OF_OTHER_SERVICES = {
     "compose": ("deploy.compose", "write what a machine's GPUs add to docker-compose.yml"),
 }
 _WHOLE = 10_000  # columns: a narrow terminal wraps lines, and nothing is cut
+_TRACKERS = "tensorboard:DIR, wandb:PROJECT, mlflow:URI, mlflow:EXPERIMENT, trackio:PROJECT"
 Job = dict[str, Any]
 SUCCEEDED, FAILED, BAD_INPUT, DETACHED = 0, 1, 2, 130
 
@@ -42,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(words)
     try:
         return given.run(given)
-    except (RecipeError, TaskFileError, NoStack, WeirError) as error:
+    except (RecipeError, TaskFileError, NoStack, WeirError, BadTarget) as error:
         print(f"weir: {error}", file=sys.stderr)
         return BAD_INPUT
 
@@ -70,6 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     add("pause", _asking(WeirClient.pause), "have a job write a checkpoint and rest", "JOB")
     add("resume", _asking(WeirClient.resume), "have a job go on that rests or has failed", "JOB")
     add("cancel", _asking(WeirClient.cancel), "end a job", "JOB")
+    tracked = add("track", _track, "write what jobs tell to experiment trackers")
+    which = tracked.add_mutually_exclusive_group(required=True)
+    which.add_argument("name", metavar="JOB", nargs="?")
+    which.add_argument("--all", action="store_true", help="every job, those to come among them")
+    tracked.add_argument("--to", nargs="+", required=True, metavar="TRACKER:WHERE", help=_TRACKERS)
     for name, (_, text) in _OF_OTHER_SERVICES.items():
         verbs.add_parser(name, help=text)
     return parser
@@ -142,6 +150,20 @@ def _fetch(given: argparse.Namespace) -> int:
         print("\nwhat has arrived stays; the same command goes on from it")
         return DETACHED
     print(f"the model of {given.name} is in {given.folder}")
+    return SUCCEEDED
+
+
+def _track(given: argparse.Namespace) -> int:
+    targets = [Target.parse(text) for text in given.to]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with _client() as weir:
+            find = (lambda: begun_jobs(weir)) if given.all else (lambda: [weir.job(given.name)])
+            list(find())  # a wrong name or a wrong address is told at once
+            track(weir, targets, find, until_all_ended=not given.all)
+    except KeyboardInterrupt:
+        print("\nwhat is written stays; the same command goes on from it")
+        return DETACHED
     return SUCCEEDED
 
 
