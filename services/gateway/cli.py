@@ -29,6 +29,7 @@ _OF_OTHER_SERVICES = {
     "plan": ("services.learner.plan", "show what a recipe takes to run"),
     "grade": ("services.grader.offline", "grade responses, or measure graders by labelled ones"),
     "data": ("services.grader.data", "check task files, and rewrite their answers as integers"),
+    "replay": ("services.learner.replay", "grade a step again, and show what a recipe changes"),
     "compose": ("deploy.compose", "write what a machine's GPUs add to docker-compose.yml"),
 }
 _WHOLE = 10_000  # columns: a narrow terminal wraps lines, and nothing is cut

@@ -164,6 +164,7 @@ class _Attempt:
         await self.team.open(policy, recipe, critic)
         learning = self._assemble(recipe, train, held_out)
         await asyncio.to_thread(learning.parts.store.keep_tokenizer, policy)
+        await asyncio.to_thread(learning.parts.store.keep_recipe, recipe)
         await self._restore(learning)
         await self._activate(learning)
         return learning
