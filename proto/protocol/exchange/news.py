@@ -50,3 +50,11 @@ class News(Connection):
             for rows in cast(Rows, reply).values()
             for entry_id, fields in rows
         ]
+
+    async def events_back(
+        self, job_id: str, *, before: str | None = None, count: int = 100
+    ) -> list[tuple[str, JobEvent]]:
+        """Events recorded before the entry id ``before``, newest first, each with its entry id."""
+        latest = f"({before}" if before else "+"
+        rows = await self.reader.xrevrange(streams.EVENTS.key(job_id), max=latest, count=count)
+        return [(entry_id.decode(), decode(JobEvent, fields)) for entry_id, fields in rows]
