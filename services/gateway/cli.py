@@ -79,14 +79,18 @@ def _parser() -> argparse.ArgumentParser:
     add("pause", _asking(WeirClient.pause), "have a job write a checkpoint and rest", "JOB")
     add("resume", _asking(WeirClient.resume), "have a job go on that rests or has failed", "JOB")
     add("cancel", _asking(WeirClient.cancel), "end a job", "JOB")
-    tracked = add("track", _track, "write what jobs tell to experiment trackers")
-    which = tracked.add_mutually_exclusive_group(required=True)
-    which.add_argument("name", metavar="JOB", nargs="?")
-    which.add_argument("--all", action="store_true", help="every job, those to come among them")
-    tracked.add_argument("--to", nargs="+", required=True, metavar="TRACKER:WHERE", help=_TRACKERS)
+    _add_track(add)
     for name, (_, text) in _OF_OTHER_SERVICES.items():
         verbs.add_parser(name, help=text)
     return parser
+
+
+def _add_track(add: Callable[..., argparse.ArgumentParser]) -> None:
+    verb = add("track", _track, "write what jobs tell to experiment trackers")
+    which = verb.add_mutually_exclusive_group(required=True)
+    which.add_argument("name", metavar="JOB", nargs="?")
+    which.add_argument("--all", action="store_true", help="every job, those to come among them")
+    verb.add_argument("--to", nargs="+", required=True, metavar="TRACKER:WHERE", help=_TRACKERS)
 
 
 def _add_samples(add: Callable[..., argparse.ArgumentParser]) -> None:
