@@ -228,7 +228,8 @@ def test_the_trackers_container_is_told_the_gateway_and_what_to_write(tmp_path: 
     weir.write_text('#!/bin/sh\necho "$@"\n')
     weir.chmod(0o755)
     command = [word.replace("$$", "$") for word in service["command"]]
-    environment = {**service["environment"], "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment = {key: str(value or "") for key, value in service["environment"].items()}
+    environment["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "track --all --to tensorboard:/cache/tensorboard"
     secret = tmp_path / "keys"
