@@ -90,7 +90,7 @@ def _annotations() -> list[models.AnnotationQuery]:
         _Annotation(
             "Checkpoint",
             "green",
-            'changes(weir_job_checkpoint_step{job=~"$job"}[$__rate_interval])',
+            'resets(weir_job_checkpoint_age_seconds{job=~"$job"}[$__rate_interval])',
             "{{recipe}} {{job}}",
         ),
         _Annotation(

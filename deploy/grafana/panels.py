@@ -77,6 +77,7 @@ def graph(
     limits: Limits | None = None,
     stacked: bool = False,
     stairs: bool = False,
+    logarithmic: bool = False,
     faint: str = "",
 ) -> timeseries.Panel:
     """Lines over time.
@@ -104,6 +105,9 @@ def graph(
         panel = panel.fill_opacity(60).stacking(common.StackingConfig().mode(mode).group("A"))
     if stairs:
         panel = panel.line_interpolation(common_models.LineInterpolation.STEP_AFTER)
+    if logarithmic:
+        log = common.ScaleDistributionConfig().type(common_models.ScaleDistribution.LOG).log(10)
+        panel = panel.scale_distribution(log)
     return panel.override_by_regexp(f"/{faint}/", _FAINT) if faint else panel
 
 
