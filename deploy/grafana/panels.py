@@ -177,9 +177,9 @@ def states(
     return panel.legend(_legend().calcs([])).show_value(common_models.VisibilityMode.AUTO)
 
 
-def prose(title: str, markdown: str, width: int = 24, height: int = 8) -> text.Panel:
+def prose(title: str, markdown: str) -> text.Panel:
     """A text."""
-    return text.Panel().title(title).content(markdown).span(width).height(height)
+    return text.Panel().title(title).content(markdown).span(12).height(6)
 
 
 def _dressed(

@@ -156,6 +156,7 @@ def _draw_panel(figure: Any, panel: Json, height: int, span: Span, content: Json
 def _draw_lines(axes: Axes, panel: Json, lines: list[Line]) -> None:
     defaults = panel["fieldConfig"]["defaults"]
     custom, unit = defaults.get("custom", {}), defaults["unit"]
+    axes.set_yscale(custom.get("scaleDistribution", {}).get("type", "linear"))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value, unit)))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -171,7 +172,6 @@ def _draw_lines(axes: Axes, panel: Json, lines: list[Line]) -> None:
             style = "steps-post" if stairs else "default"
             axes.plot(line.xs, line.ys, drawstyle=style, label=line.name, **looks)
     _limits(axes, defaults)
-    axes.set_yscale(custom.get("scaleDistribution", {}).get("type", "linear"))
     axes.set_ylim(defaults.get("min"), defaults.get("max"))
     columns = 1 if max(len(line.name) for line in finite) > 30 else 3
     handles, labels = axes.get_legend_handles_labels()
