@@ -19,9 +19,8 @@ export function Curves({ runs, query }) {
   if (!names.length) return html`<${Empty}>No step yet: the curves begin with the first.<//>`;
   return html`
     <div class="bar filters">
-      <label class="field">Smoothing
+      <label class="field"><span>Smoothing <output>${smooth.toFixed(2)}</output></span>
         <input type="range" min="0" max="0.98" step="0.02" value=${smooth} onInput=${(event) => setQuery({ smooth: event.target.value })} />
-        <output>${smooth.toFixed(2)}</output>
       </label>
       <label class="tick"><input type="checkbox" checked=${log} onChange=${(event) => setQuery({ log: event.target.checked ? 1 : null })} />Log axis</label>
       <${Chooser} names=${names} chosen=${chosen} />

@@ -24,7 +24,8 @@ function Phases({ history }) {
   }, [history.num, names.join()]);
   const options = useMemo(
     () => (colour) => ({
-      series: [{}, ...names.map((_, place) => area(colour(`--line-${names.length - place}`))) ],
+      series: [{}, ...names.map((_, place) => area(colour(`--line-${names.length - place}`)))],
+      scales: { y: { range: (_, least, most) => [0, 1.05 * most] } },
     }),
     [names.join()],
   );
