@@ -19,7 +19,7 @@ export function Curves({ runs, query }) {
   if (!names.length) return html`<${Empty}>No step yet: the curves begin with the first.<//>`;
   return html`
     <div class="bar filters">
-      <label class="field"><span>Smoothing <output>${smooth.toFixed(2)}</output></span>
+      <label class="field"><span>Smoothing <b>${smooth.toFixed(2)}</b></span>
         <input type="range" min="0" max="0.98" step="0.02" value=${smooth} onInput=${(event) => setQuery({ smooth: event.target.value })} />
       </label>
       <label class="tick"><input type="checkbox" checked=${log} onChange=${(event) => setQuery({ log: event.target.checked ? 1 : null })} />Log axis</label>

@@ -57,9 +57,9 @@ function Row({ job, chosen, full, onChoose }) {
       <th scope="row"><a href=${href(["jobs", job.id])}>${name}</a><span class="id">${job.id}</span>${job.weir.waiting_for && html`<span class="waiting">${job.weir.waiting_for}</span>`}${job.error && html`<span class="waiting">${job.error.message}</span>`}</th>
       <td><${Status} job=${job} /></td>
       <td><${StepBar} job=${job} /></td>
-      <td class="num" data-label="reward"><${Spark} values=${rewards} />${number(metrics?.reward)}</td>
+      <td class="num" data-label="reward"><span><${Spark} values=${rewards} />${number(metrics?.reward)}</span></td>
       <td class="num" data-label="accuracy">${number(metrics?.accuracy)}</td>
-      <td class="num" data-label="evaluation">${evaluation ? html`${number(evaluation.accuracy)}<span class="soft small"> step ${evaluation.step}</span>` : "–"}</td>
+      <td class="num" data-label="evaluation"><span>${number(evaluation?.accuracy)}${evaluation && html`<span class="soft small"> step ${evaluation.step}</span>`}</span></td>
       <td class="num soft" data-label="begun">${job.created_at ? ago(job.created_at) : "–"}</td>
     </tr>
   `;
