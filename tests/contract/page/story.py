@@ -116,9 +116,7 @@ def evaluation_event(job_id: str, step: int, accuracy: float, *, tasks: int = 40
 
 def an_event(job_id: str, name: str, message: str, *, at: float = 0, **values: Any) -> JobEvent:
     """An event of the job."""
-    return JobEvent(
-        id=name, job_id=job_id, created_at=_BEGAN + 0.6 * at, message=message, **values
-    )
+    return JobEvent(id=name, job_id=job_id, created_at=_BEGAN + 0.6 * at, message=message, **values)
 
 
 def write_samples(folder: Path, job_id: str, groups: int, *, size: int = 8) -> None:
