@@ -19,7 +19,7 @@ from tests.contract.page import story
 from tests.contract.valkey_server import Server
 
 CHROMIUM = Path("/usr/bin/chromium")
-_FLAGS = ["--no-sandbox", "--disable-background-networking"]
+FLAGS = ("--no-sandbox", "--disable-background-networking")
 _PATIENCE_MS = 20_000
 expect.set_options(timeout=_PATIENCE_MS)
 
@@ -72,13 +72,18 @@ def _aside(work: Callable[..., Any], *args: Any, **values: Any) -> Any:
         return thread.submit(work, *args, **values).result()
 
 
-@pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("page")
+def a_models_root(folder: Path) -> None:
+    """One model, as far as the gateway looks."""
     model = folder / "models/tiny"
     model.mkdir(parents=True)
     for name in ("config.json", "model.safetensors"):
         (model / name).write_text("{}")
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("page")
+    a_models_root(folder)
     with Server(tmp_path_factory.mktemp("page-valkey")) as server, a_gateway(server, folder) as up:
         yield Site(up)
 
@@ -89,7 +94,7 @@ def browser() -> Iterator[Browser]:
     if not os.access(CHROMIUM, os.X_OK):
         pytest.skip(f"{CHROMIUM} is missing")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=_FLAGS)
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=list(FLAGS))
         yield browser
         browser.close()
 
