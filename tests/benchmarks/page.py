@@ -39,9 +39,7 @@ def main() -> None:
         a_models_root(Path(folder))
         with a_gateway(server, Path(folder)) as stack:
             site = Site(stack)
-            job_id = site.a_run(
-                "large", steps=options.steps, done=options.steps, state="succeeded"
-            )
+            job_id = site.a_run("large", steps=options.steps, done=options.steps, state="succeeded")
             site.keep_samples(job_id, options.samples // GROUP_SIZE)
             measure(stack.url, job_id)
 

@@ -181,7 +181,8 @@ def test_samples_are_filtered_and_one_is_opened_with_its_grades(page: Page, run:
     page.get_by_label("Step", exact=True).fill("2")
     rows = page.locator(".samples tbody tr")
     expect(rows.first.locator("td").first).to_have_text("2")
-    assert "correct=false" in page.url and "step=2" in page.url
+    assert "correct=false" in page.url
+    assert "step=2" in page.url
     rows.first.get_by_role("link").click()
     card = page.get_by_role("article").first
     for name in ("A_out", "A_proc", "A_total", "reward"):
@@ -190,9 +191,7 @@ def test_samples_are_filtered_and_one_is_opened_with_its_grades(page: Page, run:
     expect(page.locator(".mark.wrong sup").first).to_have_text("✗")
 
 
-def test_tokens_are_coloured_by_what_is_chosen_and_tell_their_numbers(
-    page: Page, run: str
-) -> None:
+def test_tokens_are_coloured_by_what_is_chosen_and_tell_their_numbers(page: Page, run: str) -> None:
     page.goto(f"/#/jobs/{run}/samples/train:20")
     text = page.get_by_role("group", name=re.compile("Text of response 0"))
     colours = "node => [...node.querySelectorAll('[data-token]')].map(part => part.className)"
@@ -209,9 +208,7 @@ def test_tokens_are_coloured_by_what_is_chosen_and_tell_their_numbers(
     expect(reading).to_contain_text(re.compile("right|wrong"))
 
 
-def test_keys_go_from_group_to_group_of_the_list_and_say_what_they_do(
-    page: Page, run: str
-) -> None:
+def test_keys_go_from_group_to_group_of_the_list_and_say_what_they_do(page: Page, run: str) -> None:
     page.goto(f"/#/jobs/{run}/samples/train:10?order=oldest")
     here = page.locator("h2.key")
     expect(page.get_by_role("article").first).to_be_visible()
