@@ -28,7 +28,7 @@ SILENT = {  # what has nothing to say here, and why
     'name="value_loss"': "the recipe has no critic",
     'name="divergence"': "the recipe has no reference",
     "ALERTS{": "nothing is wrong",
-    "== 1": "nothing stands still",
+    'weir_job_stalled{job=~"$job"} == 1': "nothing stands still",
 }
 MAY_BE_EMPTY = ("DCGM_", "redis_", "weir_judge_", 'name="mfu"')  # whole panels
 
