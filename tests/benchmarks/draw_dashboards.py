@@ -36,7 +36,7 @@ COLUMN, ROW = 0.75, 0.42  # inches of a cell of the grid
 _COLOURS = {"text": "grey", "light-blue": "lightblue"}  # Grafana's that have other names here
 _PLAIN: dict[str, Any] = {"linewidth": 1.4}
 _FAINT: dict[str, Any] = {"linewidth": 0.8, "linestyle": "--"}
-MOST_LEGENDS = 8
+MOST_LEGENDS = 12
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def watched(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         with stack.client() as weir:
             model = str(ROOT / recipe.model.path)
             submitted = weir.submit_recipe(recipe.model_copy(update=tables), model=model)
-        job = stack.wait_for_end(submitted["id"])
+        job = stack.wait_for_end(submitted["id"], timeout_s=300)
         assert job["status"] == "succeeded", job["error"]
         ended = f'weir_job_state{{job="{job["id"]}",state="succeeded"}} == 1'
         wait_for(lambda: bool(prometheus.now(ended, time.time())), 30, "Prometheus to see the end")
