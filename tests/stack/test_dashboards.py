@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 from protocol.recipe import load_recipe
 
-from tests.dashboards import FILES, Json, Prometheus, Query, dashboard, marks, panels, queries
+from tests.dashboards import (
+    FILES,
+    Json,
+    Prometheus,
+    Query,
+    dashboard,
+    expressions,
+    marks,
+    panels,
+    queries,
+)
 from tests.stack.conftest import ROOT, Stack, wait_for
 
 pytestmark = [
@@ -105,3 +115,15 @@ def test_what_happened_is_marked(watched: Watched, name: str) -> None:
         float(v) for s in found for _, v in s["values"] if s["metric"]["job"] == watched.job["id"]
     ]
     assert max(values) > 0
+
+
+@pytest.mark.parametrize("word", SILENT)
+def test_every_excuse_is_needed(watched: Watched, word: str) -> None:
+    asked = [Query(expression) for _, expression in expressions() if word in expression]
+    assert not all(watched.has_data(query) for query in asked)
+
+
+def test_no_alert_fires_while_all_is_well(watched: Watched) -> None:
+    firing = Query('ALERTS{alertstate="firing"}')
+    found = watched.prometheus.answer(firing, watched.since, watched.until)
+    assert [series["metric"]["alertname"] for series in found] == []
