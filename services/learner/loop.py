@@ -202,7 +202,7 @@ class Learning:
         seconds: float,
     ) -> None:
         counts = selection.counts(facts.groups_with_signal)
-        self.progress.note_update(metrics, counts)
+        self.progress.note_update({**metrics, **counts})
         self._note_work(facts)
         spent = self.parts.reporter.phase_seconds()
         data = {
