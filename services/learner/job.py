@@ -39,16 +39,18 @@ from services.learner.flops import Flops
 from services.learner.formulas import check_formulas
 from services.learner.intake import Intake
 from services.learner.lease import Role
-from services.learner.loop import LearnedNothing, Learning, Parts
+from services.learner.loop import LearnedNothing, Learning
 from services.learner.model_check import UnsupportedModel, check_models, check_split
 from services.learner.model_source import NotOnHub, model_folder
 from services.learner.ordering import order_warnings
 from services.learner.outcome import Outcome
+from services.learner.parts import Parts
 from services.learner.pretraining import Pretraining
 from services.learner.progress import Progress
 from services.learner.publish import Publisher, sweep
 from services.learner.ranks import Team, TeamBroken
 from services.learner.report import Reporter
+from services.learner.sample_store import SampleStore, remove_old
 from services.learner.scoring import Scoring
 
 log = logging.getLogger(__name__)
@@ -164,12 +166,14 @@ class _Attempt:
         recipe, deployment = self.record.recipe, self.service.deployment
         for folder in (self._folder, self._folder / "checkpoints"):
             await asyncio.to_thread(remove_leftovers, folder, self.number)
+        await asyncio.to_thread(remove_old, deployment)
         check_formulas(recipe)
         train, held_out = await asyncio.to_thread(_tasks, recipe, deployment.files_dir)
         policy, critic = await asyncio.to_thread(_checked_models, recipe, deployment)
         await self.team.open(policy, recipe, critic)
         flops = Flops.of_models(recipe, policy, critic, self.team.num_ranks, self.team.device_name)
         learning = self._assemble(recipe, train, held_out, flops)
+        await asyncio.to_thread(learning.parts.store.keep_tokenizer, policy)
         await self._restore(learning)
         await self._activate(learning)
         return learning
@@ -201,8 +205,7 @@ class _Attempt:
         flops: Flops,
     ) -> Learning:
         exchange, job_id, attempt = self.service.exchange, self.record.id, self.number
-        keep_bytes = self.service.deployment.keep_samples_bytes
-        intake = Intake(exchange, job_id, attempt, self._folder / "log", keep_bytes)
+        intake = Intake(exchange, job_id, attempt, self._folder / "log")
 
         def feeder(purpose: Purpose) -> Feeder:
             def is_answered(number: int) -> bool:
@@ -221,12 +224,12 @@ class _Attempt:
             evaluator=Evaluator(exchange, job_id, attempt, recipe, held_out),
             publisher=Publisher(exchange, job_id, attempt, self.service.deployment.weights_dir),
             checkpoints=Checkpoints(self._folder / "checkpoints", attempt),
+            store=SampleStore(self._folder / "samples", attempt, self.service.deployment),
             reporter=Reporter(exchange, job_id),
+            flops=flops,
         )
         scoring = Scoring.of(recipe)
-        return Learning(
-            job_id, attempt, recipe, parts, scoring, flops, replay_until=self.record.step
-        )
+        return Learning(job_id, attempt, recipe, parts, scoring, replay_until=self.record.step)
 
     async def _restore(self, learning: Learning) -> None:
         parts, first_segment = learning.parts, ""

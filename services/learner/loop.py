@@ -9,48 +9,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.exchange import Exchange
 from protocol.messages import ActiveJob, GradedGroup, JobState, Requested
 from protocol.recipe import Purpose, Recipe
 
-from services.learner.checkpoint import Checkpoints
-from services.learner.control import Control, PauseRequested
-from services.learner.evaluation import Evaluator, evaluation_place, summarize
-from services.learner.feeder import Feeder
-from services.learner.flops import Flops
-from services.learner.intake import Intake
+from services.learner.control import PauseRequested
+from services.learner.evaluation import evaluation_place, summarize
 from services.learner.lost import too_much_lost
-from services.learner.pretraining import Pretraining
+from services.learner.parts import Parts
 from services.learner.progress import Progress
-from services.learner.publish import Publisher
-from services.learner.ranks import Team
 from services.learner.reconciler import Reconciler
-from services.learner.report import Reporter, timed
+from services.learner.report import timed
+from services.learner.sample_facts import sampled_groups
 from services.learner.samples import GroupFacts, Sample, samples_of
 from services.learner.scoring import Scoring
-from services.learner.selection import SURPLUS, Selection, failure_kind
+from services.learner.selection import SURPLUS, Selection, unselected
 
 log = logging.getLogger(__name__)
 
 
 class LearnedNothing(RuntimeError):
     """All steps are made, and the policy is as it was; the text says why."""
-
-
-@dataclass
-class Parts:
-    """What the loop works with, each the owner of one concern."""
-
-    exchange: Exchange
-    team: Team
-    control: Control
-    feeder: Feeder
-    pretraining: Pretraining
-    intake: Intake
-    evaluator: Evaluator
-    publisher: Publisher
-    checkpoints: Checkpoints
-    reporter: Reporter
 
 
 @dataclass
@@ -62,7 +40,6 @@ class Learning:
     recipe: Recipe
     parts: Parts
     scoring: Scoring
-    flops: Flops
     replay_until: int  # steps that an earlier attempt has already made, and told of
     progress: Progress = field(default_factory=Progress)
     saved: str = ""  # the name of the newest checkpoint
@@ -112,9 +89,9 @@ class Learning:
         assert facts.staleness_max <= self.recipe.training.max_staleness, "stale ones are dropped"
         with timed("train"):
             metrics = await self.parts.team.train(samples)
+        await self._settle(Purpose.TRAIN, selection.fates)
         self.progress.step += 1
         self.progress.keep_rate = selection.keep_rate
-        self._settle(Purpose.TRAIN, len(selection.kept), selection.dropped)
         self.parts.feeder.admit(self._selection().outlook)
         await self._publish_if_current()
         await self._report(selection, facts, metrics, time.monotonic() - began)
@@ -155,8 +132,8 @@ class Learning:
         samples, facts = self._samples_of(_whole(groups))
         with timed("pretrain"):
             metrics = await self.parts.team.pretrain(samples)
+        await self._settle(Purpose.PRETRAIN, unselected(groups))
         self.progress.pretrained += 1
-        self._settle_all(Purpose.PRETRAIN, groups)
         await self._report_pretraining(facts, metrics, time.monotonic() - began)
         done = not pretraining.is_due(self.progress.pretrained)
         if done:
@@ -174,7 +151,7 @@ class Learning:
         await self._measure_parity(_whole(groups))
         result = summarize(self.step, groups)
         self.progress.note_evaluation(result)
-        self._settle_all(Purpose.EVAL, groups)
+        await self._settle(Purpose.EVAL, unselected(groups))
         await self.parts.reporter.evaluation(result, await self.account(Purpose.EVAL))
         self.stopwatch = time.monotonic()
 
@@ -209,7 +186,7 @@ class Learning:
             **facts.means(len(selection.kept)),
             **metrics,
             **facts.throughput(seconds, self.parts.team.num_ranks),
-            **self.flops.of(facts.trained_lengths, spent.get("train", 0.0)),
+            **self.parts.flops.of(facts.trained_lengths, spent.get("train", 0.0)),
             **counts,
             **self.progress.totals_with(spent),
             "step": self.step,
@@ -260,6 +237,7 @@ class Learning:
     async def save_checkpoint(self) -> None:
         """Make everything up to this step durable."""
         with timed("checkpoint"):
+            await self.parts.store.sync()
             await self.parts.intake.roll_log()
             state = self.progress.state(self.parts.intake.first_segment_needed)
             await self.parts.checkpoints.save(self.parts.team, state, self._commit)
@@ -353,21 +331,20 @@ class Learning:
             groups, self.scoring, attempt=self.attempt, version=self.step, kept_kv=kept_kv
         )
 
-    def _settle_all(self, purpose: Purpose, groups: Sequence[GradedGroup]) -> None:
-        """Every group that has not failed was used."""
-        failures = [failure_kind(group.failure) for group in groups if group.failure is not None]
-        self._settle(purpose, len(groups) - len(failures), failures)
-
-    def _settle(self, purpose: Purpose, used: int, dropped: Sequence[str]) -> None:
-        """Enter into the ledger what became of the next groups: all of them are done with."""
-        ledger = self.progress.ledgers[purpose]
-        first = ledger.position
-        ledger.train(used)
-        for reason in dropped:
-            ledger.drop(reason)
-        for group in self.parts.intake.finish(purpose, range(first, ledger.position)):
+    async def _settle(self, purpose: Purpose, fates: Sequence[str]) -> None:
+        """Enter what became of the next groups into the ledger and the sample store."""
+        ledger, scoring = self.progress.ledgers[purpose], self.scoring
+        first, step = ledger.position, self.progress.steps_of(purpose)
+        ledger.enter(fates)
+        groups = self.parts.intake.finish(purpose, range(first, ledger.position))
+        for group in groups:
             if group.failure is not None:
                 log.warning("dropped", extra={"key": group.key, "reason": group.failure})
+        if purpose is Purpose.EVAL:
+            scoring = scoring.without_advantage
+        sampled = sampled_groups(groups, fates, scoring, {}, attempt=self.attempt, step=step)
+        with timed("keep_samples"):
+            await self.parts.store.append(sampled)
 
     def _note_work(self, facts: GroupFacts) -> None:
         now = time.monotonic()

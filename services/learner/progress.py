@@ -87,6 +87,10 @@ class Progress:
         """The first number of each purpose that has not been looked at for good."""
         return {purpose: ledger.position for purpose, ledger in self.ledgers.items()}
 
+    def steps_of(self, purpose: Purpose) -> int:
+        """How many steps are done, of the critic alone where the purpose is its pretraining."""
+        return self.pretrained if purpose is Purpose.PRETRAIN else self.step
+
     def note_evaluation(self, result: Mapping[str, Any]) -> None:
         """Take in the result of an evaluation."""
         self.evaluated += 1

@@ -152,17 +152,26 @@ def _samples_of_group(
     assert graded.group is not None
     advantages, rewards = scoring.advantage(scores).tolist(), scores.reward.tolist()
     kept = [i for i, grade in enumerate(graded.grades) if grade.accuracy is not None]
+    trained = in_loss(graded, scoring)
     for place, i in enumerate(kept):
-        truncated = graded.group.responses[i].finish_reason is FinishReason.LENGTH
-        if truncated and scoring.reward.overlong_filter:
-            continue
-        yield Sample(
-            *responses[i],
-            advantage=advantages[place],
-            reward=rewards[place],
-            correct=bool(scores.correct[place]),
-            group=index,
-        )
+        if trained[i]:
+            yield Sample(
+                *responses[i],
+                advantage=advantages[place],
+                reward=rewards[place],
+                correct=bool(scores.correct[place]),
+                group=index,
+            )
+
+
+def in_loss(graded: GradedGroup, scoring: Scoring) -> list[bool]:
+    """Which responses become samples, [group]: those with an outcome that no filter leaves out."""
+    responses = () if graded.group is None else graded.group.responses
+    return [
+        grade.accuracy is not None
+        and not (scoring.reward.overlong_filter and response.finish_reason is FinishReason.LENGTH)
+        for response, grade in zip(responses, graded.grades, strict=True)
+    ]
 
 
 def pack_samples(samples: Sequence[Sample]) -> SampleBatch:

@@ -217,7 +217,7 @@ def evaluate(stack: Stack, job_id: str) -> None:
                 a_graded_group(a_group(a_request(number=n, task=a_task(id=f"t{n}"))), outcomes)
                 for n in range(8)
             ]
-            await reporter.evaluation(summarize(step, groups))
+            await reporter.evaluation(summarize(step, groups), {})
             if step == 0:
                 for number in range(1000):
                     await exchange.record_event(an_event(job_id, number))
