@@ -164,7 +164,7 @@ def _samples(given: argparse.Namespace) -> int:
         for sample in found:
             print(json.dumps(sample))
     elif given.key is not None:
-        Console().print(*group_view(found[0]))
+        Console().print(group_view(found[0]))
     elif found:
         Console(width=_WHOLE).print(samples_table(found))
     else:

@@ -52,6 +52,15 @@ class News(Connection):
             for entry_id, fields in rows
         ]
 
+    async def events_back(
+        self, job_id: str, *, before: str | None = None, count: int = 100
+    ) -> list[tuple[str, JobEvent]]:
+        """Events recorded before the entry id ``before``, newest first, each with its entry id."""
+        latest = f"({before}" if before else "+"
+        rows = await self.reader.xrevrange(streams.EVENTS.key(job_id), max=latest, count=count)
+        pairs = cast(list[tuple[bytes, dict[bytes, bytes]]], rows)
+        return [(entry_id.decode(), decode(JobEvent, fields)) for entry_id, fields in pairs]
+
     async def count_start(self, service: str) -> None:
         """Count a process that has started. Should the reply be lost, it may count twice."""
         await self.run("count_start", [streams.STARTS], [service])
@@ -60,11 +69,3 @@ class News(Connection):
         """How many processes of each service have ever started."""
         stored = cast(Awaitable[dict[bytes, bytes]], self.writer.hgetall(streams.STARTS))
         return {service.decode(): int(count) for service, count in (await stored).items()}
-
-    async def events_back(
-        self, job_id: str, *, before: str | None = None, count: int = 100
-    ) -> list[tuple[str, JobEvent]]:
-        """Events recorded before the entry id ``before``, newest first, each with its entry id."""
-        latest = f"({before}" if before else "+"
-        rows = await self.reader.xrevrange(streams.EVENTS.key(job_id), max=latest, count=count)
-        return [(entry_id.decode(), decode(JobEvent, fields)) for entry_id, fields in rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
@@ -46,8 +46,12 @@ def samples_table(samples: Iterable[Json]) -> Table:
     return table
 
 
-def group_view(group: Json) -> Iterator[RenderableType]:
+def group_view(group: Json) -> Group:
     """A group's task, and its responses one below the other."""
+    return Group(*_parts(group))
+
+
+def _parts(group: Json) -> Iterator[RenderableType]:
     yield _text(f"{group['id']}, step {group['step']}: {group['failure'] or group['fate']}")
     if group["task"] is None:
         return
