@@ -32,6 +32,7 @@ check: install ## format, lint, types, import boundaries, the table of metrics
 	pyright
 	lint-imports
 	python -m deploy.metrics_table --check
+	python -m deploy.grafana --check
 
 format: install ## rewrite the code in the house format
 	ruff format .
