@@ -202,7 +202,7 @@ def why_first(seen: Snapshot, still_s: float) -> Why:
     job = seen.job
     assert job is not None
     if job.state is JobState.PAUSED:
-        return Why(False, still_s, _why_paused(job.error, job.requested))
+        return Why(False, still_s, _why_paused(job.requested, seen.paused_for))
     blocked = what_blocks(seen)
     stalls = still_s >= blocked.patience_s
     return Why(not stalls, still_s, blocked.because, blocked.edge if stalls else None)
@@ -221,10 +221,10 @@ def why_queued(seen: Snapshot, still_s: float) -> Why:
     return Why(False, still_s, words, first.edge)
 
 
-def _why_paused(error: str | None, requested: Requested) -> str:
-    if requested is Requested.PAUSE:
-        return "it is paused, and goes on when it is resumed (`weir resume`)"
-    return f"it is paused until this is mended: {error}"
+def _why_paused(requested: Requested, reason: str | None) -> str:
+    if requested is not Requested.PAUSE:
+        return f"it goes on by itself when this is mended: {reason}"
+    return f"{reason or 'somebody has paused it'}; `weir resume` has it go on"
 
 
 def _in_words(status: Status, subject: str = "") -> str:

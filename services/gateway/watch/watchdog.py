@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import Gauge
@@ -33,11 +33,11 @@ _EVERY_S = 2.0
 
 @dataclass
 class Stall:
-    """One that was told of."""
+    """One that was told of, once for each edge that it had."""
 
     job_id: str
-    edge: Edge
     began: float  # when something moved last, by the monotonic clock
+    edges: list[Edge] = field(default_factory=list)
 
 
 class Watchdog:
@@ -70,9 +70,9 @@ class Watchdog:
             self._mark, self._moved = mark, now
         job = self.seen.job
         why = why_first(self.seen, now - self._moved) if job else Why(True, 0.0, None)
+        _export(job, why.edge)
         for event in self._news(job, why, now):
             await observer.exchange.record_event(event)
-        _export(job, why.edge)
 
     def why(self, job: JobRecord | UnreadableRecord) -> dict[str, Any]:
         """Why a job does not go on, in the shape of the REST surface."""
@@ -114,11 +114,14 @@ class Watchdog:
             self._stall = None
             if job is not None and job.id == told.job_id:
                 words = f"it moves again, after {duration(now - told.began)}"
-                yield _event(job.id, "moves", "info", words, told.edge)
-        if job is not None and why.edge is not None and self._stall is None:
+                yield _event(job.id, "moves", "info", words, told.edges[-1])
+        if job is None or why.edge is None:
+            return
+        stall = self._stall = self._stall or Stall(job.id, now - why.still_s)
+        if why.edge not in stall.edges:
+            stall.edges.append(why.edge)
             words = f"nothing has moved for {duration(why.still_s)}: {why.because}"
             yield _event(job.id, "stall", "warn", words, why.edge)
-            self._stall = Stall(job.id, why.edge, now - why.still_s)
 
 
 def _event(job_id: str, kind: str, level: Any, words: str, edge: Edge) -> JobEvent:
