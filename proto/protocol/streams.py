@@ -18,6 +18,7 @@ learner               who takes up jobs, a hash           learner             le
 lives:{group}         heartbeats of workers, a hash       rollout, grader     rollout, grader
 status                Status by seat, a hash              all but gateway     gateway
 {job}:event_ids       ids of recorded events, a set       all                 all
+starts                processes started, by service       all                 gateway
 verdicts              a judge's verdicts, a hash          grader              grader
 verdict_uses          when each was used, a sorted set    grader              grader
 verdict_bytes         how much the verdicts hold          grader              grader
@@ -73,6 +74,7 @@ WORK_STREAMS: tuple[Stream, ...] = (REQUESTS, EVAL_REQUESTS, ROLLOUTS, GRADED)
 ACTIVE = PREFIX + "active"
 LEARNER = PREFIX + "learner"
 STATUS = PREFIX + "status"
+STARTS = PREFIX + "starts"
 VERDICTS = PREFIX + "verdicts"
 VERDICT_USES = PREFIX + "verdict_uses"
 VERDICT_BYTES = PREFIX + "verdict_bytes"

@@ -116,6 +116,7 @@ async def _run(
         app = Observable(service, make_app(service) if make_app else None)
         async with _serving(app, deployment):
             try:
+                await exchange.count_start(name)
                 # Who asks the gateway hears whether it lives.
                 await (main(service) if make_app else telling(service, main))
             except DeploymentError:

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from services.chassis.deployment import DeploymentError
 from services.chassis.service import Service, run_service
 from services.gateway.app import create_app
-from services.gateway.fleet import watch_forever
+from services.gateway.watch.fleet import watch_forever
 from services.gateway.watch.watchdog import Watchdog
 
 

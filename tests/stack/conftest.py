@@ -99,8 +99,8 @@ class Stack:
         with self.client() as weir:
             return list(weir.events(job_id))
 
-    def log_folder(self, job_id: str) -> Path:
-        return self.home / "data" / "jobs" / job_id / "log"
+    def job_folder(self, job_id: str) -> Path:
+        return self.home / "data" / "jobs" / job_id
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
