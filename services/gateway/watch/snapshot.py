@@ -99,14 +99,19 @@ class Observer:
 
     async def _median_of_steps(self, job: JobRecord) -> float | None:
         if self._step != (job.id, job.step):
-            self._step_s = median_of_steps(await self.exchange.last_events(job.id, _EVENTS))
+            self._step_s = median_of_steps(await self._last_events(job))
             self._step = (job.id, job.step)
         return self._step_s
 
     async def _reason_of_pause(self, job: JobRecord) -> str | None:
         if job.state is not JobState.PAUSED:
             return None
-        return job.error or reason_of_pause(await self.exchange.last_events(job.id, _EVENTS))
+        return job.error or reason_of_pause(await self._last_events(job))
+
+    async def _last_events(self, job: JobRecord) -> list[JobEvent]:
+        """The newest ones, oldest first."""
+        rows = await self.exchange.events_back(job.id, count=_EVENTS)
+        return [event for _, event in reversed(rows)]
 
 
 def reason_of_pause(events: Sequence[JobEvent]) -> str | None:
