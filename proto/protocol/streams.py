@@ -73,8 +73,8 @@ WORK_STREAMS: tuple[Stream, ...] = (REQUESTS, EVAL_REQUESTS, ROLLOUTS, GRADED)
 
 ACTIVE = PREFIX + "active"
 LEARNER = PREFIX + "learner"
-STATUS = PREFIX + "status"
 STARTS = PREFIX + "starts"
+STATUS = PREFIX + "status"
 VERDICTS = PREFIX + "verdicts"
 VERDICT_USES = PREFIX + "verdict_uses"
 VERDICT_BYTES = PREFIX + "verdict_bytes"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -25,16 +26,19 @@ from services.gateway.evaluations import Result, evaluations_in, evaluations_tab
 from services.gateway.progress import LiveView, Progress, download_bar
 from services.gateway.samples.view import group_view, samples_table
 from services.gateway.stack import NoStack, find_stack, model_for
+from services.gateway.tracking import BadTarget, Target, begun_jobs, track
 from services.gateway.watch.view import in_a_sentence, tables
 
 _OF_OTHER_SERVICES = {
     "plan": ("services.learner.plan", "show what a recipe takes to run"),
     "grade": ("services.grader.offline", "grade responses, or measure graders by labelled ones"),
     "data": ("services.grader.data", "check task files, and rewrite their answers as integers"),
+    "replay": ("services.learner.replay", "grade a step again, and show what a recipe changes"),
     "compose": ("deploy.compose", "write what a machine's GPUs add to docker-compose.yml"),
 }
 _PAGE = 1000  # samples
 _WHOLE = 10_000  # columns: a narrow terminal wraps lines, and nothing is cut
+_TRACKERS = "tensorboard:DIR, wandb:PROJECT, mlflow:URI, mlflow:EXPERIMENT, trackio:PROJECT"
 Job = dict[str, Any]
 SUCCEEDED, FAILED, BAD_INPUT, DETACHED = 0, 1, 2, 130
 
@@ -47,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(words)
     try:
         return given.run(given)
-    except (RecipeError, TaskFileError, NoStack, WeirError) as error:
+    except (RecipeError, TaskFileError, NoStack, WeirError, BadTarget) as error:
         print(f"weir: {error}", file=sys.stderr)
         return BAD_INPUT
 
@@ -77,9 +81,18 @@ def _parser() -> argparse.ArgumentParser:
     add("pause", _asking(WeirClient.pause), "have a job write a checkpoint and rest", "JOB")
     add("resume", _asking(WeirClient.resume), "have a job go on that rests or has failed", "JOB")
     add("cancel", _asking(WeirClient.cancel), "end a job", "JOB")
+    _add_track(add)
     for name, (_, text) in _OF_OTHER_SERVICES.items():
         verbs.add_parser(name, help=text)
     return parser
+
+
+def _add_track(add: Callable[..., argparse.ArgumentParser]) -> None:
+    verb = add("track", _track, "write what jobs tell to experiment trackers")
+    which = verb.add_mutually_exclusive_group(required=True)
+    which.add_argument("name", metavar="JOB", nargs="?")
+    which.add_argument("--all", action="store_true", help="every job, those to come among them")
+    verb.add_argument("--to", nargs="+", required=True, metavar="TRACKER:WHERE", help=_TRACKERS)
 
 
 def _add_samples(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -191,6 +204,20 @@ def _fetch(given: argparse.Namespace) -> int:
         print("\nwhat has arrived stays; the same command goes on from it")
         return DETACHED
     print(f"the model of {given.name} is in {given.folder}")
+    return SUCCEEDED
+
+
+def _track(given: argparse.Namespace) -> int:
+    targets = [Target.parse(text) for text in given.to]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with _client() as weir:
+            find = (lambda: begun_jobs(weir)) if given.all else (lambda: [weir.job(given.name)])
+            list(find())  # a wrong name or a wrong address is told at once
+            track(weir, targets, find, until_all_ended=not given.all)
+    except KeyboardInterrupt:
+        print("\nwhat is written stays; the same command goes on from it")
+        return DETACHED
     return SUCCEEDED
 
 

@@ -178,6 +178,7 @@ class _Attempt:
         flops = Flops.of_models(recipe, policy, critic, self.team.num_ranks, self.team.device_name)
         learning = self._assemble(recipe, train, held_out, flops)
         await asyncio.to_thread(learning.parts.store.keep_tokenizer, policy)
+        await asyncio.to_thread(learning.parts.store.keep_recipe, recipe)
         await self._restore(learning)
         await self._activate(learning)
         return learning

@@ -57,7 +57,8 @@ class News(Connection):
     ) -> list[tuple[str, JobEvent]]:
         """Events recorded before the entry id ``before``, newest first, each with its entry id."""
         latest = f"({before}" if before else "+"
-        rows = await self.reader.xrevrange(streams.EVENTS.key(job_id), max=latest, count=count)
+        reply = await self.reader.xrevrange(streams.EVENTS.key(job_id), max=latest, count=count)
+        rows = cast(list[tuple[bytes, dict[bytes, bytes]]], reply)
         return [(entry_id.decode(), decode(JobEvent, fields)) for entry_id, fields in rows]
 
     async def count_start(self, service: str) -> None:
