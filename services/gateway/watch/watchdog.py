@@ -29,6 +29,7 @@ STALLED = Gauge(
     ["job", "recipe", "edge"],
 )
 _EVERY_S = 2.0
+_NOTHING = Why(True, 0.0, None)
 
 
 @dataclass
@@ -45,6 +46,7 @@ class Watchdog:
 
     def __init__(self) -> None:
         self.seen = Snapshot()
+        self._first = _NOTHING  # of the job that the stack works on
         self._mark: Hashable = None
         self._moved = time.monotonic()
         self._stall: Stall | None = None
@@ -69,9 +71,9 @@ class Watchdog:
         if mark != self._mark:
             self._mark, self._moved = mark, now
         job = self.seen.job
-        why = why_first(self.seen, now - self._moved) if job else Why(True, 0.0, None)
-        _export(job, why.edge)
-        for event in self._news(job, why, now):
+        self._first = why_first(self.seen, now - self._moved) if job else _NOTHING
+        _export(job, self._first.edge)
+        for event in self._news(job, self._first, now):
             await observer.exchange.record_event(event)
 
     def why(self, job: JobRecord | UnreadableRecord) -> dict[str, Any]:
@@ -96,7 +98,6 @@ class Watchdog:
         }
 
     def _why(self, job: JobRecord | UnreadableRecord) -> Why:
-        still_s = time.monotonic() - self._moved
         if isinstance(job, UnreadableRecord):
             return Why(False, 0.0, str(job))
         if job.state.is_final:
@@ -104,8 +105,8 @@ class Watchdog:
             error = f": {job.error}" if job.error else ""
             return Why(False, ended, f"it has ended: {job.state}{error}")
         if self.seen.job is not None and self.seen.job.id == job.id:
-            return why_first(self.seen, still_s)
-        return why_queued(self.seen, still_s)
+            return self._first
+        return why_queued(self.seen.job, self._first)
 
     def _news(self, job: JobRecord | None, why: Why, now: float) -> Iterator[JobEvent]:
         """One event for one stall, and one when it is over."""

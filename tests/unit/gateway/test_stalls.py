@@ -311,11 +311,13 @@ def test_the_learner_says_why_it_paused_a_job_and_that_is_forgotten_when_it_goes
 def test_a_queued_job_names_the_job_before_it_and_what_keeps_that_one() -> None:
     running = a_snapshot(LEARNER, a_process("rollout", "is idle"), IDLE_GRADER)
     waits = "it waits for job job, which is running at step 5/2"
-    assert why_queued(running, 1.0).because == waits
+    assert why_queued(running.job, why_first(running, 1.0)).because == waits
     stalled = a_snapshot(LEARNER, IDLE_GRADER, requests=one("train:412"))
-    assert str(why_queued(stalled, 99.0).because).startswith(f"{waits}: learner waits for group")
+    assert str(why_queued(stalled.job, why_first(stalled, 99.0)).because).startswith(
+        f"{waits}: learner waits for group"
+    )
     paused = a_snapshot(job=a_job_record(state="paused", requested="pause", step=5))
-    because = str(why_queued(paused, 99.0).because)
+    because = str(why_queued(paused.job, why_first(paused, 99.0)).because)
     assert because.startswith("it waits for job job, which is paused at step 5/2: somebody has")
 
 
