@@ -87,7 +87,7 @@ class Observer:
             if silent_s > _FORGOTTEN_S:
                 await self.exchange.forget_status(seat)
             processes.append(Process(status, silent_s, silent_s < self.dead_after_s))
-        return processes
+        return sorted(processes, key=lambda process: process.status.name)
 
     async def _first_job(self) -> JobRecord | None:
         for job_id in (await self.exchange.queue())[:1]:
