@@ -371,3 +371,4 @@ async def _first_to_end(*coroutines: Coroutine[Any, Any, None]) -> None:
             for task in running:
                 task.cancel()
             await asyncio.wait(running, timeout=1.0)
+        await asyncio.gather(*tasks, return_exceptions=True)  # several may have failed at once
