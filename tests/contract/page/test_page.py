@@ -215,6 +215,7 @@ def test_keys_go_from_group_to_group_of_the_list_and_say_what_they_do(page: Page
     page.keyboard.press("j")
     expect(here).to_have_text("train:11")
     page.keyboard.press("k")
+    expect(here).to_have_text("train:10")
     page.keyboard.press("ArrowLeft")
     expect(here).to_have_text("train:9")
     page.keyboard.press("?")

@@ -47,7 +47,7 @@ export function Job({ id, path, query }) {
     ${(error ?? broken) && html`<${Failure} error=${error ?? broken} />`}
     ${!isUp && html`<p class="soft small" role="status">The line to the gateway broke; it is tried again.</p>`}
     ${(job.error?.message ?? job.weir.waiting_for) && html`<p class="notice">${job.error?.message ?? job.weir.waiting_for}</p>`}
-    ${!isFinal(job) && html`<${Why} id=${id} />`}
+    ${!isFinal(job) && job.status !== "paused" && html`<${Why} id=${id} />`}
     ${runs.length > 1 && html`<${Legend} runs=${runs} id=${id} others=${others} query=${query} />`}
     <${Tabs} label="Views of the job" tabs=${links} here=${view} />
     <div class="view">${runs.length > 0 && shown(view, key, { job, runs, query, history: runs[0].history })}</div>

@@ -12,6 +12,6 @@ export function Why({ id }) {
   const { value: why } = useWhy(id);
   if (!why?.because) return null;
   return html`<p class="why ${why.moving ? "" : "notice"}" role="status">
-    ${!why.moving && html`<strong>Still for ${duration(why.still_s)}. </strong>`}${why.because}
+    ${!why.moving && html`<strong>Nothing has moved for ${duration(why.still_s)}: </strong>`}${why.because}
   </p>`;
 }
