@@ -53,12 +53,12 @@ function Waiting({ id }) {
     ${error && html`<${Failure} error=${error} what="This gateway does not tell." />`}
     ${why && html`
       <p>${why.because ?? (why.moving ? "Everything moves." : "Nothing moves, and no reason is known.")} <span class="soft">Last movement ${duration(why.still_s)} ago.</span></p>
-      <div class="scroll" tabindex="0" role="region" aria-label="Services">
+      ${why.services.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="Services">
         <table>
           <thead><tr><th scope="col">Service</th><th scope="col">Does</th><th scope="col" class="num">For</th></tr></thead>
           <tbody>${why.services.map((one) => html`<tr key=${one.name}><th scope="row">${one.name}</th><td>${one.ready ? "" : "not ready: "}${one.doing}</td><td class="num">${duration(one.for_s)}</td></tr>`)}</tbody>
         </table>
-      </div>
+      </div>`}
       <div class="scroll" tabindex="0" role="region" aria-label="Streams">
         <table>
           <thead><tr><th scope="col">Stream</th><th scope="col" class="num">Waiting</th><th scope="col" class="num">Claimed</th><th scope="col" class="num">Oldest</th></tr></thead>
