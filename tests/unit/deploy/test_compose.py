@@ -215,11 +215,15 @@ def test_grafana_shows_our_dashboards_from_our_prometheus() -> None:
     ]
     assert re.fullmatch(r"http://(\w+):9090", source["url"])[1] in stack()  # type: ignore[index]
     (provider,) = yaml.safe_load((provisioning / "dashboards/weir.yml").read_text())["providers"]
-    mounted = dict(volume.split(":")[:2] for volume in stack()["grafana"]["volumes"])
-    assert mounted["./deploy/grafana"] == provider["options"]["path"]
-    for path in folder.glob("*.json"):
-        uids = {panel["datasource"]["uid"] for panel in json.loads(path.read_text())["panels"]}
-        assert uids == {source["uid"]}, path.name
+    grafana, inside = stack()["grafana"], provider["options"]["path"]
+    mounted = dict(volume.split(":")[:2] for volume in grafana["volumes"])
+    assert mounted["./deploy/grafana/generated"] == inside
+    home = grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert (folder / "generated" / home.removeprefix(f"{inside}/")).exists()
+    for path in (folder / "generated").glob("*.json"):
+        content = json.loads(path.read_text())
+        chosen = next(v for v in content["templating"]["list"] if v["type"] == "datasource")
+        assert chosen["current"]["value"] == source["uid"], path.name
 
 
 def test_the_trackers_container_is_told_the_gateway_and_what_to_write(tmp_path: Path) -> None:
