@@ -17,7 +17,7 @@ from tests.contract.page.conftest import CHROMIUM, FLAGS, Site, a_models_root
 from tests.contract.valkey_server import Server
 
 FOLDER = Path(__file__).parents[3] / "services/gateway/page/screenshots"
-SIZE = {"width": 1280, "height": 800}
+SIZE = {"width": 1200, "height": 760}
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def take(url: str, key: str, jobs: Sequence[str], group: str) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=list(FLAGS))
         page = opened(browser, f"{url}/#/jobs/{first}?with={','.join(others)}", key, "light")
-        page.locator(".curve canvas").nth(8).wait_for()
+        page.locator(".curve .value").nth(1).wait_for()
         page.locator(".u-over").first.hover(position={"x": 200, "y": 60})
         page.screenshot(path=FOLDER / "curves.png")
         link = f"{url}/#/jobs/{first}/samples/{group}?colour=surprise"
