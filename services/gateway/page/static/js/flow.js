@@ -66,7 +66,7 @@ function Waiting({ id }) {
       why &&
       html`<p>
           ${why.because ?? (why.moving ? "Everything moves." : "Nothing moves, and no reason is known.")}
-          <span class="soft">Last movement ${duration(why.still_s)} ago.</span>
+          <span class="soft aside">Last movement ${duration(why.still_s)} ago.</span>
         </p>
         ${
           why.services.length > 0 &&

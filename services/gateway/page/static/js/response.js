@@ -83,18 +83,12 @@ function Marks({ response }) {
   const marks = marksOf(response);
   if (!marks.length) return null;
   const characters = [...response.text];
-  const counts = Object.keys(MARK_SYMBOLS).map((verdict) => [
-    verdict,
-    marks.filter((mark) => mark.verdict === verdict).length,
-  ]);
+  const count = (verdict) => marks.filter((mark) => mark.verdict === verdict).length;
+  const counts = Object.keys(MARK_SYMBOLS)
+    .filter(count)
+    .map((verdict) => `${count(verdict)} ${verdict}`);
   return html`<details class="marks small">
-    <summary>
-      The grader looked at ${marks.length} places:
-      ${counts
-        .filter(([, count]) => count)
-        .map(([verdict, count]) => `${count} ${verdict}`)
-        .join(", ")}
-    </summary>
+    <summary>${`The grader looked at ${marks.length} places: ${counts.join(", ")}`}</summary>
     <ul>
       ${marks.map(
         ({ start, end, verdict, note }) =>

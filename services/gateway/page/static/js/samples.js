@@ -29,14 +29,7 @@ export function Samples({ job, query }) {
   useEffect(() => void (wantsAll && next()), [wantsAll, rows.length]);
   return html`
     <${Filters} query=${query} summary=${summary} onAgain=${again} />
-    ${
-      summary &&
-      html`<p class="soft small">
-        ${number(summary.groups)} groups, ${number(summary.responses)}
-        responses${summary.groups > 0 && ` of steps ${summary.first_step} to ${summary.last_step}`} are
-        kept${fates(summary)}.
-      </p>`
-    }
+    ${summary && html`<p class="soft small">${inWords(summary)}</p>`}
     ${error && html`<${Failure} error=${error} what="This gateway does not show samples, or the job has kept none." />`}
     ${summary && !rows.length && html`<${Empty}>No sample is like that.<//>`}
     ${
@@ -56,12 +49,14 @@ export function Samples({ job, query }) {
   `;
 }
 
-const fates = ({ fates }) => {
+/** What a job's store holds, in a sentence. */
+function inWords({ groups, responses, first_step: first, last_step: last, fates }) {
+  const steps = groups ? ` of steps ${first} to ${last}` : "";
+  const kept = `${number(groups)} groups, ${number(responses)} responses${steps} are kept`;
   const dropped = Object.entries(fates ?? {}).filter(([fate]) => fate !== "used");
-  return dropped.length
-    ? `; dropped: ${dropped.map(([fate, count]) => `${words(fate)} ${number(count)}`).join(", ")}`
-    : "";
-};
+  const told = dropped.map(([fate, count]) => `${words(fate)} ${number(count)}`);
+  return `${kept}${told.length ? `; dropped: ${told.join(", ")}` : ""}.`;
+}
 
 function Filters({ query, summary, onAgain }) {
   const named = (counts) => [["", "any"], ...Object.keys(counts ?? {}).map((name) => [name, words(name)])];
