@@ -58,8 +58,8 @@ def _mean(parts: Sequence[tuple[Check, Graded]]) -> Graded:
 
 
 def _bounded(score: Score) -> Score:
-    """The score with so many marks, and characters of comments, each with the same share."""
-    if isinstance(score, Ungradable) or not (score.marks or score.comments):
+    """The first marks, and of each comment its share of the characters."""
+    if isinstance(score, Ungradable) or not (score.comments or len(score.marks) > MAX_MARKS):
         return score
     share = MAX_COMMENT_CHARS // max(1, len(score.comments))
     cut = {name: words[:share] for name, words in score.comments.items()}

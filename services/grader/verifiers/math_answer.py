@@ -88,7 +88,7 @@ def _marked(score: Score, start: int, end: int) -> Score:
         return score
     verdict = "right" if score.value else "wrong"
     mark = Mark(start=start, end=end, verdict=verdict, note=score.reason or "")
-    return score.model_copy(update={"marks": (mark,)})
+    return Graded(value=score.value, reason=score.reason, marks=(mark,))
 
 
 async def compare(gold: str, answer: str, tools: Tools) -> Score:
