@@ -32,7 +32,9 @@ class Deployment:
     claim_idle_s: float
     drain_s: float
     keep_samples_bytes: int
+    keep_samples_days: float
     log_level: str
+    name: str = ""  # how people call this process
     extensions: tuple[str, ...] = ()
 
     @classmethod
@@ -57,7 +59,9 @@ class Deployment:
             claim_idle_s=read("WEIR_CLAIM_IDLE_S", float, "15"),
             drain_s=read("WEIR_DRAIN_S", float, "10"),
             keep_samples_bytes=read("WEIR_KEEP_SAMPLES_BYTES", int, "10737418240"),
+            keep_samples_days=read("WEIR_KEEP_SAMPLES_DAYS", float, "inf"),
             log_level=read("WEIR_LOG_LEVEL", str, "INFO"),
+            name=read("WEIR_NAME", str, ""),
             extensions=read("WEIR_EXTENSIONS", _words, ""),
         )
         if deployment.claim_idle_s < 3 * deployment.heartbeat_s:
@@ -86,7 +90,7 @@ class Deployment:
         return self.data_dir / "weights"
 
     def job_dir(self, job_id: str) -> Path:
-        """A job's log, checkpoints and final model."""
+        """A job's log, samples, checkpoints and final model."""
         return self.data_dir / "jobs" / job_id
 
 

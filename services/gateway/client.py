@@ -95,9 +95,14 @@ class WeirClient:
         """One job."""
         return self._request("GET", f"{JOBS}/{job_id}")
 
-    def jobs(self, limit: int = 20) -> list[Json]:
-        """The newest jobs, newest first."""
-        return self._request("GET", JOBS, params={"limit": limit})["data"]
+    def why(self, job_id: str) -> Json:
+        """Whether a job moves, what it waits for, and who does what."""
+        return self._request("GET", f"{JOBS}/{job_id}/why")
+
+    def jobs(self, limit: int = 20, *, after: str | None = None) -> list[Json]:
+        """The newest jobs, or those that are older than the job ``after``; newest first."""
+        params = {"limit": limit} | ({"after": after} if after else {})
+        return self._request("GET", JOBS, params=params)["data"]
 
     def cancel(self, job_id: str) -> Json:
         """Ask a job to end."""
@@ -111,13 +116,30 @@ class WeirClient:
         """Ask a job that rests to go on."""
         return self._request("POST", f"{JOBS}/{job_id}/resume")
 
-    def past_events(self, job_id: str) -> Iterator[Json]:
+    def past_events(self, job_id: str, *, after: str | None = None) -> Iterator[Json]:
         """A job's events until now, oldest first."""
-        page: Json = {"has_more": True, "last_id": None}
+        page: Json = {"has_more": True, "last_id": after}
         while page["has_more"]:
             params = {"limit": _PAGE} | ({"after": page["last_id"]} if page["last_id"] else {})
             page = self._request("GET", f"{JOBS}/{job_id}/events", params=params)
             yield from page["data"]
+
+    def samples(self, job_id: str, **query: Any) -> Iterator[Json]:
+        """A job's samples, newest first; ``query`` is that of the route, its ``limit`` of a page.
+
+        Raises:
+            WeirError: naming the part of the query that is wrong.
+        """
+        page: Json = {"has_more": True}
+        while page["has_more"]:
+            page = self._request("GET", f"{JOBS}/{quote(job_id, safe='')}/samples", params=query)
+            yield from page["data"]
+            query["after"] = page["last_id"]
+
+    def sample_group(self, job_id: str, key: str) -> Json:
+        """A group such as ``train:17``, with the text and the numbers of every token."""
+        path = f"{JOBS}/{quote(job_id, safe='')}/samples/{quote(key, safe='')}"
+        return self._request("GET", path)
 
     def events(self, job_id: str, *, after: str | None = None) -> Iterator[Json]:
         """A job's events as they happen, until it has ended; goes on by itself where a line broke.

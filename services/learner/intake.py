@@ -10,14 +10,18 @@ from pathlib import Path
 from prometheus_client import Counter
 from protocol.exchange import Delivery, Exchange
 from protocol.frames import Fields, FrameError, encode
-from protocol.messages import GradedGroup
+from protocol.messages import GradedGroup, group_key
 from protocol.recipe import Purpose
 from protocol.streams import GRADED
 
+from services.chassis.metrics import born_at_zero
 from services.learner.log import GroupLog, read_log, retain
 
 log = logging.getLogger(__name__)
-TAKEN_IN = Counter("weir_groups_taken_in_total", "Graded groups logged by the learner", ["purpose"])
+TAKEN_IN = born_at_zero(
+    Counter("weir_groups_taken_in_total", "Graded groups logged by the learner", ["purpose"]),
+    *Purpose,
+)
 REPEATED = Counter("weir_groups_repeated_total", "Graded groups that were in the log already")
 _CLAIM_COUNT = 64
 _CLAIM_WAIT_S = 0.5
@@ -27,14 +31,11 @@ _ADOPT_EVERY_S = 5.0
 class Intake:
     """Holds the groups that have arrived until their step has used them."""
 
-    def __init__(
-        self, exchange: Exchange, job_id: str, attempt: int, folder: Path, keep_bytes: int = 0
-    ) -> None:
+    def __init__(self, exchange: Exchange, job_id: str, attempt: int, folder: Path) -> None:
         self.exchange = exchange
         self.job_id = job_id
         self.attempt = attempt
         self.log = GroupLog(folder, attempt)
-        self.keep_bytes = keep_bytes  # of the log, for people, beyond what checkpoints need
         self.waiting: dict[tuple[Purpose, int], GradedGroup] = {}
         self._segments: dict[tuple[Purpose, int], str] = {}
         self._finished = {purpose: 0 for purpose in Purpose}  # numbers below have been used
@@ -95,6 +96,10 @@ class Intake:
             await self._arrived.wait()
         return [self.waiting[key] for key in wanted]
 
+    def missing(self, purpose: Purpose, numbers: range) -> list[str]:
+        """The keys of the groups with these numbers that have not arrived."""
+        return [group_key(purpose, n) for n in numbers if (purpose, n) not in self.waiting]
+
     def finish(self, purpose: Purpose, numbers: range) -> list[GradedGroup]:
         """Give up the groups with these numbers: they have been used, no checkpoint needs them."""
         self._finished[purpose] = max(self._finished[purpose], numbers.stop)
@@ -108,8 +113,8 @@ class Intake:
             self.log.roll()
 
     async def drop_segments(self, first_needed: str) -> None:
-        """Delete the oldest segments that are neither needed nor within ``keep_bytes``."""
-        await asyncio.to_thread(retain, self.log.folder, first_needed, self.keep_bytes)
+        """Delete the segments before the first one that a checkpoint needs."""
+        await asyncio.to_thread(retain, self.log.folder, first_needed)
 
     def have(self, purpose: Purpose, numbers: Iterable[int]) -> set[int]:
         """Which of these numbers need not be asked for: they have arrived, or have been used."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.messages import group_key
 from protocol.recipe import Purpose
+from protocol.samples import USED
 
 from services.learner.samples import merged
 
@@ -27,6 +28,13 @@ class Ledger:
     def position(self) -> int:
         """The number of the first group whose fate is open."""
         return self.trained + sum(self.dropped.values())
+
+    def enter(self, fates: Sequence[str]) -> None:
+        """What became of the next groups: `USED`, or why they were dropped."""
+        self.train(fates.count(USED))
+        for fate in fates:
+            if fate != USED:
+                self.drop(fate)
 
     def train(self, count: int) -> None:
         """So many groups were used."""

@@ -3,7 +3,8 @@
 It is the write-ahead log of training: a group is fsynced here before it leaves the exchange, so a
 new attempt finds here whatever the last one had taken in. Segments hold packed frames of
 GradedGroup, and a commit mark after each append. Each attempt writes segments of its own, so a
-superseded learner damages nothing.
+superseded learner damages nothing. What no checkpoint needs any more goes; for people there is the
+sample store (`services.learner.sample_store`).
 """
 
 from __future__ import annotations
@@ -95,14 +96,11 @@ def read_log(folder: Path, first_segment: str = "") -> Iterator[tuple[str, Grade
                 yield path.name, decode(GradedGroup, fields)
 
 
-def retain(folder: Path, first_needed: str, most_bytes: int) -> None:
-    """Delete the oldest segments; those before ``first_needed`` keep at most ``most_bytes``."""
-    size = 0
-    for path in sorted(folder.glob("*.segment"), reverse=True):
+def retain(folder: Path, first_needed: str) -> None:
+    """Delete the segments before the first one that is needed."""
+    for path in folder.glob("*.segment"):
         if path.name < first_needed:
-            size += path.stat().st_size
-            if size > most_bytes:
-                path.unlink()
+            path.unlink()
 
 
 def _write_through(file: BinaryIO, parts: Iterable[bytes]) -> None:

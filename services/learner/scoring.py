@@ -12,7 +12,7 @@ from protocol.recipe import Recipe, Reward
 from torch import Tensor
 
 from services.learner.algorithms import pick
-from services.learner.algorithms.advantages import ADVANTAGES, GroupScores
+from services.learner.algorithms.advantages import ADVANTAGES, TERMS, GroupScores
 from services.learner.algorithms.gae import CRITIC_ADVANTAGES
 from services.learner.algorithms.shaping import (
     accuracy_varies,
@@ -29,6 +29,9 @@ class Scoring:
     reward: Reward
     max_tokens: int
     advantage: Callable[[GroupScores], Tensor]
+    terms: Callable[[GroupScores], tuple[Tensor, Tensor]] | None = (
+        None  # of the outcome, of process
+    )
 
     @classmethod
     def of(cls, recipe: Recipe) -> Scoring:
@@ -37,18 +40,23 @@ class Scoring:
         Raises:
             UnknownName: if the advantage is an extension's that this process has not loaded.
         """
-        name = recipe.algorithm.advantage
+        name, settings = recipe.algorithm.advantage, recipe.algorithm.model_dump()
+        max_tokens = recipe.rollout.sampling.max_tokens
         if name in CRITIC_ADVANTAGES:
-            advantage = _left_to_the_critic
-        else:
-            advantage = pick(ADVANTAGES, name, recipe.algorithm.model_dump())
-        return cls(recipe.reward, recipe.rollout.sampling.max_tokens, advantage)
+            return cls(recipe.reward, max_tokens, _left_to_the_critic)
+        terms = pick(TERMS, name, settings) if name in TERMS else None
+        return cls(recipe.reward, max_tokens, pick(ADVANTAGES, name, settings), terms)
 
     @property
     def without_advantage(self) -> Scoring:
         """For responses that are compared and not trained on: all of them, with advantage 0."""
         reward = self.reward.model_copy(update={"overlong_filter": False})
-        return replace(self, reward=reward, advantage=_left_to_the_critic)
+        return replace(self, reward=reward, advantage=_left_to_the_critic, terms=None)
+
+    @property
+    def gives_advantages(self) -> bool:
+        """Whether there is one per response; else a critic estimates it, or nothing is trained."""
+        return self.advantage is not _left_to_the_critic
 
     def scores(self, grades: Sequence[Grade], lengths: Sequence[int]) -> GroupScores:
         """A group's grades as tensors; every outcome must be a value.
@@ -72,9 +80,14 @@ class Scoring:
         if len(grades) < min(2, len(graded.grades)):
             return False
         scores = self.scores(grades, lengths)
-        if self.advantage is _left_to_the_critic:
-            return accuracy_varies(scores)
-        return has_signal(scores, self.advantage)
+        if self.gives_advantages:
+            return has_signal(scores, self.advantage)
+        return accuracy_varies(scores)
+
+    def active_process(self, scores: GroupScores) -> int:
+        """How many of a group's responses have an advantage that their process scores change."""
+        blind = replace(scores, process=torch.full_like(scores.process, math.nan))
+        return int((self.advantage(scores) != self.advantage(blind)).sum())
 
     def _penalty(self, lengths: Tensor) -> Tensor:
         buffer = self.reward.overlong_buffer

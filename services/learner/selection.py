@@ -18,11 +18,12 @@ it is answered, weights that are fresh enough may still answer it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from protocol.messages import GradedGroup
 from protocol.recipe import Recipe
+from protocol.samples import USED
 
 NO_SIGNAL = "no_signal"
 SURPLUS = "surplus"
@@ -62,8 +63,19 @@ class Selection:
     first: int  # the first number that the step looks at
     keep_rate: float = 1.0  # the recent share of groups that were kept
     looked_at: list[GradedGroup] = field(default_factory=list)
-    kept: list[GradedGroup] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)  # the reasons
+    fates: list[str] = field(default_factory=list)  # of each: `USED`, or why it is dropped
+    exposed_grading_seconds: float = 0.0  # that the step waited for while groups were graded
+
+    @property
+    def kept(self) -> list[GradedGroup]:
+        """The groups that the step trains on."""
+        pairs = zip(self.looked_at, self.fates, strict=True)
+        return [group for group, fate in pairs if fate == USED]
+
+    @property
+    def dropped(self) -> list[str]:
+        """Why the others are dropped."""
+        return [fate for fate in self.fates if fate != USED]
 
     @property
     def next_number(self) -> int:
@@ -95,13 +107,16 @@ class Selection:
         """How many groups count against ``max_oversampling``: all but surplus."""
         return len(self.looked_at) - self.surplus
 
-    def counts(self) -> dict[str, float]:
+    def counts(self, kept_with_signal: int) -> dict[str, float]:
         """What the selection came to, as metrics of its step."""
+        without_signal = len(self.kept) - kept_with_signal + self.dropped.count(NO_SIGNAL)
         return {
             "kept": len(self.kept),
             "looked_at": len(self.looked_at),
             "surplus": self.surplus,
             "waste": self.waste,
+            "without_signal": without_signal,
+            "exposed_grading_seconds": self.exposed_grading_seconds,
         }
 
     @property
@@ -114,20 +129,18 @@ class Selection:
         is_due = self.is_complete or len(self.looked_at) % self._per_step == 0
         return self.looked_at[-self._per_step :] if is_due else []
 
-    def look(self, group: GradedGroup) -> None:
-        """Keep the next group, or drop it for a reason."""
+    def look(self, group: GradedGroup, waited_s: float = 0.0) -> None:
+        """Keep the next group, for which the step has waited so long, or drop it for a reason."""
         assert group.number == self.next_number, (
             "groups are looked at in the order of their numbers"
         )
-        reason = self._reason_to_drop(group)
+        fate = self._fate_of(group)
         self.looked_at.append(group)
-        if reason is None:
-            self.kept.append(group)
-        else:
-            self.dropped.append(reason)
-        if reason != SURPLUS:  # its age says nothing about what the tasks have to teach
+        self.fates.append(fate)
+        self.exposed_grading_seconds += min(waited_s, group.grading_seconds)
+        if fate != SURPLUS:  # its age says nothing about what the tasks have to teach
             memory = 2 * self._per_step
-            self.keep_rate += (float(reason is None) - self.keep_rate) / memory
+            self.keep_rate += (float(fate == USED) - self.keep_rate) / memory
 
     @property
     def outlook(self) -> Outlook:
@@ -142,12 +155,12 @@ class Selection:
         needs = (max(0, now), *ahead) if self.step < training.steps else ()
         return Outlook(self.step, self.next_number, needs, self.recipe.groups_in_flight)
 
-    def _reason_to_drop(self, group: GradedGroup) -> str | None:
+    def _fate_of(self, group: GradedGroup) -> str:
         if group.failure is not None:
             return failure_kind(group.failure)
         if oldest_version(group, self.step) < self.step - self.recipe.training.max_staleness:
             return SURPLUS
-        return NO_SIGNAL if self._dynamic and not self.has_signal(group) else None
+        return NO_SIGNAL if self._dynamic and not self.has_signal(group) else USED
 
     def _to_keep(self, groups: int) -> int:
         """How many groups to look at, by experience, until so many are kept."""
@@ -182,6 +195,11 @@ def oldest_version(group: GradedGroup, default: int) -> int:
     """The oldest version of the policy that sampled a token of a group, else ``default``."""
     responses = group.group.responses if group.group is not None else ()
     return min((span.version for r in responses for span in r.spans), default=default)
+
+
+def unselected(groups: Sequence[GradedGroup]) -> list[str]:
+    """The fates of groups that are all used, as far as they have not failed."""
+    return [USED if group.failure is None else failure_kind(group.failure) for group in groups]
 
 
 def failure_kind(failure: str) -> str:

@@ -49,6 +49,7 @@ class Needs:
     redis: int
     memory: int  # of this process
     log: int
+    samples: int
     checkpoints: int
     weights: int
     state_json: int
@@ -65,6 +66,7 @@ _NOISE = {
     "redis": 256,
     "memory": 8192,
     "log": 512,  # two segments
+    "samples": 64,  # a segment
     "state_json": 64,
     "checkpoints": 128,
     "files": 16,
@@ -152,6 +154,7 @@ def _needs(step: int, seconds: float, server: Server, folder: Path) -> Needs:
         redis=redis // _KIB,
         memory=_resident_bytes() // _KIB,
         log=_bytes_in(job / "log") // _KIB,
+        samples=_bytes_in(job / "samples") // _KIB,
         checkpoints=_bytes_in(job / "checkpoints") // _KIB,
         weights=_bytes_in(folder / "data" / "weights") // _KIB,
         state_json=states[-1].stat().st_size // _KIB if states else 0,

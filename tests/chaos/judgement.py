@@ -11,9 +11,9 @@ from typing import Any, cast
 from protocol.messages import GradedGroup, group_key
 from protocol.recipe import Purpose
 
-from services.learner.log import read_log
 from tests.chaos.recipe import exported_hash
 from tests.chaos.stack import JOB, Stack
+from tests.kept_samples import all_samples
 
 _LEDGERS = {  # in the result of a job
     Purpose.TRAIN: "groups",
@@ -33,7 +33,7 @@ class Outcome:
     state: str
     model: str  # the hash of everything that was learned
     ledgers: Ledgers  # trained and dropped, by purpose
-    logged: Mapping[str, str]  # a digest of every group that was used, by key
+    kept: Mapping[str, str]  # the fate and a digest of every group that was used, by key
     metrics: Mapping[str, Any]  # that were told, by event and name
     keys: Mapping[str, int]  # what is left of the job in the server, and the length of streams
     files: frozenset[str]  # folders that are left
@@ -65,7 +65,7 @@ async def outcome_of(stack: Stack) -> Outcome:
         state=f"{record.state} {record.error}",
         model=exported_hash(job / "model") if succeeded else "",
         ledgers=ledgers,
-        logged=_logged(stack, ledgers),
+        kept=_kept(stack, ledgers),
         metrics=await _metrics(stack),
         keys=_keys(stack),
         files=frozenset(path.name for path in (stack.folder / "data" / "weights").iterdir()),
@@ -80,16 +80,16 @@ def _ledger(account: Mapping[str, Any]) -> dict[str, Any]:
     return {"trained": account["trained"], "under_way": account["under_way"], **others}
 
 
-def _logged(stack: Stack, ledgers: Ledgers) -> dict[str, str]:
-    """What the log has of every number that was used, wherever the folder of the data was."""
+def _kept(stack: Stack, ledgers: Ledgers) -> dict[str, str]:
+    """What the sample store has of every number that was used, wherever the data's folder was."""
     used = {group_key(p, n) for p, ledger in ledgers.items() for n in range(sum(ledger.values()))}
-    logged = dict.fromkeys(used, "not logged")
-    logs = stack.folder.glob(f"*/jobs/{JOB}/log")
-    for group in (group for log in logs for _, group in read_log(log)):
-        if group.key in used:
-            digest, before = _digest(group), logged[group.key]
-            logged[group.key] = digest if before in {"not logged", digest} else "logged differently"
-    return logged
+    kept = dict.fromkeys(used, "not kept")
+    stores = stack.folder.glob(f"*/jobs/{JOB}/samples")
+    for facts, sampled in (sample for store in stores for sample in all_samples(store)):
+        if facts.key in used:
+            digest, before = f"{facts.fate} {_digest(sampled.graded)}", kept[facts.key]
+            kept[facts.key] = digest if before in {"not kept", digest} else "kept differently"
+    return kept
 
 
 def _digest(graded: GradedGroup) -> str:

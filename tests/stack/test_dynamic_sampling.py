@@ -10,6 +10,7 @@ from protocol.recipe import Purpose
 
 from services.learner.feeder import task_index
 from services.learner.log import read_log
+from tests.kept_samples import counted, fates
 from tests.stack.conftest import TASKS, Json, Stack, wait_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
@@ -60,9 +61,10 @@ def test_a_job_refills_its_steps_and_survives_the_death_of_its_learner(stack: St
     looked_at = sum(data["looked_at"] for data in steps)
     assert ledger["trained"] == sum(data["kept"] for data in steps)
     assert ledger["asked"] >= looked_at
-    logged = [g.number for _, g in read_log(stack.log_folder(job_id)) if g.purpose is Purpose.TRAIN]
-    assert len(logged) == len(set(logged))
-    assert set(logged) >= set(range(looked_at))
+    kept = fates(stack.job_folder(job_id) / "samples", Purpose.TRAIN)
+    assert list(kept) == list(range(looked_at))
+    assert counted(kept)["used"] == ledger["trained"]
+    assert counted(kept)["no_signal"] == ledger["dropped"]["no_signal"]
 
 
 def test_a_job_that_finds_no_signal_makes_no_update_and_fails_for_it(stack: Stack) -> None:
@@ -108,7 +110,7 @@ def test_what_cannot_be_graded_pauses_the_job_long_before_the_limit(
     tasks = tasks_with_some_ungradable(tmp_path / "tasks.jsonl", range(50))
     job_id = stack.submit(tasks=tasks, training=TRAINING | {"max_oversampling": 50.0})
     wait_for(lambda: stack.job(job_id)["status"] == "paused", 60, "the pause")
-    logged = [graded for _, graded in read_log(stack.log_folder(job_id))]
+    logged = [graded for _, graded in read_log(stack.job_folder(job_id) / "log")]
     assert GROUPS_PER_STEP <= len(logged) <= 8 * GROUPS_PER_STEP
     assert len(warnings_of_ungradable(stack, job_id)) == 1
     stack.ask(job_id, "resume")

@@ -2,35 +2,33 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from protocol.recipe import Purpose
 
-from services.learner.log import read_log
-from tests.stack.conftest import Stack, group, of_home, start, wait_for
+from tests.kept_samples import counted, fates
+from tests.stack.conftest import ROOT, Stack, group, of_home, start, wait_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
 STEPS, GROUPS_PER_STEP = 24, 4
 
 
 def assert_every_group_is_accounted_for(stack: Stack, job: dict[str, Any]) -> None:
-    """Asked = trained + dropped, each number logged, each step told of once and in order."""
+    """Asked = trained + dropped, each number kept, each step told of once and in order."""
     assert job["status"] == "succeeded", job["error"]
     ledger = job["weir"]["result"]["groups"]
     assert ledger["asked"] == STEPS * GROUPS_PER_STEP
     assert ledger["under_way"] == 0
     assert ledger["trained"] + sum(ledger["dropped"].values()) == ledger["asked"]
-    logged = [g.number for _, g in read_log(stack.log_folder(job["id"])) if _is_train(g)]
-    assert sorted(set(logged)) == list(range(ledger["asked"]))
-    assert len(logged) == len(set(logged))
+    kept = fates(stack.job_folder(job["id"]) / "samples", Purpose.TRAIN)
+    assert list(kept) == list(range(ledger["asked"]))
+    assert counted(kept) == {"used": ledger["trained"], **ledger["dropped"]}
     events = [event["data"] for event in stack.events(job["id"])]
     assert [data["step"] for data in events if "reward" in data] == list(range(1, STEPS + 1))
-
-
-def _is_train(group: Any) -> bool:
-    return group.purpose is Purpose.TRAIN
 
 
 def assert_no_orphan(stack: Stack) -> None:
@@ -41,6 +39,15 @@ def assert_no_orphan(stack: Stack) -> None:
 
     supervisor = group(stack.supervisor.pid)
     wait_for(lambda: groups() <= {*stack.leaders().values(), supervisor}, 20, "orphans to end")
+
+
+def replayed(stack: Stack, job_id: str, step: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "services.gateway.cli", "replay", job_id, "--step", str(step)]
+    environment = os.environ | {
+        "WEIR_HOME": str(stack.home),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "proto"), str(ROOT)]),
+    }
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
 def test_a_job_survives_the_death_of_every_service(stack: Stack) -> None:
@@ -57,6 +64,10 @@ def test_a_job_survives_the_death_of_every_service(stack: Stack) -> None:
     assert job["weir"]["result"]["parity_tokens"] > 0
     assert job["weir"]["result"]["parity_max_abs"] <= 1e-3
     assert_no_orphan(stack)
+    again = replayed(stack, job_id, 12)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert f"{GROUPS_PER_STEP} groups, {4 * GROUPS_PER_STEP} responses" in again.stdout
+    assert "nothing changes" in again.stdout
 
 
 def test_a_job_survives_the_death_of_the_exchange(stack: Stack) -> None:
@@ -81,7 +92,7 @@ def test_a_paused_job_checkpoints_and_goes_on_where_it_was(stack: Stack) -> None
     stack.ask(job_id, "pause")
     wait_for(lambda: stack.job(job_id)["status"] == "paused", 60, "the pause")
     step = stack.job(job_id)["weir"]["step"]
-    folders = (stack.log_folder(job_id).parent / "checkpoints").glob("step-*")
+    folders = (stack.job_folder(job_id) / "checkpoints").glob("step-*")
     assert f"step-{step:06d}" in {folder.name for folder in folders}
     stack.ask(job_id, "resume")
     assert_every_group_is_accounted_for(stack, stack.wait_for_end(job_id))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from protocol.recipe import Purpose
 
-from services.learner.log import read_log
+from tests.kept_samples import last_samples
 from tests.stack.conftest import Stack, wait_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
@@ -27,7 +27,7 @@ def test_the_critic_learns_before_the_policy_moves_and_survives_a_death(stack: S
         algorithm={"advantage": "length_adaptive_gae"},
         critic={"pretrain_steps": PRETRAIN_STEPS, "optimizer": {"learning_rate": 1e-3}},
     )
-    checkpoints = stack.log_folder(job_id).parent / "checkpoints"
+    checkpoints = stack.job_folder(job_id) / "checkpoints"
     wait_for(lambda: any(checkpoints.glob("step-*-pretrain-*")), 120, "a pretraining checkpoint")
     stack.kill("learner")
     job = stack.wait_for_end(job_id)
@@ -42,16 +42,16 @@ def test_the_critic_learns_before_the_policy_moves_and_survives_a_death(stack: S
         assert result[name]["trained"] + sum(result[name]["dropped"].values()) == groups
         assert result[name]["under_way"] == 0
 
-    kept = [group for _, group in read_log(stack.log_folder(job_id))]
+    kept = last_samples(stack.job_folder(job_id) / "samples").values()
     versions = {
         span.version
-        for graded in kept
-        if graded.purpose is Purpose.PRETRAIN and graded.group is not None
-        for response in graded.group.responses
+        for _, sampled in kept
+        if sampled.graded.purpose is Purpose.PRETRAIN and sampled.graded.group is not None
+        for response in sampled.graded.group.responses
         for span in response.spans
     }
     assert versions == {0}
-    folder = stack.log_folder(job_id).parent
+    folder = stack.job_folder(job_id)
     assert result["critic"] == str(folder / "critic")
     assert is_model(folder / "critic")
     assert is_model(folder / "critic-pretrained")

@@ -124,10 +124,17 @@ def papo(
     score, has A_proc = 0 and does not enter the statistics. The paper has lambda = 1 and divides by
     max(std, eps); its released code, the default here, divides by std + eps: less than 1e-5 apart.
     """
+    outcome, process = papo_terms(scores, ddof=ddof, denominator=denominator, std_eps=std_eps)
+    return outcome + lambda_process * process
 
+
+def papo_terms(
+    scores: GroupScores, *, ddof: int = 1, denominator: str = "add", std_eps: float = EPS
+) -> tuple[Tensor, Tensor]:
+    """A_out and A_proc of `papo`, each [group]."""
     normalize = partial(standardized, ddof=ddof, denominator=denominator, std_eps=std_eps)
     judged = scores.correct & ~scores.process.isnan()
-    return normalize(scores.reward) + lambda_process * _among(judged, scores.process, normalize)
+    return normalize(scores.reward), _among(judged, scores.process, normalize)
 
 
 def papo_full_norm(
@@ -143,10 +150,19 @@ def papo_full_norm(
     As in the released code, correctness does not matter: a wrong response with a process score
     enters with it. A wrong one without counts as 0; a correct one without is left out.
     """
+    outcome, process = papo_full_norm_terms(
+        scores, ddof=ddof, denominator=denominator, std_eps=std_eps
+    )
+    return outcome + lambda_process * process
+
+
+def papo_full_norm_terms(
+    scores: GroupScores, *, ddof: int = 1, denominator: str = "add", std_eps: float = EPS
+) -> tuple[Tensor, Tensor]:
+    """A_out and A_proc of `papo_full_norm`, each [group]."""
     normalize = partial(standardized, ddof=ddof, denominator=denominator, std_eps=std_eps)
     process = _process_of_all(scores)
-    judged = ~process.isnan()
-    return normalize(scores.reward) + lambda_process * _among(judged, process, normalize)
+    return normalize(scores.reward), _among(~process.isnan(), process, normalize)
 
 
 def multiplicative(scores: GroupScores) -> Tensor:
@@ -201,4 +217,10 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "papo_full_norm": papo_full_norm,
     "multiplicative": multiplicative,
     "process_only": process_only,
+}
+
+# What an advantage adds up, the second part times lambda_process.
+TERMS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+    "papo": papo_terms,
+    "papo_full_norm": papo_full_norm_terms,
 }

@@ -211,23 +211,19 @@ def test_an_attempt_whose_number_was_given_before_goes_on_behind_what_is_there(
 
 
 @pytest.mark.parametrize(
-    ("first_needed", "segments_to_spare", "kept"),
+    ("first_needed", "kept"),
     [
-        ("000002-000000.segment", 0, [3, 4]),
-        ("000002-000000.segment", 1, [2, 3, 4]),
-        ("000002-000000.segment", 1.9, [2, 3, 4]),
-        ("000002-000000.segment", 3, [0, 1, 2, 3, 4]),
-        ("000001-000001.segment", 0, [1, 2, 3, 4]),
-        ("", 0, [0, 1, 2, 3, 4]),
+        ("000002-000000.segment", [3, 4]),
+        ("000001-000001.segment", [1, 2, 3, 4]),
+        ("", [0, 1, 2, 3, 4]),
     ],
 )
-def test_the_oldest_segments_go_but_for_those_needed_and_a_limit(
-    tmp_path: Path, first_needed: str, segments_to_spare: float, kept: list[int]
+def test_the_segments_before_those_needed_go(
+    tmp_path: Path, first_needed: str, kept: list[int]
 ) -> None:
     logs = [GroupLog(tmp_path, attempt) for attempt in (1, 2)]
     for log, number in zip(chain([logs[0]] * 3, [logs[1]] * 2), range(5), strict=True):
         append(log, number)
         log.roll()
-    size = (tmp_path / "000001-000000.segment").stat().st_size
-    retain(tmp_path, first_needed, int(segments_to_spare * size))
+    retain(tmp_path, first_needed)
     assert numbers(tmp_path) == kept

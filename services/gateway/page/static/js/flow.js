@@ -1,0 +1,88 @@
+/** Where a job's time goes, who waits for whom, and the ledger. */
+import { html, useMemo } from "./dom.js";
+import { duration, percent, words } from "./format.js";
+import { Empty, Failure, isFinal } from "./parts.js";
+import { Plot } from "./plot.js";
+import { stacked, sum } from "./series.js";
+import { useWhy } from "./why.js";
+
+export function Flow({ job, history }) {
+  return html`
+    <${Phases} history=${history} />
+    ${!isFinal(job) && html`<${Waiting} id=${job.id} />`}
+    <${Ledgers} ledgers=${{ ...history.ledgers, ...finalLedgers(job.weir.result ?? {}) }} />
+  `;
+}
+
+function Phases({ history }) {
+  const { phases } = history;
+  const spent = (name) => sum(phases.column(name));
+  const names = phases.names.sort((a, b) => spent(b) - spent(a));
+  const totals = names.map(spent);
+  const all = sum(totals);
+  const data = useMemo(() => {
+    const piled = stacked(names.map((name) => phases.column(name)));
+    return [[...phases.steps], ...piled.reverse()];
+  }, [history.num, names.join()]);
+  const options = useMemo(
+    () => (colour) => ({
+      series: [{}, ...names.map((_, place) => area(colour(`--line-${lineOf(names.length - 1 - place)}`)))],
+      scales: { y: { range: (_, least, most) => [0, 1.05 * most] } },
+    }),
+    [names.join()],
+  );
+  if (!names.length) return html`<section class="panel"><h2>Time per phase</h2><${Empty}>The job's steps do not tell where their time went.<//></section>`;
+  return html`<section class="panel">
+    <h2>Seconds of each step, by phase</h2>
+    <${Plot} options=${options} data=${data} height=${220} label=${`Seconds of each step: ${names.map((name, place) => `${words(name)} ${percent(totals[place] / all)}`).join(", ")}`} />
+    <ul class="legend">
+      ${names.map((name, place) => html`<li><i class="swatch line-${lineOf(place)}"></i>${words(name)} <b>${percent(totals[place] / all)}</b><span class="soft">${duration(totals[place])}</span></li>`)}
+    </ul>
+  </section>`;
+}
+
+const lineOf = (place) => (place % 8) + 1;
+
+/** Areas lie on top of one another, the tallest first, so each covers what is not its own. */
+const area = (stroke) => ({ stroke, fill: stroke, width: 0, points: { show: false } });
+
+function Waiting({ id }) {
+  const { value: why, error } = useWhy(id);
+  return html`<section class="panel">
+    <h2>Who waits for whom</h2>
+    ${error && html`<${Failure} error=${error} what="This gateway does not tell." />`}
+    ${why && html`
+      <p>${why.because ?? (why.moving ? "Everything moves." : "Nothing moves, and no reason is known.")} <span class="soft">Last movement ${duration(why.still_s)} ago.</span></p>
+      <div class="scroll" tabindex="0" role="region" aria-label="Services">
+        <table>
+          <thead><tr><th scope="col">Service</th><th scope="col">Does</th><th scope="col" class="num">For</th></tr></thead>
+          <tbody>${why.services.map((one) => html`<tr key=${one.name}><th scope="row">${one.name}</th><td>${one.ready ? "" : "not ready: "}${one.doing}</td><td class="num">${duration(one.for_s)}</td></tr>`)}</tbody>
+        </table>
+      </div>
+      <div class="scroll" tabindex="0" role="region" aria-label="Streams">
+        <table>
+          <thead><tr><th scope="col">Stream</th><th scope="col" class="num">Waiting</th><th scope="col" class="num">Claimed</th><th scope="col" class="num">Oldest</th></tr></thead>
+          <tbody>${why.streams.map((one) => html`<tr key=${one.stream}><th scope="row">${one.stream}</th><td class="num">${one.waiting}</td><td class="num">${one.claimed}</td><td class="num">${duration(one.oldest_s)}</td></tr>`)}</tbody>
+        </table>
+      </div>`}
+  </section>`;
+}
+
+/** How it ended: what was left under way has been dropped since the last step. */
+function finalLedgers({ groups: train, pretraining_groups: pretrain, evaluation_groups: evaluation }) {
+  return Object.fromEntries(Object.entries({ train, pretrain, eval: evaluation }).filter(([, account]) => account));
+}
+
+function Ledgers({ ledgers }) {
+  const purposes = Object.entries(ledgers).filter(([, account]) => account);
+  if (!purposes.length) return null;
+  return html`<section class="panel">
+    <h2>Ledger</h2>
+    <p class="soft">Every group that was asked for: trained, dropped for a reason, or under way.</p>
+    ${purposes.map(([purpose, { asked, trained, dropped, under_way }]) => html`
+      <p class="ledger"><strong>${purpose}</strong>${[["asked", asked], ["trained", trained], ["dropped", sum(Object.values(dropped))], ["under way", under_way]].map(([name, value], place) => html`
+        <span class="sign" aria-hidden="true">${["", "=", "+", "+"][place]}</span><span><b>${value.toLocaleString("en")}</b> ${name}</span>`)}</p>
+      ${Object.keys(dropped).length > 0 && html`<ul class="legend">${Object.entries(dropped).map(([reason, count]) => html`<li>${words(reason)} <b>${count.toLocaleString("en")}</b></li>`)}</ul>`}
+    `)}
+  </section>`;
+}

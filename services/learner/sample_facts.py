@@ -1,0 +1,135 @@
+"""Sample facts: what a step's groups and their responses came to, for the sample store. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from protocol.messages import FinishReason, GradedGroup, RolloutGroup
+from protocol.recipe import Purpose
+from protocol.samples import USED, ResponseFacts, SampledGroup, SampleFacts
+
+from services.learner.samples import in_loss
+from services.learner.scoring import Scoring, gradable
+
+_OF_RESPONSES = ("rewards", "advantages", "outcome_advantages", "process_advantages")
+_OF_TOKENS = ("logprobs", "entropies", "token_advantages")
+
+
+def sampled_groups(
+    groups: Sequence[GradedGroup],
+    fates: Sequence[str],
+    scoring: Scoring,
+    tokens: Mapping[str, np.ndarray],
+    *,
+    attempt: int,
+    step: int,
+) -> Iterator[SampledGroup]:
+    """What the store keeps of the groups that a step used or dropped.
+
+    Args:
+        tokens: what the step measured for each token of its samples, in their order: any of the
+            arrays over tokens that a `SampledGroup` has.
+    """
+    begin = 0
+    for graded, fate in zip(groups, fates, strict=True):
+        measured: dict[str, np.ndarray] = {}
+        if fate == USED:
+            is_measured = _tokens_in_loss(graded, scoring)
+            end = begin + int(is_measured.sum())
+            measured = {n: _spread(a[begin:end], is_measured) for n, a in tokens.items()}
+            begin = end
+        yield SampledGroup(
+            graded=graded,
+            attempt=attempt,
+            step=step,
+            fate=fate,
+            **_values(graded, scoring),
+            **{name: measured.get(name, np.zeros(0)) for name in _OF_TOKENS},
+        )
+
+
+def facts_of(sampled: SampledGroup, created_at: float) -> SampleFacts:
+    """What a list of samples shows of a group."""
+    graded = sampled.graded
+    return SampleFacts(
+        purpose=graded.purpose,
+        number=graded.number,
+        attempt=sampled.attempt,
+        step=sampled.step,
+        fate=sampled.fate,
+        task_id="" if graded.group is None else graded.group.request.task.id,
+        failure=graded.failure,
+        created_at=created_at,
+        responses=() if graded.group is None else tuple(_responses(sampled, graded.group)),
+    )
+
+
+def _responses(sampled: SampledGroup, group: RolloutGroup) -> Iterator[ResponseFacts]:
+    for index, (start, end) in enumerate(group.bounds()):
+        grade, behavior = sampled.graded.grades[index], group.behavior_logprobs[start:end]
+        advantage = _known(sampled.advantages[index])
+        if advantage is None:
+            advantage = _mean(sampled.token_advantages[start:end])
+        yield ResponseFacts(
+            accuracy=grade.accuracy,
+            process=grade.process_score,
+            reward=_known(sampled.rewards[index]),
+            advantage=advantage,
+            length=end - start,
+            truncated=group.responses[index].finish_reason is FinishReason.LENGTH,
+            surprise=0.0 - (_mean(behavior) or 0.0),
+            parity_gap=_largest_gap(behavior, sampled.logprobs[start:end]),
+        )
+
+
+def _values(graded: GradedGroup, scoring: Scoring) -> dict[str, np.ndarray]:
+    """What the recipe makes of each response's grade, [group]; nothing of an evaluation's."""
+    found: dict[str, np.ndarray] = {}
+    is_graded = np.array([grade.accuracy is not None for grade in graded.grades], dtype=bool)
+    if graded.purpose is not Purpose.EVAL and is_graded.any():
+        scores = scoring.scores(*gradable(graded))
+        found["rewards"] = scores.reward.numpy()
+        if scoring.gives_advantages:
+            found["advantages"] = scoring.advantage(scores).numpy()
+        if scoring.terms is not None:
+            outcome, process = scoring.terms(scores)
+            found |= {"outcome_advantages": outcome.numpy(), "process_advantages": process.numpy()}
+    nothing = np.full(int(is_graded.sum()), math.nan)
+    values = {name: _spread(found.get(name, nothing), is_graded) for name in _OF_RESPONSES}
+    is_trained = np.array(in_loss(graded, scoring), dtype=bool)
+    return {
+        n: v if n == "rewards" else np.where(is_trained, v, math.nan) for n, v in values.items()
+    }
+
+
+def _tokens_in_loss(graded: GradedGroup, scoring: Scoring) -> np.ndarray:
+    """Which tokens of a group are those of samples, [token] bool."""
+    assert graded.group is not None
+    return np.repeat(np.array(in_loss(graded, scoring), dtype=bool), graded.group.lengths)
+
+
+def _spread(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """The values where the mask is true, in their order, and NaN elsewhere."""
+    spread = np.full(mask.shape, math.nan, dtype=np.float32)
+    spread[mask] = values
+    return spread
+
+
+def _known(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _mean(values: np.ndarray) -> float | None:
+    """Of those that are finite; None if none is."""
+    known = values[np.isfinite(values)]
+    return float(known.mean(dtype=np.float64)) if known.size else None
+
+
+def _largest_gap(behavior: np.ndarray, logprobs: np.ndarray) -> float | None:
+    if not logprobs.size:
+        return None
+    gaps = np.abs(logprobs - behavior)
+    known = gaps[np.isfinite(gaps)]
+    return float(known.max()) if known.size else None
