@@ -52,12 +52,14 @@ class Site:
 
         _aside(self.stack.exchange, record)
 
-    def a_run(self, name: str, *, steps: int = 40, done: int = 30, state: str = "running") -> str:
+    def a_run(
+        self, name: str, *, steps: int = 40, done: int = 30, state: str = "running", seed: int = 1
+    ) -> str:
         """A job that has made some steps, and two evaluations."""
         job_id = self.submit(name, steps=steps)
         self.take_up(job_id, state=state, step=done)
         self.tell(job_id, story.evaluation_event(job_id, 0, 0.3))
-        self.tell(job_id, *story.step_events(job_id, range(1, done + 1)))
+        self.tell(job_id, *story.step_events(job_id, range(1, done + 1), seed=seed))
         self.tell(job_id, story.evaluation_event(job_id, done, 0.7))
         return job_id
 

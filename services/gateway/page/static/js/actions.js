@@ -24,15 +24,27 @@ export function Actions({ job, onDone }) {
   return html`
     <span class="actions">
       ${wantsToRun && html`<button disabled=${busy} onClick=${() => ask("pause")}>Pause</button>`}
-      ${(canResume || job.status === "failed") && html`<button disabled=${busy} onClick=${() => ask("resume")}>Resume</button>`}
-      ${!isFinal(job) && job.status !== "cancelling" && html`<button class="danger" disabled=${busy} onClick=${() => setAsking(true)}>Cancel</button>`}
+      ${
+        (canResume || job.status === "failed") &&
+        html`<button disabled=${busy} onClick=${() => ask("resume")}>Resume</button>`
+      }
+      ${
+        !isFinal(job) &&
+        job.status !== "cancelling" &&
+        html`<button class="danger" disabled=${busy} onClick=${() => setAsking(true)}>Cancel</button>`
+      }
     </span>
     ${error && html`<p role="alert" class="error">${error}</p>`}
-    ${asking &&
-    html`<${Dialog} label="Cancel the job" onClose=${() => setAsking(false)}>
-      <h2>Cancel this job?</h2>
-      <p>It ends after its present step and cannot be resumed. Its checkpoints and samples stay.</p>
-      <p class="bar"><button autofocus onClick=${() => setAsking(false)}>Keep it</button><button class="danger" onClick=${() => ask("cancel")}>Cancel the job</button></p>
-    <//>`}
+    ${
+      asking &&
+      html`<${Dialog} label="Cancel the job" onClose=${() => setAsking(false)}>
+        <h2>Cancel this job?</h2>
+        <p>It ends after its present step and cannot be resumed. Its checkpoints and samples stay.</p>
+        <p class="bar">
+          <button autofocus onClick=${() => setAsking(false)}>Keep it</button
+          ><button class="danger" onClick=${() => ask("cancel")}>Cancel the job</button>
+        </p>
+      <//>`
+    }
   `;
 }

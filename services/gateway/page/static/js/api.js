@@ -60,7 +60,7 @@ export async function upload(file) {
 
 /** The pages of a list, each an array. */
 export async function* pages(path, signal) {
-  for (let after, more = true; more; ) {
+  for (let after, more = true; more;) {
     const page = await get(path, { limit: PAGE, after }, signal);
     yield page.data;
     [after, more] = [page.last_id, page.has_more];

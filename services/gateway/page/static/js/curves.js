@@ -7,7 +7,20 @@ import { Plot } from "./plot.js";
 import { setQuery } from "./router.js";
 import { positive, smoothed } from "./series.js";
 
-const FIRST = ["reward", "accuracy", "process", "entropy", "response_length", "clip_fraction", "staleness", "parity_max", "tokens_per_second", "loss", "grad_norm", "kl"];
+const FIRST = [
+  "reward",
+  "accuracy",
+  "process",
+  "entropy",
+  "response_length",
+  "clip_fraction",
+  "staleness",
+  "parity_max",
+  "tokens_per_second",
+  "loss",
+  "grad_norm",
+  "kl",
+];
 
 /** @param {{runs: {job: object, history: import("./history.js").History, line: number}[], query: object}} props */
 export function Curves({ runs, query }) {
@@ -19,16 +32,32 @@ export function Curves({ runs, query }) {
   if (!names.length) return html`<${Empty}>No step yet: the curves begin with the first.<//>`;
   return html`
     <div class="bar filters">
-      <label class="field"><span>Smoothing <b>${smooth.toFixed(2)}</b></span>
-        <input type="range" min="0" max="0.98" step="0.02" value=${smooth} onInput=${(event) => setQuery({ smooth: event.target.value })} />
+      <label class="field"
+        ><span>Smoothing <b>${smooth.toFixed(2)}</b></span>
+        <input
+          type="range"
+          min="0"
+          max="0.98"
+          step="0.02"
+          value=${smooth}
+          onInput=${(event) => setQuery({ smooth: event.target.value })}
+        />
       </label>
-      <label class="tick"><input type="checkbox" checked=${log} onChange=${(event) => setQuery({ log: event.target.checked ? 1 : null })} />Log axis</label>
+      <label class="tick"
+        ><input
+          type="checkbox"
+          checked=${log}
+          onChange=${(event) => setQuery({ log: event.target.checked ? 1 : null })}
+        />Log axis</label
+      >
       <${Chooser} names=${names} chosen=${chosen} />
       <span class="grow"></span>
       <span class="soft small">Drag to zoom, double-click to see all</span>
     </div>
     <div class="curves">
-      ${chosen.map((name) => html`<${Curve} key=${name} name=${name} runs=${runs} num=${num} smooth=${smooth} log=${log} />`)}
+      ${chosen.map(
+        (name) => html`<${Curve} key=${name} name=${name} runs=${runs} num=${num} smooth=${smooth} log=${log} />`,
+      )}
     </div>
   `;
 }
@@ -39,7 +68,16 @@ function Chooser({ names, chosen }) {
   return html`<details class="chooser">
     <summary class="button">Curves: ${chosen.length} of ${names.length}</summary>
     <div class="menu">
-      ${names.map((name) => html`<label class="tick"><input type="checkbox" checked=${chosen.includes(name)} onChange=${() => toggle(name)} />${words(name)}</label>`)}
+      ${names.map(
+        (name) =>
+          html`<label class="tick"
+            ><input
+              type="checkbox"
+              checked=${chosen.includes(name)}
+              onChange=${() => toggle(name)}
+            />${words(name)}</label
+          >`,
+      )}
       <button onClick=${() => setQuery({ curves: null })}>The usual ones</button>
     </div>
   </details>`;
@@ -50,9 +88,13 @@ function Curve({ name, runs, num, smooth, log }) {
   const ids = runs.map(({ job }) => job.id).join(",");
   const { data, isLog } = useMemo(() => aligned(name, runs, smooth, log), [name, ids, num, smooth, log]);
   const options = useMemo(() => (colour) => optionsFor(runs, smooth > 0, isLog, colour), [ids, smooth > 0, isLog]);
-  const shown = runs.map((run, number) => ({ ...run, value: valueAt(data, smooth > 0 ? 2 * number + 2 : number + 1, place) }));
+  const shown = runs.map((run, number) => ({
+    ...run,
+    value: valueAt(data, smooth > 0 ? 2 * number + 2 : number + 1, place),
+  }));
   const step = place === null ? null : data[0][place];
-  const label = `${words(name)}: ${shown.map(({ job, value }) => `${job.weir.recipe.name} ${number(value)}`).join(", ")}${step === null ? " at the last step" : ` at step ${step}`}`;
+  const values = shown.map(({ job, value }) => `${job.weir.recipe.name} ${number(value)}`);
+  const label = `${words(name)} at ${step === null ? "the last step" : `step ${step}`}: ${values.join(", ")}`;
   return html`<section class="panel curve">
     <header>
       <h2>${words(name)}</h2>

@@ -11,13 +11,20 @@ const inOrder = (history) => [...history.evaluations.values()].sort((a, b) => a.
 
 export function Evaluations({ job, runs, query }) {
   const told = runs.filter(({ history }) => history.evaluations.size);
-  if (!told.length) return html`<${Empty}>No evaluation yet.${job.weir.recipe.evaluation ? "" : " The recipe asks for none."}<//>`;
+  if (!told.length)
+    return html`<${Empty}>No evaluation yet.${job.weir.recipe.evaluation ? "" : " The recipe asks for none."}<//>`;
   return html`
-    <section class="panel"><h2>Accuracy on held-out tasks, with 95 % intervals</h2><${Chart} runs=${told} /></section>
-    ${told.map(({ job: one, history }) => html`<section class="panel" key=${one.id}>
-      <h2>${runs.length > 1 ? one.weir.recipe.name : "Results"}</h2>
-      <${Results} results=${inOrder(history)} />
-    </section>`)}
+    <section class="panel">
+      <h2>Accuracy on held-out tasks, with 95 % intervals</h2>
+      <${Chart} runs=${told} />
+    </section>
+    ${told.map(
+      ({ job: one, history }) =>
+        html`<section class="panel" key=${one.id}>
+          <h2>${runs.length > 1 ? one.weir.recipe.name : "Results"}</h2>
+          <${Results} results=${inOrder(history)} />
+        </section>`,
+    )}
     <${Tasks} job=${job} results=${inOrder(runs[0].history)} query=${query} />
   `;
 }
@@ -28,7 +35,9 @@ function Chart({ runs }) {
   const data = useMemo(() => {
     const steps = [...new Set(runs.flatMap(({ history }) => [...history.evaluations.keys()]))].sort((a, b) => a - b);
     const rows = runs.flatMap(({ history }) =>
-      ["accuracy", "accuracy_high", "accuracy_low"].map((name) => steps.map((step) => history.evaluations.get(step)?.[name] ?? null)),
+      ["accuracy", "accuracy_high", "accuracy_low"].map((name) =>
+        steps.map((step) => history.evaluations.get(step)?.[name] ?? null),
+      ),
     );
     return [steps, ...rows];
   }, [count, ids]);
@@ -40,7 +49,14 @@ function Chart({ runs }) {
     }),
     [ids],
   );
-  const label = runs.map(({ job, history }) => `${job.weir.recipe.name}: ${inOrder(history).map((one) => `${number(one.accuracy)} at step ${one.step}`).join(", ")}`).join("; ");
+  const label = runs
+    .map(
+      ({ job, history }) =>
+        `${job.weir.recipe.name}: ${inOrder(history)
+          .map((one) => `${number(one.accuracy)} at step ${one.step}`)
+          .join(", ")}`,
+    )
+    .join("; ");
   return html`<${Plot} options=${options} data=${data} height=${220} label=${label} />`;
 }
 
@@ -50,18 +66,49 @@ const withInterval = (stroke) => [
 ];
 
 function Results({ results }) {
-  const passes = [...new Set(results.flatMap((one) => Object.keys(one).filter((name) => /^pass@\d+$/.test(name) && name !== "pass@1")))];
+  const passes = [
+    ...new Set(
+      results.flatMap((one) => Object.keys(one).filter((name) => /^pass@\d+$/.test(name) && name !== "pass@1")),
+    ),
+  ];
   passes.sort((a, b) => Number(a.slice(5)) - Number(b.slice(5)));
   return html`<div class="scroll" tabindex="0" role="region" aria-label="Results">
     <table>
-      <thead><tr>${["step", "tasks", "responses", "accuracy", "95 % interval", ...passes, "process", "length", "truncated", "ungradable", "failed"].map((name) => html`<th scope="col" class="num">${name}</th>`)}</tr></thead>
-      <tbody>${results.map((one) => html`<tr key=${one.step}>
-        <th scope="row" class="num">${one.step}</th><td class="num">${number(one.tasks)}</td><td class="num">${number(one.samples)}</td>
-        <td class="num"><b>${number(one.accuracy)}</b></td><td class="num">${number(one.accuracy_low)} – ${number(one.accuracy_high)}</td>
-        ${passes.map((name) => html`<td class="num">${number(one[name])}</td>`)}
-        <td class="num">${number(one.process)}</td><td class="num">${number(one.response_length)}</td><td class="num">${percent(one.truncated)}</td>
-        <td class="num">${number(one.ungradable)}</td><td class="num">${number(one.failed)}</td>
-      </tr>`)}</tbody>
+      <thead>
+        <tr>
+          ${[
+            "step",
+            "tasks",
+            "responses",
+            "accuracy",
+            "95 % interval",
+            ...passes,
+            "process",
+            "length",
+            "truncated",
+            "ungradable",
+            "failed",
+          ].map((name) => html`<th scope="col" class="num">${name}</th>`)}
+        </tr>
+      </thead>
+      <tbody>
+        ${results.map(
+          (one) =>
+            html`<tr key=${one.step}>
+              <th scope="row" class="num">${one.step}</th>
+              <td class="num">${number(one.tasks)}</td>
+              <td class="num">${number(one.samples)}</td>
+              <td class="num"><b>${number(one.accuracy)}</b></td>
+              <td class="num">${number(one.accuracy_low)} – ${number(one.accuracy_high)}</td>
+              ${passes.map((name) => html`<td class="num">${number(one[name])}</td>`)}
+              <td class="num">${number(one.process)}</td>
+              <td class="num">${number(one.response_length)}</td>
+              <td class="num">${percent(one.truncated)}</td>
+              <td class="num">${number(one.ungradable)}</td>
+              <td class="num">${number(one.failed)}</td>
+            </tr>`,
+        )}
+      </tbody>
     </table>
   </div>`;
 }
@@ -73,19 +120,49 @@ function Tasks({ job, results, query }) {
   const rows = useMemo(() => taskRows(told), [told.length]);
   const shown = rows.filter(({ task }) => !query.find || task.includes(query.find));
   return html`<section class="panel">
-    <div class="bar"><h2>Tasks</h2><span class="soft small">by how much each has changed, the worst first</span><span class="grow"></span>
-      <label class="field">Find<input type="search" value=${query.find ?? ""} placeholder="task" onInput=${(event) => setQuery({ find: event.target.value })} /></label></div>
+    <div class="bar">
+      <h2>Tasks</h2>
+      <span class="soft small">by how much each has changed, the worst first</span><span class="grow"></span>
+      <label class="field"
+        >Find<input
+          type="search"
+          value=${query.find ?? ""}
+          placeholder="task"
+          onInput=${(event) => setQuery({ find: event.target.value })}
+      /></label>
+    </div>
     <div class="scroll" tabindex="0" role="region" aria-label="Tasks">
       <table class="heat">
-        <thead><tr><th scope="col">task</th>${told.map((one) => html`<th scope="col" class="num">${one.step}</th>`)}<th scope="col" class="num">change</th></tr></thead>
-        <tbody>${shown.slice(0, limit).map(({ task, shares, change }) => html`<tr key=${task}>
-          <th scope="row"><a href=${href(["jobs", job.id, "samples"], { task, purpose: "eval", order: "oldest" })}>${task}</a></th>
-          ${shares.map((share) => html`<td class="num share-${share === null ? "none" : Math.round(share * 8)}">${share === null ? "–" : share.toFixed(2)}</td>`)}
-          <td class="num">${change > 0 ? "▲" : change < 0 ? "▼" : ""} ${Math.abs(change).toFixed(2)}</td>
-        </tr>`)}</tbody>
+        <thead>
+          <tr>
+            <th scope="col">task</th>
+            ${told.map((one) => html`<th scope="col" class="num">${one.step}</th>`)}
+            <th scope="col" class="num">change</th>
+          </tr>
+        </thead>
+        <tbody>
+          ${shown.slice(0, limit).map(
+            ({ task, shares, change }) =>
+              html`<tr key=${task}>
+                <th scope="row">
+                  <a href=${href(["jobs", job.id, "samples"], { task, purpose: "eval", order: "oldest" })}>${task}</a>
+                </th>
+                ${shares.map(
+                  (share) =>
+                    html`<td class="num share-${share === null ? "none" : Math.round(share * 8)}">
+                      ${share === null ? "–" : share.toFixed(2)}
+                    </td>`,
+                )}
+                <td class="num">${change > 0 ? "▲" : change < 0 ? "▼" : ""} ${Math.abs(change).toFixed(2)}</td>
+              </tr>`,
+          )}
+        </tbody>
       </table>
     </div>
-    ${shown.length > limit && html`<p><button onClick=${() => setLimit(limit + AT_ONCE)}>More of ${shown.length} tasks</button></p>`}
+    ${
+      shown.length > limit &&
+      html`<p><button onClick=${() => setLimit(limit + AT_ONCE)}>More of ${shown.length} tasks</button></p>`
+    }
   </section>`;
 }
 

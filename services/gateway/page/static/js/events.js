@@ -13,16 +13,32 @@ export function Events({ history, query }) {
   const events = history.events.filter((event) => LEVELS.indexOf(event.level) >= least).reverse();
   return html`
     <div class="bar filters">
-      <${Choice} label="Level" value=${query.level} options=${[["", "all"], ["warn", "warnings and errors"], ["error", "errors"]]} onChange=${(level) => setQuery({ level })} />
+      <${Choice}
+        label="Level"
+        value=${query.level}
+        options=${[
+          ["", "all"],
+          ["warn", "warnings and errors"],
+          ["error", "errors"],
+        ]}
+        onChange=${(level) => setQuery({ level })}
+      />
       <span class="soft small">Steps are in the curves.</span>
     </div>
     ${!events.length && html`<${Empty}>Nothing has been said.<//>`}
     <ol class="events">
-      ${events.slice(0, limit).map((event) => html`<li key=${event.id} class=${event.level}>
-        <time title=${moment(event.created_at)}>${ago(event.created_at)}</time>
-        <span class="level">${event.level}</span>
-        <span>${event.message}${event.data.evaluation && html` · accuracy ${event.data.evaluation.accuracy?.toFixed(3) ?? "–"}`}</span>
-      </li>`)}
+      ${events.slice(0, limit).map(
+        (event) =>
+          html`<li key=${event.id} class=${event.level}>
+            <time title=${moment(event.created_at)}>${ago(event.created_at)}</time>
+            <span class="level">${event.level}</span>
+            <span
+              >${event.message}${
+                event.data.evaluation && html` · accuracy ${event.data.evaluation.accuracy?.toFixed(3) ?? "–"}`
+              }</span
+            >
+          </li>`,
+      )}
     </ol>
     ${events.length > limit && html`<button onClick=${() => setLimit(limit + AT_ONCE)}>Earlier ones</button>`}
   `;

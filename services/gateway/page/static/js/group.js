@@ -19,9 +19,11 @@ export function Group({ job, id, query }) {
   const { before, after } = useNeighbours(job.id, id, query);
   const [showsKeys, setShowsKeys] = useState(false);
   const shading = query.colour ?? "advantage";
-  const linkTo = (key) => key && href(["jobs", job.id, "samples", key], { ...filtersOf(query), colour: query.colour, with: query.with });
+  const linkTo = (key) =>
+    key && href(["jobs", job.id, "samples", key], { ...filtersOf(query), colour: query.colour, with: query.with });
   const back = href(["jobs", job.id, "samples"], { ...filtersOf(query), colour: query.colour, with: query.with });
-  const cycle = () => setQuery({ colour: COLOURINGS[(COLOURINGS.findIndex(([name]) => name === shading) + 1) % COLOURINGS.length][0] });
+  const cycle = () =>
+    setQuery({ colour: COLOURINGS[(COLOURINGS.findIndex(([name]) => name === shading) + 1) % COLOURINGS.length][0] });
   const keys = {
     j: ["next group", () => after && go(linkTo(after))],
     k: ["previous group", () => before && go(linkTo(before))],
@@ -30,7 +32,10 @@ export function Group({ job, id, query }) {
     "?": ["show the keys", () => setShowsKeys(true)],
   };
   useKeys({ ...keys, ArrowRight: keys.j, ArrowLeft: keys.k });
-  const end = useMemo(() => group && SHADINGS[shading] && scaleEnd(group.responses, SHADINGS[shading]), [group, shading]);
+  const end = useMemo(
+    () => group && SHADINGS[shading] && scaleEnd(group.responses, SHADINGS[shading]),
+    [group, shading],
+  );
   return html`
     <div class="bar filters">
       <a class="button" href=${back}>← Samples</a>
@@ -38,15 +43,32 @@ export function Group({ job, id, query }) {
       <h2 class="key">${id}</h2>
       <a class="button" href=${linkTo(after)} aria-disabled=${!after} aria-label="Next group">›</a>
       <span class="grow"></span>
-      <${Choice} label="Colour by" value=${shading} options=${COLOURINGS} onChange=${(colour) => setQuery({ colour })} />
+      <${Choice}
+        label="Colour by"
+        value=${shading}
+        options=${COLOURINGS}
+        onChange=${(colour) => setQuery({ colour })}
+      />
       ${group && html`<${Scale} shading=${shading} end=${end} />`}
       <button class="quiet" aria-label="Keys" onClick=${() => setShowsKeys(true)}>?</button>
     </div>
-    ${error && html`<${Failure} error=${error} what="There is no such sample any more: the oldest go when the store is full." />`}
-    ${group && html`<${About} job=${job} group=${group} />
-      <p class="soft small">Hover over a text, or focus it and use ← →, to read the numbers of each token.</p>
-      <${Cards} group=${group} shading=${shading} end=${end} chosen=${Number(query.response)} />`}
-    ${showsKeys && html`<${Keys} keys=${{ ...keys, "→ ←": ["next and previous group; in a text, the next and previous token", null] }} onClose=${() => setShowsKeys(false)} />`}
+    ${
+      error &&
+      html`<${Failure} error=${error} what="There is no such sample any more: the oldest go when the store is full." />`
+    }
+    ${
+      group &&
+      html`<${About} job=${job} group=${group} />
+        <p class="soft small">Hover over a text, or focus it and use ← →, to read the numbers of each token.</p>
+        <${Cards} group=${group} shading=${shading} end=${end} chosen=${Number(query.response)} />`
+    }
+    ${
+      showsKeys &&
+      html`<${Keys}
+        keys=${{ ...keys, "→ ←": ["next and previous group; in a text, the next and previous token", null] }}
+        onClose=${() => setShowsKeys(false)}
+      />`
+    }
   `;
 }
 
@@ -65,25 +87,82 @@ function useNeighbours(jobId, id, query) {
 
 function About({ job, group }) {
   const { task } = group;
-  const facts = [["purpose", group.purpose], ["step", group.step], ["attempt", group.attempt], ["sampled in", duration(group.sampling_seconds)], ["graded in", duration(group.grading_seconds)]];
+  const facts = [
+    ["purpose", group.purpose],
+    ["step", group.step],
+    ["attempt", group.attempt],
+    ["sampled in", duration(group.sampling_seconds)],
+    ["graded in", duration(group.grading_seconds)],
+  ];
   return html`<section class="panel about">
-    <p class="facts">${facts.map(([name, value]) => html`<span class="pair">${name} <b>${value}</b></span>`)}
-      ${task && html`<span class="pair">task <a href=${href(["jobs", job.id, "samples"], { task: task.id, order: "oldest" })}>${task.id}</a></span>`}
-      <span class="chip ${group.fate === "used" ? "" : "bad"}">${group.fate === "used" ? "used" : `dropped: ${words(group.fate)}`}</span></p>
+    <p class="facts">
+      ${facts.map(([name, value]) => html`<span class="pair">${name} <b>${value}</b></span>`)}
+      ${
+        task &&
+        html`<span class="pair"
+          >task <a href=${href(["jobs", job.id, "samples"], { task: task.id, order: "oldest" })}>${task.id}</a></span
+        >`
+      }
+      <span class="chip ${group.fate === "used" ? "" : "bad"}"
+        >${group.fate === "used" ? "used" : `dropped: ${words(group.fate)}`}</span
+      >
+    </p>
     ${group.failure && html`<p class="notice">${group.failure}</p>`}
-    ${task && html`<div class="asked">
-      <div><h3>Prompt</h3><pre>${group.prompt ?? task.prompt}</pre></div>
-      <div><h3>Answer</h3><pre>${task.answer}</pre></div>
-      ${task.solution && html`<div><h3>Solution</h3><pre>${task.solution}</pre></div>`}
-      ${Object.keys(task.metadata ?? {}).length > 0 && html`<div><h3>Metadata</h3><pre>${Object.entries(task.metadata).map(([name, value]) => `${name}: ${typeof value === "object" ? JSON.stringify(value) : value}`).join("\n")}</pre></div>`}
-    </div>`}
+    ${
+      task &&
+      html`<div class="asked">
+        <div>
+          <h3>Prompt</h3>
+          <pre>${group.prompt ?? task.prompt}</pre>
+        </div>
+        <div>
+          <h3>Answer</h3>
+          <pre>${task.answer}</pre>
+        </div>
+        ${
+          task.solution &&
+          html`<div>
+            <h3>Solution</h3>
+            <pre>${task.solution}</pre>
+          </div>`
+        }
+        ${
+          Object.keys(task.metadata ?? {}).length > 0 &&
+          html`<div>
+            <h3>Metadata</h3>
+            <pre>
+${Object.entries(task.metadata)
+                .map(([name, value]) => `${name}: ${typeof value === "object" ? JSON.stringify(value) : value}`)
+                .join("\n")}</pre>
+          </div>`
+        }
+      </div>`
+    }
   </section>`;
 }
 
 function Cards({ group, shading, end, chosen }) {
   const box = useRef(null);
-  useEffect(() => box.current.children[chosen]?.scrollIntoView({ block: "nearest", inline: "center" }), [group.id, chosen]);
-  return html`<div class="cards" ref=${box} tabindex="0" role="region" aria-label=${`${number(group.responses.length)} responses`}>
-    ${group.responses.map((response) => html`<${ResponseCard} key=${response.index} response=${response} shading=${shading} end=${end} chosen=${chosen === response.index} />`)}
+  useEffect(
+    () => box.current.children[chosen]?.scrollIntoView({ block: "nearest", inline: "center" }),
+    [group.id, chosen],
+  );
+  return html`<div
+    class="cards"
+    ref=${box}
+    tabindex="0"
+    role="region"
+    aria-label=${`${number(group.responses.length)} responses`}
+  >
+    ${group.responses.map(
+      (response) =>
+        html`<${ResponseCard}
+          key=${response.index}
+          response=${response}
+          shading=${shading}
+          end=${end}
+          chosen=${chosen === response.index}
+        />`,
+    )}
   </div>`;
 }

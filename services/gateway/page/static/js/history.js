@@ -92,7 +92,11 @@ export function useHistories(jobs) {
         events.forEach((event) => history.absorb(event));
         redraw();
       };
-      followEvents(id, onEvents, { signal: stop.signal, live, onLine: (isUp) => setState((last) => ({ ...last, isUp })) })
+      followEvents(id, onEvents, {
+        signal: stop.signal,
+        live,
+        onLine: (isUp) => setState((last) => ({ ...last, isUp })),
+      })
         .then(() => onEvents([]))
         .catch((error) => stop.signal.aborted || setState((last) => ({ ...last, error })));
     }

@@ -17,21 +17,38 @@ import { Group } from "./group.js";
 import { Why } from "./why.js";
 
 const REFRESH_S = 3;
-const VIEWS = [["curves", "Curves"], ["evaluations", "Evaluations"], ["samples", "Samples"], ["flow", "Time & flow"], ["events", "Events"], ["recipe", "Recipe"]];
+const VIEWS = [
+  ["curves", "Curves"],
+  ["evaluations", "Evaluations"],
+  ["samples", "Samples"],
+  ["flow", "Time & flow"],
+  ["events", "Events"],
+  ["recipe", "Recipe"],
+];
 
 export function Job({ id, path, query }) {
   const [view = "curves", key] = path;
   const others = (query.with?.split(",") ?? []).filter((other) => other !== id).slice(0, MAX_COMPARED - 1);
   const { jobs, error, again } = useJobs([id, ...others]);
-  const { histories, isUp, error: broken } = useHistories(
+  const {
+    histories,
+    isUp,
+    error: broken,
+  } = useHistories(
     jobs.map((job, place) => ({ id: job.id, live: place === 0 ? !isFinal(job) : job.status === "running" })),
   );
   const job = jobs[0];
   useEffect(() => void (document.title = `${job?.weir.recipe.name ?? id} · ${view} · Weir`), [job?.id, view]);
   if (error && !job) return html`<${Failure} error=${error} what="There is no such job." />`;
   if (!job) return html`<p class="soft">…</p>`;
-  const runs = jobs.flatMap((one, place) => (histories.has(one.id) ? [{ job: one, history: histories.get(one.id), line: place + 1 }] : []));
-  const links = VIEWS.map(([name, text]) => [name, text, href(["jobs", id, ...(name === "curves" ? [] : [name])], { with: query.with })]);
+  const runs = jobs.flatMap((one, place) =>
+    histories.has(one.id) ? [{ job: one, history: histories.get(one.id), line: place + 1 }] : [],
+  );
+  const links = VIEWS.map(([name, text]) => [
+    name,
+    text,
+    href(["jobs", id, ...(name === "curves" ? [] : [name])], { with: query.with }),
+  ]);
   return html`
     <div class="bar head">
       <div>
@@ -46,8 +63,11 @@ export function Job({ id, path, query }) {
     </div>
     ${(error ?? broken) && html`<${Failure} error=${error ?? broken} />`}
     ${!isUp && html`<p class="soft small" role="status">The line to the gateway broke; it is tried again.</p>`}
-    ${(job.error?.message ?? job.weir.waiting_for) && html`<p class="notice">${job.error?.message ?? job.weir.waiting_for}</p>`}
-    ${!isFinal(job) && html`<${Why} id=${id} />`}
+    ${
+      (job.error?.message ?? job.weir.waiting_for) &&
+      html`<p class="notice">${job.error?.message ?? job.weir.waiting_for}</p>`
+    }
+    ${!isFinal(job) && job.status !== "paused" && html`<${Why} id=${id} />`}
     ${runs.length > 1 && html`<${Legend} runs=${runs} id=${id} others=${others} query=${query} />`}
     <${Tabs} label="Views of the job" tabs=${links} here=${view} />
     <div class="view">${runs.length > 0 && shown(view, key, { job, runs, query, history: runs[0].history })}</div>
@@ -56,7 +76,14 @@ export function Job({ id, path, query }) {
 
 function shown(view, key, props) {
   if (view === "samples" && key) return html`<${Group} ...${props} id=${key} />`;
-  const views = { curves: Curves, evaluations: Evaluations, samples: Samples, flow: Flow, events: Events, recipe: Recipe };
+  const views = {
+    curves: Curves,
+    evaluations: Evaluations,
+    samples: Samples,
+    flow: Flow,
+    events: Events,
+    recipe: Recipe,
+  };
   const Shown = views[view] ?? Curves;
   return html`<${Shown} ...${props} />`;
 }
@@ -73,8 +100,17 @@ const Legend = ({ runs, id, others, query }) => html`
     ${runs.map(({ job, line }) => {
       const rest = others.filter((other) => other !== job.id).join(",");
       return html`<li>
-        <i class="swatch line-${line}"></i><a href=${href(["jobs", job.id])}>${job.weir.recipe.name}</a><span class="id">${job.id.slice(-6)}</span>
-        ${job.id !== id && html`<a class="remove" href=${href(["jobs", id], { ...query, with: rest })} aria-label=${`Compare without ${job.id}`}>×</a>`}
+        <i class="swatch line-${line}"></i><a href=${href(["jobs", job.id])}>${job.weir.recipe.name}</a
+        ><span class="id">${job.id.slice(-6)}</span>
+        ${
+          job.id !== id &&
+          html`<a
+            class="remove"
+            href=${href(["jobs", id], { ...query, with: rest })}
+            aria-label=${`Compare without ${job.id}`}
+            >×</a
+          >`
+        }
       </li>`;
     })}
   </ul>

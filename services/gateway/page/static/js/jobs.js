@@ -27,23 +27,63 @@ export function Jobs({ query }) {
       <a class="button primary" href=${href(["submit"])}>Submit a job</a>
     </div>
     <div class="bar filters">
-      <${Choice} label="State" value=${query.state} options=${[["", "all"], ...STATES.map((name) => [name, name])]} onChange=${(state) => setQuery({ state })} />
-      <label class="field">Find<input type="search" value=${query.find ?? ""} placeholder="recipe, id, label" onInput=${(event) => setQuery({ find: event.target.value })} /></label>
+      <${Choice}
+        label="State"
+        value=${query.state}
+        options=${[["", "all"], ...STATES.map((name) => [name, name])]}
+        onChange=${(state) => setQuery({ state })}
+      />
+      <label class="field"
+        >Find<input
+          type="search"
+          value=${query.find ?? ""}
+          placeholder="recipe, id, label"
+          onInput=${(event) => setQuery({ find: event.target.value })}
+      /></label>
       <span class="grow"></span>
-      ${chosen.length > 1 && html`<a class="button" href=${href(["jobs", chosen[0]], { with: chosen.slice(1).join(",") })}>Compare ${chosen.length} jobs</a>`}
+      ${
+        chosen.length > 1 &&
+        html`<a class="button" href=${href(["jobs", chosen[0]], { with: chosen.slice(1).join(",") })}
+          >Compare ${chosen.length} jobs</a
+        >`
+      }
       ${chosen.length === 1 && html`<span class="soft">Choose another job to compare with</span>`}
     </div>
     ${error && html`<${Failure} error=${error} />`}
-    ${list && !shown.length && html`<${Empty}>${list.jobs.length ? "No job is like that." : "No job yet: submit a recipe."}<//>`}
-    ${shown.length > 0 &&
-    html`<table class="jobs">
-      <thead>
-        <tr><th scope="col"><span class="hidden">Compare</span></th><th scope="col">Job</th><th scope="col">State</th><th scope="col">Steps</th><th scope="col" class="num">Reward</th><th scope="col" class="num">Accuracy</th><th scope="col" class="num">Evaluation</th><th scope="col" class="num">Begun</th></tr>
-      </thead>
-      <tbody>
-        ${shown.map((job) => html`<${Row} key=${job.id} job=${job} chosen=${chosen.includes(job.id)} full=${chosen.length >= MAX_COMPARED} onChoose=${() => toggle(job.id)} />`)}
-      </tbody>
-    </table>`}
+    ${
+      list &&
+      !shown.length &&
+      html`<${Empty}>${list.jobs.length ? "No job is like that." : "No job yet: submit a recipe."}<//>`
+    }
+    ${
+      shown.length > 0 &&
+      html`<table class="jobs">
+        <thead>
+          <tr>
+            <th scope="col"><span class="hidden">Compare</span></th>
+            <th scope="col">Job</th>
+            <th scope="col">State</th>
+            <th scope="col">Steps</th>
+            <th scope="col" class="num">Reward</th>
+            <th scope="col" class="num">Accuracy</th>
+            <th scope="col" class="num">Evaluation</th>
+            <th scope="col" class="num">Begun</th>
+          </tr>
+        </thead>
+        <tbody>
+          ${shown.map(
+            (job) =>
+              html`<${Row}
+                key=${job.id}
+                job=${job}
+                chosen=${chosen.includes(job.id)}
+                full=${chosen.length >= MAX_COMPARED}
+                onChoose=${() => toggle(job.id)}
+              />`,
+          )}
+        </tbody>
+      </table>`
+    }
     ${list?.more && html`<p><button onClick=${() => setLimit(limit + PAGE)}>Older jobs</button></p>`}
   `;
 }
@@ -53,13 +93,33 @@ function Row({ job, chosen, full, onChoose }) {
   const name = job.weir.recipe.name ?? "unreadable";
   return html`
     <tr class=${chosen ? "chosen" : ""}>
-      <td><input type="checkbox" checked=${chosen} disabled=${full && !chosen} onChange=${onChoose} aria-label=${`Compare ${name} ${job.id}`} /></td>
-      <th scope="row"><a href=${href(["jobs", job.id])}>${name}</a><span class="id">${job.id}</span>${job.weir.waiting_for && html`<span class="waiting">${job.weir.waiting_for}</span>`}${job.error && html`<span class="waiting">${job.error.message}</span>`}</th>
+      <td>
+        <input
+          type="checkbox"
+          checked=${chosen}
+          disabled=${full && !chosen}
+          onChange=${onChoose}
+          aria-label=${`Compare ${name} ${job.id}`}
+        />
+      </td>
+      <th scope="row">
+        <a href=${href(["jobs", job.id])}>${name}</a><span class="id">${job.id}</span>${
+          job.weir.waiting_for && html`<span class="waiting">${job.weir.waiting_for}</span>`
+        }${job.error && html`<span class="waiting">${job.error.message}</span>`}
+      </th>
       <td><${Status} job=${job} /></td>
       <td><${StepBar} job=${job} /></td>
-      <td class="num" data-label="reward"><span><${Spark} values=${rewards} />${number(metrics?.reward)}</span></td>
+      <td class="num" data-label="reward">
+        <span><${Spark} values=${rewards} />${number(metrics?.reward)}</span>
+      </td>
       <td class="num" data-label="accuracy">${number(metrics?.accuracy)}</td>
-      <td class="num" data-label="evaluation"><span>${number(evaluation?.accuracy)}${evaluation && html`<span class="soft small"> step ${evaluation.step}</span>`}</span></td>
+      <td class="num" data-label="evaluation">
+        <span
+          >${number(evaluation?.accuracy)}${
+            evaluation && html`<span class="soft small"> step ${evaluation.step}</span>`
+          }</span
+        >
+      </td>
       <td class="num soft" data-label="begun">${job.created_at ? ago(job.created_at) : "–"}</td>
     </tr>
   `;
@@ -70,7 +130,9 @@ function Spark({ values }) {
   const known = values.filter((value) => value !== null);
   if (known.length < 2) return null;
   const [low, high] = [Math.min(...known), Math.max(...known)];
-  const points = known.map((value, place) => `${(84 * place) / (known.length - 1)},${20 - (20 * (value - low)) / (high - low || 1)}`);
+  const points = known.map(
+    (value, place) => `${(84 * place) / (known.length - 1)},${20 - (20 * (value - low)) / (high - low || 1)}`,
+  );
   return html`<svg class="spark" viewBox="0 0 84 20" aria-hidden="true"><polyline points=${points.join(" ")} /></svg>`;
 }
 

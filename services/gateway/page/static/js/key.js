@@ -21,12 +21,16 @@ export function KeyQuestion({ onKey }) {
   return html`
     <form class="panel key" onSubmit=${open}>
       <h1>Weir</h1>
-      <p class="soft">Reinforcement learning for language models. Jobs, curves and every sample are here, for who has an API key.</p>
+      <p class="soft">
+        Reinforcement learning for language models. Jobs, curves and every sample are here, for who has an API key.
+      </p>
       <label>API key<input name="key" type="password" required autocomplete="current-password" autofocus /></label>
       <label class="tick"><input name="remember" type="checkbox" />Remember it in this browser</label>
       ${error && html`<p role="alert" class="error">${error}</p>`}
       <button class="primary">Open</button>
-      <p class="soft small">One of <code>WEIR_API_KEYS</code>; <code>weir up</code> writes one into <code>.weir/stack.json</code>.</p>
+      <p class="soft small">
+        One of <code>WEIR_API_KEYS</code>; <code>weir up</code> writes one into <code>.weir/stack.json</code>.
+      </p>
     </form>
   `;
 }

@@ -16,8 +16,17 @@ export function useKeys(keys) {
   });
 }
 
-export const Keys = ({ keys, onClose }) => html`<${Dialog} label="Keys" onClose=${onClose}>
-  <h2>Keys</h2>
-  <dl class="settings">${Object.entries(keys).map(([key, [text]]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${text}</dd></div>`)}</dl>
-  <form method="dialog"><button autofocus>Close</button></form>
-<//>`;
+export const Keys = ({ keys, onClose }) =>
+  html`<${Dialog} label="Keys" onClose=${onClose}>
+    <h2>Keys</h2>
+    <dl class="settings">
+      ${Object.entries(keys).map(
+        ([key, [text]]) =>
+          html`<div>
+            <dt><kbd>${key}</kbd></dt>
+            <dd>${text}</dd>
+          </div>`,
+      )}
+    </dl>
+    <form method="dialog"><button autofocus>Close</button></form>
+  <//>`;

@@ -2,7 +2,16 @@
 import { html, useEffect, useRef } from "./dom.js";
 
 /** OpenAI's words for a job's state, and Weir's own; the symbol says it without colour. */
-const SYMBOLS = { queued: "○", running: "●", pausing: "◐", paused: "‖", cancelling: "◐", succeeded: "✓", failed: "✗", cancelled: "–" };
+const SYMBOLS = {
+  queued: "○",
+  running: "●",
+  pausing: "◐",
+  paused: "‖",
+  cancelling: "◐",
+  succeeded: "✓",
+  failed: "✗",
+  cancelled: "–",
+};
 const FINAL = ["succeeded", "failed", "cancelled"];
 
 export const isFinal = (job) => FINAL.includes(job.status);
@@ -42,7 +51,8 @@ export const Tabs = ({ label, tabs, here }) => html`
 
 /** A select whose value lies in the view's query. */
 export const Choice = ({ label, value, options, onChange }) => html`
-  <label class="field">${label}
+  <label class="field"
+    >${label}
     <select value=${value ?? ""} onChange=${(event) => onChange(event.target.value)}>
       ${options.map(([name, text]) => html`<option value=${name} selected=${name === (value ?? "")}>${text}</option>`)}
     </select>

@@ -7,7 +7,9 @@
  */
 export function pieces(tokens, marks) {
   const inUnits = unitOffsets(tokens.join(""));
-  const placed = marks.map((mark) => ({ mark, start: inUnits(mark.start), end: inUnits(mark.end) })).sort((a, b) => a.start - b.start);
+  const placed = marks
+    .map((mark) => ({ mark, start: inUnits(mark.start), end: inUnits(mark.end) }))
+    .sort((a, b) => a.start - b.start);
   const cuts = [...new Set(placed.flatMap(({ start, end }) => [start, end]))].sort((a, b) => a - b);
   const runs = [];
   let at = 0;

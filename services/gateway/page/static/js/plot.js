@@ -40,7 +40,12 @@ export function Plot({ options, data, label, height = 170, sync, onHover }) {
 }
 
 function withDefaults(options, { width, height, sync, onHover }) {
-  const axis = { stroke: colour("--soft"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { show: false }, font: "11px Inter, system-ui" };
+  const axis = {
+    stroke: colour("--soft"),
+    grid: { stroke: colour("--grid"), width: 1 },
+    ticks: { show: false },
+    font: "11px Inter, system-ui",
+  };
   return {
     width,
     height,
@@ -50,7 +55,15 @@ function withDefaults(options, { width, height, sync, onHover }) {
     cursor: { sync: sync && { key: sync }, points: { size: 7 }, drag: { x: true, y: false }, ...options.cursor },
     scales: { x: { time: false }, ...options.scales },
     axes: [
-      { ...axis, size: 24, gap: 4, space: 64, incrs: STEPS, values: (_, ticks) => ticks.map(number), ...options.axes?.[0] },
+      {
+        ...axis,
+        size: 24,
+        gap: 4,
+        space: 64,
+        incrs: STEPS,
+        values: (_, ticks) => ticks.map(number),
+        ...options.axes?.[0],
+      },
       { ...axis, size: 50, gap: 6, space: 32, values: tickTexts, ...options.axes?.[1] },
     ],
     hooks: { setCursor: [(plot) => onHover?.(plot.cursor.idx ?? null)], ...options.hooks },

@@ -11,7 +11,9 @@ function parse() {
 
 /** @param {string[]} path @param {Object<string, any>} [query] what is null, false or "" is left out */
 export function href(path, query = {}) {
-  const given = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== false && value !== "");
+  const given = Object.entries(query).filter(
+    ([, value]) => value !== undefined && value !== null && value !== false && value !== "",
+  );
   const suffix = given.length ? `?${new URLSearchParams(given)}` : "";
   return `#/${path.map(encodeURIComponent).join("/")}${suffix}`;
 }

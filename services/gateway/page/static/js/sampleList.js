@@ -3,10 +3,22 @@ import { JOBS, get } from "./api.js";
 import { useEffect, useState } from "./dom.js";
 
 const PAGE = 100;
-export const FILTERS = ["step", "purpose", "task", "fate", "correct", "ungradable", "truncated", "zero_advantage", "text", "order"];
+export const FILTERS = [
+  "step",
+  "purpose",
+  "task",
+  "fate",
+  "correct",
+  "ungradable",
+  "truncated",
+  "zero_advantage",
+  "text",
+  "order",
+];
 
 /** The part of a view's query that filters samples. */
-export const filtersOf = (query) => Object.fromEntries(FILTERS.filter((name) => query[name]).map((name) => [name, query[name]]));
+export const filtersOf = (query) =>
+  Object.fromEntries(FILTERS.filter((name) => query[name]).map((name) => [name, query[name]]));
 
 let kept = { about: null };
 
@@ -28,7 +40,10 @@ function loadMore(list, jobId, filters) {
   return list.loading;
 }
 
-/** @returns {{rows: object[], summary: object|null, more: boolean, error: Error|null, next: () => Promise<void>, again: () => void}} */
+/**
+ * What has been loaded of a list; `next` loads on, `again` begins anew.
+ * @returns {{rows: object[], summary: object|null, more: boolean, error: Error|null}}
+ */
 export function useSampleList(jobId, filters) {
   const [, redraw] = useState(0);
   const list = listOf(jobId, filters);

@@ -50,7 +50,10 @@ async function* batches(body) {
 }
 
 function parse(block) {
-  const data = block.split("\n").find((line) => line.startsWith("data: "))?.slice(6);
+  const data = block
+    .split("\n")
+    .find((line) => line.startsWith("data: "))
+    ?.slice(6);
   if (data === undefined) return []; // a sign of life
   return [data === "[DONE]" ? DONE : JSON.parse(data)];
 }

@@ -14,11 +14,16 @@ export function Timeline({ job, task, rows, query }) {
       ${groups.map((group) => {
         const [{ key, step, purpose }] = group;
         const right = group.filter(({ accuracy }) => accuracy === 1).length;
-        const label = `${purpose} at step ${step}: ${right} of ${group.length} right, mean reward ${number(mean(group.map(({ reward }) => reward)))}`;
-        return html`<li key=${key}><a href=${href(["jobs", job.id, "samples", key], filtersOf(query))} aria-label=${label} title=${label}>
-          <span class="column" aria-hidden="true">${group.map((row) => html`<i class=${verdictOf(row).kind}>${verdictOf(row).symbol}</i>`)}</span>
-          <span class="small soft">${step}</span>
-        </a></li>`;
+        const reward = number(mean(group.map((row) => row.reward)));
+        const label = `${purpose} at step ${step}: ${right} of ${group.length} right, mean reward ${reward}`;
+        return html`<li key=${key}>
+          <a href=${href(["jobs", job.id, "samples", key], filtersOf(query))} aria-label=${label} title=${label}>
+            <span class="column" aria-hidden="true"
+              >${group.map((row) => html`<i class=${verdictOf(row).kind}>${verdictOf(row).symbol}</i>`)}</span
+            >
+            <span class="small soft">${step}</span>
+          </a>
+        </li>`;
       })}
     </ol>
   </section>`;

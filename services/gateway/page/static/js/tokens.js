@@ -34,9 +34,23 @@ export function Tokens({ response, shading, end }) {
     setActive(active === null ? 0 : Math.max(0, Math.min(tokens.length - 1, active + step)));
   };
   return html`
-    <div class="tokens" ref=${box} tabindex="0" role="group" aria-label=${`Text of response ${response.index}; the arrows go from token to token`}
-      onMouseOver=${look} onMouseLeave=${() => setActive(null)} onClick=${look} onKeyDown=${move}>${text}</div>
-    ${response.tokens.length > tokens.length && html`<button onClick=${() => setAll(true)}>Show all ${number(response.tokens.length)} tokens</button>`}
+    <div
+      class="tokens"
+      ref=${box}
+      tabindex="0"
+      role="group"
+      aria-label=${`Text of response ${response.index}; the arrows go from token to token`}
+      onMouseOver=${look}
+      onMouseLeave=${() => setActive(null)}
+      onClick=${look}
+      onKeyDown=${move}
+    >
+      ${text}
+    </div>
+    ${
+      response.tokens.length > tokens.length &&
+      html`<button onClick=${() => setAll(true)}>Show all ${number(response.tokens.length)} tokens</button>`
+    }
     <p class="reading small" aria-live="polite"><${Reading} response=${response} token=${active} runs=${runs} /></p>
   `;
 }
@@ -45,13 +59,22 @@ function drawn(runs, response, shading, end) {
   const kind = SHADINGS[shading];
   const values = (kind && kind.values(response)) ?? [];
   const versions = new Map(response.spans.slice(1).map((span) => [span.start, span.version]));
-  const part = ({ token, text }) => html`${versions.has(token) && html`<b class="version" title="Sampled under version ${versions.get(token)} from here">v${versions.get(token)}</b>`}<span data-token=${token} class=${kind && levelClass(values[token], end, kind)}>${text}</span>`;
+  const part = ({ token, text }) => {
+    const level = kind && levelClass(values[token], end, kind);
+    const seam = versions.has(token) && html`<${Seam} version=${versions.get(token)} />`;
+    return html`${seam}<span data-token=${token} class=${level}>${text}</span>`;
+  };
   return runs.map(({ mark, parts }) =>
     mark
-      ? html`<span class="mark ${mark.verdict}" title=${mark.note || mark.verdict}>${parts.map(part)}<sup aria-label=${mark.verdict}>${MARK_SYMBOLS[mark.verdict]}</sup></span>`
+      ? html`<span class="mark ${mark.verdict}" title=${mark.note || mark.verdict}
+          >${parts.map(part)}<sup aria-label=${mark.verdict}>${MARK_SYMBOLS[mark.verdict]}</sup></span
+        >`
       : parts.map(part),
   );
 }
+
+/** Where other weights went on with a response. */
+const Seam = ({ version }) => html`<b class="version" title="Sampled by version ${version} from here">v${version}</b>`;
 
 /** Every number of one token, and what the grader noted there. */
 function Reading({ response, token, runs }) {
@@ -61,8 +84,12 @@ function Reading({ response, token, runs }) {
     const value = kind.values(response)?.[token];
     return value === null || value === undefined ? [] : [[kind.text, kind.diverges ? signed(value) : number(value)]];
   });
-  return html`<code>${JSON.stringify(response.tokens[token])}</code> ${told.map(([name, value]) => html`<span class="pair">${name} <b>${value}</b></span>`)}
-    ${mark && html`<span class="pair">${MARK_SYMBOLS[mark.verdict]} ${mark.verdict}${mark.note && `: ${mark.note}`}</span>`}`;
+  return html`<code>${JSON.stringify(response.tokens[token])}</code>
+    ${told.map(([name, value]) => html`<span class="pair">${name} <b>${value}</b></span>`)}
+    ${
+      mark &&
+      html`<span class="pair">${MARK_SYMBOLS[mark.verdict]} ${mark.verdict}${mark.note && `: ${mark.note}`}</span>`
+    }`;
 }
 
 /** The scale of a colouring, with its numbers. */
@@ -71,7 +98,13 @@ export function Scale({ shading, end }) {
   if (!kind) return null;
   if (end === null) return html`<span class="soft small">Nothing was computed for these tokens.</span>`;
   const show = kind.diverges ? signed : number;
-  return html`<span class="scale small" role="img" aria-label=${`Colours from ${kind.diverges ? `${show(-end)} over 0` : "0"} to ${show(end)} ${kind.unit}`}>
-    ${kind.diverges ? `≤ ${show(-end)}` : "0"}<span class="colours">${legendClasses(kind).map((name) => html`<i class=${name}></i>`)}</span>≥ ${show(end)} ${kind.unit}
+  return html`<span
+    class="scale small"
+    role="img"
+    aria-label=${`Colours from ${kind.diverges ? `${show(-end)} over 0` : "0"} to ${show(end)} ${kind.unit}`}
+  >
+    ${kind.diverges ? `≤ ${show(-end)}` : "0"}<span class="colours"
+      >${legendClasses(kind).map((name) => html`<i class=${name}></i>`)}</span
+    >≥ ${show(end)} ${kind.unit}
   </span>`;
 }

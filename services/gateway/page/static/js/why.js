@@ -11,7 +11,8 @@ export const useWhy = (id) => usePolled((signal) => get(`${JOBS}/${id}/why`, {},
 export function Why({ id }) {
   const { value: why } = useWhy(id);
   if (!why?.because) return null;
-  return html`<p class="why ${why.moving ? "" : "notice"}" role="status">
-    ${!why.moving && html`<strong>Still for ${duration(why.still_s)}. </strong>`}${why.because}
+  const isStall = !why.moving && why.edge;
+  return html`<p class="why ${isStall ? "notice" : ""}" role="status">
+    ${isStall && html`<strong>Nothing has moved for ${duration(why.still_s)}: </strong>`}${why.because}
   </p>`;
 }
