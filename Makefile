@@ -26,11 +26,12 @@ $(STAMP): pyproject.toml deploy/constraints.txt
 	$(PIP) --no-build-isolation --editable '.[learner]'
 	touch $(STAMP)
 
-check: install ## format, lint, types, import boundaries
+check: install ## format, lint, types, import boundaries, the table of metrics
 	ruff format --check .
 	ruff check .
 	pyright
 	lint-imports
+	python -m deploy.metrics_table --check
 	python -m deploy.grafana --check
 
 format: install ## rewrite the code in the house format

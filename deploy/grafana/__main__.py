@@ -9,10 +9,10 @@ from pathlib import Path
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from deploy.grafana.dashboards import flow, grading, hardware, jobs, learning, rollout
+from deploy.grafana.dashboards import flow, grading, hardware, jobs, learning, rollout, runbooks
 
 FOLDER = Path(__file__).parent / "generated"
-_MODULES = (jobs, learning, flow, rollout, grading, hardware)
+_MODULES = (jobs, learning, flow, rollout, grading, hardware, runbooks)
 
 
 def generated() -> dict[Path, str]:

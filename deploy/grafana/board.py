@@ -43,7 +43,7 @@ def board(
 ) -> models.Dashboard:
     """A dashboard of rows of panels, each panel with the number that its place gives it."""
     building = dashboard.Dashboard(title).uid(uid).description(description).tags([_TAG])
-    building = building.timezone("browser").time("now-6h", "now").refresh("10s")
+    building = building.timezone("browser").time("now-3h", "now").refresh("10s")
     building = building.tooltip(models.DashboardCursorSync.CROSSHAIR).link(_to_the_others())
     building = building.with_variable(_data_source())
     for name in variables:
@@ -90,7 +90,7 @@ def _annotations() -> list[models.AnnotationQuery]:
         _Annotation(
             "Checkpoint",
             "green",
-            'changes(weir_job_checkpoint_step{job=~"$job"}[$__rate_interval])',
+            'resets(weir_job_checkpoint_age_seconds{job=~"$job"}[$__rate_interval])',
             "{{recipe}} {{job}}",
         ),
         _Annotation(

@@ -77,6 +77,7 @@ def graph(
     limits: Limits | None = None,
     stacked: bool = False,
     stairs: bool = False,
+    logarithmic: bool = False,
     faint: str = "",
 ) -> timeseries.Panel:
     """Lines over time.
@@ -104,6 +105,9 @@ def graph(
         panel = panel.fill_opacity(60).stacking(common.StackingConfig().mode(mode).group("A"))
     if stairs:
         panel = panel.line_interpolation(common_models.LineInterpolation.STEP_AFTER)
+    if logarithmic:
+        log = common.ScaleDistributionConfig().type(common_models.ScaleDistribution.LOG).log(10)
+        panel = panel.scale_distribution(log)
     return panel.override_by_regexp(f"/{faint}/", _FAINT) if faint else panel
 
 
@@ -173,9 +177,9 @@ def states(
     return panel.legend(_legend().calcs([])).show_value(common_models.VisibilityMode.AUTO)
 
 
-def prose(title: str, markdown: str, width: int = 24, height: int = 8) -> text.Panel:
+def prose(title: str, markdown: str) -> text.Panel:
     """A text."""
-    return text.Panel().title(title).content(markdown).span(width).height(height)
+    return text.Panel().title(title).content(markdown).span(12).height(6)
 
 
 def _dressed(

@@ -35,8 +35,8 @@ def increase(counter: str, by: str = "", labels: str = "") -> Series:
 
 
 def part(counter: str, labels: str, legend: str) -> Series:
-    """The share of a counter's rise that has these labels."""
-    return f"{rate(counter, '', labels)[0]} / {rate(counter)[0]}", legend
+    """The share of a counter's rise that has these labels, which may not have been seen yet."""
+    return f"({rate(counter, '', labels)[0]} or vector(0)) / {rate(counter)[0]}", legend
 
 
 def quantile(share: float, histogram: str, by: str = "") -> str:

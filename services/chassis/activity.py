@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Phase = Literal["starting", "loading", "working", "waiting"]
 _MOST_KEYS = 64
 _MOST_WORDS = 300  # characters of an error
-_PARTING_S = 2.0
+PARTING_S = 2.0
 
 
 def _nothing() -> Sequence[str]:
@@ -83,31 +83,46 @@ class StatusTeller:
     starts: int = 1
     error: str | None = None  # that ended the last of them
     beats: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def tell_forever(self) -> None:
+    async def follow_on(self) -> None:
+        """Count on from the last life in this seat, if that was never ready."""
+        with suppress(Refused, *Disconnected):
+            last = (await self.service.exchange.statuses()).get(self._seat)
+            if last is not None and last.starts > 0:
+                self.starts, self.error = last.starts + 1, last.error
+
+    async def tell_until_ended(self) -> None:
         """Consumes the service's activity and readiness; produces its status in the exchange.
 
         Waits for: the next heartbeat. Unblocked by: time. It goes on where the exchange fails: what
         follows from that is for the service's own work to say.
         """
-        with suppress(Refused, *Disconnected):
-            await self._follow_on()
-        while True:
+        while not self.ended.is_set():
             with suppress(Refused, *Disconnected):
                 await self.service.exchange.show_status(self.status())
-            await asyncio.sleep(self.service.deployment.heartbeat_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.service.deployment.heartbeat_s):
+                    await self.ended.wait()
 
     async def leave(self, error: BaseException | None = None) -> None:
-        """Leave no status behind, but that of a process which could not start."""
+        """Leave a status behind that tells of the next life, unless the process was told to stop.
+
+        Args:
+            error: that ended it; the active job hears of it if the process was never ready.
+        """
         exchange = self.service.exchange
         with suppress(TimeoutError, Refused, *Disconnected):
-            async with asyncio.timeout(_PARTING_S):
-                if error is None or self.service.readiness.was_ready:
+            async with asyncio.timeout(PARTING_S):
+                if self.service.stopping.is_set():
                     await exchange.forget_status(self._seat)
                     return
-                self.error = first_words(error)
+                if error is not None and not self.service.readiness.was_ready:
+                    self.error = first_words(error)
+                    await self._tell_of_error(self.error)
+                self.service.activity = Activity()
+                self.service.readiness.started = self.service.readiness.ready = False
                 await exchange.show_status(self.status())
-                await self._tell_of_error(self.error)
 
     def status(self) -> Status:
         """What the process is doing now."""
@@ -133,12 +148,6 @@ class StatusTeller:
             starts=self.starts,
             error=self.error,
         )
-
-    async def _follow_on(self) -> None:
-        """Count on from the last life in this seat, if that was never ready."""
-        last = (await self.service.exchange.statuses()).get(self._seat)
-        if last is not None and last.starts > 0:
-            self.starts, self.error = last.starts + 1, last.error
 
     async def _tell_of_error(self, error: str) -> None:
         """Tell the active job, at the first time, the second, the fourth, and so on."""

@@ -20,7 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from protocol.exchange import Exchange, connect
 
 from services.chassis import metrics
-from services.chassis.activity import Activity, StatusTeller
+from services.chassis.activity import PARTING_S, Activity, StatusTeller
 from services.chassis.deployment import Deployment, DeploymentError
 from services.chassis.logs import set_up_logs
 
@@ -118,7 +118,7 @@ async def _run(
             try:
                 await exchange.count_start(name)
                 # Who asks the gateway hears whether it lives.
-                await (main(service) if make_app else _telling(service, main))
+                await (main(service) if make_app else telling(service, main))
             except DeploymentError:
                 raise
             except Exception:
@@ -127,10 +127,11 @@ async def _run(
     return 0
 
 
-async def _telling(service: Service, main: Main) -> None:
-    """Run ``main``, and tell others meanwhile what the service is doing."""
+async def telling(service: Service, main: Main) -> None:
+    """Run ``main``, and tell others meanwhile, and after it, what the service is doing."""
     teller = StatusTeller(service)
-    telling = asyncio.create_task(teller.tell_forever())
+    await teller.follow_on()
+    telling = asyncio.create_task(teller.tell_until_ended())
     error: BaseException | None = None
     try:
         await main(service)
@@ -138,8 +139,8 @@ async def _telling(service: Service, main: Main) -> None:
         error = raised
         raise
     finally:
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)
+        teller.ended.set()  # not cancelled: what is on its way would come after the last word
+        await asyncio.wait({telling}, timeout=PARTING_S)
         await teller.leave(error)
 
 

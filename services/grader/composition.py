@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import Check
 
+MAX_MARKS, MAX_COMMENT_CHARS = 200, 4_000  # of a score
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -25,21 +27,43 @@ def combined(parts: Sequence[Scored], *, of: int) -> Score:
     A check that could not grade makes the whole ungradable, unless the recipe says to leave it out;
     if nothing is left, the whole is ungradable. The breakdown holds every check's value under its
     label, and its own breakdown below that; the reason is that of the check with the lowest value.
+    The marks are those of all checks, and the comments too, under their labels, as far as
+    `MAX_MARKS` and `MAX_COMMENT_CHARS` allow.
     """
     if of == 1:
-        return parts[0].score
+        return _bounded(parts[0].score)
     lost = [part for part in parts if isinstance(part.score, Ungradable)]
     spoilt = [part for part in lost if part.check.if_ungradable == "ungradable"]
     if spoilt or len(lost) == len(parts):
         return (spoilt or lost)[0].score
-    return _mean([(part.check, part.score) for part in parts if isinstance(part.score, Graded)])
+    graded = [(part.check, part.score) for part in parts if isinstance(part.score, Graded)]
+    return _bounded(_mean(graded))
 
 
 def _mean(parts: Sequence[tuple[Check, Graded]]) -> Graded:
     total = sum(check.weight for check, _ in parts)
     value = sum(check.weight * score.value for check, score in parts) / total
     lowest = min(parts, key=lambda part: part[1].value)[1]
-    return Graded(value=min(1.0, value), reason=lowest.reason, breakdown=_breakdown(parts))
+    return Graded(
+        value=min(1.0, value),
+        reason=lowest.reason,
+        breakdown=_breakdown(parts),
+        marks=tuple(mark for _, score in parts for mark in score.marks),
+        comments={
+            f"{check.label}.{name}": words
+            for check, score in parts
+            for name, words in score.comments.items()
+        },
+    )
+
+
+def _bounded(score: Score) -> Score:
+    """The first marks, and of each comment its share of the characters."""
+    if isinstance(score, Ungradable) or not (score.comments or len(score.marks) > MAX_MARKS):
+        return score
+    share = MAX_COMMENT_CHARS // max(1, len(score.comments))
+    cut = {name: words[:share] for name, words in score.comments.items()}
+    return score.model_copy(update={"marks": score.marks[:MAX_MARKS], "comments": cut})
 
 
 def _breakdown(parts: Sequence[tuple[Check, Graded]]) -> dict[str, float]:

@@ -20,12 +20,12 @@ _FOUND = re.compile(_EQUATION)
 _TERM = re.compile(r"([-+*/]?)([0-9]+)")
 
 
-def right_sums(text: str) -> list[str] | None:
+def right_sums(text: str) -> list[re.Match[str]] | None:
     """The equations of a text that has nothing else, all of them right; None for another text."""
     if not _PLAIN.fullmatch(text):
         return None
-    found: list[str] = _FOUND.findall(text)
-    return found if all(map(_is_right, found)) else None
+    found = list(_FOUND.finditer(text))
+    return found if all(_is_right(each.group()) for each in found) else None
 
 
 def _is_right(equation: str) -> bool:

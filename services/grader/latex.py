@@ -127,7 +127,13 @@ _ELLIPSIS = re.compile(r"\\(?:[lcdv]?dots|cdots)|…|\.\.\.")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last complete ``\boxed{}`` or ``\fbox{}``, or None without one.
+    r"""What stands in the last complete ``\boxed{}`` or ``\fbox{}``, or None without one."""
+    box = last_box(text)
+    return None if box is None else text[slice(*box)]
+
+
+def last_box(text: str) -> tuple[int, int] | None:
+    r"""Where the contents of the last complete box start and end, or None without one.
 
     Braces are matched, escaped ones ignored; of nested boxes the outermost counts, then `unwrapped`
     gives what is inside. A doubled backslash is taken for one. Without braces a box holds one
@@ -148,7 +154,7 @@ def last_boxed(text: str) -> str | None:
             opened.append(match.end() if token[0] == "\\" else -1)
         elif token == "}" and opened and (start := opened.pop()) >= 0:
             last = start, match.start()
-    return None if last is None else text[slice(*last)]
+    return last
 
 
 def unwrapped(content: str) -> str:

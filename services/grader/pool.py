@@ -38,7 +38,10 @@ WORKED = Histogram(
 FAILED = born_at_zero(
     Counter("weir_pool_calls_failed_total", "Calls that ended without a value", ["cause"]), *Cause
 )
-KILLED = Counter("weir_pool_workers_killed_total", "Workers of the pool replaced", ["why"])
+KILLED = born_at_zero(
+    Counter("weir_pool_workers_killed_total", "Workers of the pool replaced", ["why"]),
+    *("timeout", "crash", "memory", "killed", "died", "cancelled"),
+)
 
 _DYING_S = 1.0  # from the end of its pipe to the end of a worker
 _BURIAL_S = 5.0  # from the order to kill a worker to the news of its death

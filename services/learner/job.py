@@ -231,11 +231,10 @@ class _Attempt:
             checkpoints=Checkpoints(self._folder / "checkpoints", attempt),
             store=SampleStore(self._folder / "samples", attempt, self.service.deployment),
             reporter=Reporter(exchange, job_id),
+            flops=flops,
         )
         scoring = Scoring.of(recipe)
-        return Learning(
-            job_id, attempt, recipe, parts, scoring, flops, replay_until=self.record.step
-        )
+        return Learning(job_id, attempt, recipe, parts, scoring, replay_until=self.record.step)
 
     async def _restore(self, learning: Learning) -> None:
         parts, first_segment = learning.parts, ""
@@ -372,3 +371,4 @@ async def _first_to_end(*coroutines: Coroutine[Any, Any, None]) -> None:
             for task in running:
                 task.cancel()
             await asyncio.wait(running, timeout=1.0)
+        await asyncio.gather(*tasks, return_exceptions=True)  # several may have failed at once

@@ -14,7 +14,6 @@ from protocol.recipe import Purpose, Recipe
 
 from services.learner.control import PauseRequested
 from services.learner.evaluation import evaluation_place, summarize
-from services.learner.flops import Flops
 from services.learner.lost import too_much_lost
 from services.learner.parts import Parts
 from services.learner.progress import Progress
@@ -41,7 +40,6 @@ class Learning:
     recipe: Recipe
     parts: Parts
     scoring: Scoring
-    flops: Flops
     replay_until: int  # steps that an earlier attempt has already made, and told of
     progress: Progress = field(default_factory=Progress)
     saved: str = ""  # the name of the newest checkpoint
@@ -185,14 +183,14 @@ class Learning:
         seconds: float,
     ) -> None:
         counts = selection.counts(facts.groups_with_signal)
-        self.progress.note_update(metrics, counts)
+        self.progress.note_update({**metrics, **counts})
         self._note_work(facts)
         spent = self.parts.reporter.phase_seconds()
         data = {
             **facts.means(len(selection.kept)),
             **metrics,
             **facts.throughput(seconds, self.parts.team.num_ranks),
-            **self.flops.of(facts.trained_lengths, spent.get("train", 0.0)),
+            **self.parts.flops.of(facts.trained_lengths, spent.get("train", 0.0)),
             **counts,
             **self.progress.totals_with(spent),
             "step": self.step,

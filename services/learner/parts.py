@@ -10,6 +10,7 @@ from services.learner.checkpoint import Checkpoints
 from services.learner.control import Control
 from services.learner.evaluation import Evaluator
 from services.learner.feeder import Feeder
+from services.learner.flops import Flops
 from services.learner.intake import Intake
 from services.learner.pretraining import Pretraining
 from services.learner.publish import Publisher
@@ -33,3 +34,4 @@ class Parts:
     checkpoints: Checkpoints
     store: SampleStore
     reporter: Reporter
+    flops: Flops

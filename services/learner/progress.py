@@ -104,14 +104,14 @@ class Progress:
             self.totals["parity_max"] = max(self.totals["parity_max"], gap)
         self.totals["parity_tokens"] += metrics.get("parity_tokens", 0.0)
 
-    def note_update(self, metrics: Mapping[str, float], counts: Mapping[str, float]) -> None:
-        """Take in the metrics of a training step, and what its selection came to."""
+    def note_update(self, metrics: Mapping[str, float]) -> None:
+        """Take in the metrics of a training step, those of its selection among them."""
         self.note_parity(metrics)
         updates = metrics.get("updates", 1.0)
         self.totals["updates"] += updates
         self.totals["empty_steps"] += not updates
-        self.totals["groups_without_signal"] += counts["without_signal"]
-        self.totals["exposed_grading_seconds"] += counts["exposed_grading_seconds"]
+        self.totals["groups_without_signal"] += metrics.get("without_signal", 0.0)
+        self.totals["exposed_grading_seconds"] += metrics.get("exposed_grading_seconds", 0.0)
 
     def why_nothing_was_learned(self) -> str | None:
         """Why the policy is as it was after all steps; None if it is not."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from protocol import streams
 
+from deploy import metrics_table
 from services.gateway import cli
 from tests.architecture.project import (
     DOCUMENTS,
@@ -123,3 +124,7 @@ def test_no_file_knows_one_machine_or_one_package_registry(path: Path) -> None:
     registry = r"pypi\.|pythonhosted|pytorch\.org/whl|anaconda\.|--(?:extra-)?index-url"
     machine = r"(?<![\w.*])/(?:work|root|home|Users)/"
     assert re.findall(rf"{registry}|{machine}", path.read_text()) == []
+
+
+def test_the_table_of_metrics_is_the_one_in_the_code() -> None:
+    assert metrics_table.main(["--check"]) is None

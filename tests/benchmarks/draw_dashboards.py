@@ -33,10 +33,10 @@ from tests.dashboards import FILES, Json, Prometheus, Query, dashboard, marks, q
 from tests.stack.conftest import ROOT, start
 
 COLUMN, ROW = 0.75, 0.42  # inches of a cell of the grid
-_COLOURS = {"text": "grey", "dark-green": "darkgreen"}  # Grafana's that have other names here
+_COLOURS = {"text": "grey", "light-blue": "lightblue"}  # Grafana's that have other names here
 _PLAIN: dict[str, Any] = {"linewidth": 1.4}
 _FAINT: dict[str, Any] = {"linewidth": 0.8, "linestyle": "--"}
-MOST_LEGENDS = 8
+MOST_LEGENDS = 12
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def _draw_panel(figure: Any, panel: Json, height: int, span: Span, content: Json
     figure.text(left + 0.004, top - 0.25 / (height * ROW), panel["title"], weight="bold", size=9)
     if panel["type"] == "row":
         return
-    margins = {"timeseries": (0.6, 0.95), "state-timeline": (2.2, 0.3)}
+    margins = {"timeseries": (0.6, 0.95), "state-timeline": (2.8, 0.3)}
     inner_left, inner_bottom = margins.get(panel["type"], (0.1, 0.1))
     axes: Axes = figure.add_axes(
         (
@@ -156,6 +156,7 @@ def _draw_panel(figure: Any, panel: Json, height: int, span: Span, content: Json
 def _draw_lines(axes: Axes, panel: Json, lines: list[Line]) -> None:
     defaults = panel["fieldConfig"]["defaults"]
     custom, unit = defaults.get("custom", {}), defaults["unit"]
+    axes.set_yscale(custom.get("scaleDistribution", {}).get("type", "linear"))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value, unit)))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -241,7 +242,9 @@ def _draw_table(axes: Axes, panel: Json, span: Span) -> None:
             row |= line.labels
             if name:
                 row[name] = shown(line.ys[-1], units[name])
-    order = [name for name in organize["indexByName"] if name]
+    by_place = sorted(organize["indexByName"], key=organize["indexByName"].get)
+    hidden = organize["excludeByName"]
+    order = [organize["renameByName"].get(name, name) for name in by_place if name not in hidden]
     cells = [[row.get(name, "") for name in order] for row in rows.values()]
     if not cells:
         return _say_no_data(axes)

@@ -1,11 +1,10 @@
-"""An evaluation on its way: asked for with its own sampling, told as an event and as metrics."""
+"""An evaluation on its way: asked for with its own sampling, and told as an event."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from prometheus_client import REGISTRY
 from protocol.exchange import Exchange
 from protocol.messages import RolloutRequest
 from protocol.recipe import Purpose
@@ -44,7 +43,7 @@ async def test_its_sampling_and_number_of_samples_reach_the_rollout(
     assert recipe.rollout.sampling.max_tokens == 8
 
 
-async def test_its_result_is_an_event_and_its_numbers_are_metrics(exchange: Exchange) -> None:
+async def test_its_result_is_an_event_with_its_ledger(exchange: Exchange) -> None:
     await exchange.submit(a_job_record())
     requests = [a_request(number=n, purpose=Purpose.EVAL, task=a_task(id=f"t{n}")) for n in (0, 1)]
     groups = [
@@ -52,9 +51,6 @@ async def test_its_result_is_an_event_and_its_numbers_are_metrics(exchange: Exch
         for request, outcomes in zip(requests, ([1, 0], [1, 1]), strict=True)
     ]
     result = summarize(3, groups)
-    await Reporter(exchange, "job").evaluation(result)
+    await Reporter(exchange, "job").evaluation(result, {"asked": 2})
     ((_, event),) = await exchange.events("job")
-    assert event.data["evaluation"] == result
-    for name in ("accuracy", "accuracy_low", "pass@1", "pass@2", "pass@2_high", "truncated"):
-        assert REGISTRY.get_sample_value("weir_evaluation", {"name": name}) == result[name]
-    assert REGISTRY.get_sample_value("weir_evaluation", {"name": "per_task"}) is None
+    assert event.data == {"step": 3, "evaluation": result, "groups": {"asked": 2}}

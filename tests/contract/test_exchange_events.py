@@ -88,7 +88,7 @@ async def test_an_event_that_cannot_be_read_gives_way_too(
 REPORTS: list[Callable[[Reporter, dict[str, Any]], Any]] = [
     lambda reporter, data: reporter.step(1, {"samples": 1, "tokens": 1, **data}),
     lambda reporter, data: reporter.pretrain_step(1, {"value_loss": math.nan, **data}),
-    lambda reporter, data: reporter.evaluation({"step": 1, **data}),
+    lambda reporter, data: reporter.evaluation({"step": 1, **data}, {}),
     lambda reporter, data: reporter.say("said", "text", data=data),
 ]
 

@@ -87,6 +87,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
         "WEIR_REDIS_URL": server.url,
         "WEIR_DATA_DIR": str(tmp_path / "data"),
         "WEIR_PORT": str(port),
+        "WEIR_NAME": "rollout-1",
         "WEIR_ROLLOUT_KV_CACHE_MIB": "64",
     }
     async with connect(server.url, me="learner-1", patience_s=5) as exchange:
@@ -180,3 +181,21 @@ async def test_the_service_ends_when_the_policy_needs_another_engine(
     (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-5}))
     await stack.announce(1, other)
     assert await asyncio.to_thread(stack.process.wait, 60) == 1
+
+
+async def test_an_engine_that_does_not_start_is_told_to_the_job_and_to_who_asks_why(
+    stack: Stack, folders: list[Path], tmp_path: Path
+) -> None:
+    unknown = shutil.copytree(folders[0], tmp_path / "unknown")
+    config = json.loads((unknown / "config.json").read_text())
+    (unknown / "config.json").write_text(json.dumps({**config, "architectures": ["NoSuchModel"]}))
+    await stack.announce(0, unknown)
+    assert await asyncio.to_thread(stack.process.wait, 60) == 1
+    (_, event), *_ = await stack.exchange.events("job")
+    assert event.level == "warn"
+    assert "rollout-1 does not start: vLLM did not start on" in event.message
+    assert "NoSuchModel" in event.message
+    assert event.message.endswith("attempt 1; see its log")
+    (status,) = (await stack.exchange.statuses()).values()
+    assert (status.ready, status.starts) == (False, 1)
+    assert "NoSuchModel" in str(status.error)

@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 from protocol.recipe import load_recipe
 
-from tests.dashboards import FILES, Json, Prometheus, Query, dashboard, marks, panels, queries
+from tests.dashboards import (
+    FILES,
+    Json,
+    Prometheus,
+    Query,
+    dashboard,
+    expressions,
+    marks,
+    panels,
+    queries,
+)
 from tests.stack.conftest import ROOT, Stack, wait_for
 
 pytestmark = [
@@ -28,7 +38,7 @@ SILENT = {  # what has nothing to say here, and why
     'name="value_loss"': "the recipe has no critic",
     'name="divergence"': "the recipe has no reference",
     "ALERTS{": "nothing is wrong",
-    "== 1": "nothing stands still",
+    'weir_job_stalled{job=~"$job"} == 1': "nothing stands still",
 }
 MAY_BE_EMPTY = ("DCGM_", "redis_", "weir_judge_", 'name="mfu"')  # whole panels
 
@@ -61,7 +71,7 @@ def watched(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         with stack.client() as weir:
             model = str(ROOT / recipe.model.path)
             submitted = weir.submit_recipe(recipe.model_copy(update=tables), model=model)
-        job = stack.wait_for_end(submitted["id"])
+        job = stack.wait_for_end(submitted["id"], timeout_s=300)
         assert job["status"] == "succeeded", job["error"]
         ended = f'weir_job_state{{job="{job["id"]}",state="succeeded"}} == 1'
         wait_for(lambda: bool(prometheus.now(ended, time.time())), 30, "Prometheus to see the end")
@@ -105,3 +115,15 @@ def test_what_happened_is_marked(watched: Watched, name: str) -> None:
         float(v) for s in found for _, v in s["values"] if s["metric"]["job"] == watched.job["id"]
     ]
     assert max(values) > 0
+
+
+@pytest.mark.parametrize("word", SILENT)
+def test_every_excuse_is_needed(watched: Watched, word: str) -> None:
+    asked = [Query(expression) for _, expression in expressions() if word in expression]
+    assert not all(watched.has_data(query) for query in asked)
+
+
+def test_no_alert_fires_while_all_is_well(watched: Watched) -> None:
+    firing = Query('ALERTS{alertstate="firing"}')
+    found = watched.prometheus.answer(firing, watched.since, watched.until)
+    assert [series["metric"]["alertname"] for series in found] == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deploy.grafana.board import board
 from deploy.grafana.panels import Limits, graph, states
-from deploy.grafana.queries import JOB, NAME, WINDOW, increase, of_job, of_step, rate, shares
+from deploy.grafana.queries import JOB, NAME, increase, of_job, of_step, rate, shares
 
 _SERVICE = 'service=~"$service"'
 
@@ -90,18 +90,16 @@ BOARD = board(
             ),
             graph(
                 "Time of the learner",
-                "Of the chosen jobs. wait_for_groups: rollouts and graders are slower than "
-                "training.",
+                "wait_for_groups: rollouts and graders are slower than training.",
                 "percentunit",
-                shares("weir_job_phase_seconds_total", JOB),
+                shares("weir_phase_seconds_total", 'service="learner"'),
                 minimum=0,
                 maximum=1,
                 stacked=True,
             ),
             states(
                 "Stalls",
-                "Whether a job moves, and while it does not, which edge blocks; `weir why JOB` says "
-                "it in a sentence.",
+                "Does a job move? If not, the edge that blocks; `weir why JOB` has the sentence.",
                 (f"max by (job, recipe) (weir_job_stalled{{{JOB}}})", NAME),
                 (f"weir_job_stalled{{{JOB}}} == 1", "{{edge}}"),
                 names={0: ("moves", "green"), 1: ("blocks", "red")},
@@ -109,9 +107,13 @@ BOARD = board(
             ),
             graph(
                 "Exposed grading",
-                "Share of the time in which the learner waited for a group that was being graded.",
+                "Share of a step in which the learner waited for a group that was being graded.",
                 "percentunit",
-                (f"rate(weir_job_exposed_grading_seconds_total{{{JOB}}}{WINDOW})", NAME),
+                (
+                    f"{of_step('exposed_grading_seconds')[0]} / ignoring (name) "
+                    f"{of_step('seconds')[0]}",
+                    NAME,
+                ),
                 minimum=0,
             ),
             graph(

@@ -100,7 +100,11 @@ BOARD = board(
             states(
                 "Judge",
                 "As each grader sees it. While it is down, graders take no work that needs it.",
-                ("weir_judge_up", "{{instance}}"),
+                (
+                    "weir_judge_up and on (instance) "
+                    "(sum by (instance) (weir_judge_calls_total) > 0)",
+                    "{{instance}}",
+                ),
                 names={0: ("down", "red"), 1: ("up", "green")},
             ),
             graph(

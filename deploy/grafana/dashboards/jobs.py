@@ -7,10 +7,10 @@ from deploy.grafana.panels import Column, Limits, graph, number, rows, states
 from deploy.grafana.queries import JOB, of_evaluation, of_job, of_step
 
 _STATES = {
-    "queued": "blue",
+    "queued": "light-blue",
     "running": "green",
     "paused": "yellow",
-    "succeeded": "dark-green",
+    "succeeded": "blue",
     "failed": "red",
     "cancelled": "text",
 }
@@ -139,10 +139,32 @@ BOARD = board(
             ),
             graph(
                 "Tokens trained on, per second",
-                "Response tokens that went into training steps.",
+                "Response tokens of the last step, over the time that it took.",
                 "short",
-                (f"rate(weir_job_tokens_total{{{JOB}}}[$__rate_interval])", "{{recipe}} {{job}}"),
+                of_step("tokens_per_second"),
                 minimum=0,
+            ),
+            graph(
+                "Where the time went",
+                "Of the learner, since each job began. wait_for_groups: rollouts and graders are "
+                "slower than training.",
+                "percentunit",
+                (
+                    f"weir_job_phase_seconds_total{{{JOB}}} / on (job) group_left () "
+                    f"sum by (job) (weir_job_phase_seconds_total{{{JOB}}})",
+                    "{{phase}} {{recipe}} {{job}}",
+                ),
+                minimum=0,
+                maximum=1,
+            ),
+            graph(
+                "Groups trained on",
+                "Training groups that a step has used, and those that none has, so far.",
+                "none",
+                of_job("weir_job_groups", 'purpose="train",state="trained"', "trained"),
+                of_job("weir_job_groups", 'purpose="train",state="dropped"', "dropped"),
+                minimum=0,
+                stairs=True,
             ),
         ],
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deploy.grafana.board import board
 from deploy.grafana.panels import Limits, graph
-from deploy.grafana.queries import JOB, NAME, of_evaluation, of_job, of_step
+from deploy.grafana.queries import of_evaluation, of_job, of_step
 
 BOARD = board(
     "weir-learning",
@@ -133,6 +133,7 @@ BOARD = board(
                 "short",
                 of_step("entropy"),
                 minimum=0,
+                limits=Limits(0.05, 0.02, below=True),
                 alerts=("EntropyCollapse",),
             ),
             graph(
@@ -142,7 +143,6 @@ BOARD = board(
                 of_step("clip_fraction_low", "low"),
                 of_step("clip_fraction_high", "high"),
                 minimum=0,
-                limits=Limits(0.2, 0.3),
             ),
             graph(
                 "Gradient norm",
@@ -185,7 +185,7 @@ BOARD = board(
                 "short",
                 of_step("parity_max", "largest"),
                 of_step("parity_mean", "mean"),
-                minimum=0,
+                logarithmic=True,
                 limits=Limits(0.02, 0.05),
                 alerts=("EngineAndLearnerDisagree",),
             ),
@@ -200,9 +200,9 @@ BOARD = board(
             ),
             graph(
                 "Responses trained on, per second",
-                "Over the whole time, evaluations and waiting included.",
+                "Of the last step, over the time that it took.",
                 "short",
-                (f"rate(weir_job_samples_total{{{JOB}}}[$__rate_interval])", NAME),
+                of_step("samples_per_second"),
                 minimum=0,
             ),
         ],

@@ -39,14 +39,6 @@ class News(Connection):
         args = [MAX_EVENTS, event.id, *flat(encode(event))]
         return bool(await self.run("record_event", keys, args))
 
-    async def last_events(self, job_id: str, count: int) -> list[JobEvent]:
-        """The newest events, oldest first."""
-        rows = cast(
-            list[tuple[bytes, dict[bytes, bytes]]],
-            await self.writer.xrevrange(streams.EVENTS.key(job_id), count=count),
-        )
-        return [decode(JobEvent, fields) for _, fields in reversed(rows)]
-
     async def events(
         self, job_id: str, *, after: str = "0", count: int = 1000, wait_s: float | None = None
     ) -> list[tuple[str, JobEvent]]:

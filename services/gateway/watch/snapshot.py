@@ -9,10 +9,11 @@ from itertools import pairwise
 
 from protocol.exchange import Backlog, Exchange, UnreadableRecord
 from protocol.exchange.roster import Roster
-from protocol.messages import JobEvent, JobRecord, Status
+from protocol.messages import JobEvent, JobRecord, JobState, Status
 from protocol.streams import WORK_STREAMS
 
 _FORGOTTEN_S = 600.0  # without a sign of life
+_PAUSES = ("ungradable:", "failed:", "non_finite:")  # how ids of events begin
 _EVENTS = 60  # in which the last steps are
 
 
@@ -34,6 +35,7 @@ class Snapshot:
     streams: Mapping[str, Backlog] = field(default_factory=dict)  # of the job, by short name
     version: int | None = None  # of the policy that was announced last
     step_s: float | None = None  # median of the last steps
+    paused_for: str | None = None  # what the learner said when it paused the job by itself
     dead_after_s: float = 15.0  # without a sign of life
 
     def of(self, service: str) -> list[Process]:
@@ -72,6 +74,7 @@ class Observer:
             },
             version=policy and policy.number,
             step_s=await self._median_of_steps(job),
+            paused_for=await self._reason_of_pause(job),
             dead_after_s=self.dead_after_s,
         )
 
@@ -84,7 +87,7 @@ class Observer:
             if silent_s > _FORGOTTEN_S:
                 await self.exchange.forget_status(seat)
             processes.append(Process(status, silent_s, silent_s < self.dead_after_s))
-        return processes
+        return sorted(processes, key=lambda process: process.status.name)
 
     async def _first_job(self) -> JobRecord | None:
         for job_id in (await self.exchange.queue())[:1]:
@@ -96,9 +99,29 @@ class Observer:
 
     async def _median_of_steps(self, job: JobRecord) -> float | None:
         if self._step != (job.id, job.step):
-            self._step_s = median_of_steps(await self.exchange.last_events(job.id, _EVENTS))
+            self._step_s = median_of_steps(await self._last_events(job))
             self._step = (job.id, job.step)
         return self._step_s
+
+    async def _reason_of_pause(self, job: JobRecord) -> str | None:
+        if job.state is not JobState.PAUSED:
+            return None
+        return job.error or reason_of_pause(await self._last_events(job))
+
+    async def _last_events(self, job: JobRecord) -> list[JobEvent]:
+        """The newest ones, oldest first."""
+        rows = await self.exchange.events_back(job.id, count=_EVENTS)
+        return [event for _, event in reversed(rows)]
+
+
+def reason_of_pause(events: Sequence[JobEvent]) -> str | None:
+    """Why the learner has paused the job; None if the user has."""
+    for event in reversed(events):
+        if event.id.startswith("state:") and event.message == JobState.RUNNING:
+            return None
+        if event.id.startswith(_PAUSES):
+            return event.message
+    return None
 
 
 def median_of_steps(events: Sequence[JobEvent]) -> float | None:

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from protocol.messages import JobState, Requested, Status
+from protocol.messages import JobRecord, JobState, Requested, Status
 from protocol.recipe import Purpose
 
 from services.gateway.watch.snapshot import Process, Snapshot
@@ -202,29 +202,27 @@ def why_first(seen: Snapshot, still_s: float) -> Why:
     job = seen.job
     assert job is not None
     if job.state is JobState.PAUSED:
-        return Why(False, still_s, _why_paused(job.error, job.requested))
+        return Why(False, still_s, _why_paused(job.requested, seen.paused_for))
     blocked = what_blocks(seen)
     stalls = still_s >= blocked.patience_s
     return Why(not stalls, still_s, blocked.because, blocked.edge if stalls else None)
 
 
-def why_queued(seen: Snapshot, still_s: float) -> Why:
-    """Of a job that comes after the one that the stack works on."""
-    job = seen.job
-    if job is None:
+def why_queued(first: JobRecord | None, why: Why) -> Why:
+    """Of a job that comes after the ``first`` one, on which the stack works."""
+    if first is None:
         return Why(True, 0.0, "it is about to be taken up")
-    first = why_first(seen, still_s)
-    words = f"it waits for job {job.id}, which is {job.state} at step {job.step}/"
-    words += str(job.recipe.training.steps)
-    if job.state is JobState.PAUSED or first.edge is not None:
-        words = f"{words}: {first.because}"
-    return Why(False, still_s, words, first.edge)
+    words = f"it waits for job {first.id}, which is {first.state} at step {first.step}/"
+    words += str(first.recipe.training.steps)
+    if first.state is JobState.PAUSED or why.edge is not None:
+        words = f"{words}: {why.because}"
+    return Why(False, why.still_s, words, why.edge)
 
 
-def _why_paused(error: str | None, requested: Requested) -> str:
-    if requested is Requested.PAUSE:
-        return "it is paused, and goes on when it is resumed (`weir resume`)"
-    return f"it is paused until this is mended: {error}"
+def _why_paused(requested: Requested, reason: str | None) -> str:
+    if requested is not Requested.PAUSE:
+        return f"it goes on by itself when this is mended: {reason}"
+    return f"{reason or 'somebody has paused it'}; `weir resume` has it go on"
 
 
 def _in_words(status: Status, subject: str = "") -> str:

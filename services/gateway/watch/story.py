@@ -15,6 +15,9 @@ Sample = tuple[str, tuple[str, ...], float]  # a metric, its labels beyond the j
 
 _KEPT_STEPS = 51  # of which the median is taken
 _GOES_ON = ("attempt:", "again:", "state:")  # ids of events after which a job is under way again
+_NONE_DROPPED = dict.fromkeys(
+    ("no_signal", "surplus", "deaths", "failures", "unreadable", "unworkable"), 0
+)
 _IN_RESULT = {
     Purpose.TRAIN: "groups",
     Purpose.EVAL: "evaluation_groups",
@@ -107,7 +110,7 @@ class Story:
             account: Any = final if final is not None else self.accounts.get(purpose)
             if account is None:
                 continue
-            dropped: Mapping[str, Any] = account["dropped"]
+            dropped: Mapping[str, Any] = _NONE_DROPPED | account["dropped"]
             for state in ("asked", "trained", "under_way"):
                 yield "weir_job_groups", (purpose, state), account[state]
             yield "weir_job_groups", (purpose, "dropped"), sum(dropped.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import Gauge
@@ -29,15 +29,16 @@ STALLED = Gauge(
     ["job", "recipe", "edge"],
 )
 _EVERY_S = 2.0
+_NOTHING = Why(True, 0.0, None)
 
 
 @dataclass
 class Stall:
-    """One that was told of."""
+    """One that was told of, once for each edge that it had."""
 
     job_id: str
-    edge: Edge
     began: float  # when something moved last, by the monotonic clock
+    edges: list[Edge] = field(default_factory=list)
 
 
 class Watchdog:
@@ -45,6 +46,7 @@ class Watchdog:
 
     def __init__(self) -> None:
         self.seen = Snapshot()
+        self._first = _NOTHING  # of the job that the stack works on
         self._mark: Hashable = None
         self._moved = time.monotonic()
         self._stall: Stall | None = None
@@ -69,10 +71,10 @@ class Watchdog:
         if mark != self._mark:
             self._mark, self._moved = mark, now
         job = self.seen.job
-        why = why_first(self.seen, now - self._moved) if job else Why(True, 0.0, None)
-        for event in self._news(job, why, now):
+        self._first = why_first(self.seen, now - self._moved) if job else _NOTHING
+        _export(job, self._first.edge)
+        for event in self._news(job, self._first, now):
             await observer.exchange.record_event(event)
-        _export(job, why.edge)
 
     def why(self, job: JobRecord | UnreadableRecord) -> dict[str, Any]:
         """Why a job does not go on, in the shape of the REST surface."""
@@ -96,7 +98,6 @@ class Watchdog:
         }
 
     def _why(self, job: JobRecord | UnreadableRecord) -> Why:
-        still_s = time.monotonic() - self._moved
         if isinstance(job, UnreadableRecord):
             return Why(False, 0.0, str(job))
         if job.state.is_final:
@@ -104,8 +105,8 @@ class Watchdog:
             error = f": {job.error}" if job.error else ""
             return Why(False, ended, f"it has ended: {job.state}{error}")
         if self.seen.job is not None and self.seen.job.id == job.id:
-            return why_first(self.seen, still_s)
-        return why_queued(self.seen, still_s)
+            return self._first
+        return why_queued(self.seen.job, self._first)
 
     def _news(self, job: JobRecord | None, why: Why, now: float) -> Iterator[JobEvent]:
         """One event for one stall, and one when it is over."""
@@ -114,11 +115,14 @@ class Watchdog:
             self._stall = None
             if job is not None and job.id == told.job_id:
                 words = f"it moves again, after {duration(now - told.began)}"
-                yield _event(job.id, "moves", "info", words, told.edge)
-        if job is not None and why.edge is not None and self._stall is None:
+                yield _event(job.id, "moves", "info", words, told.edges[-1])
+        if job is None or why.edge is None:
+            return
+        stall = self._stall = self._stall or Stall(job.id, now - why.still_s)
+        if why.edge not in stall.edges:
+            stall.edges.append(why.edge)
             words = f"nothing has moved for {duration(why.still_s)}: {why.because}"
             yield _event(job.id, "stall", "warn", words, why.edge)
-            self._stall = Stall(job.id, why.edge, now - why.still_s)
 
 
 def _event(job_id: str, kind: str, level: Any, words: str, edge: Edge) -> JobEvent:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 ANALYSIS = "analysis"  # written first: a judge that has reasoned decides better
-_REMEMBERED_CHARS = 500
+_KEPT_CHARS = 1_500
 
-Verdict = Mapping[str, str | float]
+Verdict = dict[str, str | float]
 
 
 class NoVerdict(ValueError):
@@ -118,14 +118,10 @@ class Form:
         return values
 
 
-def as_remembered(verdict: Verdict) -> str:
-    """A verdict as text that `Form.read` takes; of the analysis only the beginning."""
-    short = {key: _shortened(key, value) for key, value in verdict.items()}
-    return json.dumps(short)
-
-
-def _shortened(key: str, value: str | float) -> str | float:
-    return value[:_REMEMBERED_CHARS] if key == ANALYSIS and isinstance(value, str) else value
+def shortened(verdict: Verdict) -> Verdict:
+    """A verdict with only the beginning of its analysis."""
+    analysis = verdict.get(ANALYSIS)
+    return verdict | {ANALYSIS: analysis[:_KEPT_CHARS]} if isinstance(analysis, str) else verdict
 
 
 def _object(content: object) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, Self
@@ -13,7 +14,7 @@ from protocol.messages import Ungradable
 from services.chassis.metrics import born_at_zero
 from services.grader.judge import self_test
 from services.grader.judge.context import Context, OverContext
-from services.grader.judge.form import NoVerdict, Verdict, as_remembered
+from services.grader.judge.form import NoVerdict, Verdict, shortened
 from services.grader.judge.health import Health
 from services.grader.judge.identity import Identity
 from services.grader.judge.question import Question
@@ -130,10 +131,13 @@ class Judge:
         if known is not None:
             return known
         answer = await self._asked(question)
-        if self._cache is not None and not isinstance(answer, Ungradable):
+        if isinstance(answer, Ungradable):
+            return answer
+        verdict = shortened(answer)
+        if self._cache is not None:
             digest = question.digest(self._identity)  # of who has answered, perhaps anew
-            await self._cache.remember(digest, as_remembered(answer))
-        return answer
+            await self._cache.remember(digest, json.dumps(verdict))
+        return verdict
 
     async def _recall(self, question: Question, digest: str) -> Verdict | None:
         text = None if self._cache is None else await self._cache.recall(digest)

@@ -8,8 +8,9 @@ from statistics import fmean
 
 from protocol.messages import Graded, Score, Ungradable
 
-from services.grader.judge.form import Verdict
+from services.grader.judge.form import ANALYSIS, Verdict
 from services.grader.judge.judge import Answer
+from services.grader.judge.question import as_utf8
 
 _LOW = 0.5  # a score below has a reason
 
@@ -35,4 +36,15 @@ def mean_score(
         value=value,
         reason="judged_low" if value < _LOW else None,
         breakdown={**means, "samples": len(verdicts)},
+        comments=_comments([str(verdict.get(ANALYSIS, "")) for verdict in verdicts]),
     )
+
+
+def _comments(analyses: Sequence[str]) -> dict[str, str]:
+    """What the judge wrote before it decided; of several samples each has its number."""
+    several = len(analyses) > 1
+    return {
+        f"{ANALYSIS} {number}" if several else ANALYSIS: as_utf8(words).decode()
+        for number, words in enumerate(analyses, start=1)
+        if words.strip()
+    }

@@ -44,7 +44,8 @@ class Relation:
     """Two sides and one of ``= < > <= >= != ~~ ===``, perhaps modulo the last tokens.
 
     A ``unit`` behind it may have converted it, what ``is_rough`` may be rounded to a whole number,
-    and an equation with letters that ``is_supposed`` may have no solution.
+    and an equation with letters that ``is_supposed`` may have no solution. Its ``place`` is where
+    it starts and ends in the text.
     """
 
     left: Side
@@ -54,6 +55,7 @@ class Relation:
     unit: str | None = None
     is_rough: bool = False
     is_supposed: bool = False
+    place: tuple[int, int] = (0, 0)
 
     @property
     def text(self) -> str:
@@ -82,7 +84,8 @@ def relations_of(chain: Chain, end: Token, ahead: Around) -> Iterator[Relation]:
         sides[0] = []
     made = _doubted([_side(side) for side in sides], chain, end, ahead)
     is_alone = chain.before == START and len(chain.signs) == 1
-    for (left, right), sign in zip(pairwise(made), chain.signs, strict=True):
+    written = pairwise(chain.sides)
+    for (left, right), sign, (a, b) in zip(pairwise(made), chain.signs, written, strict=True):
         if left.tokens and right.tokens and sign in RELATIONS:
             is_last = right is made[-1]
             yield Relation(
@@ -93,6 +96,7 @@ def relations_of(chain: Chain, end: Token, ahead: Around) -> Iterator[Relation]:
                 unit_behind(end, ahead.token, ahead.second) if is_last else None,
                 ahead.scope.is_rounded or (is_last and may_go_on(end, ahead.token)),
                 ahead.scope.is_supposed or is_alone,
+                (a[0].start, b[-1].end),
             )
 
 

@@ -122,8 +122,7 @@ class _Finder:
         if self._is_remark(token, ahead):
             yield from self._end(frame, ahead.token._replace(gap=True), ahead.behind())
         if frame.last and frame.last.text == r"\boxed":
-            frame.side.pop()
-            token = token._replace(text=r"\boxed")
+            token = token._replace(text=r"\boxed", start=frame.side.pop().start)
         self._frames.append(_Frame(token, token))
 
     def _closes_bar(self) -> bool:

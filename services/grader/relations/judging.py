@@ -20,7 +20,7 @@ from services.grader.relations.identities import UNDEFINED, is_identity, is_impo
 from services.grader.relations.nodes import Node
 from services.grader.relations.notation import Notation, notations, sample
 from services.grader.relations.reading import read
-from services.grader.relations.reals import NoValue, Value, compare, times
+from services.grader.relations.reals import NoValue, Value, compare, shown, times
 from services.grader.relations.sameness import identity, is_reordered
 from services.grader.relations.tokens import STAR
 from services.grader.relations.values import Way, is_percentage, value, ways
@@ -37,11 +37,17 @@ _TYPICAL = r"$\frac{1}{2}\sqrt{8} = \sqrt{2} \approx 1.41$ and $\sin 30^\circ + 
 
 
 class Judged(NamedTuple):
-    """A relation as written, its verdict, and what all ways to write the same have in common."""
+    """A relation as written, its verdict, and what all ways to write the same have in common.
+
+    It stands from ``start`` to before ``end`` in the text; ``note`` has the values that differ.
+    """
 
     text: str
     verdict: str
     identity: str
+    start: int
+    end: int
+    note: str
 
 
 def judge(
@@ -60,9 +66,9 @@ def _judged(found: Iterable[Relation], effort: Effort) -> Iterator[Judged]:
     return (each for each in judged if each is not None)
 
 
-def count(text: str, problem: str, notation: int) -> int:
-    """How many relations there are to judge."""
-    return sum(1 for _ in relations(text, notations(text, problem)[notation]))
+def places(text: str, problem: str, notation: int) -> list[tuple[int, int]]:
+    """Where the relations stand that there are to judge."""
+    return [each.place for each in relations(text, notations(text, problem)[notation])]
 
 
 def chosen(text: str, problem: str = "") -> int:
@@ -97,7 +103,18 @@ def _judge(relation: Relation, effort: Effort) -> Judged | None:
         return None
     if verdict is None or (verdict != WRONG and is_reordered(left, right)):
         return None
-    return Judged(relation.text, verdict, identity(relation, left, right))
+    is_plain = not has_letters and relation.modulus is None
+    note = _note(left, right) if verdict == WRONG and is_plain else ""
+    return Judged(relation.text, verdict, identity(relation, left, right), *relation.place, note)
+
+
+def _note(left: Node, right: Node) -> str:
+    """The values of two sides that differ, if that shows in the digits that fit."""
+    try:
+        a, b = (shown(value(side, Way(), {})) for side in (left, right))
+    except UNDEFINED:
+        return ""
+    return f"left {a}, right {b}" if a != b else ""
 
 
 def _verdict(relation: Relation, left: Node, right: Node) -> str | None:

@@ -52,6 +52,11 @@ def compare(left: Value, right: Value) -> int | None:
     return 1 if low > margin else -1 if high < -margin else None
 
 
+def shown(a: Value) -> str:
+    """The first digits of a number."""
+    return f"{float(_mp.mpf(_ends(a)[0])):.10g}"
+
+
 def plus(a: Value, b: Value) -> Value:
     """The sum."""
     return a + b if _both_exact(a, b) else _interval(a) + _interval(b)

@@ -105,6 +105,8 @@ class Token(NamedTuple):
     text: str
     gap: bool = False  # white space before it
     in_math: bool = False
+    start: int = 0  # in the text; only tokens cut from it have a place
+    end: int = 0
 
 
 UNREADABLE = Token("unknown", "")
@@ -113,9 +115,16 @@ _KINDS = {"ellipsis": "unknown", "ampersand": "unknown", "power": "operator", "c
 
 def tokens(text: str, notation: Notation = USUAL) -> Iterator[Token]:
     """The tokens of a text, in order."""
-    cutter = _Cutter(notation)
-    for match in _matches(text.translate(_TYPED), cutter):
-        yield from cutter.tokens_of(match)
+    typed, cutter = text.translate(_TYPED), _Cutter(notation)
+    found = (token for match in _matches(typed, cutter) for token in cutter.tokens_of(match))
+    return found if len(typed) == len(text) else _moved(found, text)
+
+
+def _moved(found: Iterator[Token], text: str) -> Iterator[Token]:
+    """The tokens with their places in the text as it is, where it has characters of no width."""
+    kept = [at for at, char in enumerate(text) if _TYPED.get(ord(char), 0) is not None]
+    for token in found:
+        yield token._replace(start=kept[token.start], end=kept[token.end - 1] + 1)
 
 
 @cache
@@ -158,8 +167,10 @@ class _Cutter:
         if kind == "space" or is_money or (self.in_math and kind in {"newline", "ampersand"}):
             self._gap = True
             return
+        start, end = match.span()
         for called, text in self._spelled(_KINDS.get(kind, kind), match):
-            yield Token(called, text, self._gap, self.in_math)
+            ends = start + 1 if text == "!" else end  # of 5!=120 it is the first of two tokens
+            yield Token(called, text, self._gap, self.in_math, start, ends)
             self._last = called
             self._gap = called in {"newline", "paragraph", "edge", "row"}
 

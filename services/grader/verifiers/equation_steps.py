@@ -6,19 +6,28 @@ solution says how many steps are expected.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
-from protocol.messages import Graded, Score, Task, Ungradable
+from protocol.messages import Graded, Mark, Score, Task, Ungradable
 from protocol.rewards import Check
 
-from services.grader.steps import MAX_STEPS, NotRead, Step, steps
+from services.grader.steps import MAX_STEPS, NotRead, Step, Verdict, distinct, steps
 from services.grader.templates import problem_of
 from services.grader.tools import Tools
 
 _MAX_TEXT_CHARS = 1_000_000
 _MAX_STEPS_SHOWN = 40
 _MAX_STEP_CHARS = 60
+_BETWEEN = re.compile(r"(?:\s|[$&]|\\\\(?:\[[^\]\n]{0,12}\])?)*")  # a side and a sign
+_VERDICTS: dict[Verdict, Literal["right", "wrong", "unknown"]] = {
+    "right": "right",
+    "wrong": "wrong",
+    "open": "unknown",
+    "too_hard": "wrong",
+}
 
 
 async def verify(task: Task, text: str, check: Check, tools: Tools) -> Score:
@@ -30,10 +39,23 @@ async def verify(task: Task, text: str, check: Check, tools: Tools) -> Score:
         return Graded(value=0, reason="too_long")
     try:
         problem = problem_of(task)
-        expected = counted(await steps(solution, tools, problem))
-        return score(await steps(text, tools, problem), required=len(expected))
+        expected = counted(distinct(await steps(solution, tools, problem)))
+        found = await steps(text, tools, problem)
     except NotRead:
         return Ungradable(reason="equations_not_read")
+    graded = score(distinct(found), required=len(expected))
+    return graded.model_copy(update={"marks": tuple(marks(text, found))})
+
+
+def marks(text: str, found: Sequence[Step]) -> Iterator[Mark]:
+    """What each step is, also a repeated one; the side that two of a chain share is the first's."""
+    end = 0
+    for step in sorted(found, key=lambda step: step.start):
+        begins = _BETWEEN.match(text, max(step.start, end), step.end)
+        if begins and begins.end() < step.end:
+            start, end = begins.end(), step.end
+            note = "too hard" if step.verdict == "too_hard" else step.note
+            yield Mark(start=start, end=end, verdict=_VERDICTS[step.verdict], note=note)
 
 
 def counted(found: Sequence[Step]) -> list[Step]:

@@ -10,14 +10,15 @@ the comparison no time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
-from protocol.messages import Graded, Score, Task, Ungradable
+from protocol.messages import Graded, Mark, Score, Task, Ungradable
 from protocol.rewards import Check
 
 from services.grader.answers.asking import MAX_CHARS, Question
 from services.grader.answers.comparing import read_text
 from services.grader.answers.settling import settle
-from services.grader.latex import last_boxed
+from services.grader.latex import last_box
 from services.grader.magnitude import is_too_large
 from services.grader.pool import Cause, Failed, Value
 from services.grader.remembering import remembered
@@ -28,7 +29,7 @@ WARM_UP = "services.grader.equivalence:warm_up"
 
 _COMPARE = "services.grader.equivalence:compare"
 _EXAMINE = "services.grader.equivalence:examine"
-_LAST_BOXED = "services.grader.latex:last_boxed"
+_LAST_BOX = "services.grader.latex:last_box"
 _MAX_TEXT_CHARS = 1_000_000
 _MAX_CHARS_HERE = 100_000  # longer texts are scanned in the pool, not in the event loop
 _MAX_ANSWER_CHARS = 2_000
@@ -64,21 +65,30 @@ async def verify(task: Task, text: str, check: Check, tools: Tools) -> Score:
 async def decide_response(
     text: str, gold_answer: str, tools: Tools, *, problem: str = ""
 ) -> Decision:
-    """Decide on the last box of a response."""
+    """Decide on the last box of a response, and mark what is in it."""
     if len(text) > _MAX_TEXT_CHARS:
         return Decision(_fault("too_long"), "box")
     if len(text) <= _MAX_CHARS_HERE:
-        boxed = last_boxed(text)
+        place = last_box(text)
     else:
-        scanned = await tools.pool.run(_LAST_BOXED, text, deadline_s=tools.compare_deadline_s)
+        scanned = await tools.pool.run(_LAST_BOX, text, deadline_s=tools.compare_deadline_s)
         if isinstance(scanned, Failed):
             return Decision(_STARVED, "box")
-        boxed = None if scanned.value is None else str(scanned.value)
-    if boxed is None or not boxed.strip():
+        place = cast(tuple[int, int] | None, scanned.value)
+    if place is None or not (boxed := text[slice(*place)]).strip():
         return Decision(_fault("no_answer"), "box")
     if len(boxed) > _MAX_ANSWER_CHARS:
-        return Decision(_fault("too_long"), "box")
-    return await decide(gold_answer, boxed, tools, problem=problem)
+        return Decision(_marked(_fault("too_long"), *place), "box")
+    decision = await decide(gold_answer, boxed, tools, problem=problem)
+    return Decision(_marked(decision.score, *place), decision.path)
+
+
+def _marked(score: Score, start: int, end: int) -> Score:
+    if isinstance(score, Ungradable):
+        return score
+    verdict = "right" if score.value else "wrong"
+    mark = Mark(start=start, end=end, verdict=verdict, note=score.reason or "")
+    return Graded(value=score.value, reason=score.reason, marks=(mark,))
 
 
 async def compare(gold: str, answer: str, tools: Tools) -> Score:

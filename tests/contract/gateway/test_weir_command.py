@@ -70,6 +70,22 @@ def test_a_verb_of_the_grader_is_run_by_its_module(here: Path) -> None:
     assert weir(here, "grade", "absent.jsonl")[0] == 2
 
 
+def test_why_says_where_a_job_is_and_what_it_waits_for(
+    stack: Stack, http: httpx.Client, here: Path
+) -> None:
+    job_id = a_job(http)["id"]
+    status, out, err = weir(here, "why", job_id)
+    assert (status, err) == (0, "")
+    assert out.startswith(f"{job_id} is queued at step 0/3: ")
+    take_up(stack, job_id, state="failed", error="the disk is gone", finished_at=time.time())
+    status, out, _ = weir(here, "why", job_id)
+    assert (status, out.splitlines()[0]) == (
+        0,
+        f"{job_id} is failed at step 0/3: it has ended: failed: the disk is gone",
+    )
+    assert weir(here, "why", "ftjob-absent")[0] == 2
+
+
 def newest_job(http: httpx.Client) -> dict[str, Any]:
     return http.get(JOBS, params={"limit": 1}).json()["data"][0]
 
@@ -217,7 +233,7 @@ def evaluate(stack: Stack, job_id: str) -> None:
                 a_graded_group(a_group(a_request(number=n, task=a_task(id=f"t{n}"))), outcomes)
                 for n in range(8)
             ]
-            await reporter.evaluation(summarize(step, groups))
+            await reporter.evaluation(summarize(step, groups), {})
             if step == 0:
                 for number in range(1000):
                     await exchange.record_event(an_event(job_id, number))

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from deploy.grafana.__main__ import generated, main
 from services.learner.evaluation import summarize
@@ -101,3 +102,21 @@ def test_the_dashboards_show_numbers_that_an_evaluation_has() -> None:
     ]
     assert {"accuracy", "accuracy_low", "accuracy_high"} <= set(asked)
     assert all(any(re.fullmatch(pattern, name) for name in names) for pattern in asked)
+
+
+def test_every_alert_is_linked_from_a_panel_to_its_runbook() -> None:
+    rules = yaml.safe_load((ROOT / "deploy/prometheus/rules.yml").read_text())
+    alerts = {
+        rule["alert"] for group in rules["groups"] for rule in group["rules"] if "alert" in rule
+    }
+    contents = {content["uid"]: content for content in map(dashboard, FILES)}
+    linked = set()
+    for content in contents.values():
+        for panel in panels(content):
+            for link in panel.get("links", ()):
+                uid, number = re.fullmatch(r"/d/([\w-]+)\?viewPanel=(\d+)", link["url"]).groups()  # type: ignore[union-attr]
+                (target,) = (p for p in contents[uid]["panels"] if p["id"] == int(number))
+                assert link["title"] == f"Runbook: {target['title']}"
+                assert target["options"]["content"]
+                linked.add(target["title"])
+    assert linked == alerts

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from protocol.exchange import Backlog
 from protocol.messages import JobEvent, Status
 
-from services.gateway.watch.snapshot import Process, Snapshot, median_of_steps
+from services.gateway.watch.snapshot import Process, Snapshot, median_of_steps, reason_of_pause
 from services.gateway.watch.stalls import (
     Edge,
     mark_of,
@@ -291,22 +292,33 @@ def test_what_stands_still_is_a_stall_after_as_long_as_it_may_take(name: str) ->
 def test_a_paused_job_is_no_stall_and_says_who_must_act() -> None:
     by_user = a_snapshot(job=a_job_record(state="paused", requested="pause"))
     assert why_first(by_user, 9999).edge is None
-    assert "`weir resume`" in str(why_first(by_user, 9999).because)
-    by_machine = a_snapshot(job=a_job_record(state="paused", error="the disk is full"))
-    assert why_first(by_machine, 9999).because == (
-        "it is paused until this is mended: the disk is full"
+    assert why_first(by_user, 9999).because == (
+        "somebody has paused it; `weir resume` has it go on"
     )
+    by_machine = replace(a_snapshot(job=a_job_record(state="paused")), paused_for="no disk")
+    assert (
+        why_first(by_machine, 9999).because == "it goes on by itself when this is mended: no disk"
+    )
+
+
+def test_the_learner_says_why_it_paused_a_job_and_that_is_forgotten_when_it_goes_on() -> None:
+    lost = an_event("failed:1:0", message="paused: 80% of the groups failed")
+    told = [an_event("state:1:1", message="running"), lost]
+    assert reason_of_pause([*told, an_event("state:1:2", message="paused")]) == lost.message
+    assert reason_of_pause([*told, an_event("state:1:3", message="running")]) is None
 
 
 def test_a_queued_job_names_the_job_before_it_and_what_keeps_that_one() -> None:
     running = a_snapshot(LEARNER, a_process("rollout", "is idle"), IDLE_GRADER)
     waits = "it waits for job job, which is running at step 5/2"
-    assert why_queued(running, 1.0).because == waits
+    assert why_queued(running.job, why_first(running, 1.0)).because == waits
     stalled = a_snapshot(LEARNER, IDLE_GRADER, requests=one("train:412"))
-    assert str(why_queued(stalled, 99.0).because).startswith(f"{waits}: learner waits for group")
+    assert str(why_queued(stalled.job, why_first(stalled, 99.0)).because).startswith(
+        f"{waits}: learner waits for group"
+    )
     paused = a_snapshot(job=a_job_record(state="paused", requested="pause", step=5))
-    because = str(why_queued(paused, 99.0).because)
-    assert because.startswith("it waits for job job, which is paused at step 5/2: it is paused")
+    because = str(why_queued(paused.job, why_first(paused, 99.0)).because)
+    assert because.startswith("it waits for job job, which is paused at step 5/2: somebody has")
 
 
 def test_a_moment_differs_from_the_next_when_work_moves_and_not_when_somebody_is_born() -> None:

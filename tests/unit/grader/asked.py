@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from prometheus_client import REGISTRY
-from protocol.messages import Score
+from protocol.messages import Graded, Score
 from protocol.rewards import ModelJudge
 
 from services.grader.judge.judge import Judge
@@ -17,6 +17,11 @@ from tests.builders import a_task
 from tests.unit.grader.judge_server import ScriptedServer, settings_for, watched
 
 TASK = a_task(solution="One and one make two.")
+PERFECT = Graded(
+    value=1,
+    breakdown={"solution": 1.0, "samples": 1},
+    comments={"analysis": "I have looked."},
+)
 WELL = '{"analysis": "sound", "solution": "complete"}'
 
 

@@ -230,6 +230,19 @@ class ScriptedServer:
         return self.script.pop(0) if len(self.script) > 1 else self.script[0]
 
 
+@dataclass
+class Memory:
+    """A cache of verdicts in this process."""
+
+    verdicts: dict[str, str] = field(default_factory=dict)
+
+    async def recall(self, digest: str) -> str | None:
+        return self.verdicts.get(digest)
+
+    async def remember(self, digest: str, verdict: str) -> None:
+        self.verdicts[digest] = verdict
+
+
 def settings_for(server: ScriptedServer, **changes: Any) -> JudgeSettings:
     """Impatient settings: pauses of hundredths of a second."""
     hasty: dict[str, Any] = {

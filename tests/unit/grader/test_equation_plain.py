@@ -12,7 +12,7 @@ from protocol.rewards import Check
 
 from examples.arithmetic import authors, tasks
 from services.grader.equations import right_sums
-from services.grader.relations.judging import judge
+from services.grader.relations.judging import Judged, judge
 from services.grader.tools import Tools
 from services.grader.verifiers import equation_steps
 from tests.builders import a_task
@@ -20,6 +20,10 @@ from tests.builders import a_task
 
 def verdicts(text: str) -> list[str]:
     return [each.verdict for each in judge(text, 0, 1_000)]
+
+
+def _placed(step: Judged) -> tuple[str, int, int]:
+    return step.text, step.start, step.end
 
 
 @pytest.mark.parametrize(
@@ -130,7 +134,9 @@ def test_every_false_sum_is_wrong(left: int, right: int, error: int) -> None:
 def test_plain_sums_that_are_right_are_told_at_once(text: str) -> None:
     found = right_sums(text)
     assert found is not None
-    assert [each.text for each in judge(text, 0, 1_000)] == found
+    assert [_placed(each) for each in judge(text, 0, 1_000)] == [
+        (each.group(), *each.span()) for each in found
+    ]
 
 
 @pytest.mark.parametrize(
@@ -163,8 +169,9 @@ def test_the_pool_finds_in_plain_sums_what_the_service_finds(pieces: list[str]) 
     text = "".join(pieces)
     found = right_sums(text)
     if found is not None:
-        assert [(each.text, each.verdict) for each in judge(text, 0, 99)] == [
-            (each, "right") for each in found
+        assert verdicts(text) == ["right"] * len(found)
+        assert [_placed(each) for each in judge(text, 0, 99)] == [
+            (each.group(), *each.span()) for each in found
         ]
 
 

@@ -7,7 +7,7 @@ from protocol.messages import Graded
 from protocol.rewards import Check
 
 from services.grader.relations.judging import judge
-from services.grader.steps import steps
+from services.grader.steps import distinct, steps
 from services.grader.tools import Tools
 from services.grader.verifiers import equation_steps
 from tests.builders import a_task
@@ -217,7 +217,7 @@ def test_what_had_to_be_worked_out_is_right(text: str) -> None:
     "again", ["2+2=4", "2 + 2 = 4", "2+2=4.0", "4=2+2", "$(2)+2=4$", "2+2+0=4", "2+2=4*1", "02+2=4"]
 )
 async def test_one_step_counts_once_however_it_is_written(tools: Tools, again: str) -> None:
-    assert len(await steps(f"2+2=4; {again}", tools)) == 1
+    assert len(distinct(await steps(f"2+2=4; {again}", tools))) == 1
 
 
 @pytest.mark.anyio

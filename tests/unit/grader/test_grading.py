@@ -13,6 +13,7 @@ from protocol.messages import (
     Grade,
     Graded,
     GradedGroup,
+    Mark,
     RolloutGroup,
     Score,
     Task,
@@ -167,7 +168,14 @@ async def test_a_rollout_group_becomes_a_graded_group(tools: Tools) -> None:
     assert (graded.key, graded.group, graded.failure) == ("eval:7", group, None)
     assert [grade.accuracy for grade in graded.grades] == [1, 1, 0, 0]
     counts = {"written": 1, "right": 1, "wrong": 0, "open": 0, "required": 0}
-    assert graded.grades[0].process == Graded(value=1, breakdown=counts | {"step 1: 1+1=2": 1})
+    assert graded.grades[0] == Grade(
+        outcome=Graded(value=1, marks=(Mark(start=13, end=14, verdict="right"),)),
+        process=Graded(
+            value=1,
+            breakdown=counts | {"step 1: 1+1=2": 1},
+            marks=(Mark(start=0, end=5, verdict="right"),),
+        ),
+    )
     assert graded.grading_seconds > 0
 
 

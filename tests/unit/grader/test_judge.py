@@ -8,14 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from protocol.messages import Graded, Score, Ungradable
+from protocol.frames import decode, encode
+from protocol.messages import Grade, Graded, GradedGroup, Score, Ungradable
 from protocol.rewards import ModelJudge
 
 from services.grader.tools import Tools
 from services.grader.verifiers import model_judge
-from tests.builders import a_task
-from tests.unit.grader.asked import TASK, WELL, counted, score, verify
+from tests.builders import a_graded_group, a_task
+from tests.unit.grader.asked import PERFECT, TASK, WELL, counted, score, verify
 from tests.unit.grader.judge_server import (
+    Memory,
     ScriptedServer,
     completion,
     grades,
@@ -28,6 +30,10 @@ from tests.unit.grader.judge_server import (
 pytestmark = pytest.mark.anyio
 
 BEST, WORST = grades(), grades(right=False)
+
+
+def several_times(samples: int) -> dict[str, str]:
+    return {f"analysis {number + 1}": "I have looked." for number in range(samples)}
 
 
 async def test_levels_are_worth_what_the_rubric_says(server: ScriptedServer, tools: Tools) -> None:
@@ -95,28 +101,63 @@ async def test_samples_count_up_their_seeds_and_are_averaged(
 ) -> None:
     server.script = [BEST, BEST, BEST, WORST]
     graded = await score(server, tools, samples=4, temperature=1.0, seed=10)
-    assert graded == Graded(value=0.75, breakdown={"solution": 0.75, "samples": 4})
+    assert graded == Graded(
+        value=0.75, breakdown={"solution": 0.75, "samples": 4}, comments=several_times(4)
+    )
     assert sorted(body["seed"] for body in server.asked) == [10, 11, 12, 13]
 
 
 @pytest.mark.parametrize(
-    ("num_verdicts", "expected"),
+    ("num_verdicts", "breakdown"),
     [
-        (4, Graded(value=1, breakdown={"solution": 1.0, "samples": 4})),
-        (2, Graded(value=1, breakdown={"solution": 1.0, "samples": 2})),
-        (1, Ungradable(reason="no_verdict")),
-        (0, Ungradable(reason="no_verdict")),
+        (4, {"solution": 1.0, "samples": 4}),
+        (2, {"solution": 1.0, "samples": 2}),
+        (1, None),
+        (0, None),
     ],
 )
 async def test_half_of_the_samples_must_have_a_verdict(
-    num_verdicts: int, expected: Score, tools: Tools
+    num_verdicts: int, breakdown: dict[str, float] | None, tools: Tools
 ) -> None:
     async def behave(server: ScriptedServer, body: dict[str, Any], writer: Any) -> None:
         has_verdict = body["seed"] % 1_000_003 < num_verdicts
         await (BEST if has_verdict else says(None))(server, body, writer)
 
     async with ScriptedServer(script=[behave]) as server:
-        assert await score(server, tools, samples=4, temperature=1.0) == expected
+        graded = await score(server, tools, samples=4, temperature=1.0)
+    if breakdown is None:
+        assert graded == Ungradable(reason="no_verdict")
+    else:
+        comments = several_times(num_verdicts)
+        assert graded == Graded(value=1, breakdown=breakdown, comments=comments)
+
+
+async def test_a_judge_s_words_are_the_comments(server: ScriptedServer, tools: Tools) -> None:
+    words = "\ud800 The sum “1 + 1” is right. " * 100  # half a surrogate pair travels badly
+    said = json.dumps({"analysis": words, "solution": "complete"})
+    server.script = [says(said), says('{"analysis": " ", "solution": "complete"}')]
+    async with watched(settings_for(server)) as judge:
+        scores = [await verify(judge, tools, text) for text in ("It is 2.", "Two.")]
+    expected = {"analysis": words.replace("\ud800", "?")[:1500]}
+    assert [score.comments for score in scores if isinstance(score, Graded)] == [expected, {}]
+    graded = a_graded_group(grades=[Grade(outcome=score) for score in scores])
+    assert decode(GradedGroup, encode(graded)).grades == graded.grades
+
+
+@pytest.mark.parametrize(
+    ("analysis", "comment"), [("x" * 5000, "x" * 1500), ("short", "short"), ("é\n" * 400,) * 2]
+)
+async def test_a_remembered_verdict_has_the_same_comments(
+    analysis: str, comment: str, server: ScriptedServer, tools: Tools
+) -> None:
+    server.script = [says(json.dumps({"analysis": analysis, "solution": "complete"}))]
+    memory = Memory()
+    scores: list[Score] = []
+    for _ in range(2):
+        async with watched(settings_for(server), memory) as judge:
+            scores.append(await verify(judge, tools))
+    assert len(server.asked) == 1
+    assert scores == [PERFECT.model_copy(update={"comments": {"analysis": comment}})] * 2
 
 
 async def test_no_judge_no_score(tools: Tools) -> None:

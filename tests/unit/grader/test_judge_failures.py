@@ -10,7 +10,7 @@ import pytest
 from protocol.messages import Graded, Ungradable
 
 from services.grader.tools import Tools
-from tests.unit.grader.asked import WELL, counted, score
+from tests.unit.grader.asked import PERFECT, WELL, counted, score
 from tests.unit.grader.judge_server import (
     Behaviour,
     ScriptedServer,
@@ -52,7 +52,7 @@ async def test_what_fails_in_passing_is_tried_again(
     server.script = [failure, BEST]
     timeout_s = 0.3 if failure in LATE else 5.0
     graded = await score(server, tools, timeout_s)
-    assert graded == Graded(value=1, breakdown={"solution": 1.0, "samples": 1})
+    assert graded == PERFECT
     seeds = [body["seed"] for body in server.asked]
     assert len(seeds) == len(set(seeds)) == 2
 
@@ -136,7 +136,7 @@ async def test_a_verdict_that_was_cut_off_is_none(
 
 async def test_garbage_once_is_asked_again(server: ScriptedServer, tools: Tools) -> None:
     server.script = [says(None), says(WELL, "length"), BEST]
-    assert await score(server, tools) == Graded(value=1, breakdown={"solution": 1.0, "samples": 1})
+    assert await score(server, tools) == PERFECT
 
 
 async def test_only_a_model_that_gave_no_verdict_is_asked_with_chance(

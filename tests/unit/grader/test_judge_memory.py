@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from services.grader.sharing import Sharing
 from tests.unit.grader.judge_server import (
     CONTEXT,
     MODEL,
+    Memory,
     ScriptedServer,
     grades,
     hangs,
@@ -34,19 +35,6 @@ FORM = Form({"analysis": Text(), "verdict": Choice(("yes", "no"))})
 QUESTION = Question(({"role": "user", "content": "Is it?"},), FORM)
 IDENTITY = Identity("http://h/v1", "judge", root="/models/judge", context_tokens=CONTEXT)
 YES = {"analysis": "I have looked.", "verdict": "yes"}
-
-
-@dataclass
-class Memory:
-    """A cache in this process."""
-
-    verdicts: dict[str, str] = field(default_factory=dict)
-
-    async def recall(self, digest: str) -> str | None:
-        return self.verdicts.get(digest)
-
-    async def remember(self, digest: str, verdict: str) -> None:
-        self.verdicts[digest] = verdict
 
 
 def identity_of(server: ScriptedServer) -> Identity:
@@ -166,7 +154,7 @@ async def test_of_the_analysis_the_beginning_is_remembered(server: ScriptedServe
     async with watched(settings_for(server), memory) as judge:
         await judge.ask(QUESTION)
     [stored] = memory.verdicts.values()
-    assert json.loads(stored) == {"analysis": "\ud800é" * 250, "verdict": "no"}
+    assert json.loads(stored) == {"analysis": "\ud800é" * 750, "verdict": "no"}
     assert stored.isascii()
 
 

@@ -19,6 +19,7 @@ from services.grader.judge.rubric_files import FOLDER, load
 from services.grader.tools import Tools
 from services.grader.verifiers import model_judge
 from tests.builders import a_task
+from tests.unit.grader.asked import PERFECT
 from tests.unit.grader.judge_server import ScriptedServer, says, settings_for, watched
 
 TASK = a_task(prompt="What is 1+1?", solution="It is 2, as everybody knows.")
@@ -135,7 +136,7 @@ async def test_the_request_has_the_same_structure_whatever_a_response_says(
         for text in ("It is 2.", injection):
             asked = replace(tools, judge=judge)
             graded = await model_judge.verify(TASK, text, ModelJudge(), asked)
-            assert graded == Graded(value=1, breakdown={"solution": 1.0, "samples": 1})
+            assert graded == PERFECT
     plain, injected = server.asked
     assert plain.keys() == injected.keys()
     assert {**plain, "messages": None} == {**injected, "messages": None}

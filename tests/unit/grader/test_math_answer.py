@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from protocol.messages import Graded, Score, Ungradable
+from protocol.messages import Graded, Mark, Score, Ungradable
 from protocol.rewards import Check
 
 from services.grader.answers.comparing import compare_answers
@@ -50,7 +50,8 @@ async def test_the_fault_of_a_response_is_wrong_with_its_reason(
     tools: Tools, text: str, reason: str
 ) -> None:
     score = await math_answer.verify(a_task(answer="5"), text, CHECK, tools)
-    assert score == Graded(value=0, reason=reason)
+    assert isinstance(score, Graded)
+    assert (score.value, score.reason) == (0, reason)
 
 
 @pytest.mark.parametrize("gold", [r"\frac{", "+*", r"\frac{1}{0}"])
@@ -182,7 +183,8 @@ async def test_a_percentage_is_its_number_where_the_problem_asks_for_one(
     problem: str, value: float, tools: Tools
 ) -> None:
     decision = await decide_response(r"\boxed{10\%}", "10", tools, problem=problem)
-    assert decision.score == (Graded(value=1) if value else WRONG)
+    assert isinstance(decision.score, Graded)
+    assert decision.score.value == value
     if problem:
         task = a_task(prompt=problem, answer="10")
         assert await math_answer.verify(task, r"\boxed{10\%}", CHECK, tools) == decision.score
@@ -196,7 +198,8 @@ async def test_long_texts_are_scanned_without_stopping_the_loop(tools: Tools) ->
         before = time.monotonic()
         await asyncio.sleep(0.001)
         worst = max(worst, time.monotonic() - before)
-    assert (await scan).score == Graded(value=1)
+    marks = (Mark(start=len(text) - 2, end=len(text) - 1, verdict="right"),)
+    assert (await scan).score == Graded(value=1, marks=marks)
     assert worst < 0.2
 
 

@@ -1,0 +1,155 @@
+"""A job's metrics come from its record and its events, and so outlive its learner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from protocol.exchange import Exchange
+from protocol.messages import JobState
+from protocol.streams import REQUESTS
+
+from services.chassis.deployment import Deployment
+from services.gateway.watch.fleet import Fleet
+from services.gateway.watch.job_metrics import KEPT_JOBS, JobMetrics
+from tests.builders import a_job_record, a_request
+from tests.contract.attempts import Learner, answering
+from tests.contract.valkey_server import Server
+
+pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+EVALUATION = {"evaluation": {"samples": 2, "every": 2}}
+Series = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@pytest.fixture
+def learner(exchange: Exchange, tmp_path: Path) -> Learner:
+    return Learner(exchange, tmp_path)
+
+
+async def exported(exchange: Exchange, data_dir: Path) -> Series:
+    """What a gateway exports that starts now."""
+    environment = {
+        "WEIR_REDIS_URL": "redis://unused",
+        "WEIR_DATA_DIR": str(data_dir),
+        "WEIR_PORT": "0",
+    }
+    deployment = Deployment.from_environment(environment)
+    fleet, jobs, registry = (
+        Fleet(exchange, deployment),
+        JobMetrics(exchange, deployment),
+        CollectorRegistry(),
+    )
+    registry.register(jobs)
+    registry.register(fleet.starts)
+    await fleet.measure()
+    await jobs.follow(fleet.shown)
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+    }
+
+
+def of_job(series: Series, metric: str, **labels: str) -> float | None:
+    wanted = {"job": "job", "recipe": "small", **labels}
+    return series.get((metric, frozenset(wanted.items())))
+
+
+async def test_a_job_is_told_of_after_its_learner_has_gone_its_last_evaluation_too(
+    learner: Learner, server: Server
+) -> None:
+    await learner.submit(tables=EVALUATION, steps=4)
+    async with answering(server.url):
+        await learner.attempt()
+    record = await learner.record()
+    assert record.state is JobState.SUCCEEDED, record.error
+
+    series = await exported(learner.exchange, learner.data_dir)
+
+    assert of_job(series, "weir_job_step") == of_job(series, "weir_job_steps") == 4
+    states = {state: of_job(series, "weir_job_state", state=state) for state in JobState}
+    assert states == {state: float(state is JobState.SUCCEEDED) for state in JobState}
+    assert of_job(series, "weir_job_evaluation", name="step") == 4
+    assert of_job(series, "weir_job_evaluation", name="accuracy") == record.result["accuracy_after"]
+    assert of_job(series, "weir_job_evaluation", name="per_task") is None
+    assert of_job(series, "weir_job_metric", name="step") == 4
+    assert of_job(series, "weir_job_tokens_total") == record.result["trained_tokens"]
+    assert of_job(series, "weir_job_checkpoint_step") == 4
+    for purpose in ("train", "eval"):
+        ledger = {
+            state: of_job(series, "weir_job_groups", purpose=purpose, state=state) or 0
+            for state in ("asked", "trained", "dropped", "under_way")
+        }
+        assert ledger["asked"] == ledger["trained"] + ledger["dropped"] > 0
+        assert ledger["under_way"] == 0
+    for phase in ("wait_for_groups", "train", "publish", "evaluate"):
+        assert (of_job(series, "weir_job_phase_seconds_total", phase=phase) or 0) > 0, phase
+
+
+async def test_a_gateway_that_starts_anew_exports_the_same(
+    learner: Learner, server: Server
+) -> None:
+    await learner.submit(tables=EVALUATION, steps=4)
+    async with answering(server.url):
+        await learner.killed_at(3)
+        before = await exported(learner.exchange, learner.data_dir)
+        await learner.attempt()
+    first, second = [await exported(learner.exchange, learner.data_dir) for _ in range(2)]
+    ages = {name for name, _ in first if name.endswith("_age_seconds")}
+    assert {key: v for key, v in first.items() if key[0] not in ages} == {
+        key: v for key, v in second.items() if key[0] not in ages
+    }
+    assert of_job(first, "weir_job_attempts_total") == 2
+    fallen = [key for key, v in before.items() if key[0].endswith("_total") and first[key] < v]
+    assert fallen == []
+
+
+async def test_events_of_many_pages_are_read_before_any_is_told(
+    learner: Learner, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.gateway.watch.job_metrics._PAGE", 2)
+    await learner.submit(steps=2)
+    async with answering(server.url):
+        await learner.attempt()
+    series = await exported(learner.exchange, learner.data_dir)
+    assert of_job(series, "weir_job_steps") == 2
+    assert of_job(series, "weir_job_step") is None
+
+
+async def test_old_jobs_that_have_ended_go_and_unfinished_ones_stay(
+    exchange: Exchange, tmp_path: Path
+) -> None:
+    await exchange.submit(a_job_record("waiting", created_at=0.0))
+    for number in range(1, KEPT_JOBS + 3):
+        ended = a_job_record(f"job-{number}", created_at=number, state=JobState.CANCELLED)
+        await exchange.submit(ended)
+    series = await exported(exchange, tmp_path)
+    told = {dict(labels)["job"] for name, labels in series if name == "weir_job_state"}
+    assert told == {"waiting", *(f"job-{number}" for number in range(3, KEPT_JOBS + 3))}
+
+
+async def test_starts_are_counted_for_every_service_and_begin_at_zero(
+    exchange: Exchange, tmp_path: Path
+) -> None:
+    for service in ("rollout", "rollout", "grader"):
+        await exchange.count_start(service)
+    series = await exported(exchange, tmp_path)
+    counted = {
+        dict(labels)["service"]: value
+        for (name, labels), value in series.items()
+        if name == "weir_service_starts_total"
+    }
+    assert counted == {"gateway": 0, "learner": 0, "rollout": 2, "grader": 1}
+
+
+async def test_the_oldest_entry_of_a_stream_has_an_age(exchange: Exchange, server: Server) -> None:
+    await exchange.submit(a_job_record())
+    await exchange.begin_attempt("job")
+    assert (await exchange.backlog(REQUESTS, "job")).oldest_s == 0
+    with server.client() as client:
+        seconds, _ = client.time()
+        client.xadd(REQUESTS.key("job"), {"key": "train:0"}, id=f"{(seconds - 100) * 1000}-0")
+    await exchange.ask(a_request(number=1))
+    assert 99 < (await exchange.backlog(REQUESTS, "job")).oldest_s < 200

@@ -1,0 +1,114 @@
+"""What a job's events add up to, as its metrics tell it."""
+
+from typing import Any
+
+from protocol.messages import JobState
+
+from services.gateway.watch.story import Story
+from tests.builders import a_job_record, an_event
+
+LEDGER = {"asked": 9, "trained": 6, "under_way": 1, "dropped": {"no_signal": 2}}
+
+
+def a_story(*events: tuple[str, float, dict[str, Any] | None], **record: Any) -> Story:
+    """The story of events: id, time, and data where it is one of metrics."""
+    story = Story(a_job_record(**record), is_current=True)
+    for event_id, created_at, data in events:
+        kind = "message" if data is None else "metrics"
+        story.see(an_event(event_id, created_at=created_at, type=kind, data=data or {}))
+    return story
+
+
+def told(story: Story, name: str, *labels: str, now: float = 0.0) -> float | None:
+    found = [v for metric, of, v in story.samples(now) if (metric, of) == (name, labels)]
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def step(number: int, **data: Any) -> dict[str, Any]:
+    return {"step": number, **data}
+
+
+def test_the_last_step_is_told_number_by_number_without_what_was_not_measured() -> None:
+    story = a_story(
+        ("step:1", 10, step(1, reward=0.25, loss=0.5)),
+        ("step:2", 20, step(2, reward=0.5, loss=None, dropped_responses={"x": 1}, flag=True)),
+    )
+    assert told(story, "weir_job_metric", "reward") == 0.5
+    for name in ("loss", "dropped_responses", "flag"):
+        assert told(story, "weir_job_metric", name) is None
+    assert told(story, "weir_job_step") == 2
+
+
+def test_the_median_step_leaves_out_what_is_no_step_and_the_longest_evaluation_is_told() -> None:
+    story = a_story(
+        ("attempt:1", 0, None),
+        ("evaluation:0", 40, {"step": 0, "evaluation": {"accuracy": 0.5, "per_task": {}}}),
+        ("step:1", 100, step(1)),
+        ("step:2", 110, step(2)),
+        ("step:3", 130, step(3)),
+        ("evaluation:3", 190, {"step": 3, "evaluation": {"accuracy": 0.75}}),
+        ("step:4", 300, step(4)),
+        ("undersampled:4", 301, None),
+        ("step:5", 312, step(5)),
+    )
+    assert told(story, "weir_job_step_seconds_median") == 12  # of 10, 20 and 12
+    assert told(story, "weir_job_evaluation_seconds_max") == 60
+    assert told(story, "weir_job_evaluation", "accuracy") == 0.75
+    assert told(story, "weir_job_progress_timestamp_seconds") == 312
+
+
+def test_a_resumed_job_makes_progress_and_its_pause_is_no_step() -> None:
+    story = a_story(
+        ("step:1", 10, step(1)),
+        ("state:1:2", 5000, None),
+        ("step:2", 5010, step(2)),
+        ("step:3", 5020, step(3)),
+    )
+    assert told(story, "weir_job_step_seconds_median") == 10
+    story = a_story(("step:1", 10, step(1)), ("state:1:2", 5000, None))
+    assert told(story, "weir_job_progress_timestamp_seconds") == 5000
+
+
+def test_a_counter_never_falls_where_an_attempt_makes_steps_anew() -> None:
+    totals = {"totals": {"tokens": 100}, "phase_seconds_total": {"train": 50.0}}
+    less = {"totals": {"tokens": 90}, "phase_seconds_total": {"train": 40.0, "publish": 1.0}}
+    story = a_story(("step:5", 10, step(5, **totals)), ("step:6", 20, step(6, **less)))
+    assert told(story, "weir_job_tokens_total") == 100
+    assert told(story, "weir_job_phase_seconds_total", "train") == 50
+    assert told(story, "weir_job_phase_seconds_total", "publish") == 1
+    assert told(story, "weir_job_empty_steps_total") == 0  # born at zero
+
+
+def test_the_ledger_is_that_of_the_last_event_until_the_job_has_a_result() -> None:
+    events = [("step:1", 10.0, step(1, groups=LEDGER))]
+    story = a_story(*events)
+    assert told(story, "weir_job_groups", "train", "under_way") == 1
+    assert told(story, "weir_job_groups", "train", "dropped") == 2
+    assert told(story, "weir_job_groups_dropped", "train", "no_signal") == 2
+    final = {"groups": LEDGER | {"under_way": 0, "dropped": {"no_signal": 2, "surplus": 1}}}
+    story = a_story(*events, state=JobState.SUCCEEDED, result=final)
+    assert told(story, "weir_job_groups", "train", "under_way") == 0
+    assert told(story, "weir_job_groups_dropped", "train", "surplus") == 1
+
+
+def test_events_of_an_earlier_release_are_told_without_what_they_lack() -> None:
+    story = a_story(("step:1", 10, step(1, reward=1.0, groups=LEDGER)))
+    assert told(story, "weir_job_metric", "reward") == 1
+    assert told(story, "weir_job_phase_seconds_total", "train") is None
+
+
+def test_without_a_checkpoint_its_age_is_that_of_the_job() -> None:
+    story = a_story(started_at=100.0)
+    assert told(story, "weir_job_checkpoint_age_seconds", now=160.0) == 60
+    story.checkpoint = (3, 150.0)
+    assert told(story, "weir_job_checkpoint_age_seconds", now=160.0) == 10
+    assert told(story, "weir_job_checkpoint_step") == 3
+
+
+def test_a_story_that_is_not_read_to_its_end_tells_nothing_of_old() -> None:
+    story = a_story(("step:1", 10, step(1, reward=0.5)))
+    story.is_current = False
+    assert told(story, "weir_job_step") is None
+    assert told(story, "weir_job_metric", "reward") is None
+    assert told(story, "weir_job_steps") == 2
