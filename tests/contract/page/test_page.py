@@ -116,6 +116,28 @@ def test_a_curve_moves_while_the_job_runs_and_after_its_line_broke(
     faults[:] = [fault for fault in faults if "ERR_INTERNET_DISCONNECTED" not in fault]
 
 
+def test_a_hidden_page_gives_up_its_line_and_catches_up_when_it_is_seen(
+    page: Page, site: Site
+) -> None:
+    job_id = site.a_run("hidden", done=5)
+    with page.expect_response(re.compile("stream=true")):
+        page.goto(f"/#/jobs/{job_id}?smooth=0&curves=reward")
+    value = page.locator(".curve .value")
+    expect(value).to_be_visible()
+    show = """(hidden) => {
+        Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+        document.dispatchEvent(new Event("visibilitychange", { bubbles: true }));
+    }"""
+    with page.expect_event("requestfailed", lambda request: "stream=true" in request.url):
+        page.evaluate(show, True)
+    (event,) = story.step_events(job_id, range(6, 7), seed=6)
+    site.tell(job_id, event)
+    with page.expect_request(re.compile("stream=true")) as going_on:
+        page.evaluate(show, False)
+    assert going_on.value.headers["last-event-id"]
+    expect(value).to_have_text(f"{event.data['reward']:.3f}")
+
+
 def test_every_number_of_the_steps_can_be_chosen_smoothed_and_kept_in_a_link(
     page: Page, run: str
 ) -> None:

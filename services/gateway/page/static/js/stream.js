@@ -19,9 +19,11 @@ export async function followEvents(jobId, onEvents, { signal, live, onLine = () 
   };
   for await (const page of pages(`${JOBS}/${jobId}/events`, signal)) take(page);
   while (live && !signal.aborted) {
+    await seen();
+    const line = lineWhileSeen(signal);
     try {
       const headers = last ? { "Last-Event-ID": last } : {};
-      const reply = await request(`${JOBS}/${jobId}/events?stream=true`, { headers, signal });
+      const reply = await request(`${JOBS}/${jobId}/events?stream=true`, { headers, signal: line });
       onLine(true);
       for await (const events of batches(reply.body)) {
         take(events.filter((event) => event !== DONE));
@@ -31,12 +33,25 @@ export async function followEvents(jobId, onEvents, { signal, live, onLine = () 
       if (signal.aborted) return;
       if (error instanceof ApiError && [401, 404].includes(error.status)) throw error;
     }
+    if (document.hidden) continue;
     onLine(false);
     await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
   }
 }
 
 const DONE = Symbol("done");
+
+/** Resolves as soon as a person can see the page. */
+const seen = async () => {
+  while (document.hidden) await new Promise((see) => addEventListener("visibilitychange", see, { once: true }));
+};
+
+/** Ends a request when the page is hidden: a browser has six lines to a host, and other tabs need them. */
+function lineWhileSeen(signal) {
+  const line = new AbortController();
+  addEventListener("visibilitychange", () => line.abort(), { once: true, signal: line.signal });
+  return AbortSignal.any([signal, line.signal]);
+}
 
 /** What each chunk of a stream completes: parsed events, or DONE. */
 async function* batches(body) {
