@@ -361,6 +361,8 @@ async def _result(learning: Learning, models: Mapping[str, Path]) -> dict[str, A
 async def _first_to_end(*coroutines: Coroutine[Any, Any, None]) -> None:
     """Run side by side until one ends or raises; then stop the others."""
     tasks = {asyncio.create_task(coroutine) for coroutine in coroutines}
+    for task in tasks:  # several may fail at once, or while this is being cancelled itself
+        task.add_done_callback(_take_note)
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -371,4 +373,9 @@ async def _first_to_end(*coroutines: Coroutine[Any, Any, None]) -> None:
             for task in running:
                 task.cancel()
             await asyncio.wait(running, timeout=1.0)
-        await asyncio.gather(*tasks, return_exceptions=True)  # several may have failed at once
+
+
+def _take_note(task: asyncio.Task[None]) -> None:
+    """Retrieve a task's error, so that asyncio does not report it as one that nobody saw."""
+    if not task.cancelled():
+        task.exception()
