@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from pydantic import Field
 
-from protocol.frames import Fields, FrameError, decode, encode, pack, unpack_all
+from protocol.frames import Fields, FrameError, decode, encode, pack, unpack_all, unpack_first
 from protocol.messages import Float32Array, GradedGroup, Message
 from protocol.recipe import Purpose
 
@@ -89,13 +89,14 @@ def pack_sample(facts: SampleFacts, group: SampledGroup) -> bytes:
 def read_facts(segment: BinaryIO) -> Iterator[tuple[int, SampleFacts]]:
     """The facts of each record from where the segment stands, with the byte where it begins.
 
-    After each, ``segment.tell()`` is where it ends. A torn end is left for a later look.
+    After each, ``segment.tell()`` is where it ends. A torn end is left for a later look. The groups
+    are not read, so damage in one is found by `read_group`.
 
     Raises:
         FrameError: if the bytes are damaged.
     """
     begin = segment.tell()
-    for fields in unpack_all(segment):
+    for fields in unpack_first(segment):
         yield begin, decode(SampleFacts, fields)
         begin = segment.tell()
 

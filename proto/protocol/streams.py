@@ -17,6 +17,7 @@ learner               who takes up jobs, a hash           learner             le
 {job}:faults          who died or failed at what, a hash  rollout, grader     rollout, grader
 lives:{group}         heartbeats of workers, a hash       rollout, grader     rollout, grader
 {job}:event_ids       ids of recorded events, a set       all                 all
+starts                processes started, by service       all                 gateway
 verdicts              a judge's verdicts, a hash          grader              grader
 verdict_uses          when each was used, a sorted set    grader              grader
 verdict_bytes         how much the verdicts hold          grader              grader
@@ -71,6 +72,7 @@ WORK_STREAMS: tuple[Stream, ...] = (REQUESTS, EVAL_REQUESTS, ROLLOUTS, GRADED)
 
 ACTIVE = PREFIX + "active"
 LEARNER = PREFIX + "learner"
+STARTS = PREFIX + "starts"
 VERDICTS = PREFIX + "verdicts"
 VERDICT_USES = PREFIX + "verdict_uses"
 VERDICT_BYTES = PREFIX + "verdict_bytes"

@@ -109,6 +109,7 @@ async def _run(
         app = Observable(service, make_app(service) if make_app else None)
         async with _serving(app, deployment):
             try:
+                await exchange.count_start(name)
                 await main(service)
             except DeploymentError:
                 raise

@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from services.chassis.deployment import DeploymentError
 from services.chassis.service import Service, run_service
 from services.gateway.app import create_app
-from services.gateway.fleet import watch_forever
+from services.gateway.watch.fleet import watch_forever
 
 
 def make_app(service: Service) -> FastAPI:

@@ -24,6 +24,9 @@ from services.gateway.events import (
 from services.gateway.files import MAX_FILE_BYTES, FileShelf, StoredFile, read_upload
 from services.gateway.graders import GraderToValidate, checks_of
 from services.gateway.jobs import JobDesk, Repeat, job_object
+from services.gateway.page import routes as page
+from services.gateway.samples.reading import Samples
+from services.gateway.samples.routes import samples
 from services.gateway.submission import JobRequest
 from services.gateway.trained_model import model_file, model_files
 
@@ -37,9 +40,12 @@ def create_app(service: Service, *, max_file_bytes: int = MAX_FILE_BYTES) -> Fas
     app = FastAPI(title="Weir", description="Reinforcement learning for language models")
     shelf = FileShelf(service.deployment.files_dir, max_file_bytes)
     app.state.desk = JobDesk(service, shelf)
+    app.state.samples = Samples()
     app.include_router(files)
     app.include_router(jobs)
+    app.include_router(samples)
     app.include_router(graders)
+    page.install(app)
     errors.install(app)
     # The last one added is the first one passed.
     app.add_middleware(Bounded, max_file_bytes=max_file_bytes)

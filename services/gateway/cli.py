@@ -7,9 +7,11 @@ input was wrong or no gateway answered, 130 Ctrl-C, which leaves the job running
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +23,7 @@ from rich.table import Table
 from services.gateway.client import WeirClient, WeirError
 from services.gateway.evaluations import Result, evaluations_in, evaluations_table, gain_line
 from services.gateway.progress import LiveView, Progress, download_bar
+from services.gateway.samples.view import group_view, samples_table
 from services.gateway.stack import NoStack, find_stack, model_for
 
 _OF_OTHER_SERVICES = {
@@ -29,6 +32,7 @@ _OF_OTHER_SERVICES = {
     "data": ("services.grader.data", "check task files, and rewrite their answers as integers"),
     "compose": ("deploy.compose", "write what a machine's GPUs add to docker-compose.yml"),
 }
+_PAGE = 1000  # samples
 _WHOLE = 10_000  # columns: a narrow terminal wraps lines, and nothing is cut
 Job = dict[str, Any]
 SUCCEEDED, FAILED, BAD_INPUT, DETACHED = 0, 1, 2, 130
@@ -65,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     add("watch", _watch, "follow a job", "JOB")
     add("jobs", _jobs, "list jobs, newest first")
     add("evaluations", _evaluations, "show how a job did on held-out tasks", "JOB")
+    _add_samples(add)
     fetch = add("fetch", _fetch, "bring the model that a job has trained to this machine", "JOB")
     fetch.add_argument("folder", metavar="DIR", type=Path)
     add("pause", _asking(WeirClient.pause), "have a job write a checkpoint and rest", "JOB")
@@ -73,6 +78,18 @@ def _parser() -> argparse.ArgumentParser:
     for name, (_, text) in _OF_OTHER_SERVICES.items():
         verbs.add_parser(name, help=text)
     return parser
+
+
+def _add_samples(add: Callable[..., argparse.ArgumentParser]) -> None:
+    verb = add("samples", _samples, "show what a job's model wrote, and how it was judged", "JOB")
+    verb.add_argument("key", metavar="KEY", nargs="?", help="one group in full, such as train:17")
+    verb.add_argument("--step", type=int, metavar="N")
+    either = verb.add_mutually_exclusive_group()
+    either.add_argument("--wrong", dest="correct", action="store_false", default=None)
+    either.add_argument("--correct", dest="correct", action="store_true", default=None)
+    verb.add_argument("--text", metavar="TEXT", help="which the response holds, in any case")
+    verb.add_argument("--limit", type=int, metavar="N", default=20, help="at most so many (20)")
+    verb.add_argument("--json", action="store_true", help="one JSON object per line")
 
 
 def _become(module: str, arguments: Sequence[str]) -> NoReturn:
@@ -131,6 +148,27 @@ def _evaluations(given: argparse.Namespace) -> int:
         return SUCCEEDED
     Console(width=_WHOLE).print(evaluations_table(results))
     _show_gain(results)
+    return SUCCEEDED
+
+
+def _samples(given: argparse.Namespace) -> int:
+    with _client() as weir:
+        if given.key is not None:
+            found = [weir.sample_group(given.name, given.key)]
+        else:
+            names = ("step", "correct", "text")
+            query = {name: value for name in names if (value := getattr(given, name)) is not None}
+            pages = weir.samples(given.name, limit=min(given.limit, _PAGE), **query)
+            found = list(islice(pages, max(1, given.limit)))
+    if given.json:
+        for sample in found:
+            print(json.dumps(sample))
+    elif given.key is not None:
+        Console().print(group_view(found[0]))
+    elif found:
+        Console(width=_WHOLE).print(samples_table(found))
+    else:
+        print(f"{given.name} has no such sample")
     return SUCCEEDED
 
 

@@ -119,6 +119,23 @@ class WeirClient:
             page = self._request("GET", f"{JOBS}/{job_id}/events", params=params)
             yield from page["data"]
 
+    def samples(self, job_id: str, **query: Any) -> Iterator[Json]:
+        """A job's samples, newest first; ``query`` is that of the route, its ``limit`` of a page.
+
+        Raises:
+            WeirError: naming the part of the query that is wrong.
+        """
+        page: Json = {"has_more": True}
+        while page["has_more"]:
+            page = self._request("GET", f"{JOBS}/{quote(job_id, safe='')}/samples", params=query)
+            yield from page["data"]
+            query["after"] = page["last_id"]
+
+    def sample_group(self, job_id: str, key: str) -> Json:
+        """A group such as ``train:17``, with the text and the numbers of every token."""
+        path = f"{JOBS}/{quote(job_id, safe='')}/samples/{quote(key, safe='')}"
+        return self._request("GET", path)
+
     def events(self, job_id: str, *, after: str | None = None) -> Iterator[Json]:
         """A job's events as they happen, until it has ended; goes on by itself where a line broke.
 

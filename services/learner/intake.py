@@ -14,10 +14,14 @@ from protocol.messages import GradedGroup
 from protocol.recipe import Purpose
 from protocol.streams import GRADED
 
+from services.chassis.metrics import born_at_zero
 from services.learner.log import GroupLog, read_log, retain
 
 log = logging.getLogger(__name__)
-TAKEN_IN = Counter("weir_groups_taken_in_total", "Graded groups logged by the learner", ["purpose"])
+TAKEN_IN = born_at_zero(
+    Counter("weir_groups_taken_in_total", "Graded groups logged by the learner", ["purpose"]),
+    *Purpose,
+)
 REPEATED = Counter("weir_groups_repeated_total", "Graded groups that were in the log already")
 _CLAIM_COUNT = 64
 _CLAIM_WAIT_S = 0.5

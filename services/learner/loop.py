@@ -15,12 +15,13 @@ from protocol.recipe import Purpose, Recipe
 
 from services.learner.control import PauseRequested
 from services.learner.evaluation import evaluation_place, summarize
+from services.learner.flops import Flops
 from services.learner.lost import too_much_lost
 from services.learner.measured import Measured
 from services.learner.parts import Parts
 from services.learner.progress import Progress
 from services.learner.reconciler import Reconciler
-from services.learner.report import show_account, timed
+from services.learner.report import timed
 from services.learner.sample_facts import sampled_groups
 from services.learner.samples import GroupFacts, Sample, samples_of
 from services.learner.scoring import Scoring
@@ -42,6 +43,7 @@ class Learning:
     recipe: Recipe
     parts: Parts
     scoring: Scoring
+    flops: Flops
     replay_until: int  # steps that an earlier attempt has already made, and told of
     progress: Progress = field(default_factory=Progress)
     saved: str = ""  # the name of the newest checkpoint
@@ -107,8 +109,9 @@ class Learning:
         while not selection.is_complete:
             self.parts.control.obey()
             self.parts.feeder.admit(selection.outlook)
-            number = selection.next_number
-            selection.look(*await self._groups(Purpose.TRAIN, range(number, number + 1)))
+            number, began = selection.next_number, time.monotonic()
+            (group,) = await self._groups(Purpose.TRAIN, range(number, number + 1))
+            selection.look(group, time.monotonic() - began)
             await self._pause_if_lost(selection.to_check, f"step {self.step}")
         return selection
 
@@ -154,7 +157,7 @@ class Learning:
         result = summarize(self.step, groups)
         self.progress.note_evaluation(result)
         await self._settle(Purpose.EVAL, unselected(groups), measured.tokens)
-        await self.parts.reporter.evaluation(result)
+        await self.parts.reporter.evaluation(result, await self.account(Purpose.EVAL))
         self.stopwatch = time.monotonic()
 
     async def _measure_parity(self, groups: Sequence[GradedGroup]) -> Measured:
@@ -182,13 +185,17 @@ class Learning:
         metrics: Mapping[str, float],
         seconds: float,
     ) -> None:
-        self.progress.note_update(metrics)
+        counts = selection.counts(facts.groups_with_signal)
+        self.progress.note_update(metrics, counts)
         self._note_work(facts)
+        spent = self.parts.reporter.phase_seconds()
         data = {
             **facts.means(len(selection.kept)),
             **metrics,
-            **facts.throughput(seconds),
-            **selection.counts(),
+            **facts.throughput(seconds, self.parts.team.num_ranks),
+            **self.flops.of(facts.trained_lengths, spent.get("train", 0.0)),
+            **counts,
+            **self.progress.totals_with(spent),
             "step": self.step,
             "dropped_responses": dict(facts.dropped_responses),
             "groups": await self.account(Purpose.TRAIN),
@@ -210,7 +217,8 @@ class Learning:
     ) -> None:
         data = {
             **metrics,
-            **facts.throughput(seconds),
+            **facts.throughput(seconds, self.parts.team.num_ranks),
+            **self.progress.totals_with(self.parts.reporter.phase_seconds()),
             "pretrain_step": self.progress.pretrained,
             "groups": await self.account(Purpose.PRETRAIN),
         }
@@ -226,9 +234,7 @@ class Learning:
         }[purpose]
         under_way = await parts.exchange.under_way(self.job_id)
         there = under_way | parts.intake.keys_waiting()
-        account = self.progress.ledgers[purpose].account(asked, there)
-        show_account(purpose, account)
-        return account
+        return self.progress.ledgers[purpose].account(asked, there)
 
     def drop_leftovers(self) -> None:
         """All steps are made: what was asked for beyond them serves nobody."""

@@ -24,7 +24,7 @@ from protocol.messages import Message
 from protocol.recipe import Recipe
 from safetensors import SafetensorError
 
-from services.learner.engine import device_of_rank
+from services.learner.engine import device_of_rank, name_of_device
 from services.learner.faults import MachineFault
 from services.learner.measured import Measured
 from services.learner.models import Models
@@ -132,6 +132,7 @@ class Team:
         self._rank = Rank()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
         self.num_ranks = torch.distributed.get_world_size()
+        self.device_name = name_of_device()
         self._others = self.num_ranks > 1
         self._is_sound = True  # False while an order is carried out, and for good if that failed
 
@@ -141,15 +142,15 @@ class Team:
         await self._give(Order(do="open", folder=str(folder), critic_folder=critic, recipe=recipe))
 
     async def train(self, samples: Sequence[Sample]) -> Measured:
-        """One training step; returns its metrics."""
+        """One training step; returns what it measured."""
         return await self._give(Order(do="train", batch=pack_samples(samples)))
 
     async def pretrain(self, samples: Sequence[Sample]) -> Measured:
-        """One step of the critic alone; returns its metrics."""
+        """One step of the critic alone; returns what it measured."""
         return await self._give(Order(do="pretrain", batch=pack_samples(samples)))
 
     async def score(self, samples: Sequence[Sample], temperature: float) -> Measured:
-        """Compare the policy's log-probs with those in the samples; returns the parity metrics."""
+        """Compare the policy's log-probs with those in the samples; returns parity and tokens."""
         order = Order(do="score", batch=pack_samples(samples), temperature=temperature)
         return await self._give(order)
 

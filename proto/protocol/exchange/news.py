@@ -1,7 +1,8 @@
-"""News of a job: the versions of its policy, and its events."""
+"""News of a job, the versions of its policy and its events; and of processes that start."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import cast
 
 from protocol import streams
@@ -50,3 +51,20 @@ class News(Connection):
             for rows in cast(Rows, reply).values()
             for entry_id, fields in rows
         ]
+
+    async def events_back(
+        self, job_id: str, *, before: str | None = None, count: int = 100
+    ) -> list[tuple[str, JobEvent]]:
+        """Events recorded before the entry id ``before``, newest first, each with its entry id."""
+        latest = f"({before}" if before else "+"
+        rows = await self.reader.xrevrange(streams.EVENTS.key(job_id), max=latest, count=count)
+        return [(entry_id.decode(), decode(JobEvent, fields)) for entry_id, fields in rows]
+
+    async def count_start(self, service: str) -> None:
+        """Count a process that has started. Should the reply be lost, it may count twice."""
+        await self.run("count_start", [streams.STARTS], [service])
+
+    async def starts(self) -> dict[str, int]:
+        """How many processes of each service have ever started."""
+        stored = cast(Awaitable[dict[bytes, bytes]], self.writer.hgetall(streams.STARTS))
+        return {service.decode(): int(count) for service, count in (await stored).items()}

@@ -39,7 +39,7 @@ def test_the_evaluation_dashboard_shows_numbers_that_an_evaluation_has() -> None
     names = summarize(0, groups)
     matched: set[str] = set()
     for expression in expressions(ROOT / "deploy" / "grafana" / "evaluation.json"):
-        (selector,) = re.findall(r'^weir_evaluation\{name=~?"([^"]+)"\}$', expression)
+        (selector,) = re.findall(r'^weir_job_evaluation\{name=~?"([^"]+)"\}$', expression)
         found = {name for name in names if re.fullmatch(selector, name)}
         assert found, expression
         matched |= found

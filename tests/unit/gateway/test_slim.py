@@ -13,10 +13,12 @@ SCRIPT = """
 import importlib, pkgutil, sys
 sys.path[:0] = ["proto", "."]
 import services.gateway
-names = [module.name for module in pkgutil.iter_modules(services.gateway.__path__)]
-assert {"app", "cli", "jobs", "__main__"} <= set(names), names
+here = "services.gateway."
+names = [module.name for module in pkgutil.walk_packages(services.gateway.__path__, here)]
+expected = {"app", "cli", "jobs", "__main__", "samples.index"}
+assert {here + name for name in expected} <= set(names), names
 for name in names:
-    importlib.import_module(f"services.gateway.{name}")
+    importlib.import_module(name)
 heavy = {"torch", "vllm", "deepspeed", "ray", "transformers", "math_verify"} & set(sys.modules)
 siblings = [name for name in sys.modules if name.startswith("services.")]
 strange = [name for name in siblings if name.split(".")[1] not in {"gateway", "chassis"}]

@@ -1,0 +1,1 @@
+"""The web page that the gateway serves: jobs, curves, samples."""

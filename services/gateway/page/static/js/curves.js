@@ -1,0 +1,94 @@
+/** The curves of one or several jobs: any number of the step events, smoothed, on a log axis. */
+import uPlot from "../vendor/uplot.js";
+import { html, useMemo, useState } from "./dom.js";
+import { number, words } from "./format.js";
+import { Empty } from "./parts.js";
+import { Plot } from "./plot.js";
+import { setQuery } from "./router.js";
+import { positive, smoothed } from "./series.js";
+
+const FIRST = ["reward", "accuracy", "process", "entropy", "response_length", "clip_fraction", "staleness", "parity_max", "tokens_per_second", "loss", "grad_norm", "kl"];
+
+/** @param {{runs: {job: object, history: import("./history.js").History, line: number}[], query: object}} props */
+export function Curves({ runs, query }) {
+  const names = [...new Set(runs.flatMap(({ history }) => [...history.curves.keys()]))].sort();
+  const chosen = query.curves?.split(",") ?? FIRST.filter((name) => names.includes(name));
+  const smooth = Number(query.smooth ?? 0.6);
+  const log = query.log === "1";
+  const num = runs.reduce((total, { history }) => total + history.num, 0);
+  if (!names.length) return html`<${Empty}>No step yet: the curves begin with the first.<//>`;
+  return html`
+    <div class="bar filters">
+      <label class="field">Smoothing
+        <input type="range" min="0" max="0.98" step="0.02" value=${smooth} onInput=${(event) => setQuery({ smooth: event.target.value })} />
+        <output>${smooth.toFixed(2)}</output>
+      </label>
+      <label class="tick"><input type="checkbox" checked=${log} onChange=${(event) => setQuery({ log: event.target.checked ? 1 : null })} />Log axis</label>
+      <${Chooser} names=${names} chosen=${chosen} />
+      <span class="grow"></span>
+      <span class="soft small">Drag to zoom, double-click to see all</span>
+    </div>
+    <div class="curves">
+      ${chosen.map((name) => html`<${Curve} key=${name} name=${name} runs=${runs} num=${num} smooth=${smooth} log=${log} />`)}
+    </div>
+  `;
+}
+
+function Chooser({ names, chosen }) {
+  const toggle = (name) =>
+    setQuery({ curves: (chosen.includes(name) ? chosen.filter((one) => one !== name) : [...chosen, name]).join(",") });
+  return html`<details class="chooser">
+    <summary class="button">Curves: ${chosen.length} of ${names.length}</summary>
+    <div class="menu">
+      ${names.map((name) => html`<label class="tick"><input type="checkbox" checked=${chosen.includes(name)} onChange=${() => toggle(name)} />${words(name)}</label>`)}
+      <button onClick=${() => setQuery({ curves: null })}>The usual ones</button>
+    </div>
+  </details>`;
+}
+
+function Curve({ name, runs, num, smooth, log }) {
+  const [place, setPlace] = useState(null);
+  const ids = runs.map(({ job }) => job.id).join(",");
+  const { data, isLog } = useMemo(() => aligned(name, runs, smooth, log), [name, ids, num, smooth, log]);
+  const options = useMemo(() => (colour) => optionsFor(runs, smooth > 0, isLog, colour), [ids, smooth > 0, isLog]);
+  const shown = runs.map((run, number) => ({ ...run, value: valueAt(data, smooth > 0 ? 2 * number + 2 : number + 1, place) }));
+  const step = place === null ? null : data[0][place];
+  const label = `${words(name)}: ${shown.map(({ job, value }) => `${job.weir.recipe.name} ${number(value)}`).join(", ")}${step === null ? " at the last step" : ` at step ${step}`}`;
+  return html`<section class="panel curve">
+    <header>
+      <h2>${words(name)}</h2>
+      ${step !== null && html`<span class="soft small">step ${step}</span>`}
+      <span class="grow"></span>
+      ${shown.map(({ line, value }) => html`<span class="value line-${line}">${number(value)}</span>`)}
+    </header>
+    <${Plot} options=${options} data=${data} label=${label} sync="curves" onHover=${setPlace} />
+  </section>`;
+}
+
+/** The tables of all runs over one axis of steps: raw and smoothed, or raw alone. */
+function aligned(name, runs, smooth, log) {
+  const raw = runs.map(({ history }) => history.curve(name));
+  const isLog = log && raw.some((curve) => curve.some((value) => value > 0));
+  const tables = runs.map(({ history }, run) => {
+    const values = isLog ? positive(raw[run]) : raw[run];
+    return [history.steps, ...(smooth > 0 ? [values, smoothed(values, smooth)] : [values])];
+  });
+  return { data: tables.length > 1 ? uPlot.join(tables) : tables[0].map((column) => [...column]), isLog };
+}
+
+function optionsFor(runs, isSmooth, isLog, colour) {
+  const series = runs.flatMap(({ line }) => {
+    const stroke = colour(`--line-${line}`);
+    const bold = { stroke, width: 2, spanGaps: true };
+    const faint = { stroke, alpha: 0.25, width: 1, spanGaps: true, points: { show: false } };
+    return isSmooth ? [faint, { ...bold, points: { show: false } }] : [bold];
+  });
+  return { series: [{}, ...series], scales: { y: isLog ? { distr: 3 } : {} } };
+}
+
+/** The value at a place, or the last there is before it: another job may be at other steps. */
+function valueAt(data, row, place) {
+  const end = place ?? data[0].length - 1;
+  for (let at = end; at >= 0; at -= 1) if (data[row][at] != null) return data[row][at];
+  return null;
+}

@@ -1,0 +1,100 @@
+/** Evaluations on held-out tasks: accuracy with its interval, and each task's share of right answers. */
+import { html, useMemo, useState } from "./dom.js";
+import { number, percent } from "./format.js";
+import { Empty } from "./parts.js";
+import { Plot } from "./plot.js";
+import { href, setQuery } from "./router.js";
+
+const AT_ONCE = 100;
+
+const inOrder = (history) => [...history.evaluations.values()].sort((a, b) => a.step - b.step);
+
+export function Evaluations({ job, runs, query }) {
+  const told = runs.filter(({ history }) => history.evaluations.size);
+  if (!told.length) return html`<${Empty}>No evaluation yet.${job.weir.recipe.evaluation ? "" : " The recipe asks for none."}<//>`;
+  return html`
+    <section class="panel"><h2>Accuracy on held-out tasks, with 95 % intervals</h2><${Chart} runs=${told} /></section>
+    ${told.map(({ job: one, history }) => html`<section class="panel" key=${one.id}>
+      <h2>${runs.length > 1 ? one.weir.recipe.name : "Results"}</h2>
+      <${Results} results=${inOrder(history)} />
+    </section>`)}
+    <${Tasks} job=${job} results=${inOrder(runs[0].history)} query=${query} />
+  `;
+}
+
+function Chart({ runs }) {
+  const count = runs.reduce((total, { history }) => total + history.evaluations.size, 0);
+  const ids = runs.map(({ job }) => job.id).join();
+  const data = useMemo(() => {
+    const steps = [...new Set(runs.flatMap(({ history }) => [...history.evaluations.keys()]))].sort((a, b) => a - b);
+    const rows = runs.flatMap(({ history }) =>
+      ["accuracy", "accuracy_high", "accuracy_low"].map((name) => steps.map((step) => history.evaluations.get(step)?.[name] ?? null)),
+    );
+    return [steps, ...rows];
+  }, [count, ids]);
+  const options = useMemo(
+    () => (colour) => ({
+      series: [{}, ...runs.flatMap(({ line }) => withInterval(colour(`--line-${line}`)))],
+      bands: runs.map((_, run) => ({ series: [3 * run + 2, 3 * run + 3], fill: colour(`--band-${runs[run].line}`) })),
+      scales: { y: { range: (_, min, max) => [Math.max(0, min - 0.02), Math.min(1, max + 0.02)] } },
+    }),
+    [ids],
+  );
+  const label = runs.map(({ job, history }) => `${job.weir.recipe.name}: ${inOrder(history).map((one) => `${number(one.accuracy)} at step ${one.step}`).join(", ")}`).join("; ");
+  return html`<${Plot} options=${options} data=${data} height=${220} label=${label} />`;
+}
+
+const withInterval = (stroke) => [
+  { stroke, width: 2, points: { show: true, size: 7, fill: stroke }, spanGaps: true },
+  ...[1, 2].map(() => ({ stroke, width: 1, dash: [3, 4], points: { show: false }, spanGaps: true })),
+];
+
+function Results({ results }) {
+  const passes = [...new Set(results.flatMap((one) => Object.keys(one).filter((name) => /^pass@\d+$/.test(name) && name !== "pass@1")))];
+  passes.sort((a, b) => Number(a.slice(5)) - Number(b.slice(5)));
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="Results">
+    <table>
+      <thead><tr>${["step", "tasks", "responses", "accuracy", "95 % interval", ...passes, "process", "length", "truncated", "ungradable", "failed"].map((name) => html`<th scope="col" class="num">${name}</th>`)}</tr></thead>
+      <tbody>${results.map((one) => html`<tr key=${one.step}>
+        <th scope="row" class="num">${one.step}</th><td class="num">${number(one.tasks)}</td><td class="num">${number(one.samples)}</td>
+        <td class="num"><b>${number(one.accuracy)}</b></td><td class="num">${number(one.accuracy_low)} – ${number(one.accuracy_high)}</td>
+        ${passes.map((name) => html`<td class="num">${number(one[name])}</td>`)}
+        <td class="num">${number(one.process)}</td><td class="num">${number(one.response_length)}</td><td class="num">${percent(one.truncated)}</td>
+        <td class="num">${number(one.ungradable)}</td><td class="num">${number(one.failed)}</td>
+      </tr>`)}</tbody>
+    </table>
+  </div>`;
+}
+
+function Tasks({ job, results, query }) {
+  const [limit, setLimit] = useState(AT_ONCE);
+  const told = results.filter((one) => one.per_task);
+  if (!told.length) return null;
+  const rows = useMemo(() => taskRows(told), [told.length]);
+  const shown = rows.filter(({ task }) => !query.find || task.includes(query.find));
+  return html`<section class="panel">
+    <div class="bar"><h2>Tasks</h2><span class="soft small">by how much each has changed, the worst first</span><span class="grow"></span>
+      <label class="field">Find<input type="search" value=${query.find ?? ""} placeholder="task" onInput=${(event) => setQuery({ find: event.target.value })} /></label></div>
+    <div class="scroll" tabindex="0" role="region" aria-label="Tasks">
+      <table class="heat">
+        <thead><tr><th scope="col">task</th>${told.map((one) => html`<th scope="col" class="num">${one.step}</th>`)}<th scope="col" class="num">change</th></tr></thead>
+        <tbody>${shown.slice(0, limit).map(({ task, shares, change }) => html`<tr key=${task}>
+          <th scope="row"><a href=${href(["jobs", job.id, "samples"], { task, purpose: "eval", order: "oldest" })}>${task}</a></th>
+          ${shares.map((share) => html`<td class="num share-${share === null ? "none" : Math.round(share * 8)}">${share === null ? "–" : share.toFixed(2)}</td>`)}
+          <td class="num">${change > 0 ? "▲" : change < 0 ? "▼" : ""} ${Math.abs(change).toFixed(2)}</td>
+        </tr>`)}</tbody>
+      </table>
+    </div>
+    ${shown.length > limit && html`<p><button onClick=${() => setLimit(limit + AT_ONCE)}>More of ${shown.length} tasks</button></p>`}
+  </section>`;
+}
+
+function taskRows(results) {
+  const tasks = [...new Set(results.flatMap((one) => Object.keys(one.per_task)))];
+  const rows = tasks.map((task) => {
+    const shares = results.map(({ per_task }) => (per_task[task] ? per_task[task][0] / per_task[task][1] : null));
+    const known = shares.filter((share) => share !== null);
+    return { task, shares, change: known.at(-1) - known[0] };
+  });
+  return rows.sort((a, b) => a.change - b.change || a.task.localeCompare(b.task));
+}

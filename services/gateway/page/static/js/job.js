@@ -1,0 +1,79 @@
+/** One job, perhaps compared with others: what it does now, and its views. */
+import { html, useEffect } from "./dom.js";
+import { JOBS, get } from "./api.js";
+import { Actions } from "./actions.js";
+import { Curves } from "./curves.js";
+import { Evaluations } from "./evaluations.js";
+import { Events } from "./events.js";
+import { useHistories } from "./history.js";
+import { Flow } from "./flow.js";
+import { Failure, Status, StepBar, Tabs, isFinal } from "./parts.js";
+import { usePolled } from "./poll.js";
+import { Recipe } from "./recipe.js";
+import { href } from "./router.js";
+import { Samples } from "./samples.js";
+import { Group } from "./group.js";
+import { Why } from "./why.js";
+
+const REFRESH_S = 3;
+const VIEWS = [["curves", "Curves"], ["evaluations", "Evaluations"], ["samples", "Samples"], ["flow", "Time & flow"], ["events", "Events"], ["recipe", "Recipe"]];
+
+export function Job({ id, path, query }) {
+  const [view = "curves", key] = path;
+  const others = query.with?.split(",").filter((other) => other !== id) ?? [];
+  const { jobs, error, again } = useJobs([id, ...others]);
+  const { histories, isUp, error: broken } = useHistories(
+    jobs.map((job, place) => ({ id: job.id, live: place === 0 ? !isFinal(job) : job.status === "running" })),
+  );
+  const job = jobs[0];
+  useEffect(() => void (document.title = `${job?.weir.recipe.name ?? id} · ${view} · Weir`), [job?.id, view]);
+  if (error && !job) return html`<${Failure} error=${error} what="There is no such job." />`;
+  if (!job) return html`<p class="soft">…</p>`;
+  const runs = jobs.flatMap((one, place) => (histories.has(one.id) ? [{ job: one, history: histories.get(one.id), line: place + 1 }] : []));
+  const links = VIEWS.map(([name, text]) => [name, text, href(["jobs", id, ...(name === "curves" ? [] : [name])], { with: query.with })]);
+  return html`
+    <div class="bar head">
+      <div>
+        <h1>${job.weir.recipe.name ?? "unreadable"}</h1>
+        <span class="id">${job.id}</span>
+      </div>
+      <${Status} job=${job} />
+      <${StepBar} job=${job} />
+      <span class="grow"></span>
+      <${Actions} job=${job} onDone=${again} />
+    </div>
+    ${(error ?? broken) && html`<${Failure} error=${error ?? broken} />`}
+    ${!isUp && html`<p class="soft small" role="status">The line to the gateway broke; it is tried again.</p>`}
+    ${(job.error?.message ?? job.weir.waiting_for) && html`<p class="notice">${job.error?.message ?? job.weir.waiting_for}</p>`}
+    ${!isFinal(job) && html`<${Why} id=${id} />`}
+    ${runs.length > 1 && html`<${Legend} runs=${runs} id=${id} others=${others} query=${query} />`}
+    <${Tabs} label="Views of the job" tabs=${links} here=${view} />
+    <div class="view">${runs.length > 0 && shown(view, key, { job, runs, query, history: runs[0].history })}</div>
+  `;
+}
+
+function shown(view, key, props) {
+  if (view === "samples" && key) return html`<${Group} ...${props} id=${key} />`;
+  const views = { curves: Curves, evaluations: Evaluations, samples: Samples, flow: Flow, events: Events, recipe: Recipe };
+  const Shown = views[view] ?? Curves;
+  return html`<${Shown} ...${props} />`;
+}
+
+/** The jobs that are looked at, asked for again while any of them may change. */
+function useJobs(ids) {
+  const ask = (signal) => Promise.all(ids.map((id) => get(`${JOBS}/${encodeURIComponent(id)}`, {}, signal)));
+  const { value, error, again } = usePolled(ask, [ids.join(",")], REFRESH_S);
+  return { jobs: value ?? [], error, again };
+}
+
+const Legend = ({ runs, id, others, query }) => html`
+  <ul class="legend" aria-label="Compared jobs">
+    ${runs.map(({ job, line }) => {
+      const rest = others.filter((other) => other !== job.id).join(",");
+      return html`<li>
+        <i class="swatch line-${line}"></i><a href=${href(["jobs", job.id])}>${job.weir.recipe.name}</a><span class="id">${job.id.slice(-6)}</span>
+        ${job.id !== id && html`<a class="remove" href=${href(["jobs", id], { ...query, with: rest })} aria-label=${`Compare without ${job.id}`}>×</a>`}
+      </li>`;
+    })}
+  </ul>
+`;

@@ -1,0 +1,81 @@
+/** All jobs: what state they are in, their last numbers; several can be compared. */
+import { html, useEffect, useState } from "./dom.js";
+import { JOBS, get } from "./api.js";
+import { ago, number } from "./format.js";
+import { useLatest } from "./latest.js";
+import { Choice, Empty, Failure, Status, StepBar } from "./parts.js";
+import { usePolled } from "./poll.js";
+import { href, setQuery } from "./router.js";
+
+const REFRESH_S = 3;
+const PAGE = 20;
+export const MAX_COMPARED = 6;
+const STATES = ["queued", "running", "paused", "succeeded", "failed", "cancelled"];
+
+export function Jobs({ query }) {
+  const [limit, setLimit] = useState(PAGE);
+  const { value: list, error } = usePolled((signal) => allJobs(limit, signal), [limit], REFRESH_S);
+  const chosen = query.compare?.split(",") ?? [];
+  useEffect(() => void (document.title = "Jobs · Weir"), []);
+  const shown = list?.jobs.filter((job) => fits(job, query)) ?? [];
+  const toggle = (id) =>
+    setQuery({ compare: (chosen.includes(id) ? chosen.filter((one) => one !== id) : [...chosen, id]).join(",") });
+  return html`
+    <div class="bar">
+      <h1>Jobs</h1>
+      <span class="grow"></span>
+      <a class="button primary" href=${href(["submit"])}>Submit a job</a>
+    </div>
+    <div class="bar filters">
+      <${Choice} label="State" value=${query.state} options=${[["", "all"], ...STATES.map((name) => [name, name])]} onChange=${(state) => setQuery({ state })} />
+      <label class="field">Find<input type="search" value=${query.find ?? ""} placeholder="recipe, id, label" onInput=${(event) => setQuery({ find: event.target.value })} /></label>
+      <span class="grow"></span>
+      ${chosen.length > 1 && html`<a class="button" href=${href(["jobs", chosen[0]], { with: chosen.slice(1).join(",") })}>Compare ${chosen.length} jobs</a>`}
+      ${chosen.length === 1 && html`<span class="soft">Choose another job to compare with</span>`}
+    </div>
+    ${error && html`<${Failure} error=${error} />`}
+    ${list && !shown.length && html`<${Empty}>${list.jobs.length ? "No job is like that." : "No job yet: submit a recipe."}<//>`}
+    ${shown.length > 0 &&
+    html`<table class="jobs">
+      <thead>
+        <tr><th scope="col"><span class="hidden">Compare</span></th><th scope="col">Job</th><th scope="col">State</th><th scope="col">Steps</th><th scope="col" class="num">Reward</th><th scope="col" class="num">Accuracy</th><th scope="col" class="num">Evaluation</th><th scope="col" class="num">Begun</th></tr>
+      </thead>
+      <tbody>
+        ${shown.map((job) => html`<${Row} key=${job.id} job=${job} chosen=${chosen.includes(job.id)} full=${chosen.length >= MAX_COMPARED} onChoose=${() => toggle(job.id)} />`)}
+      </tbody>
+    </table>`}
+    ${list?.more && html`<p><button onClick=${() => setLimit(limit + PAGE)}>Older jobs</button></p>`}
+  `;
+}
+
+function Row({ job, chosen, full, onChoose }) {
+  const { metrics, evaluation } = useLatest(job);
+  const name = job.weir.recipe.name ?? "unreadable";
+  return html`
+    <tr class=${chosen ? "chosen" : ""}>
+      <td><input type="checkbox" checked=${chosen} disabled=${full && !chosen} onChange=${onChoose} aria-label=${`Compare ${name} ${job.id}`} /></td>
+      <th scope="row"><a href=${href(["jobs", job.id])}>${name}</a><span class="id">${job.id}</span>${job.weir.waiting_for && html`<span class="waiting">${job.weir.waiting_for}</span>`}${job.error && html`<span class="waiting">${job.error.message}</span>`}</th>
+      <td><${Status} job=${job} /></td>
+      <td><${StepBar} job=${job} /></td>
+      <td class="num" data-label="reward">${number(metrics?.reward)}</td>
+      <td class="num" data-label="accuracy">${number(metrics?.accuracy)}</td>
+      <td class="num" data-label="evaluation">${evaluation ? html`${number(evaluation.accuracy)}<span class="soft small"> step ${evaluation.step}</span>` : "–"}</td>
+      <td class="num soft" data-label="begun">${job.created_at ? ago(job.created_at) : "–"}</td>
+    </tr>
+  `;
+}
+
+async function allJobs(limit, signal) {
+  const jobs = [];
+  let page = { has_more: true };
+  while (page.has_more && jobs.length < limit) {
+    page = await get(JOBS, { limit: Math.min(100, limit - jobs.length), after: jobs.at(-1)?.id }, signal);
+    jobs.push(...page.data);
+  }
+  return { jobs, more: page.has_more };
+}
+
+function fits(job, { state, find }) {
+  const text = [job.id, job.weir.recipe.name, job.model, ...Object.values(job.metadata)].join(" ").toLowerCase();
+  return (!state || job.status === state) && (!find || text.includes(find.toLowerCase()));
+}

@@ -1,0 +1,23 @@
+/** Keys of a view, where nothing is being typed. */
+import { html, useEffect } from "./dom.js";
+import { Dialog } from "./parts.js";
+
+/** @param {Object<string, [string, (() => void)|null]>} keys what a key is called, and what it does */
+export function useKeys(keys) {
+  useEffect(() => {
+    const press = (event) => {
+      const isTyping = event.target.closest("input, select, textarea, dialog");
+      if (isTyping || event.ctrlKey || event.metaKey || event.altKey || !Object.hasOwn(keys, event.key)) return;
+      event.preventDefault();
+      keys[event.key][1]();
+    };
+    addEventListener("keydown", press);
+    return () => removeEventListener("keydown", press);
+  });
+}
+
+export const Keys = ({ keys, onClose }) => html`<${Dialog} label="Keys" onClose=${onClose}>
+  <h2>Keys</h2>
+  <dl class="settings">${Object.entries(keys).map(([key, [text]]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${text}</dd></div>`)}</dl>
+  <form method="dialog"><button autofocus>Close</button></form>
+<//>`;

@@ -1,0 +1,54 @@
+/** The shell: who may look, which view is open, light or dark. */
+import { html, render, useEffect, useState } from "./dom.js";
+import { Jobs } from "./jobs.js";
+import { Job } from "./job.js";
+import { KeyQuestion } from "./key.js";
+import { href, useRoute } from "./router.js";
+import { forgetKey, savedKey } from "./session.js";
+import { Submit } from "./submit.js";
+import { isDark, startTheme, toggleTheme } from "./theme.js";
+
+function View() {
+  const { path, query } = useRoute();
+  const [place, id, ...rest] = path;
+  useEffect(() => scrollTo(0, 0), [path.join("/")]);
+  if (place === "submit") return html`<${Submit} />`;
+  if (place === "jobs" && id) return html`<${Job} key=${id} id=${id} path=${rest} query=${query} />`;
+  return html`<${Jobs} query=${query} />`;
+}
+
+function ThemeButton() {
+  const [dark, setDark] = useState(isDark());
+  useEffect(() => {
+    const follow = () => setDark(isDark());
+    addEventListener("theme-changed", follow);
+    return () => removeEventListener("theme-changed", follow);
+  }, []);
+  return html`<button class="quiet" onClick=${toggleTheme} aria-label="Dark colours" aria-pressed=${dark}>
+    ${dark ? "☾" : "☀"}
+  </button>`;
+}
+
+function Shell() {
+  const [key, setKey] = useState(savedKey());
+  useEffect(() => {
+    const ask = () => setKey(null);
+    addEventListener("key-forgotten", ask);
+    return () => removeEventListener("key-forgotten", ask);
+  }, []);
+  return html`
+    <header class="top">
+      <a class="brand" href=${href([])}><img src="static/icon.svg" alt="" width="24" height="24" />Weir</a>
+      ${key && html`<nav><a href=${href([])}>Jobs</a><a href=${href(["submit"])}>Submit</a></nav>`}
+      <span class="grow"></span>
+      ${key && html`<button class="quiet" onClick=${forgetKey}>Forget key</button>`}
+      <${ThemeButton} />
+    </header>
+    <main id="view">${key ? html`<${View} />` : html`<${KeyQuestion} onKey=${setKey} />`}</main>
+  `;
+}
+
+startTheme();
+const place = document.createElement("div");
+document.body.prepend(place);
+render(html`<${Shell} />`, place);

@@ -1,0 +1,55 @@
+/** One response: its numbers, its text, what the grader said of it, and which weights wrote it. */
+import { html } from "./dom.js";
+import { number, signed, words } from "./format.js";
+import { verdictOf } from "./samples.js";
+import { MARK_SYMBOLS, Tokens, marksOf } from "./tokens.js";
+
+export function ResponseCard({ response, shading, end, chosen }) {
+  const { grade, index, spans } = response;
+  const verdict = verdictOf({ index, accuracy: grade?.outcome.kind === "graded" ? grade.outcome.value : null });
+  const parts = [["A_out", response.outcome_advantage], ["A_proc", response.process_advantage], ["A_total", response.advantage]];
+  return html`<article class="panel card ${chosen ? "chosen" : ""}" aria-label=${`Response ${index}`}>
+    <header>
+      <h3>${index}</h3>
+      <span class="verdict ${verdict.kind}"><i aria-hidden="true">${verdict.symbol}</i>${verdict.text}</span>
+      <span class="grow"></span>
+      <span class="soft small">${number(response.tokens.length)} tokens${response.finish_reason === "length" ? ", cut off" : ""}</span>
+    </header>
+    <dl class="advantages">
+      ${parts.map(([name, value]) => html`<div><dt>${name}</dt><dd class=${value > 0 ? "plus" : value < 0 ? "minus" : ""}>${signed(value)}</dd></div>`)}
+      <div><dt>reward</dt><dd>${number(response.reward)}</dd></div>
+    </dl>
+    <${Tokens} response=${response} shading=${shading} end=${end} />
+    ${grade && html`<${Score} name="outcome" score=${grade.outcome} />`}
+    ${grade?.process && html`<${Score} name="process" score=${grade.process} />`}
+    <${Marks} response=${response} />
+    <p class="soft small">${spans.map(({ version, start, end: last }) => `version ${version}: tokens ${start} to ${last}`).join("; ")}</p>
+  </article>`;
+}
+
+/** A verifier's score with its reason, its criteria, and the judge's words. */
+function Score({ name, score }) {
+  if (score.kind === "ungradable") return html`<section class="score"><h4>${name} <b>ungradable</b></h4><p class="small">${score.reason}</p></section>`;
+  const criteria = Object.entries(score.breakdown ?? {});
+  const comments = score.comments ?? {};
+  const rest = Object.entries(comments).filter(([criterion]) => !(criterion in (score.breakdown ?? {})));
+  return html`<section class="score">
+    <h4>${name} <b>${number(score.value)}</b></h4>
+    ${score.reason && html`<p class="small">${score.reason}</p>`}
+    ${(criteria.length > 0 || rest.length > 0) && html`<dl class="criteria small">
+      ${criteria.map(([criterion, value]) => html`<div><dt>${words(criterion)}</dt><dd><b>${number(value)}</b> ${comments[criterion]}</dd></div>`)}
+      ${rest.map(([criterion, comment]) => html`<div><dt>${words(criterion)}</dt><dd>${comment}</dd></div>`)}
+    </dl>`}
+  </section>`;
+}
+
+function Marks({ response }) {
+  const marks = marksOf(response);
+  if (!marks.length) return null;
+  const characters = [...response.text];
+  const counts = Object.keys(MARK_SYMBOLS).map((verdict) => [verdict, marks.filter((mark) => mark.verdict === verdict).length]);
+  return html`<details class="marks small">
+    <summary>The grader looked at ${marks.length} places: ${counts.filter(([, count]) => count).map(([verdict, count]) => `${count} ${verdict}`).join(", ")}</summary>
+    <ul>${marks.map(({ start, end, verdict, note }) => html`<li class=${verdict}><i aria-hidden="true">${MARK_SYMBOLS[verdict]}</i> <code>${characters.slice(start, end).join("")}</code> ${note || verdict}</li>`)}</ul>
+  </details>`;
+}

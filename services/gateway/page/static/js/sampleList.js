@@ -1,0 +1,47 @@
+/** The list of a job's samples under some filters: kept, so that its neighbours are known when one is open. */
+import { JOBS, get } from "./api.js";
+import { useEffect, useState } from "./dom.js";
+
+const PAGE = 100;
+export const FILTERS = ["step", "purpose", "task", "fate", "correct", "ungradable", "truncated", "zero_advantage", "text", "order"];
+
+/** The part of a view's query that filters samples. */
+export const filtersOf = (query) => Object.fromEntries(FILTERS.filter((name) => query[name]).map((name) => [name, query[name]]));
+
+let kept = { about: null };
+
+function listOf(jobId, filters) {
+  const about = JSON.stringify([jobId, filters]);
+  if (kept.about !== about) kept = { about, rows: [], summary: null, more: true, after: undefined, loading: null };
+  return kept;
+}
+
+/** Ask for the next page of a list, once at a time. */
+function loadMore(list, jobId, filters) {
+  list.loading ??= get(`${JOBS}/${jobId}/samples`, { ...filters, limit: PAGE, after: list.after })
+    .then((page) => {
+      list.rows.push(...page.data);
+      Object.assign(list, { summary: page.summary, more: page.has_more, after: page.last_id, error: null });
+    })
+    .catch((error) => Object.assign(list, { error, more: false }))
+    .finally(() => (list.loading = null));
+  return list.loading;
+}
+
+/** @returns {{rows: object[], summary: object|null, more: boolean, error: Error|null, next: () => Promise<void>, again: () => void}} */
+export function useSampleList(jobId, filters) {
+  const [, redraw] = useState(0);
+  const list = listOf(jobId, filters);
+  const load = () => loadMore(list, jobId, filters).then(() => redraw((count) => count + 1));
+  useEffect(() => {
+    if (!list.rows.length && list.more) load();
+  }, [list]);
+  const again = () => {
+    kept = { about: null };
+    redraw((count) => count + 1);
+  };
+  return { ...list, next: load, again };
+}
+
+/** The groups of a list in its order, each once. */
+export const groupsOf = (rows) => [...new Set(rows.map(({ key }) => key))];

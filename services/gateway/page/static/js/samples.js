@@ -1,0 +1,95 @@
+/** A job's samples: what was asked, answered, graded; filtered and ordered. */
+import { html, useEffect, useState } from "./dom.js";
+import { number, percent, signed, words } from "./format.js";
+import { Choice, Empty, Failure } from "./parts.js";
+import { href, setQuery } from "./router.js";
+import { filtersOf, groupsOf, useSampleList } from "./sampleList.js";
+import { Timeline } from "./timeline.js";
+
+const TYPING_MS = 300;
+const ORDERS = [["", "newest first"], ["oldest", "oldest first"], ["wrong", "most wrong"], ["rewarded", "most rewarded"], ["surprising", "most surprising"], ["parity", "largest parity gap"]];
+const YES_NO = [["", "any"], ["true", "yes"], ["false", "no"]];
+
+export function Samples({ job, query }) {
+  const filters = filtersOf(query);
+  const { rows, summary, more, error, next, again } = useSampleList(job.id, filters);
+  return html`
+    <${Filters} query=${query} summary=${summary} onAgain=${again} />
+    ${summary && html`<p class="soft small">${number(summary.groups)} groups, ${number(summary.responses)} responses${summary.groups > 0 && ` of steps ${summary.first_step} to ${summary.last_step}`} are kept${fates(summary)}.</p>`}
+    ${error && html`<${Failure} error=${error} what="This gateway does not show samples, or the job has kept none." />`}
+    ${summary && !rows.length && html`<${Empty}>No sample is like that.<//>`}
+    ${filters.task && rows.length > 0 && html`<${Timeline} job=${job} task=${filters.task} rows=${rows} query=${query} />`}
+    ${rows.length > 0 && html`<${List} job=${job} rows=${rows} query=${query} />`}
+    ${more && rows.length > 0 && html`<p><button onClick=${next}>More</button> <span class="soft">${rows.length} are shown, of ${groupsOf(rows).length} groups</span></p>`}
+  `;
+}
+
+const fates = ({ fates }) => {
+  const dropped = Object.entries(fates ?? {}).filter(([fate]) => fate !== "used");
+  return dropped.length ? `; dropped: ${dropped.map(([fate, count]) => `${words(fate)} ${number(count)}`).join(", ")}` : "";
+};
+
+function Filters({ query, summary, onAgain }) {
+  const named = (counts) => [["", "any"], ...Object.keys(counts ?? {}).map((name) => [name, words(name)])];
+  const choose = (name) => (value) => setQuery({ [name]: value });
+  return html`<form class="bar filters" onSubmit=${(event) => event.preventDefault()}>
+    <${Choice} label="Order" value=${query.order} options=${ORDERS} onChange=${choose("order")} />
+    <${Typed} label="Text" name="text" query=${query} />
+    <${Typed} label="Step" name="step" query=${query} type="number" />
+    <${Typed} label="Task" name="task" query=${query} />
+    <${Choice} label="Purpose" value=${query.purpose} options=${named(summary?.purposes)} onChange=${choose("purpose")} />
+    <${Choice} label="Fate" value=${query.fate} options=${named(summary?.fates)} onChange=${choose("fate")} />
+    ${["correct", "ungradable", "truncated", "zero_advantage"].map((name) => html`<${Choice} label=${words(name)} value=${query[name]} options=${YES_NO} onChange=${choose(name)} />`)}
+    <button type="button" class="quiet" onClick=${onAgain}>Look again</button>
+  </form>`;
+}
+
+/** A field that filters when the typing rests. */
+function Typed({ label, name, query, type = "search" }) {
+  const [text, setText] = useState(query[name] ?? "");
+  useEffect(() => setText(query[name] ?? ""), [query[name]]);
+  useEffect(() => {
+    if (text === (query[name] ?? "")) return undefined;
+    const timer = setTimeout(() => setQuery({ [name]: text }), TYPING_MS);
+    return () => clearTimeout(timer);
+  }, [text]);
+  return html`<label class="field">${label}<input type=${type} min="0" size="8" value=${text} onInput=${(event) => setText(event.target.value)} /></label>`;
+}
+
+const COLUMNS = ["step", "task", "outcome", "process", "reward", "advantage", "length", "surprise", "parity gap"];
+
+function List({ job, rows, query }) {
+  const link = (row) => href(["jobs", job.id, "samples", row.key], { ...filtersOf(query), colour: query.colour, with: query.with, response: row.index });
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="Samples">
+    <table class="samples">
+      <thead><tr><th scope="col">sample</th>${COLUMNS.map((name, place) => html`<th scope="col" class=${place > 2 || place === 0 ? "num" : ""}>${name}</th>`)}</tr></thead>
+      <tbody>${rows.map((row, place) => html`<tr key=${row.id} class=${rows[place - 1]?.key === row.key ? "same" : ""}>
+        <th scope="row"><a href=${link(row)}>${row.key}${row.index !== null && html`<span class="soft"> / ${row.index}</span>`}</a></th>
+        <td class="num">${row.step}</td>
+        <td class="task">${row.task_id}</td>
+        <td><${Outcome} row=${row} /></td>
+        <td class="num">${number(row.process)}</td>
+        <td class="num">${number(row.reward)}</td>
+        <td class="num">${signed(row.advantage)}</td>
+        <td class="num">${number(row.length)}</td>
+        <td class="num">${number(row.surprise)}</td>
+        <td class="num">${number(row.parity_gap)}</td>
+      </tr>`)}</tbody>
+    </table>
+  </div>`;
+}
+
+/** How a response came out, in a symbol and a word, and what became of its group if it was dropped. */
+function Outcome({ row }) {
+  const verdict = verdictOf(row);
+  return html`<span class="verdict ${verdict.kind}"><i aria-hidden="true">${verdict.symbol}</i>${verdict.text}</span>
+    ${row.truncated && html`<span class="chip">truncated</span>`}${row.fate !== "used" && html`<span class="chip">${words(row.fate)}</span>`}`;
+}
+
+export function verdictOf({ failure, accuracy, index }) {
+  if (failure || index === null) return { kind: "unknown", symbol: "!", text: "failed" };
+  if (accuracy === null || accuracy === undefined) return { kind: "unknown", symbol: "?", text: "ungradable" };
+  if (accuracy === 1) return { kind: "right", symbol: "✓", text: "right" };
+  if (accuracy === 0) return { kind: "wrong", symbol: "✗", text: "wrong" };
+  return { kind: "partly", symbol: "◐", text: percent(accuracy) };
+}

@@ -1,0 +1,56 @@
+/** Server-sent events by `fetch`: an EventSource cannot carry the key. */
+import { ApiError, JOBS, pages, request } from "./api.js";
+
+const PAUSE_MS = 1000;
+
+/**
+ * All events of a job: those until now page by page, then as they happen until it has ended.
+ * A line that breaks goes on after the last event that came.
+ * @param {string} jobId
+ * @param {(events: object[]) => void} onEvents
+ * @param {{signal: AbortSignal, live: boolean, onLine?: (up: boolean) => void}} options
+ */
+export async function followEvents(jobId, onEvents, { signal, live, onLine = () => {} }) {
+  let last;
+  const take = (events) => {
+    if (!events.length) return;
+    last = events.at(-1).id;
+    onEvents(events);
+  };
+  for await (const page of pages(`${JOBS}/${jobId}/events`, signal)) take(page);
+  while (live && !signal.aborted) {
+    try {
+      const headers = last ? { "Last-Event-ID": last } : {};
+      const reply = await request(`${JOBS}/${jobId}/events?stream=true`, { headers, signal });
+      onLine(true);
+      for await (const events of batches(reply.body)) {
+        take(events.filter((event) => event !== DONE));
+        if (events.includes(DONE)) return;
+      }
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error instanceof ApiError && [401, 404].includes(error.status)) throw error;
+    }
+    onLine(false);
+    await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
+  }
+}
+
+const DONE = Symbol("done");
+
+/** What each chunk of a stream completes: parsed events, or DONE. */
+async function* batches(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (let { done, value } = await reader.read(); !done; { done, value } = await reader.read()) {
+    const blocks = (rest + value).split("\n\n");
+    rest = blocks.pop();
+    yield blocks.flatMap(parse);
+  }
+}
+
+function parse(block) {
+  const data = block.split("\n").find((line) => line.startsWith("data: "))?.slice(6);
+  if (data === undefined) return []; // a sign of life
+  return [data === "[DONE]" ? DONE : JSON.parse(data)];
+}

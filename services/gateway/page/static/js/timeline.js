@@ -1,0 +1,30 @@
+/** One task's answers over the steps: a column for each time that it was asked. */
+import { html } from "./dom.js";
+import { number } from "./format.js";
+import { href } from "./router.js";
+import { filtersOf, groupsOf } from "./sampleList.js";
+import { verdictOf } from "./samples.js";
+
+export function Timeline({ job, task, rows, query }) {
+  const groups = groupsOf(rows).map((key) => rows.filter((row) => row.key === key));
+  groups.sort(([a], [b]) => a.step - b.step);
+  return html`<section class="panel">
+    <h2>${task} <span class="soft small">its answers, step by step</span></h2>
+    <ol class="timeline">
+      ${groups.map((group) => {
+        const [{ key, step, purpose }] = group;
+        const right = group.filter(({ accuracy }) => accuracy === 1).length;
+        const label = `${purpose} at step ${step}: ${right} of ${group.length} right, mean reward ${number(mean(group.map(({ reward }) => reward)))}`;
+        return html`<li key=${key}><a href=${href(["jobs", job.id, "samples", key], filtersOf(query))} aria-label=${label} title=${label}>
+          <span class="column" aria-hidden="true">${group.map((row) => html`<i class=${verdictOf(row).kind}>${verdictOf(row).symbol}</i>`)}</span>
+          <span class="small soft">${step}</span>
+        </a></li>`;
+      })}
+    </ol>
+  </section>`;
+}
+
+const mean = (values) => {
+  const known = values.filter((value) => value !== null);
+  return known.length ? known.reduce((total, value) => total + value, 0) / known.length : null;
+};

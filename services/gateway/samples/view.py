@@ -1,0 +1,103 @@
+"""What a terminal shows of samples: a table of many, one group in full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+Json = Mapping[str, Any]
+_STYLES = {"right": "green", "wrong": "red", "unknown": "yellow"}
+_NUMBERS = {
+    "accuracy": "{:.2f}",
+    "process": "{:.2f}",
+    "reward": "{:.3f}",
+    "advantage": "{:+.3f}",
+    "surprise": "{:.3f}",
+    "length": "{:,}",
+}
+# What moves the cursor, turns the line around or starts an escape sequence; one character for one,
+# so that marks stay in their places.
+_VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
+_VISIBLE |= {127: 0x2421} | {code: 0xFFFD for code in range(128, 160)}
+_VISIBLE |= {
+    code: 0xFFFD for code in (0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+}
+
+
+def samples_table(samples: Iterable[Json]) -> Table:
+    """One row per response."""
+    table = Table("sample", "step", "task", "fate", box=None, pad_edge=False)
+    for name in (*_NUMBERS, ""):
+        table.add_column(name, justify="right")
+    for sample in samples:
+        table.add_row(
+            sample["id"],
+            str(sample["step"]),
+            _text(sample["task_id"]),
+            _text(sample["failure"] or sample["fate"]),
+            *(_number(sample[name], form) for name, form in _NUMBERS.items()),
+            "truncated" if sample["truncated"] else "",
+        )
+    return table
+
+
+def group_view(group: Json) -> Group:
+    """A group's task, and its responses one below the other."""
+    return Group(*_parts(group))
+
+
+def _parts(group: Json) -> Iterator[RenderableType]:
+    yield _text(f"{group['id']}, step {group['step']}: {group['failure'] or group['fate']}")
+    if group["task"] is None:
+        return
+    yield _text(f"task {group['task']['id']}, answer {group['task']['answer']}")
+    yield _text(group["prompt"] or _conversation(group["task"]["messages"]))
+    for response in group["responses"]:
+        yield from _response(response)
+
+
+def _response(response: Json) -> Iterator[RenderableType]:
+    scores = {name: score for name, score in response["grade"].items() if score is not None}
+    parts = [f"{name} {_number(score.get('value'), '{:.2f}')}" for name, score in scores.items()]
+    parts += [
+        f"{name} {_number(response[name], _NUMBERS[name])}" for name in ("reward", "advantage")
+    ]
+    parts += [f"{len(response['tokens']):,} tokens", response["finish_reason"]]
+    yield Rule(_text(f"response {response['index']}: {', '.join(parts)}"), align="left")
+    text = _text(response["text"])
+    for score in scores.values():
+        for mark in score.get("marks", ()):
+            text.stylize(_STYLES[mark["verdict"]], mark["start"], mark["end"])
+    yield text
+    for name, score in scores.items():
+        yield from _remarks(name, score, response["text"])
+
+
+def _remarks(name: str, score: Json, text: str) -> Iterator[Text]:
+    """Why a score is what it is, in the words of whoever gave it."""
+    if score["reason"]:
+        yield _text(f"{name}: {score['reason']}", "italic")
+    for mark in score.get("marks", ()):
+        note = f" ({mark['note']})" if mark["note"] else ""
+        place = text[mark["start"] : mark["end"]]
+        yield _text(f"{name}: {mark['verdict']}: {place}{note}", _STYLES[mark["verdict"]])
+    for criterion, comment in score.get("comments", {}).items():
+        yield _text(f"{name}: {criterion}: {comment}", "italic")
+
+
+def _conversation(messages: Iterable[Json] | None) -> str:
+    return "\n".join(f"{message['role']}: {message['content']}" for message in messages or ())
+
+
+def _text(raw: str, style: str = "") -> Text:
+    """Text as it is, but for what a terminal would obey."""
+    return Text(raw.translate(_VISIBLE), style)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

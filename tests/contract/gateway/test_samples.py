@@ -1,0 +1,129 @@
+"""Samples over REST and by the command; the test plays the learner and writes the store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from services.gateway.cli import main
+from services.gateway.client import WeirClient
+from tests.contract.gateway.command import know
+from tests.contract.gateway.stack import JOBS, KEY, Stack, a_job, assert_refused
+from tests.sample_stores import record, response_facts, sample_facts, write_segment
+
+pytestmark = pytest.mark.redis
+
+
+@pytest.fixture(scope="module")
+def job_id(stack: Stack) -> str:
+    """A job with six groups, of a right and a wrong response each."""
+    with stack.http() as http:
+        job_id = a_job(http)["id"]
+    folder = stack.data_dir / "jobs" / job_id / "samples"
+    wrong = response_facts(accuracy=0.0, reward=0.0, advantage=-0.5)
+    for number in range(6):
+        facts = sample_facts(number, response_facts(), wrong, step=number // 2)
+        texts = [f"It is {number}.", "No \x1b[31midea"]
+        write_segment(folder, f"000001-{number // 3:06d}", record(facts, texts))
+    return job_id
+
+
+def test_a_job_that_has_no_store_yet_has_no_samples(http: httpx.Client) -> None:
+    url = f"{JOBS}/{a_job(http)['id']}/samples"
+    answer = http.get(url).json()
+    assert (answer["object"], answer["data"], answer["has_more"]) == ("list", [], False)
+    assert answer["summary"]["groups"] == 0
+    assert_refused(http.get(f"{url}/train:0"), 404, "id")
+
+
+def test_samples_are_filtered_ordered_and_paged(http: httpx.Client, job_id: str) -> None:
+    query = {"correct": "true", "order": "oldest", "limit": 4}
+    first = http.get(f"{JOBS}/{job_id}/samples", params=query).json()
+    assert [sample["id"] for sample in first["data"]] == [f"train:{n}/0" for n in range(4)]
+    assert (first["first_id"], first["has_more"]) == ("train:0/0", True)
+    assert (first["summary"]["groups"], first["summary"]["responses"]) == (6, 12)
+    rest = http.get(f"{JOBS}/{job_id}/samples", params={**query, "after": first["last_id"]}).json()
+    assert [sample["id"] for sample in rest["data"]] == ["train:4/0", "train:5/0"]
+    assert not rest["has_more"]
+
+
+def test_a_group_is_shown_with_its_responses(http: httpx.Client, job_id: str) -> None:
+    answer = http.get(f"{JOBS}/{job_id}/samples/train:3").json()
+    assert (answer["id"], answer["step"], answer["task"]["id"]) == ("train:3", 1, "task-3")
+    assert [response["text"] for response in answer["responses"]] == [
+        "It is 3.",
+        "No \x1b[31midea",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("step", "-1"),
+        ("step", "two"),
+        ("purpose", "fun"),
+        ("correct", "perhaps"),
+        ("order", "best"),
+        ("after", "train:0/0"),
+        ("limit", "0"),
+        ("limit", "1001"),
+        ("text", ""),
+        ("colour", "red"),
+    ],
+)
+def test_a_query_that_makes_no_sense_is_refused_by_the_name_of_its_part(
+    http: httpx.Client, job_id: str, name: str, value: str
+) -> None:
+    assert_refused(http.get(f"{JOBS}/{job_id}/samples", params={name: value}), 400, name)
+
+
+def test_samples_of_a_job_that_does_not_exist_are_not_found(
+    stack: Stack, http: httpx.Client, job_id: str
+) -> None:
+    for name in ("ftjob-absent", f"..%2Fjobs%2F{job_id}", "%2E%2E"):
+        for path in (f"{JOBS}/{name}/samples", f"{JOBS}/{name}/samples/train:0"):
+            assert http.get(path).status_code == 404, path
+    for key in ("train:99", "nothing", "..%2Ftokenizer.json"):
+        assert http.get(f"{JOBS}/{job_id}/samples/{key}").status_code == 404, key
+    with stack.http(key=None) as stranger:
+        assert stranger.get(f"{JOBS}/{job_id}/samples").status_code == 401
+
+
+def test_the_client_reads_page_after_page(stack: Stack, job_id: str) -> None:
+    with WeirClient(stack.url, KEY) as client:
+        found = list(client.samples(job_id, limit=5, order="oldest"))
+    assert [sample["id"] for sample in found] == [
+        f"train:{n}/{i}" for n in range(6) for i in (0, 1)
+    ]
+
+
+def test_the_command_lists_samples_and_shows_a_group(
+    stack: Stack,
+    job_id: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    know(tmp_path, stack.url)
+    monkeypatch.chdir(tmp_path)
+    for name in ("WEIR_URL", "WEIR_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def printed(*arguments: str) -> list[str]:
+        assert main(["samples", job_id, *arguments]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    listed = [line.split()[0] for line in printed("--step", "1", "--wrong")]
+    assert listed == ["sample", "train:3/1", "train:2/1"]
+    found = [json.loads(line) for line in printed("--json", "--limit", "2", "--text", "IT IS")]
+    assert [sample["id"] for sample in found] == ["train:5/0", "train:4/0"]
+    assert {"It is 4.", "No ␛[31midea"} < set(printed("train:4"))
+    (group,) = printed("train:4", "--json")
+    assert json.loads(group)["responses"][0]["text"] == "It is 4."
+    assert printed("--text", "absent") == [f"{job_id} has no such sample"]
+    assert printed("--text", "absent", "--json") == []
+    assert main(["samples", job_id, "--limit", "0"]) == 2
+    assert "limit: " in capsys.readouterr().err

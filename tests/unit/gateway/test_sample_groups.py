@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+from services.gateway.samples.catalog import catalog_of
+from services.gateway.samples.group import group_json
+from services.gateway.samples.pieces import text_pieces, tokenizer_of
+from tests.builders import a_graded_group, a_group, a_request, a_task
+from tests.sample_stores import failed_facts, response_facts, sample_facts, sampled_group
+
+END = "<end>"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """One token per byte, and one each for " wor" and "<end>"."""
+    alphabet = sorted(ByteLevel.alphabet())
+    merges = [("Ġ", "w"), ("Ġw", "o"), ("Ġwo", "r")]
+    names = [*alphabet, *("".join(pair) for pair in merges)]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    made = Tokenizer(BPE(vocab=vocabulary, merges=merges))
+    made.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = ByteLevelDecoder()
+    made.add_special_tokens([END])
+    return made
+
+
+def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text).ids
+
+
+def test_pieces_are_the_texts_of_the_tokens(tokenizer: Tokenizer) -> None:
+    text = "Hi world"
+    pieces = text_pieces(tokenizer, ids_of(tokenizer, text), text)
+    assert pieces == ["H", "i", " wor", "l", "d"]
+
+
+def test_a_character_of_several_tokens_is_the_piece_of_the_last_one(tokenizer: Tokenizer) -> None:
+    text = "a😀é!"
+    pieces = text_pieces(tokenizer, ids_of(tokenizer, text), text)
+    assert pieces == ["a", "", "", "", "😀", "", "é", "!"]
+
+
+def test_a_special_token_that_is_not_in_the_text_has_no_piece(tokenizer: Tokenizer) -> None:
+    ids = ids_of(tokenizer, f"a{END}b{END}")
+    assert text_pieces(tokenizer, ids, "ab") == ["a", "", "b", ""]
+
+
+def test_what_an_unfinished_character_shows_as_belongs_to_the_last_token(
+    tokenizer: Tokenizer,
+) -> None:
+    ids = ids_of(tokenizer, "ok😀")[:-1]
+    text = tokenizer.decode(ids)
+    assert text == "ok\ufffd"
+    assert text_pieces(tokenizer, ids, text) == ["o", "k", "", "", "\ufffd"]
+
+
+def test_bytes_that_are_no_text_still_make_up_the_text(tokenizer: Tokenizer) -> None:
+    half = ids_of(tokenizer, "😀")[:2]
+    for ids in (half * 3, [*half, *ids_of(tokenizer, "x")], [*half * 400, half[0]]):
+        text = tokenizer.decode(ids)
+        pieces = text_pieces(tokenizer, ids, text)
+        assert ("".join(pieces), len(pieces)) == (text, len(ids))
+
+
+@pytest.mark.parametrize("text", ["another text", "Hi worlds apart", ""])
+def test_where_tokens_do_not_make_up_the_text_it_is_the_first_piece(
+    tokenizer: Tokenizer, text: str
+) -> None:
+    ids = ids_of(tokenizer, "Hi there")
+    expected = [text, *[""] * (len(ids) - 1)]
+    assert text_pieces(None, ids, text) == expected
+    if not text.startswith("Hi there"):
+        assert text_pieces(tokenizer, ids, text) == expected
+
+
+def test_no_tokens_have_no_pieces(tokenizer: Tokenizer) -> None:
+    assert text_pieces(tokenizer, [], "") == text_pieces(None, [], "") == []
+
+
+def test_a_store_may_have_no_tokenizer_or_one_that_cannot_be_read(
+    tmp_path: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert tokenizer_of(tmp_path) is None
+    (tmp_path / "tokenizer.json").write_text("{")
+    assert tokenizer_of(tmp_path) is tokenizer_of(tmp_path) is None
+    assert len(caplog.records) == 1
+    (tmp_path / "good").mkdir()
+    tokenizer.save(str(tmp_path / "good" / "tokenizer.json"))
+    found = tokenizer_of(tmp_path / "good")
+    assert found is not None
+    assert found is tokenizer_of(tmp_path / "good")
+
+
+def shown(facts: Any, tokenizer: Tokenizer | None = None, **changes: Any) -> dict[str, Any]:
+    (group,) = catalog_of("segment", [(0, facts)]).groups
+    return json.loads(group_json(group, sampled_group(facts, **changes), tokenizer))
+
+
+def test_a_group_is_shown_with_every_number_of_every_token(tokenizer: Tokenizer) -> None:
+    texts = ["2😀", "no"]
+    ids = [ids_of(tokenizer, text) for text in texts]
+    prompt = ids_of(tokenizer, f"1+1={END}")
+    group = a_group(
+        a_request(number=3, task=a_task(metadata={"level": 2})),
+        [len(each) for each in ids],
+        texts=texts,
+        token_ids=[*ids[0], *ids[1]],
+        prompt_ids=prompt,
+        behavior_logprobs=-np.arange(7) / 8,
+    )
+    facts = sample_facts(3, step=2, fate="used")
+    answer = shown(
+        facts,
+        tokenizer,
+        graded=a_graded_group(group, [1.0, 0.0]),
+        rewards=[1.0, 0.1],
+        advantages=[0.5, math.nan],
+        logprobs=[math.nan, 0, -1, -2, -3, -0.1, -4],
+        entropies=[],
+    )
+    first, second = answer.pop("responses")
+    assert answer == {
+        "id": "train:3",
+        "object": "fine_tuning.job.sample_group",
+        "purpose": "train",
+        "number": 3,
+        "step": 2,
+        "attempt": 1,
+        "fate": "used",
+        "failure": None,
+        "created_at": 1_800_000_003.0,
+        "task": a_task(metadata={"level": 2}).model_dump(mode="json"),
+        "prompt": f"1+1={END}",
+        "grading_seconds": 0.1,
+        "sampling_seconds": 0.5,
+    }
+    graded = {"kind": "graded", "reason": None, "breakdown": {}, "marks": [], "comments": {}}
+    assert first == {
+        "index": 0,
+        "text": "2😀",
+        "finish_reason": "stop",
+        "spans": [{"attempt": 1, "version": 0, "start": 0, "end": 5}],
+        "grade": {"outcome": {**graded, "value": 1.0}, "process": None},
+        "reward": 1.0,
+        "advantage": 0.5,
+        "outcome_advantage": None,
+        "process_advantage": None,
+        "tokens": ["2", "", "", "", "😀"],
+        "behavior_logprobs": [0, -0.125, -0.25, -0.375, -0.5],
+        "logprobs": [None, 0, -1, -2, -3],
+        "entropies": None,
+        "token_advantages": None,
+    }
+    assert second["reward"] == 0.1
+    assert second["advantage"] is None
+    assert second["logprobs"] == [-0.1, -4]
+    assert second["tokens"] == ["n", "o"]
+
+
+def test_without_a_tokenizer_the_prompt_is_that_of_the_task() -> None:
+    answer = shown(sample_facts(0, response_facts()))
+    assert answer["prompt"] == answer["task"]["prompt"] == "1+1="
+    assert answer["responses"][0]["tokens"] == ["response 0", ""]
+
+
+def test_a_group_that_failed_says_why_and_has_no_responses() -> None:
+    answer = shown(failed_facts(4))
+    assert (answer["failure"], answer["task"], answer["prompt"]) == ("four deaths", None, None)
+    assert answer["responses"] == []

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.gateway.errors import Problem
+from services.gateway.samples import reading
+from services.gateway.samples.reading import SampleQuery, Samples
+from tests.sample_stores import failed_facts, record, response_facts, sample_facts, write_segment
+
+RIGHT, WRONG = response_facts(), response_facts(accuracy=0.0, reward=0.0, advantage=-0.5)
+PARTLY = response_facts(accuracy=0.5, advantage=0.0, truncated=True)
+UNGRADABLE = response_facts(accuracy=None, reward=None, advantage=None)
+
+
+def page(job_dir: Path, **query: Any) -> dict[str, Any]:
+    return json.loads(asyncio.run(Samples().page(job_dir, SampleQuery(**query))))
+
+
+def listed(job_dir: Path, **query: Any) -> list[str]:
+    return [sample["id"] for sample in page(job_dir, **query)["data"]]
+
+
+def write(job_dir: Path, *records: bytes, segment: str = "000001-000000") -> Path:
+    return write_segment(job_dir / "samples", segment, *records)
+
+
+@pytest.fixture
+def job_dir(tmp_path: Path) -> Path:
+    write(
+        tmp_path,
+        record(sample_facts(0, RIGHT, WRONG)),
+        record(sample_facts(1, PARTLY, UNGRADABLE, task_id="other", fate="no_signal")),
+        record(sample_facts(0, RIGHT, purpose="eval", step=1)),
+        record(failed_facts(2)),
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({}, ["train:0/0", "train:0/1", "train:1/0", "train:1/1", "eval:0/0", "train:2"]),
+        ({"step": 1}, ["train:1/0", "train:1/1", "eval:0/0"]),
+        ({"step": 9}, []),
+        ({"purpose": "eval"}, ["eval:0/0"]),
+        ({"purpose": "pretrain"}, []),
+        ({"task": "other"}, ["train:1/0", "train:1/1"]),
+        ({"task": ""}, ["train:2"]),
+        ({"key": "train:2"}, ["train:2"]),
+        ({"fate": "failed"}, ["train:2"]),
+        ({"fate": "used", "step": 0}, ["train:0/0", "train:0/1"]),
+        ({"correct": True}, ["train:0/0", "eval:0/0"]),
+        ({"correct": False}, ["train:0/1", "train:1/0"]),
+        ({"ungradable": True}, ["train:1/1"]),
+        ({"ungradable": False}, ["train:0/0", "train:0/1", "train:1/0", "eval:0/0"]),
+        ({"truncated": True}, ["train:1/0"]),
+        ({"truncated": False}, ["train:0/0", "train:0/1", "train:1/1", "eval:0/0"]),
+        ({"zero_advantage": True}, ["train:1/0"]),
+        ({"zero_advantage": False}, ["train:0/0", "train:0/1", "eval:0/0"]),
+        ({"correct": True, "purpose": "train"}, ["train:0/0"]),
+        ({"text": "RESPONSE 1"}, ["train:0/1", "train:1/1"]),
+        ({"text": "response", "correct": False}, ["train:0/1", "train:1/0"]),
+        ({"text": "absent"}, []),
+    ],
+)
+def test_filters_leave_what_they_say(
+    job_dir: Path, query: dict[str, Any], expected: list[str]
+) -> None:
+    assert listed(job_dir, order="oldest", **query) == expected
+
+
+def test_the_newest_groups_come_first_unless_asked_otherwise(job_dir: Path) -> None:
+    expected = ["train:2", "eval:0/0", "train:1/0", "train:1/1", "train:0/0", "train:0/1"]
+    assert listed(job_dir) == listed(job_dir, order="newest") == expected
+
+
+def test_each_order_puts_first_what_it_is_named_for(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        record(
+            sample_facts(
+                0,
+                response_facts(accuracy=0.0, reward=0.0, surprise=0.5, parity_gap=None),
+                response_facts(accuracy=0.0, reward=0.5, surprise=0.2, parity_gap=0.3),
+                response_facts(reward=1.0, advantage=0.1, surprise=0.1, parity_gap=0.1),
+                response_facts(reward=1.0, advantage=0.9, surprise=0.3, parity_gap=0.2),
+                response_facts(reward=1.0, advantage=None, surprise=0.4, parity_gap=0.4),
+                response_facts(accuracy=None, reward=None, surprise=0.6, parity_gap=0.0),
+            )
+        ),
+        record(failed_facts(1)),
+    )
+    expected = {
+        "wrong": [1, 0],
+        "rewarded": [3, 2, 4, 1, 0],
+        "surprising": [5, 0, 4, 3, 1, 2],
+        "parity": [4, 1, 3, 2, 5],
+    }
+    for order, indexes in expected.items():
+        assert listed(tmp_path, order=order) == [f"train:0/{index}" for index in indexes], order
+
+
+@pytest.mark.parametrize("order", reading.Order)
+def test_pages_miss_and_repeat_nothing_while_the_store_grows_and_shrinks(
+    tmp_path: Path, order: reading.Order
+) -> None:
+    draw = random.Random(order)
+
+    def a_record(number: int) -> bytes:
+        numbers = ("reward", "advantage", "surprise", "parity_gap")
+        responses = [
+            response_facts(accuracy=0.0, **{name: draw.randrange(4) / 4 for name in numbers})
+            for _ in range(3)
+        ]
+        return record(sample_facts(number, *responses, step=number // 2))
+
+    segments = [
+        write(tmp_path, *map(a_record, range(first, first + 4)), segment=f"000001-{first:06d}")
+        for first in range(8, 24, 4)
+    ]
+    at_first = set(listed(tmp_path, limit=1000))
+    seen: list[str] = []
+    after, has_more, gone = None, True, set()
+    while has_more:
+        answer = page(tmp_path, order=order, after=after, limit=5)
+        seen += [sample["id"] for sample in answer["data"]]
+        after, has_more = answer["last_id"], answer["has_more"]
+        if len(seen) == 15:
+            write(tmp_path, *map(a_record, range(4)), segment="000001-000024")
+            write(tmp_path, *map(a_record, range(24, 28)), segment="000001-000024")
+            segments[0].unlink()
+            gone = {f"train:{number}/{index}" for number in range(8, 12) for index in range(3)}
+    assert gone
+    assert len(seen) == len(set(seen))
+    assert set(seen) >= at_first - gone
+
+
+def test_a_search_that_takes_long_answers_what_it_has_and_where_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_PATIENCE_S", 0)
+    for number in range(4):
+        text = "the needle" if number == 2 else "hay"
+        write(tmp_path, record(sample_facts(number, RIGHT), [text]))
+    answers = [page(tmp_path, order="oldest", text="NEEDLE")]
+    while answers[-1]["has_more"]:
+        after = answers[-1]["last_id"]
+        answers.append(page(tmp_path, order="oldest", text="NEEDLE", after=after))
+    assert [[sample["id"] for sample in answer["data"]] for answer in answers] == [
+        [],
+        [],
+        ["train:2/0"],
+        [],
+    ]
+
+
+def test_a_search_passes_over_a_group_that_is_damaged(tmp_path: Path) -> None:
+    bad = record(sample_facts(0))
+    write(tmp_path, bad[:-30], b"\0" * 30, record(sample_facts(1)))
+    assert listed(tmp_path, text="response 0") == ["train:1/0"]
+
+
+@pytest.mark.parametrize(
+    "after",
+    ["", "train:0/0", "oldest,1,2,3,4", "newest,1,2,3", "newest,1,2,3,4,5", "newest,1,2,3,x"],
+)
+def test_a_cursor_of_another_list_is_refused_by_name(job_dir: Path, after: str) -> None:
+    with pytest.raises(Problem, match="after: ") as refused:
+        page(job_dir, after=after)
+    assert (refused.value.status_code, refused.value.param) == (400, "after")
+
+
+def test_the_indexes_of_a_few_jobs_stay_and_of_any_other_are_made_again(tmp_path: Path) -> None:
+    async def of_many_jobs() -> list[int]:
+        samples, counts = Samples(), []
+        for number in [*range(8), 0]:
+            write(tmp_path / f"job-{number}", record(sample_facts(0)))
+            answer = json.loads(await samples.page(tmp_path / f"job-{number}", SampleQuery()))
+            counts.append(answer["summary"]["groups"])
+            assert len(samples._indexes) <= 4
+        return counts
+
+    assert asyncio.run(of_many_jobs()) == [1] * 9
