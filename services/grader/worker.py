@@ -72,6 +72,7 @@ def station(tools: Tools, capacity: int) -> Station[RolloutGroup, GradedGroup]:
         handle=handle,
         capacity=capacity,
         is_open=is_open,
+        verb="grades",
     )
 
 

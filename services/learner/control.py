@@ -33,6 +33,7 @@ class Control:
         self.service = service
         self.job_id = job_id
         self.requested = Requested.RUN
+        self.doing = service.activity.during
         self._interrupted = asyncio.Event()
 
     async def watch_forever(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from prometheus_client import Counter
 from protocol.exchange import Delivery, Exchange
 from protocol.frames import Fields, FrameError, encode
-from protocol.messages import GradedGroup
+from protocol.messages import GradedGroup, group_key
 from protocol.recipe import Purpose
 from protocol.streams import GRADED
 
@@ -95,6 +95,10 @@ class Intake:
             self._arrived.clear()
             await self._arrived.wait()
         return [self.waiting[key] for key in wanted]
+
+    def missing(self, purpose: Purpose, numbers: range) -> list[str]:
+        """The keys of the groups with these numbers that have not arrived."""
+        return [group_key(purpose, n) for n in numbers if (purpose, n) not in self.waiting]
 
     def finish(self, purpose: Purpose, numbers: range) -> list[GradedGroup]:
         """Give up the groups with these numbers: they have been used, no checkpoint needs them."""

@@ -77,6 +77,7 @@ async def _work_in_role(service: Service, team: Team) -> None:
     role = Role(service)
     if await role.acquire():
         service.readiness.set(True)
+        service.activity.rests("waits for a job", "waiting")
         await _first_to_end(_take_up_one_job(service, team), role.hold_forever())
         await role.release()
 
@@ -146,7 +147,10 @@ class _Attempt:
         if self.record.requested is Requested.CANCEL:  # whatever else may be wrong
             raise CancelRequested
         await outcome.tell_of_silence()
-        learning = await self._prepare()
+        activity = self.service.activity
+        activity.rests(f"works on {self.record.id}")
+        with activity.during("loads the model", "starting"):
+            learning = await self._prepare()
         parts = learning.parts
         try:
             await _first_to_end(
@@ -174,6 +178,7 @@ class _Attempt:
         flops = Flops.of_models(recipe, policy, critic, self.team.num_ranks, self.team.device_name)
         learning = self._assemble(recipe, train, held_out, flops)
         await asyncio.to_thread(learning.parts.store.keep_tokenizer, policy)
+        await asyncio.to_thread(learning.parts.store.keep_recipe, recipe)
         await self._restore(learning)
         await self._activate(learning)
         return learning
@@ -275,10 +280,11 @@ class _Attempt:
         if not learning.is_saved:
             await learning.save_checkpoint()
         models = {"model": self._folder / "model"}
-        await write_whole(models["model"], self.team.export, attempt=self.number)
-        if self.record.recipe.critic is not None:
-            models["critic"] = self._folder / "critic"
-            await write_whole(models["critic"], self.team.export_critic, attempt=self.number)
+        with self.service.activity.during("writes the model"):
+            await write_whole(models["model"], self.team.export, attempt=self.number)
+            if self.record.recipe.critic is not None:
+                models["critic"] = self._folder / "critic"
+                await write_whole(models["critic"], self.team.export_critic, attempt=self.number)
         await outcome.end(JobState.SUCCEEDED, result=await _result(learning, models))
 
     @property

@@ -91,7 +91,7 @@ class Learning:
         selection = await self._select()
         samples, facts = self._samples_of(selection.kept)
         assert facts.staleness_max <= self.recipe.training.max_staleness, "stale ones are dropped"
-        with timed("train"):
+        with timed("train"), self.parts.control.doing(f"trains step {self.step + 1}"):
             measured = await self.parts.team.train(samples)
         await self._settle(Purpose.TRAIN, selection.fates, measured.tokens)
         self.progress.step += 1
@@ -134,7 +134,10 @@ class Learning:
         )
         await self._pause_if_lost(groups, f"pretrain step {self.progress.pretrained}")
         samples, facts = self._samples_of(_whole(groups))
-        with timed("pretrain"):
+        with (
+            timed("pretrain"),
+            self.parts.control.doing(f"pretrains step {self.progress.pretrained + 1}"),
+        ):
             measured = await self.parts.team.pretrain(samples)
         await self._settle(Purpose.PRETRAIN, unselected(groups), measured.tokens)
         self.progress.pretrained += 1
@@ -168,14 +171,15 @@ class Learning:
         samples, _ = samples_of(
             groups, self.scoring.without_advantage, attempt=self.attempt, version=self.step
         )
-        measured = await self.parts.team.score(samples, sampling.temperature)
+        with self.parts.control.doing("measures parity"):
+            measured = await self.parts.team.score(samples, sampling.temperature)
         self.progress.note_parity(measured.metrics)
         return measured
 
     async def _publish_if_current(self) -> None:
         """Publish, unless an earlier attempt's steps are being replayed: nobody waits for those."""
         if not self._replaying:
-            with timed("publish"):
+            with timed("publish"), self.parts.control.doing(f"publishes version {self.step}"):
                 await self.parts.publisher.publish(self.parts.team, self.step)
 
     async def _report(
@@ -243,7 +247,7 @@ class Learning:
 
     async def save_checkpoint(self) -> None:
         """Make everything up to this step durable."""
-        with timed("checkpoint"):
+        with timed("checkpoint"), self.parts.control.doing("writes a checkpoint"):
             await self.parts.store.sync()
             await self.parts.intake.roll_log()
             state = self.progress.state(self.parts.intake.first_segment_needed)
@@ -267,7 +271,8 @@ class Learning:
         if not self.is_saved and not self._replaying:
             await self.save_checkpoint()
         await self._set_state(JobState.PAUSED)
-        await self.parts.control.until_resumed()
+        with self.parts.control.doing("rests, since the job is paused", "waiting"):
+            await self.parts.control.until_resumed()
         await self._set_state(JobState.RUNNING)
         self.stopwatch = time.monotonic()
 
@@ -318,9 +323,11 @@ class Learning:
         """Wait for the groups with these numbers."""
         if self._replaying and len(self.parts.intake.have(purpose, numbers)) < len(numbers):
             await self._end_replay()
-        window = self.parts.intake.window(purpose, numbers)
-        with timed(phase):
-            return await self.parts.control.unless_interrupted(self.reconciler.beside(window))
+        intake, control = self.parts.intake, self.parts.control
+        window = intake.window(purpose, numbers)
+        waiting = control.doing("waits", "waiting", lambda: intake.missing(purpose, numbers))
+        with timed(phase), waiting:
+            return await control.unless_interrupted(self.reconciler.beside(window))
 
     async def _end_replay(self) -> None:
         """The log lacks a group, which must be sampled again: by the policy as it is now."""
@@ -342,16 +349,16 @@ class Learning:
         self, purpose: Purpose, fates: Sequence[str], tokens: Mapping[str, np.ndarray]
     ) -> None:
         """Enter what became of the next groups into the ledger and the sample store."""
-        ledger, scoring = self.progress.ledgers[purpose], self.scoring
+        ledger = self.progress.ledgers[purpose]
         first, step = ledger.position, self.progress.steps_of(purpose)
         ledger.enter(fates)
         groups = self.parts.intake.finish(purpose, range(first, ledger.position))
         for group in groups:
             if group.failure is not None:
                 log.warning("dropped", extra={"key": group.key, "reason": group.failure})
-        if purpose is Purpose.EVAL:
-            scoring = scoring.without_advantage
-        sampled = sampled_groups(groups, fates, scoring, tokens, attempt=self.attempt, step=step)
+        sampled = sampled_groups(
+            groups, fates, self.scoring, tokens, attempt=self.attempt, step=step
+        )
         with timed("keep_samples"):
             await self.parts.store.append(sampled)
 

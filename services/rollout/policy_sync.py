@@ -146,7 +146,8 @@ class PolicyFollower:
 
     async def _try_to_take(self, newest: PolicyVersion, job: ActiveJob) -> float:
         try:
-            await self._take(newest, job)
+            with self.service.activity.during(f"loads version {newest.number}", "loading"):
+                await self._take(newest, job)
         except WeightsGone as error:
             return self._failed("gone", error, _GONE_S)
         except WeightsError as error:
@@ -184,7 +185,8 @@ class PolicyFollower:
     async def _start(self, folder: Path, serving: Serving) -> None:
         self.service.readiness.set(False, "the engine is starting")
         label = version_label(serving.policy.attempt, serving.policy.number)
-        self.engine = await self.start_engine(folder, label, serving.settings)
+        with self.service.activity.during("starts its engine", "starting"):
+            self.engine = await self.start_engine(folder, label, serving.settings)
         self._started_with = serving
         DEVICES.set(serving.settings.num_gpus)
 

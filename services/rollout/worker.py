@@ -52,6 +52,7 @@ async def sample_groups(service: Service) -> None:
         capacity=read_number(os.environ, "WEIR_ROLLOUT_GROUPS_IN_FLIGHT", int, 32),
         is_open=follower.serves,
         has_died=follower.has_died,
+        verb="samples",
     )
     try:
         async with asyncio.TaskGroup() as tasks:

@@ -27,7 +27,7 @@ _PAGE = 500  # events of a job that are taken in at one look
 _JOB = ("job", "recipe")
 
 
-@dataclass
+@dataclass(eq=False)  # the registry keeps it by its identity
 class JobMetrics(Collector):
     """Exports what the stories of jobs have told; `follow` reads on in them."""
 

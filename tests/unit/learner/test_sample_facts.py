@@ -166,8 +166,9 @@ def test_of_a_critic_the_advantage_is_the_mean_over_tokens() -> None:
 
 
 def test_an_evaluation_pays_nothing() -> None:
-    group = graded([a_grade(1.0), a_grade(None)], lengths=[1, 1], purpose=Purpose.EVAL)
-    found = sampled(group, scoring("papo").without_advantage, logprobs=[-2.5])
+    grades = [a_grade(1.0), a_grade(None)]
+    group = graded(grades, lengths=[1, 1], truncated=0, purpose=Purpose.EVAL)
+    found = sampled(group, scoring("papo", overlong_filter=True), logprobs=[-2.5])
     assert np.isnan(found.rewards).all()
     assert np.isnan(found.advantages).all()
     one, other = facts_of(found, 0.0).responses
