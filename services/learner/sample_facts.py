@@ -32,11 +32,12 @@ def sampled_groups(
         tokens: what the step measured for each token of its samples, in their order: any of the
             arrays over tokens that a `SampledGroup` has.
     """
-    begin = 0
+    begin, untrained = 0, scoring.without_advantage
     for graded, fate in zip(groups, fates, strict=True):
+        by = untrained if graded.purpose is Purpose.EVAL else scoring
         measured: dict[str, np.ndarray] = {}
         if fate == USED:
-            is_measured = _tokens_in_loss(graded, scoring)
+            is_measured = _tokens_in_loss(graded, by)
             end = begin + int(is_measured.sum())
             measured = {n: _spread(a[begin:end], is_measured) for n, a in tokens.items()}
             begin = end
@@ -45,7 +46,7 @@ def sampled_groups(
             attempt=attempt,
             step=step,
             fate=fate,
-            **_values(graded, scoring),
+            **_values(graded, by),
             **{name: measured.get(name, np.zeros(0)) for name in _OF_TOKENS},
         )
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from protocol.recipe import Purpose
+from protocol.samples import USED, SampledGroup, SampleFacts
 
 from services.learner.feeder import task_index
 from services.learner.log import read_log
-from tests.kept_samples import counted, fates
+from tests.kept_samples import counted, fates, last_samples
 from tests.stack.conftest import TASKS, Json, Stack, wait_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
@@ -65,6 +66,20 @@ def test_a_job_refills_its_steps_and_survives_the_death_of_its_learner(stack: St
     assert list(kept) == list(range(looked_at))
     assert counted(kept)["used"] == ledger["trained"]
     assert counted(kept)["no_signal"] == ledger["dropped"]["no_signal"]
+    samples = last_samples(stack.job_folder(job_id) / "samples").values()
+    assert max(gap for facts, group in samples for gap in parity_gaps(facts, group)) <= 1e-3
+
+
+def parity_gaps(facts: SampleFacts, group: SampledGroup) -> list[float]:
+    """Of the responses that were sampled by the policy that they trained: learner less sampler."""
+    if facts.fate != USED or group.graded.group is None:
+        return []
+    own = [
+        all(span.version == facts.step for span in response.spans)
+        for response in group.graded.group.responses
+    ]
+    gaps = [response.parity_gap for response in facts.responses]
+    return [gap for gap, is_own in zip(gaps, own, strict=True) if is_own and gap is not None]
 
 
 def test_a_job_that_finds_no_signal_makes_no_update_and_fails_for_it(stack: Stack) -> None:
