@@ -30,13 +30,15 @@ _LEVEL = 1  # log-probs hardly compress, and texts do at any level
 class SampledGroup(Message):
     """A graded group and what the learner made of it.
 
-    Arrays over responses are NaN where a response took no part, arrays over tokens where the
-    learner computed nothing for a token; one over tokens is empty if it computed nothing at all.
+    Arrays over responses are NaN where there is nothing to tell: of an evaluation's responses, of
+    those that could not be graded, and, but for the reward, of those that a filter left out of the
+    loss. Those of a group that was dropped say what the recipe makes of its grades. Arrays over
+    tokens are NaN where the learner computed nothing for a token, and empty if for none.
     """
 
     graded: GradedGroup
     attempt: int
-    step: int  # steps that were done when it was used or dropped, as in the events' ``step`` - 1
+    step: int  # that were done when it was used or dropped; of a pretrain group, the critic's own
     fate: str  # `USED`, or why it was dropped
     rewards: Float32Array  # [group], shaped
     advantages: Float32Array  # [group], that of all tokens; NaN where a critic estimates it

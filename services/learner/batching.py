@@ -28,6 +28,7 @@ class MicroBatch:
     rows: Tensor  # [token] int64, the sample of each response token
     columns: Tensor  # [token] int64, the position whose logits predict it
     targets: Tensor  # [token] int64
+    places: Tensor  # [token] int64, where each is among the response tokens of the step
     behavior_logprobs: Tensor  # [token] float32
     advantages: Tensor  # [token] float32
     on_version: Tensor  # [token] bool
@@ -98,7 +99,7 @@ def collate(samples: Sequence[Sample]) -> MicroBatch:
     input_ids = np.zeros((max(1, len(samples)), width), dtype=np.int64)
     attention_mask = np.zeros_like(input_ids)
     attention_mask[:, 0] = 1  # a row that attends to nothing would be NaN
-    rows, columns = [], []
+    rows, columns, places = [], [], []
     for row, sample in enumerate(samples):
         prompt_length, length = len(sample.prompt_ids), _length(sample)
         input_ids[row, :prompt_length] = sample.prompt_ids
@@ -106,11 +107,13 @@ def collate(samples: Sequence[Sample]) -> MicroBatch:
         attention_mask[row, :length] = 1
         rows.append(np.full(len(sample.token_ids), row))
         columns.append(np.arange(prompt_length - 1, length - 1))
+        places.append(sample.first_token + np.arange(len(sample.token_ids)))
     return MicroBatch(
         input_ids=torch.from_numpy(input_ids),
         attention_mask=torch.from_numpy(attention_mask),
         rows=_tensor(rows, torch.int64),
         columns=_tensor(columns, torch.int64),
+        places=_tensor(places, torch.int64),
         targets=_tensor([s.token_ids for s in samples], torch.int64),
         behavior_logprobs=_tensor([s.behavior_logprobs for s in samples], torch.float32),
         advantages=_tensor(

@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from protocol.messages import ActiveJob, GradedGroup, JobState, Requested
 from protocol.recipe import Purpose, Recipe
 
 from services.learner.control import PauseRequested
 from services.learner.evaluation import evaluation_place, summarize
 from services.learner.lost import too_much_lost
+from services.learner.measured import Measured
 from services.learner.parts import Parts
 from services.learner.progress import Progress
 from services.learner.reconciler import Reconciler
@@ -88,16 +90,16 @@ class Learning:
         samples, facts = self._samples_of(selection.kept)
         assert facts.staleness_max <= self.recipe.training.max_staleness, "stale ones are dropped"
         with timed("train"):
-            metrics = await self.parts.team.train(samples)
-        await self._settle(Purpose.TRAIN, selection.fates)
+            measured = await self.parts.team.train(samples)
+        await self._settle(Purpose.TRAIN, selection.fates, measured.tokens)
         self.progress.step += 1
         self.progress.keep_rate = selection.keep_rate
         self.parts.feeder.admit(self._selection().outlook)
         await self._publish_if_current()
-        await self._report(selection, facts, metrics, time.monotonic() - began)
+        await self._report(selection, facts, measured.metrics, time.monotonic() - began)
         if self.step % self.recipe.training.checkpoint_every == 0 and not self._replaying:
             await self.save_checkpoint()
-        await self._look_for_non_finite(f"step {self.step}", metrics)
+        await self._look_for_non_finite(f"step {self.step}", measured.metrics)
 
     async def _select(self) -> Selection:
         """Look at groups, each as soon as it and all before it are there, until it is enough."""
@@ -130,16 +132,17 @@ class Learning:
         await self._pause_if_lost(groups, f"pretrain step {self.progress.pretrained}")
         samples, facts = self._samples_of(_whole(groups))
         with timed("pretrain"):
-            metrics = await self.parts.team.pretrain(samples)
-        await self._settle(Purpose.PRETRAIN, unselected(groups))
+            measured = await self.parts.team.pretrain(samples)
+        await self._settle(Purpose.PRETRAIN, unselected(groups), measured.tokens)
         self.progress.pretrained += 1
-        await self._report_pretraining(facts, metrics, time.monotonic() - began)
+        await self._report_pretraining(facts, measured.metrics, time.monotonic() - began)
         done = not pretraining.is_due(self.progress.pretrained)
         if done:
             await pretraining.keep_critic(self.parts.team)
         if done or self.progress.pretrained % self.recipe.training.checkpoint_every == 0:
             await self.save_checkpoint()
-        await self._look_for_non_finite(f"pretrain step {self.progress.pretrained}", metrics)
+        moment = f"pretrain step {self.progress.pretrained}"
+        await self._look_for_non_finite(moment, measured.metrics)
         self.stopwatch = time.monotonic()
 
     async def _evaluate(self) -> None:
@@ -147,22 +150,24 @@ class Learning:
         numbers = await self.parts.evaluator.ask(self.step, self.parts.intake)
         groups = await self._groups(Purpose.EVAL, numbers, phase="evaluate")
         await self._pause_if_lost(groups, f"the evaluation at step {self.step}")
-        await self._measure_parity(_whole(groups))
+        measured = await self._measure_parity(_whole(groups))
         result = summarize(self.step, groups)
         self.progress.note_evaluation(result)
-        await self._settle(Purpose.EVAL, unselected(groups))
+        await self._settle(Purpose.EVAL, unselected(groups), measured.tokens)
         await self.parts.reporter.evaluation(result)
         self.stopwatch = time.monotonic()
 
-    async def _measure_parity(self, groups: Sequence[GradedGroup]) -> None:
+    async def _measure_parity(self, groups: Sequence[GradedGroup]) -> Measured:
         """Evaluation responses were all sampled under this version: compare log-probs on them."""
         sampling = self.recipe.evaluation_sampling
         if sampling.top_p < 1 or not groups:
-            return
+            return Measured()
         samples, _ = samples_of(
             groups, self.scoring.without_advantage, attempt=self.attempt, version=self.step
         )
-        self.progress.note_parity(await self.parts.team.score(samples, sampling.temperature))
+        measured = await self.parts.team.score(samples, sampling.temperature)
+        self.progress.note_parity(measured.metrics)
+        return measured
 
     async def _publish_if_current(self) -> None:
         """Publish, unless an earlier attempt's steps are being replayed: nobody waits for those."""
@@ -174,7 +179,7 @@ class Learning:
         self,
         selection: Selection,
         facts: GroupFacts,
-        metrics: dict[str, float],
+        metrics: Mapping[str, float],
         seconds: float,
     ) -> None:
         self.progress.note_update(metrics)
@@ -201,7 +206,7 @@ class Learning:
             )
 
     async def _report_pretraining(
-        self, facts: GroupFacts, metrics: dict[str, float], seconds: float
+        self, facts: GroupFacts, metrics: Mapping[str, float], seconds: float
     ) -> None:
         data = {
             **metrics,
@@ -327,7 +332,9 @@ class Learning:
             groups, self.scoring, attempt=self.attempt, version=self.step, kept_kv=kept_kv
         )
 
-    async def _settle(self, purpose: Purpose, fates: Sequence[str]) -> None:
+    async def _settle(
+        self, purpose: Purpose, fates: Sequence[str], tokens: Mapping[str, np.ndarray]
+    ) -> None:
         """Enter what became of the next groups into the ledger and the sample store."""
         ledger, scoring = self.progress.ledgers[purpose], self.scoring
         first, step = ledger.position, self.progress.steps_of(purpose)
@@ -338,7 +345,7 @@ class Learning:
                 log.warning("dropped", extra={"key": group.key, "reason": group.failure})
         if purpose is Purpose.EVAL:
             scoring = scoring.without_advantage
-        sampled = sampled_groups(groups, fates, scoring, {}, attempt=self.attempt, step=step)
+        sampled = sampled_groups(groups, fates, scoring, tokens, attempt=self.attempt, step=step)
         with timed("keep_samples"):
             await self.parts.store.append(sampled)
 

@@ -1,4 +1,4 @@
-"""The metrics of a training step, collected over micro-batches and ranks."""
+"""What a training step measures, collected over micro-batches and ranks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
@@ -19,14 +20,17 @@ class StepMetrics:
     All ranks note the same names in the same order, as they do everything else.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, num_tokens: int = 0) -> None:
+        """Measure on a device; the step's samples have so many response tokens."""
         self._device = device
+        self._num_tokens = num_tokens
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, Tensor] = {}
         self._shares: dict[str, Tensor] = {}
         self._moments: dict[str, Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
         self._of_updates: dict[str, list[float]] = {}
+        self._of_tokens: dict[str, Tensor] = {}
 
     def mean(self, **values: Tensor) -> None:
         """Note values whose mean is reported, each [token]."""
@@ -60,6 +64,19 @@ class StepMetrics:
         for name, value in values.items():
             if value is not None:
                 self._of_updates.setdefault(name, []).append(value)
+
+    def of_tokens(self, places: Tensor, **values: Tensor) -> None:
+        """Note a value for each of these places, both [token]; a later one replaces it."""
+        for name, value in values.items():
+            if name not in self._of_tokens:
+                self._of_tokens[name] = torch.zeros(self._num_tokens, device=self._device)
+            self._of_tokens[name][places] = value.detach().float()
+
+    def tokens(self) -> dict[str, np.ndarray]:
+        """What all ranks noted for each token of the step, [token] float32 by name."""
+        for values in self._of_tokens.values():
+            torch.distributed.all_reduce(values)  # elsewhere than at its own places a rank has 0
+        return {name: values.cpu().numpy() for name, values in self._of_tokens.items()}
 
     def reduced(self, num_updates: int) -> dict[str, float]:
         """The metrics over all ranks of a step with so many updates."""

@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 
 from services.learner.engine import device_of_rank
 from services.learner.faults import MachineFault
+from services.learner.measured import Measured
 from services.learner.models import Models
 from services.learner.samples import Sample, SampleBatch, pack_samples, unpack_samples
 from services.learner.trainer import Trainer
@@ -66,8 +67,8 @@ class Rank:
     def __init__(self) -> None:
         self.trainer: Trainer | None = None
 
-    def carry_out(self, order: Order) -> dict[str, float]:
-        """Do what the order says; returns metrics where there are any."""
+    def carry_out(self, order: Order) -> Measured:
+        """Do what the order says; returns what was measured, if anything."""
         folder = Path(order.folder)
         with _machine_errors(folder):
             if order.do == "open":
@@ -76,9 +77,9 @@ class Rank:
                 self.trainer = Trainer(order.recipe, models)
             elif order.do not in {"idle", "leave"}:
                 return self._with_models(order, folder)
-        return {}
+        return Measured()
 
-    def _with_models(self, order: Order, folder: Path) -> dict[str, float]:
+    def _with_models(self, order: Order, folder: Path) -> Measured:
         assert self.trainer is not None, "the first order must be 'open'"
         samples = unpack_samples(order.batch) if order.batch is not None else []
         match order.do:
@@ -96,7 +97,7 @@ class Rank:
                 self.trainer.models.export(folder)
             case "export_critic":
                 self.trainer.models.export_critic(folder)
-        return {}
+        return Measured()
 
     def follow(self) -> None:
         """Carry out rank 0's orders until it says to leave."""
@@ -139,15 +140,15 @@ class Team:
         critic = str(critic_folder or folder)
         await self._give(Order(do="open", folder=str(folder), critic_folder=critic, recipe=recipe))
 
-    async def train(self, samples: Sequence[Sample]) -> dict[str, float]:
+    async def train(self, samples: Sequence[Sample]) -> Measured:
         """One training step; returns its metrics."""
         return await self._give(Order(do="train", batch=pack_samples(samples)))
 
-    async def pretrain(self, samples: Sequence[Sample]) -> dict[str, float]:
+    async def pretrain(self, samples: Sequence[Sample]) -> Measured:
         """One step of the critic alone; returns its metrics."""
         return await self._give(Order(do="pretrain", batch=pack_samples(samples)))
 
-    async def score(self, samples: Sequence[Sample], temperature: float) -> dict[str, float]:
+    async def score(self, samples: Sequence[Sample], temperature: float) -> Measured:
         """Compare the policy's log-probs with those in the samples; returns the parity metrics."""
         order = Order(do="score", batch=pack_samples(samples), temperature=temperature)
         return await self._give(order)
@@ -189,10 +190,10 @@ class Team:
                 with suppress(TeamBroken):  # the next real order meets it too
                     await self._give(Order(do="idle"))
 
-    async def _give(self, order: Order) -> dict[str, float]:
+    async def _give(self, order: Order) -> Measured:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._lead, order)
 
-    def _lead(self, order: Order) -> dict[str, float]:
+    def _lead(self, order: Order) -> Measured:
         if not self._is_sound:
             # The others may wait in a collective, and would take the order for its next part.
             raise TeamBroken("an order failed on rank 0; its process has to end")
@@ -200,13 +201,13 @@ class Team:
         try:
             if self._others:
                 _send(order)
-            metrics = self._rank.carry_out(order)
+            measured = self._rank.carry_out(order)
         except RuntimeError as error:
             if self._others and _tells_of_lost_rank(error):
                 raise TeamBroken(f"another rank has gone: {error}") from error
             raise
         self._is_sound = True
-        return metrics
+        return measured
 
 
 def _tells_of_lost_rank(error: RuntimeError) -> bool:

@@ -54,6 +54,7 @@ class Sample:
     reward: float  # of the whole response, shaped
     correct: bool  # by raw accuracy
     group: int
+    first_token: int = 0  # its place among the response tokens of the step, once they are unpacked
 
 
 @dataclass
@@ -198,8 +199,9 @@ def unpack_samples(batch: SampleBatch) -> list[Sample]:
             reward=float(reward),
             correct=bool(correct),
             group=int(group),
+            first_token=int(first_token),
         )
-        for *arrays, advantage, reward, correct, group in zip(
+        for *arrays, advantage, reward, correct, group, first_token in zip(
             np.split(batch.prompt_ids, prompt_ends),
             np.split(batch.token_ids, token_ends),
             np.split(batch.behavior_logprobs, token_ends),
@@ -208,6 +210,7 @@ def unpack_samples(batch: SampleBatch) -> list[Sample]:
             batch.rewards,
             batch.correct,
             batch.group_of,
+            np.cumsum(batch.token_lengths) - batch.token_lengths,
             strict=True,
         )
     ]

@@ -7,6 +7,7 @@ advantages), then makes one optimizer update per mini-batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from services.learner.algorithms.objectives import OBJECTIVES, TokenBatch
 from services.learner.algorithms.values import positive_nll, value_loss
 from services.learner.batching import MicroBatch, collate, micro_batches, mini_batches, totals_of
 from services.learner.engine import Engine
+from services.learner.measured import Measured
 from services.learner.metrics import StepMetrics
 from services.learner.models import Models
 from services.learner.samples import Sample
@@ -66,44 +68,48 @@ class Trainer:
         if models.critic is not None:
             self.estimate = pick(CRITIC_ADVANTAGES, algorithm.advantage, settings)
 
-    def train(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """One training step; returns metrics over all ranks.
+    def train(self, samples: Sequence[Sample]) -> Measured:
+        """One training step; returns what all ranks measured.
 
         ``updates`` is how many updates the policy made: one for each mini-batch whose loss and
         gradient are finite.
         """
-        metrics, before = StepMetrics(self.device), self.models.policy.updates
+        metrics, before = self._metrics_of(samples), self.models.policy.updates
         mini_batches = self._mini_batches(samples)
         self._prepare(mini_batches, metrics)
         for mini_batch in mini_batches:
             if self.models.critic is not None:
                 self._improve_critic(self.models.critic, mini_batch, metrics)
             self._improve_policy(mini_batch, metrics)
-        updates = self.models.policy.updates - before
-        return metrics.reduced(len(mini_batches)) | {"updates": float(updates)}
+        updates = {"updates": float(self.models.policy.updates - before)}
+        return Measured(metrics.reduced(len(mini_batches)) | updates, metrics.tokens())
 
-    def pretrain(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """One step of the critic alone, on Monte-Carlo returns; returns metrics over all ranks.
+    def pretrain(self, samples: Sequence[Sample]) -> Measured:
+        """One step of the critic alone, on Monte-Carlo returns; returns what all ranks measured.
 
         Value pretraining of VC-PPO (arXiv:2503.01491), section 4.1: lambda is 1. Values are not
         clipped, since there is no policy to stay close to.
         """
         assert self.models.critic is not None, "the recipe has no critic"
-        metrics = StepMetrics(self.device)
+        metrics = self._metrics_of(samples)
         mini_batches = self._mini_batches(samples)
         self._expect_what_follows(_parts_of(mini_batches))
         for mini_batch in mini_batches:
             self._improve_critic(self.models.critic, mini_batch, metrics)
-        return metrics.reduced(len(mini_batches))
+        return Measured(metrics.reduced(len(mini_batches)))
 
-    def score(self, samples: Sequence[Sample], temperature: float) -> dict[str, float]:
+    def score(self, samples: Sequence[Sample], temperature: float) -> Measured:
         """Compare this policy's log-probs with those of the sampler, without training."""
-        metrics = StepMetrics(self.device)
+        metrics = self._metrics_of(samples)
         with self.models.policy.frozen():
             for batch in self._my_share(samples):
-                logprobs, _ = self.models.policy(batch, temperature)
+                logprobs, entropies = self.models.policy(batch, temperature)
                 _note_parity(metrics, batch, logprobs)
-        return metrics.reduced(0)
+                metrics.of_tokens(batch.places, entropies=entropies)
+        return Measured(metrics.reduced(0), metrics.tokens())
+
+    def _metrics_of(self, samples: Sequence[Sample]) -> StepMetrics:
+        return StepMetrics(self.device, sum(len(sample.token_ids) for sample in samples))
 
     def _improve_policy(self, mini_batch: MiniBatch, metrics: StepMetrics) -> None:
         def loss_of(part: Part) -> Tensor:
@@ -130,6 +136,7 @@ class Trainer:
             loss = loss + algorithm.positive_lm_weight * nll
             metrics.share(positive_nll=nll)
         _note_policy(metrics, loss, entropies, bound, corrections)
+        metrics.of_tokens(batch.places, entropies=entropies)
         if mini_batch.is_first:
             _note_parity(metrics, batch, logprobs)
         # The second term keeps every parameter in the graph of an empty micro-batch.
@@ -202,8 +209,7 @@ class Trainer:
         if self.recipe.algorithm.whiten:
             _whiten(parts)
         for part in parts:
-            advantages = part.advantages
-            metrics.mean(advantage_mean=advantages, advantage_abs_mean=advantages.abs())
+            _note_prepared(metrics, part, part.old_logprobs if recompute else None)
 
     def _estimate_advantages(self, critic: Engine, parts: Sequence[Part]) -> None:
         """Of all responses at once, for the estimate goes token by token."""
@@ -267,6 +273,14 @@ def _whiten(parts: Sequence[Part]) -> None:
             part.advantages = advantages
 
 
+def _note_prepared(metrics: StepMetrics, part: Part, logprobs: Tensor | None) -> None:
+    advantages = part.advantages
+    if logprobs is None:  # the first mini-batch computes its own, the others only after an update
+        logprobs = torch.full_like(advantages, math.nan)
+    metrics.mean(advantage_mean=advantages, advantage_abs_mean=advantages.abs())
+    metrics.of_tokens(part.batch.places, logprobs=logprobs, token_advantages=advantages)
+
+
 def _note_policy(
     metrics: StepMetrics, loss: Tensor, entropies: Tensor, bound: Tensor, corrections: Tensor
 ) -> None:
@@ -287,3 +301,4 @@ def _note_parity(metrics: StepMetrics, batch: MicroBatch, logprobs: Tensor) -> N
     metrics.mean(mismatch_kl=gaps, parity_mean=own)
     metrics.count(parity_tokens=own.numel())
     metrics.maximum(parity_max=own)
+    metrics.of_tokens(batch.places, logprobs=logprobs)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from protocol.recipe import Recipe
 
+from services.learner.measured import Measured
 from services.learner.ranks import Team
 from services.learner.samples import Sample
 from tests.chaos.recipe import BASE_MODEL, WEIGHTS
@@ -37,16 +38,16 @@ class HashTeam(Team):
     async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
         self.state = b"base"
 
-    async def train(self, samples: Sequence[Sample]) -> dict[str, float]:
+    async def train(self, samples: Sequence[Sample]) -> Measured:
         await self._learn(b"train", samples)
-        return {"loss": 0.1}
+        return Measured({"loss": 0.1})
 
-    async def pretrain(self, samples: Sequence[Sample]) -> dict[str, float]:
+    async def pretrain(self, samples: Sequence[Sample]) -> Measured:
         await self._learn(b"pretrain", samples)
-        return {"value_loss": 0.1}
+        return Measured({"value_loss": 0.1})
 
-    async def score(self, samples: Sequence[Sample], temperature: float) -> dict[str, float]:
-        return {"parity_max": 0.0, "parity_tokens": 1.0}
+    async def score(self, samples: Sequence[Sample], temperature: float) -> Measured:
+        return Measured({"parity_max": 0.0, "parity_tokens": 1.0})
 
     async def save(self, folder: Path) -> None:
         (folder / _STATE).write_bytes(self.state)

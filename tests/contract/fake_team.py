@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from protocol.recipe import Recipe
 
+from services.learner.measured import Measured
+
 if TYPE_CHECKING:  # which imports torch
     from services.learner.samples import Sample
 
@@ -25,16 +27,16 @@ class FakeTeam:
     async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
         self.digest = ""
 
-    async def train(self, samples: Sequence[Sample]) -> dict[str, float]:
+    async def train(self, samples: Sequence[Sample]) -> Measured:
         self._learn("train", samples)
-        return {}
+        return Measured()
 
-    async def pretrain(self, samples: Sequence[Sample]) -> dict[str, float]:
+    async def pretrain(self, samples: Sequence[Sample]) -> Measured:
         self._learn("pretrain", samples)
-        return {}
+        return Measured()
 
-    async def score(self, samples: Sequence[Sample], temperature: float) -> dict[str, float]:
-        return {}
+    async def score(self, samples: Sequence[Sample], temperature: float) -> Measured:
+        return Measured()
 
     async def save(self, folder: Path) -> None:
         (folder / "policy").mkdir()
@@ -71,7 +73,7 @@ class Stalling(FakeTeam):
         self.left = steps
         self.stalls = asyncio.Event()
 
-    async def train(self, samples: Sequence[Sample]) -> dict[str, float]:
+    async def train(self, samples: Sequence[Sample]) -> Measured:
         if self.left == 0:
             self.stalls.set()
             await asyncio.Event().wait()

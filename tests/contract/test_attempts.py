@@ -12,8 +12,10 @@ import pytest
 from protocol.exchange import Disconnected, Exchange, connect
 from protocol.frames import Fields
 from protocol.messages import JobState, Requested
+from protocol.samples import SampledGroup, SampleFacts
 
 from services.learner.log import GroupLog
+from services.learner.measured import Measured
 from services.learner.samples import Sample
 from tests.contract.attempts import PATIENCE_S, Learner, answering, until
 from tests.contract.fake_team import FakeTeam, Stalling
@@ -40,7 +42,7 @@ class Breaking(FakeTeam):
         super().__init__()
         self.left = after
 
-    async def train(self, samples: Sequence[Sample]) -> dict[str, float]:
+    async def train(self, samples: Sequence[Sample]) -> Measured:
         if self.left == 0:
             raise ValueError("no such token")
         self.left -= 1
@@ -48,7 +50,7 @@ class Breaking(FakeTeam):
 
 
 class OutOfMemory(FakeTeam):
-    async def train(self, samples: Sequence[Sample]) -> dict[str, float]:
+    async def train(self, samples: Sequence[Sample]) -> Measured:
         raise MemoryError
 
 
@@ -72,6 +74,14 @@ async def no_space(_: Learner, patch: pytest.MonkeyPatch) -> str:
 
     patch.setattr(GroupLog, "append", append)
     return ".segment'; free space on that disk"
+
+
+async def no_space_for_samples(_: Learner, patch: pytest.MonkeyPatch) -> str:
+    def full(facts: SampleFacts, group: SampledGroup) -> bytes:
+        raise OSError(errno.ENOSPC, "No space left on device", "000002-000000.samples")
+
+    patch.setattr("services.learner.sample_store.pack_sample", full)
+    return ".samples'; free space on that disk"
 
 
 async def no_memory(learner: Learner, _: pytest.MonkeyPatch) -> str:
@@ -111,6 +121,7 @@ def mend(learner: Learner) -> None:
         no_task_file,
         no_model,
         no_space,
+        no_space_for_samples,
         no_memory,
         no_fitting_placement,
         no_fitting_ranks,

@@ -11,6 +11,7 @@ import pytest
 from protocol.exchange import Exchange
 from protocol.messages import JobState, Requested
 
+from services.learner.measured import Measured
 from services.learner.samples import Sample
 from tests.contract.attempts import Learner, answering, until
 from tests.contract.fake_team import FakeTeam
@@ -27,11 +28,13 @@ class Measuring(FakeTeam):
         super().__init__()
         self._steps: Iterator[dict[str, float]] = iter(steps)
 
-    async def train(self, samples: Sequence[Sample]) -> dict[str, float]:
-        return await super().train(samples) | next(self._steps, {})
+    async def train(self, samples: Sequence[Sample]) -> Measured:
+        await super().train(samples)
+        return Measured(next(self._steps, {}))
 
-    async def pretrain(self, samples: Sequence[Sample]) -> dict[str, float]:
-        return await super().pretrain(samples) | next(self._steps, {})
+    async def pretrain(self, samples: Sequence[Sample]) -> Measured:
+        await super().pretrain(samples)
+        return Measured(next(self._steps, {}))
 
 
 @pytest.fixture

@@ -9,19 +9,20 @@ from typing import NoReturn
 import torch
 
 from services.learner.engine import init_ranks
+from services.learner.measured import Measured
 from services.learner.ranks import Order, Rank, Team
 
 
 class FailingRank(Rank):
     """Trains by one collective, which rank 0 never reaches."""
 
-    def carry_out(self, order: Order) -> dict[str, float]:
+    def carry_out(self, order: Order) -> Measured:
         if order.do == "train":
             if os.environ["RANK"] == "0":
                 time.sleep(0.5)
                 raise MemoryError("rank 0 failed")
             torch.distributed.all_reduce(torch.zeros(1))
-        return {}
+        return Measured()
 
 
 async def lead() -> None:

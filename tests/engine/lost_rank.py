@@ -8,18 +8,19 @@ import sys
 import torch
 
 from services.learner.engine import init_ranks
+from services.learner.measured import Measured
 from services.learner.ranks import Order, Rank, Team, TeamBroken
 
 
 class MortalRank(Rank):
     """Trains by one collective, which rank 1 never reaches."""
 
-    def carry_out(self, order: Order) -> dict[str, float]:
+    def carry_out(self, order: Order) -> Measured:
         if order.do == "train":
             if os.environ["RANK"] == "1":
                 os.kill(os.getpid(), signal.SIGKILL)
             torch.distributed.all_reduce(torch.zeros(1))
-        return {}
+        return Measured()
 
 
 async def lead() -> None:

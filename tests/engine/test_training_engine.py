@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -104,6 +105,7 @@ def test_the_update_is_that_of_plain_torch(model: Path, tmp_path: Path) -> None:
     """One step without engine, micro-batches or chunks: a sample at a time, all its logits."""
     plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=0, betas=(0.9, 0.999), weight_decay=0.01)
+    before = of_tokens(plain, samples_of_step(0))
     for update, groups in enumerate((range(3), range(3, 6))):
         samples = [s for s in samples_of_step(0) if s.group in groups]
         num_tokens = sum(len(s.token_ids) for s in samples)
@@ -118,13 +120,44 @@ def test_the_update_is_that_of_plain_torch(model: Path, tmp_path: Path) -> None:
     gap = largest_gap(learned, {n: expected[n] for n in learned})
     print(f"largest gap {gap:.1e}")
     assert gap <= TOLERANCE
+    assert_told_of_each_token(tmp_path / "out", before)
+
+
+def assert_told_of_each_token(out: Path, before: dict[str, np.ndarray]) -> None:
+    """What the first update learns from is as before it; the second one's log-probs are not had."""
+    tokens = tokens_of(out)
+    first = sum(len(s.token_ids) for s in samples_of_step(0) if s.group < 3)
+    for name in ("logprobs", "entropies"):
+        told, expected = tokens[f"0 {name}"], before[name]
+        assert told[:first] == pytest.approx(expected[:first], abs=TOLERANCE)
+    assert np.isnan(tokens["0 logprobs"][first:]).all()
+    assert tokens["0 entropies"][first:] == pytest.approx(before["entropies"][first:], abs=0.02)
+    assert tokens["0 entropies"][first:].tolist() != before["entropies"][first:].tolist()
+    assert tokens["0 token_advantages"].tolist() == before["advantages"].tolist()
+
+
+def of_tokens(model: torch.nn.Module, samples: list[Sample]) -> dict[str, np.ndarray]:
+    """Log-probs, entropies and advantages of all tokens, from their definitions."""
+    found: dict[str, list[torch.Tensor]] = {"logprobs": [], "entropies": [], "advantages": []}
+    for sample in samples:
+        with torch.no_grad():
+            logprobs = logprobs_of(model, sample)
+        found["logprobs"].append(logprobs[range(len(sample.token_ids)), sample.token_ids])
+        found["entropies"].append(-(logprobs.exp() * logprobs).sum(-1))
+        found["advantages"].append(torch.full([len(sample.token_ids)], sample.advantage))
+    return {name: torch.cat(values).numpy() for name, values in found.items()}
+
+
+def logprobs_of(model: torch.nn.Module, sample: Sample) -> torch.Tensor:
+    """Of every token of the vocabulary, where one of the response was sampled."""
+    ids = torch.tensor([*sample.prompt_ids.tolist(), *sample.token_ids.tolist()])
+    logits = model(ids[None]).logits[0, len(sample.prompt_ids) - 1 : -1]
+    return torch.log_softmax(logits / 0.9, -1)
 
 
 def surrogate_of(model: torch.nn.Module, sample: Sample) -> torch.Tensor:
     """The sum over tokens of PPO's clipped loss, from its definition."""
-    ids = torch.tensor([*sample.prompt_ids.tolist(), *sample.token_ids.tolist()])
-    logits = model(ids[None]).logits[0, len(sample.prompt_ids) - 1 : -1]
-    logprobs = torch.log_softmax(logits / 0.9, -1)[range(len(sample.token_ids)), sample.token_ids]
+    logprobs = logprobs_of(model, sample)[range(len(sample.token_ids)), sample.token_ids]
     ratio = (logprobs - torch.from_numpy(sample.behavior_logprobs)).exp()
     gain = torch.minimum(
         ratio * sample.advantage, ratio.clamp(1 - 0.2, 1 + 0.28) * sample.advantage
@@ -209,6 +242,7 @@ def test_critic_and_every_term_of_the_loss_are_global_too(
     print(f"{ranks} ranks, ZeRO-{zero_stage}: largest gap {gap:.1e}")
     assert gap <= TOLERANCE
     same_metrics(everything, tmp_path / "out")
+    same_tokens(everything, tmp_path / "out")
 
 
 def test_critic_and_every_term_of_the_loss_are_those_of_plain_torch(
@@ -223,6 +257,17 @@ def test_critic_and_every_term_of_the_loss_are_those_of_plain_torch(
     gap = largest_gap(learned, {name: plain.parameters()[name] for name in learned})
     print(f"largest gap {gap:.1e}")
     assert gap <= TOLERANCE
+
+
+def test_recomputed_logprobs_are_told_of_all_tokens_as_before_the_first_update(
+    model: Path, everything: Path
+) -> None:
+    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    before, told = of_tokens(plain, samples_of_step(0)), tokens_of(everything)
+    # Steps 0 and 1 were those of the critic alone, which tell nothing of tokens.
+    assert told["2 logprobs"] == pytest.approx(before["logprobs"], abs=TOLERANCE)
+    assert not any(name.startswith(("0 ", "1 ")) for name in told)
+    assert told["2 token_advantages"].std() == pytest.approx(1, abs=0.01)  # whitened
 
 
 def test_a_critic_goes_on_from_a_checkpoint_bit_for_bit(
@@ -304,6 +349,7 @@ def test_metrics_are_global_and_the_export_loads(
     train(model, tmp_path / "one", steps=1)
     train(model, tmp_path / "two", ranks=2, steps=1, zero_stage=2, micro_batch_tokens=60)
     same_metrics(tmp_path / "one", tmp_path / "two")
+    same_tokens(tmp_path / "one", tmp_path / "two")
     assert metrics_of(tmp_path / "one")[0]["parity_tokens"] > 0
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "two")
     assert sum(p.numel() for p in loaded.parameters()) > 0
@@ -337,6 +383,18 @@ def test_a_rank_that_is_killed_is_no_fault_of_the_order() -> None:
 
 def metrics_of(folder: Path) -> list[dict[str, float]]:
     return json.loads((folder / "metrics.json").read_text())
+
+
+def tokens_of(folder: Path) -> dict[str, np.ndarray]:
+    """What each step told of its tokens, by the step's place and the name."""
+    return {path.stem: np.load(path) for path in folder.glob("*.npy")}
+
+
+def same_tokens(one: Path, other: Path) -> None:
+    here, there = tokens_of(one), tokens_of(other)
+    assert here.keys() == there.keys()
+    for name in here:
+        assert there[name] == pytest.approx(here[name], rel=1e-3, abs=1e-4, nan_ok=True), name
 
 
 def same_metrics(one: Path, other: Path) -> None:

@@ -19,8 +19,9 @@ import torch
 from protocol.recipe import Recipe, parse_recipe
 
 from services.learner.engine import init_ranks, leave_ranks
+from services.learner.measured import Measured
 from services.learner.models import Models
-from services.learner.samples import Sample
+from services.learner.samples import Sample, pack_samples, unpack_samples
 from services.learner.trainer import Trainer
 
 UPDATES = 2
@@ -53,6 +54,11 @@ def samples_of_step(step: int) -> list[Sample]:
     ]
 
 
+def sent(samples: list[Sample]) -> list[Sample]:
+    """Samples as an order brings them to every rank."""
+    return unpack_samples(pack_samples(samples))
+
+
 def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
     """Of the plain policy gradient, or of everything at once."""
     optimizer = {
@@ -82,6 +88,13 @@ def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
     return parse_recipe(recipe)
 
 
+def tell(out: Path, measured: list[Measured]) -> None:
+    (out / "metrics.json").write_text(json.dumps([step.metrics for step in measured]))
+    for number, step in enumerate(measured):
+        for name, values in step.tokens.items():
+            np.save(out / f"{number} {name}.npy", values)
+
+
 def main(model: str, out: str, settings: dict[str, Any]) -> None:
     init_ranks()
     torch.use_deterministic_algorithms(True)
@@ -92,21 +105,22 @@ def main(model: str, out: str, settings: dict[str, Any]) -> None:
     if "load_from" in settings:
         models.load(Path(settings["load_from"]))
         first = models.policy.updates // UPDATES
-    metrics: list[dict[str, float]] = [
-        trainer.pretrain(samples_of_step(100 + step)) for step in range(settings.get("pretrain", 0))
+    measured = [
+        trainer.pretrain(sent(samples_of_step(100 + step)))
+        for step in range(settings.get("pretrain", 0))
     ]
     for step in range(first, settings["steps"]):
         samples = samples_of_step(step)
         if settings.get("broken_step") == step:
             samples[0] = replace(samples[0], advantage=math.nan)
-        metrics.append(trainer.train(samples))
+        measured.append(trainer.train(sent(samples)))
         if settings.get("save_at") == step + 1:
             models.save(Path(out) / "checkpoint")
     models.export(Path(out))
     if models.critic is not None:
         models.export_critic(Path(out) / "critic")
     if int(os.environ.get("RANK", "0")) == 0:
-        (Path(out) / "metrics.json").write_text(json.dumps(metrics))
+        tell(Path(out), measured)
     leave_ranks()
 
 

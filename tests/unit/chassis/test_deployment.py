@@ -1,5 +1,6 @@
 """What the environment must say, and what it is told when it does not."""
 
+import math
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ def test_defaults_need_only_an_address_a_folder_and_a_port() -> None:
     assert deployment.job_dir("j") == Path("/data/jobs/j")
     assert deployment.model_hub is False
     assert deployment.keep_samples_bytes == 10 * 2**30
+    assert deployment.keep_samples_days == math.inf
     assert deployment.api_keys == ()
 
 
@@ -35,6 +37,7 @@ def test_a_missing_variable_is_named(name: str) -> None:
         ("WEIR_HEARTBEAT_S", "soon"),
         ("WEIR_CLAIM_IDLE_S", "2"),
         ("WEIR_KEEP_SAMPLES_BYTES", "10g"),
+        ("WEIR_KEEP_SAMPLES_DAYS", "a week"),
     ],
 )
 def test_a_wrong_variable_is_named(name: str, value: str) -> None:

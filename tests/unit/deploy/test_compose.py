@@ -39,6 +39,7 @@ OF_ONE = {  # the chassis reads it for all
     "WEIR_API_KEYS": "gateway",
     "WEIR_EXTENSIONS": "learner",
     "WEIR_KEEP_SAMPLES_BYTES": "learner",
+    "WEIR_KEEP_SAMPLES_DAYS": "learner",
 }
 # Of commands outside of containers. In them WEIR_GPUS says how many processes there are.
 OF_A_PERSON = {"WEIR_API_KEY", "WEIR_HOME"}
