@@ -218,6 +218,7 @@ def _track(given: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("\nwhat is written stays; the same command goes on from it")
         return DETACHED
+    print(f"{given.name} has ended; all that it told is in {', '.join(given.to)}")
     return SUCCEEDED
 
 

@@ -137,8 +137,9 @@ def test_tensorboard_and_wandb_find_every_number_of_a_job(
     tell_story(stack, job["id"])
     take_up(stack, job["id"], state="succeeded")
     to = ("--to", "tensorboard:runs", "wandb:maths")
-    status, _, err = weir(here, "track", job["id"], *to)
+    status, out, err = weir(here, "track", job["id"], *to)
     assert status == 0, err
+    assert "all that it told is in tensorboard:runs, wandb:maths" in out
 
     numbers, read = in_tensorboard(here / "runs")
     assert {tag: numbers[tag] for tag in expected()} == expected()
