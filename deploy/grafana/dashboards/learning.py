@@ -180,8 +180,9 @@ BOARD = board(
         [
             graph(
                 "Parity",
-                "How far the learner's log-probs are from the engine's at the same weights: the "
-                "largest and the mean gap. Where it is large, ratios mean nothing.",
+                "The largest and the mean gap between the log-probs of learner and engine at the "
+                "same weights; without a line in steps that train on older ones. Where it is "
+                "large, ratios mean nothing.",
                 "short",
                 of_step("parity_max", "largest"),
                 of_step("parity_mean", "mean"),
