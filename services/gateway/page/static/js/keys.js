@@ -1,12 +1,13 @@
 /** Keys of a view, where nothing is being typed. */
-import { html, useEffect } from "./dom.js";
+import { html, useLayoutEffect } from "./dom.js";
 import { Dialog } from "./parts.js";
 
 /** @param {Object<string, [string, (() => void)|null]>} keys what a key is called, and what it does */
 export function useKeys(keys) {
-  useEffect(() => {
+  useLayoutEffect(() => {
+    // not after the paint: what is shown and what the keys do are of one state
     const press = (event) => {
-      const isTyping = event.target.closest("input, select, textarea, dialog");
+      const isTyping = event.target.closest("input, select, textarea, dialog[open]");
       if (isTyping || event.ctrlKey || event.metaKey || event.altKey || !Object.hasOwn(keys, event.key)) return;
       event.preventDefault();
       keys[event.key][1]();
