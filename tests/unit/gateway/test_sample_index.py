@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ from protocol.frames import FrameError
 from protocol.samples import read_group
 
 from services.gateway.errors import Problem
+from services.gateway.samples import catalog
+from services.gateway.samples import index as module
 from services.gateway.samples.catalog import Order, SampleFilter
 from services.gateway.samples.index import Index
 from tests.sample_stores import failed_facts, record, response_facts, sample_facts, write_segment
@@ -18,9 +21,9 @@ def index(tmp_path: Path) -> Index:
 
 
 def ids(index: Index) -> list[str]:
-    catalog = index.catalog()
-    rows = catalog.select(SampleFilter(), Order.OLDEST, None)
-    return [catalog.response(row)["id"] for row in rows]
+    found = index.catalog()
+    rows = found.select(SampleFilter(), Order.OLDEST, None)
+    return [found.response(row)["id"] for row in rows]
 
 
 def test_a_job_without_a_store_has_no_samples(index: Index) -> None:
@@ -80,6 +83,18 @@ def test_a_store_that_grows_is_read_from_where_it_was(index: Index) -> None:
     write_segment(index.folder, "000001-000000", record(sample_facts(1)))
     write_segment(index.folder, "000001-000001", record(sample_facts(2)))
     assert ids(index) == [f"train:{number}/{i}" for number in range(3) for i in range(2)]
+
+
+def test_of_many_who_ask_at_once_one_reads(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_segment(index.folder, "000001-000000", *(record(sample_facts(n)) for n in range(50)))
+    reads: list[int] = []
+    monkeypatch.setattr(
+        module, "catalog_of", lambda *given: reads.append(1) or catalog.catalog_of(*given)
+    )
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: index.catalog(), range(32)))
+    assert len({id(each) for each in found}) == len(reads) == 1
+    assert found[0].summary["groups"] == 50
 
 
 def test_the_end_of_a_segment_that_is_being_written_is_read_when_it_is_whole(
