@@ -92,10 +92,14 @@ async def measure(job_dir: Path) -> None:
         "a text that none has": {"text": "absent"},
     }.items():
         await timed(name, lambda query=query: samples.page(job_dir, SampleQuery(**query)))
+    write_segment(job_dir / FOLDER, "000002-000000", record(sample_facts(GROUPS)))
+    await timed("a list when the store has grown", lambda: samples.page(job_dir, SampleQuery()))
     await timed("one group", lambda: samples.group(job_dir, f"train:{GROUPS // 2}"))
     responses = [response_facts(length=32_768)] * 16
-    write_segment(job_dir / FOLDER, "000002-000000", record(sample_facts(GROUPS, *responses)))
-    await timed("a group of 16 x 32,768 tokens", lambda: samples.group(job_dir, f"train:{GROUPS}"))
+    write_segment(job_dir / FOLDER, "000002-000000", record(sample_facts(GROUPS + 1, *responses)))
+    await timed(
+        "a group of 16 x 32,768 tokens", lambda: samples.group(job_dir, f"train:{GROUPS + 1}")
+    )
 
 
 def main() -> None:
