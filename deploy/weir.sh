@@ -7,6 +7,7 @@ case "${1:-}" in
     exit 2
     ;;
   plan) owner=learner module=services.learner.plan ;;
+  replay) owner=learner module=services.learner.replay ;;
   grade) owner=grader module=services.grader.offline ;;
   data) owner=grader module=services.grader.data ;;
   *) owner=gateway module=services.gateway.cli ;;

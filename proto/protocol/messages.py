@@ -274,6 +274,24 @@ class JobEvent(Message):
     data: Mapping[str, JsonValue] = Field(default_factory=dict)
 
 
+class Status(Message):
+    """What a process is doing, told with every heartbeat; ``seat`` is kept by its restarts."""
+
+    name: str
+    service: str
+    seat: str
+    beats: int  # whoever sees it stand still knows that the process shows no life
+    ready: bool
+    doing: str
+    phase: Literal["starting", "loading", "working", "waiting"]
+    for_s: float = Field(ge=0)  # by the process's own clock
+    waits_for: tuple[str, ...] = ()  # keys of groups that have not arrived
+    holds: Mapping[str, float] = Field(default_factory=dict)  # groups it has, by key; seconds
+    waits_for_memory: bool = False
+    starts: int = 1  # in a row, this one included, since it was last ready
+    error: str | None = None  # that ended the last of them
+
+
 class JobRef(Message):
     """The entry of a job in the queue of jobs."""
 

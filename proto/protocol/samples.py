@@ -20,6 +20,7 @@ from protocol.messages import Float32Array, GradedGroup, Message
 from protocol.recipe import Purpose
 
 SUFFIX = ".samples"
+RECIPE = "recipe.json"  # beside the segments: what the groups were graded and valued by
 TOKENIZER = "tokenizer.json"  # beside the segments: a reader shows tokens without the model
 USED = "used"  # the fate of a group that was trained on, or evaluated
 _GROUP = b"group"

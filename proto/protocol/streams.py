@@ -16,7 +16,9 @@ learner               who takes up jobs, a hash           learner             le
 {job}:under_way       asked keys not yet taken in, a set  learner             learner, gateway
 {job}:faults          who died or failed at what, a hash  rollout, grader     rollout, grader
 lives:{group}         heartbeats of workers, a hash       rollout, grader     rollout, grader
+status                Status by seat, a hash              all but gateway     gateway
 {job}:event_ids       ids of recorded events, a set       all                 all
+starts                processes started, by service       all                 gateway
 verdicts              a judge's verdicts, a hash          grader              grader
 verdict_uses          when each was used, a sorted set    grader              grader
 verdict_bytes         how much the verdicts hold          grader              grader
@@ -71,6 +73,8 @@ WORK_STREAMS: tuple[Stream, ...] = (REQUESTS, EVAL_REQUESTS, ROLLOUTS, GRADED)
 
 ACTIVE = PREFIX + "active"
 LEARNER = PREFIX + "learner"
+STARTS = PREFIX + "starts"
+STATUS = PREFIX + "status"
 VERDICTS = PREFIX + "verdicts"
 VERDICT_USES = PREFIX + "verdict_uses"
 VERDICT_BYTES = PREFIX + "verdict_bytes"

@@ -34,6 +34,7 @@ class Deployment:
     keep_samples_bytes: int
     keep_samples_days: float
     log_level: str
+    name: str = ""  # how people call this process
     extensions: tuple[str, ...] = ()
 
     @classmethod
@@ -60,6 +61,7 @@ class Deployment:
             keep_samples_bytes=read("WEIR_KEEP_SAMPLES_BYTES", int, "10737418240"),
             keep_samples_days=read("WEIR_KEEP_SAMPLES_DAYS", float, "inf"),
             log_level=read("WEIR_LOG_LEVEL", str, "INFO"),
+            name=read("WEIR_NAME", str, ""),
             extensions=read("WEIR_EXTENSIONS", _words, ""),
         )
         if deployment.claim_idle_s < 3 * deployment.heartbeat_s:

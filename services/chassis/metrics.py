@@ -6,7 +6,73 @@ the scrape target, so it is not part of the name. Ids never are labels.
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Gauge
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from prometheus_client import REGISTRY, Counter, Gauge
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+
+def born_at_zero(counter: Counter, *values: str) -> Counter:
+    """A counter with one label, of which these values are there from the start.
+
+    Else Prometheus would first see what is counted already, which is no increase to it.
+    """
+    for value in values:
+        counter.labels(value)
+    return counter
+
+
+class Phases(Collector):
+    """Divides a process's time: at any moment it is in that phase under way which began last.
+
+    Where none is under way the time goes to ``rest``.
+    """
+
+    def __init__(self) -> None:
+        self.rest = ""
+        self._seconds: dict[str, float] = {}
+        self._under_way: list[str] = []
+        self._since = time.monotonic()
+
+    def name(self, *phases: str, rest: str) -> None:
+        """Say which phases there are, when a service starts."""
+        self.rest, self._since = rest, time.monotonic()
+        self._seconds = dict.fromkeys((*phases, rest), 0.0)
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """A phase, which others may interrupt; the same may be under way several times."""
+        self._divide()
+        self._under_way.append(phase)
+        try:
+            yield
+        finally:
+            self._divide()
+            self._under_way.remove(phase)
+
+    def seconds(self) -> dict[str, float]:
+        """The time of each phase until now."""
+        self._divide()
+        return dict(self._seconds)
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """The seconds as a metric, of a service that has phases."""
+        family = CounterMetricFamily(
+            "weir_phase_seconds_total", "Time of this process, by what it did", labels=["phase"]
+        )
+        for phase, seconds in self.seconds().items() if self.rest else ():
+            family.add_metric([phase], seconds)
+        return [family]
+
+    def _divide(self) -> None:
+        now = time.monotonic()
+        phase = self._under_way[-1] if self._under_way else self.rest
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._since
+        self._since = now
+
 
 READY = Gauge("weir_ready", "1 while the service does its work, 0 while it cannot")
 IN_FLIGHT = Gauge("weir_deliveries_in_flight", "Claimed entries that are being worked on")
@@ -15,5 +81,13 @@ LOST = Counter("weir_deliveries_lost_total", "Entries that another worker finish
 RECLAIMED = Counter("weir_deliveries_reclaimed_total", "Entries claimed that others released")
 DEATHS = Counter("weir_worker_deaths_total", "Workers that this one found dead with entries")
 FAILURES = Counter("weir_deliveries_failed_total", "Attempts to work on an entry that failed")
-GIVEN_UP = Counter("weir_deliveries_given_up_total", "Entries handed on as failed", ["why"])
+GIVEN_UP = born_at_zero(
+    Counter("weir_deliveries_given_up_total", "Entries handed on as failed", ["why"]),
+    *("deaths", "failures", "unreadable", "unworkable"),
+)
 BACKPRESSURE = Gauge("weir_backpressure_seconds", "Time spent waiting because memory was full")
+DEVICES = Gauge(
+    "weir_compute_devices", "GPUs that this service computes on; without any, its processes"
+)
+PHASES = Phases()
+REGISTRY.register(PHASES)

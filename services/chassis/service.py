@@ -9,6 +9,7 @@ import secrets
 import signal
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from protocol.exchange import Exchange, connect
 
 from services.chassis import metrics
+from services.chassis.activity import Activity, StatusTeller
 from services.chassis.deployment import Deployment, DeploymentError
 from services.chassis.logs import set_up_logs
 
@@ -34,12 +36,16 @@ class Readiness:
     ready: bool = False
     why: str = "starting"
     started: bool = False  # it has said for itself whether it is ready
+    was_ready: bool = False
+    since: float = field(default_factory=time.monotonic)
 
     def set(self, ready: bool, why: str = "") -> None:
         """Say whether the service can work; ``why`` names what it waits for."""
         if (ready, why) != (self.ready, self.why):
             log.info("ready" if ready else "not ready", extra={"why": why})
+            self.since = time.monotonic()
         self.ready, self.why, self.started = ready, why, True
+        self.was_ready = self.was_ready or ready
         metrics.READY.set(ready)
 
 
@@ -52,6 +58,7 @@ class Service:
     exchange: Exchange
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     readiness: Readiness = field(default_factory=Readiness)
+    activity: Activity = field(default_factory=Activity)
 
     def stop(self) -> None:
         """Leave in good order, without waiting long for an exchange that is away."""
@@ -109,13 +116,31 @@ async def _run(
         app = Observable(service, make_app(service) if make_app else None)
         async with _serving(app, deployment):
             try:
-                await main(service)
+                await exchange.count_start(name)
+                # Who asks the gateway hears whether it lives.
+                await (main(service) if make_app else _telling(service, main))
             except DeploymentError:
                 raise
             except Exception:
                 log.exception("stopped by an error")
                 return 1
     return 0
+
+
+async def _telling(service: Service, main: Main) -> None:
+    """Run ``main``, and tell others meanwhile what the service is doing."""
+    teller = StatusTeller(service)
+    telling = asyncio.create_task(teller.tell_forever())
+    error: BaseException | None = None
+    try:
+        await main(service)
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+        await teller.leave(error)
 
 
 def _log_what_waits() -> None:

@@ -61,6 +61,7 @@ class Station(Generic[I, O]):
     capacity: int
     is_open: Callable[[ActiveJob], bool] = _always
     has_died: Callable[[], bool] = _never  # a part of the worker that any entry may have killed
+    verb: str = "works on"
 
     @property
     def group(self) -> str:
@@ -200,6 +201,7 @@ class _Worker(Generic[I, O]):
 
     async def _show_life(self) -> None:
         held = list(self.held.values())
+        self._tell(held)
         pulse = await self.service.exchange.heartbeat(
             self.station.group,
             self.station.inputs if self.job else (),
@@ -211,6 +213,17 @@ class _Worker(Generic[I, O]):
         for delivery in held:
             if delivery.place in pulse.lost and self.held.get(delivery.place) is delivery:
                 self._lose(delivery)
+
+    def _tell(self, held: Sequence[Delivery[I]]) -> None:
+        """Say in words what is being done."""
+        activity = self.service.activity
+        activity.holding(delivery.key for delivery in held)
+        if held:
+            activity.rests(f"{self.station.verb} groups")  # how many: see `Status.holds`
+        elif self.job is not None and self.paused:
+            activity.rests("waits, since the job is paused", "waiting")
+        else:
+            activity.rests("is idle", "waiting")
 
     def _lose(self, delivery: Delivery[I]) -> None:
         """Others have taken it over."""

@@ -29,18 +29,22 @@ from services.gateway.samples.reading import Samples
 from services.gateway.samples.routes import samples
 from services.gateway.submission import JobRequest
 from services.gateway.trained_model import model_file, model_files
+from services.gateway.watch.watchdog import Watchdog
 
 files = APIRouter(prefix="/v1/files", tags=["files"])
 jobs = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["jobs"])
 graders = APIRouter(prefix="/v1/fine_tuning/alpha/graders", tags=["graders"])
 
 
-def create_app(service: Service, *, max_file_bytes: int = MAX_FILE_BYTES) -> FastAPI:
+def create_app(
+    service: Service, *, watchdog: Watchdog | None = None, max_file_bytes: int = MAX_FILE_BYTES
+) -> FastAPI:
     """The gateway's application; the chassis adds /healthz, /readyz and the like in front of it."""
     app = FastAPI(title="Weir", description="Reinforcement learning for language models")
     shelf = FileShelf(service.deployment.files_dir, max_file_bytes)
     app.state.desk = JobDesk(service, shelf)
     app.state.samples = Samples()
+    app.state.watchdog = watchdog or Watchdog()
     app.include_router(files)
     app.include_router(jobs)
     app.include_router(samples)
@@ -178,6 +182,12 @@ async def list_events(
     chunks = end_quietly(follow_until_ended(desk, job_id, place))
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     return StreamingResponse(chunks, 200, headers, media_type="text/event-stream")
+
+
+@jobs.get("/{job_id}/why")
+async def get_why(job_id: str, request: Request, desk: Desk) -> Json:
+    """Whether a job moves, what it waits for, and what every process does and stream holds."""
+    return request.app.state.watchdog.why(await desk.find(job_id))
 
 
 @jobs.get("/{job_id}/checkpoints")

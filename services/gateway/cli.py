@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -25,15 +26,19 @@ from services.gateway.evaluations import Result, evaluations_in, evaluations_tab
 from services.gateway.progress import LiveView, Progress, download_bar
 from services.gateway.samples.view import group_view, samples_table
 from services.gateway.stack import NoStack, find_stack, model_for
+from services.gateway.tracking import BadTarget, Target, begun_jobs, track
+from services.gateway.watch.view import in_a_sentence, tables
 
 _OF_OTHER_SERVICES = {
     "plan": ("services.learner.plan", "show what a recipe takes to run"),
     "grade": ("services.grader.offline", "grade responses, or measure graders by labelled ones"),
     "data": ("services.grader.data", "check task files, and rewrite their answers as integers"),
+    "replay": ("services.learner.replay", "grade a step again, and show what a recipe changes"),
     "compose": ("deploy.compose", "write what a machine's GPUs add to docker-compose.yml"),
 }
 _PAGE = 1000  # samples
 _WHOLE = 10_000  # columns: a narrow terminal wraps lines, and nothing is cut
+_TRACKERS = "tensorboard:DIR, wandb:PROJECT, mlflow:URI, mlflow:EXPERIMENT, trackio:PROJECT"
 Job = dict[str, Any]
 SUCCEEDED, FAILED, BAD_INPUT, DETACHED = 0, 1, 2, 130
 
@@ -46,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(words)
     try:
         return given.run(given)
-    except (RecipeError, TaskFileError, NoStack, WeirError) as error:
+    except (RecipeError, TaskFileError, NoStack, WeirError, BadTarget) as error:
         print(f"weir: {error}", file=sys.stderr)
         return BAD_INPUT
 
@@ -68,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     add("run", _run, "submit the job of a recipe and follow it", "RECIPE")
     add("watch", _watch, "follow a job", "JOB")
     add("jobs", _jobs, "list jobs, newest first")
+    add("why", _why, "say what a job waits for, and who does what", "JOB")
     add("evaluations", _evaluations, "show how a job did on held-out tasks", "JOB")
     _add_samples(add)
     fetch = add("fetch", _fetch, "bring the model that a job has trained to this machine", "JOB")
@@ -75,9 +81,18 @@ def _parser() -> argparse.ArgumentParser:
     add("pause", _asking(WeirClient.pause), "have a job write a checkpoint and rest", "JOB")
     add("resume", _asking(WeirClient.resume), "have a job go on that rests or has failed", "JOB")
     add("cancel", _asking(WeirClient.cancel), "end a job", "JOB")
+    _add_track(add)
     for name, (_, text) in _OF_OTHER_SERVICES.items():
         verbs.add_parser(name, help=text)
     return parser
+
+
+def _add_track(add: Callable[..., argparse.ArgumentParser]) -> None:
+    verb = add("track", _track, "write what jobs tell to experiment trackers")
+    which = verb.add_mutually_exclusive_group(required=True)
+    which.add_argument("name", metavar="JOB", nargs="?")
+    which.add_argument("--all", action="store_true", help="every job, those to come among them")
+    verb.add_argument("--to", nargs="+", required=True, metavar="TRACKER:WHERE", help=_TRACKERS)
 
 
 def _add_samples(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -140,6 +155,15 @@ def _jobs(_: argparse.Namespace) -> int:
     return SUCCEEDED
 
 
+def _why(given: argparse.Namespace) -> int:
+    with _client() as weir:
+        job, why = weir.job(given.name), weir.why(given.name)
+    print(in_a_sentence(job, why))
+    for table in tables(why):
+        Console(width=_WHOLE).print(table)
+    return SUCCEEDED
+
+
 def _evaluations(given: argparse.Namespace) -> int:
     with _client() as weir:
         results = evaluations_in(weir.past_events(given.name))
@@ -180,6 +204,20 @@ def _fetch(given: argparse.Namespace) -> int:
         print("\nwhat has arrived stays; the same command goes on from it")
         return DETACHED
     print(f"the model of {given.name} is in {given.folder}")
+    return SUCCEEDED
+
+
+def _track(given: argparse.Namespace) -> int:
+    targets = [Target.parse(text) for text in given.to]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with _client() as weir:
+            find = (lambda: begun_jobs(weir)) if given.all else (lambda: [weir.job(given.name)])
+            list(find())  # a wrong name or a wrong address is told at once
+            track(weir, targets, find, until_all_ended=not given.all)
+    except KeyboardInterrupt:
+        print("\nwhat is written stays; the same command goes on from it")
+        return DETACHED
     return SUCCEEDED
 
 

@@ -95,9 +95,14 @@ class WeirClient:
         """One job."""
         return self._request("GET", f"{JOBS}/{job_id}")
 
-    def jobs(self, limit: int = 20) -> list[Json]:
-        """The newest jobs, newest first."""
-        return self._request("GET", JOBS, params={"limit": limit})["data"]
+    def why(self, job_id: str) -> Json:
+        """Whether a job moves, what it waits for, and who does what."""
+        return self._request("GET", f"{JOBS}/{job_id}/why")
+
+    def jobs(self, limit: int = 20, *, after: str | None = None) -> list[Json]:
+        """The newest jobs, or those that are older than the job ``after``; newest first."""
+        params = {"limit": limit} | ({"after": after} if after else {})
+        return self._request("GET", JOBS, params=params)["data"]
 
     def cancel(self, job_id: str) -> Json:
         """Ask a job to end."""
@@ -111,9 +116,9 @@ class WeirClient:
         """Ask a job that rests to go on."""
         return self._request("POST", f"{JOBS}/{job_id}/resume")
 
-    def past_events(self, job_id: str) -> Iterator[Json]:
+    def past_events(self, job_id: str, *, after: str | None = None) -> Iterator[Json]:
         """A job's events until now, oldest first."""
-        page: Json = {"has_more": True, "last_id": None}
+        page: Json = {"has_more": True, "last_id": after}
         while page["has_more"]:
             params = {"limit": _PAGE} | ({"after": page["last_id"]} if page["last_id"] else {})
             page = self._request("GET", f"{JOBS}/{job_id}/events", params=params)

@@ -18,6 +18,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from pydantic import JsonValue
 
 from services.chassis.faults import WorkerFault
+from services.chassis.metrics import born_at_zero
 from services.grader.nursery import Death, Nursery, NurseryError, Worker
 from services.grader.pool_outcome import Cause, Failed, Value, harm, outcome_of
 from services.grader.pool_pipe import NoAnswer
@@ -34,7 +35,9 @@ WAITED = Histogram(
 WORKED = Histogram(
     "weir_pool_call_seconds", "Time from asking a worker to its answer or end", buckets=_SECONDS
 )
-FAILED = Counter("weir_pool_calls_failed_total", "Calls that ended without a value", ["cause"])
+FAILED = born_at_zero(
+    Counter("weir_pool_calls_failed_total", "Calls that ended without a value", ["cause"]), *Cause
+)
 KILLED = Counter("weir_pool_workers_killed_total", "Workers of the pool replaced", ["why"])
 
 _DYING_S = 1.0  # from the end of its pipe to the end of a worker

@@ -16,6 +16,7 @@ from protocol.messages import ActiveJob, GradedGroup, RolloutGroup
 from protocol.streams import GRADED, ROLLOUTS
 
 from services.chassis.deployment import import_extensions
+from services.chassis.metrics import PHASES
 from services.chassis.service import Service
 from services.chassis.work import Station, work_forever
 from services.grader import gate, grading, steps
@@ -41,6 +42,7 @@ async def run(service: Service) -> None:
     Waits for: the pool to warm up, a judge that passes its self-test if there is one, then groups.
     Unblocked by: those, and the service stopping.
     """
+    PHASES.name("grading", rest="idle")
     settings = Settings.from_environment()
     import_extensions("WEIR_GRADER_EXTENSIONS", settings.extensions)
     asked = JudgeSettings.from_environment()
@@ -70,13 +72,15 @@ def station(tools: Tools, capacity: int) -> Station[RolloutGroup, GradedGroup]:
         handle=handle,
         capacity=capacity,
         is_open=is_open,
+        verb="grades",
     )
 
 
 async def grade_group(job: ActiveJob, group: RolloutGroup, tools: Tools) -> GradedGroup:
     """Grade a group as the job's recipe says."""
     started = time.monotonic()
-    grades = await grading.grade(job.recipe.reward, group, tools)
+    with PHASES.during("grading"):
+        grades = await grading.grade(job.recipe.reward, group, tools)
     return GradedGroup(
         purpose=group.request.purpose,
         number=group.request.number,

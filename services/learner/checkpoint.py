@@ -37,6 +37,7 @@ class LearnerState(Message):
     evaluations: list[dict[str, Any]]  # the first and the newest, see `Progress`
     evaluated: int = 0  # how many there were, where some are left out
     totals: dict[str, float]
+    phase_seconds: dict[str, float] = Field(default_factory=dict)
     ranks: int | None = None  # that saved the models; as many must load them
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from protocol.messages import Requested
 
+from services.chassis.metrics import PHASES
 from services.chassis.service import Service
 
 T = TypeVar("T")
@@ -32,6 +33,7 @@ class Control:
         self.service = service
         self.job_id = job_id
         self.requested = Requested.RUN
+        self.doing = service.activity.during
         self._interrupted = asyncio.Event()
 
     async def watch_forever(self) -> None:
@@ -78,7 +80,8 @@ class Control:
 
     async def until_resumed(self) -> None:
         """Wait while the job is paused."""
-        while self.requested is Requested.PAUSE:
-            if await self.service.pause(self.service.deployment.heartbeat_s):
-                raise StopRequested
-            await self.refresh()
+        with PHASES.during("paused"):
+            while self.requested is Requested.PAUSE:
+                if await self.service.pause(self.service.deployment.heartbeat_s):
+                    raise StopRequested
+                await self.refresh()

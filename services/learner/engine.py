@@ -177,6 +177,11 @@ def device_of_rank() -> torch.device:
     return torch.device("cpu")
 
 
+def name_of_device() -> str:
+    """What the driver calls this rank's GPU; empty without one."""
+    return torch.cuda.get_device_name(device_of_rank()) if torch.cuda.is_available() else ""
+
+
 def uses_parameters_of(module: nn.Module, other: nn.Module) -> None:
     """Declare that a module's forward pass uses another's parameters: ZeRO-3 then gathers them."""
     for parameter in other.parameters(recurse=False):

@@ -10,14 +10,18 @@ from pathlib import Path
 from prometheus_client import Counter
 from protocol.exchange import Delivery, Exchange
 from protocol.frames import Fields, FrameError, encode
-from protocol.messages import GradedGroup
+from protocol.messages import GradedGroup, group_key
 from protocol.recipe import Purpose
 from protocol.streams import GRADED
 
+from services.chassis.metrics import born_at_zero
 from services.learner.log import GroupLog, read_log, retain
 
 log = logging.getLogger(__name__)
-TAKEN_IN = Counter("weir_groups_taken_in_total", "Graded groups logged by the learner", ["purpose"])
+TAKEN_IN = born_at_zero(
+    Counter("weir_groups_taken_in_total", "Graded groups logged by the learner", ["purpose"]),
+    *Purpose,
+)
 REPEATED = Counter("weir_groups_repeated_total", "Graded groups that were in the log already")
 _CLAIM_COUNT = 64
 _CLAIM_WAIT_S = 0.5
@@ -91,6 +95,10 @@ class Intake:
             self._arrived.clear()
             await self._arrived.wait()
         return [self.waiting[key] for key in wanted]
+
+    def missing(self, purpose: Purpose, numbers: range) -> list[str]:
+        """The keys of the groups with these numbers that have not arrived."""
+        return [group_key(purpose, n) for n in numbers if (purpose, n) not in self.waiting]
 
     def finish(self, purpose: Purpose, numbers: range) -> list[GradedGroup]:
         """Give up the groups with these numbers: they have been used, no checkpoint needs them."""

@@ -27,6 +27,7 @@ from protocol.tasks import TaskFileError, read_tasks
 
 from deploy.placement import parse
 from services.chassis.deployment import Deployment
+from services.chassis.metrics import DEVICES, PHASES
 from services.chassis.service import Service
 from services.learner.algorithms import UnknownName
 from services.learner.checkpoint import Checkpoints, LearnerState, remove_leftovers, write_whole
@@ -34,6 +35,7 @@ from services.learner.control import CancelRequested, Control, StopRequested
 from services.learner.evaluation import Evaluator
 from services.learner.faults import MachineFault, cause_of, machine_fault
 from services.learner.feeder import Feeder
+from services.learner.flops import Flops
 from services.learner.formulas import check_formulas
 from services.learner.intake import Intake
 from services.learner.lease import Role
@@ -54,6 +56,10 @@ from services.learner.scoring import Scoring
 log = logging.getLogger(__name__)
 _FAULTS_OF_THE_USER = (LearnedNothing, NotOnHub, TaskFileError, UnknownName, UnsupportedModel)
 _QUEUE_WAIT_S = 1.0
+_PHASES = (
+    *("idle", "wait_for_groups", "train", "pretrain", "publish", "checkpoint", "evaluate"),
+    "paused",
+)
 
 
 async def work_on_one_job(service: Service, team: Team) -> None:
@@ -62,6 +68,8 @@ async def work_on_one_job(service: Service, team: Team) -> None:
     Waits for: the learner's role, then a job. Unblocked by: the end of another learner, the
     gateway, or the service stopping.
     """
+    PHASES.name(*_PHASES, rest="other")
+    DEVICES.set(team.num_ranks)
     await _first_to_end(_work_in_role(service, team), team.keep_alive_forever())
 
 
@@ -69,6 +77,7 @@ async def _work_in_role(service: Service, team: Team) -> None:
     role = Role(service)
     if await role.acquire():
         service.readiness.set(True)
+        service.activity.rests("waits for a job", "waiting")
         await _first_to_end(_take_up_one_job(service, team), role.hold_forever())
         await role.release()
 
@@ -76,7 +85,8 @@ async def _work_in_role(service: Service, team: Team) -> None:
 async def _take_up_one_job(service: Service, team: Team) -> None:
     await sweep(service.exchange, service.deployment.weights_dir)
     while not service.stopping.is_set():
-        delivery = await service.exchange.next_job(_QUEUE_WAIT_S)
+        with PHASES.during("idle"):
+            delivery = await service.exchange.next_job(_QUEUE_WAIT_S)
         if delivery is None:
             continue
         try:
@@ -137,7 +147,10 @@ class _Attempt:
         if self.record.requested is Requested.CANCEL:  # whatever else may be wrong
             raise CancelRequested
         await outcome.tell_of_silence()
-        learning = await self._prepare()
+        activity = self.service.activity
+        activity.rests(f"works on {self.record.id}")
+        with activity.during("loads the model", "starting"):
+            learning = await self._prepare()
         parts = learning.parts
         try:
             await _first_to_end(
@@ -162,8 +175,10 @@ class _Attempt:
         train, held_out = await asyncio.to_thread(_tasks, recipe, deployment.files_dir)
         policy, critic = await asyncio.to_thread(_checked_models, recipe, deployment)
         await self.team.open(policy, recipe, critic)
-        learning = self._assemble(recipe, train, held_out)
+        flops = Flops.of_models(recipe, policy, critic, self.team.num_ranks, self.team.device_name)
+        learning = self._assemble(recipe, train, held_out, flops)
         await asyncio.to_thread(learning.parts.store.keep_tokenizer, policy)
+        await asyncio.to_thread(learning.parts.store.keep_recipe, recipe)
         await self._restore(learning)
         await self._activate(learning)
         return learning
@@ -188,7 +203,11 @@ class _Attempt:
             await learning.parts.reporter.say("order", warning, level="warn")
 
     def _assemble(
-        self, recipe: Recipe, train: tuple[Task, ...], held_out: tuple[Task, ...]
+        self,
+        recipe: Recipe,
+        train: tuple[Task, ...],
+        held_out: tuple[Task, ...],
+        flops: Flops,
     ) -> Learning:
         exchange, job_id, attempt = self.service.exchange, self.record.id, self.number
         intake = Intake(exchange, job_id, attempt, self._folder / "log")
@@ -214,7 +233,9 @@ class _Attempt:
             reporter=Reporter(exchange, job_id),
         )
         scoring = Scoring.of(recipe)
-        return Learning(job_id, attempt, recipe, parts, scoring, replay_until=self.record.step)
+        return Learning(
+            job_id, attempt, recipe, parts, scoring, flops, replay_until=self.record.step
+        )
 
     async def _restore(self, learning: Learning) -> None:
         parts, first_segment = learning.parts, ""
@@ -259,10 +280,11 @@ class _Attempt:
         if not learning.is_saved:
             await learning.save_checkpoint()
         models = {"model": self._folder / "model"}
-        await write_whole(models["model"], self.team.export, attempt=self.number)
-        if self.record.recipe.critic is not None:
-            models["critic"] = self._folder / "critic"
-            await write_whole(models["critic"], self.team.export_critic, attempt=self.number)
+        with self.service.activity.during("writes the model"):
+            await write_whole(models["model"], self.team.export, attempt=self.number)
+            if self.record.recipe.critic is not None:
+                models["critic"] = self._folder / "critic"
+                await write_whole(models["critic"], self.team.export_critic, attempt=self.number)
         await outcome.end(JobState.SUCCEEDED, result=await _result(learning, models))
 
     @property

@@ -14,11 +14,12 @@ from protocol.recipe import Purpose, Recipe
 
 from services.learner.control import PauseRequested
 from services.learner.evaluation import evaluation_place, summarize
+from services.learner.flops import Flops
 from services.learner.lost import too_much_lost
 from services.learner.parts import Parts
 from services.learner.progress import Progress
 from services.learner.reconciler import Reconciler
-from services.learner.report import show_account, timed
+from services.learner.report import timed
 from services.learner.sample_facts import sampled_groups
 from services.learner.samples import GroupFacts, Sample, samples_of
 from services.learner.scoring import Scoring
@@ -40,6 +41,7 @@ class Learning:
     recipe: Recipe
     parts: Parts
     scoring: Scoring
+    flops: Flops
     replay_until: int  # steps that an earlier attempt has already made, and told of
     progress: Progress = field(default_factory=Progress)
     saved: str = ""  # the name of the newest checkpoint
@@ -87,7 +89,7 @@ class Learning:
         selection = await self._select()
         samples, facts = self._samples_of(selection.kept)
         assert facts.staleness_max <= self.recipe.training.max_staleness, "stale ones are dropped"
-        with timed("train"):
+        with timed("train"), self.parts.control.doing(f"trains step {self.step + 1}"):
             metrics = await self.parts.team.train(samples)
         await self._settle(Purpose.TRAIN, selection.fates)
         self.progress.step += 1
@@ -105,8 +107,9 @@ class Learning:
         while not selection.is_complete:
             self.parts.control.obey()
             self.parts.feeder.admit(selection.outlook)
-            number = selection.next_number
-            selection.look(*await self._groups(Purpose.TRAIN, range(number, number + 1)))
+            number, began = selection.next_number, time.monotonic()
+            (group,) = await self._groups(Purpose.TRAIN, range(number, number + 1))
+            selection.look(group, time.monotonic() - began)
             await self._pause_if_lost(selection.to_check, f"step {self.step}")
         return selection
 
@@ -129,7 +132,10 @@ class Learning:
         )
         await self._pause_if_lost(groups, f"pretrain step {self.progress.pretrained}")
         samples, facts = self._samples_of(_whole(groups))
-        with timed("pretrain"):
+        with (
+            timed("pretrain"),
+            self.parts.control.doing(f"pretrains step {self.progress.pretrained + 1}"),
+        ):
             metrics = await self.parts.team.pretrain(samples)
         await self._settle(Purpose.PRETRAIN, unselected(groups))
         self.progress.pretrained += 1
@@ -151,7 +157,7 @@ class Learning:
         result = summarize(self.step, groups)
         self.progress.note_evaluation(result)
         await self._settle(Purpose.EVAL, unselected(groups))
-        await self.parts.reporter.evaluation(result)
+        await self.parts.reporter.evaluation(result, await self.account(Purpose.EVAL))
         self.stopwatch = time.monotonic()
 
     async def _measure_parity(self, groups: Sequence[GradedGroup]) -> None:
@@ -162,12 +168,13 @@ class Learning:
         samples, _ = samples_of(
             groups, self.scoring.without_advantage, attempt=self.attempt, version=self.step
         )
-        self.progress.note_parity(await self.parts.team.score(samples, sampling.temperature))
+        with self.parts.control.doing("measures parity"):
+            self.progress.note_parity(await self.parts.team.score(samples, sampling.temperature))
 
     async def _publish_if_current(self) -> None:
         """Publish, unless an earlier attempt's steps are being replayed: nobody waits for those."""
         if not self._replaying:
-            with timed("publish"):
+            with timed("publish"), self.parts.control.doing(f"publishes version {self.step}"):
                 await self.parts.publisher.publish(self.parts.team, self.step)
 
     async def _report(
@@ -177,13 +184,17 @@ class Learning:
         metrics: dict[str, float],
         seconds: float,
     ) -> None:
-        self.progress.note_update(metrics)
+        counts = selection.counts(facts.groups_with_signal)
+        self.progress.note_update(metrics, counts)
         self._note_work(facts)
+        spent = self.parts.reporter.phase_seconds()
         data = {
             **facts.means(len(selection.kept)),
             **metrics,
-            **facts.throughput(seconds),
-            **selection.counts(),
+            **facts.throughput(seconds, self.parts.team.num_ranks),
+            **self.flops.of(facts.trained_lengths, spent.get("train", 0.0)),
+            **counts,
+            **self.progress.totals_with(spent),
             "step": self.step,
             "dropped_responses": dict(facts.dropped_responses),
             "groups": await self.account(Purpose.TRAIN),
@@ -205,7 +216,8 @@ class Learning:
     ) -> None:
         data = {
             **metrics,
-            **facts.throughput(seconds),
+            **facts.throughput(seconds, self.parts.team.num_ranks),
+            **self.progress.totals_with(self.parts.reporter.phase_seconds()),
             "pretrain_step": self.progress.pretrained,
             "groups": await self.account(Purpose.PRETRAIN),
         }
@@ -221,9 +233,7 @@ class Learning:
         }[purpose]
         under_way = await parts.exchange.under_way(self.job_id)
         there = under_way | parts.intake.keys_waiting()
-        account = self.progress.ledgers[purpose].account(asked, there)
-        show_account(purpose, account)
-        return account
+        return self.progress.ledgers[purpose].account(asked, there)
 
     def drop_leftovers(self) -> None:
         """All steps are made: what was asked for beyond them serves nobody."""
@@ -232,7 +242,7 @@ class Learning:
 
     async def save_checkpoint(self) -> None:
         """Make everything up to this step durable."""
-        with timed("checkpoint"):
+        with timed("checkpoint"), self.parts.control.doing("writes a checkpoint"):
             await self.parts.store.sync()
             await self.parts.intake.roll_log()
             state = self.progress.state(self.parts.intake.first_segment_needed)
@@ -256,7 +266,8 @@ class Learning:
         if not self.is_saved and not self._replaying:
             await self.save_checkpoint()
         await self._set_state(JobState.PAUSED)
-        await self.parts.control.until_resumed()
+        with self.parts.control.doing("rests, since the job is paused", "waiting"):
+            await self.parts.control.until_resumed()
         await self._set_state(JobState.RUNNING)
         self.stopwatch = time.monotonic()
 
@@ -307,9 +318,11 @@ class Learning:
         """Wait for the groups with these numbers."""
         if self._replaying and len(self.parts.intake.have(purpose, numbers)) < len(numbers):
             await self._end_replay()
-        window = self.parts.intake.window(purpose, numbers)
-        with timed(phase):
-            return await self.parts.control.unless_interrupted(self.reconciler.beside(window))
+        intake, control = self.parts.intake, self.parts.control
+        window = intake.window(purpose, numbers)
+        waiting = control.doing("waits", "waiting", lambda: intake.missing(purpose, numbers))
+        with timed(phase), waiting:
+            return await control.unless_interrupted(self.reconciler.beside(window))
 
     async def _end_replay(self) -> None:
         """The log lacks a group, which must be sampled again: by the policy as it is now."""

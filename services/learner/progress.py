@@ -16,9 +16,14 @@ from services.learner.lost import in_words
 _KEPT_EVALUATIONS = 1000  # beside the first
 
 
+_TOTALS = (
+    *("train_seconds", "samples", "tokens", "updates", "parity_max", "parity_tokens"),
+    *("empty_steps", "groups_without_signal", "exposed_grading_seconds"),
+)
+
+
 def _no_totals() -> dict[str, float]:
-    names = ("train_seconds", "samples", "tokens", "updates", "parity_max", "parity_tokens")
-    return dict.fromkeys(names, 0.0)
+    return dict.fromkeys(_TOTALS, 0.0)
 
 
 @dataclass
@@ -37,6 +42,7 @@ class Progress:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     evaluated: int = 0
     totals: dict[str, float] = field(default_factory=_no_totals)
+    phase_seconds: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, state: LearnerState) -> Progress:
@@ -49,7 +55,8 @@ class Progress:
             # A state of an earlier release has all evaluations, and counts no updates.
             evaluations=[_flat(result) for result in state.evaluations],
             evaluated=max(state.evaluated, len(state.evaluations)),
-            totals={"updates": float(state.step)} | state.totals,
+            totals=_no_totals() | {"updates": float(state.step)} | state.totals,
+            phase_seconds=dict(state.phase_seconds),
         )
         for purpose, stored in state.ledgers.items():
             progress.ledgers[purpose].restore(stored)
@@ -67,6 +74,7 @@ class Progress:
             evaluations=self.evaluations,
             evaluated=self.evaluated,
             totals=self.totals,
+            phase_seconds=self.phase_seconds,
         )
 
     @property
@@ -96,10 +104,14 @@ class Progress:
             self.totals["parity_max"] = max(self.totals["parity_max"], gap)
         self.totals["parity_tokens"] += metrics.get("parity_tokens", 0.0)
 
-    def note_update(self, metrics: Mapping[str, float]) -> None:
-        """Take in the metrics of a training step."""
+    def note_update(self, metrics: Mapping[str, float], counts: Mapping[str, float]) -> None:
+        """Take in the metrics of a training step, and what its selection came to."""
         self.note_parity(metrics)
-        self.totals["updates"] += metrics.get("updates", 1.0)
+        updates = metrics.get("updates", 1.0)
+        self.totals["updates"] += updates
+        self.totals["empty_steps"] += not updates
+        self.totals["groups_without_signal"] += counts["without_signal"]
+        self.totals["exposed_grading_seconds"] += counts["exposed_grading_seconds"]
 
     def why_nothing_was_learned(self) -> str | None:
         """Why the policy is as it was after all steps; None if it is not."""
@@ -110,6 +122,16 @@ class Progress:
         if not self.totals["updates"]:
             return "nothing was learned: no update had a loss and a gradient that were finite"
         return None
+
+    def totals_with(self, phase_seconds: Mapping[str, float]) -> dict[str, Any]:
+        """What a step tells: where the time since the last one went, and what all came to."""
+        for phase, more in phase_seconds.items():
+            self.phase_seconds[phase] = self.phase_seconds.get(phase, 0.0) + more
+        return {
+            "phase_seconds": dict(phase_seconds),
+            "phase_seconds_total": dict(self.phase_seconds),
+            "totals": dict(self.totals),
+        }
 
     def note_work(self, seconds: float, responses: int, tokens: int) -> None:
         """Take in what a training step trained on, and the time since the one before."""

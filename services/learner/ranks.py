@@ -24,7 +24,7 @@ from protocol.messages import Message
 from protocol.recipe import Recipe
 from safetensors import SafetensorError
 
-from services.learner.engine import device_of_rank
+from services.learner.engine import device_of_rank, name_of_device
 from services.learner.faults import MachineFault
 from services.learner.models import Models
 from services.learner.samples import Sample, SampleBatch, pack_samples, unpack_samples
@@ -131,6 +131,7 @@ class Team:
         self._rank = Rank()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
         self.num_ranks = torch.distributed.get_world_size()
+        self.device_name = name_of_device()
         self._others = self.num_ranks > 1
         self._is_sound = True  # False while an order is carried out, and for good if that failed
 

@@ -1,33 +1,24 @@
-"""What a step leaves behind for people: an event in the job's story, and metrics."""
+"""What a step leaves behind for people: an event in the job's story.
+
+The gateway makes metrics of them (`services/gateway/watch/job_metrics.py`).
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from prometheus_client import Counter, Gauge
 from protocol.exchange import Exchange
 from protocol.messages import JobEvent
 
+from services.chassis.metrics import PHASES
 from services.learner.lost import Lost, in_words
 from services.learner.selection import Selection
 
-STEP = Gauge("weir_learner_step", "Training steps done in the active job")
-MEASURED = Gauge("weir_learner_step_metric", "A metric of the last training step", ["name"])
-TOKENS = Counter("weir_learner_trained_tokens_total", "Response tokens trained on")
-SAMPLES = Counter("weir_learner_trained_samples_total", "Responses trained on")
-SECONDS = Counter("weir_learner_seconds_total", "Where the learner's time went", ["phase"])
-GROUPS = Gauge("weir_groups", "The ledger of the active job", ["purpose", "state"])
-DROPPED = Gauge("weir_groups_dropped", "Groups dropped in the active job", ["purpose", "reason"])
-PRETRAINED = Gauge("weir_learner_pretrain_step", "Steps that the critic has made alone")
-PRETRAINING = Gauge(
-    "weir_learner_pretrain_metric", "A metric of the critic's last step alone", ["name"]
-)
-EVALUATION = Gauge("weir_evaluation", "Result of the last evaluation", ["name"])
+timed = PHASES.during
 _LOST = {
     "ungradable": "paused: {share:.0%} of the scores of {moment} could not be graded ({reasons}), "
     "more than reward.max_ungradable = {most:.0%}; mend the grader, then resume the job",
@@ -43,6 +34,13 @@ class Reporter:
     def __init__(self, exchange: Exchange, job_id: str) -> None:
         self.exchange = exchange
         self.job_id = job_id
+        self._told_seconds = PHASES.seconds()
+
+    def phase_seconds(self) -> dict[str, float]:
+        """The time of each phase since this was called last, of those that had any."""
+        before, self._told_seconds = self._told_seconds, PHASES.seconds()
+        spent = {name: s - before.get(name, 0.0) for name, s in self._told_seconds.items()}
+        return {name: seconds for name, seconds in spent.items() if seconds > 0}
 
     async def say(
         self, event_id: str, message: str, *, level: Any = "info", data: Any = None
@@ -52,16 +50,10 @@ class Reporter:
 
     async def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Record the metrics of a training step."""
-        STEP.set(step)
-        _set_gauges(MEASURED, metrics)
-        SAMPLES.inc(metrics["samples"])
-        TOKENS.inc(metrics["tokens"])
         await self._record(f"step:{step}", f"step {step}", type="metrics", data=dict(metrics))
 
     async def pretrain_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Record the metrics of a step that the critic made alone."""
-        PRETRAINED.set(step)
-        _set_gauges(PRETRAINING, metrics)
         learned = [
             f"{name.replace('_', ' ')} {metrics[name]:.3f}"
             for name in ("value_loss", "explained_variance")
@@ -104,11 +96,10 @@ class Reporter:
         )
         await self.say(f"non_finite:{moment}", message, level="warn", data={"metrics": list(names)})
 
-    async def evaluation(self, result: Mapping[str, Any]) -> None:
-        """Record the result of an evaluation."""
-        _set_gauges(EVALUATION, result)
+    async def evaluation(self, result: Mapping[str, Any], account: Mapping[str, Any]) -> None:
+        """Record the result of an evaluation, and the ledger of all of them."""
         step = result["step"]
-        data = {"step": step, "evaluation": dict(result)}
+        data = {"step": step, "evaluation": dict(result), "groups": dict(account)}
         await self._record(
             f"evaluation:{step}", f"evaluation at step {step}", type="metrics", data=data
         )
@@ -137,30 +128,3 @@ def as_json(value: Any) -> Any:
     if isinstance(value, Real) and not isinstance(value, int):
         return float(value) if math.isfinite(value) else None
     return value if value is None or isinstance(value, str | int) else str(value)
-
-
-def show_account(purpose: str, account: Mapping[str, Any]) -> None:
-    """Export a ledger's account as metrics."""
-    for state in ("asked", "trained", "under_way"):
-        GROUPS.labels(purpose, state).set(account[state])
-    GROUPS.labels(purpose, "dropped").set(sum(account["dropped"].values()))
-    for reason, count in account["dropped"].items():
-        DROPPED.labels(purpose, reason).set(count)
-
-
-def _set_gauges(gauge: Gauge, values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        if value is None:  # not measured this time: the last number would mislead
-            gauge.labels(name).set(math.nan)
-        elif isinstance(value, int | float):
-            gauge.labels(name).set(value)
-
-
-@contextmanager
-def timed(phase: str) -> Iterator[None]:
-    """Count the time of a phase."""
-    began = time.monotonic()
-    try:
-        yield
-    finally:
-        SECONDS.labels(phase).inc(time.monotonic() - began)

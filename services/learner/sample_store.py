@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from protocol.samples import SUFFIX, TOKENIZER, SampledGroup, pack_sample
+from protocol.recipe import Recipe
+from protocol.samples import RECIPE, SUFFIX, TOKENIZER, SampledGroup, pack_sample
 
 from services.chassis.deployment import Deployment
 from services.learner.sample_facts import facts_of
@@ -49,6 +50,13 @@ class SampleStore:
         if self.keep_bytes > 0 and source.is_file():
             shutil.copyfile(source, copy)
             copy.replace(self.folder / TOKENIZER)
+
+    def keep_recipe(self, recipe: Recipe) -> None:
+        """Write the recipe down, by which a step can be graded again."""
+        if self.keep_bytes > 0:
+            copy = self.folder / f"{RECIPE}.{self.attempt}"
+            copy.write_text(recipe.model_dump_json(), encoding="utf-8")
+            copy.replace(self.folder / RECIPE)
 
     async def append(self, groups: Iterable[SampledGroup]) -> None:
         """Begin to write groups; those of the last call are written once this returns.

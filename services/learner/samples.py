@@ -64,6 +64,7 @@ class GroupFacts:
     correct: int = 0
     reward_sum: float = 0.0
     process: list[float] = field(default_factory=list)  # of correct responses
+    active_process: int = 0  # responses whose advantage has a part of the process
     tokens: int = 0
     truncated: int = 0
     staleness_token_sum: float = 0.0
@@ -72,20 +73,24 @@ class GroupFacts:
     dropped_responses: Counter[str] = field(default_factory=Counter)
     ungradable_process: int = 0
     filtered: int = 0  # truncated, and left out of the loss
+    trained_lengths: list[int] = field(default_factory=list)  # prompt and response, in tokens
 
-    def throughput(self, seconds: float) -> dict[str, float]:
-        """How much was learned from in so many seconds."""
+    def throughput(self, seconds: float, num_ranks: int) -> dict[str, float]:
+        """How much was learned from in so many seconds; every rank has a GPU, if there are any."""
         return {
             "samples": self.responses,
             "tokens": self.tokens,
             "seconds": seconds,
             "samples_per_second": self.responses / seconds,
             "tokens_per_second": self.tokens / seconds,
+            "tokens_per_second_per_gpu": self.tokens / seconds / num_ranks,
         }
 
     def means(self, num_groups: int) -> dict[str, float]:
         """The facts as the metrics of a step."""
         responses, tokens = max(1, self.responses), max(1, self.tokens)
+        lost = self.dropped_responses.total()
+        ungradable = lost + self.ungradable_process
         facts = {
             "reward": self.reward_sum / responses,
             "accuracy": self.correct / responses,
@@ -95,9 +100,11 @@ class GroupFacts:
             "staleness": self.staleness_token_sum / tokens,
             "staleness_max": float(self.staleness_max),
             "signal": self.groups_with_signal / max(1, num_groups),
+            "ungradable": ungradable / max(1, self.responses + lost),
         }
         if self.process:
             facts["process"] = sum(self.process) / len(self.process)
+            facts["active_process"] = self.active_process / responses
         return facts
 
 
@@ -128,7 +135,9 @@ def samples_of(
         _note(facts, graded, version)
         facts.reward_sum += scores.reward.sum().item()
         facts.groups_with_signal += scoring.has_signal(graded)
+        facts.active_process += scoring.active_process(scores)
     facts.filtered = facts.responses - len(samples)
+    facts.trained_lengths = [len(s.prompt_ids) + len(s.token_ids) for s in samples]
     return samples, facts
 
 

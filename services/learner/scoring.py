@@ -84,6 +84,11 @@ class Scoring:
             return has_signal(scores, self.advantage)
         return accuracy_varies(scores)
 
+    def active_process(self, scores: GroupScores) -> int:
+        """How many of a group's responses have an advantage that their process scores change."""
+        blind = replace(scores, process=torch.full_like(scores.process, math.nan))
+        return int((self.advantage(scores) != self.advantage(blind)).sum())
+
     def _penalty(self, lengths: Tensor) -> Tensor:
         buffer = self.reward.overlong_buffer
         if buffer is None:

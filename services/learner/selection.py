@@ -64,6 +64,7 @@ class Selection:
     keep_rate: float = 1.0  # the recent share of groups that were kept
     looked_at: list[GradedGroup] = field(default_factory=list)
     fates: list[str] = field(default_factory=list)  # of each: `USED`, or why it is dropped
+    exposed_grading_seconds: float = 0.0  # that the step waited for while groups were graded
 
     @property
     def kept(self) -> list[GradedGroup]:
@@ -106,13 +107,16 @@ class Selection:
         """How many groups count against ``max_oversampling``: all but surplus."""
         return len(self.looked_at) - self.surplus
 
-    def counts(self) -> dict[str, float]:
+    def counts(self, kept_with_signal: int) -> dict[str, float]:
         """What the selection came to, as metrics of its step."""
+        without_signal = len(self.kept) - kept_with_signal + self.dropped.count(NO_SIGNAL)
         return {
             "kept": len(self.kept),
             "looked_at": len(self.looked_at),
             "surplus": self.surplus,
             "waste": self.waste,
+            "without_signal": without_signal,
+            "exposed_grading_seconds": self.exposed_grading_seconds,
         }
 
     @property
@@ -125,14 +129,15 @@ class Selection:
         is_due = self.is_complete or len(self.looked_at) % self._per_step == 0
         return self.looked_at[-self._per_step :] if is_due else []
 
-    def look(self, group: GradedGroup) -> None:
-        """Keep the next group, or drop it for a reason."""
+    def look(self, group: GradedGroup, waited_s: float = 0.0) -> None:
+        """Keep the next group, for which the step has waited so long, or drop it for a reason."""
         assert group.number == self.next_number, (
             "groups are looked at in the order of their numbers"
         )
         fate = self._fate_of(group)
         self.looked_at.append(group)
         self.fates.append(fate)
+        self.exposed_grading_seconds += min(waited_s, group.grading_seconds)
         if fate != SURPLUS:  # its age says nothing about what the tasks have to teach
             memory = 2 * self._per_step
             self.keep_rate += (float(fate == USED) - self.keep_rate) / memory

@@ -14,6 +14,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from protocol.messages import ActiveJob, PolicyVersion, RolloutRequest
 from protocol.weights import WeightsError, WeightsGone
 
+from services.chassis.metrics import DEVICES, PHASES, born_at_zero
 from services.chassis.service import Service
 from services.rollout.errors import EngineDied, EngineUnfit, LoadError
 from services.rollout.samples import version_label
@@ -34,7 +35,10 @@ SYNC_SECONDS = Histogram(
     buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
 )
 SYNCS = Counter("weir_weight_syncs_total", "Weight syncs that succeeded")
-SYNC_FAILURES = Counter("weir_weight_sync_failures_total", "Weight syncs that failed", ["why"])
+SYNC_FAILURES = born_at_zero(
+    Counter("weir_weight_sync_failures_total", "Weight syncs that failed", ["why"]),
+    *("gone", "damaged", "load"),
+)
 
 _POLL_S = 0.05
 _GONE_S = 0.3  # newer weights are announced before older ones go
@@ -142,7 +146,8 @@ class PolicyFollower:
 
     async def _try_to_take(self, newest: PolicyVersion, job: ActiveJob) -> float:
         try:
-            await self._take(newest, job)
+            with self.service.activity.during(f"loads version {newest.number}", "loading"):
+                await self._take(newest, job)
         except WeightsGone as error:
             return self._failed("gone", error, _GONE_S)
         except WeightsError as error:
@@ -170,17 +175,20 @@ class PolicyFollower:
         shape = await asyncio.to_thread(verified_shape, folder, newest.digest)
         seconds = {"verify": time.monotonic() - started}
         serving = Serving(newest, shape, settings)
-        if self.engine is None:
-            await self._start(folder, serving)
-        else:
-            seconds |= await self._load(folder, serving, job)
+        with PHASES.during("loading"):
+            if self.engine is None:
+                await self._start(folder, serving)
+            else:
+                seconds |= await self._load(folder, serving, job)
         await self._serve(serving, seconds)
 
     async def _start(self, folder: Path, serving: Serving) -> None:
         self.service.readiness.set(False, "the engine is starting")
         label = version_label(serving.policy.attempt, serving.policy.number)
-        self.engine = await self.start_engine(folder, label, serving.settings)
+        with self.service.activity.during("starts its engine", "starting"):
+            self.engine = await self.start_engine(folder, label, serving.settings)
         self._started_with = serving
+        DEVICES.set(serving.settings.num_gpus)
 
     async def _load(self, folder: Path, serving: Serving, job: ActiveJob) -> dict[str, float]:
         assert self.engine is not None

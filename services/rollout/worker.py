@@ -7,9 +7,11 @@ import os
 import time
 
 from prometheus_client import Counter, Gauge, Histogram
-from protocol.messages import ActiveJob, RolloutGroup, RolloutRequest
+from protocol.messages import ActiveJob, FinishReason, RolloutGroup, RolloutRequest
+from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS, ROLLOUTS
 
+from services.chassis.metrics import PHASES, born_at_zero
 from services.chassis.service import Service
 from services.chassis.work import Station, work_forever
 from services.rollout.chat import prompt_ids
@@ -18,8 +20,10 @@ from services.rollout.policy_sync import PolicyFollower
 from services.rollout.samples import Sample, group_of
 from services.rollout.settings import read_number
 
-GROUPS = Counter("weir_sampled_groups_total", "Groups sampled", ["purpose"])
-RESPONSES = Counter("weir_sampled_responses_total", "Responses sampled", ["finish_reason"])
+GROUPS = born_at_zero(Counter("weir_sampled_groups_total", "Groups sampled", ["purpose"]), *Purpose)
+RESPONSES = born_at_zero(
+    Counter("weir_sampled_responses_total", "Responses sampled", ["finish_reason"]), *FinishReason
+)
 TOKENS = Counter("weir_sampled_tokens_total", "Tokens sampled; its rate is the throughput")
 PROMPT_TOKENS = Counter("weir_prompt_tokens_total", "Tokens of the prompts, once per group")
 SAMPLING = Gauge("weir_groups_sampling", "Groups that are in the engine now")
@@ -37,6 +41,7 @@ RESPONSE_TOKENS = Histogram(
 
 async def sample_groups(service: Service) -> None:
     """The rollout service: follow the policy, and sample what is asked for."""
+    PHASES.name("loading", "sampling", rest="idle")
     follower = PolicyFollower(service, Engine.start)
     worker = GroupSampler(follower)
     station = Station(
@@ -47,6 +52,7 @@ async def sample_groups(service: Service) -> None:
         capacity=read_number(os.environ, "WEIR_ROLLOUT_GROUPS_IN_FLIGHT", int, 32),
         is_open=follower.serves,
         has_died=follower.has_died,
+        verb="samples",
     )
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -80,7 +86,7 @@ class GroupSampler:
             max_tokens=sampling.max_tokens,
         )
         started = time.monotonic()
-        with SAMPLING.track_inprogress():
+        with SAMPLING.track_inprogress(), PHASES.during("sampling"):
             samples = await engine.generate(prompt, sampling, request.group_size, request.seed)
         _count(request, prompt, samples)
         seconds = time.monotonic() - started

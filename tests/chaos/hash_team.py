@@ -26,6 +26,8 @@ class HashTeam(Team):
     While the switch "pace" is on, a step takes a while, so that a job outlasts its disturbances.
     """
 
+    device_name = ""
+
     def __init__(self, switches: Switches | None = None) -> None:
         self.switches = switches
         self.state = b""

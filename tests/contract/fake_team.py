@@ -18,6 +18,7 @@ class FakeTeam:
     """What `Team` does, without torch: two that were trained on the same hold the same digest."""
 
     num_ranks = 1
+    device_name = ""
 
     def __init__(self) -> None:
         self.digest = ""

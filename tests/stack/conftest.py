@@ -37,6 +37,13 @@ class Stack:
     def client(self) -> WeirClient:
         return WeirClient(self.facts["url"], self.facts["api_key"])
 
+    def metrics(self) -> dict[str, str]:
+        """The service by the address of each of its processes, for a Prometheus."""
+        return {
+            httpx.URL(url).netloc.decode(): name.partition("-")[0]
+            for name, url in self.facts["metrics"].items()
+        }
+
     def leaders(self) -> dict[str, int]:
         """The process that the supervisor runs under each name now."""
         children = {p: command(p) for p in processes() if parent(p) == self.supervisor.pid}

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 from protocol.recipe import Purpose
 
 from tests.kept_samples import counted, fates
-from tests.stack.conftest import Stack, group, of_home, start, wait_for
+from tests.stack.conftest import ROOT, Stack, group, of_home, start, wait_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
 STEPS, GROUPS_PER_STEP = 24, 4
@@ -39,6 +41,15 @@ def assert_no_orphan(stack: Stack) -> None:
     wait_for(lambda: groups() <= {*stack.leaders().values(), supervisor}, 20, "orphans to end")
 
 
+def replayed(stack: Stack, job_id: str, step: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "services.gateway.cli", "replay", job_id, "--step", str(step)]
+    environment = os.environ | {
+        "WEIR_HOME": str(stack.home),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "proto"), str(ROOT)]),
+    }
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
 def test_a_job_survives_the_death_of_every_service(stack: Stack) -> None:
     job_id = stack.submit()
     stack.wait_for_step(job_id, 3)
@@ -53,6 +64,10 @@ def test_a_job_survives_the_death_of_every_service(stack: Stack) -> None:
     assert job["weir"]["result"]["parity_tokens"] > 0
     assert job["weir"]["result"]["parity_max_abs"] <= 1e-3
     assert_no_orphan(stack)
+    again = replayed(stack, job_id, 12)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert f"{GROUPS_PER_STEP} groups, {4 * GROUPS_PER_STEP} responses" in again.stdout
+    assert "nothing changes" in again.stdout
 
 
 def test_a_job_survives_the_death_of_the_exchange(stack: Stack) -> None:

@@ -60,6 +60,7 @@ class Connection:
     reader: PatientRedis
     pulse: PatientRedis  # for heartbeats alone
     backpressure_seconds: float = 0.0
+    waiting_for_memory: int = 0  # writes
 
     def hurry(self, patience_s: float) -> None:
         """From now on wait only so long for a server that is away."""
@@ -105,7 +106,11 @@ class Connection:
                 return await write()
             except errors.OutOfMemoryError:
                 self.backpressure_seconds += _MEMORY_FULL_PAUSE_S
-                await asyncio.sleep(_MEMORY_FULL_PAUSE_S)
+                self.waiting_for_memory += 1
+                try:
+                    await asyncio.sleep(_MEMORY_FULL_PAUSE_S)
+                finally:
+                    self.waiting_for_memory -= 1
 
 
 class PatientRedis(Redis):

@@ -77,6 +77,14 @@ class Jobs(Connection):
         rows = cast(list[bytes], await self.writer.zrevrange(_JOB_INDEX, 0, -1))
         return [row.decode() for row in rows]
 
+    async def queue(self) -> list[str]:
+        """The ids of the jobs that have not ended, in the order in which they are worked on."""
+        rows = cast(
+            list[tuple[bytes, dict[bytes, bytes]]],
+            await self.writer.xrange(streams.JOBS.key()),
+        )
+        return [decode(JobRef, fields).job_id for _, fields in rows]
+
     async def request_state(self, job_id: str, requested: Requested) -> None:
         """Say what the user wants of a job, if there is such a job and it has not ended.
 

@@ -1,7 +1,8 @@
-"""News of a job: the versions of its policy, and its events."""
+"""News of a job, the versions of its policy and its events; and of processes that start."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import cast
 
 from protocol import streams
@@ -38,6 +39,14 @@ class News(Connection):
         args = [MAX_EVENTS, event.id, *flat(encode(event))]
         return bool(await self.run("record_event", keys, args))
 
+    async def last_events(self, job_id: str, count: int) -> list[JobEvent]:
+        """The newest events, oldest first."""
+        rows = cast(
+            list[tuple[bytes, dict[bytes, bytes]]],
+            await self.writer.xrevrange(streams.EVENTS.key(job_id), count=count),
+        )
+        return [decode(JobEvent, fields) for _, fields in reversed(rows)]
+
     async def events(
         self, job_id: str, *, after: str = "0", count: int = 1000, wait_s: float | None = None
     ) -> list[tuple[str, JobEvent]]:
@@ -56,5 +65,15 @@ class News(Connection):
     ) -> list[tuple[str, JobEvent]]:
         """Events recorded before the entry id ``before``, newest first, each with its entry id."""
         latest = f"({before}" if before else "+"
-        rows = await self.reader.xrevrange(streams.EVENTS.key(job_id), max=latest, count=count)
+        reply = await self.reader.xrevrange(streams.EVENTS.key(job_id), max=latest, count=count)
+        rows = cast(list[tuple[bytes, dict[bytes, bytes]]], reply)
         return [(entry_id.decode(), decode(JobEvent, fields)) for entry_id, fields in rows]
+
+    async def count_start(self, service: str) -> None:
+        """Count a process that has started. Should the reply be lost, it may count twice."""
+        await self.run("count_start", [streams.STARTS], [service])
+
+    async def starts(self) -> dict[str, int]:
+        """How many processes of each service have ever started."""
+        stored = cast(Awaitable[dict[bytes, bytes]], self.writer.hgetall(streams.STARTS))
+        return {service.decode(): int(count) for service, count in (await stored).items()}

@@ -54,6 +54,11 @@ class Roster:
                 yield life, self._beats[life]
 
     @property
+    def silence(self) -> Mapping[str, float]:
+        """For how long each worker has shown no life."""
+        return self._silence
+
+    @property
     def seats(self) -> frozenset[str]:
         """Where somebody would claim, or would a moment ago: who restarts is soon back."""
         return frozenset(self._seats)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Generic, Literal, TypeVar, cast
 
 from protocol import streams
 from protocol.exchange.connection import Connection, Rows, block_ms, flat, if_job_ended
@@ -58,10 +58,17 @@ class Delivery(Generic[M]):
 
 @dataclass(frozen=True)
 class Backlog:
-    """How much lies in a stream, and how much of it is claimed and being worked on."""
+    """How much lies in a stream, how much of it is claimed and being worked on, what is oldest."""
 
     entries: int
     claimed: int
+    oldest_s: float = field(default=0.0, compare=False)  # age of the oldest; 0: there is none
+    oldest_key: str = field(default="", compare=False)  # of its group
+
+    @property
+    def waiting(self) -> int:
+        """Entries that nobody has claimed."""
+        return self.entries - self.claimed
 
 
 @dataclass(frozen=True)
@@ -250,11 +257,10 @@ class Work(Connection):
 
     async def backlog(self, stream: Stream, job_id: str = "") -> Backlog:
         """How full a work stream is."""
-        key = stream.key(job_id)
-        entries = int(await self.writer.xlen(key))
-        summary = self.writer.xpending(key, str(stream.group))
-        pending: dict[str, Any] = await if_job_ended({"pending": 0}, summary)
-        return Backlog(entries, int(pending["pending"]))
+        length, claimed, age_ms, key = await self.run(
+            "backlog", [stream.key(job_id)], [str(stream.group)]
+        )
+        return Backlog(length, claimed, age_ms / 1000, key.decode())
 
     async def _claim(
         self, inputs: Sequence[Stream[M]], job_id: str, count: int, wait_s: float

@@ -10,6 +10,7 @@ from typing import Protocol, Self
 from prometheus_client import Counter
 from protocol.messages import Ungradable
 
+from services.chassis.metrics import born_at_zero
 from services.grader.judge import self_test
 from services.grader.judge.context import Context, OverContext
 from services.grader.judge.form import NoVerdict, Verdict, as_remembered
@@ -21,7 +22,10 @@ from services.grader.judge.slots import WAITING, Slots
 from services.grader.judge.wire import CutShort, Refused, Trouble, Wire
 from services.grader.sharing import Sharing
 
-CACHE = Counter("weir_judge_cache_total", "Questions whose verdict was known, or not", ["result"])
+CACHE = born_at_zero(
+    Counter("weir_judge_cache_total", "Questions whose verdict was known, or not", ["result"]),
+    *("hit", "miss", "shared"),
+)
 log = logging.getLogger(__name__)
 
 _OUTAGES_TOGETHER = 2  # under one question, with others in flight: any of them may have done it

@@ -14,15 +14,20 @@ import httpx
 from prometheus_client import Counter, Gauge, Histogram
 from pydantic import BaseModel, Field, ValidationError
 
+from services.chassis.metrics import born_at_zero
 from services.grader.judge.form import NoVerdict, Verdict
 from services.grader.judge.identity import Identity
 from services.grader.judge.question import Question, as_json
 from services.grader.judge.settings import API_KEY, MODEL, URL, JudgeSettings
 
-CALLS = Counter(
-    "weir_judge_calls_total", "Calls to the judge's server by how they ended", ["outcome"]
+CALLS = born_at_zero(
+    Counter("weir_judge_calls_total", "Calls to the judge's server by how they ended", ["outcome"]),
+    *("verdict", "no_verdict", "refused", "failed", "timeout"),
 )
-TOKENS = Counter("weir_judge_tokens_total", "Tokens that the judge's server has counted", ["kind"])
+TOKENS = born_at_zero(
+    Counter("weir_judge_tokens_total", "Tokens that the judge's server has counted", ["kind"]),
+    *("prompt", "completion", "reasoning"),
+)
 SECONDS = Histogram(
     "weir_judge_call_seconds",
     "Time of one call to the judge's server",

@@ -23,13 +23,16 @@ class GpuKind:
     gib: int
     flops: float  # a second, dense bfloat16 with sums in float32
     bandwidth: float  # of its memory, bytes a second
+    devices: tuple[str, ...]  # the names by which a driver calls it
 
 
 KINDS = (
-    GpuKind("RTX 4090", 24, 165e12, 1.008e12),
-    GpuKind("A100 SXM 40", 40, 312e12, 1.555e12),
-    GpuKind("H100 SXM", 80, 989e12, 3.35e12),
-    GpuKind("H200", 141, 989e12, 4.8e12),
+    GpuKind("RTX 4090", 24, 165e12, 1.008e12, ("NVIDIA GeForce RTX 4090",)),
+    GpuKind(
+        "A100 SXM 40", 40, 312e12, 1.555e12, ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB")
+    ),
+    GpuKind("H100 SXM", 80, 989e12, 3.35e12, ("NVIDIA H100 80GB HBM3",)),
+    GpuKind("H200", 141, 989e12, 4.8e12, ("NVIDIA H200",)),
 )
 FLOPS_USED = 0.4  # Llama 3 was trained at 0.38 to 0.43 of H100s' peak (arXiv:2407.21783, table 4)
 BANDWIDTH_USED = 0.6  # an assumption: decoding also waits for kernels, sampling and scheduling
@@ -125,6 +128,22 @@ def step_seconds(
     return StepSeconds(kind.name, parts, _total(parts, recipe.training.max_staleness, apart=apart))
 
 
+def trained_flops(policy: ModelShape, critic: ModelShape | None, length: int) -> float:
+    """FLOPs to learn from a sequence of so many tokens, once: a backward pass is two forward ones.
+
+    What is computed again, or for a reference, is not counted: this is what model FLOPs are.
+    """
+    flops = _forward(policy, length)
+    if critic is not None:
+        flops += _forward_critic(critic, length)
+    return 3 * length * flops
+
+
+def peak_flops(device: str) -> float | None:
+    """FLOPs a second in bfloat16 of the GPU that a driver calls so, if that is known."""
+    return next((kind.flops for kind in KINDS if device in kind.devices), None)
+
+
 def _total(parts: tuple[Span, ...], max_staleness: int, *, apart: bool) -> Span:
     sampling, training, publishing, _, loading = (part.seconds for part in parts)
     if max_staleness and apart:
@@ -181,8 +200,7 @@ def _training(
     flops = _policy_passes(recipe) * _forward(policy, length)
     words = f"{_policy_passes(recipe)} passes of the policy"
     if critic is not None:
-        head = 2 * critic.vocabulary * critic.hidden  # which a critic has not
-        flops += _critic_passes(recipe) * (_forward(critic, length) - head)
+        flops += _critic_passes(recipe) * _forward_critic(critic, length)
         words += f", {_critic_passes(recipe)} of the critic"
     return Span(
         "training",
@@ -201,6 +219,11 @@ def _policy_passes(recipe: Recipe) -> int:
 
 def _critic_passes(recipe: Recipe) -> int:
     return 4 + recipe.training.recompute_activations  # values first, then it learns
+
+
+def _forward_critic(shape: ModelShape, length: float) -> float:
+    head = 2 * shape.vocabulary * shape.hidden  # which a critic has not
+    return _forward(shape, length) - head
 
 
 def _forward(shape: ModelShape, length: float) -> float:

@@ -136,7 +136,7 @@ def _sample(
     task = _task(number % 24)
     answers = [_response(task, 0.2 + min(0.7, step / 40), chance) for _ in range(size)]
     texts = [text for text, _ in answers]
-    ids = [_CODER.encode(text).ids for text in texts]
+    ids = [_CODER.encode(text, add_special_tokens=False).ids for text in texts]
     lengths = np.array([len(one) for one in ids], dtype="<i4")
     behavior = np.array([-abs(chance.gauss(0, 0.4)) for one in ids for _ in one], dtype="<f4")
     logprobs = behavior + np.array([chance.gauss(0, 1e-5) for _ in behavior], dtype="<f4")

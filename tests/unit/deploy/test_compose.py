@@ -9,6 +9,7 @@ import re
 import shutil
 import stat
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import yaml
 from protocol.recipe import Model, load_recipe
 
 from services.chassis.deployment import Deployment
+from services.gateway.stack import find_stack
 from services.grader.judge.settings import JudgeSettings
 from services.grader.settings import Settings
 from services.rollout.settings import EngineSettings, read_number
@@ -32,6 +34,7 @@ from tests.unit.deploy.compose_files import (
     variables,
 )
 
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OF_ONE = {  # the chassis reads it for all
     "WEIR_API_KEYS": "gateway",
     "WEIR_EXTENSIONS": "learner",
@@ -52,8 +55,12 @@ def literals(*folders: str) -> set[str]:
 
 
 def ours(services: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The containers that run Weir's own images."""
-    return {name: s for name, s in services.items() if s["image"].startswith("weir/")}
+    """The containers that run one of the four services."""
+    return {
+        name: service
+        for name, service in services.items()
+        if service["image"].startswith("weir/") and name != "trackers"
+    }
 
 
 def test_every_service_comes_from_one_dockerfile() -> None:
@@ -75,7 +82,7 @@ def test_only_what_must_leave_the_inside_can(services: dict[str, Any]) -> None:
     assert BASE["networks"]["inside"]["internal"] is True
     assert all("inside" in service["networks"] for service in services.values())
     outside = {name for name, service in services.items() if "edge" in service["networks"]}
-    assert outside == {"gateway", "grader", "learner", "grafana"}
+    assert outside == {"gateway", "grader", "learner", "grafana", "trackers"}
 
 
 @every_stack
@@ -208,11 +215,32 @@ def test_grafana_shows_our_dashboards_from_our_prometheus() -> None:
     ]
     assert re.fullmatch(r"http://(\w+):9090", source["url"])[1] in stack()  # type: ignore[index]
     (provider,) = yaml.safe_load((provisioning / "dashboards/weir.yml").read_text())["providers"]
-    mounted = dict(volume.split(":")[:2] for volume in stack()["grafana"]["volumes"])
-    assert mounted["./deploy/grafana"] == provider["options"]["path"]
-    for path in folder.glob("*.json"):
-        uids = {panel["datasource"]["uid"] for panel in json.loads(path.read_text())["panels"]}
-        assert uids == {source["uid"]}, path.name
+    grafana, inside = stack()["grafana"], provider["options"]["path"]
+    mounted = dict(volume.split(":")[:2] for volume in grafana["volumes"])
+    assert mounted["./deploy/grafana/generated"] == inside
+    home = grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert (folder / "generated" / home.removeprefix(f"{inside}/")).exists()
+    for path in (folder / "generated").glob("*.json"):
+        content = json.loads(path.read_text())
+        chosen = next(v for v in content["templating"]["list"] if v["type"] == "datasource")
+        assert chosen["current"]["value"] == source["uid"], path.name
+
+
+def test_the_trackers_container_is_told_the_gateway_and_what_to_write(tmp_path: Path) -> None:
+    service = stack()["trackers"]
+    weir = tmp_path / "weir"
+    weir.write_text('#!/bin/sh\necho "$@"\n')
+    weir.chmod(0o755)
+    command = [word.replace("$$", "$") for word in service["command"]]
+    environment = {key: str(value or "") for key, value in service["environment"].items()}
+    environment["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "track --all --to tensorboard:/cache/tensorboard"
+    secret = tmp_path / "keys"
+    secret.write_text("a-key,another")
+    found = find_stack(environment | {"WEIR_API_KEY_FILE": str(secret)})
+    assert (found.url, found.api_key) == ("http://gateway:8000", "a-key")
+    assert service["build"]["args"]["EXTRA"] in PROJECT["optional-dependencies"]
 
 
 def test_secrets_are_made_once_and_closed_to_others(tmp_path: Path) -> None:
@@ -262,7 +290,7 @@ COMPOSE = compose_here()
 
 
 @pytest.mark.skipif(not COMPOSE, reason="no Docker Compose here; WEIR_COMPOSE would name it")
-@pytest.mark.parametrize("profile", [[], ["--profile", "judge"]], ids=["plain", "judge"])
+@pytest.mark.parametrize("profile", [[], ["--profile", "*"]], ids=["plain", "all"])
 @pytest.mark.parametrize("name", STACKS)
 @pytest.mark.parametrize("as_override", [False, True])
 def test_compose_itself_agrees(

@@ -1,46 +1,103 @@
-"""Dashboards show metrics that exist, with labels that are set."""
+"""The dashboards are what the code says, and name metrics that there are."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from deploy.grafana.__main__ import generated, main
 from services.learner.evaluation import summarize
 from tests.builders import a_graded_group, a_group, a_request, a_task
+from tests.dashboards import FILES, dashboard, expressions, panels
 
 ROOT = Path(__file__).parents[3]
-DASHBOARDS = sorted((ROOT / "deploy" / "grafana").glob("*.json"))
-SOURCE = "\n".join(path.read_text() for path in (ROOT / "services").rglob("*.py"))
+METRICS = {
+    name: (kind, set(re.findall(r"`(\w+)`", labels)))
+    for name, kind, labels in re.findall(
+        r"^\| `(\w+)` \| (\w+) \| (.*?) \|", (ROOT / "deploy/metrics.md").read_text(), re.MULTILINE
+    )
+}
+OF_OTHERS = re.compile(r"up|ALERTS|process_\w+|redis_\w+|DCGM_\w+")  # what exporters call theirs
+LABELS_OF_SCRAPES = {"service", "instance", "le"}
+RISING_GAUGES = {"weir_backpressure_seconds"}
+every_dashboard = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 
 
-def expressions(dashboard: Path) -> list[str]:
-    panels: list[dict[str, Any]] = json.loads(dashboard.read_text())["panels"]
-    return [target["expr"] for panel in panels for target in panel["targets"]]
+def selected(expression: str) -> list[tuple[str, set[str]]]:
+    """The metrics of an expression, each with the labels that it is selected by."""
+    found = re.findall(
+        r"\b(weir_\w+|up|ALERTS|process_\w+|redis_\w+|DCGM_\w+)\b(?:{([^}]*)})?", expression
+    )
+    return [(name, set(re.findall(r"(\w+)[=!]", labels))) for name, labels in found]
 
 
-@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.name)
-def test_a_dashboard_names_metrics_that_exist(dashboard: Path) -> None:
-    defined = {name.removesuffix("_total") for name in re.findall(r'"(weir_[a-z_]+)"', SOURCE)}
-    for expression in expressions(dashboard):
-        named = re.findall(r"\bweir_[a-z_]+", expression)
-        assert named, expression
-        assert {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in named} <= defined
+def test_the_files_are_what_the_code_generates() -> None:
+    assert {path: path.read_text() for path in FILES} == generated()
+    assert main(["--check"]) == 0
 
 
-def test_the_evaluation_dashboard_shows_numbers_that_an_evaluation_has() -> None:
+@pytest.mark.parametrize(("where", "expression"), [*expressions()])
+def test_an_expression_names_metrics_and_labels_that_there_are(where: str, expression: str) -> None:
+    found = selected(expression)
+    assert found, where
+    for name, labels in found:
+        if OF_OTHERS.fullmatch(name):
+            continue
+        of_histogram = re.sub(r"_(bucket|sum|count)$", "", name)
+        kind, known = METRICS.get(name) or METRICS[of_histogram]
+        assert (kind == "histogram") == (name not in METRICS), name
+        assert labels <= known | LABELS_OF_SCRAPES, name
+        is_rate = re.search(rf"(rate|increase)\({name}\b", expression) is not None
+        assert not is_rate or kind != "gauge" or name in RISING_GAUGES, name
+
+
+@every_dashboard
+def test_every_panel_says_what_it_shows(file: Path) -> None:
+    for panel in panels(dashboard(file)):
+        assert panel["title"]
+        assert panel["description"].endswith("."), panel["title"]
+        defaults = panel["fieldConfig"]["defaults"]
+        assert defaults["unit"], panel["title"]
+        legends = [target["legendFormat"] for target in panel["targets"]]
+        assert panel["type"] == "table" or all(legends), panel["title"]
+        assert len(set(legends)) == len(legends) or panel["type"] == "table", panel["title"]
+
+
+@every_dashboard
+def test_panels_lie_side_by_side_in_the_grid(file: Path) -> None:
+    taken: set[tuple[int, int]] = set()
+    content = dashboard(file)
+    for panel in content["panels"]:
+        at = panel["gridPos"]
+        cells = {
+            (at["x"] + right, at["y"] + down) for right in range(at["w"]) for down in range(at["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert at["x"] + at["w"] <= 24, panel["title"]
+        taken |= cells
+    numbers = [panel["id"] for panel in content["panels"]]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_dashboards_have_names_of_their_own() -> None:
+    contents = [dashboard(file) for file in FILES]
+    for key in ("uid", "title"):
+        assert len({content[key] for content in contents}) == len(contents)
+    assert all(content["uid"].startswith("weir-") for content in contents)
+
+
+def test_the_dashboards_show_numbers_that_an_evaluation_has() -> None:
     groups = [
         a_graded_group(a_group(a_request(number=number, task=a_task(id=str(number)))), [1.0, 0.0])
         for number in range(2)
     ]
     names = summarize(0, groups)
-    matched: set[str] = set()
-    for expression in expressions(ROOT / "deploy" / "grafana" / "evaluation.json"):
-        (selector,) = re.findall(r'^weir_evaluation\{name=~?"([^"]+)"\}$', expression)
-        found = {name for name in names if re.fullmatch(selector, name)}
-        assert found, expression
-        matched |= found
-    assert {"accuracy", "accuracy_low", "accuracy_high", "pass@1", "pass@2"} <= matched
+    asked = [
+        name
+        for _, expression in expressions()
+        for name in re.findall(r'weir_job_evaluation{[^}]*name=~?"([^"]+)"', expression)
+    ]
+    assert {"accuracy", "accuracy_low", "accuracy_high"} <= set(asked)
+    assert all(any(re.fullmatch(pattern, name) for name in names) for pattern in asked)

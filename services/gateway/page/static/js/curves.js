@@ -11,7 +11,7 @@ const FIRST = ["reward", "accuracy", "process", "entropy", "response_length", "c
 
 /** @param {{runs: {job: object, history: import("./history.js").History, line: number}[], query: object}} props */
 export function Curves({ runs, query }) {
-  const names = [...new Set(runs.flatMap(({ history }) => [...history.curves.keys()]))].sort();
+  const names = [...new Set(runs.flatMap(({ history }) => history.names))].sort();
   const chosen = query.curves?.split(",") ?? FIRST.filter((name) => names.includes(name));
   const smooth = Number(query.smooth ?? 0.6);
   const log = query.log === "1";
@@ -19,9 +19,8 @@ export function Curves({ runs, query }) {
   if (!names.length) return html`<${Empty}>No step yet: the curves begin with the first.<//>`;
   return html`
     <div class="bar filters">
-      <label class="field">Smoothing
+      <label class="field"><span>Smoothing <b>${smooth.toFixed(2)}</b></span>
         <input type="range" min="0" max="0.98" step="0.02" value=${smooth} onInput=${(event) => setQuery({ smooth: event.target.value })} />
-        <output>${smooth.toFixed(2)}</output>
       </label>
       <label class="tick"><input type="checkbox" checked=${log} onChange=${(event) => setQuery({ log: event.target.checked ? 1 : null })} />Log axis</label>
       <${Chooser} names=${names} chosen=${chosen} />
@@ -68,10 +67,10 @@ function Curve({ name, runs, num, smooth, log }) {
 /** The tables of all runs over one axis of steps: raw and smoothed, or raw alone. */
 function aligned(name, runs, smooth, log) {
   const raw = runs.map(({ history }) => history.curve(name));
-  const isLog = log && raw.some((curve) => curve.some((value) => value > 0));
-  const tables = runs.map(({ history }, run) => {
-    const values = isLog ? positive(raw[run]) : raw[run];
-    return [history.steps, ...(smooth > 0 ? [values, smoothed(values, smooth)] : [values])];
+  const isLog = log && raw.some(([, curve]) => curve.some((value) => value > 0));
+  const tables = raw.map(([steps, curve]) => {
+    const values = isLog ? positive(curve) : curve;
+    return [steps, ...(smooth > 0 ? [values, smoothed(values, smooth)] : [values])];
   });
   return { data: tables.length > 1 ? uPlot.join(tables) : tables[0].map((column) => [...column]), isLog };
 }

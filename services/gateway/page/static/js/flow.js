@@ -10,21 +10,24 @@ export function Flow({ job, history }) {
   return html`
     <${Phases} history=${history} />
     ${!isFinal(job) && html`<${Waiting} id=${job.id} />`}
-    <${Ledgers} ledgers=${history.ledgers} />
+    <${Ledgers} ledgers=${{ ...history.ledgers, ...finalLedgers(job.weir.result ?? {}) }} />
   `;
 }
 
 function Phases({ history }) {
-  const names = [...history.phases.keys()].sort((a, b) => sum(history.phase(b)) - sum(history.phase(a)));
-  const totals = names.map((name) => sum(history.phase(name)));
+  const { phases } = history;
+  const spent = (name) => sum(phases.column(name));
+  const names = phases.names.sort((a, b) => spent(b) - spent(a));
+  const totals = names.map(spent);
   const all = sum(totals);
   const data = useMemo(() => {
-    const piled = stacked(names.map((name) => history.phase(name)));
-    return [[...history.steps], ...piled.reverse()];
+    const piled = stacked(names.map((name) => phases.column(name)));
+    return [[...phases.steps], ...piled.reverse()];
   }, [history.num, names.join()]);
   const options = useMemo(
     () => (colour) => ({
-      series: [{}, ...names.map((_, place) => area(colour(`--line-${names.length - place}`))) ],
+      series: [{}, ...names.map((_, place) => area(colour(`--line-${lineOf(names.length - 1 - place)}`)))],
+      scales: { y: { range: (_, least, most) => [0, 1.05 * most] } },
     }),
     [names.join()],
   );
@@ -33,10 +36,12 @@ function Phases({ history }) {
     <h2>Seconds of each step, by phase</h2>
     <${Plot} options=${options} data=${data} height=${220} label=${`Seconds of each step: ${names.map((name, place) => `${words(name)} ${percent(totals[place] / all)}`).join(", ")}`} />
     <ul class="legend">
-      ${names.map((name, place) => html`<li><i class="swatch line-${place + 1}"></i>${words(name)} <b>${percent(totals[place] / all)}</b><span class="soft">${duration(totals[place])}</span></li>`)}
+      ${names.map((name, place) => html`<li><i class="swatch line-${lineOf(place)}"></i>${words(name)} <b>${percent(totals[place] / all)}</b><span class="soft">${duration(totals[place])}</span></li>`)}
     </ul>
   </section>`;
 }
+
+const lineOf = (place) => (place % 8) + 1;
 
 /** Areas lie on top of one another, the tallest first, so each covers what is not its own. */
 const area = (stroke) => ({ stroke, fill: stroke, width: 0, points: { show: false } });
@@ -63,8 +68,13 @@ function Waiting({ id }) {
   </section>`;
 }
 
+/** How it ended: what was left under way has been dropped since the last step. */
+function finalLedgers({ groups: train, pretraining_groups: pretrain, evaluation_groups: evaluation }) {
+  return Object.fromEntries(Object.entries({ train, pretrain, eval: evaluation }).filter(([, account]) => account));
+}
+
 function Ledgers({ ledgers }) {
-  const purposes = Object.entries(ledgers);
+  const purposes = Object.entries(ledgers).filter(([, account]) => account);
   if (!purposes.length) return null;
   return html`<section class="panel">
     <h2>Ledger</h2>

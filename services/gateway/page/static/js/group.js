@@ -43,7 +43,9 @@ export function Group({ job, id, query }) {
       <button class="quiet" aria-label="Keys" onClick=${() => setShowsKeys(true)}>?</button>
     </div>
     ${error && html`<${Failure} error=${error} what="There is no such sample any more: the oldest go when the store is full." />`}
-    ${group && html`<${About} job=${job} group=${group} /><${Cards} group=${group} shading=${shading} end=${end} chosen=${Number(query.response)} />`}
+    ${group && html`<${About} job=${job} group=${group} />
+      <p class="soft small">Hover over a text, or focus it and use ← →, to read the numbers of each token.</p>
+      <${Cards} group=${group} shading=${shading} end=${end} chosen=${Number(query.response)} />`}
     ${showsKeys && html`<${Keys} keys=${{ ...keys, "→ ←": ["next and previous group; in a text, the next and previous token", null] }} onClose=${() => setShowsKeys(false)} />`}
   `;
 }

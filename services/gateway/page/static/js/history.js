@@ -4,64 +4,74 @@ import { followEvents } from "./stream.js";
 
 const REDRAW_MS = 250;
 
-export class History {
-  /** Steps in ascending order, and beside them every number of their events: null where not told. */
+/** Numbers told step by step: steps ascend, and a number is null where a step did not tell it. */
+class Columns {
   steps = [];
-  /** @type {Map<string, (number|null)[]>} */
-  curves = new Map();
-  /** @type {Map<string, (number|null)[]>} seconds of each phase, by step */
-  phases = new Map();
-  /** @type {Map<number, object>} by step */
-  evaluations = new Map();
-  ledgers = {};
-  events = [];
+  #values = new Map();
+
+  get names() {
+    return [...this.#values.keys()];
+  }
+
+  put(step, numbers) {
+    const isNew = !this.steps.length || step > this.steps.at(-1);
+    const place = isNew ? this.steps.push(step) - 1 : this.steps.indexOf(step);
+    if (place < 0) return;
+    for (const [name, value] of Object.entries(numbers)) {
+      if (typeof value !== "number") continue;
+      if (!this.#values.has(name)) this.#values.set(name, []);
+      this.#values.get(name)[place] = value;
+    }
+  }
+
+  /** @returns {(number|null)[]} as long as the steps are */
+  column(name) {
+    const values = this.#values.get(name) ?? [];
+    return Array.from(this.steps, (_, place) => values[place] ?? null);
+  }
+}
+
+const ALONE = "pretrain "; // begins the names of what the critic's own steps tell
+
+export class History {
   num = 0;
+  /** What is no step, as it came. */
+  events = [];
+  /** @type {Map<number, object>} results by step */
+  evaluations = new Map();
+  /** The last account of each purpose. */
+  ledgers = {};
+  phases = new Columns();
+  #train = new Columns();
+  #pretrain = new Columns();
 
   absorb(event) {
     this.num += 1;
-    const { data, type } = event;
-    if (type === "metrics" && data.evaluation) this.evaluations.set(data.evaluation.step, data.evaluation);
-    else if (type === "metrics" && data.pretrain_step !== undefined) this.ledgers.pretrain = data.groups;
-    else if (type === "metrics" && Number.isFinite(data.step)) return this.#step(data);
+    const { step, pretrain_step: alone, evaluation, groups, phase_seconds: phases, ...numbers } = event.data;
+    if (event.type === "metrics" && evaluation) this.evaluations.set(evaluation.step, evaluation);
+    else if (event.type === "metrics" && alone !== undefined) {
+      this.#pretrain.put(alone, numbers);
+      this.ledgers.pretrain = groups;
+    } else if (event.type === "metrics" && step !== undefined) {
+      this.#train.put(step, numbers);
+      this.phases.put(step, phases ?? {});
+      this.ledgers.train = groups;
+      return;
+    }
     this.events.push(event);
   }
 
-  #step(data) {
-    const place = this.#placeOf(data.step);
-    if (place < 0) return;
-    for (const [name, value] of Object.entries(data)) {
-      if (typeof value === "number" && name !== "step") put(this.curves, name, place, value);
-    }
-    for (const [name, value] of Object.entries(data.phase_seconds ?? {})) put(this.phases, name, place, value);
-    if (data.groups) this.ledgers.train = data.groups;
+  get names() {
+    return [...this.#train.names, ...this.#pretrain.names.map((name) => ALONE + name)];
   }
 
-  /** Where a step stands; a new one goes to the end, one that is told again keeps its place. */
-  #placeOf(step) {
-    if (!this.steps.length || step > this.steps.at(-1)) return this.steps.push(step) - 1;
-    return this.steps.indexOf(step);
-  }
-
-  /** A curve as long as the steps are. */
+  /** @returns {[number[], (number|null)[]]} the steps of a curve, and its values */
   curve(name) {
-    return filled(this.curves.get(name) ?? [], this.steps.length);
-  }
-
-  phase(name) {
-    return filled(this.phases.get(name) ?? [], this.steps.length);
-  }
-
-  last(name) {
-    return this.curve(name).findLast((value) => value !== null) ?? null;
+    const isAlone = name.startsWith(ALONE);
+    const columns = isAlone ? this.#pretrain : this.#train;
+    return [columns.steps, columns.column(isAlone ? name.slice(ALONE.length) : name)];
   }
 }
-
-function put(columns, name, place, value) {
-  if (!columns.has(name)) columns.set(name, []);
-  columns.get(name)[place] = value;
-}
-
-const filled = (values, length) => Array.from({ length }, (_, place) => values[place] ?? null);
 
 /**
  * The histories of several jobs, followed while the view is open.

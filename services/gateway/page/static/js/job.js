@@ -11,6 +11,7 @@ import { Failure, Status, StepBar, Tabs, isFinal } from "./parts.js";
 import { usePolled } from "./poll.js";
 import { Recipe } from "./recipe.js";
 import { href } from "./router.js";
+import { MAX_COMPARED } from "./jobs.js";
 import { Samples } from "./samples.js";
 import { Group } from "./group.js";
 import { Why } from "./why.js";
@@ -20,7 +21,7 @@ const VIEWS = [["curves", "Curves"], ["evaluations", "Evaluations"], ["samples",
 
 export function Job({ id, path, query }) {
   const [view = "curves", key] = path;
-  const others = query.with?.split(",").filter((other) => other !== id) ?? [];
+  const others = (query.with?.split(",") ?? []).filter((other) => other !== id).slice(0, MAX_COMPARED - 1);
   const { jobs, error, again } = useJobs([id, ...others]);
   const { histories, isUp, error: broken } = useHistories(
     jobs.map((job, place) => ({ id: job.id, live: place === 0 ? !isFinal(job) : job.status === "running" })),
@@ -40,6 +41,7 @@ export function Job({ id, path, query }) {
       <${Status} job=${job} />
       <${StepBar} job=${job} />
       <span class="grow"></span>
+      <a class="button" href=${href([], { compare: [id, ...others].join(",") })}>Compare</a>
       <${Actions} job=${job} onDone=${again} />
     </div>
     ${(error ?? broken) && html`<${Failure} error=${error ?? broken} />`}

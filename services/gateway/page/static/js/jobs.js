@@ -49,7 +49,7 @@ export function Jobs({ query }) {
 }
 
 function Row({ job, chosen, full, onChoose }) {
-  const { metrics, evaluation } = useLatest(job);
+  const { metrics, evaluation, rewards } = useLatest(job);
   const name = job.weir.recipe.name ?? "unreadable";
   return html`
     <tr class=${chosen ? "chosen" : ""}>
@@ -57,12 +57,21 @@ function Row({ job, chosen, full, onChoose }) {
       <th scope="row"><a href=${href(["jobs", job.id])}>${name}</a><span class="id">${job.id}</span>${job.weir.waiting_for && html`<span class="waiting">${job.weir.waiting_for}</span>`}${job.error && html`<span class="waiting">${job.error.message}</span>`}</th>
       <td><${Status} job=${job} /></td>
       <td><${StepBar} job=${job} /></td>
-      <td class="num" data-label="reward">${number(metrics?.reward)}</td>
+      <td class="num" data-label="reward"><span><${Spark} values=${rewards} />${number(metrics?.reward)}</span></td>
       <td class="num" data-label="accuracy">${number(metrics?.accuracy)}</td>
-      <td class="num" data-label="evaluation">${evaluation ? html`${number(evaluation.accuracy)}<span class="soft small"> step ${evaluation.step}</span>` : "–"}</td>
+      <td class="num" data-label="evaluation"><span>${number(evaluation?.accuracy)}${evaluation && html`<span class="soft small"> step ${evaluation.step}</span>`}</span></td>
       <td class="num soft" data-label="begun">${job.created_at ? ago(job.created_at) : "–"}</td>
     </tr>
   `;
+}
+
+/** The last rewards as a line, for the eye. */
+function Spark({ values }) {
+  const known = values.filter((value) => value !== null);
+  if (known.length < 2) return null;
+  const [low, high] = [Math.min(...known), Math.max(...known)];
+  const points = known.map((value, place) => `${(84 * place) / (known.length - 1)},${20 - (20 * (value - low)) / (high - low || 1)}`);
+  return html`<svg class="spark" viewBox="0 0 84 20" aria-hidden="true"><polyline points=${points.join(" ")} /></svg>`;
 }
 
 async function allJobs(limit, signal) {

@@ -40,7 +40,7 @@ export function Plot({ options, data, label, height = 170, sync, onHover }) {
 }
 
 function withDefaults(options, { width, height, sync, onHover }) {
-  const axis = { stroke: colour("--soft"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
+  const axis = { stroke: colour("--soft"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { show: false }, font: "11px Inter, system-ui" };
   return {
     width,
     height,
@@ -50,14 +50,21 @@ function withDefaults(options, { width, height, sync, onHover }) {
     cursor: { sync: sync && { key: sync }, points: { size: 7 }, drag: { x: true, y: false }, ...options.cursor },
     scales: { x: { time: false }, ...options.scales },
     axes: [
-      { ...axis, size: 24, gap: 4, incrs: STEPS, values: (_, ticks) => ticks.map(number), ...options.axes?.[0] },
-      { ...axis, size: 50, gap: 6, space: 32, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick))), ...options.axes?.[1] },
+      { ...axis, size: 24, gap: 4, space: 64, incrs: STEPS, values: (_, ticks) => ticks.map(number), ...options.axes?.[0] },
+      { ...axis, size: 50, gap: 6, space: 32, values: tickTexts, ...options.axes?.[1] },
     ],
     hooks: { setCursor: [(plot) => onHover?.(plot.cursor.idx ?? null)], ...options.hooks },
   };
 }
 
 const STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000];
+
+/** As many decimals as the distance between ticks has; on a log axis some ticks have no text. */
+function tickTexts(_plot, ticks, _axis, _space, distance) {
+  const decimals = String(Number(distance.toPrecision(3))).split(".")[1]?.length ?? 0;
+  const isPlain = distance >= 1e-4 && decimals > 0;
+  return ticks.map((tick) => (tick === null ? "" : isPlain ? tick.toFixed(decimals) : number(tick)));
+}
 
 function isZoomed(plot) {
   const [steps, { min, max }] = [plot.data[0], plot.scales.x];

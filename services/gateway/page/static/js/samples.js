@@ -7,12 +7,15 @@ import { filtersOf, groupsOf, useSampleList } from "./sampleList.js";
 import { Timeline } from "./timeline.js";
 
 const TYPING_MS = 300;
+const LONGEST_TIMELINE = 2000; // responses
 const ORDERS = [["", "newest first"], ["oldest", "oldest first"], ["wrong", "most wrong"], ["rewarded", "most rewarded"], ["surprising", "most surprising"], ["parity", "largest parity gap"]];
 const YES_NO = [["", "any"], ["true", "yes"], ["false", "no"]];
 
 export function Samples({ job, query }) {
   const filters = filtersOf(query);
   const { rows, summary, more, error, next, again } = useSampleList(job.id, filters);
+  const wantsAll = filters.task && more && rows.length > 0 && rows.length < LONGEST_TIMELINE;
+  useEffect(() => void (wantsAll && next()), [wantsAll, rows.length]);
   return html`
     <${Filters} query=${query} summary=${summary} onAgain=${again} />
     ${summary && html`<p class="soft small">${number(summary.groups)} groups, ${number(summary.responses)} responses${summary.groups > 0 && ` of steps ${summary.first_step} to ${summary.last_step}`} are kept${fates(summary)}.</p>`}
@@ -60,11 +63,11 @@ const COLUMNS = ["step", "task", "outcome", "process", "reward", "advantage", "l
 
 function List({ job, rows, query }) {
   const link = (row) => href(["jobs", job.id, "samples", row.key], { ...filtersOf(query), colour: query.colour, with: query.with, response: row.index });
-  return html`<div class="scroll" tabindex="0" role="region" aria-label="Samples">
+  return html`<div class="panel scroll list" tabindex="0" role="region" aria-label="Samples">
     <table class="samples">
       <thead><tr><th scope="col">sample</th>${COLUMNS.map((name, place) => html`<th scope="col" class=${place > 2 || place === 0 ? "num" : ""}>${name}</th>`)}</tr></thead>
       <tbody>${rows.map((row, place) => html`<tr key=${row.id} class=${rows[place - 1]?.key === row.key ? "same" : ""}>
-        <th scope="row"><a href=${link(row)}>${row.key}${row.index !== null && html`<span class="soft"> / ${row.index}</span>`}</a></th>
+        <th scope="row"><a href=${link(row)} aria-label=${row.id}><span class="name">${row.key}</span>${row.index !== null && html`<span class="soft"> / ${row.index}</span>`}</a></th>
         <td class="num">${row.step}</td>
         <td class="task">${row.task_id}</td>
         <td><${Outcome} row=${row} /></td>

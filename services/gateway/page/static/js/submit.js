@@ -3,6 +3,15 @@ import { html, useEffect, useState } from "./dom.js";
 import { JOBS, post, upload } from "./api.js";
 import { go, href } from "./router.js";
 
+const EXAMPLE = `name = "my-first"
+
+[model]
+path = "examples/arithmetic/base-model"
+
+[tasks]
+train = "train.jsonl"
+…`;
+
 export function Submit() {
   const [text, setText] = useState("");
   const [checked, setChecked] = useState(null);
@@ -37,13 +46,13 @@ export function Submit() {
       go(href(["jobs", job.id]));
     });
   };
-  return html`
+  return html`<div class="submit">
     <h1>Submit a job</h1>
     <form class="panel" onSubmit=${check}>
       <h2>1. Recipe</h2>
       <label class="field">Open a TOML or JSON file<input type="file" accept=".toml,.json" onChange=${open} /></label>
       <label for="recipe-text">or paste it</label>
-      <textarea id="recipe-text" class="code" rows="16" spellcheck="false" required value=${text} onInput=${(event) => change(event.target.value)}></textarea>
+      <textarea id="recipe-text" class="code" rows="16" spellcheck="false" placeholder=${EXAMPLE} required value=${text} onInput=${(event) => change(event.target.value)}></textarea>
       <p class="bar"><button class=${checked ? "" : "primary"} disabled=${busy || !text.trim()}>Check and plan</button></p>
     </form>
     ${error && html`<div role="alert" class="error lines">${error.message.split("\n").map((line) => html`<p>${line}</p>`)}</div>`}
@@ -57,7 +66,7 @@ export function Submit() {
       ${checked.recipe.tasks.held_out && html`<${TaskFile} name="held_out" label="Held-out tasks" path=${checked.recipe.tasks.held_out} required />`}
       <p class="bar"><button class="primary" disabled=${busy}>${busy ? "Sending…" : `Submit ${checked.recipe.name}`}</button></p>
     </form>`}
-  `;
+  </div>`;
 }
 
 const TaskFile = ({ name, label, path, required }) => html`

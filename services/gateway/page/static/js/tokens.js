@@ -55,7 +55,7 @@ function drawn(runs, response, shading, end) {
 
 /** Every number of one token, and what the grader noted there. */
 function Reading({ response, token, runs }) {
-  if (token === null) return html`<span class="soft">Hover, or focus the text and use ← →, to read the numbers of a token.</span>`;
+  if (token === null) return null;
   const mark = runs.find(({ parts }) => parts.some((part) => part.token === token))?.mark;
   const told = Object.values(SHADINGS).flatMap((kind) => {
     const value = kind.values(response)?.[token];

@@ -1,0 +1,1 @@
+"""The dashboards, as code. ``python -m deploy.grafana`` writes them to ``generated/``."""

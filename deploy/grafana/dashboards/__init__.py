@@ -1,0 +1,1 @@
+"""One module per dashboard; each has the dashboard as ``BOARD``."""

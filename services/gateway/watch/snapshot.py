@@ -1,0 +1,108 @@
+"""What the exchange says of the stack at one moment: who does what, and what lies where."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from protocol.exchange import Backlog, Exchange, UnreadableRecord
+from protocol.exchange.roster import Roster
+from protocol.messages import JobEvent, JobRecord, Status
+from protocol.streams import WORK_STREAMS
+
+_FORGOTTEN_S = 600.0  # without a sign of life
+_EVENTS = 60  # in which the last steps are
+
+
+@dataclass(frozen=True)
+class Process:
+    """What a process said last, and for how long it has shown no life since."""
+
+    status: Status
+    silent_s: float = 0.0
+    is_alive: bool = True
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The stack at one moment. ``job`` is the one that it works on, the first of the queue."""
+
+    job: JobRecord | None = None
+    processes: Sequence[Process] = ()
+    streams: Mapping[str, Backlog] = field(default_factory=dict)  # of the job, by short name
+    version: int | None = None  # of the policy that was announced last
+    step_s: float | None = None  # median of the last steps
+    dead_after_s: float = 15.0  # without a sign of life
+
+    def of(self, service: str) -> list[Process]:
+        """The processes of a service, those that live and are ready first."""
+        found = [process for process in self.processes if process.status.service == service]
+        return sorted(found, key=lambda p: (not p.is_alive, not p.status.ready, p.status.name))
+
+    def living(self, service: str) -> list[Process]:
+        """Those of them that live."""
+        return [process for process in self.of(service) if process.is_alive]
+
+
+class Observer:
+    """Looks at the exchange now and then, and so knows who shows no life, by its own clock."""
+
+    def __init__(self, exchange: Exchange, dead_after_s: float, look_every_s: float) -> None:
+        self.exchange = exchange
+        self.dead_after_s = dead_after_s
+        self._roster = Roster(dead_after_s, look_every_s)
+        self._step: tuple[str, int] | None = None  # at which the time of steps was measured
+        self._step_s: float | None = None
+
+    async def look(self, now: float) -> Snapshot:
+        """The stack at a moment of the monotonic clock."""
+        processes = await self._processes(now)
+        job = await self._first_job()
+        if job is None:
+            return Snapshot(processes=processes, dead_after_s=self.dead_after_s)
+        policy = await self.exchange.newest_policy(job.id)
+        return Snapshot(
+            job=job,
+            processes=processes,
+            streams={
+                stream.name.rpartition(":")[2]: await self.exchange.backlog(stream, job.id)
+                for stream in WORK_STREAMS
+            },
+            version=policy and policy.number,
+            step_s=await self._median_of_steps(job),
+            dead_after_s=self.dead_after_s,
+        )
+
+    async def _processes(self, now: float) -> list[Process]:
+        statuses = await self.exchange.statuses()
+        self._roster.look({seat: status.beats for seat, status in statuses.items()}, now)
+        processes: list[Process] = []
+        for seat, status in statuses.items():
+            silent_s = self._roster.silence[seat]
+            if silent_s > _FORGOTTEN_S:
+                await self.exchange.forget_status(seat)
+            processes.append(Process(status, silent_s, silent_s < self.dead_after_s))
+        return processes
+
+    async def _first_job(self) -> JobRecord | None:
+        for job_id in (await self.exchange.queue())[:1]:
+            try:
+                return await self.exchange.job(job_id)
+            except UnreadableRecord:  # the learner will set it aside
+                return None
+        return None
+
+    async def _median_of_steps(self, job: JobRecord) -> float | None:
+        if self._step != (job.id, job.step):
+            self._step_s = median_of_steps(await self.exchange.last_events(job.id, _EVENTS))
+            self._step = (job.id, job.step)
+        return self._step_s
+
+
+def median_of_steps(events: Sequence[JobEvent]) -> float | None:
+    """The median time from one step's event to the next one's, if there are three steps."""
+    told = [event.created_at for event in events if event.id.startswith("step:")]
+    times = [after - before for before, after in pairwise(told)]
+    return statistics.median(times) if len(times) > 1 else None

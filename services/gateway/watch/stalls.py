@@ -1,0 +1,241 @@
+"""Why nothing moves: the edge that blocks, in words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from protocol.messages import JobState, Requested, Status
+from protocol.recipe import Purpose
+
+from services.gateway.watch.snapshot import Process, Snapshot
+
+_LONG_START_S = 600.0  # of an engine, or of the models of the learner
+_RESTART_S = 60.0  # of a process that has ended by itself
+_SHORTEST_S = 30.0
+_STEPS = 3  # of the job's median time: an edge that takes longer does not move
+_FIRST_STEP_S = 600.0
+_SILENT_ATTEMPTS = 3
+_HOPELESS_STARTS = 3  # that ended without a word
+
+
+class Edge(StrEnum):
+    """Who keeps a job from going on."""
+
+    NO_LEARNER = "no_learner"
+    NO_ROLLOUT = "no_rollout"
+    NO_GRADER = "no_grader"
+    CANNOT_START = "cannot_start"
+    STARTING = "starting"
+    LOADING = "loading"
+    SAMPLING = "sampling"
+    GRADING = "grading"
+    JUDGE = "judge"
+    TRAINING = "training"
+    LEARNER = "learner"  # whatever else it does
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """What a job waits for. It is a stall if nothing has moved for ``patience_s``."""
+
+    edge: Edge
+    because: str
+    patience_s: float
+
+
+_NOBODY = {
+    "learner": Edge.NO_LEARNER,
+    "rollout": Edge.NO_ROLLOUT,
+    "grader": Edge.NO_GRADER,
+}
+
+
+def mark_of(seen: Snapshot) -> Hashable:
+    """What differs from look to look while a job moves."""
+    job = seen.job
+    if job is None:
+        return None
+    steps = (job.id, job.state, job.requested, job.step)
+    if job.attempts_since_checkpoint >= _SILENT_ATTEMPTS:
+        return steps  # a learner that is killed again and again is busy, and does not move
+    learner = [(p.status.doing, p.status.waits_for) for p in seen.living("learner")[:1]]
+    lengths = [(backlog.entries, backlog.claimed) for backlog in seen.streams.values()]
+    return (*steps, seen.version, *learner, *lengths)
+
+
+def what_blocks(seen: Snapshot) -> Blocked:
+    """Who waits for whom, from the learner on; the job is running, or is to be taken up."""
+    job = seen.job
+    assert job is not None
+    if job.attempts_since_checkpoint >= _SILENT_ATTEMPTS:
+        words = f"{job.attempts_since_checkpoint} attempts in a row have ended without a word"
+        return Blocked(Edge.NO_LEARNER, f"{words}; see the learner's log", _certain(seen))
+    learners = seen.living("learner")
+    if not learners:
+        return _nobody(seen, "learner", "the job waits for a learner")
+    for process in seen.processes:
+        if process.is_alive and process.status.waits_for_memory:
+            words = f"Redis is full: {process.status.name} waits for room in its memory"
+            return Blocked(Edge.MEMORY, words, _certain(seen))
+    status = learners[0].status
+    if status.waits_for:
+        return _of_group(seen, status, status.waits_for[0])
+    return _of_learner(seen, status)
+
+
+def _of_learner(seen: Snapshot, learner: Status) -> Blocked:
+    words = _in_words(learner)
+    if learner.phase == "starting":
+        return Blocked(Edge.STARTING, words, _LONG_START_S)
+    if learner.phase == "waiting":
+        return Blocked(Edge.LEARNER, words, _certain(seen))
+    trains = learner.doing.startswith(("trains", "pretrains", "measures"))
+    return Blocked(Edge.TRAINING if trains else Edge.LEARNER, words, _usual(seen))
+
+
+def _of_group(seen: Snapshot, learner: Status, key: str) -> Blocked:
+    """The learner waits for a group: somebody has it, or it lies in a stream."""
+    more = len(learner.waits_for) - 1
+    words = f"{learner.name} waits for group {key}" + (f" and {more} more" if more else "")
+    holders = [process for process in seen.processes if key in process.status.holds]
+    for holder in sorted(holders, key=lambda process: process.silent_s):
+        return _held(seen, holder, key, words)
+    purpose = Purpose(key.partition(":")[0])
+    requests = "eval_requests" if purpose is Purpose.EVAL else "requests"
+    at_grader = seen.streams["rollouts"]
+    if at_grader.oldest_key == key or (at_grader.waiting and not seen.streams[requests].waiting):
+        return _lies(seen, "grader", f"{words}, which is to be graded")
+    if seen.streams[requests].entries == 0 and seen.streams["graded"].entries > 0:
+        return Blocked(Edge.LEARNER, f"{words}; it is to be taken in", _usual(seen))
+    return _lies(seen, "rollout", f"{words}, which is to be sampled")
+
+
+def _held(seen: Snapshot, holder: Process, key: str, words: str) -> Blocked:
+    status = holder.status
+    words = f"{words}; {status.name} has it, {duration(status.holds[key] + holder.silent_s)}"
+    if not holder.is_alive:
+        words = f"{words}, and has shown no life for {duration(holder.silent_s)}"
+        if not seen.living(status.service):
+            return _nobody(seen, status.service, words)
+        return Blocked(_edge_of(status), words, _certain(seen))
+    patience_s = _certain(seen) if _edge_of(status) is Edge.JUDGE else _usual(seen)
+    return Blocked(_edge_of(status), f"{words}; {_in_words(status, 'it')}", patience_s)
+
+
+def _lies(seen: Snapshot, service: str, words: str) -> Blocked:
+    """A group that nobody has claimed."""
+    team = seen.living(service)
+    if not team:
+        return _nobody(seen, service, words)
+    doing = "; ".join(_in_words(process.status) for process in team[:3])
+    edges = [_edge_of(process.status) for process in team]
+    if Edge.STARTING in edges and not any(process.status.ready for process in team):
+        return _cannot_start(seen, team, words) or Blocked(
+            Edge.STARTING, f"{words}; {doing}", _LONG_START_S
+        )
+    certain = edges[0] is Edge.JUDGE or not team[0].status.ready
+    patience_s = _certain(seen) if certain else _usual(seen)
+    return Blocked(edges[0], f"{words}; {doing}", patience_s)
+
+
+def _nobody(seen: Snapshot, service: str, words: str) -> Blocked:
+    """No process of a service lives."""
+    team = seen.of(service)
+    if blocked := _cannot_start(seen, team, words):
+        return blocked
+    edge = _NOBODY[service]
+    if not team:
+        return Blocked(edge, f"{words}; no {service} is there", _certain(seen))
+    last = min(team, key=lambda process: process.silent_s)
+    if last.status.phase == "starting":
+        words = f"{words}; {last.status.name} starts anew, {duration(last.silent_s)}"
+        return Blocked(edge, words, _RESTART_S)
+    if "no life" not in words:
+        words = f"{words}; {last.status.name} has shown no life for {duration(last.silent_s)}"
+    return Blocked(edge, f"{words}; no {service} lives", _certain(seen))
+
+
+def _cannot_start(seen: Snapshot, team: Sequence[Process], words: str) -> Blocked | None:
+    """Somebody has tried to start, and failed."""
+    for status in (process.status for process in team):
+        if status.error is not None or status.starts >= _HOPELESS_STARTS:
+            error = status.error or "it ended without a word"
+            words = f"{words}; {status.name} does not start: {error}; attempt {status.starts}"
+            return Blocked(Edge.CANNOT_START, words, _certain(seen))
+    return None
+
+
+def _edge_of(status: Status) -> Edge:
+    """What keeps a rollout or a grader."""
+    if status.phase == "starting":
+        return Edge.STARTING
+    if status.service == "grader":
+        return Edge.GRADING if status.ready else Edge.JUDGE
+    return Edge.SAMPLING if status.ready and status.phase != "loading" else Edge.LOADING
+
+
+def _certain(seen: Snapshot) -> float:
+    """Nothing can move: no longer than a process is given that restarts."""
+    return seen.dead_after_s * 5 / 3
+
+
+def _usual(seen: Snapshot) -> float:
+    """Somebody works, who may take as long as it takes."""
+    return _FIRST_STEP_S if seen.step_s is None else max(_SHORTEST_S, _STEPS * seen.step_s)
+
+
+@dataclass(frozen=True)
+class Why:
+    """Why a job does not go on; ``edge`` is None unless it is a stall."""
+
+    moving: bool
+    still_s: float
+    because: str | None
+    edge: Edge | None = None
+
+
+def why_first(seen: Snapshot, still_s: float) -> Why:
+    """Of the job that the stack works on, which has not moved for so long."""
+    job = seen.job
+    assert job is not None
+    if job.state is JobState.PAUSED:
+        return Why(False, still_s, _why_paused(job.error, job.requested))
+    blocked = what_blocks(seen)
+    stalls = still_s >= blocked.patience_s
+    return Why(not stalls, still_s, blocked.because, blocked.edge if stalls else None)
+
+
+def why_queued(seen: Snapshot, still_s: float) -> Why:
+    """Of a job that comes after the one that the stack works on."""
+    job = seen.job
+    if job is None:
+        return Why(True, 0.0, "it is about to be taken up")
+    first = why_first(seen, still_s)
+    words = f"it waits for job {job.id}, which is {job.state} at step {job.step}/"
+    words += str(job.recipe.training.steps)
+    if job.state is JobState.PAUSED or first.edge is not None:
+        words = f"{words}: {first.because}"
+    return Why(False, still_s, words, first.edge)
+
+
+def _why_paused(error: str | None, requested: Requested) -> str:
+    if requested is Requested.PAUSE:
+        return "it is paused, and goes on when it is resumed (`weir resume`)"
+    return f"it is paused until this is mended: {error}"
+
+
+def _in_words(status: Status, subject: str = "") -> str:
+    """What a process does, and for how long: "rollout-1 samples groups, 12 s"."""
+    says_why = status.phase == "waiting" and not status.ready
+    subject = f"{subject or status.name}{':' if says_why else ''} "
+    return f"{subject}{status.doing}, {duration(status.for_s)}"
+
+
+def duration(seconds: float) -> str:
+    """In the unit that a person would use."""
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,154 @@
+"""The watchdog: it sees that nothing moves, and says why: as an event, a metric, and when asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import Gauge
+from protocol.exchange import UnreadableRecord
+from protocol.messages import JobEvent, JobRecord
+
+from services.chassis.service import Service
+from services.gateway.errors import Problem, in_time
+from services.gateway.watch.snapshot import Observer, Process, Snapshot
+from services.gateway.watch.stalls import (
+    Edge,
+    Why,
+    duration,
+    mark_of,
+    why_first,
+    why_queued,
+)
+
+STALLED = Gauge(
+    "weir_job_stalled",
+    "1 for the edge that blocks while nothing moves",
+    ["job", "recipe", "edge"],
+)
+_EVERY_S = 2.0
+
+
+@dataclass
+class Stall:
+    """One that was told of."""
+
+    job_id: str
+    edge: Edge
+    began: float  # when something moved last, by the monotonic clock
+
+
+class Watchdog:
+    """Looks at the stack every two seconds, and remembers when something moved."""
+
+    def __init__(self) -> None:
+        self.seen = Snapshot()
+        self._mark: Hashable = None
+        self._moved = time.monotonic()
+        self._stall: Stall | None = None
+
+    async def watch_forever(self, service: Service) -> None:
+        """Consumes the state of the stack; produces events and metrics of stalls.
+
+        Waits for: the next look, every two seconds. Unblocked by: time, or the service stopping.
+        """
+        observer = Observer(service.exchange, service.deployment.claim_idle_s, _EVERY_S)
+        while not service.stopping.is_set():
+            try:
+                await in_time(self.look(observer, time.monotonic()))
+            except Problem:  # Redis is away, as /readyz says
+                self._moved = time.monotonic()
+            await service.pause(_EVERY_S)
+
+    async def look(self, observer: Observer, now: float) -> None:
+        """Look once, at a moment of the monotonic clock."""
+        self.seen = await observer.look(now)
+        mark = mark_of(self.seen)
+        if mark != self._mark:
+            self._mark, self._moved = mark, now
+        job = self.seen.job
+        why = why_first(self.seen, now - self._moved) if job else Why(True, 0.0, None)
+        for event in self._news(job, why, now):
+            await observer.exchange.record_event(event)
+        _export(job, why.edge)
+
+    def why(self, job: JobRecord | UnreadableRecord) -> dict[str, Any]:
+        """Why a job does not go on, in the shape of the REST surface."""
+        why = self._why(job)
+        return {
+            "object": "fine_tuning.job.why",
+            "moving": why.moving,
+            "still_s": round(why.still_s, 1),
+            "because": why.because,
+            "edge": why.edge,
+            "services": [_service_object(process) for process in self.seen.processes],
+            "streams": [
+                {
+                    "stream": name,
+                    "waiting": backlog.waiting,
+                    "claimed": backlog.claimed,
+                    "oldest_s": round(backlog.oldest_s, 1),
+                }
+                for name, backlog in self.seen.streams.items()
+            ],
+        }
+
+    def _why(self, job: JobRecord | UnreadableRecord) -> Why:
+        still_s = time.monotonic() - self._moved
+        if isinstance(job, UnreadableRecord):
+            return Why(False, 0.0, str(job))
+        if job.state.is_final:
+            ended = max(0.0, time.time() - (job.finished_at or time.time()))
+            error = f": {job.error}" if job.error else ""
+            return Why(False, ended, f"it has ended: {job.state}{error}")
+        if self.seen.job is not None and self.seen.job.id == job.id:
+            return why_first(self.seen, still_s)
+        return why_queued(self.seen, still_s)
+
+    def _news(self, job: JobRecord | None, why: Why, now: float) -> Iterator[JobEvent]:
+        """One event for one stall, and one when it is over."""
+        told = self._stall
+        if told is not None and (job is None or job.id != told.job_id or why.edge is None):
+            self._stall = None
+            if job is not None and job.id == told.job_id:
+                words = f"it moves again, after {duration(now - told.began)}"
+                yield _event(job.id, "moves", "info", words, told.edge)
+        if job is not None and why.edge is not None and self._stall is None:
+            words = f"nothing has moved for {duration(why.still_s)}: {why.because}"
+            yield _event(job.id, "stall", "warn", words, why.edge)
+            self._stall = Stall(job.id, why.edge, now - why.still_s)
+
+
+def _event(job_id: str, kind: str, level: Any, words: str, edge: Edge) -> JobEvent:
+    return JobEvent(
+        id=f"{kind}:{time.time_ns()}",
+        job_id=job_id,
+        created_at=time.time(),
+        level=level,
+        message=words,
+        data={"edge": edge},
+    )
+
+
+def _export(job: JobRecord | None, stalled: Edge | None) -> None:
+    STALLED.clear()
+    if job is None:
+        return
+    for edge in Edge:
+        STALLED.labels(job.id, job.recipe.name, edge).set(edge is stalled)
+
+
+def _service_object(process: Process) -> dict[str, Any]:
+    status = process.status
+    doing, for_s = status.doing, status.for_s
+    if not process.is_alive:
+        doing, for_s = f"shows no life; last: {doing}", process.silent_s
+    return {
+        "name": status.name,
+        "service": status.service,
+        "ready": status.ready and process.is_alive,
+        "doing": doing,
+        "for_s": round(for_s, 1),
+    }

@@ -1,0 +1,51 @@
+"""Model FLOPs: how much of a GPU's arithmetic a training step has used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.recipe import Recipe
+
+from services.learner.planning.shape import DamagedConfig, ModelShape, UnknownModel, shape_of_config
+from services.learner.planning.speed import peak_flops, trained_flops
+
+
+@dataclass(frozen=True)
+class Flops:
+    """What a job's models compute; nothing is reported of a policy whose shape is not known."""
+
+    policy: ModelShape | None
+    critic: ModelShape | None
+    num_gpus: int
+    peak: float | None  # a second, of one GPU in the dtype of the recipe
+
+    @classmethod
+    def of_models(
+        cls, recipe: Recipe, policy: Path, critic: Path | None, num_gpus: int, device: str
+    ) -> Flops:
+        """Those of the models in two folders, on GPUs that their driver calls ``device``."""
+        peak = peak_flops(device) if recipe.model.dtype != "float32" else None
+        return cls(_shape(policy), _shape(critic) if critic else None, num_gpus, peak)
+
+    def of(self, lengths: Sequence[int], seconds: float) -> dict[str, float]:
+        """A step's metrics: model FLOPs a second of one GPU while it trains, the share of its peak.
+
+        Args:
+            lengths: tokens of the sequences that the step has learned from, once each.
+            seconds: that it took.
+        """
+        if self.policy is None or seconds <= 0:
+            return {}
+        flops = sum(trained_flops(self.policy, self.critic, length) for length in lengths)
+        rate = flops / seconds / self.num_gpus
+        return {"flops_per_second": rate} | ({"mfu": rate / self.peak} if self.peak else {})
+
+
+def _shape(folder: Path) -> ModelShape | None:
+    try:
+        return shape_of_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, DamagedConfig, UnknownModel):
+        return None

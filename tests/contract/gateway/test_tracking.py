@@ -1,0 +1,287 @@
+"""What a job tells reaches the trackers, once each, read back by the trackers' own readers."""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from protocol.exchange import Exchange
+from protocol.messages import JobEvent
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from wandb.proto import wandb_internal_pb2
+
+from services.gateway import tracking
+from services.gateway.client import WeirClient
+from tests.contract.gateway.command import know, start_weir, weir
+from tests.contract.gateway.stack import KEY, Stack, a_job, an_event, take_up
+
+pytestmark = pytest.mark.redis
+
+STEPS = 4
+
+
+@pytest.fixture
+def here(tmp_path: Path, stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    know(tmp_path, stack.url)
+    return tmp_path
+
+
+def step_numbers(step: int) -> dict[str, Any]:
+    return {
+        "step": step,
+        "reward": step / 8,
+        "gap": None,
+        "groups": {"asked": 4 * step, "dropped": {"no signal": step}},
+    }
+
+
+def evaluation(step: int) -> dict[str, Any]:
+    result = {"step": step, "accuracy": step / 16, "pass@4": 0.75, "per_task": {"t1": [1.0, 4]}}
+    return {"step": step, "evaluation": result}
+
+
+def pretrain(step: int) -> dict[str, Any]:
+    return {"pretrain_step": step, "value_loss": 1.0 / step}
+
+
+def tell(stack: Stack, *events: JobEvent) -> None:
+    async def record(exchange: Exchange) -> None:
+        for event in events:
+            await exchange.record_event(event)
+
+    stack.exchange(record)
+
+
+def tell_step(stack: Stack, job_id: str, step: int) -> None:
+    tell(stack, an_event(job_id, step, type="metrics", data=step_numbers(step)))
+
+
+def tell_story(stack: Stack, job_id: str) -> None:
+    """The critic learns alone, then steps and two evaluations, and a warning."""
+    data = [pretrain(1), pretrain(2), evaluation(0)]
+    data += [step_numbers(step) for step in range(1, STEPS + 1)] + [evaluation(STEPS)]
+    metrics = [
+        an_event(job_id, number, type="metrics", data=values) for number, values in enumerate(data)
+    ]
+    tell(stack, *metrics, an_event(job_id, 98), an_event(job_id, 99, level="warn"))
+
+
+def expected(upto: int = STEPS) -> dict[str, list[tuple[int, float]]]:
+    steps = range(1, upto + 1)
+    return {
+        "reward": [(step, step / 8) for step in steps],
+        "groups/asked": [(step, 4.0 * step) for step in steps],
+        "groups/dropped/no_signal": [(step, float(step)) for step in steps],
+        "evaluation/accuracy": [(0, 0.0), (STEPS, STEPS / 16)],
+        "evaluation/pass_at_4": [(0, 0.75), (STEPS, 0.75)],
+        "pretrain/value_loss": [(1, 1.0), (2, 0.5)],
+    }
+
+
+def in_tensorboard(folder: Path) -> tuple[dict[str, list[tuple[int, float]]], EventAccumulator]:
+    runs = [path for path in folder.glob("*") if path.is_dir()]
+    if not runs:
+        return {}, EventAccumulator(str(folder))
+    (run,) = runs
+    read = EventAccumulator(str(run)).Reload()
+    found = {
+        tag: [(point.step, point.value) for point in read.Scalars(tag)]
+        for tag in read.Tags()["scalars"]
+    }
+    return found, read
+
+
+def text_in(read: EventAccumulator, tag: str) -> str:
+    return read.Tensors(f"{tag}/text_summary")[-1].tensor_proto.string_val[0].decode()
+
+
+def offline_rows(here: Path) -> list[dict[str, Any]]:
+    """The rows of every offline run, in the order of their starts."""
+    rows = []
+    for path in sorted(here.glob("wandb/offline-run-*/*.wandb")):
+        for record in records_of(path):
+            if record.WhichOneof("record_type") == "history":
+                items = record.history.item
+                rows.append({(i.key or i.nested_key[0]): json.loads(i.value_json) for i in items})
+    return rows
+
+
+def records_of(path: Path) -> Iterator[Any]:
+    """The records of W&B's file: LevelDB's log format behind a header of 7 bytes."""
+    content, place, whole = path.read_bytes(), 7, b""
+    while place + 7 <= len(content):
+        room = 32768 - place % 32768
+        if room < 7:
+            place += room
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, place)
+        whole += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in {1, 4}:  # whole, or its last part
+            yield vars(wandb_internal_pb2)["Record"].FromString(whole)
+            whole = b""
+
+
+def test_tensorboard_and_wandb_find_every_number_of_a_job(
+    stack: Stack, http: httpx.Client, here: Path
+) -> None:
+    job = a_job(http)
+    tell_story(stack, job["id"])
+    take_up(stack, job["id"], state="succeeded")
+    to = ("--to", "tensorboard:runs", "wandb:maths")
+    status, _, err = weir(here, "track", job["id"], *to)
+    assert status == 0, err
+
+    numbers, read = in_tensorboard(here / "runs")
+    assert {tag: numbers[tag] for tag in expected()} == expected()
+    assert set(numbers) == set(expected())
+    assert text_in(read, "messages/warn") == "m99"
+    assert text_in(read, "state") == "succeeded"
+    assert '"groups_per_step": 4' in text_in(read, "recipe")
+    assert read.PluginTagToContent("hparams")
+
+    rows = offline_rows(here)
+    for name, points in expected().items():
+        axis = "pretrain/step" if name.startswith("pretrain/") else "step"
+        assert [(row[axis], row[name]) for row in rows if name in row] == points
+    assert [row["_step"] for row in rows] == list(range(len(rows)))
+
+
+def wait_for_reward_at(step: int, folder: Path) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if (step, step / 8) in in_tensorboard(folder)[0].get("reward", []):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"step {step} has not come")
+
+
+def wait_for_note_of(step: int, note: Path) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        sizes = json.loads(note.read_text())["place"]["files"]
+        if all((note.with_suffix("") / name).stat().st_size == n for name, n in sizes.items()):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"step {step} is not noted")
+
+
+def wait_for_run_of(job: dict[str, Any], runs: Path) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if list(runs.glob(f"*{job['id']}.json")):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{job['id']} is not written")
+
+
+def test_a_tracker_that_was_killed_goes_on_and_writes_nothing_twice(
+    stack: Stack, http: httpx.Client, here: Path
+) -> None:
+    job = a_job(http)
+    take_up(stack, job["id"], state="running")
+    tell_step(stack, job["id"], 1)
+    command = ("track", job["id"], "--to", "tensorboard:runs", "wandb:maths")
+    process = start_weir(here, *command)
+    wait_for_reward_at(1, here / "runs")
+    tell_step(stack, job["id"], 2)
+    wait_for_reward_at(2, here / "runs")
+    (note,) = (here / "runs").glob("*.json")
+    wait_for_note_of(2, note)
+    noted = note.read_bytes()
+    tell_step(stack, job["id"], 3)
+    wait_for_reward_at(3, here / "runs")
+    process.kill()
+    process.communicate(timeout=60)
+    note.write_bytes(noted)  # as if it had been killed between the points and its note of them
+
+    tell_step(stack, job["id"], STEPS)
+    take_up(stack, job["id"], state="failed", error="no")
+    status, _, err = weir(here, *command)
+    assert status == 0, err
+    numbers, read = in_tensorboard(here / "runs")
+    assert numbers["reward"] == expected()["reward"]
+    assert text_in(read, "state") == "failed"
+    rows = offline_rows(here)
+    assert [(row["step"], row["reward"]) for row in rows] == expected()["reward"]
+    assert [row["_step"] for row in rows] == [0, 1, 2, 3]
+
+    before = sorted((here / "runs").rglob("*"))
+    assert weir(here, *command)[0] == 0
+    assert sorted((here / "runs").rglob("*")) == before
+
+
+def test_all_jobs_are_written_those_to_come_among_them_until_it_is_told_to_stop(
+    stack: Stack, http: httpx.Client, here: Path
+) -> None:
+    runs = here / "runs"
+    first, waiting = a_job(http), a_job(http)
+    take_up(stack, first["id"], state="running")
+    tell_step(stack, first["id"], 1)
+    process = start_weir(here, "track", "--all", "--to", "tensorboard:runs")
+    wait_for_run_of(first, runs)
+    assert not list(runs.glob(f"*{waiting['id']}*"))
+    take_up(stack, waiting["id"], state="running")
+    tell_step(stack, waiting["id"], 1)
+    take_up(stack, waiting["id"], state="succeeded")
+    wait_for_run_of(waiting, runs)
+    process.terminate()
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")
+    assert "goes on from it" in out
+
+
+def test_a_tracker_that_is_unknown_or_not_installed_is_told_before_anything_is_written(
+    http: httpx.Client, here: Path
+) -> None:
+    job = a_job(http)
+    for target, words in {
+        "tensorboard": "tensorboard:…, wandb:…",
+        "comet:maths": "tensorboard:…, wandb:…",
+        "mlflow:maths": "`pip install mlflow-skinny`",
+    }.items():
+        status, _, err = weir(here, "track", job["id"], "--to", "tensorboard:runs", target)
+        assert status == 2
+        assert words in err
+    assert weir(here, "track", "ftjob-none", "--to", "tensorboard:runs")[0] == 2
+    assert not (here / "runs").exists()
+
+
+class Away(httpx.HTTPTransport):
+    """The gateway does not answer a few requests after the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_requests = 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.num_requests += 1
+        if 1 < self.num_requests < 4:
+            raise httpx.ConnectError("away")
+        return super().handle_request(request)
+
+
+def test_while_the_gateway_is_away_it_waits_and_says_so_once(
+    stack: Stack,
+    http: httpx.Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(tracking, "_PAUSE_S", 0.0)
+    job = a_job(http)
+    tell_step(stack, job["id"], 1)
+    take_up(stack, job["id"], state="succeeded")
+    with WeirClient(stack.url, KEY, transport=Away()) as client:
+        target = tracking.Target("tensorboard", str(tmp_path))
+        tracking.track(client, [target], lambda: [client.job(job["id"])], until_all_ended=True)
+    assert capsys.readouterr().err.count("this goes on when it answers") == 1
+    assert in_tensorboard(tmp_path)[0]["reward"] == [(1, 0.125)]

@@ -1,0 +1,91 @@
+"""The page's own arithmetic, run by the browser that will run it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page
+
+pytestmark = pytest.mark.redis
+
+
+@pytest.fixture
+def call(page: Page) -> Any:
+    """Calls a function of a module of the page."""
+    page.goto("/")
+
+    def call(module: str, function: str, *arguments: Any) -> Any:
+        script = f"async (given) => (await import('/static/js/{module}.js')).{function}(...given)"
+        return page.evaluate(script, list(arguments))
+
+    return call
+
+
+def test_smoothing_begins_at_the_first_value_and_passes_over_gaps(call: Any) -> None:
+    assert call("series", "smoothed", [2, None, 4], 0) == [2, None, 4]
+    first, gap, second = call("series", "smoothed", [2, None, 4], 0.5)
+    assert (first, gap) == (2, None)
+    assert second == pytest.approx((0.5 * 0.5 * 2 + 0.5 * 4) / 0.75)
+
+
+def test_stacked_curves_stand_on_each_other_and_a_gap_adds_nothing(call: Any) -> None:
+    assert call("series", "stacked", [[1, 2], [None, 3]]) == [[1, 2], [1, 5]]
+
+
+def test_a_text_is_cut_at_tokens_and_marks_in_characters_beyond_the_first_plane(
+    call: Any,
+) -> None:
+    marks = [
+        {"start": 1, "end": 4, "verdict": "wrong", "note": "outer"},
+        {"start": 2, "end": 3, "verdict": "right", "note": "inner"},
+    ]
+    runs = call("pieces", "pieces", ["😀a", "bcd", "", "e"], marks)
+    told = [
+        (
+            run["mark"] and run["mark"]["note"],
+            [(part["token"], part["text"]) for part in run["parts"]],
+        )
+        for run in runs
+    ]
+    assert told == [
+        (None, [(0, "😀")]),
+        ("outer", [(0, "a")]),
+        ("inner", [(1, "b")]),
+        ("outer", [(1, "c")]),
+        (None, [(1, "d"), (2, ""), (3, "e")]),
+    ]
+
+
+def test_few_far_values_do_not_bleach_a_scale(page: Page) -> None:
+    page.goto("/")
+    script = """async (token_advantages) => {
+        const { SHADINGS, levelClass, scaleEnd } = await import('/static/js/shading.js');
+        const kind = SHADINGS.advantage;
+        const end = scaleEnd([{ token_advantages }], kind);
+        return [end, ...[50, -25, 0, null, 9000].map((value) => levelClass(value, end, kind))];
+    }"""
+    told = page.evaluate(script, [*range(-50, 51), None, 9000])
+    assert told == [50, "up8", "down4", "", "", "up8"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "–"),
+        (0, "0"),
+        (0.12345, "0.123"),
+        (-2.5, "-2.500"),
+        (23.456, "23.46"),
+        (12345.6, "12,346"),
+        (0.00012, "1.2e-4"),
+        (2.5e12, "2.5e12"),
+    ],
+)
+def test_a_number_has_about_three_digits(call: Any, value: float | None, shown: str) -> None:
+    assert call("format", "number", value) == shown
+
+
+def test_a_link_holds_its_query_and_leaves_out_what_is_not_set(call: Any) -> None:
+    link = call("router", "href", ["jobs", "a/b"], {"text": "1&2", "none": None, "empty": ""})
+    assert link == "#/jobs/a%2Fb?text=1%262"

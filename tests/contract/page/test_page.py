@@ -1,0 +1,299 @@
+"""What a person does on the page, in a real browser."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import BrowserContext, Dialog, Page, expect
+
+from tests.contract.gateway.stack import KEY, TASKS
+from tests.contract.page import story
+from tests.contract.page.conftest import Site, watched
+
+pytestmark = pytest.mark.redis
+
+RECIPE = """
+name = "pasted"
+[model]
+path = "tiny"
+dtype = "float32"
+max_context = 64
+[tasks]
+train = "train.jsonl"
+[rollout]
+group_size = 4
+sampling = { max_tokens = 16 }
+[reward]
+process = "equation_steps"
+[training]
+steps = 30
+groups_per_step = 4
+"""
+
+
+@pytest.fixture(scope="module")
+def run(site: Site) -> str:
+    """A job with curves and samples, for who only looks."""
+    job_id = site.a_run("looked-at", state="succeeded")
+    site.keep_samples(job_id, 60)
+    return job_id
+
+
+def test_a_wrong_key_is_refused_and_the_right_one_opens(
+    context: BrowserContext, site: Site
+) -> None:
+    page = context.new_page()
+    page.goto("/#/submit")
+    page.get_by_label("API key").fill("wrong")
+    page.get_by_role("button", name="Open").click()
+    expect(page.get_by_role("alert")).to_contain_text("does not know this key")
+    page.get_by_label("API key").fill(KEY)
+    page.get_by_role("button", name="Open").click()
+    expect(page.get_by_role("heading", name="Submit a job")).to_be_visible()
+    assert page.evaluate("localStorage.length") == 0
+    page.evaluate("sessionStorage.setItem('weir.key', 'revoked')")
+    page.get_by_role("link", name="Jobs").click()
+    expect(page.get_by_label("API key")).to_be_visible()
+
+
+def test_a_remembered_key_opens_another_tab(context: BrowserContext, site: Site) -> None:
+    page = context.new_page()
+    page.goto("/")
+    page.get_by_label("API key").fill(KEY)
+    page.get_by_label("Remember it").check()
+    page.get_by_role("button", name="Open").click()
+    expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
+    other = context.new_page()
+    other.goto("/")
+    expect(other.get_by_role("heading", name="Jobs")).to_be_visible()
+    other.get_by_role("button", name="Forget key").click()
+    expect(other.get_by_label("API key")).to_be_visible()
+    assert other.evaluate("localStorage.length") == 0
+
+
+def test_a_pasted_recipe_shows_its_plan_and_becomes_a_job(
+    page: Page, tmp_path: Path, faults: list[str], http: httpx.Client
+) -> None:
+    tasks = tmp_path / "train.jsonl"
+    tasks.write_text(TASKS)
+    page.goto("/#/submit")
+    page.get_by_label("or paste it").fill(RECIPE.replace("group_size", "groupsize"))
+    page.get_by_role("button", name="Check and plan").click()
+    expect(page.get_by_role("alert")).to_contain_text("rollout.groupsize: unknown key")
+    assert all("400" in fault for fault in faults), faults
+    faults.clear()
+    page.get_by_label("or paste it").fill(RECIPE)
+    page.get_by_role("button", name="Check and plan").click()
+    expect(page.get_by_text("30 steps × 16 = 480")).to_be_visible()
+    page.get_by_label("Tasks to train on").set_input_files(tasks)
+    page.get_by_role("button", name="Submit pasted").click()
+    expect(page.get_by_role("heading", name="pasted")).to_be_visible()
+    job = http.get(f"/v1/fine_tuning/jobs/{page.url.rsplit('/', 1)[1]}").json()
+    assert job["weir"]["recipe"]["training"]["steps"] == 30
+    assert job["weir"]["recipe"]["rollout"]["group_size"] == 4
+
+
+def test_a_curve_moves_while_the_job_runs_and_after_its_line_broke(
+    page: Page, context: BrowserContext, site: Site, faults: list[str]
+) -> None:
+    job_id = site.a_run("running", done=5)
+    resumed = []
+    page.on("request", lambda request: resumed.append(request.headers.get("last-event-id")))
+    page.goto(f"/#/jobs/{job_id}?smooth=0&curves=reward")
+    value = page.locator(".curve .value")
+    *_, last = story.step_events(job_id, range(1, 6))
+    expect(value).to_have_text(f"{last.data['reward']:.3f}")
+    context.set_offline(True)
+    for step in range(6, 9):
+        (event,) = story.step_events(job_id, range(step, step + 1), seed=step)
+        site.tell(job_id, event)
+        context.set_offline(False)
+        expect(value).to_have_text(f"{event.data['reward']:.3f}")
+    assert any(resumed)
+    faults[:] = [fault for fault in faults if "ERR_INTERNET_DISCONNECTED" not in fault]
+
+
+def test_every_number_of_the_steps_can_be_chosen_smoothed_and_kept_in_a_link(
+    page: Page, run: str
+) -> None:
+    page.goto(f"/#/jobs/{run}")
+    page.get_by_text(re.compile("Curves: ")).click()
+    page.get_by_label("mismatch kl").check()
+    expect(page.get_by_role("heading", name="mismatch kl")).to_be_visible()
+    page.get_by_label("Smoothing").fill("0.9")
+    page.get_by_label("Log axis").check()
+    page.reload()
+    expect(page.get_by_role("heading", name="mismatch kl")).to_be_visible()
+    expect(page.get_by_label("Log axis")).to_be_checked()
+    assert "smooth=0.9" in page.url
+
+
+def test_a_chart_tells_its_values_to_the_keyboard(page: Page, run: str) -> None:
+    first, *_ = story.step_events(run, range(1, 2))
+    page.goto(f"/#/jobs/{run}?smooth=0&curves=accuracy")
+    page.get_by_role("img", name=re.compile("accuracy")).focus()
+    page.keyboard.press("Home")
+    expect(page.locator(".curve .value")).to_have_text(f"{first.data['accuracy']:.3f}")
+    expect(page.locator(".curve header")).to_contain_text("step 1")
+
+
+def test_two_jobs_are_chosen_and_compared_in_one_chart(page: Page, site: Site, run: str) -> None:
+    other = site.a_run("other", done=12, state="succeeded")
+    page.goto("/#/")
+    page.get_by_label(re.compile(run)).check()
+    page.get_by_label(re.compile(other)).check()
+    page.get_by_role("link", name="Compare 2 jobs").click()
+    expect(page.get_by_label("Compared jobs").get_by_role("link", name="other")).to_be_visible()
+    expect(page.locator(".curve").first.locator(".value")).to_have_count(2)
+
+
+def test_pause_is_asked_for_and_cancel_only_after_a_question(
+    page: Page, site: Site, http: httpx.Client
+) -> None:
+    job_id = site.a_run("stopped", done=3)
+
+    def requested() -> str:
+        return http.get(f"/v1/fine_tuning/jobs/{job_id}").json()["weir"]["requested"]
+
+    page.goto(f"/#/jobs/{job_id}")
+    page.get_by_role("button", name="Pause").click()
+    expect(page.get_by_role("button", name="Resume")).to_be_visible()
+    assert requested() == "pause"
+    page.get_by_role("button", name="Resume").click()
+    expect(page.get_by_role("button", name="Pause")).to_be_visible()
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Keep it").click()
+    assert requested() == "run"
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel the job").click()
+    expect(page.get_by_text("cancelling")).to_be_visible()
+    assert requested() == "cancel"
+
+
+def test_samples_are_filtered_and_one_is_opened_with_its_grades(page: Page, run: str) -> None:
+    page.goto(f"/#/jobs/{run}/samples")
+    page.get_by_label("Correct").select_option("no")
+    page.get_by_label("Order").select_option("oldest first")
+    expect(page.locator(".samples tbody")).not_to_contain_text("right")
+    page.get_by_label("Step", exact=True).fill("2")
+    rows = page.locator(".samples tbody tr")
+    expect(rows.first.locator("td").first).to_have_text("2")
+    assert "correct=false" in page.url
+    assert "step=2" in page.url
+    rows.first.get_by_role("link").click()
+    card = page.get_by_role("article").first
+    for name in ("A_out", "A_proc", "A_total", "reward"):
+        expect(card.get_by_text(name, exact=True)).to_be_visible()
+    expect(page.get_by_text("Each step follows").first).to_be_visible()
+    expect(page.locator(".mark.wrong sup").first).to_have_text("✗")
+
+
+def test_tokens_are_coloured_by_what_is_chosen_and_tell_their_numbers(page: Page, run: str) -> None:
+    page.goto(f"/#/jobs/{run}/samples/train:20")
+    text = page.get_by_role("group", name=re.compile("Text of response 0"))
+    colours = "node => [...node.querySelectorAll('[data-token]')].map(part => part.className)"
+    expect(text.locator("[data-token]").first).to_be_visible()
+    assert all(re.match("up|down", name) for name in text.evaluate(colours) if name)
+    page.get_by_label("Colour by").select_option("surprise")
+    expect(text.locator("[class^=at]").first).to_be_visible()
+    text.focus()
+    page.keyboard.press("ArrowRight")
+    reading = page.locator(".reading:not(:empty)")
+    for name in ("advantage", "surprise", "entropy", "parity gap"):
+        expect(reading).to_contain_text(name)
+    text.locator(".mark.wrong, .mark.right").first.hover()
+    expect(reading).to_contain_text(re.compile("right|wrong"))
+
+
+def test_keys_go_from_group_to_group_of_the_list_and_say_what_they_do(page: Page, run: str) -> None:
+    page.goto(f"/#/jobs/{run}/samples/train:10?order=oldest")
+    here = page.locator("h2.key")
+    expect(page.get_by_role("article").first).to_be_visible()
+    page.keyboard.press("j")
+    expect(here).to_have_text("train:11")
+    page.keyboard.press("k")
+    page.keyboard.press("ArrowLeft")
+    expect(here).to_have_text("train:9")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_contain_text("previous group")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.keyboard.press("u")
+    expect(page.get_by_label("Order")).to_have_value("oldest")
+
+
+def test_the_answers_to_one_task_stand_in_a_row_of_steps(page: Page, run: str) -> None:
+    page.goto(f"/#/jobs/{run}/samples?task=arithmetic-003&order=oldest")
+    columns = page.locator(".timeline a")
+    expect(columns).to_have_count(3)
+    columns.last.click()
+    expect(page.locator("h2.key")).to_have_text("train:51")
+
+
+def test_evaluations_time_ledger_events_and_recipe_are_told(page: Page, run: str) -> None:
+    page.goto(f"/#/jobs/{run}/evaluations")
+    expect(page.get_by_role("region", name="Results")).to_contain_text("95 % interval")
+    expect(page.get_by_role("region", name="Tasks").get_by_role("row")).to_have_count(41)
+    page.get_by_role("link", name="Time & flow").click()
+    expect(page.get_by_text("wait for groups")).to_be_visible()
+    expect(page.locator(".ledger")).to_contain_text("492 asked=477 trained+3 dropped+12 under way")
+    page.get_by_role("link", name="Events").click()
+    expect(page.get_by_text("evaluation at step 30")).to_be_visible()
+    page.get_by_role("link", name="Recipe").click()
+    expect(page.get_by_text("lambda_process")).to_be_visible()
+
+
+def test_what_a_model_writes_is_text_and_never_markup(
+    page: Page, site: Site, faults: list[str]
+) -> None:
+    def refuse(dialog: Dialog) -> None:
+        faults.append(dialog.message)
+        dialog.dismiss()
+
+    page.on("dialog", refuse)
+    evil = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+    job_id = site.a_run(evil[:64], done=2)
+    site.tell(job_id, story.an_event(job_id, "evil", evil))
+    page.goto(f"/#/jobs/{job_id}/events")
+    expect(page.get_by_role("list").get_by_text(evil, exact=True)).to_be_visible()
+    expect(page.get_by_role("heading", level=1)).to_have_text(evil[:64])
+    assert page.locator("main img, main script").count() == 0
+
+
+def test_the_policy_of_the_page_lets_nothing_foreign_in(site: Site) -> None:
+    with httpx.Client(base_url=site.stack.url) as http:
+        for path in ("/", "/static/js/main.js", "/static/css/base.css", "/static/icon.svg"):
+            reply = http.get(path)
+            assert reply.status_code == 200
+            assert reply.headers["content-security-policy"].startswith("default-src 'self';")
+        assert http.get("/static/../routes.py").status_code == 404
+        assert http.post("/v1/page/recipe", json={"text": RECIPE}).status_code == 401
+
+
+def test_a_view_that_a_gateway_does_not_have_says_so(
+    page: Page, site: Site, faults: list[str]
+) -> None:
+    job_id = site.a_run("without-samples", done=2, state="succeeded")
+    page.goto(f"/#/jobs/{job_id}/samples/train:7")
+    expect(page.get_by_text("There is no such sample any more")).to_be_visible()
+    page.goto("/#/jobs/ftjob-none")
+    expect(page.get_by_text("There is no such job")).to_be_visible()
+    assert all("404" in fault for fault in faults)
+    faults.clear()
+
+
+def test_the_colours_follow_the_button_over_a_reload(
+    context: BrowserContext, page: Page, run: str
+) -> None:
+    page.goto(f"/#/jobs/{run}")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(paper)
+    page.get_by_role("button", name="Dark colours").click()
+    dark = page.evaluate(paper)
+    assert light != dark
+    other = watched(context.new_page(), [])
+    other.goto("/")
+    assert other.evaluate(paper) == dark

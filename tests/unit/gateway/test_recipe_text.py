@@ -1,0 +1,44 @@
+"""A recipe as a person pastes it, and what it asks for in numbers."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from services.gateway.page.recipe_text import RecipeTextError, arithmetic, read_recipe
+
+DEMO = Path(__file__).parents[3] / "recipes/demo.toml"
+
+
+def test_toml_and_json_of_one_recipe_are_the_same_recipe() -> None:
+    text = DEMO.read_text()
+    assert read_recipe(text) == read_recipe(json.dumps(tomllib.loads(text)))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("name = ", "text: not valid TOML: Invalid value"),
+        ('{"name": ', "text: not valid JSON: Expecting value"),
+        ("[" * 5000, "text: "),
+        ('{"a":' * 100_000, "text: nested too deep"),
+        ("[training]\nstep = 1", "training.step: unknown key; remove it or check its spelling"),
+        ("[training]\nsteps = 0", "training.steps: Input should be greater than or equal to 1"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(text: str, told: str) -> None:
+    with pytest.raises(RecipeTextError) as refused:
+        read_recipe(text)
+    assert any(line.startswith(told) for line in str(refused.value).splitlines())
+
+
+def test_the_demo_asks_for_what_its_table_says() -> None:
+    plan = dict(arithmetic(read_recipe(DEMO.read_text())))
+    assert plan["responses in all"] == "220 steps × 128 = 28,160"
+    assert plan["tokens, at most"] == "28,160 × 48 = 1,351,680"
+    assert plan["updates"] == "220 × 2 = 440"
+    assert plan["evaluations"] == "2 × 256 held-out tasks × 4 responses"
+    assert "critic alone" not in plan

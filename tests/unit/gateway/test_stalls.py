@@ -1,0 +1,331 @@
+"""Who waits for whom: every stall has its edge and its words, and what may take long is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from protocol.exchange import Backlog
+from protocol.messages import JobEvent, Status
+
+from services.gateway.watch.snapshot import Process, Snapshot, median_of_steps
+from services.gateway.watch.stalls import (
+    Edge,
+    mark_of,
+    what_blocks,
+    why_first,
+    why_queued,
+)
+from tests.builders import a_job_record, an_event
+
+CERTAIN_S = 25.0  # 5/3 of the 15 s after which a process is dead
+USUAL_S = 30.0
+
+
+def a_status(service: str, doing: str, **changes: Any) -> Status:
+    values = {
+        **{"name": f"{service}-0", "service": service, "seat": f"{service}-0", "beats": 7},
+        **{"ready": True, "doing": doing, "phase": "working", "for_s": 95.0, "starts": 0},
+    }
+    return Status.model_validate(values | changes)
+
+
+def a_process(service: str, doing: str, *, silent_s: float = 0.0, **changes: Any) -> Process:
+    return Process(a_status(service, doing, **changes), silent_s, silent_s < 15.0)
+
+
+def waiting_learner(*keys: str) -> Process:
+    return a_process("learner", "waits", phase="waiting", waits_for=keys, name="learner")
+
+
+ROLLOUT = a_process("rollout", "samples groups")
+IDLE_GRADER = a_process("grader", "is idle", phase="waiting")
+LEARNER = waiting_learner("train:412")
+
+
+def a_snapshot(
+    *processes: Process, step_s: float | None = 2.0, job: Any = None, **streams: Backlog
+) -> Snapshot:
+    names = ("requests", "eval_requests", "rollouts", "graded")
+    return Snapshot(
+        job=a_job_record(state="running", step=5) if job is None else job,
+        processes=processes,
+        streams=dict.fromkeys(names, Backlog(0, 0)) | streams,
+        version=5,
+        step_s=step_s,
+    )
+
+
+def one(key: str, *, claimed: int = 0) -> Backlog:
+    return Backlog(1, claimed, 95.0, key)
+
+
+STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
+    "a rollout loads weights": (
+        a_snapshot(
+            LEARNER,
+            a_process(
+                "rollout",
+                "loads version 17",
+                phase="loading",
+                for_s=40.0,
+                name="rollout-1",
+                holds={"train:412": 95.0},
+            ),
+            IDLE_GRADER,
+            requests=one("train:412", claimed=1),
+        ),
+        Edge.LOADING,
+        "learner waits for group train:412; rollout-1 has it, 95 s; it loads version 17, 40 s",
+        USUAL_S,
+    ),
+    "an engine samples for long": (
+        a_snapshot(
+            waiting_learner("train:412", "train:413"),
+            a_process("rollout", "samples groups", holds={"train:412": 95.0}),
+            step_s=20.0,
+        ),
+        Edge.SAMPLING,
+        "learner waits for group train:412 and 1 more; rollout-0 has it, 95 s; it samples groups, "
+        "95 s",
+        60.0,
+    ),
+    "no learner was ever there": (
+        a_snapshot(ROLLOUT, IDLE_GRADER, job=a_job_record()),
+        Edge.NO_LEARNER,
+        "the job waits for a learner; no learner is there",
+        CERTAIN_S,
+    ),
+    "the learner is frozen": (
+        a_snapshot(
+            a_process("learner", "trains step 6", silent_s=20.0, name="learner"),
+            ROLLOUT,
+            IDLE_GRADER,
+        ),
+        Edge.NO_LEARNER,
+        "the job waits for a learner; learner has shown no life for 20 s; no learner lives",
+        CERTAIN_S,
+    ),
+    "a learner that ended by itself starts anew": (
+        a_snapshot(a_process("learner", "ends", phase="starting", silent_s=20.0, name="learner")),
+        Edge.NO_LEARNER,
+        "the job waits for a learner; learner starts anew, 20 s",
+        60.0,
+    ),
+    "a learner that is killed again and again": (
+        a_snapshot(LEARNER, job=a_job_record(state="running", attempts_since_checkpoint=4)),
+        Edge.NO_LEARNER,
+        "4 attempts in a row have ended without a word; see the learner's log",
+        CERTAIN_S,
+    ),
+    "no rollout": (
+        a_snapshot(LEARNER, IDLE_GRADER, requests=one("train:412")),
+        Edge.NO_ROLLOUT,
+        "learner waits for group train:412, which is to be sampled; no rollout is there",
+        CERTAIN_S,
+    ),
+    "the only rollout is frozen with the group": (
+        a_snapshot(
+            LEARNER,
+            IDLE_GRADER,
+            a_process("rollout", "samples groups", silent_s=20.0, holds={"train:412": 9.0}),
+            requests=one("train:412", claimed=1),
+        ),
+        Edge.NO_ROLLOUT,
+        "learner waits for group train:412; rollout-0 has it, 29 s, and has shown no life for "
+        "20 s; no rollout lives",
+        CERTAIN_S,
+    ),
+    "one of two rollouts is frozen with the group": (
+        a_snapshot(
+            LEARNER,
+            a_process("rollout", "samples groups", silent_s=20.0, holds={"train:412": 9.0}),
+            a_process("rollout", "is idle", name="rollout-1", seat="rollout-1"),
+            requests=one("train:412", claimed=1),
+        ),
+        Edge.SAMPLING,
+        "learner waits for group train:412; rollout-0 has it, 29 s, and has shown no life for 20 s",
+        CERTAIN_S,
+    ),
+    "an engine starts": (
+        a_snapshot(
+            LEARNER,
+            a_process("rollout", "starts its engine", ready=False, phase="starting", starts=1),
+            requests=one("train:412"),
+        ),
+        Edge.STARTING,
+        "learner waits for group train:412, which is to be sampled; rollout-0 starts its engine, "
+        "95 s",
+        600.0,
+    ),
+    "an engine does not start": (
+        a_snapshot(
+            LEARNER,
+            a_process(
+                "rollout",
+                "starts its engine",
+                ready=False,
+                phase="starting",
+                starts=4,
+                error="vLLM did not start: no such layer",
+            ),
+            requests=one("train:412"),
+        ),
+        Edge.CANNOT_START,
+        "learner waits for group train:412, which is to be sampled; rollout-0 does not start: "
+        "vLLM did not start: no such layer; attempt 4",
+        CERTAIN_S,
+    ),
+    "an engine is killed whenever it starts": (
+        a_snapshot(
+            LEARNER,
+            a_process("rollout", "starts", ready=False, phase="starting", starts=3, silent_s=16.0),
+            requests=one("train:412"),
+        ),
+        Edge.CANNOT_START,
+        "learner waits for group train:412, which is to be sampled; rollout-0 does not start: it "
+        "ended without a word; attempt 3",
+        CERTAIN_S,
+    ),
+    "weights that cannot be loaded": (
+        a_snapshot(
+            LEARNER,
+            a_process("rollout", "weights damaged: no such file", ready=False, phase="waiting"),
+            requests=one("train:412"),
+        ),
+        Edge.LOADING,
+        "learner waits for group train:412, which is to be sampled; rollout-0: weights damaged: "
+        "no such file, 95 s",
+        CERTAIN_S,
+    ),
+    "no grader": (
+        a_snapshot(LEARNER, ROLLOUT, rollouts=one("train:412"), requests=Backlog(4, 0)),
+        Edge.NO_GRADER,
+        "learner waits for group train:412, which is to be graded; no grader is there",
+        CERTAIN_S,
+    ),
+    "the judge is down": (
+        a_snapshot(
+            LEARNER,
+            ROLLOUT,
+            a_process(
+                "grader", "the judge is not up: HTTP 503", ready=False, phase="waiting", for_s=50.0
+            ),
+            rollouts=one("train:412"),
+        ),
+        Edge.JUDGE,
+        "learner waits for group train:412, which is to be graded; grader-0: the judge is not up: "
+        "HTTP 503, 50 s",
+        CERTAIN_S,
+    ),
+    "the judge goes down under a group": (
+        a_snapshot(
+            LEARNER,
+            a_process(
+                "grader",
+                "the judge is not up: HTTP 503",
+                ready=False,
+                phase="waiting",
+                holds={"train:412": 60.0},
+                for_s=50.0,
+            ),
+            rollouts=one("train:412", claimed=1),
+        ),
+        Edge.JUDGE,
+        "learner waits for group train:412; grader-0 has it, 60 s; it: the judge is not up: "
+        "HTTP 503, 50 s",
+        CERTAIN_S,
+    ),
+    "a collective hangs": (
+        a_snapshot(a_process("learner", "trains step 17", for_s=340.0), ROLLOUT, step_s=100.0),
+        Edge.TRAINING,
+        "learner-0 trains step 17, 340 s",
+        300.0,
+    ),
+    "the first step compiles": (
+        a_snapshot(a_process("learner", "trains step 1", for_s=60.0), step_s=None),
+        Edge.TRAINING,
+        "learner-0 trains step 1, 60 s",
+        600.0,
+    ),
+    "a slow disk takes a checkpoint": (
+        a_snapshot(a_process("learner", "writes a checkpoint", for_s=900.0)),
+        Edge.LEARNER,
+        "learner-0 writes a checkpoint, 15 min",
+        USUAL_S,
+    ),
+    "a large model is loaded": (
+        a_snapshot(a_process("learner", "loads the model", phase="starting"), job=a_job_record()),
+        Edge.STARTING,
+        "learner-0 loads the model, 95 s",
+        600.0,
+    ),
+    "Redis is full": (
+        a_snapshot(
+            a_process("learner", "waits", phase="waiting", waits_for_memory=True, name="learner"),
+            ROLLOUT,
+        ),
+        Edge.MEMORY,
+        "Redis is full: learner waits for room in its memory",
+        CERTAIN_S,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STALLS)
+def test_every_stall_has_its_edge_and_its_words(name: str) -> None:
+    seen, edge, because, _ = STALLS[name]
+    blocked = what_blocks(seen)
+    assert (blocked.edge, blocked.because) == (edge, because)
+
+
+@pytest.mark.parametrize("name", STALLS)
+def test_what_stands_still_is_a_stall_after_as_long_as_it_may_take(name: str) -> None:
+    seen, edge, because, patience_s = STALLS[name]
+    before, after = why_first(seen, patience_s - 0.1), why_first(seen, patience_s + 0.1)
+    assert (before.moving, before.edge, before.because) == (True, None, because)
+    assert (after.moving, after.edge, after.because) == (False, edge, because)
+
+
+def test_a_paused_job_is_no_stall_and_says_who_must_act() -> None:
+    by_user = a_snapshot(job=a_job_record(state="paused", requested="pause"))
+    assert why_first(by_user, 9999).edge is None
+    assert "`weir resume`" in str(why_first(by_user, 9999).because)
+    by_machine = a_snapshot(job=a_job_record(state="paused", error="the disk is full"))
+    assert why_first(by_machine, 9999).because == (
+        "it is paused until this is mended: the disk is full"
+    )
+
+
+def test_a_queued_job_names_the_job_before_it_and_what_keeps_that_one() -> None:
+    running = a_snapshot(LEARNER, a_process("rollout", "is idle"), IDLE_GRADER)
+    waits = "it waits for job job, which is running at step 5/2"
+    assert why_queued(running, 1.0).because == waits
+    stalled = a_snapshot(LEARNER, IDLE_GRADER, requests=one("train:412"))
+    assert str(why_queued(stalled, 99.0).because).startswith(f"{waits}: learner waits for group")
+    paused = a_snapshot(job=a_job_record(state="paused", requested="pause", step=5))
+    because = str(why_queued(paused, 99.0).because)
+    assert because.startswith("it waits for job job, which is paused at step 5/2: it is paused")
+
+
+def test_a_moment_differs_from_the_next_when_work_moves_and_not_when_somebody_is_born() -> None:
+    before = a_snapshot(LEARNER, requests=Backlog(4, 2))
+    assert mark_of(before) == mark_of(a_snapshot(LEARNER, ROLLOUT, requests=Backlog(4, 2)))
+    assert mark_of(before) != mark_of(a_snapshot(LEARNER, requests=Backlog(4, 3)))
+    assert mark_of(before) != mark_of(a_snapshot(waiting_learner("train:413")))
+
+
+def test_a_learner_that_is_killed_again_and_again_does_not_move() -> None:
+    job = a_job_record(state="running", attempts_since_checkpoint=3)
+    one_life = a_snapshot(LEARNER, job=job, requests=Backlog(4, 2))
+    assert mark_of(one_life) == mark_of(a_snapshot(job=job))
+
+
+def test_the_time_of_a_step_is_the_median_of_the_last_ones() -> None:
+    def step(number: int, at: float) -> JobEvent:
+        return an_event(f"step:{number}", created_at=at)
+
+    assert median_of_steps([step(1, 0.0), step(2, 10.0)]) is None
+    told = [step(1, 0.0), step(2, 10.0), an_event("evaluation:2"), step(3, 100.0), step(4, 112.0)]
+    assert median_of_steps(told) == 12.0

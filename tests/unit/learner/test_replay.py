@@ -1,0 +1,198 @@
+"""A step that the learner kept is graded again, by the grader's own process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from protocol.messages import Grade, Graded, GradedGroup, Ungradable
+from protocol.recipe import Purpose, Recipe, parse_recipe
+
+from services.chassis.deployment import Deployment
+from services.learner import replay
+from services.learner.sample_facts import sampled_groups
+from services.learner.sample_store import SampleStore
+from services.learner.scoring import Scoring
+from services.learner.selection import unselected
+from tests.builders import a_graded_group, a_group, a_request, a_task
+
+pytestmark = pytest.mark.slow
+
+# The answer is 12. By these steps the process scores differ among the correct ones.
+TEXTS = (
+    r"3 \cdot 2 = 6, 6 + 6 = 12. So \boxed{12}",
+    r"3 \cdot 2 = 5, 6 + 6 = 12. So \boxed{12}",
+    r"3 \cdot 2 = 7, 6 + 6 = 11. So \boxed{12}",
+    r"3 \cdot 2 = 6, 6 + 6 = 13. So \boxed{13}",
+    "I do not know",
+)
+STEP = 4
+PLAIN = """
+name = "small"
+model = { path = "models/tiny", dtype = "float32", max_context = 64 }
+tasks = { train = "train.jsonl" }
+rollout = { group_size = 5, sampling = { max_tokens = 8 } }
+training = { steps = 2, groups_per_step = 2 }
+"""
+BY_STEPS = PLAIN + 'reward = { process = "equation_steps" }\n'
+RECIPE = parse_recipe(tomllib.loads(BY_STEPS))
+Write = Callable[..., None]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes groups as a learner would that works by a recipe."""
+    environment = {
+        "WEIR_DATA_DIR": str(tmp_path),
+        "WEIR_REDIS_URL": "redis://nowhere",
+        "WEIR_PORT": "1",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    deployment = Deployment.from_environment(environment)
+
+    def write_groups(recipe: Recipe, *groups: GradedGroup, attempt: int = 1) -> None:
+        async def append() -> None:
+            store = SampleStore(deployment.job_dir("job") / "samples", attempt, deployment)
+            store.keep_recipe(recipe)
+            for step in (STEP - 1, STEP):
+                for group in groups:
+                    moved = group if step == STEP else renumbered(group)
+                    scoring = Scoring.of(recipe)
+                    if group.purpose is Purpose.EVAL:
+                        scoring = scoring.without_advantage
+                    kept = sampled_groups(
+                        [moved], unselected([moved]), scoring, {}, attempt=attempt, step=step
+                    )
+                    await store.append(kept)
+            await store.sync()
+
+        (tmp_path / "jobs" / "job").mkdir(parents=True, exist_ok=True)
+        asyncio.run(append())
+
+    return write_groups
+
+
+def renumbered(group: GradedGroup) -> GradedGroup:
+    return group.model_copy(update={"number": group.number + 1000})
+
+
+@pytest.fixture(scope="module")
+def graded() -> GradedGroup:
+    """Graded by the grader itself, by `RECIPE`."""
+    request = a_request(number=5, group_size=len(TEXTS), task=a_task(answer="12"))
+    group = a_group(request, lengths=[2, 3, 4, 2, 8], texts=TEXTS)
+    ungraded = sampled_groups(
+        [a_graded_group(group)], ["used"], Scoring.of(RECIPE), {}, attempt=1, step=STEP
+    )
+    (graded,) = replay.graded_again(list(ungraded), RECIPE)
+    return graded
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = replay.main(["job", "--step", str(STEP), *arguments])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_by_its_own_recipe_nothing_changes(
+    write: Write, graded: GradedGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = GradedGroup(purpose=Purpose.TRAIN, number=7, failure="it died")
+    assert graded.group is not None
+    request = graded.group.request.model_copy(update={"purpose": Purpose.EVAL})
+    evaluated = graded.model_copy(
+        update={
+            "purpose": Purpose.EVAL,
+            "group": graded.group.model_copy(update={"request": request}),
+        }
+    )
+    assert [grade.accuracy for grade in graded.grades] == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert len({grade.process_score for grade in graded.grades[:3]}) > 1
+    write(RECIPE, graded, evaluated, failed)
+    status, out, err = run(capsys)
+    assert (status, err) == (0, "")
+    assert "3 groups (1 failed and have none), 10 responses" in out
+    assert "nothing changes" in out
+
+
+def test_with_another_lambda_the_advantage_moves_by_its_multiple_of_a_proc(
+    write: Write, graded: GradedGroup, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    write(RECIPE, graded)
+    other = tmp_path / "other.toml"
+    other.write_text(BY_STEPS + "algorithm = { lambda_process = 0.25 }")
+    status, out, err = run(capsys, "--recipe", str(other), "--json")
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    process = np.array([grade.process_score for grade in graded.grades[:3]])
+    expected = np.zeros(len(TEXTS))
+    expected[:3] = (process - process.mean()) / (process.std(ddof=1) + 1e-6)
+    moved = [r["after"]["advantage"] - r["before"]["advantage"] for r in found["responses"]]
+    assert moved == pytest.approx(-0.75 * expected, abs=1e-5)
+    assert found["mean_absolute_difference"]["advantage"] == pytest.approx(
+        np.abs(moved).mean(), abs=1e-12
+    )
+    changed = {name for name, count in found["changed"].items() if count}
+    assert changed == {"advantage"}
+
+
+def test_a_step_whose_grades_were_others_is_told_response_by_response(
+    write: Write, graded: GradedGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grades = list(graded.grades)
+    grades[3] = Grade(outcome=Graded(value=1.0))
+    grades[4] = Grade(outcome=Ungradable(reason="starved"))
+    write(RECIPE, graded)
+    write(RECIPE, graded.model_copy(update={"grades": tuple(grades)}), attempt=2)
+    status, out, _ = run(capsys)
+    assert status == 1
+    (row,) = (line for line in out.splitlines() if line.startswith("train:5/3"))
+    assert "1 → 0" in row
+    (row,) = (line for line in out.splitlines() if line.startswith("train:5/4"))
+    assert "starved → 0" in row
+
+
+def test_where_a_critic_estimates_the_advantages_it_says_that_it_does_not(
+    write: Write, graded: GradedGroup, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    write(RECIPE, graded)
+    other = tmp_path / "other.toml"
+    other.write_text(
+        PLAIN
+        + """
+        reward = { values = [-1.0, 1.0] }
+        algorithm = { advantage = "gae", old_logprobs = "recompute" }
+        critic = { path = "models/critic" }
+        """
+    )
+    status, out, err = run(capsys, "--recipe", str(other), "--json")
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    assert not found["has_advantages"]
+    assert [r["after"]["reward"] for r in found["responses"]] == [1.0, 1.0, 1.0, -1.0, -1.0]
+    assert {r["after"]["advantage"] for r in found["responses"]} == {None}
+
+
+def test_what_is_missing_is_named_with_the_remedy(
+    write: Write,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write(RECIPE, a_graded_group())
+    assert replay.main(["job", "--step", "9"]) == 2
+    assert f"no samples of step 9, but from {STEP - 1} to {STEP}" in capsys.readouterr().err
+    judged = tmp_path / "judged.toml"
+    judged.write_text(PLAIN + 'reward = { process = "model_judge" }')
+    monkeypatch.delenv("WEIR_JUDGE_URL", raising=False)
+    assert run(capsys, "--recipe", str(judged))[0] == 2
+    (tmp_path / "jobs/job/samples/recipe.json").unlink()
+    assert run(capsys)[0] == 2
+    assert replay.main(["another", "--step", "1"]) == 2
+    assert "WEIR_DATA_DIR" in capsys.readouterr().err
