@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -184,12 +184,13 @@ class Catalog:
         return chosen
 
 
-def catalog_of(segment: str, found: Sequence[tuple[int, SampleFacts]]) -> Catalog:
+def catalog_of(segment: str, found: Iterable[tuple[int, SampleFacts]]) -> Catalog:
     """A catalog of records: the facts of each, and the byte of the segment where it begins."""
-    groups = [_group(segment, begin, facts) for begin, facts in found]
+    groups: list[Group] = []
     numbers: list[float | None] = []
     values = attrgetter(*_OF_FACTS)
-    for _, facts in found:
+    for begin, facts in found:
+        groups.append(_group(segment, begin, facts))
         for index, response in enumerate(facts.responses):
             numbers += [index, *values(response)]
         if not facts.responses:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,26 +82,26 @@ class _Segment:
             size = path.stat().st_size
             if self.damaged or size == self.size:
                 return False
-            found = self._read(path)
+            found = catalog_of(self.name, self._read(path))
         except FileNotFoundError:
             return False  # it has just gone, and the next look will not see it
         self.size = size
-        if found:
-            self.catalog = joined([self.catalog, catalog_of(self.name, found)])
-        return bool(found)
+        if found.groups:
+            self.catalog = joined([self.catalog, found])
+        return bool(found.groups)
 
-    def _read(self, path: Path) -> list[tuple[int, SampleFacts]]:
-        found: list[tuple[int, SampleFacts]] = []
+    def _read(self, path: Path) -> Iterator[tuple[int, SampleFacts]]:
+        place = self.place
         with path.open("rb", buffering=_PEEK_BYTES) as segment:
             for is_last_try in (False, True):
                 try:
-                    segment.seek(self.place)
+                    segment.seek(place)
                     for record in read_facts(segment):
-                        found.append(record)
-                        self.place = segment.tell()
+                        place = segment.tell()
+                        yield record
                 except FrameError as error:
                     # The first time it may have been in the writing while the end was looked at.
                     if is_last_try:
                         log.warning("%s is damaged: %s; what follows is left out", path, error)
                         self.damaged = True
-        return found
+        self.place = place

@@ -19,7 +19,7 @@ from services.gateway.samples.index import Index
 from services.gateway.samples.pieces import tokenizer_of
 
 FOLDER = "samples"  # below the job's
-_OPEN_INDEXES = 4  # of jobs; one of 100,000 responses takes 20 MB
+_OPEN_INDEXES = 4  # of jobs; one of 100,000 responses takes 31 MiB
 _PATIENCE_S = 1.0
 
 

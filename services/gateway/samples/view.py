@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
@@ -68,7 +67,7 @@ def _response(response: Json) -> Iterator[RenderableType]:
         f"{name} {_number(response[name], _NUMBERS[name])}" for name in ("reward", "advantage")
     ]
     parts += [f"{len(response['tokens']):,} tokens", response["finish_reason"]]
-    yield Rule(_text(f"response {response['index']}: {', '.join(parts)}"), align="left")
+    yield _text(f"\nresponse {response['index']}: {', '.join(parts)}", "bold")
     text = _text(response["text"])
     for score in scores.values():
         for mark in score.get("marks", ()):

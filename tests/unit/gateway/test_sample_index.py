@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
 from protocol.frames import FrameError
-from protocol.samples import read_group
+from protocol.samples import SampleFacts, read_facts, read_group
 
 from services.gateway.errors import Problem
-from services.gateway.samples.catalog import Order, SampleFilter
+from services.gateway.samples import catalog
+from services.gateway.samples import index as module
+from services.gateway.samples.catalog import Catalog, Order, SampleFilter
 from services.gateway.samples.index import Index
 from tests.sample_stores import failed_facts, record, response_facts, sample_facts, write_segment
 
@@ -18,9 +24,9 @@ def index(tmp_path: Path) -> Index:
 
 
 def ids(index: Index) -> list[str]:
-    catalog = index.catalog()
-    rows = catalog.select(SampleFilter(), Order.OLDEST, None)
-    return [catalog.response(row)["id"] for row in rows]
+    found = index.catalog()
+    rows = found.select(SampleFilter(), Order.OLDEST, None)
+    return [found.response(row)["id"] for row in rows]
 
 
 def test_a_job_without_a_store_has_no_samples(index: Index) -> None:
@@ -82,6 +88,22 @@ def test_a_store_that_grows_is_read_from_where_it_was(index: Index) -> None:
     assert ids(index) == [f"train:{number}/{i}" for number in range(3) for i in range(2)]
 
 
+def test_of_many_who_ask_at_once_one_reads(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_segment(index.folder, "000001-000000", *(record(sample_facts(n)) for n in range(50)))
+    reads: list[int] = []
+
+    def slowly(*given: Any) -> Catalog:
+        reads.append(1)
+        time.sleep(0.05)
+        return catalog.catalog_of(*given)
+
+    monkeypatch.setattr(module, "catalog_of", slowly)
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: index.catalog(), range(32)))
+    assert len({id(each) for each in found}) == len(reads) == 1
+    assert found[0].summary["groups"] == 50
+
+
 def test_the_end_of_a_segment_that_is_being_written_is_read_when_it_is_whole(
     index: Index, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -131,8 +153,26 @@ def test_a_damaged_segment_is_told_of_once_and_keeps_what_is_before_the_damage(
     write_segment(index.folder, "000002-000000", record(sample_facts(3)))
     for _ in range(2):
         assert ids(index) == ["train:0/0", "train:0/1", "train:3/0", "train:3/1"]
+        write_segment(index.folder, path.stem, after)
     (warning,) = caplog.records
     assert str(path) in warning.getMessage()
+
+
+def test_a_record_that_was_finished_while_its_end_was_looked_for_is_read(
+    index: Index, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, late = record(sample_facts(0)), record(sample_facts(1))
+    write_segment(index.folder, "000001-000000", first, late[:50])
+
+    def reading_as_it_is_written(segment: BinaryIO) -> Iterator[tuple[int, SampleFacts]]:
+        monkeypatch.setattr(module, "read_facts", read_facts)
+        yield next(read_facts(segment))
+        write_segment(index.folder, "000001-000000", late[50:], record(sample_facts(2)))
+        raise FrameError("the record is torn, and another follows")
+
+    monkeypatch.setattr(module, "read_facts", reading_as_it_is_written)
+    assert ids(index) == [f"train:{number}/{i}" for number in range(3) for i in range(2)]
+    assert not caplog.records
 
 
 def test_damage_in_a_group_is_told_to_who_opens_it(index: Index) -> None:

@@ -88,7 +88,7 @@ def test_each_order_puts_first_what_it_is_named_for(tmp_path: Path) -> None:
                 0,
                 response_facts(accuracy=0.0, reward=0.0, surprise=0.5, parity_gap=None),
                 response_facts(accuracy=0.0, reward=0.5, surprise=0.2, parity_gap=0.3),
-                response_facts(reward=1.0, advantage=0.1, surprise=0.1, parity_gap=0.1),
+                response_facts(reward=1.0, advantage=-0.1, surprise=0.1, parity_gap=0.1),
                 response_facts(reward=1.0, advantage=0.9, surprise=0.3, parity_gap=0.2),
                 response_facts(reward=1.0, advantage=None, surprise=0.4, parity_gap=0.4),
                 response_facts(accuracy=None, reward=None, surprise=0.6, parity_gap=0.0),
@@ -115,10 +115,10 @@ def test_pages_miss_and_repeat_nothing_while_the_store_grows_and_shrinks(
     def a_record(number: int) -> bytes:
         numbers = ("reward", "advantage", "surprise", "parity_gap")
         responses = [
-            response_facts(accuracy=0.0, **{name: draw.randrange(4) / 4 for name in numbers})
+            response_facts(accuracy=0.0, **{name: draw.randrange(4) / 3 for name in numbers})
             for _ in range(3)
         ]
-        return record(sample_facts(number, *responses, step=number // 2))
+        return record(sample_facts(number, *responses, step=1_000 + number // 2))
 
     segments = [
         write(tmp_path, *map(a_record, range(first, first + 4)), segment=f"000001-{first:06d}")
@@ -130,6 +130,7 @@ def test_pages_miss_and_repeat_nothing_while_the_store_grows_and_shrinks(
     while has_more:
         answer = page(tmp_path, order=order, after=after, limit=5)
         seen += [sample["id"] for sample in answer["data"]]
+        assert len(seen) == len(set(seen))
         after, has_more = answer["last_id"], answer["has_more"]
         if len(seen) == 15:
             write(tmp_path, *map(a_record, range(4)), segment="000001-000024")
@@ -137,7 +138,6 @@ def test_pages_miss_and_repeat_nothing_while_the_store_grows_and_shrinks(
             segments[0].unlink()
             gone = {f"train:{number}/{index}" for number in range(8, 12) for index in range(3)}
     assert gone
-    assert len(seen) == len(set(seen))
     assert set(seen) >= at_first - gone
 
 
@@ -148,16 +148,12 @@ def test_a_search_that_takes_long_answers_what_it_has_and_where_to_go_on(
     for number in range(4):
         text = "the needle" if number == 2 else "hay"
         write(tmp_path, record(sample_facts(number, RIGHT), [text]))
-    answers = [page(tmp_path, order="oldest", text="NEEDLE")]
-    while answers[-1]["has_more"]:
-        after = answers[-1]["last_id"]
-        answers.append(page(tmp_path, order="oldest", text="NEEDLE", after=after))
-    assert [[sample["id"] for sample in answer["data"]] for answer in answers] == [
-        [],
-        [],
-        ["train:2/0"],
-        [],
-    ]
+    found, after, has_more = [], None, True
+    while has_more and len(found) < 10:
+        answer = page(tmp_path, order="oldest", text="NEEDLE", after=after)
+        found.append([sample["id"] for sample in answer["data"]])
+        after, has_more = answer["last_id"], answer["has_more"]
+    assert found == [[], [], ["train:2/0"], []]
 
 
 def test_a_search_passes_over_a_group_that_is_damaged(tmp_path: Path) -> None:
@@ -183,7 +179,7 @@ def test_the_indexes_of_a_few_jobs_stay_and_of_any_other_are_made_again(tmp_path
             write(tmp_path / f"job-{number}", record(sample_facts(0)))
             answer = json.loads(await samples.page(tmp_path / f"job-{number}", SampleQuery()))
             counts.append(answer["summary"]["groups"])
-            assert len(samples._indexes) <= 4
+        assert [path.name[-1] for path in samples._indexes] == ["5", "6", "7", "0"]
         return counts
 
     assert asyncio.run(of_many_jobs()) == [1] * 9

@@ -49,15 +49,16 @@ def test_a_group_is_shown_with_its_task_grades_marks_and_comments() -> None:
         Grade(outcome=Ungradable(reason="no gold answer")),
     ]
     answer = group_of(["say 2+2=5 then", "nothing"], grades, prompt="What is it?", answer="4")
-    lines = printed(group_view(answer)).splitlines()
-    assert [line.rstrip(" ─") for line in lines] == [
+    assert printed(group_view(answer)).splitlines() == [
         "train:0, step 0: used",
         "task sum-1, answer 4",
         "What is it?",
+        "",
         "response 0: outcome 1.00, process 0.25, reward 1.000, advantage +0.500, 2 tokens, stop",
         "say 2+2=5 then",
         "process: wrong: 2+2=5 (it is 4)",
         "process: rigour: skips a step",
+        "",
         "response 1: outcome -, reward 1.000, advantage +0.500, 2 tokens, stop",
         "nothing",
         "outcome: no gold answer",
