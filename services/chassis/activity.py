@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from protocol.exchange import Disconnected, seat_of
 from protocol.exchange.connection import Refused
 from protocol.messages import JobEvent, Status
+
+from services.chassis.metrics import PHASES
 
 if TYPE_CHECKING:
     from services.chassis.service import Service
@@ -60,12 +62,15 @@ class Activity:
         words: str,
         phase: Phase = "working",
         waits_for: Callable[[], Sequence[str]] = _nothing,
+        *,
+        timed: str | None = None,
     ) -> Iterator[None]:
-        """Say what it does in the body."""
+        """Say what it does in the body, whose time counts as that of the phase ``timed``."""
         doing = Doing(words, phase, waits_for)
         self._begun.append(doing)
         try:
-            yield
+            with PHASES.during(timed) if timed else nullcontext():
+                yield
         finally:
             self._begun.remove(doing)
 

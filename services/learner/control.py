@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from protocol.messages import Requested
 
-from services.chassis.metrics import PHASES
 from services.chassis.service import Service
 
 T = TypeVar("T")
@@ -80,7 +79,7 @@ class Control:
 
     async def until_resumed(self) -> None:
         """Wait while the job is paused."""
-        with PHASES.during("paused"):
+        with self.doing("rests, since the job is paused", "waiting", timed="paused"):
             while self.requested is Requested.PAUSE:
                 if await self.service.pause(self.service.deployment.heartbeat_s):
                     raise StopRequested

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from services.learner.measured import Measured
 from services.learner.parts import Parts
 from services.learner.progress import Progress
 from services.learner.reconciler import Reconciler
-from services.learner.report import timed
 from services.learner.sample_facts import sampled_groups
 from services.learner.samples import GroupFacts, Sample, samples_of
 from services.learner.scoring import Scoring
@@ -89,7 +89,7 @@ class Learning:
         selection = await self._select()
         samples, facts = self._samples_of(selection.kept)
         assert facts.staleness_max <= self.recipe.training.max_staleness, "stale ones are dropped"
-        with timed("train"), self.parts.control.doing(f"trains step {self.step + 1}"):
+        with self.parts.control.doing(f"trains step {self.step + 1}", timed="train"):
             measured = await self.parts.team.train(samples)
         await self._settle(Purpose.TRAIN, selection.fates, measured.tokens)
         self.progress.step += 1
@@ -132,10 +132,8 @@ class Learning:
         )
         await self._pause_if_lost(groups, f"pretrain step {self.progress.pretrained}")
         samples, facts = self._samples_of(_whole(groups))
-        with (
-            timed("pretrain"),
-            self.parts.control.doing(f"pretrains step {self.progress.pretrained + 1}"),
-        ):
+        words = f"pretrains step {self.progress.pretrained + 1}"
+        with self.parts.control.doing(words, timed="pretrain"):
             measured = await self.parts.team.pretrain(samples)
         await self._settle(Purpose.PRETRAIN, unselected(groups), measured.tokens)
         self.progress.pretrained += 1
@@ -158,7 +156,8 @@ class Learning:
         result = summarize(self.step, groups)
         self.progress.note_evaluation(result)
         await self._settle(Purpose.EVAL, unselected(groups), measured.tokens)
-        await self.parts.reporter.evaluation(result, await self.account(Purpose.EVAL))
+        told = result | measured.metrics
+        await self.parts.reporter.evaluation(told, await self.account(Purpose.EVAL))
         self.stopwatch = time.monotonic()
 
     async def _measure_parity(self, groups: Sequence[GradedGroup]) -> Measured:
@@ -177,7 +176,7 @@ class Learning:
     async def _publish_if_current(self) -> None:
         """Publish, unless an earlier attempt's steps are being replayed: nobody waits for those."""
         if not self._replaying:
-            with timed("publish"), self.parts.control.doing(f"publishes version {self.step}"):
+            with self.parts.control.doing(f"publishes version {self.step}", timed="publish"):
                 await self.parts.publisher.publish(self.parts.team, self.step)
 
     async def _report(
@@ -245,7 +244,7 @@ class Learning:
 
     async def save_checkpoint(self) -> None:
         """Make everything up to this step durable."""
-        with timed("checkpoint"), self.parts.control.doing("writes a checkpoint"):
+        with self.parts.control.doing("writes a checkpoint", timed="checkpoint"):
             await self.parts.store.sync()
             await self.parts.intake.roll_log()
             state = self.progress.state(self.parts.intake.first_segment_needed)
@@ -269,8 +268,7 @@ class Learning:
         if not self.is_saved and not self._replaying:
             await self.save_checkpoint()
         await self._set_state(JobState.PAUSED)
-        with self.parts.control.doing("rests, since the job is paused", "waiting"):
-            await self.parts.control.until_resumed()
+        await self.parts.control.until_resumed()
         await self._set_state(JobState.RUNNING)
         self.stopwatch = time.monotonic()
 
@@ -323,8 +321,8 @@ class Learning:
             await self._end_replay()
         intake, control = self.parts.intake, self.parts.control
         window = intake.window(purpose, numbers)
-        waiting = control.doing("waits", "waiting", lambda: intake.missing(purpose, numbers))
-        with timed(phase), waiting:
+        missing = partial(intake.missing, purpose, numbers)
+        with control.doing("waits", "waiting", missing, timed=phase):
             return await control.unless_interrupted(self.reconciler.beside(window))
 
     async def _end_replay(self) -> None:
@@ -357,7 +355,7 @@ class Learning:
         sampled = sampled_groups(
             groups, fates, self.scoring, tokens, attempt=self.attempt, step=step
         )
-        with timed("keep_samples"):
+        with self.parts.control.doing("keeps samples", timed="keep_samples"):
             await self.parts.store.append(sampled)
 
     def _note_work(self, facts: GroupFacts) -> None:

@@ -18,7 +18,6 @@ from services.chassis.metrics import PHASES
 from services.learner.lost import Lost, in_words
 from services.learner.selection import Selection
 
-timed = PHASES.during
 _LOST = {
     "ungradable": "paused: {share:.0%} of the scores of {moment} could not be graded ({reasons}), "
     "more than reward.max_ungradable = {most:.0%}; mend the grader, then resume the job",

@@ -14,7 +14,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from protocol.messages import ActiveJob, PolicyVersion, RolloutRequest
 from protocol.weights import WeightsError, WeightsGone
 
-from services.chassis.metrics import DEVICES, PHASES, born_at_zero
+from services.chassis.metrics import DEVICES, born_at_zero
 from services.chassis.service import Service
 from services.rollout.errors import EngineDied, EngineUnfit, LoadError
 from services.rollout.samples import version_label
@@ -146,7 +146,8 @@ class PolicyFollower:
 
     async def _try_to_take(self, newest: PolicyVersion, job: ActiveJob) -> float:
         try:
-            with self.service.activity.during(f"loads version {newest.number}", "loading"):
+            words = f"loads version {newest.number}"
+            with self.service.activity.during(words, "loading", timed="loading"):
                 await self._take(newest, job)
         except WeightsGone as error:
             return self._failed("gone", error, _GONE_S)
@@ -175,11 +176,10 @@ class PolicyFollower:
         shape = await asyncio.to_thread(verified_shape, folder, newest.digest)
         seconds = {"verify": time.monotonic() - started}
         serving = Serving(newest, shape, settings)
-        with PHASES.during("loading"):
-            if self.engine is None:
-                await self._start(folder, serving)
-            else:
-                seconds |= await self._load(folder, serving, job)
+        if self.engine is None:
+            await self._start(folder, serving)
+        else:
+            seconds |= await self._load(folder, serving, job)
         await self._serve(serving, seconds)
 
     async def _start(self, folder: Path, serving: Serving) -> None:

@@ -181,11 +181,12 @@ BOARD = board(
             graph(
                 "Parity",
                 "The largest and the mean gap between the log-probs of learner and engine at the "
-                "same weights; without a line in steps that train on older ones. Where it is "
-                "large, ratios mean nothing.",
+                "same weights: in evaluations, and in steps that do not train on older ones. "
+                "Where it is large, ratios mean nothing.",
                 "short",
                 of_step("parity_max", "largest"),
                 of_step("parity_mean", "mean"),
+                of_evaluation("parity_max", "largest, evaluation"),
                 logarithmic=True,
                 limits=Limits(0.02, 0.05),
                 alerts=("EngineAndLearnerDisagree",),

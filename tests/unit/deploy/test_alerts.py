@@ -86,7 +86,10 @@ FAULTS: dict[str, list[tuple[dict[str, str | None], int]]] = {
     "JobWithoutRollout": [({'up{job="weir",service="rollout"}': "1x20 0x100"}, 25)],
     "JobWithoutGrader": [({'up{job="weir",service="grader"}': None}, 2)],
     "CheckpointOld": [({f"weir_job_checkpoint_age_seconds{{{JOB}}}": "9000+60x120"}, 15)],
-    "EngineAndLearnerDisagree": [({f'weir_job_metric{{{JOB},name="parity_max"}}': "0.2x120"}, 1)],
+    "EngineAndLearnerDisagree": [
+        ({f'{metric}{{{JOB},name="parity_max"}}': "0.2x120"}, 1)
+        for metric in ("weir_job_metric", "weir_job_evaluation")
+    ],
     "EntropyCollapse": [({f'weir_job_metric{{{JOB},name="entropy"}}': "0.5x20 0.001x100"}, 35)],
     "OldestEntry": [
         ({'weir_backlog_oldest_seconds{stream="rollouts"}': "0+60x120"}, 20),
