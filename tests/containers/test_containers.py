@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.containers.conftest import SERVICES, Json, Stack, container, wait_for
@@ -69,22 +70,33 @@ def test_the_health_check_of_an_image_works(stack: Stack, service: str) -> None:
     wait_for(lambda: stack.engine.is_healthy(container(service)), 90, f"{service} to be healthy")
 
 
+def asked_of_prometheus(stack: Stack, expression: str) -> list[dict[str, str]]:
+    """The labels of the series that an expression has."""
+    query = ["promtool", "query", "instant", "-o", "json", "http://127.0.0.1:9090", expression]
+    return [series["metric"] for series in json.loads(stack.execute("prometheus", *query))]
+
+
 def test_prometheus_reaches_every_service(stack: Stack, trained: Json) -> None:
     def reached() -> bool:
-        answer = stack.execute(
-            "prometheus",
-            "promtool",
-            "query",
-            "instant",
-            "-o",
-            "json",
-            "http://127.0.0.1:9090",
-            'up{job=~"weir|redis"} == 1',
-        )
-        metrics = [series["metric"] for series in json.loads(answer)]
+        metrics = asked_of_prometheus(stack, 'up{job=~"weir|redis"} == 1')
         return {m.get("service", m["job"]) for m in metrics} == {*SERVICES, "redis"}
 
     wait_for(reached, 90, "every target to be up")
+
+
+def test_prometheus_has_the_last_evaluation_of_a_job_that_has_ended(
+    stack: Stack, trained: Json
+) -> None:
+    metric = f'weir_job_evaluation{{job="{trained["id"]}",name="accuracy"}}'
+    wait_for(lambda: bool(asked_of_prometheus(stack, metric)), 30, metric)
+
+
+def test_the_gateway_shows_what_the_learner_has_kept(stack: Stack, trained: Json) -> None:
+    words = ["weir", "samples", trained["id"], "--correct", "--limit", "3", "--json"]
+    samples = [json.loads(line) for line in stack.execute("gateway", *words).splitlines()]
+    assert [sample["accuracy"] for sample in samples] == [1.0] * 3
+    page = httpx.get(str(stack.sdk.base_url).removesuffix("v1/"))
+    assert "/static/" in page.text
 
 
 @pytest.mark.parametrize(
