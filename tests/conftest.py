@@ -1,8 +1,25 @@
-"""Fixtures that every test may use, and what is skipped unless it is asked for."""
+"""Fixtures that every test may use, and what is skipped unless it is asked for.
 
+Hypothesis has no deadlines: the machine may be busy. ``WEIR_HYPOTHESIS_PROFILE=mutants`` is for the
+many runs of `make mutants`: few examples, and a failure is not made smaller.
+"""
+
+import os
 import re
 
 import pytest
+from hypothesis import Phase, settings
+
+settings.register_profile("no deadline", deadline=None)
+settings.register_profile(
+    "mutants",
+    deadline=None,
+    derandomize=True,
+    max_examples=30,
+    phases=(Phase.explicit, Phase.generate),
+    database=None,
+)
+settings.load_profile(os.environ.get("WEIR_HYPOTHESIS_PROFILE", "no deadline"))
 
 
 @pytest.fixture(scope="session")

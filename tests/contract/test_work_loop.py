@@ -305,11 +305,12 @@ async def test_a_stop_in_good_order_leaves_nothing_claimed(
     for life in range(12):
         async with open_exchange(f"leaver.{life}") as own:
             service = Service("worker", replace(DEPLOYMENT, drain_s=0.05), own)
+            stopped = asyncio.Event()
 
             async def for_ever(
-                _: ActiveJob, request: RolloutRequest, service: Service = service
+                _: ActiveJob, request: RolloutRequest, stopped: asyncio.Event = stopped
             ) -> GradedGroup:
-                if service.stopping.is_set():
+                if stopped.is_set():
                     started_after.append(request.number)
                 await asyncio.sleep(3600)
                 raise AssertionError
@@ -317,6 +318,8 @@ async def test_a_stop_in_good_order_leaves_nothing_claimed(
             task = asyncio.create_task(work_forever(service, station_of(for_ever, capacity=30)))
             await asyncio.sleep(0.03 * life)
             service.stop()
+            await asyncio.sleep(0)  # what was about to begin when it was told begins
+            stopped.set()
             await task
         with server.client() as client:
             owners = client.xpending_range(REQUESTS.key("job"), "rollout", "-", "+", 99)

@@ -76,7 +76,8 @@ def test_why_says_where_a_job_is_and_what_it_waits_for(
     job_id = a_job(http)["id"]
     status, out, err = weir(here, "why", job_id)
     assert (status, err) == (0, "")
-    assert out.startswith(f"{job_id} is queued at step 0/3: ")
+    assert out.startswith(f"{job_id} is queued at step 0/3")
+    assert "waits for" in out or "about to be taken up" in out
     take_up(stack, job_id, state="failed", error="the disk is gone", finished_at=time.time())
     status, out, _ = weir(here, "why", job_id)
     assert (status, out.splitlines()[0]) == (
