@@ -17,11 +17,10 @@ from services.gateway.errors import Problem
 from services.gateway.events import (
     checked_place,
     checkpoints,
-    end_quietly,
     events_page,
-    follow_until_ended,
 )
 from services.gateway.files import MAX_FILE_BYTES, FileShelf, StoredFile, read_upload
+from services.gateway.following import Feeds, end_quietly
 from services.gateway.graders import GraderToValidate, checks_of
 from services.gateway.jobs import JobDesk, Repeat, job_object
 from services.gateway.page import routes as page
@@ -43,6 +42,7 @@ def create_app(
     app = FastAPI(title="Weir", description="Reinforcement learning for language models")
     shelf = FileShelf(service.deployment.files_dir, max_file_bytes)
     app.state.desk = JobDesk(service, shelf)
+    app.state.feeds = Feeds(app.state.desk)
     app.state.samples = Samples()
     app.state.watchdog = watchdog or Watchdog()
     app.include_router(files)
@@ -167,6 +167,7 @@ async def resume_job(job_id: str, desk: Desk) -> Json:
 async def list_events(
     job_id: str,
     desk: Desk,
+    request: Request,
     after: str | None = None,
     limit: LongLimit = 20,
     stream: bool = False,
@@ -179,7 +180,8 @@ async def list_events(
         return _page(*await events_page(desk, job_id, place, limit))
     if last_event_id:
         place = checked_place(last_event_id, "Last-Event-ID")
-    chunks = end_quietly(follow_until_ended(desk, job_id, place))
+    feeds: Feeds = request.app.state.feeds
+    chunks = end_quietly(feeds.follow_until_ended(job_id, place))
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     return StreamingResponse(chunks, 200, headers, media_type="text/event-stream")
 

@@ -1,12 +1,9 @@
-"""A job's events and checkpoints, as pages and as a stream of server-sent events."""
+"""A job's events and checkpoints, as pages."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,6 @@ from services.gateway.errors import Problem, in_time
 from services.gateway.jobs import JobDesk
 
 _ENTRY_ID = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")  # of two 64-bit numbers
-_WAIT_S = 0.5
-_SIGN_OF_LIFE_S = 15.0
 _CHECKPOINT = re.compile(r"step-(\d+)")
 
 
@@ -52,37 +47,6 @@ async def events_page(
     """Up to ``limit`` events, oldest first, and whether there are more."""
     rows = await in_time(desk.exchange.events(job_id, after=after, count=limit + 1))
     return [event_object(*row) for row in rows[:limit]], len(rows) > limit
-
-
-async def follow_until_ended(desk: JobDesk, job_id: str, after: str) -> AsyncIterator[str]:
-    """Consumes the job's events; produces server-sent events, ``[DONE]`` when the job has ended.
-
-    Waits for: the next event. Unblocked by: an event, the job's end, the service stopping, or a
-    silent Redis, after which the stream stops and the client goes on from the last id it saw.
-    """
-    last_sign = time.monotonic()
-    while not desk.service.stopping.is_set():
-        # The state comes first: what an ended job had to say is then in the stream already.
-        ended = (await desk.find(job_id)).state.is_final
-        rows = await in_time(desk.exchange.events(job_id, after=after, wait_s=_WAIT_S))
-        for entry_id, event in rows:
-            after = entry_id
-            yield f"id: {entry_id}\ndata: {json.dumps(event_object(entry_id, event))}\n\n"
-        if ended and not rows:
-            yield "data: [DONE]\n\n"
-            return
-        if time.monotonic() - last_sign > _SIGN_OF_LIFE_S:
-            last_sign = time.monotonic()
-            yield ": still here\n\n"
-
-
-async def end_quietly(stream: AsyncIterator[str]) -> AsyncIterator[str]:
-    """Stop a stream whose head is already sent when Redis goes silent; nothing else is caught."""
-    try:
-        async for chunk in stream:
-            yield chunk
-    except Problem as problem:
-        yield f": {problem.detail}\n\n"
 
 
 async def checkpoints(job_dir: Path, job_id: str) -> list[dict[str, Any]]:

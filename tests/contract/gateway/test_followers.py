@@ -1,0 +1,112 @@
+"""Many may follow a job; all get every event once, in order, wherever they begin."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from protocol.exchange import Exchange
+from protocol.messages import JobEvent, JobState
+
+from services.chassis.service import Service
+from services.gateway import following
+from services.gateway.files import FileShelf
+from services.gateway.following import Feeds
+from services.gateway.jobs import JobDesk
+from tests.builders import a_job_record
+from tests.contract.test_work_loop import DEPLOYMENT
+
+pytestmark = [pytest.mark.redis, pytest.mark.anyio]
+
+
+@pytest.fixture
+async def feeds(exchange: Exchange, tmp_path: Path) -> Feeds:
+    await exchange.submit(a_job_record("job"))
+    service = Service("gateway", DEPLOYMENT, exchange)
+    return Feeds(JobDesk(service, FileShelf(tmp_path, 1000)))
+
+
+async def tell(exchange: Exchange, *numbers: int) -> None:
+    for number in numbers:
+        event = JobEvent(
+            id=f"step:{number}", job_id="job", created_at=time.time(), message=f"step {number}"
+        )
+        await exchange.record_event(event)
+
+
+async def end(exchange: Exchange) -> None:
+    attempt = await exchange.begin_attempt("job")
+    await exchange.update_job("job", attempt, state=JobState.SUCCEEDED)
+
+
+async def steps_of(stream: AsyncIterator[str]) -> list[str]:
+    chunks = [chunk async for chunk in stream if not chunk.startswith(":")]
+    assert chunks.pop() == "data: [DONE]\n\n"
+    return [chunk.split('"message": "')[1].split('"')[0] for chunk in chunks]
+
+
+def all_of(*numbers: int) -> list[str]:
+    return [f"step {number}" for number in numbers]
+
+
+async def test_everyone_gets_every_event_once_from_where_they_begin(
+    feeds: Feeds, exchange: Exchange
+) -> None:
+    await tell(exchange, *range(5))
+    third = (await exchange.events("job", count=3))[-1][0]
+    early = [asyncio.create_task(steps_of(feeds.follow_until_ended("job", "0"))) for _ in range(20)]
+    midway = asyncio.create_task(steps_of(feeds.follow_until_ended("job", third)))
+    for number in range(5, 9):
+        await tell(exchange, number)
+        await asyncio.sleep(0)
+    late = asyncio.create_task(steps_of(feeds.follow_until_ended("job", "0")))
+    await tell(exchange, 9)
+    await end(exchange)
+    assert await asyncio.gather(*early, late) == [all_of(*range(10))] * 21
+    assert await midway == all_of(*range(3, 10))
+
+
+async def test_who_is_far_behind_the_feed_misses_nothing(
+    feeds: Feeds, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_KEPT", 2)
+    quick = asyncio.create_task(steps_of(feeds.follow_until_ended("job", "0")))
+    slow = feeds.follow_until_ended("job", "0")
+    await tell(exchange, 0)
+    first = await anext(slow)
+    await tell(exchange, *range(1, 30))
+    await end(exchange)
+    assert await quick == all_of(*range(30))
+    assert ["step 0", *await steps_of(slow)] == all_of(*range(30))
+    assert "step 0" in first
+
+
+async def test_a_feed_reads_once_for_all_and_stops_when_nobody_follows(
+    feeds: Feeds, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+    find = feeds.desk.find
+
+    async def counted(job_id: str) -> Any:
+        found.append(job_id)
+        return await find(job_id)
+
+    monkeypatch.setattr(feeds.desk, "find", counted)
+    streams = [feeds.follow_until_ended("job", "0") for _ in range(50)]
+    waiting = [asyncio.ensure_future(anext(stream)) for stream in streams]
+    await asyncio.sleep(0.1)
+    await tell(exchange, 0)
+    assert all("step 0" in chunk for chunk in await asyncio.gather(*waiting))
+    assert len(found) < 50
+    for stream in streams:
+        await stream.aclose()
+    assert not feeds._open
+
+
+async def test_one_who_comes_after_the_end_gets_all_of_it(feeds: Feeds, exchange: Exchange) -> None:
+    await tell(exchange, 0, 1)
+    await end(exchange)
+    for _ in range(2):
+        assert await steps_of(feeds.follow_until_ended("job", "0")) == all_of(0, 1)
