@@ -23,14 +23,14 @@ def call(page: Page) -> Any:
 
 
 def test_smoothing_begins_at_the_first_value_and_passes_over_gaps(call: Any) -> None:
-    assert call("series", "smoothed", [2, None, 4], 0) == [2, None, 4]
-    first, gap, second = call("series", "smoothed", [2, None, 4], 0.5)
+    assert call("data/series", "smoothed", [2, None, 4], 0) == [2, None, 4]
+    first, gap, second = call("data/series", "smoothed", [2, None, 4], 0.5)
     assert (first, gap) == (2, None)
     assert second == pytest.approx((0.5 * 0.5 * 2 + 0.5 * 4) / 0.75)
 
 
 def test_stacked_curves_stand_on_each_other_and_a_gap_adds_nothing(call: Any) -> None:
-    assert call("series", "stacked", [[1, 2], [None, 3]]) == [[1, 2], [1, 5]]
+    assert call("data/series", "stacked", [[1, 2], [None, 3]]) == [[1, 2], [1, 5]]
 
 
 def test_a_text_is_cut_at_tokens_and_marks_in_characters_beyond_the_first_plane(
@@ -40,7 +40,7 @@ def test_a_text_is_cut_at_tokens_and_marks_in_characters_beyond_the_first_plane(
         {"start": 1, "end": 4, "verdict": "wrong", "note": "outer"},
         {"start": 2, "end": 3, "verdict": "right", "note": "inner"},
     ]
-    runs = call("pieces", "pieces", ["😀a", "bcd", "", "e"], marks)
+    runs = call("samples/pieces", "pieces", ["😀a", "bcd", "", "e"], marks)
     told = [
         (
             run["mark"] and run["mark"]["note"],
@@ -60,7 +60,7 @@ def test_a_text_is_cut_at_tokens_and_marks_in_characters_beyond_the_first_plane(
 def test_few_far_values_do_not_bleach_a_scale(page: Page) -> None:
     page.goto("/")
     script = """async (token_advantages) => {
-        const { SHADINGS, levelClass, scaleEnd } = await import('/static/js/shading.js');
+        const { SHADINGS, levelClass, scaleEnd } = await import('/static/js/samples/shading.js');
         const kind = SHADINGS.advantage;
         const end = scaleEnd([{ token_advantages }], kind);
         return [end, ...[50, -25, 0, null, 9000].map((value) => levelClass(value, end, kind))];
@@ -83,9 +83,9 @@ def test_few_far_values_do_not_bleach_a_scale(page: Page) -> None:
     ],
 )
 def test_a_number_has_about_three_digits(call: Any, value: float | None, shown: str) -> None:
-    assert call("format", "number", value) == shown
+    assert call("shell/format", "number", value) == shown
 
 
 def test_a_link_holds_its_query_and_leaves_out_what_is_not_set(call: Any) -> None:
-    link = call("router", "href", ["jobs", "a/b"], {"text": "1&2", "none": None, "empty": ""})
+    link = call("shell/router", "href", ["jobs", "a/b"], {"text": "1&2", "none": None, "empty": ""})
     assert link == "#/jobs/a%2Fb?text=1%262"

@@ -1,5 +1,5 @@
 /** What a job's events have told so far: curves, evaluations, the ledger, messages. */
-import { useEffect, useRef, useState } from "./dom.js";
+import { useEffect, useRef, useState } from "../shell/dom.js";
 import { followEvents } from "./stream.js";
 
 const REDRAW_MS = 250;

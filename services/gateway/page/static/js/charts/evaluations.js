@@ -1,9 +1,9 @@
 /** Evaluations on held-out tasks: accuracy with its interval, and each task's share of right answers. */
-import { html, useMemo, useState } from "./dom.js";
-import { number, percent } from "./format.js";
-import { Empty } from "./parts.js";
+import { html, useMemo, useState } from "../shell/dom.js";
+import { number, percent } from "../shell/format.js";
+import { Empty } from "../shell/parts.js";
 import { Plot } from "./plot.js";
-import { href, setQuery } from "./router.js";
+import { href, setQuery } from "../shell/router.js";
 
 const AT_ONCE = 100;
 

@@ -1,8 +1,8 @@
 /** A job's samples: what was asked, answered, graded; filtered and ordered. */
-import { html, useEffect, useState } from "./dom.js";
-import { number, percent, signed, words } from "./format.js";
-import { Choice, Empty, Failure } from "./parts.js";
-import { href, setQuery } from "./router.js";
+import { html, useEffect, useState } from "../shell/dom.js";
+import { number, percent, signed, words } from "../shell/format.js";
+import { Choice, Empty, Failure } from "../shell/parts.js";
+import { href, setQuery } from "../shell/router.js";
 import { filtersOf, groupsOf, useSampleList } from "./sampleList.js";
 import { Timeline } from "./timeline.js";
 

@@ -1,11 +1,11 @@
 /** The curves of one or several jobs: any number of the step events, smoothed, on a log axis. */
-import uPlot from "../vendor/uplot.js";
-import { html, useMemo, useState } from "./dom.js";
-import { number, words } from "./format.js";
-import { Empty } from "./parts.js";
+import uPlot from "../../vendor/uplot.js";
+import { html, useMemo, useState } from "../shell/dom.js";
+import { number, words } from "../shell/format.js";
+import { Empty } from "../shell/parts.js";
 import { Plot } from "./plot.js";
-import { setQuery } from "./router.js";
-import { positive, smoothed } from "./series.js";
+import { setQuery } from "../shell/router.js";
+import { positive, smoothed } from "../data/series.js";
 
 const FIRST = [
   "reward",
@@ -22,7 +22,11 @@ const FIRST = [
   "kl",
 ];
 
-/** @param {{runs: {job: object, history: import("./history.js").History, line: number}[], query: object}} props */
+/**
+ * @param {object} props
+ * @param {{job: object, history: import("../data/history.js").History, line: number}[]} props.runs
+ * @param {object} props.query of the view
+ */
 export function Curves({ runs, query }) {
   const names = [...new Set(runs.flatMap(({ history }) => history.names))].sort();
   const chosen = query.curves?.split(",") ?? FIRST.filter((name) => names.includes(name));

@@ -1,6 +1,6 @@
 /** One response: its numbers, its text, what the grader said of it, and which weights wrote it. */
-import { html } from "./dom.js";
-import { number, signed, words } from "./format.js";
+import { html } from "../shell/dom.js";
+import { number, signed, words } from "../shell/format.js";
 import { verdictOf } from "./samples.js";
 import { MARK_SYMBOLS, Tokens, marksOf } from "./tokens.js";
 

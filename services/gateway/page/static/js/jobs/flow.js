@@ -1,9 +1,9 @@
 /** Where a job's time goes, who waits for whom, and the ledger. */
-import { html, useMemo } from "./dom.js";
-import { duration, percent, words } from "./format.js";
-import { Empty, Failure, isFinal } from "./parts.js";
-import { Plot } from "./plot.js";
-import { stacked, sum } from "./series.js";
+import { html, useMemo } from "../shell/dom.js";
+import { duration, percent, words } from "../shell/format.js";
+import { Empty, Failure, isFinal } from "../shell/parts.js";
+import { Plot } from "../charts/plot.js";
+import { stacked, sum } from "../data/series.js";
 import { useWhy } from "./why.js";
 
 export function Flow({ job, history }) {

@@ -1,6 +1,6 @@
 /** The list of a job's samples under some filters: kept, so that its neighbours are known when one is open. */
-import { JOBS, get } from "./api.js";
-import { useEffect, useState } from "./dom.js";
+import { JOBS, get } from "../data/api.js";
+import { useEffect, useState } from "../shell/dom.js";
 
 const PAGE = 100;
 export const FILTERS = [
