@@ -1,7 +1,7 @@
 /** A job's samples: what was asked, answered, graded; filtered and ordered. */
 import { html, useEffect, useState } from "../shell/dom.js";
 import { number, percent, signed, words } from "../shell/format.js";
-import { Choice, Empty, Failure } from "../shell/parts.js";
+import { Choice, Failure } from "../shell/parts.js";
 import { href, setQuery } from "../shell/router.js";
 import { filtersOf, groupsOf, useSampleList } from "./sampleList.js";
 import { Timeline } from "./timeline.js";
@@ -24,14 +24,19 @@ const YES_NO = [
 
 export function Samples({ job, query }) {
   const filters = filtersOf(query);
-  const { rows, summary, more, error, next, again } = useSampleList(job.id, filters);
+  const { rows, summary, more, searching, error, next, again } = useSampleList(job.id, filters);
   const wantsAll = filters.task && more && rows.length > 0 && rows.length < LONGEST_TIMELINE;
   useEffect(() => void (wantsAll && next()), [wantsAll, rows.length]);
   return html`
     <${Filters} query=${query} summary=${summary} onAgain=${again} />
     ${summary && html`<p class="soft small">${inWords(summary)}</p>`}
     ${error && html`<${Failure} error=${error} what="This gateway does not show samples, or the job has kept none." />`}
-    ${summary && !rows.length && html`<${Empty}>No sample is like that.<//>`}
+    ${
+      summary &&
+      !rows.length &&
+      !error &&
+      html`<p class="empty" role="status">${searching ? "Searching…" : "No sample is like that."}</p>`
+    }
     ${
       filters.task &&
       rows.length > 0 &&
@@ -42,7 +47,7 @@ export function Samples({ job, query }) {
       more &&
       rows.length > 0 &&
       html`<p>
-        <button onClick=${next}>More</button>
+        <button onClick=${next}>${searching ? "Searching…" : "More"}</button>
         <span class="soft">${rows.length} are shown, of ${groupsOf(rows).length} groups</span>
       </p>`
     }
