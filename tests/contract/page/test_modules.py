@@ -86,6 +86,29 @@ def test_a_number_has_about_three_digits(call: Any, value: float | None, shown: 
     assert call("shell/format", "number", value) == shown
 
 
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "0.0 s"), (0.0042, "5 ms"), (9.96, "10.0 s"), (95, "95 s"), (600, "10 min")],
+)
+def test_a_time_is_told_in_its_own_unit(call: Any, seconds: float, shown: str) -> None:
+    assert call("shell/format", "duration", seconds) == shown
+
+
+def test_what_was_measured_on_no_token_is_a_gap_in_its_curve(page: Page) -> None:
+    page.goto("/")
+    script = """async (steps) => {
+        const { History } = await import('/static/js/data/history.js');
+        const history = new History();
+        steps.forEach((data) => history.absorb({ type: 'metrics', data }));
+        return history.curve('parity_max');
+    }"""
+    told = [
+        {"step": 1, "parity_max": 2e-6, "parity_tokens": 70},
+        {"step": 2, "parity_max": 0, "parity_tokens": 0},
+    ]
+    assert page.evaluate(script, told) == [[1, 2], [2e-6, None]]
+
+
 def test_a_link_holds_its_query_and_leaves_out_what_is_not_set(call: Any) -> None:
     link = call("shell/router", "href", ["jobs", "a/b"], {"text": "1&2", "none": None, "empty": ""})
     assert link == "#/jobs/a%2Fb?text=1%262"

@@ -126,10 +126,13 @@ function optionsFor(runs, isSmooth, isLog, colour) {
     const stroke = colour(`--line-${line}`);
     const bold = { stroke, width: 2, spanGaps: true };
     const faint = { stroke, alpha: 0.25, width: 1, spanGaps: true, points: { show: false } };
-    return isSmooth ? [faint, { ...bold, points: { show: false } }] : [bold];
+    return isSmooth ? [faint, { ...bold, points: { show: isAlone } }] : [bold];
   });
   return { series: [{}, ...series], scales: { y: isLog ? { distr: 3 } : {} } };
 }
+
+/** One value makes no line, and would not be seen. */
+const isAlone = (plot, row) => plot.data[row].filter((value) => value != null).length === 1;
 
 /** The value at a place, or the last there is before it: another job may be at other steps. */
 function valueAt(data, row, place) {

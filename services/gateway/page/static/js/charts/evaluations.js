@@ -14,10 +14,13 @@ export function Evaluations({ job, runs, query }) {
   if (!told.length)
     return html`<${Empty}>No evaluation yet.${job.weir.recipe.evaluation ? "" : " The recipe asks for none."}<//>`;
   return html`
-    <section class="panel">
-      <h2>Accuracy on held-out tasks, with 95 % intervals</h2>
-      <${Chart} runs=${told} />
-    </section>
+    ${
+      told.some(({ history }) => history.evaluations.size > 1) &&
+      html`<section class="panel">
+        <h2>Accuracy on held-out tasks, with 95 % intervals</h2>
+        <${Chart} runs=${told} />
+      </section>`
+    }
     ${told.map(
       ({ job: one, history }) =>
         html`<section class="panel" key=${one.id}>

@@ -16,6 +16,12 @@ const ORDERS = [
   ["surprising", "most surprising"],
   ["parity", "largest parity gap"],
 ];
+const YES_NO_FILTERS = {
+  correct: "Correct",
+  ungradable: "Ungradable",
+  truncated: "Truncated",
+  zero_advantage: "Zero advantage",
+};
 const YES_NO = [
   ["", "any"],
   ["true", "yes"],
@@ -78,9 +84,9 @@ function Filters({ query, summary, onAgain }) {
       onChange=${choose("purpose")}
     />
     <${Choice} label="Fate" value=${query.fate} options=${named(summary?.fates)} onChange=${choose("fate")} />
-    ${["correct", "ungradable", "truncated", "zero_advantage"].map(
-      (name) =>
-        html`<${Choice} label=${words(name)} value=${query[name]} options=${YES_NO} onChange=${choose(name)} />`,
+    ${Object.entries(YES_NO_FILTERS).map(
+      ([name, label]) =>
+        html`<${Choice} label=${label} value=${query[name]} options=${YES_NO} onChange=${choose(name)} />`,
     )}
     <button type="button" class="quiet" onClick=${onAgain}>Look again</button>
   </form>`;
