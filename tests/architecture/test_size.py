@@ -6,7 +6,7 @@ from tests.architecture.project import MODULES, ROOT, name_of
 
 MAX_FUNCTION_LINES = 50
 MAX_FILE_LINES = 400
-PAGE_MODULES = sorted((ROOT / "services/gateway/page/static/js").glob("*.js"))
+PAGE_MODULES = sorted((ROOT / "services/gateway/page/static/js").rglob("*.js"))
 MAX_PAGE_MODULE_LINES = 300
 
 

@@ -54,7 +54,7 @@ def take(url: str, key: str, jobs: Sequence[str], group: str) -> None:
         page.screenshot(path=FOLDER / "curves.png")
         link = f"{url}/#/jobs/{first}/samples/{group}?colour=surprise"
         page = opened(browser, link, key, "dark")
-        page.locator(".tokens .mark [data-token]").first.hover()
+        page.locator(".tokens .mark.wrong [data-token]").first.hover()
         page.locator(".reading:not(:empty)").wait_for()
         page.screenshot(path=FOLDER / "samples.png")
         browser.close()

@@ -23,14 +23,14 @@ def call(page: Page) -> Any:
 
 
 def test_smoothing_begins_at_the_first_value_and_passes_over_gaps(call: Any) -> None:
-    assert call("series", "smoothed", [2, None, 4], 0) == [2, None, 4]
-    first, gap, second = call("series", "smoothed", [2, None, 4], 0.5)
+    assert call("data/series", "smoothed", [2, None, 4], 0) == [2, None, 4]
+    first, gap, second = call("data/series", "smoothed", [2, None, 4], 0.5)
     assert (first, gap) == (2, None)
     assert second == pytest.approx((0.5 * 0.5 * 2 + 0.5 * 4) / 0.75)
 
 
 def test_stacked_curves_stand_on_each_other_and_a_gap_adds_nothing(call: Any) -> None:
-    assert call("series", "stacked", [[1, 2], [None, 3]]) == [[1, 2], [1, 5]]
+    assert call("data/series", "stacked", [[1, 2], [None, 3]]) == [[1, 2], [1, 5]]
 
 
 def test_a_text_is_cut_at_tokens_and_marks_in_characters_beyond_the_first_plane(
@@ -40,7 +40,7 @@ def test_a_text_is_cut_at_tokens_and_marks_in_characters_beyond_the_first_plane(
         {"start": 1, "end": 4, "verdict": "wrong", "note": "outer"},
         {"start": 2, "end": 3, "verdict": "right", "note": "inner"},
     ]
-    runs = call("pieces", "pieces", ["😀a", "bcd", "", "e"], marks)
+    runs = call("samples/pieces", "pieces", ["😀a", "bcd", "", "e"], marks)
     told = [
         (
             run["mark"] and run["mark"]["note"],
@@ -60,7 +60,7 @@ def test_a_text_is_cut_at_tokens_and_marks_in_characters_beyond_the_first_plane(
 def test_few_far_values_do_not_bleach_a_scale(page: Page) -> None:
     page.goto("/")
     script = """async (token_advantages) => {
-        const { SHADINGS, levelClass, scaleEnd } = await import('/static/js/shading.js');
+        const { SHADINGS, levelClass, scaleEnd } = await import('/static/js/samples/shading.js');
         const kind = SHADINGS.advantage;
         const end = scaleEnd([{ token_advantages }], kind);
         return [end, ...[50, -25, 0, null, 9000].map((value) => levelClass(value, end, kind))];
@@ -83,9 +83,32 @@ def test_few_far_values_do_not_bleach_a_scale(page: Page) -> None:
     ],
 )
 def test_a_number_has_about_three_digits(call: Any, value: float | None, shown: str) -> None:
-    assert call("format", "number", value) == shown
+    assert call("shell/format", "number", value) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "0.0 s"), (0.0042, "5 ms"), (9.96, "10.0 s"), (95, "95 s"), (600, "10 min")],
+)
+def test_a_time_is_told_in_its_own_unit(call: Any, seconds: float, shown: str) -> None:
+    assert call("shell/format", "duration", seconds) == shown
+
+
+def test_what_was_measured_on_no_token_is_a_gap_in_its_curve(page: Page) -> None:
+    page.goto("/")
+    script = """async (steps) => {
+        const { History } = await import('/static/js/data/history.js');
+        const history = new History();
+        steps.forEach((data) => history.absorb({ type: 'metrics', data }));
+        return history.curve('parity_max');
+    }"""
+    told = [
+        {"step": 1, "parity_max": 2e-6, "parity_tokens": 70},
+        {"step": 2, "parity_max": 0, "parity_tokens": 0},
+    ]
+    assert page.evaluate(script, told) == [[1, 2], [2e-6, None]]
 
 
 def test_a_link_holds_its_query_and_leaves_out_what_is_not_set(call: Any) -> None:
-    link = call("router", "href", ["jobs", "a/b"], {"text": "1&2", "none": None, "empty": ""})
+    link = call("shell/router", "href", ["jobs", "a/b"], {"text": "1&2", "none": None, "empty": ""})
     assert link == "#/jobs/a%2Fb?text=1%262"

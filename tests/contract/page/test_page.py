@@ -7,9 +7,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import BrowserContext, Dialog, Page, expect
+from playwright.sync_api import BrowserContext, Dialog, Page, Route, expect
 
-from tests.contract.gateway.stack import KEY, TASKS
+from tests.contract.gateway.stack import KEY, TASKS, a_gateway
 from tests.contract.page import story
 from tests.contract.page.conftest import Site, watched
 
@@ -32,6 +32,12 @@ process = "equation_steps"
 steps = 30
 groups_per_step = 4
 """
+
+LOOKS_AT_ONE = (
+    "-c",
+    "import runpy; from services.gateway.samples import reading; reading._PATIENCE_S = 0; "
+    "runpy.run_module('services.gateway', run_name='__main__')",
+)
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +217,28 @@ def test_samples_are_filtered_and_one_is_opened_with_its_grades(page: Page, run:
         expect(card.get_by_text(name, exact=True)).to_be_visible()
     expect(page.get_by_text("Each step follows").first).to_be_visible()
     expect(page.locator(".mark.wrong sup").first).to_have_text("✗")
+
+
+def test_a_search_goes_on_by_itself_until_it_finds_something(
+    page: Page, site: Site, run: str
+) -> None:
+    held: list[Route] = []
+    with a_gateway(site.stack.server, site.stack.data_dir.parent, LOOKS_AT_ONE) as impatient:
+        samples = f"{impatient.url}/#/jobs/{run}/samples?step=1"
+        page.route(re.compile("text=.*after="), lambda route: held.append(route), times=1)
+        page.goto(f"{samples}&text=46-")  # only the oldest group of the step holds it
+        expect(page.get_by_role("status")).to_have_text("Searching…")
+        expect(page.get_by_role("button", name="More")).to_have_count(0)
+        while not held:
+            page.wait_for_timeout(10)
+        held[0].continue_()
+        rows = page.locator(".samples tbody tr")
+        expect(rows).to_have_count(1)
+        expect(rows.get_by_role("link")).to_have_attribute("aria-label", "train:16/0")
+        page.get_by_role("button", name="More").click()
+        expect(rows).to_have_count(2)
+        page.goto(f"{samples}&task=arithmetic-016&text=nowhere")
+        expect(page.get_by_role("status")).to_have_text("No sample is like that.")
 
 
 def test_tokens_are_coloured_by_what_is_chosen_and_tell_their_numbers(page: Page, run: str) -> None:

@@ -1,12 +1,12 @@
 /** The shell: who may look, which view is open, light or dark. */
-import { html, render, useEffect, useState } from "./dom.js";
-import { Jobs } from "./jobs.js";
-import { Job } from "./job.js";
-import { KeyQuestion } from "./key.js";
-import { href, useRoute } from "./router.js";
-import { forgetKey, savedKey } from "./session.js";
-import { Submit } from "./submit.js";
-import { isDark, startTheme, toggleTheme } from "./theme.js";
+import { html, render, useEffect, useState } from "./shell/dom.js";
+import { Jobs } from "./jobs/jobs.js";
+import { Job } from "./jobs/job.js";
+import { KeyQuestion } from "./shell/keyQuestion.js";
+import { href, useRoute } from "./shell/router.js";
+import { forgetKey, savedKey } from "./data/session.js";
+import { Submit } from "./jobs/submit.js";
+import { isDark, startTheme, toggleTheme } from "./shell/theme.js";
 
 function View() {
   const { path, query } = useRoute();

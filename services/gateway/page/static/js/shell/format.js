@@ -17,9 +17,10 @@ export const signed = (value) =>
 
 export const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`);
 
-/** "95 s", "12 min", "3.5 h", "4 d" */
+/** "8 ms", "95 s", "12 min", "3.5 h", "4 d" */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
+  if (seconds > 0 && seconds < 0.1) return `${Math.ceil(1000 * seconds)} ms`;
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
   if (seconds < 120) return `${Math.round(seconds)} s`;
   if (seconds < 7200) return `${Math.round(seconds / 60)} min`;

@@ -1,11 +1,11 @@
 /** The curves of one or several jobs: any number of the step events, smoothed, on a log axis. */
-import uPlot from "../vendor/uplot.js";
-import { html, useMemo, useState } from "./dom.js";
-import { number, words } from "./format.js";
-import { Empty } from "./parts.js";
+import uPlot from "../../vendor/uplot.js";
+import { html, useMemo, useState } from "../shell/dom.js";
+import { number, words } from "../shell/format.js";
+import { Empty } from "../shell/parts.js";
 import { Plot } from "./plot.js";
-import { setQuery } from "./router.js";
-import { positive, smoothed } from "./series.js";
+import { setQuery } from "../shell/router.js";
+import { positive, smoothed } from "../data/series.js";
 
 const FIRST = [
   "reward",
@@ -22,7 +22,11 @@ const FIRST = [
   "kl",
 ];
 
-/** @param {{runs: {job: object, history: import("./history.js").History, line: number}[], query: object}} props */
+/**
+ * @param {object} props
+ * @param {{job: object, history: import("../data/history.js").History, line: number}[]} props.runs
+ * @param {object} props.query of the view
+ */
 export function Curves({ runs, query }) {
   const names = [...new Set(runs.flatMap(({ history }) => history.names))].sort();
   const chosen = query.curves?.split(",") ?? FIRST.filter((name) => names.includes(name));
@@ -122,10 +126,13 @@ function optionsFor(runs, isSmooth, isLog, colour) {
     const stroke = colour(`--line-${line}`);
     const bold = { stroke, width: 2, spanGaps: true };
     const faint = { stroke, alpha: 0.25, width: 1, spanGaps: true, points: { show: false } };
-    return isSmooth ? [faint, { ...bold, points: { show: false } }] : [bold];
+    return isSmooth ? [faint, { ...bold, points: { show: isAlone } }] : [bold];
   });
   return { series: [{}, ...series], scales: { y: isLog ? { distr: 3 } : {} } };
 }
+
+/** One value makes no line, and would not be seen. */
+const isAlone = (plot, row) => plot.data[row].filter((value) => value != null).length === 1;
 
 /** The value at a place, or the last there is before it: another job may be at other steps. */
 function valueAt(data, row, place) {

@@ -1,7 +1,7 @@
 /** The question for the API key. */
 import { html, useState } from "./dom.js";
-import { JOBS, get } from "./api.js";
-import { forgetKey, saveKey } from "./session.js";
+import { JOBS, get } from "../data/api.js";
+import { forgetKey, saveKey } from "../data/session.js";
 
 export function KeyQuestion({ onKey }) {
   const [error, setError] = useState(null);

@@ -1,7 +1,7 @@
 /** One task's answers over the steps: a column for each time that it was asked. */
-import { html } from "./dom.js";
-import { number } from "./format.js";
-import { href } from "./router.js";
+import { html } from "../shell/dom.js";
+import { number } from "../shell/format.js";
+import { href } from "../shell/router.js";
 import { filtersOf, groupsOf } from "./sampleList.js";
 import { verdictOf } from "./samples.js";
 

@@ -1,8 +1,8 @@
 /** A job's samples: what was asked, answered, graded; filtered and ordered. */
-import { html, useEffect, useState } from "./dom.js";
-import { number, percent, signed, words } from "./format.js";
-import { Choice, Empty, Failure } from "./parts.js";
-import { href, setQuery } from "./router.js";
+import { html, useEffect, useState } from "../shell/dom.js";
+import { number, percent, signed, words } from "../shell/format.js";
+import { Choice, Failure } from "../shell/parts.js";
+import { href, setQuery } from "../shell/router.js";
 import { filtersOf, groupsOf, useSampleList } from "./sampleList.js";
 import { Timeline } from "./timeline.js";
 
@@ -16,6 +16,12 @@ const ORDERS = [
   ["surprising", "most surprising"],
   ["parity", "largest parity gap"],
 ];
+const YES_NO_FILTERS = {
+  correct: "Correct",
+  ungradable: "Ungradable",
+  truncated: "Truncated",
+  zero_advantage: "Zero advantage",
+};
 const YES_NO = [
   ["", "any"],
   ["true", "yes"],
@@ -24,14 +30,19 @@ const YES_NO = [
 
 export function Samples({ job, query }) {
   const filters = filtersOf(query);
-  const { rows, summary, more, error, next, again } = useSampleList(job.id, filters);
+  const { rows, summary, more, searching, error, next, again } = useSampleList(job.id, filters);
   const wantsAll = filters.task && more && rows.length > 0 && rows.length < LONGEST_TIMELINE;
   useEffect(() => void (wantsAll && next()), [wantsAll, rows.length]);
   return html`
     <${Filters} query=${query} summary=${summary} onAgain=${again} />
     ${summary && html`<p class="soft small">${inWords(summary)}</p>`}
     ${error && html`<${Failure} error=${error} what="This gateway does not show samples, or the job has kept none." />`}
-    ${summary && !rows.length && html`<${Empty}>No sample is like that.<//>`}
+    ${
+      summary &&
+      !rows.length &&
+      !error &&
+      html`<p class="empty" role="status">${searching ? "Searching…" : "No sample is like that."}</p>`
+    }
     ${
       filters.task &&
       rows.length > 0 &&
@@ -42,7 +53,7 @@ export function Samples({ job, query }) {
       more &&
       rows.length > 0 &&
       html`<p>
-        <button onClick=${next}>More</button>
+        <button onClick=${next}>${searching ? "Searching…" : "More"}</button>
         <span class="soft">${rows.length} are shown, of ${groupsOf(rows).length} groups</span>
       </p>`
     }
@@ -73,9 +84,9 @@ function Filters({ query, summary, onAgain }) {
       onChange=${choose("purpose")}
     />
     <${Choice} label="Fate" value=${query.fate} options=${named(summary?.fates)} onChange=${choose("fate")} />
-    ${["correct", "ungradable", "truncated", "zero_advantage"].map(
-      (name) =>
-        html`<${Choice} label=${words(name)} value=${query[name]} options=${YES_NO} onChange=${choose(name)} />`,
+    ${Object.entries(YES_NO_FILTERS).map(
+      ([name, label]) =>
+        html`<${Choice} label=${label} value=${query[name]} options=${YES_NO} onChange=${choose(name)} />`,
     )}
     <button type="button" class="quiet" onClick=${onAgain}>Look again</button>
   </form>`;

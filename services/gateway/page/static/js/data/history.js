@@ -1,5 +1,5 @@
 /** What a job's events have told so far: curves, evaluations, the ledger, messages. */
-import { useEffect, useRef, useState } from "./dom.js";
+import { useEffect, useRef, useState } from "../shell/dom.js";
 import { followEvents } from "./stream.js";
 
 const REDRAW_MS = 250;
@@ -33,6 +33,10 @@ class Columns {
 
 const ALONE = "pretrain "; // begins the names of what the critic's own steps tell
 
+/** Without what was measured on no token: that is unknown, not 0. */
+const measured = (numbers) =>
+  numbers.parity_tokens === 0 ? { ...numbers, parity_max: null, parity_mean: null } : numbers;
+
 export class History {
   num = 0;
   /** What is no step, as it came. */
@@ -53,7 +57,7 @@ export class History {
       this.#pretrain.put(alone, numbers);
       this.ledgers.pretrain = groups;
     } else if (event.type === "metrics" && step !== undefined) {
-      this.#train.put(step, numbers);
+      this.#train.put(step, measured(numbers));
       this.phases.put(step, phases ?? {});
       this.ledgers.train = groups;
       return;

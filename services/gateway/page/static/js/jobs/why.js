@@ -1,8 +1,8 @@
 /** Who waits for whom, asked every 3 s while a job runs. */
-import { html } from "./dom.js";
-import { JOBS, get } from "./api.js";
-import { duration } from "./format.js";
-import { usePolled } from "./poll.js";
+import { html } from "../shell/dom.js";
+import { JOBS, get } from "../data/api.js";
+import { duration } from "../shell/format.js";
+import { usePolled } from "../data/poll.js";
 
 const REFRESH_S = 3;
 

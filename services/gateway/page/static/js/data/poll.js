@@ -1,5 +1,5 @@
 /** What is asked for again and again while a view is open. */
-import { useEffect, useState } from "./dom.js";
+import { useEffect, useState } from "../shell/dom.js";
 
 /**
  * The last answer of `ask`, and the last error if it came after it.

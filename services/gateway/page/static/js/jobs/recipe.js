@@ -1,6 +1,6 @@
 /** The recipe of a job, table by table, with its defaults. */
-import { html } from "./dom.js";
-import { moment } from "./format.js";
+import { html } from "../shell/dom.js";
+import { moment } from "../shell/format.js";
 
 export function Recipe({ job }) {
   const { recipe } = job.weir;

@@ -1,8 +1,8 @@
 /** uPlot as a component: it takes the page's colours, its width, and the keyboard. */
-import uPlot from "../vendor/uplot.js";
-import { html, useEffect, useLayoutEffect, useRef } from "./dom.js";
-import { number } from "./format.js";
-import { colour } from "./theme.js";
+import uPlot from "../../vendor/uplot.js";
+import { html, useEffect, useLayoutEffect, useRef } from "../shell/dom.js";
+import { number } from "../shell/format.js";
+import { colour } from "../shell/theme.js";
 
 /**
  * @param {object} props

@@ -1,6 +1,6 @@
 /** One response: its numbers, its text, what the grader said of it, and which weights wrote it. */
-import { html } from "./dom.js";
-import { number, signed, words } from "./format.js";
+import { html } from "../shell/dom.js";
+import { number, signed, words } from "../shell/format.js";
 import { verdictOf } from "./samples.js";
 import { MARK_SYMBOLS, Tokens, marksOf } from "./tokens.js";
 
@@ -49,14 +49,14 @@ function Score({ name, score }) {
   if (score.kind === "ungradable")
     return html`<section class="score">
       <h4>${name} <b>ungradable</b></h4>
-      <p class="small">${score.reason}</p>
+      <p class="small">${reasonOf(score)}</p>
     </section>`;
   const criteria = Object.entries(score.breakdown ?? {});
   const comments = score.comments ?? {};
   const rest = Object.entries(comments).filter(([criterion]) => !(criterion in (score.breakdown ?? {})));
   return html`<section class="score">
     <h4>${name} <b>${number(score.value)}</b></h4>
-    ${score.reason && html`<p class="small">${score.reason}</p>`}
+    ${score.reason && html`<p class="small">${reasonOf(score)}</p>`}
     ${
       (criteria.length > 0 || rest.length > 0) &&
       html`<dl class="criteria small">
@@ -79,6 +79,9 @@ function Score({ name, score }) {
   </section>`;
 }
 
+/** A reason is a sentence, or a name such as "wrong_equations". */
+const reasonOf = ({ reason }) => (/^\w+$/.test(reason) ? words(reason) : reason);
+
 function Marks({ response }) {
   const marks = marksOf(response);
   if (!marks.length) return null;
@@ -88,7 +91,9 @@ function Marks({ response }) {
     .filter(count)
     .map((verdict) => `${count(verdict)} ${verdict}`);
   return html`<details class="marks small">
-    <summary>${`The grader looked at ${marks.length} places: ${counts.join(", ")}`}</summary>
+    <summary>
+      ${`The grader looked at ${marks.length} ${marks.length === 1 ? "place" : "places"}: ${counts.join(", ")}`}
+    </summary>
     <ul>
       ${marks.map(
         ({ start, end, verdict, note }) =>

@@ -1,9 +1,9 @@
 /** Evaluations on held-out tasks: accuracy with its interval, and each task's share of right answers. */
-import { html, useMemo, useState } from "./dom.js";
-import { number, percent } from "./format.js";
-import { Empty } from "./parts.js";
+import { html, useMemo, useState } from "../shell/dom.js";
+import { number, percent } from "../shell/format.js";
+import { Empty } from "../shell/parts.js";
 import { Plot } from "./plot.js";
-import { href, setQuery } from "./router.js";
+import { href, setQuery } from "../shell/router.js";
 
 const AT_ONCE = 100;
 
@@ -14,10 +14,13 @@ export function Evaluations({ job, runs, query }) {
   if (!told.length)
     return html`<${Empty}>No evaluation yet.${job.weir.recipe.evaluation ? "" : " The recipe asks for none."}<//>`;
   return html`
-    <section class="panel">
-      <h2>Accuracy on held-out tasks, with 95 % intervals</h2>
-      <${Chart} runs=${told} />
-    </section>
+    ${
+      told.some(({ history }) => history.evaluations.size > 1) &&
+      html`<section class="panel">
+        <h2>Accuracy on held-out tasks, with 95 % intervals</h2>
+        <${Chart} runs=${told} />
+      </section>`
+    }
     ${told.map(
       ({ job: one, history }) =>
         html`<section class="panel" key=${one.id}>

@@ -24,4 +24,10 @@ export function stacked(curves) {
   return curves.map((curve) => curve.map((value, place) => (total[place] += value ?? 0)));
 }
 
+/** The middle one of the known values, the upper of two; 0 if there is none. */
+export const median = (values) => {
+  const known = values.filter((value) => value !== null).sort((a, b) => a - b);
+  return known[known.length >> 1] ?? 0;
+};
+
 export const sum = (values) => values.reduce((total, value) => total + (value ?? 0), 0);

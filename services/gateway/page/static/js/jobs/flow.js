@@ -1,10 +1,12 @@
 /** Where a job's time goes, who waits for whom, and the ledger. */
-import { html, useMemo } from "./dom.js";
-import { duration, percent, words } from "./format.js";
-import { Empty, Failure, isFinal } from "./parts.js";
-import { Plot } from "./plot.js";
-import { stacked, sum } from "./series.js";
+import { html, useMemo } from "../shell/dom.js";
+import { duration, percent, words } from "../shell/format.js";
+import { Empty, Failure, isFinal } from "../shell/parts.js";
+import { Plot } from "../charts/plot.js";
+import { median, stacked, sum } from "../data/series.js";
 import { useWhy } from "./why.js";
+
+const USUAL_STEPS = 4;
 
 export function Flow({ job, history }) {
   return html`
@@ -28,17 +30,21 @@ function Phases({ history }) {
   const options = useMemo(
     () => (colour) => ({
       series: [{}, ...names.map((_, place) => area(colour(`--line-${lineOf(names.length - 1 - place)}`)))],
-      scales: { y: { range: (_, least, most) => [0, 1.05 * most] } },
+      scales: { y: { range: (plot, least, most) => [0, Math.min(1.05 * most, highest(plot.data[1]))] } },
     }),
     [names.join()],
   );
+  const isCut = names.length > 0 && Math.max(...data[1]) > highest(data[1]);
   if (!names.length)
     return html`<section class="panel">
       <h2>Time per phase</h2>
       <${Empty}>The job's steps do not tell where their time went.<//>
     </section>`;
   return html`<section class="panel">
-    <h2>Seconds of each step, by phase</h2>
+    <div class="bar">
+      <h2>Seconds of each step, by phase</h2>
+      ${isCut && html`<span class="soft small">steps that took much longer than others are cut off</span>`}
+    </div>
     <${Plot} options=${options} data=${data} height=${220} label=${`Seconds of each step: ${shares.join(", ")}`} />
     <ul class="legend">
       ${names.map(
@@ -51,6 +57,9 @@ function Phases({ history }) {
     </ul>
   </section>`;
 }
+
+/** Where the axis ends: a few long steps would flatten all others. */
+const highest = (seconds) => USUAL_STEPS * median(seconds);
 
 const lineOf = (place) => (place % 8) + 1;
 

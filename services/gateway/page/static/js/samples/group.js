@@ -1,12 +1,12 @@
 /** One group of samples: the prompt, and its responses side by side. */
-import { html, useEffect, useMemo, useRef, useState } from "./dom.js";
-import { JOBS, get } from "./api.js";
-import { duration, number, words } from "./format.js";
-import { Keys, useKeys } from "./keys.js";
-import { Choice, Failure } from "./parts.js";
-import { usePolled } from "./poll.js";
+import { html, useEffect, useMemo, useRef, useState } from "../shell/dom.js";
+import { JOBS, get } from "../data/api.js";
+import { duration, number, words } from "../shell/format.js";
+import { Keys, useKeys } from "../shell/keys.js";
+import { Choice, Failure } from "../shell/parts.js";
+import { usePolled } from "../data/poll.js";
 import { ResponseCard } from "./response.js";
-import { go, href, setQuery } from "./router.js";
+import { go, href, setQuery } from "../shell/router.js";
 import { filtersOf, groupsOf, useSampleList } from "./sampleList.js";
 import { SHADINGS, scaleEnd } from "./shading.js";
 import { Scale } from "./tokens.js";

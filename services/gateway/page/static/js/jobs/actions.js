@@ -1,7 +1,7 @@
 /** Pause, resume, and cancel: the last is final, so it asks. */
-import { html, useState } from "./dom.js";
-import { JOBS, post } from "./api.js";
-import { Dialog, isFinal } from "./parts.js";
+import { html, useState } from "../shell/dom.js";
+import { JOBS, post } from "../data/api.js";
+import { Dialog, isFinal } from "../shell/parts.js";
 
 export function Actions({ job, onDone }) {
   const [asking, setAsking] = useState(false);

@@ -1,7 +1,7 @@
 /** Submit a job: a recipe as text, its task files, and what it asks for before it is sent. */
-import { html, useEffect, useState } from "./dom.js";
-import { JOBS, post, upload } from "./api.js";
-import { go, href } from "./router.js";
+import { html, useEffect, useState } from "../shell/dom.js";
+import { JOBS, post, upload } from "../data/api.js";
+import { go, href } from "../shell/router.js";
 
 const EXAMPLE = `name = "my-first"
 

@@ -1,11 +1,11 @@
 /** All jobs: what state they are in, their last numbers; several can be compared. */
-import { html, useEffect, useState } from "./dom.js";
-import { JOBS, get } from "./api.js";
-import { ago, number } from "./format.js";
-import { useLatest } from "./latest.js";
-import { Choice, Empty, Failure, Status, StepBar } from "./parts.js";
-import { usePolled } from "./poll.js";
-import { href, setQuery } from "./router.js";
+import { html, useEffect, useState } from "../shell/dom.js";
+import { JOBS, get } from "../data/api.js";
+import { ago, number } from "../shell/format.js";
+import { useLatest } from "../data/latest.js";
+import { Choice, Empty, Failure, Status, StepBar } from "../shell/parts.js";
+import { usePolled } from "../data/poll.js";
+import { href, setQuery } from "../shell/router.js";
 
 const REFRESH_S = 3;
 const PAGE = 20;

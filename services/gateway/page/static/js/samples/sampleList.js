@@ -1,6 +1,6 @@
 /** The list of a job's samples under some filters: kept, so that its neighbours are known when one is open. */
-import { JOBS, get } from "./api.js";
-import { useEffect, useState } from "./dom.js";
+import { JOBS, get } from "../data/api.js";
+import { useEffect, useState } from "../shell/dom.js";
 
 const PAGE = 100;
 export const FILTERS = [
@@ -24,7 +24,8 @@ let kept = { about: null };
 
 function listOf(jobId, filters) {
   const about = JSON.stringify([jobId, filters]);
-  if (kept.about !== about) kept = { about, rows: [], summary: null, more: true, after: undefined, loading: null };
+  if (kept.about !== about)
+    kept = { about, rows: [], wanted: 1, summary: null, more: true, after: undefined, loading: null };
   return kept;
 }
 
@@ -41,21 +42,27 @@ function loadMore(list, jobId, filters) {
 }
 
 /**
- * What has been loaded of a list; `next` loads on, `again` begins anew.
- * @returns {{rows: object[], summary: object|null, more: boolean, error: Error|null}}
+ * What has been loaded of a list; `next` loads on, `again` begins anew. A search of texts may answer an empty page
+ * and that there is more: it goes on until it finds something.
+ * @returns {{rows: object[], summary: object|null, more: boolean, searching: boolean, error: Error|null}}
  */
 export function useSampleList(jobId, filters) {
   const [, redraw] = useState(0);
   const list = listOf(jobId, filters);
+  const searching = list.more && list.rows.length < list.wanted;
   const load = () => loadMore(list, jobId, filters).then(() => redraw((count) => count + 1));
   useEffect(() => {
-    if (!list.rows.length && list.more) load();
-  }, [list]);
+    if (searching) load();
+  }, [list, list.after, searching]);
+  const next = () => {
+    list.wanted = list.rows.length + 1;
+    redraw((count) => count + 1);
+  };
   const again = () => {
     kept = { about: null };
     redraw((count) => count + 1);
   };
-  return { ...list, next: load, again };
+  return { ...list, searching, next, again };
 }
 
 /** The groups of a list in its order, each once. */

@@ -1,6 +1,6 @@
 /** The text of a response, token by token, coloured by a number, with the grader's marks. */
-import { html, useEffect, useMemo, useRef, useState } from "./dom.js";
-import { number, signed } from "./format.js";
+import { html, useEffect, useMemo, useRef, useState } from "../shell/dom.js";
+import { number, signed } from "../shell/format.js";
 import { pieces } from "./pieces.js";
 import { SHADINGS, legendClasses, levelClass } from "./shading.js";
 

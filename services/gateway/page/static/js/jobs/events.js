@@ -1,8 +1,8 @@
 /** What a job has to say, newest first. */
-import { html, useState } from "./dom.js";
-import { ago, moment } from "./format.js";
-import { Choice, Empty } from "./parts.js";
-import { setQuery } from "./router.js";
+import { html, useState } from "../shell/dom.js";
+import { ago, moment } from "../shell/format.js";
+import { Choice, Empty } from "../shell/parts.js";
+import { setQuery } from "../shell/router.js";
 
 const AT_ONCE = 200;
 const LEVELS = ["info", "warn", "error"];

@@ -1,19 +1,19 @@
 /** One job, perhaps compared with others: what it does now, and its views. */
-import { html, useEffect } from "./dom.js";
-import { JOBS, get } from "./api.js";
+import { html, useEffect } from "../shell/dom.js";
+import { JOBS, get } from "../data/api.js";
 import { Actions } from "./actions.js";
-import { Curves } from "./curves.js";
-import { Evaluations } from "./evaluations.js";
+import { Curves } from "../charts/curves.js";
+import { Evaluations } from "../charts/evaluations.js";
 import { Events } from "./events.js";
-import { useHistories } from "./history.js";
+import { useHistories } from "../data/history.js";
 import { Flow } from "./flow.js";
-import { Failure, Status, StepBar, Tabs, isFinal } from "./parts.js";
-import { usePolled } from "./poll.js";
+import { Failure, Status, StepBar, Tabs, isFinal } from "../shell/parts.js";
+import { usePolled } from "../data/poll.js";
 import { Recipe } from "./recipe.js";
-import { href } from "./router.js";
+import { href } from "../shell/router.js";
 import { MAX_COMPARED } from "./jobs.js";
-import { Samples } from "./samples.js";
-import { Group } from "./group.js";
+import { Samples } from "../samples/samples.js";
+import { Group } from "../samples/group.js";
 import { Why } from "./why.js";
 
 const REFRESH_S = 3;
