@@ -165,6 +165,12 @@ def unpack_first(segment: BinaryIO) -> Iterator[dict[bytes, bytes]]:
     return _unpack(segment, _read_first_field)
 
 
+def next_record(segment: BinaryIO, begin: int) -> int | None:
+    """The place of the next record after a byte, if there is one; for what is damaged before it."""
+    heads = _heads_after(segment, begin)
+    return next((place for place, head in heads if _is_head(head)), None)
+
+
 def _unpack(
     segment: BinaryIO, read_record: Callable[[BinaryIO, bytes], dict[bytes, bytes]]
 ) -> Iterator[dict[bytes, bytes]]:
@@ -218,16 +224,24 @@ def _is_head(head: bytes) -> bool:
 
 def _is_followed(segment: BinaryIO, begin: int, has_marks: bool) -> bool:
     """Whether anything after a byte proves that this byte had been on disk."""
+    return any(
+        head == mark(place) or (not has_marks and _is_head(head))
+        for place, head in _heads_after(segment, begin)
+    )
+
+
+def _heads_after(segment: BinaryIO, begin: int) -> Iterator[tuple[int, bytes]]:
+    """What looks like the head of a record or a mark, with its place."""
     segment.seek(begin + 1)
     window = b""
     while chunk := segment.read(_SEARCH_BYTES):
         window = window[1 - _HEAD_SIZE :] + chunk
         start = segment.tell() - len(window)
         for found in _MAGICS.finditer(window):
-            head = window[found.start() : found.start() + _HEAD_SIZE]
-            if head == mark(start + found.start()) or (not has_marks and _is_head(head)):
-                return True
-    return False
+            yield (
+                start + found.start(),
+                window[found.start() : found.start() + _HEAD_SIZE],
+            )
 
 
 def _split_fields(body: bytes, num_fields: int) -> dict[bytes, bytes]:

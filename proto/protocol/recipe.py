@@ -347,7 +347,7 @@ def load_recipe(path: Path) -> Recipe:
         raise RecipeError(f"{path}: no such file") from error
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # its encoding, its grammar, or a number of thousands of digits
         raise RecipeError(f"{path}: not valid TOML: {error}") from error
     try:
         return parse_recipe(data)

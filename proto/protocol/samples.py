@@ -8,6 +8,7 @@ a key comes twice, since a later attempt made the step again, the last one count
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Iterator
 from io import BytesIO
@@ -15,7 +16,16 @@ from typing import BinaryIO
 
 from pydantic import Field
 
-from protocol.frames import Fields, FrameError, decode, encode, pack, unpack_all, unpack_first
+from protocol.frames import (
+    Fields,
+    FrameError,
+    decode,
+    encode,
+    next_record,
+    pack,
+    unpack_all,
+    unpack_first,
+)
 from protocol.messages import Float32Array, GradedGroup, Message
 from protocol.recipe import Purpose
 
@@ -24,6 +34,7 @@ RECIPE = "recipe.json"  # beside the segments: what the groups were graded and v
 TOKENIZER = "tokenizer.json"  # beside the segments: a reader shows tokens without the model
 USED = "used"  # the fate of a group that was trained on, or evaluated
 _GROUP = b"group"
+log = logging.getLogger(__name__)
 _LEVEL = 1  # log-probs hardly compress, and texts do at any level
 
 
@@ -59,7 +70,7 @@ class ResponseFacts(Message):
     length: int  # tokens
     truncated: bool
     surprise: float  # nats per token: the mean of -log p under the sampler
-    parity_gap: float | None  # nats: the largest of |learner - sampler| over its tokens
+    parity_gap: float | None  # nats: the largest of |learner - sampler| at the same weights
 
 
 class SampleFacts(Message):
@@ -90,16 +101,26 @@ def pack_sample(facts: SampleFacts, group: SampledGroup) -> bytes:
 def read_facts(segment: BinaryIO) -> Iterator[tuple[int, SampleFacts]]:
     """The facts of each record from where the segment stands, with the byte where it begins.
 
-    After each, ``segment.tell()`` is where it ends. A torn end is left for a later look. The groups
-    are not read, so damage in one is found by `read_group`.
-
-    Raises:
-        FrameError: if the bytes are damaged.
+    After each, ``segment.tell()`` is where it ends. Damaged records are left out, and a torn end is
+    left for a later look.
     """
-    begin = segment.tell()
-    for fields in unpack_first(segment):
-        yield begin, decode(SampleFacts, fields)
-        begin = segment.tell()
+    begin, is_second_try = segment.tell(), False
+    while True:
+        segment.seek(begin)
+        try:
+            for fields in unpack_first(segment):
+                facts, end = decode(SampleFacts, fields), segment.tell()
+                yield begin, facts
+                begin, is_second_try = end, False
+            return
+        except FrameError as error:
+            # The first time it may have been in the writing while the end was looked at.
+            following = next_record(segment, begin) if is_second_try else begin
+            if following is None:
+                return
+            if is_second_try:
+                log.warning("sample left out", extra={"byte": begin, "why": str(error)})
+            begin, is_second_try = following, not is_second_try
 
 
 def read_group(segment: BinaryIO) -> SampledGroup:

@@ -26,7 +26,7 @@ def born_at_zero(counter: Counter, *values: str) -> Counter:
 
 
 class Phases(Collector):
-    """Divides a process's time: at any moment it is in that phase under way which began last.
+    """Divides a process's time: of the phases under way a moment is in the one named first.
 
     Where none is under way the time goes to ``rest``.
     """
@@ -38,7 +38,7 @@ class Phases(Collector):
         self._since = time.monotonic()
 
     def name(self, *phases: str, rest: str) -> None:
-        """Say which phases there are, when a service starts."""
+        """Say which phases there are, when a service starts; the earlier ones go first."""
         self.rest, self._since = rest, time.monotonic()
         self._seconds = dict.fromkeys((*phases, rest), 0.0)
 
@@ -46,6 +46,7 @@ class Phases(Collector):
     def during(self, phase: str) -> Iterator[None]:
         """A phase, which others may interrupt; the same may be under way several times."""
         self._divide()
+        self._seconds.setdefault(phase, 0.0)
         self._under_way.append(phase)
         try:
             yield
@@ -69,7 +70,7 @@ class Phases(Collector):
 
     def _divide(self) -> None:
         now = time.monotonic()
-        phase = self._under_way[-1] if self._under_way else self.rest
+        phase = min(self._under_way, key=list(self._seconds).index, default=self.rest)
         self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._since
         self._since = now
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from protocol.exchange import Exchange, connect
+from protocol.exchange import Disconnected, Exchange, connect
+from protocol.exchange.connection import Refused
 
 from services.chassis import metrics
 from services.chassis.activity import PARTING_S, Activity, StatusTeller
@@ -115,8 +116,8 @@ async def _run(
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _log_what_waits)
         app = Observable(service, make_app(service) if make_app else None)
         async with _serving(app, deployment):
+            counting = asyncio.create_task(_count_start(service))
             try:
-                await exchange.count_start(name)
                 # Who asks the gateway hears whether it lives.
                 await (main(service) if make_app else telling(service, main))
             except DeploymentError:
@@ -124,7 +125,15 @@ async def _run(
             except Exception:
                 log.exception("stopped by an error")
                 return 1
+            finally:
+                await asyncio.wait({counting}, timeout=PARTING_S)
+                counting.cancel()
     return 0
+
+
+async def _count_start(service: Service) -> None:
+    with suppress(Refused, *Disconnected):  # it is for a metric alone
+        await service.exchange.count_start(service.name)
 
 
 async def telling(service: Service, main: Main) -> None:

@@ -178,7 +178,7 @@ def _evaluations(given: argparse.Namespace) -> int:
 def _samples(given: argparse.Namespace) -> int:
     with _client() as weir:
         if given.key is not None:
-            found = [weir.sample_group(given.name, given.key)]
+            found = [weir.sample_group(given.name, given.key.partition("/")[0])]
         else:
             names = ("step", "correct", "text")
             query = {name: value for name in names if (value := getattr(given, name)) is not None}

@@ -25,7 +25,7 @@ _PAUSE_S = 2.0
 _BATCH = 500  # events
 _MOST_AT_RISK = 2000  # events that a killed process may have to write again: they must be there
 _PAGE = 100  # jobs
-_GATEWAY_IS_AWAY = {None, 503}
+_GATEWAY_IS_AWAY = {None, 500, 502, 503, 504}
 Json = dict[str, Any]
 
 
@@ -62,7 +62,8 @@ class Target:
         if self.kind == "tensorboard":
             return Path(self.where)
         home = Path(os.environ.get("WEIR_HOME", ".weir"))
-        return home / "trackers" / self.kind / re.sub(r"[^\w.-]+", "-", self.where)
+        where = re.sub(r"(?<=://)[^/@]*@", "", self.where)  # a password is for nobody's eyes
+        return home / "trackers" / self.kind / re.sub(r"[^\w.-]+", "-", where)
 
 
 class Track:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import Check
 
-MAX_MARKS, MAX_COMMENT_CHARS = 200, 4_000  # of a score
+MAX_MARKS, MAX_COMMENT_CHARS = 100, 2_000  # of a score
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ _FAULTS_OF_THE_USER = (LearnedNothing, NotOnHub, TaskFileError, UnknownName, Uns
 _QUEUE_WAIT_S = 1.0
 _PHASES = (
     *("idle", "wait_for_groups", "train", "pretrain", "publish", "checkpoint", "evaluate"),
-    "paused",
+    *("keep_samples", "paused"),
 )
 
 

@@ -156,7 +156,7 @@ class Learning:
         result = summarize(self.step, groups)
         self.progress.note_evaluation(result)
         await self._settle(Purpose.EVAL, unselected(groups), measured.tokens)
-        told = result | measured.metrics
+        told = {**result, **measured.metrics}
         await self.parts.reporter.evaluation(told, await self.account(Purpose.EVAL))
         self.stopwatch = time.monotonic()
 

@@ -12,9 +12,10 @@ import numpy as np
 class Measured:
     """What the ranks measured together.
 
-    ``tokens`` has what was computed for each response token of the samples, in their order, before
-    the first update of the step: ``logprobs`` and ``entropies`` in nats, and ``token_advantages``,
-    each [token] float32. What was computed for some tokens only is NaN for the others.
+    ``tokens`` has what was computed for each response token of the samples, in their order, each
+    [token] float32: ``logprobs`` in nats, before the first update of the step; ``entropies`` in
+    nats, before that of the token's own mini-batch; and ``token_advantages``. What was computed for
+    some tokens only is NaN for the others.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)

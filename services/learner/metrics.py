@@ -49,9 +49,10 @@ class StepMetrics:
             self._add(self._sums, name, value)
 
     def maximum(self, **values: Tensor) -> None:
-        """Note values, [token] and at least 0, whose maximum is reported."""
+        """Note values, [token], whose maximum is reported."""
         for name, value in values.items():
-            highest = torch.cat([value.detach(), value.new_zeros(1)]).max().double()
+            lowest = value.new_full((1,), -math.inf)
+            highest = torch.cat([value.detach(), lowest]).max().double()
             self._maxima[name] = torch.maximum(self._maxima.get(name, highest), highest)
 
     def explained(self, returns: Tensor, values: Tensor) -> None:
@@ -79,13 +80,17 @@ class StepMetrics:
         return {name: values.cpu().numpy() for name, values in self._of_tokens.items()}
 
     def reduced(self, num_updates: int) -> dict[str, float]:
-        """The metrics over all ranks of a step with so many updates."""
-        counts = _over_ranks(self._counts, ReduceOp.SUM)
+        """The metrics over all ranks of a step with so many updates; no mean or maximum of nothing.
+
+        An empty micro-batch has no values, nor has parity where no token is the learner's own.
+        """
+        counts, sums = _over_ranks(self._counts, ReduceOp.SUM), _over_ranks(self._sums)
+        maxima = _over_ranks(self._maxima, ReduceOp.MAX)
         return (
-            {n: v / max(1.0, counts.get(n, 1.0)) for n, v in _over_ranks(self._sums).items()}
+            {n: v / counts.get(n, 1.0) for n, v in sums.items() if counts.get(n) != 0}
             | {n: v / max(1, num_updates) for n, v in _over_ranks(self._shares).items()}
             | {n: sum(v) / len(v) for n, v in self._of_updates.items()}
-            | _over_ranks(self._maxima, ReduceOp.MAX)
+            | {n: v for n, v in maxima.items() if v != -math.inf}
             | _explained_variance(_over_ranks(self._moments))
         )
 

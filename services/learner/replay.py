@@ -122,10 +122,7 @@ def read_step(folder: Path, step: int) -> list[SampledGroup]:
     places: dict[str, tuple[SampleFacts, Path, int]] = {}
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         with path.open("rb") as segment:
-            try:
-                places |= {facts.key: (facts, path, at) for at, facts in read_facts(segment)}
-            except FrameError as error:
-                raise FrameError(f"{path}: {error}") from error
+            places |= {facts.key: (facts, path, at) for at, facts in read_facts(segment)}
     steps = {facts.step for facts, _, _ in places.values()}
     if step not in steps:
         kept = f"from {min(steps)} to {max(steps)}" if steps else "of no step"
@@ -197,7 +194,10 @@ def _own_recipe(folder: Path) -> Recipe:
 def _group_at(path: Path, place: int) -> SampledGroup:
     with path.open("rb") as segment:
         segment.seek(place)
-        return read_group(segment)
+        try:
+            return read_group(segment)
+        except FrameError as error:
+            raise FrameError(f"{path}, byte {place}: {error}") from error
 
 
 def _by_number(place: tuple[SampleFacts, Path, int]) -> tuple[str, int]:

@@ -81,8 +81,18 @@ def _responses(sampled: SampledGroup, group: RolloutGroup) -> Iterator[ResponseF
             length=end - start,
             truncated=group.responses[index].finish_reason is FinishReason.LENGTH,
             surprise=0.0 - (_mean(behavior) or 0.0),
-            parity_gap=_largest_gap(behavior, sampled.logprobs[start:end]),
+            parity_gap=_largest_gap(behavior, _own(sampled, index, sampled.logprobs[start:end])),
         )
+
+
+def _own(sampled: SampledGroup, index: int, logprobs: np.ndarray) -> np.ndarray:
+    """The log-probs of those tokens that the learner's own version sampled, NaN elsewhere."""
+    assert sampled.graded.group is not None
+    own = np.full(logprobs.shape, math.nan, dtype=np.float32)
+    for span in sampled.graded.group.responses[index].spans if logprobs.size else ():
+        if (span.attempt, span.version) == (sampled.attempt, sampled.step):
+            own[span.start : span.end] = logprobs[span.start : span.end]
+    return own
 
 
 def _values(graded: GradedGroup, scoring: Scoring) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ whose segments sort behind these. The format is in `protocol.samples`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import time
@@ -18,12 +19,14 @@ from typing import BinaryIO
 
 from protocol.recipe import Recipe
 from protocol.samples import RECIPE, SUFFIX, TOKENIZER, SampledGroup, pack_sample
+from protocol.weights import sync_folder
 
 from services.chassis.deployment import Deployment
 from services.learner.sample_facts import facts_of
 
 _SEGMENT_BYTES = 16 * 2**20
 _DAY_S = 86_400
+log = logging.getLogger(__name__)
 
 
 class SampleStore:
@@ -42,6 +45,7 @@ class SampleStore:
         self._file: BinaryIO | None = None
         self._sequence = 0
         self._writing: asyncio.Task[None] | None = None
+        self._is_broken = False
         folder.mkdir(parents=True, exist_ok=True)
 
     def keep_tokenizer(self, model: Path) -> None:
@@ -68,7 +72,7 @@ class SampleStore:
             OSError: if the last ones could not be written; nothing more can be.
         """
         await self._written()
-        if self.keep_bytes > 0:
+        if self.keep_bytes > 0 and not self._is_broken:
             self._writing = asyncio.create_task(asyncio.to_thread(self._write, groups))
 
     async def sync(self) -> None:
@@ -82,8 +86,14 @@ class SampleStore:
 
     async def _written(self) -> None:
         writing, self._writing = self._writing, None
-        if writing is not None:
-            await writing
+        try:
+            if writing is not None:
+                await writing
+        except OSError:
+            raise
+        except Exception:  # what is kept for people must not end the job
+            log.exception("no more samples are kept in this attempt")
+            self._is_broken = True
 
     def _write(self, groups: Iterable[SampledGroup]) -> None:
         for group in groups:
@@ -104,7 +114,9 @@ class SampleStore:
             # One may be there: a Redis that lost its last moments gives an attempt's number again.
             while self._segment.exists():
                 self._sequence += 1
+            self.folder.mkdir(parents=True, exist_ok=True)  # somebody may have made room
             self._file = self._segment.open("xb")
+            sync_folder(self.folder)
         return self._file
 
     def _roll(self, file: BinaryIO) -> None:
@@ -124,9 +136,10 @@ class SampleStore:
         size = self._segment_bytes
         for path in sorted(self.folder.glob(f"*{SUFFIX}"), reverse=True):
             if self._file is None or path != self._segment:
-                size += path.stat().st_size
-                if size > self.keep_bytes or _is_older(path, self.keep_days):
-                    path.unlink()
+                with suppress(OSError):  # somebody else may delete it, too
+                    size += path.stat().st_size
+                    if size > self.keep_bytes or _is_older(path, self.keep_days):
+                        path.unlink()
 
     @property
     def _segment(self) -> Path:
@@ -136,8 +149,9 @@ class SampleStore:
 def remove_old(deployment: Deployment) -> None:
     """Delete the segments of all jobs that are older than ``keep_samples_days``."""
     for path in deployment.job_dir("").glob(f"*/samples/*{SUFFIX}"):
-        if _is_older(path, deployment.keep_samples_days):
-            path.unlink()
+        with suppress(OSError):  # another job's file is no fault of this one
+            if _is_older(path, deployment.keep_samples_days):
+                path.unlink()
 
 
 def _is_older(path: Path, days: float) -> bool:

@@ -65,7 +65,8 @@ class GroupFacts:
     correct: int = 0
     reward_sum: float = 0.0
     process: list[float] = field(default_factory=list)  # of correct responses
-    active_process: int = 0  # responses whose advantage has a part of the process
+    has_terms: bool = False  # the advantage is a sum with one of the process
+    active_process: int = 0  # responses for which that is not 0
     tokens: int = 0
     truncated: int = 0
     staleness_token_sum: float = 0.0
@@ -105,7 +106,8 @@ class GroupFacts:
         }
         if self.process:
             facts["process"] = sum(self.process) / len(self.process)
-            facts["active_process"] = self.active_process / responses
+            if self.has_terms:
+                facts["active_process"] = self.active_process / responses
         return facts
 
 
@@ -127,7 +129,7 @@ def samples_of(
     response that ``overlong_filter`` leaves out does take part in them.
     """
     samples: list[Sample] = []
-    facts = GroupFacts()
+    facts = GroupFacts(has_terms=scoring.terms is not None)
     for index, graded in enumerate(groups):
         assert graded.group is not None
         scores = scoring.scores(*gradable(graded))

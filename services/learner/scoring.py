@@ -85,9 +85,8 @@ class Scoring:
         return accuracy_varies(scores)
 
     def active_process(self, scores: GroupScores) -> int:
-        """How many of a group's responses have an advantage that their process scores change."""
-        blind = replace(scores, process=torch.full_like(scores.process, math.nan))
-        return int((self.advantage(scores) != self.advantage(blind)).sum())
+        """How many of a group's responses have an A_proc other than 0, of advantages with terms."""
+        return 0 if self.terms is None else int((self.terms(scores)[1] != 0).sum())
 
     def _penalty(self, lengths: Tensor) -> Tensor:
         buffer = self.reward.overlong_buffer

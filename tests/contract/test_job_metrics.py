@@ -37,7 +37,7 @@ async def exported(exchange: Exchange, data_dir: Path) -> Series:
     }
     deployment = Deployment.from_environment(environment)
     fleet, jobs, registry = (
-        Fleet(exchange, deployment),
+        Fleet(exchange),
         JobMetrics(exchange, deployment),
         CollectorRegistry(),
     )
@@ -45,6 +45,7 @@ async def exported(exchange: Exchange, data_dir: Path) -> Series:
     registry.register(fleet.starts)
     await fleet.measure()
     await jobs.follow(fleet.shown)
+    await jobs.look_for_checkpoints()
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in registry.collect()

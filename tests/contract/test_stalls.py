@@ -197,7 +197,7 @@ async def test_a_training_step_that_hangs_is_told_from_one_that_takes_as_long_as
     await learner.submit()
     async with answering(server.url), learning(learner):
         await until(lambda: watch.says("learner trains step 5"))
-        watch.passed_s = 25.0
+        watch.passed_s = 20.0
         await asyncio.sleep(5 * LOOK_S)
         assert not await watch.events("stall:")
         watch.passed_s = 35.0

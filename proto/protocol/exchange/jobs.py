@@ -6,6 +6,7 @@ import json
 import secrets
 import time
 from collections.abc import Awaitable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
@@ -14,7 +15,7 @@ from pydantic_core import from_json
 from protocol import __version__, streams
 from protocol.exchange.connection import Connection, Rows, block_ms, flat
 from protocol.exchange.work import Delivery
-from protocol.frames import decode, encode
+from protocol.frames import FrameError, decode, encode
 from protocol.messages import ActiveJob, JobRecord, JobRef, JobState, Requested
 from protocol.recipe import explain
 
@@ -78,12 +79,19 @@ class Jobs(Connection):
         return [row.decode() for row in rows]
 
     async def queue(self) -> list[str]:
-        """The ids of the jobs that have not ended, in the order in which they are worked on."""
+        """The ids of the jobs that have not ended, in the order in which they are worked on.
+
+        An entry that is not readable, which the learner will set aside, is left out.
+        """
         rows = cast(
             list[tuple[bytes, dict[bytes, bytes]]],
             await self.writer.xrange(streams.JOBS.key()),
         )
-        return [decode(JobRef, fields).job_id for _, fields in rows]
+        ids: list[str] = []
+        for _, fields in rows:
+            with suppress(FrameError):
+                ids.append(decode(JobRef, fields).job_id)
+        return ids
 
     async def request_state(self, job_id: str, requested: Requested) -> None:
         """Say what the user wants of a job, if there is such a job and it has not ended.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+import logging
+from collections.abc import Awaitable, Iterable, Iterator
 from typing import cast
 
 from protocol import streams
 from protocol.exchange.connection import Connection, Rows, block_ms, flat
-from protocol.frames import decode, encode
+from protocol.frames import FrameError, decode, encode
 from protocol.messages import JobEvent, PolicyVersion
 
 MAX_EVENTS = 10_000
+Row = tuple[bytes, dict[bytes, bytes]]
+log = logging.getLogger(__name__)
 
 
 class News(Connection):
@@ -42,15 +45,14 @@ class News(Connection):
     async def events(
         self, job_id: str, *, after: str = "0", count: int = 1000, wait_s: float | None = None
     ) -> list[tuple[str, JobEvent]]:
-        """Events recorded after the entry id ``after``, oldest first, each with its entry id."""
+        """Events recorded after the entry id ``after``, oldest first, each with its entry id.
+
+        One that this release cannot read is left out.
+        """
         block = block_ms(wait_s) if wait_s else None
         key = streams.EVENTS.key(job_id)
         reply = await self.reader.xread({key: after}, count=count, block=block)
-        return [
-            (entry_id.decode(), decode(JobEvent, fields))
-            for rows in cast(Rows, reply).values()
-            for entry_id, fields in rows
-        ]
+        return [row for rows in cast(Rows, reply).values() for row in _readable(rows)]
 
     async def events_back(
         self, job_id: str, *, before: str | None = None, count: int = 100
@@ -58,8 +60,7 @@ class News(Connection):
         """Events recorded before the entry id ``before``, newest first, each with its entry id."""
         latest = f"({before}" if before else "+"
         reply = await self.reader.xrevrange(streams.EVENTS.key(job_id), max=latest, count=count)
-        rows = cast(list[tuple[bytes, dict[bytes, bytes]]], reply)
-        return [(entry_id.decode(), decode(JobEvent, fields)) for entry_id, fields in rows]
+        return list(_readable(cast(list[Row], reply)))
 
     async def count_start(self, service: str) -> None:
         """Count a process that has started. Should the reply be lost, it may count twice."""
@@ -69,3 +70,11 @@ class News(Connection):
         """How many processes of each service have ever started."""
         stored = cast(Awaitable[dict[bytes, bytes]], self.writer.hgetall(streams.STARTS))
         return {service.decode(): int(count) for service, count in (await stored).items()}
+
+
+def _readable(rows: Iterable[Row]) -> Iterator[tuple[str, JobEvent]]:
+    for entry_id, fields in rows:
+        try:
+            yield entry_id.decode(), decode(JobEvent, fields)
+        except FrameError as error:
+            log.warning("event left out", extra={"entry": entry_id.decode(), "why": str(error)})

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator
 
 from protocol.recipe import Recipe, RecipeError, parse_recipe
+
+_LONG_KEY = re.compile(r"""(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){16}""")
 
 
 class RecipeTextError(ValueError):
@@ -20,8 +23,11 @@ def read_recipe(text: str) -> Recipe:
         RecipeTextError: naming the place that is wrong.
     """
     try:
+        if _LONG_KEY.search(text):  # a reader of TOML takes quadratic time for one
+            raise RecipeTextError("text: a key has more than 16 parts with dots between them")
         is_json = text.lstrip().startswith("{")
-        return parse_recipe(json.loads(text) if is_json else tomllib.loads(text))
+        data = json.loads(text) if is_json else tomllib.loads(text.removeprefix("\ufeff"))
+        return parse_recipe(data)
     except json.JSONDecodeError as error:
         raise RecipeTextError(f"text: not valid JSON: {error}") from error
     except tomllib.TOMLDecodeError as error:
@@ -30,6 +36,10 @@ def read_recipe(text: str) -> Recipe:
         raise RecipeTextError("text: nested too deep") from error
     except RecipeError as error:
         raise RecipeTextError(str(error)) from error
+    except RecipeTextError:
+        raise
+    except ValueError as error:  # a number of thousands of digits
+        raise RecipeTextError(f"text: {error}") from error
 
 
 def arithmetic(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import FileResponse
+from pydantic import Field
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
@@ -31,7 +32,7 @@ page = APIRouter(tags=["page"])
 class RecipeText(Body):
     """A recipe as it lies in a file, TOML or JSON."""
 
-    text: str
+    text: str = Field(max_length=64 * 1024)
 
 
 class _PageFiles(StaticFiles):

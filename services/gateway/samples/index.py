@@ -73,14 +73,13 @@ class _Segment:
     catalog: Catalog = field(default_factory=Catalog)
     place: int = 0  # what is before it has been read
     size: int = 0  # when it was last read
-    damaged: bool = False
 
     def grow(self, folder: Path) -> bool:
         """Read what is new; returns whether anything is."""
         path = folder / self.name
         try:
             size = path.stat().st_size
-            if self.damaged or size == self.size:
+            if size == self.size:
                 return False
             found = catalog_of(self.name, self._read(path))
         except FileNotFoundError:
@@ -91,17 +90,8 @@ class _Segment:
         return bool(found.groups)
 
     def _read(self, path: Path) -> Iterator[tuple[int, SampleFacts]]:
-        place = self.place
         with path.open("rb", buffering=_PEEK_BYTES) as segment:
-            for is_last_try in (False, True):
-                try:
-                    segment.seek(place)
-                    for record in read_facts(segment):
-                        place = segment.tell()
-                        yield record
-                except FrameError as error:
-                    # The first time it may have been in the writing while the end was looked at.
-                    if is_last_try:
-                        log.warning("%s is damaged: %s; what follows is left out", path, error)
-                        self.damaged = True
-        self.place = place
+            segment.seek(self.place)
+            for record in read_facts(segment):
+                self.place = segment.tell()
+                yield record

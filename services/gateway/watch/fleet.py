@@ -17,7 +17,6 @@ from protocol.exchange import Exchange, UnreadableRecord
 from protocol.messages import JobRecord, JobState
 from protocol.streams import WORK_STREAMS
 
-from services.chassis.deployment import Deployment
 from services.chassis.server_check import check_server
 from services.chassis.service import Service
 from services.gateway.errors import Problem, in_time
@@ -55,7 +54,6 @@ class Fleet:
     """What is known about the stack; of jobs that can never go on, what they were is kept."""
 
     exchange: Exchange
-    deployment: Deployment
     final: dict[str, JobState] = field(default_factory=dict)
     newest: dict[str, JobRecord] = field(default_factory=dict)  # of those, that are still shown
     shown: list[JobRecord] = field(default_factory=list)  # jobs that have metrics of their own
@@ -73,10 +71,6 @@ class Fleet:
             BACKLOG.labels(name, "claimed").set(claimed)
             OLDEST.labels(name).set(backlog.oldest_s if backlog else 0)
         self.starts.counts = dict.fromkeys(_SERVICES, 0) | await self.exchange.starts()
-        with suppress(OSError):  # a file system that is away is for others to tell
-            disk = await asyncio.to_thread(shutil.disk_usage, self.deployment.data_dir)
-            FREE.set(disk.free)
-            SIZE.set(disk.total)
 
     async def _measure_jobs(self) -> None:
         counts: Counter[JobState] = Counter()
@@ -105,6 +99,21 @@ class Fleet:
         return state, record
 
 
+async def _watch_disk_forever(service: Service, jobs: JobMetrics) -> None:
+    """Consumes the state of the data folder; produces its gauges, and jobs' newest checkpoints.
+
+    Waits for: the next look, or for a file system that hangs. Unblocked by: time; in the end, to be
+    cancelled.
+    """
+    while True:
+        with suppress(OSError):  # one that is away is for others to tell
+            disk = await asyncio.to_thread(shutil.disk_usage, service.deployment.data_dir)
+            FREE.set(disk.free)
+            SIZE.set(disk.total)
+            await jobs.look_for_checkpoints()
+        await asyncio.sleep(_EVERY_S)
+
+
 async def watch_forever(service: Service) -> None:
     """Consumes the state of the exchange; produces the fleet's gauges and the gateway's readiness.
 
@@ -113,10 +122,11 @@ async def watch_forever(service: Service) -> None:
     Raises:
         DeploymentError: if the server would delete work.
     """
-    fleet, is_checked = Fleet(service.exchange, service.deployment), False
+    fleet, is_checked = Fleet(service.exchange), False
     jobs = JobMetrics(service.exchange, service.deployment)
     for collector in (fleet.starts, jobs):
         REGISTRY.register(collector)
+    disk = asyncio.create_task(_watch_disk_forever(service, jobs))
     while not service.stopping.is_set():
         try:
             if not is_checked:
@@ -128,3 +138,4 @@ async def watch_forever(service: Service) -> None:
         except Problem as problem:
             service.readiness.set(False, str(problem.detail))
         await service.pause(_EVERY_S)
+    disk.cancel()

@@ -48,6 +48,13 @@ class JobMetrics(Collector):
             if not (story.is_done and (was.state, was.attempt) == (record.state, record.attempt)):
                 await in_time(self._read_on(story, record))
 
+    async def look_for_checkpoints(self) -> None:
+        """Take in which checkpoint is the newest of each job."""
+        for job_id, story in list(self.stories.items()):
+            with suppress(OSError):  # one may go while it is looked at
+                for newest in (await checkpoints(self.deployment.job_dir(job_id), job_id))[:1]:
+                    story.checkpoint = (newest["step_number"], newest["created_at"])
+
     async def _read_on(self, story: Story, record: JobRecord) -> None:
         """The record was read before its events: what an ended job had to say is among them."""
         rows = await self.exchange.events(record.id, after=story.place, count=_PAGE)
@@ -57,9 +64,6 @@ class JobMetrics(Collector):
         story.record, is_at_end = record, len(rows) < _PAGE
         story.is_current = story.is_current or is_at_end
         story.is_done = record.state.is_final and is_at_end
-        with suppress(OSError):  # one may go while it is looked at
-            for newest in (await checkpoints(self.deployment.job_dir(record.id), record.id))[:1]:
-                story.checkpoint = (newest["step_number"], newest["created_at"])
 
     def collect(self) -> Iterable[Metric]:
         """The metrics at this moment."""

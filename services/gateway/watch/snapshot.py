@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from protocol.exchange import Backlog, Exchange, UnreadableRecord
 from protocol.exchange.roster import Roster
 from protocol.messages import JobEvent, JobRecord, JobState, Status
 from protocol.streams import WORK_STREAMS
+
+from services.gateway.watch.story import Story, median_of
 
 _FORGOTTEN_S = 600.0  # without a sign of life
 _PAUSES = ("ungradable:", "failed:", "non_finite:")  # how ids of events begin
@@ -99,7 +99,7 @@ class Observer:
 
     async def _median_of_steps(self, job: JobRecord) -> float | None:
         if self._step != (job.id, job.step):
-            self._step_s = median_of_steps(await self._last_events(job))
+            self._step_s = median_of_steps(job, await self._last_events(job))
             self._step = (job.id, job.step)
         return self._step_s
 
@@ -124,8 +124,9 @@ def reason_of_pause(events: Sequence[JobEvent]) -> str | None:
     return None
 
 
-def median_of_steps(events: Sequence[JobEvent]) -> float | None:
-    """The median time from one step's event to the next one's, if there are three steps."""
-    told = [event.created_at for event in events if event.id.startswith("step:")]
-    times = [after - before for before, after in pairwise(told)]
-    return statistics.median(times) if len(times) > 1 else None
+def median_of_steps(job: JobRecord, events: Sequence[JobEvent]) -> float | None:
+    """The median time of the steps that the events tell of."""
+    story = Story(job)
+    for event in events:
+        story.see(event)
+    return median_of(story.step_seconds)

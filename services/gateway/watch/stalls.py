@@ -11,9 +11,10 @@ from protocol.recipe import Purpose
 
 from services.gateway.watch.snapshot import Process, Snapshot
 
-_LONG_START_S = 600.0  # of an engine, or of the models of the learner
+_LONG_START_S = 600.0  # of an engine, of the models of the learner, or of the first weights
+_LONG_WORK_S = 300.0  # of a checkpoint, an evaluation, and what else is no step
 _RESTART_S = 60.0  # of a process that has ended by itself
-_SHORTEST_S = 30.0
+_SHORTEST_S = 25.0
 _STEPS = 3  # of the job's median time: an edge that takes longer does not move
 _FIRST_STEP_S = 600.0
 _SILENT_ATTEMPTS = 3
@@ -61,7 +62,7 @@ def mark_of(seen: Snapshot) -> Hashable:
     steps = (job.id, job.state, job.requested, job.step)
     if job.attempts_since_checkpoint >= _SILENT_ATTEMPTS:
         return steps  # a learner that is killed again and again is busy, and does not move
-    learner = [(p.status.doing, p.status.waits_for) for p in seen.living("learner")[:1]]
+    learner = [(p.status.doing, p.status.waits_for) for p in seen.of("learner")[:1]]
     lengths = [(backlog.entries, backlog.claimed) for backlog in seen.streams.values()]
     return (*steps, seen.version, *learner, *lengths)
 
@@ -92,8 +93,9 @@ def _of_learner(seen: Snapshot, learner: Status) -> Blocked:
         return Blocked(Edge.STARTING, words, _LONG_START_S)
     if learner.phase == "waiting":
         return Blocked(Edge.LEARNER, words, _certain(seen))
-    trains = learner.doing.startswith(("trains", "pretrains", "measures"))
-    return Blocked(Edge.TRAINING if trains else Edge.LEARNER, words, _usual(seen))
+    if learner.doing.startswith(("trains", "pretrains")):
+        return Blocked(Edge.TRAINING, words, _usual(seen))
+    return Blocked(Edge.LEARNER, words, max(_LONG_WORK_S, _usual(seen)))
 
 
 def _of_group(seen: Snapshot, learner: Status, key: str) -> Blocked:
@@ -107,10 +109,10 @@ def _of_group(seen: Snapshot, learner: Status, key: str) -> Blocked:
     requests = "eval_requests" if purpose is Purpose.EVAL else "requests"
     at_grader = seen.streams["rollouts"]
     if at_grader.oldest_key == key or (at_grader.waiting and not seen.streams[requests].waiting):
-        return _lies(seen, "grader", f"{words}, which is to be graded")
+        return _lies(seen, "grader", key, f"{words}, which is to be graded")
     if seen.streams[requests].entries == 0 and seen.streams["graded"].entries > 0:
-        return Blocked(Edge.LEARNER, f"{words}; it is to be taken in", _usual(seen))
-    return _lies(seen, "rollout", f"{words}, which is to be sampled")
+        return Blocked(Edge.LEARNER, f"{words}; it is to be taken in", _usual(seen, key))
+    return _lies(seen, "rollout", key, f"{words}, which is to be sampled")
 
 
 def _held(seen: Snapshot, holder: Process, key: str, words: str) -> Blocked:
@@ -121,11 +123,11 @@ def _held(seen: Snapshot, holder: Process, key: str, words: str) -> Blocked:
         if not seen.living(status.service):
             return _nobody(seen, status.service, words)
         return Blocked(_edge_of(status), words, _certain(seen))
-    patience_s = _certain(seen) if _edge_of(status) is Edge.JUDGE else _usual(seen)
+    patience_s = _certain(seen) if _edge_of(status) is Edge.JUDGE else _usual(seen, key)
     return Blocked(_edge_of(status), f"{words}; {_in_words(status, 'it')}", patience_s)
 
 
-def _lies(seen: Snapshot, service: str, words: str) -> Blocked:
+def _lies(seen: Snapshot, service: str, key: str, words: str) -> Blocked:
     """A group that nobody has claimed."""
     team = seen.living(service)
     if not team:
@@ -136,8 +138,12 @@ def _lies(seen: Snapshot, service: str, words: str) -> Blocked:
         return _cannot_start(seen, team, words) or Blocked(
             Edge.STARTING, f"{words}; {doing}", _LONG_START_S
         )
-    certain = edges[0] is Edge.JUDGE or not team[0].status.ready
-    patience_s = _certain(seen) if certain else _usual(seen)
+    if any(process.status.phase == "loading" and not process.status.ready for process in team):
+        patience_s = _LONG_START_S
+    elif edges[0] is Edge.JUDGE or not team[0].status.ready:
+        patience_s = _certain(seen)
+    else:
+        patience_s = _usual(seen, key)
     return Blocked(edges[0], f"{words}; {doing}", patience_s)
 
 
@@ -182,9 +188,12 @@ def _certain(seen: Snapshot) -> float:
     return seen.dead_after_s * 5 / 3
 
 
-def _usual(seen: Snapshot) -> float:
-    """Somebody works, who may take as long as it takes."""
-    return _FIRST_STEP_S if seen.step_s is None else max(_SHORTEST_S, _STEPS * seen.step_s)
+def _usual(seen: Snapshot, key: str = "") -> float:
+    """Somebody works, who may take as long as it takes; a group that no step waits for, longer."""
+    if seen.step_s is None:
+        return _FIRST_STEP_S
+    shortest = _LONG_WORK_S if key.startswith(Purpose.EVAL) else _SHORTEST_S
+    return max(shortest, _STEPS * seen.step_s)
 
 
 @dataclass(frozen=True)

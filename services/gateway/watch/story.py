@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +48,6 @@ class Story:
     totals: dict[str, float] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
     progress_at: float | None = None
-    last_was_step: bool = False
     step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
     evaluation_seconds_max: float = 0.0
 
@@ -57,22 +56,21 @@ class Story:
         if event.type == "metrics":
             self._see_metrics(event)
         elif event.id.startswith(_GOES_ON):
-            self.progress_at, self.last_was_step = event.created_at, False
+            self.progress_at = event.created_at
 
     def _see_metrics(self, event: JobEvent) -> None:
         data: Mapping[str, Any] = event.data
         since = event.created_at - (self.progress_at or event.created_at)
-        purpose, was_step = Purpose.TRAIN, self.last_was_step
-        self.progress_at, self.last_was_step = event.created_at, False
+        purpose, self.progress_at = Purpose.TRAIN, event.created_at
         if "evaluation" in data:
             purpose, self.evaluation = Purpose.EVAL, _numbers(data["evaluation"])
             self.evaluation_seconds_max = max(self.evaluation_seconds_max, since)
         elif "pretrain_step" in data:
             purpose, self.pretrain_metric = Purpose.PRETRAIN, _numbers(data)
         else:
-            self.metric, self.last_was_step = _numbers(data), True
-            if was_step:
-                self.step_seconds.append(since)
+            self.metric = _numbers(data)
+            if "seconds" in self.metric:
+                self.step_seconds.append(self.metric["seconds"])
         if isinstance(account := data.get("groups"), Mapping):
             self.accounts[purpose] = account
         _raise_to(self.totals, data.get("totals"))
@@ -110,9 +108,9 @@ class Story:
             account: Any = final if final is not None else self.accounts.get(purpose)
             if account is None:
                 continue
-            dropped: Mapping[str, Any] = _NONE_DROPPED | account["dropped"]
+            dropped = _NONE_DROPPED | _numbers(account.get("dropped"))
             for state in ("asked", "trained", "under_way"):
-                yield "weir_job_groups", (purpose, state), account[state]
+                yield "weir_job_groups", (purpose, state), account.get(state, 0)
             yield "weir_job_groups", (purpose, "dropped"), sum(dropped.values())
             for reason, count in dropped.items():
                 yield "weir_job_groups_dropped", (purpose, reason), count
@@ -121,13 +119,18 @@ class Story:
         yield "weir_job_evaluation_seconds_max", (), self.evaluation_seconds_max
         if self.progress_at is not None:
             yield "weir_job_progress_timestamp_seconds", (), self.progress_at
-        if self.step_seconds:
-            yield "weir_job_step_seconds_median", (), statistics.median(self.step_seconds)
+        if (median := median_of(self.step_seconds)) is not None:
+            yield "weir_job_step_seconds_median", (), median
         if self.checkpoint is not None:
             yield "weir_job_checkpoint_step", (), self.checkpoint[0]
         since = self.checkpoint[1] if self.checkpoint else self.record.started_at
         if since is not None:
             yield "weir_job_checkpoint_age_seconds", (), max(0.0, now - since)
+
+
+def median_of(step_seconds: Sequence[float]) -> float | None:
+    """The median time of a job's last steps, once there are three: the first takes long."""
+    return statistics.median(step_seconds) if len(step_seconds) > 2 else None
 
 
 def _numbers(data: Any) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ STALLED = Gauge(
     ["job", "recipe", "edge"],
 )
 _EVERY_S = 2.0
+log = logging.getLogger(__name__)
 _NOTHING = Why(True, 0.0, None)
 
 
@@ -62,6 +64,8 @@ class Watchdog:
                 await in_time(self.look(observer, time.monotonic()))
             except Problem:  # Redis is away, as /readyz says
                 self._moved = time.monotonic()
+            except Exception:  # whoever only looks must not end the gateway
+                log.exception("cannot look")
             await service.pause(_EVERY_S)
 
     async def look(self, observer: Observer, now: float) -> None:
@@ -109,20 +113,20 @@ class Watchdog:
         return why_queued(self.seen.job, self._first)
 
     def _news(self, job: JobRecord | None, why: Why, now: float) -> Iterator[JobEvent]:
-        """One event for one stall, and one when it is over."""
+        """One event for one stall, and one when it is over; again, if it was not recorded."""
         told = self._stall
         if told is not None and (job is None or job.id != told.job_id or why.edge is None):
-            self._stall = None
             if job is not None and job.id == told.job_id:
                 words = f"it moves again, after {duration(now - told.began)}"
                 yield _event(job.id, "moves", "info", words, told.edges[-1])
+            self._stall = None
         if job is None or why.edge is None:
             return
         stall = self._stall = self._stall or Stall(job.id, now - why.still_s)
         if why.edge not in stall.edges:
-            stall.edges.append(why.edge)
             words = f"nothing has moved for {duration(why.still_s)}: {why.because}"
             yield _event(job.id, "stall", "warn", words, why.edge)
+            stall.edges.append(why.edge)
 
 
 def _event(job_id: str, kind: str, level: Any, words: str, edge: Edge) -> JobEvent:

@@ -23,15 +23,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_all_time_goes_to_one_phase_or_to_rest(clock: Clock) -> None:
     phases = Phases()
-    phases.name("sampling", "loading", rest="idle")
+    phases.name("loading", "sampling", rest="idle")
     clock.now = 1
     with phases.during("sampling"):
         clock.now = 3
         with phases.during("sampling"):
             clock.now = 6
-        with phases.during("loading"):
+        with phases.during("loading"), phases.during("sampling"):
             clock.now = 10
-            assert phases.seconds() == {"sampling": 5, "loading": 4, "idle": 1}
+            assert phases.seconds() == {"loading": 4, "sampling": 5, "idle": 1}
         clock.now = 12
     clock.now = 20
     assert phases.seconds() == {"sampling": 7, "loading": 4, "idle": 9}

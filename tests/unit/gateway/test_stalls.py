@@ -21,7 +21,7 @@ from services.gateway.watch.stalls import (
 from tests.builders import a_job_record, an_event
 
 CERTAIN_S = 25.0  # 5/3 of the 15 s after which a process is dead
-USUAL_S = 30.0
+USUAL_S = 25.0
 
 
 def a_status(service: str, doing: str, **changes: Any) -> Status:
@@ -254,7 +254,7 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
         a_snapshot(a_process("learner", "writes a checkpoint", for_s=900.0)),
         Edge.LEARNER,
         "learner-0 writes a checkpoint, 15 min",
-        USUAL_S,
+        300.0,
     ),
     "a large model is loaded": (
         a_snapshot(a_process("learner", "loads the model", phase="starting"), job=a_job_record()),
@@ -335,9 +335,10 @@ def test_a_learner_that_is_killed_again_and_again_does_not_move() -> None:
 
 
 def test_the_time_of_a_step_is_the_median_of_the_last_ones() -> None:
-    def step(number: int, at: float) -> JobEvent:
-        return an_event(f"step:{number}", created_at=at)
+    def step(number: int, seconds: float) -> JobEvent:
+        return an_event(f"step:{number}", type="metrics", data={"seconds": seconds})
 
-    assert median_of_steps([step(1, 0.0), step(2, 10.0)]) is None
-    told = [step(1, 0.0), step(2, 10.0), an_event("evaluation:2"), step(3, 100.0), step(4, 112.0)]
-    assert median_of_steps(told) == 12.0
+    job, told = a_job_record(), [step(1, 90.0), step(2, 10.0)]
+    assert median_of_steps(job, told) is None
+    evaluation = an_event("evaluation:2", type="metrics", data={"evaluation": {"seconds": 1.0}})
+    assert median_of_steps(job, [*told, evaluation, step(3, 12.0)]) == 12.0
