@@ -49,7 +49,7 @@ def take(url: str, key: str, jobs: Sequence[str], group: str) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=list(FLAGS))
         page = opened(browser, f"{url}/#/jobs/{first}?with={','.join(others)}", key, "light")
-        page.locator(".curve .value").nth(1).wait_for()
+        page.locator(".curve").first.locator(".value").nth(len(others)).wait_for()
         page.locator(".u-over").first.hover(position={"x": 200, "y": 60})
         page.screenshot(path=FOLDER / "curves.png")
         link = f"{url}/#/jobs/{first}/samples/{group}?colour=surprise"

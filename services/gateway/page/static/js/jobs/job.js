@@ -70,7 +70,7 @@ export function Job({ id, path, query }) {
     ${!isFinal(job) && job.status !== "paused" && html`<${Why} id=${id} />`}
     ${runs.length > 1 && html`<${Legend} runs=${runs} id=${id} others=${others} query=${query} />`}
     <${Tabs} label="Views of the job" tabs=${links} here=${view} />
-    <div class="view">${runs.length > 0 && shown(view, key, { job, runs, query, history: runs[0].history })}</div>
+    <div class="view">${histories.has(id) && shown(view, key, { job, runs, query, history: runs[0].history })}</div>
   `;
 }
 
