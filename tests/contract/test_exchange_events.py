@@ -118,3 +118,14 @@ async def test_what_json_cannot_hold_is_null_or_a_text_in_an_event(
         "nothing": None,
         "object": "{1}",
     }
+
+
+async def test_an_event_of_another_release_keeps_nobody_from_the_others(
+    exchange: Exchange, server: Server
+) -> None:
+    await exchange.record_event(an_event("first"))
+    with server.client() as client:
+        client.xadd(EVENTS.key("job"), {"header": b'{"type": "JobEvent", "version": 9}'})
+    await exchange.record_event(an_event("last"))
+    assert await ids_of(exchange) == ["first", "last"]
+    assert [event.id for _, event in await exchange.events_back("job")] == ["last", "first"]

@@ -13,7 +13,7 @@ from protocol.samples import USED, SampledGroup
 from services.learner.sample_facts import facts_of, sampled_groups
 from services.learner.samples import samples_of
 from services.learner.scoring import Scoring
-from tests.builders import a_graded_group, a_group, a_recipe, a_request
+from tests.builders import a_graded_group, a_group, a_recipe, a_request, a_span
 
 LOST = Ungradable(reason="gold_not_parsable")
 
@@ -40,7 +40,11 @@ def graded(
     **changes: Any,
 ) -> GradedGroup:
     group = a_group(a_request(group_size=len(grades), **changes), lengths)
-    responses = list(group.responses)
+    own = [(a_span(length, version=7, attempt=2),) for length in group.lengths.tolist()]
+    responses = [
+        response.model_copy(update={"spans": spans})
+        for response, spans in zip(group.responses, own, strict=True)
+    ]
     if truncated >= 0:
         cut = {"finish_reason": FinishReason.LENGTH}
         responses[truncated] = responses[truncated].model_copy(update=cut)

@@ -88,11 +88,15 @@ function shown(view, key, props) {
   return html`<${Shown} ...${props} />`;
 }
 
-/** The jobs that are looked at, asked for again while any of them may change. */
+/** The jobs that are looked at, asked for again; one that is not there is left out, but the first. */
 function useJobs(ids) {
-  const ask = (signal) => Promise.all(ids.map((id) => get(`${JOBS}/${encodeURIComponent(id)}`, {}, signal)));
+  const one = (id, place, signal) =>
+    get(`${JOBS}/${encodeURIComponent(id)}`, {}, signal).catch((error) => {
+      if (place === 0 || error.status !== 404) throw error;
+    });
+  const ask = (signal) => Promise.all(ids.map((id, place) => one(id, place, signal)));
   const { value, error, again } = usePolled(ask, [ids.join(",")], REFRESH_S);
-  return { jobs: value ?? [], error, again };
+  return { jobs: value?.filter(Boolean) ?? [], error, again };
 }
 
 const Legend = ({ runs, id, others, query }) => html`

@@ -36,13 +36,13 @@ export function Submit() {
   const open = async (event) => change(await event.target.files[0].text());
   const check = (event) => {
     event.preventDefault();
-    attempt(async () => setChecked(await post("v1/page/recipe", { text })));
+    attempt(async () => setChecked({ ...(await post("v1/page/recipe", { text })), key: randomKey() }));
   };
   const submit = (event) => {
     event.preventDefault();
     const form = new FormData(event.target);
     attempt(async () => {
-      const job = await post(JOBS, await bodyOf(checked.recipe, form), { "Idempotency-Key": randomKey() });
+      const job = await post(JOBS, await bodyOf(checked.recipe, form), { "Idempotency-Key": checked.key });
       go(href(["jobs", job.id]));
     });
   };

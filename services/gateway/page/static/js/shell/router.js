@@ -4,9 +4,18 @@ import { useEffect, useState } from "./dom.js";
 function parse() {
   const [path, query = ""] = location.hash.slice(1).split("?");
   return {
-    path: path.split("/").filter(Boolean).map(decodeURIComponent),
+    path: path.split("/").filter(Boolean).map(decoded),
     query: Object.fromEntries(new URLSearchParams(query)),
   };
+}
+
+/** A part of a link; what is not encoded as links are stands for itself. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
 }
 
 /** @param {string[]} path @param {Object<string, any>} [query] what is null, false or "" is left out */
