@@ -63,7 +63,8 @@ def watched(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     prometheus = Prometheus.start(folder, stack.metrics())
     recipe = load_recipe(ROOT / "recipes/demo.toml")
     changed = {
-        "training": {"steps": 6, "groups_per_step": 4, "checkpoint_every": 3},
+        # Long enough for several scrapes between the first evaluation and the last.
+        "training": {"steps": 18, "groups_per_step": 4, "checkpoint_every": 3},
         "evaluation": {"tasks": 8, "every": 3},
     }
     tables = {name: getattr(recipe, name).model_copy(update=new) for name, new in changed.items()}
