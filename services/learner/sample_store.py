@@ -99,12 +99,15 @@ class SampleStore:
         for group in groups:
             record = pack_sample(facts_of(group, time.time()), group)
             file = self._open()
+            end = file.tell()
             try:
                 file.write(record)
                 file.flush()
             except OSError:
                 with suppress(OSError):
                     file.close()  # even when it cannot write what is still buffered
+                with suppress(OSError):
+                    os.truncate(file.name, end)
                 raise
             if file.tell() >= self._segment_bytes:
                 self._roll(file)

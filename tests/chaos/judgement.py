@@ -115,7 +115,16 @@ async def _metrics(stack: Stack) -> dict[str, Any]:
             assert event.id not in told, f"{event.id} was told twice"
             told[event.id] = "told"
             told |= {f"{event.id} {name}": value for name, value in event.data.items()}
-    return {name: told[name] for name in told if not any(part in name for part in _OF_TIME)}
+    return _timeless(told)
+
+
+def _timeless(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What was told, without the names below any level that may differ."""
+    return {
+        name: _timeless(value) if isinstance(value, Mapping) else value
+        for name, value in told.items()
+        if not any(part in name for part in _OF_TIME)
+    }
 
 
 def _keys(stack: Stack) -> dict[str, int]:
