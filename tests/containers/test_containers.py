@@ -96,7 +96,7 @@ def test_the_gateway_shows_what_the_learner_has_kept(stack: Stack, trained: Json
     samples = [json.loads(line) for line in stack.execute("gateway", *words).splitlines()]
     assert [sample["accuracy"] for sample in samples] == [1.0] * 3
     page = httpx.get(str(stack.sdk.base_url).removesuffix("v1/"))
-    assert "/static/" in page.text
+    assert "static/js/main.js" in page.text
 
 
 @pytest.mark.parametrize(
