@@ -14,11 +14,12 @@ pytestmark = [pytest.mark.redis, pytest.mark.stack]
 SEEDS = (1, 2, 3, 4)
 
 
-@pytest.mark.timeout(900)
-def test_a_thousand_faults_change_nothing_of_what_is_learned(tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_thousand_faults_change_nothing_of_what_is_learned(tmp_path: Path, seed: int) -> None:
     chaos = Chaos(tmp_path)
 
-    failures = asyncio.run(chaos.failures(SEEDS))
+    failures = asyncio.run(chaos.failures([seed]))
 
     assert not failures, "\n\n".join(failures)
-    assert chaos.done == 1000
+    assert chaos.done == 250
