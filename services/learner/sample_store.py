@@ -14,8 +14,8 @@ import shutil
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from protocol.recipe import Recipe
 from protocol.samples import RECIPE, SUFFIX, TOKENIZER, SampledGroup, pack_sample
@@ -42,7 +42,7 @@ class SampleStore:
         self.keep_bytes = deployment.keep_samples_bytes
         self.keep_days = deployment.keep_samples_days
         self._segment_bytes = min(_SEGMENT_BYTES, self.keep_bytes // 4)
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
         self._sequence = 0
         self._writing: asyncio.Task[None] | None = None
         self._is_broken = False
@@ -101,28 +101,27 @@ class SampleStore:
             file = self._open()
             end = file.tell()
             try:
-                file.write(record)
-                file.flush()
+                _write_whole(file, record)
             except OSError:
-                with suppress(OSError):
-                    file.close()  # even when it cannot write what is still buffered
+                file.close()
                 with suppress(OSError):
                     os.truncate(file.name, end)
                 raise
             if file.tell() >= self._segment_bytes:
                 self._roll(file)
 
-    def _open(self) -> BinaryIO:
+    def _open(self) -> FileIO:
         if self._file is None:
             # One may be there: a Redis that lost its last moments gives an attempt's number again.
             while self._segment.exists():
                 self._sequence += 1
             self.folder.mkdir(parents=True, exist_ok=True)  # somebody may have made room
-            self._file = self._segment.open("xb")
+            # With a buffer, closing would write a record again of which the first half is there.
+            self._file = self._segment.open("xb", buffering=0)
             sync_folder(self.folder)
         return self._file
 
-    def _roll(self, file: BinaryIO) -> None:
+    def _roll(self, file: FileIO) -> None:
         os.fsync(file.fileno())
         file.close()
         self._file = None
@@ -147,6 +146,12 @@ class SampleStore:
     @property
     def _segment(self) -> Path:
         return self.folder / f"{self.attempt:06d}-{self._sequence:06d}{SUFFIX}"
+
+
+def _write_whole(file: FileIO, record: bytes) -> None:
+    rest = memoryview(record)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def remove_old(deployment: Deployment) -> None:

@@ -41,6 +41,8 @@ def break_disk(switches: Switches, below: Path) -> None:
             return opened(file, mode, *args, **kwargs)
         raw = _HalfWritten(file, mode.replace("b", "").replace("t", ""))
         raw.fault = fault
+        if kwargs.get("buffering", args[0] if args else -1) == 0:
+            return raw
         buffered = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
         return buffered if "b" in mode else io.TextIOWrapper(buffered, encoding="utf-8")
 

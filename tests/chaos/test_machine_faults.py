@@ -15,11 +15,10 @@ SEEDS = (1, 2, 3, 4)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_thousand_faults_change_nothing_of_what_is_learned(tmp_path: Path, seed: int) -> None:
+def test_a_thousand_faults_change_nothing_of_what_is_learned(tmp_path: Path) -> None:
     chaos = Chaos(tmp_path)
 
-    failures = asyncio.run(chaos.failures([seed]))
+    failures = asyncio.run(chaos.failures(SEEDS))
 
     assert not failures, "\n\n".join(failures)
-    assert chaos.done == 250
+    assert chaos.done == 1000
