@@ -119,7 +119,10 @@ def read_facts(segment: BinaryIO) -> Iterator[tuple[int, SampleFacts]]:
             if following is None:
                 return
             if is_second_try:
-                log.warning("sample left out", extra={"byte": begin, "why": str(error)})
+                log.warning(
+                    "sample left out",
+                    extra={"segment": segment.name, "byte": begin, "why": str(error)},
+                )
             begin, is_second_try = following, not is_second_try
 
 

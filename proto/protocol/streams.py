@@ -60,6 +60,11 @@ class Stream(Generic[M]):
         """The Redis key of this stream, for a job if the stream belongs to one."""
         return PREFIX + self.name.format(job=job_id)
 
+    @property
+    def short_name(self) -> str:
+        """What metrics and people call it, whatever the job."""
+        return self.name.rpartition(":")[2]
+
 
 JOBS = Stream("jobs", JobRef, group="learner")
 REQUESTS = Stream("{job}:requests", RolloutRequest, group="rollout")

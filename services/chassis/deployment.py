@@ -54,7 +54,7 @@ class Deployment:
             model_hub=read("WEIR_MODEL_HUB", _switch, "off"),
             host=read("WEIR_HOST", str, "127.0.0.1"),
             port=read("WEIR_PORT", int),
-            api_keys=read("WEIR_API_KEYS", _words, ""),
+            api_keys=read("WEIR_API_KEYS", words, ""),
             heartbeat_s=read("WEIR_HEARTBEAT_S", float, "1"),
             claim_idle_s=read("WEIR_CLAIM_IDLE_S", float, "15"),
             drain_s=read("WEIR_DRAIN_S", float, "10"),
@@ -62,7 +62,7 @@ class Deployment:
             keep_samples_days=read("WEIR_KEEP_SAMPLES_DAYS", float, "inf"),
             log_level=read("WEIR_LOG_LEVEL", str, "INFO"),
             name=read("WEIR_NAME", str, ""),
-            extensions=read("WEIR_EXTENSIONS", _words, ""),
+            extensions=read("WEIR_EXTENSIONS", words, ""),
         )
         if deployment.claim_idle_s < 3 * deployment.heartbeat_s:
             raise DeploymentError(
@@ -167,7 +167,8 @@ def _paths(text: str) -> tuple[Path, ...]:
     return tuple(Path(part).resolve() for part in text.split(":") if part)
 
 
-def _words(text: str) -> tuple[str, ...]:
+def words(text: str) -> tuple[str, ...]:
+    """The parts of a list with commas."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 

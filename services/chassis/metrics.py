@@ -1,7 +1,7 @@
 """The metrics that every service exports, and the conventions for the others.
 
 A metric is defined beside the code that moves it and named ``weir_<what>_<unit>``; the service is
-the scrape target, so it is not part of the name. Ids never are labels.
+the scrape target, so it is not part of the name. No id is a label but that of a job.
 """
 
 from __future__ import annotations

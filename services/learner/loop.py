@@ -196,7 +196,7 @@ class Learning:
             **facts.throughput(seconds, self.parts.team.num_ranks),
             **self.parts.flops.of(facts.trained_lengths, spent.get("train", 0.0)),
             **counts,
-            **self.progress.totals_with(spent),
+            **self.progress.note_phases(spent),
             "step": self.step,
             "dropped_responses": dict(facts.dropped_responses),
             "groups": await self.account(Purpose.TRAIN),
@@ -219,7 +219,7 @@ class Learning:
         data = {
             **metrics,
             **facts.throughput(seconds, self.parts.team.num_ranks),
-            **self.progress.totals_with(self.parts.reporter.phase_seconds()),
+            **self.progress.note_phases(self.parts.reporter.phase_seconds()),
             "pretrain_step": self.progress.pretrained,
             "groups": await self.account(Purpose.PRETRAIN),
         }

@@ -123,8 +123,8 @@ class Progress:
             return "nothing was learned: no update had a loss and a gradient that were finite"
         return None
 
-    def totals_with(self, phase_seconds: Mapping[str, float]) -> dict[str, Any]:
-        """What a step tells: where the time since the last one went, and what all came to."""
+    def note_phases(self, phase_seconds: Mapping[str, float]) -> dict[str, Any]:
+        """Take in where the time since the last step went; returns that and all totals."""
         for phase, more in phase_seconds.items():
             self.phase_seconds[phase] = self.phase_seconds.get(phase, 0.0) + more
         return {

@@ -30,7 +30,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from services.chassis.deployment import DeploymentError, import_extensions, variable
+from services.chassis.deployment import DeploymentError, import_extensions, variable, words
 from services.learner.algorithms import UnknownName
 from services.learner.formulas import check_formulas
 from services.learner.sample_facts import sampled_groups
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
         folder = _samples_folder(given.job)
-        import_extensions("WEIR_EXTENSIONS", _words(os.environ.get("WEIR_EXTENSIONS", "")))
+        import_extensions("WEIR_EXTENSIONS", words(os.environ.get("WEIR_EXTENSIONS", "")))
         recipe = load_recipe(Path(given.recipe)) if given.recipe else _own_recipe(folder)
         check_formulas(recipe)
         before = read_step(folder, given.step)
@@ -202,10 +202,6 @@ def _group_at(path: Path, place: int) -> SampledGroup:
 
 def _by_number(place: tuple[SampleFacts, Path, int]) -> tuple[str, int]:
     return place[0].purpose, place[0].number
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _values(sampled: SampledGroup, index: int) -> dict[str, Any]:

@@ -84,10 +84,9 @@ class Chaos:
         runs = [self._run(seed) for seed in seeds]
         wanted = {run.with_critic for run in runs} - self.undisturbed.keys()
         models = [Run(self.folder / f"undisturbed-{critic}", critic) for critic in wanted]
-        async with zygotes() as its_zygotes:
-            async with asyncio.TaskGroup() as group:
-                for run in [*models, *runs]:
-                    group.create_task(run.go(its_zygotes))
+        async with zygotes() as its_zygotes, asyncio.TaskGroup() as group:
+            for run in [*models, *runs]:
+                group.create_task(run.go(its_zygotes))
         for model in models:
             assert model.outcome is not None, model.problems
             self.undisturbed[model.with_critic] = model.outcome

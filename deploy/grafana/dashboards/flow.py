@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from deploy.grafana.board import board
 from deploy.grafana.panels import Limits, graph, states
-from deploy.grafana.queries import JOB, NAME, increase, of_job, of_step, rate, shares
+from deploy.grafana.queries import JOB, NAME, increase, of_job, of_step, rate
+from deploy.grafana.shared import staleness, time_of
 
 _SERVICE = 'service=~"$service"'
 
@@ -70,33 +71,9 @@ BOARD = board(
     (
         "Who waits for whom",
         [
-            graph(
-                "Time of the rollouts",
-                "An engine that is idle waits for requests, that is, for the learner.",
-                "percentunit",
-                shares("weir_phase_seconds_total", 'service="rollout"'),
-                minimum=0,
-                maximum=1,
-                stacked=True,
-            ),
-            graph(
-                "Time of the graders",
-                "Graders that are never idle hold up the learner.",
-                "percentunit",
-                shares("weir_phase_seconds_total", 'service="grader"'),
-                minimum=0,
-                maximum=1,
-                stacked=True,
-            ),
-            graph(
-                "Time of the learner",
-                "wait_for_groups: rollouts and graders are slower than training.",
-                "percentunit",
-                shares("weir_phase_seconds_total", 'service="learner"'),
-                minimum=0,
-                maximum=1,
-                stacked=True,
-            ),
+            time_of("rollout"),
+            time_of("grader"),
+            time_of("learner"),
             states(
                 "Stalls",
                 "Does a job move? If not, the edge that blocks; `weir why JOB` has the sentence.",
@@ -116,15 +93,7 @@ BOARD = board(
                 ),
                 minimum=0,
             ),
-            graph(
-                "Staleness",
-                "Policy versions between sampling and training: the mean over tokens, and the "
-                "largest.",
-                "short",
-                of_step("staleness", "mean"),
-                of_step("staleness_max", "largest"),
-                minimum=0,
-            ),
+            staleness(),
             graph(
                 "Waiting for memory",
                 "Share of the time in which a process could add no work because Redis was full.",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from deploy.grafana.board import board
 from deploy.grafana.panels import Limits, graph, states
-from deploy.grafana.queries import increase, part, quantile, rate, shares
+from deploy.grafana.queries import increase, part, quantile, rate
+from deploy.grafana.shared import time_of
 
 BOARD = board(
     "weir-grading",
@@ -53,15 +54,7 @@ BOARD = board(
                 ('weir_deliveries_in_flight{service="grader"}', "{{instance}}"),
                 minimum=0,
             ),
-            graph(
-                "Time of the graders",
-                "Graders that are never idle hold up the learner.",
-                "percentunit",
-                shares("weir_phase_seconds_total", 'service="grader"'),
-                minimum=0,
-                maximum=1,
-                stacked=True,
-            ),
+            time_of("grader"),
         ],
     ),
     (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from deploy.grafana.board import board
 from deploy.grafana.panels import Limits, graph
 from deploy.grafana.queries import of_evaluation, of_job, of_step
+from deploy.grafana.shared import staleness
 
 BOARD = board(
     "weir-learning",
@@ -191,15 +192,7 @@ BOARD = board(
                 limits=Limits(0.02, 0.05),
                 alerts=("EngineAndLearnerDisagree",),
             ),
-            graph(
-                "Staleness",
-                "Policy versions between sampling and training: the mean over tokens, and the "
-                "largest.",
-                "short",
-                of_step("staleness", "mean"),
-                of_step("staleness_max", "largest"),
-                minimum=0,
-            ),
+            staleness(),
             graph(
                 "Responses trained on, per second",
                 "Of the last step, over the time that it took.",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from deploy.grafana.board import board
 from deploy.grafana.panels import graph
-from deploy.grafana.queries import increase, of_job, of_step, quantile, rate, shares
+from deploy.grafana.queries import increase, of_job, of_step, quantile, rate
+from deploy.grafana.shared import time_of
 
 BOARD = board(
     "weir-rollout",
@@ -53,15 +54,7 @@ BOARD = board(
                 (quantile(0.95, "weir_group_sampling_seconds"), "95 %"),
                 minimum=0,
             ),
-            graph(
-                "Time of the rollouts",
-                "An engine that is idle waits for requests, that is, for the learner.",
-                "percentunit",
-                shares("weir_phase_seconds_total", 'service="rollout"'),
-                minimum=0,
-                maximum=1,
-                stacked=True,
-            ),
+            time_of("rollout"),
         ],
     ),
     (

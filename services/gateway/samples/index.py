@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,7 +13,6 @@ from protocol.samples import SUFFIX, SampledGroup, SampleFacts, read_facts, read
 from services.gateway.errors import Problem, not_found
 from services.gateway.samples.catalog import Catalog, Group, catalog_of, joined
 
-log = logging.getLogger(__name__)
 _PEEK_BYTES = 4096  # facts are small, and what lies between them is not read
 
 

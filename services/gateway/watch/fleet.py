@@ -1,4 +1,4 @@
-"""The gateway's eyes on the stack: how full the streams are, and what the jobs do."""
+"""What the gateway measures of the stack: its jobs, the starts of its processes, its disk."""
 
 from __future__ import annotations
 
@@ -15,17 +15,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from protocol.exchange import Exchange, UnreadableRecord
 from protocol.messages import JobRecord, JobState
-from protocol.streams import WORK_STREAMS
 
 from services.chassis.server_check import check_server
 from services.chassis.service import Service
 from services.gateway.errors import Problem, in_time
 from services.gateway.watch.job_metrics import KEPT_JOBS, JobMetrics
 
-BACKLOG = Gauge("weir_backlog_entries", "Entries of the active job, by stream", ["stream", "part"])
-OLDEST = Gauge(
-    "weir_backlog_oldest_seconds", "Age of the oldest entry of the active job", ["stream"]
-)
 JOBS = Gauge("weir_jobs", "Jobs, by state; the queue is those queued", ["state"])
 FREE = Gauge("weir_data_free_bytes", "Free room of the file system of WEIR_DATA_DIR")
 SIZE = Gauge("weir_data_size_bytes", "Size of the file system of WEIR_DATA_DIR")
@@ -62,14 +57,6 @@ class Fleet:
     async def measure(self) -> None:
         """Set the gauges."""
         await self._measure_jobs()
-        active = await self.exchange.active()
-        for stream in WORK_STREAMS:
-            name = stream.name.rpartition(":")[2]
-            backlog = await self.exchange.backlog(stream, active.job_id) if active else None
-            claimed = backlog.claimed if backlog else 0
-            BACKLOG.labels(name, "waiting").set(backlog.entries - claimed if backlog else 0)
-            BACKLOG.labels(name, "claimed").set(claimed)
-            OLDEST.labels(name).set(backlog.oldest_s if backlog else 0)
         self.starts.counts = dict.fromkeys(_SERVICES, 0) | await self.exchange.starts()
 
     async def _measure_jobs(self) -> None:

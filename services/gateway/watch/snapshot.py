@@ -69,7 +69,7 @@ class Observer:
             job=job,
             processes=processes,
             streams={
-                stream.name.rpartition(":")[2]: await self.exchange.backlog(stream, job.id)
+                stream.short_name: await self.exchange.backlog(stream, job.id)
                 for stream in WORK_STREAMS
             },
             version=policy and policy.number,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import Gauge
-from protocol.exchange import UnreadableRecord
+from protocol.exchange import Backlog, UnreadableRecord
 from protocol.messages import JobEvent, JobRecord
+from protocol.streams import WORK_STREAMS
 
 from services.chassis.service import Service
 from services.gateway.errors import Problem, in_time
@@ -28,6 +29,10 @@ STALLED = Gauge(
     "weir_job_stalled",
     "1 for the edge that blocks while nothing moves",
     ["job", "recipe", "edge"],
+)
+BACKLOG = Gauge("weir_backlog_entries", "Entries of the active job, by stream", ["stream", "part"])
+OLDEST = Gauge(
+    "weir_backlog_oldest_seconds", "Age of the oldest entry of the active job", ["stream"]
 )
 _EVERY_S = 2.0
 log = logging.getLogger(__name__)
@@ -77,6 +82,7 @@ class Watchdog:
         job = self.seen.job
         self._first = why_first(self.seen, now - self._moved) if job else _NOTHING
         _export(job, self._first.edge)
+        _export_streams(self.seen.streams)
         for event in self._news(job, self._first, now):
             await observer.exchange.record_event(event)
 
@@ -146,6 +152,14 @@ def _export(job: JobRecord | None, stalled: Edge | None) -> None:
         return
     for edge in Edge:
         STALLED.labels(job.id, job.recipe.name, edge).set(edge is stalled)
+
+
+def _export_streams(streams: Mapping[str, Backlog]) -> None:
+    for stream in WORK_STREAMS:
+        backlog = streams.get(stream.short_name, Backlog(0, 0))
+        BACKLOG.labels(stream.short_name, "waiting").set(backlog.waiting)
+        BACKLOG.labels(stream.short_name, "claimed").set(backlog.claimed)
+        OLDEST.labels(stream.short_name).set(backlog.oldest_s)
 
 
 def _service_object(process: Process) -> dict[str, Any]:

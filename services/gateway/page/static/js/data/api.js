@@ -14,7 +14,7 @@ export class ApiError extends Error {
 }
 
 /** `path?name=value`, without what is undefined, null or empty. */
-export function withQuery(path, query = {}) {
+function withQuery(path, query = {}) {
   const given = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
   return given.length ? `${path}?${new URLSearchParams(given)}` : path;
 }

@@ -33,10 +33,6 @@ class Columns {
 
 const ALONE = "pretrain "; // begins the names of what the critic's own steps tell
 
-/** Without what was measured on no token: that is unknown, not 0. */
-const measured = (numbers) =>
-  numbers.parity_tokens === 0 ? { ...numbers, parity_max: null, parity_mean: null } : numbers;
-
 export class History {
   num = 0;
   /** What is no step, as it came. */
@@ -52,12 +48,14 @@ export class History {
   absorb(event) {
     this.num += 1;
     const { step, pretrain_step: alone, evaluation, groups, phase_seconds: phases, ...numbers } = event.data;
-    if (event.type === "metrics" && evaluation) this.evaluations.set(evaluation.step, evaluation);
-    else if (event.type === "metrics" && alone !== undefined) {
+    if (event.type === "metrics" && evaluation) {
+      this.evaluations.set(evaluation.step, evaluation);
+      this.ledgers.eval = groups;
+    } else if (event.type === "metrics" && alone !== undefined) {
       this.#pretrain.put(alone, numbers);
       this.ledgers.pretrain = groups;
     } else if (event.type === "metrics" && step !== undefined) {
-      this.#train.put(step, measured(numbers));
+      this.#train.put(step, numbers);
       this.phases.put(step, phases ?? {});
       this.ledgers.train = groups;
       return;

@@ -138,13 +138,13 @@ function Ledgers({ ledgers }) {
   if (!purposes.length) return null;
   return html`<section class="panel">
     <h2>Ledger</h2>
-    <p class="soft">Every group that was asked for: trained, dropped for a reason, or under way.</p>
+    <p class="soft">Every group that was asked for: used, dropped for a reason, or under way.</p>
     ${purposes.map(
       ([purpose, { asked, trained, dropped, under_way }]) => html`
         <p class="ledger">
           <strong>${purpose}</strong>${[
             ["asked", asked],
-            ["trained", trained],
+            ["used", trained],
             ["dropped", sum(Object.values(dropped))],
             ["under way", under_way],
           ].map(

@@ -3,7 +3,7 @@ import { JOBS, get } from "../data/api.js";
 import { useEffect, useState } from "../shell/dom.js";
 
 const PAGE = 100;
-export const FILTERS = [
+const FILTERS = [
   "step",
   "purpose",
   "task",
