@@ -94,6 +94,11 @@ class Deployment:
         return self.data_dir / "jobs" / job_id
 
 
+def home_dir(environment: Mapping[str, str]) -> Path:
+    """The folder of the stack that `weir up` starts here."""
+    return Path(environment.get("WEIR_HOME", ".weir"))
+
+
 def variable(environment: Mapping[str, str], name: str) -> str | None:
     """A variable's value, or what is in the file that ``<name>_FILE`` names, as secrets are.
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.chassis.deployment import DeploymentError, variable
+from services.chassis.deployment import DeploymentError, home_dir, variable
 
 
 class NoStack(Exception):
@@ -42,7 +42,7 @@ def find_stack(environment: Mapping[str, str] = os.environ) -> Stack:
                 "WEIR_API_KEY_FILE to a file that holds one"
             )
         return Stack(url, key, is_local=False)
-    path = Path(environment.get("WEIR_HOME", ".weir")) / "stack.json"
+    path = home_dir(environment) / "stack.json"
     if not path.is_file():
         raise NoStack(
             f"no stack runs here ({path} does not exist); start one with `weir up`, or set "

@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from services.chassis.deployment import home_dir
 from services.gateway.client import WeirClient, WeirError
 from services.gateway.trackers import TRACKERS, Entry, Run, Tracker
 
@@ -61,9 +62,8 @@ class Target:
         """The folder of the files that say what it has."""
         if self.kind == "tensorboard":
             return Path(self.where)
-        home = Path(os.environ.get("WEIR_HOME", ".weir"))
         where = re.sub(r"(?<=://)[^/@]*@", "", self.where)  # a password is for nobody's eyes
-        return home / "trackers" / self.kind / re.sub(r"[^\w.-]+", "-", where)
+        return home_dir(os.environ) / "trackers" / self.kind / re.sub(r"[^\w.-]+", "-", where)
 
 
 class Track:

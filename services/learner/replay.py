@@ -30,7 +30,13 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from services.chassis.deployment import DeploymentError, import_extensions, variable, words
+from services.chassis.deployment import (
+    DeploymentError,
+    home_dir,
+    import_extensions,
+    variable,
+    words,
+)
 from services.learner.algorithms import UnknownName
 from services.learner.formulas import check_formulas
 from services.learner.sample_facts import sampled_groups
@@ -173,8 +179,7 @@ def graded_again(groups: Sequence[SampledGroup], recipe: Recipe) -> list[GradedG
 
 
 def _samples_folder(job: str) -> Path:
-    home = Path(os.environ.get("WEIR_HOME", ".weir"))
-    data = Path(variable(os.environ, "WEIR_DATA_DIR") or home / "data")
+    data = Path(variable(os.environ, "WEIR_DATA_DIR") or home_dir(os.environ) / "data")
     folder = data / "jobs" / job / "samples"
     if not folder.is_dir():
         raise CannotReplay(

@@ -25,7 +25,7 @@ from tests.chaos.switches import Switches
 
 _CAPACITY = 4
 _LONGEST_WORK_S = 0.3  # short against the time between two deaths of a worker
-# Kills come here every few tenths of a second: one group may be held through four of them by chance.
+# So many kills come here that one group may be held through four of them by chance.
 _MAX_DEATHS = 12
 T = TypeVar("T")
 

@@ -21,6 +21,7 @@ from transformers import (
 
 from services.learner.samples import Sample
 from tests.engine.plain_vapo import PlainVapo
+from tests.engine.told import metrics_of, same_metrics, same_tokens, tokens_of
 from tests.engine.train_some_steps import samples_of_step
 
 pytestmark = pytest.mark.engine
@@ -379,26 +380,3 @@ def test_when_rank_0_fails_no_order_follows_and_all_ranks_end() -> None:
 def test_a_rank_that_is_killed_is_no_fault_of_the_order() -> None:
     ended = run([str(SCRIPT.with_name("lost_rank.py"))], ranks=2)
     assert "another rank has gone" in ended.stdout
-
-
-def metrics_of(folder: Path) -> list[dict[str, float]]:
-    return json.loads((folder / "metrics.json").read_text())
-
-
-def tokens_of(folder: Path) -> dict[str, np.ndarray]:
-    """What each step told of its tokens, by the step's place and the name."""
-    return {path.stem: np.load(path) for path in folder.glob("*.npy")}
-
-
-def same_tokens(one: Path, other: Path) -> None:
-    here, there = tokens_of(one), tokens_of(other)
-    assert here.keys() == there.keys()
-    for name in here:
-        assert there[name] == pytest.approx(here[name], rel=1e-3, abs=1e-4, nan_ok=True), name
-
-
-def same_metrics(one: Path, other: Path) -> None:
-    for here, there in zip(metrics_of(one), metrics_of(other), strict=True):
-        assert here.keys() == there.keys()
-        for name in here:
-            assert there[name] == pytest.approx(here[name], rel=1e-3, abs=2e-6), name
