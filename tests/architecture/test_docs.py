@@ -9,7 +9,7 @@ import pytest
 from protocol import streams
 
 from deploy import metrics_table
-from services.gateway import cli
+from services.gateway.cli.main import main
 from tests.architecture.project import (
     DOCUMENTS,
     FOLDERS,
@@ -66,7 +66,7 @@ def test_every_verb_of_weir_in_a_document_is_one(
     document: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["--help"])
+        main(["--help"])
     verbs = set(re.findall(r"^ {4}(\w+) ", capsys.readouterr().out, re.MULTILINE))
     assert commands(document, r"(?<![\w.])weir ([a-z]+)") <= verbs
 

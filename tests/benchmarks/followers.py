@@ -19,7 +19,7 @@ import httpx
 from playwright.async_api import async_playwright
 from protocol.recipe import load_recipe
 
-from services.gateway.client import JOBS
+from services.gateway.client.client import JOBS
 from tests.contract.page.conftest import CHROMIUM, FLAGS
 from tests.stack.conftest import ROOT, Stack, start
 

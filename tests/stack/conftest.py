@@ -16,7 +16,7 @@ import httpx
 import pytest
 from protocol.recipe import load_recipe
 
-from services.gateway.client import WeirClient
+from services.gateway.client.client import WeirClient
 
 ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "examples/arithmetic/train.jsonl"

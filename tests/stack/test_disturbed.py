@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from services.gateway.client import WeirError
+from services.gateway.client.client import WeirError
 from tests.stack.conftest import Json, Stack, wait_for
 from tests.stack.test_stack import assert_every_group_is_accounted_for, assert_no_orphan
 

@@ -42,7 +42,15 @@ def assert_no_orphan(stack: Stack) -> None:
 
 
 def replayed(stack: Stack, job_id: str, step: int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "services.gateway.cli", "replay", job_id, "--step", str(step)]
+    command = [
+        sys.executable,
+        "-m",
+        "services.gateway.cli",
+        "replay",
+        job_id,
+        "--step",
+        str(step),
+    ]
     environment = os.environ | {
         "WEIR_HOME": str(stack.home),
         "PYTHONPATH": os.pathsep.join([str(ROOT / "proto"), str(ROOT)]),

@@ -11,9 +11,9 @@ from pydantic import Field
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from services.gateway.body import Body
 from services.gateway.errors import from_lines
-from services.gateway.jobs import JobDesk
+from services.gateway.jobs.desk import JobDesk
+from services.gateway.openai.body import Body
 from services.gateway.page.latest import latest
 from services.gateway.page.recipe_text import RecipeTextError, arithmetic, read_recipe
 

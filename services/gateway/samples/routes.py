@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from services.gateway.jobs import JobDesk
+from services.gateway.jobs.desk import JobDesk
 from services.gateway.samples.reading import SampleQuery, Samples
 
 samples = APIRouter(prefix="/v1/fine_tuning/jobs/{job_id}/samples", tags=["samples"])

@@ -19,7 +19,7 @@ from protocol.messages import JobRecord
 
 from services.chassis.deployment import Deployment
 from services.gateway.errors import in_time
-from services.gateway.events import checkpoints
+from services.gateway.jobs.events import checkpoints
 from services.gateway.watch.story import Story
 
 KEPT_JOBS = 20  # the newest, and beside them all that have not ended

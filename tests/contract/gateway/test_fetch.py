@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.gateway.client import WeirClient, WeirError
+from services.gateway.client.client import WeirClient, WeirError
 from tests.contract.gateway.command import know, weir
 from tests.contract.gateway.stack import JOBS, KEY, Stack, a_job, assert_refused, take_up
 

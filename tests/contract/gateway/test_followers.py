@@ -11,10 +11,10 @@ from protocol.exchange import Exchange
 from protocol.messages import JobEvent, JobState
 
 from services.chassis.service import Service
-from services.gateway import following
-from services.gateway.files import FileShelf
-from services.gateway.following import Feeds
-from services.gateway.jobs import JobDesk
+from services.gateway.files.shelf import FileShelf
+from services.gateway.jobs import following
+from services.gateway.jobs.desk import JobDesk
+from services.gateway.jobs.following import Feeds
 from tests.builders import a_job_record
 from tests.contract.test_work_loop import DEPLOYMENT
 

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from services.gateway import client
-from services.gateway.client import WeirClient, WeirError
+from services.gateway.client import client
+from services.gateway.client.client import WeirClient, WeirError
 from tests.contract.gateway.stack import (
     KEY,
     Stack,
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.redis
 
 SHOWS_LIFE_OFTEN = (
     "-c",
-    "import runpy, services.gateway.events as e; e._SIGN_OF_LIFE_S = 0.0;"
+    "import runpy, services.gateway.jobs.events as e; e._SIGN_OF_LIFE_S = 0.0;"
     "runpy.run_module('services.gateway', run_name='__main__')",
 )
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.gateway.cli import main
-from services.gateway.client import WeirClient
+from services.gateway.cli.main import main
+from services.gateway.client.client import WeirClient
 from tests.contract.gateway.command import know
 from tests.contract.gateway.stack import JOBS, KEY, Stack, a_job, assert_refused
 from tests.sample_stores import record, response_facts, sample_facts, write_segment

@@ -16,8 +16,8 @@ from protocol.messages import JobEvent
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto import wandb_internal_pb2
 
-from services.gateway import tracking
-from services.gateway.client import WeirClient
+from services.gateway.client.client import WeirClient
+from services.gateway.tracking import follow as tracking
 from tests.contract.gateway.command import know, start_weir, weir
 from tests.contract.gateway.stack import KEY, Stack, a_job, an_event, take_up
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from protocol.exchange import Exchange
 
-from services.gateway.client import WeirClient, WeirError
+from services.gateway.client.client import WeirClient, WeirError
 from services.learner.evaluation import summarize
 from services.learner.report import Reporter
 from tests.builders import a_graded_group, a_group, a_request, a_task

@@ -18,7 +18,7 @@ import yaml
 from protocol.recipe import Model, load_recipe
 
 from services.chassis.deployment import Deployment
-from services.gateway.stack import find_stack
+from services.gateway.client.stack import find_stack
 from services.grader.judge.settings import JudgeSettings
 from services.grader.settings import Settings
 from services.rollout.settings import EngineSettings, read_number

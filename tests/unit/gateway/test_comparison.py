@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.comparison import compare
+from services.gateway.cli.comparison import compare
 
 COUNTS = st.lists(st.integers(0, 4), min_size=2, max_size=20)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from services.gateway.evaluations import (
+from services.gateway.cli.evaluations import (
     evaluation_line,
     evaluations_in,
     evaluations_table,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from services.gateway.files import FileShelf
+from services.gateway.files.shelf import FileShelf
 
 TASK = b'{"id": "a", "prompt": "1+1=?", "answer": "2"}\n'
 

@@ -11,8 +11,8 @@ from protocol.rewards import Check, ModelJudge, ScoreModel, StringCheck, TextSim
 from pydantic import ValidationError
 
 from services.gateway.errors import Problem, explain_body
-from services.gateway.graders import GraderToValidate, checks_of
-from services.gateway.submission import JobRequest, build_recipe
+from services.gateway.openai.graders import GraderToValidate, checks_of
+from services.gateway.openai.submission import JobRequest, build_recipe
 
 EXACT: dict[str, Any] = {
     "type": "string_check",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from protocol.messages import JobRecord, JobState, Requested
 
-from services.gateway.jobs import Repeat, job_object, status_of
+from services.gateway.jobs.desk import Repeat
+from services.gateway.openai.job_object import job_object, status_of
 from tests.builders import a_recipe
 
 

@@ -6,7 +6,7 @@ import pytest
 from protocol.capacity import worst_case_bytes
 
 from services.gateway.errors import Problem
-from services.gateway.memory import check_memory
+from services.gateway.jobs.memory import check_memory
 from tests.builders import a_recipe
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from services.gateway.part_file import PartFile
+from services.gateway.client.part_file import PartFile
 
 NOON = 1_700_000_000_123_456
 

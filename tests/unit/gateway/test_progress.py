@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from services.gateway.progress import LiveView, Progress, spark
+from services.gateway.cli.progress import LiveView, Progress, spark
 
 
 def a_step(step: int, **data: Any) -> dict[str, Any]:

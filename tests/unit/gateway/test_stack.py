@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.stack import NoStack, Stack, find_stack, model_for
+from services.gateway.client.stack import NoStack, Stack, find_stack, model_for
 
 
 def a_home(folder: Path, text: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from protocol.recipe import Recipe
 from pydantic import ValidationError
 
 from services.gateway.errors import Problem, explain_body
-from services.gateway.submission import JobRequest, build_recipe, with_critic_folder
+from services.gateway.openai.submission import JobRequest, build_recipe, with_critic_folder
 
 TABLES: dict[str, Any] = {
     "model": {"max_context": 64},

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.weighted_mean import NoWeightedMean, weights_of
+from services.gateway.openai.weighted_mean import NoWeightedMean, weights_of
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.comparison import compare
+from services.gateway.cli.comparison import compare
 from services.learner.estimates import Estimate, estimate, pass_at_k
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from protocol.messages import JobRecord, JobState
 
 from services.gateway.errors import Problem, conflict, not_found
-from services.gateway.jobs import status_of
+from services.gateway.jobs.desk import status_of
 
 
 def model_files(record: JobRecord, job_dir: Path) -> list[dict[str, Any]]:

@@ -22,9 +22,9 @@ from pydantic import (
     ValidationError,
 )
 
-from services.gateway.body import Body, Part
 from services.gateway.errors import Problem, from_lines
-from services.gateway.weighted_mean import NoWeightedMean, weights_of
+from services.gateway.openai.body import Body, Part
+from services.gateway.openai.weighted_mean import NoWeightedMean, weights_of
 
 _PLACE = re.compile(r"\{\{([^{}]*)\}\}")  # as the grader reads it; in time linear in the text
 _KNOWN_PLACE = re.compile(

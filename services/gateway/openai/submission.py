@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from protocol.recipe import Recipe, RecipeError, parse_recipe
 from pydantic import BeforeValidator, Field, JsonValue, field_validator
 
-from services.gateway.body import Body, Part
 from services.gateway.errors import Problem, from_lines
-from services.gateway.graders import AnyGrader, checks_of
+from services.gateway.openai.body import Body, Part
+from services.gateway.openai.graders import AnyGrader, checks_of
 
 _HYPERPARAMETERS = "method.reinforcement.hyperparameters"
 _GRADER = "method.reinforcement.grader"

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import httpx
 from protocol.recipe import Recipe
 
-from services.gateway.part_file import PartFile
+from services.gateway.client.part_file import PartFile
 
 JOBS = "/v1/fine_tuning/jobs"
 _PATIENCE_S = 60.0

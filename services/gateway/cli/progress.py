@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from services.gateway.evaluations import evaluation_line, evaluations_in
+from services.gateway.cli.evaluations import evaluation_line, evaluations_in
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 32

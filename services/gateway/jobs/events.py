@@ -10,7 +10,7 @@ from typing import Any
 from protocol.messages import JobEvent
 
 from services.gateway.errors import Problem, in_time
-from services.gateway.jobs import JobDesk
+from services.gateway.jobs.desk import JobDesk
 
 _ENTRY_ID = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")  # of two 64-bit numbers
 _CHECKPOINT = re.compile(r"step-(\d+)")

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from services.gateway.comparison import compare
+from services.gateway.cli.comparison import compare
 
 Result = Mapping[str, Any]
 _BEFORE = ("step", "tasks", "responses", "avg@k", "95 % interval")

@@ -13,8 +13,8 @@ from protocol.exchange.news import MAX_EVENTS
 
 from services.chassis.service import set_within
 from services.gateway.errors import Problem, in_time
-from services.gateway.events import event_object
-from services.gateway.jobs import JobDesk
+from services.gateway.jobs.desk import JobDesk
+from services.gateway.jobs.events import event_object
 
 _WAIT_S = 0.5
 _SIGN_OF_LIFE_S = 15.0

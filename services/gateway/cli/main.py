@@ -21,12 +21,12 @@ from protocol.tasks import TaskFileError, read_tasks
 from rich.console import Console
 from rich.table import Table
 
-from services.gateway.client import WeirClient, WeirError
-from services.gateway.evaluations import Result, evaluations_in, evaluations_table, gain_line
-from services.gateway.progress import LiveView, Progress, download_bar
+from services.gateway.cli.evaluations import Result, evaluations_in, evaluations_table, gain_line
+from services.gateway.cli.progress import LiveView, Progress, download_bar
+from services.gateway.client.client import WeirClient, WeirError
+from services.gateway.client.stack import NoStack, find_stack, model_for
 from services.gateway.samples.view import group_view, samples_table
-from services.gateway.stack import NoStack, find_stack, model_for
-from services.gateway.tracking import BadTarget, Target, begun_jobs, track
+from services.gateway.tracking.follow import BadTarget, Target, begun_jobs, track
 from services.gateway.watch.view import in_a_sentence, tables
 
 _OF_OTHER_SERVICES = {
@@ -279,7 +279,3 @@ def _last_word(job: Job) -> int:
     reason = f": {job['error']['message']}" if job["error"] else ""
     print(f"{job['id']} {job['status']}{reason}", file=sys.stderr)
     return FAILED
-
-
-if __name__ == "__main__":
-    sys.exit(main())

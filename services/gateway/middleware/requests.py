@@ -10,7 +10,7 @@ from prometheus_client import Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.errors import Problem, respond
-from services.gateway.files import too_large
+from services.gateway.files.shelf import too_large
 
 REQUESTS = Counter("weir_requests_total", "Requests answered", ["method", "route", "status"])
 SECONDS = Histogram(

@@ -1,0 +1,1 @@
+"""A client of the gateway, for the command and for scripts."""

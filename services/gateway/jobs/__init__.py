@@ -1,0 +1,1 @@
+"""Jobs: handed in, asked after, followed, and what they leave."""

@@ -1,0 +1,134 @@
+"""The routes of jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Request, Response
+from fastapi.responses import FileResponse, StreamingResponse
+from protocol.messages import Requested
+
+from services.gateway.jobs.desk import Desk, Repeat
+from services.gateway.jobs.events import checked_place, checkpoints, events_page
+from services.gateway.jobs.following import Feeds, end_quietly
+from services.gateway.jobs.trained_model import model_file, model_files
+from services.gateway.openai.job_object import job_object
+from services.gateway.openai.submission import JobRequest
+from services.gateway.paging import Json, Limit, LongLimit, after_id, page_of
+
+jobs = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["jobs"])
+
+
+def _repeat(
+    request: Request,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+    x_stainless_retry_count: Annotated[int, Header()] = 0,
+) -> Repeat:
+    return Repeat(idempotency_key, request.headers["authorization"], x_stainless_retry_count)
+
+
+def _metadata(request: Request) -> dict[str, str]:
+    """The pairs of ``metadata[name]=value`` in the query."""
+    return {
+        name.removeprefix("metadata[").removesuffix("]"): value
+        for name, value in request.query_params.items()
+        if name.startswith("metadata[") and name.endswith("]")
+    }
+
+
+@jobs.post("")
+async def submit_job(
+    body: JobRequest, desk: Desk, repeat: Annotated[Repeat, Depends(_repeat)]
+) -> Json:
+    """Queue a job."""
+    return job_object(await desk.submit(body, repeat))
+
+
+@jobs.get("")
+async def list_jobs(
+    desk: Desk,
+    metadata: Annotated[dict[str, str], Depends(_metadata)],
+    after: str | None = None,
+    limit: Limit = 20,
+) -> Json:
+    """Jobs, newest first."""
+    records, has_more = await desk.page(after, limit, metadata)
+    return page_of(map(job_object, records), has_more)
+
+
+@jobs.get("/{job_id}")
+async def get_job(job_id: str, desk: Desk) -> Json:
+    """One job."""
+    return job_object(await desk.find(job_id))
+
+
+@jobs.post("/{job_id}/cancel")
+async def cancel_job(job_id: str, desk: Desk) -> Json:
+    """Ask a job to end."""
+    return job_object(await desk.ask(job_id, Requested.CANCEL))
+
+
+@jobs.post("/{job_id}/pause")
+async def pause_job(job_id: str, desk: Desk) -> Json:
+    """Ask a job to write a checkpoint and rest."""
+    return job_object(await desk.ask(job_id, Requested.PAUSE))
+
+
+@jobs.post("/{job_id}/resume")
+async def resume_job(job_id: str, desk: Desk) -> Json:
+    """Ask a paused job to go on."""
+    return job_object(await desk.ask(job_id, Requested.RUN))
+
+
+@jobs.get("/{job_id}/events", response_model=None)
+async def list_events(
+    job_id: str,
+    desk: Desk,
+    request: Request,
+    after: str | None = None,
+    limit: LongLimit = 20,
+    stream: bool = False,
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Json | Response:
+    """A job's events, oldest first; with ``stream=true`` as server-sent events."""
+    place = checked_place(after, "after")
+    await desk.find(job_id)
+    if not stream:
+        return page_of(*await events_page(desk, job_id, place, limit))
+    if last_event_id:
+        place = checked_place(last_event_id, "Last-Event-ID")
+    feeds: Feeds = request.app.state.feeds
+    chunks = end_quietly(feeds.follow_until_ended(job_id, place))
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return StreamingResponse(chunks, 200, headers, media_type="text/event-stream")
+
+
+@jobs.get("/{job_id}/why")
+async def get_why(job_id: str, request: Request, desk: Desk) -> Json:
+    """Whether a job moves, what it waits for, and what every process does and stream holds."""
+    return request.app.state.watchdog.why(await desk.find(job_id))
+
+
+@jobs.get("/{job_id}/checkpoints")
+async def list_checkpoints(
+    job_id: str, desk: Desk, after: str | None = None, limit: Limit = 10
+) -> Json:
+    """The checkpoints that a job has kept, newest first."""
+    await desk.find(job_id)
+    kept = await checkpoints(desk.service.deployment.job_dir(job_id), job_id)
+    return page_of(*after_id(kept, after, limit))
+
+
+@jobs.get("/{job_id}/model")
+async def list_model_files(job_id: str, desk: Desk) -> Json:
+    """The files of the model that a job has trained."""
+    record, folder = await desk.get(job_id), desk.service.deployment.job_dir(job_id)
+    return {"object": "list", "data": await asyncio.to_thread(model_files, record, folder)}
+
+
+@jobs.get("/{job_id}/model/{name}")
+async def get_model_file(job_id: str, name: str, desk: Desk) -> FileResponse:
+    """One of them; ``Range`` and ``If-Range`` go on with an interrupted download."""
+    record, folder = await desk.get(job_id), desk.service.deployment.job_dir(job_id)
+    return FileResponse(await asyncio.to_thread(model_file, record, folder, name), filename=name)

@@ -1,0 +1,1 @@
+"""OpenAI's shapes: bodies, graders, jobs as its SDK reads them."""

@@ -1,0 +1,110 @@
+"""A job in OpenAI's shape."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from protocol.exchange import UnreadableRecord
+from protocol.messages import JobRecord, JobState, Requested
+
+AnyJob: TypeAlias = JobRecord | UnreadableRecord
+# What is said, in OpenAI's shape and in Weir's own, about a job of which nothing is known.
+_BLANK: dict[str, Any] = {
+    "object": "fine_tuning.job",
+    "created_at": 0,
+    "finished_at": None,
+    "model": "",
+    "fine_tuned_model": None,
+    "organization_id": "weir",
+    "training_file": "",
+    "validation_file": None,
+    "result_files": [],
+    "seed": 0,
+    "trained_tokens": None,
+    "hyperparameters": {},
+    "method": {"type": "reinforcement", "reinforcement": {"hyperparameters": {}}},
+    "metadata": {},
+    "user_provided_suffix": None,
+    "integrations": [],
+    "weir": {"step": 0, "steps": 0, "waiting_for": None, "recipe": {"name": None}},
+}
+
+
+def job_object(job: AnyJob) -> dict[str, Any]:
+    """A job in OpenAI's shape, and Weir's own words about it under ``weir``."""
+    if isinstance(job, UnreadableRecord):
+        error = _error("unreadable_record", str(job))
+        return _BLANK | {"id": job.id, "status": job.state.value, "error": error}
+    return _BLANK | _told_by(job)
+
+
+def _told_by(record: JobRecord) -> dict[str, Any]:
+    recipe, request, result = record.recipe, record.request, record.result
+    succeeded = record.state is JobState.SUCCEEDED
+    has_error = record.error is not None and record.state is not JobState.PAUSED
+    return {
+        "id": record.id,
+        "created_at": int(record.created_at),
+        "finished_at": None if record.finished_at is None else int(record.finished_at),
+        "model": request.get("model", recipe.model.path),
+        "fine_tuned_model": result.get("model") if succeeded else None,
+        "status": status_of(record),
+        "error": _error("job_failed", record.error) if has_error else None,
+        "training_file": recipe.tasks.train,
+        "validation_file": recipe.tasks.held_out,
+        "seed": recipe.training.seed,
+        "trained_tokens": result.get("trained_tokens"),
+        "hyperparameters": _hyperparameters(record),
+        "method": {
+            "type": "reinforcement",
+            "reinforcement": {"hyperparameters": _hyperparameters(record)},
+        },
+        "metadata": metadata_of(record),
+        "user_provided_suffix": request.get("suffix"),
+        "weir": {
+            "step": record.step,
+            "steps": recipe.training.steps,
+            "attempt": record.attempt,
+            "requested": record.requested.value,
+            "waiting_for": _waiting_for(record),
+            "started_at": record.started_at,
+            "result": dict(result),
+            "recipe": recipe.model_dump(mode="json"),
+        },
+    }
+
+
+def _waiting_for(record: JobRecord) -> str | None:
+    """What keeps a job from going on that nobody has asked to pause."""
+    is_held_up = record.state is JobState.PAUSED and record.requested is Requested.RUN
+    return record.error if is_held_up else None
+
+
+def _error(code: str, message: str | None) -> dict[str, Any]:
+    return {"code": code, "message": message, "param": None}
+
+
+def _hyperparameters(record: JobRecord) -> dict[str, Any]:
+    evaluation = record.recipe.evaluation
+    own = {
+        "batch_size": record.recipe.training.groups_per_step,
+        "eval_interval": evaluation.every if evaluation else None,
+        "eval_samples": evaluation.samples if evaluation else None,
+    }
+    return {name: value for name, value in own.items() if value is not None}
+
+
+def status_of(record: JobRecord) -> str:
+    """OpenAI's status, or one of Weir's own: paused; pausing and cancelling while it still runs."""
+    if record.state in {JobState.RUNNING, JobState.PAUSED}:
+        if record.requested is Requested.CANCEL:
+            return "cancelling"
+        if record.requested is Requested.PAUSE and record.state is JobState.RUNNING:
+            return "pausing"
+    return record.state.value
+
+
+def metadata_of(job: AnyJob) -> dict[str, Any]:
+    """The labels that the client gave the job, as far as they are known."""
+    metadata = job.request.get("metadata") if isinstance(job, JobRecord) else None
+    return metadata if isinstance(metadata, dict) else {}

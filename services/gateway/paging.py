@@ -1,0 +1,40 @@
+"""Lists in OpenAI's shape, page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from fastapi import Query
+
+from services.gateway.errors import Problem
+
+Json = dict[str, Any]
+Limit = Annotated[int, Query(ge=1, le=100)]
+LongLimit = Annotated[int, Query(ge=1, le=1000)]
+
+
+def after_id(objects: list[Json], after: str | None, limit: int) -> tuple[list[Json], bool]:
+    """Up to ``limit`` of the objects that stand after an id, and whether there are more.
+
+    Raises:
+        Problem: 400 if none has that id.
+    """
+    ids = [item["id"] for item in objects]
+    if after is not None and after not in ids:
+        raise Problem(400, f"after: there is no {after!r} in this list", param="after")
+    rest = objects if after is None else objects[ids.index(after) + 1 :]
+    return rest[:limit], len(rest) > limit
+
+
+def page_of(objects: Iterable[Json], has_more: bool) -> Json:
+    """One page."""
+    data = list(objects)
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": first,
+        "last_id": last,
+        "has_more": has_more,
+    }
