@@ -11,7 +11,7 @@ import math
 import tomllib
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -335,20 +335,29 @@ def parse_recipe(data: object) -> Recipe:
         raise RecipeError(explain(error)) from error
 
 
-def load_recipe(path: Path) -> Recipe:
-    """Read a recipe from a TOML file.
+def load_tables(path: Path) -> dict[str, Any]:
+    """Read tables from a TOML file.
 
     Raises:
-        RecipeError: if the file is missing or unreadable, is not TOML, or is not a recipe.
+        RecipeError: if the file is missing or unreadable, or is not TOML.
     """
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise RecipeError(f"{path}: no such file") from error
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:  # its encoding, its grammar, or a number of thousands of digits
         raise RecipeError(f"{path}: not valid TOML: {error}") from error
+
+
+def load_recipe(path: Path) -> Recipe:
+    """Read a recipe from a TOML file.
+
+    Raises:
+        RecipeError: if the file is missing or unreadable, is not TOML, or is not a recipe.
+    """
+    data = load_tables(path)
     try:
         return parse_recipe(data)
     except RecipeError as error:

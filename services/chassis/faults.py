@@ -5,6 +5,10 @@ class Unworkable(ValueError):
     """An entry that no worker can work on; the text says why."""
 
 
+class Unable(RuntimeError):
+    """An entry that this worker will never be able to work on, though another one may be."""
+
+
 class WorkerFault(RuntimeError):
     """A part of the worker failed, through no fault of the entry in hand."""
 

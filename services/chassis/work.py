@@ -1,7 +1,8 @@
 """The work loop that every worker shares: claim, show life, handle, hand off, and never lose one.
 
 Whose fault was it? What `handle` raises says so: `Unworkable` is the entry's own, `WorkerFault` the
-worker's, and anything else a *failure*, to be tried in another seat. A worker that ends without a
+worker's, and anything else a *failure*, to be tried in another seat; `Unable` is one that no second
+try there would mend. A worker that ends without a
 word is a *death*, noticed by the others because its heartbeat stops. An entry that was held through
 two deaths is run alone. It is handed on as failed, so that nothing waits for it, only after enough
 deaths or failures in different seats, or in all that there are.
@@ -25,7 +26,7 @@ from protocol.messages import ActiveJob, GradedGroup, JobEvent, Message, Request
 from protocol.streams import Stream
 
 from services.chassis import metrics
-from services.chassis.faults import Unworkable, WorkerBroken, WorkerFault
+from services.chassis.faults import Unable, Unworkable, WorkerBroken, WorkerFault
 from services.chassis.service import Service, set_within
 
 I = TypeVar("I", bound=Message)  # noqa: E741  (input)
@@ -303,6 +304,8 @@ class _Worker(Generic[I, O]):
             await self._give_up(delivery, "unreadable", str(error))
         except Unworkable as error:
             await self._give_up(delivery, "unworkable", str(error))
+        except Unable as error:
+            await self._unable(delivery, error)
         except Disconnected:
             raise
         except Exception as error:
@@ -315,6 +318,15 @@ class _Worker(Generic[I, O]):
         self.held.pop(delivery.place, None)
         self.failed_in_a_row.clear()
         (metrics.HANDED_OFF.labels(output.name) if handed_off else metrics.LOST).inc()
+
+    async def _unable(self, delivery: Delivery[I], error: Unable) -> None:
+        """Leave it to the seats that may be able; if there is none, it is unworkable."""
+        me = self.service.exchange.me
+        tried, seats = {seat_of(life) for life in (*delivery.failures, me)}, self.roster.seats
+        if seat_of(me) in seats and seats <= tried:  # else it has not looked who else is there
+            await self._give_up(delivery, "unworkable", str(error))
+        else:
+            await self._release(delivery, "failures")
 
     async def _failed(self, delivery: Delivery[I], error: Exception) -> None:
         metrics.FAILURES.inc()

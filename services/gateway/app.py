@@ -10,8 +10,10 @@ from services.gateway.files.routes import files
 from services.gateway.files.shelf import MAX_FILE_BYTES, FileShelf
 from services.gateway.jobs.desk import JobDesk
 from services.gateway.jobs.following import Feeds
+from services.gateway.jobs.refusals import Abilities
 from services.gateway.jobs.routes import jobs
 from services.gateway.middleware.requests import Bounded, Guarded, Measured
+from services.gateway.openai.defaults import tables_of_the_deployment
 from services.gateway.openai.grader_routes import graders
 from services.gateway.page import routes as page
 from services.gateway.samples.reading import Samples
@@ -25,7 +27,8 @@ def create_app(
     """The gateway's application; the chassis adds /healthz, /readyz and the like in front of it."""
     app = FastAPI(title="Weir", description="Reinforcement learning for language models")
     shelf = FileShelf(service.deployment.files_dir, max_file_bytes)
-    app.state.desk = JobDesk(service, shelf)
+    abilities, defaults = Abilities.from_environment(), tables_of_the_deployment()
+    app.state.desk = JobDesk(service, shelf, abilities, defaults)
     app.state.feeds = Feeds(app.state.desk)
     app.state.samples = Samples()
     app.state.watchdog = watchdog or Watchdog()

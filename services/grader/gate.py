@@ -9,11 +9,13 @@ import time
 from protocol.messages import ActiveJob, JobEvent
 from protocol.rewards import Reward
 
+from services.chassis.faults import Unable
 from services.chassis.service import Service
 from services.grader.judge.judge import Judge
 from services.grader.verifiers import VERIFIERS
 
 _LOOK_AGAIN_S = 0.5
+_PATIENCE_S = 20.0
 _NO_JUDGE = (
     "the recipe asks a model to grade, but the graders know none; set WEIR_JUDGE_URL and "
     "WEIR_JUDGE_MODEL where they run"
@@ -22,6 +24,13 @@ _NO_JUDGE = (
 
 def what_is_in_the_way(reward: Reward, judge: Judge | None) -> str | None:
     """Why groups with this reward must wait, in words; None if they can be graded."""
+    if (lacking := what_is_lacking(reward, judge)) is not None:
+        return lacking
+    return _trouble_of(judge) if reward.checks_of_a_judge else None
+
+
+def what_is_lacking(reward: Reward, judge: Judge | None) -> str | None:
+    """What no waiting will mend: an unknown verifier, no judge, one that never took a call."""
     for check in (*reward.outcome, *reward.process):
         if check.verifier not in VERIFIERS:
             return (
@@ -32,7 +41,40 @@ def what_is_in_the_way(reward: Reward, judge: Judge | None) -> str | None:
         return None
     if judge is None:
         return _NO_JUDGE
-    return _trouble_of(judge)
+    return _trouble_of(judge) if judge.refuses_all else None
+
+
+class Gate:
+    """Lets a job's groups in once they can be graded, or have waited for what will not come.
+
+    The latter are not graded: another grader may have what this one lacks, and until then somebody
+    may start one. If all lack it, the groups are handed on as unworkable.
+    """
+
+    def __init__(self, judge: Judge | None, patience_s: float = _PATIENCE_S) -> None:
+        self._judge = judge
+        self._patience_s = patience_s
+        self._job_id = ""
+        self._since = 0.0  # this job lacks something here
+
+    def is_open(self, job: ActiveJob) -> bool:
+        """Whether groups of the job may be claimed."""
+        reward = job.recipe.reward
+        if what_is_lacking(reward, self._judge) is None:
+            self._job_id = ""
+            return what_is_in_the_way(reward, self._judge) is None
+        if self._job_id != job.job_id:
+            self._job_id, self._since = job.job_id, time.monotonic()
+        return time.monotonic() - self._since >= self._patience_s
+
+    def admit(self, job: ActiveJob) -> None:
+        """Let a claimed group pass.
+
+        Raises:
+            Unable: if this grader lacks something for its job.
+        """
+        if (lacking := what_is_lacking(job.recipe.reward, self._judge)) is not None:
+            raise Unable(lacking)
 
 
 async def tell_forever(service: Service, judge: Judge | None) -> None:

@@ -59,11 +59,11 @@ async def run(service: Service) -> None:
 def station(tools: Tools, capacity: int) -> Station[RolloutGroup, GradedGroup]:
     """The place in the line where groups are graded, as many at once as ``capacity``."""
 
-    async def handle(job: ActiveJob, group: RolloutGroup) -> GradedGroup:
-        return await grade_group(job, group, tools)
+    entry = gate.Gate(tools.judge)
 
-    def is_open(job: ActiveJob) -> bool:
-        return gate.what_is_in_the_way(job.recipe.reward, tools.judge) is None
+    async def handle(job: ActiveJob, group: RolloutGroup) -> GradedGroup:
+        entry.admit(job)
+        return await grade_group(job, group, tools)
 
     return Station(
         inputs=(ROLLOUTS,),
@@ -71,7 +71,7 @@ def station(tools: Tools, capacity: int) -> Station[RolloutGroup, GradedGroup]:
         failures=GRADED,
         handle=handle,
         capacity=capacity,
-        is_open=is_open,
+        is_open=entry.is_open,
         verb="grades",
     )
 

@@ -40,6 +40,7 @@ from services.learner.formulas import check_formulas
 from services.learner.intake import Intake
 from services.learner.lease import Role
 from services.learner.loop import LearnedNothing, Learning
+from services.learner.lost import NothingCanWork
 from services.learner.model_check import UnsupportedModel, check_models, check_split
 from services.learner.model_source import NotOnHub, model_folder
 from services.learner.ordering import order_warnings
@@ -54,7 +55,10 @@ from services.learner.sample_store import SampleStore, remove_old
 from services.learner.scoring import Scoring
 
 log = logging.getLogger(__name__)
-_FAULTS_OF_THE_USER = (LearnedNothing, NotOnHub, TaskFileError, UnknownName, UnsupportedModel)
+_FAULTS_OF_THE_USER = (
+    *(LearnedNothing, NothingCanWork, NotOnHub, TaskFileError),
+    *(UnknownName, UnsupportedModel),
+)
 _QUEUE_WAIT_S = 1.0
 _PHASES = (
     *("idle", "wait_for_groups", "train", "pretrain", "publish", "checkpoint", "evaluate"),

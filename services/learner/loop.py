@@ -16,7 +16,7 @@ from protocol.recipe import Purpose, Recipe
 
 from services.learner.control import PauseRequested
 from services.learner.evaluation import evaluation_place, summarize
-from services.learner.lost import too_much_lost
+from services.learner.lost import NothingCanWork, too_much_lost, why_none_can_work
 from services.learner.measured import Measured
 from services.learner.parts import Parts
 from services.learner.progress import Progress
@@ -277,15 +277,25 @@ class Learning:
 
         Who resumes the job accepts what it paused for. The checkpoint remembers it; an attempt that
         begins from an older one asks again, unless an earlier attempt has made the step.
+
+        Raises:
+            NothingCanWork: if no worker can work on any of them, nor could on one before.
         """
         if not groups or self._replaying:
             return
         last = groups[-1]
-        lost = too_much_lost(groups, self.recipe, self.progress.accepted[last.purpose])
+        accepted = self.progress.accepted[last.purpose]
+        lost = too_much_lost(groups, self.recipe, accepted)
+        is_first = not self.progress.ledgers[last.purpose].trained
+        why = why_none_can_work(groups, accepted) if is_first else None
+        if lost or why:
+            self.progress.accepted[last.purpose] = last.number + 1
+        if why:
+            await self.save_checkpoint()
+            raise NothingCanWork(f"none of the {len(groups)} groups of {moment} can work: {why}")
         for part, most in lost:
             await self.parts.reporter.lost(self._next_pause, moment, part, most)
         if lost:
-            self.progress.accepted[last.purpose] = last.number + 1
             await self._pause_until_resumed()
 
     async def _look_for_non_finite(self, moment: str, metrics: Mapping[str, float]) -> None:

@@ -13,6 +13,11 @@ from protocol.recipe import Purpose, Recipe
 from services.learner.selection import failure_kind
 
 _LONGEST_EXAMPLE = 500
+_UNWORKABLE = "unworkable"  # how failures begin that would be the same in every worker
+
+
+class NothingCanWork(RuntimeError):
+    """The workers can work on none of the job's groups; the text has their words."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,19 @@ def too_much_lost(
     if any(group.purpose is not Purpose.EVAL for group in groups):  # its result tells them
         lost.append((ungraded(groups, accepted), recipe.reward.max_ungradable))
     return [(part, most) for part, most in lost if part.share > most]
+
+
+def why_none_can_work(groups: Sequence[GradedGroup], accepted: int) -> str | None:
+    """What the workers said of the last of these groups if they could work on none, and the remedy.
+
+    Args:
+        accepted: the user has accepted what became of the groups below this number.
+    """
+    said = [group.failure for group in groups if group.number >= accepted and group.failure]
+    if len(said) < len(groups) or any(failure_kind(words) != _UNWORKABLE for words in said):
+        return None
+    example = said[-1].removeprefix(f"{_UNWORKABLE}: ")[:_LONGEST_EXAMPLE]
+    return f"{example}; mend that, or resume the job, which goes on without them"
 
 
 def failed(groups: Sequence[GradedGroup], accepted: int = 0) -> Lost:

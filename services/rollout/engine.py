@@ -25,6 +25,7 @@ import numpy as np
 from protocol.messages import FinishReason, VersionSpan
 from protocol.recipe import Sampling
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMClientError
 from vllm.inputs import tokens_input
 from vllm.logprobs import FlatLogprobs
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
@@ -32,10 +33,16 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from services.chassis.parent import die_with_parent
-from services.rollout.errors import EngineDied, EngineError, LoadError, SamplingError
+from services.rollout.errors import (
+    EngineDied,
+    EngineError,
+    LoadError,
+    RequestRefused,
+    SamplingError,
+)
 from services.rollout.samples import Sample, span_of
 from services.rollout.settings import EngineSettings
 
@@ -118,6 +125,7 @@ class Engine:
 
         Raises:
             LoadError: if the weights are not those of any version, because a load has failed.
+            RequestRefused: if vLLM takes no request with such a prompt or such sampling.
             SamplingError: if vLLM aborts a response or returns it incomplete.
             EngineDied: if the engine's processes are gone.
         """
@@ -125,10 +133,14 @@ class Engine:
             raise LoadError("the last load of weights failed, so nothing may be sampled")
         began_under = self.label
         prompt = tokens_input(list(prompt_ids), cache_salt=self._cache_salt)
-        request = self.llm.generate(
-            prompt, _parameters(sampling, num, seed), request_id=f"group-{next(self._numbers)}"
-        )
-        output = await _final_output(request)
+        try:
+            parameters = _parameters(sampling, num, seed)
+            request = self.llm.generate(prompt, parameters, f"group-{next(self._numbers)}")
+            output = await _final_output(request)
+        except (VLLMClientError, ValueError) as error:  # the latter of the types of parameters
+            raise RequestRefused(f"vLLM refuses the request: {error}") from error
+        except EngineGenerateError as error:  # which has no words of its own
+            raise EngineError(f"vLLM failed: {error.__cause__!r}") from error
         return [self._sample(response, began_under) for response in output.outputs]
 
     async def load(self, folder: Path, label: str, *, keep_kv: bool) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """What can go wrong between this service and its engine."""
 
-from services.chassis.faults import WorkerFault
+from services.chassis.faults import Unworkable, WorkerFault
 
 
 class EngineError(RuntimeError):
@@ -9,6 +9,10 @@ class EngineError(RuntimeError):
 
 class SamplingError(EngineError):
     """The engine ended a response in a way that is not an answer."""
+
+
+class RequestRefused(EngineError, Unworkable):
+    """The engine takes no such request, from anybody; the text has its own words."""
 
 
 class LoadError(EngineError, WorkerFault):

@@ -30,6 +30,7 @@ from tests.builders import a_graded_group, a_group, a_job_record, a_recipe, a_ta
 from tests.contract.fake_team import FakeTeam, Stalling
 
 PATIENCE_S = 60.0
+CUDA_ERROR = "failures: RuntimeError: CUDA error"
 
 
 @dataclass
@@ -166,13 +167,13 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 @asynccontextmanager
-async def answering(url: str, *failing: str) -> AsyncIterator[None]:
+async def answering(url: str, *failing: str, why: str = CUDA_ERROR) -> AsyncIterator[None]:
     """Beside the body, every request of the active job is answered by a graded group.
 
     Those whose keys are ``failing`` fail.
     """
     async with connect(url, me="answerer", patience_s=PATIENCE_S) as exchange:
-        task = asyncio.create_task(_answer_forever(exchange, failing))
+        task = asyncio.create_task(_answer_forever(exchange, failing, why))
         try:
             yield
         finally:
@@ -181,7 +182,7 @@ async def answering(url: str, *failing: str) -> AsyncIterator[None]:
                 await task
 
 
-async def _answer_forever(exchange: Exchange, failing: Collection[str]) -> None:
+async def _answer_forever(exchange: Exchange, failing: Collection[str], why: str) -> None:
     while True:
         active = await exchange.active()
         if active is None:
@@ -196,7 +197,7 @@ async def _answer_forever(exchange: Exchange, failing: Collection[str]) -> None:
             if (version := await _version_for(exchange, request)) is not None:
                 answer = _answer(request, version)
                 if request.key in failing:
-                    answer = delivery.as_failed("failures: RuntimeError: CUDA error")
+                    answer = delivery.as_failed(why)
                 await exchange.hand_off(delivery, GRADED, answer)
 
 

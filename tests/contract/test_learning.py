@@ -104,6 +104,65 @@ async def test_value_pretraining_pauses_too(learner: Learner, server: Server) ->
     assert "100% of the groups of pretrain step 1 failed" in warning
 
 
+TOO_LONG = "unworkable: task 'a': its prompt has 900 tokens"
+
+
+@pytest.mark.parametrize(
+    ("tables", "failing", "moment"),
+    [
+        ({}, ("train:0", "train:1"), "the 2 groups of step 0"),
+        (
+            {"evaluation": {"samples": 2}},
+            [f"eval:{number}" for number in range(5)],
+            "the 5 groups of the evaluation at step 0",
+        ),
+        (CRITIC, ("pretrain:0", "pretrain:1"), "the 2 groups of pretrain step 0"),
+    ],
+)
+async def test_a_job_that_no_worker_can_work_on_fails_at_once_with_their_words(
+    learner: Learner,
+    server: Server,
+    tables: dict[str, Any],
+    failing: Sequence[str],
+    moment: str,
+) -> None:
+    await learner.submit(tables=tables, max_failed=1.0)
+    async with answering(server.url, *failing, why=TOO_LONG):
+        await learner.attempt()
+    record = await learner.record()
+    assert (record.state, record.attempt, record.step) == (JobState.FAILED, 1, 0)
+    assert record.error == (
+        f"none of {moment} can work: task 'a': its prompt has 900 tokens; mend that, or resume the "
+        "job, which goes on without them"
+    )
+
+
+async def test_who_resumes_a_job_that_nobody_could_work_on_goes_on_without_those_groups(
+    learner: Learner, server: Server
+) -> None:
+    await learner.submit(steps=4)
+    async with answering(server.url, "train:0", "train:1", why=TOO_LONG):
+        await learner.attempt()
+        assert (await learner.record()).state is JobState.FAILED
+        await learner.exchange.revive("job")
+        await learner.attempt()
+    record = await learner.record()
+    assert record.state is JobState.SUCCEEDED, record.error
+    assert record.result["groups"] == {
+        **{"asked": 8, "trained": 6, "under_way": 0},
+        "dropped": {"unworkable": 2},
+    }
+
+
+async def test_a_job_that_has_learned_something_pauses_for_what_nobody_can_work_on(
+    learner: Learner, server: Server
+) -> None:
+    await learner.submit(steps=4)
+    async with answering(server.url, "train:2", "train:3", why=TOO_LONG), learner.attempting():
+        await until(learner.is_in(JobState.PAUSED))
+    assert (await learner.record()).step == 1
+
+
 async def test_a_job_without_a_single_group_to_train_on_fails_and_says_why(
     learner: Learner, server: Server
 ) -> None:

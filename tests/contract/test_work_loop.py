@@ -14,7 +14,7 @@ from protocol.messages import ActiveJob, GradedGroup, JobRecord, Requested, Roll
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
 
 from services.chassis.deployment import Deployment
-from services.chassis.faults import Unworkable, WorkerBroken, WorkerFault
+from services.chassis.faults import Unable, Unworkable, WorkerBroken, WorkerFault
 from services.chassis.service import Service
 from services.chassis.work import Station, work_forever
 from tests.builders import a_recipe, a_request
@@ -117,6 +117,48 @@ async def test_an_entry_that_fails_wherever_it_runs_is_handed_on_with_its_reason
     assert found[0] == found[2] == "done"
 
 
+async def slowly(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
+    await asyncio.sleep(0.02)
+    return await answer(job, request)
+
+
+async def until_claiming(exchange: Exchange, worker: str) -> None:
+    async with asyncio.timeout(15):
+        while True:
+            pulse = await exchange.heartbeat(str(REQUESTS.group), may_claim=False)
+            if pulse.lives.get(worker, 0) > 0:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def unable(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
+    raise Unable("no verifier is called 'my_lab.oracle'")
+
+
+async def test_what_every_worker_is_unable_to_do_is_handed_on_at_once_with_their_words(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    await begin(exchange, requests=12)  # more than fail in a row where a worker is broken
+    async with open_exchange("own") as own, working(own, unable):
+        found = await results(exchange, 12)
+    assert set(found.values()) == {"unworkable: no verifier is called 'my_lab.oracle'"}
+
+
+async def test_what_one_worker_is_unable_to_do_is_done_by_one_who_is_able(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    await begin(exchange, requests=40)
+    async with (
+        open_exchange("able") as able,
+        open_exchange("other") as other,
+        working(able, slowly),
+    ):
+        await until_claiming(exchange, "able")
+        async with working(other, unable):
+            found = await results(exchange, 40)
+    assert set(found.values()) == {"done"}
+
+
 async def test_a_lone_worker_tries_again_what_failed(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
@@ -137,10 +179,6 @@ async def test_a_worker_where_everything_fails_ends_and_costs_nothing(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
     ends: list[BaseException] = []
-
-    async def slowly(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
-        await asyncio.sleep(0.02)
-        return await answer(job, request)
 
     async def never(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
         raise RuntimeError("CUDA error")

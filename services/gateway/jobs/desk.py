@@ -8,17 +8,20 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from protocol.exchange import Exchange, UnreadableRecord
 from protocol.messages import JobRecord, JobState, Requested
+from protocol.recipe import Recipe
 
 from services.chassis.service import Service
 from services.gateway.errors import Problem, conflict, in_time, not_found
 from services.gateway.files.shelf import FileShelf, StoredFile
 from services.gateway.jobs.memory import check_memory
+from services.gateway.jobs.model_facts import facts_of
 from services.gateway.jobs.model_folder import resolve_model
+from services.gateway.jobs.refusals import Abilities, TaskFile, check
 from services.gateway.openai.job_object import AnyJob, metadata_of, status_of
 from services.gateway.openai.submission import JobRequest, build_recipe, with_critic_folder
 
@@ -48,6 +51,8 @@ class JobDesk:
 
     service: Service
     files: FileShelf
+    abilities: Abilities = field(default_factory=Abilities)
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # tables of a recipe
     # One submission at a time: a retry waits for the first try, and finds its job.
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -172,14 +177,26 @@ class JobDesk:
         train = await self._file(request.training_file, "training_file")
         held_out = request.validation_file
         num_held_out = (await self._file(held_out, "validation_file")).tasks if held_out else 0
-        model = await asyncio.to_thread(resolve_model, request.model, self.service.deployment)
-        recipe = await asyncio.to_thread(
-            with_critic_folder, build_recipe(request, model, train.tasks), self._critic_folder
-        )
+        recipe = await asyncio.to_thread(self._recipe, request, train.tasks)
         check_memory(recipe, num_held_out, await in_time(self.exchange.memory_limit()))
         return JobRecord(
-            id=job_id, created_at=time.time(), recipe=recipe, request=request.as_sent()
+            id=job_id,
+            created_at=time.time(),
+            recipe=recipe,
+            num_tasks=train.tasks,
+            request=request.as_sent(),
         )
+
+    def _recipe(self, request: JobRequest, num_tasks: int) -> Recipe:
+        """The recipe that is asked for, if this deployment can work on it."""
+        model = resolve_model(request.model, self.service.deployment)
+        facts = facts_of(model)
+        recipe = build_recipe(request, model, num_tasks, facts=facts, defaults=self.defaults)
+        recipe = with_critic_folder(recipe, self._critic_folder)
+        named = {"training_file": request.training_file, "validation_file": request.validation_file}
+        files = [TaskFile.at(self.files.path(id_), param) for param, id_ in named.items() if id_]
+        check(recipe, self.abilities, facts, *files)
+        return recipe
 
     def _critic_folder(self, path: str) -> str:
         return resolve_model(path, self.service.deployment, "recipe.critic.path")

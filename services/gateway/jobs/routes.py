@@ -13,9 +13,10 @@ from services.gateway.jobs.desk import Desk, Repeat
 from services.gateway.jobs.events import checked_place, checkpoints, events_page
 from services.gateway.jobs.following import Feeds, end_quietly
 from services.gateway.jobs.trained_model import model_file, model_files
-from services.gateway.openai.job_object import job_object
+from services.gateway.openai.job_object import AnyJob, job_object
 from services.gateway.openai.submission import JobRequest
 from services.gateway.paging import Json, Limit, LongLimit, after_id, page_of
+from services.gateway.watch.watchdog import Watchdog
 
 jobs = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["jobs"])
 
@@ -37,6 +38,11 @@ def _metadata(request: Request) -> dict[str, str]:
     }
 
 
+def _told(request: Request, job: AnyJob) -> Json:
+    watchdog: Watchdog = request.app.state.watchdog
+    return job_object(job, watchdog.finishes_at(job))
+
+
 @jobs.post("")
 async def submit_job(
     body: JobRequest, desk: Desk, repeat: Annotated[Repeat, Depends(_repeat)]
@@ -47,6 +53,7 @@ async def submit_job(
 
 @jobs.get("")
 async def list_jobs(
+    request: Request,
     desk: Desk,
     metadata: Annotated[dict[str, str], Depends(_metadata)],
     after: str | None = None,
@@ -54,13 +61,13 @@ async def list_jobs(
 ) -> Json:
     """Jobs, newest first."""
     records, has_more = await desk.page(after, limit, metadata)
-    return page_of(map(job_object, records), has_more)
+    return page_of((_told(request, record) for record in records), has_more)
 
 
 @jobs.get("/{job_id}")
-async def get_job(job_id: str, desk: Desk) -> Json:
+async def get_job(job_id: str, request: Request, desk: Desk) -> Json:
     """One job."""
-    return job_object(await desk.find(job_id))
+    return _told(request, await desk.find(job_id))
 
 
 @jobs.post("/{job_id}/cancel")

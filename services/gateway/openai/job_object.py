@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from protocol.exchange import UnreadableRecord
 from protocol.messages import JobRecord, JobState, Requested
 
+_IF_AUTO = {
+    "learning_rate_multiplier": 1.0,
+    "compute_multiplier": 1.0,
+    "reasoning_effort": "default",
+}
 AnyJob: TypeAlias = JobRecord | UnreadableRecord
 # What is said, in OpenAI's shape and in Weir's own, about a job of which nothing is known.
 _BLANK: dict[str, Any] = {
     "object": "fine_tuning.job",
     "created_at": 0,
     "finished_at": None,
+    "estimated_finish": None,
     "model": "",
     "fine_tuned_model": None,
     "organization_id": "weir",
@@ -30,12 +37,17 @@ _BLANK: dict[str, Any] = {
 }
 
 
-def job_object(job: AnyJob) -> dict[str, Any]:
-    """A job in OpenAI's shape, and Weir's own words about it under ``weir``."""
+def job_object(job: AnyJob, finishes_at: float | None = None) -> dict[str, Any]:
+    """A job in OpenAI's shape, and Weir's own words about it under ``weir``.
+
+    Args:
+        finishes_at: when it is expected to end, in seconds since 1970, if that is known.
+    """
     if isinstance(job, UnreadableRecord):
         error = _error("unreadable_record", str(job))
         return _BLANK | {"id": job.id, "status": job.state.value, "error": error}
-    return _BLANK | _told_by(job)
+    estimate = None if finishes_at is None else int(finishes_at)
+    return _BLANK | _told_by(job) | {"estimated_finish": estimate}
 
 
 def _told_by(record: JobRecord) -> dict[str, Any]:
@@ -55,10 +67,7 @@ def _told_by(record: JobRecord) -> dict[str, Any]:
         "seed": recipe.training.seed,
         "trained_tokens": result.get("trained_tokens"),
         "hyperparameters": _hyperparameters(record),
-        "method": {
-            "type": "reinforcement",
-            "reinforcement": {"hyperparameters": _hyperparameters(record)},
-        },
+        "method": {"type": "reinforcement", "reinforcement": _reinforcement(record)},
         "metadata": metadata_of(record),
         "user_provided_suffix": request.get("suffix"),
         "weir": {
@@ -84,14 +93,35 @@ def _error(code: str, message: str | None) -> dict[str, Any]:
     return {"code": code, "message": message, "param": None}
 
 
+def _reinforcement(record: JobRecord) -> dict[str, Any]:
+    """OpenAI's settings of the method; a reward that came as a recipe's is under ``weir``."""
+    settings: dict[str, Any] = {"hyperparameters": _hyperparameters(record)}
+    if (grader := _sent(record).get("grader")) is not None:
+        settings["grader"] = grader
+    return settings
+
+
 def _hyperparameters(record: JobRecord) -> dict[str, Any]:
-    evaluation = record.recipe.evaluation
+    """Those that were sent, and in the place of 'auto' what the job does."""
+    training, evaluation = record.recipe.training, record.recipe.evaluation
     own = {
-        "batch_size": record.recipe.training.groups_per_step,
+        "batch_size": training.groups_per_step,
+        "n_epochs": record.num_tasks
+        and max(1, training.steps * training.groups_per_step // record.num_tasks),
         "eval_interval": evaluation.every if evaluation else None,
         "eval_samples": evaluation.samples if evaluation else None,
     }
-    return {name: value for name, value in own.items() if value is not None}
+    sent = record.request.get("hyperparameters") or _sent(record).get("hyperparameters") or {}
+    assert isinstance(sent, dict)
+    told = {**_IF_AUTO, **own, **{name: value for name, value in sent.items() if value is not None}}
+    told = {name: value for name, value in told.items() if name in own or name in sent}
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _sent(record: JobRecord) -> Mapping[str, Any]:
+    """The settings of the method as they came."""
+    method: Any = record.request.get("method") or {}
+    return method.get("reinforcement", {})
 
 
 def status_of(record: JobRecord) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from protocol.recipe import Recipe, RecipeError, parse_recipe
-from pydantic import BeforeValidator, Field, JsonValue, field_validator
+from pydantic import BeforeValidator, Field, JsonValue, ValidationInfo, field_validator
 
 from services.gateway.errors import Problem, from_lines
+from services.gateway.jobs.model_facts import NOTHING_KNOWN, ModelFacts
 from services.gateway.openai.body import Body, Part
+from services.gateway.openai.defaults import completed, evaluated, steps_of, with_deployment
 from services.gateway.openai.graders import AnyGrader, checks_of
 
 _HYPERPARAMETERS = "method.reinforcement.hyperparameters"
@@ -29,7 +31,16 @@ def _auto_is_none(value: object) -> object:
     return None if value == "auto" else value
 
 
+def _empty_is_none(value: object) -> object:
+    return None if value == [] else value
+
+
+def _default_is_none(value: object) -> object:
+    return None if value == "default" else value
+
+
 Count = Annotated[int | None, Field(ge=1), BeforeValidator(_auto_is_none)]
+Multiplier = Annotated[float | None, Field(gt=0, le=1000), BeforeValidator(_auto_is_none)]
 
 
 class Hyperparameters(Part):
@@ -39,9 +50,17 @@ class Hyperparameters(Part):
     n_epochs: Count = Field(default=None, description="training.steps, from the number of tasks")
     eval_interval: Count = Field(default=None, description="evaluation.every")
     eval_samples: Count = Field(default=None, description="evaluation.samples")
-    learning_rate_multiplier: Annotated[None, _use_instead("recipe.optimizer.learning_rate")] = None
-    compute_multiplier: Annotated[None, _use_instead("recipe.rollout.group_size")] = None
-    reasoning_effort: Annotated[None, _use_instead("recipe.model.prompt_template")] = None
+    learning_rate_multiplier: Multiplier = Field(
+        default=None, description="times optimizer.learning_rate"
+    )
+    compute_multiplier: Multiplier = Field(
+        default=None, description="times rollout.group_size: responses to explore a task with"
+    )
+    reasoning_effort: Annotated[
+        None,
+        _use_instead("a system message in the tasks, or recipe.model.prompt_template,"),
+        BeforeValidator(_default_is_none),
+    ] = None
 
 
 class Reinforcement(Part):
@@ -69,8 +88,14 @@ class JobRequest(Body):
     metadata: Mapping[str, str] | None = None
     method: Method | None = None
     recipe: Mapping[str, JsonValue] = Field(default_factory=dict)
-    hyperparameters: Annotated[None, _use_instead(_HYPERPARAMETERS)] = None
-    integrations: Annotated[None, _use_instead("GET /metrics, which Prometheus reads,")] = None
+    hyperparameters: Hyperparameters | None = Field(
+        default=None, description=f"their place of old: {_HYPERPARAMETERS}"
+    )
+    integrations: Annotated[
+        None,
+        _use_instead("`weir track JOB --to wandb:PROJECT`, which writes a job to W&B,"),
+        BeforeValidator(_empty_is_none),
+    ] = None
 
     @field_validator("metadata")
     @classmethod
@@ -80,16 +105,34 @@ class JobRequest(Body):
             raise ValueError("16 pairs at most, keys of 64 and values of 512 characters")
         return metadata
 
+    @field_validator("hyperparameters")
+    @classmethod
+    def _hyperparameters_have_one_place(
+        cls, given: Hyperparameters | None, info: ValidationInfo
+    ) -> Hyperparameters | None:
+        method: Method | None = info.data.get("method")
+        if given and method and method.reinforcement.hyperparameters.model_fields_set:
+            raise ValueError(f"give them in {_HYPERPARAMETERS} alone")
+        return given
+
     def as_sent(self) -> dict[str, JsonValue]:
         """The body as it came ('auto' as null, blocks of text as one text)."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
-def build_recipe(request: JobRequest, model: str, num_tasks: int) -> Recipe:
+def build_recipe(
+    request: JobRequest,
+    model: str,
+    num_tasks: int,
+    *,
+    facts: ModelFacts = NOTHING_KNOWN,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> Recipe:
     """The recipe that a request asks for.
 
     ``model`` (resolved) and the file ids take the place of ``model.path`` and the paths of
-    ``tasks``; whatever else the request says about the recipe must not contradict it.
+    ``tasks``; whatever else the request says about the recipe must not contradict it. What it does
+    not say is said by ``defaults``, the deployment's tables, or suits the model.
 
     Raises:
         Problem: 400 naming each wrong field, as ``recipe.training.steps``.
@@ -99,12 +142,18 @@ def build_recipe(request: JobRequest, model: str, num_tasks: int) -> Recipe:
     tables.setdefault("name", request.suffix or "fine-tune")
     _table(tables, "model")["path"] = model
     tables["tasks"] = {"train": request.training_file, "held_out": request.validation_file}
-    for param, (table, key, value) in _settings(request, tables, num_tasks):
+    evaluates_as_it_says = "evaluation" in tables
+    for param, (table, key, value) in _settings(request):
         _put(_table(tables, table), key, value, f"recipe.{table}.{key}", param)
     if request.method and request.method.reinforcement.grader:
         _put_outcome(_table(tables, "reward"), request.method.reinforcement.grader)
+    full = with_deployment(defaults, tables)
+    _put_epochs(request, tables, full, num_tasks)
+    full = completed(full, facts, num_tasks)
+    if request.validation_file and not (evaluates_as_it_says or "evaluation" in defaults):
+        full = evaluated(full)
     try:
-        return parse_recipe(tables)
+        return _multiplied(parse_recipe(full), _hyperparameters(request))
     except RecipeError as error:
         raise from_lines(_named(str(error).splitlines()), code="invalid_recipe") from error
 
@@ -151,11 +200,14 @@ def _check_places(request: JobRequest, tables: Mapping[str, Any]) -> None:
             )
 
 
-def _settings(
-    request: JobRequest, tables: dict[str, Any], num_tasks: int
-) -> Iterator[tuple[str, tuple[str, str, int]]]:
-    """The request's settings under the recipe's names; ``n_epochs`` last, as it needs the batch."""
-    given = request.method.reinforcement.hyperparameters if request.method else Hyperparameters()
+def _hyperparameters(request: JobRequest) -> Hyperparameters:
+    sent = request.method.reinforcement.hyperparameters if request.method else Hyperparameters()
+    return request.hyperparameters or sent
+
+
+def _settings(request: JobRequest) -> Iterator[tuple[str, tuple[str, str, int]]]:
+    """The request's settings under the recipe's names."""
+    given = _hyperparameters(request)
     settings = {
         "seed": ("training", "seed", request.seed),
         f"{_HYPERPARAMETERS}.batch_size": ("training", "groups_per_step", given.batch_size),
@@ -163,19 +215,36 @@ def _settings(
         f"{_HYPERPARAMETERS}.eval_samples": ("evaluation", "samples", given.eval_samples),
     }
     for param, (table, key, value) in settings.items():
-        if value is not None:
-            yield param, (table, key, value)
-    if given.n_epochs is not None:
-        steps = _steps(given.n_epochs, num_tasks, _table(tables, "training"))
-        yield f"{_HYPERPARAMETERS}.n_epochs", ("training", "steps", steps)
+        if value is None:
+            continue
+        if table == "evaluation" and request.validation_file is None:
+            message = f"{param}: needs validation_file, whose tasks are evaluated; give it"
+            raise Problem(400, message, param=param)
+        yield param, (table, key, value)
 
 
-def _steps(n_epochs: int, num_tasks: int, training: Mapping[str, Any]) -> int:
-    """Steps that ask for each task ``n_epochs`` times."""
-    groups_per_step = training.get("groups_per_step", 16)
-    if not isinstance(groups_per_step, int) or groups_per_step < 1:
-        return n_epochs  # the recipe's own check names the wrong batch
-    return math.ceil(n_epochs * num_tasks / groups_per_step)
+def _put_epochs(
+    request: JobRequest, tables: dict[str, Any], full: dict[str, Any], num_tasks: int
+) -> None:
+    """Steps for ``n_epochs``, which need the batch, whoever says it."""
+    n_epochs = _hyperparameters(request).n_epochs
+    if n_epochs is not None:
+        training, steps = _table(tables, "training"), steps_of(n_epochs, num_tasks, full)
+        param = f"{_HYPERPARAMETERS}.n_epochs"
+        _put(training, "steps", steps, "recipe.training.steps", param)
+        full["training"] = {**full.get("training", {}), "steps": steps}
+
+
+def _multiplied(recipe: Recipe, given: Hyperparameters) -> Recipe:
+    rate, compute = given.learning_rate_multiplier or 1.0, given.compute_multiplier or 1.0
+    size = max(min(2, recipe.rollout.group_size), round(recipe.rollout.group_size * compute))
+    learning_rate = recipe.optimizer.learning_rate * rate
+    return recipe.model_copy(
+        update={
+            "rollout": recipe.rollout.model_copy(update={"group_size": size}),
+            "optimizer": recipe.optimizer.model_copy(update={"learning_rate": learning_rate}),
+        }
+    )
 
 
 def _table(tables: dict[str, Any], name: str) -> dict[str, Any]:

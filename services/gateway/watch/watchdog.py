@@ -10,7 +10,7 @@ from typing import Any
 
 from prometheus_client import Gauge
 from protocol.exchange import Backlog, UnreadableRecord
-from protocol.messages import JobEvent, JobRecord
+from protocol.messages import JobEvent, JobRecord, JobState
 from protocol.streams import WORK_STREAMS
 
 from services.chassis.service import Service
@@ -106,6 +106,15 @@ class Watchdog:
                 for name, backlog in self.seen.streams.items()
             ],
         }
+
+    def finishes_at(self, job: JobRecord | UnreadableRecord) -> float | None:
+        """When the job that the stack works on will have made its steps, in seconds since 1970."""
+        seen = self.seen
+        if not isinstance(job, JobRecord) or job.state is not JobState.RUNNING:
+            return None
+        if seen.step_s is None or seen.job is None or seen.job.id != job.id:
+            return None
+        return time.time() + (job.recipe.training.steps - job.step) * seen.step_s
 
     def _why(self, job: JobRecord | UnreadableRecord) -> Why:
         if isinstance(job, UnreadableRecord):

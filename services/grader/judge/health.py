@@ -26,6 +26,7 @@ class Health:
         self, test: Callable[[], Awaitable[str | None]], pauses_s: tuple[float, float]
     ) -> None:
         self.is_up = False
+        self.has_been_up = False
         self.why_down = UNTESTED
         self.outages = 0  # tests failed so far
         self._test = test
@@ -70,6 +71,7 @@ class Health:
         """Let everybody know; whoever doubted until now has been heard."""
         self._report(why_down)
         self.is_up, self.why_down = why_down is None, why_down or ""
+        self.has_been_up |= self.is_up
         self._doubted.clear()
         if self.is_up:
             self._up.set()

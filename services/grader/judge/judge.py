@@ -68,6 +68,7 @@ class Judge:
         self._is_identified = asyncio.Event()
         self._health = Health(self._examine, settings.retest_s)
         self._num_examinations = 0
+        self._refuses = False
         self._slots = Slots(settings.concurrency)
         self._sharing: Sharing[Answer] = Sharing()
 
@@ -89,6 +90,11 @@ class Judge:
     def why_down(self) -> str:
         """What the last self-test found; empty if it was passed."""
         return self._health.why_down
+
+    @property
+    def refuses_all(self) -> bool:
+        """Whether its server takes no call, as one of another name or key, and never has."""
+        return self._refuses and not self._health.has_been_up
 
     async def watch_forever(self) -> None:
         """Consumes the doubts of questions; produces ``is_up`` and ``why_down``.
@@ -218,13 +224,18 @@ class Judge:
     async def _examine(self) -> str | None:
         """The self-test: on the way of all calls, but past their slots and the cache."""
         self._num_examinations += 1
+        refuses, why = False, None
         try:
             self._identity = await self._wire.identity()
+            self._context.learn(self._identity.context_tokens)
+            self._is_identified.set()
+            why = await self_test.examine(self._wire, self._num_examinations)
+        except Refused as error:
+            refuses, why = True, str(error)
         except Trouble as trouble:
-            return str(trouble)
-        self._context.learn(self._identity.context_tokens)
-        self._is_identified.set()
-        return await self_test.examine(self._wire, self._num_examinations)
+            refuses, why = not trouble.may_pass, str(trouble)
+        self._refuses = refuses
+        return why
 
 
 def _wait_s(failure: Answer | Trouble) -> float:

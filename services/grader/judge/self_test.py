@@ -9,7 +9,7 @@ from services.grader.judge.prompt import rubric_form, rubric_messages
 from services.grader.judge.question import Question
 from services.grader.judge.rubric_files import load
 from services.grader.judge.settings import MODEL
-from services.grader.judge.wire import Refused, Trouble, Wire
+from services.grader.judge.wire import Wire
 
 _TASK = Task(
     id="self-test",
@@ -26,13 +26,16 @@ WRONG = """Let m and n be odd. Then m = 2j and n = 2k for some integers j and k,
 
 
 async def examine(wire: Wire, number: int) -> str | None:
-    """Why the judge is of no use, or None if it tells right from wrong; ``number`` is the seed."""
+    """Why the judge is of no use, or None if it tells right from wrong; ``number`` is the seed.
+
+    Raises:
+        Refused: if the server refuses such a request.
+        Trouble: if the server is in such.
+    """
     try:
         right, wrong = await _grade(wire, RIGHT, number), await _grade(wire, WRONG, number)
     except NoVerdict as error:
         return f"gives no verdict on a solution known to be right or wrong: {error}; check {MODEL}"
-    except (Refused, Trouble) as error:
-        return str(error)
     if right > wrong:
         return None
     return (

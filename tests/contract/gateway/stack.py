@@ -90,6 +90,7 @@ def start_gateway(
         "WEIR_MODEL_ROOTS": str(folder / "models"),
         "WEIR_PORT": str(port),
         "WEIR_API_KEYS": f"other-key,{KEY}",
+        "WEIR_JUDGE_URL": "http://127.0.0.1:1/v1",  # only graders call it
         "PYTHONPATH": f"proto{os.pathsep}.",
     }
     process = subprocess.Popen([sys.executable, *command], env=environment, stderr=stderr)

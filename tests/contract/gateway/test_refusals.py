@@ -103,20 +103,53 @@ BAD_BODIES = {
         f"{HYPER}.lr",
         "unknown key",
     ),
-    "a hyperparameter with another name here": (
-        {"method": reinforcement(hyperparameters={"learning_rate_multiplier": 2})},
-        f"{HYPER}.learning_rate_multiplier",
-        "recipe.optimizer.learning_rate",
+    "a hyperparameter that means nothing here": (
+        {"method": reinforcement(hyperparameters={"reasoning_effort": "high"})},
+        f"{HYPER}.reasoning_effort",
+        "recipe.model.prompt_template",
     ),
     "a hyperparameter against the recipe": (
         {"method": reinforcement(hyperparameters={"batch_size": 5})},
         f"{HYPER}.batch_size",
         "recipe.training.groups_per_step",
     ),
-    "an old place for hyperparameters": (
-        {"hyperparameters": {"n_epochs": 1}},
+    "hyperparameters in two places": (
+        {
+            "hyperparameters": {"n_epochs": 1},
+            "method": reinforcement(hyperparameters={"batch_size": 2}),
+        },
         "hyperparameters",
         HYPER,
+    ),
+    "a temperature at which no engine samples": (
+        {"recipe": changed(RECIPE, "rollout.sampling.temperature", 1e300)},
+        "recipe.rollout.sampling.temperature",
+        "0.01 to 2",
+    ),
+    "an empty stop": (
+        {"recipe": changed(RECIPE, "rollout.sampling.stop", [""])},
+        "recipe.rollout.sampling.stop",
+        "remove it",
+    ),
+    "a verifier that no grader has": (
+        {"recipe": changed(RECIPE, "reward.outcome", "my_lab.oracle")},
+        "recipe.reward.outcome",
+        "WEIR_GRADER_EXTENSIONS",
+    ),
+    "a formula that no learner has": (
+        {"recipe": changed(RECIPE, "algorithm.advantage", "my_lab.squared")},
+        "recipe.algorithm.advantage",
+        "WEIR_EXTENSIONS",
+    ),
+    "a model that has no chat template": (
+        {"recipe": changed(RECIPE, "model.prompt_template", None)},
+        "recipe.model.prompt_template",
+        "no chat template",
+    ),
+    "W&B": (
+        {"integrations": [{"type": "wandb", "wandb": {"project": "p"}}]},
+        "integrations",
+        "weir track JOB --to wandb:PROJECT",
     ),
     "no epochs": (
         {"method": reinforcement(hyperparameters={"n_epochs": 0})},

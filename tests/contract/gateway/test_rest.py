@@ -12,7 +12,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from openai.types.graders import ScoreModelGraderParam, StringCheckGraderParam
+from openai.types.graders import (
+    ScoreModelGraderParam,
+    StringCheckGrader,
+    StringCheckGraderParam,
+)
 from protocol.rewards import ScoreModel
 
 from tests.contract.gateway.stack import (
@@ -66,6 +70,44 @@ def test_the_openai_sdk_uploads_submits_reads_pages_and_cancels(
     assert list(sdk.fine_tuning.jobs.checkpoints.list(job.id)) == []
     assert sdk.fine_tuning.jobs.cancel(job.id).status == "cancelled"
     assert sdk.files.delete(file.id).deleted
+
+
+def test_a_plain_body_of_the_openai_sdk_is_a_job_and_its_method_comes_back(
+    sdk: openai.OpenAI,
+) -> None:
+    file = sdk.files.create(file=("tasks.jsonl", TASKS.encode()), purpose="fine-tune")
+    grader: StringCheckGraderParam = {
+        **{"type": "string_check", "name": "exact", "operation": "eq"},
+        **{"input": "{{sample.output_text}}", "reference": "{{item.answer}}"},
+    }
+    job = sdk.fine_tuning.jobs.create(
+        model="tiny",
+        training_file=file.id,
+        validation_file=file.id,
+        method={
+            "type": "reinforcement",
+            "reinforcement": {
+                "grader": grader,
+                "hyperparameters": {
+                    **{"batch_size": 2, "n_epochs": "auto", "learning_rate_multiplier": 2.0},
+                    **{"eval_interval": "auto", "reasoning_effort": "default"},
+                },
+            },
+        },
+    )
+    job = sdk.fine_tuning.jobs.retrieve(job.id)
+    assert job.status == "queued"
+    assert job.method is not None
+    assert job.method.reinforcement is not None
+    assert job.method.reinforcement.grader == StringCheckGrader.model_validate(grader)
+    told = job.method.reinforcement.hyperparameters
+    assert told is not None
+    assert told.to_dict() == {
+        **{"batch_size": 2, "n_epochs": 10, "learning_rate_multiplier": 2.0},
+        **{"eval_interval": 4, "eval_samples": 4, "reasoning_effort": "default"},
+    }
+    assert job.estimated_finish is None
+    sdk.fine_tuning.jobs.cancel(job.id)
 
 
 def test_the_openai_sdk_pages_through_all_jobs_newest_first(

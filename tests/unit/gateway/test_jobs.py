@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
+from openai.types.fine_tuning import FineTuningJob
 from protocol.messages import JobRecord, JobState, Requested
 
 from services.gateway.jobs.desk import Repeat
 from services.gateway.openai.job_object import job_object, status_of
+from services.gateway.watch.snapshot import Snapshot
+from services.gateway.watch.watchdog import Watchdog
 from tests.builders import a_recipe
 
 
@@ -52,6 +58,57 @@ def test_a_job_that_the_machine_holds_up_has_not_failed_and_says_what_it_waits_f
     assert told["weir"]["waiting_for"] == "the disk is full"
     by_its_user = job_object(held_up.model_copy(update={"requested": Requested.PAUSE}))
     assert (by_its_user["error"], by_its_user["weir"]["waiting_for"]) == (None, None)
+
+
+GRADER = {
+    **{"type": "string_check", "name": "same", "operation": "eq"},
+    **{"input": "{{sample.output_text}}", "reference": "{{item.answer}}"},
+}
+
+
+def a_told_method(num_tasks: int | None = 4, **hyperparameters: Any) -> dict[str, Any]:
+    settings = {"grader": GRADER, "hyperparameters": hyperparameters}
+    request = {"method": {"type": "reinforcement", "reinforcement": settings}}
+    record = a_record(JobState.QUEUED)
+    return job_object(record.model_copy(update={"request": request, "num_tasks": num_tasks}))
+
+
+def test_the_method_comes_back_with_its_grader_and_auto_resolved() -> None:
+    told = a_told_method(
+        n_epochs=None, batch_size=2, learning_rate_multiplier=None, compute_multiplier=2.0
+    )
+    assert told["method"] == {
+        "type": "reinforcement",
+        "reinforcement": {
+            "grader": GRADER,
+            "hyperparameters": {  # of 2 steps of 2 groups on 4 tasks
+                **{"batch_size": 2, "n_epochs": 1},
+                **{"learning_rate_multiplier": 1.0, "compute_multiplier": 2.0},
+            },
+        },
+    }
+    parsed = FineTuningJob.model_validate(told)  # strictly, unlike the SDK itself
+    assert parsed.method is not None
+    assert parsed.method.reinforcement is not None
+
+
+def test_a_record_of_before_does_not_tell_how_many_tasks_there_were() -> None:
+    told = a_told_method(num_tasks=None, n_epochs=3)
+    assert told["method"]["reinforcement"]["hyperparameters"] == {"batch_size": 2, "n_epochs": 3}
+    assert "n_epochs" not in a_told_method(num_tasks=None)["hyperparameters"]
+
+
+def test_a_job_is_expected_to_end_when_its_steps_are_made() -> None:
+    watchdog, record = Watchdog(), a_record(JobState.RUNNING).model_copy(update={"step": 1})
+    assert watchdog.finishes_at(record) is None
+    watchdog.seen = Snapshot(job=record, step_s=3600.0)
+    finishes_at = watchdog.finishes_at(record)
+    assert finishes_at is not None
+    assert time.time() + 3590 < finishes_at <= time.time() + 3600  # one step is left
+    assert job_object(record, finishes_at)["estimated_finish"] == int(finishes_at)
+    assert watchdog.finishes_at(record.model_copy(update={"id": "ftjob-2"})) is None
+    assert watchdog.finishes_at(record.model_copy(update={"state": JobState.PAUSED})) is None
+    assert job_object(record)["estimated_finish"] is None
 
 
 def test_one_key_of_one_caller_is_one_job() -> None:

@@ -100,11 +100,25 @@ def test_every_problem_is_told_at_once_and_the_first_one_is_the_param() -> None:
 
 def test_an_unsupported_setting_names_its_place_in_the_recipe() -> None:
     with pytest.raises(ValidationError) as caught:
-        a_recipe_of(TABLES, method=hyperparameters(compute_multiplier=2))
+        a_recipe_of(TABLES, method=hyperparameters(reasoning_effort="high"))
     assert explain_body(caught.value) == [
-        "method.reinforcement.hyperparameters.compute_multiplier: "
-        "not supported; use recipe.rollout.group_size instead"
+        "method.reinforcement.hyperparameters.reasoning_effort: not supported; use a system "
+        "message in the tasks, or recipe.model.prompt_template, instead"
     ]
+    a_recipe_of(TABLES, method=hyperparameters(reasoning_effort="default"))
+
+
+def test_integrations_say_which_command_does_it() -> None:
+    wandb = [{"type": "wandb", "wandb": {"project": "maths"}}]
+    with pytest.raises(ValidationError, match="weir track JOB --to wandb:PROJECT"):
+        a_recipe_of(TABLES, integrations=wandb)
+    for none in (None, []):
+        a_recipe_of(TABLES, integrations=none)
+
+
+def test_hyperparameters_in_two_places_are_refused() -> None:
+    with pytest.raises(ValidationError, match="hyperparameters alone"):
+        a_recipe_of(TABLES, method=hyperparameters(n_epochs=1), hyperparameters={"batch_size": 1})
 
 
 def test_the_critics_path_is_resolved_and_left_alone_where_there_is_none() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from protocol.messages import Graded
+from protocol.messages import ActiveJob, Graded
 from protocol.rewards import Reward
 
+from services.chassis.faults import Unable
 from services.grader import gate
 from services.grader.judge.judge import Judge
 from services.grader.judge.settings import JudgeSettings
 from services.grader.verifiers import VERIFIERS
+from tests.builders import a_recipe
 
 BY_RULE = Reward.model_validate({"process": "equation_steps"})
 BY_JUDGE = Reward.model_validate({"process": ["equation_steps", "model_judge"]})
@@ -24,6 +26,28 @@ def test_nothing_is_in_the_way_of_rules() -> None:
 
 def test_without_a_judge_the_variable_is_named() -> None:
     assert "WEIR_JUDGE_URL" in (gate.what_is_in_the_way(BY_JUDGE, None) or "")
+
+
+def a_job(reward: Reward) -> ActiveJob:
+    recipe = a_recipe(reward=reward.model_dump(), algorithm={"advantage": "grpo"})
+    return ActiveJob(job_id="job", attempt=1, recipe=recipe)
+
+
+@pytest.mark.parametrize("reward", [BY_JUDGE, BY_ORACLE])
+def test_what_no_waiting_will_mend_is_handed_on_after_a_while(reward: Reward) -> None:
+    waiting, patient = gate.Gate(None, patience_s=60), gate.Gate(None, patience_s=0)
+    assert not waiting.is_open(a_job(reward))
+    assert patient.is_open(a_job(reward))
+    with pytest.raises(Unable, match=r"where (they|the graders) run"):
+        patient.admit(a_job(reward))
+    patient.admit(a_job(BY_RULE))
+    assert waiting.is_open(a_job(BY_RULE))
+
+
+def test_what_waiting_may_mend_is_waited_for() -> None:
+    patient = gate.Gate(JUDGE, patience_s=0)
+    assert not patient.is_open(a_job(BY_JUDGE))
+    patient.admit(a_job(BY_JUDGE))  # it was claimed while the judge was up
 
 
 def test_a_judge_that_is_not_up_is_in_the_way() -> None:

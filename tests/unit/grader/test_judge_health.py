@@ -61,6 +61,9 @@ async def test_a_judge_starts_down_and_is_up_after_its_self_test(server: Scripte
     assert server.num_exams == 2
 
 
+DEAD = replies(b"dead", 500)
+
+
 @pytest.mark.parametrize(
     ("exam", "why"),
     [
@@ -69,7 +72,7 @@ async def test_a_judge_starts_down_and_is_up_after_its_self_test(server: Scripte
         (replies(b"no credit", 402), "answers 402: no credit; check"),
         (replies(b"moved", 307, Location="/elsewhere"), "answers 307"),
         (replies(b"effort?", 400), "answers 400: effort?"),
-        (replies(b"dead", 500), "answers 500: dead"),
+        (DEAD, "answers 500: dead"),
         (replies(b"<html>"), "no chat completion; check WEIR_JUDGE_URL"),
         (grades(), "gave 1 to a wrong solution and 1 to a right one"),
         (grades(right=False), "it cannot judge; check WEIR_JUDGE_MODEL"),
@@ -87,8 +90,21 @@ async def test_a_judge_that_fails_its_self_test_says_why(
         await until(lambda: judge.why_down != "starting")
         assert why in judge.why_down
         assert not judge.is_up
+        assert judge.refuses_all == (" answers " in judge.why_down and exam is not DEAD)
         server.exam = tells_right_from_wrong
         await until(lambda: judge.is_up)
+        assert not judge.refuses_all
+
+
+async def test_a_judge_that_was_up_may_refuse_all_for_a_while(server: ScriptedServer) -> None:
+    async with watched(settings_for(server)) as judge:
+        await until(lambda: judge.is_up)
+        server.exam, server.script = replies(b"gone", 404), [replies(b"gone", 404)]
+        doubting = asyncio.create_task(ask(judge))
+        await until(lambda: not judge.is_up)
+        assert "answers 404" in judge.why_down
+        assert not judge.refuses_all
+        doubting.cancel()
 
 
 async def test_a_judge_that_nobody_serves_says_where_it_was_looked_for(

@@ -1,0 +1,152 @@
+"""What cannot work in this deployment, or with this model, told before anything is queued."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.recipe import Recipe, Sampling
+
+from services.chassis.deployment import variable, words
+from services.gateway.errors import from_lines
+from services.gateway.jobs.model_facts import ModelFacts
+
+# What vLLM takes: it refuses more, and silently raises a lower temperature.
+_TEMPERATURES = (0.01, 2.0)
+_MOST_RESPONSES = 16384
+_HIGHEST_LEARNING_RATE = 1.0
+_FORMULAS = ("advantage", "objective", "aggregation", "correction", "divergence")
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What the workers of this deployment can do beyond what every one can."""
+
+    has_judge: bool = False
+    has_formulas: bool = False  # of its own
+    has_verifiers: bool = False
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Abilities:
+        """From the variables that the workers have too."""
+        return cls(
+            has_judge=bool(environment.get("WEIR_JUDGE_URL")),
+            has_formulas=bool(words(variable(environment, "WEIR_EXTENSIONS") or "")),
+            has_verifiers=bool(words(environment.get("WEIR_GRADER_EXTENSIONS", ""))),
+        )
+
+
+@dataclass(frozen=True)
+class TaskFile:
+    """A task file of the job: the field that names it, and whether its first task has messages."""
+
+    param: str
+    has_messages: bool
+
+    @classmethod
+    def at(cls, path: Path, param: str) -> TaskFile:
+        """A checked one; only its first line is read."""
+        with path.open(encoding="utf-8-sig") as lines:
+            first = next(line for line in lines if line.strip())
+        return cls(param, "messages" in json.loads(first))
+
+
+def check(recipe: Recipe, abilities: Abilities, facts: ModelFacts, *files: TaskFile) -> None:
+    """Refuse a recipe that no worker here could work on.
+
+    Raises:
+        Problem: 400 naming each field, what is wrong with it, and the remedy.
+    """
+    lines = [
+        *_numbers(recipe),
+        *_names(recipe, abilities),
+        *_prompts(recipe, facts, files),
+    ]
+    if lines:
+        raise from_lines(lines, code="cannot_work")
+
+
+def _numbers(recipe: Recipe) -> Iterator[str]:
+    yield from _sampling("recipe.rollout", recipe.rollout.sampling, recipe.rollout.group_size)
+    if recipe.evaluation is not None:
+        sampling, samples = recipe.evaluation_sampling, recipe.evaluation.samples
+        if recipe.evaluation.sampling is not None:
+            yield from _sampling("recipe.evaluation", sampling)
+        yield from _responses("recipe.evaluation.samples", samples)
+    for table in (recipe, recipe.critic):
+        if table is not None and table.optimizer.learning_rate > _HIGHEST_LEARNING_RATE:
+            place = "recipe.optimizer" if table is recipe else "recipe.critic.optimizer"
+            yield (
+                f"{place}.learning_rate: {table.optimizer.learning_rate:g} leaves nothing of the "
+                f"weights; give at most {_HIGHEST_LEARNING_RATE:g}, and rather 1e-6"
+            )
+
+
+def _sampling(place: str, sampling: Sampling, group_size: int = 1) -> Iterator[str]:
+    lowest, highest = _TEMPERATURES
+    if not lowest <= sampling.temperature <= highest:
+        yield (
+            f"{place}.sampling.temperature: the engine samples at {lowest:g} to {highest:g}, not "
+            f"at {sampling.temperature:g}"
+        )
+    if "" in sampling.stop:
+        yield f"{place}.sampling.stop: an empty text ends nothing; remove it"
+    yield from _responses(f"{place}.group_size", group_size)
+
+
+def _responses(place: str, number: int) -> Iterator[str]:
+    if number > _MOST_RESPONSES:
+        yield f"{place}: the engine samples at most {_MOST_RESPONSES:,} responses to a prompt"
+
+
+def _names(recipe: Recipe, abilities: Abilities) -> Iterator[str]:
+    for field in _FORMULAS:
+        name = getattr(recipe.algorithm, field)
+        if "." in name and not abilities.has_formulas:
+            yield (
+                f"recipe.algorithm.{field}: nobody here has {name!r}; name the module that adds it "
+                "in WEIR_EXTENSIONS where the gateway and the learner run"
+            )
+    for part in ("outcome", "process"):
+        for check in getattr(recipe.reward, part):
+            if "." in check.verifier and not abilities.has_verifiers:
+                yield (
+                    f"recipe.reward.{part}: no verifier is called {check.verifier!r}; name the "
+                    "module that adds it in WEIR_GRADER_EXTENSIONS where the gateway and the "
+                    "graders run"
+                )
+    if recipe.reward.checks_of_a_judge and not abilities.has_judge:
+        asking = recipe.reward.checks_of_a_judge[0].verifier
+        yield (
+            f"recipe.reward: {asking} asks a model, but this deployment has no judge; set "
+            "WEIR_JUDGE_URL and WEIR_JUDGE_MODEL where the gateway and the graders run, or grade "
+            "by math_answer, string_check or text_similarity"
+        )
+
+
+def _prompts(recipe: Recipe, facts: ModelFacts, files: tuple[TaskFile, ...]) -> Iterator[str]:
+    model = recipe.model
+    if facts.context is not None and model.max_context > facts.context:
+        yield (
+            f"recipe.model.max_context: the model reads {facts.context} tokens, not "
+            f"{model.max_context}; lower it"
+        )
+    with_messages = [file.param for file in files if file.has_messages]
+    if model.prompt_template is None and facts.has_chat_template is False:
+        yield (
+            "recipe.model.prompt_template: the model has no chat template; set it to '{prompt}', "
+            "for tasks with a prompt, or add chat_template.jinja to the model's folder"
+        )
+    elif model.prompt_template is not None and with_messages:
+        remedy = (
+            "give the tasks a prompt; the model has no chat template for messages"
+            if facts.has_chat_template is False
+            else "leave it out, and the model's chat template takes them"
+        )
+        yield (
+            "recipe.model.prompt_template: takes a prompt, but the tasks of "
+            f"{' and '.join(with_messages)} have messages; {remedy}"
+        )

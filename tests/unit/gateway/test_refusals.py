@@ -1,0 +1,187 @@
+"""What cannot work is refused by name, before anything is queued."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.gateway.errors import Problem
+from services.gateway.jobs.model_facts import NOTHING_KNOWN, ModelFacts, facts_of
+from services.gateway.jobs.refusals import Abilities, TaskFile, check
+from tests.builders import a_recipe
+
+NONE = Abilities()
+ALL = Abilities(has_judge=True, has_formulas=True, has_verifiers=True)
+SAMPLING = {"max_tokens": 8}
+
+
+def refused(
+    facts: ModelFacts = NOTHING_KNOWN,
+    abilities: Abilities = NONE,
+    messages: bool = False,
+    **tables: Any,
+) -> tuple[str | None, str]:
+    """The field that the refusal names, and its words."""
+    with pytest.raises(Problem) as caught:
+        check(a_recipe(**tables), abilities, facts, TaskFile("training_file", messages))
+    assert caught.value.status_code == 400
+    return caught.value.param, caught.value.detail
+
+
+def accepted(facts: ModelFacts = NOTHING_KNOWN, messages: bool = False, **tables: Any) -> None:
+    check(a_recipe(**tables), ALL, facts, TaskFile("training_file", messages))
+
+
+@pytest.mark.parametrize("temperature", [1e300, 2.1, 1e-300, 0.009])
+def test_a_temperature_at_which_the_engine_does_not_sample(temperature: float) -> None:
+    sampling = SAMPLING | {"temperature": temperature}
+    field, words = refused(rollout={"sampling": sampling})
+    assert field == "recipe.rollout.sampling.temperature"
+    assert "0.01 to 2" in words
+    evaluation = {"sampling": sampling}
+    tasks = {"train": "a", "held_out": "b"}
+    field, _ = refused(evaluation=evaluation, tasks=tasks)
+    assert field == "recipe.evaluation.sampling.temperature"
+
+
+@pytest.mark.parametrize("temperature", [0.01, 1.3, 2.0])
+def test_a_temperature_at_which_it_does(temperature: float) -> None:
+    accepted(rollout={"sampling": SAMPLING | {"temperature": temperature}})
+
+
+def test_an_empty_stop_ends_nothing() -> None:
+    field, words = refused(rollout={"sampling": SAMPLING | {"stop": ["\n", ""]}})
+    assert field == "recipe.rollout.sampling.stop"
+    assert "empty" in words
+
+
+def test_more_responses_than_the_engine_samples_to_one_prompt() -> None:
+    field, words = refused(rollout={"sampling": SAMPLING, "group_size": 16385})
+    assert field == "recipe.rollout.group_size"
+    assert "16,384" in words
+
+
+@pytest.mark.parametrize("table", ["optimizer", "critic"])
+def test_a_learning_rate_that_leaves_no_weights(table: str) -> None:
+    tables: dict[str, Any] = {"optimizer": {"learning_rate": 1e308}}
+    if table == "critic":
+        tables = {"critic": tables, "algorithm": {"advantage": "gae"}}
+    field, _ = refused(**tables)
+    assert field == f"recipe.{table}{'.optimizer' * (table == 'critic')}.learning_rate"
+
+
+@pytest.mark.parametrize("field", ["advantage", "objective", "aggregation", "divergence"])
+def test_a_formula_that_nobody_here_can_have(field: str) -> None:
+    algorithm = {field: "my_lab.squared"}
+    if field == "divergence":
+        algorithm |= {"divergence_weight": 0.1}  # type: ignore[dict-item]
+    named, words = refused(algorithm=algorithm)
+    assert named == f"recipe.algorithm.{field}"
+    assert "'my_lab.squared'" in words
+    assert "WEIR_EXTENSIONS" in words
+    accepted(algorithm=algorithm)
+
+
+def test_a_verifier_that_nobody_here_can_have() -> None:
+    reward = {"outcome": "my_lab.oracle"}
+    named, words = refused(reward=reward)
+    assert named == "recipe.reward.outcome"
+    assert "'my_lab.oracle'" in words
+    assert "WEIR_GRADER_EXTENSIONS" in words
+    accepted(reward=reward)
+
+
+def test_a_reward_that_asks_a_judge_where_there_is_none() -> None:
+    named, words = refused(reward={"process": "model_judge"})
+    assert named == "recipe.reward"
+    assert "WEIR_JUDGE_URL" in words
+    accepted(reward={"process": "model_judge"})
+
+
+def test_abilities_come_from_the_variables_that_the_workers_have() -> None:
+    assert Abilities.from_environment({"WEIR_JUDGE_URL": "", "WEIR_EXTENSIONS": ""}) == Abilities()
+    environment = {
+        "WEIR_JUDGE_URL": "http://judge/v1",
+        "WEIR_EXTENSIONS": "my_lab",
+        "WEIR_GRADER_EXTENSIONS": "my_lab",
+    }
+    assert Abilities.from_environment(environment) == ALL
+
+
+def test_a_context_that_the_model_cannot_read() -> None:
+    named, words = refused(ModelFacts(context=32))
+    assert named == "recipe.model.max_context"
+    assert "the model reads 32 tokens, not 64" in words
+    accepted(ModelFacts(context=64))
+
+
+def test_messages_need_a_chat_template_and_a_prompt_template_needs_prompts() -> None:
+    plain, without = {"prompt_template": "{prompt}"}, ModelFacts(has_chat_template=False)
+    named, words = refused(without)
+    assert named == "recipe.model.prompt_template"
+    assert "no chat template" in words
+    _, words = refused(without, messages=True, model=plain)
+    assert "training_file have messages" in words
+    assert "no chat template" in words
+    _, words = refused(ModelFacts(has_chat_template=True), messages=True, model=plain)
+    assert "leave it out" in words
+    accepted(without, model=plain)
+    accepted(ModelFacts(has_chat_template=True), messages=True)
+
+
+def test_the_first_task_tells_whether_a_file_has_messages(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('\ufeff\n{"id": "a", "messages": [], "answer": "1"}\n{oops')
+    assert TaskFile.at(path, "x") == TaskFile("x", has_messages=True)
+    path.write_text('{"id": "a", "prompt": "messages", "answer": "1"}\n')
+    assert TaskFile.at(path, "x") == TaskFile("x", has_messages=False)
+
+
+def a_model(folder: Path, config: Any, tokenizer: Any = None) -> str:
+    (folder / "config.json").write_text(json.dumps(config))
+    if tokenizer is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "context"),
+    [
+        ({"max_position_embeddings": 256}, 256),
+        ({"n_positions": 1024, "max_position_embeddings": 2048}, 1024),
+        ({"text_config": {"max_position_embeddings": 512}}, 512),
+        ({"max_position_embeddings": 100, "rope_scaling": {"type": "linear", "factor": 4.0}}, 400),
+        ({"max_position_embeddings": 100, "rope_parameters": {"a": {"factor": 2}}}, 200),
+        ({"max_position_embeddings": 100, "rope_scaling": {"factor": None}}, 100),
+        ({}, None),
+        ([], None),
+    ],
+)
+def test_the_context_is_read_from_the_configuration(
+    tmp_path: Path, config: Any, context: int | None
+) -> None:
+    assert facts_of(a_model(tmp_path, config)).context == context
+
+
+def test_a_chat_template_is_found_wherever_it_lies(tmp_path: Path) -> None:
+    assert facts_of(a_model(tmp_path, {})).has_chat_template is False
+    assert facts_of(a_model(tmp_path, {}, {"chat_template": ""})).has_chat_template is False
+    assert facts_of(a_model(tmp_path, {}, {"chat_template": "{{x}}"})).has_chat_template is True
+    a_model(tmp_path, {}, {})
+    (tmp_path / "tekken.json").touch()
+    assert facts_of(str(tmp_path)).has_chat_template is None
+    (tmp_path / "chat_template.jinja").touch()
+    assert facts_of(str(tmp_path)).has_chat_template is True
+    assert facts_of("Qwen/Qwen3-4B") == NOTHING_KNOWN
+
+
+def test_a_configuration_that_is_damaged_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{oops")
+    with pytest.raises(Problem) as caught:
+        facts_of(str(tmp_path))
+    assert (caught.value.status_code, caught.value.param) == (400, "model")
+    assert "config.json cannot be read" in caught.value.detail
+    assert str(tmp_path) not in caught.value.detail
