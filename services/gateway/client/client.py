@@ -81,9 +81,10 @@ class WeirClient:
     def submit_recipe(self, recipe: Recipe, *, model: str | None = None) -> Json:
         """Upload the task files that a recipe names, relative to the current directory, and submit.
 
-        ``model`` is how the gateway knows the model, if not by the recipe's ``model.path``.
+        ``model`` is how the gateway knows the model, if not by the recipe's ``model.path``. The
+        recipe goes as a whole: the deployment's defaults change nothing of it.
         """
-        tables = recipe.model_dump(mode="json", exclude_unset=True)
+        tables = recipe.model_dump(mode="json")
         tasks = tables.pop("tasks")
         path = tables["model"].pop("path")
         body = {"model": model or path, "training_file": self.upload(Path(tasks["train"]))}

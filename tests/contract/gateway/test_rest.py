@@ -246,7 +246,8 @@ def test_a_job_stores_the_recipe_with_the_folder_and_the_file_ids(
     assert (record.recipe.evaluation.every, record.recipe.evaluation.samples) == (2, 3)
     assert job["model"] == "tiny"
     assert job["user_provided_suffix"] == "mine"
-    assert job["hyperparameters"] == {"batch_size": 4, "eval_interval": 2, "eval_samples": 3}
+    asked = {"batch_size": 4, "n_epochs": 1, "eval_interval": 2, "eval_samples": 3}
+    assert job["hyperparameters"] == asked
     assert job["weir"]["recipe"]["training"]["steps"] == job["weir"]["steps"] == 3
 
 
