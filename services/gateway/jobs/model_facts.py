@@ -73,6 +73,7 @@ def _read(path: Path, param: str) -> Mapping[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        what = f"{param}: {path.name} cannot be read: {error}; mend that file of the model"
+        why = error.strerror if isinstance(error, OSError) else error  # which names no folder
+        what = f"{param}: {path.name} cannot be read: {why}; mend that file of the model"
         raise Problem(400, what, param=param, code="invalid_model") from error
     return data if isinstance(data, dict) else {}

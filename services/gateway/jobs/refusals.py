@@ -35,7 +35,7 @@ class Abilities:
         return cls(
             has_judge=bool(environment.get("WEIR_JUDGE_URL")),
             has_formulas=bool(words(variable(environment, "WEIR_EXTENSIONS") or "")),
-            has_verifiers=bool(words(environment.get("WEIR_GRADER_EXTENSIONS", ""))),
+            has_verifiers=bool(words(environment.get("WEIR_GRADER_EXTENSIONS") or "")),
         )
 
 
@@ -48,10 +48,13 @@ class TaskFile:
 
     @classmethod
     def at(cls, path: Path, param: str) -> TaskFile:
-        """A checked one; only its first line is read."""
-        with path.open(encoding="utf-8-sig") as lines:
-            first = next(line for line in lines if line.strip())
-        return cls(param, "messages" in json.loads(first))
+        """A checked one; only its first line is read. The learner tells what is wrong with it."""
+        try:
+            with path.open(encoding="utf-8-sig") as lines:
+                first = next((line for line in lines if line.strip()), "{}")
+            return cls(param, "messages" in json.loads(first))
+        except (OSError, ValueError):
+            return cls(param, has_messages=False)
 
 
 def check(recipe: Recipe, abilities: Abilities, facts: ModelFacts, *files: TaskFile) -> None:

@@ -138,6 +138,7 @@ def test_the_first_task_tells_whether_a_file_has_messages(tmp_path: Path) -> Non
     assert TaskFile.at(path, "x") == TaskFile("x", has_messages=True)
     path.write_text('{"id": "a", "prompt": "messages", "answer": "1"}\n')
     assert TaskFile.at(path, "x") == TaskFile("x", has_messages=False)
+    assert TaskFile.at(tmp_path / "gone", "x") == TaskFile("x", has_messages=False)
 
 
 def a_model(folder: Path, config: Any, tokenizer: Any = None) -> str:
@@ -180,6 +181,10 @@ def test_a_chat_template_is_found_wherever_it_lies(tmp_path: Path) -> None:
 
 def test_a_configuration_that_is_damaged_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{oops")
+    with pytest.raises(Problem, match=r"config\.json cannot be read: Expecting"):
+        facts_of(str(tmp_path))
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").mkdir()
     with pytest.raises(Problem) as caught:
         facts_of(str(tmp_path))
     assert (caught.value.status_code, caught.value.param) == (400, "model")
