@@ -24,7 +24,7 @@ from tests.containers.engines import ROOT, Engine, engine
 SERVICES = ("gateway", "grader", "rollout", "learner")
 PROJECT = "weir-test"
 SAID: list[str] = []
-_CONTAINER_ENDED = ("not running", "stopped container", "ended with 137")  # as podman says it
+_CONTAINER_ENDED = ("running", "stopped container", "ended with 137")  # as podman says it
 ENDED = {"succeeded", "failed", "cancelled"}
 Json = dict[str, Any]
 
