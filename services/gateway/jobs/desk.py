@@ -142,6 +142,19 @@ class JobDesk:
                     raise conflict(message, param="file_id")
             await asyncio.to_thread(self.files.delete, file_id)
 
+    async def expire_files(self) -> None:
+        """Delete the files whose time is over and that no job needs any more."""
+        async with self._turn:
+            expired = await asyncio.to_thread(self.files.expired)
+            if not expired:
+                return
+            needed: set[str | None] = set()
+            async for record in self._newest_readable_first():
+                if not record.state.is_final:
+                    needed |= {record.recipe.tasks.train, record.recipe.tasks.held_out}
+            for file_id in set(expired) - needed:
+                await asyncio.to_thread(self.files.delete, file_id)
+
     async def _revive(self, record: JobRecord) -> None:
         tasks = record.recipe.tasks
         async with self._turn:  # no file goes meanwhile
