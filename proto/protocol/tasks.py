@@ -61,30 +61,30 @@ def read_tasks(path: Path) -> tuple[Task, ...]:
         TaskFileError: naming the line, the field and the remedy of up to 20 problems; or the file
             and the cause, an `OSError`, if it cannot be read.
     """
-    return tuple(sound_tasks(path))
+    try:
+        with path.open("rb") as file:
+            return tuple(sound_tasks(raw_lines(file)))
+    except OSError as error:
+        raise TaskFileError([f"{path}: {error}"]) from error
 
 
-def sound_tasks(path: Path) -> Iterator[Task]:
-    """The tasks of a file one by one, in the memory of one line and of 100 bytes per task.
+def sound_tasks(lines: Iterable[bytes]) -> Iterator[Task]:
+    """The tasks of a file one by one, in the memory of one line and of 200 bytes per task.
 
     Raises:
-        TaskFileError: as `read_tasks`, after the last task or the twentieth problem.
+        TaskFileError: of up to 20 problems, after the last task or the last of these.
     """
     problems: list[str] = []
     num_tasks = 0
-    try:
-        with path.open("rb") as file:
-            for line in parse_lines(raw_lines(file)):
-                problems += [f"line {line.number}: {problem}" for problem in line.problems]
-                num_tasks += 1
-                if num_tasks > MAX_TASKS:
-                    problems.append(f"line {line.number}: over {MAX_TASKS:,} tasks; split the file")
-                if len(problems) >= _MAX_PROBLEMS or num_tasks > MAX_TASKS:
-                    break
-                if line.task is not None:
-                    yield line.task
-    except OSError as error:
-        raise TaskFileError([f"{path}: {error}"]) from error
+    for line in parse_lines(lines):
+        problems += [f"line {line.number}: {problem}" for problem in line.problems]
+        num_tasks += 1
+        if num_tasks > MAX_TASKS:
+            problems.append(f"line {line.number}: over {MAX_TASKS:,} tasks; split the file")
+        if len(problems) >= _MAX_PROBLEMS or num_tasks > MAX_TASKS:
+            break
+        if line.task is not None:
+            yield line.task
     if not num_tasks:
         problems.append("line 1: the file holds no task")
     if problems:
@@ -237,7 +237,7 @@ def _of_openai(data: dict[str, Any], text: str) -> dict[str, Any]:
     own = {key: data[key] for key in Task.model_fields if data.get(key) is not None}
     metadata = own.setdefault("metadata", {})
     if not isinstance(metadata, dict):
-        return own
+        raise ValueError("metadata: must be an object {...}; call the column otherwise")
     if twice := [key for key in columns if key in metadata]:
         raise ValueError(f"{twice[0]}: stands in the metadata too; remove one of them")
     own.setdefault("id", _derived_id(text))

@@ -21,13 +21,13 @@ _PROCESSES.set_forkserver_preload([check_process.__name__])
 
 @dataclass(frozen=True)
 class Contents:
-    """What a task file holds: tasks, and the columns that every one of them has.
+    """What a task file holds: tasks, and how many of them have each column.
 
     ``columns`` is None where they are too many to be kept.
     """
 
     tasks: int
-    columns: list[str] | None
+    columns: dict[str, int] | None
 
 
 @dataclass

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import resource
+from collections import Counter
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from protocol.messages import Task
-from protocol.tasks import TaskFileError, sound_tasks
+from protocol.tasks import TaskFileError, raw_lines, sound_tasks
 
 from services.chassis.parent import die_with_parent
 
@@ -43,10 +44,13 @@ def _limit() -> None:
 
 def _contents(path: Path) -> dict[str, Any]:
     num_tasks = 0
-    common: set[str] = set()
-    for num_tasks, task in enumerate(sound_tasks(path), start=1):
-        common = _columns(task) if num_tasks == 1 else common & _columns(task)
-    columns = sorted(common) if len(common) <= _MAX_COLUMNS else None
+    columns: Counter[str] | None = Counter()
+    with path.open("rb") as file:
+        for task in sound_tasks(raw_lines(file)):
+            num_tasks += 1
+            if columns is not None:
+                columns.update(_columns(task))
+                columns = columns if len(columns) <= _MAX_COLUMNS else None
     return {"tasks": num_tasks, "columns": columns}
 
 

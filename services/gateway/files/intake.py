@@ -96,15 +96,12 @@ def wish_of(fields: dict[str, str]) -> FileWish:
     Raises:
         Problem: 400 naming the field that is missing, wrong or unknown.
     """
-    nested: dict[str, Any] = {}
-    for name, value in fields.items():
-        table, _, key = name.removesuffix("]").partition("[")
-        if key and isinstance(nested.setdefault(table, {}), dict):
-            nested[table][key] = value
-        else:
-            nested[name] = value
+    table = "expires_after["
+    expiry = {name[len(table) : -1]: text for name, text in fields.items() if table in name}
+    plain = {name: text for name, text in fields.items() if table not in name}
+    wish: dict[str, Any] = {"expires_after": expiry or None, **plain}
     try:
-        return FileWish.model_validate(nested)
+        return FileWish.model_validate(wish)
     except ValidationError as error:
         raise from_lines(explain_body(error), code="invalid_request") from error
 

@@ -31,7 +31,7 @@ _SCRATCH = ".upload-"
 class StoredFile(BaseModel):
     """A task file on the shelf, in OpenAI's shape; ``tasks`` is how many it holds.
 
-    ``columns`` is what every task has for the templates of graders, None where that is not known.
+    ``columns`` says how many have each field that graders may name, None where that is not known.
     """
 
     id: str
@@ -44,7 +44,7 @@ class StoredFile(BaseModel):
     status: Literal["processed"] = "processed"
     status_details: None = None
     tasks: int
-    columns: list[str] | None = None
+    columns: dict[str, int] | None = None
 
 
 @dataclass
