@@ -163,6 +163,9 @@ class _Attempt:
         except StopRequested:
             await learning.save_checkpoint()
             raise
+        except CancelRequested:
+            await learning.save_for_others()
+            raise
         await self._succeed(learning, outcome)
 
     async def _prepare(self) -> Learning:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from services.learner.measured import Measured
 from services.learner.parts import Parts
 from services.learner.progress import Progress
 from services.learner.reconciler import Reconciler
+from services.learner.report import numbers_in
 from services.learner.sample_facts import sampled_groups
 from services.learner.samples import GroupFacts, Sample, samples_of
 from services.learner.scoring import Scoring
@@ -201,6 +203,7 @@ class Learning:
             "dropped_responses": dict(facts.dropped_responses),
             "groups": await self.account(Purpose.TRAIN),
         }
+        self.progress.metrics = numbers_in(data)
         await self.parts.reporter.step(self.step, data)
         if selection.is_undersampled:
             await self.parts.reporter.undersampled(self.step, selection)
@@ -248,9 +251,27 @@ class Learning:
             await self.parts.store.sync()
             await self.parts.intake.roll_log()
             state = self.progress.state(self.parts.intake.first_segment_needed)
-            await self.parts.checkpoints.save(self.parts.team, state, self._commit)
+            await self.parts.checkpoints.save(
+                self.parts.team, state, self._commit, self._export_policy
+            )
             await self.parts.intake.drop_segments(self.parts.checkpoints.first_segment_needed())
         self.saved = self.progress.checkpoint_name
+
+    async def save_for_others(self) -> None:
+        """The job ends before its time: what it has learned since the last checkpoint stays usable.
+
+        Where that cannot be written people are told, and no more.
+        """
+        if self.is_saved or self._replaying or not self.step:
+            return
+        try:
+            await self.save_checkpoint()
+        except (OSError, MemoryError) as error:
+            message = f"what was learned since the last checkpoint is lost: {error}"
+            await self.parts.reporter.say("unsaved", message, level="warn")
+
+    async def _export_policy(self, folder: Path) -> None:
+        await self.parts.publisher.export(self.parts.team, self.step, folder)
 
     @property
     def is_saved(self) -> bool:

@@ -24,14 +24,15 @@ def model_folder(path: str, deployment: Deployment, field: str = "model.path") -
     """The folder of a recipe's model, downloaded if it is a hub id and the deployment allows it.
 
     Args:
-        path: a folder below an allowed root, or a hub id.
+        path: a folder below an allowed root or of a job, or a hub id.
         field: where the recipe names it.
 
     Raises:
         ModelNotFound: if no allowed root holds it, or it has no safetensors weights.
         NotOnHub: if it is to come from the hub, and the hub has none with safetensors weights.
     """
-    folder = folder_under_roots(path, deployment.model_roots, field)
+    made_by_jobs = deployment.jobs_dir.resolve()
+    folder = folder_under_roots(path, (*deployment.model_roots, made_by_jobs), field)
     if folder is not None:
         return folder
     if deployment.model_hub and not Path(path).is_absolute():

@@ -274,7 +274,9 @@ def _show_gain(evaluations: Sequence[Result]) -> None:
 
 def _last_word(job: Job) -> int:
     if job["status"] == "succeeded":
-        print(f"{job['id']} succeeded: {job['fine_tuned_model'] or 'no model was written'}")
+        print(
+            f"{job['id']} succeeded: {job['weir']['result'].get('model') or 'no model was written'}"
+        )
         return SUCCEEDED
     reason = f": {job['error']['message']}" if job["error"] else ""
     print(f"{job['id']} {job['status']}{reason}", file=sys.stderr)

@@ -120,7 +120,9 @@ class WeirClient:
         """A job's events until now, oldest first."""
         page: Json = {"has_more": True, "last_id": after}
         while page["has_more"]:
-            params = {"limit": _PAGE} | ({"after": page["last_id"]} if page["last_id"] else {})
+            params = {"order": "asc", "limit": _PAGE} | (
+                {"after": page["last_id"]} if page["last_id"] else {}
+            )
             page = self._request("GET", f"{JOBS}/{job_id}/events", params=params)
             yield from page["data"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from services.chassis.deployment import Deployment
 from services.gateway.errors import Problem
-from services.gateway.jobs.model_folder import resolve_model
+from services.gateway.models.folders import resolve_model
 
 
 def a_deployment(*roots: Path, hub: str = "off") -> Deployment:
