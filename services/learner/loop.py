@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -251,32 +250,20 @@ class Learning:
             await self.parts.store.sync()
             await self.parts.intake.roll_log()
             state = self.progress.state(self.parts.intake.first_segment_needed)
-            await self.parts.checkpoints.save(
-                self.parts.team, state, self._commit, self._export_policy
-            )
+            export = partial(self.parts.publisher.export, self.parts.team, self.step)
+            await self.parts.checkpoints.save(self.parts.team, state, self._commit, export)
             await self.parts.intake.drop_segments(self.parts.checkpoints.first_segment_needed())
         self.saved = self.progress.checkpoint_name
-
-    async def save_for_others(self) -> None:
-        """The job ends before its time: what it has learned since the last checkpoint stays usable.
-
-        Where that cannot be written people are told, and no more.
-        """
-        if self.is_saved or self._replaying or not self.step:
-            return
-        try:
-            await self.save_checkpoint()
-        except (OSError, MemoryError) as error:
-            message = f"what was learned since the last checkpoint is lost: {error}"
-            await self.parts.reporter.say("unsaved", message, level="warn")
-
-    async def _export_policy(self, folder: Path) -> None:
-        await self.parts.publisher.export(self.parts.team, self.step, folder)
 
     @property
     def is_saved(self) -> bool:
         """Whether there is a checkpoint of this moment."""
         return self.saved == self.progress.checkpoint_name
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the policy is ahead of what all checkpoints hold."""
+        return self.step > 0 and not self.is_saved and not self._replaying
 
     async def _commit(self) -> None:
         """The fence: a superseded attempt stops here, before its checkpoint counts."""

@@ -19,8 +19,8 @@ from services.chassis.service import Service
 from services.gateway.errors import Problem, conflict, in_time, not_found
 from services.gateway.files.shelf import FileShelf, StoredFile
 from services.gateway.jobs.memory import check_memory
-from services.gateway.models.folders import resolve_model
 from services.gateway.models.files import remove_model
+from services.gateway.models.folders import resolve_model
 from services.gateway.models.own import with_own_models
 from services.gateway.openai.job_object import AnyJob, metadata_of, status_of
 from services.gateway.openai.submission import JobRequest, build_recipe, with_critic_folder
@@ -163,7 +163,7 @@ class JobDesk:
         """Only jobs of earlier releases start from a model without a copy of their own."""
         for job_id in await in_time(self.exchange.queue()):
             record = await self._read(job_id)
-            if not isinstance(record, JobRecord):
+            if not isinstance(record, JobRecord) or record.state.is_final:
                 continue
             recipe = record.recipe
             if str(folder.resolve()) in {recipe.model.path, recipe.critic and recipe.critic.path}:

@@ -75,7 +75,8 @@ def checkpoint_object(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _metrics(folder: Path) -> dict[str, Any]:
     try:
-        kept = json.loads((folder / "state.json").read_bytes()).get("metrics", {})
-    except (OSError, ValueError, AttributeError):  # the learner tells of damage
+        state = json.loads((folder / "state.json").read_bytes())
+        kept: dict[str, Any] = dict(state.get("metrics", {}))
+    except (OSError, ValueError, TypeError, AttributeError):  # the learner tells of damage
         return {}
     return {_OPENAI_NAMES.get(name, name): value for name, value in kept.items()}
