@@ -37,9 +37,8 @@ def model_folder(path: str, deployment: Deployment, field: str = "model.path") -
         return folder
     if deployment.model_hub and not Path(path).is_absolute():
         return _downloaded(path, field)
-    roots = ", ".join(str(root) for root in deployment.model_roots)
     raise ModelNotFound(
-        f"{field}: no model folder {path!r} under {roots} (WEIR_MODEL_ROOTS); "
+        f"{field}: no model folder {path!r} under one of WEIR_MODEL_ROOTS; "
         "to download it from a model hub set WEIR_MODEL_HUB=on"
     )
 
