@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from prometheus_client import Counter, Histogram
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.chassis.logs import REQUEST_ID
@@ -55,6 +56,8 @@ class Measured:
         token = REQUEST_ID.set(answer.request_id)
         try:
             await self.app(scope, receive, send_measured)
+        except ClientDisconnect:
+            pass  # nobody is there to be answered
         except Exception as error:
             log.exception("the gateway failed")
             if answer.status:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +29,17 @@ class Traced:
     metrics_url: str
 
     def lines(self, request_id: str) -> list[dict[str, Any]]:
-        lines = map(json.loads, self.log.read_text().splitlines())
-        return [line for line in lines if line.get("request_id") == request_id]
+        """Of a request, the last of which is written when the answer is out."""
+        deadline = time.monotonic() + 20
+        while True:
+            whole = self.log.read_text().rpartition("\n")[0].splitlines()
+            lines = [
+                line for line in map(json.loads, whole) if line.get("request_id") == request_id
+            ]
+            if any(line["message"] == "request" for line in lines):
+                return lines
+            assert time.monotonic() < deadline, f"no line of {request_id}"
+            time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")

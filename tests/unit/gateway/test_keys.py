@@ -43,7 +43,7 @@ class Door:
         address: str = "192.0.2.1",
     ) -> httpx.Response:
         transport = httpx.ASGITransport(self.app, client=(address, 5000))
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = {b"Authorization": f"Bearer {key}".encode()} if key else {}
         async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
             return await client.request(method, path, headers=headers)
 
@@ -113,17 +113,15 @@ async def test_a_refusal_names_the_role_that_would_do() -> None:
     assert "the role admin" in (await door.ask("write-key", "DELETE")).json()["detail"]
 
 
-@pytest.mark.parametrize(
-    "given", ["read-ke", "read-key ", KEYS[0], KEYS[0].rpartition(":")[2], "é"]
-)
+@pytest.mark.parametrize("given", ["read-ke", "read-keys", KEYS[0], KEYS[0][-64:], "é"])
 async def test_neither_a_part_nor_the_hash_of_a_key_opens(given: str) -> None:
-    door = Door(*KEYS)
-    headers = {"Authorization": f"Bearer {given}x".encode()[:-1]}
-    transport = httpx.ASGITransport(door.app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
-        reply = await client.get("/v1/files", headers=headers)
-    expected = 200 if given.strip() == "read-key" else 401  # blanks around it are no part of it
-    assert reply.status_code == expected
+    assert (await Door(*KEYS).ask(given)).status_code == 401
+
+
+@pytest.mark.parametrize("key", ["read-key ", "schlüssel"])
+async def test_a_key_is_what_stands_between_blanks_whatever_its_letters(key: str) -> None:
+    door = Door(*KEYS, "schlüssel")
+    assert (await door.ask(key)).status_code == 200
 
 
 async def test_who_guesses_is_not_heard_any_more_and_nobody_else_is_locked_out(
