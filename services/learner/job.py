@@ -39,7 +39,7 @@ from services.learner.flops import Flops
 from services.learner.formulas import check_formulas
 from services.learner.intake import Intake
 from services.learner.lease import Role
-from services.learner.loop import LearnedNothing, Learning
+from services.learner.loop import Learning
 from services.learner.lost import NothingCanWork
 from services.learner.model_check import UnsupportedModel, check_models, check_split
 from services.learner.model_source import NotOnHub, model_folder
@@ -47,7 +47,7 @@ from services.learner.ordering import order_warnings
 from services.learner.outcome import Outcome
 from services.learner.parts import Parts
 from services.learner.pretraining import Pretraining
-from services.learner.progress import Progress
+from services.learner.progress import LearnedNothing, Progress
 from services.learner.publish import Publisher, sweep
 from services.learner.ranks import Team, TeamBroken
 from services.learner.report import Reporter
@@ -167,6 +167,9 @@ class _Attempt:
         except StopRequested:
             await learning.save_checkpoint()
             raise
+        except CancelRequested:
+            await self._save_for_others(learning)
+            raise
         await self._succeed(learning, outcome)
 
     async def _prepare(self) -> Learning:
@@ -276,6 +279,16 @@ class _Attempt:
                 f"there are none set WEIR_LEARNER_RANKS={state.ranks}"
             )
         return newest
+
+    async def _save_for_others(self, learning: Learning) -> None:
+        """What a cancelled job has learned stays for other jobs, if the disk takes it."""
+        try:
+            if learning.is_ahead:
+                await learning.save_checkpoint()
+        except OSError as error:
+            log.exception("no last checkpoint")
+            message = f"its last checkpoint is lost: {error}"
+            await learning.parts.reporter.say("unsaved", message, level="warn")
 
     async def _succeed(self, learning: Learning, outcome: Outcome) -> None:
         """Save the final weights beside a last checkpoint, and say how it went."""

@@ -22,6 +22,10 @@ _TOTALS = (
 )
 
 
+class LearnedNothing(RuntimeError):
+    """All steps are made, and the policy is as it was; the text says why."""
+
+
 def _no_totals() -> dict[str, float]:
     return dict.fromkeys(_TOTALS, 0.0)
 
@@ -43,6 +47,7 @@ class Progress:
     evaluated: int = 0
     totals: dict[str, float] = field(default_factory=_no_totals)
     phase_seconds: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float | None] = field(default_factory=dict)  # of the last step
 
     @classmethod
     def of(cls, state: LearnerState) -> Progress:
@@ -57,6 +62,7 @@ class Progress:
             evaluated=max(state.evaluated, len(state.evaluations)),
             totals=_no_totals() | {"updates": float(state.step)} | state.totals,
             phase_seconds=dict(state.phase_seconds),
+            metrics=dict(state.metrics),
         )
         for purpose, stored in state.ledgers.items():
             progress.ledgers[purpose].restore(stored)
@@ -75,6 +81,7 @@ class Progress:
             evaluated=self.evaluated,
             totals=self.totals,
             phase_seconds=self.phase_seconds,
+            metrics=self.metrics,
         )
 
     @property

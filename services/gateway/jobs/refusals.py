@@ -1,18 +1,16 @@
-"""What cannot work in this deployment, or with this model, told before anything is queued."""
+"""What cannot work in this deployment, or with this model, told before anything is queued. Pure."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from protocol.recipe import Recipe, Sampling
 
 from services.chassis.deployment import variable, words
 from services.gateway.errors import from_lines
-from services.gateway.jobs.model_facts import ModelFacts
+from services.gateway.models.facts import ModelFacts
 
 # What vLLM takes: it refuses more, and silently raises a lower temperature.
 _TEMPERATURES = (0.01, 2.0)
@@ -39,26 +37,13 @@ class Abilities:
         )
 
 
-@dataclass(frozen=True)
-class TaskFile:
-    """A task file of the job: the field that names it, and whether its first task has messages."""
-
-    param: str
-    has_messages: bool
-
-    @classmethod
-    def at(cls, path: Path, param: str) -> TaskFile:
-        """A checked one; only its first line is read. The learner tells what is wrong with it."""
-        try:
-            with path.open(encoding="utf-8-sig") as lines:
-                first = next((line for line in lines if line.strip()), "{}")
-            return cls(param, "messages" in json.loads(first))
-        except (OSError, ValueError):
-            return cls(param, has_messages=False)
-
-
-def check(recipe: Recipe, abilities: Abilities, facts: ModelFacts, *files: TaskFile) -> None:
+def check(
+    recipe: Recipe, abilities: Abilities, facts: ModelFacts, with_messages: Sequence[str] = ()
+) -> None:
     """Refuse a recipe that no worker here could work on.
+
+    Args:
+        with_messages: the fields that name files whose tasks have messages for a prompt.
 
     Raises:
         Problem: 400 naming each field, what is wrong with it, and the remedy.
@@ -66,7 +51,7 @@ def check(recipe: Recipe, abilities: Abilities, facts: ModelFacts, *files: TaskF
     lines = [
         *_numbers(recipe),
         *_names(recipe, abilities),
-        *_prompts(recipe, facts, files),
+        *_prompts(recipe, facts, with_messages),
     ]
     if lines:
         raise from_lines(lines, code="cannot_work")
@@ -130,14 +115,13 @@ def _names(recipe: Recipe, abilities: Abilities) -> Iterator[str]:
         )
 
 
-def _prompts(recipe: Recipe, facts: ModelFacts, files: tuple[TaskFile, ...]) -> Iterator[str]:
+def _prompts(recipe: Recipe, facts: ModelFacts, with_messages: Sequence[str]) -> Iterator[str]:
     model = recipe.model
     if facts.context is not None and model.max_context > facts.context:
         yield (
             f"recipe.model.max_context: the model reads {facts.context} tokens, not "
             f"{model.max_context}; lower it"
         )
-    with_messages = [file.param for file in files if file.has_messages]
     if model.prompt_template is None and facts.has_chat_template is False:
         yield (
             "recipe.model.prompt_template: the model has no chat template; set it to '{prompt}', "

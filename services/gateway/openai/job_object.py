@@ -37,17 +37,12 @@ _BLANK: dict[str, Any] = {
 }
 
 
-def job_object(job: AnyJob, finishes_at: float | None = None) -> dict[str, Any]:
-    """A job in OpenAI's shape, and Weir's own words about it under ``weir``.
-
-    Args:
-        finishes_at: when it is expected to end, in seconds since 1970, if that is known.
-    """
+def job_object(job: AnyJob) -> dict[str, Any]:
+    """A job in OpenAI's shape, and Weir's own words about it under ``weir``."""
     if isinstance(job, UnreadableRecord):
         error = _error("unreadable_record", str(job))
         return _BLANK | {"id": job.id, "status": job.state.value, "error": error}
-    estimate = None if finishes_at is None else int(finishes_at)
-    return _BLANK | _told_by(job) | {"estimated_finish": estimate}
+    return _BLANK | _told_by(job)
 
 
 def _told_by(record: JobRecord) -> dict[str, Any]:
@@ -59,7 +54,7 @@ def _told_by(record: JobRecord) -> dict[str, Any]:
         "created_at": int(record.created_at),
         "finished_at": None if record.finished_at is None else int(record.finished_at),
         "model": request.get("model", recipe.model.path),
-        "fine_tuned_model": result.get("model") if succeeded else None,
+        "fine_tuned_model": record.id if succeeded and result.get("model") else None,
         "status": status_of(record),
         "error": _error("job_failed", record.error) if has_error else None,
         "training_file": recipe.tasks.train,

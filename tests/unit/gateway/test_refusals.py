@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from services.gateway.errors import Problem
-from services.gateway.jobs.model_facts import NOTHING_KNOWN, ModelFacts, facts_of
-from services.gateway.jobs.refusals import Abilities, TaskFile, check
+from services.gateway.jobs.refusals import Abilities, check
+from services.gateway.models.facts import NOTHING_KNOWN, ModelFacts, facts_of
 from tests.builders import a_recipe
 
 NONE = Abilities()
@@ -26,13 +26,13 @@ def refused(
 ) -> tuple[str | None, str]:
     """The field that the refusal names, and its words."""
     with pytest.raises(Problem) as caught:
-        check(a_recipe(**tables), abilities, facts, TaskFile("training_file", messages))
+        check(a_recipe(**tables), abilities, facts, ["training_file"] * messages)
     assert caught.value.status_code == 400
     return caught.value.param, caught.value.detail
 
 
 def accepted(facts: ModelFacts = NOTHING_KNOWN, messages: bool = False, **tables: Any) -> None:
-    check(a_recipe(**tables), ALL, facts, TaskFile("training_file", messages))
+    check(a_recipe(**tables), ALL, facts, ["training_file"] * messages)
 
 
 @pytest.mark.parametrize("temperature", [1e300, 2.1, 1e-300, 0.009])
@@ -130,15 +130,6 @@ def test_messages_need_a_chat_template_and_a_prompt_template_needs_prompts() -> 
     assert "leave it out" in words
     accepted(without, model=plain)
     accepted(ModelFacts(has_chat_template=True), messages=True)
-
-
-def test_the_first_task_tells_whether_a_file_has_messages(tmp_path: Path) -> None:
-    path = tmp_path / "tasks.jsonl"
-    path.write_text('\ufeff\n{"id": "a", "messages": [], "answer": "1"}\n{oops')
-    assert TaskFile.at(path, "x") == TaskFile("x", has_messages=True)
-    path.write_text('{"id": "a", "prompt": "messages", "answer": "1"}\n')
-    assert TaskFile.at(path, "x") == TaskFile("x", has_messages=False)
-    assert TaskFile.at(tmp_path / "gone", "x") == TaskFile("x", has_messages=False)
 
 
 def a_model(folder: Path, config: Any, tokenizer: Any = None) -> str:
