@@ -11,12 +11,15 @@ from services.chassis.deployment import DeploymentError
 from services.chassis.service import Service, run_service
 from services.gateway.app import create_app
 from services.gateway.watch.fleet import watch_forever
+from services.gateway.watch.tidying import tidy_forever
 from services.gateway.watch.watchdog import Watchdog
 
 
 async def watch(watchdog: Watchdog, service: Service) -> None:
     """Watch the stack until told to stop."""
-    await asyncio.gather(watch_forever(service), watchdog.watch_forever(service))
+    await asyncio.gather(
+        watch_forever(service), watchdog.watch_forever(service), tidy_forever(service)
+    )
 
 
 def make_app(watchdog: Watchdog, service: Service) -> FastAPI:

@@ -104,6 +104,10 @@ class WeirClient:
         params = {"limit": limit} | ({"after": after} if after else {})
         return self._request("GET", JOBS, params=params)["data"]
 
+    def delete(self, job_id: str) -> Json:
+        """Delete all of a job that has ended, the model that it has trained as well."""
+        return self._request("DELETE", f"{JOBS}/{job_id}")
+
     def cancel(self, job_id: str) -> Json:
         """Ask a job to end."""
         return self._request("POST", f"{JOBS}/{job_id}/cancel")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Request, Response
+from fastapi import APIRouter, BackgroundTasks, Depends, Header, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 from protocol.messages import Requested
 
 from services.gateway.jobs.desk import Desk, Repeat
 from services.gateway.jobs.events import checked_place, checkpoints, events_page
+from services.gateway.jobs.folders import remove
 from services.gateway.jobs.following import Feeds, end_quietly
 from services.gateway.jobs.trained_model import model_file, model_files
 from services.gateway.openai.job_object import job_object
@@ -61,6 +62,13 @@ async def list_jobs(
 async def get_job(job_id: str, desk: Desk) -> Json:
     """One job."""
     return job_object(await desk.find(job_id))
+
+
+@jobs.delete("/{job_id}")
+async def delete_job(job_id: str, desk: Desk, background: BackgroundTasks) -> Json:
+    """Delete all of a job that has ended: record, events, samples, checkpoints and model."""
+    background.add_task(remove, await desk.delete(job_id))
+    return {"id": job_id, "object": "fine_tuning.job", "deleted": True}
 
 
 @jobs.post("/{job_id}/cancel")
