@@ -104,9 +104,7 @@ def test_a_key_that_made_it_is_refused(stack: Stack, http: httpx.Client) -> None
     assert_refused(http.post(JOBS, json=body, headers=headers), 409, "id")
 
 
-def test_the_gateway_stays_ready_and_counts_it(
-    own_server: Server, tmp_path: Path
-) -> None:
+def test_the_gateway_stays_ready_and_counts_it(own_server: Server, tmp_path: Path) -> None:
     with a_gateway(own_server, tmp_path) as stack, own_server.client() as client:
         stack.exchange(lambda exchange: exchange.submit(a_job_record()))
         damage(stack, "job", {"recipe": '{"new_table": {}}'})
