@@ -20,7 +20,13 @@ from services.gateway.files.shelf import FileShelf, StoredFile
 from services.gateway.jobs.memory import check_memory
 from services.gateway.jobs.model_folder import resolve_model
 from services.gateway.openai.job_object import AnyJob, metadata_of, status_of
-from services.gateway.openai.submission import JobRequest, build_recipe, with_critic_folder
+from services.gateway.openai.offers import refuse_what_graders_lack
+from services.gateway.openai.submission import (
+    GRADER,
+    JobRequest,
+    build_recipe,
+    with_critic_folder,
+)
 
 _REPEAT_WINDOW_S = 600.0
 
@@ -176,6 +182,9 @@ class JobDesk:
         recipe = await asyncio.to_thread(
             with_critic_folder, build_recipe(request, model, train.tasks), self._critic_folder
         )
+        has_grader = request.method and request.method.reinforcement.grader
+        place = GRADER if has_grader else None
+        await refuse_what_graders_lack(self.exchange, recipe.reward, place)
         check_memory(recipe, num_held_out, await in_time(self.exchange.memory_limit()))
         return JobRecord(
             id=job_id, created_at=time.time(), recipe=recipe, request=request.as_sent()
