@@ -60,7 +60,12 @@ class GraderToRun(Body):
         )
 
 
-async def run_trial(exchange: Exchange, trial: Trial) -> TrialResult:
+async def run_trial(
+    exchange: Exchange,
+    trial: Trial,
+    taken_within_s: float = _TAKEN_WITHIN_S,
+    done_within_s: float = _DONE_WITHIN_S,
+) -> TrialResult:
     """Have a grader that is free do it.
 
     Raises:
@@ -68,13 +73,13 @@ async def run_trial(exchange: Exchange, trial: Trial) -> TrialResult:
     """
     if not await in_time(exchange.ask_trial(trial, _MOST_WAITING)):
         raise _unavailable(f"{_MOST_WAITING} trials of graders wait already")
-    taken = await exchange.trial_is_taken(trial.id, _TAKEN_WITHIN_S)
+    taken = await exchange.trial_is_taken(trial.id, taken_within_s)
     if not taken and await in_time(exchange.withdraw_trial(trial)):
         raise _unavailable(
-            f"no grader took it within {_TAKEN_WITHIN_S:g} s: none runs, or all are busy with "
+            f"no grader took it within {taken_within_s:g} s: none runs, or all are busy with "
             "other trials; see that one runs"
         )
-    result = await exchange.trial_result(trial.id, _DONE_WITHIN_S)
+    result = await exchange.trial_result(trial.id, done_within_s)
     if result is None:
         raise _unavailable("the grader that took it has ended")
     if result.missing:
