@@ -5,14 +5,12 @@ from __future__ import annotations
 from protocol.messages import Offers
 from protocol.rewards import AskedOfAJudge, Check
 
-PYTHON_VARIABLE = "WEIR_GRADER_PYTHON"
-
 
 def lacking(offers: Offers, check: Check) -> str | None:
     """What graders with these offers lack for a check, and the remedy; None if nothing."""
     if check.verifier == "python" and "python" not in offers.verifiers:
         return (
-            f"the graders run no client's code; set {PYTHON_VARIABLE}=on where they run, or use "
+            "the graders run no client's code; set WEIR_GRADER_PYTHON=on where they run, or use "
             "string_check, text_similarity, score_model or a multi of them"
         )
     if check.verifier not in offers.verifiers:

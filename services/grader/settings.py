@@ -6,8 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from protocol.offers import PYTHON_VARIABLE
-
 from services.chassis.deployment import DeploymentError
 
 
@@ -32,7 +30,7 @@ class Settings:
             groups_in_flight=_count(environment, "WEIR_GRADER_GROUPS_IN_FLIGHT", 256),
             workers=_count(environment, "WEIR_GRADER_WORKERS", spare_cores),
             extensions=_words(environment.get("WEIR_GRADER_EXTENSIONS", "")),
-            python=_switch(environment, PYTHON_VARIABLE),
+            python=_switch(environment, "WEIR_GRADER_PYTHON"),
         )
 
 

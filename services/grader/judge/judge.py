@@ -67,7 +67,7 @@ class Judge:
         self._context = Context(self._wire, settings.context_tokens)
         self._identity = Identity(settings.url, settings.model)
         self._is_identified = asyncio.Event()
-        self._health = Health(self._examine, settings.retest_s)
+        self._health = Health(self._examine, settings.retest_s, settings.model)
         self._num_examinations = 0
         self._slots = Slots(settings.concurrency)
         self._sharing: Sharing[Answer] = Sharing()
