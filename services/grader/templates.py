@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 
 from protocol.messages import NOT_GIVEN, Task
+from protocol.tasks import as_text
 from pydantic import JsonValue
 
 from services.grader.notes import note_failure
@@ -101,4 +102,4 @@ def _looked_up(value: JsonValue, path: list[str], missing: KeyError) -> str:
             value = value[int(step)]
         else:
             raise missing
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return as_text(value)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping
 from typing import Any
 
 from protocol.exchange import Exchange
 from protocol.messages import NOT_GIVEN, Graded, Score, Task, Trial, TrialResult, Ungradable
+from protocol.recipe import explain
 from protocol.rewards import Reward
-from pydantic import Field, JsonValue
+from protocol.tasks import as_text
+from pydantic import Field, JsonValue, ValidationError
 
-from services.gateway.errors import Problem, in_time
+from services.gateway.errors import Problem, from_lines, in_time
 from services.gateway.openai.body import Body
 from services.gateway.openai.graders import AnyGrader, MultiGrader, outcome_of
 from services.gateway.paging import Json
@@ -20,8 +21,7 @@ from services.gateway.paging import Json
 _MOST_WAITING = 32
 _TAKEN_WITHIN_S = 10.0
 _DONE_WITHIN_S = 130.0  # a grader gives up before
-_COLUMNS = ("id", "prompt", "answer", "solution", "metadata")
-_NEEDED = {"math_answer": "answer", "model_judge": "prompt"}  # columns by verifier
+_TEXTS = ("id", "prompt", "answer", "solution")
 _FLAGS = {  # of OpenAI's, by the reasons of what could not be graded
     "formula_parse_error": {"formula_undefined"},
     "invalid_variable_error": {"unknown_field"},
@@ -49,15 +49,15 @@ class GraderToRun(Body):
             Problem: 400 if the grader is wrong, or asks for a column that the item lacks.
         """
         reward = Reward.model_validate(outcome_of(self.grader, "grader"))
-        item = dict(self.item or {})
+        task = _task(self.item or {})
         for check in reward.outcome:
-            column = _NEEDED.get(check.verifier)
-            if column and not _text(_column(item, column)):
-                message = f"item.{column}: missing, but {check.label} looks at it; add it"
-                raise Problem(400, message, param=f"item.{column}")
-        return Trial(
-            id=secrets.token_hex(12), reward=reward, task=_task(item), text=self.model_sample
-        )
+            if check.verifier == "math_answer" and task.answer is None:
+                message = f"item.answer: missing, but {check.label} compares with it; add it"
+                raise Problem(400, message, param="item.answer")
+            if check.verifier == "model_judge" and task.prompt == NOT_GIVEN:
+                message = f"item.prompt: missing, but {check.label} is told it; add it"
+                raise Problem(400, message, param="item.prompt")
+        return Trial(id=secrets.token_hex(12), reward=reward, task=task, text=self.model_sample)
 
 
 async def run_trial(
@@ -127,28 +127,24 @@ def _errors(result: TrialResult) -> dict[str, Any]:
     return {**flags, **dict.fromkeys(_NEVER, False), "other_error": bool(lost - known), **details}
 
 
-def _task(item: dict[str, JsonValue]) -> Task:
+def _task(item: Mapping[str, JsonValue]) -> Task:
     """The item as a task of a job would have it; what it has beyond that is its metadata."""
-    own = item.get("metadata")
-    others = {name: value for name, value in item.items() if name not in _COLUMNS}
-    return Task(
-        id=_text(item.get("id")) or "item",
-        prompt=_text(_column(item, "prompt")) or NOT_GIVEN,
-        answer=_text(_column(item, "answer")) or NOT_GIVEN,
-        solution=_text(item.get("solution")),
-        metadata={**(own if isinstance(own, dict) else {}), **others},
-    )
-
-
-def _column(item: Mapping[str, JsonValue], name: str) -> JsonValue:
-    """A column, under OpenAI's name for it too."""
-    return item.get(name, item.get("reference_answer") if name == "answer" else None)
-
-
-def _text(value: JsonValue) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False)
+    given = {name: value for name, value in item.items() if value not in (None, "")}
+    texts = {name: as_text(given[name]) for name in _TEXTS if name in given}
+    texts.setdefault("id", "item")
+    if "reference_answer" in given:
+        texts.setdefault("answer", as_text(given["reference_answer"]))
+    others = {name: value for name, value in item.items() if name not in Task.model_fields}
+    own = given.get("metadata", {})
+    metadata = {**own, **others} if isinstance(own, dict) else own
+    asked = {"messages": given["messages"]} if "messages" in given else {"prompt": NOT_GIVEN}
+    try:
+        return Task.model_validate(
+            {**({} if "prompt" in texts else asked), **texts, "metadata": metadata}
+        )
+    except ValidationError as error:
+        lines = [f"item.{line}" for line in explain(error, whole="item").splitlines()]
+        raise from_lines(lines, code="invalid_item") from error
 
 
 def _value(score: Score | None) -> float | None:

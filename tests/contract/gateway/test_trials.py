@@ -124,7 +124,7 @@ def test_what_no_grader_can_do_is_refused_by_name(http: httpx.Client, sdk: opena
     with pytest.raises(openai.BadRequestError, match="WEIR_JUDGE_URL") as caught:
         sdk.fine_tuning.alpha.graders.validate(grader=JUDGED)  # type: ignore[arg-type]
     assert caught.value.param == "grader"
-    with pytest.raises(openai.BadRequestError, match="math_answer looks at it") as caught:
+    with pytest.raises(openai.BadRequestError, match="math_answer compares with it") as caught:
         run(sdk, {"type": "math_answer"}, "x")
     assert caught.value.param == "item.answer"
     reply = http.post(JOBS, json=a_body(http, method=reinforcement(grader=JUDGED)))
