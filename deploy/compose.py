@@ -63,7 +63,7 @@ def overrides(placement: Placement) -> dict[str, Any]:
         services[f"rollout-{number}"] = _further() | _engine(seat)
     if placement.judge:
         services["judge"] = _judge(placement.judge)
-        services["grader"] = services["gateway"] = {"environment": _where_the_judge_is()}
+        services["grader"] = {"environment": _where_the_judge_is()}
     services["dcgm-exporter"] = _exporter()
     return {"services": services}
 

@@ -13,7 +13,6 @@ from services.gateway.files.upload_routes import uploads
 from services.gateway.files.uploads import Uploads
 from services.gateway.jobs.desk import JobDesk
 from services.gateway.jobs.following import Feeds
-from services.gateway.jobs.refusals import Abilities
 from services.gateway.jobs.routes import jobs
 from services.gateway.middleware.keys import Guarded, parse_keys
 from services.gateway.middleware.limits import Bounded
@@ -42,8 +41,7 @@ def create_app(
         redoc_url=None,
     )
     shelf = FileShelf(service.deployment.files_dir, max_file_bytes)
-    abilities, defaults = Abilities.from_environment(), tables_of_the_deployment()
-    app.state.desk = JobDesk(service, shelf, abilities, defaults)
+    app.state.desk = JobDesk(service, shelf, tables_of_the_deployment())
     app.state.intake = Intake(shelf)
     app.state.uploads = Uploads(app.state.intake)
     app.state.feeds = Feeds(app.state.desk)

@@ -6,42 +6,50 @@ import asyncio
 import itertools
 import time
 
-from protocol.messages import ActiveJob, JobEvent
+from protocol.messages import ActiveJob, JobEvent, Offers
+from protocol.offers import lacking
 from protocol.rewards import Reward
 
 from services.chassis.faults import Unable
 from services.chassis.service import Service
 from services.grader.judge.judge import Judge
+from services.grader.tools import Tools
 from services.grader.verifiers import VERIFIERS
 
 _LOOK_AGAIN_S = 0.5
 _PATIENCE_S = 20.0
-_NO_JUDGE = (
-    "the recipe asks a model to grade, but the graders know none; set WEIR_JUDGE_URL and "
-    "WEIR_JUDGE_MODEL where they run"
-)
 
 
-def what_is_in_the_way(reward: Reward, judge: Judge | None) -> str | None:
+def offers(tools: Tools) -> Offers:
+    """What a grader with these tools can be asked for."""
+    known = [name for name in VERIFIERS if name != "python" or tools.sandbox is not None]
+    return Offers(verifiers=tuple(known), judges=tuple(tools.named_judges))
+
+
+def what_is_missing(reward: Reward, tools: Tools) -> str | None:
+    """What this grader will never have for this reward, in words; None if it has everything."""
+    own = offers(tools)
+    found = (lacking(own, check) for check in (*reward.outcome, *reward.process))
+    return next(filter(None, found), None)
+
+
+def what_is_down(reward: Reward, tools: Tools) -> str | None:
+    """Why a judge cannot be asked now, in words; None if all that are needed can be."""
+    judges = (tools.named_judges[check.model] for check in reward.checks_of_a_judge)
+    return next(filter(None, map(_trouble_of, judges)), None)
+
+
+def what_is_in_the_way(reward: Reward, tools: Tools) -> str | None:
     """Why groups with this reward must wait, in words; None if they can be graded."""
-    if (lacking := what_is_lacking(reward, judge)) is not None:
-        return lacking
-    return _trouble_of(judge) if reward.checks_of_a_judge else None
+    return what_is_missing(reward, tools) or what_is_down(reward, tools)
 
 
-def what_is_lacking(reward: Reward, judge: Judge | None) -> str | None:
-    """What no waiting will mend: an unknown verifier, no judge, one that never took a call."""
-    for check in (*reward.outcome, *reward.process):
-        if check.verifier not in VERIFIERS:
-            return (
-                f"no verifier is called {check.verifier!r}; name the module that adds it in "
-                "WEIR_GRADER_EXTENSIONS where the graders run"
-            )
-    if not reward.checks_of_a_judge:
-        return None
-    if judge is None:
-        return _NO_JUDGE
-    return _trouble_of(judge) if judge.refuses_all else None
+def what_no_waiting_mends(reward: Reward, tools: Tools) -> str | None:
+    """What is missing here, or a judge that has refused every call; None if there is neither."""
+    if (missing := what_is_missing(reward, tools)) is not None:
+        return missing
+    judges = (tools.named_judges[check.model] for check in reward.checks_of_a_judge)
+    return next((_trouble_of(judge) for judge in judges if judge.refuses_all), None)
 
 
 class Gate:
@@ -51,8 +59,8 @@ class Gate:
     may start one. If all lack it, the groups are handed on as unworkable.
     """
 
-    def __init__(self, judge: Judge | None, patience_s: float = _PATIENCE_S) -> None:
-        self._judge = judge
+    def __init__(self, tools: Tools, patience_s: float = _PATIENCE_S) -> None:
+        self._tools = tools
         self._patience_s = patience_s
         self._job_id = ""
         self._since = 0.0  # this job lacks something here
@@ -60,9 +68,9 @@ class Gate:
     def is_open(self, job: ActiveJob) -> bool:
         """Whether groups of the job may be claimed."""
         reward = job.recipe.reward
-        if what_is_lacking(reward, self._judge) is None:
+        if what_no_waiting_mends(reward, self._tools) is None:
             self._job_id = ""
-            return what_is_in_the_way(reward, self._judge) is None
+            return what_is_in_the_way(reward, self._tools) is None
         if self._job_id != job.job_id:
             self._job_id, self._since = job.job_id, time.monotonic()
         return time.monotonic() - self._since >= self._patience_s
@@ -73,11 +81,11 @@ class Gate:
         Raises:
             Unable: if this grader lacks something for its job.
         """
-        if (lacking := what_is_lacking(job.recipe.reward, self._judge)) is not None:
-            raise Unable(lacking)
+        if (why := what_no_waiting_mends(job.recipe.reward, self._tools)) is not None:
+            raise Unable(why)
 
 
-async def tell_forever(service: Service, judge: Judge | None) -> None:
+async def tell_forever(service: Service, tools: Tools) -> None:
     """Consumes the judge's state and the active job; produces readiness and the job's events.
 
     Waits for: the next look. Unblocked by: time.
@@ -86,7 +94,7 @@ async def tell_forever(service: Service, judge: Judge | None) -> None:
     numbers = itertools.count()
     while True:
         job = await service.exchange.active()
-        obstacle = what_is_in_the_way(job.recipe.reward, judge) if job else _trouble_of(judge)
+        obstacle = what_is_in_the_way(job.recipe.reward, tools) if job else _trouble_of(tools.judge)
         service.readiness.set(obstacle is None, obstacle or "")
         now = (job.job_id, obstacle) if job and obstacle else None
         was_told = told is not None and job is not None and told[0] == job.job_id

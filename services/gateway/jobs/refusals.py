@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from protocol.recipe import Recipe, Sampling
 
-from services.chassis.deployment import variable, words
 from services.gateway.errors import from_lines
 from services.gateway.models.facts import ModelFacts
 
@@ -19,30 +16,17 @@ _HIGHEST_LEARNING_RATE = 1.0
 _FORMULAS = ("advantage", "objective", "aggregation", "correction", "divergence")
 
 
-@dataclass(frozen=True)
-class Abilities:
-    """What the workers of this deployment can do beyond what every one can."""
-
-    has_judge: bool = False
-    has_formulas: bool = False  # of its own
-    has_verifiers: bool = False
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Abilities:
-        """From the variables that the workers have too."""
-        return cls(
-            has_judge=bool(environment.get("WEIR_JUDGE_URL")),
-            has_formulas=bool(words(variable(environment, "WEIR_EXTENSIONS") or "")),
-            has_verifiers=bool(words(environment.get("WEIR_GRADER_EXTENSIONS") or "")),
-        )
-
-
 def check(
-    recipe: Recipe, abilities: Abilities, facts: ModelFacts, with_messages: Sequence[str] = ()
+    recipe: Recipe,
+    facts: ModelFacts,
+    *,
+    has_formulas: bool = False,
+    with_messages: Sequence[str] = (),
 ) -> None:
     """Refuse a recipe that no worker here could work on.
 
     Args:
+        has_formulas: whether the deployment has some of its own.
         with_messages: the fields that name files whose tasks have messages for a prompt.
 
     Raises:
@@ -50,7 +34,7 @@ def check(
     """
     lines = [
         *_numbers(recipe),
-        *_names(recipe, abilities),
+        *([] if has_formulas else _formulas(recipe)),
         *_prompts(recipe, facts, with_messages),
     ]
     if lines:
@@ -90,29 +74,14 @@ def _responses(place: str, number: int) -> Iterator[str]:
         yield f"{place}: the engine samples at most {_MOST_RESPONSES:,} responses to a prompt"
 
 
-def _names(recipe: Recipe, abilities: Abilities) -> Iterator[str]:
+def _formulas(recipe: Recipe) -> Iterator[str]:
     for field in _FORMULAS:
         name = getattr(recipe.algorithm, field)
-        if "." in name and not abilities.has_formulas:
+        if "." in name:
             yield (
                 f"recipe.algorithm.{field}: nobody here has {name!r}; name the module that adds it "
                 "in WEIR_EXTENSIONS where the gateway and the learner run"
             )
-    for part in ("outcome", "process"):
-        for check in getattr(recipe.reward, part):
-            if "." in check.verifier and not abilities.has_verifiers:
-                yield (
-                    f"recipe.reward.{part}: no verifier is called {check.verifier!r}; name the "
-                    "module that adds it in WEIR_GRADER_EXTENSIONS where the gateway and the "
-                    "graders run"
-                )
-    if recipe.reward.checks_of_a_judge and not abilities.has_judge:
-        asking = recipe.reward.checks_of_a_judge[0].verifier
-        yield (
-            f"recipe.reward: {asking} asks a model, but this deployment has no judge; set "
-            "WEIR_JUDGE_URL and WEIR_JUDGE_MODEL where the gateway and the graders run, or grade "
-            "by math_answer, string_check or text_similarity"
-        )
 
 
 def _prompts(recipe: Recipe, facts: ModelFacts, with_messages: Sequence[str]) -> Iterator[str]:

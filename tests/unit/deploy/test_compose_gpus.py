@@ -8,7 +8,6 @@ from protocol.recipe import Recipe, load_recipe
 
 from deploy import compose
 from deploy.placement import PlacementError, parse
-from services.gateway.jobs.refusals import Abilities
 from services.grader.judge.settings import JudgeSettings
 from tests.unit.deploy.compose_files import JUDGED, ROOT, STACKS, TEXTS, gpus_of, read, stack
 
@@ -56,7 +55,6 @@ def test_a_judge_of_the_placement_has_its_gpu_and_the_graders_know_it() -> None:
     assert settings is not None
     assert settings.url == "http://judge:8000/v1"
     assert settings.model in judge["command"]
-    assert Abilities.from_environment(STACKS["judged"]["gateway"]["environment"]).has_judge
 
 
 def test_a_further_engine_uses_the_image_that_the_first_one_builds() -> None:

@@ -9,30 +9,28 @@ from typing import Any
 import pytest
 
 from services.gateway.errors import Problem
-from services.gateway.jobs.refusals import Abilities, check
+from services.gateway.jobs.refusals import check
 from services.gateway.models.facts import NOTHING_KNOWN, ModelFacts, facts_of
 from tests.builders import a_recipe
 
-NONE = Abilities()
-ALL = Abilities(has_judge=True, has_formulas=True, has_verifiers=True)
 SAMPLING = {"max_tokens": 8}
 
 
 def refused(
     facts: ModelFacts = NOTHING_KNOWN,
-    abilities: Abilities = NONE,
     messages: bool = False,
     **tables: Any,
 ) -> tuple[str | None, str]:
     """The field that the refusal names, and its words."""
     with pytest.raises(Problem) as caught:
-        check(a_recipe(**tables), abilities, facts, ["training_file"] * messages)
+        check(a_recipe(**tables), facts, with_messages=["training_file"] * messages)
     assert caught.value.status_code == 400
     return caught.value.param, caught.value.detail
 
 
 def accepted(facts: ModelFacts = NOTHING_KNOWN, messages: bool = False, **tables: Any) -> None:
-    check(a_recipe(**tables), ALL, facts, ["training_file"] * messages)
+    with_messages = ["training_file"] * messages
+    check(a_recipe(**tables), facts, has_formulas=True, with_messages=with_messages)
 
 
 @pytest.mark.parametrize("temperature", [1e300, 2.1, 1e-300, 0.009])
@@ -83,32 +81,6 @@ def test_a_formula_that_nobody_here_can_have(field: str) -> None:
     assert "'my_lab.squared'" in words
     assert "WEIR_EXTENSIONS" in words
     accepted(algorithm=algorithm)
-
-
-def test_a_verifier_that_nobody_here_can_have() -> None:
-    reward = {"outcome": "my_lab.oracle"}
-    named, words = refused(reward=reward)
-    assert named == "recipe.reward.outcome"
-    assert "'my_lab.oracle'" in words
-    assert "WEIR_GRADER_EXTENSIONS" in words
-    accepted(reward=reward)
-
-
-def test_a_reward_that_asks_a_judge_where_there_is_none() -> None:
-    named, words = refused(reward={"process": "model_judge"})
-    assert named == "recipe.reward"
-    assert "WEIR_JUDGE_URL" in words
-    accepted(reward={"process": "model_judge"})
-
-
-def test_abilities_come_from_the_variables_that_the_workers_have() -> None:
-    assert Abilities.from_environment({"WEIR_JUDGE_URL": "", "WEIR_EXTENSIONS": ""}) == Abilities()
-    environment = {
-        "WEIR_JUDGE_URL": "http://judge/v1",
-        "WEIR_EXTENSIONS": "my_lab",
-        "WEIR_GRADER_EXTENSIONS": "my_lab",
-    }
-    assert Abilities.from_environment(environment) == ALL
 
 
 def test_a_context_that_the_model_cannot_read() -> None:
