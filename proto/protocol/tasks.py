@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from protocol.encodable import unencodable
+from protocol.encodable import MAX_DEPTH, nests_too_deep, unencodable
 from protocol.messages import Task
 from protocol.recipe import explain
 
@@ -64,12 +64,12 @@ def read_tasks(path: Path) -> tuple[Task, ...]:
 
 
 def _parse_task(line: str) -> Task:
+    if nests_too_deep(line.encode(errors="replace")):
+        raise ValueError(f"nested deeper than {MAX_DEPTH} levels; make it flatter")
     try:
         data = json.loads(line, parse_constant=_finite, parse_float=_finite)
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON: {error}") from error
-    except RecursionError as error:
-        raise ValueError("not valid JSON: nested too deeply") from error
     if not isinstance(data, dict):
         raise ValueError("a task must be a JSON object: {...}")
     # A file's text is sound, so only an escape can bring in what is not.

@@ -22,6 +22,7 @@ from protocol.exchange.connection import Refused
 
 from services.chassis import metrics
 from services.chassis.activity import PARTING_S, Activity, StatusTeller
+from services.chassis.connections import MAX_HEAD_BYTES, LimitedConnection
 from services.chassis.deployment import Deployment, DeploymentError
 from services.chassis.logs import set_up_logs
 
@@ -173,7 +174,7 @@ class Observable:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Answer one request."""
-        path = scope.get("path")
+        path = scope["path"] if scope["method"] in {"GET", "HEAD"} else None
         readiness = self.service.readiness
         if path == "/healthz":
             await _answer(send, 200, "ok\n")
@@ -186,7 +187,7 @@ class Observable:
             await _answer(send, 200, generate_latest(), CONTENT_TYPE_LATEST)
         elif self.inner is not None:
             await self.inner(scope, receive, send)
-        elif scope["type"] == "http":
+        else:
             await _answer(send, 404, f"this service serves {_PATHS}\n")
 
 
@@ -218,14 +219,18 @@ class _serving:
                 app,
                 host=deployment.host,
                 port=deployment.port,
+                http=LimitedConnection,
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+                ws="none",
                 log_config=None,
                 lifespan="off",
                 timeout_graceful_shutdown=3,
             )
         )
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self) -> _serving:
         self.task = asyncio.create_task(self.server.serve())
+        return self
 
     async def __aexit__(self, *exception: object) -> None:
         self.server.should_exit = True

@@ -5,13 +5,14 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from services.chassis.service import Service
-from services.gateway import errors
+from services.gateway import errors, openapi
 from services.gateway.files.routes import files
 from services.gateway.files.shelf import MAX_FILE_BYTES, FileShelf
 from services.gateway.jobs.desk import JobDesk
 from services.gateway.jobs.following import Feeds
 from services.gateway.jobs.routes import jobs
-from services.gateway.middleware.requests import Bounded, Guarded, Measured
+from services.gateway.middleware.limits import Bounded
+from services.gateway.middleware.requests import Guarded, Measured
 from services.gateway.openai.grader_routes import graders
 from services.gateway.page import routes as page
 from services.gateway.samples.reading import Samples
@@ -35,6 +36,7 @@ def create_app(
     app.include_router(graders)
     page.install(app)
     errors.install(app)
+    openapi.install(app)
     # The last one added is the first one passed.
     app.add_middleware(Bounded, max_file_bytes=max_file_bytes)
     app.add_middleware(Guarded, keys=service.deployment.api_keys)

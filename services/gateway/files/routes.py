@@ -9,12 +9,13 @@ from fastapi.responses import FileResponse
 
 from services.gateway.files.shelf import StoredFile, read_upload
 from services.gateway.jobs.desk import Desk
+from services.gateway.openapi import DOWNLOAD, TASK_FILE, problems
 from services.gateway.paging import Json, LongLimit, after_id, page_of
 
 files = APIRouter(prefix="/v1/files", tags=["files"])
 
 
-@files.post("")
+@files.post("", openapi_extra=TASK_FILE)
 async def upload_file(request: Request, desk: Desk) -> StoredFile:
     """Keep a file of tasks; its id names it in a job."""
     async with request.form(max_files=1, max_fields=8) as form:
@@ -34,14 +35,15 @@ def get_file(file_id: str, desk: Desk) -> StoredFile:
     return desk.files.get(file_id)
 
 
-@files.get("/{file_id}/content")
+@files.get("/{file_id}/content", response_class=FileResponse, responses=DOWNLOAD)
 def get_file_content(file_id: str, desk: Desk) -> FileResponse:
     """The file as it was uploaded."""
     stored = desk.files.get(file_id)
-    return FileResponse(desk.files.path(file_id), 200, filename=stored.filename)
+    path, media_type = desk.files.path(file_id), "application/octet-stream"
+    return FileResponse(path, media_type=media_type, filename=stored.filename)
 
 
-@files.delete("/{file_id}")
+@files.delete("/{file_id}", responses=problems(409))
 async def delete_file(file_id: str, desk: Desk) -> Json:
     """Delete a file that no unfinished job uses."""
     await desk.delete_file(file_id)

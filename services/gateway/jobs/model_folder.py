@@ -45,8 +45,11 @@ def resolve_model(model: str, deployment: Deployment, param: str = "model") -> s
 
 def _inside(root: Path, candidate: Path) -> Path | None:
     """The real folder of ``candidate`` if it exists and does not leave ``root``."""
-    folder = candidate.resolve()
-    return folder if folder.is_dir() and folder.is_relative_to(root.resolve()) else None
+    try:
+        folder = candidate.resolve()
+        return folder if folder.is_dir() and folder.is_relative_to(root.resolve()) else None
+    except (OSError, RuntimeError):  # a name that is too long, a loop of links
+        return None
 
 
 def _checked(folder: Path, roots: tuple[Path, ...], param: str) -> Path:
@@ -58,11 +61,19 @@ def _checked(folder: Path, roots: tuple[Path, ...], param: str) -> Path:
             param, f"{folder} has no *.safetensors; convert the weights: other formats can run code"
         )
     for file in (config, *weights):
-        if not any(file.resolve().is_relative_to(root.resolve()) for root in roots):
+        if not _lies_below(file, roots):
             raise _refused(
                 param, f"{file} is a link that leaves {_listed(roots)}; copy the file instead"
             )
     return folder
+
+
+def _lies_below(file: Path, roots: tuple[Path, ...]) -> bool:
+    try:
+        real = file.resolve()
+    except (OSError, RuntimeError):
+        return False
+    return any(real.is_relative_to(root.resolve()) for root in roots)
 
 
 def _listed(roots: tuple[Path, ...]) -> str:

@@ -15,6 +15,7 @@ from services.gateway.jobs.following import Feeds, end_quietly
 from services.gateway.jobs.trained_model import model_file, model_files
 from services.gateway.openai.job_object import job_object
 from services.gateway.openai.submission import JobRequest
+from services.gateway.openapi import DOWNLOAD, EVENT_STREAM, METADATA, problems
 from services.gateway.paging import Json, Limit, LongLimit, after_id, page_of
 
 jobs = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["jobs"])
@@ -37,7 +38,7 @@ def _metadata(request: Request) -> dict[str, str]:
     }
 
 
-@jobs.post("")
+@jobs.post("", responses=problems(409, 422))
 async def submit_job(
     body: JobRequest, desk: Desk, repeat: Annotated[Repeat, Depends(_repeat)]
 ) -> Json:
@@ -45,7 +46,7 @@ async def submit_job(
     return job_object(await desk.submit(body, repeat))
 
 
-@jobs.get("")
+@jobs.get("", openapi_extra=METADATA)
 async def list_jobs(
     desk: Desk,
     metadata: Annotated[dict[str, str], Depends(_metadata)],
@@ -63,25 +64,25 @@ async def get_job(job_id: str, desk: Desk) -> Json:
     return job_object(await desk.find(job_id))
 
 
-@jobs.post("/{job_id}/cancel")
+@jobs.post("/{job_id}/cancel", responses=problems(409))
 async def cancel_job(job_id: str, desk: Desk) -> Json:
     """Ask a job to end."""
     return job_object(await desk.ask(job_id, Requested.CANCEL))
 
 
-@jobs.post("/{job_id}/pause")
+@jobs.post("/{job_id}/pause", responses=problems(409))
 async def pause_job(job_id: str, desk: Desk) -> Json:
     """Ask a job to write a checkpoint and rest."""
     return job_object(await desk.ask(job_id, Requested.PAUSE))
 
 
-@jobs.post("/{job_id}/resume")
+@jobs.post("/{job_id}/resume", responses=problems(409))
 async def resume_job(job_id: str, desk: Desk) -> Json:
     """Ask a paused job to go on."""
     return job_object(await desk.ask(job_id, Requested.RUN))
 
 
-@jobs.get("/{job_id}/events", response_model=None)
+@jobs.get("/{job_id}/events", response_model=None, responses=EVENT_STREAM)
 async def list_events(
     job_id: str,
     desk: Desk,
@@ -120,15 +121,16 @@ async def list_checkpoints(
     return page_of(*after_id(kept, after, limit))
 
 
-@jobs.get("/{job_id}/model")
+@jobs.get("/{job_id}/model", responses=problems(409))
 async def list_model_files(job_id: str, desk: Desk) -> Json:
     """The files of the model that a job has trained."""
     record, folder = await desk.get(job_id), desk.service.deployment.job_dir(job_id)
     return {"object": "list", "data": await asyncio.to_thread(model_files, record, folder)}
 
 
-@jobs.get("/{job_id}/model/{name}")
+@jobs.get("/{job_id}/model/{name}", response_class=FileResponse, responses=problems(409) | DOWNLOAD)
 async def get_model_file(job_id: str, name: str, desk: Desk) -> FileResponse:
     """One of them; ``Range`` and ``If-Range`` go on with an interrupted download."""
     record, folder = await desk.get(job_id), desk.service.deployment.job_dir(job_id)
-    return FileResponse(await asyncio.to_thread(model_file, record, folder, name), filename=name)
+    path = await asyncio.to_thread(model_file, record, folder, name)
+    return FileResponse(path, media_type="application/octet-stream", filename=name)

@@ -51,6 +51,9 @@ def _a_models_root(folder: Path) -> None:
     (models / "escape").symlink_to(outside)
     leak = _a_folder(models / "leak", "config.json")
     (leak / "model.safetensors").symlink_to(outside / "model.safetensors")
+    (models / "loop").symlink_to(models / "loop")
+    looped = _a_folder(models / "looped", "config.json") / "model.safetensors"
+    looped.symlink_to(looped)
 
 
 def _a_folder(folder: Path, *files: str) -> Path:

@@ -97,6 +97,14 @@ def test_submissions_and_their_repeats_and_files_go_on_beside_it(http: httpx.Cli
     assert http.delete(f"/v1/files/{file}").status_code == 200
 
 
+def test_another_key_of_a_job_is_no_job(stack: Stack, http: httpx.Client) -> None:
+    job_id = a_job(http)["id"]
+    take_up(stack, job_id, state="running")
+    with stack.server.client() as client:
+        assert client.exists(streams.job_key(f"{job_id}:attempt_token"))
+    assert_refused(http.get(f"{JOBS}/{job_id}:attempt_token"), 404, "id")
+
+
 def test_a_key_that_made_it_is_refused(stack: Stack, http: httpx.Client) -> None:
     body, headers = a_body(http), {"Idempotency-Key": "of one that breaks"}
     job_id = http.post(JOBS, json=body, headers=headers).json()["id"]

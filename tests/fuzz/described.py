@@ -1,0 +1,127 @@
+"""Requests as the OpenAPI document describes them, and as it does not, by schemathesis.
+
+``python -m tests.fuzz.described --requests 5000``: with the ids of a job and a file that exist,
+with a key and without. No answer may be a 5xx, and none of a status, type or shape that is
+undocumented.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.contract.gateway.stack import (
+    KEY,
+    Stack,
+    a_gateway,
+    a_job,
+    record_events,
+    take_up,
+    upload,
+)
+from tests.contract.valkey_server import Server
+from tests.fuzz.bodies import make_model
+
+_CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+Answers = Counter[tuple[str, int]]
+
+
+def try_requests(stack: Stack, count: int, number: int) -> Answers:
+    """About so many requests to every route; what it answered.
+
+    Raises:
+        Exception: schemathesis's own, showing the request, if an answer is not as documented.
+    """
+    document = requests.get(f"{stack.url}/openapi.json", timeout=20).json()
+    operations = [
+        found.ok() for found in schemathesis.openapi.from_dict(document).get_all_operations()
+    ]
+    ids, answers = _ids(stack), Answers()
+    for operation in operations:
+        for mode, headers, share in _ways():
+            taken = {name: ids[name] for name in ids if f"{{{name}}}" in operation.path}
+            cases = operation.as_strategy(mode, path_parameters=taken or None)
+            most = max(1, round(count * share / len(operations)))
+            _try(cases, most, number, stack.url, headers, answers)
+    return answers
+
+
+def _ways() -> Iterator[tuple[GenerationMode, dict[str, str], float]]:
+    key = {"Authorization": f"Bearer {KEY}"}
+    yield GenerationMode.POSITIVE, key, 0.6
+    yield GenerationMode.NEGATIVE, key, 0.3
+    yield GenerationMode.POSITIVE, {}, 0.1
+
+
+def _try(
+    cases: Any, most: int, number: int, url: str, headers: dict[str, str], answers: Answers
+) -> None:
+    @seed(number)
+    @settings(
+        max_examples=most,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=cases)
+    def ask(case: Case) -> None:
+        answer = case.call_and_validate(
+            base_url=url, session=session, headers=headers, checks=_CHECKS, timeout=60
+        )
+        answers[case.operation.label, answer.status_code] += 1
+
+    with requests.Session() as session:
+        ask()
+
+
+def _ids(stack: Stack) -> dict[str, str]:
+    """Of a job that has ended, so that its events do, with a model and an evaluation; of a file."""
+    with stack.http() as http:
+        job_id, file_id = a_job(http)["id"], upload(http).json()["id"]
+    record_events(stack, job_id, range(3))
+    folder = stack.data_dir / "jobs" / job_id / "model"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    take_up(stack, job_id, state="succeeded", result={"model": str(folder)})
+    return {"job_id": job_id, "file_id": file_id, "name": "config.json"}
+
+
+def main() -> None:
+    """Try them, and print a table of the answers."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, Server(Path(folder)) as server:
+        make_model(Path(folder))
+        with a_gateway(server, Path(folder)) as stack:
+            answers = try_requests(stack, given.requests, given.seed)
+    for (label, status), times in sorted(answers.items()):
+        print(f"{times:6} x {status}  {label}")
+    print(f"{answers.total()} requests")
+
+
+if __name__ == "__main__":
+    main()
