@@ -65,7 +65,7 @@ def read_tasks(path: Path) -> tuple[Task, ...]:
 
 def _parse_task(line: str) -> Task:
     if nests_too_deep(line.encode(errors="replace")):
-        raise ValueError(f"nested deeper than {MAX_DEPTH} levels; make it flatter")
+        raise ValueError(f"not valid JSON: nested too deeply, over {MAX_DEPTH} levels")
     try:
         data = json.loads(line, parse_constant=_finite, parse_float=_finite)
     except json.JSONDecodeError as error:

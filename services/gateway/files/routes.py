@@ -7,6 +7,7 @@ import asyncio
 from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse
 
+from services.gateway.errors import Problem
 from services.gateway.files.shelf import StoredFile, read_upload
 from services.gateway.jobs.desk import Desk
 from services.gateway.openapi import DOWNLOAD, TASK_FILE, problems
@@ -18,9 +19,12 @@ files = APIRouter(prefix="/v1/files", tags=["files"])
 @files.post("", openapi_extra=TASK_FILE)
 async def upload_file(request: Request, desk: Desk) -> StoredFile:
     """Keep a file of tasks; its id names it in a job."""
-    async with request.form(max_files=1, max_fields=8) as form:
-        source, name = read_upload(form)
-        return await asyncio.to_thread(desk.files.put, source, name)
+    try:
+        async with request.form(max_files=1, max_fields=8) as form:
+            source, name = read_upload(form)
+            return await asyncio.to_thread(desk.files.put, source, name)
+    except UnicodeError as error:  # in an encoding that the request names
+        raise Problem(400, "file: its name must be in UTF-8", param="file") from error
 
 
 @files.get("")

@@ -97,7 +97,7 @@ BAD_BODIES = {
     "a setting that nests deeper than services can read": (
         {"recipe": changed(RECIPE, "reward.outcome", a_check_nested(205))},
         "body",
-        "100 levels",
+        "64 levels",
     ),
     "an unknown field": ({"modle": "tiny"}, "modle", "unknown key"),
     "a seed that is a word": ({"seed": "7"}, "seed", "integer"),
@@ -265,7 +265,7 @@ BAD_FILES = {
         '{"id": "b", "prompt": "x", "answer": "1", "metadata": {"k": "\\ud800"}}\n',
         "line 1: metadata.k: holds half a character",
     ),
-    "brackets without end": ("[" * 100_000, "line 1: nested deeper than 100 levels"),
+    "brackets without end": ("[" * 100_000, "line 1: not valid JSON: nested too deeply"),
 }
 
 
