@@ -18,8 +18,13 @@ def nests_too_deep(text: bytes) -> bool:
     """Whether arrays and objects in a text of JSON nest deeper than `MAX_DEPTH`, unparsed."""
     if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
         return False
-    brackets = _STRING.sub(b"", text).translate(None, _NO_BRACKETS)
+    brackets = without_texts(text).translate(None, _NO_BRACKETS)
     return max(accumulate(map(_TURN.__getitem__, brackets)), default=0) > MAX_DEPTH
+
+
+def without_texts(text: bytes) -> bytes:
+    """A text of JSON without what stands in quotes, unparsed."""
+    return _STRING.sub(b"", text)
 
 
 def unencodable(value: Any, path: str = "") -> Iterator[str]:

@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 T = TypeVar("T")
 PATIENCE_S = 3.0
 _RETRY_AFTER_S = 2
+_MAX_DETAIL_CHARS = 10_000  # it may quote what was sent
 _PLACES = ("body.", "query.", "header.", "path.")
 
 
@@ -97,12 +98,12 @@ async def in_time(work: Awaitable[T]) -> T:
 
 def respond(problem: Problem) -> JSONResponse:
     """The one shape of an error on the wire."""
-    status, detail = problem.status_code, shown(problem.detail)
+    status, detail = problem.status_code, shown(problem.detail[:_MAX_DETAIL_CHARS])
     error = OpenAIError(
         message=detail,
         type="invalid_request_error" if status < 500 else "server_error",
         code=problem.code,
-        param=problem.param and shown(problem.param),
+        param=problem.param and shown(problem.param[:_MAX_DETAIL_CHARS]),
     )
     body = ProblemDetails(
         title=HTTPStatus(status).phrase, status=status, detail=detail, error=error

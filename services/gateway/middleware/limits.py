@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from protocol.encodable import MAX_DEPTH, nests_too_deep
+from protocol.encodable import MAX_DEPTH, nests_too_deep, without_texts
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.errors import Problem
 from services.gateway.files.shelf import too_large
 
 MAX_JSON_BYTES = 2**20
+MAX_VALUES = 20_000
 SILENCE_S = 30.0  # of a client in the middle of its body
 _MULTIPART_HEAD_BYTES = 2**16
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
@@ -94,6 +95,8 @@ def _check_shape(body: bytes) -> None:
         raise _refused("not valid JSON in UTF-8")
     if nests_too_deep(body):
         raise _refused(f"nested deeper than {MAX_DEPTH} levels; make it flatter")
+    if body.count(b",") > MAX_VALUES and without_texts(body).count(b",") > MAX_VALUES:
+        raise _refused(f"more than {MAX_VALUES:,} values; leave some out")
 
 
 def _refused(why: str) -> Problem:

@@ -12,7 +12,7 @@ from starlette.types import Message
 
 from services.gateway.errors import Problem
 from services.gateway.middleware import limits
-from services.gateway.middleware.limits import MAX_JSON_BYTES, Bounded
+from services.gateway.middleware.limits import MAX_JSON_BYTES, MAX_VALUES, Bounded
 
 pytestmark = pytest.mark.anyio
 JOBS = "/v1/fine_tuning/jobs"
@@ -78,6 +78,13 @@ async def test_brackets_side_by_side_and_in_texts_are_no_depth(body: bytes) -> N
 def test_a_text_without_end_is_searched_in_linear_time() -> None:
     assert not nests_too_deep(b'"' + b"\\" * 2**20 + b"[" * 200)
     assert not nests_too_deep(b'"a' * 2**19 + b"[" * 20 + b"]")
+
+
+async def test_a_body_of_too_many_values_is_refused_and_text_is_one_value() -> None:
+    with pytest.raises(Problem, match=f"more than {MAX_VALUES:,} values"):
+        await passed_on(piece(b"[" + b"1," * (MAX_VALUES + 1) + b"1]"))
+    body = json.dumps(["," * (2 * MAX_VALUES)] * 2).encode()
+    assert await passed_on(piece(body)) == [piece(body)]
 
 
 async def test_a_body_in_another_encoding_is_refused() -> None:
