@@ -18,11 +18,16 @@ DOWNLOAD: dict[int | str, dict[str, Any]] = {
     206: {"description": "The part of it that Range asked for", "content": _BYTES},
     416: {"description": "The file is shorter", "content": {"text/plain": {}}},
 }
+_EVENT = {  # of the stream, as its reader takes it apart
+    "type": "object",
+    "properties": {"id": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
 EVENT_STREAM: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "A page; with stream=true server-sent events, each an `id` and an event of "
         "such a page as `data`, and `[DONE]` at the end",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {"itemSchema": _EVENT}},
     }
 }
 TASK_FILE: dict[str, Any] = {  # the upload is read from the request as it comes

@@ -55,17 +55,31 @@ def try_requests(stack: Stack, count: int, number: int) -> Answers:
         Exception: schemathesis's own, showing the request, if an answer is not as documented.
     """
     document = requests.get(f"{stack.url}/openapi.json", timeout=20).json()
-    operations = [
-        found.ok() for found in schemathesis.openapi.from_dict(document).get_all_operations()
-    ]
-    ids, answers = _ids(stack), Answers()
+    found = schemathesis.openapi.from_dict(document).get_all_operations()
+    # Last comes what takes away what others ask for.
+    operations = sorted((each.ok() for each in found), key=lambda each: each.method == "delete")
+    known, answers = _known(stack), Answers()
     for operation in operations:
+        there = known
+        if operation.method == "post":  # a job that has ended is asked for nothing
+            there = known | {"job_id": known["queued"]}
+        taken = {name: there[name] for name in there if f"{{{name}}}" in operation.path}
         for mode, headers, share in _ways():
-            taken = {name: ids[name] for name in ids if f"{{{name}}}" in operation.path}
             cases = operation.as_strategy(mode, path_parameters=taken or None)
+            if mode is GenerationMode.POSITIVE:
+                cases = cases.map(lambda case: _with_known(case, known))
             most = max(1, round(count * share / len(operations)))
             _try(cases, most, number, stack.url, headers, answers)
     return answers
+
+
+def _with_known(case: Case, known: dict[str, str]) -> Case:
+    """The names in a body are of what exists."""
+    if isinstance(case.body, dict):
+        for field, name in (("model", "model"), ("training_file", "file_id")):
+            if field in case.body:
+                case.body[field] = known[name]
+    return case
 
 
 def _ways() -> Iterator[tuple[GenerationMode, dict[str, str], float]]:
@@ -81,6 +95,7 @@ def _try(
     @seed(number)
     @settings(
         max_examples=most,
+        deadline=None,
         database=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
@@ -96,16 +111,17 @@ def _try(
         ask()
 
 
-def _ids(stack: Stack) -> dict[str, str]:
-    """Of a job that has ended, so that its events do, with a model and an evaluation; of a file."""
+def _known(stack: Stack) -> dict[str, str]:
+    """Ids of what exists; the job has ended, so that its events do, and has a model."""
     with stack.http() as http:
-        job_id, file_id = a_job(http)["id"], upload(http).json()["id"]
+        job_id, queued, file_id = a_job(http)["id"], a_job(http)["id"], upload(http).json()["id"]
     record_events(stack, job_id, range(3))
     folder = stack.data_dir / "jobs" / job_id / "model"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     take_up(stack, job_id, state="succeeded", result={"model": str(folder)})
-    return {"job_id": job_id, "file_id": file_id, "name": "config.json"}
+    known = {"job_id": job_id, "queued": queued, "file_id": file_id}
+    return known | {"name": "config.json", "model": "tiny"}
 
 
 def main() -> None:
