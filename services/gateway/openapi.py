@@ -30,24 +30,6 @@ EVENT_STREAM: dict[int | str, dict[str, Any]] = {
         "content": {"text/event-stream": {"itemSchema": _EVENT}},
     }
 }
-TASK_FILE: dict[str, Any] = {  # the upload is read from the request as it comes
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["purpose", "file"],
-                    "additionalProperties": False,
-                    "properties": {
-                        "purpose": {"const": "fine-tune"},
-                        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
-                    },
-                }
-            }
-        },
-    }
-}
 METADATA: dict[str, Any] = {  # the names are the client's, so they are read from the query
     "parameters": [
         {
@@ -59,6 +41,17 @@ METADATA: dict[str, Any] = {  # the names are the client's, so they are read fro
         }
     ]
 }
+
+
+def form(file: str, *required: str, **fields: dict[str, Any]) -> dict[str, Any]:
+    """The form of a route that reads its upload as it comes, for its ``openapi_extra``."""
+    schema = {
+        "type": "object",
+        "required": [*required, file],
+        "properties": {file: {"type": "string", "format": "binary"}, **fields},
+    }
+    content = {"multipart/form-data": {"schema": schema}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:

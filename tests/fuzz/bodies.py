@@ -53,8 +53,10 @@ def try_bodies(server: Server, folder: Path, seed: int, numbers: range) -> Found
         with stack.http() as http:
             found = Found(queued={(known := a_job(http))["id"]})
             file_id = upload(http).json()["id"]
+            upload_id = http.post("/v1/uploads", json=hostile.UPLOAD).json()["id"]
             routes = post_routes(http)
-        asyncio.run(_post_all(stack, found, seed, numbers, routes, file_id, known["id"]))
+        ids = {"job_id": known["id"], "upload_id": upload_id}
+        asyncio.run(_post_all(stack, found, seed, numbers, routes, file_id, ids))
         if (left := stack.left()[0]) != found.queued:
             found.faults.append(f"queued by a POST that did not say so: {left - found.queued}")
     with a_gateway(server, folder) as stack:
@@ -75,7 +77,7 @@ async def _post_all(
     numbers: range,
     routes: list[str],
     file_id: str,
-    job_id: str,
+    ids: dict[str, str],
 ) -> None:
     """Consumes the numbers; every body derives from its number and the seed alone."""
     waiting = iter(numbers)
@@ -85,7 +87,8 @@ async def _post_all(
             draw = Random(f"{seed}:{number}")
             route = draw.choice([JOBS, JOBS, *routes])
             body, headers = _request(route, draw, file_id)
-            path = route.replace("{job_id}", draw.choice((job_id, "%00", "ftjob-x", "%ED%A0%80")))
+            other = draw.choice((None, None, "%00", "x", "%ED%A0%80"))
+            path = route.format(**{name: other or ids[name] for name in ids})
             try:
                 reply = await http.post(path, content=body, headers=headers)
             except httpx.HTTPError as error:
@@ -103,8 +106,10 @@ async def _post_all(
 
 
 def _request(route: str, draw: Random, file_id: str) -> tuple[bytes, hostile.Headers]:
-    if route == "/v1/files":
-        return hostile.form(draw)
+    if route == "/v1/files" or route.endswith("/parts"):
+        return hostile.form(draw, "file" if route == "/v1/files" else "data")
+    if route == "/v1/uploads":
+        return hostile.text(hostile.UPLOAD, draw)
     if route == JOBS:
         body, headers = hostile.text(hostile.job(draw, file_id), draw)
         return body, headers | hostile.retry(draw)

@@ -54,6 +54,7 @@ _GRADERS: tuple[Any, ...] = (
     },
 )
 _CHECK = {"verifier": "my.oracle", "name": "own", "settings": {"a": [1, {"b": "c"}]}}
+UPLOAD = {"filename": "t.jsonl", "purpose": "fine-tune", "bytes": 10, "mime_type": "text/jsonl"}
 _TOML = 'name = "x"\n[model]\npath = "tiny"\n[training]\nsteps = 3\n'
 
 
@@ -88,16 +89,16 @@ def recipe_text(draw: Random) -> Any:
     return {"text": _written(_mutated(RECIPE | path, draw)).encode(errors="replace").decode()}
 
 
-def form(draw: Random) -> tuple[bytes, Headers]:
-    """A body for POST /v1/files, as multipart/form-data."""
+def form(draw: Random, field: str) -> tuple[bytes, Headers]:
+    """A body of multipart/form-data, whose file is a field of that name."""
     task = {**json.loads(GOOD_LINE), "metadata": {"level": [1, "x"]}}
     lines = [_bytes(_mutated(task, draw)) for _ in range(draw.choice((1, 1, 3)))]
     name = draw.choice(("t.jsonl", *_TEXTS)).replace("\r\n", "").encode(errors="replace")
-    field = draw.choice((b"file", b"file", b"file", b"x" * 5000, b"\xff"))
+    named = draw.choice((field.encode(),) * 3 + (b"x" * 5000, b"\xff"))
     purpose = draw.choice((b"fine-tune", b"fine-tune", b"fine-tune", b"\0", b"x" * 2**20))
     parts = [
         b'Content-Disposition: form-data; name="purpose"\r\n\r\n' + purpose,
-        b'Content-Disposition: form-data; name="%b"; filename="%b"\r\n\r\n' % (field, name)
+        b'Content-Disposition: form-data; name="%b"; filename="%b"\r\n\r\n' % (named, name)
         + _damaged(b"\n".join(lines), draw),
     ]
     body = b"".join(b"--z\r\n%b\r\n" % part for part in parts) + b"--z--\r\n"

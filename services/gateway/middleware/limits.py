@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 
 from protocol.encodable import MAX_DEPTH, nests_too_deep, without_texts
@@ -15,6 +16,7 @@ MAX_JSON_BYTES = 2**20
 MAX_VALUES = 20_000
 SILENCE_S = 30.0  # of a client in the middle of its body
 _MULTIPART_HEAD_BYTES = 2**16
+_UPLOAD = re.compile(r"/v1/files|/v1/uploads/[^/]+/parts")
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 
@@ -32,7 +34,7 @@ class Bounded:
         """Serve one request."""
         if scope["type"] != "http" or scope["method"] not in _WITH_BODY:
             return await self.app(scope, receive, send)
-        is_upload = scope["path"].startswith(("/v1/files", "/v1/uploads"))
+        is_upload = _UPLOAD.fullmatch(scope["path"]) is not None
         body = _Files(receive, self.max_file_bytes) if is_upload else _Json(receive)
         await self.app(scope, body.receive, send)
 
