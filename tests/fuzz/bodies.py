@@ -91,6 +91,8 @@ async def _post_all(
             path = route.format(**{name: other or ids[name] for name in ids})
             try:
                 reply = await http.post(path, content=body, headers=headers)
+                if reply.status_code == 503:  # a busy machine's disk: it asks to repeat this
+                    reply = await http.post(path, content=body, headers=headers)
             except httpx.HTTPError as error:
                 found.faults.append(f"{number}: {route}: {error!r}: {body[:_SHOWN]!r}")
                 continue
