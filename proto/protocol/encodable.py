@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 MAX_DEPTH = 64  # pydantic's reader gives up at 200, and what comes in travels within other values
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _TURN = {ord(bracket): turn for bracket, turn in zip("[{]}", (1, 1, -1, -1), strict=True)}
 
