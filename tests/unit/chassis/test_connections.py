@@ -42,7 +42,7 @@ async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
         probe.bind(("127.0.0.1", 0))
         number = probe.getsockname()[1]
     environment = {"WEIR_REDIS_URL": "redis://x", "WEIR_DATA_DIR": "/x", "WEIR_PORT": str(number)}
-    async with _serving(answer, Deployment.from_environment(environment)) as serving:
+    async with _serving(answer, Deployment.from_environment(environment), number) as serving:
         while not serving.server.started:
             await asyncio.sleep(0.01)
         yield number
