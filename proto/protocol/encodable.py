@@ -1,10 +1,30 @@
-"""What JSON in UTF-8 cannot hold, though Python's parser lets it in. Pure."""
+"""What JSON in UTF-8 cannot hold, or not every reader takes, though Python's lets it in. Pure."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import Any
+
+MAX_DEPTH = 64  # pydantic's reader gives up at 200, and what comes in travels within other values
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_TURN = {ord(bracket): turn for bracket, turn in zip("[{]}", (1, 1, -1, -1), strict=True)}
+
+
+def nests_too_deep(text: bytes) -> bool:
+    """Whether arrays and objects in a text of JSON nest deeper than `MAX_DEPTH`, unparsed."""
+    if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
+        return False
+    brackets = without_texts(text).translate(None, _NO_BRACKETS)
+    return max(accumulate(map(_TURN.__getitem__, brackets)), default=0) > MAX_DEPTH
+
+
+def without_texts(text: bytes) -> bytes:
+    """A text of JSON without what stands in quotes, unparsed."""
+    return _STRING.sub(b"", text)
 
 
 def unencodable(value: Any, path: str = "") -> Iterator[str]:
@@ -16,9 +36,9 @@ def unencodable(value: Any, path: str = "") -> Iterator[str]:
     while waiting:
         place, found = waiting.pop()
         if isinstance(found, float) and not math.isfinite(found):
-            yield f"{_shown(place)}: must be a finite number"
-        elif isinstance(found, str) and not found.isascii() and _shown(found) != found:
-            yield f"{_shown(place)}: holds half a character (a lone surrogate); remove it"
+            yield f"{shown(place)}: must be a finite number"
+        elif isinstance(found, str) and not found.isascii() and shown(found) != found:
+            yield f"{shown(place)}: holds half a character (a lone surrogate); remove it"
         elif isinstance(found, Mapping):
             for key, item in reversed(list(found.items())):
                 below = f"{place}.{key}" if place else str(key)
@@ -27,5 +47,6 @@ def unencodable(value: Any, path: str = "") -> Iterator[str]:
             waiting += [(f"{place}.{index}", found[index]) for index in reversed(range(len(found)))]
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
+    """The text, with an escape for what UTF-8 cannot hold."""
     return text.encode(errors="backslashreplace").decode()

@@ -18,13 +18,12 @@ from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
-from protocol.encodable import unencodable
+from protocol.encodable import MAX_DEPTH, unencodable
 from protocol.messages import Task
 from protocol.recipe import explain
 
 MAX_LINE_BYTES = 4 << 20
 MAX_TASKS = 1_000_000
-_MAX_DEPTH = 64  # what no service can read again begins at about 190
 _MAX_PROBLEMS = 20
 _MAX_PROBLEM_CHARS = 500
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -151,8 +150,8 @@ def _parse_task(text: str) -> Task:
     data = _read_json(text)
     if not isinstance(data, dict):
         raise ValueError("a task must be a JSON object: {...}")
-    if text.count("[") + text.count("{") > _MAX_DEPTH and (place := _too_deep(data)) is not None:
-        raise ValueError(f"{place}: nested more than {_MAX_DEPTH} deep; write it flatter")
+    if text.count("[") + text.count("{") > MAX_DEPTH and (place := _too_deep(data)) is not None:
+        raise ValueError(f"{place}: nested more than {MAX_DEPTH} deep; write it flatter")
     # A file's text is sound, so only an escape can bring in what is not.
     if "\\u" in text and (faults := list(unencodable(data))):
         raise ValueError("\n".join(faults))
@@ -216,7 +215,7 @@ def _too_deep(data: dict[str, Any]) -> str | None:
     """The field in which something is nested too deeply, if any is."""
     for name, value in data.items():
         level = [value]
-        for _ in range(_MAX_DEPTH):
+        for _ in range(MAX_DEPTH):
             level = [part for each in level for part in _parts(each)]
         if level:
             return name

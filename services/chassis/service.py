@@ -22,6 +22,7 @@ from protocol.exchange.connection import Refused
 
 from services.chassis import metrics
 from services.chassis.activity import PARTING_S, Activity, StatusTeller
+from services.chassis.connections import MAX_HEAD_BYTES, LimitedConnection
 from services.chassis.deployment import Deployment, DeploymentError
 from services.chassis.logs import set_up_logs
 
@@ -176,7 +177,7 @@ class Observable:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Answer one request."""
-        path = scope.get("path")
+        path = scope["path"] if scope["method"] in {"GET", "HEAD"} else None
         readiness = self.service.readiness
         if path == "/healthz":
             await _answer(send, 200, "ok\n")
@@ -189,7 +190,7 @@ class Observable:
             await _answer(send, 200, generate_latest(), CONTENT_TYPE_LATEST)
         elif self.inner is not None:
             await self.inner(scope, receive, send)
-        elif scope["type"] == "http":
+        else:
             await _answer(send, 404, f"this service serves {_PATHS}\n")
 
 
@@ -234,6 +235,9 @@ class _serving:
                 app,
                 host=deployment.host,
                 port=port,
+                http=LimitedConnection,
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+                ws="none",
                 headers=[("X-Content-Type-Options", "nosniff")],
                 forwarded_allow_ips=list(deployment.trusted_proxies),
                 log_config=None,
@@ -242,8 +246,9 @@ class _serving:
             )
         )
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self) -> _serving:
         self.task = asyncio.create_task(self.server.serve())
+        return self
 
     async def __aexit__(self, *exception: object) -> None:
         self.server.should_exit = True

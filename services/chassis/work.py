@@ -195,7 +195,10 @@ class _Worker(Generic[I, O]):
         if (job and job.job_id) != (self.job and self.job.job_id):
             await self._release_everything()
         self.job = job
-        wanted = await self.service.exchange.requested_state(job.job_id) if job else None
+        try:
+            wanted = await self.service.exchange.requested_state(job.job_id) if job else None
+        except ValueError:  # of another release, or damaged: the learner sets the job aside
+            wanted = None
         if wanted is Requested.CANCEL:
             await self._release_everything()
         self.paused = wanted is not Requested.RUN

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from services.chassis.service import Service
-from services.gateway import errors
+from services.gateway import errors, openapi
 from services.gateway.files.intake import Intake
 from services.gateway.files.routes import files
 from services.gateway.files.shelf import MAX_FILE_BYTES, FileShelf
@@ -55,6 +55,7 @@ def create_app(
     app.include_router(graders)
     page.install(app)
     errors.install(app)
+    openapi.install(app)
     # The last one added is the first one passed.
     app.add_middleware(Bounded, max_file_bytes=max_file_bytes)
     keys = parse_keys(service.deployment.api_keys)

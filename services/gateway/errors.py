@@ -14,8 +14,9 @@ from typing import TypeVar
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from protocol.encodable import shown
 from protocol.recipe import explain
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from services.gateway.openai.unsupported import remedy_for
@@ -23,7 +24,27 @@ from services.gateway.openai.unsupported import remedy_for
 T = TypeVar("T")
 PATIENCE_S = 3.0
 _RETRY_AFTER_S = 2
+_MAX_DETAIL_CHARS = 10_000  # it may quote what was sent
 _PLACES = ("body.", "query.", "header.", "path.")
+
+
+class OpenAIError(BaseModel):
+    """What the OpenAI SDK reads of an error."""
+
+    message: str
+    type: str
+    code: str
+    param: str | None
+
+
+class ProblemDetails(BaseModel):
+    """The body of every error."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    error: OpenAIError
 
 
 class Problem(HTTPException):
@@ -85,21 +106,18 @@ def own_fault(error: Exception) -> Problem:
 
 def respond(problem: Problem) -> JSONResponse:
     """The one shape of an error on the wire."""
-    kind = "invalid_request_error" if problem.status_code < 500 else "server_error"
-    body = {
-        "type": "about:blank",
-        "title": HTTPStatus(problem.status_code).phrase,
-        "status": problem.status_code,
-        "detail": problem.detail,
-        "error": {
-            "message": problem.detail,
-            "type": kind,
-            "code": problem.code,
-            "param": problem.param,
-        },
-    }
+    status, detail = problem.status_code, shown(problem.detail[:_MAX_DETAIL_CHARS])
+    error = OpenAIError(
+        message=detail,
+        type="invalid_request_error" if status < 500 else "server_error",
+        code=problem.code,
+        param=problem.param and shown(problem.param[:_MAX_DETAIL_CHARS]),
+    )
+    body = ProblemDetails(
+        title=HTTPStatus(status).phrase, status=status, detail=detail, error=error
+    )
     return JSONResponse(
-        body, problem.status_code, problem.headers, media_type="application/problem+json"
+        body.model_dump(), status, problem.headers, media_type="application/problem+json"
     )
 
 

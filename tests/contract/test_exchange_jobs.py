@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from protocol import streams
@@ -30,6 +31,20 @@ async def begin(exchange: Exchange, job_id: str = "job") -> int:
 
 def active(job_id: str = "job", attempt: int = 1) -> ActiveJob:
     return ActiveJob(job_id=job_id, attempt=attempt, recipe=a_recipe())
+
+
+async def test_a_job_that_no_worker_could_read_does_not_become_active(exchange: Exchange) -> None:
+    nested: Any = 1
+    for _ in range(195):  # the record itself can still be read
+        nested = [nested]
+    outcome = {"verifier": "my.oracle", "settings": {"a": nested}}
+    await exchange.submit(a_job_record(recipe=a_recipe(reward={"outcome": outcome})))
+    record = await exchange.job("job")
+    assert record is not None
+    attempt = await exchange.begin_attempt("job")
+    with pytest.raises(ValueError, match="recursion limit"):
+        await exchange.activate(ActiveJob(job_id="job", attempt=attempt, recipe=record.recipe))
+    assert await exchange.active() is None
 
 
 async def test_a_submitted_record_is_stored_whole(exchange: Exchange) -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from protocol import streams
 from protocol.exchange import Exchange, connect
 from protocol.exchange.connection import Refused
 from protocol.messages import ActiveJob, GradedGroup, JobRecord, Requested, RolloutRequest
@@ -73,6 +74,20 @@ async def results(exchange: Exchange, count: int) -> dict[int, str]:
                 found[group.number] = str(group.failure)
                 assert await exchange.take_in(delivery, 1)
     return found
+
+
+async def test_a_wish_that_cannot_be_read_rests_the_job_and_ends_no_worker(
+    exchange: Exchange, server: Server
+) -> None:
+    await begin(exchange, requests=1)
+    with server.client() as client:
+        client.hset(streams.job_key("job"), "requested", '"archive"')
+        async with working(exchange, answer) as service:
+            async with asyncio.timeout(15):
+                while "paused" not in service.activity.now.words:
+                    await asyncio.sleep(0.01)
+            client.hset(streams.job_key("job"), "requested", '"run"')
+            assert await results(exchange, 1) == {0: "done"}
 
 
 async def test_every_request_is_answered_once_by_two_workers(

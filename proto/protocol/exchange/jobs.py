@@ -70,6 +70,8 @@ class Jobs(Connection):
         Raises:
             UnreadableRecord: if this release cannot read it.
         """
+        if ":" in job_id:
+            return None  # another key of a job's
         stored = await cast(
             Awaitable[dict[bytes, bytes]], self.writer.hgetall(streams.job_key(job_id))
         )
@@ -101,7 +103,11 @@ class Jobs(Connection):
         await self.run("request_state", keys, args)
 
     async def requested_state(self, job_id: str) -> Requested | None:
-        """What the user wants of a job, None if there is no such job."""
+        """What the user wants of a job, None if there is no such job.
+
+        Raises:
+            ValueError: if this release cannot read it.
+        """
         value = await cast(
             Awaitable[bytes | None], self.writer.hget(streams.job_key(job_id), "requested")
         )
@@ -160,9 +166,12 @@ class Jobs(Connection):
 
         Raises:
             Fenced: if its attempt is not the current one, or another learner holds the lease.
+            ValueError: if no worker could read it.
         """
         keys = [streams.ACTIVE, streams.job_key(active.job_id), streams.LEARNER]
-        await self.run("activate", keys, [active.attempt, active.model_dump_json(), self.me])
+        stored = active.model_dump_json()
+        ActiveJob.model_validate_json(stored)
+        await self.run("activate", keys, [active.attempt, stored, self.me])
 
     async def active(self) -> ActiveJob | None:
         """The job that this stack works on, if any that this release can read."""

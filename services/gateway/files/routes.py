@@ -11,12 +11,22 @@ from services.gateway.files.form import receive_form
 from services.gateway.files.intake import Incoming, unless_gone, wish_of
 from services.gateway.files.shelf import StoredFile
 from services.gateway.jobs.desk import Desk
+from services.gateway.openapi import DOWNLOAD, form, problems
 from services.gateway.paging import Json, after_id, page_of
 
+_FORM = form(
+    "file",
+    "purpose",
+    purpose={"const": "fine-tune"},
+    **{
+        "expires_after[anchor]": {"const": "created_at"},
+        "expires_after[seconds]": {"type": "integer"},
+    },
+)
 files = APIRouter(prefix="/v1/files", tags=["files"])
 
 
-@files.post("")
+@files.post("", openapi_extra=_FORM)
 async def upload_file(request: Request, intake: Incoming) -> StoredFile:
     """Keep a file of tasks; its id names it in a job."""
     with intake.scratch() as folder:
@@ -48,14 +58,15 @@ def get_file(file_id: str, desk: Desk) -> StoredFile:
     return desk.files.get(file_id)
 
 
-@files.get("/{file_id}/content")
+@files.get("/{file_id}/content", response_class=FileResponse, responses=DOWNLOAD)
 def get_file_content(file_id: str, desk: Desk) -> FileResponse:
     """The file as it was uploaded."""
     stored = desk.files.get(file_id)
-    return FileResponse(desk.files.path(file_id), 200, filename=stored.filename)
+    path, media_type = desk.files.path(file_id), "application/octet-stream"
+    return FileResponse(path, media_type=media_type, filename=stored.filename)
 
 
-@files.delete("/{file_id}")
+@files.delete("/{file_id}", responses=problems(409))
 async def delete_file(file_id: str, desk: Desk) -> Json:
     """Delete a file that no unfinished job uses."""
     await desk.delete_file(file_id)

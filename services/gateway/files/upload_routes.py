@@ -11,6 +11,7 @@ from services.gateway.files.uploads import (
     UploadPart,
     UploadsInParts,
 )
+from services.gateway.openapi import form
 
 uploads = APIRouter(prefix="/v1/uploads", tags=["uploads"])
 
@@ -21,7 +22,7 @@ async def create_upload(body: NewUpload, uploads: UploadsInParts) -> Upload:
     return await uploads.create(body)
 
 
-@uploads.post("/{upload_id}/parts")
+@uploads.post("/{upload_id}/parts", openapi_extra=form("data"))
 async def add_part(upload_id: str, uploads: UploadsInParts, request: Request) -> UploadPart:
     """Keep a part, the field `data` of a form; its id names it in the completion."""
     return await uploads.add_part(upload_id, request)

@@ -17,6 +17,7 @@ from services.gateway.jobs.following import Feeds, end_quietly
 from services.gateway.models.checkpoints import checkpoint_object, kept_checkpoints
 from services.gateway.openai.job_object import AnyJob, job_object
 from services.gateway.openai.submission import JobRequest
+from services.gateway.openapi import EVENT_STREAM, METADATA, problems
 from services.gateway.paging import Json, Limit, LongLimit, after_id, page_of
 
 jobs = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["jobs"])
@@ -39,7 +40,7 @@ def _metadata(request: Request) -> dict[str, str]:
     }
 
 
-@jobs.post("")
+@jobs.post("", responses=problems(409, 422))
 async def submit_job(
     body: JobRequest, desk: Desk, repeat: Annotated[Repeat, Depends(_repeat)]
 ) -> Json:
@@ -51,7 +52,7 @@ def _with_estimate(job: AnyJob, request: Request) -> Json:
     return job_object(job) | {"estimated_finish": request.app.state.watchdog.estimated_finish(job)}
 
 
-@jobs.get("")
+@jobs.get("", openapi_extra=METADATA)
 async def list_jobs(
     desk: Desk,
     request: Request,
@@ -70,32 +71,32 @@ async def get_job(job_id: str, desk: Desk, request: Request) -> Json:
     return _with_estimate(await desk.find(job_id), request)
 
 
-@jobs.delete("/{job_id}")
+@jobs.delete("/{job_id}", responses=problems(409))
 async def delete_job(job_id: str, desk: Desk, background: BackgroundTasks) -> Json:
     """Delete all of a job that has ended: record, events, samples, checkpoints and model."""
     background.add_task(remove, await desk.delete(job_id))
     return {"id": job_id, "object": "fine_tuning.job", "deleted": True}
 
 
-@jobs.post("/{job_id}/cancel")
+@jobs.post("/{job_id}/cancel", responses=problems(409))
 async def cancel_job(job_id: str, desk: Desk) -> Json:
     """Ask a job to end."""
     return job_object(await desk.ask(job_id, Requested.CANCEL))
 
 
-@jobs.post("/{job_id}/pause")
+@jobs.post("/{job_id}/pause", responses=problems(409))
 async def pause_job(job_id: str, desk: Desk) -> Json:
     """Ask a job to write a checkpoint and rest."""
     return job_object(await desk.ask(job_id, Requested.PAUSE))
 
 
-@jobs.post("/{job_id}/resume")
+@jobs.post("/{job_id}/resume", responses=problems(409))
 async def resume_job(job_id: str, desk: Desk) -> Json:
     """Ask a paused job to go on."""
     return job_object(await desk.ask(job_id, Requested.RUN))
 
 
-@jobs.get("/{job_id}/events", response_model=None)
+@jobs.get("/{job_id}/events", response_model=None, responses=EVENT_STREAM)
 async def list_events(
     job_id: str,
     desk: Desk,

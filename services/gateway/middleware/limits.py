@@ -1,42 +1,105 @@
-"""How much of a request is read: its body stops where it grows beyond what its path takes."""
+"""How much of a request's body is taken, for how long it is waited for, and how deep it nests."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import dataclass
 
+from protocol.encodable import MAX_DEPTH, nests_too_deep, without_texts
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.gateway.errors import Problem
 from services.gateway.files.shelf import too_large
 
-_MAX_JSON_BYTES = 2**20
+MAX_JSON_BYTES = 2**20
+MAX_VALUES = 20_000
+SILENCE_S = 30.0  # of a client in the middle of its body
 _MULTIPART_HEAD_BYTES = 2**16
-_PART = re.compile(r"/v1/uploads/[^/]+/parts")
+_UPLOAD = re.compile(r"/v1/files|/v1/uploads/[^/]+/parts")
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 
 @dataclass(frozen=True)
 class Bounded:
-    """Stops reading a request's body when it grows beyond what its path takes."""
+    """Stops reading a body that is too large or too slow, and lets none be parsed that is too deep.
+
+    A body of JSON is passed on as a whole. Files stream through, whatever they nest.
+    """
 
     app: ASGIApp
     max_file_bytes: int
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["method"] not in _WITH_BODY:
             return await self.app(scope, receive, send)
-        is_upload = scope["path"] == "/v1/files" or _PART.fullmatch(scope["path"]) is not None
-        limit = self.max_file_bytes + _MULTIPART_HEAD_BYTES if is_upload else _MAX_JSON_BYTES
-        read = 0
+        is_upload = _UPLOAD.fullmatch(scope["path"]) is not None
+        body = _Files(receive, self.max_file_bytes) if is_upload else _Json(receive)
+        await self.app(scope, body.receive, send)
 
-        async def receive_bounded() -> Message:
-            nonlocal read
-            message = await receive()
-            read += len(message.get("body", b""))
-            if read > limit and is_upload:
-                raise too_large("file", self.max_file_bytes)
-            if read > limit:
-                raise too_large("body", limit)
-            return message
 
-        await self.app(scope, receive_bounded, send)
+@dataclass
+class _Files:
+    client: Receive
+    max_bytes: int
+    read: int = 0
+    is_whole: bool = False
+
+    async def receive(self) -> Message:
+        """The next piece of the body."""
+        message = await (self.client() if self.is_whole else _in_time(self.client))
+        self.is_whole = not message.get("more_body", False)
+        self.read += len(message.get("body", b""))
+        if self.read > self.max_bytes + _MULTIPART_HEAD_BYTES:
+            raise too_large("file", self.max_bytes)
+        return message
+
+
+@dataclass
+class _Json:
+    client: Receive
+    is_whole: bool = False
+
+    async def receive(self) -> Message:
+        """The body in one piece; later, when the client goes."""
+        if self.is_whole:
+            return await self.client()
+        body = bytearray()
+        while not self.is_whole:
+            message = await _in_time(self.client)
+            if message["type"] == "http.disconnect":
+                return message
+            body += message.get("body", b"")
+            if len(body) > MAX_JSON_BYTES:
+                raise too_large("body", MAX_JSON_BYTES)
+            self.is_whole = not message.get("more_body", False)
+        _check_shape(bytes(body))
+        return {"type": "http.request", "body": bytes(body), "more_body": False}
+
+
+async def _in_time(receive: Receive) -> Message:
+    try:
+        async with asyncio.timeout(SILENCE_S):
+            return await receive()
+    except TimeoutError as error:
+        message = f"body: nothing came for {SILENCE_S:g} s; send it again"
+        raise Problem(408, message, param="body", code="timeout") from error
+
+
+def _check_shape(body: bytes) -> None:
+    """Refuse JSON that not every service can read, before anything is built of it.
+
+    Raises:
+        Problem: 400 naming the limit.
+    """
+    if b"\0" in body:  # as in UTF-16, in which nothing could be found
+        raise _refused("not valid JSON in UTF-8")
+    if nests_too_deep(body):
+        raise _refused(f"nested deeper than {MAX_DEPTH} levels; make it flatter")
+    if body.count(b",") > MAX_VALUES and without_texts(body).count(b",") > MAX_VALUES:
+        raise _refused(f"more than {MAX_VALUES:,} values; leave some out")
+
+
+def _refused(why: str) -> Problem:
+    return Problem(400, f"body: {why}", param="body", code="invalid_request")

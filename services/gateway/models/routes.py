@@ -20,6 +20,7 @@ from services.gateway.models.files import (
     model_files,
 )
 from services.gateway.models.folders import JOB_ID, fault_of, find_folder
+from services.gateway.openapi import DOWNLOAD, problems
 from services.gateway.paging import Json, page_of
 
 models = APIRouter(prefix="/v1", tags=["models"])
@@ -38,7 +39,7 @@ def get_model(model: str, desk: Desk) -> Json:
     return model_object(model, _usable(model, deployment), deployment)
 
 
-@models.delete("/models/{model:path}")
+@models.delete("/models/{model:path}", responses=problems(409))
 async def delete_model(model: str, desk: Desk) -> Json:
     """Delete the model that a job has trained."""
     if not JOB_ID.fullmatch(model):
@@ -49,18 +50,23 @@ async def delete_model(model: str, desk: Desk) -> Json:
     return {"id": model, "object": "model", "deleted": True}
 
 
-@models.get("/fine_tuning/jobs/{job_id}/model")
+@models.get("/fine_tuning/jobs/{job_id}/model", responses=problems(409))
 async def list_model_files(job_id: str, desk: Desk) -> Json:
     """The files of the model that a job has trained; with a checkpoint's id, of the one in that."""
     folder = await _made_folder(job_id, desk)
     return {"object": "list", "data": await asyncio.to_thread(model_files, folder)}
 
 
-@models.get("/fine_tuning/jobs/{job_id}/model/{name}")
+@models.get(
+    "/fine_tuning/jobs/{job_id}/model/{name}",
+    response_class=FileResponse,
+    responses=problems(409) | DOWNLOAD,
+)
 async def get_model_file(job_id: str, name: str, desk: Desk) -> FileResponse:
     """One of them; ``Range`` and ``If-Range`` go on with an interrupted download."""
     folder = await _made_folder(job_id, desk)
-    return FileResponse(await asyncio.to_thread(model_file, folder, name), filename=name)
+    path = await asyncio.to_thread(model_file, folder, name)
+    return FileResponse(path, media_type="application/octet-stream", filename=name)
 
 
 def _usable(model: str, deployment: Deployment) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from protocol.encodable import unencodable
@@ -26,6 +27,20 @@ class Body(Part):
     @model_validator(mode="before")
     @classmethod
     def _is_encodable(cls, data: Any) -> Any:
-        if lines := list(unencodable(data)):
+        if lines := unusable(data):
             raise from_lines(lines, code="invalid_request")
         return data
+
+
+def unusable(data: Any) -> list[str]:
+    """One line per value of plain data that not every service and client could read again."""
+    return [*unencodable(data), *_beyond_64_bits(data)]
+
+
+def _beyond_64_bits(value: Any, place: str = "") -> Iterator[str]:
+    """Integers that other programs round, and that are too large to reckon with as floats."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        yield f"{place}: must be an integer of at most 64 bits"
+    items = value.items() if isinstance(value, Mapping) else ()
+    for key, item in enumerate(value) if isinstance(value, list) else items:
+        yield from _beyond_64_bits(item, f"{place}.{key}" if place else str(key))

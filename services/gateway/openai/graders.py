@@ -66,7 +66,7 @@ def _as_text(content: object) -> object:
 def _text_of_block(block: object) -> str:
     if isinstance(block, str):
         return block
-    if isinstance(block, Mapping) and block.get("type") in {"input_text", "output_text"}:
+    if isinstance(block, Mapping) and block.get("type") in ("input_text", "output_text"):
         text = block.get("text")
         if isinstance(text, str):
             return text

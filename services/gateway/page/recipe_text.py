@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 from protocol.recipe import Recipe, RecipeError, parse_recipe
 
+from services.gateway.openai.body import unusable
+
 _LONG_KEY = re.compile(r"""(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){16}""")
 
 
@@ -27,6 +29,8 @@ def read_recipe(text: str) -> Recipe:
             raise RecipeTextError("text: a key has more than 16 parts with dots between them")
         is_json = text.lstrip().startswith("{")
         data = json.loads(text) if is_json else tomllib.loads(text.removeprefix("\ufeff"))
+        if lines := unusable(data):
+            raise RecipeTextError("\n".join(lines))
         return parse_recipe(data)
     except json.JSONDecodeError as error:
         raise RecipeTextError(f"text: not valid JSON: {error}") from error
@@ -34,10 +38,8 @@ def read_recipe(text: str) -> Recipe:
         raise RecipeTextError(f"text: not valid TOML: {error}") from error
     except RecursionError as error:
         raise RecipeTextError("text: nested too deep") from error
-    except RecipeError as error:
+    except (RecipeError, RecipeTextError) as error:
         raise RecipeTextError(str(error)) from error
-    except RecipeTextError:
-        raise
     except ValueError as error:  # a number of thousands of digits
         raise RecipeTextError(f"text: {error}") from error
 

@@ -47,7 +47,7 @@ def install(app: FastAPI) -> None:
     app.mount("/static", _PageFiles(directory=_STATIC))
 
 
-@page.get("/", include_in_schema=False)
+@page.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
 def index() -> FileResponse:
     """The page itself; it asks for a key."""
     return FileResponse(_STATIC / "index.html", headers=_HEADERS)

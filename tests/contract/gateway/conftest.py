@@ -54,6 +54,8 @@ def a_models_root(folder: Path) -> None:
     tokenizer = _a_folder(models / "leak-tokenizer", "config.json", "model.safetensors")
     (tokenizer / "tokenizer.json").symlink_to(outside / "config.json")
     (models / "loop").symlink_to("loop")
+    looped = _a_folder(models / "looped", "config.json") / "model.safetensors"
+    looped.symlink_to(looped)
 
 
 def _a_folder(folder: Path, *files: str) -> Path:

@@ -55,6 +55,13 @@ def test_a_bad_recipe_is_refused_naming_the_field(
     assert stack.left() == before
 
 
+def a_check_nested(depth: int) -> dict[str, Any]:
+    nested: list[Any] = []
+    for _ in range(depth - 1):
+        nested = [nested]
+    return {"verifier": "my.oracle", "settings": {"a": nested}}
+
+
 HYPER = "method.reinforcement.hyperparameters"
 BAD_BODIES = {
     "missing model folder": ({"model": "absent"}, "model", "WEIR_MODEL_ROOTS"),
@@ -72,6 +79,29 @@ BAD_BODIES = {
     "no such training file": ({"training_file": "file-0"}, "training_file", "POST /v1/files"),
     "a file id that is a path": ({"training_file": "../x"}, "training_file", "POST /v1/files"),
     "no such validation file": ({"validation_file": "file-0"}, "validation_file", "no file"),
+    "a model of a long name": ({"model": "é" * 200}, "model", "WEIR_MODEL_ROOTS"),
+    "a critic of a long name": (
+        {"recipe": RECIPE | {"critic": {"path": "x" * 300}, "algorithm": {"advantage": "gae"}}},
+        "recipe.critic.path",
+        "WEIR_MODEL_ROOTS",
+    ),
+    "a model that is a loop of links": ({"model": "loop"}, "model", "WEIR_MODEL_ROOTS"),
+    "weights that are a loop of links": ({"model": "looped"}, "model", "link"),
+    "more epochs than a float holds": (
+        {"method": reinforcement(hyperparameters={"n_epochs": 10**400})},
+        f"{HYPER}.n_epochs",
+        "64 bits",
+    ),
+    "a group size beyond 64 bits": (
+        {"recipe": changed(RECIPE, "rollout.group_size", 10**400)},
+        "recipe.rollout.group_size",
+        "64 bits",
+    ),
+    "a setting that nests deeper than services can read": (
+        {"recipe": changed(RECIPE, "reward.outcome", a_check_nested(205))},
+        "body",
+        "64 levels",
+    ),
     "an unknown field": ({"modle": "tiny"}, "modle", "unknown key"),
     "a seed that is a word": ({"seed": "7"}, "seed", "integer"),
     "a method of another kind": ({"method": {"type": "dpo"}}, "method.type", "reinforcement"),

@@ -82,7 +82,7 @@ def test_a_cancel_takes_it_out_and_nothing_else_is_done_with_it(
 def test_its_events_are_shown_to_their_end(stack: Stack, http: httpx.Client, broken: str) -> None:
     record_events(stack, broken, range(2))
     url = f"{JOBS}/{broken}/events"
-    assert [event["message"] for event in http.get(url).json()["data"]] == ["m0", "m1"]
+    assert [event["message"] for event in http.get(url).json()["data"]] == ["m1", "m0"]
     assert http.get(url, params={"stream": "true"}).text.endswith("data: [DONE]\n\n")
     assert http.get(f"{JOBS}/{broken}/checkpoints").json()["data"] == []
 
@@ -95,6 +95,14 @@ def test_submissions_and_their_repeats_and_files_go_on_beside_it(http: httpx.Cli
     assert retry.json()["id"] == job_id
     file = upload(http, TASKS + "\n").json()["id"]
     assert http.delete(f"/v1/files/{file}").status_code == 200
+
+
+def test_another_key_of_a_job_is_no_job(stack: Stack, http: httpx.Client) -> None:
+    job_id = a_job(http)["id"]
+    take_up(stack, job_id, state="running")
+    with stack.server.client() as client:
+        assert client.exists(streams.job_key(f"{job_id}:attempt_token"))
+    assert_refused(http.get(f"{JOBS}/{job_id}:attempt_token"), 404, "id")
 
 
 def test_a_key_that_made_it_is_refused(stack: Stack, http: httpx.Client) -> None:

@@ -1,0 +1,68 @@
+"""How much of a connection a service takes before it knows whose it is: uvicorn has no such limits.
+
+Anyone may connect, also who has no key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MAX_HEAD_BYTES = 2**15
+MAX_CONNECTIONS = 800  # leaves room among the 1,024 files that a process may usually have open
+_REQUEST_S = 10.0  # from its first byte to the end of its headers
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nConnection: close\r\n"
+    b"Content-Type: text/plain\r\n\r\ntoo many connections\n"
+)
+
+
+class LimitedConnection(H11Protocol):
+    """HTTP/1.1 with limits on the number of connections, and on the size and time of headers.
+
+    What is left of a body after its answer has the same time: the client may still be sending.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Accept it, unless there are too many."""
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.write(_FULL)
+            transport.close()
+        self._limit_time()
+
+    def data_received(self, data: bytes) -> None:
+        """Read on, in pieces: a limit on what is not yet whole says nothing about a large piece."""
+        for begin in range(0, len(data), MAX_HEAD_BYTES):
+            if not self.transport.is_closing():
+                super().data_received(data[begin : begin + MAX_HEAD_BYTES])
+        self._limit_time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        super().connection_lost(exc)
+        self._unset_deadline()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP; headers that are too large are told so."""
+        error = sys.exception()
+        if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == 431:
+            msg = f"The headers are larger than {MAX_HEAD_BYTES} bytes."
+        super().send_400_response(msg)
+
+    def _limit_time(self) -> None:
+        is_worked_on = self.conn.their_state is not h11.IDLE and self.conn.our_state is not h11.DONE
+        if is_worked_on:
+            self._unset_deadline()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(_REQUEST_S, self.transport.close)
+
+    def _unset_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None

@@ -1,0 +1,148 @@
+"""Requests as the OpenAPI document describes them, and as it does not, by schemathesis.
+
+``python -m tests.fuzz.described --requests 5000``: with the ids of a job and a file that exist,
+with a key and without. No answer may be a 5xx, and none of a status, type or shape that is
+undocumented.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.contract.gateway.stack import (
+    KEY,
+    Stack,
+    a_gateway,
+    a_job,
+    record_events,
+    take_up,
+    upload,
+)
+from tests.contract.valkey_server import Server
+from tests.fuzz import hostile
+from tests.fuzz.bodies import make_model
+
+_CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+_TRIALS = "/v1/fine_tuning/alpha/graders/run"  # 503 after 10 s, since no grader runs here
+Answers = Counter[tuple[str, int]]
+
+
+def try_requests(stack: Stack, count: int, number: int) -> Answers:
+    """About so many requests to every route; what it answered.
+
+    Raises:
+        Exception: schemathesis's own, showing the request, if an answer is not as documented.
+    """
+    document = requests.get(f"{stack.url}/openapi.json", timeout=20).json()
+    found = schemathesis.openapi.from_dict(document).get_all_operations()
+    operations = [each.ok() for each in found if isinstance(each, Ok)]
+    operations = [each for each in operations if each.path != _TRIALS]
+    operations.sort(key=lambda each: each.method == "delete")  # which others ask for
+    known, answers = _known(stack), Answers()
+    for operation in operations:
+        there = known
+        if operation.method == "post":  # a job that has ended is asked for nothing
+            there = known | {"job_id": known["queued"]}
+        taken = {name: there[name] for name in there if f"{{{name}}}" in operation.path}
+        for mode, headers, share in _ways():
+            cases = operation.as_strategy(mode, path_parameters=taken or None)
+            if mode is GenerationMode.POSITIVE:
+                cases = cases.map(lambda case: _with_known(case, known))
+            most = max(1, round(count * share / len(operations)))
+            _try(cases, most, number, stack.url, headers, answers)
+    return answers
+
+
+def _with_known(case: Case, known: dict[str, str]) -> Case:
+    """The names in a body are of what exists."""
+    if isinstance(case.body, dict):
+        for field, name in (("model", "model"), ("training_file", "file_id")):
+            if field in case.body:
+                case.body[field] = known[name]
+    return case
+
+
+def _ways() -> Iterator[tuple[GenerationMode, dict[str, str], float]]:
+    key = {"Authorization": f"Bearer {KEY}"}
+    yield GenerationMode.POSITIVE, key, 0.6
+    yield GenerationMode.NEGATIVE, key, 0.3
+    yield GenerationMode.POSITIVE, {}, 0.1
+
+
+def _try(
+    cases: Any, most: int, number: int, url: str, headers: dict[str, str], answers: Answers
+) -> None:
+    @seed(number)
+    @settings(
+        max_examples=most,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+    @given(case=cases)
+    def ask(case: Case) -> None:
+        answer = case.call_and_validate(
+            base_url=url, session=session, headers=headers, checks=_CHECKS, timeout=60
+        )
+        answers[case.operation.label, answer.status_code] += 1
+
+    with requests.Session() as session:
+        ask()
+
+
+def _known(stack: Stack) -> dict[str, str]:
+    """Ids of what exists; the job has ended, so that its events do, and has a model."""
+    with stack.http() as http:
+        job_id, queued, file_id = a_job(http)["id"], a_job(http)["id"], upload(http).json()["id"]
+        upload_id = http.post("/v1/uploads", json=hostile.UPLOAD).json()["id"]
+    record_events(stack, job_id, range(3))
+    folder = stack.data_dir / "jobs" / job_id / "model"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    take_up(stack, job_id, state="succeeded", result={"model": str(folder)})
+    known = {"job_id": job_id, "queued": queued, "file_id": file_id, "upload_id": upload_id}
+    return known | {"name": "config.json", "model": "tiny"}
+
+
+def main() -> None:
+    """Try them, and print a table of the answers."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, Server(Path(folder)) as server:
+        make_model(Path(folder))
+        with a_gateway(server, Path(folder)) as stack:
+            answers = try_requests(stack, given.requests, given.seed)
+    for (label, status), times in sorted(answers.items()):
+        print(f"{times:6} x {status}  {label}")
+    print(f"{answers.total()} requests")
+
+
+if __name__ == "__main__":
+    main()

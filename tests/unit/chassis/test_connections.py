@@ -1,0 +1,136 @@
+"""What a stranger's connection may cost: a real server in this process, with short limits."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from services.chassis import connections
+from services.chassis.connections import MAX_HEAD_BYTES
+from services.chassis.deployment import Deployment
+from services.chassis.service import _serving
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+PATIENCE_S = 0.3
+WS = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+
+
+async def answer(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    """/slow takes longer than a head may; /early does not read the body; the rest digests it."""
+    if scope["path"] == "/slow":
+        await asyncio.sleep(2 * PATIENCE_S)
+    digest, more = hashlib.sha256(), scope["path"] != "/early"
+    while more:
+        message = await receive()
+        digest.update(message["body"])
+        more = message["more_body"]
+    body = digest.hexdigest().encode()
+    headers = [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@pytest.fixture
+async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    monkeypatch.setattr(connections, "_REQUEST_S", PATIENCE_S)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number = probe.getsockname()[1]
+    environment = {"WEIR_REDIS_URL": "redis://x", "WEIR_DATA_DIR": "/x", "WEIR_PORT": str(number)}
+    async with _serving(answer, Deployment.from_environment(environment), number) as serving:
+        while not serving.server.started:
+            await asyncio.sleep(0.01)
+        yield number
+
+
+async def opened(port: int, text: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(text.encode())
+    return reader, writer
+
+
+async def told(reader: asyncio.StreamReader) -> bytes:
+    """All that comes until the server closes the connection."""
+    async with asyncio.timeout(20):
+        try:
+            return await reader.read()
+        except ConnectionResetError:
+            return b""
+
+
+@pytest.mark.parametrize("begun", ["", "GET", "GET / HTTP/1.1\r\nHost: x\r\nX-A: "])
+async def test_headers_that_do_not_come_whole_are_given_up(port: int, begun: str) -> None:
+    reader, _ = await opened(port, begun)
+    assert await told(reader) == b""
+
+
+@pytest.mark.parametrize(
+    "begun",
+    ["GET / HTTP/1.1\r\n", "POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n"],
+)
+async def test_headers_and_what_nobody_reads_may_not_trickle_either(port: int, begun: str) -> None:
+    reader, writer = await opened(port, begun)
+
+    async def trickle() -> None:
+        while True:
+            writer.write(b"X-A: b\r\n")
+            await asyncio.sleep(0.05)
+
+    trickling = asyncio.create_task(trickle())
+    await told(reader)
+    trickling.cancel()
+
+
+async def test_an_answer_may_take_longer_than_headers_and_the_next_request_has_time(
+    port: int,
+) -> None:
+    reader, writer = await opened(port, "GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
+    for _ in range(2):
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        await reader.readexactly(64)
+        writer.write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
+
+
+async def test_a_body_comes_whole_however_large_the_pieces_are(port: int) -> None:
+    body = bytes(range(256)) * 8192
+    reader, writer = await opened(
+        port,
+        f"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n",
+    )
+    writer.write(body)
+    assert (await told(reader)).endswith(hashlib.sha256(body).hexdigest().encode())
+
+
+async def test_headers_that_are_too_large_are_refused_with_the_limit(port: int) -> None:
+    head = "GET / HTTP/1.1\r\nHost: x\r\n" + f"X-A: {'a' * 1000}\r\n" * (2 * MAX_HEAD_BYTES // 1000)
+    reader, _ = await opened(port, head)
+    answer = await told(reader)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert f"larger than {MAX_HEAD_BYTES} bytes".encode() in answer
+
+
+async def test_a_websocket_is_answered_as_plain_http(port: int) -> None:
+    reader, _ = await opened(port, f"GET / HTTP/1.1\r\nHost: x\r\n{WS}\r\n")
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+
+async def test_one_connection_too_many_is_told_so_and_the_others_are_served(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 1)
+    reader, writer = await opened(port, "GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
+    await asyncio.sleep(0.05)
+    refused, _ = await opened(port, "")
+    answer = await told(refused)
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b"Retry-After" in answer
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    writer.close()
+    await told(reader)
+    reader, _ = await opened(port, "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert (await told(reader)).startswith(b"HTTP/1.1 200")
