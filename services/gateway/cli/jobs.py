@@ -32,7 +32,7 @@ verbs = typer.Typer()
 @verbs.command()
 def run(recipe: RecipeFile, as_json: AsJson = False) -> int:
     """Submit the job of a recipe and follow it; Ctrl-C leaves the job running."""
-    wanted = load_recipe(recipe)
+    wanted = load_recipe(recipe.absolute())
     _check_tasks(wanted)
     stack = find_stack()
     with connected(stack) as weir:
@@ -126,11 +126,11 @@ def _tell_or_say(job: Job, as_json: bool, more: str = "") -> None:
 
 def _check_tasks(recipe: Recipe) -> None:
     for name in filter(None, (recipe.tasks.train, recipe.tasks.held_out)):
+        path = Path(name).absolute()
         try:
-            read_tasks(Path(name))
+            read_tasks(path)
         except TaskFileError as error:
-            where = f"{name} (in {Path.cwd()})" if not Path(name).is_absolute() else name
-            raise TaskFileError([f"{where}: {problem}" for problem in error.problems]) from error
+            raise TaskFileError([f"{path}: {problem}" for problem in error.problems]) from error
 
 
 def _follow(weir: WeirClient, job: Job, as_json: bool) -> int:
