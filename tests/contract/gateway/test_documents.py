@@ -118,6 +118,7 @@ def test_every_block_that_is_left_out_is_there() -> None:
 @pytest.mark.parametrize("document", ["README.md", "services/gateway/README.md"])
 def test_jobs_by_hand_run_as_they_stand(stack: Stack, tmp_path: Path, document: str) -> None:
     know(tmp_path, stack.url)
+    (tmp_path / "secrets").mkdir()
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     examples = tmp_path / "examples/arithmetic"
     examples.mkdir(parents=True)
