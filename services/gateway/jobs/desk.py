@@ -27,7 +27,13 @@ from services.gateway.models.files import remove_model
 from services.gateway.models.folders import resolve_model
 from services.gateway.models.own import with_own_models
 from services.gateway.openai.job_object import AnyJob, status_of
-from services.gateway.openai.submission import JobRequest, build_recipe, with_critic_folder
+from services.gateway.openai.offers import refuse_what_graders_lack
+from services.gateway.openai.submission import (
+    GRADER,
+    JobRequest,
+    build_recipe,
+    with_critic_folder,
+)
 
 # The OpenAI SDK gives each of its three tries ten minutes.
 _REPEAT_WINDOW_S = 3600.0
@@ -235,6 +241,9 @@ class JobDesk:
         recipe = await asyncio.to_thread(
             with_critic_folder, build_recipe(request, model, train.tasks), self._critic_folder
         )
+        has_grader = request.method and request.method.reinforcement.grader
+        place = GRADER if has_grader else None
+        await refuse_what_graders_lack(self.exchange, recipe.reward, place)
         refuse_missing_columns(recipe, train, "training_file")
         if validation is not None:
             refuse_missing_columns(recipe, validation, "validation_file")
