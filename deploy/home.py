@@ -89,10 +89,16 @@ class Home:
 
         The keys are WEIR_API_KEYS, or the file of WEIR_API_KEYS_FILE. Where none of them is there
         in plain text, one that is made once is added.
+
+        Raises:
+            StackError: if that file cannot be read.
         """
         keys = environment.get("WEIR_API_KEYS") or ""
         if not keys and (file := environment.get("WEIR_API_KEYS_FILE")):
-            keys = Path(file).read_text(encoding="utf-8").strip()
+            try:
+                keys = Path(file).read_text(encoding="utf-8").strip()
+            except (OSError, ValueError) as error:
+                raise StackError(f"WEIR_API_KEYS_FILE={file!r} cannot be read: {error}") from error
         if plain := _first_plain(keys):
             return keys, plain
         path = self.path / "api_key"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -65,12 +66,12 @@ class Deployment:
             api_keys=read("WEIR_API_KEYS", words, ""),
             requests_per_s=read("WEIR_REQUESTS_PER_S", _positive, "200"),
             wrong_keys_per_minute=read("WEIR_WRONG_KEYS_PER_MINUTE", _positive, "20"),
-            heartbeat_s=read("WEIR_HEARTBEAT_S", float, "1"),
-            claim_idle_s=read("WEIR_CLAIM_IDLE_S", float, "15"),
+            heartbeat_s=read("WEIR_HEARTBEAT_S", _positive, "1"),
+            claim_idle_s=read("WEIR_CLAIM_IDLE_S", _positive, "15"),
             drain_s=read("WEIR_DRAIN_S", float, "10"),
             keep_samples_bytes=read("WEIR_KEEP_SAMPLES_BYTES", int, "10737418240"),
             keep_samples_days=read("WEIR_KEEP_SAMPLES_DAYS", float, "inf"),
-            log_level=read("WEIR_LOG_LEVEL", str, "INFO"),
+            log_level=read("WEIR_LOG_LEVEL", _level, "INFO"),
             name=read("WEIR_NAME", str, ""),
             extensions=read("WEIR_EXTENSIONS", words, ""),
         )
@@ -203,3 +204,9 @@ def _switch(text: str) -> bool:
     if text not in {"on", "off"}:
         raise ValueError("say 'on' or 'off'")
     return text == "on"
+
+
+def _level(text: str) -> str:
+    if text.upper() not in logging.getLevelNamesMapping():
+        raise ValueError("say DEBUG, INFO, WARNING, ERROR or CRITICAL")
+    return text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from protocol.recipe import Recipe, load_recipe
@@ -18,7 +18,7 @@ from services.gateway.cli.evaluations import gain_line
 from services.gateway.cli.options import AsJson, JobId, Limit, RecipeFile
 from services.gateway.cli.progress import LiveView, Progress
 from services.gateway.cli.terminal import cell, complain, say, show, table, tell
-from services.gateway.client.client import WeirClient
+from services.gateway.client.client import WeirClient, WeirError
 from services.gateway.client.stack import find_stack, model_for
 from services.gateway.watch.stalls import duration
 from services.gateway.watch.view import in_a_sentence, tables
@@ -32,17 +32,31 @@ verbs = typer.Typer()
 @verbs.command()
 def run(recipe: RecipeFile, as_json: AsJson = False) -> int:
     """Submit the job of a recipe and follow it; Ctrl-C leaves the job running."""
-    wanted = load_recipe(recipe)
-    _check_tasks(wanted)
+    wanted = _checked(recipe)
     stack = find_stack()
+    model = model_for(stack, wanted.model.path)
     with connected(stack) as weir:
-        try:
-            job = weir.submit_recipe(wanted, model=model_for(stack, wanted.model.path))
-        except KeyboardInterrupt:
-            complain("interrupted before an answer came; `weir jobs` says if there is a job now")
-            return INTERRUPTED
-        _tell_or_say(job, as_json, f": {wanted.name}, {wanted.training.steps} steps")
-        return _follow(weir, job, as_json)
+        return _submit(weir, lambda: weir.submit_recipe(wanted, model=model), as_json)
+
+
+@verbs.command()
+def fork(
+    job_id: JobId,
+    recipe: Annotated[
+        Path | None, typer.Argument(metavar="RECIPE", help="Else that of the job.")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(metavar="N", help="Of the checkpoint; else the newest.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Submit a job that starts from a checkpoint of another, and follow it."""
+    wanted = _checked(recipe) if recipe else None
+    with connected() as weir:
+        model = _checkpoint(weir, job_id, step)
+        if wanted is None:
+            return _submit(weir, lambda: weir.submit_again(job_id, model=model), as_json)
+        return _submit(weir, lambda: weir.submit_recipe(wanted, model=model), as_json)
 
 
 @verbs.command()
@@ -112,6 +126,17 @@ def cancel(job_id: JobId, as_json: AsJson = False) -> None:
     _ask(WeirClient.cancel, job_id, as_json)
 
 
+@verbs.command()
+def delete(job_id: JobId, as_json: AsJson = False) -> None:
+    """Delete all of a job that has ended, its model as well."""
+    with connected() as weir:
+        deleted = weir.delete(job_id)
+        if as_json:
+            tell([deleted])
+        else:
+            say(f"{deleted['id']} is deleted")
+
+
 def _ask(ask: Callable[[WeirClient, str], Job], job_id: str, as_json: bool) -> None:
     with connected() as weir:
         _tell_or_say(ask(weir, job_id), as_json)
@@ -124,13 +149,37 @@ def _tell_or_say(job: Job, as_json: bool, more: str = "") -> None:
         say(f"{job['id']} is {job['status']}{more}")
 
 
-def _check_tasks(recipe: Recipe) -> None:
+def _checked(path: Path) -> Recipe:
+    """The recipe of a file, if it and its task files are sound."""
+    recipe = load_recipe(path.absolute())
     for name in filter(None, (recipe.tasks.train, recipe.tasks.held_out)):
+        tasks = Path(name).absolute()
         try:
-            read_tasks(Path(name))
+            read_tasks(tasks)
         except TaskFileError as error:
-            where = f"{name} (in {Path.cwd()})" if not Path(name).is_absolute() else name
-            raise TaskFileError([f"{where}: {problem}" for problem in error.problems]) from error
+            raise TaskFileError([f"{tasks}: {problem}" for problem in error.problems]) from error
+    return recipe
+
+
+def _checkpoint(weir: WeirClient, job_id: str, step: int | None) -> str:
+    """How the gateway names a job's checkpoint, as a model."""
+    kept = weir.checkpoints(job_id)
+    found = [each for each in kept if step in {None, each["step_number"]}]
+    if not found:
+        steps = ", ".join(str(each["step_number"]) for each in kept) or "none"
+        raise WeirError(f"{job_id} has no such checkpoint; the steps of those it has kept: {steps}")
+    return found[0]["fine_tuned_model_checkpoint"]
+
+
+def _submit(weir: WeirClient, submit: Callable[[], Job], as_json: bool) -> int:
+    try:
+        job = submit()
+    except KeyboardInterrupt:
+        complain("interrupted before an answer came; `weir jobs` says if there is a job now")
+        return INTERRUPTED
+    own = job["weir"]
+    _tell_or_say(job, as_json, f": {own['recipe']['name']}, {own['steps']} steps")
+    return _follow(weir, job, as_json)
 
 
 def _follow(weir: WeirClient, job: Job, as_json: bool) -> int:

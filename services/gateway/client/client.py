@@ -90,6 +90,14 @@ class WeirClient:
             body["validation_file"] = self.upload(Path(tasks["held_out"]))
         return self.submit(body | {"recipe": tables})
 
+    def submit_again(self, job_id: str, *, model: str) -> Json:
+        """Submit a job by the recipe and the task files of another, which starts from ``model``."""
+        job = self.job(job_id)
+        recipe = {name: table for name, table in job["weir"]["recipe"].items() if name != "tasks"}
+        recipe["model"] = {key: v for key, v in recipe["model"].items() if key != "path"}
+        files = {name: job[name] for name in ("training_file", "validation_file") if job[name]}
+        return self.submit({"model": model, "recipe": recipe, **files})
+
     def job(self, job_id: str) -> Json:
         """One job."""
         return self._request("GET", _path(job_id))
@@ -103,9 +111,13 @@ class WeirClient:
         query = {"limit": min(limit, _JOBS_A_PAGE)} | ({"after": after} if after else {})
         return list(islice(self._pages(JOBS, query), limit))
 
+    def checkpoints(self, job_id: str) -> list[Json]:
+        """The checkpoints that a job has kept, newest first."""
+        return list(self._pages(_path(job_id, "checkpoints"), {}))
+
     def delete(self, job_id: str) -> Json:
         """Delete all of a job that has ended, the model that it has trained as well."""
-        return self._request("DELETE", f"{JOBS}/{job_id}")
+        return self._request("DELETE", _path(job_id))
 
     def cancel(self, job_id: str) -> Json:
         """Ask a job to end."""

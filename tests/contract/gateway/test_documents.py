@@ -9,16 +9,13 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import threading
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from protocol.messages import JobState
 from protocol.recipe import Evaluation
 from protocol.rewards import Reward
 from protocol.rubric import Rubric
@@ -27,8 +24,8 @@ from pydantic import BaseModel
 from services.learner.algorithms import advantages
 from tests.architecture.project import DOCUMENTS, ROOT, name_of
 from tests.contract.gateway.command import know
-from tests.contract.gateway.stack import Stack, record_events, take_up
-from tests.sample_stores import record, sample_facts, write_segment
+from tests.contract.gateway.learner import a_learner
+from tests.contract.gateway.stack import Stack
 
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
@@ -118,6 +115,7 @@ def test_every_block_that_is_left_out_is_there() -> None:
 @pytest.mark.parametrize("document", ["README.md", "services/gateway/README.md"])
 def test_jobs_by_hand_run_as_they_stand(stack: Stack, tmp_path: Path, document: str) -> None:
     know(tmp_path, stack.url)
+    (tmp_path / "secrets").mkdir()
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     examples = tmp_path / "examples/arithmetic"
     examples.mkdir(parents=True)
@@ -132,31 +130,6 @@ def test_jobs_by_hand_run_as_they_stand(stack: Stack, tmp_path: Path, document: 
     assert len(learned) == wanted, done.stdout
     assert "data: [DONE]" in done.stdout
     assert done.stdout.count("m12") == wanted
-
-
-@contextmanager
-def a_learner(stack: Stack) -> Iterator[list[str]]:
-    """Be the learner of every job that is submitted meanwhile: a sample, an event, a success."""
-    before, stop, learned = stack.left()[0], threading.Event(), list[str]()
-
-    def learn() -> None:
-        while not stop.wait(0.1):
-            for job_id in stack.left()[0] - before - {*learned}:
-                folder = stack.data_dir / "jobs" / job_id / "samples"
-                facts = sample_facts(97, step=12)
-                write_segment(folder, "000001-000000", record(facts, ["It is 3.", "No."]))
-                take_up(stack, job_id, state=JobState.RUNNING)
-                record_events(stack, job_id, range(12, 13))
-                take_up(stack, job_id, state=JobState.SUCCEEDED, result={"model": "/final"})
-                learned.append(job_id)
-
-    thread = threading.Thread(target=learn)
-    thread.start()
-    try:
-        yield learned
-    finally:
-        stop.set()
-        thread.join()
 
 
 def test_a_division_of_gpus_makes_a_compose_file(tmp_path: Path) -> None:

@@ -288,7 +288,10 @@ def test_the_command_names_the_folder_and_makes_it(
     know(tmp_path, stack.url)
     job_id, folder = a_trained_job(stack, http)
     status, out, err = weir(tmp_path, "fetch", job_id, "models/mine")
-    assert (status, out) == (0, f"the model of {job_id} is in models/mine\n"), err
+    assert (status, out) == (
+        0,
+        f"the model of {job_id} is in {tmp_path.resolve()}/models/mine\n",
+    ), err
     assert content(tmp_path / "models" / "mine") == content(folder)
     status, _, err = weir(tmp_path, "fetch", a_job(http)["id"], "other")
     assert (status, "is queued" in err) == (2, True)

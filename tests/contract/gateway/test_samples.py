@@ -126,4 +126,4 @@ def test_the_command_lists_samples_and_shows_a_group(
     assert printed("--text", "absent") == [f"{job_id} has no such sample"]
     assert printed("--text", "absent", "--json") == []
     assert main(["samples", job_id, "--limit", "0"]) == 2
-    assert "limit: " in capsys.readouterr().err
+    assert "--limit" in capsys.readouterr().err

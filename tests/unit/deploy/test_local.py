@@ -88,6 +88,11 @@ def test_keys_may_be_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "WEIR_API_KEYS_FILE" not in environment_for(stack.services[0].launch.environment)
 
 
+def test_a_file_of_keys_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StackError, match=r"WEIR_API_KEYS_FILE='.*absent' cannot be read"):
+        stack_of(tmp_path, (), WEIR_API_KEYS_FILE=str(tmp_path / "absent"))
+
+
 @pytest.mark.parametrize(("keys", "own"), [("{hash}\none\ntwo\n", "one"), ("{hash}", "weir-")])
 def test_the_command_gets_a_plain_key_however_the_keys_are_written(
     tmp_path: Path, keys: str, own: str

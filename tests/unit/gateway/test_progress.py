@@ -39,6 +39,24 @@ def test_a_line_shows_what_is_there_and_tolerates_what_is_not() -> None:
     assert "entropy 0.100" in lines[2]
 
 
+def test_from_the_third_step_on_the_median_of_their_times_says_how_long_the_rest_takes() -> None:
+    first, second, third = shown(
+        a_step(1, reward=0.5, seconds=600), a_step(2, seconds=90), a_step(3, seconds=60)
+    ).splitlines()
+    assert "left" not in first + second
+    assert third == "step 3/5  reward 0.500  180 s left"
+    text = shown(*(a_step(step, seconds=4000) for step in range(1, 4)), terminal=True)
+    assert "3/5  2.2 h left" in text
+
+
+def test_what_a_terminal_would_obey_is_shown() -> None:
+    event = an_event("message", "[red]\x1b]0;owned\x07\x9b2J")
+    for terminal in (False, True):
+        text = shown(event, terminal=terminal)
+        assert "[red]␛]0;owned␇\ufffd2J" in text
+        assert not {"\x07", "\x9b"} & set(text)
+
+
 def test_messages_and_evaluations_have_lines_of_their_own() -> None:
     result = {"step": 4, "accuracy": 0.75, "process": None, "samples": 8}
     evaluation = an_event("metrics", "evaluation at step 4", step=4, evaluation=result)

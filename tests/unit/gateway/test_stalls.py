@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from services.gateway.watch.stalls import (
     why_first,
     why_not_first,
 )
+from services.gateway.watch.watchdog import Watchdog
 from tests.builders import a_job_record, an_event
 
 CERTAIN_S = 25.0  # 5/3 of the 15 s after which a process is dead
@@ -350,3 +352,20 @@ def test_the_time_of_a_step_is_the_median_of_the_last_ones() -> None:
     assert median_of_steps(job, told) is None
     evaluation = an_event("evaluation:2", type="metrics", data={"evaluation": {"seconds": 1.0}})
     assert median_of_steps(job, [*told, evaluation, step(3, 12.0)]) == 12.0
+
+
+def test_a_job_that_runs_is_estimated_to_finish_when_its_median_step_says() -> None:
+    watchdog, running = Watchdog(), a_job_record(state="running", step=5)
+    steps_left = running.recipe.training.steps - 5
+    assert watchdog.estimated_finish(running) is None
+    watchdog.seen = a_snapshot(job=running, step_s=60.0)
+    finish = watchdog.estimated_finish(running)
+    assert finish == pytest.approx(time.time() + 60 * steps_left, abs=30)
+    assert watchdog.estimated_finish(a_job_record(id="another", state="queued")) is None
+    assert watchdog.estimated_finish(a_job_record(state="succeeded")) is None
+    for unknown in (
+        a_snapshot(job=running, step_s=None),
+        a_snapshot(job=a_job_record(state="paused", step=5), step_s=60.0),
+    ):
+        watchdog.seen = unknown
+        assert watchdog.estimated_finish(running) is None
