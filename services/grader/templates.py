@@ -63,7 +63,7 @@ def columns_of(task: Task) -> dict[str, JsonValue]:
         "metadata": dict(task.metadata),
     }
     given = {name: value for name, value in own.items() if value not in (None, NOT_GIVEN)}
-    return {**task.metadata, **given}
+    return {name: value for name, value in task.metadata.items() if name not in own} | given
 
 
 def output_json(text: str) -> JsonValue:

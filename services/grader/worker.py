@@ -50,7 +50,7 @@ async def run(service: Service) -> None:
     async with (
         Pool(settings.workers, warm_ups=[math_answer.WARM_UP, steps.WARM_UP]) as pool,
         sandbox_of(settings) as sandbox,
-        _judges({"": own, **others} if own else others, service.exchange) as judges,
+        watched_judges({"": own, **others} if own else others, service.exchange) as judges,
         asyncio.TaskGroup() as beside,
     ):
         tools = Tools(pool, judges.pop("", None), judges, sandbox)
@@ -136,7 +136,7 @@ async def _or_nothing(command: Awaitable[T]) -> T | None:
 
 
 @asynccontextmanager
-async def _judges(
+async def watched_judges(
     settings: Mapping[str, JudgeSettings], exchange: Exchange
 ) -> AsyncIterator[dict[str, Judge]]:
     """Every judge by its name; each watches over itself meanwhile."""

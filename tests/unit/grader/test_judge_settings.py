@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.chassis.deployment import DeploymentError
-from services.grader.judge.settings import JudgeSettings
+from services.grader.judge.settings import JudgeSettings, other_judges
 
 GIVEN = {"WEIR_JUDGE_URL": "http://127.0.0.1:8000/v1/", "WEIR_JUDGE_MODEL": "gpt-oss-20b"}
 
@@ -88,3 +88,38 @@ def test_what_is_wrong_is_named_with_the_remedy(name: str, value: str, remedy: s
     with pytest.raises(DeploymentError, match=name) as refused:
         JudgeSettings.from_environment({**GIVEN, name: value})
     assert remedy in str(refused.value)
+
+
+STRICT = '{"strict": {"url": "http://10.0.0.5:8000/v1/", "model": "big", "api_key": "k1"}}'
+
+
+def test_more_judges_have_names_and_the_habits_of_the_first() -> None:
+    given = GIVEN | {"WEIR_JUDGE_API_KEY": "k0", "WEIR_JUDGE_TIMEOUT_S": "7"}
+    found = other_judges(given | {"WEIR_JUDGES": STRICT})
+    assert list(found) == ["strict"]
+    strict = found["strict"]
+    assert (strict.url, strict.model, strict.api_key) == ("http://10.0.0.5:8000/v1", "big", "k1")
+    assert (strict.timeout_s, strict.context_tokens) == (7, None)
+    plain = other_judges(given | {"WEIR_JUDGES": '{"big": {"url": "http://10.0.0.5:8000/v1"}}'})
+    assert (plain["big"].model, plain["big"].api_key) == ("big", None)  # no key of another server
+    assert other_judges(given) == {}
+    assert other_judges({"WEIR_JUDGES": STRICT}) != {}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "WEIR_JUDGES: Invalid JSON"),
+        ("[]", "WEIR_JUDGES: Input should be"),
+        ('{"a": {}}', "WEIR_JUDGES.a.url: Field required"),
+        ('{"a": {"url": "", "api_key": "k1"}}', "WEIR_JUDGES.a.url: empty"),
+        ('{"a": {"url": "ftp://x", "api_key": "k1"}}', "WEIR_JUDGES.a: WEIR_JUDGE_URL"),
+        ('{"a": {"url": "http://x/v1", "key": "k1"}}', "WEIR_JUDGES.a.key: Extra inputs"),
+        ('{"judge": {"url": "http://x/v1"}}', "give each another name"),
+    ],
+)
+def test_what_is_wrong_with_more_judges_is_named_without_a_key(text: str, problem: str) -> None:
+    with pytest.raises(DeploymentError) as caught:
+        other_judges({"WEIR_JUDGES": text})
+    assert problem in str(caught.value)
+    assert "k1" not in str(caught.value)

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from protocol.exchange import connect
+from protocol.exchange import Exchange, connect
 from protocol.messages import Graded, Score, Trial, TrialResult, Ungradable
 from protocol.rewards import Reward
 
 from services.chassis.service import Service
+from services.grader import worker
 from services.grader.grading import grade_response
 from services.grader.tools import Tools
 from services.grader.trials import AT_ONCE, tried, try_forever
@@ -103,6 +104,16 @@ async def test_a_label_is_picked_by_the_model_of_that_name_and_its_tokens_are_to
     assert '"label": one of "good", "fair", "bad"' in server.asked[0]["messages"][0]["content"]
     assert down.outcome == Ungradable(reason="judge_failed")
     assert "cannot be reached" in down.details["judge_failed"]
+
+
+async def test_every_judge_of_the_deployment_watches_over_itself(server: ScriptedServer) -> None:
+    named = {
+        "strict": settings_for(server, cache_bytes=0),
+        "away": settings_for(server, cache_bytes=0, url="http://127.0.0.1:1/v1"),
+    }
+    async with worker.watched_judges(named, cast(Exchange, None)) as judges:
+        await until(lambda: judges["strict"].is_up and "reached" in judges["away"].why_down)
+        assert list(judges) == ["strict", "away"]
 
 
 async def hang(*_: object) -> Score:
