@@ -35,7 +35,9 @@ def list_models(desk: Desk) -> Json:
 def get_model(model: str, desk: Desk) -> Json:
     """One model."""
     deployment = desk.service.deployment
-    return model_object(model, _usable(model, deployment), deployment)
+    folder = _usable(model, deployment)
+    is_made = folder.is_relative_to(deployment.jobs_dir.resolve())
+    return model_object(model, folder, "weir" if is_made else "system")
 
 
 @models.delete("/models/{model:path}")
