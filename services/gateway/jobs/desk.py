@@ -17,6 +17,7 @@ from protocol.messages import JobRecord, JobState, Requested
 
 from services.chassis.service import Service
 from services.gateway.errors import Problem, conflict, in_time, not_found
+from services.gateway.files.columns import refuse_missing_columns
 from services.gateway.files.shelf import FileShelf, StoredFile
 from services.gateway.jobs.memory import check_memory
 from services.gateway.models.files import remove_model
@@ -170,6 +171,19 @@ class JobDesk:
                 message = f"job {job_id} starts from this model; cancel that job first"
                 raise conflict(message, param="model")
 
+    async def expire_files(self) -> None:
+        """Delete the files whose time is over and that no job needs any more."""
+        async with self._turn:
+            expired = await asyncio.to_thread(self.files.expired)
+            if not expired:
+                return
+            needed: set[str | None] = set()
+            async for record in self._newest_readable_first():
+                if not record.state.is_final:
+                    needed |= {record.recipe.tasks.train, record.recipe.tasks.held_out}
+            for file_id in set(expired) - needed:
+                await asyncio.to_thread(self.files.delete, file_id)
+
     async def _revive(self, record: JobRecord) -> None:
         tasks = record.recipe.tasks
         async with self._turn:  # no file goes meanwhile
@@ -199,11 +213,15 @@ class JobDesk:
     async def _draw_up(self, request: JobRequest, job_id: str) -> JobRecord:
         train = await self._file(request.training_file, "training_file")
         held_out = request.validation_file
-        num_held_out = (await self._file(held_out, "validation_file")).tasks if held_out else 0
+        validation = await self._file(held_out, "validation_file") if held_out else None
         model = await asyncio.to_thread(resolve_model, request.model, self.service.deployment)
         recipe = await asyncio.to_thread(
             with_critic_folder, build_recipe(request, model, train.tasks), self._critic_folder
         )
+        refuse_missing_columns(recipe, train, "training_file")
+        if validation is not None:
+            refuse_missing_columns(recipe, validation, "validation_file")
+        num_held_out = 0 if validation is None else validation.tasks
         check_memory(recipe, num_held_out, await in_time(self.exchange.memory_limit()))
         deployment = self.service.deployment
         recipe = await asyncio.to_thread(with_own_models, recipe, deployment, job_id)

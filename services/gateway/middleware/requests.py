@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 import time
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ SECONDS = Histogram(
 )
 _MAX_JSON_BYTES = 2**20
 _MULTIPART_HEAD_BYTES = 2**16
+_PART = re.compile(r"/v1/uploads/[^/]+/parts")
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Bounded:
         """Serve one request."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        is_upload = scope["path"] == "/v1/files"
+        is_upload = scope["path"] == "/v1/files" or _PART.fullmatch(scope["path"]) is not None
         limit = self.max_file_bytes + _MULTIPART_HEAD_BYTES if is_upload else _MAX_JSON_BYTES
         read = 0
 

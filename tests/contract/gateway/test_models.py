@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import httpx
 import openai
@@ -19,7 +17,9 @@ from tests.contract.gateway.stack import (
     RECIPE,
     Stack,
     a_body,
+    a_checkpoint,
     a_job,
+    a_model,
     assert_refused,
     take_up,
     upload,
@@ -29,27 +29,12 @@ pytestmark = pytest.mark.redis
 ABSENT = "ftjob-" + 24 * "0"
 
 
-def a_model(folder: Path, weights: str = "weights") -> Path:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").write_text(weights)
-    return folder
-
-
 def a_trained_job(stack: Stack, http: httpx.Client) -> tuple[str, Path]:
     """A job that has succeeded, and the folder of its model."""
     job_id = a_job(http)["id"]
     folder = a_model(stack.data_dir / "jobs" / job_id / "model")
     take_up(stack, job_id, state="succeeded", result={"model": str(folder)})
     return job_id, folder
-
-
-def a_checkpoint(stack: Stack, job_id: str, step: int, **metrics: Any) -> Path:
-    """What the learner leaves of a step."""
-    folder = stack.data_dir / "jobs" / job_id / "checkpoints" / f"step-{step:06d}"
-    a_model(folder / "model", weights=f"weights of step {step}")
-    (folder / "state.json").write_text(json.dumps({"step": step, "metrics": metrics}))
-    return folder
 
 
 def record_of(stack: Stack, job_id: str) -> JobRecord:

@@ -229,7 +229,10 @@ BAD_FILES = {
     ),
     "an id twice": (GOOD_LINE + GOOD_LINE, "line 2: id: 'a' is taken by line 1"),
     "nothing in it": ("\n", "line 1: the file holds no task"),
-    "not UTF-8": (GOOD_LINE.encode() + b'{"id": "\xff"}\n', "line 2: byte 9 is not valid UTF-8"),
+    "not UTF-8": (
+        GOOD_LINE.encode() + b'{"id": "\xff"}\n',
+        "line 2: not UTF-8: byte 9 of the line is 0xff",
+    ),
     "a number that is none": (
         '{"id": "b", "prompt": "x", "answer": "1", "metadata": {"level": [1, NaN]}}\n',
         "line 1: not valid JSON: NaN is not a finite number",
