@@ -46,7 +46,7 @@ async def delete_model(model: str, desk: Desk) -> Json:
     if not JOB_ID.fullmatch(model):
         await asyncio.to_thread(_usable, model, desk.service.deployment)
         message = f"{model!r} was not trained by a job; only models that were can be deleted here"
-        raise Problem(403, message, param="model", code="not_deletable")
+        raise Problem(403, message, param="id", code="not_deletable")
     await desk.delete_model(model)
     return {"id": model, "object": "model", "deleted": True}
 

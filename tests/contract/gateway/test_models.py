@@ -235,9 +235,9 @@ def test_what_no_ended_job_has_trained_is_not_deleted(stack: Stack, http: httpx.
     a_model(stack.data_dir / "jobs" / running / "model")  # a moment before it has succeeded
     a_checkpoint(stack, running, 2)
     take_up(stack, running, state="running")
-    assert_refused(http.delete(f"/v1/models/{running}"), 409, "model")
+    assert_refused(http.delete(f"/v1/models/{running}"), 409, "id")
     for name in ("tiny", "examples/arithmetic/base-model", f"ftckpt-{running}-2"):
-        assert_refused(http.delete(f"/v1/models/{name}"), 403, "model")
+        assert_refused(http.delete(f"/v1/models/{name}"), 403, "id")
         assert http.get(f"/v1/models/{name}").status_code == 200
     assert http.get(f"/v1/models/{running}").status_code == 200
 
@@ -252,6 +252,6 @@ def test_a_model_stays_while_a_job_of_an_earlier_release_starts_from_it(
         update={"model": recipe.model.model_copy(update={"path": str(folder)})}
     )
     take_up(stack, job_id, recipe=without_a_copy.model_dump(mode="json"))
-    assert_refused(http.delete(f"/v1/models/{trained}"), 409, "model")
+    assert_refused(http.delete(f"/v1/models/{trained}"), 409, "id")
     take_up(stack, job_id, state="cancelled")  # though the learner still finds it in the queue
     assert http.delete(f"/v1/models/{trained}").status_code == 200
