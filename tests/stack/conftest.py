@@ -20,6 +20,7 @@ from services.gateway.client.client import WeirClient
 
 ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "examples/arithmetic/train.jsonl"
+BASE_MODEL = str(ROOT / "examples/arithmetic/base-model")
 SERVICES = ("gateway", "grader", "rollout", "learner")
 Json = dict[str, Any]
 
@@ -60,7 +61,7 @@ class Stack:
         os.kill(victim, signal.SIGKILL)
         return victim
 
-    def submit(self, *, tasks: Path = TASKS, **changes: Json) -> str:
+    def submit(self, *, tasks: Path = TASKS, start: str = BASE_MODEL, **changes: Json) -> str:
         """A small job on the arithmetic model; ``changes`` go into the recipe's tables."""
         recipe = load_recipe(ROOT / "recipes/demo.toml").model_dump(mode="json")
         tables = {
@@ -73,7 +74,7 @@ class Stack:
         del recipe["evaluation"], recipe["tasks"], recipe["model"]["path"]
         with self.client() as weir:
             body = {
-                "model": str(ROOT / "examples/arithmetic/base-model"),
+                "model": start,
                 "training_file": weir.upload(tasks),
                 "recipe": recipe,
             }

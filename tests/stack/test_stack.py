@@ -91,8 +91,12 @@ def test_a_cancelled_job_ends_and_the_next_one_runs(stack: Stack) -> None:
     stack.wait_for_step(doomed, 2)
     with stack.client() as weir:
         weir.cancel(doomed)
-    assert stack.wait_for_end(doomed)["status"] == "cancelled"
+    ended = stack.wait_for_end(doomed)
+    assert ended["status"] == "cancelled"
+    # What it had learned by then is a model that another job starts from.
+    fork = stack.submit(start=f"ftckpt-{doomed}-{ended['weir']['step']}", training={"steps": 1})
     assert_every_group_is_accounted_for(stack, stack.wait_for_end(following))
+    assert stack.wait_for_end(fork)["status"] == "succeeded"
 
 
 def test_a_paused_job_checkpoints_and_goes_on_where_it_was(stack: Stack) -> None:

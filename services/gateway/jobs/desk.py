@@ -183,7 +183,7 @@ class JobDesk:
             record = await self._read(job_id)
             if record is not None and not record.state.is_final:
                 message = f"job {job_id} has not ended; cancel the job first"
-                raise conflict(message, param="model")
+                raise conflict(message, param="id")
             await self._check_unneeded(job_id)
             await asyncio.to_thread(remove_model, self.service.deployment.job_dir(job_id))
 

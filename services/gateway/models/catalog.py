@@ -16,33 +16,28 @@ from services.gateway.models.folders import JOB_ID, fault_of, find_folder
 
 _DEEPEST = 4  # folders below a root
 _MOST_ENTRIES = 200_000  # below a root, about a second
-_OWNERS = {True: "weir", False: "system"}
 log = logging.getLogger(__name__)
 
 
 def all_models(deployment: Deployment) -> list[dict[str, Any]]:
     """The base models by name, then those that jobs have made, newest first; in OpenAI's shape."""
-    base = sorted(_base_models(deployment).items())
-    made = sorted(_made_models(deployment.jobs_dir), key=lambda found: -_created(found[1]))
-    return [model_object(name, folder, deployment) for name, folder in (*base, *made)]
+    base = [
+        model_object(name, folder, "system")
+        for name, folder in sorted(_base_models(deployment).items())
+    ]
+    made = [
+        model_object(name, folder, "weir") for name, folder in _made_models(deployment.jobs_dir)
+    ]
+    return base + sorted(made, key=lambda model: model["created"], reverse=True)
 
 
-def model_object(name: str, folder: Path, deployment: Deployment) -> dict[str, Any]:
+def model_object(name: str, folder: Path, owner: str) -> dict[str, Any]:
     """A model in OpenAI's shape."""
-    is_made = folder.is_relative_to(deployment.jobs_dir.resolve())
-    return {
-        "id": name,
-        "object": "model",
-        "created": int(_created(folder)),
-        "owned_by": _OWNERS[is_made],
-    }
-
-
-def _created(folder: Path) -> float:
     try:
-        return folder.stat().st_mtime
+        created = int(folder.stat().st_mtime)
     except OSError:  # it has just gone
-        return 0.0
+        created = 0
+    return {"id": name, "object": "model", "created": created, "owned_by": owner}
 
 
 def _base_models(deployment: Deployment) -> dict[str, Path]:

@@ -65,12 +65,12 @@ def fault_of(folder: Path, deployment: Deployment) -> str | None:
         return "has no config.json; name a Hugging Face model folder"
     if not any(name.endswith(".safetensors") for name in os.listdir(folder)):
         return "has no *.safetensors; convert the weights: other formats can run code"
-    roots = [root.resolve() for root in (*deployment.model_roots, deployment.jobs_dir)]
     for link in _links(folder):
         name, target = link.relative_to(folder), _real(link)
         if target is None or target.is_dir():
             return f"holds {name}, a link to a folder or to nothing; copy what it links to"
-        if not any(target.is_relative_to(root) for root in roots):
+        roots = (*deployment.model_roots, deployment.jobs_dir)
+        if not any(target.is_relative_to(root.resolve()) for root in roots):
             return f"holds {name}, a link that leaves WEIR_MODEL_ROOTS; copy the file instead"
     return None
 

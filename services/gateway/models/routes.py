@@ -36,7 +36,9 @@ def list_models(desk: Desk) -> Json:
 def get_model(model: str, desk: Desk) -> Json:
     """One model."""
     deployment = desk.service.deployment
-    return model_object(model, _usable(model, deployment), deployment)
+    folder = _usable(model, deployment)
+    is_made = folder.is_relative_to(deployment.jobs_dir.resolve())
+    return model_object(model, folder, "weir" if is_made else "system")
 
 
 @models.delete("/models/{model:path}", responses=problems(409))
@@ -45,7 +47,7 @@ async def delete_model(model: str, desk: Desk) -> Json:
     if not JOB_ID.fullmatch(model):
         await asyncio.to_thread(_usable, model, desk.service.deployment)
         message = f"{model!r} was not trained by a job; only models that were can be deleted here"
-        raise Problem(403, message, param="model", code="not_deletable")
+        raise Problem(403, message, param="id", code="not_deletable")
     await desk.delete_model(model)
     return {"id": model, "object": "model", "deleted": True}
 

@@ -26,7 +26,15 @@ from services.grader.pool import Pool
 from services.grader.tools import Tools
 from services.grader.trials import try_forever
 from tests.contract.gateway.conftest import a_models_root
-from tests.contract.gateway.stack import KEY, TASKS, Stack, a_gateway, record_events
+from tests.contract.gateway.stack import (
+    KEY,
+    TASKS,
+    Stack,
+    a_checkpoint,
+    a_gateway,
+    a_model,
+    record_events,
+)
 from tests.contract.valkey_server import Server
 
 README = Path(__file__).parents[3] / "services/gateway/README.md"
@@ -168,16 +176,42 @@ def _(world: World) -> None:
     assert [job.id for job in jobs] == [world.made["job"]]
 
 
-@call("fine_tuning.jobs.list_events")
+@call("fine_tuning.jobs.list_events", "newest first; `order=asc` in `extra_query` turns it round")
 def _(world: World) -> None:
     record_events(world.stack, world.made["job"], range(45))
     events = world.sdk.fine_tuning.jobs.list_events(world.made["job"], limit=20)
-    assert len(list(events)) == 45
+    assert [event.message for event in events] == [f"m{44 - number}" for number in range(45)]
 
 
-@call("fine_tuning.jobs.checkpoints.list", "newest first")
+@call("fine_tuning.jobs.checkpoints.list", "newest first, with the numbers of their steps")
 def _(world: World) -> None:
-    assert list(world.sdk.fine_tuning.jobs.checkpoints.list(world.made["job"])) == []
+    a_checkpoint(world.stack, world.made["job"], 2, loss=0.5)
+    (checkpoint,) = world.sdk.fine_tuning.jobs.checkpoints.list(world.made["job"])
+    assert (checkpoint.metrics.step, checkpoint.metrics.train_loss) == (2, 0.5)
+    world.made["checkpoint"] = checkpoint.fine_tuned_model_checkpoint
+
+
+@call("fine_tuning.jobs.create(model=a checkpoint)", "a job that starts from another's weights")
+def _(world: World) -> None:
+    job = world.sdk.fine_tuning.jobs.create(
+        model=world.made["checkpoint"],
+        training_file=world.made["file"],
+        extra_body={"recipe": RECIPE},
+    )
+    assert world.sdk.fine_tuning.jobs.cancel(job.id).model == world.made["checkpoint"]
+
+
+@call("models.list", "base models, trained models, checkpoints: each can be a job's `model`")
+def _(world: World) -> None:
+    a_model(world.stack.data_dir / "jobs" / world.made["job"] / "model")
+    listed = {model.id for model in world.sdk.models.list()}
+    assert listed >= {"tiny", world.made["job"], world.made["checkpoint"]}
+
+
+@call("models.retrieve")
+def _(world: World) -> None:
+    for name in ("tiny", world.made["job"], world.made["checkpoint"]):
+        assert world.sdk.models.retrieve(name).id == name
 
 
 @call("fine_tuning.jobs.pause")
@@ -193,6 +227,16 @@ def _(world: World) -> None:
 @call("fine_tuning.jobs.cancel")
 def _(world: World) -> None:
     assert world.sdk.fine_tuning.jobs.cancel(world.made["job"]).status == "cancelled"
+
+
+@call("models.delete", "what an ended job has trained")
+def _(world: World) -> None:
+    assert world.sdk.models.delete(world.made["job"]).deleted
+
+
+@call("models.delete(a base model)")
+def _(world: World) -> None:
+    world.sdk.models.delete("tiny")
 
 
 @call("files.delete", "not while an unfinished job uses it")

@@ -128,6 +128,21 @@ def a_job(http: httpx.Client, **changes: Any) -> dict[str, Any]:
     return reply.json()
 
 
+def a_model(folder: Path, weights: str = "weights") -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_text(weights)
+    return folder
+
+
+def a_checkpoint(stack: Stack, job_id: str, step: int, **metrics: Any) -> Path:
+    """What the learner leaves of a step."""
+    folder = stack.data_dir / "jobs" / job_id / "checkpoints" / f"step-{step:06d}"
+    a_model(folder / "model", weights=f"weights of step {step}")
+    (folder / "state.json").write_text(json.dumps({"step": step, "metrics": metrics}))
+    return folder
+
+
 def changed(recipe: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     """A copy of ``recipe`` in which the key at a dotted path has another value."""
     copy = json.loads(json.dumps(recipe))

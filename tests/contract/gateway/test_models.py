@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import httpx
 import openai
@@ -19,7 +17,9 @@ from tests.contract.gateway.stack import (
     RECIPE,
     Stack,
     a_body,
+    a_checkpoint,
     a_job,
+    a_model,
     assert_refused,
     take_up,
     upload,
@@ -29,27 +29,12 @@ pytestmark = pytest.mark.redis
 ABSENT = "ftjob-" + 24 * "0"
 
 
-def a_model(folder: Path, weights: str = "weights") -> Path:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").write_text(weights)
-    return folder
-
-
 def a_trained_job(stack: Stack, http: httpx.Client) -> tuple[str, Path]:
     """A job that has succeeded, and the folder of its model."""
     job_id = a_job(http)["id"]
     folder = a_model(stack.data_dir / "jobs" / job_id / "model")
     take_up(stack, job_id, state="succeeded", result={"model": str(folder)})
     return job_id, folder
-
-
-def a_checkpoint(stack: Stack, job_id: str, step: int, **metrics: Any) -> Path:
-    """What the learner leaves of a step."""
-    folder = stack.data_dir / "jobs" / job_id / "checkpoints" / f"step-{step:06d}"
-    a_model(folder / "model", weights=f"weights of step {step}")
-    (folder / "state.json").write_text(json.dumps({"step": step, "metrics": metrics}))
-    return folder
 
 
 def record_of(stack: Stack, job_id: str) -> JobRecord:
@@ -250,9 +235,9 @@ def test_what_no_ended_job_has_trained_is_not_deleted(stack: Stack, http: httpx.
     a_model(stack.data_dir / "jobs" / running / "model")  # a moment before it has succeeded
     a_checkpoint(stack, running, 2)
     take_up(stack, running, state="running")
-    assert_refused(http.delete(f"/v1/models/{running}"), 409, "model")
+    assert_refused(http.delete(f"/v1/models/{running}"), 409, "id")
     for name in ("tiny", "examples/arithmetic/base-model", f"ftckpt-{running}-2"):
-        assert_refused(http.delete(f"/v1/models/{name}"), 403, "model")
+        assert_refused(http.delete(f"/v1/models/{name}"), 403, "id")
         assert http.get(f"/v1/models/{name}").status_code == 200
     assert http.get(f"/v1/models/{running}").status_code == 200
 
@@ -267,6 +252,6 @@ def test_a_model_stays_while_a_job_of_an_earlier_release_starts_from_it(
         update={"model": recipe.model.model_copy(update={"path": str(folder)})}
     )
     take_up(stack, job_id, recipe=without_a_copy.model_dump(mode="json"))
-    assert_refused(http.delete(f"/v1/models/{trained}"), 409, "model")
+    assert_refused(http.delete(f"/v1/models/{trained}"), 409, "id")
     take_up(stack, job_id, state="cancelled")  # though the learner still finds it in the queue
     assert http.delete(f"/v1/models/{trained}").status_code == 200

@@ -274,7 +274,7 @@ def test_a_local_model_folder_is_sent_by_its_full_path(
     (here / "tiny").mkdir()
     status, _, err = weir(here, "run", "recipe.toml")
     assert status == 2
-    assert f"there is no model folder '{here.resolve() / 'tiny'}' below " in err
+    assert f"there is no model folder '{here.resolve() / 'tiny'}' below WEIR_MODEL_ROOTS" in err
 
 
 def test_wrong_input_is_named_and_exits_with_2(stack: Stack, here: Path) -> None:
