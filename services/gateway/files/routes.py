@@ -52,7 +52,8 @@ def get_file(file_id: str, desk: Desk) -> StoredFile:
 def get_file_content(file_id: str, desk: Desk) -> FileResponse:
     """The file as it was uploaded."""
     stored = desk.files.get(file_id)
-    return FileResponse(desk.files.path(file_id), 200, filename=stored.filename)
+    path, kind = desk.files.path(file_id), "application/octet-stream"
+    return FileResponse(path, 200, media_type=kind, filename=stored.filename)
 
 
 @files.delete("/{file_id}")
