@@ -18,6 +18,8 @@ from protocol.recipe import explain
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from services.gateway.openai.unsupported import remedy_for
+
 T = TypeVar("T")
 PATIENCE_S = 3.0
 _RETRY_AFTER_S = 2
@@ -115,7 +117,7 @@ def explain_body(error: ValidationError | RequestValidationError) -> list[str]:
     return lines
 
 
-async def _on_http_exception(_: Request, error: Exception) -> JSONResponse:
+async def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, Problem):
         return respond(error)
     assert isinstance(error, HTTPException)
@@ -123,6 +125,8 @@ async def _on_http_exception(_: Request, error: Exception) -> JSONResponse:
     param = "body" if error.status_code == HTTPStatus.BAD_REQUEST else None  # it was not readable
     headers = dict(error.headers or {})
     message = str(error.detail)
+    if error.status_code == HTTPStatus.NOT_FOUND and (remedy := remedy_for(request.url.path)):
+        message, code = remedy, "not_supported"
     return respond(Problem(error.status_code, message, param=param, code=code, headers=headers))
 
 

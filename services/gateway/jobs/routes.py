@@ -13,7 +13,7 @@ from services.gateway.jobs.desk import Desk, Repeat
 from services.gateway.jobs.events import checked_place, checkpoints, events_page
 from services.gateway.jobs.following import Feeds, end_quietly
 from services.gateway.jobs.trained_model import model_file, model_files
-from services.gateway.openai.job_object import job_object
+from services.gateway.openai.job_object import AnyJob, job_object
 from services.gateway.openai.submission import JobRequest
 from services.gateway.paging import Json, Limit, LongLimit, after_id, page_of
 
@@ -45,22 +45,27 @@ async def submit_job(
     return job_object(await desk.submit(body, repeat))
 
 
+def _with_estimate(job: AnyJob, request: Request) -> Json:
+    return job_object(job) | {"estimated_finish": request.app.state.watchdog.estimated_finish(job)}
+
+
 @jobs.get("")
 async def list_jobs(
     desk: Desk,
+    request: Request,
     metadata: Annotated[dict[str, str], Depends(_metadata)],
     after: str | None = None,
     limit: Limit = 20,
 ) -> Json:
     """Jobs, newest first."""
     records, has_more = await desk.page(after, limit, metadata)
-    return page_of(map(job_object, records), has_more)
+    return page_of((_with_estimate(record, request) for record in records), has_more)
 
 
 @jobs.get("/{job_id}")
-async def get_job(job_id: str, desk: Desk) -> Json:
+async def get_job(job_id: str, desk: Desk, request: Request) -> Json:
     """One job."""
-    return job_object(await desk.find(job_id))
+    return _with_estimate(await desk.find(job_id), request)
 
 
 @jobs.post("/{job_id}/cancel")

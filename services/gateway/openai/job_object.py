@@ -13,6 +13,7 @@ _BLANK: dict[str, Any] = {
     "object": "fine_tuning.job",
     "created_at": 0,
     "finished_at": None,
+    "estimated_finish": None,
     "model": "",
     "fine_tuned_model": None,
     "organization_id": "weir",
