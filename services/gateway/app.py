@@ -15,6 +15,7 @@ from services.gateway.jobs.desk import JobDesk
 from services.gateway.jobs.following import Feeds
 from services.gateway.jobs.routes import jobs
 from services.gateway.middleware.requests import Bounded, Guarded, Measured
+from services.gateway.models.routes import models
 from services.gateway.openai.grader_routes import graders
 from services.gateway.page import routes as page
 from services.gateway.samples.reading import Samples
@@ -37,6 +38,7 @@ def create_app(
     app.include_router(files)
     app.include_router(uploads)
     app.include_router(jobs)
+    app.include_router(models)
     app.include_router(samples)
     app.include_router(graders)
     page.install(app)

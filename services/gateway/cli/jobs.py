@@ -164,7 +164,9 @@ def _show_events(job: Job, events: Iterable[Job]) -> None:
 
 def _say_how_it_ended(job: Job) -> None:
     if job["status"] == "succeeded":
-        say(f"{job['id']} succeeded: {job['fine_tuned_model'] or 'no model was written'}")
+        say(
+            f"{job['id']} succeeded: {job['weir']['result'].get('model') or 'no model was written'}"
+        )
         return
     reason = f": {job['error']['message']}" if job["error"] else ""
     complain(f"{job['id']} {job['status']}{reason}")

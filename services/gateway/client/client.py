@@ -116,7 +116,7 @@ class WeirClient:
 
     def past_events(self, job_id: str, *, after: str | None = None) -> Iterator[Json]:
         """A job's events until now, oldest first."""
-        query = {"limit": _EVENTS_A_PAGE} | ({"after": after} if after else {})
+        query = {"order": "asc", "limit": _EVENTS_A_PAGE} | ({"after": after} if after else {})
         return self._pages(_path(job_id, "events"), query)
 
     def samples(self, job_id: str, **query: Any) -> Iterator[Json]:

@@ -48,7 +48,7 @@ def _told_by(record: JobRecord) -> dict[str, Any]:
         "created_at": int(record.created_at),
         "finished_at": None if record.finished_at is None else int(record.finished_at),
         "model": request.get("model", recipe.model.path),
-        "fine_tuned_model": result.get("model") if succeeded else None,
+        "fine_tuned_model": record.id if succeeded and result.get("model") else None,
         "status": status_of(record),
         "error": _error("job_failed", record.error) if has_error else None,
         "training_file": recipe.tasks.train,
