@@ -63,7 +63,7 @@ def _as_text(content: object) -> object:
 
 
 def _text_of_part(part: object) -> str:
-    fields = cast(Mapping[str, object], part) if isinstance(part, Mapping) else {}
+    fields = cast(dict[str, object], part) if isinstance(part, dict) else dict[str, object]()
     text = fields.get("text")
     if fields.get("type") != "text" or not isinstance(text, str):
         raise ValueError("only text is read: give a string, or parts of type 'text'")
