@@ -77,6 +77,12 @@ async def in_time(work: Awaitable[T]) -> T:
         ) from error
 
 
+def own_fault(error: Exception) -> Problem:
+    """500 for what nobody expected."""
+    message = f"the gateway failed: {type(error).__name__}; its log has the details"
+    return Problem(500, message, code="internal_error")
+
+
 def respond(problem: Problem) -> JSONResponse:
     """The one shape of an error on the wire."""
     kind = "invalid_request_error" if problem.status_code < 500 else "server_error"
@@ -98,10 +104,9 @@ def respond(problem: Problem) -> JSONResponse:
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of ``app`` in that shape."""
+    """Answer every error of ``app`` in that shape; ``Measured`` answers the unexpected ones."""
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
-    app.add_exception_handler(Exception, _on_own_fault)
 
 
 def explain_body(error: ValidationError | RequestValidationError) -> list[str]:
@@ -133,8 +138,3 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
 async def _on_invalid_request(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     return respond(from_lines(explain_body(error), code="invalid_request"))
-
-
-async def _on_own_fault(_: Request, error: Exception) -> JSONResponse:
-    message = f"the gateway failed: {type(error).__name__}; its log has the details"
-    return respond(Problem(500, message, code="internal_error"))

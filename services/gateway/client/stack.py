@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
-from services.chassis.deployment import DeploymentError, home_dir, variable
+from services.chassis.deployment import DeploymentError, home_dir, variable, words
 
 
 class NoStack(Exception):
@@ -31,7 +30,7 @@ def find_stack(environment: Mapping[str, str] = os.environ) -> Stack:
     """The gateway of WEIR_URL, with or without ``/v1``, else the one of ``weir up`` here.
 
     The key of WEIR_URL is WEIR_API_KEY or in the file of WEIR_API_KEY_FILE, else, as on the
-    gateway's own machine, the first of WEIR_API_KEYS or of the file of WEIR_API_KEYS_FILE.
+    gateway's own machine, the first plain one of WEIR_API_KEYS or of WEIR_API_KEYS_FILE's file.
 
     Raises:
         NoStack: if there is neither, or no key, or one of them cannot be used.
@@ -45,8 +44,8 @@ def find_stack(environment: Mapping[str, str] = os.environ) -> Stack:
         key = _first_key(environment, "WEIR_API_KEY") or _first_key(environment, "WEIR_API_KEYS")
         if key is None:
             raise NoStack(
-                "WEIR_URL is set, but WEIR_API_KEY is not; set it to one of WEIR_API_KEYS, or "
-                "WEIR_API_KEY_FILE to a file that holds one"
+                "WEIR_URL is set, but WEIR_API_KEY is not; set it to a key of the gateway, or "
+                "WEIR_API_KEY_FILE to a file that holds one in plain text"
             )
         return Stack(url, key, is_local=False)
     path = home_dir(environment).absolute() / "stack.json"
@@ -63,12 +62,12 @@ def find_stack(environment: Mapping[str, str] = os.environ) -> Stack:
 
 
 def _first_key(environment: Mapping[str, str], name: str) -> str | None:
-    """The first key that a variable holds, or the file that ``<name>_FILE`` names."""
+    """The first plain key that a variable holds, or the file that ``<name>_FILE`` names."""
     try:
         keys = variable(environment, name) or ""
     except DeploymentError as error:
         raise NoStack(str(error)) from error
-    key = next(filter(None, map(str.strip, re.split(r"[,\n]", keys))), None)
+    key = next((key for key in words(keys) if ":" not in key), None)  # the others are hashes
     if key and not (key.isascii() and key.isprintable()):
         raise NoStack(f"{name} holds a key with characters that HTTP cannot carry")
     return key

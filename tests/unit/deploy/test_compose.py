@@ -40,6 +40,9 @@ OF_ONE = {  # the chassis reads it for all
     "WEIR_EXTENSIONS": "learner",
     "WEIR_KEEP_SAMPLES_BYTES": "learner",
     "WEIR_KEEP_SAMPLES_DAYS": "learner",
+    "WEIR_REQUESTS_PER_S": "gateway",
+    "WEIR_TRUSTED_PROXIES": "gateway",
+    "WEIR_WRONG_KEYS_PER_MINUTE": "gateway",
 }
 # Of commands outside of containers. In them WEIR_GPUS says how many processes there are.
 OF_A_PERSON = {"WEIR_API_KEY", "WEIR_HOME"}
@@ -199,6 +202,11 @@ def test_prometheus_finds_what_the_stack_runs() -> None:
         for static in job.get("static_configs", [])
         for target in static["targets"]
     }
+    (weir,) = (job for job in jobs if job["job_name"] == "weir")
+    (port,) = {sd["port"] for sd in weir["dns_sd_configs"]}
+    for name in SERVICES:
+        assert stack()[name]["environment"]["WEIR_METRICS_PORT"] == str(port)
+    assert f":{port}" not in str([service.get("ports") for service in stack().values()])
     assert targets <= set(STACKS["cpu"])
     assert names == {*SERVICES, "dcgm-exporter"}
     for services in STACKS.values():
