@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 import numpy as np
 from pydantic import (
@@ -61,12 +61,13 @@ def _as_text(content: object) -> object:
     """The text of a content that is a list of parts, as OpenAI's messages may have it."""
     if not isinstance(content, list):
         return content
-    return "".join(map(_text_of_part, content))
+    return "".join(map(_text_of_part, cast(list[object], content)))
 
 
 def _text_of_part(part: object) -> str:
-    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
-    if not isinstance(text, str):
+    fields = cast(dict[str, object], part) if isinstance(part, dict) else dict[str, object]()
+    text = fields.get("text")
+    if fields.get("type") != "text" or not isinstance(text, str):
         raise ValueError("only text is read: give a string, or parts of type 'text'")
     return text
 

@@ -24,6 +24,7 @@ from protocol.recipe import explain
 
 MAX_LINE_BYTES = 4 << 20
 MAX_TASKS = 1_000_000
+_MAX_ENTRIES = 1000  # of a task, and of its messages
 _MAX_PROBLEMS = 20
 _MAX_PROBLEM_CHARS = 500
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -150,6 +151,9 @@ def _parse_task(text: str) -> Task:
     data = _read_json(text)
     if not isinstance(data, dict):
         raise ValueError("a task must be a JSON object: {...}")
+    for name, several in (("task", data), ("messages", data.get("messages"))):
+        if isinstance(several, dict | list) and len(several) > _MAX_ENTRIES:
+            raise ValueError(f"{name}: more than {_MAX_ENTRIES:,} entries; leave some out")
     if text.count("[") + text.count("{") > MAX_DEPTH and (place := _too_deep(data)) is not None:
         raise ValueError(f"{place}: nested more than {MAX_DEPTH} deep; write it flatter")
     # A file's text is sound, so only an escape can bring in what is not.

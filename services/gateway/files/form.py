@@ -21,7 +21,7 @@ from services.gateway.files.shelf import too_large
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
-_MAX_FIELDS = 8
+_MAX_PARTS = 8
 _MAX_FIELD_BYTES = 1024
 _MAX_NAME_BYTES = 255
 
@@ -102,6 +102,7 @@ class _Reader:
     file_field: str
     max_bytes: int
     has_file: bool = False
+    _num_parts: int = 0
     _in_file: bool = False
     _header: bytes = b""
     _value: bytes = b""
@@ -132,6 +133,9 @@ class _Reader:
         self._header = self._value = b""
 
     def on_headers_finished(self) -> None:
+        self._num_parts += 1
+        if self._num_parts > _MAX_PARTS:
+            raise Problem(400, f"body: a form of more than {_MAX_PARTS} parts", param="body")
         _, options = parse_options_header(self._disposition)
         self._disposition = b""
         self._name = _decoded(options.get(b"name", b""))
@@ -141,7 +145,7 @@ class _Reader:
                 raise Problem(400, f"{self._name}: send one file", param=self._name)
             self.has_file = True
             self.received.filename = file_name(_decoded(options.get(b"filename", b"")))
-        elif b"filename" in options or len(self.received.fields) >= _MAX_FIELDS:
+        elif b"filename" in options:
             raise Problem(400, f"{self._name}: unknown field; remove it", param=self._name)
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:

@@ -25,6 +25,7 @@ from services.gateway.errors import Problem, not_found
 
 MAX_FILE_BYTES = 100 * 2**20
 _FILE_ID = re.compile(r"file-[0-9a-f]{24}")
+_SETTLED_NS = 10**9  # two changes within the grain of the clock have one time
 _SCRATCH = ".upload-"
 
 
@@ -53,8 +54,9 @@ class FileShelf:
 
     folder: Path
     max_bytes: int = MAX_FILE_BYTES
-    # By id, with the time of its last change: a list reads only what is new.
+    # With the times of the last changes, of each file and of the folder: only what is new is read.
     _known: dict[str, tuple[int, StoredFile | None]] = field(default_factory=dict)
+    _listed: tuple[int | None, list[StoredFile]] = field(default=(None, []))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
@@ -113,14 +115,13 @@ class FileShelf:
 
     def all(self) -> list[StoredFile]:
         """Every file, newest first."""
-        changes = self._changes()
-        for file_id in set(self._known) - set(changes):
-            self._known.pop(file_id, None)
-        for file_id, changed in changes.items():
-            if self._known.get(file_id, (None,))[0] != changed:
-                self._known[file_id] = changed, self.find(file_id)
-        files = [known for _, known in list(self._known.values()) if known is not None]
-        return sorted(files, key=lambda stored: (stored.created_at, stored.id), reverse=True)
+        changed = self.folder.stat().st_mtime_ns if self.folder.is_dir() else 0
+        listed_at, files = self._listed
+        if listed_at != changed:
+            files = self._read_all()
+            is_settled = time.time_ns() - changed > _SETTLED_NS
+            self._listed = (changed if is_settled else None), files
+        return list(files)
 
     def expired(self) -> list[str]:
         """The files whose time is over."""
@@ -150,6 +151,16 @@ class FileShelf:
             description = folder / "description.json"
             write_through(description, stored.model_dump_json())
             description.rename(self._description(stored.id))
+
+    def _read_all(self) -> list[StoredFile]:
+        changes = self._changes()
+        for file_id in set(self._known) - set(changes):
+            self._known.pop(file_id, None)
+        for file_id, changed in changes.items():
+            if self._known.get(file_id, (None,))[0] != changed:
+                self._known[file_id] = changed, self.find(file_id)
+        files = [known for _, known in list(self._known.values()) if known is not None]
+        return sorted(files, key=lambda stored: (stored.created_at, stored.id), reverse=True)
 
     def _changes(self) -> dict[str, int]:
         """When each file's description was written last, in nanoseconds."""

@@ -58,6 +58,7 @@ async def check(path: Path) -> Checked:
     lines = list(read_lines(path))
     found = [Finding(line.number, text) for line in lines for text in line.problems]
     found += _repeated_prompts(lines)
+    found += _missing_answers(lines)
     found += await _unreadable_answers(lines)
     num_tasks = sum(line.task is not None for line in lines)
     return Checked(num_tasks, tuple(sorted(found, key=lambda finding: finding.line)))
@@ -71,6 +72,13 @@ def _repeated_prompts(lines: Sequence[Line]) -> Iterator[Finding]:
         earlier = first_line_of.setdefault(line.task.prompt or line.task.messages, line.number)
         if earlier != line.number:
             yield Finding(line.number, f"the same prompt as line {earlier}", is_warning=True)
+
+
+def _missing_answers(lines: Sequence[Line]) -> Iterator[Finding]:
+    numbers = [line.number for line in lines if line.task and line.task.answer is None]
+    if numbers:
+        text = f"no answer, in {len(numbers)} tasks in all: only some graders can do without"
+        yield Finding(numbers[0], text, is_warning=True)
 
 
 async def _unreadable_answers(lines: Sequence[Line]) -> list[Finding]:

@@ -83,7 +83,7 @@ def call(name: str, remark: str = "") -> Callable[[Make], Make]:
     return add
 
 
-@call("files.create", "tasks as JSON Lines; `purpose` is `fine-tune`")
+@call("files.create", "tasks as JSON Lines; `purpose` is `fine-tune`; `expires_after`")
 def _(world: World) -> None:
     file = world.sdk.files.create(file=("tasks.jsonl", TASKS.encode()), purpose="fine-tune")
     assert (file.status, file.bytes) == ("processed", len(TASKS))
@@ -100,7 +100,7 @@ def _(world: World) -> None:
     assert world.sdk.files.retrieve(world.made["file"]).filename == "tasks.jsonl"
 
 
-@call("files.list", "newest first; `after`, `limit`")
+@call("files.list", "newest first; `after`, `limit`, `order`, `purpose`")
 def _(world: World) -> None:
     assert [file.id for file in world.sdk.files.list()] == [world.made["file"]]
 
@@ -118,6 +118,48 @@ def _(world: World) -> None:
 @call("files.wait_for_processing", "a file is processed when its upload is answered")
 def _(world: World) -> None:
     assert world.sdk.files.wait_for_processing(world.made["file"]).status == "processed"
+
+
+@call("uploads.create", "has an hour; `purpose` is `fine-tune`")
+def _(world: World) -> None:
+    new = world.sdk.uploads.create(
+        bytes=len(TASKS), filename="parts.jsonl", mime_type="text/jsonl", purpose="fine-tune"
+    )
+    assert new.status == "pending"
+    world.made["upload"] = new.id
+
+
+@call("uploads.parts.create")
+def _(world: World) -> None:
+    part = world.sdk.uploads.parts.create(world.made["upload"], data=TASKS.encode())
+    world.made["part"] = part.id
+
+
+@call("uploads.complete", "`part_ids` in order, `md5`; the tasks are checked")
+def _(world: World) -> None:
+    done = world.sdk.uploads.complete(world.made["upload"], part_ids=[world.made["part"]])
+    assert (done.status, done.file and done.file.status) == ("completed", "processed")
+
+
+@call("uploads.upload_file_chunked")
+def _(world: World) -> None:
+    done = world.sdk.uploads.upload_file_chunked(
+        file=TASKS.encode(),
+        filename="chunked.jsonl",
+        bytes=len(TASKS),
+        mime_type="text/jsonl",
+        purpose="fine-tune",
+        part_size=100,
+    )
+    assert done.status == "completed"
+
+
+@call("uploads.cancel", "gives up the parts")
+def _(world: World) -> None:
+    new = world.sdk.uploads.create(
+        bytes=1, filename="none.jsonl", mime_type="text/jsonl", purpose="fine-tune"
+    )
+    assert world.sdk.uploads.cancel(new.id).status == "cancelled"
 
 
 @call("fine_tuning.alpha.graders.validate", "says what a job would say")

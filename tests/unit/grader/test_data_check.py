@@ -91,6 +91,19 @@ def test_a_repeated_prompt_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == expected
 
 
+def test_data_of_openai_is_sound_and_a_missing_answer_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = [[{"role": "user", "content": f"{number}?"}] for number in range(3)]
+    lines = [json.dumps({"messages": turn, "complies": "no"}) for turn in turns]
+    lines[1] = json.dumps({"messages": turns[1], "reference_answer": 7})
+    assert check(tmp_path, "\n\n".join(lines)) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "line 1: warning: no answer, in 2 tasks in all: only some graders can do without",
+        "3 tasks, 0 problems",
+    ]
+
+
 def test_an_answer_that_cannot_be_compared_is_a_problem_of_its_line_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,7 +157,15 @@ def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "gone.jsonl" in capsys.readouterr().err
 
 
-@given(st.lists(st.one_of(st.binary(max_size=40), st.just(a_line().encode())), max_size=5))
+OPENAI = json.dumps({"messages": [{"role": "user", "content": "1+1?"}], "level": 1})
+
+
+@given(
+    st.lists(
+        st.one_of(st.binary(max_size=40), st.sampled_from([a_line().encode(), OPENAI.encode()])),
+        max_size=5,
+    )
+)
 @example([b"\x1c", a_line().encode()])
 def test_lines_are_accepted_exactly_when_a_job_would_accept_them(
     tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]

@@ -40,7 +40,7 @@ def test_an_unknown_field_is_named(name: str) -> None:
 
 def test_a_solution_that_a_task_lacks_is_unknown() -> None:
     with pytest.raises(UnknownField, match=r"item\.solution"):
-        fill("{{item.solution}}", a_task(metadata={"solution": "of another"}), "text")
+        fill("{{item.solution}}", a_task(), "text")
     with pytest.raises(UnknownField, match=r"item\.answer"):
         fill("{{item.answer}}", a_task(answer=None), "text")
 

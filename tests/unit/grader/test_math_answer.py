@@ -54,6 +54,11 @@ async def test_the_fault_of_a_response_is_wrong_with_its_reason(
     assert (score.value, score.reason) == (0, reason)
 
 
+async def test_a_task_without_an_answer_is_never_a_zero(tools: Tools) -> None:
+    score = await math_answer.verify(a_task(answer=None), r"\boxed{5}", CHECK, tools)
+    assert score == Ungradable(reason="no_reference")
+
+
 @pytest.mark.parametrize("gold", [r"\frac{", "+*", r"\frac{1}{0}"])
 async def test_a_gold_answer_that_cannot_be_graded_is_never_a_zero(tools: Tools, gold: str) -> None:
     score = await math_answer.verify(a_task(answer=gold), r"\boxed{5+x}", CHECK, tools)

@@ -65,6 +65,17 @@ def test_messages_go_through_the_models_chat_template_in_order() -> None:
     assert text == "<bos>s:add;u:1+1=;a:"
 
 
+def test_a_developer_is_the_system_where_the_template_knows_none() -> None:
+    messages = [
+        ChatMessage(role="developer", content="add"),
+        ChatMessage(role="user", content="1+1="),
+    ]
+    asked = {"prompt": None, "messages": messages}
+    assert rendered(a_tokenizer(CHAT_TEMPLATE), **asked) == "<bos>s:add;u:1+1=;a:"
+    knowing = CHAT_TEMPLATE + "{# developer #}"
+    assert rendered(a_tokenizer(knowing), **asked) == "<bos>d:add;u:1+1=;a:"
+
+
 def test_a_model_without_a_chat_template_needs_one_in_the_recipe() -> None:
     with pytest.raises(PromptError, match=r"set model\.prompt_template"):
         rendered(a_tokenizer(), prompt="1+1=")

@@ -1,0 +1,295 @@
+"""Files and uploads as the SDK of OpenAI knows them, and data as OpenAI has it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from protocol.exchange import Exchange
+
+from services.chassis.deployment import Deployment
+from services.chassis.service import Service
+from services.gateway.errors import Problem
+from services.gateway.files.intake import Intake
+from services.gateway.files.shelf import FileShelf
+from services.gateway.files.uploads import NewUpload, Uploads
+from services.gateway.jobs.desk import JobDesk
+from tests.contract.gateway.stack import (
+    JOBS,
+    RECIPE,
+    TASKS,
+    Stack,
+    a_body,
+    a_job,
+    assert_refused,
+    reinforcement,
+    upload,
+)
+
+pytestmark = pytest.mark.redis
+HOUR: Any = {"anchor": "created_at", "seconds": 3600}
+
+
+def tasks(name: str, count: int = 1) -> bytes:
+    lines = [{"id": f"{name}-{n}", "prompt": "1+1=?", "answer": "2"} for n in range(count)]
+    return "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+
+
+def a_file(sdk: openai.OpenAI, name: str, **options: Any) -> str:
+    return sdk.files.create(file=(name, tasks(name)), purpose="fine-tune", **options).id
+
+
+def parts_of(sdk: openai.OpenAI, upload_id: str, *contents: bytes) -> list[str]:
+    return [sdk.uploads.parts.create(upload_id, data=each).id for each in contents]
+
+
+def begun(sdk: openai.OpenAI, size: int, **options: Any) -> str:
+    new = sdk.uploads.create(
+        bytes=size, filename="t.jsonl", mime_type="text/jsonl", purpose="fine-tune", **options
+    )
+    return new.id
+
+
+def shelf_of(stack: Stack) -> FileShelf:
+    return FileShelf(stack.data_dir / "files")
+
+
+def end_now(stack: Stack, file_id: str) -> None:
+    """As if the time of a file were over."""
+    path = stack.data_dir / "files" / f"{file_id}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"expires_at": int(time.time())}))
+
+
+def expire(stack: Stack) -> None:
+    async def work(exchange: Exchange) -> None:
+        values = {"WEIR_REDIS_URL": stack.server.url, "WEIR_DATA_DIR": str(stack.data_dir)}
+        deployment = Deployment.from_environment(values | {"WEIR_PORT": "1"})
+        await JobDesk(Service("gateway", deployment, exchange), shelf_of(stack)).expire_files()
+
+    stack.exchange(work)
+
+
+# ---------------------------------------------------------------------- files
+
+
+def test_the_sdk_lists_files_by_order_purpose_and_page(sdk: openai.OpenAI) -> None:
+    mine = {a_file(sdk, f"listed-{number}") for number in range(3)}
+    newest = [file.id for file in sdk.files.list(limit=1)]
+    oldest = [file.id for file in sdk.files.list(order="asc", purpose="fine-tune", limit=2)]
+    assert newest == oldest[::-1]
+    assert mine <= set(newest)
+    assert sdk.files.list(after=newest[0], limit=1).data[0].id == newest[1]
+    assert sdk.files.list(purpose="batch").data == []
+    with pytest.raises(openai.BadRequestError, match="after"):
+        sdk.files.list(after="file-none")
+
+
+def test_a_file_tells_when_it_expires(sdk: openai.OpenAI) -> None:
+    file = sdk.files.create(
+        file=("an-hour.jsonl", tasks("an-hour")), purpose="fine-tune", expires_after=HOUR
+    )
+    assert file.expires_at == file.created_at + 3600
+    assert sdk.files.retrieve(file.id) == file
+    for seconds in (3599, 2592001):
+        with pytest.raises(openai.BadRequestError, match="seconds") as caught:
+            a_file(sdk, "x", expires_after=HOUR | {"seconds": seconds})
+        assert caught.value.param == "expires_after.seconds"
+
+
+def test_an_expired_file_goes_once_no_unfinished_job_needs_it(
+    stack: Stack, http: httpx.Client, sdk: openai.OpenAI
+) -> None:
+    idle, trained, held_out, lasting = (a_file(sdk, name) for name in "abcd")
+    job = a_job(
+        http,
+        training_file=trained,
+        validation_file=held_out,
+        recipe=RECIPE | {"evaluation": {"samples": 1}},
+    )
+    for file_id in (idle, trained, held_out):
+        end_now(stack, file_id)
+    expire(stack)
+    assert shelf_of(stack).find(idle) is None
+    assert not list((stack.data_dir / "files").glob(f"{idle}*"))
+    assert sdk.files.retrieve(trained).id == trained
+    assert sdk.files.content(held_out).read() == tasks("c")
+    http.post(f"{JOBS}/{job['id']}/cancel")
+    expire(stack)
+    left = {file.id for file in sdk.files.list()}
+    assert lasting in left
+    assert not {trained, held_out} & left
+
+
+@pytest.mark.parametrize("name", ["n" * 300 + ".jsonl", "a\0b.jsonl", "../x.jsonl", "é" * 200])
+def test_a_strange_name_of_a_file_does_no_harm(http: httpx.Client, name: str) -> None:
+    form = {"files": {"file": (name, TASKS)}, "data": {"purpose": "fine-tune"}}
+    reply = http.post("/v1/files", **form)
+    assert reply.status_code == 200, reply.text
+    assert len(reply.json()["filename"].encode()) <= 255
+    content = http.get(f"/v1/files/{reply.json()['id']}/content")
+    assert content.text == TASKS
+    assert content.headers["content-type"] == "application/octet-stream"
+
+
+@pytest.mark.parametrize("name", ["f" * 5000, "file-%00", "file-" + "é" * 24])
+def test_a_strange_id_of_a_file_is_not_found(http: httpx.Client, name: str) -> None:
+    for path in (f"/v1/files/{name}", f"/v1/files/{name}/content"):
+        assert_refused(http.get(path), 404, "id")
+    assert_refused(http.delete(f"/v1/files/{name}"), 404, "id")
+
+
+# ---------------------------------------------------------------------- data as OpenAI has it
+
+
+def openai_data(**columns: Any) -> str:
+    line = {"messages": [{"role": "developer", "content": "Be brief."}], **columns}
+    line["messages"] = [*line["messages"], {"role": "user", "content": "1+1?"}]
+    return json.dumps(line)
+
+
+def graded(name: str) -> dict[str, Any]:
+    grader = {"type": "string_check", "name": "a", "operation": "eq"}
+    texts = {"input": "{{sample.output_text}}", "reference": f"{{{{item.{name}}}}}"}
+    return reinforcement(grader=grader | texts)
+
+
+def test_data_and_templates_of_openai_make_a_job(http: httpx.Client) -> None:
+    data = openai_data(reference_answer="2", source={"book": "Euklid"})
+    file_id = upload(http, data).json()["id"]
+    for name in ("reference_answer", "source.book", "answer"):
+        job = a_job(http, training_file=file_id, method=graded(name))
+        http.post(f"{JOBS}/{job['id']}/cancel")
+
+
+def test_a_column_that_tasks_lack_is_refused_at_submission(http: httpx.Client) -> None:
+    lacks = upload(http, openai_data(complies="no")).json()["id"]
+    reply = http.post(JOBS, json=a_body(http, training_file=lacks, method=graded("reference")))
+    assert_refused(reply, 400, "training_file")
+    assert (
+        "0 of 1 tasks have 'reference', which the grader 'string_check' needs"
+        in reply.json()["detail"]
+    )
+    reply = http.post(JOBS, json=a_body(http, training_file=lacks))
+    assert_refused(reply, 400, "training_file")
+    assert "'answer', which the grader 'math_answer' needs" in reply.json()["detail"]
+    evaluated = {"recipe": RECIPE | {"evaluation": {"samples": 1}}, "validation_file": lacks}
+    assert_refused(http.post(JOBS, json=a_body(http, **evaluated)), 400, "validation_file")
+
+
+# ---------------------------------------------------------------------- uploads
+
+
+def test_the_sdk_uploads_a_file_in_parts(sdk: openai.OpenAI) -> None:
+    content = tasks("in-parts", 40)
+    done = sdk.uploads.upload_file_chunked(
+        file=content,
+        filename="parts.jsonl",
+        bytes=len(content),
+        mime_type="text/jsonl",
+        purpose="fine-tune",
+        part_size=500,
+        md5=hashlib.md5(content).hexdigest(),
+    )
+    assert done.file is not None
+    assert (done.status, done.file.status, done.file.bytes) == (
+        "completed",
+        "processed",
+        done.bytes,
+    )
+    assert sdk.files.content(done.file.id).read() == content
+
+
+def test_parts_stand_in_the_order_of_their_ids(sdk: openai.OpenAI) -> None:
+    content = tasks("ordered", 2)
+    upload_id = begun(sdk, len(content), expires_after=HOUR)
+    second, first = parts_of(sdk, upload_id, content[30:], content[:30])
+    done = sdk.uploads.complete(upload_id, part_ids=[first, second])
+    assert done.file is not None
+    assert sdk.files.content(done.file.id).read() == content
+    assert done.file.expires_at == done.file.created_at + 3600
+    assert sdk.uploads.complete(upload_id, part_ids=[first, second]) == done
+    for refused in (lambda: parts_of(sdk, upload_id, b"x"), lambda: sdk.uploads.cancel(upload_id)):
+        with pytest.raises(openai.ConflictError, match="is completed"):
+            refused()
+
+
+def test_what_is_wrong_with_an_upload_is_named_and_can_be_mended(
+    stack: Stack, sdk: openai.OpenAI
+) -> None:
+    content = tasks("mended")
+    upload_id = begun(sdk, len(content))
+    with pytest.raises(openai.APIStatusError, match="larger than the limit") as caught:
+        parts_of(sdk, upload_id, content + b"\n")
+    assert caught.value.status_code == 413
+    (broken,) = parts_of(sdk, upload_id, b"x" * (len(content) - 1))
+    with pytest.raises(openai.APIStatusError, match="larger than the limit"):
+        parts_of(sdk, upload_id, content)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"part_ids": [broken]}, f"but the upload said {len(content)}"),
+        ({"part_ids": [broken, "part_" + "0" * 24]}, "no part"),
+        ({"part_ids": ["../upload.json"]}, "no part"),
+    ]
+    for completion, message in wrong:
+        with pytest.raises(openai.BadRequestError, match=message):
+            sdk.uploads.complete(upload_id, **completion)
+    (rest,) = parts_of(sdk, upload_id, b"\n")
+    with pytest.raises(openai.BadRequestError, match="md5"):
+        sdk.uploads.complete(upload_id, part_ids=[broken, rest], md5="0" * 32)
+    with pytest.raises(openai.BadRequestError, match="line 1: not valid JSON"):
+        sdk.uploads.complete(upload_id, part_ids=[broken, rest])
+    assert sdk.uploads.cancel(upload_id).status == "cancelled"
+    assert sdk.uploads.cancel(upload_id).status == "cancelled"
+    with pytest.raises(openai.ConflictError, match="is cancelled"):
+        parts_of(sdk, upload_id, b"x")
+    left = [path.name for path in (stack.data_dir / "files/uploads" / upload_id).iterdir()]
+    assert left == ["upload.json"]
+
+
+@pytest.mark.parametrize("name", ["upload_none", "upload_" + "0" * 24, "u" * 5000])
+def test_an_upload_that_is_none_is_not_found(http: httpx.Client, name: str) -> None:
+    assert_refused(http.post(f"/v1/uploads/{name}/cancel"), 404, "id")
+    complete = http.post(f"/v1/uploads/{name}/complete", json={"part_ids": ["part_x"]})
+    assert_refused(complete, 404, "id")
+    assert_refused(http.post(f"/v1/uploads/{name}/parts", files={"data": b"x"}), 404, "id")
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "param"),
+    [
+        ({"bytes": 0}, 400, "bytes"),
+        ({"bytes": 101 * 2**20}, 413, "bytes"),
+        ({"purpose": "batch"}, 400, "purpose"),
+        ({"filename": ""}, 400, "filename"),
+        ({"size": 3}, 400, "size"),
+        ({"expires_after": {"anchor": "created_at", "seconds": 1}}, 400, "expires_after.seconds"),
+    ],
+)
+def test_a_bad_beginning_of_an_upload_is_refused(
+    http: httpx.Client, changes: dict[str, Any], status: int, param: str
+) -> None:
+    body = {"bytes": 3, "filename": "t", "mime_type": "text/jsonl", "purpose": "fine-tune"}
+    assert_refused(http.post("/v1/uploads", json=body | changes), status, param)
+
+
+@pytest.mark.anyio
+async def test_uploads_expire_and_only_so_many_are_pending(tmp_path: Path) -> None:
+    uploads = Uploads(Intake(FileShelf(tmp_path)))
+    new = NewUpload(bytes=3, filename="t", mime_type="text/jsonl", purpose="fine-tune")
+    first, *_ = [await uploads.create(new) for _ in range(16)]
+    with pytest.raises(Problem, match="16 uploads are pending"):
+        await uploads.create(new)
+    record = tmp_path / "uploads" / first.id / "upload.json"
+    record.write_text(record.read_text().replace(str(first.expires_at), "1"))
+    with pytest.raises(Problem, match="is expired"):
+        await uploads.cancel(first.id)
+    await uploads.create(new)
+    await uploads.expire()
+    with pytest.raises(Problem, match="no upload"):
+        await uploads.cancel(first.id)
+    assert len(list((tmp_path / "uploads").iterdir())) == 16
