@@ -180,10 +180,8 @@ async def test_a_search_looks_at_all_jobs_a_thousand_at_a_time(
     server: Server, exchange: Exchange
 ) -> None:
     count = 2_500
-    wanted = {"request": {"metadata": {"team": "maths"}}}
-    fields = {
-        name: json.dumps(value) for name, value in a_job_record().model_dump(mode="json").items()
-    }
+    record = a_job_record().model_dump(mode="json")
+    fields = {name: json.dumps(value) for name, value in record.items()}
     with server.client() as client:
         pipe = client.pipeline(transaction=False)
         for number in range(count):
