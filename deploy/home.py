@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import secrets
 import signal
 import time
@@ -83,16 +84,22 @@ class Home:
         """Take stack.json away."""
         (self.path / "stack.json").unlink(missing_ok=True)
 
-    def api_key(self, environment: Mapping[str, str]) -> str:
-        """WEIR_API_KEYS, or the file of WEIR_API_KEYS_FILE, else a key that is made once."""
-        if keys := environment.get("WEIR_API_KEYS"):
-            return keys
-        if file := environment.get("WEIR_API_KEYS_FILE"):
-            return Path(file).read_text(encoding="utf-8").strip()
+    def api_keys(self, environment: Mapping[str, str]) -> tuple[str, str]:
+        """The gateway's keys, and the one of them that the ``weir`` command uses here.
+
+        The keys are WEIR_API_KEYS, or the file of WEIR_API_KEYS_FILE. Where none of them is there
+        in plain text, one that is made once is added.
+        """
+        keys = environment.get("WEIR_API_KEYS") or ""
+        if not keys and (file := environment.get("WEIR_API_KEYS_FILE")):
+            keys = Path(file).read_text(encoding="utf-8").strip()
+        if plain := _first_plain(keys):
+            return keys, plain
         path = self.path / "api_key"
         if not path.exists():
             _write(path, f"weir-{secrets.token_urlsafe(24)}")
-        return path.read_text(encoding="utf-8")
+        own = path.read_text(encoding="utf-8")
+        return f"{keys},{own}" if keys else own, own
 
     def _kill_what_is_left(self) -> None:
         """Kill who holds the lock: a supervisor that hangs, or what one has left behind.
@@ -128,9 +135,10 @@ class Home:
         return int(text) if text.isdecimal() else None
 
 
-def first_key(keys: str) -> str:
-    """One of the keys that commas separate."""
-    return next(filter(None, map(str.strip, keys.split(","))), "")
+def _first_plain(keys: str) -> str:
+    """One of the keys of a list that is no hash, and has no colon."""
+    entries = map(str.strip, re.split("[,\n]", keys))
+    return next((entry for entry in entries if entry and ":" not in entry), "")
 
 
 def _write(path: Path, text: str) -> None:

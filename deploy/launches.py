@@ -31,8 +31,9 @@ class Launch:
     is_awaited: bool = True  # by the start of the stack; a judge loads for minutes
 
     def environment_at(self, port: int) -> dict[str, str]:
-        """Its variables when it serves on a port."""
-        return {**self.environment, "WEIR_PORT": str(port), "WEIR_NAME": self.name}
+        """Its variables when it serves on a port, its metrics as well: it has no other."""
+        own = {"WEIR_PORT": str(port), "WEIR_METRICS_PORT": "", "WEIR_NAME": self.name}
+        return {**self.environment, **own}
 
     def command_at(self, port: int) -> list[str]:
         """Its command line when it serves on a port, by the Python that runs there."""

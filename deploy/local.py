@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from deploy.home import Home, first_key
+from deploy.home import Home
 from deploy.launches import Launch, judge_launch, launches, model_roots, port_of, python_path
 from deploy.placement import Choice, PlacementError, choose
 from deploy.processes import STOP_TIMEOUT_S, Process, StackError, free_ports, say, stop_all
@@ -119,7 +119,8 @@ def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -
     """
     for variable in ("WEIR_REDIS_PORT", "WEIR_GATEWAY_PORT"):
         _check_port(port_of(environment, variable), variable)
-    keys, password = home.api_key(environment), secrets.token_hex(16)
+    keys, api_key = home.api_keys(environment)
+    password = secrets.token_hex(16)
     ports = free_ports()
     redis_port = port_of(environment, "WEIR_REDIS_PORT") or next(ports)
     redis_url = f"redis://:{password}@127.0.0.1:{redis_port}/0"
@@ -149,7 +150,7 @@ def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -
     return Stack(
         home=home,
         url=f"http://127.0.0.1:{front.port}",
-        api_key=first_key(keys),
+        api_key=api_key,
         redis_url=redis_url,
         valkey=_configured(process(binary), home.path / "valkey", password, environment),
         services=[front, *judge, *map(process, others)],
@@ -180,6 +181,7 @@ def main(arguments: Sequence[str]) -> int:
     if list(arguments) not in (["up"], ["down"]):
         say("usage: python -m deploy.local up|down")
         return 2
+    os.umask(0o077)  # data, logs and keys are for who starts the stack
     home = Home.of(os.environ)
     try:
         if arguments[0] == "down":

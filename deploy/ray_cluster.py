@@ -36,7 +36,7 @@ from deploy.cluster_nodes import (
     is_of_team,
     shared_variables,
 )
-from deploy.home import Home, first_key
+from deploy.home import Home
 from deploy.launches import (
     Launch,
     Rendezvous,
@@ -256,7 +256,7 @@ class Cluster:
 
     def _place(self) -> None:
         environment = self.environment
-        shared = shared_variables(environment, self.home.api_key(environment), self.placement)
+        shared = shared_variables(environment, self.home.api_keys(environment)[0], self.placement)
         if self.placement.judge is not None:
             (judge,) = self._place_role("judge", [judge_launch(self.placement.judge, environment)])
             look_at([judge])
@@ -326,7 +326,7 @@ class Cluster:
         self.home.tell(
             {
                 "url": urls["gateway"],
-                "api_key": first_key(self.home.api_key(self.environment)),
+                "api_key": self.home.api_keys(self.environment)[1],
                 "metrics": {name: f"{url}/metrics" for name, url in urls.items()},
                 "redis_url": self.environment["WEIR_REDIS_URL"],
             }

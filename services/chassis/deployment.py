@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,11 @@ class Deployment:
     model_hub: bool
     host: str
     port: int
+    metrics_port: int  # the same as `port`, or another that serves nothing else
+    trusted_proxies: tuple[str, ...]
     api_keys: tuple[str, ...]
+    requests_per_s: float
+    wrong_keys_per_minute: float
     heartbeat_s: float
     claim_idle_s: float
     drain_s: float
@@ -45,6 +50,7 @@ class Deployment:
             DeploymentError: naming the variable that is missing or wrong.
         """
         read = _Reader(environment)
+        port = read("WEIR_PORT", int)
         deployment = cls(
             redis_url=_with_password(
                 read("WEIR_REDIS_URL", str), read("WEIR_REDIS_PASSWORD", str, "")
@@ -53,8 +59,12 @@ class Deployment:
             model_roots=read("WEIR_MODEL_ROOTS", _paths, ".:models"),
             model_hub=read("WEIR_MODEL_HUB", _switch, "off"),
             host=read("WEIR_HOST", str, "127.0.0.1"),
-            port=read("WEIR_PORT", int),
+            port=port,
+            metrics_port=read("WEIR_METRICS_PORT", int, str(port)),
+            trusted_proxies=read("WEIR_TRUSTED_PROXIES", words, ""),
             api_keys=read("WEIR_API_KEYS", words, ""),
+            requests_per_s=read("WEIR_REQUESTS_PER_S", _positive, "200"),
+            wrong_keys_per_minute=read("WEIR_WRONG_KEYS_PER_MINUTE", _positive, "20"),
             heartbeat_s=read("WEIR_HEARTBEAT_S", float, "1"),
             claim_idle_s=read("WEIR_CLAIM_IDLE_S", float, "15"),
             drain_s=read("WEIR_DRAIN_S", float, "10"),
@@ -89,9 +99,14 @@ class Deployment:
         """Published weights, a folder per version below a folder per job."""
         return self.data_dir / "weights"
 
+    @property
+    def jobs_dir(self) -> Path:
+        """A folder per job."""
+        return self.data_dir / "jobs"
+
     def job_dir(self, job_id: str) -> Path:
         """A job's log, samples, checkpoints and final model."""
-        return self.data_dir / "jobs" / job_id
+        return self.jobs_dir / job_id
 
 
 def home_dir(environment: Mapping[str, str]) -> Path:
@@ -173,8 +188,15 @@ def _paths(text: str) -> tuple[Path, ...]:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The parts of a list with commas."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    """The parts of a list with commas, or with one on each line."""
+    return tuple(part.strip() for part in re.split("[,\n]", text) if part.strip())
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise ValueError("give a number above 0")
+    return number
 
 
 def _switch(text: str) -> bool:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import time
+from contextvars import ContextVar
 from typing import Any
 
+# Of the request that a line of the log belongs to.
+REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -27,6 +30,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if request_id := REQUEST_ID.get():
+            line["request_id"] = request_id
         line |= {
             name: value
             for name, value in vars(record).items()

@@ -10,8 +10,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from services.chassis.logs import set_up_logs
 
 Asgi = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 log = logging.getLogger(__name__)
-_PATHS = "/healthz, /startupz, /readyz and /metrics"
+_PATHS = "/healthz, /startupz, /readyz, and /metrics on WEIR_METRICS_PORT"
 
 
 @dataclass
@@ -89,9 +89,11 @@ def run_service(name: str, main: Main, make_app: Callable[[Service], Asgi] | Non
     """Run ``main`` until it returns or the process is told to stop, then exit.
 
     Beside it /healthz, /startupz, /readyz and /metrics are served on the deployment's port, in
-    front of the service's own application if it has one. The exit status is 0 when ``main``
-    returned, 1 when it raised or the environment is wrong.
+    front of the service's own application if it has one; /metrics on a port of its own if the
+    deployment says so. What the service writes is for its own user. The exit status is 0 when
+    ``main`` returned, 1 when it raised or the environment is wrong.
     """
+    os.umask(0o077)
     try:
         deployment = Deployment.from_environment()
     except DeploymentError as error:
@@ -114,8 +116,8 @@ async def _run(
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, service.stop)
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _log_what_waits)
-        app = Observable(service, make_app(service) if make_app else None)
-        async with _serving(app, deployment):
+        inner = make_app(service) if make_app else None
+        async with _serving_all(service, inner):
             counting = asyncio.create_task(_count_start(service))
             try:
                 # Who asks the gateway hears whether it lives.
@@ -167,9 +169,10 @@ class Observable:
     a rollout does for its first policy. /readyz: it can do its work, or what it waits for.
     """
 
-    def __init__(self, service: Service, inner: Asgi | None) -> None:
+    def __init__(self, service: Service, inner: Asgi | None, *, tells_metrics: bool) -> None:
         self.service = service
         self.inner = inner
+        self.tells_metrics = tells_metrics
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Answer one request."""
@@ -181,7 +184,7 @@ class Observable:
             await _answer_whether(send, readiness.started, "started", readiness.why)
         elif path == "/readyz":
             await _answer_whether(send, readiness.ready, "ready", readiness.why)
-        elif path == "/metrics":
+        elif path == "/metrics" and self.tells_metrics:
             metrics.BACKPRESSURE.set(self.service.exchange.backpressure_seconds)
             await _answer(send, 200, generate_latest(), CONTENT_TYPE_LATEST)
         elif self.inner is not None:
@@ -209,15 +212,30 @@ class _Server(uvicorn.Server):
         return nullcontext()
 
 
+@asynccontextmanager
+async def _serving_all(service: Service, inner: Asgi | None) -> AsyncIterator[None]:
+    """Serve a service on its port, and its metrics there or on theirs."""
+    port, metrics_port = service.deployment.port, service.deployment.metrics_port
+    async with AsyncExitStack() as stack:
+        if metrics_port != port:
+            app = Observable(service, None, tells_metrics=True)
+            await stack.enter_async_context(_serving(app, service.deployment, metrics_port))
+        app = Observable(service, inner, tells_metrics=metrics_port == port)
+        await stack.enter_async_context(_serving(app, service.deployment, port))
+        yield
+
+
 class _serving:
     """Serve an application while the body of ``async with`` runs."""
 
-    def __init__(self, app: Asgi, deployment: Deployment) -> None:
+    def __init__(self, app: Asgi, deployment: Deployment, port: int) -> None:
         self.server = _Server(
             uvicorn.Config(
                 app,
                 host=deployment.host,
-                port=deployment.port,
+                port=port,
+                headers=[("X-Content-Type-Options", "nosniff")],
+                forwarded_allow_ips=list(deployment.trusted_proxies),
                 log_config=None,
                 lifespan="off",
                 timeout_graceful_shutdown=3,

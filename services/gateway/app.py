@@ -6,12 +6,18 @@ from fastapi import FastAPI
 
 from services.chassis.service import Service
 from services.gateway import errors
+from services.gateway.files.intake import Intake
 from services.gateway.files.routes import files
 from services.gateway.files.shelf import MAX_FILE_BYTES, FileShelf
+from services.gateway.files.upload_routes import uploads
+from services.gateway.files.uploads import Uploads
 from services.gateway.jobs.desk import JobDesk
 from services.gateway.jobs.following import Feeds
 from services.gateway.jobs.routes import jobs
-from services.gateway.middleware.requests import Bounded, Guarded, Measured
+from services.gateway.middleware.keys import Guarded, parse_keys
+from services.gateway.middleware.limits import Bounded
+from services.gateway.middleware.measured import Measured
+from services.gateway.models.routes import models
 from services.gateway.openai.grader_routes import graders
 from services.gateway.page import routes as page
 from services.gateway.samples.reading import Samples
@@ -22,21 +28,35 @@ from services.gateway.watch.watchdog import Watchdog
 def create_app(
     service: Service, *, watchdog: Watchdog | None = None, max_file_bytes: int = MAX_FILE_BYTES
 ) -> FastAPI:
-    """The gateway's application; the chassis adds /healthz, /readyz and the like in front of it."""
-    app = FastAPI(title="Weir", description="Reinforcement learning for language models")
+    """The gateway's application; the chassis adds /healthz, /readyz and the like in front of it.
+
+    Raises:
+        DeploymentError: if a key of the deployment cannot be read.
+    """
+    app = FastAPI(
+        title="Weir",
+        description="Reinforcement learning for language models",
+        docs_url=None,  # FastAPI's pages load scripts from another host
+        redoc_url=None,
+    )
     shelf = FileShelf(service.deployment.files_dir, max_file_bytes)
     app.state.desk = JobDesk(service, shelf)
+    app.state.intake = Intake(shelf)
+    app.state.uploads = Uploads(app.state.intake)
     app.state.feeds = Feeds(app.state.desk)
     app.state.samples = Samples()
     app.state.watchdog = watchdog or Watchdog()
     app.include_router(files)
+    app.include_router(uploads)
     app.include_router(jobs)
+    app.include_router(models)
     app.include_router(samples)
     app.include_router(graders)
     page.install(app)
     errors.install(app)
     # The last one added is the first one passed.
     app.add_middleware(Bounded, max_file_bytes=max_file_bytes)
-    app.add_middleware(Guarded, keys=service.deployment.api_keys)
+    keys = parse_keys(service.deployment.api_keys)
+    app.add_middleware(Guarded, keys=keys, deployment=service.deployment)
     app.add_middleware(Measured)
     return app

@@ -18,6 +18,8 @@ from protocol.recipe import explain
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from services.gateway.openai.unsupported import remedy_for
+
 T = TypeVar("T")
 PATIENCE_S = 3.0
 _RETRY_AFTER_S = 2
@@ -75,6 +77,12 @@ async def in_time(work: Awaitable[T]) -> T:
         ) from error
 
 
+def own_fault(error: Exception) -> Problem:
+    """500 for what nobody expected."""
+    message = f"the gateway failed: {type(error).__name__}; its log has the details"
+    return Problem(500, message, code="internal_error")
+
+
 def respond(problem: Problem) -> JSONResponse:
     """The one shape of an error on the wire."""
     kind = "invalid_request_error" if problem.status_code < 500 else "server_error"
@@ -96,10 +104,9 @@ def respond(problem: Problem) -> JSONResponse:
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of ``app`` in that shape."""
+    """Answer every error of ``app`` in that shape; ``Measured`` answers the unexpected ones."""
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
-    app.add_exception_handler(Exception, _on_own_fault)
 
 
 def explain_body(error: ValidationError | RequestValidationError) -> list[str]:
@@ -115,7 +122,7 @@ def explain_body(error: ValidationError | RequestValidationError) -> list[str]:
     return lines
 
 
-async def _on_http_exception(_: Request, error: Exception) -> JSONResponse:
+async def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, Problem):
         return respond(error)
     assert isinstance(error, HTTPException)
@@ -123,14 +130,11 @@ async def _on_http_exception(_: Request, error: Exception) -> JSONResponse:
     param = "body" if error.status_code == HTTPStatus.BAD_REQUEST else None  # it was not readable
     headers = dict(error.headers or {})
     message = str(error.detail)
+    if error.status_code == HTTPStatus.NOT_FOUND and (remedy := remedy_for(request.url.path)):
+        message, code = remedy, "not_supported"
     return respond(Problem(error.status_code, message, param=param, code=code, headers=headers))
 
 
 async def _on_invalid_request(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     return respond(from_lines(explain_body(error), code="invalid_request"))
-
-
-async def _on_own_fault(_: Request, error: Exception) -> JSONResponse:
-    message = f"the gateway failed: {type(error).__name__}; its log has the details"
-    return respond(Problem(500, message, code="internal_error"))

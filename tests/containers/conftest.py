@@ -24,6 +24,7 @@ from tests.containers.engines import ROOT, Engine, engine
 SERVICES = ("gateway", "grader", "rollout", "learner")
 PROJECT = "weir-test"
 SAID: list[str] = []
+_CONTAINER_ENDED = ("running", "stopped container", "ended with 137")  # as podman says it
 ENDED = {"succeeded", "failed", "cancelled"}
 Json = dict[str, Any]
 
@@ -58,7 +59,7 @@ class Stack:
             try:
                 return self.engine("exec", container(service), *command)
             except AssertionError as error:
-                ended = "running" in str(error) or "ended with 137" in str(error)
+                ended = any(words in str(error) for words in _CONTAINER_ENDED)
                 if not ended or time.monotonic() > deadline:
                     raise
             time.sleep(0.5)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,8 @@ def test_a_paused_job_checkpoints_and_goes_on_where_it_was(stack: Stack) -> None
 def test_a_supervisor_takes_everything_with_it(tmp_path: Path) -> None:
     other = start(tmp_path / "other")
     other.wait_until_up()
+    for path in (other.home, *other.home.rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
     assert len(of_home(other.home)) >= 5
     os.kill(other.supervisor.pid, signal.SIGINT)
     assert other.supervisor.wait(60) == 0

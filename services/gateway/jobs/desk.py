@@ -19,10 +19,13 @@ from protocol.messages import JobRecord, JobState, Requested
 
 from services.chassis.service import Service
 from services.gateway.errors import Problem, conflict, in_time, not_found
+from services.gateway.files.columns import refuse_missing_columns
 from services.gateway.files.shelf import FileShelf, StoredFile
 from services.gateway.jobs.folders import put_aside, put_back
 from services.gateway.jobs.memory import check_memory, check_room
-from services.gateway.jobs.model_folder import resolve_model
+from services.gateway.models.files import remove_model
+from services.gateway.models.folders import resolve_model
+from services.gateway.models.own import with_own_models
 from services.gateway.openai.job_object import AnyJob, status_of
 from services.gateway.openai.submission import JobRequest, build_recipe, with_critic_folder
 
@@ -144,10 +147,9 @@ class JobDesk:
         """
         async with self._turn:
             await asyncio.to_thread(self.files.get, file_id)
-            for record in await in_time(self.exchange.jobs_that_name(f'"{file_id}"')):
-                if file_id in {record.recipe.tasks.train, record.recipe.tasks.held_out}:
-                    message = f"{file_id} is used by job {record.id}; cancel the job first"
-                    raise conflict(message, param="file_id")
+            if (job_id := await self._user_of(file_id)) is not None:
+                message = f"{file_id} is used by job {job_id}; cancel the job first"
+                raise conflict(message, param="file_id")
             await asyncio.to_thread(self.files.delete, file_id)
 
     async def delete(self, job_id: str) -> Path:
@@ -160,14 +162,48 @@ class JobDesk:
             found = await self.find(job_id)
             if not found.state.is_final:
                 raise conflict(f"job {job_id} is {found.state}; cancel it first", param="id")
-            for record in await in_time(self.exchange.jobs_that_name(f"/{job_id}/")):
-                message = f"job {record.id} starts from a model of {job_id}; cancel it first"
-                raise conflict(message, param="id")
-            doomed = await asyncio.to_thread(put_aside, self.service.deployment.job_dir(job_id))
+            folder = self.service.deployment.job_dir(job_id)
+            await self._check_unused(folder, "id")
+            doomed = await asyncio.to_thread(put_aside, folder)
             if not await in_time(self.exchange.forget_job(job_id)):
                 await asyncio.to_thread(put_back, doomed)
                 raise conflict(f"job {job_id} has not ended; cancel it first", param="id")
             return doomed
+
+    async def expire_files(self) -> None:
+        """Delete the files whose time is over and that no job needs any more."""
+        async with self._turn:
+            for file_id in await asyncio.to_thread(self.files.expired):
+                if await self._user_of(file_id) is None:
+                    await asyncio.to_thread(self.files.delete, file_id)
+
+    async def delete_model(self, job_id: str) -> None:
+        """Delete the model that a job has trained.
+
+        Raises:
+            Problem: 404 if there is none, or 409 if the job has not ended.
+        """
+        async with self._turn:
+            record = await self._read(job_id)
+            if record is not None and not record.state.is_final:
+                message = f"job {job_id} has not ended; cancel the job first"
+                raise conflict(message, param="model")
+            await self._check_unused(self.service.deployment.job_dir(job_id) / "model", "model")
+            await asyncio.to_thread(remove_model, self.service.deployment.job_dir(job_id))
+
+    async def _check_unused(self, folder: Path, param: str) -> None:
+        """Only jobs of earlier releases start from a model without a copy of their own."""
+        place = json.dumps(str(folder.resolve()))[1:-1]
+        for record in await in_time(self.exchange.jobs_that_name(place)):
+            message = f"job {record.id} starts from this model; cancel that job first"
+            raise conflict(message, param=param)
+
+    async def _user_of(self, file_id: str) -> str | None:
+        """A job that has not ended and reads a file."""
+        for record in await in_time(self.exchange.jobs_that_name(f'"{file_id}"')):
+            if file_id in {record.recipe.tasks.train, record.recipe.tasks.held_out}:
+                return record.id
+        return None
 
     async def _revive(self, record: JobRecord) -> None:
         async with self._turn:
@@ -199,14 +235,20 @@ class JobDesk:
     async def _draw_up(self, request: JobRequest, job_id: str) -> JobRecord:
         train = await self._file(request.training_file, "training_file")
         held_out = request.validation_file
-        num_held_out = (await self._file(held_out, "validation_file")).tasks if held_out else 0
+        validation = await self._file(held_out, "validation_file") if held_out else None
         model = await asyncio.to_thread(resolve_model, request.model, self.service.deployment)
         recipe = await asyncio.to_thread(
             with_critic_folder, build_recipe(request, model, train.tasks), self._critic_folder
         )
+        refuse_missing_columns(recipe, train, "training_file")
+        if validation is not None:
+            refuse_missing_columns(recipe, validation, "validation_file")
+        num_held_out = 0 if validation is None else validation.tasks
         memory = await in_time(self.exchange.memory())
         check_room(memory)
         check_memory(recipe, num_held_out, memory.limit)
+        deployment = self.service.deployment
+        recipe = await asyncio.to_thread(with_own_models, recipe, deployment, job_id)
         return JobRecord(
             id=job_id, created_at=time.time(), recipe=recipe, request=request.as_sent()
         )

@@ -23,7 +23,7 @@ def gateway_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
 @pytest.fixture(scope="session")
 def stack(gateway_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("gateway")
-    _a_models_root(folder)
+    a_models_root(folder)
     with a_gateway(gateway_server, folder) as stack:
         yield stack
 
@@ -40,7 +40,7 @@ def sdk(stack: Stack) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def _a_models_root(folder: Path) -> None:
+def a_models_root(folder: Path) -> None:
     """One good model, and one of every kind that must be refused."""
     models = folder / "models"
     outside = _a_folder(folder / "outside", "config.json", "model.safetensors")
@@ -51,6 +51,9 @@ def _a_models_root(folder: Path) -> None:
     (models / "escape").symlink_to(outside)
     leak = _a_folder(models / "leak", "config.json")
     (leak / "model.safetensors").symlink_to(outside / "model.safetensors")
+    tokenizer = _a_folder(models / "leak-tokenizer", "config.json", "model.safetensors")
+    (tokenizer / "tokenizer.json").symlink_to(outside / "config.json")
+    (models / "loop").symlink_to("loop")
 
 
 def _a_folder(folder: Path, *files: str) -> Path:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import httpx
 from protocol.exchange import Exchange, connect
@@ -68,9 +68,11 @@ GATEWAY = ("-m", "services.gateway")
 
 
 @contextmanager
-def a_gateway(server: Server, folder: Path, command: Sequence[str] = GATEWAY) -> Iterator[Stack]:
-    """A gateway process whose data and models lie in ``folder``."""
-    process, url = start_gateway(server, folder, command)
+def a_gateway(
+    server: Server, folder: Path, command: Sequence[str] = GATEWAY, **options: Any
+) -> Iterator[Stack]:
+    """A gateway process whose data and models lie in ``folder``; options as of `start_gateway`."""
+    process, url = start_gateway(server, folder, command, **options)
     try:
         wait_until_ready(url)
         yield Stack(server, url, folder / "data", folder / "models")
@@ -80,23 +82,31 @@ def a_gateway(server: Server, folder: Path, command: Sequence[str] = GATEWAY) ->
 
 
 def start_gateway(
-    server: Server, folder: Path, command: Sequence[str] = GATEWAY, *, stderr: int | None = None
+    server: Server,
+    folder: Path,
+    command: Sequence[str] = GATEWAY,
+    *,
+    stderr: int | IO[bytes] | None = None,
+    **variables: str,
 ) -> tuple[subprocess.Popen[bytes], str]:
     """The process, and where it will answer."""
-    port = _free_port()
+    port = free_port()
     environment = os.environ | {
         "WEIR_REDIS_URL": server.url,
         "WEIR_DATA_DIR": str(folder / "data"),
         "WEIR_MODEL_ROOTS": str(folder / "models"),
         "WEIR_PORT": str(port),
         "WEIR_API_KEYS": f"other-key,{KEY}",
+        "WEIR_REQUESTS_PER_S": "100000",
+        "WEIR_WRONG_KEYS_PER_MINUTE": "100000",
         "PYTHONPATH": f"proto{os.pathsep}.",
+        **variables,
     }
     process = subprocess.Popen([sys.executable, *command], env=environment, stderr=stderr)
     return process, f"http://127.0.0.1:{port}"
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

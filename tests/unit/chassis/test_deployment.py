@@ -38,6 +38,10 @@ def test_a_missing_variable_is_named(name: str) -> None:
         ("WEIR_CLAIM_IDLE_S", "2"),
         ("WEIR_KEEP_SAMPLES_BYTES", "10g"),
         ("WEIR_KEEP_SAMPLES_DAYS", "a week"),
+        ("WEIR_METRICS_PORT", "metrics"),
+        ("WEIR_REQUESTS_PER_S", "0"),
+        ("WEIR_REQUESTS_PER_S", "inf"),
+        ("WEIR_WRONG_KEYS_PER_MINUTE", "nan"),
     ],
 )
 def test_a_wrong_variable_is_named(name: str, value: str) -> None:
@@ -62,9 +66,10 @@ def test_an_empty_variable_is_one_that_is_not_set() -> None:
 
 def test_a_variable_may_be_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "keys"
-    path.write_text(" a,b\n")
-    deployment = Deployment.from_environment({**NEEDED, "WEIR_API_KEYS_FILE": str(path)})
-    assert deployment.api_keys == ("a", "b")
+    for text in (" a,b\n", "a\n\n b\n"):
+        path.write_text(text)
+        deployment = Deployment.from_environment({**NEEDED, "WEIR_API_KEYS_FILE": str(path)})
+        assert deployment.api_keys == ("a", "b")
 
 
 def test_a_file_that_does_not_say_it_is_named_with_its_variable(tmp_path: Path) -> None:

@@ -40,6 +40,9 @@ OF_ONE = {  # the chassis reads it for all
     "WEIR_EXTENSIONS": "learner",
     "WEIR_KEEP_SAMPLES_BYTES": "learner",
     "WEIR_KEEP_SAMPLES_DAYS": "learner",
+    "WEIR_REQUESTS_PER_S": "gateway",
+    "WEIR_TRUSTED_PROXIES": "gateway",
+    "WEIR_WRONG_KEYS_PER_MINUTE": "gateway",
 }
 # Of commands outside of containers. In them WEIR_GPUS says how many processes there are.
 OF_A_PERSON = {"WEIR_API_KEY", "WEIR_HOME"}
@@ -199,6 +202,11 @@ def test_prometheus_finds_what_the_stack_runs() -> None:
         for static in job.get("static_configs", [])
         for target in static["targets"]
     }
+    (weir,) = (job for job in jobs if job["job_name"] == "weir")
+    (port,) = {sd["port"] for sd in weir["dns_sd_configs"]}
+    for name in SERVICES:
+        assert stack()[name]["environment"]["WEIR_METRICS_PORT"] == str(port)
+    assert f":{port}" not in str([service.get("ports") for service in stack().values()])
     assert targets <= set(STACKS["cpu"])
     assert names == {*SERVICES, "dcgm-exporter"}
     for services in STACKS.values():
@@ -235,8 +243,11 @@ def test_the_trackers_container_is_told_the_gateway_and_what_to_write(tmp_path: 
     command = [word.replace("$$", "$") for word in service["command"]]
     environment = {key: str(value or "") for key, value in service["environment"].items()}
     environment["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "track --all --to tensorboard:/cache/tensorboard"
+    for targets in ("tensorboard:/cache/tensorboard", "tensorboard:a wandb:b"):
+        given = {**environment, "WEIR_TRACK": targets}
+        done = subprocess.run(command, env=given, capture_output=True, text=True, check=True)
+        told = " ".join(f"--to {target}" for target in targets.split())
+        assert done.stdout.strip() == f"track --all {told}"
     secret = tmp_path / "keys"
     secret.write_text("a-key,another")
     found = find_stack(environment | {"WEIR_API_KEY_FILE": str(secret)})

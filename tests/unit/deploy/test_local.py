@@ -22,6 +22,7 @@ from deploy.launches import Launch, Rendezvous, learner_command
 from deploy.local import Stack, describe_stack
 from deploy.placement import PlacementError, choose
 from deploy.processes import Process, StackError, environment_for, free_ports
+from services.chassis.deployment import Deployment, words
 
 GPUS = [f"nvidia{number}" for number in range(8)]
 SERVE = (  # says that it has started after a moment, as a service does
@@ -85,6 +86,30 @@ def test_keys_may_be_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert stack.api_key == "one"
     monkeypatch.setenv("WEIR_API_KEYS_FILE", file)
     assert "WEIR_API_KEYS_FILE" not in environment_for(stack.services[0].launch.environment)
+
+
+@pytest.mark.parametrize(("keys", "own"), [("{hash}\none\ntwo\n", "one"), ("{hash}", "weir-")])
+def test_the_command_gets_a_plain_key_however_the_keys_are_written(
+    tmp_path: Path, keys: str, own: str
+) -> None:
+    listed = keys.format(hash=f"alice:read:sha256:{'0' * 64}")
+    (tmp_path / "keys").write_text(listed)
+    in_file = stack_of(tmp_path, (), WEIR_API_KEYS_FILE=str(tmp_path / "keys"))
+    for stack in (in_file, stack_of(tmp_path, (), WEIR_API_KEYS=listed)):
+        assert stack.api_key.startswith(own)
+        given = stack.services[0].launch.environment["WEIR_API_KEYS"]
+        assert stack.api_key in words(given)
+        assert set(words(listed)) <= set(words(given))
+
+
+def test_services_of_one_machine_do_not_share_a_port_for_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEIR_METRICS_PORT", "9000")
+    for process in stack_of(tmp_path).services:
+        environment = environment_for(process.launch.environment_at(process.port))
+        deployment = Deployment.from_environment(environment)
+        assert deployment.metrics_port == deployment.port == process.port
 
 
 def test_a_judge_needs_a_model(tmp_path: Path) -> None:

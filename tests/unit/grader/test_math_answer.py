@@ -63,8 +63,11 @@ async def test_a_gold_answer_that_cannot_be_graded_is_never_a_zero(tools: Tools,
 async def test_an_expression_too_hard_to_evaluate_is_wrong_after_a_second_longer_try(
     tools: Tools,
 ) -> None:
-    started = time.monotonic()
-    decision = await decide("5", rf"{HANGS}-1", tools)
+    while True:
+        started = time.monotonic()
+        decision = await decide("5", rf"{HANGS}-1", tools)
+        if decision.score != Ungradable(reason="starved"):  # as it is on a busy machine
+            break
     assert (decision.score, decision.path) == (TOO_HARD, "algebra")
     assert time.monotonic() - started > tools.quick_deadline_s + tools.compare_deadline_s
 

@@ -1,0 +1,262 @@
+"""Every call of the OpenAI SDK that has to do with fine-tuning, and what it does here.
+
+``python -m tests.contract.gateway.compatibility`` makes each call and writes the table of
+``services/gateway/README.md``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from tests.contract.gateway.conftest import a_models_root
+from tests.contract.gateway.stack import KEY, RECIPE, TASKS, Stack, a_gateway, record_events
+from tests.contract.valkey_server import Server
+
+README = Path(__file__).parents[3] / "services/gateway/README.md"
+RESOURCES = (
+    "files",
+    "uploads",
+    "uploads.parts",
+    "fine_tuning.jobs",
+    "fine_tuning.jobs.checkpoints",
+    "fine_tuning.alpha.graders",
+    "fine_tuning.checkpoints.permissions",
+    "models",
+)
+_TABLE = re.compile(
+    r"(?<=<!-- compatibility: written by its test -->\n).*?(?=<!-- end -->)", re.DOTALL
+)
+GRADER: Any = {
+    "type": "string_check",
+    "name": "exact",
+    "input": "{{sample.output_text}}",
+    "reference": "{{item.answer}}",
+    "operation": "eq",
+}
+
+
+@dataclass
+class World:
+    """A gateway, its client, and what earlier calls have made there."""
+
+    stack: Stack
+    sdk: openai.OpenAI
+    made: dict[str, str] = field(default_factory=dict)  # ids by what they are of
+
+
+Make = Callable[[World], Any]
+CALLS: list[tuple[str, str, Make]] = []  # in the order in which they are made
+
+
+def call(name: str, remark: str = "") -> Callable[[Make], Make]:
+    """A line of the table; the remark is said of a call that works."""
+
+    def add(make: Make) -> Make:
+        CALLS.append((name, remark, make))
+        return make
+
+    return add
+
+
+@call("files.create", "tasks as JSON Lines; `purpose` is `fine-tune`")
+def _(world: World) -> None:
+    file = world.sdk.files.create(file=("tasks.jsonl", TASKS.encode()), purpose="fine-tune")
+    assert (file.status, file.bytes) == ("processed", len(TASKS))
+    world.made["file"] = file.id
+
+
+@call("files.create(purpose='assistants')")
+def _(world: World) -> None:
+    world.sdk.files.create(file=("tasks.jsonl", TASKS.encode()), purpose="assistants")
+
+
+@call("files.retrieve")
+def _(world: World) -> None:
+    assert world.sdk.files.retrieve(world.made["file"]).filename == "tasks.jsonl"
+
+
+@call("files.list", "newest first; `after`, `limit`")
+def _(world: World) -> None:
+    assert [file.id for file in world.sdk.files.list()] == [world.made["file"]]
+
+
+@call("files.content")
+def _(world: World) -> None:
+    assert world.sdk.files.content(world.made["file"]).read() == TASKS.encode()
+
+
+@call("files.retrieve_content", "as `files.content`, which the SDK prefers")
+def _(world: World) -> None:
+    assert world.sdk.files.retrieve_content(world.made["file"])
+
+
+@call("files.wait_for_processing", "a file is processed when its upload is answered")
+def _(world: World) -> None:
+    assert world.sdk.files.wait_for_processing(world.made["file"]).status == "processed"
+
+
+@call("fine_tuning.alpha.graders.validate", "says what a job would say")
+def _(world: World) -> None:
+    world.sdk.fine_tuning.alpha.graders.validate(grader=GRADER)
+
+
+@call(
+    "fine_tuning.jobs.create",
+    '`method.type` is `reinforcement`; `extra_body={"recipe": …}` says more',
+)
+def _(world: World) -> None:
+    job = world.sdk.fine_tuning.jobs.create(
+        model="tiny",
+        training_file=world.made["file"],
+        method={"type": "reinforcement", "reinforcement": {"grader": GRADER}},
+        metadata={"team": "compatibility"},
+        extra_body={"recipe": RECIPE},
+    )
+    assert job.status == "queued"
+    world.made["job"] = job.id
+
+
+@call("fine_tuning.jobs.create(method={'type': 'supervised'})")
+def _(world: World) -> None:
+    world.sdk.fine_tuning.jobs.create(
+        model="tiny", training_file=world.made["file"], method={"type": "supervised"}
+    )
+
+
+@call("fine_tuning.jobs.create(integrations=[…])")
+def _(world: World) -> None:
+    world.sdk.fine_tuning.jobs.create(
+        model="tiny",
+        training_file=world.made["file"],
+        integrations=[{"type": "wandb", "wandb": {"project": "maths"}}],
+    )
+
+
+@call("fine_tuning.jobs.retrieve")
+def _(world: World) -> None:
+    job = world.sdk.fine_tuning.jobs.retrieve(world.made["job"])
+    assert job.training_file == world.made["file"]
+
+
+@call("fine_tuning.jobs.list", "newest first; `after`, `limit`, `metadata`")
+def _(world: World) -> None:
+    jobs = list(world.sdk.fine_tuning.jobs.list(metadata={"team": "compatibility"}))
+    assert [job.id for job in jobs] == [world.made["job"]]
+
+
+@call("fine_tuning.jobs.list_events")
+def _(world: World) -> None:
+    record_events(world.stack, world.made["job"], range(45))
+    events = world.sdk.fine_tuning.jobs.list_events(world.made["job"], limit=20)
+    assert len(list(events)) == 45
+
+
+@call("fine_tuning.jobs.checkpoints.list", "newest first")
+def _(world: World) -> None:
+    assert list(world.sdk.fine_tuning.jobs.checkpoints.list(world.made["job"])) == []
+
+
+@call("fine_tuning.jobs.pause")
+def _(world: World) -> None:
+    assert world.sdk.fine_tuning.jobs.pause(world.made["job"])
+
+
+@call("fine_tuning.jobs.resume")
+def _(world: World) -> None:
+    assert world.sdk.fine_tuning.jobs.resume(world.made["job"])
+
+
+@call("fine_tuning.jobs.cancel")
+def _(world: World) -> None:
+    assert world.sdk.fine_tuning.jobs.cancel(world.made["job"]).status == "cancelled"
+
+
+@call("files.delete", "not while an unfinished job uses it")
+def _(world: World) -> None:
+    assert world.sdk.files.delete(world.made["file"]).deleted
+
+
+@call("fine_tuning.checkpoints.permissions.create")
+def _(world: World) -> None:
+    world.sdk.fine_tuning.checkpoints.permissions.create("ftckpt-1", project_ids=["one"])
+
+
+@call("fine_tuning.checkpoints.permissions.list")
+def _(world: World) -> None:
+    world.sdk.fine_tuning.checkpoints.permissions.list("ftckpt-1")
+
+
+@call("fine_tuning.checkpoints.permissions.retrieve")
+def _(world: World) -> None:
+    world.sdk.fine_tuning.checkpoints.permissions.retrieve("ftckpt-1")
+
+
+@call("fine_tuning.checkpoints.permissions.delete")
+def _(world: World) -> None:
+    permissions = world.sdk.fine_tuning.checkpoints.permissions
+    permissions.delete("one", fine_tuned_model_checkpoint="ftckpt-1")
+
+
+def methods() -> set[str]:
+    """Every public method of the SDK's resources."""
+    client = openai.OpenAI(api_key="none", base_url="http://127.0.0.1")
+    found: set[str] = set()
+    for name in RESOURCES:
+        resource: Any = client
+        for part in name.split("."):
+            resource = getattr(resource, part)
+        members = inspect.getmembers(resource, inspect.ismethod)
+        found |= {f"{name}.{method}" for method, _ in members if not method.startswith("_")}
+    return found
+
+
+def table(world: World) -> str:
+    """Make every call, and tell what came of it."""
+    rows = ["| call | here |", "|---|---|"]
+    for name, remark, make in CALLS:
+        try:
+            make(world)
+            told = remark or "works"
+        except openai.APIStatusError as refusal:
+            told = f"{refusal.status_code}: {refusal.body['message']}"  # type: ignore[index]
+        rows.append(f"| `{name}` | {told} |")
+    return "\n".join(rows) + "\n"
+
+
+@contextmanager
+def a_world() -> Iterator[World]:
+    """A gateway of its own, where nothing has been made yet."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        a_models_root(folder)
+        (folder / "valkey").mkdir()
+        with (
+            Server(folder / "valkey") as server,
+            a_gateway(server, folder) as stack,
+            openai.OpenAI(base_url=f"{stack.url}/v1", api_key=KEY, max_retries=0) as sdk,
+        ):
+            yield World(stack, sdk)
+
+
+def told_in_readme() -> str:
+    """The table as it stands."""
+    found = _TABLE.search(README.read_text(encoding="utf-8"))
+    assert found is not None
+    return found[0]
+
+
+if __name__ == "__main__":
+    with a_world() as world:
+        text = table(world)
+    README.write_text(
+        _TABLE.sub(lambda _: text, README.read_text(encoding="utf-8")), encoding="utf-8"
+    )

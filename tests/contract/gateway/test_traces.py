@@ -1,0 +1,141 @@
+"""What a gateway shows of itself and of a request: ids, its log, headers, metrics, files."""
+
+from __future__ import annotations
+
+import json
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.contract.gateway.stack import JOBS, KEY, Stack, a_gateway, free_port, upload
+from tests.contract.valkey_server import Server
+
+pytestmark = pytest.mark.redis
+
+
+@dataclass
+class Traced:
+    """A gateway whose log is read, and whose metrics have a port of their own."""
+
+    stack: Stack
+    log: Path
+    metrics_url: str
+
+    def lines(self, request_id: str) -> list[dict[str, Any]]:
+        """Of a request, the last of which is written when the answer is out."""
+        deadline = time.monotonic() + 20
+        while True:
+            whole = self.log.read_text().rpartition("\n")[0].splitlines()
+            lines = [
+                line for line in map(json.loads, whole) if line.get("request_id") == request_id
+            ]
+            if any(line["message"] == "request" for line in lines):
+                return lines
+            assert time.monotonic() < deadline, f"no line of {request_id}"
+            time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def traced(gateway_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
+    folder = tmp_path_factory.mktemp("traced")
+    log, port = folder / "log", free_port()
+    with (
+        log.open("wb") as stderr,
+        a_gateway(
+            gateway_server,
+            folder,
+            stderr=stderr,
+            WEIR_METRICS_PORT=str(port),
+            WEIR_TRUSTED_PROXIES="192.0.2.9",
+        ) as stack,
+    ):
+        yield Traced(stack, log, f"http://127.0.0.1:{port}")
+
+
+def test_an_answer_bears_the_id_of_its_lines_in_the_log(traced: Traced) -> None:
+    with traced.stack.http() as http:
+        reply = http.get(f"{JOBS}/ftjob-none", headers={"X-Request-Id": "mine-1"})
+        body = upload(http)
+    assert reply.headers["X-Request-Id"] == "mine-1"
+    (line,) = traced.lines("mine-1")
+    assert (line["message"], line["level"]) == ("request", "info")
+    assert (line["method"], line["path"]) == ("GET", f"{JOBS}/ftjob-none")
+    assert (line["route"], line["status"]) == (f"{JOBS}/{{job_id}}", 404)
+    assert (line["key"], line["address"]) == ("key-2", "127.0.0.1")
+    assert line["bytes"] == len(reply.content)
+    assert 0 <= line["seconds"] < 60
+    (line,) = traced.lines(body.headers["X-Request-Id"])
+    assert line["status"] == 200
+
+
+@pytest.mark.parametrize("given", ["", "a b", "x" * 129, '"}', "é".encode()])
+def test_an_id_that_a_log_cannot_hold_is_replaced(traced: Traced, given: str | bytes) -> None:
+    headers: Any = {"X-Request-Id": given}
+    with traced.stack.http() as http:
+        made = http.get("/v1/files", headers=headers).headers["X-Request-Id"]
+        assert made.startswith("req_")
+        assert http.get("/v1/files").headers["X-Request-Id"] != made
+    assert len(traced.lines(made)) == 1
+
+
+def test_the_openai_sdk_shows_the_id(traced: Traced) -> None:
+    url = f"{traced.stack.url}/v1"
+    with openai.OpenAI(base_url=url, api_key=KEY, max_retries=0) as sdk:
+        assert sdk.files.list()._request_id  # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(openai.NotFoundError) as caught:
+            sdk.fine_tuning.jobs.retrieve("ftjob-none")
+    assert caught.value.request_id
+    assert traced.lines(caught.value.request_id)[0]["status"] == 404
+
+
+def test_a_wrong_key_is_logged_with_its_request_and_never_itself(traced: Traced) -> None:
+    with traced.stack.http("a-guessed-key") as stranger:
+        reply = stranger.get("/v1/files", headers={"X-Forwarded-For": "198.51.100.7"})
+    warning, request = traced.lines(reply.headers["X-Request-Id"])
+    assert (warning["level"], warning["message"]) == ("warning", "a wrong API key")
+    assert (request["status"], request["key"]) == (401, None)
+    # The client is no proxy that is trusted.
+    assert warning["address"] == request["address"] == "127.0.0.1"
+    assert "a-guessed-key" not in traced.log.read_text()
+    assert KEY not in traced.log.read_text()
+
+
+def test_every_answer_forbids_to_guess_its_type(traced: Traced) -> None:
+    with traced.stack.http() as http:
+        for path in ("/", "/static/icon.svg", "/v1/files", f"{JOBS}/none", "/none", "/healthz"):
+            reply = http.get(path)
+            assert reply.headers.get_list("X-Content-Type-Options") == ["nosniff"], path
+    reply = httpx.get(f"{traced.metrics_url}/metrics")
+    assert reply.headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_no_page_of_the_gateway_names_another_host(traced: Traced) -> None:
+    with traced.stack.http(None) as anyone:
+        for path in ("/docs", "/redoc", "/docs/oauth2-redirect"):
+            assert anyone.get(path).status_code == 404
+        assert anyone.get("/openapi.json").json()["info"]["title"] == "Weir"
+
+
+def test_metrics_on_a_port_of_their_own_are_nowhere_else(traced: Traced) -> None:
+    with traced.stack.http() as http:
+        assert http.get("/metrics").status_code == 404
+        assert http.get("/healthz").status_code == 200
+    assert "weir_requests_total" in httpx.get(f"{traced.metrics_url}/metrics").text
+    assert httpx.get(f"{traced.metrics_url}/v1/files").status_code == 404
+
+
+def test_what_is_stored_is_for_its_owner_alone(traced: Traced) -> None:
+    with traced.stack.http() as http:
+        upload(http)
+    modes = {
+        (path.is_dir(), stat.S_IMODE(path.stat().st_mode))
+        for path in (traced.stack.data_dir, *traced.stack.data_dir.rglob("*"))
+    }
+    assert modes == {(True, 0o700), (False, 0o600)}
