@@ -82,7 +82,7 @@ def test_a_cancel_takes_it_out_and_nothing_else_is_done_with_it(
 def test_its_events_are_shown_to_their_end(stack: Stack, http: httpx.Client, broken: str) -> None:
     record_events(stack, broken, range(2))
     url = f"{JOBS}/{broken}/events"
-    assert [event["message"] for event in http.get(url).json()["data"]] == ["m0", "m1"]
+    assert [event["message"] for event in http.get(url).json()["data"]] == ["m1", "m0"]
     assert http.get(url, params={"stream": "true"}).text.endswith("data: [DONE]\n\n")
     assert http.get(f"{JOBS}/{broken}/checkpoints").json()["data"] == []
 
