@@ -28,6 +28,7 @@ from pydantic import (
 )
 
 from protocol.recipe import Purpose, Recipe, Sampling
+from protocol.rewards import Reward
 
 
 def _array_of(dtype: str) -> PlainValidator:
@@ -46,6 +47,7 @@ def _array_of(dtype: str) -> PlainValidator:
 
 
 Int32Array = Annotated[np.ndarray, _array_of("<i4")]
+NOT_GIVEN = "(not given)"  # the prompt of a task that is only for a trial, and has none
 Float32Array = Annotated[np.ndarray, _array_of("<f4")]
 
 
@@ -270,6 +272,26 @@ class GradedGroup(Message):
         return self
 
 
+class Trial(Message):
+    """An outcome tried on one response, which is of no job."""
+
+    id: str
+    reward: Reward
+    task: Task
+    text: str
+
+
+class TrialResult(Message):
+    """What became of a trial; without an outcome ``missing`` says what the grader lacks for it."""
+
+    outcome: Score | None = None
+    missing: str = ""
+    scores: Mapping[str, Score] = Field(default_factory=dict)  # by the checks' labels
+    details: Mapping[str, str] = Field(default_factory=dict)  # what failed, in words, by reason
+    tokens: Mapping[str, int] = Field(default_factory=dict)  # that were spent, by judge's model
+    seconds: float = 0.0
+
+
 class PolicyVersion(Message):
     """New weights lie in ``folder`` (below the weights root) and their manifest has ``digest``."""
 
@@ -292,6 +314,13 @@ class JobEvent(Message):
     data: Mapping[str, JsonValue] = Field(default_factory=dict)
 
 
+class Offers(Message):
+    """What a grader can be asked for, by the names that a recipe may give."""
+
+    verifiers: tuple[str, ...]
+    judges: tuple[str, ...]
+
+
 class Status(Message):
     """What a process is doing, told with every heartbeat; ``seat`` is kept by its restarts."""
 
@@ -308,6 +337,7 @@ class Status(Message):
     waits_for_memory: bool = False
     starts: int = 1  # in a row, this one included, since it was last ready
     error: str | None = None  # that ended the last of them
+    offers: Offers | None = None  # of a grader
 
 
 class JobRef(Message):

@@ -34,8 +34,10 @@ VERIFIERS = (
     "equation_steps",
     "model_judge",
     "score_model",
+    "label_model",
     "string_check",
     "text_similarity",
+    "python",
 )
 RUBRICS = ("holistic", "proof", "checkpoints")
 

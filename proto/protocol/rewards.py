@@ -1,7 +1,8 @@
 """The reward of a recipe: which verifiers are asked, about which responses, and what that pays.
 
 An outcome or a process score is made of *checks*. A check names a verifier and holds that
-verifier's settings; several are put together as a weighted mean. In a recipe::
+verifier's settings; several are put together as a weighted mean, or those of the outcome by a
+formula. In a recipe::
 
     outcome = "math_answer"                        # one verifier, as it is
 
@@ -22,12 +23,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag, model_validator
 
+from protocol.formula import FormulaError, read_formula
 from protocol.names import RubricName, VerifierName
 from protocol.rubric import Rubric
 from protocol.tables import Table
 
 _PLAIN = "<plain>"  # tags of the union; `recipe.explain` leaves out of a field's name what has <>
 _MAX_RANGE = 1e6
+JUDGE = "judge"  # the deployment's own
 _TEMPLATE = "a template: {{item.answer}}, {{sample.output_text}}"
 
 
@@ -59,10 +62,20 @@ class Check(Table):
         """What it is called in a breakdown."""
         return self.name or self.verifier
 
+    def as_meant(self, value: float) -> float:
+        """A value in [0, 1] as a formula knows it: on the scale of whoever gave it."""
+        return value
+
+
+Label = Annotated[str, Field(min_length=1, max_length=200)]
+
 
 class AskedOfAJudge(Check):
     """How the judge's model is asked. Where that model is, the environment says."""
 
+    model: str = Field(
+        default=JUDGE, min_length=1, max_length=200, description="or another that is deployed"
+    )
     samples: int = Field(default=1, ge=1, le=32, description="the score is their mean")
     reasoning_effort: Literal["low", "medium", "high"] = "medium"
     max_tokens: int = Field(default=4096, ge=64, description="reasoning and verdict together")
@@ -111,6 +124,35 @@ class ScoreModel(AskedOfAJudge):
             )
         return self
 
+    def as_meant(self, value: float) -> float:
+        """The number that the model gave."""
+        lowest, highest = self.range
+        return lowest + value * (highest - lowest)
+
+
+class LabelModel(AskedOfAJudge):
+    """A model picks a label for what the messages tell it; OpenAI's ``label_model``."""
+
+    verifier: VerifierName = "label_model"
+    input: tuple[JudgeMessage, ...] = Field(min_length=1)
+    labels: tuple[Label, ...] = Field(min_length=1, max_length=100)
+    passing_labels: tuple[Label, ...] = Field(min_length=1, description="are worth 1, others 0")
+
+    @model_validator(mode="after")
+    def _some_labels_pass(self) -> Self:
+        if len(set(self.labels)) < len(self.labels):
+            raise ValueError("labels: one is there twice; give each once")
+        if strange := [name for name in self.passing_labels if name not in self.labels]:
+            raise ValueError(f"passing_labels: {strange[0]!r} is none of the labels; add it there")
+        return self
+
+
+class PythonSource(Check):
+    """A function ``grade(sample, item)`` of the client's own; OpenAI's ``python``."""
+
+    verifier: VerifierName = "python"
+    source: str = Field(min_length=1, max_length=262_144)
+
 
 class StringCheck(Check):
     """Two texts, compared; OpenAI's ``string_check``."""
@@ -141,7 +183,9 @@ class TextSimilarity(Check):
 
 
 _WITH_SETTINGS = {
+    "label_model": LabelModel,
     "model_judge": ModelJudge,
+    "python": PythonSource,
     "score_model": ScoreModel,
     "string_check": StringCheck,
     "text_similarity": TextSimilarity,
@@ -157,7 +201,9 @@ def _tag(value: Any) -> str:
 
 AnyCheck = Annotated[
     Annotated[Check, Tag(_PLAIN)]
+    | Annotated[LabelModel, Tag("<label_model>")]
     | Annotated[ModelJudge, Tag("<model_judge>")]
+    | Annotated[PythonSource, Tag("<python>")]
     | Annotated[ScoreModel, Tag("<score_model>")]
     | Annotated[StringCheck, Tag("<string_check>")]
     | Annotated[TextSimilarity, Tag("<text_similarity>")],
@@ -185,6 +231,11 @@ class Reward(Table):
     """
 
     outcome: Checks = Field(default=(Check(verifier="math_answer"),), min_length=1)
+    formula: str | None = Field(
+        default=None,
+        description="what the outcome's checks come to, by their names, as max(a, 0.5 * b), cut to "
+        "[0, 1]; none: their weighted mean",
+    )
     process: Checks = ()
     process_for: Literal["correct", "all"] = "correct"
     max_ungradable: float = Field(default=0.05, ge=0, le=1)
@@ -222,6 +273,27 @@ class Reward(Table):
             raise ValueError("outcome: what is correct is known only after it; set sees = 'all'")
         if self.process_for == "correct" and any(check.sees == "correct" for check in self.process):
             raise ValueError("process: sees = 'correct' does nothing with process_for = 'correct'")
+        return self
+
+    @model_validator(mode="after")
+    def _formula_is_about_the_outcome(self) -> Self:
+        if self.formula is None:
+            return self
+        try:
+            used = read_formula(self.formula).names
+        except FormulaError as error:
+            raise ValueError(f"formula: {error}") from error
+        labels = {check.label for check in self.outcome}
+        if unknown := sorted(used - labels):
+            known = ", ".join(sorted(labels))
+            raise ValueError(f"formula: {unknown[0]!r} is none of the outcome's checks: {known}")
+        if unused := sorted(labels - used):
+            raise ValueError(f"formula: {unused[0]!r} is not used; use it, or leave it out")
+        if any(check.weight != 1 or check.if_ungradable != "ungradable" for check in self.outcome):
+            raise ValueError(
+                "formula: beside it weight and if_ungradable of the outcome's checks do nothing; "
+                "remove them"
+            )
         return self
 
     @property

@@ -22,6 +22,8 @@ starts                processes started, by service       all                 ga
 verdicts              a judge's verdicts, a hash          grader              grader
 verdict_uses          when each was used, a sorted set    grader              grader
 verdict_bytes         how much the verdicts hold          grader              grader
+trials                Trial, a list that expires          gateway             grader
+trial:{id}            TrialResult, a list that expires    grader              gateway
 ====================  ==================================  ==================  =====================
 
 Every key begins with ``weir:``. A job's keys are made when its learner first takes it up, and go
@@ -83,6 +85,7 @@ STATUS = PREFIX + "status"
 VERDICTS = PREFIX + "verdicts"
 VERDICT_USES = PREFIX + "verdict_uses"
 VERDICT_BYTES = PREFIX + "verdict_bytes"
+TRIALS = PREFIX + "trials"
 
 
 def requests_for(purpose: Purpose) -> Stream[RolloutRequest]:
@@ -93,6 +96,11 @@ def requests_for(purpose: Purpose) -> Stream[RolloutRequest]:
 def job_key(job_id: str) -> str:
     """The hash that holds a job's record."""
     return f"{PREFIX}job:{job_id}"
+
+
+def trial_key(trial_id: str) -> str:
+    """The list through which a trial's result comes back."""
+    return f"{PREFIX}trial:{trial_id}"
 
 
 def under_way_key(job_id: str) -> str:

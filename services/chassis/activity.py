@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from protocol.exchange import Disconnected, seat_of
 from protocol.exchange.connection import Refused
-from protocol.messages import JobEvent, Status
+from protocol.messages import JobEvent, Offers, Status
 
 from services.chassis.metrics import PHASES
 
@@ -44,6 +44,7 @@ class Activity:
     def __init__(self) -> None:
         self.rest = Doing("starts", "starting")
         self.holds: dict[str, float] = {}  # keys of groups, and since when
+        self.offers: Offers | None = None  # of a grader
         self._begun: list[Doing] = []
 
     @property
@@ -152,6 +153,7 @@ class StatusTeller:
             waits_for_memory=self.service.exchange.waiting_for_memory > 0,
             starts=self.starts,
             error=self.error,
+            offers=activity.offers,
         )
 
     async def _tell_of_error(self, error: str) -> None:

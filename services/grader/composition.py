@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from protocol.formula import FormulaError, read_formula
 from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import Check
 
@@ -19,8 +20,11 @@ class Scored:
     score: Score
 
 
-def combined(parts: Sequence[Scored], *, of: int) -> Score:
+def combined(parts: Sequence[Scored], *, of: int, formula: str | None = None) -> Score:
     """The weighted mean of at least one check; where the recipe has one, its score as it is.
+
+    With a formula, its value, cut to [0, 1]; where it has none, as in a division by zero, the whole
+    is ungradable.
 
     ``of`` is how many checks the recipe has, of which some may not see this response.
 
@@ -30,22 +34,34 @@ def combined(parts: Sequence[Scored], *, of: int) -> Score:
     The marks are those of all checks, and the comments too, under their labels, as far as
     `MAX_MARKS` and `MAX_COMMENT_CHARS` allow.
     """
-    if of == 1:
+    if of == 1 and formula is None:
         return _bounded(parts[0].score)
     lost = [part for part in parts if isinstance(part.score, Ungradable)]
     spoilt = [part for part in lost if part.check.if_ungradable == "ungradable"]
     if spoilt or len(lost) == len(parts):
         return (spoilt or lost)[0].score
     graded = [(part.check, part.score) for part in parts if isinstance(part.score, Graded)]
-    return _bounded(_mean(graded))
+    try:
+        value = _mean(graded) if formula is None else _reckoned(formula, graded)
+    except FormulaError:
+        return Ungradable(reason="formula_undefined")
+    return _bounded(_together(graded, min(1.0, max(0.0, value))))
 
 
-def _mean(parts: Sequence[tuple[Check, Graded]]) -> Graded:
+def _mean(parts: Sequence[tuple[Check, Graded]]) -> float:
     total = sum(check.weight for check, _ in parts)
-    value = sum(check.weight * score.value for check, score in parts) / total
+    return sum(check.weight * score.value for check, score in parts) / total
+
+
+def _reckoned(formula: str, parts: Sequence[tuple[Check, Graded]]) -> float:
+    numbers = {check.label: check.as_meant(score.value) for check, score in parts}
+    return read_formula(formula).value(numbers)
+
+
+def _together(parts: Sequence[tuple[Check, Graded]], value: float) -> Graded:
     lowest = min(parts, key=lambda part: part[1].value)[1]
     return Graded(
-        value=min(1.0, value),
+        value=value,
         reason=lowest.reason,
         breakdown=_breakdown(parts),
         marks=tuple(mark for _, score in parts for mark in score.marks),

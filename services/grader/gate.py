@@ -6,36 +6,43 @@ import asyncio
 import itertools
 import time
 
-from protocol.messages import ActiveJob, JobEvent
+from protocol.messages import ActiveJob, JobEvent, Offers
+from protocol.offers import lacking
 from protocol.rewards import Reward
 
 from services.chassis.service import Service
 from services.grader.judge.judge import Judge
+from services.grader.tools import Tools
 from services.grader.verifiers import VERIFIERS
 
 _LOOK_AGAIN_S = 0.5
-_NO_JUDGE = (
-    "the recipe asks a model to grade, but the graders know none; set WEIR_JUDGE_URL and "
-    "WEIR_JUDGE_MODEL where they run"
-)
 
 
-def what_is_in_the_way(reward: Reward, judge: Judge | None) -> str | None:
+def offers(tools: Tools) -> Offers:
+    """What a grader with these tools can be asked for."""
+    known = [name for name in VERIFIERS if name != "python" or tools.sandbox is not None]
+    return Offers(verifiers=tuple(known), judges=tuple(tools.named_judges))
+
+
+def what_is_missing(reward: Reward, tools: Tools) -> str | None:
+    """What this grader will never have for this reward, in words; None if it has everything."""
+    own = offers(tools)
+    found = (lacking(own, check) for check in (*reward.outcome, *reward.process))
+    return next(filter(None, found), None)
+
+
+def what_is_down(reward: Reward, tools: Tools) -> str | None:
+    """Why a judge cannot be asked now, in words; None if all that are needed can be."""
+    judges = (tools.named_judges[check.model] for check in reward.checks_of_a_judge)
+    return next(filter(None, map(_trouble_of, judges)), None)
+
+
+def what_is_in_the_way(reward: Reward, tools: Tools) -> str | None:
     """Why groups with this reward must wait, in words; None if they can be graded."""
-    for check in (*reward.outcome, *reward.process):
-        if check.verifier not in VERIFIERS:
-            return (
-                f"no verifier is called {check.verifier!r}; name the module that adds it in "
-                "WEIR_GRADER_EXTENSIONS where the graders run"
-            )
-    if not reward.checks_of_a_judge:
-        return None
-    if judge is None:
-        return _NO_JUDGE
-    return _trouble_of(judge)
+    return what_is_missing(reward, tools) or what_is_down(reward, tools)
 
 
-async def tell_forever(service: Service, judge: Judge | None) -> None:
+async def tell_forever(service: Service, tools: Tools) -> None:
     """Consumes the judge's state and the active job; produces readiness and the job's events.
 
     Waits for: the next look. Unblocked by: time.
@@ -44,7 +51,7 @@ async def tell_forever(service: Service, judge: Judge | None) -> None:
     numbers = itertools.count()
     while True:
         job = await service.exchange.active()
-        obstacle = what_is_in_the_way(job.recipe.reward, judge) if job else _trouble_of(judge)
+        obstacle = what_is_in_the_way(job.recipe.reward, tools) if job else _trouble_of(tools.judge)
         service.readiness.set(obstacle is None, obstacle or "")
         now = (job.job_id, obstacle) if job and obstacle else None
         was_told = told is not None and job is not None and told[0] == job.job_id

@@ -41,12 +41,20 @@ async def grade(reward: Reward, group: RolloutGroup, tools: Tools) -> tuple[Grad
 
 async def grade_response(reward: Reward, task: Task, text: str, tools: Tools) -> Grade:
     """The outcome, and the process if the recipe asks for it after this outcome."""
-    outcome = await _score(reward.outcome, task, text, tools, of=len(reward.outcome))
+    outcome, _ = await grade_outcome(reward, task, text, tools)
     checks = process_checks(reward, outcome)
     if not checks:
         return Grade(outcome=outcome)
-    process = await _score(checks, task, text, tools, of=len(reward.process))
-    return Grade(outcome=outcome, process=process)
+    parts = await _scored(checks, task, text, tools)
+    return Grade(outcome=outcome, process=combined(parts, of=len(reward.process)))
+
+
+async def grade_outcome(
+    reward: Reward, task: Task, text: str, tools: Tools
+) -> tuple[Score, tuple[Scored, ...]]:
+    """The outcome, and what its checks have found."""
+    parts = await _scored(reward.outcome, task, text, tools)
+    return combined(parts, of=len(reward.outcome), formula=reward.formula), parts
 
 
 def process_checks(reward: Reward, outcome: Score) -> tuple[Check, ...]:
@@ -59,9 +67,11 @@ def process_checks(reward: Reward, outcome: Score) -> tuple[Check, ...]:
     return tuple(check for check in reward.process if is_correct or check.sees == "all")
 
 
-async def _score(checks: Sequence[Check], task: Task, text: str, tools: Tools, *, of: int) -> Score:
+async def _scored(
+    checks: Sequence[Check], task: Task, text: str, tools: Tools
+) -> tuple[Scored, ...]:
     scores = await _all(_checked(check, task, text, tools) for check in checks)
-    return combined([Scored(*part) for part in zip(checks, scores, strict=True)], of=of)
+    return tuple(Scored(*part) for part in zip(checks, scores, strict=True))
 
 
 async def _checked(check: Check, task: Task, text: str, tools: Tools) -> Score:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from prometheus_client import Gauge
 
 from services.chassis.faults import WorkerFault
+from services.grader.confinement import bare_environment
 from services.grader.nursery_process import MAX_MESSAGE_BYTES
 from services.grader.pool_pipe import Pipe
 
@@ -69,7 +70,9 @@ class Nursery:
     born: int = 0
 
     @classmethod
-    async def start(cls, warm_ups: Sequence[str], memory_bytes: int) -> Nursery:
+    async def start(
+        cls, warm_ups: Sequence[str], memory_bytes: int, *, confined: bool = False
+    ) -> Nursery:
         """Start the process and wait until it has imported and called every ``module:function``.
 
         Raises:
@@ -78,7 +81,7 @@ class Nursery:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
-            process = await _spawn(theirs.fileno(), memory_bytes, warm_ups)
+            process = await _spawn(theirs.fileno(), memory_bytes, warm_ups, confined)
         nursery = cls(process, ours)
         try:
             ready = await asyncio.get_running_loop().sock_recv(ours, MAX_MESSAGE_BYTES)
@@ -160,13 +163,19 @@ class Nursery:
         self.workers.clear()
 
 
-async def _spawn(fd: int, memory_bytes: int, warm_ups: Sequence[str]) -> asyncio.subprocess.Process:
-    settings = [str(fd), str(os.getpid()), str(memory_bytes)]
+async def _spawn(
+    fd: int, memory_bytes: int, warm_ups: Sequence[str], confined: bool
+) -> asyncio.subprocess.Process:
+    settings = [str(fd), str(os.getpid()), str(memory_bytes), "confined" if confined else "free"]
+    # No worker needs what the deployment says: its keys and passwords are for the service.
+    free = {name: text for name, text in os.environ.items() if not name.startswith("WEIR_")}
+    environment = bare_environment() if confined else free
+    path = os.pathsep.join(path or os.getcwd() for path in sys.path)
     return await asyncio.create_subprocess_exec(
         *[sys.executable, "-m", "services.grader.nursery_process", *settings, *warm_ups],
         pass_fds=[fd],
         stdin=asyncio.subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        env=environment | {"PYTHONPATH": path},
     )
 
 

@@ -1,8 +1,9 @@
 """The process that forks workers: it imports once, warms up, and stays single-threaded.
 
 Started by `services.grader.nursery` as ``python -m services.grader.nursery_process FD PARENT_PID
-MEMORY_BYTES WARM_UP...``. Orders come in over the socket FD, deaths go out. It is the only parent
-of the workers, so that it alone kills and buries them and a pid can never mean somebody else.
+MEMORY_BYTES confined|free WARM_UP...``. Orders come in over the socket FD, deaths go out. It is the
+only parent of the workers, so that it alone kills and buries them and a pid can never mean somebody
+else.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 from typing import NoReturn
 
 from services.chassis.parent import die_with_parent
+from services.grader.confinement import leave_network, lock_in
 from services.grader.pool_worker import answer_until_closed, limit_memory, resolve
 
 MAX_MESSAGE_BYTES = 4096
@@ -26,8 +28,9 @@ MAX_MESSAGE_BYTES = 4096
 class _Nursery:
     """The workers under one roof, by the number that the pool gave each of them."""
 
-    def __init__(self, control: socket.socket, memory_bytes: int) -> None:
+    def __init__(self, control: socket.socket, memory_bytes: int, confined: bool) -> None:
         self.control = control
+        self.confined = confined
         self.memory_bytes = memory_bytes
         self.pids: dict[int, int] = {}  # by worker number
         self.woken, self.wake = socket.socketpair()
@@ -81,6 +84,9 @@ class _Nursery:
             for inherited in (self.control, self.woken, self.wake):
                 inherited.close()
             limit_memory(self.memory_bytes)
+            if self.confined:
+                lock_in()
+                die_with_parent(nursery_pid)  # a new user forgets it
             answer_until_closed(pipe)
             status = 0
         finally:
@@ -103,7 +109,7 @@ class _Nursery:
             self.control.send(json.dumps(message).encode())
 
 
-def main(fd: str, parent_pid: str, memory_bytes: str, *warm_ups: str) -> None:
+def main(fd: str, parent_pid: str, memory_bytes: str, confined: str, *warm_ups: str) -> None:
     """Warm up, say so, and fork workers until the pool is gone."""
     die_with_parent(int(parent_pid))
     # A signal to the whole process group asks the service to stop. It finishes its grades first.
@@ -111,9 +117,12 @@ def main(fd: str, parent_pid: str, memory_bytes: str, *warm_ups: str) -> None:
         signal.signal(signum, signal.SIG_IGN)
     for name in warm_ups:
         resolve(name)()
+    if confined == "confined" and not leave_network():
+        print("clients' code can reach the network: unshare is not allowed here", file=sys.stderr)
     gc.collect()
     gc.freeze()
-    _Nursery(socket.socket(fileno=int(fd)), int(memory_bytes)).serve_until_closed()
+    control = socket.socket(fileno=int(fd))
+    _Nursery(control, int(memory_bytes), confined == "confined").serve_until_closed()
 
 
 if __name__ == "__main__":

@@ -71,7 +71,8 @@ class Pool:
     """``size`` workers for any number of callers, served in the order in which they came.
 
     Use it as ``async with Pool(...) as pool``. ``warm_ups`` are names ``module:function`` that are
-    imported and called once, before the workers are forked from there.
+    imported and called once, before the workers are forked from there. A ``confined`` pool is for
+    code that nobody has looked at: each call has a worker of its own, which may do next to nothing.
     """
 
     def __init__(
@@ -81,12 +82,14 @@ class Pool:
         warm_ups: Sequence[str] = (),
         memory_bytes: int = 2 * GIBIBYTE,
         calls_per_worker: int = 2000,
+        confined: bool = False,
     ) -> None:
         if size < 1:
             raise ValueError(f"size={size}: a pool needs at least one worker")
         self._warm_ups = tuple(warm_ups)
         self._memory_bytes = memory_bytes
         self._calls_per_worker = calls_per_worker
+        self._confined = confined
         self._size = size
         self._starting = asyncio.Lock()
         self._numbers = itertools.count()
@@ -99,7 +102,7 @@ class Pool:
 
     async def __aenter__(self) -> Self:
         """Start the nursery and fork every worker."""
-        self._nursery = await Nursery.start(self._warm_ups, self._memory_bytes)
+        self._nursery = await self._start_nursery()
         self._seats = Seats(_Seat(self._nursery.fork()) for _ in range(self._size))
         return self
 
@@ -159,8 +162,8 @@ class Pool:
                     return outcome
             raise NurseryError(f"{_WORKERS_PER_CALL} workers were lost before they could answer")
         finally:
-            if call.suspect:
-                self._dismiss(place, "was_suspect")
+            if call.suspect or self._confined:
+                self._dismiss(place, "was_suspect" if call.suspect else "recycled")
             self._seats.give_back(seat, suspect=call.suspect)
 
     async def _take_seat(self, *, suspect: bool) -> _Seat:
@@ -184,11 +187,14 @@ class Pool:
             seat.worker = self._nursery.fork()
         return seat.worker
 
+    async def _start_nursery(self) -> Nursery:
+        return await Nursery.start(self._warm_ups, self._memory_bytes, confined=self._confined)
+
     async def _revive_nursery(self) -> None:
         async with self._starting:
             if not self._closed and not self._nursery.alive:
                 await self._nursery.close()
-                self._nursery = await Nursery.start(self._warm_ups, self._memory_bytes)
+                self._nursery = await self._start_nursery()
             if self._closed:  # perhaps just now
                 await self._nursery.close()
                 raise PoolClosedError("the pool of workers was closed before the call had ended")

@@ -9,23 +9,24 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from io import BytesIO
 from typing import BinaryIO
 
 from protocol.frames import decode, encode, pack, unpack_all
 from protocol.messages import ActiveJob, GradedGroup, RolloutGroup
+from protocol.rewards import Reward
 
 from services.chassis.deployment import DeploymentError, import_extensions
 from services.grader.gate import what_is_in_the_way
-from services.grader.judge.settings import JudgeSettings
+from services.grader.judge.settings import JudgeSettings, other_judges
 from services.grader.nursery import NurseryError
 from services.grader.offline.calibration import WARM_UPS, JudgeDown, judge_of
 from services.grader.offline.in_order import in_order
 from services.grader.pool import Pool
 from services.grader.settings import Settings
 from services.grader.tools import Tools
-from services.grader.worker import grade_group
+from services.grader.worker import grade_group, sandbox_of
 
 
 class CannotGrade(Exception):
@@ -48,26 +49,40 @@ async def _grade(asked: BinaryIO, answers: BinaryIO) -> None:
     records = unpack_all(asked)
     job = decode(ActiveJob, next(records))
     reward = job.recipe.reward
-    judge_settings = JudgeSettings.from_environment() if reward.checks_of_a_judge else None
 
     async def groups() -> AsyncIterator[RolloutGroup]:
         for fields in records:
             yield decode(RolloutGroup, fields)
 
-    async with judge_of(judge_settings) as judge:
-        if obstacle := what_is_in_the_way(reward, judge):
+    async with AsyncExitStack() as stack:
+        tools = await _tools(stack, reward, settings)
+        if obstacle := what_is_in_the_way(reward, tools):
             raise CannotGrade(obstacle)
-        async with Pool(settings.workers, warm_ups=WARM_UPS) as pool:
-            tools = Tools(pool, judge)
 
-            async def work(group: RolloutGroup) -> GradedGroup:
-                return await grade_group(job, group, tools)
+        async def work(group: RolloutGroup) -> GradedGroup:
+            return await grade_group(job, group, tools)
 
-            graded = in_order(groups(), work, at_once=settings.groups_in_flight)
-            async with aclosing(graded) as answered:
-                async for group in answered:
-                    answers.write(pack(encode(group)))
+        graded = in_order(groups(), work, at_once=settings.groups_in_flight)
+        async with aclosing(graded) as answered:
+            async for group in answered:
+                answers.write(pack(encode(group)))
     answers.flush()
+
+
+async def _tools(stack: AsyncExitStack, reward: Reward, settings: Settings) -> Tools:
+    """The pool, and the judges that the recipe asks."""
+    models, known = {check.model for check in reward.checks_of_a_judge}, other_judges()
+    own = JudgeSettings.from_environment() if models - known.keys() else None
+    judge = await stack.enter_async_context(judge_of(own))
+    named = {
+        name: await stack.enter_async_context(judge_of(each))
+        for name, each in known.items()
+        if name in models
+    }
+    pool = await stack.enter_async_context(Pool(settings.workers, warm_ups=WARM_UPS))
+    sandbox = await stack.enter_async_context(sandbox_of(settings))
+    others = {name: each for name, each in named.items() if each is not None}
+    return Tools(pool, judge, others, sandbox)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ class Settings:
     groups_in_flight: int
     workers: int
     extensions: tuple[str, ...] = ()
+    python: bool = False  # whether clients' code is run
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -29,6 +30,7 @@ class Settings:
             groups_in_flight=_count(environment, "WEIR_GRADER_GROUPS_IN_FLIGHT", 256),
             workers=_count(environment, "WEIR_GRADER_WORKERS", spare_cores),
             extensions=_words(environment.get("WEIR_GRADER_EXTENSIONS", "")),
+            python=_switch(environment, "WEIR_GRADER_PYTHON"),
         )
 
 
@@ -37,6 +39,13 @@ def _count(environment: Mapping[str, str], name: str, default: int) -> int:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise DeploymentError(f"{name}={text!r}: give a whole number above 0, such as {default}")
     return int(text)
+
+
+def _switch(environment: Mapping[str, str], name: str) -> bool:
+    text = environment.get(name) or "off"
+    if text not in {"on", "off"}:
+        raise DeploymentError(f"{name}={text!r}: say 'on' or 'off'")
+    return text == "on"
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -5,29 +5,43 @@ What is filled in is never read as a template again, so no response can ask for 
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 
-from protocol.messages import Task
+from protocol.messages import NOT_GIVEN, Task
 from protocol.tasks import as_text
 from pydantic import JsonValue
 
-_PLACE = re.compile(r"\{\{\s*([A-Za-z_][\w.]*)\s*\}\}")
-_ITEM, _METADATA = "item.", "metadata."
+from services.grader.notes import note_failure
+
+_PLACE = re.compile(r"\{\{\s*([A-Za-z_]\w*(?:\.\w+|\[\d+\])*)\s*\}\}")
+_STEP = re.compile(r"\w+")  # of a place: a key, or the number of an entry of a list
+_TEXT, _JSON = "sample.output_text", "output_json"
 
 
 class UnknownField(KeyError):
     """A template names a field that the task does not have."""
 
 
-def fill(template: str, task: Task, text: str) -> str:
-    """The template with the response's text, and ``item.{id,prompt,answer,solution,metadata.x}``.
+class NoOutput(KeyError):
+    """A template names a field of the response's JSON that the response does not have."""
 
-    Any other ``item.x`` is the task's ``metadata.x``.
+
+def fill(template: str, task: Task, text: str, quoted: Callable[[str], str] = str) -> str:
+    """The template with the fields and metadata of ``item``, the task, and of the response.
+
+    What the response says is put in as ``quoted`` makes it.
 
     Raises:
         UnknownField: if it names anything else, or something that this task lacks.
+        NoOutput: if it names a part of ``sample.output_json`` that the response lacks.
     """
-    return _PLACE.sub(lambda place: _value(place[1], task, text), template)
+    try:
+        return _PLACE.sub(lambda place: _value(place[1], task, text, quoted), template)
+    except UnknownField as error:
+        note_failure("unknown_field", f"there is no {error.args[0]}")
+        raise
 
 
 def problem_of(task: Task) -> str:
@@ -39,26 +53,53 @@ def problem_of(task: Task) -> str:
     return "\n\n".join(f"[{turn.role}]\n{turn.content}" for turn in task.messages)
 
 
-def _value(name: str, task: Task, text: str) -> str:
-    known = {
-        "sample.output_text": text,
-        "item.id": task.id,
-        "item.prompt": problem_of(task),
-        "item.answer": task.answer,
-        "item.solution": task.solution,
+def columns_of(task: Task) -> dict[str, JsonValue]:
+    """The task as its data set has it: what its metadata holds stands beside its own fields."""
+    own = {
+        "id": task.id,
+        "prompt": problem_of(task),
+        "answer": task.answer,
+        "solution": task.solution,
+        "metadata": dict(task.metadata),
     }
-    value = known.get(name)
-    if name.startswith(_ITEM) and name not in known:
-        value = _looked_up(name, task)
-    if value is None:
-        raise UnknownField(name)
-    return value
+    given = {name: value for name, value in own.items() if value not in (None, NOT_GIVEN)}
+    return {**task.metadata, **given}
 
 
-def _looked_up(name: str, task: Task) -> str:
-    value: JsonValue = dict(task.metadata)
-    for key in name.removeprefix(_ITEM).removeprefix(_METADATA).split("."):
-        if not isinstance(value, dict) or key not in value:
-            raise UnknownField(name)
-        value = value[key]
+def output_json(text: str) -> JsonValue:
+    """The response as JSON.
+
+    Raises:
+        NoOutput: if it is none.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise NoOutput(_JSON) from error
+
+
+def _value(name: str, task: Task, text: str, quoted: Callable[[str], str]) -> str:
+    if name == _TEXT:
+        return quoted(text)
+    space, *path = _STEP.findall(name)
+    if space == "sample" and path[:1] == [_JSON]:
+        return quoted(_looked_up(output_json(text), path[1:], NoOutput(name)))
+    if space == "item" and path:
+        return _looked_up(columns_of(task), path, UnknownField(name))
+    raise UnknownField(name)
+
+
+def _looked_up(value: JsonValue, path: list[str], missing: KeyError) -> str:
+    for step in path:
+        if isinstance(value, dict) and step in value:
+            value = value[step]
+        elif (
+            isinstance(value, list)
+            and step.isdecimal()
+            and len(step) < 9
+            and int(step) < len(value)
+        ):
+            value = value[int(step)]
+        else:
+            raise missing
     return as_text(value)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from protocol.rewards import JUDGE
 
 from services.grader.judge.judge import Judge
 from services.grader.pool import Pool
@@ -14,5 +17,13 @@ class Tools:
 
     pool: Pool
     judge: Judge | None = None
+    other_judges: Mapping[str, Judge] = field(default_factory=dict)  # by the deployment's names
+    sandbox: Pool | None = None  # for clients' code; none: it is not run
     quick_deadline_s: float = 1.0  # for the first try of a comparison
     compare_deadline_s: float = 5.0  # for the second, in a fresh worker
+
+    @property
+    def named_judges(self) -> dict[str, Judge]:
+        """Every judge by the names that a recipe may give it."""
+        own = {JUDGE: self.judge, self.judge.settings.model: self.judge} if self.judge else {}
+        return {**own, **self.other_judges}

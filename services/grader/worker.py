@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,10 +19,11 @@ from services.chassis.deployment import import_extensions
 from services.chassis.metrics import PHASES
 from services.chassis.service import Service
 from services.chassis.work import Station, work_forever
-from services.grader import gate, grading, steps
+from services.grader import gate, grading, python_source, steps, trials
+from services.grader.confinement import keep_memory_private
 from services.grader.judge.judge import Judge
-from services.grader.judge.settings import JudgeSettings
-from services.grader.pool import Pool
+from services.grader.judge.settings import JudgeSettings, other_judges
+from services.grader.pool import GIBIBYTE, Pool
 from services.grader.settings import Settings
 from services.grader.tools import Tools
 from services.grader.verifiers import math_answer
@@ -37,7 +38,7 @@ _CACHE_TIMEOUT_S = 5.0
 
 
 async def run(service: Service) -> None:
-    """Consumes rollout groups; produces graded groups.
+    """Consumes rollout groups, and trials of graders; produces graded groups, and results.
 
     Waits for: the pool to warm up, a judge that passes its self-test if there is one, then groups.
     Unblocked by: those, and the service stopping.
@@ -45,15 +46,33 @@ async def run(service: Service) -> None:
     PHASES.name("grading", rest="idle")
     settings = Settings.from_environment()
     import_extensions("WEIR_GRADER_EXTENSIONS", settings.extensions)
-    asked = JudgeSettings.from_environment()
+    own, others = JudgeSettings.from_environment(), other_judges()
     async with (
         Pool(settings.workers, warm_ups=[math_answer.WARM_UP, steps.WARM_UP]) as pool,
-        _judge(asked, service.exchange) as judge,
+        sandbox_of(settings) as sandbox,
+        _judges({"": own, **others} if own else others, service.exchange) as judges,
         asyncio.TaskGroup() as beside,
     ):
-        telling = beside.create_task(gate.tell_forever(service, judge))
-        await work_forever(service, station(Tools(pool, judge), settings.groups_in_flight))
+        tools = Tools(pool, judges.pop("", None), judges, sandbox)
+        service.activity.offers = gate.offers(tools)
+        telling = beside.create_task(gate.tell_forever(service, tools))
+        trying = beside.create_task(trials.try_forever(service, tools))
+        await work_forever(service, station(tools, settings.groups_in_flight))
         telling.cancel()
+        trying.cancel()
+
+
+@asynccontextmanager
+async def sandbox_of(settings: Settings) -> AsyncIterator[Pool | None]:
+    """The pool for clients' code; None where that is not run."""
+    if not settings.python:
+        yield None
+        return
+    keep_memory_private()
+    async with Pool(
+        settings.workers, warm_ups=[python_source.WARM_UP], memory_bytes=GIBIBYTE, confined=True
+    ) as pool:
+        yield pool
 
 
 def station(tools: Tools, capacity: int) -> Station[RolloutGroup, GradedGroup]:
@@ -63,7 +82,7 @@ def station(tools: Tools, capacity: int) -> Station[RolloutGroup, GradedGroup]:
         return await grade_group(job, group, tools)
 
     def is_open(job: ActiveJob) -> bool:
-        return gate.what_is_in_the_way(job.recipe.reward, tools.judge) is None
+        return gate.what_is_in_the_way(job.recipe.reward, tools) is None
 
     return Station(
         inputs=(ROLLOUTS,),
@@ -118,13 +137,17 @@ async def _or_nothing(command: Awaitable[T]) -> T | None:
 
 
 @asynccontextmanager
-async def _judge(settings: JudgeSettings | None, exchange: Exchange) -> AsyncIterator[Judge | None]:
-    """The judge, which watches over itself meanwhile; None without one."""
-    if settings is None:
-        yield None
-        return
-    cache = _SharedVerdicts(exchange, settings.cache_bytes) if settings.cache_bytes else None
-    async with Judge(settings, cache) as judge, asyncio.TaskGroup() as beside:
-        watching = beside.create_task(judge.watch_forever())
-        yield judge
-        watching.cancel()
+async def _judges(
+    settings: Mapping[str, JudgeSettings], exchange: Exchange
+) -> AsyncIterator[dict[str, Judge]]:
+    """Every judge by its name; each watches over itself meanwhile."""
+    async with AsyncExitStack() as stack:
+        beside = await stack.enter_async_context(asyncio.TaskGroup())
+        judges: dict[str, Judge] = {}
+        for name, each in settings.items():
+            cache = _SharedVerdicts(exchange, each.cache_bytes) if each.cache_bytes else None
+            judges[name] = await stack.enter_async_context(Judge(each, cache))
+        watching = [beside.create_task(judge.watch_forever()) for judge in judges.values()]
+        yield dict(judges)
+        for task in watching:
+            task.cancel()

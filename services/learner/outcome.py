@@ -97,12 +97,6 @@ class Outcome:
         )
         await self._reporter.say(f"silent:{self.record.step}", message, level="warn")
 
-    async def _pause(self, why: str | None) -> None:
-        """The job rests until it is resumed; the next attempt may be at another job."""
-        if await self.service.exchange.lay_aside(self.record.id, self.attempt, why):
-            await self._reporter.say(f"paused:{self.attempt}", str(JobState.PAUSED))
-            log.info("job is paused", extra={"job": self.record.id})
-
     def _without_places(self, text: str) -> str:
         """A text for people who use the stack, and need not know where its folders lie."""
         deployment = self.service.deployment
@@ -110,6 +104,12 @@ class Outcome:
         for root in deployment.model_roots:
             text = text.replace(f"{root}/", "WEIR_MODEL_ROOTS/")
         return text
+
+    async def _pause(self, why: str | None) -> None:
+        """The job rests until it is resumed; the next attempt may be at another job."""
+        if await self.service.exchange.lay_aside(self.record.id, self.attempt, why):
+            await self._reporter.say(f"paused:{self.attempt}", str(JobState.PAUSED))
+            log.info("job is paused", extra={"job": self.record.id})
 
     async def _current(self) -> JobRecord:
         return await self.service.exchange.job(self.record.id) or self.record

@@ -96,7 +96,7 @@ BOARD = board(
                 (
                     "weir_judge_up and on (instance) "
                     "(sum by (instance) (weir_judge_calls_total) > 0)",
-                    "{{instance}}",
+                    "{{model}} for {{instance}}",
                 ),
                 names={0: ("down", "red"), 1: ("up", "green")},
             ),

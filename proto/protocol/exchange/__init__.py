@@ -18,6 +18,7 @@ from protocol.exchange.jobs import Jobs, Lease, UnreadableRecord
 from protocol.exchange.news import News
 from protocol.exchange.records import Records
 from protocol.exchange.statuses import Statuses
+from protocol.exchange.trials import Trials
 from protocol.exchange.verdicts import Verdicts
 from protocol.exchange.work import Backlog, Delivery, Place, Pulse, Verdict, Work, seat_of
 
@@ -37,7 +38,7 @@ __all__ = [
 ]
 
 
-class Exchange(Work, Jobs, Records, News, Statuses, Verdicts):
+class Exchange(Work, Jobs, Records, News, Statuses, Verdicts, Trials):
     """Everything that crosses a process boundary, for one life of one process."""
 
 

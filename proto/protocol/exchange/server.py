@@ -39,7 +39,7 @@ async def server_problems(exchange: Connection) -> list[ServerProblem]:
 
 async def _about_policy(exchange: Connection) -> str | None:
     policy = (await exchange.writer.info("memory"))["maxmemory_policy"]
-    if not policy.startswith("allkeys"):  # others delete what expires, and nothing of Weir's does
+    if not policy.startswith("allkeys"):  # others delete what expires, as only trials do
         return None
     return (
         f"maxmemory-policy is {policy!r}: when its memory is full the server deletes jobs and work "

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from protocol.recipe import Recipe
-from protocol.rewards import Check, ScoreModel, StringCheck, TextSimilarity
+from protocol.rewards import Check, LabelModel, ScoreModel, StringCheck, TextSimilarity
 
 from services.gateway.errors import Problem
 from services.gateway.files.shelf import StoredFile
@@ -45,7 +45,7 @@ def _named(check: Check) -> Iterator[str]:
         yield "answer"
     if isinstance(check, StringCheck | TextSimilarity):
         texts = [check.input, check.reference]
-    if isinstance(check, ScoreModel):
+    if isinstance(check, ScoreModel | LabelModel):
         texts = [message.content for message in check.input]
     for text in texts:
         yield from _NAMED.findall(text)

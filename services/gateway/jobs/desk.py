@@ -27,7 +27,13 @@ from services.gateway.models.files import remove_model
 from services.gateway.models.folders import resolve_model
 from services.gateway.models.own import with_own_models
 from services.gateway.openai.job_object import AnyJob, status_of
-from services.gateway.openai.submission import JobRequest, build_recipe, with_critic_folder
+from services.gateway.openai.offers import refuse_what_graders_lack
+from services.gateway.openai.submission import (
+    GRADER,
+    JobRequest,
+    build_recipe,
+    with_critic_folder,
+)
 
 # The OpenAI SDK gives each of its three tries ten minutes.
 _REPEAT_WINDOW_S = 3600.0
@@ -147,34 +153,20 @@ class JobDesk:
         """
         async with self._turn:
             await asyncio.to_thread(self.files.get, file_id)
-            if (job_id := await self._user_of(file_id)) is not None:
-                message = f"{file_id} is used by job {job_id}; cancel the job first"
-                raise conflict(message, param="file_id")
+            for record in await in_time(self.exchange.jobs_that_name(f'"{file_id}"')):
+                if file_id in {record.recipe.tasks.train, record.recipe.tasks.held_out}:
+                    message = f"{file_id} is used by job {record.id}; cancel the job first"
+                    raise conflict(message, param="file_id")
             await asyncio.to_thread(self.files.delete, file_id)
-
-    async def delete(self, job_id: str) -> Path:
-        """Forget a job that has ended; returns the folder that is left of it, to be removed.
-
-        Raises:
-            Problem: 404, or 409 if it has not ended or another job is to start from its model.
-        """
-        async with self._turn:
-            found = await self.find(job_id)
-            if not found.state.is_final:
-                raise conflict(f"job {job_id} is {found.state}; cancel it first", param="id")
-            folder = self.service.deployment.job_dir(job_id)
-            await self._check_unused(folder, "id")
-            doomed = await asyncio.to_thread(put_aside, folder)
-            if not await in_time(self.exchange.forget_job(job_id)):
-                await asyncio.to_thread(put_back, doomed)
-                raise conflict(f"job {job_id} has not ended; cancel it first", param="id")
-            return doomed
 
     async def expire_files(self) -> None:
         """Delete the files whose time is over and that no job needs any more."""
         async with self._turn:
-            for file_id in await asyncio.to_thread(self.files.expired):
-                if await self._user_of(file_id) is None:
+            expired = await asyncio.to_thread(self.files.expired)
+            if not expired:
+                return
+            for file_id in expired:
+                if not await in_time(self.exchange.jobs_that_name(f'"{file_id}"')):
                     await asyncio.to_thread(self.files.delete, file_id)
 
     async def delete_model(self, job_id: str) -> None:
@@ -188,22 +180,31 @@ class JobDesk:
             if record is not None and not record.state.is_final:
                 message = f"job {job_id} has not ended; cancel the job first"
                 raise conflict(message, param="model")
-            await self._check_unused(self.service.deployment.job_dir(job_id) / "model", "model")
+            await self._check_unneeded(job_id)
             await asyncio.to_thread(remove_model, self.service.deployment.job_dir(job_id))
 
-    async def _check_unused(self, folder: Path, param: str) -> None:
+    async def _check_unneeded(self, job_id: str) -> None:
         """Only jobs of earlier releases start from a model without a copy of their own."""
-        place = json.dumps(str(folder.resolve()))[1:-1]
-        for record in await in_time(self.exchange.jobs_that_name(place)):
-            message = f"job {record.id} starts from this model; cancel that job first"
-            raise conflict(message, param=param)
+        for record in await in_time(self.exchange.jobs_that_name(f"/{job_id}/")):
+            message = f"job {record.id} starts from a model of {job_id}; cancel it first"
+            raise conflict(message, param="id")
 
-    async def _user_of(self, file_id: str) -> str | None:
-        """A job that has not ended and reads a file."""
-        for record in await in_time(self.exchange.jobs_that_name(f'"{file_id}"')):
-            if file_id in {record.recipe.tasks.train, record.recipe.tasks.held_out}:
-                return record.id
-        return None
+    async def delete(self, job_id: str) -> Path:
+        """Forget a job that has ended; returns the folder that is left of it, to be removed.
+
+        Raises:
+            Problem: 404, or 409 if it has not ended or another job is to start from its model.
+        """
+        async with self._turn:
+            found = await self.find(job_id)
+            if not found.state.is_final:
+                raise conflict(f"job {job_id} is {found.state}; cancel it first", param="id")
+            await self._check_unneeded(job_id)
+            doomed = await asyncio.to_thread(put_aside, self.service.deployment.job_dir(job_id))
+            if not await in_time(self.exchange.forget_job(job_id)):
+                await asyncio.to_thread(put_back, doomed)
+                raise conflict(f"job {job_id} has not ended; cancel it first", param="id")
+            return doomed
 
     async def _revive(self, record: JobRecord) -> None:
         async with self._turn:
@@ -240,6 +241,9 @@ class JobDesk:
         recipe = await asyncio.to_thread(
             with_critic_folder, build_recipe(request, model, train.tasks), self._critic_folder
         )
+        has_grader = request.method and request.method.reinforcement.grader
+        place = GRADER if has_grader else None
+        await refuse_what_graders_lack(self.exchange, recipe.reward, place)
         refuse_missing_columns(recipe, train, "training_file")
         if validation is not None:
             refuse_missing_columns(recipe, validation, "validation_file")

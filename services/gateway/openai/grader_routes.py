@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
+from protocol.rewards import Reward
 
-from services.gateway.openai.graders import GraderToValidate, checks_of
+from services.gateway.jobs.desk import Desk
+from services.gateway.openai.graders import GraderToValidate, outcome_of
+from services.gateway.openai.offers import refuse_what_graders_lack
+from services.gateway.openai.trials import GraderToRun, run_object, run_trial
 from services.gateway.paging import Json
 
 graders = APIRouter(prefix="/v1/fine_tuning/alpha/graders", tags=["graders"])
 
 
 @graders.post("/validate")
-def validate_grader(body: GraderToValidate) -> Json:
+async def validate_grader(body: GraderToValidate, desk: Desk) -> Json:
     """Say what a job would say about this grader."""
-    checks_of(body.grader, "grader")
+    reward = Reward.model_validate(outcome_of(body.grader, "grader"))
+    await refuse_what_graders_lack(desk.exchange, reward, "grader")
     return body.model_dump(mode="json", exclude_unset=True)
+
+
+@graders.post("/run")
+async def run_grader(body: GraderToRun, desk: Desk) -> Json:
+    """Grade one response with this grader, as a job would."""
+    return run_object(body.grader, await run_trial(desk.exchange, body.trial()))

@@ -5,13 +5,24 @@ Only what the recipe can say is taken; everything else is refused with what to u
 
 from __future__ import annotations
 
+import ast
 import keyword
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
+from protocol.formula import Formula, FormulaError, read_formula
 from protocol.recipe import explain
-from protocol.rewards import Check, ModelJudge, ScoreModel, StringCheck, TextSimilarity
+from protocol.rewards import (
+    JUDGE,
+    Check,
+    LabelModel,
+    ModelJudge,
+    PythonSource,
+    ScoreModel,
+    StringCheck,
+    TextSimilarity,
+)
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -24,21 +35,13 @@ from pydantic import (
 
 from services.gateway.errors import Problem, from_lines
 from services.gateway.openai.body import Body, Part
-from services.gateway.openai.weighted_mean import NoWeightedMean, weights_of
+from services.gateway.openai.templates import Template
+from services.gateway.openai.weighted_mean import weights_of
 
-_PLACE = re.compile(r"\{\{([^{}]*)\}\}")  # as the grader reads it; in time linear in the text
-_KNOWN_PLACE = re.compile(r"\s*(?:sample\.output_text|item(?:\.\w+)+)\s*")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_MAX_TEMPLATE_CHARS = 100_000
-_SHOWN_CHARS = 60  # of what is wrong in a template
-_JUDGE = "judge"
 _WEIRS_OWN = {"math_answer": Check, "equation_steps": Check, "model_judge": ModelJudge}
 _REFUSED_TYPES = {
-    "python": "a client's code is not run here; use string_check, text_similarity, score_model, a "
-    "multi of them, or Weir's own {'type': 'math_answer'}",
-    "label_model": "use score_model; or recipe.reward.outcome with the verifier model_judge, whose "
-    "rubric gives the levels names",
-    "endpoint": "no endpoint of a client is called; use score_model, which asks the judge of this "
+    "endpoint": "no endpoint of a client is called; use score_model, which asks a judge of this "
     "deployment",
 }
 _REFUSED_METRICS = {
@@ -47,40 +50,9 @@ _REFUSED_METRICS = {
 }
 
 
-def _template(text: str) -> str:
-    if len(text) > _MAX_TEMPLATE_CHARS:
-        raise ValueError(f"holds {len(text)} characters; shorten it to {_MAX_TEMPLATE_CHARS}")
-    for place in _PLACE.findall(text):
-        if not _KNOWN_PLACE.fullmatch(place):
-            shown = place[:_SHOWN_CHARS]
-            raise ValueError(f"{{{{{shown}}}}} is not known here; {_instead_of(place)}")
-    _, opened, behind = _PLACE.sub("…", text).partition("{{")
-    if opened:
-        raise ValueError(
-            f"'{{{{{behind[:_SHOWN_CHARS]}' names no field; close it with }}}}, or write '{{ {{' "
-            "for braces that are text"
-        )
-    return text
-
-
-def _instead_of(place: str) -> str:
-    if "output_json" in place or "output_tools" in place:
-        return "a response is text: use {{sample.output_text}}"
-    return "use {{sample.output_text}}, {{item.prompt}}, {{item.answer}} or {{item.COLUMN}}"
-
-
 def _supported_metric(value: object) -> object:
     if isinstance(value, str) and (remedy := _REFUSED_METRICS.get(value)):
         raise ValueError(f"{value!r} is not supported: {remedy}")
-    return value
-
-
-def _the_judge(value: str) -> str:
-    if value != _JUDGE:
-        raise ValueError(
-            f"the deployment chooses the judge's model (WEIR_JUDGE_MODEL); write {_JUDGE!r} "
-            f"instead of {value!r}"
-        )
     return value
 
 
@@ -107,7 +79,14 @@ def _uncut(top_p: float | None) -> float | None:
     return top_p
 
 
-Template = Annotated[str, AfterValidator(_template)]
+def _grading_source(source: str) -> str:
+    try:
+        body = ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"is not Python: {error}") from error
+    if not any(isinstance(part, ast.FunctionDef) and part.name == "grade" for part in body):
+        raise ValueError("has no function grade; define grade(sample, item), a number")
+    return source
 
 
 class _Single(Part):
@@ -146,6 +125,10 @@ class _Message(Part):
     type: Literal["message"] = "message"
 
 
+def _turns(messages: list[_Message]) -> list[dict[str, str]]:
+    return [message.model_dump(exclude={"type"}) for message in messages]
+
+
 class _SamplingParams(Part):
     """How the judge answers; the SDK writes ``max_completions_tokens``, the API's pages both."""
 
@@ -168,24 +151,51 @@ class ScoreModelGrader(_Single):
     """A model gives a number to what the messages tell it."""
 
     type: Literal["score_model"]
-    model: Annotated[str, AfterValidator(_the_judge)] = _JUDGE
+    model: str = JUDGE
     input: list[_Message]
     range: list[float] | None = Field(default=None, min_length=2, max_length=2)
-    sampling_params: _SamplingParams = _SamplingParams()
+    sampling_params: _SamplingParams | None = None
 
     def settings(self) -> dict[str, Any]:
         """What the check of the recipe is made of."""
-        given = self.sampling_params
+        given = self.sampling_params or _SamplingParams()
         settings = {
+            "model": self.model,
             "range": self.range,
             "seed": given.seed,
             "temperature": given.temperature,
             "max_tokens": given.max_tokens,
             "reasoning_effort": given.reasoning_effort,
         }
-        messages = [message.model_dump(exclude={"type"}) for message in self.input]
         chosen = {key: value for key, value in settings.items() if value is not None}
-        return {"input": messages, **chosen}
+        return {"input": _turns(self.input), **chosen}
+
+
+class LabelModelGrader(_Single):
+    """A model picks a label for what the messages tell it."""
+
+    type: Literal["label_model"]
+    model: str = JUDGE
+    input: list[_Message]
+    labels: list[str]
+    passing_labels: list[str]
+
+    def settings(self) -> dict[str, Any]:
+        """What the check of the recipe is made of."""
+        own = self.model_dump(exclude={"type", "name", "input"})
+        return {"input": _turns(self.input), **own}
+
+
+class PythonGrader(_Single):
+    """A function of the client's own. There is one image, so its tag changes nothing."""
+
+    type: Literal["python"]
+    source: Annotated[str, Field(max_length=262_144), AfterValidator(_grading_source)]
+    image_tag: str | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """What the check of the recipe is made of."""
+        return {"source": self.source}
 
 
 class WeirGrader(_Single):
@@ -202,6 +212,8 @@ _CHECKS: Mapping[str, type[Check]] = {
     "string_check": StringCheck,
     "text_similarity": TextSimilarity,
     "score_model": ScoreModel,
+    "label_model": LabelModel,
+    "python": PythonSource,
     **_WEIRS_OWN,
 }
 _FIELDS = {  # of the check, where the grader calls it otherwise
@@ -230,6 +242,8 @@ _OneGrader: TypeAlias = (
     Annotated[StringCheckGrader, Tag("<string_check>")]
     | Annotated[TextSimilarityGrader, Tag("<text_similarity>")]
     | Annotated[ScoreModelGrader, Tag("<score_model>")]
+    | Annotated[LabelModelGrader, Tag("<label_model>")]
+    | Annotated[PythonGrader, Tag("<python>")]
     | Annotated[WeirGrader, Tag("<weir>")]
 )
 
@@ -241,7 +255,7 @@ def _no_multi(value: object) -> object:
 
 
 class MultiGrader(_Single):
-    """Several graders by name, and their weighted mean."""
+    """Several graders by name, and what is reckoned of their grades."""
 
     type: Literal["multi"]
     graders: dict[
@@ -267,37 +281,45 @@ class GraderToValidate(Body):
     grader: AnyGrader
 
 
-def checks_of(grader: AnyGrader, path: str) -> tuple[Check, ...]:
-    """The checks of an outcome that grades as the grader says. ``path`` is its place in the body.
+def outcome_of(grader: AnyGrader, path: str) -> dict[str, Any]:
+    """A reward's ``outcome`` that grades as the grader says, and its ``formula`` if it has one.
+
+    ``path`` is the grader's place in the body.
 
     Raises:
         Problem: 400 naming each wrong field below ``path``.
     """
     if not isinstance(grader, MultiGrader):
-        return (_check(grader, path, weight=1.0, name=None),)
-    for name, part in grader.graders.items():
+        return {"outcome": (_check(grader, path, weight=1.0, name=None),)}
+    for name in grader.graders:
         if not _NAME.fullmatch(name) or keyword.iskeyword(name):
             raise _problem(f"{path}.graders", f"{name!r}: use letters, digits and '_' in a name")
-        _refuse_scale(part, f"{path}.graders.{name}.range")
-    try:
-        weights = weights_of(grader.calculate_output, grader.graders)
-    except NoWeightedMean as error:
-        raise _problem(f"{path}.calculate_output", str(error)) from error
-    return tuple(
-        _check(part, f"{path}.graders.{name}", weight=weights[name], name=name)
+    formula = _formula(grader, f"{path}.calculate_output")
+    weights = None if _is_on_other_scales(grader) else weights_of(formula, grader.graders)
+    checks = tuple(
+        _check(part, f"{path}.graders.{name}", weight=(weights or {}).get(name, 1.0), name=name)
         for name, part in grader.graders.items()
     )
+    return {"outcome": checks} | ({} if weights else {"formula": grader.calculate_output})
 
 
-def _refuse_scale(part: _OneGrader, field: str) -> None:
-    """The number of a part must be the one that ``calculate_output`` means."""
-    if isinstance(part, ScoreModelGrader) and part.range not in (None, [0, 1]):
-        raise _problem(
-            field,
-            f"{part.range} would become [0, 1] before calculate_output is reckoned, so the formula "
-            "would mean something else; leave it out, and let the messages ask for a number from "
-            "0 to 1",
-        )
+def _formula(grader: MultiGrader, path: str) -> Formula:
+    try:
+        formula = read_formula(grader.calculate_output)
+    except FormulaError as error:
+        raise _problem(path, str(error)) from error
+    if unknown := sorted(formula.names - grader.graders.keys()):
+        known = ", ".join(grader.graders)
+        raise _problem(path, f"{unknown[0]!r} is none of the graders: {known}")
+    if unused := sorted(grader.graders.keys() - formula.names):
+        raise _problem(path, f"the grader {unused[0]!r} is not used; use it, or leave it out")
+    return formula
+
+
+def _is_on_other_scales(grader: MultiGrader) -> bool:
+    """Whether the formula is about a number that would be moved to [0, 1] in a weighted mean."""
+    parts = grader.graders.values()
+    return any(getattr(part, "range", None) not in (None, [0, 1]) for part in parts)
 
 
 def _check(grader: _OneGrader, path: str, *, weight: float, name: str | None) -> Check:

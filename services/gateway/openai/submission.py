@@ -11,10 +11,10 @@ from pydantic import BeforeValidator, Field, JsonValue, field_validator
 
 from services.gateway.errors import Problem, from_lines
 from services.gateway.openai.body import Body, Part
-from services.gateway.openai.graders import AnyGrader, checks_of
+from services.gateway.openai.graders import AnyGrader, outcome_of
 
 _HYPERPARAMETERS = "method.reinforcement.hyperparameters"
-_GRADER = "method.reinforcement.grader"
+GRADER = "method.reinforcement.grader"
 
 
 def _use_instead(remedy: str) -> BeforeValidator:
@@ -195,10 +195,11 @@ def _put(table: dict[str, Any], key: str, value: int, path: str, param: str) -> 
 
 
 def _put_outcome(reward: dict[str, Any], grader: AnyGrader) -> None:
-    if "outcome" in reward:
-        message = f"{_GRADER}: is the reward's outcome, as recipe.reward.outcome is; give one"
-        raise Problem(400, message, param=_GRADER)
-    reward["outcome"] = checks_of(grader, _GRADER)
+    for field in ("outcome", "formula"):
+        if field in reward:
+            message = f"{GRADER}: is the reward's {field}, as recipe.reward.{field} is; give one"
+            raise Problem(400, message, param=GRADER)
+    reward |= outcome_of(grader, GRADER)
 
 
 def _named(lines: list[str]) -> list[str]:

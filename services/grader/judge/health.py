@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from prometheus_client import Gauge
 
-UP = Gauge("weir_judge_up", "1 while the judge passes its self-test, 0 while it is down")
+UP = Gauge("weir_judge_up", "1 while the judge passes its self-test, 0 while it is down", ["model"])
 log = logging.getLogger(__name__)
 
 UNTESTED = "starting"
@@ -23,8 +23,12 @@ class Health:
     """``test`` says why the judge is of no use, or None; ``pauses_s`` are the first and longest."""
 
     def __init__(
-        self, test: Callable[[], Awaitable[str | None]], pauses_s: tuple[float, float]
+        self,
+        test: Callable[[], Awaitable[str | None]],
+        pauses_s: tuple[float, float],
+        model: str = "judge",
     ) -> None:
+        self.model = model
         self.is_up = False
         self.why_down = UNTESTED
         self.outages = 0  # tests failed so far
@@ -76,12 +80,12 @@ class Health:
         else:
             self._up.clear()
             self.outages += 1
-        UP.set(self.is_up)
+        UP.labels(self.model).set(self.is_up)
         self._next_test.set()
         self._next_test = asyncio.Event()
 
     def _report(self, why_down: str | None) -> None:
         if why_down is None and not self.is_up:
-            log.info("the judge is up")
+            log.info("the judge is up", extra={"model": self.model})
         if why_down is not None and why_down != self.why_down:
-            log.warning("the judge is down", extra={"why": why_down})
+            log.warning("the judge is down", extra={"model": self.model, "why": why_down})

@@ -21,6 +21,7 @@ from services.grader.judge.question import Question
 from services.grader.judge.settings import JudgeSettings
 from services.grader.judge.slots import WAITING, Slots
 from services.grader.judge.wire import CutShort, Refused, Trouble, Wire
+from services.grader.notes import note_failure
 from services.grader.sharing import Sharing
 
 CACHE = born_at_zero(
@@ -66,7 +67,7 @@ class Judge:
         self._context = Context(self._wire, settings.context_tokens)
         self._identity = Identity(settings.url, settings.model)
         self._is_identified = asyncio.Event()
-        self._health = Health(self._examine, settings.retest_s)
+        self._health = Health(self._examine, settings.retest_s, settings.model)
         self._num_examinations = 0
         self._slots = Slots(settings.concurrency)
         self._sharing: Sharing[Answer] = Sharing()
@@ -188,6 +189,7 @@ class Judge:
         if not isinstance(outcome, Trouble):
             return outcome
         if await self._health.clears(outages):
+            note_failure(outcome.reason, str(outcome))
             return Ungradable(reason=outcome.reason)
         return None
 
@@ -205,7 +207,8 @@ class Judge:
                 failure = trouble
                 if not trouble.may_pass:
                     break
-            except Refused:
+            except Refused as refused:
+                note_failure("judge_refused", str(refused))
                 return Ungradable(reason="judge_refused")
             except OverContext:
                 return Ungradable(reason="over_judge_context")

@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import httpx
+from protocol.rewards import JUDGE
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from services.chassis.deployment import DeploymentError, variable
 
 URL, MODEL, API_KEY = "WEIR_JUDGE_URL", "WEIR_JUDGE_MODEL", "WEIR_JUDGE_API_KEY"
-CONTEXT = "WEIR_JUDGE_CONTEXT"
+CONTEXT, OTHERS = "WEIR_JUDGE_CONTEXT", "WEIR_JUDGES"
 _BASE = "http://127.0.0.1:8000/v1"
+_EXAMPLE = f'{{"strict": {{"url": "{_BASE}", "model": "gpt-oss-120b"}}}}'
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,43 @@ class JudgeSettings:
             context_tokens=_whole(given, CONTEXT, 32768) if CONTEXT in given else None,
             cache_bytes=_whole(given, "WEIR_JUDGE_CACHE_BYTES", 64 * 2**20, least=0),
         )
+
+
+class _Other(BaseModel, extra="forbid", hide_input_in_errors=True):
+    url: str
+    model: str = ""
+    api_key: str = ""
+    context: str = ""
+
+
+def other_judges(environment: Mapping[str, str] = os.environ) -> dict[str, JudgeSettings]:
+    """The judges of ``WEIR_JUDGES`` by their names; all else is as for that of ``WEIR_JUDGE_URL``.
+
+    Raises:
+        DeploymentError: naming what is wrong in it.
+    """
+    text = variable(environment, OTHERS)
+    try:
+        given = TypeAdapter(dict[str, _Other]).validate_json(text or "{}")
+    except ValidationError as error:
+        problem = error.errors(include_input=False)[0]
+        place = ".".join(map(str, (OTHERS, *problem["loc"])))
+        raise DeploymentError(f"{place}: {problem['msg']}; give JSON such as {_EXAMPLE}") from None
+    if {JUDGE, ""} & given.keys():
+        raise DeploymentError(f"{OTHERS}: {JUDGE!r} is the one of {URL}; give each another name")
+    return {name: _as_another(name, other, environment) for name, other in given.items()}
+
+
+def _as_another(name: str, other: _Other, environment: Mapping[str, str]) -> JudgeSettings:
+    own = {URL: other.url, MODEL: other.model or name, API_KEY: other.api_key}
+    own |= {CONTEXT: other.context, f"{API_KEY}_FILE": ""}
+    try:
+        settings = JudgeSettings.from_environment({**environment, **own})
+    except DeploymentError as error:
+        raise DeploymentError(f"{OTHERS}.{name}: {error}") from error
+    if settings is None:
+        raise DeploymentError(f"{OTHERS}.{name}.url: empty; give JSON such as {_EXAMPLE}")
+    return settings
 
 
 def _url(text: str) -> str:

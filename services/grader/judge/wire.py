@@ -19,6 +19,7 @@ from services.grader.judge.form import NoVerdict, Verdict
 from services.grader.judge.identity import Identity
 from services.grader.judge.question import Question, as_json
 from services.grader.judge.settings import API_KEY, MODEL, URL, JudgeSettings
+from services.grader.notes import note_tokens
 
 CALLS = born_at_zero(
     Counter("weir_judge_calls_total", "Calls to the judge's server by how they ended", ["outcome"]),
@@ -139,7 +140,7 @@ class Wire:
         url = f"{self.settings.url}/chat/completions"
         with IN_FLIGHT.track_inprogress(), SECONDS.time(), _counted():
             completion = self._completion(await self._call("POST", url, question.body(self._model)))
-            _count_tokens(completion.usage)
+            _count_tokens(completion.usage, self._model)
             choice = completion.choices[0]
             if choice.finish_reason == "length":
                 raise CutShort
@@ -279,7 +280,7 @@ class _Object(BaseModel, extra="allow"):
     pass
 
 
-def _count_tokens(usage: object) -> None:
+def _count_tokens(usage: object, model: str) -> None:
     counts = usage if isinstance(usage, Mapping) else {}
     details = counts.get("completion_tokens_details")
     reasoning = details.get("reasoning_tokens") if isinstance(details, Mapping) else None
@@ -290,6 +291,8 @@ def _count_tokens(usage: object) -> None:
     ):
         if isinstance(count, int) and count > 0:
             TOKENS.labels(kind).inc(count)
+            if kind != "reasoning":  # which are among the completion's
+                note_tokens(model, count)
 
 
 def _seconds(retry_after: str) -> float:

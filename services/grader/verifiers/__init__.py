@@ -15,8 +15,10 @@ from protocol.names import VerifierName
 from services.grader.tools import Tools
 from services.grader.verifiers import (
     equation_steps,
+    label_model,
     math_answer,
     model_judge,
+    python,
     score_model,
     string_check,
     text_similarity,
@@ -31,6 +33,8 @@ VERIFIERS: dict[VerifierName, Verifier] = {
     "equation_steps": equation_steps.verify,
     "model_judge": model_judge.verify,
     "score_model": score_model.verify,
+    "label_model": label_model.verify,
     "string_check": string_check.verify,
     "text_similarity": text_similarity.verify,
+    "python": python.verify,
 }

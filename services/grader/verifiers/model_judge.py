@@ -17,7 +17,8 @@ from services.grader.tools import Tools
 
 async def verify(task: Task, text: str, check: ModelJudge, tools: Tools) -> Score:
     """The mean of what the check's samples find in the response without its thinking."""
-    if tools.judge is None:
+    judge = tools.named_judges.get(check.model)
+    if judge is None:
         return Ungradable(reason="no_judge")
     rubric = load(check.rubric) if isinstance(check.rubric, str) else check.rubric
     if rubric.needs_solution and not (task.solution or "").strip():
@@ -27,7 +28,7 @@ async def verify(task: Task, text: str, check: ModelJudge, tools: Tools) -> Scor
         return solution
     messages = rubric_messages(rubric, task, solution)
     question = Question.of(check, messages, rubric_form(rubric))
-    answers = await tools.judge.ask(question, check.samples)
+    answers = await judge.ask(question, check.samples)
     return mean_score(
         answers,
         worth=lambda verdict: rubric.score(_levels(rubric, verdict)),

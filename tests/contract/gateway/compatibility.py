@@ -6,17 +6,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import openai
+from protocol.exchange import connect
 
+from services.chassis.service import Service
+from services.grader.pool import Pool
+from services.grader.tools import Tools
+from services.grader.trials import try_forever
 from tests.contract.gateway.conftest import a_models_root
 from tests.contract.gateway.stack import KEY, RECIPE, TASKS, Stack, a_gateway, record_events
 from tests.contract.valkey_server import Server
@@ -107,6 +115,14 @@ def _(world: World) -> None:
 @call("fine_tuning.alpha.graders.validate", "says what a job would say")
 def _(world: World) -> None:
     world.sdk.fine_tuning.alpha.graders.validate(grader=GRADER)
+
+
+@call("fine_tuning.alpha.graders.run", "as a job's response is graded; needs a grader that runs")
+def _(world: World) -> None:
+    with a_grader(world.stack):
+        graders = world.sdk.fine_tuning.alpha.graders
+        result = graders.run(grader=GRADER, model_sample="4", item={"answer": "4"})
+    assert (result.reward, result.metadata.type) == (1, "string_check")
 
 
 @call(
@@ -204,6 +220,27 @@ def _(world: World) -> None:
 def _(world: World) -> None:
     permissions = world.sdk.fine_tuning.checkpoints.permissions
     permissions.delete("one", fine_tuned_model_checkpoint="ftckpt-1")
+
+
+@contextmanager
+def a_grader(stack: Stack) -> Iterator[None]:
+    """A grader's trials, in a thread instead of a process."""
+    stopping = threading.Event()
+
+    async def serve() -> None:
+        async with connect(stack.server.url, me="grader") as exchange:
+            service = cast(Service, SimpleNamespace(exchange=exchange))
+            trying = asyncio.create_task(try_forever(service, Tools(Pool(1))))
+            await asyncio.to_thread(stopping.wait)
+            trying.cancel()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join()
 
 
 def methods() -> set[str]:

@@ -75,10 +75,10 @@ BAD_BODIES = {
     "an unknown field": ({"modle": "tiny"}, "modle", "unknown key"),
     "a seed that is a word": ({"seed": "7"}, "seed", "integer"),
     "a method of another kind": ({"method": {"type": "dpo"}}, "method.type", "reinforcement"),
-    "a grader that runs code": (
+    "a grader whose code is none": (
         {"method": reinforcement(grader={"type": "python", "source": "x"})},
-        "method.reinforcement.grader",
-        "string_check",
+        "method.reinforcement.grader.source",
+        "define grade",
     ),
     "a grader that fits no recipe": (
         {
@@ -86,12 +86,12 @@ BAD_BODIES = {
                 grader={
                     "type": "multi",
                     "graders": {"a": {"type": "math_answer"}},
-                    "calculate_output": "a * a",
+                    "calculate_output": "a % 2",
                 }
             )
         },
         "method.reinforcement.grader.calculate_output",
-        "0.7 * a + 0.3 * b",
+        "max(a, 0.5 * b)",
     ),
     "a grader against the recipe": (
         {

@@ -125,13 +125,6 @@ def test_a_grader_of_the_openai_sdk_becomes_the_outcome_of_the_reward(
     assert isinstance(outcome[1], ScoreModel)
     assert (outcome[1].range, outcome[1].max_tokens) == ((0.0, 1.0), 900)
     assert sdk.fine_tuning.alpha.graders.validate(grader=exact).to_dict() == {"grader": exact}
-    with pytest.raises(openai.BadRequestError, match="write 'judge'") as caught:
-        sdk.fine_tuning.alpha.graders.validate(grader={**judged, "model": "gpt-5"})
-    assert caught.value.param == "grader.model"
-    wide: Any = {**grader, "graders": {"exact": exact, "judged": {**judged, "range": [1, 7]}}}
-    with pytest.raises(openai.BadRequestError, match="leave it out") as caught:
-        sdk.fine_tuning.alpha.graders.validate(grader=wide)
-    assert caught.value.param == "grader.graders.judged.range"
 
 
 def test_the_openai_sdk_raises_its_typed_errors(stack: Stack, sdk: openai.OpenAI) -> None:

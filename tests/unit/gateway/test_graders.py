@@ -7,11 +7,20 @@ import time
 from typing import Any
 
 import pytest
-from protocol.rewards import Check, ModelJudge, ScoreModel, StringCheck, TextSimilarity
+from protocol.rewards import (
+    Check,
+    LabelModel,
+    ModelJudge,
+    PythonSource,
+    Reward,
+    ScoreModel,
+    StringCheck,
+    TextSimilarity,
+)
 from pydantic import ValidationError
 
 from services.gateway.errors import Problem, explain_body
-from services.gateway.openai.graders import GraderToValidate, checks_of
+from services.gateway.openai.graders import GraderToValidate, outcome_of
 from services.gateway.openai.submission import JobRequest, build_recipe
 
 EXACT: dict[str, Any] = {
@@ -34,6 +43,20 @@ JUDGED: dict[str, Any] = {
     "model": "judge",
     "input": [{"role": "user", "content": "{{item.prompt}}\n\n{{sample.output_text}}"}],
 }
+LABELLED: dict[str, Any] = {
+    "type": "label_model",
+    "name": "labelled",
+    "model": "judge",
+    "input": [{"role": "user", "content": "{{sample.output_text}}"}],
+    "labels": ["good", "bad"],
+    "passing_labels": ["good"],
+}
+SOURCE: dict[str, Any] = {
+    "type": "python",
+    "name": "own",
+    "source": "def grade(sample, item):\n    return 1.0",
+    "image_tag": "2025-05-08",
+}
 BOTH: dict[str, Any] = {
     "type": "multi",
     "name": "both",
@@ -42,8 +65,13 @@ BOTH: dict[str, Any] = {
 }
 
 
+def reward(grader: object) -> Reward:
+    read = GraderToValidate.model_validate({"grader": grader}).grader
+    return Reward.model_validate(outcome_of(read, "grader"))
+
+
 def checks(grader: object) -> tuple[Check, ...]:
-    return checks_of(GraderToValidate.model_validate({"grader": grader}).grader, "grader")
+    return reward(grader).outcome
 
 
 def refusal(grader: object) -> list[str]:
@@ -121,6 +149,41 @@ def test_multi_gives_each_grader_its_name_and_weight() -> None:
     ]
 
 
+def test_any_other_formula_is_reckoned_from_grades_without_weights() -> None:
+    found = reward(BOTH | {"calculate_output": "max(exact, 0.5 * alike)"})
+    assert found.formula == "max(exact, 0.5 * alike)"
+    assert [(check.label, check.weight) for check in found.outcome] == [("exact", 1), ("alike", 1)]
+    assert reward(BOTH).formula is None
+
+
+def test_a_formula_is_about_the_numbers_that_a_model_gives_on_its_own_scale() -> None:
+    graders = {"exact": EXACT, "alike": JUDGED | {"range": [1, 7]}}
+    found = reward(BOTH | {"graders": graders})
+    assert found.formula == BOTH["calculate_output"]
+    assert found.outcome[1].as_meant(0.5) == 4
+
+
+def test_label_model_and_python_keep_their_fields() -> None:
+    (labelled,) = checks(LABELLED)
+    assert isinstance(labelled, LabelModel)
+    assert (labelled.labels, labelled.passing_labels) == (("good", "bad"), ("good",))
+    assert checks(SOURCE) == (PythonSource(source=SOURCE["source"]),)
+
+
+def test_a_model_keeps_the_name_that_it_was_given() -> None:
+    (judged,) = checks(JUDGED | {"model": "gpt-5"})
+    assert isinstance(judged, ScoreModel)
+    assert judged.model == "gpt-5"
+
+
+@pytest.mark.parametrize(
+    "place", ["item.reference_answer", "sample.output_json", "sample.output_json.steps[0].text"]
+)
+def test_columns_and_json_may_stand_in_templates(place: str) -> None:
+    (check,) = checks(EXACT | {"reference": f"{{{{ {place} }}}}"})
+    assert isinstance(check, StringCheck)
+
+
 @pytest.mark.parametrize("scale", [{}, {"range": None}, {"range": [0, 1]}, {"range": [0.0, 1.0]}])
 def test_a_model_in_a_multi_gives_numbers_from_0_to_1(scale: dict[str, Any]) -> None:
     _, judged = checks(BOTH | {"graders": {"exact": EXACT, "alike": JUDGED | scale}})
@@ -129,29 +192,25 @@ def test_a_model_in_a_multi_gives_numbers_from_0_to_1(scale: dict[str, Any]) -> 
 
 
 REFUSED: dict[str, tuple[object, str, str]] = {
-    "python": ({"type": "python", "source": "x"}, "grader", "string_check"),
-    "label_model": ({"type": "label_model"}, "grader", "model_judge"),
+    "a source that is no Python": (SOURCE | {"source": "def grade("}, "grader.source", "line 1"),
+    "a source without a function": (SOURCE | {"source": "x = 1"}, "grader.source", "define grade"),
+    "a source that is too long": (SOURCE | {"source": "#" * 300_000}, "grader.source", "262144"),
+    "a label that is none": (LABELLED | {"passing_labels": ["fine"]}, "grader", "'fine' is none"),
+    "a label twice": (LABELLED | {"labels": ["good", "good"]}, "grader", "one is there twice"),
+    "no label": (LABELLED | {"labels": []}, "grader.labels", "at least 1"),
+    "nothing passes": (LABELLED | {"passing_labels": []}, "grader.passing_labels", "at least 1"),
     "endpoint": ({"type": "endpoint", "url": "x"}, "grader", "score_model"),
     "no type": ({"name": "x"}, "grader", "type: missing; it must be one of multi"),
     "an unknown type": ({"type": "sql"}, "grader", "'sql'; it must be one of multi"),
     "no object": ("string_check", "grader", "it must be one of multi"),
     "an operation": (EXACT | {"operation": "neq"}, "grader.operation", "'ne'"),
     "an unknown key": (EXACT | {"refrence": "x"}, "grader.refrence", "unknown key"),
-    "JSON of a response": (
-        EXACT | {"input": "{{sample.output_json.value}}"},
-        "grader.input",
-        "use {{sample.output_text}}",
-    ),
     "tools of a response": (
         EXACT | {"input": "{{ sample.output_tools }}"},
         "grader.input",
         "use {{sample.output_text}}",
     ),
-    "a part of a list": (
-        EXACT | {"reference": "{{item.choices[0]}}"},
-        "grader.reference",
-        "or {{item.COLUMN}}",
-    ),
+    "the whole item": (EXACT | {"reference": "{{item}}"}, "grader.reference", "{{item.NAME}}"),
     "a template of nothing known": (
         JUDGED | {"input": [{"role": "user", "content": "{{ question }}"}]},
         "grader.input.0.content",
@@ -172,7 +231,7 @@ REFUSED: dict[str, tuple[object, str, str]] = {
         "grader.input.0.content",
         "holds 120000 characters; shorten it to 100000",
     ),
-    "another model": (JUDGED | {"model": "gpt-5"}, "grader.model", "write 'judge'"),
+    "a model without a name": (JUDGED | {"model": ""}, "grader.model", "at least 1"),
     "top_p": (
         JUDGED | {"sampling_params": {"top_p": 0.5}},
         "grader.sampling_params.top_p",
@@ -209,20 +268,15 @@ REFUSED: dict[str, tuple[object, str, str]] = {
         "fuzzy_match",
     ),
     "multi in multi": (BOTH | {"graders": {"x": BOTH}}, "grader.graders.x", "the outer one"),
-    "python in multi": (
-        BOTH | {"graders": {"x": {"type": "python"}}},
+    "an endpoint in multi": (
+        BOTH | {"graders": {"x": {"type": "endpoint"}}},
         "grader.graders.x",
-        "string_check",
+        "score_model",
     ),
     "a bad part of multi": (
         BOTH | {"graders": {"exact": EXACT, "alike": ALIKE | {"evaluation_metric": "bert"}}},
         "grader.graders.alike.evaluation_metric",
         "fuzzy_match",
-    ),
-    "a range of its own in multi": (
-        BOTH | {"graders": {"exact": EXACT, "alike": JUDGED | {"range": [1, 7]}}},
-        "grader.graders.alike.range",
-        "leave it out, and let the messages ask for a number from 0 to 1",
     ),
     "no graders": (BOTH | {"graders": {}}, "grader.graders", "at least 1"),
     "a name that is a word of the grammar": (
@@ -230,10 +284,20 @@ REFUSED: dict[str, tuple[object, str, str]] = {
         "grader.graders",
         "'if': use letters",
     ),
-    "a formula": (
-        BOTH | {"calculate_output": "max(exact, alike)"},
+    "code in a formula": (
+        BOTH | {"calculate_output": "exact.real + alike"},
         "grader.calculate_output",
-        "0.7 * a + 0.3 * b",
+        "max(a, 0.5 * b)",
+    ),
+    "a formula about others": (
+        BOTH | {"calculate_output": "max(exact, alike, other)"},
+        "grader.calculate_output",
+        "'other' is none of the graders: exact, alike",
+    ),
+    "a formula that leaves one out": (
+        BOTH | {"calculate_output": "exact ^ 2"},
+        "grader.calculate_output",
+        "'alike' is not used",
     ),
 }
 
@@ -287,9 +351,9 @@ def a_body(**changes: Any) -> dict[str, Any]:
 
 def test_a_grader_is_the_outcome_beside_the_recipes_process() -> None:
     request = JobRequest.model_validate(a_body())
-    reward = build_recipe(request, "/models/tiny", 10).reward
-    assert [check.label for check in reward.outcome] == ["exact", "alike"]
-    assert [check.label for check in reward.process] == ["equation_steps"]
+    found = build_recipe(request, "/models/tiny", 10).reward
+    assert [check.label for check in found.outcome] == ["exact", "alike"]
+    assert [check.label for check in found.process] == ["equation_steps"]
     assert request.as_sent() == a_body()
 
 

@@ -1,12 +1,11 @@
-"""Which formulas of ``calculate_output`` are weighted means, and what is said of the others."""
+"""Which formulas of ``calculate_output`` are weighted means."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from protocol.formula import read_formula
 
-from services.gateway.openai.weighted_mean import NoWeightedMean, weights_of
+from services.gateway.openai.weighted_mean import weights_of
 
 
 @pytest.mark.parametrize(
@@ -26,52 +25,27 @@ from services.gateway.openai.weighted_mean import NoWeightedMean, weights_of
 def test_a_weighted_mean_is_read_however_it_is_written(
     formula: str, weights: tuple[float, float]
 ) -> None:
-    assert weights_of(formula, ["a", "b"]) == pytest.approx(dict(zip("ab", weights, strict=True)))
+    assert weights_of(read_formula(formula), ["a", "b"]) == pytest.approx(
+        dict(zip("ab", weights, strict=True))
+    )
 
 
 @pytest.mark.parametrize(
-    ("formula", "problem"),
+    "formula",
     [
-        ("a + b", "add up to 2, not to 1"),
-        ("0.6 * a + 0.3 * b", "add up to 0.9, not to 1"),
-        ("2 * a - b", "weight of 'b' is -1"),
-        ("a + 0 * b", "weight of 'b' is 0"),
-        ("a", "'b' is not used"),
-        ("(a + b + c) / 3", "'c' is none of the graders: a, b"),
-        ("(a + b) / 2 + 0.1", "adds the number 0.1"),
-        ("a * b", "multiplied or divided by a number"),
-        ("1 / a", "multiplied or divided by a number"),
-        ("(a + b) / 0", "multiplied or divided by a number"),
-        ("(a + b) ** 1", "multiplied or divided by a number"),
-        ("max(a, b)", "may hold names of graders"),
-        ("a if b else b", "may hold names of graders"),
-        ("a.real", "may hold names of graders"),
-        ("True * a", "may hold names of graders"),
-        ("'a'", "may hold names of graders"),
-        ("not " * 400 + "a", "may hold names of graders"),
-        ("__import__('os').system('true')", "may hold names of graders"),
-        ("1e999 * a", "a number beyond 1e+09"),
-        ("9" * 400 + " * a", "a number beyond 1e+09"),
-        ("-" * 900 + "a", "nested too deeply"),
-        ("a + " * 300 + "b", "nested too deeply"),
-        ("a" * 3000, "longer than 2000 characters"),
-        ("(a + b", "is no formula"),
-        ("a\0", "is no formula"),
-        ("\ud800", "is no formula"),
-        ("", "is no formula"),
-        ("a; b", "is no formula"),
+        "a + b",
+        "0.6 * a + 0.3 * b",
+        "2 * a - b",
+        "a + 0 * b",
+        "a",
+        "(a + b + c) / 3",
+        "(a + b) / 2 + 0.1",
+        "a * b",
+        "1 / a",
+        "(a + b) / 0",
+        "(a + b) ^ 1",
+        "max(a, b)",
     ],
 )
-def test_what_is_no_weighted_mean_is_refused(formula: str, problem: str) -> None:
-    with pytest.raises(NoWeightedMean) as caught:
-        weights_of(formula, ["a", "b"])
-    assert problem in str(caught.value)
-
-
-@given(st.text(alphabet="ab01.+-*/() ,=[]:_\n", max_size=60))
-def test_no_text_does_more_than_be_refused(formula: str) -> None:
-    try:
-        weights = weights_of(formula, ["a", "b"])
-    except NoWeightedMean:
-        return
-    assert sum(weights.values()) == pytest.approx(1)
+def test_no_other_formula_is_taken_for_one(formula: str) -> None:
+    assert weights_of(read_formula(formula), ["a", "b"]) is None

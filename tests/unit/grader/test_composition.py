@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from protocol.messages import Graded, Score, Ungradable
-from protocol.rewards import Check
+from protocol.rewards import Check, ScoreModel
 
 from services.grader import composition
 from services.grader.composition import Scored
@@ -96,3 +96,42 @@ def test_the_mean_lies_between_the_lowest_and_the_highest(
     assert score.value == pytest.approx(
         sum(w * v for w, v in parts) / sum(w for w, _ in parts), abs=1e-9
     )
+
+
+def reckoned(formula: str, *parts: Scored) -> Score:
+    return composition.combined(parts, of=len(parts), formula=formula)
+
+
+def test_a_formula_reckons_from_the_checks_values() -> None:
+    parts = [scored(Graded(value=0.5), name="a"), scored(Graded(value=1), name="b")]
+    assert reckoned("max(a, 0.25 * b)", *parts) == Graded(value=0.5, breakdown={"a": 0.5, "b": 1})
+
+
+def test_a_formula_of_one_check_is_reckoned_too() -> None:
+    assert reckoned("1 - a", scored(Graded(value=0.25), name="a")) == Graded(
+        value=0.75, breakdown={"a": 0.25}
+    )
+
+
+@pytest.mark.parametrize(("formula", "value"), [("a + b", 1), ("a - 2 * b", 0)])
+def test_what_a_formula_comes_to_is_cut_to_the_unit_range(formula: str, value: float) -> None:
+    score = reckoned(formula, scored(Graded(value=1), name="a"), scored(Graded(value=1), name="b"))
+    assert isinstance(score, Graded)
+    assert score.value == value
+
+
+def test_a_formula_without_a_value_is_no_score() -> None:
+    parts = [scored(Graded(value=1), name="a"), scored(Graded(value=0), name="b")]
+    assert reckoned("a / b", *parts) == Ungradable(reason="formula_undefined")
+
+
+def test_a_formula_of_what_could_not_be_graded_is_no_score() -> None:
+    assert reckoned("max(a, b)", scored(Graded(value=1), name="a"), scored(LOST, name="b")) == LOST
+
+
+def test_a_formula_knows_a_model_s_number_on_its_own_scale() -> None:
+    turns = ({"role": "user", "content": "?"},)
+    check = ScoreModel.model_validate({"name": "a", "input": turns, "range": [0, 10]})
+    score = reckoned("(a - 4) / 4", Scored(check, Graded(value=0.7)))
+    assert isinstance(score, Graded)
+    assert score.value == pytest.approx(0.75)

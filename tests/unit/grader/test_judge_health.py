@@ -19,6 +19,7 @@ from services.grader.judge.judge import Answer, Judge
 from services.grader.judge.question import Question
 from services.grader.judge.slots import Slots
 from tests.unit.grader.judge_server import (
+    MODEL,
     Behaviour,
     ScriptedServer,
     grades,
@@ -57,7 +58,7 @@ async def test_a_judge_starts_down_and_is_up_after_its_self_test(server: Scripte
         assert (judge.is_up, judge.why_down) == (False, "starting")
         assert await ask(judge) == YES
         assert (judge.is_up, judge.why_down) == (True, "")
-        assert REGISTRY.get_sample_value("weir_judge_up") == 1
+        assert REGISTRY.get_sample_value("weir_judge_up", {"model": MODEL}) == 1
     assert server.num_exams == 2
 
 
@@ -118,7 +119,7 @@ async def test_calls_survive_a_server_that_goes_away_and_comes_back(server: Scri
         await server.go_away()
         await until(lambda: not judge.is_up)
         assert "cannot be reached" in judge.why_down
-        assert REGISTRY.get_sample_value("weir_judge_up") == 0
+        assert REGISTRY.get_sample_value("weir_judge_up", {"model": MODEL}) == 0
         late = asyncio.create_task(ask(judge, "Is it too late?"))
         await asyncio.sleep(0.3)
         assert sum(call.done() for call in calls) < 60

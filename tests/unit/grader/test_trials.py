@@ -1,0 +1,177 @@
+"""Outcomes that are tried on one response: what is told, and that nothing else waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from protocol.exchange import connect
+from protocol.messages import Graded, Score, Trial, TrialResult, Ungradable
+from protocol.rewards import Reward
+
+from services.chassis.service import Service
+from services.grader.grading import grade_response
+from services.grader.tools import Tools
+from services.grader.trials import AT_ONCE, tried, try_forever
+from services.grader.verifiers import VERIFIERS
+from tests.builders import a_task
+from tests.contract.valkey_server import Server
+from tests.unit.grader.judge_server import MODEL, ScriptedServer, says, settings_for, until, watched
+
+pytestmark = pytest.mark.anyio
+
+RIGHT = r"It is \boxed{2}."
+MATHS = {"outcome": "math_answer"}
+
+
+def a_trial(reward: dict[str, Any] = MATHS, text: str = RIGHT, number: int = 0) -> Trial:
+    task = a_task(metadata={"unit": "apples", "list": [{"n": 7}]})
+    return Trial(id=f"trial-{number}", reward=Reward.model_validate(reward), task=task, text=text)
+
+
+async def test_a_trial_is_graded_as_a_job_s_response_is(tools: Tools) -> None:
+    checks = [
+        {"verifier": "math_answer", "name": "right"},
+        {"verifier": "string_check", "name": "exact", "reference": "{{item.answer}}"},
+    ]
+    reward = {"outcome": checks, "formula": "max(right, exact) / 2"}
+    result = await tried(a_trial(reward), tools)
+    assert {name: score.reason for name, score in result.scores.items()} == {
+        "right": None,
+        "exact": "wrong",
+    }
+    assert isinstance(result.outcome, Graded)
+    assert result.outcome.value == 0.5
+    asked = a_trial(reward)
+    grade = await grade_response(asked.reward, asked.task, asked.text, tools)
+    assert grade.outcome == result.outcome
+
+
+async def test_columns_of_the_item_and_json_of_the_response_fill_in_templates(tools: Tools) -> None:
+    check = {"verifier": "string_check", "input": "{{sample.output_json.a[1].b}}"}
+    check["reference"] = "{{item.list[0].n}}{{ item.unit }}"
+    text = json.dumps({"a": [0, {"b": "7apples"}]})
+    result = await tried(a_trial({"outcome": check}, text), tools)
+    assert result.outcome == Graded(value=1)
+    result = await tried(a_trial({"outcome": check}, "no JSON"), tools)
+    assert result.outcome == Graded(value=0, reason="no_output")
+    check["reference"] = "{{item.colour}}"
+    result = await tried(a_trial({"outcome": check}, text), tools)
+    assert result.outcome == Ungradable(reason="unknown_field")
+    assert result.details == {"unknown_field": "there is no item.colour"}
+
+
+async def test_what_the_grader_lacks_is_told(tools: Tools) -> None:
+    result = await tried(a_trial({"outcome": "model_judge"}), tools)
+    assert result.outcome is None
+    assert "WEIR_JUDGE_URL" in result.missing
+
+
+async def test_a_label_is_picked_by_the_model_of_that_name_and_its_tokens_are_told(
+    tools: Tools, server: ScriptedServer
+) -> None:
+    server.script = [says('{"analysis": "so", "label": "fair"}')]
+    check = {
+        "verifier": "label_model",
+        "model": "strict",
+        "input": [{"role": "user", "content": "{{item.answer}}? {{sample.output_text}}"}],
+        "labels": ["good", "fair", "bad"],
+        "passing_labels": ["good", "fair"],
+    }
+    async with watched(settings_for(server)) as judge:
+        await until(lambda: judge.is_up)
+        others = Tools(tools.pool, other_judges={"strict": judge})
+        passes = await tried(a_trial({"outcome": check}), others)
+        check["passing_labels"] = ["bad"]
+        fails = await tried(a_trial({"outcome": check}), others)
+        await server.go_away()
+        check["seed"] = 1
+        await tried(a_trial({"outcome": check}), others, limit_s=0.1)
+        await until(lambda: not judge.is_up)
+        down = await tried(a_trial({"outcome": check}), others)
+        await server.come()
+    assert isinstance(passes.outcome, Graded)
+    assert isinstance(fails.outcome, Graded)
+    assert (passes.outcome.value, fails.outcome.value) == (1, 0)
+    assert passes.outcome.breakdown == {"good": 0, "fair": 1, "bad": 0, "samples": 1}
+    assert passes.tokens == {MODEL: 120}
+    assert '"label": one of "good", "fair", "bad"' in server.asked[0]["messages"][0]["content"]
+    assert down.outcome == Ungradable(reason="judge_failed")
+    assert "cannot be reached" in down.details["judge_failed"]
+
+
+async def hang(*_: object) -> Score:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def test_a_trial_that_hangs_ends_in_time(
+    tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(VERIFIERS, "my_lab.hangs", hang)
+    result = await tried(a_trial({"outcome": "my_lab.hangs"}), tools, limit_s=0.01)
+    assert result.outcome == Ungradable(reason="not_in_time")
+
+
+@pytest.fixture
+def valkey(tmp_path: Path) -> Iterator[Server]:
+    with Server(tmp_path) as server:
+        yield server
+
+
+@pytest.mark.redis
+async def test_trials_that_hang_hold_up_neither_a_job_nor_more_trials_than_a_few(
+    tools: Tools, valkey: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung: list[str] = []
+    leave = asyncio.Event()
+
+    async def hang_until_told(*_: object) -> Score:
+        hung.append("")
+        await leave.wait()
+        return Graded(value=1)
+
+    monkeypatch.setitem(VERIFIERS, "my_lab.hangs", hang_until_told)
+    trials = [a_trial({"outcome": "my_lab.hangs"}, number=number) for number in range(AT_ONCE + 1)]
+    async with connect(valkey.url, me="test") as exchange:
+        service = cast(Service, SimpleNamespace(exchange=exchange))
+        trying = asyncio.create_task(try_forever(service, tools))
+        for trial in trials:
+            assert await exchange.ask_trial(trial, most=10)
+        await until(lambda: len(hung) == AT_ONCE)
+        async with asyncio.timeout(20):
+            grade = await grade_response(Reward(), a_task(), RIGHT, tools)
+        assert grade.accuracy == 1
+        assert await exchange.withdraw_trial(trials[-1])  # nobody has taken it
+        assert not await exchange.withdraw_trial(trials[0])
+        leave.set()
+        for trial in trials[:-1]:
+            assert await exchange.trial_is_taken(trial.id, wait_s=5)
+            result = await exchange.trial_result(trial.id, wait_s=5)
+            assert result is not None
+            assert result.outcome == Graded(value=1)
+        trying.cancel()
+
+
+@pytest.mark.redis
+async def test_no_more_trials_wait_than_may_and_all_of_them_expire(valkey: Server) -> None:
+    async with connect(valkey.url, me="test") as exchange:
+        asked = [await exchange.ask_trial(a_trial(number=n), most=2) for n in range(3)]
+        assert asked == [True, True, False]
+        taken = await exchange.take_trial(wait_s=1)
+        assert taken == a_trial(number=0)
+        assert taken is not None
+        await exchange.answer_trial(taken, TrialResult(outcome=Graded(value=1)))
+        result = await exchange.trial_result(taken.id, wait_s=1)  # past the news of its taking
+        assert result == TrialResult(outcome=Graded(value=1))
+        await exchange.answer_trial(taken, TrialResult())
+        assert await exchange.trial_result("another", wait_s=0.01) is None
+    with valkey.client() as client:
+        keys = cast(list[bytes], client.keys("weir:trial*"))
+        assert len(keys) == 2
+        assert all(cast(int, client.ttl(key)) > 0 for key in keys)
