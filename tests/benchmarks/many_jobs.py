@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import psutil
@@ -49,9 +50,9 @@ def fill(http: httpx.Client, server: Server, count: int) -> str:
     """Copies of one job, all cancelled but for the newest; returns the id of the oldest."""
     source = a_job(http, metadata={"team": "maths"})["id"]
     with server.client() as client:
-        record = client.hgetall(streams.job_key(source))
-        newest = client.zscore(_INDEX, source)
-        (entry,) = client.xrange(streams.JOBS.key())
+        record: Any = client.hgetall(streams.job_key(source))
+        newest: Any = client.zscore(_INDEX, source)
+        (entry,) = cast(Any, client.xrange(streams.JOBS.key()))
         pipe = client.pipeline(transaction=False)
         for number in range(1, count):
             job_id = f"ftjob-{number:024x}"

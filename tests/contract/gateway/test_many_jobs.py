@@ -7,6 +7,7 @@ import json
 import secrets
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -127,7 +128,7 @@ async def test_the_oldest_jobs_that_have_ended_are_forgotten_and_no_other(
             await exchange.request_state(job_id, Requested.CANCEL)
     assert await exchange.forget_oldest(10**9) == []
     with server.client() as client:
-        (size,) = [client.memory_usage(streams.EVENTS.key("job-5"))]
+        size: Any = client.memory_usage(streams.EVENTS.key("job-5"))
     assert await exchange.forget_oldest(int(3.5 * size)) == ["job-0", "job-2"]
     assert await exchange.job_ids() == ["job-5", "job-4", "job-3", "job-1"]
     assert await exchange.job("job-0") is None
@@ -147,8 +148,8 @@ def test_a_job_is_refused_while_memory_is_nearly_full_and_says_what_to_do(
         job_id = a_job(http)["id"]
         body = a_body(http)
         with own_server.client() as client:
-            used = client.info("memory")["used_memory"]
-            client.config_set("maxmemory", int(used / 0.8))
+            told: Any = client.info("memory")
+            client.config_set("maxmemory", int(told["used_memory"] / 0.8))
         reply = http.post(JOBS, json=body)
         assert reply.status_code == 507
         assert reply.headers["x-should-retry"] == "false"
@@ -180,10 +181,8 @@ async def test_a_search_looks_at_all_jobs_a_thousand_at_a_time(
     server: Server, exchange: Exchange
 ) -> None:
     count = 2_500
-    wanted = {"request": {"metadata": {"team": "maths"}}}
-    fields = {
-        name: json.dumps(value) for name, value in a_job_record().model_dump(mode="json").items()
-    }
+    record = a_job_record().model_dump(mode="json")
+    fields: dict[Any, Any] = {name: json.dumps(value) for name, value in record.items()}
     with server.client() as client:
         pipe = client.pipeline(transaction=False)
         for number in range(count):
