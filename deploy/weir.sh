@@ -8,9 +8,9 @@ case "${1:-}" in
     ;;
   plan) owner=learner module=services.learner.plan ;;
   replay) owner=learner module=services.learner.replay ;;
-  grade) owner=grader module=services.grader.offline ;;
-  data) owner=grader module=services.grader.data ;;
-  *) owner=gateway module=services.gateway.cli ;;
+  grade) owner=grader module=services.grader.offline.__main__ ;;
+  data) owner=grader module=services.grader.data.__main__ ;;
+  *) owner=gateway module=services.gateway.cli.verbs ;;
 esac
 if [ "$SERVICE" != "$owner" ]; then
   [ "$owner" = gateway ] && how=exec || how='run --rm'  # a command of the gateway's talks to it
@@ -18,4 +18,4 @@ if [ "$SERVICE" != "$owner" ]; then
   exit 2
 fi
 [ "$owner" = gateway ] || shift
-exec python3 -m "$module" "$@"
+exec python3 -m services.chassis.command "$module" "$@"

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     FiniteFloat,
@@ -54,20 +55,37 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
+def _as_text(content: object) -> object:
+    """The text of a content that is a list of parts, as OpenAI's messages may have it."""
+    if not isinstance(content, list):
+        return content
+    return "".join(map(_text_of_part, content))
+
+
+def _text_of_part(part: object) -> str:
+    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        raise ValueError("only text is read: give a string, or parts of type 'text'")
+    return text
+
+
 class ChatMessage(Message):
     """One turn of a prompt given as a conversation."""
 
-    role: Literal["system", "user", "assistant"]
-    content: str
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(_as_text)]
 
 
 class Task(Message):
-    """One problem: a prompt (plain or as messages), its answer, and perhaps a worked solution."""
+    """One problem: a prompt (plain or as messages), and what graders hold a response against.
+
+    A task whose grader needs no answer may lack it.
+    """
 
     id: str = Field(min_length=1)
     prompt: str | None = Field(default=None, min_length=1)
     messages: tuple[ChatMessage, ...] | None = Field(default=None, min_length=1)
-    answer: str = Field(min_length=1)
+    answer: str | None = Field(default=None, min_length=1)
     solution: str | None = None
     metadata: Mapping[str, JsonValue] = Field(default_factory=dict)
 

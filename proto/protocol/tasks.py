@@ -1,11 +1,20 @@
-"""Task files: JSON Lines, one task a line. Every problem is reported with its line and field."""
+"""Task files: JSON Lines, one task a line. Every problem is reported with its line and field.
+
+A line has Weir's own shape, a `Task`; or, if it has ``messages``, the shape of OpenAI's data for
+reinforcement: then the id may be missing, ``reference_answer`` is the answer where there is no
+``answer``, and any other column is kept in the metadata, where templates find ``{{item.column}}``.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
@@ -13,7 +22,13 @@ from protocol.encodable import unencodable
 from protocol.messages import Task
 from protocol.recipe import explain
 
+MAX_LINE_BYTES = 4 << 20
+MAX_TASKS = 1_000_000
+_MAX_DEPTH = 64  # what no service can read again begins at about 190
 _MAX_PROBLEMS = 20
+_MAX_PROBLEM_CHARS = 500
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_TOOLS = ("tools", "functions")
 
 
 class TaskFileError(ValueError):
@@ -24,61 +39,141 @@ class TaskFileError(ValueError):
         super().__init__("\n".join(problems))
 
 
-def parse_tasks(lines: Iterable[str]) -> tuple[Task, ...]:
-    """Parse the lines of a task file; blank lines are skipped.
+@dataclass(frozen=True)
+class Line:
+    """One line that is not blank, and its number from 1. ``task`` is None if it cannot be used."""
 
-    Raises:
-        TaskFileError: naming the line, the field and the remedy of up to 20 problems.
-    """
-    tasks: list[Task] = []
-    problems: list[str] = []
-    first_line_of: dict[str, int] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            task = _parse_task(line)
-        except ValueError as error:
-            problems += [f"line {number}: {problem}" for problem in str(error).splitlines()]
-            continue
-        if (earlier := first_line_of.setdefault(task.id, number)) != number:
-            problems.append(f"line {number}: id: {task.id!r} is taken by line {earlier}")
-        tasks.append(task)
-    if not tasks and not problems:
-        problems.append("line 1: the file holds no task")
-    if problems:
-        raise TaskFileError(problems[:_MAX_PROBLEMS])
-    return tuple(tasks)
+    number: int
+    text: str
+    task: Task | None
+    problems: tuple[str, ...] = ()
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The JSON object as written, with its own order of keys."""
+        return json.loads(self.text)
 
 
 def read_tasks(path: Path) -> tuple[Task, ...]:
     """Read a task file.
 
     Raises:
-        TaskFileError: as `parse_tasks`, or if the file is missing or not UTF-8.
+        TaskFileError: naming the line, the field and the remedy of up to 20 problems; or the file
+            and the cause, an `OSError`, if it cannot be read.
     """
     try:
-        return parse_tasks(path.read_text(encoding="utf-8-sig").split("\n"))
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open("rb") as file:
+            return tuple(sound_tasks(raw_lines(file)))
+    except OSError as error:
         raise TaskFileError([f"{path}: {error}"]) from error
 
 
-def _parse_task(line: str) -> Task:
+def sound_tasks(lines: Iterable[bytes]) -> Iterator[Task]:
+    """The tasks of a file one by one, in the memory of one line and of 200 bytes per task.
+
+    Raises:
+        TaskFileError: of up to 20 problems, after the last task or the last of these.
+    """
+    problems: list[str] = []
+    num_tasks = 0
+    for line in parse_lines(lines):
+        problems += [f"line {line.number}: {problem}" for problem in line.problems]
+        num_tasks += 1
+        if num_tasks > MAX_TASKS:
+            problems.append(f"line {line.number}: over {MAX_TASKS:,} tasks; split the file")
+        if len(problems) >= _MAX_PROBLEMS or num_tasks > MAX_TASKS:
+            break
+        if line.task is not None:
+            yield line.task
+    if not num_tasks:
+        problems.append("line 1: the file holds no task")
+    if problems:
+        raise TaskFileError(problems[:_MAX_PROBLEMS])
+
+
+def parse_lines(lines: Iterable[bytes]) -> Iterator[Line]:
+    """Every line that is not blank: a task, or what is wrong with it."""
+    first_line_of: dict[int, int] = {}  # by the hash of the id, which may be long
+    for number, raw in enumerate(lines, start=1):
+        if raw.isspace() or (line := _line(number, raw)) is None:
+            continue
+        if line.task is not None:
+            earlier = first_line_of.setdefault(hash(line.task.id), number)
+            line = line if earlier == number else _repeated(line, line.task, earlier)
+        yield line
+
+
+def raw_lines(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> Iterator[bytes]:
+    """Lines without a byte order mark; of a line that is too long, just over the limit."""
+    raw = file.readline(max_bytes + 1).removeprefix(_BYTE_ORDER_MARK)
+    while raw:
+        if len(raw) > max_bytes:
+            _skip_line(file, raw, max_bytes)
+        yield raw
+        raw = file.readline(max_bytes + 1)
+
+
+def _skip_line(file: BinaryIO, read: bytes, max_bytes: int) -> None:
+    while read and not read.endswith(b"\n"):
+        read = file.readline(max_bytes)
+
+
+def _line(number: int, raw: bytes) -> Line | None:
+    if len(raw) > MAX_LINE_BYTES:
+        return Line(number, "", None, (f"longer than {MAX_LINE_BYTES >> 20} MiB; split the file",))
     try:
-        data = json.loads(line, parse_constant=_finite, parse_float=_finite)
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        where = f"byte {error.start + 1} of the line is 0x{raw[error.start]:02x}"
+        return Line(number, "", None, (f"not UTF-8: {where}; save the file as UTF-8",))
+    if not text.strip():
+        return None
+    try:
+        return Line(number, text, _parse_task(text))
+    except ValueError as error:
+        problems = str(error).splitlines()
+        return Line(number, text, None, tuple(text[:_MAX_PROBLEM_CHARS] for text in problems))
+
+
+def _repeated(line: Line, task: Task, earlier: int) -> Line:
+    """A line that has no id of its own may be repeated: its number makes another id."""
+    if task.id == _derived_id(line.text):
+        return replace(line, task=task.model_copy(update={"id": f"{task.id}-{line.number}"}))
+    problem = f"id: {task.id!r}"[:_MAX_PROBLEM_CHARS]
+    return replace(line, problems=(f"{problem} is taken by line {earlier}",))
+
+
+def _derived_id(text: str) -> str:
+    return hashlib.sha256(text.strip().encode()).hexdigest()[:16]
+
+
+def _parse_task(text: str) -> Task:
+    data = _read_json(text)
+    if not isinstance(data, dict):
+        raise ValueError("a task must be a JSON object: {...}")
+    if text.count("[") + text.count("{") > _MAX_DEPTH and (place := _too_deep(data)) is not None:
+        raise ValueError(f"{place}: nested more than {_MAX_DEPTH} deep; write it flatter")
+    # A file's text is sound, so only an escape can bring in what is not.
+    if "\\u" in text and (faults := list(unencodable(data))):
+        raise ValueError("\n".join(faults))
+    try:
+        task = Task.model_validate(_of_openai(data, text) if "messages" in data else data)
+    except ValidationError as error:
+        raise ValueError(explain(error, whole="task")) from error
+    if task.prompt is not None and task.answer is None:
+        raise ValueError("answer: required, but missing")
+    return task
+
+
+def _read_json(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_finite, parse_float=_finite)
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON: {error}") from error
     except RecursionError as error:
         raise ValueError("not valid JSON: nested too deeply") from error
-    if not isinstance(data, dict):
-        raise ValueError("a task must be a JSON object: {...}")
-    # A file's text is sound, so only an escape can bring in what is not.
-    if "\\u" in line and (faults := list(unencodable(data))):
-        raise ValueError("\n".join(faults))
-    try:
-        return Task.model_validate(data)
-    except ValidationError as error:
-        raise ValueError(explain(error, whole="task")) from error
+    except ValueError as error:
+        raise ValueError("\n".join(_long_numbers(text)) or str(error)) from error
 
 
 def _finite(text: str) -> float:
@@ -86,3 +181,72 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"not valid JSON: {text} is not a finite number")
     return number
+
+
+class _Digits(str):
+    """An integer as it is written."""
+
+
+def _long_numbers(text: str) -> Iterator[str]:
+    """Integers that Python refuses to read, because that takes time: each with its field."""
+    try:
+        data = json.loads(text, parse_int=_Digits)
+    except (ValueError, RecursionError):
+        return
+    for name, value in _values(data):
+        if isinstance(value, _Digits):
+            length = len(value.lstrip("-"))
+            if length > sys.get_int_max_str_digits() > 0:
+                remedy = "write it as text, in quotes, or remove it"
+                yield f"{name or 'task'}: a number of {length} digits cannot be read; {remedy}"
+
+
+def _values(data: object) -> Iterator[tuple[str, object]]:
+    """The dotted names and the values of all that stands in a JSON value, however deep."""
+    left: list[tuple[str, object]] = [("", data)]
+    while left:
+        name, value = left.pop()
+        yield name, value
+        parts = enumerate(value) if isinstance(value, list) else ()
+        parts = value.items() if isinstance(value, dict) else parts
+        left += [(f"{name}.{key}" if name else str(key), part) for key, part in parts]
+
+
+def _too_deep(data: dict[str, Any]) -> str | None:
+    """The field in which something is nested too deeply, if any is."""
+    for name, value in data.items():
+        level = [value]
+        for _ in range(_MAX_DEPTH):
+            level = [part for each in level for part in _parts(each)]
+        if level:
+            return name
+    return None
+
+
+def _parts(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _of_openai(data: dict[str, Any], text: str) -> dict[str, Any]:
+    """A line with ``messages`` as the fields of a task."""
+    if wrong := [key for key in _TOOLS if key in data]:
+        raise ValueError(f"{wrong[0]}: no tools are offered to the model here; remove it")
+    columns = {key: value for key, value in data.items() if key not in Task.model_fields}
+    own = {key: data[key] for key in Task.model_fields if data.get(key) is not None}
+    metadata = own.setdefault("metadata", {})
+    if not isinstance(metadata, dict):
+        raise ValueError("metadata: must be an object {...}; call the column otherwise")
+    if twice := [key for key in columns if key in metadata]:
+        raise ValueError(f"{twice[0]}: stands in the metadata too; remove one of them")
+    own.setdefault("id", _derived_id(text))
+    if columns.get("reference_answer") not in (None, ""):
+        own.setdefault("answer", columns["reference_answer"])
+    texts = {key: as_text(own[key]) for key in ("id", "answer", "solution") if key in own}
+    return own | texts | {"metadata": metadata | columns}
+
+
+def as_text(value: object) -> str:
+    """How a template shows a value of JSON: a text as it is, else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -53,6 +53,20 @@ def write(root: Path, folder: str, fill: Callable[[Path], None]) -> str:
     return digest
 
 
+def copy(source: Path, target: Path) -> None:
+    """Copy the regular files of a folder, but for its manifest.
+
+    They share their content with the original where the disk can do that, and then take no room.
+    """
+    target.mkdir(parents=True)
+    for entry in os.scandir(source):
+        if entry.name != _MANIFEST and entry.is_file(follow_symlinks=False):
+            try:
+                os.link(entry.path, target / entry.name)
+            except OSError:  # another disk, or one without links
+                shutil.copy2(entry.path, target / entry.name)
+
+
 def seal(folder: Path) -> str:
     """Add the manifest, with the digest of each file in the folder and below; returns its own."""
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]

@@ -99,9 +99,14 @@ class Deployment:
         """Published weights, a folder per version below a folder per job."""
         return self.data_dir / "weights"
 
+    @property
+    def jobs_dir(self) -> Path:
+        """A folder per job."""
+        return self.data_dir / "jobs"
+
     def job_dir(self, job_id: str) -> Path:
         """A job's log, samples, checkpoints and final model."""
-        return self.data_dir / "jobs" / job_id
+        return self.jobs_dir / job_id
 
 
 def home_dir(environment: Mapping[str, str]) -> Path:

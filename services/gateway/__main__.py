@@ -3,37 +3,50 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+from dataclasses import dataclass, field
 
 from fastapi import FastAPI
 
 from services.chassis.deployment import DeploymentError
 from services.chassis.service import Service, run_service
 from services.gateway.app import create_app
+from services.gateway.files.expiry import expire_forever
 from services.gateway.watch.fleet import watch_forever
 from services.gateway.watch.watchdog import Watchdog
 
 
-async def watch(watchdog: Watchdog, service: Service) -> None:
-    """Watch the stack until told to stop."""
-    await asyncio.gather(watch_forever(service), watchdog.watch_forever(service))
+@dataclass
+class Gateway:
+    """The application, and what goes on beside its requests."""
 
+    watchdog: Watchdog = field(default_factory=Watchdog)
+    app: FastAPI = field(default_factory=FastAPI)
 
-def make_app(watchdog: Watchdog, service: Service) -> FastAPI:
-    """The application; it is never served without a key.
+    def make_app(self, service: Service) -> FastAPI:
+        """The application; it is never served without a key.
 
-    Raises:
-        DeploymentError: if there is no key.
-    """
-    if not service.deployment.api_keys:
-        raise DeploymentError("WEIR_API_KEYS is empty; set it to one or more keys, by commas")
-    return create_app(service, watchdog=watchdog)
+        Raises:
+            DeploymentError: if there is no key.
+        """
+        if not service.deployment.api_keys:
+            raise DeploymentError("WEIR_API_KEYS is empty; set it to one or more keys, by commas")
+        self.app = create_app(service, watchdog=self.watchdog)
+        return self.app
+
+    async def watch(self, service: Service) -> None:
+        """Watch the stack and the files until told to stop."""
+        desk, uploads = self.app.state.desk, self.app.state.uploads
+        await asyncio.gather(
+            watch_forever(service),
+            self.watchdog.watch_forever(service),
+            expire_forever(service, desk, uploads),
+        )
 
 
 def main() -> None:
     """Run the gateway, whose watchdog both watches and answers."""
-    watchdog = Watchdog()
-    run_service("gateway", partial(watch, watchdog), partial(make_app, watchdog))
+    gateway = Gateway()
+    run_service("gateway", gateway.watch, gateway.make_app)
 
 
 if __name__ == "__main__":

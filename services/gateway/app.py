@@ -6,14 +6,18 @@ from fastapi import FastAPI
 
 from services.chassis.service import Service
 from services.gateway import errors
+from services.gateway.files.intake import Intake
 from services.gateway.files.routes import files
 from services.gateway.files.shelf import MAX_FILE_BYTES, FileShelf
+from services.gateway.files.upload_routes import uploads
+from services.gateway.files.uploads import Uploads
 from services.gateway.jobs.desk import JobDesk
 from services.gateway.jobs.following import Feeds
 from services.gateway.jobs.routes import jobs
 from services.gateway.middleware.keys import Guarded, parse_keys
 from services.gateway.middleware.limits import Bounded
 from services.gateway.middleware.measured import Measured
+from services.gateway.models.routes import models
 from services.gateway.openai.grader_routes import graders
 from services.gateway.page import routes as page
 from services.gateway.samples.reading import Samples
@@ -37,11 +41,15 @@ def create_app(
     )
     shelf = FileShelf(service.deployment.files_dir, max_file_bytes)
     app.state.desk = JobDesk(service, shelf)
+    app.state.intake = Intake(shelf)
+    app.state.uploads = Uploads(app.state.intake)
     app.state.feeds = Feeds(app.state.desk)
     app.state.samples = Samples()
     app.state.watchdog = watchdog or Watchdog()
     app.include_router(files)
+    app.include_router(uploads)
     app.include_router(jobs)
+    app.include_router(models)
     app.include_router(samples)
     app.include_router(graders)
     page.install(app)

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable
+from operator import itemgetter
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Query
 
 from services.gateway.errors import Problem
 
+T = TypeVar("T")
 Json = dict[str, Any]
 Limit = Annotated[int, Query(ge=1, le=100)]
 LongLimit = Annotated[int, Query(ge=1, le=1000)]
 
 
-def after_id(objects: list[Json], after: str | None, limit: int) -> tuple[list[Json], bool]:
+def after_id(
+    objects: list[T], after: str | None, limit: int, id_of: Callable[[T], str] = itemgetter("id")
+) -> tuple[list[T], bool]:
     """Up to ``limit`` of the objects that stand after an id, and whether there are more.
 
     Raises:
         Problem: 400 if none has that id.
     """
-    ids = [item["id"] for item in objects]
+    ids = list(map(id_of, objects))
     if after is not None and after not in ids:
         raise Problem(400, f"after: there is no {after!r} in this list", param="after")
     rest = objects if after is None else objects[ids.index(after) + 1 :]

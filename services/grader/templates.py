@@ -5,14 +5,14 @@ What is filled in is never read as a template again, so no response can ask for 
 
 from __future__ import annotations
 
-import json
 import re
 
 from protocol.messages import Task
+from protocol.tasks import as_text
 from pydantic import JsonValue
 
 _PLACE = re.compile(r"\{\{\s*([A-Za-z_][\w.]*)\s*\}\}")
-_METADATA = "item.metadata."
+_ITEM, _METADATA = "item.", "metadata."
 
 
 class UnknownField(KeyError):
@@ -20,7 +20,9 @@ class UnknownField(KeyError):
 
 
 def fill(template: str, task: Task, text: str) -> str:
-    """The template with ``item.{id,prompt,answer,solution,metadata.x}`` and the response's text.
+    """The template with the response's text, and ``item.{id,prompt,answer,solution,metadata.x}``.
+
+    Any other ``item.x`` is the task's ``metadata.x``.
 
     Raises:
         UnknownField: if it names anything else, or something that this task lacks.
@@ -46,7 +48,7 @@ def _value(name: str, task: Task, text: str) -> str:
         "item.solution": task.solution,
     }
     value = known.get(name)
-    if name.startswith(_METADATA):
+    if name.startswith(_ITEM) and name not in known:
         value = _looked_up(name, task)
     if value is None:
         raise UnknownField(name)
@@ -55,8 +57,8 @@ def _value(name: str, task: Task, text: str) -> str:
 
 def _looked_up(name: str, task: Task) -> str:
     value: JsonValue = dict(task.metadata)
-    for key in name.removeprefix(_METADATA).split("."):
+    for key in name.removeprefix(_ITEM).removeprefix(_METADATA).split("."):
         if not isinstance(value, dict) or key not in value:
             raise UnknownField(name)
         value = value[key]
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return as_text(value)

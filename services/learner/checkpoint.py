@@ -18,6 +18,7 @@ from services.learner.faults import MachineFault
 from services.learner.ranks import Team
 
 _STATE = "state.json"
+_MODEL = "model"
 _KEPT = 2
 _LEFTOVER = re.compile(r"\.(unfinished|replaced)-(?:(\d+)-)?(.+)")
 
@@ -38,6 +39,7 @@ class LearnerState(Message):
     evaluated: int = 0  # how many there were, where some are left out
     totals: dict[str, float]
     phase_seconds: dict[str, float] = Field(default_factory=dict)
+    metrics: dict[str, float | None] = Field(default_factory=dict)  # of the last step
     ranks: int | None = None  # that saved the models; as many must load them
 
 
@@ -78,13 +80,19 @@ class Checkpoints:
         return None
 
     async def save(
-        self, team: Team, state: LearnerState, commit: Callable[[], Awaitable[None]]
+        self,
+        team: Team,
+        state: LearnerState,
+        commit: Callable[[], Awaitable[None]],
+        export: Callable[[Path], Awaitable[None]] | None = None,
     ) -> Path:
         """Save a checkpoint; it exists from one moment to the next, or not at all.
 
-        The newest whole ones stay, the others go.
+        The newest whole ones stay, the others go. The policy lies in it as a Hugging Face folder
+        too, which another job can start from.
 
         Args:
+            export: writes that folder, if not the team.
             commit: called when all is written and before it counts; raising prevents it.
         """
         target = self.folder / checkpoint_name(state.step, state.pretrained)
@@ -92,6 +100,7 @@ class Checkpoints:
 
         async def fill(folder: Path) -> None:
             await team.save(folder)
+            await (export or team.export)(folder / _MODEL)
             (folder / _STATE).write_text(stored.model_dump_json(indent=1), encoding="utf-8")
             await asyncio.to_thread(weights.seal, folder)
 

@@ -163,6 +163,9 @@ class _Attempt:
         except StopRequested:
             await learning.save_checkpoint()
             raise
+        except CancelRequested:
+            await self._save_for_others(learning)
+            raise
         await self._succeed(learning, outcome)
 
     async def _prepare(self) -> Learning:
@@ -272,6 +275,16 @@ class _Attempt:
                 f"there are none set WEIR_LEARNER_RANKS={state.ranks}"
             )
         return newest
+
+    async def _save_for_others(self, learning: Learning) -> None:
+        """What a cancelled job has learned stays for other jobs, if the disk takes it."""
+        try:
+            if learning.is_ahead:
+                await learning.save_checkpoint()
+        except OSError as error:
+            log.exception("no last checkpoint")
+            message = f"its last checkpoint is lost: {error}"
+            await learning.parts.reporter.say("unsaved", message, level="warn")
 
     async def _succeed(self, learning: Learning, outcome: Outcome) -> None:
         """Save the final weights beside a last checkpoint, and say how it went."""

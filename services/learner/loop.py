@@ -21,6 +21,7 @@ from services.learner.measured import Measured
 from services.learner.parts import Parts
 from services.learner.progress import Progress
 from services.learner.reconciler import Reconciler
+from services.learner.report import numbers_in
 from services.learner.sample_facts import sampled_groups
 from services.learner.samples import GroupFacts, Sample, samples_of
 from services.learner.scoring import Scoring
@@ -201,6 +202,7 @@ class Learning:
             "dropped_responses": dict(facts.dropped_responses),
             "groups": await self.account(Purpose.TRAIN),
         }
+        self.progress.metrics = numbers_in(data)
         await self.parts.reporter.step(self.step, data)
         if selection.is_undersampled:
             await self.parts.reporter.undersampled(self.step, selection)
@@ -248,7 +250,8 @@ class Learning:
             await self.parts.store.sync()
             await self.parts.intake.roll_log()
             state = self.progress.state(self.parts.intake.first_segment_needed)
-            await self.parts.checkpoints.save(self.parts.team, state, self._commit)
+            export = partial(self.parts.publisher.export, self.parts.team, self.step)
+            await self.parts.checkpoints.save(self.parts.team, state, self._commit, export)
             await self.parts.intake.drop_segments(self.parts.checkpoints.first_segment_needed())
         self.saved = self.progress.checkpoint_name
 
@@ -256,6 +259,11 @@ class Learning:
     def is_saved(self) -> bool:
         """Whether there is a checkpoint of this moment."""
         return self.saved == self.progress.checkpoint_name
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the policy is ahead of what all checkpoints hold."""
+        return self.step > 0 and not self.is_saved and not self._replaying
 
     async def _commit(self) -> None:
         """The fence: a superseded attempt stops here, before its checkpoint counts."""

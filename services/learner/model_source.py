@@ -24,21 +24,21 @@ def model_folder(path: str, deployment: Deployment, field: str = "model.path") -
     """The folder of a recipe's model, downloaded if it is a hub id and the deployment allows it.
 
     Args:
-        path: a folder below an allowed root, or a hub id.
+        path: a folder below an allowed root or of a job, or a hub id.
         field: where the recipe names it.
 
     Raises:
         ModelNotFound: if no allowed root holds it, or it has no safetensors weights.
         NotOnHub: if it is to come from the hub, and the hub has none with safetensors weights.
     """
-    folder = folder_under_roots(path, deployment.model_roots, field)
+    made_by_jobs = deployment.jobs_dir.resolve()
+    folder = folder_under_roots(path, (*deployment.model_roots, made_by_jobs), field)
     if folder is not None:
         return folder
     if deployment.model_hub and not Path(path).is_absolute():
         return _downloaded(path, field)
-    roots = ", ".join(str(root) for root in deployment.model_roots)
     raise ModelNotFound(
-        f"{field}: no model folder {path!r} under {roots} (WEIR_MODEL_ROOTS); "
+        f"{field}: no model folder {path!r} under one of WEIR_MODEL_ROOTS; "
         "to download it from a model hub set WEIR_MODEL_HUB=on"
     )
 

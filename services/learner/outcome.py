@@ -33,7 +33,7 @@ class Outcome:
 
     async def end(self, state: JobState, error: str | None = None, **values: Any) -> None:
         """The job ends with the attempt."""
-        failed = state is JobState.FAILED
+        failed, error = state is JobState.FAILED, error and self._without_places(error)
         # A job that has failed may be resumed, and fail once more.
         event_id = f"end:{state}:{self.attempt}" if failed else f"end:{state}"
         message = f"{state}: {error}" if failed else str(state)
@@ -56,6 +56,7 @@ class Outcome:
             cause: the same for the same problem; people are told once per step and cause.
         """
         self.service.readiness.set(False, problem)
+        problem = self._without_places(problem)
         await self._update(state=JobState.PAUSED, error=problem, attempts_since_checkpoint=0)
         step = (await self._current()).step
         message = f"paused at step {step}: {problem}. It goes on by itself when that is mended"
@@ -76,7 +77,7 @@ class Outcome:
         What counts is failures in a row without a step or a checkpoint in between.
         """
         failures = (await self._current()).failures + 1
-        reason = f"{type(error).__name__}: {error}"
+        reason = self._without_places(f"{type(error).__name__}: {error}")
         if failures >= _MOST_FAILURES:
             last = f"{failures} attempts in a row broke without progress; the last one: {reason}"
             await self.end(JobState.FAILED, error=last)
@@ -97,6 +98,14 @@ class Outcome:
             "give its machine more), or it lost Redis; another attempt begins"
         )
         await self._reporter.say(f"silent:{self.record.step}", message, level="warn")
+
+    def _without_places(self, text: str) -> str:
+        """A text for people who use the stack, and need not know where its folders lie."""
+        deployment = self.service.deployment
+        text = text.replace(f"{deployment.data_dir}/", "WEIR_DATA_DIR/")
+        for root in deployment.model_roots:
+            text = text.replace(f"{root}/", "WEIR_MODEL_ROOTS/")
+        return text
 
     async def _current(self) -> JobRecord:
         return await self.service.exchange.job(self.record.id) or self.record

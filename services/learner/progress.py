@@ -43,6 +43,7 @@ class Progress:
     evaluated: int = 0
     totals: dict[str, float] = field(default_factory=_no_totals)
     phase_seconds: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float | None] = field(default_factory=dict)  # of the last step
 
     @classmethod
     def of(cls, state: LearnerState) -> Progress:
@@ -57,6 +58,7 @@ class Progress:
             evaluated=max(state.evaluated, len(state.evaluations)),
             totals=_no_totals() | {"updates": float(state.step)} | state.totals,
             phase_seconds=dict(state.phase_seconds),
+            metrics=dict(state.metrics),
         )
         for purpose, stored in state.ledgers.items():
             progress.ledgers[purpose].restore(stored)
@@ -75,6 +77,7 @@ class Progress:
             evaluated=self.evaluated,
             totals=self.totals,
             phase_seconds=self.phase_seconds,
+            metrics=self.metrics,
         )
 
     @property

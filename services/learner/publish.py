@@ -48,6 +48,16 @@ class Publisher:
         self._kept.append(folder)
         await asyncio.to_thread(weights.retain, self.root, self.job_id, self.attempt, self._kept)
 
+    async def export(self, team: Team, number: int, folder: Path) -> None:
+        """Write the current weights, which are version ``number``, as a Hugging Face folder.
+
+        If they are published, the files are shared with that version where the disk can do that.
+        """
+        if self.newest is None or self.newest.number != number:
+            await team.export(folder)
+        else:
+            await asyncio.to_thread(weights.copy, self.root / self.newest.folder, folder)
+
 
 async def withdraw(root: Path, job_id: str) -> None:
     """Remove all versions of a job that has ended: nobody needs them any more."""

@@ -118,6 +118,15 @@ class Reporter:
         await self.exchange.record_event(event)
 
 
+def numbers_in(metrics: Mapping[str, Any]) -> dict[str, float | None]:
+    """The numbers among metrics; None for one that is not finite."""
+    return {
+        name: float(value) if math.isfinite(value) else None
+        for name, value in metrics.items()
+        if isinstance(value, Real)
+    }
+
+
 def as_json(value: Any) -> Any:
     """What JSON can hold of a value: null for a number that is not finite, a text for an object."""
     if isinstance(value, Mapping):

@@ -64,7 +64,12 @@ def _plain(task: Task, template: str, tokenizer: Tokenizer) -> list[int]:
 def _chat(task: Task, tokenizer: Tokenizer) -> list[int]:
     if tokenizer.chat_template is None:
         raise PromptError("the model has no chat template: set model.prompt_template in the recipe")
-    turns = [{"role": turn.role, "content": turn.content} for turn in task.messages or ()]
+    # Most templates know no developer, and some would leave out what it says.
+    roles = {} if "developer" in str(tokenizer.chat_template) else {"developer": "system"}
+    turns = [
+        {"role": roles.get(turn.role, turn.role), "content": turn.content}
+        for turn in task.messages or ()
+    ]
     if task.prompt is not None:
         turns = [{"role": "user", "content": task.prompt}]
     return list(

@@ -149,7 +149,7 @@ def test_a_stopped_stack_keeps_its_jobs_and_models(stack: Stack, trained: Json) 
     stack.compose("start", *stack.services)
     stack.wait_until_ready()
     assert {job.id for job in stack.sdk.fine_tuning.jobs.list()} == jobs
-    model = stack.job(trained["id"])["fine_tuned_model"]
+    model = stack.job(trained["id"])["weir"]["result"]["model"]
     assert "model.safetensors" in stack.execute("learner", "ls", model)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from services.gateway.cli.comparison import compare
+from services.gateway.cli.terminal import cell, table
 
 Result = Mapping[str, Any]
 _BEFORE = ("step", "tasks", "responses", "avg@k", "95 % interval")
@@ -22,12 +23,12 @@ def evaluations_in(events: Iterable[Mapping[str, Any]]) -> list[Result]:
 def evaluations_table(results: Sequence[Result]) -> Table:
     """One row per evaluation; a column of pass@k for every k above 1."""
     passes = sorted({k for result in results for k in _passes(result)})
-    table = Table(box=None, pad_edge=False)
+    rows = table()
     for head in (*_BEFORE, *(f"pass@{k}" for k in passes), *_AFTER):
-        table.add_column(head, justify="right")
+        rows.add_column(head, justify="right")
     for result in results:
-        table.add_row(
-            str(result["step"]),
+        row = (
+            result["step"],
             f"{result['tasks']:,}",
             f"{result['samples']:,}",
             _number(result["accuracy"]),
@@ -36,10 +37,11 @@ def evaluations_table(results: Sequence[Result]) -> Table:
             _number(result["process"]),
             _number(result["response_length"], "{:.1f}"),
             _number(result.get("truncated"), "{:.1%}"),
-            str(result["ungradable"]),
+            result["ungradable"],
             _failed(result),
         )
-    return table
+        rows.add_row(*map(cell, row))
+    return rows
 
 
 def gain_line(results: Sequence[Result]) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from services.gateway.cli.evaluations import evaluation_line, evaluations_in
+from services.gateway.cli.terminal import cell, visible
+from services.gateway.watch.stalls import duration
+from services.gateway.watch.story import KEPT_STEPS, median_of
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 32
@@ -40,6 +43,7 @@ class Progress:
     step: int = 0
     curves: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     evaluations: list[Mapping[str, Any]] = field(default_factory=list)
+    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
 
     def see(self, event: Mapping[str, Any]) -> None:
         """Take in the numbers of a metrics event; whatever is missing is not shown."""
@@ -48,9 +52,17 @@ class Progress:
             return
         self.evaluations += evaluations_in([event])
         self.step = max(self.step, _number(data.get("step"), self.step))
+        if isinstance(data.get("seconds"), int | float):
+            self.step_seconds.append(data["seconds"])
         for name, _, _ in _SHOWN:
             if isinstance(data.get(name), int | float):
                 self.curves[name].append(float(data[name]))
+
+    @property
+    def left(self) -> str:
+        """How long the rest takes at the median time of the last steps; empty if unknown."""
+        median = median_of(self.step_seconds)
+        return "" if median is None else f"{duration((self.steps - self.step) * median)} left"
 
     def line(self) -> str:
         """The newest numbers in one plain line."""
@@ -58,13 +70,13 @@ class Progress:
         for name, label, form in _SHOWN:
             if self.curves[name]:
                 parts.append(f"{label} {form.format(self.curves[name][-1])}")
-        return "  ".join(parts)
+        return "  ".join(filter(None, [*parts, self.left]))
 
     def table(self) -> RenderableType:
         """The newest numbers with their curves, under a bar."""
         head = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=self.steps, completed=self.step, width=40)
-        head.add_row(Text(self.job_id, style="bold"), bar, f"{self.step}/{self.steps}")
+        head.add_row(cell(self.job_id, "bold"), bar, f"{self.step}/{self.steps}  {self.left}")
         rows = Table.grid(padding=(0, 2))
         for name, label, form in _SHOWN:
             if curve := self.curves[name]:
@@ -104,7 +116,7 @@ class LiveView:
             self._say(self.progress.line())
 
     def _say(self, line: str) -> None:
-        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

@@ -1,10 +1,4 @@
-"""A client of the gateway: upload, submit, follow, cancel, fetch the model.
-
->>> with WeirClient("http://127.0.0.1:8000", "key") as weir:  # doctest: +SKIP
-...     job = weir.submit_recipe(load_recipe(Path("recipes/demo.toml")))
-...     for event in weir.events(job["id"]):
-...         print(event["message"])
-"""
+"""A client of the gateway: upload, submit, follow, cancel, fetch the model."""
 
 from __future__ import annotations
 
@@ -12,6 +6,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
@@ -24,7 +19,7 @@ from services.gateway.client.part_file import PartFile
 JOBS = "/v1/fine_tuning/jobs"
 _PATIENCE_S = 60.0
 _PAUSE_S = 1.0
-_PAGE = 1000  # events
+_JOBS_A_PAGE, _EVENTS_A_PAGE = 100, 1000
 _CHUNK = 2**18
 
 Json = dict[str, Any]
@@ -43,10 +38,13 @@ class WeirError(Exception):
 
 
 class WeirClient:
-    """Talks to one gateway. Requests that fail in transit are repeated; nothing happens twice."""
+    """Talks to one gateway, by its address with or without ``/v1``.
+
+    Requests that fail in transit are repeated; nothing happens twice.
+    """
 
     def __init__(self, url: str, key: str, *, transport: httpx.BaseTransport | None = None) -> None:
-        self.url = url.rstrip("/")
+        self.url = url.rstrip("/").removesuffix("/v1")
         self._http = httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"},
@@ -93,36 +91,33 @@ class WeirClient:
 
     def job(self, job_id: str) -> Json:
         """One job."""
-        return self._request("GET", f"{JOBS}/{job_id}")
+        return self._request("GET", _path(job_id))
 
     def why(self, job_id: str) -> Json:
         """Whether a job moves, what it waits for, and who does what."""
-        return self._request("GET", f"{JOBS}/{job_id}/why")
+        return self._request("GET", _path(job_id, "why"))
 
     def jobs(self, limit: int = 20, *, after: str | None = None) -> list[Json]:
         """The newest jobs, or those that are older than the job ``after``; newest first."""
-        params = {"limit": limit} | ({"after": after} if after else {})
-        return self._request("GET", JOBS, params=params)["data"]
+        query = {"limit": min(limit, _JOBS_A_PAGE)} | ({"after": after} if after else {})
+        return list(islice(self._pages(JOBS, query), limit))
 
     def cancel(self, job_id: str) -> Json:
         """Ask a job to end."""
-        return self._request("POST", f"{JOBS}/{job_id}/cancel")
+        return self._request("POST", _path(job_id, "cancel"))
 
     def pause(self, job_id: str) -> Json:
         """Ask a job to write a checkpoint and rest."""
-        return self._request("POST", f"{JOBS}/{job_id}/pause")
+        return self._request("POST", _path(job_id, "pause"))
 
     def resume(self, job_id: str) -> Json:
         """Ask a job that rests to go on."""
-        return self._request("POST", f"{JOBS}/{job_id}/resume")
+        return self._request("POST", _path(job_id, "resume"))
 
     def past_events(self, job_id: str, *, after: str | None = None) -> Iterator[Json]:
         """A job's events until now, oldest first."""
-        page: Json = {"has_more": True, "last_id": after}
-        while page["has_more"]:
-            params = {"limit": _PAGE} | ({"after": page["last_id"]} if page["last_id"] else {})
-            page = self._request("GET", f"{JOBS}/{job_id}/events", params=params)
-            yield from page["data"]
+        query = {"order": "asc", "limit": _EVENTS_A_PAGE} | ({"after": after} if after else {})
+        return self._pages(_path(job_id, "events"), query)
 
     def samples(self, job_id: str, **query: Any) -> Iterator[Json]:
         """A job's samples, newest first; ``query`` is that of the route, its ``limit`` of a page.
@@ -130,16 +125,11 @@ class WeirClient:
         Raises:
             WeirError: naming the part of the query that is wrong.
         """
-        page: Json = {"has_more": True}
-        while page["has_more"]:
-            page = self._request("GET", f"{JOBS}/{quote(job_id, safe='')}/samples", params=query)
-            yield from page["data"]
-            query["after"] = page["last_id"]
+        return self._pages(_path(job_id, "samples"), query)
 
     def sample_group(self, job_id: str, key: str) -> Json:
         """A group such as ``train:17``, with the text and the numbers of every token."""
-        path = f"{JOBS}/{quote(job_id, safe='')}/samples/{quote(key, safe='')}"
-        return self._request("GET", path)
+        return self._request("GET", _path(job_id, "samples", key))
 
     def events(self, job_id: str, *, after: str | None = None) -> Iterator[Json]:
         """A job's events as they happen, until it has ended; goes on by itself where a line broke.
@@ -178,14 +168,13 @@ class WeirClient:
             WeirError: saying why the job has no model, why the disk does not take it, or that the
                 gateway was away for a minute.
         """
-        url = f"{JOBS}/{quote(job_id, safe='')}/model"
-        listed = self._request("GET", url)["data"]
+        listed = self._request("GET", _path(job_id, "model"))["data"]
         total, before = sum(file["bytes"] for file in listed), 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for file in listed:
                 part = PartFile(_within(folder, file["name"]), file["bytes"], file["modified_us"])
-                for here in self._download(f"{url}/{quote(file['name'], safe='')}", part):
+                for here in self._download(_path(job_id, "model", file["name"]), part):
                     on_progress(file["name"], before + here, total)
                 before += part.size
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
@@ -244,20 +233,31 @@ class WeirClient:
 
     def _stream(self, job_id: str, after: str | None) -> Iterator[str]:
         headers = {"Last-Event-ID": after} if after else {}
-        url = f"{JOBS}/{job_id}/events"
-        with self._http.stream("GET", url, params={"stream": "true"}, headers=headers) as reply:
+        url, query = _path(job_id, "events"), {"stream": "true"}
+        with self._http.stream("GET", url, params=query, headers=headers) as reply:
             if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE:
                 return
-            if reply.is_error:
+            if not reply.headers.get("content-type", "").startswith("text/event-stream"):
                 reply.read()
                 raise _refused(reply)
             yield from reply.iter_lines()
+
+    def _pages(self, url: str, query: Json) -> Iterator[Json]:
+        """What a list holds, from the place of ``query`` on."""
+        while True:
+            page = self._request("GET", url, params=query)
+            yield from page["data"]
+            if not page["has_more"] or page["last_id"] == query.get("after"):
+                return
+            query = query | {"after": page["last_id"]}
 
     def _request(self, method: str, path: str, *, tries: int = 3, **content: Any) -> Json:
         try:
             reply = self._http.request(method, path, **content)
         except httpx.ConnectError as error:
-            raise WeirError(f"nothing answers at {self.url}; `weir up` starts a stack") from error
+            raise WeirError(
+                f"nothing answers at {self.url} ({error}); `weir up` starts a stack"
+            ) from error
         except httpx.TransportError as error:
             if tries == 1:
                 raise WeirError(f"{self.url}: {error}") from error
@@ -268,6 +268,10 @@ class WeirClient:
                 raise _refused(reply)
         time.sleep(_PAUSE_S)
         return self._request(method, path, tries=tries - 1, **content)
+
+
+def _path(job_id: str, *parts: str) -> str:
+    return "/".join([JOBS, *(quote(part, safe="") for part in (job_id, *parts))])
 
 
 def _within(folder: Path, name: str) -> Path:

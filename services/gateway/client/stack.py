@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
 from services.chassis.deployment import DeploymentError, home_dir, variable, words
 
 
@@ -25,16 +27,20 @@ class Stack:
 
 
 def find_stack(environment: Mapping[str, str] = os.environ) -> Stack:
-    """The gateway of WEIR_URL, else the one that ``weir up`` started here.
+    """The gateway of WEIR_URL, with or without ``/v1``, else the one of ``weir up`` here.
 
     The key of WEIR_URL is WEIR_API_KEY or in the file of WEIR_API_KEY_FILE, else, as on the
     gateway's own machine, the first plain one of WEIR_API_KEYS or of WEIR_API_KEYS_FILE's file.
 
     Raises:
-        NoStack: if there is neither, or no key.
+        NoStack: if there is neither, or no key, or one of them cannot be used.
     """
     url = environment.get("WEIR_URL")
     if url:
+        try:
+            url = _address(url)
+        except ValueError as error:
+            raise NoStack(f"WEIR_URL={error}") from error
         key = _first_key(environment, "WEIR_API_KEY") or _first_key(environment, "WEIR_API_KEYS")
         if key is None:
             raise NoStack(
@@ -42,16 +48,16 @@ def find_stack(environment: Mapping[str, str] = os.environ) -> Stack:
                 "WEIR_API_KEY_FILE to a file that holds one in plain text"
             )
         return Stack(url, key, is_local=False)
-    path = home_dir(environment) / "stack.json"
+    path = home_dir(environment).absolute() / "stack.json"
     if not path.is_file():
         raise NoStack(
-            f"no stack runs here ({path} does not exist); start one with `weir up`, or set "
-            "WEIR_URL and WEIR_API_KEY"
+            f"no stack runs here ({path} does not exist); start one with `weir up`, go where one "
+            "was started, or set WEIR_URL and WEIR_API_KEY"
         )
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
-        return Stack(known["url"], known["api_key"], is_local=True)
-    except (ValueError, KeyError, TypeError) as error:
+        return Stack(_address(known["url"]), known["api_key"], is_local=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise NoStack(f"{path} is damaged ({error!r}); run `weir down` and `weir up`") from error
 
 
@@ -61,7 +67,20 @@ def _first_key(environment: Mapping[str, str], name: str) -> str | None:
         keys = variable(environment, name) or ""
     except DeploymentError as error:
         raise NoStack(str(error)) from error
-    return next((key for key in words(keys) if ":" not in key), None)  # the others are hashes
+    key = next((key for key in words(keys) if ":" not in key), None)  # the others are hashes
+    if key and not (key.isascii() and key.isprintable()):
+        raise NoStack(f"{name} holds a key with characters that HTTP cannot carry")
+    return key
+
+
+def _address(text: str) -> str:
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"{text!r} is no address: {error}") from error
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise ValueError(f"{text!r} is no address of a gateway, such as http://127.0.0.1:8000")
+    return text
 
 
 def model_for(stack: Stack, model: str) -> str:

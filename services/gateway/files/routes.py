@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
-import asyncio
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse
 
-from services.gateway.files.shelf import StoredFile, read_upload
+from services.gateway.files.form import receive_form
+from services.gateway.files.intake import Incoming, unless_gone, wish_of
+from services.gateway.files.shelf import StoredFile
 from services.gateway.jobs.desk import Desk
-from services.gateway.paging import Json, LongLimit, after_id, page_of
+from services.gateway.paging import Json, after_id, page_of
 
 files = APIRouter(prefix="/v1/files", tags=["files"])
 
 
 @files.post("")
-async def upload_file(request: Request, desk: Desk) -> StoredFile:
+async def upload_file(request: Request, intake: Incoming) -> StoredFile:
     """Keep a file of tasks; its id names it in a job."""
-    async with request.form(max_files=1, max_fields=8) as form:
-        source, name = read_upload(form)
-        return await asyncio.to_thread(desk.files.put, source, name)
+    with intake.scratch() as folder:
+        path, limit = folder / "tasks.jsonl", intake.shelf.max_bytes
+        received = await receive_form(request, path, file_field="file", max_bytes=limit)
+        wish = wish_of(received.fields)
+        return await unless_gone(request, intake.keep(received, wish.expires_after))
 
 
 @files.get("")
-def list_files(desk: Desk, after: str | None = None, limit: LongLimit = 1000) -> Json:
-    """Every file, newest first."""
-    return page_of(*after_id([stored.model_dump() for stored in desk.files.all()], after, limit))
+def list_files(
+    desk: Desk,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    order: Literal["asc", "desc"] = "desc",
+    purpose: str | None = None,
+) -> Json:
+    """Every file, newest first unless ``order`` is ``asc``."""
+    found = desk.files.all() if purpose in {None, "fine-tune"} else []
+    if order == "asc":
+        found.reverse()
+    page, has_more = after_id(found, after, limit, lambda stored: stored.id)
+    return page_of([stored.model_dump() for stored in page], has_more)
 
 
 @files.get("/{file_id}")

@@ -1,4 +1,4 @@
-"""Uploaded task files: checked line by line, then put in place by one rename.
+"""Uploaded task files: checked before they come here, then put in place by one rename.
 
 A file's id derives from its name and content, so that an upload may be repeated without effect.
 The shelf is a folder with ``{id}.jsonl``, which the learner reads, and ``{id}.json``, what is known
@@ -7,72 +7,85 @@ about it; a file exists from the moment when the latter does.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
+import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
-from protocol.tasks import TaskFileError, parse_tasks
 from pydantic import BaseModel, ValidationError
-from starlette.datastructures import FormData, UploadFile
 
-from services.gateway.errors import Problem, from_lines, not_found
+from services.gateway.errors import Problem, not_found
 
 MAX_FILE_BYTES = 100 * 2**20
-_CHUNK = 2**20
 _FILE_ID = re.compile(r"file-[0-9a-f]{24}")
+_SCRATCH = ".upload-"
 
 
 class StoredFile(BaseModel):
-    """A task file on the shelf, in OpenAI's shape; ``tasks`` is how many it holds."""
+    """A task file on the shelf, in OpenAI's shape; ``tasks`` is how many it holds.
+
+    ``columns`` says how many have each field that graders may name, None where that is not known.
+    """
 
     id: str
     object: Literal["file"] = "file"
     bytes: int
     created_at: int
+    expires_at: int | None = None
     filename: str
     purpose: Literal["fine-tune"] = "fine-tune"
     status: Literal["processed"] = "processed"
+    status_details: None = None
     tasks: int
+    columns: dict[str, int] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class FileShelf:
     """The folder of uploaded files. Its methods block, so routes call them in a thread."""
 
     folder: Path
     max_bytes: int = MAX_FILE_BYTES
+    # By id, with the time of its last change: a list reads only what is new.
+    _known: dict[str, tuple[int, StoredFile | None]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def put(self, source: BinaryIO, filename: str) -> StoredFile:
-        """Check and keep a file.
-
-        Raises:
-            Problem: 400 naming the wrong lines and fields, 413 if the file is too large.
-        """
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A folder beside the files that goes when the block ends."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".upload-", dir=self.folder) as scratch:
-            part = Path(scratch) / "tasks.jsonl"
-            digest, size = self._copy(source, part, hashlib.sha256(filename.encode() + b"\0"))
-            file_id = f"file-{digest[:24]}"
-            tasks = _count_tasks(part)
-            if (known := self.find(file_id)) is not None:
-                return known
-            stored = StoredFile(
-                id=file_id,
-                bytes=size,
-                created_at=int(time.time()),
-                filename=filename,
-                tasks=tasks,
-            )
-            description = Path(scratch) / "description.json"
-            _write_through(description, stored.model_dump_json())
-            part.rename(self.path(file_id))
-            description.rename(self._description(file_id))
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=self.folder) as folder:
+            yield Path(folder)
+
+    def remove_leftovers(self) -> None:
+        """Remove what a gateway left that was killed while it received files."""
+        for folder in self.folder.glob(f"{_SCRATCH}*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def keep(self, part: Path, stored: StoredFile) -> StoredFile:
+        """Put a file on the shelf that lies in a scratch folder.
+
+        One that is there already stays as long as either upload wants it to.
+        """
+        with self._lock:
+            known = self.find(stored.id)
+            if known is None:
+                with part.open("rb") as file:
+                    os.fsync(file.fileno())
+                part.rename(self.path(stored.id))
+            else:
+                ends = (known.expires_at, stored.expires_at)
+                later = None if None in ends else max(filter(None, ends))
+                stored = known.model_copy(update={"expires_at": later})
+            if stored != known:
+                self._describe(stored)
         return stored
 
     def find(self, file_id: str) -> StoredFile | None:
@@ -80,11 +93,11 @@ class FileShelf:
 
         One whose description is damaged is not there either: uploading it again mends it.
         """
-        if _FILE_ID.fullmatch(file_id) is None or not self._description(file_id).exists():
+        if _FILE_ID.fullmatch(file_id) is None:
             return None
         try:
             return StoredFile.model_validate_json(self._description(file_id).read_bytes())
-        except ValidationError:
+        except (FileNotFoundError, ValidationError):
             return None
 
     def get(self, file_id: str) -> StoredFile:
@@ -100,9 +113,19 @@ class FileShelf:
 
     def all(self) -> list[StoredFile]:
         """Every file, newest first."""
-        found = (self.find(path.stem) for path in self.folder.glob("file-*.json"))
-        files = [stored for stored in found if stored is not None]
+        changes = self._changes()
+        for file_id in set(self._known) - set(changes):
+            self._known.pop(file_id, None)
+        for file_id, changed in changes.items():
+            if self._known.get(file_id, (None,))[0] != changed:
+                self._known[file_id] = changed, self.find(file_id)
+        files = [known for _, known in list(self._known.values()) if known is not None]
         return sorted(files, key=lambda stored: (stored.created_at, stored.id), reverse=True)
+
+    def expired(self) -> list[str]:
+        """The files whose time is over."""
+        now = time.time()
+        return [each.id for each in self.all() if each.expires_at and each.expires_at <= now]
 
     def delete(self, file_id: str) -> None:
         """Take a file off the shelf.
@@ -110,9 +133,10 @@ class FileShelf:
         Raises:
             Problem: 404 if there is no such file.
         """
-        self.get(file_id)
-        self._description(file_id).unlink()
-        self.path(file_id).unlink()
+        with self._lock:
+            self.get(file_id)
+            self._description(file_id).unlink()
+            self.path(file_id).unlink()
 
     def path(self, file_id: str) -> Path:
         """Where the tasks of a file lie."""
@@ -121,35 +145,25 @@ class FileShelf:
     def _description(self, file_id: str) -> Path:
         return self.folder / f"{file_id}.json"
 
-    def _copy(self, source: BinaryIO, target: Path, digest: hashlib._Hash) -> tuple[str, int]:
-        size = 0
-        with target.open("wb") as file:
-            while chunk := source.read(_CHUNK):
-                size += len(chunk)
-                if size > self.max_bytes:
-                    raise too_large("file", self.max_bytes)
-                digest.update(chunk)
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-        return digest.hexdigest(), size
+    def _describe(self, stored: StoredFile) -> None:
+        with self.scratch() as folder:
+            description = folder / "description.json"
+            write_through(description, stored.model_dump_json())
+            description.rename(self._description(stored.id))
 
-
-def read_upload(form: FormData) -> tuple[BinaryIO, str]:
-    """The content and the name of the file in a multipart form.
-
-    Raises:
-        Problem: 400 naming the field that is missing, wrong or unknown.
-    """
-    purpose, file = form.get("purpose"), form.get("file")
-    for name in sorted(set(form) - {"purpose", "file"}):
-        raise Problem(400, f"{name}: unknown field; remove it", param=name)
-    if purpose != "fine-tune":
-        raise Problem(400, "purpose: must be 'fine-tune'", param="purpose")
-    if not isinstance(file, UploadFile):
-        raise Problem(400, "file: send a JSONL file as multipart/form-data", param="file")
-    name = (file.filename or "tasks.jsonl").replace("\\", "/").split("/")[-1]
-    return file.file, name[-255:]
+    def _changes(self) -> dict[str, int]:
+        """When each file's description was written last, in nanoseconds."""
+        if not self.folder.is_dir():
+            return {}
+        with os.scandir(self.folder) as entries:
+            names = {entry.name.removesuffix(".json"): entry for entry in entries}
+        found: dict[str, int] = {}
+        for file_id in filter(_FILE_ID.fullmatch, names):
+            try:
+                found[file_id] = names[file_id].stat().st_mtime_ns
+            except FileNotFoundError:  # deleted meanwhile
+                continue
+        return found
 
 
 def too_large(param: str, max_bytes: int) -> Problem:
@@ -158,25 +172,9 @@ def too_large(param: str, max_bytes: int) -> Problem:
     return Problem(413, message, param=param, code="too_large")
 
 
-def _write_through(path: Path, text: str) -> None:
+def write_through(path: Path, text: str) -> None:
+    """Write a file that outlives a power cut once it has been renamed."""
     with path.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _count_tasks(path: Path) -> int:
-    try:
-        return len(parse_tasks(_lines(path)))
-    except TaskFileError as error:
-        raise from_lines(error.problems, code="invalid_tasks", param="file") from error
-
-
-def _lines(path: Path) -> Iterator[str]:
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            try:
-                yield raw.decode("utf-8")
-            except UnicodeDecodeError as error:
-                problem = f"line {number}: byte {error.start + 1} is not valid UTF-8; re-encode it"
-                raise TaskFileError([problem]) from error

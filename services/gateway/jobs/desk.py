@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -16,9 +17,12 @@ from protocol.messages import JobRecord, JobState, Requested
 
 from services.chassis.service import Service
 from services.gateway.errors import Problem, conflict, in_time, not_found
+from services.gateway.files.columns import refuse_missing_columns
 from services.gateway.files.shelf import FileShelf, StoredFile
 from services.gateway.jobs.memory import check_memory
-from services.gateway.jobs.model_folder import resolve_model
+from services.gateway.models.files import remove_model
+from services.gateway.models.folders import resolve_model
+from services.gateway.models.own import with_own_models
 from services.gateway.openai.job_object import AnyJob, metadata_of, status_of
 from services.gateway.openai.submission import JobRequest, build_recipe, with_critic_folder
 
@@ -142,6 +146,44 @@ class JobDesk:
                     raise conflict(message, param="file_id")
             await asyncio.to_thread(self.files.delete, file_id)
 
+    async def expire_files(self) -> None:
+        """Delete the files whose time is over and that no job needs any more."""
+        async with self._turn:
+            expired = await asyncio.to_thread(self.files.expired)
+            if not expired:
+                return
+            needed: set[str | None] = set()
+            async for record in self._newest_readable_first():
+                if not record.state.is_final:
+                    needed |= {record.recipe.tasks.train, record.recipe.tasks.held_out}
+            for file_id in set(expired) - needed:
+                await asyncio.to_thread(self.files.delete, file_id)
+
+    async def delete_model(self, job_id: str) -> None:
+        """Delete the model that a job has trained.
+
+        Raises:
+            Problem: 404 if there is none, or 409 if the job has not ended.
+        """
+        async with self._turn:
+            record = await self._read(job_id)
+            if record is not None and not record.state.is_final:
+                message = f"job {job_id} has not ended; cancel the job first"
+                raise conflict(message, param="model")
+            await self._check_unused(self.service.deployment.job_dir(job_id) / "model")
+            await asyncio.to_thread(remove_model, self.service.deployment.job_dir(job_id))
+
+    async def _check_unused(self, folder: Path) -> None:
+        """Only jobs of earlier releases start from a model without a copy of their own."""
+        for job_id in await in_time(self.exchange.queue()):
+            record = await self._read(job_id)
+            if not isinstance(record, JobRecord) or record.state.is_final:
+                continue
+            recipe = record.recipe
+            if str(folder.resolve()) in {recipe.model.path, recipe.critic and recipe.critic.path}:
+                message = f"job {job_id} starts from this model; cancel that job first"
+                raise conflict(message, param="model")
+
     async def _revive(self, record: JobRecord) -> None:
         tasks = record.recipe.tasks
         async with self._turn:  # no file goes meanwhile
@@ -171,12 +213,18 @@ class JobDesk:
     async def _draw_up(self, request: JobRequest, job_id: str) -> JobRecord:
         train = await self._file(request.training_file, "training_file")
         held_out = request.validation_file
-        num_held_out = (await self._file(held_out, "validation_file")).tasks if held_out else 0
+        validation = await self._file(held_out, "validation_file") if held_out else None
         model = await asyncio.to_thread(resolve_model, request.model, self.service.deployment)
         recipe = await asyncio.to_thread(
             with_critic_folder, build_recipe(request, model, train.tasks), self._critic_folder
         )
+        refuse_missing_columns(recipe, train, "training_file")
+        if validation is not None:
+            refuse_missing_columns(recipe, validation, "validation_file")
+        num_held_out = 0 if validation is None else validation.tasks
         check_memory(recipe, num_held_out, await in_time(self.exchange.memory_limit()))
+        deployment = self.service.deployment
+        recipe = await asyncio.to_thread(with_own_models, recipe, deployment, job_id)
         return JobRecord(
             id=job_id, created_at=time.time(), recipe=recipe, request=request.as_sent()
         )

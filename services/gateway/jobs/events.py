@@ -1,11 +1,9 @@
-"""A job's events and checkpoints, as pages."""
+"""A job's events, as pages."""
 
 from __future__ import annotations
 
-import asyncio
 import re
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from protocol.messages import JobEvent
 
@@ -13,7 +11,7 @@ from services.gateway.errors import Problem, in_time
 from services.gateway.jobs.desk import JobDesk
 
 _ENTRY_ID = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")  # of two 64-bit numbers
-_CHECKPOINT = re.compile(r"step-(\d+)")
+Order = Literal["asc", "desc"]
 
 
 def event_object(entry_id: str, event: JobEvent) -> dict[str, Any]:
@@ -29,8 +27,8 @@ def event_object(entry_id: str, event: JobEvent) -> dict[str, Any]:
     }
 
 
-def checked_place(after: str | None, param: str) -> str:
-    """The place in the stream to go on after; the beginning if ``after`` is None.
+def checked_place(after: str | None, param: str) -> str | None:
+    """The place in the stream to go on after, if one is given.
 
     Raises:
         Problem: 400 if it is not the id of an event.
@@ -38,37 +36,16 @@ def checked_place(after: str | None, param: str) -> str:
     if after is not None and not _ENTRY_ID.fullmatch(after):
         message = f"{param}: {after!r} is not the id of an event, such as '1763686000000-0'"
         raise Problem(400, message, param=param)
-    return after or "0"
+    return after
 
 
 async def events_page(
-    desk: JobDesk, job_id: str, after: str, limit: int
+    desk: JobDesk, job_id: str, after: str | None, limit: int, order: Order
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Up to ``limit`` events, oldest first, and whether there are more."""
-    rows = await in_time(desk.exchange.events(job_id, after=after, count=limit + 1))
+    """Up to ``limit`` events in this order of time, and whether there are more."""
+    if order == "desc":
+        found = desk.exchange.events_back(job_id, before=after, count=limit + 1)
+    else:
+        found = desk.exchange.events(job_id, after=after or "0", count=limit + 1)
+    rows = await in_time(found)
     return [event_object(*row) for row in rows[:limit]], len(rows) > limit
-
-
-async def checkpoints(job_dir: Path, job_id: str) -> list[dict[str, Any]]:
-    """The checkpoints that a job has kept, newest first."""
-    return await asyncio.to_thread(_checkpoints, job_dir / "checkpoints", job_id)
-
-
-def _checkpoints(folder: Path, job_id: str) -> list[dict[str, Any]]:
-    if not folder.is_dir():
-        return []
-    names = [match for path in folder.iterdir() if (match := _CHECKPOINT.fullmatch(path.name))]
-    numbered = [(int(match[1]), folder / match[0]) for match in names]
-    return [_checkpoint_object(job_id, step, path) for step, path in sorted(numbered, reverse=True)]
-
-
-def _checkpoint_object(job_id: str, step: int, path: Path) -> dict[str, Any]:
-    return {
-        "id": f"ftckpt-{job_id}-{step}",
-        "object": "fine_tuning.job.checkpoint",
-        "created_at": int(path.stat().st_mtime),
-        "fine_tuned_model_checkpoint": str(path),
-        "fine_tuning_job_id": job_id,
-        "step_number": step,
-        "metrics": {"step": step},
-    }

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Request, Response
-from fastapi.responses import FileResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from protocol.messages import Requested
 
 from services.gateway.jobs.desk import Desk, Repeat
-from services.gateway.jobs.events import checked_place, checkpoints, events_page
+from services.gateway.jobs.events import Order, checked_place, events_page
 from services.gateway.jobs.following import Feeds, end_quietly
-from services.gateway.jobs.trained_model import model_file, model_files
-from services.gateway.openai.job_object import job_object
+from services.gateway.models.checkpoints import checkpoint_object, kept_checkpoints
+from services.gateway.openai.job_object import AnyJob, job_object
 from services.gateway.openai.submission import JobRequest
 from services.gateway.paging import Json, Limit, LongLimit, after_id, page_of
 
@@ -45,22 +46,27 @@ async def submit_job(
     return job_object(await desk.submit(body, repeat))
 
 
+def _with_estimate(job: AnyJob, request: Request) -> Json:
+    return job_object(job) | {"estimated_finish": request.app.state.watchdog.estimated_finish(job)}
+
+
 @jobs.get("")
 async def list_jobs(
     desk: Desk,
+    request: Request,
     metadata: Annotated[dict[str, str], Depends(_metadata)],
     after: str | None = None,
     limit: Limit = 20,
 ) -> Json:
     """Jobs, newest first."""
     records, has_more = await desk.page(after, limit, metadata)
-    return page_of(map(job_object, records), has_more)
+    return page_of((_with_estimate(record, request) for record in records), has_more)
 
 
 @jobs.get("/{job_id}")
-async def get_job(job_id: str, desk: Desk) -> Json:
+async def get_job(job_id: str, desk: Desk, request: Request) -> Json:
     """One job."""
-    return job_object(await desk.find(job_id))
+    return _with_estimate(await desk.find(job_id), request)
 
 
 @jobs.post("/{job_id}/cancel")
@@ -88,18 +94,19 @@ async def list_events(
     request: Request,
     after: str | None = None,
     limit: LongLimit = 20,
+    order: Order = "desc",
     stream: bool = False,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Json | Response:
-    """A job's events, oldest first; with ``stream=true`` as server-sent events."""
+    """A job's events, newest first; with ``stream=true`` as server-sent events, oldest first."""
     place = checked_place(after, "after")
     await desk.find(job_id)
     if not stream:
-        return page_of(*await events_page(desk, job_id, place, limit))
+        return page_of(*await events_page(desk, job_id, place, limit, order))
     if last_event_id:
         place = checked_place(last_event_id, "Last-Event-ID")
     feeds: Feeds = request.app.state.feeds
-    chunks = end_quietly(feeds.follow_until_ended(job_id, place))
+    chunks = end_quietly(feeds.follow_until_ended(job_id, place or "0"))
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     return StreamingResponse(chunks, 200, headers, media_type="text/event-stream")
 
@@ -116,19 +123,11 @@ async def list_checkpoints(
 ) -> Json:
     """The checkpoints that a job has kept, newest first."""
     await desk.find(job_id)
-    kept = await checkpoints(desk.service.deployment.job_dir(job_id), job_id)
+    return await asyncio.to_thread(
+        _checkpoints, desk.service.deployment.job_dir(job_id), after, limit
+    )
+
+
+def _checkpoints(job_dir: Path, after: str | None, limit: int) -> Json:
+    kept = list(map(checkpoint_object, kept_checkpoints(job_dir)))
     return page_of(*after_id(kept, after, limit))
-
-
-@jobs.get("/{job_id}/model")
-async def list_model_files(job_id: str, desk: Desk) -> Json:
-    """The files of the model that a job has trained."""
-    record, folder = await desk.get(job_id), desk.service.deployment.job_dir(job_id)
-    return {"object": "list", "data": await asyncio.to_thread(model_files, record, folder)}
-
-
-@jobs.get("/{job_id}/model/{name}")
-async def get_model_file(job_id: str, name: str, desk: Desk) -> FileResponse:
-    """One of them; ``Range`` and ``If-Range`` go on with an interrupted download."""
-    record, folder = await desk.get(job_id), desk.service.deployment.job_dir(job_id)
-    return FileResponse(await asyncio.to_thread(model_file, record, folder, name), filename=name)

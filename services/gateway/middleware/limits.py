@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -10,6 +11,7 @@ from services.gateway.files.shelf import too_large
 
 _MAX_JSON_BYTES = 2**20
 _MULTIPART_HEAD_BYTES = 2**16
+_PART = re.compile(r"/v1/uploads/[^/]+/parts")
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Bounded:
         """Serve one request."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        is_upload = scope["path"] == "/v1/files"
+        is_upload = scope["path"] == "/v1/files" or _PART.fullmatch(scope["path"]) is not None
         limit = self.max_file_bytes + _MULTIPART_HEAD_BYTES if is_upload else _MAX_JSON_BYTES
         read = 0
 

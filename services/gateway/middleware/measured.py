@@ -24,6 +24,7 @@ SECONDS = Histogram(
     ["method", "route"],
     buckets=(0.005, 0.02, 0.1, 0.5, 1, 2, 5, 30),
 )
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -77,8 +78,10 @@ def _request_id(scope: Scope) -> str:
 def _begin(answer: _Answer, scope: Scope, message: Message) -> None:
     answer.status = message["status"]
     MutableHeaders(scope=message)["X-Request-Id"] = answer.request_id
-    REQUESTS.labels(scope["method"], _route(scope), answer.status).inc()
-    SECONDS.labels(scope["method"], _route(scope)).observe(time.perf_counter() - answer.began)
+    # Anyone may make up methods, and each would be a series for ever.
+    method = scope["method"] if scope["method"] in _METHODS else "other"
+    REQUESTS.labels(method, _route(scope), answer.status).inc()
+    SECONDS.labels(method, _route(scope)).observe(time.perf_counter() - answer.began)
 
 
 def _log(answer: _Answer, scope: Scope) -> None:

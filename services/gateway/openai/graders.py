@@ -27,10 +27,7 @@ from services.gateway.openai.body import Body, Part
 from services.gateway.openai.weighted_mean import NoWeightedMean, weights_of
 
 _PLACE = re.compile(r"\{\{([^{}]*)\}\}")  # as the grader reads it; in time linear in the text
-_KNOWN_PLACE = re.compile(
-    r"\s*(?:sample\.output_text|item\.(?:id|prompt|answer|solution|metadata(?:\.\w+)+))\s*"
-)
-_OWN_METADATA = re.compile(r"\s*item\.(?P<key>\w+)\s*")
+_KNOWN_PLACE = re.compile(r"\s*(?:sample\.output_text|item(?:\.\w+)+)\s*")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _MAX_TEMPLATE_CHARS = 100_000
 _SHOWN_CHARS = 60  # of what is wrong in a template
@@ -69,13 +66,7 @@ def _template(text: str) -> str:
 def _instead_of(place: str) -> str:
     if "output_json" in place or "output_tools" in place:
         return "a response is text: use {{sample.output_text}}"
-    if own := _OWN_METADATA.fullmatch(place):
-        key = own["key"][:_SHOWN_CHARS]
-        return f"put {key!r} into the metadata of each task and use {{{{item.metadata.{key}}}}}"
-    return (
-        "use {{sample.output_text}}, {{item.prompt}}, {{item.answer}}, {{item.solution}}, "
-        "{{item.id}} or {{item.metadata.NAME}}"
-    )
+    return "use {{sample.output_text}}, {{item.prompt}}, {{item.answer}} or {{item.COLUMN}}"
 
 
 def _supported_metric(value: object) -> object:

@@ -61,7 +61,7 @@ class Index:
         except FileNotFoundError as error:
             raise not_found("sample", key) from error
         except FrameError as error:
-            message = f"sample {key!r} is damaged: {self.folder / group.segment}: {error}"
+            message = f"sample {key!r} is damaged: {group.segment}: {error}"
             raise Problem(500, message, param="key", code="damaged") from error
 
 

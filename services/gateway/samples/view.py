@@ -9,6 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from services.gateway.cli.terminal import cell, table, visible
+
 Json = Mapping[str, Any]
 _STYLES = {"right": "green", "wrong": "red", "unknown": "yellow"}
 _NUMBERS = {
@@ -19,30 +21,21 @@ _NUMBERS = {
     "surprise": "{:.3f}",
     "length": "{:,}",
 }
-# What moves the cursor, turns the line around or starts an escape sequence; one character for one,
-# so that marks stay in their places.
-_VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
-_VISIBLE |= {127: 0x2421} | {code: 0xFFFD for code in range(128, 160)}
-_VISIBLE |= {
-    code: 0xFFFD for code in (0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
-}
 
 
 def samples_table(samples: Iterable[Json]) -> Table:
     """One row per response."""
-    table = Table("sample", "step", "task", "fate", box=None, pad_edge=False)
+    rows = table("sample", "step", "task", "fate")
     for name in (*_NUMBERS, ""):
-        table.add_column(name, justify="right")
+        rows.add_column(name, justify="right")
     for sample in samples:
-        table.add_row(
-            sample["id"],
-            str(sample["step"]),
-            _text(sample["task_id"]),
-            _text(sample["failure"] or sample["fate"]),
+        rows.add_row(
+            *map(cell, (sample["id"], sample["step"], sample["task_id"])),
+            cell(sample["failure"] or sample["fate"]),
             *(_number(sample[name], form) for name, form in _NUMBERS.items()),
             "truncated" if sample["truncated"] else "",
         )
-    return table
+    return rows
 
 
 def group_view(group: Json) -> Group:
@@ -95,7 +88,7 @@ def _conversation(messages: Iterable[Json] | None) -> str:
 
 def _text(raw: str, style: str = "") -> Text:
     """Text as it is, but for what a terminal would obey."""
-    return Text(raw.translate(_VISIBLE), style)
+    return Text(visible(raw), style)
 
 
 def _number(value: float | None, form: str) -> str:

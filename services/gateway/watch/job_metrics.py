@@ -6,9 +6,9 @@ gateway reads the records and events, which stay, and so exports the same after 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -19,7 +19,7 @@ from protocol.messages import JobRecord
 
 from services.chassis.deployment import Deployment
 from services.gateway.errors import in_time
-from services.gateway.jobs.events import checkpoints
+from services.gateway.models.checkpoints import kept_checkpoints
 from services.gateway.watch.story import Story
 
 KEPT_JOBS = 20  # the newest, and beside them all that have not ended
@@ -51,9 +51,9 @@ class JobMetrics(Collector):
     async def look_for_checkpoints(self) -> None:
         """Take in which checkpoint is the newest of each job."""
         for job_id, story in list(self.stories.items()):
-            with suppress(OSError):  # one may go while it is looked at
-                for newest in (await checkpoints(self.deployment.job_dir(job_id), job_id))[:1]:
-                    story.checkpoint = (newest["step_number"], newest["created_at"])
+            kept = await asyncio.to_thread(kept_checkpoints, self.deployment.job_dir(job_id))
+            for newest in kept[:1]:
+                story.checkpoint = (newest.step, newest.created_at)
 
     async def _read_on(self, story: Story, record: JobRecord) -> None:
         """The record was read before its events: what an ended job had to say is among them."""

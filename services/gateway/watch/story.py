@@ -13,7 +13,7 @@ from protocol.recipe import Purpose
 
 Sample = tuple[str, tuple[str, ...], float]  # a metric, its labels beyond the job's, its value
 
-_KEPT_STEPS = 51  # of which the median is taken
+KEPT_STEPS = 51  # of which the median is taken
 _GOES_ON = ("attempt:", "again:", "state:")  # ids of events after which a job is under way again
 _NONE_DROPPED = dict.fromkeys(
     ("no_signal", "surplus", "deaths", "failures", "unreadable", "unworkable"), 0
@@ -48,7 +48,7 @@ class Story:
     totals: dict[str, float] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
     progress_at: float | None = None
-    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
+    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     evaluation_seconds_max: float = 0.0
 
     def see(self, event: JobEvent) -> None:

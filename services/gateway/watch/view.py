@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
+from services.gateway.cli.terminal import cell, table
 from services.gateway.watch.stalls import duration
 
 Json = Mapping[str, Any]
@@ -24,12 +24,13 @@ def in_a_sentence(job: Json, why: Json) -> str:
 
 def tables(why: Json) -> Iterator[Table]:
     """What every process does, and how full the job's streams are."""
-    services = Table("process", "ready", "does", "for", box=None, pad_edge=False)
+    services = table("process", "ready", "does", "for")
     for each in why["services"]:
         ready = "yes" if each["ready"] else "no"
-        services.add_row(each["name"], ready, Text(each["doing"]), duration(each["for_s"]))
-    streams = Table("stream", "waiting", "claimed", "oldest", box=None, pad_edge=False)
+        doing = (each["name"], ready, each["doing"], duration(each["for_s"]))
+        services.add_row(*map(cell, doing))
+    streams = table("stream", "waiting", "claimed", "oldest")
     for each in why["streams"]:
-        counts = (str(each["waiting"]), str(each["claimed"]))
-        streams.add_row(each["stream"], *counts, duration(each["oldest_s"]))
-    return (table for table in (services, streams) if table.row_count)
+        counts = (each["stream"], each["waiting"], each["claimed"], duration(each["oldest_s"]))
+        streams.add_row(*map(cell, counts))
+    return (rows for rows in (services, streams) if rows.row_count)

@@ -10,7 +10,7 @@ from typing import Any
 
 from prometheus_client import Gauge
 from protocol.exchange import Backlog, UnreadableRecord
-from protocol.messages import JobEvent, JobRecord
+from protocol.messages import JobEvent, JobRecord, JobState
 from protocol.streams import WORK_STREAMS
 
 from services.chassis.service import Service
@@ -106,6 +106,15 @@ class Watchdog:
                 for name, backlog in self.seen.streams.items()
             ],
         }
+
+    def estimated_finish(self, job: JobRecord | UnreadableRecord) -> int | None:
+        """When a job that runs will have made its steps, at their median time, in Unix seconds."""
+        first, step_s = self.seen.job, self.seen.step_s
+        if first is None or step_s is None or first.state is not JobState.RUNNING:
+            return None
+        if job.id != first.id or job.state.is_final:
+            return None
+        return round(time.time() + (first.recipe.training.steps - first.step) * step_s)
 
     def _why(self, job: JobRecord | UnreadableRecord) -> Why:
         if isinstance(job, UnreadableRecord):

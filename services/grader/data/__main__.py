@@ -15,10 +15,12 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO
 
+from protocol.tasks import Line
+
 from services.chassis.deployment import DeploymentError
 from services.grader.data.check import check
 from services.grader.data.integers import How, Outcome, rewrite_all, summary
-from services.grader.data.lines import Line, read_lines
+from services.grader.data.lines import read_lines
 from services.grader.data.rewriter import Rewriter, RewriterError
 from services.grader.data.target import RefusedError, file_to_write, replacing
 from services.grader.pool import Pool

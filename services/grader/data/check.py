@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.messages import Task
+from protocol.tasks import Line
 
 from services.grader.answers.comparing import read_text
 from services.grader.answers.numerals import parse_number
 from services.grader.answers.wording import words
-from services.grader.data.lines import Line, read_lines
+from services.grader.data.lines import read_lines
 from services.grader.pool import Cause, Failed, Pool
 from services.grader.settings import Settings
 from services.grader.tools import Tools
@@ -75,7 +75,11 @@ def _repeated_prompts(lines: Sequence[Line]) -> Iterator[Finding]:
 
 async def _unreadable_answers(lines: Sequence[Line]) -> list[Finding]:
     """Answers that only algebra can read go to the pool; without any, there is no pool."""
-    hard = [(line.number, line.task) for line in lines if line.task and _needs_algebra(line.task)]
+    hard = [
+        (line.number, line.task.answer)
+        for line in lines
+        if line.task and line.task.answer and _needs_algebra(line.task.answer)
+    ]
     if not hard:
         return []
     found: list[Finding] = []
@@ -83,16 +87,16 @@ async def _unreadable_answers(lines: Sequence[Line]) -> list[Finding]:
     async with Pool(workers, warm_ups=[WARM_UP]) as pool:
         for start in range(0, len(hard), _BATCH):
             batch = hard[start : start + _BATCH]
-            faults = await asyncio.gather(*(_fault(task.answer, Tools(pool)) for _, task in batch))
+            faults = await asyncio.gather(*(_fault(answer, Tools(pool)) for _, answer in batch))
             pairs = zip(batch, faults, strict=True)
             found += [Finding(number, f"answer: {text}") for (number, _), text in pairs if text]
     return found
 
 
-def _needs_algebra(task: Task) -> bool:
-    if not task.answer.strip():
+def _needs_algebra(text: str) -> bool:
+    if not text.strip():
         return False
-    answer = read_text(task.answer[: _MAX_ANSWER_CHARS + 1])
+    answer = read_text(text[: _MAX_ANSWER_CHARS + 1])
     return words(answer) is None and parse_number(answer) is None
 
 

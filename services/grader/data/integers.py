@@ -15,13 +15,13 @@ from typing import Any
 
 import httpx
 from protocol.messages import Graded, Task
+from protocol.tasks import Line
 from pydantic import JsonValue
 
 from services.grader.answers.exact import TooHard
 from services.grader.answers.formulas import read_number
 from services.grader.data.decimals import rounded_decimal
 from services.grader.data.forms import Form, form_of, name_letters, sentence
-from services.grader.data.lines import Line
 from services.grader.data.reading import Quantity, no_number, split_unit
 from services.grader.data.rewriter import NoProposal, NoReply, Proposal, Rewriter
 from services.grader.pool import Failed
@@ -98,32 +98,41 @@ async def rewrite(line: Line, workshop: Workshop) -> Outcome:
     if task is None:
         return Outcome(line, How.LEFT_OUT, reason="; ".join(line.problems))
     try:
+        if task.answer is None or "answer" not in line.fields:
+            raise LeftOut("it has no field 'answer'")
         if (kind := no_number(task.answer)) is not None:
             raise LeftOut(f"the answer is {kind}")
-        return await _rewrite_number(line, task, workshop)
+        return await _rewrite_number(line, task, task.answer, workshop)
     except LeftOut as error:
         return Outcome(line, How.LEFT_OUT, reason=str(error))
 
 
-async def _rewrite_number(line: Line, task: Task, workshop: Workshop) -> Outcome:
-    quantity = split_unit(task.answer)
+async def _rewrite_number(line: Line, task: Task, answer: str, workshop: Workshop) -> Outcome:
+    quantity = split_unit(answer)
     if decimal := rounded_decimal(quantity.latex, quantity.unit, problem_of(task)):
         raise LeftOut(f"{decimal} may be rounded, and the problem asks for no rounding")
     try:
         number = read_number(quantity.latex)
         if (whole := number.rational) is not None and whole.denominator == 1:
-            return await _keep(line, task, int(whole), quantity, workshop.tools)
+            await _compare(answer, str(int(whole)), workshop.tools)
+            return _keep(line, task, int(whole), quantity)
         form, how = form_of(number), How.RULE
     except TooHard as error:
         form, how = await _ask_model(task, quantity, workshop, f"no rule: {error}"), How.MODEL
-    await _compare(task.answer, form.rebuilt(), workshop.tools)
-    return Outcome(line, how, _with_form(line.fields, form, quantity.unit), form)
+    await _compare(answer, form.rebuilt(), workshop.tools)
+    return Outcome(line, how, _with_form(_fields(line, task), form, quantity.unit), form)
 
 
-async def _keep(line: Line, task: Task, whole: int, quantity: Quantity, tools: Tools) -> Outcome:
+def _fields(line: Line, task: Task) -> dict[str, Any]:
+    """The line as written, but for messages whose content is in parts: they are plain text."""
+    if task.messages is None:
+        return line.fields
+    return line.fields | {"messages": [turn.model_dump() for turn in task.messages]}
+
+
+def _keep(line: Line, task: Task, whole: int, quantity: Quantity) -> Outcome:
     """An integer needs no form; with a unit it needs to be said which."""
-    await _compare(task.answer, str(whole), tools)
-    fields = {**line.fields, "answer": str(whole)}
+    fields = {**_fields(line, task), "answer": str(whole)}
     if quantity.unit is None:
         return Outcome(line, How.KEPT, fields)
     demand = f"Give the answer in {quantity.unit}, as an integer without the unit."

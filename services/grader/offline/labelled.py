@@ -6,9 +6,9 @@ from typing import BinaryIO
 
 from protocol.messages import Task
 from protocol.recipe import explain
+from protocol.tasks import raw_lines
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from services.grader.data.lines import raw_lines
 from services.grader.offline.lines import MAX_LINE_BYTES, RawLine, UnreadableLine
 
 

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from services.grader.data.lines import raw_lines
+from protocol.tasks import raw_lines
+
 from services.grader.offline.aside import Aside
 
 MAX_LINE_BYTES = 64 << 20

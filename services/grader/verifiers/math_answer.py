@@ -59,6 +59,8 @@ class Decision:
 
 async def verify(task: Task, text: str, check: Check, tools: Tools) -> Score:
     """1 if the response's boxed answer equals ``task.answer``, else 0 with the reason."""
+    if task.answer is None:
+        return Ungradable(reason="no_reference")
     return (await decide_response(text, task.answer, tools, problem=problem_of(task))).score
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.architecture.project import ROOT
 from tests.contract.gateway.stack import KEY
 
 
@@ -23,9 +24,8 @@ def start_weir(
     here: Path, *arguments: str, most_bytes: int | None = None, **variables: str
 ) -> subprocess.Popen[str]:
     """The command in ``here``; no file that it writes can get larger than ``most_bytes``."""
-    root = Path.cwd()
     environment = {name: value for name, value in os.environ.items() if "WEIR" not in name}
-    environment["PYTHONPATH"] = f"{root / 'proto'}{os.pathsep}{root}"
+    environment["PYTHONPATH"] = f"{ROOT / 'proto'}{os.pathsep}{ROOT}"
     return subprocess.Popen(
         [sys.executable, "-m", "services.gateway.cli", *arguments],
         cwd=here,

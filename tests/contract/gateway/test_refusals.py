@@ -62,6 +62,9 @@ BAD_BODIES = {
     "an absolute path elsewhere": ({"model": "/etc"}, "model", "WEIR_MODEL_ROOTS"),
     "a link out of the root": ({"model": "escape"}, "model", "WEIR_MODEL_ROOTS"),
     "weights that are a link out": ({"model": "leak"}, "model", "link"),
+    "a tokenizer that is a link out": ({"model": "leak-tokenizer"}, "model", "link"),
+    "a loop of links": ({"model": "loop/tiny"}, "model", "WEIR_MODEL_ROOTS"),
+    "a name that no file can have": ({"model": "n" * 256}, "model", "WEIR_MODEL_ROOTS"),
     "pickled weights only": ({"model": "pickled"}, "model", "safetensors"),
     "no config.json": ({"model": "no-config"}, "model", "config.json"),
     "a hub id without a hub": ({"model": "Qwen/Qwen3-4B"}, "model", "WEIR_MODEL_HUB=on"),
@@ -226,7 +229,10 @@ BAD_FILES = {
     ),
     "an id twice": (GOOD_LINE + GOOD_LINE, "line 2: id: 'a' is taken by line 1"),
     "nothing in it": ("\n", "line 1: the file holds no task"),
-    "not UTF-8": (GOOD_LINE.encode() + b'{"id": "\xff"}\n', "line 2: byte 9 is not valid UTF-8"),
+    "not UTF-8": (
+        GOOD_LINE.encode() + b'{"id": "\xff"}\n',
+        "line 2: not UTF-8: byte 9 of the line is 0xff",
+    ),
     "a number that is none": (
         '{"id": "b", "prompt": "x", "answer": "1", "metadata": {"level": [1, NaN]}}\n',
         "line 1: not valid JSON: NaN is not a finite number",

@@ -136,7 +136,7 @@ def test_tensorboard_and_wandb_find_every_number_of_a_job(
     job = a_job(http)
     tell_story(stack, job["id"])
     take_up(stack, job["id"], state="succeeded")
-    to = ("--to", "tensorboard:runs", "wandb:maths")
+    to = ("--to", "tensorboard:runs", "--to", "wandb:maths")
     status, out, err = weir(here, "track", job["id"], *to)
     assert status == 0, err
     assert "all that it told is in tensorboard:runs, wandb:maths" in out
@@ -190,7 +190,7 @@ def test_a_tracker_that_was_killed_goes_on_and_writes_nothing_twice(
     job = a_job(http)
     take_up(stack, job["id"], state="running")
     tell_step(stack, job["id"], 1)
-    command = ("track", job["id"], "--to", "tensorboard:runs", "wandb:maths")
+    command = ("track", job["id"], "--to", "tensorboard:runs", "--to", "wandb:maths")
     process = start_weir(here, *command)
     wait_for_reward_at(1, here / "runs")
     tell_step(stack, job["id"], 2)
@@ -249,7 +249,7 @@ def test_a_tracker_that_is_unknown_or_not_installed_is_told_before_anything_is_w
         "comet:maths": "tensorboard:…, wandb:…",
         "mlflow:maths": "`pip install mlflow-skinny`",
     }.items():
-        status, _, err = weir(here, "track", job["id"], "--to", "tensorboard:runs", target)
+        status, _, err = weir(here, "track", job["id"], "--to", "tensorboard:runs", "--to", target)
         assert status == 2
         assert words in err
     assert weir(here, "track", "ftjob-none", "--to", "tensorboard:runs")[0] == 2

@@ -243,8 +243,11 @@ def test_the_trackers_container_is_told_the_gateway_and_what_to_write(tmp_path: 
     command = [word.replace("$$", "$") for word in service["command"]]
     environment = {key: str(value or "") for key, value in service["environment"].items()}
     environment["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "track --all --to tensorboard:/cache/tensorboard"
+    for targets in ("tensorboard:/cache/tensorboard", "tensorboard:a wandb:b"):
+        given = {**environment, "WEIR_TRACK": targets}
+        done = subprocess.run(command, env=given, capture_output=True, text=True, check=True)
+        told = " ".join(f"--to {target}" for target in targets.split())
+        assert done.stdout.strip() == f"track --all {told}"
     secret = tmp_path / "keys"
     secret.write_text("a-key,another")
     found = find_stack(environment | {"WEIR_API_KEY_FILE": str(secret)})

@@ -9,7 +9,7 @@ import pytest
 
 from deploy.compose import BASE_IMAGE
 from deploy.install import constraints, own, package
-from services.gateway.cli.main import _OF_OTHER_SERVICES as OF_OTHER_SERVICES
+from services.gateway.cli.processes import OF_OTHER_SERVICES
 
 ROOT = Path(__file__).parents[3]
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()

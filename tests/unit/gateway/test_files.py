@@ -1,23 +1,138 @@
-"""The shelf of task files, after a power cut."""
+"""The shelf of task files: after a power cut, with an end, and with many files."""
 
 from __future__ import annotations
 
-import io
+import time
 from pathlib import Path
+from typing import Any
 
-from services.gateway.files.shelf import FileShelf
+import pytest
+
+from services.gateway.errors import Problem
+from services.gateway.files.form import content_id, file_name
+from services.gateway.files.intake import wish_of
+from services.gateway.files.shelf import FileShelf, StoredFile
 
 TASK = b'{"id": "a", "prompt": "1+1=?", "answer": "2"}\n'
+
+
+def put(shelf: FileShelf, name: str, **changes: Any) -> StoredFile:
+    with shelf.scratch() as folder:
+        part = folder / "part"
+        part.write_bytes(TASK)
+        stored = StoredFile(
+            id=content_id(part, name), bytes=len(TASK), created_at=1, filename=name, tasks=1
+        )
+        return shelf.keep(part, stored.model_copy(update=changes))
 
 
 def test_a_file_whose_description_was_lost_is_not_listed_until_it_is_uploaded_again(
     tmp_path: Path,
 ) -> None:
     shelf = FileShelf(tmp_path)
-    lost = shelf.put(io.BytesIO(TASK), "lost.jsonl")
-    kept = shelf.put(io.BytesIO(TASK), "kept.jsonl")
+    lost, kept = put(shelf, "lost.jsonl"), put(shelf, "kept.jsonl")
+    assert {stored.id for stored in shelf.all()} == {lost.id, kept.id}
     (tmp_path / f"{lost.id}.json").write_text("")
     assert shelf.all() == [kept]
     assert shelf.find(lost.id) is None
-    assert shelf.put(io.BytesIO(TASK), "lost.jsonl").id == lost.id
+    assert put(shelf, "lost.jsonl").id == lost.id
     assert {stored.id for stored in shelf.all()} == {lost.id, kept.id}
+
+
+def test_a_file_of_an_earlier_release_is_listed(tmp_path: Path) -> None:
+    name = "file-" + "0" * 24
+    (tmp_path / f"{name}.json").write_text(
+        f'{{"id":"{name}","object":"file","bytes":3,"created_at":1,"filename":"a.jsonl",'
+        '"purpose":"fine-tune","status":"processed","tasks":1}'
+    )
+    (found,) = FileShelf(tmp_path).all()
+    assert (found.id, found.expires_at, found.columns) == (name, None, None)
+
+
+def test_of_two_uploads_of_a_file_the_longer_one_counts(tmp_path: Path) -> None:
+    shelf = FileShelf(tmp_path)
+    assert put(shelf, "a", expires_at=100).expires_at == 100
+    assert put(shelf, "a", expires_at=50).expires_at == 100
+    assert put(shelf, "a", expires_at=200).expires_at == 200
+    assert put(shelf, "a", expires_at=None).expires_at is None
+    (only,) = shelf.all()
+    assert put(shelf, "a", expires_at=300) == only
+    assert shelf.expired() == []
+
+
+def test_files_expire_at_their_time(tmp_path: Path) -> None:
+    shelf = FileShelf(tmp_path)
+    past, _ = put(shelf, "past", expires_at=int(time.time())), put(shelf, "for ever")
+    put(shelf, "later", expires_at=int(time.time()) + 1000)
+    assert shelf.expired() == [past.id]
+
+
+def test_a_list_of_many_files_reads_only_what_is_new(tmp_path: Path) -> None:
+    shelf, written = FileShelf(tmp_path), put(FileShelf(tmp_path), "first")
+    for number in range(1000):
+        changed = written.model_copy(update={"id": f"file-{number:024x}", "created_at": number})
+        (tmp_path / f"{changed.id}.json").write_text(changed.model_dump_json())
+    first, again = (_cpu_seconds_of_a_list(shelf) for _ in range(2))
+    assert again < first / 2
+    shelf.path(f"file-{5:024x}").touch()
+    shelf.delete(f"file-{5:024x}")
+    assert len(shelf.all()) == 1000
+
+
+def _cpu_seconds_of_a_list(shelf: FileShelf) -> float:
+    began = time.process_time()
+    newest, *_ = shelf.all()
+    assert newest.created_at == 999
+    return time.process_time() - began
+
+
+def test_what_a_killed_gateway_left_goes(tmp_path: Path) -> None:
+    shelf = FileShelf(tmp_path)
+    kept = put(shelf, "kept")
+    (tmp_path / ".upload-killed").mkdir()
+    (tmp_path / ".upload-killed" / "tasks.jsonl").write_bytes(TASK)
+    shelf.remove_leftovers()
+    assert not list(tmp_path.glob(".upload-*"))
+    assert shelf.all() == [kept]
+
+
+@pytest.mark.parametrize(
+    ("sent", "name"),
+    [
+        ("../../etc/passwd", "passwd"),
+        ("C:\\data\\t.jsonl", "t.jsonl"),
+        ("a\0b\r\nX: y.jsonl", "abX: y.jsonl"),
+        ("é" * 300 + ".jsonl", "é" * 124 + ".jsonl"),
+        ("", "tasks.jsonl"),
+        ("\ud800", "tasks.jsonl"),
+    ],
+)
+def test_a_name_is_what_can_be_shown_of_it(sent: str, name: str) -> None:
+    assert file_name(sent) == name
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "purpose"),
+        ({"purpose": "batch"}, "purpose"),
+        ({"purpose": "fine-tune", "expires_after[seconds]": "4000"}, "expires_after.anchor"),
+        ({"purpose": "fine-tune", "expires_after[anchor]": "created_at"}, "expires_after.seconds"),
+        (
+            {
+                "purpose": "fine-tune",
+                "expires_after[anchor]": "created_at",
+                "expires_after[seconds]": "3599",
+            },
+            "expires_after.seconds",
+        ),
+        ({"purpose": "fine-tune", "expires_after": "1"}, "expires_after"),
+        ({"purpose": "fine-tune", "purpose[a]": "1"}, "purpose[a]"),
+        ({"purpose": "fine-tune", "file": "text"}, "file"),
+    ],
+)
+def test_a_wrong_field_of_a_form_is_named(fields: dict[str, str], param: str) -> None:
+    with pytest.raises(Problem) as caught:
+        wish_of(fields)
+    assert caught.value.status_code == 400
+    assert caught.value.param == param

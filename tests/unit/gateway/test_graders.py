@@ -147,10 +147,10 @@ REFUSED: dict[str, tuple[object, str, str]] = {
         "grader.input",
         "use {{sample.output_text}}",
     ),
-    "a field that tasks do not have": (
-        EXACT | {"reference": "{{item.reference_answer}}"},
+    "a part of a list": (
+        EXACT | {"reference": "{{item.choices[0]}}"},
         "grader.reference",
-        "use {{item.metadata.reference_answer}}",
+        "or {{item.COLUMN}}",
     ),
     "a template of nothing known": (
         JUDGED | {"input": [{"role": "user", "content": "{{ question }}"}]},

@@ -42,7 +42,7 @@ def test_a_model_is_told_only_when_the_job_succeeded() -> None:
     record = a_record(JobState.RUNNING).model_copy(update={"result": {"model": "/half/done"}})
     assert job_object(record)["fine_tuned_model"] is None
     done = record.model_copy(update={"state": JobState.SUCCEEDED})
-    assert job_object(done)["fine_tuned_model"] == "/half/done"
+    assert job_object(done)["fine_tuned_model"] == record.id
 
 
 def test_a_job_that_the_machine_holds_up_has_not_failed_and_says_what_it_waits_for() -> None:

@@ -46,14 +46,14 @@ def test_a_key_may_be_in_a_file_or_among_those_of_the_gateway(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("one").write_text("from a file\n")
-    Path("many").write_text(" first,second\n")
+    Path("many").write_text(" first\nsecond,third\n")
     Path("lines").write_text(f"alice:read:sha256:{'0' * 64}\nplain\nother\n")
-    assert find_stack({"WEIR_URL": "u"} | given) == Stack("u", key, is_local=False)
+    assert find_stack({"WEIR_URL": "http://u"} | given) == Stack("http://u", key, is_local=False)
 
 
 def test_a_key_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(NoStack, match=r"WEIR_API_KEY_FILE='.*absent' cannot be read"):
-        find_stack({"WEIR_URL": "u", "WEIR_API_KEY_FILE": str(tmp_path / "absent")})
+        find_stack({"WEIR_URL": "http://u", "WEIR_API_KEY_FILE": str(tmp_path / "absent")})
 
 
 def test_half_of_an_address_is_refused() -> None:

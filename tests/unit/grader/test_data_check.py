@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from protocol.tasks import TaskFileError, read_tasks
+from protocol.tasks import MAX_LINE_BYTES, TaskFileError, read_tasks
 
 from services.grader.data import check as data_check
 from services.grader.data.__main__ import main
-from services.grader.data.lines import MAX_LINE_BYTES, read_lines
+from services.grader.data.lines import read_lines
 from services.grader.tools import Tools
 
 pytestmark = pytest.mark.slow
@@ -115,7 +115,7 @@ def test_an_answer_that_cannot_be_compared_is_a_problem_of_its_line_alone(
         (b"\xef\xbb\xbf", "line 1: the file holds no task"),
         (b"\xff\xfe{", "line 1: not UTF-8: byte 1 of the line is 0xff"),
         (a_line(id="\ud800").encode(), "line 1: id: "),
-        (b"x" * (MAX_LINE_BYTES + 9), "line 1: longer than 16 MiB"),
+        (b"x" * (MAX_LINE_BYTES + 9), "line 1: longer than 4 MiB"),
     ],
     ids=["empty", "blank", "mark", "utf-16", "surrogate", "huge"],
 )

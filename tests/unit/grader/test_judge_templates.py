@@ -20,6 +20,7 @@ TASK = a_task(
         ("{{ item.id }}: {{item.solution}}", "sum-1: one and one"),
         ("{{item.metadata.level}} {{item.metadata.source.book}}", "3 Euklid"),
         ("{{item.metadata.tags}}", '["é"]'),
+        ("{{item.level}} {{item.source.book}} {{item.tags}}", '3 Euklid ["é"]'),
         (r"\boxed{{{item.answer}}} \frac{{1}}{{2}}", r"\boxed{2} \frac{{1}}{{2}}"),
         ("it said {{sample.output_text}}", "it said {{item.answer}} \\1"),
     ],
@@ -39,7 +40,9 @@ def test_an_unknown_field_is_named(name: str) -> None:
 
 def test_a_solution_that_a_task_lacks_is_unknown() -> None:
     with pytest.raises(UnknownField, match=r"item\.solution"):
-        fill("{{item.solution}}", a_task(), "text")
+        fill("{{item.solution}}", a_task(metadata={"solution": "of another"}), "text")
+    with pytest.raises(UnknownField, match=r"item\.answer"):
+        fill("{{item.answer}}", a_task(answer=None), "text")
 
 
 def test_a_conversation_is_one_problem() -> None:

@@ -8,8 +8,8 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+from protocol.tasks import raw_lines
 
-from services.grader.data.lines import raw_lines
 from services.grader.offline.in_order import in_order
 
 

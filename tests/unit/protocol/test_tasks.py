@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from protocol.tasks import TaskFileError, parse_tasks, read_tasks
+from protocol.messages import Task
+from protocol.tasks import MAX_LINE_BYTES, TaskFileError, read_tasks, sound_tasks
 
 HALF = "\ud83d"
 
@@ -16,6 +18,10 @@ HALF = "\ud83d"
 def line(**changes: Any) -> str:
     task = {"id": "1", "prompt": "1+1=", "answer": "2", **changes}
     return json.dumps({key: value for key, value in task.items() if value is not None})
+
+
+def parse_tasks(lines: Iterable[str]) -> tuple[Task, ...]:
+    return tuple(sound_tasks(text.encode() for text in lines))
 
 
 def problems(*lines: str) -> list[str]:
@@ -70,7 +76,7 @@ def test_each_wrong_line_is_reported() -> None:
         ),
         (
             {"prompt": None, "messages": [{"role": "robot", "content": "1+1?"}]},
-            "line 1: messages.0.role: Input should be 'system', 'user' or 'assistant'",
+            "line 1: messages.0.role: Input should be 'system', 'developer', 'user' or 'assistant'",
         ),
     ],
 )
@@ -92,7 +98,7 @@ def test_numbers_that_json_cannot_hold_are_refused(number: str) -> None:
     assert problem == f"line 1: not valid JSON: {number} is not a finite number"
 
 
-@pytest.mark.parametrize("depth", [900, 100_000])
+@pytest.mark.parametrize("depth", [65, 190, 900, 100_000])
 def test_bottomless_nesting_is_reported(depth: int) -> None:
     nested = "[" * depth + "]" * depth
     found = problems(line(metadata={"x": "?"}).replace('"?"', nested))
@@ -147,5 +153,116 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     latin.write_bytes(line(answer="x").replace("x", "é").encode("latin-1"))
     with pytest.raises(TaskFileError, match=r"missing\.jsonl"):
         read_tasks(missing)
-    with pytest.raises(TaskFileError, match=r"latin\.jsonl.*utf-8"):
+    with pytest.raises(TaskFileError, match=r"line 1: not UTF-8: byte 42 of the line is 0xe9"):
         read_tasks(latin)
+
+
+# ---------------------------------------------------------------------- data as OpenAI has it
+
+ASKED = [{"role": "user", "content": "1+1?"}]
+
+
+def openai_line(**columns: Any) -> str:
+    return json.dumps({"messages": ASKED, **columns})
+
+
+def test_data_of_openai_is_read_as_it_is() -> None:
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be "}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "1+"}, {"type": "text", "text": "1"}],
+        },
+        {"role": "assistant", "content": "2?"},
+        {"role": "user", "content": "Sure?"},
+    ]
+    (task,) = parse_tasks([openai_line(messages=messages, reference_answer="2", level={"of": 3})])
+    assert task.messages is not None
+    assert [(turn.role, turn.content) for turn in task.messages] == [
+        ("developer", "Be "),
+        ("user", "1+1"),
+        ("assistant", "2?"),
+        ("user", "Sure?"),
+    ]
+    assert task.answer == "2"
+    assert task.metadata == {"reference_answer": "2", "level": {"of": 3}}
+
+
+def test_a_line_without_an_id_has_one_that_its_text_makes() -> None:
+    one, two = openai_line(reference_answer="2"), openai_line(reference_answer="3")
+    first, second, again, third = parse_tasks([one, two, one + "\r\n", one])
+    (moved,) = parse_tasks([f" {one}"])
+    assert moved.id == first.id
+    assert len({task.id for task in (first, second, again, third)}) == 4
+    assert (again.id, third.id) == (f"{first.id}-3", f"{first.id}-4")
+
+
+@pytest.mark.parametrize(
+    ("columns", "answer"),
+    [
+        ({}, None),
+        ({"reference_answer": None}, None),
+        ({"reference_answer": ""}, None),
+        ({"reference_answer": 0}, "0"),
+        ({"reference_answer": {"a": "é"}}, '{"a": "é"}'),
+        ({"answer": "7", "reference_answer": "8"}, "7"),
+        ({"answer": 7}, "7"),
+        ({"complies": "no"}, None),
+    ],
+)
+def test_the_answer_is_the_reference_answer_where_there_is_no_other(
+    columns: dict[str, Any], answer: str | None
+) -> None:
+    (task,) = parse_tasks([openai_line(**columns)])
+    assert task.answer == answer
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"tools": []}, "line 1: tools: no tools are offered to the model here; remove it"),
+        ({"metadata": {"a": 1}, "a": 2}, "line 1: a: stands in the metadata too"),
+        ({"metadata": "x"}, "line 1: metadata: must be an object"),
+        ({"prompt": "x"}, "line 1: task: give exactly one of 'prompt' and 'messages'"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "line 1: messages.0.role: "),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "line 1: messages.0.content: only text is read",
+        ),
+    ],
+)
+def test_what_cannot_be_kept_of_openais_data_is_refused(
+    columns: dict[str, Any], expected: str
+) -> None:
+    assert problems(openai_line(**columns))[0].startswith(expected)
+
+
+def test_weirs_own_shape_stays_strict() -> None:
+    assert problems(line(reference_answer="2"))[0].startswith("line 1: reference_answer: unknown")
+    assert problems(line(id=None)) == ["line 1: id: required, but missing"]
+
+
+# ---------------------------------------------------------------------- in bounded memory and time
+
+
+def test_a_line_is_read_up_to_a_limit_and_the_next_ones_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes(b"x" * (2 * MAX_LINE_BYTES) + b"\n" + b"{\n")
+    with pytest.raises(TaskFileError) as caught:
+        read_tasks(path)
+    huge, broken = caught.value.problems
+    assert huge == "line 1: longer than 4 MiB; split the file"
+    assert broken.startswith("line 2: not valid JSON")
+
+
+def test_after_twenty_problems_no_line_is_read() -> None:
+    lines = iter([b"nonsense\n"] * 1000)
+    with pytest.raises(TaskFileError):
+        tuple(sound_tasks(lines))
+    assert len(list(lines)) == 980
+
+
+def test_what_is_told_of_a_line_is_short() -> None:
+    long = line(id="i" * 10_000)
+    for problem in problems(line(**{"k" * 10_000: 1}), long, long):
+        assert len(problem) < 600

@@ -58,10 +58,10 @@ export async function upload(file) {
   return (await request("v1/files", { method: "POST", body: form })).json();
 }
 
-/** The pages of a list, each an array. */
+/** The pages of a list, each an array, the oldest first. */
 export async function* pages(path, signal) {
   for (let after, more = true; more;) {
-    const page = await get(path, { limit: PAGE, after }, signal);
+    const page = await get(path, { order: "asc", limit: PAGE, after }, signal);
     yield page.data;
     [after, more] = [page.last_id, page.has_more];
   }

@@ -39,7 +39,7 @@ export function Actions({ job, onDone }) {
       asking &&
       html`<${Dialog} label="Cancel the job" onClose=${() => setAsking(false)}>
         <h2>Cancel this job?</h2>
-        <p>It ends after its present step and cannot be resumed. Its checkpoints and samples stay.</p>
+        <p>It ends after its present step and a checkpoint, and cannot be resumed. Checkpoints and samples stay.</p>
         <p class="bar">
           <button autofocus onClick=${() => setAsking(false)}>Keep it</button
           ><button class="danger" onClick=${() => ask("cancel")}>Cancel the job</button>

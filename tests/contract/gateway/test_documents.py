@@ -1,0 +1,229 @@
+"""The code blocks of the documents run as they stand."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from protocol.messages import JobState
+from protocol.recipe import Evaluation
+from protocol.rewards import Reward
+from protocol.rubric import Rubric
+from pydantic import BaseModel
+
+from services.learner.algorithms import advantages
+from tests.architecture.project import DOCUMENTS, ROOT, name_of
+from tests.contract.gateway.command import know
+from tests.contract.gateway.stack import Stack, record_events, take_up
+from tests.sample_stores import record, sample_facts, write_segment
+
+BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One code block; ``language`` is empty where the document says none."""
+
+    document: str
+    language: str
+    text: str
+
+    @property
+    def is_elsewhere(self) -> bool:
+        return any(self.begins(*place) for place in ELSEWHERE)
+
+    def begins(self, document: str, words: str) -> bool:
+        return self.document == document and self.text.lstrip().startswith(words)
+
+
+# By document and the block's first words: who runs it instead, or why it cannot run in a test.
+ELSEWHERE = {
+    ("ARCHITECTURE.md", "gateway ──jobs──►"): "a picture",
+    ("CONTRIBUTING.md", '"""my_lab.squared'): "tests/unit/learner/test_extensions.py runs it",
+    ("CONTRIBUTING.md", '"""my_lab.brief'): "tests/unit/grader/test_service.py runs it",
+    ("README.md", "REST (OpenAI"): "a picture",
+    (
+        "README.md",
+        "make demo",
+    ): "minutes; CI runs `make test`, whose stack tests do what the demo does",
+    ("README.md", ". .venv/bin/activate"): "a whole stack: tests/stack starts it and runs jobs",
+    ("README.md", "make secrets"): "docker and GPUs; tests/containers runs the same on CPUs",
+    ("deploy/README.md", "export WEIR_REDIS_URL"): "nodes of a Ray cluster",
+    ("deploy/README.md", "ray job submit"): "a Ray cluster",
+    ("deploy/README.md", "make secrets"): "docker; tests/containers runs it",
+    (
+        "deploy/README.md",
+        "COMPOSE_PROFILES",
+    ): "lines of a file; tests/unit/deploy reads the profile",
+    ("examples/arithmetic/README.md", "47+8=55"): "an answer of the model",
+    ("examples/arithmetic/README.md", "python -m examples"): "five minutes of training",
+    ("services/grader/README.md", "python -m services.grader"): "runs until it is stopped",
+    ("services/grader/README.md", "async def verify"): "a signature",
+    ("services/grader/README.md", "WEIR_JUDGE_URL"): "variables with a remark each",
+    ("services/grader/README.md", "weir grade --cal"): "tests/unit/grader/test_calibration.py does",
+    ("services/grader/README.md", "weir data check FILE"): "a summary of two commands",
+}
+RUN = {  # by the tests below: documents, and languages of their blocks
+    ("CONTRIBUTING.md", "python"),
+    ("README.md", "bash"),
+    ("README.md", "toml"),
+    ("deploy/README.md", "bash"),
+    ("services/gateway/README.md", "bash"),
+    ("services/gateway/README.md", "python"),
+    ("services/grader/README.md", ""),
+    ("services/grader/README.md", "toml"),
+    ("services/learner/README.md", "toml"),
+}
+
+
+def blocks() -> Iterator[Block]:
+    for path in DOCUMENTS:
+        for language, text in BLOCK.findall(path.read_text()):
+            yield Block(name_of(path), language, text)
+
+
+BLOCKS = list(blocks())
+
+
+def run_here(document: str, *languages: str) -> list[Block]:
+    """The blocks of a document that run in a test, in their order."""
+    return [
+        block
+        for block in BLOCKS
+        if block.document == document and block.language in languages and not block.is_elsewhere
+    ]
+
+
+def test_every_block_that_is_left_out_is_there() -> None:
+    assert [place for place in ELSEWHERE if not any(b.begins(*place) for b in BLOCKS)] == []
+    run = {(block.document, block.language) for block in BLOCKS if not block.is_elsewhere}
+    assert run == RUN
+
+
+@pytest.mark.skipif(not shutil.which("jq"), reason="the documents use jq")
+@pytest.mark.redis
+@pytest.mark.parametrize("document", ["README.md", "services/gateway/README.md"])
+def test_jobs_by_hand_run_as_they_stand(stack: Stack, tmp_path: Path, document: str) -> None:
+    know(tmp_path, stack.url)
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    examples = tmp_path / "examples/arithmetic"
+    examples.mkdir(parents=True)
+    (examples / "base-model").symlink_to(stack.models / "examples/arithmetic/base-model")
+    for path in (ROOT / "examples/arithmetic").glob("*.jsonl"):
+        (examples / path.name).symlink_to(path)
+    (tmp_path / ".curlrc").write_text("fail-with-body\nshow-error\n")
+    with a_learner(stack) as learned:
+        done = run(document, tmp_path, CURL_HOME=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    wanted = len(run_here(document, "python")) + 1
+    assert len(learned) == wanted, done.stdout
+    assert "data: [DONE]" in done.stdout
+    assert done.stdout.count("m12") == wanted
+
+
+@contextmanager
+def a_learner(stack: Stack) -> Iterator[list[str]]:
+    """Be the learner of every job that is submitted meanwhile: a sample, an event, a success."""
+    before, stop, learned = stack.left()[0], threading.Event(), list[str]()
+
+    def learn() -> None:
+        while not stop.wait(0.1):
+            for job_id in stack.left()[0] - before - {*learned}:
+                folder = stack.data_dir / "jobs" / job_id / "samples"
+                facts = sample_facts(97, step=12)
+                write_segment(folder, "000001-000000", record(facts, ["It is 3.", "No."]))
+                take_up(stack, job_id, state=JobState.RUNNING)
+                record_events(stack, job_id, range(12, 13))
+                take_up(stack, job_id, state=JobState.SUCCEEDED, result={"model": "/final"})
+                learned.append(job_id)
+
+    thread = threading.Thread(target=learn)
+    thread.start()
+    try:
+        yield learned
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_division_of_gpus_makes_a_compose_file(tmp_path: Path) -> None:
+    done = run("deploy/README.md", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "device_ids" in (tmp_path / "docker-compose.override.yml").read_text()
+
+
+def test_responses_get_the_verdicts_that_the_document_shows(tmp_path: Path) -> None:
+    command, responses, verdicts = run_here("services/grader/README.md", "")
+    (tmp_path / "responses.jsonl").write_text(responses.text)
+    done = in_a_shell(command.text, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+    def without_times(text: str) -> list[dict[str, Any]]:
+        return [json.loads(line) | {"ms": None} for line in text.splitlines()]
+
+    given = (tmp_path / "verdicts.jsonl").read_text()
+    assert without_times(given) == without_times(verdicts.text)
+
+
+@pytest.mark.parametrize(
+    ("document", "read"),
+    [
+        ("README.md", lambda tables: Reward.model_validate(tables["reward"])),
+        ("services/learner/README.md", lambda tables: Evaluation(**tables["evaluation"])),
+        ("services/grader/README.md", Rubric.model_validate),
+    ],
+)
+def test_tables_of_recipes_and_rubrics_can_be_read(
+    document: str, read: Callable[[dict[str, Any]], BaseModel]
+) -> None:
+    (block,) = run_here(document, "toml")
+    assert read(tomllib.loads(block.text)).model_fields_set
+
+
+def test_the_advantage_that_contributors_read_can_be_computed() -> None:
+    (block,) = run_here("CONTRIBUTING.md", "python")
+    names = dict(vars(advantages))
+    exec(textwrap.dedent(block.text), names)
+    assert callable(names["centered"])
+
+
+def run(document: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the commands of a document in one shell."""
+    script = [
+        f"python <<'END'\n{block.text}END\n" if block.language == "python" else block.text
+        for block in run_here(document, "bash", "python")
+    ]
+    return in_a_shell("".join(script), folder, **variables)
+
+
+def in_a_shell(script: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """With the ``weir`` and the ``python`` of these tests."""
+    programs = folder / "programs"
+    programs.mkdir()
+    for name, options in (("weir", "-m services.gateway.cli"), ("python", "")):
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {options} "$@"\n')
+        (programs / name).chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if "WEIR" not in name}
+    environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"
+    environment["PYTHONPATH"] = f"{ROOT / 'proto'}{os.pathsep}{ROOT}"
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=folder,
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
