@@ -66,7 +66,7 @@ class Stream(Generic[M]):
         return self.name.rpartition(":")[2]
 
 
-JOBS = Stream("jobs", JobRef, group="learner")
+JOBS = Stream("jobs", JobRef)
 REQUESTS = Stream("{job}:requests", RolloutRequest, group="rollout")
 EVAL_REQUESTS = Stream("{job}:eval_requests", RolloutRequest, group="rollout")
 ROLLOUTS = Stream("{job}:rollouts", RolloutGroup, group="grader")

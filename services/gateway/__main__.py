@@ -12,6 +12,7 @@ from services.chassis.service import Service, run_service
 from services.gateway.app import create_app
 from services.gateway.files.expiry import expire_forever
 from services.gateway.watch.fleet import watch_forever
+from services.gateway.watch.tidying import tidy_forever
 from services.gateway.watch.watchdog import Watchdog
 
 
@@ -40,6 +41,7 @@ class Gateway:
             watch_forever(service),
             self.watchdog.watch_forever(service),
             expire_forever(service, desk, uploads),
+            tidy_forever(service),
         )
 
 

@@ -13,15 +13,19 @@ from services.chassis.service import Service
 T = TypeVar("T")
 
 
-class CancelRequested(Exception):
+class Wish(Exception):
+    """What the user or the supervisor wants, which ends the attempt."""
+
+
+class CancelRequested(Wish):
     """The user wants the job to end."""
 
 
-class PauseRequested(Exception):
-    """The user wants the job to pause."""
+class PauseRequested(Wish):
+    """The job is to pause; the text says why, and is empty where the user wants it."""
 
 
-class StopRequested(Exception):
+class StopRequested(Wish):
     """The process is told to leave; the job goes on in its next attempt."""
 
 
@@ -76,11 +80,3 @@ class Control:
         finally:
             interrupted.cancel()
             waiting.cancel()
-
-    async def until_resumed(self) -> None:
-        """Wait while the job is paused."""
-        with self.doing("rests, since the job is paused", "waiting", timed="paused"):
-            while self.requested is Requested.PAUSE:
-                if await self.service.pause(self.service.deployment.heartbeat_s):
-                    raise StopRequested
-                await self.refresh()

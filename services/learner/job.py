@@ -1,11 +1,11 @@
 """A job in the learner's hands: one attempt, from taking it up to its last word.
 
-A learner process lives for one attempt. It ends when the job ends, when it is told to stop, or when
-something breaks; its supervisor starts the next one, which takes up the same job from the last
-checkpoint, or the next job of the queue.
+A learner process lives for one attempt. It ends when the job ends or is paused, when it is told to
+stop, or when something breaks; its supervisor starts the next one, which takes up the same job from
+the last checkpoint, or the next job of the queue that can run.
 
 Only what the user asked for, or what broke in the job itself, ends a job as failed. What is wrong
-with the machine pauses it, until an attempt finds that mended.
+with the machine holds it up, until an attempt finds that mended; the other jobs go on meanwhile.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from services.chassis.metrics import DEVICES, PHASES
 from services.chassis.service import Service
 from services.learner.algorithms import UnknownName
 from services.learner.checkpoint import Checkpoints, LearnerState, remove_leftovers, write_whole
-from services.learner.control import CancelRequested, Control, StopRequested
+from services.learner.control import CancelRequested, Control, PauseRequested, StopRequested, Wish
 from services.learner.evaluation import Evaluator
 from services.learner.faults import MachineFault, cause_of, machine_fault
 from services.learner.feeder import Feeder
@@ -58,7 +58,7 @@ _FAULTS_OF_THE_USER = (LearnedNothing, NotOnHub, TaskFileError, UnknownName, Uns
 _QUEUE_WAIT_S = 1.0
 _PHASES = (
     *("idle", "wait_for_groups", "train", "pretrain", "publish", "checkpoint", "evaluate"),
-    *("keep_samples", "paused"),
+    "keep_samples",
 )
 
 
@@ -94,8 +94,7 @@ async def _take_up_one_job(service: Service, team: Team) -> None:
         except UnreadableRecord as unreadable:
             await _set_aside(service.exchange, delivery, str(unreadable))
             continue
-        if record is None or record.state.is_final:
-            await service.exchange.forget_queued(delivery)
+        if record is None or record.state.is_final:  # since just now
             continue
         await _Attempt(service, team, delivery, record).run()
         return
@@ -127,10 +126,8 @@ class _Attempt:
         outcome = Outcome(self.service, self.delivery, self.record, self.number)
         try:
             await self._work(outcome)
-        except CancelRequested:
-            await outcome.end(JobState.CANCELLED)
-        except StopRequested:
-            await outcome.stop()
+        except Wish as wish:
+            await outcome.obey(wish)
         except _FAULTS_OF_THE_USER as error:
             await outcome.end(JobState.FAILED, error=str(error))
         except (*Disconnected, Fenced, TeamBroken):
@@ -139,7 +136,7 @@ class _Attempt:
             problem = machine_fault(error, self.service.deployment.data_dir)
             if problem is not None:
                 log.exception("the machine's fault")
-                await outcome.pause_for(problem, cause_of(error))
+                await outcome.hold_up(problem, cause_of(error))
             elif not await outcome.fail(error):
                 raise
 
@@ -160,7 +157,7 @@ class _Attempt:
                 parts.intake.take_in_forever(),
                 parts.control.watch_forever(),
             )
-        except StopRequested:
+        except (PauseRequested, StopRequested):
             await learning.save_checkpoint()
             raise
         except CancelRequested:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from protocol.messages import ActiveJob, GradedGroup, JobState, Requested
+from protocol.messages import ActiveJob, GradedGroup, Requested
 from protocol.recipe import Purpose, Recipe
 
 from services.learner.control import PauseRequested
@@ -46,7 +46,6 @@ class Learning:
     replay_until: int  # steps that an earlier attempt has already made, and told of
     progress: Progress = field(default_factory=Progress)
     saved: str = ""  # the name of the newest checkpoint
-    state_changes: int = 0
     stopwatch: float = field(default_factory=time.monotonic)
     reconciler: Reconciler = field(init=False)
 
@@ -59,18 +58,16 @@ class Learning:
         self.reconciler = Reconciler(parts.exchange, active, askers, parts.intake, parts.publisher)
 
     async def learn(self) -> None:
-        """Go on from where the state says until all steps are made; pause and resume on request.
+        """Go on from where the state says until all steps are made.
 
         Raises:
+            PauseRequested: if the user wants that, or is to decide how it goes on.
             LearnedNothing: if no step has changed the policy.
         """
         await self.parts.control.refresh()
         await self._publish_if_current()
         while not self._finished:
-            try:
-                await self._advance()
-            except PauseRequested:
-                await self._pause()
+            await self._advance()
         if why := self.progress.why_nothing_was_learned():
             raise LearnedNothing(why)
 
@@ -271,15 +268,6 @@ class Learning:
             self.job_id, self.attempt, attempts_since_checkpoint=0, failures=0, error=None
         )
 
-    async def _pause(self) -> None:
-        """Pause checkpoints first; the job goes on here when the user resumes it."""
-        if not self.is_saved and not self._replaying:
-            await self.save_checkpoint()
-        await self._set_state(JobState.PAUSED)
-        await self.parts.control.until_resumed()
-        await self._set_state(JobState.RUNNING)
-        self.stopwatch = time.monotonic()
-
     async def _pause_if_lost(self, groups: Sequence[GradedGroup], moment: str) -> None:
         """Above the recipe's limits the user decides: PAPO must not silently become GRPO.
 
@@ -290,36 +278,27 @@ class Learning:
             return
         last = groups[-1]
         lost = too_much_lost(groups, self.recipe, self.progress.accepted[last.purpose])
-        for part, most in lost:
-            await self.parts.reporter.lost(self._next_pause, moment, part, most)
+        reporter = self.parts.reporter
+        why = [await reporter.lost(self.attempt, moment, part, most) for part, most in lost]
         if lost:
             self.progress.accepted[last.purpose] = last.number + 1
-            await self._pause_until_resumed()
+            await self._pause("\n".join(why))
 
     async def _look_for_non_finite(self, moment: str, metrics: Mapping[str, float]) -> None:
         """Whatever was not finite was not learned from; the user may want to know before more."""
         names = [name for name, value in metrics.items() if not math.isfinite(value)]
-        if names:
-            await self.parts.reporter.non_finite(moment, names)
-        if names and self.recipe.training.on_nonfinite == "pause" and not self._replaying:
-            await self._pause_until_resumed()
+        if not names:
+            return
+        why = await self.parts.reporter.non_finite(moment, names)
+        if self.recipe.training.on_nonfinite == "pause" and not self._replaying:
+            await self._pause(why)
 
-    async def _pause_until_resumed(self) -> None:
+    async def _pause(self, why: str) -> None:
         """Pause as if the user had asked for it."""
         await self.parts.exchange.request_state(self.job_id, Requested.PAUSE)
         await self.parts.control.refresh()
-        await self.save_checkpoint()
-        await self._pause()
-
-    @property
-    def _next_pause(self) -> str:
-        """Names the next pause of the job, and no other."""
-        return f"{self.attempt}:{self.state_changes}"
-
-    async def _set_state(self, state: JobState) -> None:
-        await self.parts.exchange.update_job(self.job_id, self.attempt, state=state)
-        self.state_changes += 1
-        await self.parts.reporter.say(f"state:{self.attempt}:{self.state_changes}", state)
+        if self.parts.control.requested is Requested.PAUSE:
+            raise PauseRequested(why)
 
     async def _groups(
         self, purpose: Purpose, numbers: range, phase: str = "wait_for_groups"

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from protocol.exchange import Delivery
-from protocol.messages import JobRecord, JobRef, JobState, Requested
+from protocol.messages import JobRecord, JobRef, JobState
 
 from services.chassis.service import Service
-from services.learner.control import Control, StopRequested
+from services.learner.control import CancelRequested, PauseRequested, Wish
 from services.learner.publish import withdraw
 from services.learner.report import Reporter
 
@@ -43,13 +42,18 @@ class Outcome:
         await withdraw(self.service.deployment.weights_dir, self.record.id)
         log.info("job ends", extra={"job": self.record.id, "state": state})
 
-    async def stop(self) -> None:
-        """The process was told to stop; the job goes on in the next attempt."""
-        await self._update(attempts_since_checkpoint=0)
-        log.info("told to stop; the job goes on in the next attempt")
+    async def obey(self, wish: Wish) -> None:
+        """The job is cancelled, or paused, or goes on in the next attempt."""
+        if isinstance(wish, CancelRequested):
+            await self.end(JobState.CANCELLED)
+        elif isinstance(wish, PauseRequested):
+            await self._pause(str(wish) or None)
+        else:
+            await self._update(attempts_since_checkpoint=0)
+            log.info("told to stop; the job goes on in the next attempt")
 
-    async def pause_for(self, problem: str, cause: str) -> None:
-        """The machine is at fault: pause the job, and wait until it is worth another attempt.
+    async def hold_up(self, problem: str, cause: str) -> None:
+        """The machine is at fault: the job waits until it is worth another attempt.
 
         Args:
             problem: what is wrong, and the remedy.
@@ -57,19 +61,13 @@ class Outcome:
         """
         self.service.readiness.set(False, problem)
         problem = self._without_places(problem)
-        await self._update(state=JobState.PAUSED, error=problem, attempts_since_checkpoint=0)
+        exchange = self.service.exchange
+        await exchange.lay_aside(self.record.id, self.attempt, problem, held_up=True)
         step = (await self._current()).step
         message = f"paused at step {step}: {problem}. It goes on by itself when that is mended"
         await self._reporter.say(f"machine:{step}:{cause}", message, level="warn")
-        control = Control(self.service, self.record.id)
-        for _ in range(_RETRY_HEARTBEATS):
-            await self.service.pause(self.service.deployment.heartbeat_s)
-            await control.refresh()
-            with suppress(StopRequested):
-                await control.until_resumed()
-            if control.requested is Requested.CANCEL:
-                await self.end(JobState.CANCELLED)
-                return
+        # The next attempt, at this job or another one, may meet the same.
+        await self.service.pause(_RETRY_HEARTBEATS * self.service.deployment.heartbeat_s)
 
     async def fail(self, error: Exception) -> bool:
         """The job itself is at fault: it ends if that happens too often; returns whether it does.
@@ -106,6 +104,12 @@ class Outcome:
         for root in deployment.model_roots:
             text = text.replace(f"{root}/", "WEIR_MODEL_ROOTS/")
         return text
+
+    async def _pause(self, why: str | None) -> None:
+        """The job rests until it is resumed; the next attempt may be at another job."""
+        if await self.service.exchange.lay_aside(self.record.id, self.attempt, why):
+            await self._reporter.say(f"paused:{self.attempt}", str(JobState.PAUSED))
+            log.info("job is paused", extra={"job": self.record.id})
 
     async def _current(self) -> JobRecord:
         return await self.service.exchange.job(self.record.id) or self.record

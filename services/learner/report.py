@@ -73,27 +73,33 @@ class Reporter:
         data = {"kept": kept, "judged": selection.judged, "surplus": selection.surplus}
         await self.say(f"undersampled:{step}", message, level="warn", data=data)
 
-    async def lost(self, pause: str, moment: str, lost: Lost, most: float) -> None:
+    async def lost(self, attempt: int, moment: str, lost: Lost, most: float) -> str:
         """Say why the job pauses: too much was lost of the groups that a moment looked at.
 
         Args:
-            pause: names this pause of the job, and no other.
+            attempt: which ends with this pause.
             moment: for example "step 7".
+            lost: what was lost of them.
             most: the share that the recipe allows.
+
+        Returns:
+            What was said.
         """
         words = {"reasons": in_words(lost.reasons), "example": lost.example}
         message = _LOST[lost.kind].format(share=lost.share, moment=moment, most=most, **words)
         data = {"share": lost.share, "reasons": dict(lost.reasons)}
-        await self.say(f"{lost.kind}:{pause}", message, level="warn", data=data)
+        await self.say(f"{lost.kind}:{attempt}", message, level="warn", data=data)
+        return message
 
-    async def non_finite(self, moment: str, names: Sequence[str]) -> None:
-        """Warn of metrics that are infinite or no number."""
+    async def non_finite(self, moment: str, names: Sequence[str]) -> str:
+        """Warn of metrics that are infinite or no number; returns what was said."""
         message = (
             f"{moment}: not finite: {', '.join(names)}; no update was made of a loss or a gradient "
             "that is not finite. If this goes on, lower optimizer.learning_rate, or look at the "
             "samples of the step"
         )
         await self.say(f"non_finite:{moment}", message, level="warn", data={"metrics": list(names)})
+        return message
 
     async def evaluation(self, result: Mapping[str, Any], account: Mapping[str, Any]) -> None:
         """Record the result of an evaluation, and the ledger of all of them."""

@@ -95,11 +95,11 @@ class Learner:
         )
         await self.exchange.submit(a_job_record(job_id, recipe=recipe))
 
-    async def resumed(self) -> None:
-        """Wait until the job is paused, resume it, and wait until it goes on."""
-        await until(self.is_in(JobState.PAUSED))
+    async def paused(self) -> None:
+        """An attempt that ends with a pause, after which the job is resumed."""
+        await self.attempt()
+        assert (await self.record()).state is JobState.PAUSED
         await self.exchange.request_state("job", Requested.RUN)
-        await until(self.is_not_in(JobState.PAUSED))
 
     async def record(self, job_id: str = "job") -> JobRecord:
         record = await self.exchange.job(job_id)
@@ -114,12 +114,6 @@ class Learner:
     def is_in(self, state: JobState) -> Callable[[], Awaitable[bool]]:
         async def look() -> bool:
             return (await self.record()).state is state
-
-        return look
-
-    def is_not_in(self, state: JobState) -> Callable[[], Awaitable[bool]]:
-        async def look() -> bool:
-            return (await self.record()).state is not state
 
         return look
 

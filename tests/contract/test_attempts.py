@@ -158,35 +158,18 @@ async def test_a_fault_of_the_machine_pauses_the_job_until_it_is_mended(
     assert (record.state, record.attempt) == (JobState.SUCCEEDED, 7)
 
 
-async def test_who_waits_for_the_machine_obeys_the_user_at_once(
+async def test_a_job_that_is_held_up_is_cancelled_at_once_and_its_learner_leaves_it(
     learner: Learner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await learner.submit()
     await no_task_file(learner, monkeypatch)
-    await learner.exchange.request_state("job", Requested.PAUSE)
     running = learner.start()
     await until(learner.is_in(JobState.PAUSED))
     await learner.exchange.request_state("job", Requested.CANCEL)
-    await running
     record = await learner.record()
     assert (record.state, record.attempt, record.error) == (JobState.CANCELLED, 1, None)
-
-
-async def test_who_waits_for_the_machine_stays_while_the_user_pauses_and_leaves_when_told_to(
-    learner: Learner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.learner.outcome._RETRY_HEARTBEATS", 1)
-    await learner.submit()
-    await no_task_file(learner, monkeypatch)
-    await learner.exchange.request_state("job", Requested.PAUSE)
-    running = learner.start()
-    await until(learner.is_in(JobState.PAUSED))
-    for _ in range(20):  # far more than it would wait by itself
-        await asyncio.sleep(0.05)
-        assert not running.done()
-    learner.services[-1].stop()
     await running
-    assert (await learner.record()).state is JobState.PAUSED
+    assert (await learner.record()).state is JobState.CANCELLED
 
 
 async def test_a_cancelled_job_ends_whatever_is_wrong_with_the_machine(

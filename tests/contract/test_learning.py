@@ -13,7 +13,7 @@ from protocol.messages import JobState, Requested
 
 from services.learner.measured import Measured
 from services.learner.samples import Sample
-from tests.contract.attempts import Learner, answering, until
+from tests.contract.attempts import Learner, answering
 from tests.contract.fake_team import FakeTeam
 from tests.contract.valkey_server import Server
 
@@ -46,10 +46,12 @@ async def test_a_job_pauses_when_its_groups_fail_and_says_why(
     learner: Learner, server: Server
 ) -> None:
     await learner.submit()
-    async with answering(server.url, "train:0", "train:1"), learner.attempting():
-        await until(learner.is_in(JobState.PAUSED))
-    assert (await learner.record()).requested is Requested.PAUSE
+    async with answering(server.url, "train:0", "train:1"):
+        await learner.attempt()
+    record = await learner.record()
+    assert (record.state, record.requested) == (JobState.PAUSED, Requested.PAUSE)
     (warning,) = await learner.warnings()
+    assert record.error == warning
     assert "100% of the groups of step 0 failed (failures 2)" in warning
     assert "training.max_failed = 50%" in warning
     assert "RuntimeError: CUDA error" in warning
@@ -60,10 +62,10 @@ async def test_who_resumes_a_job_accepts_what_failed_and_is_asked_again_for_more
 ) -> None:
     await learner.submit(steps=4)
     failing = ["train:0", "train:1", "train:2", "train:4", "train:5"]
-    async with answering(server.url, *failing), learner.attempting() as attempt:
-        await learner.resumed()
-        await learner.resumed()
-        await attempt
+    async with answering(server.url, *failing):
+        await learner.paused()
+        await learner.paused()
+        await learner.attempt()
     record = await learner.record()
     assert record.state is JobState.SUCCEEDED, record.error
     assert record.result["groups"] == {
@@ -79,9 +81,7 @@ async def test_an_evaluation_counts_what_failed_and_what_was_accepted_stays_acce
 ) -> None:
     await learner.submit(tables={"evaluation": {"samples": 2}}, steps=2)
     async with answering(server.url, "eval:0", "eval:1", "eval:3", "eval:5"):
-        async with learner.attempting():
-            await until(learner.is_in(JobState.PAUSED))
-        await learner.exchange.request_state("job", Requested.RUN)
+        await learner.paused()
         await learner.attempt()
     record = await learner.record()
     assert (record.state, record.attempt) == (JobState.SUCCEEDED, 2), record.error
@@ -96,9 +96,9 @@ async def test_an_evaluation_counts_what_failed_and_what_was_accepted_stays_acce
 async def test_value_pretraining_pauses_too(learner: Learner, server: Server) -> None:
     await learner.submit(tables=CRITIC, steps=2)
     failing = ["pretrain:2", "pretrain:3"]
-    async with answering(server.url, *failing), learner.attempting() as attempt:
-        await learner.resumed()
-        await attempt
+    async with answering(server.url, *failing):
+        await learner.paused()
+        await learner.attempt()
     assert (await learner.record()).state is JobState.SUCCEEDED
     (warning,) = await learner.warnings()
     assert "100% of the groups of pretrain step 1 failed" in warning
@@ -150,11 +150,9 @@ async def test_a_job_may_pause_for_a_number_that_is_not_finite(
     learner.make_team = lambda: Measuring({"grad_norm": math.inf})
     await learner.submit(steps=3, on_nonfinite="pause")
     async with answering(server.url):
-        async with learner.attempting():
-            await until(learner.is_in(JobState.PAUSED))
-            assert (await learner.record()).step == 1
+        await learner.paused()
+        assert (await learner.record()).step == 1
         learner.make_team = FakeTeam
-        await learner.exchange.request_state("job", Requested.RUN)
         await learner.attempt()
     record = await learner.record()
     assert (record.state, record.attempt) == (JobState.SUCCEEDED, 2)
@@ -166,9 +164,10 @@ async def test_the_critic_alone_may_be_told_of_and_pause_too(
 ) -> None:
     learner.make_team = lambda: Measuring({"value_loss": math.nan})
     await learner.submit(tables=CRITIC, steps=2, on_nonfinite="pause")
-    async with answering(server.url), learner.attempting() as attempt:
-        await learner.resumed()
-        await attempt
+    async with answering(server.url):
+        await learner.paused()
+        learner.make_team = FakeTeam
+        await learner.attempt()
     assert (await learner.record()).state is JobState.SUCCEEDED
     (warning,) = await learner.warnings()
     assert warning.startswith("pretrain step 1: not finite: value_loss;")

@@ -191,10 +191,12 @@ async def test_the_weights_of_a_job_go_however_it_ends(learner: Learner, state: 
     if state is JobState.CANCELLED:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("WEIR_GPUS", "nonsense")
-            running = learner.start()
-            await until(learner.is_in(JobState.PAUSED))
-            await learner.exchange.request_state("job", Requested.CANCEL)
-            await running
+            await learner.attempt()
+        await learner.exchange.request_state("job", Requested.CANCEL)
+        learner.start()  # the next one, whatever it does, sweeps
+        await until(lambda: _is_ready(learner))
+        await until(lambda: is_gone(weights))
+        learner.services[-1].stop()
     else:
         await learner.attempt()
     assert (await learner.record()).state is state
@@ -230,6 +232,10 @@ async def test_the_ranks_are_kept_alive_before_there_is_a_job(learner: Learner) 
     team = await running
     assert isinstance(team, NotingLife)
     assert team.shown
+
+
+async def is_gone(path: Path) -> bool:
+    return not path.exists()
 
 
 async def _is_ready(learner: Learner) -> bool:

@@ -17,7 +17,6 @@ from protocol.exchange import Exchange, connect
 from protocol.messages import (
     ActiveJob,
     GradedGroup,
-    JobState,
     Requested,
     RolloutGroup,
     RolloutRequest,
@@ -280,18 +279,17 @@ async def test_an_engine_that_never_starts_is_named_and_told_now_and_then(
             await watch.until_it_moves(1)
 
 
-async def test_a_paused_job_and_those_behind_it_say_who_must_act(
+async def test_a_paused_job_says_who_must_act_and_the_one_behind_it_runs(
     watch: Watch, learner: Learner
 ) -> None:
     await learner.submit()
     await learner.submit("behind")
+    await learner.exchange.request_state("job", Requested.PAUSE)
     async with learning(learner):
-        await learner.exchange.request_state("job", Requested.PAUSE)
-        await until(learner.is_in(JobState.PAUSED))
-        paused = "somebody has paused it; `weir resume` has it go on"
-        before = f"it waits for job job, which is paused at step 0/6: {paused}"
-        await until(lambda: watch.says(paused))
-        await until(lambda: watch.says(before, "behind"))
+        await until(lambda: watch.says("somebody has paused it; `weir resume` has it go on"))
+        await until(lambda: watch.says("waits for group train:0", "behind"))
+        await learner.exchange.request_state("job", Requested.RUN)
+        await until(lambda: watch.says("it waits for job behind, which is running at step 0/6"))
     assert not await watch.events("stall:")
 
 

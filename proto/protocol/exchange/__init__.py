@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from protocol.exchange.connection import Disconnected, Fenced, open_clients
 from protocol.exchange.jobs import Jobs, Lease, UnreadableRecord
 from protocol.exchange.news import News
+from protocol.exchange.records import Records
 from protocol.exchange.statuses import Statuses
 from protocol.exchange.verdicts import Verdicts
 from protocol.exchange.work import Backlog, Delivery, Place, Pulse, Verdict, Work, seat_of
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 
-class Exchange(Work, Jobs, News, Statuses, Verdicts):
+class Exchange(Work, Jobs, Records, News, Statuses, Verdicts):
     """Everything that crosses a process boundary, for one life of one process."""
 
 

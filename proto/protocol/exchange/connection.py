@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from redis import exceptions as errors
 from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
@@ -48,6 +48,13 @@ class Fenced(RuntimeError):
     """A newer attempt of the learner has taken over; this one must stop without another word."""
 
 
+class Memory(NamedTuple):
+    """Bytes that the server uses, and its ``maxmemory``, None if it has no limit."""
+
+    used: int
+    limit: int | None
+
+
 @dataclass
 class Connection:
     """A connection for one life of one process.
@@ -71,9 +78,10 @@ class Connection:
         """Raise unless the server answers."""
         await cast(Awaitable[bool], self.writer.ping())
 
-    async def memory_limit(self) -> int | None:
-        """The server's ``maxmemory`` in bytes, None if it has no limit."""
-        return int((await self.writer.info("memory"))["maxmemory"]) or None
+    async def memory(self) -> Memory:
+        """How much memory the server uses."""
+        told = await self.writer.info("memory")
+        return Memory(int(told["used_memory"]), int(told["maxmemory"]) or None)
 
     async def run(
         self,

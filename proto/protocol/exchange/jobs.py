@@ -5,22 +5,22 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
 from pydantic_core import from_json
 
 from protocol import __version__, streams
-from protocol.exchange.connection import Connection, Rows, block_ms, flat
+from protocol.exchange.connection import Connection, block_ms, flat
 from protocol.exchange.work import Delivery
-from protocol.frames import FrameError, decode, encode
+from protocol.frames import encode
 from protocol.messages import ActiveJob, JobRecord, JobRef, JobState, Requested
 from protocol.recipe import explain
 
-_LEARNER = "learner"  # one learner per stack: its next life finds what the last one had claimed
-_JOB_INDEX = streams.PREFIX + "job_index"
+JOB_INDEX = streams.PREFIX + "job_index"
+RECORD = streams.job_key("")  # what the keys of records begin with
+_HELD_UP = streams.PREFIX + "held_up"  # the ids of jobs that wait for something to be mended
 
 
 class UnreadableRecord(Exception):
@@ -46,13 +46,20 @@ class Lease(NamedTuple):
     beats: int
 
 
+class Queue(NamedTuple):
+    """The job that would be taken up next, "" if none can run, and those that have been begun."""
+
+    first: str
+    begun: Sequence[str]
+
+
 class Jobs(Connection):
     """What the gateway and the learner do with jobs."""
 
     async def submit(self, record: JobRecord) -> bool:
         """Queue a job; False if one with its id exists."""
         values = _record_fields(record)
-        keys = [streams.job_key(record.id), streams.JOBS.key(), _JOB_INDEX]
+        keys = [streams.job_key(record.id), streams.JOBS.key(), JOB_INDEX]
         args = [record.id, record.created_at, len(values), *flat(values)]
         entry = flat(encode(JobRef(job_id=record.id)))
         return bool(await self.produce("submit", keys, [*args, *entry]))
@@ -69,37 +76,29 @@ class Jobs(Connection):
         if not stored:
             return None
         try:
-            return _read_record(stored)
+            return read_record(stored)
         except ValueError as error:
             raise UnreadableRecord(job_id, str(error), stored) from error
 
-    async def job_ids(self) -> list[str]:
-        """The ids of all jobs, newest first."""
-        rows = cast(list[bytes], await self.writer.zrevrange(_JOB_INDEX, 0, -1))
+    async def job_ids(self, count: int = 0) -> list[str]:
+        """The ids of the newest ``count`` jobs, or of all, newest first."""
+        rows = cast(list[bytes], await self.writer.zrevrange(JOB_INDEX, 0, count - 1))
         return [row.decode() for row in rows]
 
-    async def queue(self) -> list[str]:
-        """The ids of the jobs that have not ended, in the order in which they are worked on.
-
-        An entry that is not readable, which the learner will set aside, is left out.
-        """
-        rows = cast(
-            list[tuple[bytes, dict[bytes, bytes]]],
-            await self.writer.xrange(streams.JOBS.key()),
-        )
-        ids: list[str] = []
-        for _, fields in rows:
-            with suppress(FrameError):
-                ids.append(decode(JobRef, fields).job_id)
-        return ids
+    async def queue(self) -> Queue:
+        """What has not ended."""
+        first, begun = await self.run("queue", [streams.JOBS.key(), _HELD_UP], [RECORD])
+        return Queue(first.decode(), [job_id.decode() for job_id in begun])
 
     async def request_state(self, job_id: str, requested: Requested) -> None:
         """Say what the user wants of a job, if there is such a job and it has not ended.
 
-        Who has asked to cancel cannot change their mind. This works when memory is full.
+        The learner obeys for the active job; any other is paused, queued again or cancelled at
+        once. Who has asked to cancel cannot change their mind. This works when memory is full.
         """
-        args = [json.dumps(requested), json.dumps(time.time())]
-        await self.run("request_state", [streams.job_key(job_id)], args)
+        keys = [streams.job_key(job_id), streams.ACTIVE, _HELD_UP, *_keys_of_work(job_id)]
+        args = [json.dumps(requested), json.dumps(time.time()), job_id]
+        await self.run("request_state", keys, args)
 
     async def requested_state(self, job_id: str) -> Requested | None:
         """What the user wants of a job, None if there is no such job."""
@@ -132,17 +131,17 @@ class Jobs(Connection):
         await self.run("release_lease", [streams.LEARNER], [self.me])
 
     async def next_job(self, wait_s: float) -> Delivery[JobRef] | None:
-        """The job to work on: the one already taken up, else the next in the queue."""
-        key, group = streams.JOBS.key(), str(streams.JOBS.group)
-        await self.run("create_group", [key], [group])
-        for position, block in (("0", None), (">", block_ms(wait_s) if wait_s else None)):
-            reply = await self.reader.xreadgroup(
-                group, _LEARNER, {key: position}, count=1, block=block
-            )
-            for entry_id, fields in cast(Rows, reply).get(key.encode(), []):
-                ref = decode(JobRef, fields)
-                return Delivery(streams.JOBS, ref.job_id, entry_id.decode(), ref.job_id, fields)
-        return None
+        """The job to work on: the active one, else the oldest that can run.
+
+        A paused job keeps its place in the queue and is passed over. One that was held up waits
+        until a job ends or is paused, or no other is left. For the learner, while it works on none.
+        """
+        job = await self._next_job()
+        if job is None and wait_s:
+            # Woken by a submission; a job that is resumed is found when the time is over.
+            await self.reader.xread({streams.JOBS.key(): "$"}, count=1, block=block_ms(wait_s))
+            job = await self._next_job()
+        return job
 
     async def begin_attempt(self, job_id: str) -> int:
         """Begin a life of the learner: make the job's streams, and fence every earlier attempt.
@@ -160,10 +159,10 @@ class Jobs(Connection):
         """Name the job that this stack works on.
 
         Raises:
-            Fenced: if its attempt is not the current one.
+            Fenced: if its attempt is not the current one, or another learner holds the lease.
         """
-        keys = [streams.ACTIVE, streams.job_key(active.job_id)]
-        await self.run("activate", keys, [active.attempt, active.model_dump_json()])
+        keys = [streams.ACTIVE, streams.job_key(active.job_id), streams.LEARNER]
+        await self.run("activate", keys, [active.attempt, active.model_dump_json(), self.me])
 
     async def active(self) -> ActiveJob | None:
         """The job that this stack works on, if any that this release can read."""
@@ -182,6 +181,27 @@ class Jobs(Connection):
         fields = {name.encode(): json.dumps(value).encode() for name, value in values.items()}
         await self.run("update_job", [streams.job_key(job_id)], [attempt, *flat(fields)])
 
+    async def lay_aside(
+        self, job_id: str, attempt: int, why: str | None, *, held_up: bool = False
+    ) -> bool:
+        """Let the stack work on another job: this one is paused, with its work kept.
+
+        Args:
+            job_id: the attempt's job.
+            attempt: the attempt, which ends.
+            why: what is to be mended, if it is not a person's wish.
+            held_up: it goes on by itself when that is mended; else it waits until it is resumed.
+
+        Returns:
+            Whether it is paused; one that was resumed meanwhile is not.
+
+        Raises:
+            Fenced: if ``attempt`` is not the current one, or the job has ended.
+        """
+        keys = [streams.job_key(job_id), streams.ACTIVE, _HELD_UP]
+        args = [attempt, job_id, int(held_up), json.dumps(why)]
+        return bool(await self.run("lay_aside", keys, args))
+
     async def close_job(self, delivery: Delivery[JobRef], attempt: int, **values: Any) -> None:
         """End a job: write its last word, delete its work streams, and free the stack.
 
@@ -190,24 +210,40 @@ class Jobs(Connection):
         """
         job_id = delivery.job_id
         fields = {name.encode(): json.dumps(value).encode() for name, value in values.items()}
-        doomed = [stream.key(job_id) for stream in (*streams.WORK_STREAMS, streams.POLICY)]
-        doomed += [streams.under_way_key(job_id), streams.faults_key(job_id)]
-        doomed.append(_attempt_token_key(job_id))
-        keys = [streams.job_key(job_id), streams.JOBS.key(), streams.ACTIVE, *doomed]
-        args = [attempt, job_id, str(streams.JOBS.group), delivery.entry_id, *flat(fields)]
-        await self.run("close_job", keys, args)
+        keys = [streams.job_key(job_id), streams.JOBS.key(), streams.ACTIVE, _HELD_UP]
+        args = [attempt, job_id, delivery.entry_id, *flat(fields)]
+        await self.run("close_job", [*keys, *_keys_of_work(job_id)], args)
 
     async def forget_queued(self, delivery: Delivery[JobRef]) -> None:
-        """Take a job that ended before it began out of the queue."""
-        args = [str(streams.JOBS.group), delivery.entry_id]
-        await self.run("forget_queued", [streams.JOBS.key()], args)
+        """Take a job out of the queue that can neither be worked on nor be ended."""
+        await cast(Awaitable[int], self.writer.xdel(streams.JOBS.key(), delivery.entry_id))
+
+    async def _next_job(self) -> Delivery[JobRef] | None:
+        keys = [streams.JOBS.key(), streams.ACTIVE, _HELD_UP]
+        found = await self.run("next_job", keys, [RECORD])
+        if found is None:
+            return None
+        entry_id, job_id = found[0].decode(), found[1].decode()
+        return Delivery(streams.JOBS, job_id, entry_id, job_id, {})
+
+
+def _keys_of_work(job_id: str) -> list[str]:
+    """What a job leaves behind in its end beside its record and its events."""
+    work = [stream.key(job_id) for stream in (*streams.WORK_STREAMS, streams.POLICY)]
+    more = [streams.under_way_key(job_id), streams.faults_key(job_id), _attempt_token_key(job_id)]
+    return work + more
 
 
 def _attempt_token_key(job_id: str) -> str:
     return f"{streams.job_key(job_id)}:attempt_token"
 
 
-def _read_record(stored: Mapping[bytes, bytes]) -> JobRecord:
+def read_record(stored: Mapping[bytes, bytes]) -> JobRecord:
+    """The record that a hash holds.
+
+    Raises:
+        ValueError: naming the field that this release cannot read.
+    """
     values: dict[str, Any] = {}
     for name, value in stored.items():
         field = name.decode(errors="backslashreplace")

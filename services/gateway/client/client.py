@@ -102,6 +102,10 @@ class WeirClient:
         query = {"limit": min(limit, _JOBS_A_PAGE)} | ({"after": after} if after else {})
         return list(islice(self._pages(JOBS, query), limit))
 
+    def delete(self, job_id: str) -> Json:
+        """Delete all of a job that has ended, the model that it has trained as well."""
+        return self._request("DELETE", f"{JOBS}/{job_id}")
+
     def cancel(self, job_id: str) -> Json:
         """Ask a job to end."""
         return self._request("POST", _path(job_id, "cancel"))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
+from weakref import WeakValueDictionary
 
 from fastapi import Depends, Request
 from protocol.exchange import Exchange, UnreadableRecord
@@ -19,14 +21,16 @@ from services.chassis.service import Service
 from services.gateway.errors import Problem, conflict, in_time, not_found
 from services.gateway.files.columns import refuse_missing_columns
 from services.gateway.files.shelf import FileShelf, StoredFile
-from services.gateway.jobs.memory import check_memory
+from services.gateway.jobs.folders import put_aside, put_back
+from services.gateway.jobs.memory import check_memory, check_room
 from services.gateway.models.files import remove_model
 from services.gateway.models.folders import resolve_model
 from services.gateway.models.own import with_own_models
-from services.gateway.openai.job_object import AnyJob, metadata_of, status_of
+from services.gateway.openai.job_object import AnyJob, status_of
 from services.gateway.openai.submission import JobRequest, build_recipe, with_critic_folder
 
-_REPEAT_WINDOW_S = 600.0
+# The OpenAI SDK gives each of its three tries ten minutes.
+_REPEAT_WINDOW_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,9 @@ class JobDesk:
 
     service: Service
     files: FileShelf
-    # One submission at a time: a retry waits for the first try, and finds its job.
+    # A retry waits for the first try, and finds its job.
+    _tries: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    # No file goes between the last look at it and the moment when its job is queued.
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -66,12 +72,14 @@ class JobDesk:
         Raises:
             Problem: 400 naming the wrong field, 422 if the key came with another body before.
         """
-        async with self._turn:
+        async with self._tries.setdefault(repeat.key or _digest(request), asyncio.Lock()):
             known = await self._known(request, repeat)
             if known is not None:
                 return known
             record = await self._draw_up(request, repeat.job_id)
-            await in_time(self.exchange.submit(record))
+            async with self._turn:
+                await self._check_files(record)
+                await in_time(self.exchange.submit(record))
             return record
 
     async def find(self, job_id: str) -> AnyJob:
@@ -96,15 +104,15 @@ class JobDesk:
     async def page(
         self, after: str | None, limit: int, metadata: Mapping[str, str]
     ) -> tuple[list[AnyJob], bool]:
-        """Up to ``limit`` jobs after ``after``, newest first, and whether there are more."""
-        page: list[AnyJob] = []
-        async for record in self._newest_first(after):
-            if not metadata.items() <= metadata_of(record).items():
-                continue
-            if len(page) == limit:
-                return page, True
-            page.append(record)
-        return page, False
+        """Up to ``limit`` jobs after ``after``, newest first, and whether there are more.
+
+        Raises:
+            Problem: 400 if there is no job ``after``.
+        """
+        found = await in_time(self.exchange.find_jobs(after, limit + 1, metadata))
+        if found is None:
+            raise Problem(400, f"after: there is no job {after!r}", param="after")
+        return found[:limit], len(found) > limit
 
     async def ask(self, job_id: str, requested: Requested) -> AnyJob:
         """Ask a job to run, pause or end; one that has failed runs again from its last checkpoint.
@@ -139,9 +147,8 @@ class JobDesk:
         """
         async with self._turn:
             await asyncio.to_thread(self.files.get, file_id)
-            async for record in self._newest_readable_first():
-                tasks = record.recipe.tasks
-                if not record.state.is_final and file_id in {tasks.train, tasks.held_out}:
+            for record in await in_time(self.exchange.jobs_that_name(f'"{file_id}"')):
+                if file_id in {record.recipe.tasks.train, record.recipe.tasks.held_out}:
                     message = f"{file_id} is used by job {record.id}; cancel the job first"
                     raise conflict(message, param="file_id")
             await asyncio.to_thread(self.files.delete, file_id)
@@ -152,12 +159,9 @@ class JobDesk:
             expired = await asyncio.to_thread(self.files.expired)
             if not expired:
                 return
-            needed: set[str | None] = set()
-            async for record in self._newest_readable_first():
-                if not record.state.is_final:
-                    needed |= {record.recipe.tasks.train, record.recipe.tasks.held_out}
-            for file_id in set(expired) - needed:
-                await asyncio.to_thread(self.files.delete, file_id)
+            for file_id in expired:
+                if not await in_time(self.exchange.jobs_that_name(f'"{file_id}"')):
+                    await asyncio.to_thread(self.files.delete, file_id)
 
     async def delete_model(self, job_id: str) -> None:
         """Delete the model that a job has trained.
@@ -170,27 +174,42 @@ class JobDesk:
             if record is not None and not record.state.is_final:
                 message = f"job {job_id} has not ended; cancel the job first"
                 raise conflict(message, param="model")
-            await self._check_unused(self.service.deployment.job_dir(job_id) / "model")
+            await self._check_unneeded(job_id)
             await asyncio.to_thread(remove_model, self.service.deployment.job_dir(job_id))
 
-    async def _check_unused(self, folder: Path) -> None:
+    async def _check_unneeded(self, job_id: str) -> None:
         """Only jobs of earlier releases start from a model without a copy of their own."""
-        for job_id in await in_time(self.exchange.queue()):
-            record = await self._read(job_id)
-            if not isinstance(record, JobRecord) or record.state.is_final:
-                continue
-            recipe = record.recipe
-            if str(folder.resolve()) in {recipe.model.path, recipe.critic and recipe.critic.path}:
-                message = f"job {job_id} starts from this model; cancel that job first"
-                raise conflict(message, param="model")
+        for record in await in_time(self.exchange.jobs_that_name(f"/{job_id}/")):
+            message = f"job {record.id} starts from a model of {job_id}; cancel it first"
+            raise conflict(message, param="id")
+
+    async def delete(self, job_id: str) -> Path:
+        """Forget a job that has ended; returns the folder that is left of it, to be removed.
+
+        Raises:
+            Problem: 404, or 409 if it has not ended or another job is to start from its model.
+        """
+        async with self._turn:
+            found = await self.find(job_id)
+            if not found.state.is_final:
+                raise conflict(f"job {job_id} is {found.state}; cancel it first", param="id")
+            await self._check_unneeded(job_id)
+            doomed = await asyncio.to_thread(put_aside, self.service.deployment.job_dir(job_id))
+            if not await in_time(self.exchange.forget_job(job_id)):
+                await asyncio.to_thread(put_back, doomed)
+                raise conflict(f"job {job_id} has not ended; cancel it first", param="id")
+            return doomed
 
     async def _revive(self, record: JobRecord) -> None:
-        tasks = record.recipe.tasks
-        async with self._turn:  # no file goes meanwhile
-            await self._file(tasks.train, "training_file")
-            if tasks.held_out is not None:
-                await self._file(tasks.held_out, "validation_file")
+        async with self._turn:
+            await self._check_files(record)
             await in_time(self.exchange.revive(record.id))
+
+    async def _check_files(self, record: JobRecord) -> None:
+        tasks = record.recipe.tasks
+        await self._file(tasks.train, "training_file")
+        if tasks.held_out is not None:
+            await self._file(tasks.held_out, "validation_file")
 
     async def _known(self, request: JobRequest, repeat: Repeat) -> JobRecord | None:
         body = request.as_sent()
@@ -202,12 +221,10 @@ class JobDesk:
                 raise Problem(422, message, param="Idempotency-Key", code="key_reused")
             return record
         if repeat.retry_count > 0:
-            oldest = time.time() - _REPEAT_WINDOW_S
-            async for record in self._newest_readable_first():
-                if record.created_at < oldest:
-                    return None
-                if record.request == body:
-                    return record
+            since = time.time() - _REPEAT_WINDOW_S
+            job_id = await in_time(self.exchange.submitted_since(since, body))
+            found = await self._read(job_id) if job_id else None
+            return found if isinstance(found, JobRecord) else None
         return None
 
     async def _draw_up(self, request: JobRequest, job_id: str) -> JobRecord:
@@ -222,7 +239,9 @@ class JobDesk:
         if validation is not None:
             refuse_missing_columns(recipe, validation, "validation_file")
         num_held_out = 0 if validation is None else validation.tasks
-        check_memory(recipe, num_held_out, await in_time(self.exchange.memory_limit()))
+        memory = await in_time(self.exchange.memory())
+        check_room(memory)
+        check_memory(recipe, num_held_out, memory.limit)
         deployment = self.service.deployment
         recipe = await asyncio.to_thread(with_own_models, recipe, deployment, job_id)
         return JobRecord(
@@ -239,25 +258,15 @@ class JobDesk:
             raise Problem(400, message, param=param, code="file_not_found")
         return stored
 
-    async def _newest_readable_first(self) -> AsyncIterator[JobRecord]:
-        async for record in self._newest_first(None):
-            if isinstance(record, JobRecord):
-                yield record
-
-    async def _newest_first(self, after: str | None) -> AsyncIterator[AnyJob]:
-        ids = await in_time(self.exchange.job_ids())
-        if after is not None and after not in ids:
-            raise Problem(400, f"after: there is no job {after!r}", param="after")
-        for job_id in ids[ids.index(after) + 1 :] if after is not None else ids:
-            record = await self._read(job_id)
-            if record is not None:
-                yield record
-
     async def _read(self, job_id: str) -> AnyJob | None:
         try:
             return await in_time(self.exchange.job(job_id))
         except UnreadableRecord as unreadable:
             return unreadable
+
+
+def _digest(request: JobRequest) -> str:
+    return hashlib.sha256(json.dumps(request.as_sent()).encode()).hexdigest()
 
 
 def _readable(job: AnyJob) -> JobRecord:

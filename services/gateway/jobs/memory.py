@@ -1,11 +1,32 @@
-"""Whether a job fits into Redis at worst."""
+"""Whether a job fits into Redis, now and at worst."""
 
 from __future__ import annotations
 
 from protocol.capacity import worst_case_bytes, worst_case_in_words
+from protocol.exchange.connection import Memory
 from protocol.recipe import Recipe
 
 from services.gateway.errors import Problem
+
+_FULL = 0.75  # of maxmemory: the rest is for the work of the job that runs
+
+
+def check_room(memory: Memory) -> None:
+    """Refuse a job while Redis is nearly full.
+
+    Raises:
+        Problem: 507 with the remedies.
+    """
+    if memory.limit is None or memory.used <= _FULL * memory.limit:
+        return
+    raise Problem(
+        507,
+        f"Redis holds {memory.used:,} of its maxmemory of {memory.limit:,} bytes; the rest is kept "
+        "for the work of the job that runs. DELETE jobs that have ended, cancel some that are "
+        "queued, or raise maxmemory",
+        code="no_room",
+        headers={"x-should-retry": "false"},
+    )
 
 
 def check_memory(recipe: Recipe, num_held_out: int, limit: int | None) -> None:

@@ -6,12 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Request, Response
+from fastapi import APIRouter, BackgroundTasks, Depends, Header, Request, Response
 from fastapi.responses import StreamingResponse
 from protocol.messages import Requested
 
 from services.gateway.jobs.desk import Desk, Repeat
 from services.gateway.jobs.events import Order, checked_place, events_page
+from services.gateway.jobs.folders import remove
 from services.gateway.jobs.following import Feeds, end_quietly
 from services.gateway.models.checkpoints import checkpoint_object, kept_checkpoints
 from services.gateway.openai.job_object import AnyJob, job_object
@@ -67,6 +68,13 @@ async def list_jobs(
 async def get_job(job_id: str, desk: Desk, request: Request) -> Json:
     """One job."""
     return _with_estimate(await desk.find(job_id), request)
+
+
+@jobs.delete("/{job_id}")
+async def delete_job(job_id: str, desk: Desk, background: BackgroundTasks) -> Json:
+    """Delete all of a job that has ended: record, events, samples, checkpoints and model."""
+    background.add_task(remove, await desk.delete(job_id))
+    return {"id": job_id, "object": "fine_tuning.job", "deleted": True}
 
 
 @jobs.post("/{job_id}/cancel")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,8 +12,8 @@ from prometheus_client import REGISTRY, Gauge
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
-from protocol.exchange import Exchange, UnreadableRecord
-from protocol.messages import JobRecord, JobState
+from protocol.exchange import Exchange
+from protocol.messages import JobRecord
 
 from services.chassis.server_check import check_server
 from services.chassis.service import Service
@@ -46,11 +45,9 @@ class Starts(Collector):
 
 @dataclass
 class Fleet:
-    """What is known about the stack; of jobs that can never go on, what they were is kept."""
+    """What is known about the stack."""
 
     exchange: Exchange
-    final: dict[str, JobState] = field(default_factory=dict)
-    newest: dict[str, JobRecord] = field(default_factory=dict)  # of those, that are still shown
     shown: list[JobRecord] = field(default_factory=list)  # jobs that have metrics of their own
     starts: Starts = field(default_factory=Starts)
 
@@ -60,30 +57,12 @@ class Fleet:
         self.starts.counts = dict.fromkeys(_SERVICES, 0) | await self.exchange.starts()
 
     async def _measure_jobs(self) -> None:
-        counts: Counter[JobState] = Counter()
-        shown: list[JobRecord] = []
-        for place, job_id in enumerate(await self.exchange.job_ids()):
-            state, record = await self._look(job_id, is_new=place < KEPT_JOBS)
-            counts[state] += 1
-            if record is not None and (place < KEPT_JOBS or not state.is_final):
-                shown.append(record)
-        self.newest = {record.id: record for record in shown if record.id in self.final}
-        for state in JobState:
-            JOBS.labels(state.value).set(counts[state])
-        self.shown = shown
-
-    async def _look(self, job_id: str, *, is_new: bool) -> tuple[JobState, JobRecord | None]:
-        """A job's state, and its record unless it is an old one, or unreadable."""
-        if job_id in self.final and (not is_new or job_id in self.newest):
-            return self.final[job_id], self.newest.get(job_id)
-        try:
-            record = await self.exchange.job(job_id)
-        except UnreadableRecord as unreadable:
-            return unreadable.state, None
-        state = record.state if record else JobState.CANCELLED
-        if state in {JobState.SUCCEEDED, JobState.CANCELLED}:
-            self.final[job_id] = state
-        return state, record
+        for state, count in (await self.exchange.count_states()).items():
+            JOBS.labels(state.value).set(count)
+        newest = await self.exchange.job_ids(KEPT_JOBS)
+        begun = (await self.exchange.queue()).begun
+        records = await self.exchange.records([*newest, *(set(begun) - set(newest))])
+        self.shown = [record for record in records if isinstance(record, JobRecord)]
 
 
 async def _watch_disk_forever(service: Service, jobs: JobMetrics) -> None:

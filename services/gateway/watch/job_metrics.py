@@ -22,7 +22,7 @@ from services.gateway.errors import in_time
 from services.gateway.models.checkpoints import kept_checkpoints
 from services.gateway.watch.story import Story
 
-KEPT_JOBS = 20  # the newest, and beside them all that have not ended
+KEPT_JOBS = 20  # the newest, and beside them all that were begun and have not ended
 _PAGE = 500  # events of a job that are taken in at one look
 _JOB = ("job", "recipe")
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 
 from protocol.exchange import Backlog, Exchange, UnreadableRecord
 from protocol.exchange.roster import Roster
-from protocol.messages import JobEvent, JobRecord, JobState, Status
+from protocol.messages import JobEvent, JobRecord, Status
 from protocol.streams import WORK_STREAMS
 
 from services.gateway.watch.story import Story, median_of
 
 _FORGOTTEN_S = 600.0  # without a sign of life
-_PAUSES = ("ungradable:", "failed:", "non_finite:")  # how ids of events begin
 _EVENTS = 60  # in which the last steps are
 
 
@@ -28,14 +27,13 @@ class Process:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The stack at one moment. ``job`` is the one that it works on, the first of the queue."""
+    """The stack at one moment. ``job`` is the one that it works on, or will take up next."""
 
     job: JobRecord | None = None
     processes: Sequence[Process] = ()
     streams: Mapping[str, Backlog] = field(default_factory=dict)  # of the job, by short name
     version: int | None = None  # of the policy that was announced last
     step_s: float | None = None  # median of the last steps
-    paused_for: str | None = None  # what the learner said when it paused the job by itself
     dead_after_s: float = 15.0  # without a sign of life
 
     def of(self, service: str) -> list[Process]:
@@ -74,7 +72,6 @@ class Observer:
             },
             version=policy and policy.number,
             step_s=await self._median_of_steps(job),
-            paused_for=await self._reason_of_pause(job),
             dead_after_s=self.dead_after_s,
         )
 
@@ -90,12 +87,12 @@ class Observer:
         return sorted(processes, key=lambda process: process.status.name)
 
     async def _first_job(self) -> JobRecord | None:
-        for job_id in (await self.exchange.queue())[:1]:
-            try:
-                return await self.exchange.job(job_id)
-            except UnreadableRecord:  # the learner will set it aside
-                return None
-        return None
+        active = await self.exchange.active()
+        job_id = active.job_id if active else (await self.exchange.queue()).first
+        try:
+            return await self.exchange.job(job_id) if job_id else None
+        except UnreadableRecord:  # the learner will set it aside
+            return None
 
     async def _median_of_steps(self, job: JobRecord) -> float | None:
         if self._step != (job.id, job.step):
@@ -103,25 +100,10 @@ class Observer:
             self._step = (job.id, job.step)
         return self._step_s
 
-    async def _reason_of_pause(self, job: JobRecord) -> str | None:
-        if job.state is not JobState.PAUSED:
-            return None
-        return job.error or reason_of_pause(await self._last_events(job))
-
     async def _last_events(self, job: JobRecord) -> list[JobEvent]:
         """The newest ones, oldest first."""
         rows = await self.exchange.events_back(job.id, count=_EVENTS)
         return [event for _, event in reversed(rows)]
-
-
-def reason_of_pause(events: Sequence[JobEvent]) -> str | None:
-    """Why the learner has paused the job; None if the user has."""
-    for event in reversed(events):
-        if event.id.startswith("state:") and event.message == JobState.RUNNING:
-            return None
-        if event.id.startswith(_PAUSES):
-            return event.message
-    return None
 
 
 def median_of_steps(job: JobRecord, events: Sequence[JobEvent]) -> float | None:

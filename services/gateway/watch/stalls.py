@@ -211,27 +211,31 @@ def why_first(seen: Snapshot, still_s: float) -> Why:
     job = seen.job
     assert job is not None
     if job.state is JobState.PAUSED:
-        return Why(False, still_s, _why_paused(job.requested, seen.paused_for))
+        return Why(False, still_s, _why_paused(job))
     blocked = what_blocks(seen)
     stalls = still_s >= blocked.patience_s
     return Why(not stalls, still_s, blocked.because, blocked.edge if stalls else None)
 
 
-def why_queued(first: JobRecord | None, why: Why) -> Why:
-    """Of a job that comes after the ``first`` one, on which the stack works."""
+def why_not_first(job: JobRecord, first: JobRecord | None, why: Why) -> Why:
+    """Of a job while the stack works on the ``first`` one, or on none."""
+    if job.state is JobState.PAUSED and job.requested is Requested.PAUSE:
+        return Why(False, 0.0, _why_paused(job))
     if first is None:
         return Why(True, 0.0, "it is about to be taken up")
-    words = f"it waits for job {first.id}, which is {first.state} at step {first.step}/"
-    words += str(first.recipe.training.steps)
+    where = f"{first.id}, which is {first.state} at step {first.step}/{first.recipe.training.steps}"
+    if job.state is JobState.PAUSED:
+        return Why(False, 0.0, f"{_why_paused(job)}; it is tried again after job {where}")
+    words = f"it waits for job {where}"
     if first.state is JobState.PAUSED or why.edge is not None:
         words = f"{words}: {why.because}"
     return Why(False, why.still_s, words, why.edge)
 
 
-def _why_paused(requested: Requested, reason: str | None) -> str:
-    if requested is not Requested.PAUSE:
-        return f"it goes on by itself when this is mended: {reason}"
-    return f"{reason or 'somebody has paused it'}; `weir resume` has it go on"
+def _why_paused(job: JobRecord) -> str:
+    if job.requested is not Requested.PAUSE:
+        return f"it goes on by itself when this is mended: {job.error}"
+    return f"{job.error or 'somebody has paused it'}; `weir resume` has it go on"
 
 
 def _in_words(status: Status, subject: str = "") -> str:

@@ -22,7 +22,7 @@ from services.gateway.watch.stalls import (
     duration,
     mark_of,
     why_first,
-    why_queued,
+    why_not_first,
 )
 
 STALLED = Gauge(
@@ -125,7 +125,7 @@ class Watchdog:
             return Why(False, ended, f"it has ended: {job.state}{error}")
         if self.seen.job is not None and self.seen.job.id == job.id:
             return self._first
-        return why_queued(self.seen.job, self._first)
+        return why_not_first(job, self.seen.job, self._first)
 
     def _news(self, job: JobRecord | None, why: Why, now: float) -> Iterator[JobEvent]:
         """One event for one stall, and one when it is over; again, if it was not recorded."""

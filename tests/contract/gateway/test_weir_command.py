@@ -188,7 +188,7 @@ def test_pause_and_resume_ask_a_job_and_say_how_it_is(
     take_up(stack, job_id, state="running")
     assert weir(here, "pause", job_id)[:2] == (0, f"{job_id} is pausing\n")
     take_up(stack, job_id, state="paused")
-    assert weir(here, "resume", job_id)[:2] == (0, f"{job_id} is paused\n")
+    assert weir(here, "resume", job_id)[:2] == (0, f"{job_id} is queued\n")
     assert http.get(f"{JOBS}/{job_id}").json()["weir"]["requested"] == "run"
     weir(here, "cancel", job_id)
     assert weir(here, "pause", job_id)[0] == 2

@@ -20,7 +20,6 @@ def a_record(state: JobState, requested: Requested = Requested.RUN) -> JobRecord
     ("state", "requested", "status"),
     [
         (JobState.QUEUED, Requested.RUN, "queued"),
-        (JobState.QUEUED, Requested.PAUSE, "queued"),
         (JobState.RUNNING, Requested.RUN, "running"),
         (JobState.RUNNING, Requested.PAUSE, "pausing"),
         (JobState.RUNNING, Requested.CANCEL, "cancelling"),

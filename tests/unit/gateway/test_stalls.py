@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from protocol.exchange import Backlog
 from protocol.messages import JobEvent, Status
 
-from services.gateway.watch.snapshot import Process, Snapshot, median_of_steps, reason_of_pause
+from services.gateway.watch.snapshot import Process, Snapshot, median_of_steps
 from services.gateway.watch.stalls import (
     Edge,
+    Why,
     mark_of,
     what_blocks,
     why_first,
-    why_queued,
+    why_not_first,
 )
 from tests.builders import a_job_record, an_event
 
@@ -295,30 +295,38 @@ def test_a_paused_job_is_no_stall_and_says_who_must_act() -> None:
     assert why_first(by_user, 9999).because == (
         "somebody has paused it; `weir resume` has it go on"
     )
-    by_machine = replace(a_snapshot(job=a_job_record(state="paused")), paused_for="no disk")
+    by_machine = a_snapshot(job=a_job_record(state="paused", error="no disk"))
     assert (
         why_first(by_machine, 9999).because == "it goes on by itself when this is mended: no disk"
     )
 
 
-def test_the_learner_says_why_it_paused_a_job_and_that_is_forgotten_when_it_goes_on() -> None:
-    lost = an_event("failed:1:0", message="paused: 80% of the groups failed")
-    told = [an_event("state:1:1", message="running"), lost]
-    assert reason_of_pause([*told, an_event("state:1:2", message="paused")]) == lost.message
-    assert reason_of_pause([*told, an_event("state:1:3", message="running")]) is None
-
-
 def test_a_queued_job_names_the_job_before_it_and_what_keeps_that_one() -> None:
+    job = a_job_record("queued")
     running = a_snapshot(LEARNER, a_process("rollout", "is idle"), IDLE_GRADER)
     waits = "it waits for job job, which is running at step 5/2"
-    assert why_queued(running.job, why_first(running, 1.0)).because == waits
+    assert why_not_first(job, running.job, why_first(running, 1.0)).because == waits
     stalled = a_snapshot(LEARNER, IDLE_GRADER, requests=one("train:412"))
-    assert str(why_queued(stalled.job, why_first(stalled, 99.0)).because).startswith(
-        f"{waits}: learner waits for group"
+    because = why_not_first(job, stalled.job, why_first(stalled, 99.0)).because
+    assert str(because).startswith(f"{waits}: learner waits for group")
+    assert why_not_first(job, None, why_first(running, 1.0)).because == "it is about to be taken up"
+
+
+def test_a_paused_job_says_who_must_act_while_another_one_runs() -> None:
+    running = a_snapshot(LEARNER, a_process("rollout", "is idle"), IDLE_GRADER)
+
+    def told(**values: Any) -> Why:
+        return why_not_first(a_job_record("other", **values), running.job, why_first(running, 1.0))
+
+    by_user = told(state="paused", requested="pause")
+    assert (by_user.moving, by_user.edge) == (False, None)
+    assert by_user.because == "somebody has paused it; `weir resume` has it go on"
+    decides = told(state="paused", requested="pause", error="80% of the groups failed")
+    assert decides.because == "80% of the groups failed; `weir resume` has it go on"
+    assert told(state="paused", error="no disk").because == (
+        "it goes on by itself when this is mended: no disk; it is tried again after job job, "
+        "which is running at step 5/2"
     )
-    paused = a_snapshot(job=a_job_record(state="paused", requested="pause", step=5))
-    because = str(why_queued(paused.job, why_first(paused, 99.0)).because)
-    assert because.startswith("it waits for job job, which is paused at step 5/2: somebody has")
 
 
 def test_a_moment_differs_from_the_next_when_work_moves_and_not_when_somebody_is_born() -> None:

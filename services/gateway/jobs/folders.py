@@ -1,0 +1,34 @@
+"""The folders of jobs that are deleted: put aside by one rename, then removed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+_ASIDE = ".deleted-"
+
+
+def put_aside(folder: Path) -> Path:
+    """Take a job's folder out of sight, if there is one; returns where it is to be removed."""
+    aside = folder.with_name(_ASIDE + folder.name)
+    if folder.exists():
+        remove(aside)
+        folder.rename(aside)
+    return aside
+
+
+def put_back(aside: Path) -> None:
+    """Undo that."""
+    if aside.exists():
+        aside.rename(aside.with_name(aside.name.removeprefix(_ASIDE)))
+
+
+def remove(aside: Path) -> None:
+    """Remove what was put aside, as far as that is possible."""
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_leftovers(jobs: Path) -> None:
+    """Remove what a gateway left that ended before it had removed it."""
+    for aside in jobs.glob(f"{_ASIDE}*"):
+        remove(aside)

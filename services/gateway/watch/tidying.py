@@ -1,0 +1,39 @@
+"""Tidying: what ended jobs leave behind takes no more than its share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from services.chassis.service import Service
+from services.gateway.errors import Problem, in_time
+from services.gateway.jobs.folders import remove_leftovers
+
+KEPT_SHARE = 0.25  # of Redis' maxmemory, for records and events of jobs that have ended
+_EVERY_S = 60.0
+log = logging.getLogger(__name__)
+
+
+async def tidy_forever(service: Service) -> None:
+    """Consumes records of ended jobs, and folders of deleted ones; produces room.
+
+    Waits for: the next look. Unblocked by: time, or the service stopping.
+    """
+    while not service.stopping.is_set():
+        try:
+            await asyncio.to_thread(remove_leftovers, service.deployment.data_dir / "jobs")
+            await forget_surplus(service)
+        except Problem:  # Redis is away, as /readyz says
+            pass
+        except Exception:  # whoever only tidies must not end the gateway
+            log.exception("cannot tidy")
+        await service.pause(_EVERY_S)
+
+
+async def forget_surplus(service: Service) -> None:
+    """Forget the oldest of the jobs that have ended, if all of them take more than their share."""
+    limit = (await in_time(service.exchange.memory())).limit
+    if limit is not None:
+        gone = await service.exchange.forget_oldest(int(KEPT_SHARE * limit))
+        if gone:
+            log.warning("forgot the oldest jobs; their folders stay", extra={"jobs": gone})

@@ -1,0 +1,247 @@
+"""Jobs that have ended: deleted, bounded, searched; and submissions that come again much later."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from protocol import streams
+from protocol.exchange import Exchange
+from protocol.exchange.jobs import JOB_INDEX
+from protocol.messages import JobState, Requested
+
+from services.chassis.deployment import Deployment
+from services.chassis.service import Service
+from services.gateway.client.client import WeirClient, WeirError
+from services.gateway.jobs.folders import put_aside
+from services.gateway.watch.tidying import tidy_forever
+from tests.builders import a_job_record, an_event
+from tests.contract.gateway.stack import (
+    GOOD_LINE,
+    JOBS,
+    KEY,
+    RECIPE,
+    Stack,
+    a_body,
+    a_gateway,
+    a_job,
+    assert_refused,
+    record_events,
+    take_up,
+    upload,
+)
+from tests.contract.valkey_server import Server
+
+pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+
+
+# ---------------------------------------------------------------------- deleted
+
+
+def test_a_job_that_has_ended_is_deleted_with_all_that_is_left_of_it(
+    stack: Stack, http: httpx.Client
+) -> None:
+    job_id = a_job(http)["id"]
+    take_up(stack, job_id, state="succeeded")
+    record_events(stack, job_id, range(2))
+    folder = stack.data_dir / "jobs" / job_id
+    (folder / "checkpoints/step-000002").mkdir(parents=True)
+    (folder / "model").mkdir()
+    with WeirClient(stack.url, KEY) as weir:
+        assert weir.delete(job_id) == {"id": job_id, "object": "fine_tuning.job", "deleted": True}
+        with pytest.raises(WeirError, match="there is no job"):
+            weir.delete(job_id)
+    assert_refused(http.get(f"{JOBS}/{job_id}"), 404, "id")
+    assert job_id not in {job["id"] for job in http.get(JOBS).json()["data"]}
+    assert not folder.exists()
+    with stack.server.client() as client:
+        assert set(client.keys(f"*{job_id}*")) <= {
+            stream.key(job_id).encode() for stream in streams.WORK_STREAMS
+        } | {f"{streams.job_key(job_id)}:attempt_token".encode()}
+
+
+@pytest.mark.parametrize("state", [state for state in JobState if not state.is_final])
+def test_a_job_that_has_not_ended_is_not_deleted(
+    stack: Stack, http: httpx.Client, state: JobState
+) -> None:
+    job_id = a_job(http)["id"]
+    take_up(stack, job_id, state=state)
+    assert_refused(http.delete(f"{JOBS}/{job_id}"), 409, "id")
+    assert http.get(f"{JOBS}/{job_id}").json()["status"] == state
+
+
+def test_a_cancelled_job_can_be_deleted_before_the_learner_has_seen_it(http: httpx.Client) -> None:
+    job_id = a_job(http)["id"]
+    http.post(f"{JOBS}/{job_id}/cancel")
+    assert http.delete(f"{JOBS}/{job_id}").json()["deleted"]
+    assert http.delete(f"{JOBS}/{job_id}").status_code == 404
+
+
+def test_an_unreadable_job_is_deleted_once_it_has_ended_and_loses_nothing_before(
+    stack: Stack, http: httpx.Client
+) -> None:
+    job_id = a_job(http)["id"]
+    kept = stack.data_dir / "jobs" / job_id / "samples"
+    kept.mkdir(parents=True)
+    with stack.server.client() as client:
+        client.hset(streams.job_key(job_id), "recipe", '{"new_table": {}}')
+    assert_refused(http.delete(f"{JOBS}/{job_id}"), 409, "id")
+    assert kept.exists()
+    http.post(f"{JOBS}/{job_id}/cancel")
+    assert http.delete(f"{JOBS}/{job_id}").json()["deleted"]
+
+
+async def test_what_a_gateway_had_no_time_to_remove_goes_later(
+    server: Server, exchange: Exchange, tmp_path: Path
+) -> None:
+    job_dir = tmp_path / "jobs" / "job"
+    (job_dir / "samples").mkdir(parents=True)
+    put_aside(job_dir)
+    environment = {"WEIR_REDIS_URL": server.url, "WEIR_DATA_DIR": str(tmp_path), "WEIR_PORT": "0"}
+    service = Service("gateway", Deployment.from_environment(environment), exchange)
+    tidying = asyncio.create_task(tidy_forever(service))
+    async with asyncio.timeout(20):
+        while list((tmp_path / "jobs").iterdir()):
+            await asyncio.sleep(0.01)
+    service.stop()
+    await tidying
+
+
+# ---------------------------------------------------------------------- bounded
+
+
+async def test_the_oldest_jobs_that_have_ended_are_forgotten_and_no_other(
+    server: Server, exchange: Exchange
+) -> None:
+    for number in range(6):
+        job_id = f"job-{number}"
+        await exchange.submit(a_job_record(job_id, created_at=float(number)))
+        for count in range(50):
+            await exchange.record_event(an_event(f"{count}", job_id=job_id, message="m" * 1000))
+        if number != 1:
+            await exchange.request_state(job_id, Requested.CANCEL)
+    assert await exchange.forget_oldest(10**9) == []
+    with server.client() as client:
+        (size,) = [client.memory_usage(streams.EVENTS.key("job-5"))]
+    assert await exchange.forget_oldest(int(3.5 * size)) == ["job-0", "job-2"]
+    assert await exchange.job_ids() == ["job-5", "job-4", "job-3", "job-1"]
+    assert await exchange.job("job-0") is None
+    with server.client() as client:
+        assert client.keys("*job-0*") == []
+    assert await exchange.forget_oldest(0) == ["job-3", "job-4", "job-5"]
+    assert await exchange.job_ids() == ["job-1"]
+
+
+def test_a_job_is_refused_while_memory_is_nearly_full_and_says_what_to_do(
+    own_server: Server, tmp_path: Path
+) -> None:
+    (tmp_path / "models/tiny").mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "models/tiny" / name).write_text("{}")
+    with a_gateway(own_server, tmp_path) as stack, stack.http() as http:
+        job_id = a_job(http)["id"]
+        body = a_body(http)
+        with own_server.client() as client:
+            used = client.info("memory")["used_memory"]
+            client.config_set("maxmemory", int(used / 0.8))
+        reply = http.post(JOBS, json=body)
+        assert reply.status_code == 507
+        assert reply.headers["x-should-retry"] == "false"
+        assert "DELETE jobs that have ended" in reply.json()["error"]["message"]
+        assert http.post(f"{JOBS}/{job_id}/cancel").json()["status"] == "cancelled"
+
+
+# ---------------------------------------------------------------------- searched
+
+
+def test_jobs_are_found_by_their_labels_page_by_page_however_they_are_written(
+    http: httpx.Client,
+) -> None:
+    team = f'é "{secrets.token_hex(4)}\\'
+    made = [a_job(http, metadata={"team": team, "run": str(n)})["id"] for n in range(3)]
+    a_job(http, metadata={"team": team + "s"})
+    a_job(http, metadata={team: "team"})
+    query = {"metadata[team]": team, "limit": "2"}
+    first = http.get(JOBS, params=query).json()
+    assert [job["id"] for job in first["data"]] == made[:0:-1]
+    second = http.get(JOBS, params=query | {"after": first["last_id"]}).json()
+    assert ([job["id"] for job in second["data"]], second["has_more"]) == (made[:1], False)
+    one = http.get(JOBS, params=query | {"metadata[run]": "1"}).json()
+    assert [job["id"] for job in one["data"]] == [made[1]]
+    assert_refused(http.get(JOBS, params={"after": "ftjob-none"}), 400, "after")
+
+
+async def test_a_search_looks_at_all_jobs_a_thousand_at_a_time(
+    server: Server, exchange: Exchange
+) -> None:
+    count = 2_500
+    wanted = {"request": {"metadata": {"team": "maths"}}}
+    fields = {
+        name: json.dumps(value) for name, value in a_job_record().model_dump(mode="json").items()
+    }
+    with server.client() as client:
+        pipe = client.pipeline(transaction=False)
+        for number in range(count):
+            job_id = f"job-{number:04}"
+            values = fields | {"id": json.dumps(job_id)}
+            if number in {0, 1_400, 2_499}:
+                values["request"] = json.dumps({"metadata": {"team": "maths"}})
+            pipe.hset(streams.job_key(job_id), mapping=values)
+            pipe.zadd(JOB_INDEX, {job_id: number})
+        pipe.execute()
+    found = await exchange.find_jobs(None, 10, {"team": "maths"})
+    assert found is not None
+    assert [record.id for record in found] == ["job-2499", "job-1400", "job-0000"]
+    found = await exchange.find_jobs("job-1400", 1, {"team": "maths"})
+    assert found is not None
+    assert [record.id for record in found] == ["job-0000"]
+    assert await exchange.find_jobs(None, 10, {"team": "nobody"}) == []
+    assert await exchange.find_jobs("nobody", 10, {"team": "maths"}) is None
+    assert (await exchange.count_states())[JobState.QUEUED] == count
+
+
+def test_a_file_is_kept_for_a_job_that_waits_and_not_for_one_that_only_names_it(
+    http: httpx.Client,
+) -> None:
+    file = upload(http, GOOD_LINE.replace('"a"', '"kept"')).json()["id"]
+    named = a_job(http, recipe=RECIPE | {"name": file})["id"]
+    assert http.delete(f"/v1/files/{file}").status_code == 200
+    file = upload(http, GOOD_LINE.replace('"a"', '"kept"')).json()["id"]
+    used = a_job(http, validation_file=file)["id"]
+    assert_refused(http.delete(f"/v1/files/{file}"), 409, "file_id")
+    http.post(f"{JOBS}/{used}/cancel")
+    assert http.delete(f"/v1/files/{file}").status_code == 200
+    assert http.get(f"{JOBS}/{named}").json()["status"] == "queued"
+
+
+# ---------------------------------------------------------------------- submitted again
+
+
+def test_a_retry_after_two_time_limits_of_the_sdk_finds_the_job_of_the_first_try(
+    stack: Stack, http: httpx.Client
+) -> None:
+    body = a_body(http, metadata={"try": secrets.token_hex(4)})
+    first = http.post(JOBS, json=body).json()["id"]
+    age(stack, first, seconds=1_230)
+    retry = http.post(JOBS, json=body, headers={"x-stainless-retry-count": "2"})
+    assert retry.json()["id"] == first
+
+
+def test_a_retry_does_not_find_a_job_that_was_cancelled_since(http: httpx.Client) -> None:
+    body = a_body(http, metadata={"try": secrets.token_hex(4)})
+    first = http.post(JOBS, json=body).json()["id"]
+    http.post(f"{JOBS}/{first}/cancel")
+    retry = http.post(JOBS, json=body, headers={"x-stainless-retry-count": "1"})
+    assert retry.json()["id"] != first
+
+
+def age(stack: Stack, job_id: str, seconds: float) -> None:
+    created_at = time.time() - seconds
+    with stack.server.client() as client:
+        client.hset(streams.job_key(job_id), "created_at", json.dumps(created_at))
+        client.zadd(JOB_INDEX, {job_id: created_at})

@@ -1,0 +1,243 @@
+"""No job holds the queue: what is paused or held up makes way, and comes back to its place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from protocol.exchange import Exchange, Fenced
+from protocol.messages import ActiveJob, JobState, Requested
+from protocol.streams import JOBS
+
+from services.learner.measured import Measured
+from services.learner.samples import Sample
+from tests.builders import a_job_record, a_recipe, a_request
+from tests.contract.attempts import Learner, answering
+from tests.contract.conftest import OpenExchange
+from tests.contract.fake_team import FakeTeam
+from tests.contract.valkey_server import Server
+
+pytestmark = [pytest.mark.anyio, pytest.mark.redis, pytest.mark.engine]
+
+
+async def submit(exchange: Exchange, *job_ids: str) -> None:
+    for job_id in job_ids:
+        await exchange.submit(a_job_record(job_id))
+
+
+async def next_id(exchange: Exchange) -> str | None:
+    """The job that a learner would work on, which is also what others are told."""
+    told = await exchange.active() or await exchange.queue()
+    delivery = await exchange.next_job(wait_s=0)
+    first = told.job_id if isinstance(told, ActiveJob) else told.first
+    assert first == (delivery.job_id if delivery else "")
+    return delivery.job_id if delivery else None
+
+
+async def work_on(exchange: Exchange, job_id: str) -> int:
+    attempt = await exchange.begin_attempt(job_id)
+    await exchange.update_job(job_id, attempt, state=JobState.RUNNING)
+    await exchange.activate(ActiveJob(job_id=job_id, attempt=attempt, recipe=a_recipe()))
+    return attempt
+
+
+async def state_of(exchange: Exchange, job_id: str) -> tuple[JobState, Requested]:
+    record = await exchange.job(job_id)
+    assert record is not None
+    return record.state, record.requested
+
+
+async def test_a_job_that_is_paused_while_queued_is_passed_over_and_keeps_its_place(
+    exchange: Exchange,
+) -> None:
+    await submit(exchange, "first", "second")
+    await exchange.request_state("first", Requested.PAUSE)
+    assert await state_of(exchange, "first") == (JobState.PAUSED, Requested.PAUSE)
+    assert await next_id(exchange) == "second"
+    await exchange.request_state("first", Requested.RUN)
+    assert await state_of(exchange, "first") == (JobState.QUEUED, Requested.RUN)
+    assert await next_id(exchange) == "first"
+    await exchange.request_state("first", Requested.PAUSE)
+    await exchange.request_state("second", Requested.PAUSE)
+    assert await next_id(exchange) is None
+
+
+async def test_a_resumed_job_waits_for_the_one_that_runs_and_comes_before_those_behind_it(
+    exchange: Exchange,
+) -> None:
+    await submit(exchange, "first", "second", "third")
+    attempt = await work_on(exchange, "first")
+    await exchange.ask(a_request(job_id="first"))
+    await exchange.request_state("first", Requested.PAUSE)
+    assert await exchange.lay_aside("first", attempt, "80% failed")
+    assert await exchange.active() is None
+    record = await exchange.job("first")
+    assert record is not None
+    assert (record.state, record.error) == (JobState.PAUSED, "80% failed")
+    assert await next_id(exchange) == "second"
+    await work_on(exchange, "second")
+    await exchange.request_state("first", Requested.RUN)
+    assert await next_id(exchange) == "second"  # a learner that was killed goes on with it
+    delivery = await exchange.next_job(wait_s=0)
+    assert delivery is not None
+    await exchange.close_job(delivery, 1, state="succeeded")
+    assert await next_id(exchange) == "first"
+    assert await exchange.under_way("first") == {"train:0"}
+    record = await exchange.job("first")
+    assert record is not None
+    assert (record.state, record.error) == (JobState.QUEUED, None)
+
+
+async def test_a_job_that_is_resumed_before_it_was_laid_aside_goes_on(exchange: Exchange) -> None:
+    await submit(exchange, "first", "second")
+    attempt = await work_on(exchange, "first")
+    await exchange.request_state("first", Requested.PAUSE)
+    await exchange.request_state("first", Requested.RUN)
+    assert not await exchange.lay_aside("first", attempt, None)
+    assert await state_of(exchange, "first") == (JobState.RUNNING, Requested.RUN)
+    assert await next_id(exchange) == "first"
+
+
+async def test_a_learner_that_was_killed_before_it_could_pause_its_job_takes_the_next_one(
+    exchange: Exchange,
+) -> None:
+    await submit(exchange, "first", "second")
+    await work_on(exchange, "first")
+    await exchange.request_state("first", Requested.PAUSE)
+    delivery = await exchange.next_job(wait_s=0)
+    assert delivery is not None
+    assert delivery.job_id == "second"
+    assert await exchange.active() is None
+    assert await state_of(exchange, "first") == (JobState.PAUSED, Requested.PAUSE)
+
+
+async def hold_up(exchange: Exchange, job_id: str) -> None:
+    attempt = await exchange.begin_attempt(job_id)
+    assert await exchange.lay_aside(job_id, attempt, "the disk is full", held_up=True)
+
+
+async def test_a_job_that_is_held_up_lets_the_others_run_and_is_tried_when_one_has_ended(
+    exchange: Exchange,
+) -> None:
+    await submit(exchange, "first", "second", "third")
+    await hold_up(exchange, "first")
+    assert await state_of(exchange, "first") == (JobState.PAUSED, Requested.RUN)
+    assert await next_id(exchange) == "second"
+    attempt = await exchange.begin_attempt("second")
+    delivery = await exchange.next_job(wait_s=0)
+    assert delivery is not None
+    await exchange.close_job(delivery, attempt, state="failed")
+    assert await next_id(exchange) == "first"
+    await hold_up(exchange, "first")
+    assert await next_id(exchange) == "third"
+    await exchange.request_state("first", Requested.RUN)  # somebody has mended it
+    assert await next_id(exchange) == "first"
+
+
+async def test_jobs_that_are_all_held_up_are_tried_in_turn(exchange: Exchange) -> None:
+    await submit(exchange, "first", "second", "third")
+    tried: list[str] = []
+    for _ in range(7):
+        job_id = await next_id(exchange)
+        assert job_id is not None
+        tried.append(job_id)
+        await hold_up(exchange, job_id)
+    assert tried == [*["first", "second", "third"] * 2, "first"]
+
+
+async def test_a_paused_job_is_cancelled_at_once_and_nothing_but_its_record_is_left(
+    exchange: Exchange, server: Server
+) -> None:
+    await submit(exchange, "first", "second")
+    attempt = await work_on(exchange, "first")
+    await exchange.ask(a_request(job_id="first"))
+    await exchange.request_state("first", Requested.PAUSE)
+    await exchange.lay_aside("first", attempt, None)
+    await exchange.request_state("first", Requested.CANCEL)
+    assert await state_of(exchange, "first") == (JobState.CANCELLED, Requested.CANCEL)
+    assert await next_id(exchange) == "second"
+    assert (await exchange.backlog(JOBS)).entries == 1
+    with server.client() as client:
+        assert client.keys("weir:*first*") == [b"weir:job:first"]
+    with pytest.raises(Fenced, match="ended"):
+        await exchange.lay_aside("first", attempt, None)
+
+
+async def test_a_learner_that_has_lost_its_role_makes_no_other_job_active(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    await submit(exchange, "first", "second")
+    await exchange.hold_lease()
+    attempt = await work_on(exchange, "first")
+    async with open_exchange("learner-2") as heir:
+        await heir.hold_lease(await exchange.hold_lease())
+        await work_on(heir, "second")
+        with pytest.raises(Fenced, match="taken over"):
+            await exchange.activate(ActiveJob(job_id="first", attempt=attempt, recipe=a_recipe()))
+    active = await exchange.active()
+    assert active is not None
+    assert active.job_id == "second"
+
+
+class Pausing(FakeTeam):
+    """A team in whose third step the user asks for a pause; from there on it is slow."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__()
+        self.exchange = exchange
+        self.steps = 0
+
+    async def train(self, samples: Sequence[Sample]) -> Measured:
+        self.steps += 1
+        if self.steps == 3:
+            await self.exchange.request_state("job", Requested.PAUSE)
+        if self.steps > 3:
+            await asyncio.sleep(0.05)
+        return await super().train(samples)
+
+
+async def test_the_job_behind_a_paused_one_runs_and_the_paused_one_learns_what_it_would_have(
+    exchange: Exchange, server: Server, tmp_path: Path
+) -> None:
+    learner, other = Learner(exchange, tmp_path), Learner(exchange, tmp_path / "other")
+    async with answering(server.url):
+        await other.submit("alone", steps=30)
+        whole = (await other.attempt()).digest
+        await learner.submit(steps=30)
+        await learner.submit("behind")
+        learner.make_team = lambda: Pausing(exchange)
+        await learner.attempt()
+        record = await learner.record()
+        assert (record.state, record.error) == (JobState.PAUSED, None)
+        assert 3 <= record.step < 30
+        assert learner.checkpoints[-1].name == f"step-{record.step:06d}"
+        learner.make_team = FakeTeam
+        await learner.attempt()
+        assert (await learner.record("behind")).state is JobState.SUCCEEDED
+        await exchange.request_state("job", Requested.RUN)
+        assert (await learner.attempt()).digest == whole
+    record = await learner.record()
+    assert (record.state, record.attempt) == (JobState.SUCCEEDED, 2)
+    assert record.result["groups"] == {
+        **{"asked": 60, "trained": 60, "under_way": 0},
+        "dropped": {},
+    }
+
+
+async def test_a_job_whose_machine_is_at_fault_lets_the_next_one_run(
+    exchange: Exchange, server: Server, tmp_path: Path
+) -> None:
+    learner = Learner(exchange, tmp_path, models=tmp_path)  # where no model is
+    await learner.submit()
+    await learner.submit("behind")
+    async with answering(server.url):
+        await learner.attempt()
+        assert (await learner.record()).state is JobState.PAUSED
+        learner.models = Learner.models
+        await learner.attempt()
+        assert (await learner.record("behind")).state is JobState.SUCCEEDED
+        await learner.attempt()
+    record = await learner.record()
+    assert (record.state, record.attempt, record.error) == (JobState.SUCCEEDED, 2, None)
