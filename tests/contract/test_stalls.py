@@ -229,7 +229,7 @@ async def test_a_judge_that_is_down_is_named(
             beside(judge.watch_forever()),
             worker(server, "rollout", rollout()),
             worker(server, "grader", grading_station(tools, 4)) as service,
-            beside(gate.tell_forever(service, judge)),
+            beside(gate.tell_forever(service, tools)),
         ):
             words = await watch.until_named(Edge.JUDGE)
     assert "which is to be graded; grader-host: the judge is not up: " in words

@@ -25,6 +25,7 @@ SECONDS = Histogram(
     buckets=(0.005, 0.02, 0.1, 0.5, 1, 2, 5, 30),
 )
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_MAX_PATH_CHARS = 256
 _SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -91,9 +92,9 @@ def _log(answer: _Answer, scope: Scope) -> None:
         "request",
         extra={
             "method": scope["method"],
-            "path": scope["path"],
+            "path": scope["path"][:_MAX_PATH_CHARS],
             "route": _route(scope),
-            "status": answer.status,
+            "status": answer.status or None,
             "seconds": round(time.perf_counter() - answer.began, 4),
             "bytes": answer.bytes,
             "key": scope.get("key_name"),

@@ -238,7 +238,6 @@ def _(world: World) -> None:
     job = world.sdk.fine_tuning.jobs.create(
         model=world.made["checkpoint"],
         training_file=world.made["file"],
-        extra_body={"recipe": RECIPE},
     )
     assert world.sdk.fine_tuning.jobs.cancel(job.id).model == world.made["checkpoint"]
 

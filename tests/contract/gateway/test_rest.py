@@ -77,8 +77,11 @@ def test_a_plain_body_of_the_openai_sdk_is_a_job_and_its_method_comes_back(
 ) -> None:
     file = sdk.files.create(file=("tasks.jsonl", TASKS.encode()), purpose="fine-tune")
     grader: StringCheckGraderParam = {
-        **{"type": "string_check", "name": "exact", "operation": "eq"},
-        **{"input": "{{sample.output_text}}", "reference": "{{item.answer}}"},
+        "type": "string_check",
+        "name": "exact",
+        "operation": "eq",
+        "input": "{{sample.output_text}}",
+        "reference": "{{item.answer}}",
     }
     job = sdk.fine_tuning.jobs.create(
         model="tiny",
@@ -89,8 +92,11 @@ def test_a_plain_body_of_the_openai_sdk_is_a_job_and_its_method_comes_back(
             "reinforcement": {
                 "grader": grader,
                 "hyperparameters": {
-                    **{"batch_size": 2, "n_epochs": "auto", "learning_rate_multiplier": 2.0},
-                    **{"eval_interval": "auto", "reasoning_effort": "default"},
+                    "batch_size": 2,
+                    "n_epochs": "auto",
+                    "learning_rate_multiplier": 2.0,
+                    "eval_interval": "auto",
+                    "reasoning_effort": "default",
                 },
             },
         },

@@ -78,16 +78,15 @@ def test_an_entry_that_is_neither_is_refused_by_its_place_and_not_shown(entry: s
 def test_the_line_of_the_readme_makes_a_key(tmp_path: Path) -> None:
     readme = Path("services/gateway/README.md").read_text()
     (block,) = re.findall(r"```bash\n(key=.*?)```", readme, re.DOTALL)
-    (tmp_path / "secrets").mkdir()
-    (tmp_path / "secrets/api_keys").write_text("first")  # `make secrets` ends without a new line
+    (tmp_path / "api_keys").write_text("first")  # `make secrets` ends without a new line
     for _ in range(2):
         made = subprocess.run(
             ["sh", "-c", block], cwd=tmp_path, capture_output=True, text=True, check=True
         ).stdout.strip()
-        last = parse_keys(words((tmp_path / "secrets/api_keys").read_text()))[-1]
+        last = parse_keys(words((tmp_path / "api_keys").read_text()))[-1]
         assert (last.name, last.role) == ("alice", "read")
         assert last.digest == hashlib.sha256(made.encode()).hexdigest()
-    assert len(parse_keys(words((tmp_path / "secrets/api_keys").read_text()))) == 3
+    assert len(parse_keys(words((tmp_path / "api_keys").read_text()))) == 3
 
 
 @pytest.mark.parametrize(

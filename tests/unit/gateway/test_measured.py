@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from services.chassis.logs import REQUEST_ID, JsonFormatter
@@ -62,6 +63,25 @@ async def test_half_an_answer_is_not_made_whole(lines: Any) -> None:
         await ask(broken)
     assert [line["message"] for line in lines()] == ["the gateway failed", "request"]
     assert (lines()[1]["status"], lines()[1]["bytes"]) == (200, 4)
+
+
+async def test_a_client_that_has_gone_is_no_failure(lines: Any) -> None:
+    async def left(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ClientDisconnect
+
+    app = Measured(left)
+    scope = {"type": "http", "method": "POST", "path": "/" + "x" * 9999, "headers": []}
+
+    async def never() -> Any:
+        raise AssertionError
+
+    async def refuse(message: Any) -> None:
+        raise AssertionError(message)
+
+    await app(scope, never, refuse)
+    (line,) = lines()
+    assert (line["message"], line["status"]) == ("request", None)
+    assert len(line["path"]) == 256
 
 
 async def test_requests_that_come_too_often_do_not_fill_the_log(lines: Any) -> None:
