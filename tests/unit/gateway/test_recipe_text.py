@@ -27,6 +27,7 @@ def test_toml_and_json_of_one_recipe_are_the_same_recipe() -> None:
         ('{"a":' * 100_000, "text: nested too deep"),
         ("[training]\nstep = 1", "training.step: unknown key; remove it or check its spelling"),
         ("a." * 30_000 + "a = 1", "text: a key has more than 16 parts"),
+        ("a" * 1_000_000, "text: not valid TOML"),
         ('"a" . ' * 17 + "a = 1", "text: a key has more than 16 parts"),
         ("seed = " + "9" * 5000, "text: "),
         ("[training]\nsteps = 0", "training.steps: Input should be greater than or equal to 1"),
