@@ -26,7 +26,7 @@ _HEAD = """\
 
 Every metric that a service exports at `/metrics`. `python -m deploy.metrics_table` writes this file
 from the code, and `make check` fails where they differ. What begins with `weir_job_` is
-exported by the gateway for all unfinished jobs and the newest 20 others. A histogram has
+exported by the gateway for the newest 20 jobs and all others that go on. A histogram has
 the series `_bucket`, `_sum` and `_count`.
 
 | metric | type | labels | service | meaning |

@@ -119,10 +119,10 @@ async def test_events_of_many_pages_are_read_before_any_is_told(
     assert of_job(series, "weir_job_step") is None
 
 
-async def test_old_jobs_that_have_ended_go_and_unfinished_ones_stay(
+async def test_old_jobs_that_have_ended_go_and_those_that_have_begun_stay(
     exchange: Exchange, tmp_path: Path
 ) -> None:
-    await exchange.submit(a_job_record("waiting", created_at=0.0))
+    await exchange.submit(a_job_record("waiting", created_at=0.0, state=JobState.PAUSED, attempt=1))
     for number in range(1, KEPT_JOBS + 3):
         ended = a_job_record(f"job-{number}", created_at=number, state=JobState.CANCELLED)
         await exchange.submit(ended)

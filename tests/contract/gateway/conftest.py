@@ -46,6 +46,8 @@ def a_models_root(folder: Path) -> None:
     outside = _a_folder(folder / "outside", "config.json", "model.safetensors")
     _a_folder(models / "tiny", "config.json", "model.safetensors")
     _a_folder(models / "examples/arithmetic/base-model", "config.json", "model.safetensors")
+    chat = _a_folder(models / "chat", "config.json", "model.safetensors")
+    (chat / "chat_template.jinja").write_text("{{ messages }}")
     _a_folder(models / "pickled", "config.json", "pytorch_model.bin")
     _a_folder(models / "no-config", "model.safetensors")
     (models / "escape").symlink_to(outside)

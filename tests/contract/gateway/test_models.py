@@ -52,7 +52,7 @@ def test_the_openai_sdk_lists_models_and_each_is_retrieved_and_can_be_trained(
     job_id, _ = a_trained_job(stack, http)
     a_checkpoint(stack, job_id, 2)
     listed = {model.id: model for model in sdk.models.list()}
-    bases, made = {"tiny", "examples/arithmetic/base-model"}, {job_id, f"ftckpt-{job_id}-2"}
+    bases, made = {"tiny", "chat", "examples/arithmetic/base-model"}, {job_id, f"ftckpt-{job_id}-2"}
     assert listed.keys() >= bases | made
     assert not listed.keys() & {"pickled", "no-config", "escape", "leak"}
     assert {listed[name].owned_by for name in bases} == {"system"}

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,10 +67,17 @@ def grader(stack: Stack) -> Iterator[None]:
     process = subprocess.Popen([sys.executable, "-m", "services.grader"], env=environment)
     try:
         wait_until_ready(f"http://127.0.0.1:{port}")
+        while not tells_what_it_offers(stack):
+            time.sleep(0.1)
         yield
     finally:
         process.terminate()
         assert process.wait(timeout=20) == 0
+
+
+def tells_what_it_offers(stack: Stack) -> bool:
+    statuses = stack.exchange(lambda exchange: exchange.statuses())
+    return any(status.offers is not None for status in statuses.values())
 
 
 def run(sdk: openai.OpenAI, grader: Any, text: str, **item: Any) -> Any:

@@ -163,7 +163,7 @@ def test_data_and_templates_of_openai_make_a_job(http: httpx.Client) -> None:
     data = openai_data(reference_answer="2", source={"book": "Euklid"})
     file_id = upload(http, data).json()["id"]
     for name in ("reference_answer", "source.book", "answer"):
-        job = a_job(http, training_file=file_id, method=graded(name))
+        job = a_job(http, model="chat", training_file=file_id, method=graded(name))
         http.post(f"{JOBS}/{job['id']}/cancel")
 
 

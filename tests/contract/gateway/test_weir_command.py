@@ -38,6 +38,7 @@ name = "by hand"
 path = "tiny"
 dtype = "float32"
 max_context = 64
+prompt_template = "{prompt}"
 [tasks]
 train = "train.jsonl"
 [rollout]

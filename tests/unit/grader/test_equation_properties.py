@@ -173,7 +173,7 @@ def test_no_characters_raise(text: str) -> None:
 def test_hostile_steps_are_refused_or_decided_at_once(step: str) -> None:
     started = time.process_time()
     assert "wrong" not in verdicts(f"${step}$") or "frac{50" in step or "cdot" in step
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 3
 
 
 HEAVY = [
