@@ -39,6 +39,7 @@ def create_app(
         description="Reinforcement learning for language models",
         docs_url=None,  # FastAPI's pages load scripts from another host
         redoc_url=None,
+        redirect_slashes=False,  # it believes the Host header
     )
     shelf = FileShelf(service.deployment.files_dir, max_file_bytes)
     app.state.desk = JobDesk(service, shelf, tables_of_the_deployment())

@@ -58,6 +58,8 @@ class News(Connection):
         self, job_id: str, *, before: str | None = None, count: int = 100
     ) -> list[tuple[str, JobEvent]]:
         """Events recorded before the entry id ``before``, newest first, each with its entry id."""
+        if before is not None and not before.strip("0-"):
+            return []  # nothing is before the least id, and Redis does not take it for a bound
         latest = f"({before}" if before else "+"
         reply = await self.reader.xrevrange(streams.EVENTS.key(job_id), max=latest, count=count)
         return list(_readable(cast(list[Row], reply)))

@@ -28,7 +28,8 @@ def _repeat(
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
     x_stainless_retry_count: Annotated[int, Header()] = 0,
 ) -> Repeat:
-    return Repeat(idempotency_key, request.headers["authorization"], x_stainless_retry_count)
+    _, _, key = request.headers["authorization"].partition(" ")  # however the scheme is spelt
+    return Repeat(idempotency_key, f"Bearer {key.strip()}", x_stainless_retry_count)
 
 
 def _metadata(request: Request) -> dict[str, str]:

@@ -239,12 +239,10 @@ def _multiplied(recipe: Recipe, given: Hyperparameters) -> Recipe:
     rate, compute = given.learning_rate_multiplier or 1.0, given.compute_multiplier or 1.0
     size = max(min(2, recipe.rollout.group_size), round(recipe.rollout.group_size * compute))
     learning_rate = recipe.optimizer.learning_rate * rate
-    return recipe.model_copy(
-        update={
-            "rollout": recipe.rollout.model_copy(update={"group_size": size}),
-            "optimizer": recipe.optimizer.model_copy(update={"learning_rate": learning_rate}),
-        }
-    )
+    tables = recipe.model_dump(mode="json")
+    tables["rollout"]["group_size"] = size
+    tables["optimizer"]["learning_rate"] = learning_rate
+    return parse_recipe(tables)  # 1e-6 times 1e-320 is no learning rate
 
 
 def _table(tables: dict[str, Any], name: str) -> dict[str, Any]:

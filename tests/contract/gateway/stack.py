@@ -178,7 +178,7 @@ def take_up(stack: Stack, job_id: str, **values: Any) -> None:
     stack.exchange(begin)
 
 
-def assert_refused(reply: httpx.Response, status: int, param: str) -> None:
+def assert_refused(reply: httpx.Response, status: int, param: str | None) -> None:
     assert reply.status_code == status, reply.text
     assert reply.headers["content-type"] == "application/problem+json"
     problem = reply.json()

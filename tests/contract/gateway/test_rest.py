@@ -22,6 +22,7 @@ from protocol.rewards import ScoreModel
 from tests.contract.gateway.stack import (
     GOOD_LINE,
     JOBS,
+    KEY,
     RECIPE,
     TASKS,
     Stack,
@@ -264,7 +265,9 @@ def test_the_same_key_and_body_make_one_job_and_another_body_is_refused(
     body, headers = a_body(http), {"Idempotency-Key": "monday"}
     first = http.post(JOBS, json=body, headers=headers).json()
     before = stack.left()
-    assert http.post(JOBS, json=body, headers=headers).json()["id"] == first["id"]
+    for spelt in ("Bearer", "bearer ", "BEARER"):
+        again = http.post(JOBS, json=body, headers={**headers, "Authorization": f"{spelt} {KEY}"})
+        assert again.json()["id"] == first["id"]
     reply = http.post(JOBS, json=body | {"seed": 1}, headers=headers)
     assert_refused(reply, 422, "Idempotency-Key")
     assert stack.left() == before
@@ -405,6 +408,16 @@ def test_events_page_by_the_last_id(
         if not page["has_more"]:
             break
     assert seen == pages
+
+
+def test_nothing_comes_before_the_first_place(http: httpx.Client) -> None:
+    job_id = a_job(http)["id"]
+    reply = http.get(f"{JOBS}/{job_id}/events", params={"after": "0-0"})
+    assert (reply.status_code, reply.json()["data"]) == (200, [])
+
+
+def test_a_slash_at_the_end_leads_nowhere(http: httpx.Client) -> None:
+    assert_refused(http.get("/v1/files/", headers={"Host": "evil.example"}), 404, None)
 
 
 def test_events_refuse_a_place_that_is_none(http: httpx.Client) -> None:
