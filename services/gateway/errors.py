@@ -7,6 +7,7 @@ other client reads ``title``, ``status``, ``detail``. Both are in one body.
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Awaitable
 from http import HTTPStatus
 from typing import TypeVar
@@ -99,7 +100,10 @@ async def in_time(work: Awaitable[T]) -> T:
 
 
 def own_fault(error: Exception) -> Problem:
-    """500 for what nobody expected."""
+    """500 for what nobody expected, 507 for a disk that is full."""
+    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        message = "the disk below WEIR_DATA_DIR is full; make room there, and repeat the request"
+        return Problem(507, message, code="disk_full")
     message = f"the gateway failed: {type(error).__name__}; its log has the details"
     return Problem(500, message, code="internal_error")
 
