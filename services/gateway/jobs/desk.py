@@ -22,7 +22,7 @@ from services.chassis.service import Service
 from services.gateway.errors import Problem, conflict, in_time, not_found
 from services.gateway.files.columns import refuse_missing_columns
 from services.gateway.files.shelf import FileShelf, StoredFile
-from services.gateway.jobs.folders import put_aside, put_back
+from services.gateway.jobs.folders import put_aside
 from services.gateway.jobs.memory import check_memory, check_room
 from services.gateway.jobs.refusals import check
 from services.gateway.models.facts import facts_of
@@ -204,11 +204,10 @@ class JobDesk:
             if not found.state.is_final:
                 raise conflict(f"job {job_id} is {found.state}; cancel it first", param="id")
             await self._check_unneeded(job_id)
-            doomed = await asyncio.to_thread(put_aside, self.service.deployment.job_dir(job_id))
+            # An unreadable job may be running: only its stored state says whether it has ended.
             if not await in_time(self.exchange.forget_job(job_id)):
-                await asyncio.to_thread(put_back, doomed)
                 raise conflict(f"job {job_id} has not ended; cancel it first", param="id")
-            return doomed
+            return await asyncio.to_thread(put_aside, self.service.deployment.job_dir(job_id))
 
     async def _revive(self, record: JobRecord) -> None:
         async with self._turn:

@@ -19,6 +19,9 @@ from protocol.messages import JobState, Requested
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
 from services.gateway.client.client import WeirClient, WeirError
+from services.gateway.errors import Problem
+from services.gateway.files.shelf import FileShelf
+from services.gateway.jobs.desk import JobDesk
 from services.gateway.jobs.folders import put_aside
 from services.gateway.watch.tidying import tidy_forever
 from tests.builders import a_job_record, an_event
@@ -97,20 +100,53 @@ def test_an_unreadable_job_is_deleted_once_it_has_ended_and_loses_nothing_before
     assert http.delete(f"{JOBS}/{job_id}").json()["deleted"]
 
 
+@pytest.mark.parametrize("damage", [{}, {"recipe": '{"new_table": {}}'}])
+async def test_a_delete_that_gets_no_answer_leaves_the_folder_of_the_job(
+    server: Server,
+    exchange: Exchange,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: dict[Any, Any],
+) -> None:
+    await exchange.submit(a_job_record("job"))
+    await exchange.request_state("job", Requested.CANCEL)
+    with server.client() as client:
+        for name, value in damage.items():
+            client.hset(streams.job_key("job"), name, value)
+    kept = tmp_path / "jobs/job/checkpoints"
+    kept.mkdir(parents=True)
+    desk = JobDesk(a_service(server, exchange, tmp_path), FileShelf(tmp_path / "files", 1000))
+
+    async def no_answer(job_id: str) -> bool:
+        raise TimeoutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(exchange, "forget_job", no_answer)
+        with pytest.raises(Problem) as refused:
+            await desk.delete("job")
+    assert refused.value.status_code == 503
+    assert kept.exists()
+    assert not (await desk.delete("job")).with_name("job").exists()
+
+
 async def test_what_a_gateway_had_no_time_to_remove_goes_later(
     server: Server, exchange: Exchange, tmp_path: Path
 ) -> None:
     job_dir = tmp_path / "jobs" / "job"
     (job_dir / "samples").mkdir(parents=True)
     put_aside(job_dir)
-    environment = {"WEIR_REDIS_URL": server.url, "WEIR_DATA_DIR": str(tmp_path), "WEIR_PORT": "0"}
-    service = Service("gateway", Deployment.from_environment(environment), exchange)
+    service = a_service(server, exchange, tmp_path)
     tidying = asyncio.create_task(tidy_forever(service))
     async with asyncio.timeout(20):
         while list((tmp_path / "jobs").iterdir()):
             await asyncio.sleep(0.01)
     service.stop()
     await tidying
+
+
+def a_service(server: Server, exchange: Exchange, data_dir: Path) -> Service:
+    environment = {"WEIR_REDIS_URL": server.url, "WEIR_DATA_DIR": str(data_dir), "WEIR_PORT": "0"}
+    return Service("gateway", Deployment.from_environment(environment), exchange)
 
 
 # ---------------------------------------------------------------------- bounded
