@@ -22,7 +22,7 @@ from services.chassis.service import Service
 from services.gateway.errors import Problem, conflict, in_time, not_found
 from services.gateway.files.columns import refuse_missing_columns
 from services.gateway.files.shelf import FileShelf, StoredFile
-from services.gateway.jobs.folders import put_aside
+from services.gateway.jobs.folders import put_aside, remove
 from services.gateway.jobs.memory import check_memory, check_room
 from services.gateway.jobs.refusals import check
 from services.gateway.models.facts import facts_of
@@ -87,10 +87,12 @@ class JobDesk:
             if known is not None:
                 return known
             record = await self._draw_up(request, repeat.job_id)
-            async with self._turn:
-                await self._check_files(record)
-                await in_time(self.exchange.submit(record))
-            return record
+            try:
+                return await self._queue(record)
+            except Exception:
+                if await self._read(record.id) is None:  # else it was queued, and has its copies
+                    await self._clear(record.id)
+                raise
 
     async def find(self, job_id: str) -> AnyJob:
         """One job, whether its record can be read or not.
@@ -236,6 +238,22 @@ class JobDesk:
             return found if isinstance(found, JobRecord) else None
         return None
 
+    async def _queue(self, record: JobRecord) -> JobRecord:
+        """Queue a job with its own copies of the models that it starts from."""
+        await self._clear(record.id)  # the job of the same key may have been forgotten
+        deployment = self.service.deployment
+        recipe = await asyncio.to_thread(with_own_models, record.recipe, deployment, record.id)
+        record = record.model_copy(update={"recipe": recipe})
+        async with self._turn:
+            await self._check_files(record)
+            await in_time(self.exchange.submit(record))
+        return record
+
+    async def _clear(self, job_id: str) -> None:
+        """Remove the folder of a job that does not exist."""
+        job_dir = self.service.deployment.job_dir(job_id)
+        await asyncio.to_thread(lambda: remove(put_aside(job_dir)))
+
     async def _draw_up(self, request: JobRequest, job_id: str) -> JobRecord:
         train = await self._file(request.training_file, "training_file")
         held_out = request.validation_file
@@ -248,8 +266,6 @@ class JobDesk:
         memory = await in_time(self.exchange.memory())
         check_room(memory)
         check_memory(recipe, num_held_out, memory.limit)
-        deployment = self.service.deployment
-        recipe = await asyncio.to_thread(with_own_models, recipe, deployment, job_id)
         return JobRecord(
             id=job_id,
             created_at=time.time(),
