@@ -202,7 +202,7 @@ class Jobs(Connection):
             held_up: it goes on by itself when that is mended; else it waits until it is resumed.
 
         Returns:
-            Whether it is paused; one that was resumed meanwhile is not.
+            Whether it is paused; one that was resumed or cancelled meanwhile is not.
 
         Raises:
             Fenced: if ``attempt`` is not the current one, or the job has ended.

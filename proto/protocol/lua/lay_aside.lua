@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- The learner's attempt ends, and its job does not: the stack is free for another one. A job that was to be
--- paused, and was resumed meanwhile, goes on.
+-- paused, and was resumed meanwhile, goes on; one that is to be cancelled ends in its next attempt.
 -- KEYS: job, active, held_up      ARGV: attempt, job id, 1 if it is held up, error
 local attempt = redis.call('HGET', KEYS[1], 'attempt')
 if attempt ~= ARGV[1] then
@@ -10,7 +10,9 @@ local state, requested = unpack(redis.call('HMGET', KEYS[1], 'state', 'requested
 if state == '"succeeded"' or state == '"failed"' or state == '"cancelled"' then
   return redis.error_reply('FENCED the job has ended: ' .. state)
 end
-if ARGV[3] == '1' then
+if requested == '"cancel"' then
+  return 0
+elseif ARGV[3] == '1' then
   redis.call('SADD', KEYS[3], ARGV[2])
 elseif requested ~= '"pause"' then
   return 0
