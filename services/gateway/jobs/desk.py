@@ -27,7 +27,7 @@ from services.gateway.jobs.memory import check_memory, check_room
 from services.gateway.jobs.refusals import check
 from services.gateway.models.facts import facts_of
 from services.gateway.models.files import remove_model
-from services.gateway.models.folders import resolve_model
+from services.gateway.models.folders import JOB_ID, resolve_model
 from services.gateway.models.own import with_own_models
 from services.gateway.openai.job_object import AnyJob, status_of
 from services.gateway.openai.offers import refuse_what_graders_lack
@@ -104,6 +104,11 @@ class JobDesk:
         if record is None:
             raise not_found("job", job_id)
         return record
+
+    async def is_forgotten(self, job_id: str) -> bool:
+        """Whether only its folder is left of a job, as of the oldest when memory is short."""
+        is_left = JOB_ID.fullmatch(job_id) and self.service.deployment.job_dir(job_id).is_dir()
+        return bool(is_left) and await self._read(job_id) is None
 
     async def get(self, job_id: str) -> JobRecord:
         """One job's record.
@@ -202,9 +207,10 @@ class JobDesk:
             Problem: 404, or 409 if it has not ended or another job is to start from its model.
         """
         async with self._turn:
-            found = await self.find(job_id)
-            if not found.state.is_final:
-                raise conflict(f"job {job_id} is {found.state}; cancel it first", param="id")
+            if not await self.is_forgotten(job_id):
+                state = (await self.find(job_id)).state
+                if not state.is_final:
+                    raise conflict(f"job {job_id} is {state}; cancel it first", param="id")
             await self._check_unneeded(job_id)
             # An unreadable job may be running: only its stored state says whether it has ended.
             if not await in_time(self.exchange.forget_job(job_id)):
