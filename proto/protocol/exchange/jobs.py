@@ -193,7 +193,10 @@ class Jobs(Connection):
     async def lay_aside(
         self, job_id: str, attempt: int, why: str | None, *, held_up: bool = False
     ) -> bool:
-        """Let the stack work on another job: this one is paused, with its work kept.
+        """Let the stack work on another job: this one is paused.
+
+        The work of one that is held up is kept. That of one that waits for a person would hold
+        memory for as long: it is deleted, and the next attempt asks for it again.
 
         Args:
             job_id: the attempt's job.
@@ -207,7 +210,7 @@ class Jobs(Connection):
         Raises:
             Fenced: if ``attempt`` is not the current one, or the job has ended.
         """
-        keys = [streams.job_key(job_id), streams.ACTIVE, _HELD_UP]
+        keys = [streams.job_key(job_id), streams.ACTIVE, _HELD_UP, *_keys_of_work(job_id)]
         args = [attempt, job_id, int(held_up), json.dumps(why)]
         return bool(await self.run("lay_aside", keys, args))
 
