@@ -62,10 +62,10 @@ class Outcome:
         self.service.readiness.set(False, problem)
         problem = self._without_places(problem)
         exchange = self.service.exchange
-        await exchange.lay_aside(self.record.id, self.attempt, problem, held_up=True)
-        step = (await self._current()).step
-        message = f"paused at step {step}: {problem}. It goes on by itself when that is mended"
-        await self._reporter.say(f"machine:{step}:{cause}", message, level="warn")
+        if await exchange.lay_aside(self.record.id, self.attempt, problem, held_up=True):
+            step = (await self._current()).step
+            message = f"paused at step {step}: {problem}. It goes on by itself when that is mended"
+            await self._reporter.say(f"machine:{step}:{cause}", message, level="warn")
         # The next attempt, at this job or another one, may meet the same.
         await self.service.pause(_RETRY_HEARTBEATS * self.service.deployment.heartbeat_s)
 

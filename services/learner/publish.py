@@ -9,7 +9,7 @@ from pathlib import Path
 
 from protocol import weights
 from protocol.exchange import Exchange, UnreadableRecord
-from protocol.messages import PolicyVersion
+from protocol.messages import JobState, PolicyVersion
 
 from services.learner.ranks import Team
 
@@ -65,13 +65,16 @@ async def withdraw(root: Path, job_id: str) -> None:
 
 
 async def sweep(exchange: Exchange, root: Path) -> None:
-    """Withdraw the versions of all jobs that have ended, and of those that nobody knows."""
+    """Withdraw the versions of all jobs that have ended or rest, and of those that nobody knows.
+
+    A job that rests publishes its own again when it goes on. Call it while no job is worked on.
+    """
     for folder in await asyncio.to_thread(lambda: list(root.glob("*"))):
         try:
             record = await exchange.job(folder.name)
         except UnreadableRecord:
             continue
-        if record is None or record.state.is_final:
+        if record is None or record.state.is_final or record.state is JobState.PAUSED:
             await withdraw(root, folder.name)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from protocol.exchange import Exchange, Fenced
 from protocol.messages import ActiveJob, JobState, Requested
-from protocol.streams import JOBS
+from protocol.streams import JOBS, job_key
 
 from services.learner.measured import Measured
 from services.learner.samples import Sample
@@ -65,7 +65,7 @@ async def test_a_job_that_is_paused_while_queued_is_passed_over_and_keeps_its_pl
 
 
 async def test_a_resumed_job_waits_for_the_one_that_runs_and_comes_before_those_behind_it(
-    exchange: Exchange,
+    exchange: Exchange, server: Server
 ) -> None:
     await submit(exchange, "first", "second", "third")
     attempt = await work_on(exchange, "first")
@@ -73,6 +73,8 @@ async def test_a_resumed_job_waits_for_the_one_that_runs_and_comes_before_those_
     await exchange.request_state("first", Requested.PAUSE)
     assert await exchange.lay_aside("first", attempt, "80% failed")
     assert await exchange.active() is None
+    with server.client() as client:
+        assert client.keys("weir:*first*") == [b"weir:job:first"]  # the others need the memory
     record = await exchange.job("first")
     assert record is not None
     assert (record.state, record.error) == (JobState.PAUSED, "80% failed")
@@ -84,7 +86,6 @@ async def test_a_resumed_job_waits_for_the_one_that_runs_and_comes_before_those_
     assert delivery is not None
     await exchange.close_job(delivery, 1, state="succeeded")
     assert await next_id(exchange) == "first"
-    assert await exchange.under_way("first") == {"train:0"}
     record = await exchange.job("first")
     assert record is not None
     assert (record.state, record.error) == (JobState.QUEUED, None)
@@ -145,6 +146,27 @@ async def test_jobs_that_are_all_held_up_are_tried_in_turn(exchange: Exchange) -
         tried.append(job_id)
         await hold_up(exchange, job_id)
     assert tried == [*["first", "second", "third"] * 2, "first"]
+
+
+async def test_a_job_that_is_to_be_cancelled_is_not_held_up_and_ends_in_its_next_attempt(
+    exchange: Exchange,
+) -> None:
+    await submit(exchange, "first", "second")
+    attempt = await work_on(exchange, "first")
+    await exchange.request_state("first", Requested.CANCEL)
+    assert not await exchange.lay_aside("first", attempt, "the disk is full", held_up=True)
+    assert await state_of(exchange, "first") == (JobState.RUNNING, Requested.CANCEL)
+    assert await next_id(exchange) == "first"
+
+
+async def test_what_an_earlier_release_held_up_though_it_was_to_be_cancelled_has_its_turn(
+    exchange: Exchange, server: Server
+) -> None:
+    await submit(exchange, "first", "second")
+    await hold_up(exchange, "first")
+    with server.client() as client:
+        client.hset(job_key("first"), "requested", '"cancel"')
+    assert await next_id(exchange) == "first"
 
 
 async def test_a_paused_job_is_cancelled_at_once_and_nothing_but_its_record_is_left(
@@ -215,6 +237,7 @@ async def test_the_job_behind_a_paused_one_runs_and_the_paused_one_learns_what_i
         assert learner.checkpoints[-1].name == f"step-{record.step:06d}"
         learner.make_team = FakeTeam
         await learner.attempt()
+        assert not (tmp_path / "weights/job").exists()  # there may be little room for weights
         assert (await learner.record("behind")).state is JobState.SUCCEEDED
         await exchange.request_state("job", Requested.RUN)
         assert (await learner.attempt()).digest == whole

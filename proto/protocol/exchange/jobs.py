@@ -193,7 +193,10 @@ class Jobs(Connection):
     async def lay_aside(
         self, job_id: str, attempt: int, why: str | None, *, held_up: bool = False
     ) -> bool:
-        """Let the stack work on another job: this one is paused, with its work kept.
+        """Let the stack work on another job: this one is paused.
+
+        The work of one that is held up is kept. That of one that waits for a person would hold
+        memory for as long: it is deleted, and the next attempt asks for it again.
 
         Args:
             job_id: the attempt's job.
@@ -202,12 +205,12 @@ class Jobs(Connection):
             held_up: it goes on by itself when that is mended; else it waits until it is resumed.
 
         Returns:
-            Whether it is paused; one that was resumed meanwhile is not.
+            Whether it is paused; one that was resumed or cancelled meanwhile is not.
 
         Raises:
             Fenced: if ``attempt`` is not the current one, or the job has ended.
         """
-        keys = [streams.job_key(job_id), streams.ACTIVE, _HELD_UP]
+        keys = [streams.job_key(job_id), streams.ACTIVE, _HELD_UP, *_keys_of_work(job_id)]
         args = [attempt, job_id, int(held_up), json.dumps(why)]
         return bool(await self.run("lay_aside", keys, args))
 

@@ -60,11 +60,10 @@ class Records(Connection):
             counts[JobState(name) if name in set(JobState) else JobState.FAILED] += count
         return counts
 
-    async def jobs_that_name(self, text: str) -> list[JobRecord]:
+    async def jobs_that_name(self, text: str) -> list[AnyRecord]:
         """The jobs that have not ended and in whose recipe the text stands."""
         found = await self.run("jobs_that_name", [streams.JOBS.key()], [RECORD, text])
-        records = await self.records([job_id.decode() for job_id in found])
-        return [record for record in records if isinstance(record, JobRecord)]
+        return await self.records([job_id.decode() for job_id in found])
 
     async def submitted_since(self, moment: float, request: Mapping[str, object]) -> str | None:
         """The id of the newest job that this request made since then and nobody cancelled."""

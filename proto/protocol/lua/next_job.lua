@@ -21,7 +21,7 @@ for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+')) do
     end
   elseif id == active then
     return {entry[1], id}
-  elseif redis.call('SISMEMBER', KEYS[3], id) == 1 then
+  elseif requested ~= '"cancel"' and redis.call('SISMEMBER', KEYS[3], id) == 1 then
     first_held_up = first_held_up or {entry[1], id}
   else
     first = first or {entry[1], id}

@@ -11,7 +11,7 @@ for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+')) do
       table.insert(begun, id)
     end
     if requested ~= '"pause"' then
-      if redis.call('SISMEMBER', KEYS[2], id) == 1 then
+      if requested ~= '"cancel"' and redis.call('SISMEMBER', KEYS[2], id) == 1 then
         first_held_up = first_held_up or id
       else
         first = first or id

@@ -22,12 +22,12 @@ from services.chassis.service import Service
 from services.gateway.errors import Problem, conflict, in_time, not_found
 from services.gateway.files.columns import refuse_missing_columns
 from services.gateway.files.shelf import FileShelf, StoredFile
-from services.gateway.jobs.folders import put_aside, put_back
+from services.gateway.jobs.folders import put_aside, remove
 from services.gateway.jobs.memory import check_memory, check_room
 from services.gateway.jobs.refusals import check
 from services.gateway.models.facts import facts_of
 from services.gateway.models.files import remove_model
-from services.gateway.models.folders import resolve_model
+from services.gateway.models.folders import JOB_ID, resolve_model
 from services.gateway.models.own import with_own_models
 from services.gateway.openai.job_object import AnyJob, status_of
 from services.gateway.openai.offers import refuse_what_graders_lack
@@ -87,10 +87,12 @@ class JobDesk:
             if known is not None:
                 return known
             record = await self._draw_up(request, repeat.job_id)
-            async with self._turn:
-                await self._check_files(record)
-                await in_time(self.exchange.submit(record))
-            return record
+            try:
+                return await self._queue(record)
+            except Exception:
+                if await self._read(record.id) is None:  # else it was queued, and has its copies
+                    await self._clear(record.id)
+                raise
 
     async def find(self, job_id: str) -> AnyJob:
         """One job, whether its record can be read or not.
@@ -102,6 +104,11 @@ class JobDesk:
         if record is None:
             raise not_found("job", job_id)
         return record
+
+    async def is_forgotten(self, job_id: str) -> bool:
+        """Whether only its folder is left of a job, as of the oldest when memory is short."""
+        is_left = JOB_ID.fullmatch(job_id) and self.service.deployment.job_dir(job_id).is_dir()
+        return bool(is_left) and await self._read(job_id) is None
 
     async def get(self, job_id: str) -> JobRecord:
         """One job's record.
@@ -158,7 +165,7 @@ class JobDesk:
         async with self._turn:
             await asyncio.to_thread(self.files.get, file_id)
             for record in await in_time(self.exchange.jobs_that_name(f'"{file_id}"')):
-                if file_id in {record.recipe.tasks.train, record.recipe.tasks.held_out}:
+                if _reads(record, file_id):
                     message = f"{file_id} is used by job {record.id}; cancel the job first"
                     raise conflict(message, param="file_id")
             await asyncio.to_thread(self.files.delete, file_id)
@@ -200,15 +207,15 @@ class JobDesk:
             Problem: 404, or 409 if it has not ended or another job is to start from its model.
         """
         async with self._turn:
-            found = await self.find(job_id)
-            if not found.state.is_final:
-                raise conflict(f"job {job_id} is {found.state}; cancel it first", param="id")
+            if not await self.is_forgotten(job_id):
+                state = (await self.find(job_id)).state
+                if not state.is_final:
+                    raise conflict(f"job {job_id} is {state}; cancel it first", param="id")
             await self._check_unneeded(job_id)
-            doomed = await asyncio.to_thread(put_aside, self.service.deployment.job_dir(job_id))
+            # An unreadable job may be running: only its stored state says whether it has ended.
             if not await in_time(self.exchange.forget_job(job_id)):
-                await asyncio.to_thread(put_back, doomed)
                 raise conflict(f"job {job_id} has not ended; cancel it first", param="id")
-            return doomed
+            return await asyncio.to_thread(put_aside, self.service.deployment.job_dir(job_id))
 
     async def _revive(self, record: JobRecord) -> None:
         async with self._turn:
@@ -237,6 +244,22 @@ class JobDesk:
             return found if isinstance(found, JobRecord) else None
         return None
 
+    async def _queue(self, record: JobRecord) -> JobRecord:
+        """Queue a job with its own copies of the models that it starts from."""
+        await self._clear(record.id)  # the job of the same key may have been forgotten
+        deployment = self.service.deployment
+        recipe = await asyncio.to_thread(with_own_models, record.recipe, deployment, record.id)
+        record = record.model_copy(update={"recipe": recipe})
+        async with self._turn:
+            await self._check_files(record)
+            await in_time(self.exchange.submit(record))
+        return record
+
+    async def _clear(self, job_id: str) -> None:
+        """Remove the folder of a job that does not exist."""
+        job_dir = self.service.deployment.job_dir(job_id)
+        await asyncio.to_thread(lambda: remove(put_aside(job_dir)))
+
     async def _draw_up(self, request: JobRequest, job_id: str) -> JobRecord:
         train = await self._file(request.training_file, "training_file")
         held_out = request.validation_file
@@ -249,8 +272,6 @@ class JobDesk:
         memory = await in_time(self.exchange.memory())
         check_room(memory)
         check_memory(recipe, num_held_out, memory.limit)
-        deployment = self.service.deployment
-        recipe = await asyncio.to_thread(with_own_models, recipe, deployment, job_id)
         return JobRecord(
             id=job_id,
             created_at=time.time(),
@@ -295,6 +316,13 @@ class JobDesk:
 
 def _digest(request: JobRequest) -> str:
     return hashlib.sha256(json.dumps(request.as_sent()).encode()).hexdigest()
+
+
+def _reads(job: AnyJob, file_id: str) -> bool:
+    """Whether a job whose recipe names a file reads it; one that nobody can read here may."""
+    if isinstance(job, UnreadableRecord):
+        return True
+    return file_id in {job.recipe.tasks.train, job.recipe.tasks.held_out}
 
 
 def _readable(job: AnyJob) -> JobRecord:

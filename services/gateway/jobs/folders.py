@@ -17,12 +17,6 @@ def put_aside(folder: Path) -> Path:
     return aside
 
 
-def put_back(aside: Path) -> None:
-    """Undo that."""
-    if aside.exists():
-        aside.rename(aside.with_name(aside.name.removeprefix(_ASIDE)))
-
-
 def remove(aside: Path) -> None:
     """Remove what was put aside, as far as that is possible."""
     shutil.rmtree(aside, ignore_errors=True)

@@ -87,4 +87,9 @@ async def _made_folder(made_by: str, desk: JobDesk) -> Path:
     deployment = desk.service.deployment
     if (checkpoint := checkpoint_of(made_by, deployment.jobs_dir)) is not None:
         return await asyncio.to_thread(folder_of_checkpoint, checkpoint)
+    if await desk.is_forgotten(made_by):
+        folder = find_folder(made_by, deployment)
+        if folder is None:
+            raise not_found("model", made_by)
+        return folder
     return folder_of_job(await desk.get(made_by), deployment.job_dir(made_by))

@@ -14,14 +14,18 @@ import pytest
 from protocol import streams
 from protocol.exchange import Exchange
 from protocol.exchange.jobs import JOB_INDEX
-from protocol.messages import JobState, Requested
+from protocol.messages import JobRecord, JobState, Requested
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
 from services.gateway.client.client import WeirClient, WeirError
+from services.gateway.errors import Problem
+from services.gateway.files.shelf import FileShelf
+from services.gateway.jobs.desk import JobDesk, Repeat
 from services.gateway.jobs.folders import put_aside
+from services.gateway.openai.submission import JobRequest
 from services.gateway.watch.tidying import tidy_forever
-from tests.builders import a_job_record, an_event
+from tests.builders import a_job_record, a_recipe, an_event
 from tests.contract.gateway.stack import (
     GOOD_LINE,
     JOBS,
@@ -29,8 +33,10 @@ from tests.contract.gateway.stack import (
     RECIPE,
     Stack,
     a_body,
+    a_checkpoint,
     a_gateway,
     a_job,
+    a_model,
     assert_refused,
     record_events,
     take_up,
@@ -97,20 +103,53 @@ def test_an_unreadable_job_is_deleted_once_it_has_ended_and_loses_nothing_before
     assert http.delete(f"{JOBS}/{job_id}").json()["deleted"]
 
 
+@pytest.mark.parametrize("damage", [{}, {"recipe": '{"new_table": {}}'}])
+async def test_a_delete_that_gets_no_answer_leaves_the_folder_of_the_job(
+    server: Server,
+    exchange: Exchange,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: dict[Any, Any],
+) -> None:
+    await exchange.submit(a_job_record("job"))
+    await exchange.request_state("job", Requested.CANCEL)
+    with server.client() as client:
+        for name, value in damage.items():
+            client.hset(streams.job_key("job"), name, value)
+    kept = tmp_path / "jobs/job/checkpoints"
+    kept.mkdir(parents=True)
+    desk = JobDesk(a_service(server, exchange, tmp_path), FileShelf(tmp_path / "files", 1000))
+
+    async def no_answer(job_id: str) -> bool:
+        raise TimeoutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(exchange, "forget_job", no_answer)
+        with pytest.raises(Problem) as refused:
+            await desk.delete("job")
+    assert refused.value.status_code == 503
+    assert kept.exists()
+    assert not (await desk.delete("job")).with_name("job").exists()
+
+
 async def test_what_a_gateway_had_no_time_to_remove_goes_later(
     server: Server, exchange: Exchange, tmp_path: Path
 ) -> None:
     job_dir = tmp_path / "jobs" / "job"
     (job_dir / "samples").mkdir(parents=True)
     put_aside(job_dir)
-    environment = {"WEIR_REDIS_URL": server.url, "WEIR_DATA_DIR": str(tmp_path), "WEIR_PORT": "0"}
-    service = Service("gateway", Deployment.from_environment(environment), exchange)
+    service = a_service(server, exchange, tmp_path)
     tidying = asyncio.create_task(tidy_forever(service))
     async with asyncio.timeout(20):
         while list((tmp_path / "jobs").iterdir()):
             await asyncio.sleep(0.01)
     service.stop()
     await tidying
+
+
+def a_service(server: Server, exchange: Exchange, data_dir: Path) -> Service:
+    environment = {"WEIR_REDIS_URL": server.url, "WEIR_DATA_DIR": str(data_dir), "WEIR_PORT": "0"}
+    return Service("gateway", Deployment.from_environment(environment), exchange)
 
 
 # ---------------------------------------------------------------------- bounded
@@ -237,6 +276,41 @@ def test_a_retry_does_not_find_a_job_that_was_cancelled_since(http: httpx.Client
     http.post(f"{JOBS}/{first}/cancel")
     retry = http.post(JOBS, json=body, headers={"x-stainless-retry-count": "1"})
     assert retry.json()["id"] != first
+
+
+def test_a_key_whose_job_was_forgotten_makes_a_job_that_has_nothing_of_that_one(
+    stack: Stack, http: httpx.Client
+) -> None:
+    body, headers = a_body(http), {"Idempotency-Key": secrets.token_hex(4)}
+    job_id = http.post(JOBS, json=body, headers=headers).json()["id"]
+    checkpoint = a_checkpoint(stack, job_id, 2)
+    assert http.post(JOBS, json=body, headers=headers).json()["id"] == job_id
+    assert checkpoint.exists()
+    http.post(f"{JOBS}/{job_id}/cancel")
+    assert stack.exchange(lambda exchange: exchange.forget_job(job_id))
+    refused = http.post(JOBS, json=body | {"training_file": "file-gone"}, headers=headers)
+    assert refused.status_code == 400
+    assert checkpoint.exists()
+    assert http.post(JOBS, json=body, headers=headers).json()["id"] == job_id
+    assert not checkpoint.exists()
+
+
+async def test_a_submission_that_fails_at_last_leaves_no_copy_of_a_model(
+    server: Server, exchange: Exchange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = JobDesk(a_service(server, exchange, tmp_path), FileShelf(tmp_path / "files", 1000))
+    jobs = tmp_path / "jobs"
+    model = a_model(jobs / "trained/model")
+    recipe = a_recipe(model={"path": str(model)})
+
+    async def drawn_up(request: JobRequest, job_id: str) -> JobRecord:
+        return a_job_record(job_id, recipe=recipe)  # whose file has gone since
+
+    monkeypatch.setattr(desk, "_draw_up", drawn_up)
+    request = JobRequest(model="trained", training_file="file-gone")
+    with pytest.raises(Problem, match="training_file"):
+        await desk.submit(request, Repeat())
+    assert [folder.name for folder in jobs.iterdir()] == ["trained"]
 
 
 def age(stack: Stack, job_id: str, seconds: float) -> None:

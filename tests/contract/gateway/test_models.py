@@ -230,6 +230,21 @@ def test_a_trained_model_is_deleted_and_jobs_that_start_from_it_keep_theirs(
     assert (own / "model.safetensors").read_text() == "weights"
 
 
+def test_the_model_of_a_forgotten_job_is_fetched_and_the_job_deleted(
+    stack: Stack, http: httpx.Client
+) -> None:
+    job_id, folder = a_trained_job(stack, http)
+    assert stack.exchange(lambda exchange: exchange.forget_job(job_id))
+    assert http.get(f"/v1/models/{job_id}").status_code == 200
+    names = [file["name"] for file in http.get(f"{JOBS}/{job_id}/model").json()["data"]]
+    assert names == ["config.json", "model.safetensors"]
+    assert http.get(f"{JOBS}/{job_id}/model/model.safetensors").text == "weights"
+    assert http.delete(f"{JOBS}/{job_id}").json()["deleted"]
+    assert not folder.parent.exists()
+    assert_refused(http.get(f"{JOBS}/{job_id}/model"), 404, "id")
+    assert_refused(http.delete(f"{JOBS}/{job_id}"), 404, "id")
+
+
 def test_what_no_ended_job_has_trained_is_not_deleted(stack: Stack, http: httpx.Client) -> None:
     running = a_job(http)["id"]
     a_model(stack.data_dir / "jobs" / running / "model")  # a moment before it has succeeded

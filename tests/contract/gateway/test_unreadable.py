@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.contract.gateway.stack import (
     a_body,
     a_gateway,
     a_job,
+    a_model,
     assert_refused,
     record_events,
     take_up,
@@ -110,6 +112,23 @@ def test_a_key_that_made_it_is_refused(stack: Stack, http: httpx.Client) -> None
     job_id = http.post(JOBS, json=body, headers=headers).json()["id"]
     damage(stack, job_id, {"created_at": "yesterday"})
     assert_refused(http.post(JOBS, json=body, headers=headers), 409, "id")
+
+
+def test_its_files_and_the_model_that_it_starts_from_are_kept(
+    stack: Stack, http: httpx.Client
+) -> None:
+    file = upload(http, TASKS.replace("t0", "kept")).json()["id"]
+    trained, job_id = a_job(http)["id"], a_job(http, training_file=file)["id"]
+    model = a_model(stack.data_dir / "jobs" / trained / "model")
+    take_up(stack, trained, state="succeeded", result={"model": str(model)})
+    recipe = {"tasks": {"train": file}, "model": {"path": str(model)}, "new_table": {}}
+    damage(stack, job_id, {"recipe": json.dumps(recipe)})
+    assert_refused(http.delete(f"/v1/files/{file}"), 409, "file_id")
+    assert_refused(http.delete(f"/v1/models/{trained}"), 409, "id")
+    assert_refused(http.delete(f"{JOBS}/{trained}"), 409, "id")
+    http.post(f"{JOBS}/{job_id}/cancel")
+    assert http.delete(f"/v1/files/{file}").status_code == 200
+    assert http.delete(f"/v1/models/{trained}").status_code == 200
 
 
 def test_the_gateway_stays_ready_and_counts_it(own_server: Server, tmp_path: Path) -> None:
