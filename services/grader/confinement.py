@@ -1,9 +1,10 @@
 """What keeps a client's code to itself, as far as this kernel and this user allow it.
 
 A process that runs it has no variable of the deployment, writes nothing into files, starts no
-process and no thread, and has no more memory than it may. Where the grader is root it is nobody.
-Where the kernel has Landlock it reads nothing but Python's own files, connects to nobody (6.7), and
-signals nobody (6.12). Where unshare is allowed, as it is to root, there is no network at all.
+process and no thread, has no more memory than it may, has no capability, and is traced by no other
+such process. Where the grader is root it is nobody. Where the kernel has Landlock it reads nothing
+but Python's own files, connects to nobody (6.7), and signals nobody (6.12). Where unshare is
+allowed, as it is to root, there is no network at all.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import sys
 from contextlib import suppress
 
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
-_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
+_PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 24, 38
+_CAPABILITIES_V3, _MAX_CAPABILITIES = 0x20080522, 64
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # of Landlock
 _ABI, _BENEATH = 1, 1
 _ALL_OF_FILES, _ALL_OF_TCP, _ALL_SCOPES = (1 << 13) - 1, 0b11, 0b11
@@ -45,11 +47,14 @@ def leave_network() -> bool:
 
 def lock_in() -> None:
     """Give up every right that code of a client does not need."""
+    libc = _libc()
+    for capability in range(_MAX_CAPABILITIES):  # fails where there is none to give up
+        libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
     if os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
         os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-    _libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     os.chdir("/")
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):  # the log is the service's
@@ -61,6 +66,15 @@ def lock_in() -> None:
         (resource.RLIMIT_NOFILE, _MAX_FILES),
     ):
         resource.setrlimit(limit, (most, most))
+    _drop_capabilities()
+    keep_memory_private()
+
+
+def _drop_capabilities() -> None:
+    """Have none: a new user namespace gives them all."""
+    none = bytes(24)  # effective, permitted and inheritable, in two halves
+    if _libc().capset(struct.pack("=Ii", _CAPABILITIES_V3, 0), none) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
 
 
 def _read_only_python() -> None:

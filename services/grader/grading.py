@@ -50,10 +50,10 @@ async def grade_response(reward: Reward, task: Task, text: str, tools: Tools) ->
 
 
 async def grade_outcome(
-    reward: Reward, task: Task, text: str, tools: Tools
+    reward: Reward, task: Task, text: str, tools: Tools, *, at_once: bool = True
 ) -> tuple[Score, tuple[Scored, ...]]:
-    """The outcome, and what its checks have found."""
-    parts = await _scored(reward.outcome, task, text, tools)
+    """The outcome, and what its checks have found, all ``at_once`` or one after the other."""
+    parts = await _scored(reward.outcome, task, text, tools, at_once=at_once)
     return combined(parts, of=len(reward.outcome), formula=reward.formula), parts
 
 
@@ -68,9 +68,10 @@ def process_checks(reward: Reward, outcome: Score) -> tuple[Check, ...]:
 
 
 async def _scored(
-    checks: Sequence[Check], task: Task, text: str, tools: Tools
+    checks: Sequence[Check], task: Task, text: str, tools: Tools, *, at_once: bool = True
 ) -> tuple[Scored, ...]:
-    scores = await _all(_checked(check, task, text, tools) for check in checks)
+    scoring = (_checked(check, task, text, tools) for check in checks)
+    scores = await _all(scoring) if at_once else [await score for score in scoring]
     return tuple(Scored(*part) for part in zip(checks, scores, strict=True))
 
 

@@ -15,7 +15,7 @@ from services.grader import gate, grading
 from services.grader.notes import noted
 from services.grader.tools import Tools
 
-AT_ONCE = 4  # of one grader: they share its pool and its judges with the job
+AT_ONCE = 4  # of one grader, each in one place of the pool or judges that the job waits for, too
 _LIMIT_S = 120.0
 _LOOK_S = 5.0
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ async def tried(trial: Trial, tools: Tools, limit_s: float = _LIMIT_S) -> TrialR
         try:
             async with asyncio.timeout(limit_s):
                 outcome, parts = await grading.grade_outcome(
-                    trial.reward, trial.task, trial.text, tools
+                    trial.reward, trial.task, trial.text, tools, at_once=False
                 )
         except TimeoutError:
             outcome, parts = Ungradable(reason="not_in_time"), ()

@@ -18,6 +18,7 @@ from services.chassis.parent import die_with_parent
 _MEMORY_BYTES = 1 << 30  # beyond what a new process has
 _CPU_S = 600
 _MAX_COLUMNS = 100
+MESSAGES = "(messages)"  # no column: a template sees them as the prompt
 
 
 def report(path: str, outcome: Connection) -> None:
@@ -56,5 +57,6 @@ def _contents(path: Path) -> dict[str, Any]:
 
 def _columns(task: Task) -> set[str]:
     """What a template may name of a task as ``{{item.column}}``."""
-    own = ("prompt", "messages", "answer", "solution")
-    return {name for name in own if getattr(task, name) is not None} | set(task.metadata)
+    own = ("prompt", "answer", "solution")
+    named = {name for name in own if getattr(task, name) is not None} | set(task.metadata)
+    return named if task.messages is None else named | {MESSAGES}

@@ -12,7 +12,7 @@ from services.gateway.errors import Problem
 from services.gateway.files.shelf import StoredFile
 
 _NAMED = re.compile(r"\{\{\s*item\.(?:metadata\.)?(\w+)")
-_ALWAYS = {"id", "prompt"}  # a template sees messages as the prompt
+_ALWAYS = {"id", "prompt", "metadata"}  # a template sees messages as the prompt
 
 
 def refuse_missing_columns(recipe: Recipe, stored: StoredFile, param: str) -> None:

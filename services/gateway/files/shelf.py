@@ -32,7 +32,8 @@ _SCRATCH = ".upload-"
 class StoredFile(BaseModel):
     """A task file on the shelf, in OpenAI's shape; ``tasks`` is how many it holds.
 
-    ``columns`` says how many have each field that graders may name, None where that is not known.
+    ``columns`` says how many have each field that graders may name, and how many have
+    ``(messages)`` for a prompt; None where that is not known.
     """
 
     id: str

@@ -20,6 +20,7 @@ from protocol.recipe import Recipe
 
 from services.chassis.service import Service
 from services.gateway.errors import Problem, conflict, in_time, not_found
+from services.gateway.files.check_process import MESSAGES
 from services.gateway.files.columns import refuse_missing_columns
 from services.gateway.files.shelf import FileShelf, StoredFile
 from services.gateway.jobs.folders import put_aside, remove
@@ -292,7 +293,7 @@ class JobDesk:
         given = {param: stored for param, stored in files.items() if stored is not None}
         for param, stored in given.items():
             refuse_missing_columns(recipe, stored, param)
-        with_messages = [param for param, s in given.items() if (s.columns or {}).get("messages")]
+        with_messages = [param for param, s in given.items() if (s.columns or {}).get(MESSAGES)]
         has_formulas = bool(self.service.deployment.extensions)
         check(recipe, facts, has_formulas=has_formulas, with_messages=with_messages)
         return recipe

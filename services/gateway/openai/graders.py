@@ -39,7 +39,8 @@ from services.gateway.openai.templates import Template
 from services.gateway.openai.weighted_mean import weights_of
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_MAX_PARSED_CHARS = 65_536
+_MAX_PARSED_CHARS = 65_536  # of a body: who parses more keeps everybody else waiting
+_MAX_GRADERS = 20
 _WEIRS_OWN = {"math_answer": Check, "equation_steps": Check, "model_judge": ModelJudge}
 _REFUSED_TYPES = {
     "endpoint": "no endpoint of a client is called; use score_model, which asks a judge of this "
@@ -78,18 +79,6 @@ def _uncut(top_p: float | None) -> float | None:
     if top_p not in {None, 1.0}:
         raise ValueError("the judge's distribution is not cut; leave it out, or set temperature")
     return top_p
-
-
-def _grading_source(source: str) -> str:
-    if len(source) > _MAX_PARSED_CHARS:  # nobody waits for that here; the grader tells
-        return source
-    try:
-        body = ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"is not Python: {str(error) or 'nested too deeply'}") from error
-    if not any(isinstance(part, ast.FunctionDef) and part.name == "grade" for part in body):
-        raise ValueError("has no function grade; define grade(sample, item), a number")
-    return source
 
 
 class _Single(Part):
@@ -193,7 +182,7 @@ class PythonGrader(_Single):
     """A function of the client's own. There is one image, so its tag changes nothing."""
 
     type: Literal["python"]
-    source: Annotated[str, Field(max_length=262_144), AfterValidator(_grading_source)]
+    source: Annotated[str, Field(max_length=262_144)]
     image_tag: str | None = None
 
     def settings(self) -> dict[str, Any]:
@@ -268,7 +257,7 @@ class MultiGrader(_Single):
             BeforeValidator(_known_type),
             BeforeValidator(_no_multi),
         ],
-    ] = Field(min_length=1)
+    ] = Field(min_length=1, max_length=_MAX_GRADERS)
     calculate_output: str
 
 
@@ -292,6 +281,7 @@ def outcome_of(grader: AnyGrader, path: str) -> dict[str, Any]:
     Raises:
         Problem: 400 naming each wrong field below ``path``.
     """
+    _refuse_wrong_sources(grader, path)
     if not isinstance(grader, MultiGrader):
         return {"outcome": (_check(grader, path, weight=1.0, name=None),)}
     for name in grader.graders:
@@ -304,6 +294,29 @@ def outcome_of(grader: AnyGrader, path: str) -> dict[str, Any]:
         for name, part in grader.graders.items()
     )
     return {"outcome": checks} | ({} if weights else {"formula": grader.calculate_output})
+
+
+def _refuse_wrong_sources(grader: AnyGrader, path: str) -> None:
+    """Tell what is wrong with short sources; of long ones the grader tells."""
+    parts = {path: grader}
+    if isinstance(grader, MultiGrader):
+        parts = {f"{path}.graders.{name}": part for name, part in grader.graders.items()}
+    sources = {path: part.source for path, part in parts.items() if isinstance(part, PythonGrader)}
+    if sum(map(len, sources.values())) > _MAX_PARSED_CHARS:
+        return
+    for place, source in sources.items():
+        if wrong := _wrong_in(source):
+            raise _problem(f"{place}.source", wrong)
+
+
+def _wrong_in(source: str) -> str | None:
+    try:
+        body = ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return f"is not Python: {str(error) or 'nested too deeply'}"
+    if not any(isinstance(part, ast.FunctionDef) and part.name == "grade" for part in body):
+        return "has no function grade; define grade(sample, item), a number"
+    return None
 
 
 def _formula(grader: MultiGrader, path: str) -> Formula:

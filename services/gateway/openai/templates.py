@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -13,7 +12,6 @@ _PATH = r"(?:\.\w+|\[\d+\])"  # a key, or the number of an entry of a list
 _KNOWN_PLACE = re.compile(
     rf"\s*(?:sample\.output_text|sample\.output_json{_PATH}*|item\.\w+{_PATH}*)\s*"
 )
-_COLUMN = re.compile(r"\s*item\.(\w+)")
 _MAX_CHARS = 100_000
 _SHOWN_CHARS = 60  # of what is wrong
 
@@ -44,10 +42,3 @@ def _instead_of(place: str) -> str:
 
 
 Template = Annotated[str, AfterValidator(_template)]
-
-
-def columns_in(template: str) -> Iterator[str]:
-    """The columns of the data set that a template asks for."""
-    for place in _PLACE.findall(template):
-        if column := _COLUMN.match(place):
-            yield column[1]

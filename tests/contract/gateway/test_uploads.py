@@ -27,6 +27,7 @@ from tests.contract.gateway.stack import (
     Stack,
     a_body,
     a_job,
+    a_model,
     assert_refused,
     reinforcement,
     upload,
@@ -162,7 +163,7 @@ def graded(name: str) -> dict[str, Any]:
 def test_data_and_templates_of_openai_make_a_job(http: httpx.Client) -> None:
     data = openai_data(reference_answer="2", source={"book": "Euklid"})
     file_id = upload(http, data).json()["id"]
-    for name in ("reference_answer", "source.book", "answer"):
+    for name in ("reference_answer", "source.book", "answer", "metadata"):
         job = a_job(http, model="chat", training_file=file_id, method=graded(name))
         http.post(f"{JOBS}/{job['id']}/cancel")
 
@@ -175,6 +176,9 @@ def test_a_column_that_tasks_lack_is_refused_at_submission(http: httpx.Client) -
         "0 of 1 tasks have 'reference', which the grader 'string_check' needs"
         in reply.json()["detail"]
     )
+    reply = http.post(JOBS, json=a_body(http, training_file=lacks, method=graded("messages")))
+    assert_refused(reply, 400, "training_file")
+    assert "0 of 1 tasks have 'messages'" in reply.json()["detail"]
     reply = http.post(JOBS, json=a_body(http, training_file=lacks))
     assert_refused(reply, 400, "training_file")
     assert "'answer', which the grader 'math_answer' needs" in reply.json()["detail"]

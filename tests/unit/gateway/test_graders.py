@@ -278,6 +278,16 @@ REFUSED: dict[str, tuple[object, str, str]] = {
         "grader.graders.alike.evaluation_metric",
         "fuzzy_match",
     ),
+    "a bad source in multi": (
+        BOTH | {"graders": {"exact": EXACT, "alike": SOURCE | {"source": "def grade("}}},
+        "grader.graders.alike.source",
+        "line 1",
+    ),
+    "many graders": (
+        BOTH | {"graders": {f"g{number}": EXACT for number in range(21)}},
+        "grader.graders",
+        "at most 20",
+    ),
     "no graders": (BOTH | {"graders": {}}, "grader.graders", "at least 1"),
     "a name that is a word of the grammar": (
         BOTH | {"graders": {"if": EXACT}},
@@ -331,6 +341,13 @@ def test_no_template_takes_long_to_read(case: str, start: str) -> None:
     began = time.process_time()
     with contextlib.suppress(ValidationError):
         checks(EXACT | {"reference": template})
+    assert time.process_time() - began < 0.5
+
+
+def test_no_body_has_more_python_read_than_a_moment_takes() -> None:
+    sources = {f"g{number}": SOURCE | {"source": "a\n" * 30_000} for number in range(16)}
+    began = time.process_time()
+    checks(BOTH | {"graders": sources, "calculate_output": " + ".join(sources)})
     assert time.process_time() - began < 0.5
 
 

@@ -49,6 +49,13 @@ async def test_a_check_counts_tasks_and_their_columns(tmp_path: Path) -> None:
     assert contents.columns == {"prompt": 2, "answer": 2, "level": 1, "solution": 1}
 
 
+async def test_messages_are_no_column(tmp_path: Path) -> None:
+    asked = {"messages": [{"role": "user", "content": "1+1=?"}], "answer": "2"}
+    lines = json.dumps(asked).encode() + b"\n" + a_task(metadata={"messages": "of others"})
+    contents = await TaskCheck().contents(write(tmp_path / "t", lines))
+    assert contents.columns == {"prompt": 1, "answer": 2, "messages": 1, "(messages)": 1}
+
+
 async def test_a_check_names_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(Problem, match="line 1: answer: required") as caught:
         await TaskCheck().contents(write(tmp_path / "t", a_task(answer=None)))

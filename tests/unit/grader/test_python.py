@@ -150,6 +150,45 @@ def _may_unshare() -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
+RIGHTS = """
+import ctypes, struct
+libc = ctypes.CDLL(None)
+rights = ctypes.create_string_buffer(24)
+assert libc.capget(struct.pack("=Ii", 0x20080522, 0), rights) == 0
+has_any = any(rights.raw) or libc.prctl(3) != 0  # or others may trace it
+"""
+
+
+async def test_it_has_no_capability_and_is_not_traced(sandboxed: Tools) -> None:
+    bounding = "[libc.prctl(23, number, 0, 0, 0) for number in range(64)]"
+    is_root = os.geteuid() == 0  # others have nothing to give up
+    score, told = await graded(
+        sandboxed, f"{RIGHTS}return has_any or {is_root} and 1 in {bounding}"
+    )
+    assert score == Graded(value=0), told
+
+
+async def test_a_user_who_is_not_root_has_no_capability_either() -> None:
+    assert await asyncio.to_thread(_rights_of_a_user) == 0
+
+
+def _rights_of_a_user() -> int:
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setresgid(65534, 65534, 65534)
+                os.setresuid(65534, 65534, 65534)
+            confinement.leave_network()
+            confinement.lock_in()
+            names: dict[str, Any] = {}
+            exec(RIGHTS, names)
+            os._exit(names["has_any"])
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 async def test_without_a_sandbox_nothing_is_run(sandboxed: Tools) -> None:
     score, _ = await graded(replace(sandboxed, sandbox=None), "return 1")
     assert score == Ungradable(reason="no_python")

@@ -129,6 +129,24 @@ async def test_a_trial_that_hangs_ends_in_time(
     assert result.outcome == Ungradable(reason="not_in_time")
 
 
+async def test_a_trial_has_one_check_under_way_at_a_time(
+    tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way: list[int] = [0]
+
+    async def count(*_: object) -> Score:
+        under_way.append(under_way[-1] + 1)
+        await asyncio.sleep(0)
+        under_way.append(under_way[-1] - 1)
+        return Graded(value=1)
+
+    monkeypatch.setitem(VERIFIERS, "my_lab.counts", count)
+    checks = [{"verifier": "my_lab.counts", "name": f"c{number}"} for number in range(5)]
+    result = await tried(a_trial({"outcome": checks}), tools)
+    assert list(result.scores.values()) == [Graded(value=1)] * 5
+    assert under_way == [0] + [1, 0] * 5
+
+
 @pytest.fixture
 def valkey(tmp_path: Path) -> Iterator[Server]:
     with Server(tmp_path) as server:
