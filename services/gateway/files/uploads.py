@@ -14,7 +14,7 @@ import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import Depends, Request
 from pydantic import BaseModel, Field, ValidationError
@@ -132,12 +132,15 @@ class Uploads:
         record = await asyncio.to_thread(self._get, upload_id)
         if record.upload.status == "completed":
             return record.upload
-        with self.intake.scratch() as folder:
-            path = folder / "tasks.jsonl"
-            whole = await asyncio.to_thread(self._join, upload_id, completion, path)
-            keeping = self.intake.keep(whole, record.expires_after)
-            stored = await unless_gone(request, keeping)
-            return await self._end(upload_id, status="completed", file=stored)
+        try:
+            return await self._complete(record, completion, request)
+        except (Problem, FileNotFoundError):
+            # Another request may have ended it meanwhile, and the parts gone with that.
+            record = await asyncio.to_thread(self._get, upload_id)
+            if record.upload.status == "completed":
+                return record.upload
+            _refuse_ended(record)
+            raise
 
     async def cancel(self, upload_id: str) -> Upload:
         """Give up an upload.
@@ -148,7 +151,7 @@ class Uploads:
         record = await asyncio.to_thread(self._get, upload_id)
         if record.upload.status == "cancelled":
             return record.upload
-        return await self._end(upload_id, status="cancelled")
+        return await self._end(upload_id, "cancelled")
 
     async def expire(self) -> None:
         """Remove the uploads whose hour is over."""
@@ -157,10 +160,27 @@ class Uploads:
                 if record is None or record.upload.expires_at <= time.time():
                     await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    async def _end(self, upload_id: str, **ending: Any) -> Upload:
+    async def _complete(self, record: _Record, completion: Completion, request: Request) -> Upload:
+        with self.intake.scratch() as folder:
+            path = folder / "tasks.jsonl"
+            whole = await asyncio.to_thread(self._join, record.upload.id, completion, path)
+            checking = self.intake.checked(whole, record.expires_after)
+            checked = await unless_gone(request, checking)
+            return await self._end(record.upload.id, "completed", (path, checked))
+
+    async def _end(
+        self,
+        upload_id: str,
+        status: Literal["completed", "cancelled"],
+        kept: tuple[Path, StoredFile] | None = None,
+    ) -> Upload:
         async with self._turn:
-            record = await asyncio.to_thread(self._pending, upload_id)
-            upload = record.upload.model_copy(update=ending)
+            record = await asyncio.to_thread(self._get, upload_id)
+            if record.upload.status == status:
+                return record.upload
+            _refuse_ended(record)
+            file = kept and await asyncio.to_thread(self.intake.shelf.keep, *kept)
+            upload = record.upload.model_copy(update={"status": status, "file": file})
             await asyncio.to_thread(self._write, record.model_copy(update={"upload": upload}))
             for part in self._folder(upload_id).glob("part_*"):
                 part.unlink()
@@ -183,9 +203,7 @@ class Uploads:
 
     def _pending(self, upload_id: str) -> _Record:
         record = self._get(upload_id)
-        if record.upload.status != "pending":
-            message = f"upload {upload_id} is {record.upload.status}; begin another one"
-            raise conflict(message, param="upload_id")
+        _refuse_ended(record)
         return record
 
     def _write(self, record: _Record) -> None:
@@ -244,6 +262,13 @@ class Uploads:
             raise Problem(429, message, code="too_many_uploads", headers={"Retry-After": "60"})
         for folder in ended[:-_MAX_RECORDS]:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _refuse_ended(record: _Record) -> None:
+    upload = record.upload
+    if upload.status != "pending":
+        message = f"upload {upload.id} is {upload.status}; begin another one"
+        raise conflict(message, param="upload_id")
 
 
 def _read(folder: Path) -> _Record | None:
