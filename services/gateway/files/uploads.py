@@ -32,6 +32,7 @@ _MAX_PARTS = 1000
 _UPLOAD_ID = re.compile(r"upload_[0-9a-f]{24}")
 _PART_ID = re.compile(r"part_[0-9a-f]{24}")
 _RECORD = "upload.json"
+_PIECE_BYTES = 2**20
 
 
 class NewUpload(Body):
@@ -237,9 +238,10 @@ class Uploads:
         digest = hashlib.md5(usedforsecurity=False)
         with path.open("wb") as whole:
             for part_id in completion.part_ids:
-                content = (folder / part_id).read_bytes()
-                digest.update(content)
-                whole.write(content)
+                with (folder / part_id).open("rb") as part:
+                    while piece := part.read(_PIECE_BYTES):
+                        digest.update(piece)
+                        whole.write(piece)
         if completion.md5 is not None and completion.md5.lower() != digest.hexdigest():
             message = f"md5: the parts have {digest.hexdigest()}; send them again"
             raise Problem(400, message, param="md5")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,12 @@ def a_waiting_request() -> Request:
     return Request({"type": "http"}, asyncio.get_running_loop().create_future)
 
 
-async def one_part(uploads: Uploads) -> tuple[str, Completion]:
+async def one_part(uploads: Uploads, content: bytes = CONTENT) -> tuple[str, Completion]:
     upload = await uploads.create(
-        NewUpload(bytes=len(CONTENT), filename="t", mime_type="text/jsonl", purpose="fine-tune")
+        NewUpload(bytes=len(content), filename="t", mime_type="text/jsonl", purpose="fine-tune")
     )
     name = f"part_{'0' * 24}"
-    (uploads.intake.shelf.folder / "uploads" / upload.id / name).write_bytes(CONTENT)
+    (uploads.intake.shelf.folder / "uploads" / upload.id / name).write_bytes(content)
     return upload.id, Completion(part_ids=[name])
 
 
@@ -91,3 +92,16 @@ async def test_parts_that_go_while_they_are_joined_are_no_fault_of_the_gateway(
     monkeypatch.setattr(uploads, "_join", cancelled_meanwhile)
     with pytest.raises(Problem, match="is cancelled"):
         await uploads.complete(upload_id, completion, a_waiting_request())
+
+
+async def test_parts_are_joined_in_pieces(tmp_path: Path) -> None:
+    uploads = Uploads(Intake(FileShelf(tmp_path)))
+    upload_id, completion = await one_part(uploads, b" " * 2**24 + CONTENT)
+    tracemalloc.start()
+    try:
+        uploads._join(upload_id, completion, tmp_path / "whole")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**22
+    assert (tmp_path / "whole").stat().st_size == 2**24 + len(CONTENT)
