@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import re
 import secrets
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -27,6 +29,7 @@ from services.gateway.openai.body import Body
 
 _LIFETIME_S = 3600
 _MAX_PENDING = 16
+_IDLE_S = 600  # without a part; then a pending one makes room for another
 _MAX_RECORDS = 1000
 _MAX_PARTS = 1000
 _UPLOAD_ID = re.compile(r"upload_[0-9a-f]{24}")
@@ -117,6 +120,7 @@ class Uploads:
         """
         record = await asyncio.to_thread(self._pending, upload_id)
         with self.intake.scratch() as folder:
+            await asyncio.to_thread(self._touch, upload_id)
             limit = record.upload.bytes
             part = await receive_form(request, folder / "part", file_field="data", max_bytes=limit)
             for name in part.fields:
@@ -247,21 +251,26 @@ class Uploads:
             raise Problem(400, message, param="md5")
         return Received(path, upload.filename, size)
 
+    def _touch(self, upload_id: str) -> None:
+        with suppress(FileNotFoundError):
+            os.utime(self._folder(upload_id))
+
     def _records(self) -> list[tuple[Path, _Record | None]]:
+        """All uploads, the one that was touched the longest ago first."""
         folders = sorted(self._root.glob("upload_*"), key=lambda folder: folder.stat().st_mtime)
         return [(folder, _read(folder)) for folder in folders]
 
     def _make_room(self) -> None:
         ended: list[Path] = []
-        num_pending = 0
+        pending: list[Path] = []
         for folder, record in self._records():
-            if record is not None and record.upload.status == "pending":
-                num_pending += 1
-            else:
-                ended.append(folder)
-        if num_pending >= _MAX_PENDING:
-            message = f"{num_pending} uploads are pending; complete or cancel one"
-            raise Problem(429, message, code="too_many_uploads", headers={"Retry-After": "60"})
+            is_pending = record is not None and record.upload.status == "pending"
+            (pending if is_pending else ended).append(folder)
+        if len(pending) >= _MAX_PENDING:
+            if time.time() - pending[0].stat().st_mtime < _IDLE_S:
+                message = f"{len(pending)} uploads are pending; complete or cancel one"
+                raise Problem(429, message, code="too_many_uploads", headers={"Retry-After": "60"})
+            shutil.rmtree(pending[0], ignore_errors=True)
         for folder in ended[:-_MAX_RECORDS]:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -105,3 +107,20 @@ async def test_parts_are_joined_in_pieces(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert peak < 2**22
     assert (tmp_path / "whole").stat().st_size == 2**24 + len(CONTENT)
+
+
+async def test_an_upload_that_nobody_has_touched_for_ten_minutes_makes_room(
+    tmp_path: Path,
+) -> None:
+    uploads = Uploads(Intake(FileShelf(tmp_path)))
+    first, second, *_ = [(await one_part(uploads))[0] for _ in range(16)]
+    with pytest.raises(Problem, match="16 uploads are pending"):
+        await one_part(uploads)
+    for age, upload_id in ((601, first), (700, second)):
+        then = time.time() - age
+        os.utime(tmp_path / "uploads" / upload_id, (then, then))
+    newest, _ = await one_part(uploads)
+    with pytest.raises(Problem, match="no upload"):
+        await uploads.cancel(second)
+    for upload_id in (first, newest):
+        assert (await uploads.cancel(upload_id)).status == "cancelled"
