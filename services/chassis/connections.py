@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_HEAD_BYTES = 2**15
 MAX_CONNECTIONS = 800  # leaves room among the 1,024 files that a process may usually have open
+MAX_OF_ADDRESS = 200  # not where proxies are trusted: many clients have the address of one
+_THIS_MACHINE = {"127.0.0.1", "::1"}
 _REQUEST_S = 10.0  # from its first byte to the end of its headers
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nConnection: close\r\n"
@@ -31,7 +34,7 @@ class LimitedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept it, unless there are too many."""
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
+        if len(self.connections) > MAX_CONNECTIONS or self._has_too_many():
             transport.write(_FULL)
             transport.close()
         self._limit_time()
@@ -55,6 +58,11 @@ class LimitedConnection(H11Protocol):
             msg = f"The headers are larger than {MAX_HEAD_BYTES} bytes."
         super().send_400_response(msg)
 
+    def _has_too_many(self) -> bool:
+        if self.config.forwarded_allow_ips or _host(self) in _THIS_MACHINE:
+            return False
+        return sum(_host(other) == _host(self) for other in self.connections) > MAX_OF_ADDRESS
+
     def _limit_time(self) -> None:
         is_worked_on = self.conn.their_state is not h11.IDLE and self.conn.our_state is not h11.DONE
         if is_worked_on:
@@ -66,3 +74,7 @@ class LimitedConnection(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+def _host(connection: Any) -> str | None:
+    return connection.client[0] if connection.client else None

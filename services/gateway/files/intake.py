@@ -72,13 +72,22 @@ class Intake:
         Raises:
             Problem: 400 naming the wrong lines and fields.
         """
+        stored = await self.checked(received, expires_after)
+        return await asyncio.to_thread(self.shelf.keep, received.path, stored)
+
+    async def checked(self, received: Received, expires_after: ExpiresAfter | None) -> StoredFile:
+        """Check a file; returns what the shelf will know about it.
+
+        Raises:
+            Problem: 400 naming the wrong lines and fields.
+        """
         now = int(time.time())
         expires_at = None if expires_after is None else now + expires_after.seconds
         file_id = await asyncio.to_thread(content_id, received.path, received.filename)
         # The same file has been checked before.
         contents = await asyncio.to_thread(self.shelf.find, file_id)
         contents = contents or await self.check.contents(received.path)
-        stored = StoredFile(
+        return StoredFile(
             id=file_id,
             bytes=received.bytes,
             created_at=now,
@@ -87,7 +96,6 @@ class Intake:
             tasks=contents.tasks,
             columns=contents.columns,
         )
-        return await asyncio.to_thread(self.shelf.keep, received.path, stored)
 
 
 def wish_of(fields: dict[str, str]) -> FileWish:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import re
 import secrets
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import Depends, Request
 from pydantic import BaseModel, Field, ValidationError
@@ -27,11 +29,13 @@ from services.gateway.openai.body import Body
 
 _LIFETIME_S = 3600
 _MAX_PENDING = 16
+_IDLE_S = 600  # without a part; then a pending one makes room for another
 _MAX_RECORDS = 1000
 _MAX_PARTS = 1000
 _UPLOAD_ID = re.compile(r"upload_[0-9a-f]{24}")
 _PART_ID = re.compile(r"part_[0-9a-f]{24}")
 _RECORD = "upload.json"
+_PIECE_BYTES = 2**20
 
 
 class NewUpload(Body):
@@ -116,6 +120,7 @@ class Uploads:
         """
         record = await asyncio.to_thread(self._pending, upload_id)
         with self.intake.scratch() as folder:
+            await asyncio.to_thread(self._touch, upload_id)
             limit = record.upload.bytes
             part = await receive_form(request, folder / "part", file_field="data", max_bytes=limit)
             for name in part.fields:
@@ -132,12 +137,15 @@ class Uploads:
         record = await asyncio.to_thread(self._get, upload_id)
         if record.upload.status == "completed":
             return record.upload
-        with self.intake.scratch() as folder:
-            path = folder / "tasks.jsonl"
-            whole = await asyncio.to_thread(self._join, upload_id, completion, path)
-            keeping = self.intake.keep(whole, record.expires_after)
-            stored = await unless_gone(request, keeping)
-            return await self._end(upload_id, status="completed", file=stored)
+        try:
+            return await self._complete(record, completion, request)
+        except (Problem, FileNotFoundError):
+            # Another request may have ended it meanwhile, and the parts gone with that.
+            record = await asyncio.to_thread(self._get, upload_id)
+            if record.upload.status == "completed":
+                return record.upload
+            _refuse_ended(record)
+            raise
 
     async def cancel(self, upload_id: str) -> Upload:
         """Give up an upload.
@@ -148,7 +156,7 @@ class Uploads:
         record = await asyncio.to_thread(self._get, upload_id)
         if record.upload.status == "cancelled":
             return record.upload
-        return await self._end(upload_id, status="cancelled")
+        return await self._end(upload_id, "cancelled")
 
     async def expire(self) -> None:
         """Remove the uploads whose hour is over."""
@@ -157,10 +165,27 @@ class Uploads:
                 if record is None or record.upload.expires_at <= time.time():
                     await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    async def _end(self, upload_id: str, **ending: Any) -> Upload:
+    async def _complete(self, record: _Record, completion: Completion, request: Request) -> Upload:
+        with self.intake.scratch() as folder:
+            path = folder / "tasks.jsonl"
+            whole = await asyncio.to_thread(self._join, record.upload.id, completion, path)
+            checking = self.intake.checked(whole, record.expires_after)
+            checked = await unless_gone(request, checking)
+            return await self._end(record.upload.id, "completed", (path, checked))
+
+    async def _end(
+        self,
+        upload_id: str,
+        status: Literal["completed", "cancelled"],
+        kept: tuple[Path, StoredFile] | None = None,
+    ) -> Upload:
         async with self._turn:
-            record = await asyncio.to_thread(self._pending, upload_id)
-            upload = record.upload.model_copy(update=ending)
+            record = await asyncio.to_thread(self._get, upload_id)
+            if record.upload.status == status:
+                return record.upload
+            _refuse_ended(record)
+            file = kept and await asyncio.to_thread(self.intake.shelf.keep, *kept)
+            upload = record.upload.model_copy(update={"status": status, "file": file})
             await asyncio.to_thread(self._write, record.model_copy(update={"upload": upload}))
             for part in self._folder(upload_id).glob("part_*"):
                 part.unlink()
@@ -183,9 +208,7 @@ class Uploads:
 
     def _pending(self, upload_id: str) -> _Record:
         record = self._get(upload_id)
-        if record.upload.status != "pending":
-            message = f"upload {upload_id} is {record.upload.status}; begin another one"
-            raise conflict(message, param="upload_id")
+        _refuse_ended(record)
         return record
 
     def _write(self, record: _Record) -> None:
@@ -219,31 +242,44 @@ class Uploads:
         digest = hashlib.md5(usedforsecurity=False)
         with path.open("wb") as whole:
             for part_id in completion.part_ids:
-                content = (folder / part_id).read_bytes()
-                digest.update(content)
-                whole.write(content)
+                with (folder / part_id).open("rb") as part:
+                    while piece := part.read(_PIECE_BYTES):
+                        digest.update(piece)
+                        whole.write(piece)
         if completion.md5 is not None and completion.md5.lower() != digest.hexdigest():
             message = f"md5: the parts have {digest.hexdigest()}; send them again"
             raise Problem(400, message, param="md5")
         return Received(path, upload.filename, size)
 
+    def _touch(self, upload_id: str) -> None:
+        with suppress(FileNotFoundError):
+            os.utime(self._folder(upload_id))
+
     def _records(self) -> list[tuple[Path, _Record | None]]:
+        """All uploads, the one that was touched the longest ago first."""
         folders = sorted(self._root.glob("upload_*"), key=lambda folder: folder.stat().st_mtime)
         return [(folder, _read(folder)) for folder in folders]
 
     def _make_room(self) -> None:
         ended: list[Path] = []
-        num_pending = 0
+        pending: list[Path] = []
         for folder, record in self._records():
-            if record is not None and record.upload.status == "pending":
-                num_pending += 1
-            else:
-                ended.append(folder)
-        if num_pending >= _MAX_PENDING:
-            message = f"{num_pending} uploads are pending; complete or cancel one"
-            raise Problem(429, message, code="too_many_uploads", headers={"Retry-After": "60"})
+            is_pending = record is not None and record.upload.status == "pending"
+            (pending if is_pending else ended).append(folder)
+        if len(pending) >= _MAX_PENDING:
+            if time.time() - pending[0].stat().st_mtime < _IDLE_S:
+                message = f"{len(pending)} uploads are pending; complete or cancel one"
+                raise Problem(429, message, code="too_many_uploads", headers={"Retry-After": "60"})
+            shutil.rmtree(pending[0], ignore_errors=True)
         for folder in ended[:-_MAX_RECORDS]:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _refuse_ended(record: _Record) -> None:
+    upload = record.upload
+    if upload.status != "pending":
+        message = f"upload {upload.id} is {upload.status}; begin another one"
+        raise conflict(message, param="upload_id")
 
 
 def _read(folder: Path) -> _Record | None:

@@ -55,7 +55,8 @@ def _parse(number: int, entry: str) -> ApiKey:
     if match is None:
         raise DeploymentError(
             f"WEIR_API_KEYS: entry {number} is not NAME:ROLE:sha256:HEX, with the role read, write "
-            "or admin and the 64 hex digits of the key's SHA-256; a plain key has no colon"
+            "or admin and the 64 hex digits of the key's SHA-256; a plain key has no colon: write "
+            "one that has as NAME:admin:sha256:HEX, or choose one without"
         )
     return ApiKey(match[1], match[2], match[3].lower())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from dataclasses import dataclass
 
 from protocol.encodable import MAX_DEPTH, nests_too_deep, without_texts
@@ -15,6 +16,8 @@ from services.gateway.files.shelf import too_large
 MAX_JSON_BYTES = 2**20
 MAX_VALUES = 20_000
 SILENCE_S = 30.0  # of a client in the middle of its body
+_FILE_BYTES_PER_S = 2**14  # at least, on average
+_SLOW_START_S = 30.0  # which do not count for that
 _MULTIPART_HEAD_BYTES = 2**16
 _UPLOAD = re.compile(r"/v1/files|/v1/uploads/[^/]+/parts")
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
@@ -44,15 +47,23 @@ class _Files:
     client: Receive
     max_bytes: int
     read: int = 0
+    waited_s: float = 0.0
     is_whole: bool = False
 
     async def receive(self) -> Message:
         """The next piece of the body."""
-        message = await (self.client() if self.is_whole else _in_time(self.client))
+        if self.is_whole:
+            return await self.client()
+        began = time.monotonic()
+        message = await _in_time(self.client)
+        self.waited_s += time.monotonic() - began
         self.is_whole = not message.get("more_body", False)
         self.read += len(message.get("body", b""))
         if self.read > self.max_bytes + _MULTIPART_HEAD_BYTES:
             raise too_large("file", self.max_bytes)
+        due = (self.waited_s - _SLOW_START_S) * _FILE_BYTES_PER_S
+        if not self.is_whole and self.read < due:
+            raise _late(f"less than {_FILE_BYTES_PER_S:,} bytes a second came")
         return message
 
 
@@ -83,8 +94,11 @@ async def _in_time(receive: Receive) -> Message:
         async with asyncio.timeout(SILENCE_S):
             return await receive()
     except TimeoutError as error:
-        message = f"body: nothing came for {SILENCE_S:g} s; send it again"
-        raise Problem(408, message, param="body", code="timeout") from error
+        raise _late(f"nothing came for {SILENCE_S:g} s") from error
+
+
+def _late(why: str) -> Problem:
+    return Problem(408, f"body: {why}; send it again", param="body", code="timeout")
 
 
 def _check_shape(body: bytes) -> None:

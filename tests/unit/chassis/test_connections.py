@@ -17,6 +17,7 @@ from services.chassis.service import _serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 PATIENCE_S = 0.3
+HERE = "127.0.0.1"
 WS = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
 
 
@@ -48,8 +49,10 @@ async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
         yield number
 
 
-async def opened(port: int, text: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+async def opened(
+    port: int, text: str, address: str = HERE
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection(HERE, port, local_addr=(address, 0))
     writer.write(text.encode())
     return reader, writer
 
@@ -134,3 +137,20 @@ async def test_one_connection_too_many_is_told_so_and_the_others_are_served(
     await told(reader)
     reader, _ = await opened(port, "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     assert (await told(reader)).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "status"),
+    [("127.0.0.2", "127.0.0.2", 503), ("127.0.0.2", "127.0.0.3", 200), (HERE, HERE, 200)],
+)
+async def test_the_connections_of_one_address_leave_room_for_others(
+    port: int, monkeypatch: pytest.MonkeyPatch, first: str, second: str, status: int
+) -> None:
+    monkeypatch.setattr(connections, "MAX_OF_ADDRESS", 1)
+    head = "HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    reader, writer = await opened(port, f"GET /slow {head}", first)
+    await asyncio.sleep(0.05)
+    other, _ = await opened(port, f"GET / {head}", second)
+    assert (await told(other)).startswith(b"HTTP/1.1 %d" % status)
+    assert (await told(reader)).startswith(b"HTTP/1.1 200")
+    writer.close()

@@ -71,6 +71,7 @@ def test_an_entry_is_a_hash_with_a_name_and_a_role_or_a_plain_key_of_an_admin() 
 def test_an_entry_that_is_neither_is_refused_by_its_place_and_not_shown(entry: str) -> None:
     with pytest.raises(DeploymentError, match=r"entry 2 is not NAME:ROLE:sha256:HEX") as caught:
         parse_keys(["plain", entry])
+    assert "as NAME:admin:sha256:HEX, or choose one without" in str(caught.value)
     assert entry not in str(caught.value)
     assert "secret" not in str(caught.value)
 

@@ -108,6 +108,16 @@ async def test_a_client_that_falls_silent_in_its_body_is_told_so(
     assert (refused.value.status_code, refused.value.param) == (408, "body")
 
 
+async def test_a_file_that_comes_too_slowly_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_FILE_BYTES_PER_S", 2**40)
+    pieces = [piece(b"x", more=True), piece(b"x")]
+    assert await passed_on(*pieces, path="/v1/files") == pieces
+    monkeypatch.setattr(limits, "_SLOW_START_S", 0.0)
+    with pytest.raises(Problem, match="bytes a second") as refused:
+        await passed_on(*pieces, path="/v1/files")
+    assert (refused.value.status_code, refused.value.param) == (408, "body")
+
+
 async def test_a_client_that_goes_is_no_fault() -> None:
     gone: Message = {"type": "http.disconnect"}
     assert await passed_on(piece(b"{", more=True), gone) == [gone]
