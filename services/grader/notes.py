@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from protocol.encodable import shown
+
 _MAX_CHARS = 2_000
 
 
@@ -44,4 +46,4 @@ def note_tokens(model: str, count: int) -> None:
 def note_failure(reason: str, words: str) -> None:
     """Why a score has this reason."""
     if (notes := _NOTES.get()) is not None:
-        notes.details[reason] = words[:_MAX_CHARS]
+        notes.details[reason] = shown(words)[:_MAX_CHARS]

@@ -118,6 +118,13 @@ def test_a_clients_function_is_run_and_its_error_told(sdk: openai.OpenAI) -> Non
     assert "KeyError: 'most'" in result.metadata.errors.python_grader_runtime_error_details
 
 
+def test_an_error_that_no_text_can_hold_is_told_with_escapes(sdk: openai.OpenAI) -> None:
+    source = "def grade(sample, item):\n    raise ValueError('\\ud800')"
+    result = run(sdk, {**SOURCE, "source": source}, "x")
+    assert result.metadata.errors.python_grader_runtime_error
+    assert "\\ud800" in result.metadata.errors.python_grader_runtime_error_details
+
+
 def test_what_a_template_asks_for_and_the_item_lacks_is_an_error_of_a_variable(
     sdk: openai.OpenAI,
 ) -> None:

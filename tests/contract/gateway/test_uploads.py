@@ -27,7 +27,6 @@ from tests.contract.gateway.stack import (
     Stack,
     a_body,
     a_job,
-    a_model,
     assert_refused,
     reinforcement,
     upload,

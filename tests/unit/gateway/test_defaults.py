@@ -131,7 +131,7 @@ def test_multipliers_multiply_what_the_recipe_says() -> None:
     recipe = the_recipe({"recipe": tables}, learning_rate_multiplier=0.5, compute_multiplier=0.01)
     assert recipe.optimizer.learning_rate == pytest.approx(5e-5)
     assert recipe.rollout.group_size == 2  # a group of one teaches nothing
-    with pytest.raises(Problem, match="recipe.optimizer.learning_rate: .* greater than 0"):
+    with pytest.raises(Problem, match=r"recipe\.optimizer\.learning_rate: .* greater than 0"):
         the_recipe(learning_rate_multiplier=5e-324)
     recipe = the_recipe(learning_rate_multiplier="auto", compute_multiplier="auto")
     assert (recipe.optimizer.learning_rate, recipe.rollout.group_size) == (1e-6, 8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -36,6 +37,16 @@ async def ask(app: Any) -> httpx.Response:
     transport = httpx.ASGITransport(Measured(app))
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
         return await client.get("/", headers={"X-Request-Id": "mine"})
+
+
+async def test_a_full_disk_is_a_507_with_the_remedy() -> None:
+    async def full(scope: Scope, receive: Receive, send: Send) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/secret/path")
+
+    reply = await ask(full)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (507, "disk_full")
+    assert "WEIR_DATA_DIR" in reply.text
+    assert "/secret/path" not in reply.text
 
 
 async def test_what_nobody_expected_is_a_500_whose_id_finds_the_traceback(lines: Any) -> None:
