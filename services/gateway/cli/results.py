@@ -17,7 +17,7 @@ from services.gateway.cli.options import AsJson, JobId, Limit
 from services.gateway.cli.progress import download_bar
 from services.gateway.cli.terminal import say, show, tell
 from services.gateway.samples.view import group_view, samples_table
-from services.gateway.tracking.follow import Target, begun_jobs
+from services.gateway.tracking.follow import BegunJobs, Target
 from services.gateway.tracking.follow import track as track_jobs
 
 _PAGE = 1000  # samples
@@ -100,8 +100,8 @@ def track(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with connected() as weir:
-            find = (lambda: begun_jobs(weir)) if job_id is None else (lambda: [weir.job(job_id)])
-            list(find())  # a wrong name or a wrong address is told at once
+            find = BegunJobs(weir) if job_id is None else lambda: [weir.job(job_id)]
+            find()  # a wrong name or a wrong address is told at once
             track_jobs(weir, targets, find, until_all_ended=not every)
     except KeyboardInterrupt:
         say("\nwhat is written stays; the same command goes on from it")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ _PAUSE_S = 2.0
 _BATCH = 500  # events
 _MOST_AT_RISK = 2000  # events that a killed process may have to write again: they must be there
 _PAGE = 100  # jobs
+_NOT_FOUND = 404
 _GATEWAY_IS_AWAY = {None, 500, 502, 503, 504}
 Json = dict[str, Any]
 
@@ -142,18 +143,19 @@ def track(
         WeirError: if the gateway refuses.
     """
     tracks: dict[tuple[Target, str], Track] = {}
+    unwritten: dict[str, Json] = {}  # also of a round that the gateway's absence broke off
     is_away = False
     try:
         while True:
             try:
-                jobs = list(find_jobs())
-                for job, target in ((job, target) for job in jobs for target in targets):
+                unwritten |= {job["id"]: job for job in find_jobs()}
+                for job, target in product(unwritten.values(), targets):
                     key = target, job["id"]
                     tracks[key] = tracks.get(key) or Track(target, job)
-                    tracks[key].go_on(weir, job["status"])
-                if until_all_ended and all(job["status"] in _FINAL for job in jobs):
+                    _go_on_if_there(tracks[key], weir, job["status"])
+                if until_all_ended and all(job["status"] in _FINAL for job in unwritten.values()):
                     return
-                is_away = False
+                unwritten, is_away = {}, False
             except WeirError as error:
                 if error.status not in _GATEWAY_IS_AWAY:
                     raise
@@ -166,14 +168,61 @@ def track(
             one.leave()
 
 
-def begun_jobs(weir: WeirClient) -> Iterator[Json]:
-    """Every job that has begun and not ended, and the newest of those that have ended."""
-    after = None
-    while page := weir.jobs(_PAGE, after=after):
-        yield from (job for job in page if job["status"] != "queued")
-        if all(job["status"] in _FINAL for job in page):
-            return
-        after = page[-1]["id"]
+def _go_on_if_there(one: Track, weir: WeirClient, status: str) -> None:
+    try:
+        one.go_on(weir, status)
+    except WeirError as error:
+        if error.status != _NOT_FOUND:
+            raise
+        one.leave()  # the job was deleted after it had been listed
+
+
+@dataclass
+class BegunJobs:
+    """Finds every job that has begun and not ended, and the newest of those that have ended.
+
+    The first call looks at all jobs, the later ones at the newest and at those that had not ended.
+    """
+
+    weir: WeirClient
+    _unfinished: set[str] | None = None
+
+    def __call__(self) -> list[Json]:
+        """The jobs.
+
+        Raises:
+            WeirError: if the gateway refuses, or does not answer.
+        """
+        found = {job["id"]: job for job in self._listed()}
+        for job_id in (self._unfinished or set()) - found.keys():
+            try:
+                found[job_id] = self.weir.job(job_id)
+            except WeirError as error:
+                if error.status != _NOT_FOUND:
+                    raise
+        self._unfinished = {job_id for job_id, job in found.items() if job["status"] not in _FINAL}
+        return [job for job in found.values() if job["status"] != "queued"]
+
+    def _listed(self) -> Iterator[Json]:
+        """The jobs of the newest pages, until one whose jobs have all ended.
+
+        At the first call also the older ones that have not.
+        """
+        is_new, after = True, None
+        while page := self._page(after):
+            yield from (job for job in page if is_new or job["status"] not in _FINAL)
+            is_new = is_new and any(job["status"] not in _FINAL for job in page)
+            if not is_new and self._unfinished is not None:
+                return
+            after = page[-1]["id"]
+
+    def _page(self, after: str | None) -> list[Json]:
+        try:
+            return self.weir.jobs(_PAGE, after=after)
+        except WeirError as error:
+            if error.param != "after":
+                raise
+            return self._page(None)  # that job was deleted: begin again
 
 
 def entry_of(event: Mapping[str, Any]) -> Entry | None:

@@ -19,7 +19,7 @@ from wandb.proto import wandb_internal_pb2
 from services.gateway.client.client import WeirClient
 from services.gateway.tracking import follow as tracking
 from tests.contract.gateway.command import know, start_weir, weir
-from tests.contract.gateway.stack import KEY, Stack, a_job, an_event, take_up
+from tests.contract.gateway.stack import JOBS, KEY, Stack, a_job, an_event, take_up
 
 pytestmark = pytest.mark.redis
 
@@ -286,3 +286,43 @@ def test_while_the_gateway_is_away_it_waits_and_says_so_once(
         tracking.track(client, [target], lambda: [client.job(job["id"])], until_all_ended=True)
     assert capsys.readouterr().err.count("this goes on when it answers") == 1
     assert in_tensorboard(tmp_path)[0]["reward"] == [(1, 0.125)]
+
+
+def test_of_all_jobs_an_older_one_that_goes_on_is_found_until_it_has_ended(
+    stack: Stack, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "_PAGE", 1)
+    older, deleted, newer, newest = (a_job(http)["id"] for _ in range(4))
+    take_up(stack, older, state="paused")
+    take_up(stack, deleted, state="paused")
+    for ended in (newer, newest):
+        take_up(stack, ended, state="succeeded")
+    with WeirClient(stack.url, KEY) as client:
+        find = tracking.BegunJobs(client)
+
+        def found() -> dict[str, str]:
+            mine = (older, deleted, newer, newest)
+            return {job["id"]: job["status"] for job in find() if job["id"] in mine}
+
+        at_first = found()
+        assert at_first == {older: "paused", deleted: "paused", newest: "succeeded"}
+        take_up(stack, older, state="running")
+        take_up(stack, deleted, state="failed", error="no")
+        assert http.delete(f"{JOBS}/{deleted}").status_code == 200
+        assert found() == {older: "running", newest: "succeeded"}
+        take_up(stack, older, state="succeeded")
+        assert found() == {older: "succeeded", newest: "succeeded"}
+        assert found() == {newest: "succeeded"}
+
+
+def test_a_job_that_is_deleted_when_its_events_are_asked_for_has_ended(
+    stack: Stack, http: httpx.Client, tmp_path: Path
+) -> None:
+    job_id = a_job(http)["id"]
+    take_up(stack, job_id, state="succeeded")
+    with WeirClient(stack.url, KEY) as client:
+        job = client.job(job_id)
+        client.delete(job_id)
+        target = tracking.Target("tensorboard", str(tmp_path))
+        tracking.track(client, [target], lambda: [job], until_all_ended=True)
+    assert list(tmp_path.iterdir()) == []
