@@ -15,6 +15,9 @@ Sample = tuple[str, tuple[str, ...], float]  # a metric, its labels beyond the j
 
 KEPT_STEPS = 51  # of which the median is taken
 _GOES_ON = ("attempt:", "again:", "state:")  # ids of events after which a job is under way again
+# A step measures them only if the learner's own version sampled some of it; the last ones stay,
+# or an alert would never have them for long enough.
+_OF_SOME_STEPS = ("parity_max", "parity_mean")
 _NONE_DROPPED = dict.fromkeys(
     ("no_signal", "surplus", "deaths", "failures", "unreadable", "unworkable"), 0
 )
@@ -68,7 +71,8 @@ class Story:
         elif "pretrain_step" in data:
             purpose, self.pretrain_metric = Purpose.PRETRAIN, _numbers(data)
         else:
-            self.metric = _numbers(data)
+            measured = {name: self.metric[name] for name in _OF_SOME_STEPS if name in self.metric}
+            self.metric = measured | _numbers(data)
             if "seconds" in self.metric:
                 self.step_seconds.append(self.metric["seconds"])
         if isinstance(account := data.get("groups"), Mapping):

@@ -40,6 +40,16 @@ def test_the_last_step_is_told_number_by_number_without_what_was_not_measured() 
     assert told(story, "weir_job_step") == 2
 
 
+def test_the_parity_that_was_measured_last_stays() -> None:
+    story = a_story(
+        ("step:1", 10, step(1, parity_max=0.25, parity_mean=0.125, parity_tokens=9)),
+        ("step:2", 20, step(2, parity_max=None, parity_tokens=0)),
+    )
+    assert told(story, "weir_job_metric", "parity_max") == 0.25
+    assert told(story, "weir_job_metric", "parity_mean") == 0.125
+    assert told(story, "weir_job_metric", "parity_tokens") == 0
+
+
 def test_the_median_step_leaves_out_what_is_no_step_and_the_longest_evaluation_is_told() -> None:
     story = a_story(
         ("attempt:1", 0, None),
