@@ -304,7 +304,7 @@ async def test_full_memory_does_not_keep_a_learner_from_coming_back_to_drain_it(
     await exchange.hand_off(asked, GRADED, asked.as_failed("no matter why"))
     server.exhaust_memory()
     async with open_exchange("learner-2") as learner:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             job = await learner.next_job(wait_s=0.01)
             assert job is not None
             assert await learner.begin_attempt("job") == attempt + 1

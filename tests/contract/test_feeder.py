@@ -45,7 +45,7 @@ async def running(feeder: Feeder) -> AsyncIterator[None]:
 
 
 async def until_asked(feeder: Feeder, number: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while feeder.asked < number:
             await asyncio.sleep(0.005)
 

@@ -30,7 +30,7 @@ from tests.builders import a_recipe, a_request
 from tests.contract.valkey_server import Server
 from tests.engine.conftest import MAX_CONTEXT, TOLERANCE, Reference
 
-pytestmark = [pytest.mark.engine, pytest.mark.anyio]
+pytestmark = [pytest.mark.engine, pytest.mark.anyio, pytest.mark.timeout(900)]
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Stack:
     async def next_groups(self, count: int) -> dict[str, RolloutGroup]:
         """The next groups that reach the graders, by key."""
         groups: dict[str, RolloutGroup] = {}
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(240):
             while len(groups) < count:
                 assert self.process.poll() is None, "the service has ended"
                 for delivery in await self.exchange.claim(

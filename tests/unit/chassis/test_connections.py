@@ -59,7 +59,7 @@ async def opened(
 
 async def told(reader: asyncio.StreamReader) -> bytes:
     """All that comes until the server closes the connection."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         try:
             return await reader.read()
         except ConnectionResetError:

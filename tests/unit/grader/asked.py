@@ -27,7 +27,7 @@ WELL = '{"analysis": "sound", "solution": "complete"}'
 
 async def verify(judge: Judge, tools: Tools, text: str = "It is 2.", **check: Any) -> Score:
     asked = replace(tools, judge=judge)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return await model_judge.verify(TASK, text, ModelJudge.model_validate(check), asked)
 
 

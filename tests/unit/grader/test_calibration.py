@@ -228,7 +228,7 @@ async def test_what_goes_wrong_beside_a_judge_is_raised_as_it_is() -> None:
 async def beside_a_judge(work: Callable[[Judge | None], Awaitable[None]]) -> None:
     async with (
         ScriptedServer() as server,
-        asyncio.timeout(20),
+        asyncio.timeout(60),
         judge_of(JudgeSettings(server.url, MODEL)) as judge,
     ):
         await work(judge)

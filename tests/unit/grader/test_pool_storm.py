@@ -79,7 +79,7 @@ def open_files(pid: int | str) -> int:
 
 async def until_at_rest(pool: Pool) -> list[str]:
     """The states of the workers once replaced ones are buried."""
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(60):
         while len(states := states_of_workers(pool)) != SIZE or "Z" in states:
             await asyncio.sleep(0.01)
     return states

@@ -26,7 +26,7 @@ SCORE = {"input": [{"role": "user", "content": "{{item.answer}}? {{sample.output
 
 
 async def number(server: ScriptedServer, tools: Tools, text: str = "2", **check: Any) -> Score:
-    async with watched(settings_for(server)) as judge, asyncio.timeout(20):
+    async with watched(settings_for(server)) as judge, asyncio.timeout(60):
         check = {**SCORE, **check}
         asked = ScoreModel.model_validate(check)
         return await score_model.verify(TASK, text, asked, replace(tools, judge=judge))

@@ -79,7 +79,7 @@ async def offer(exchange: Exchange, count: int, solution: str | None = None, **r
 
 async def collect(exchange: Exchange, count: int) -> list[GradedGroup]:
     graded: list[GradedGroup] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(graded) < count:
             entries = await exchange.claim((GRADED,), "job", count=count, wait_s=0.2)
             graded += [entry.message() for entry in entries]
@@ -98,7 +98,7 @@ def group_members(group: int) -> list[int]:
 
 
 async def until_empty(group: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while group_members(group):
             await asyncio.sleep(0.02)
 
@@ -171,7 +171,7 @@ async def test_a_wrong_setting_ends_the_grader_with_its_name(
 
 async def the_event(exchange: Exchange, kind: str) -> JobEvent:
     """The first event of this kind, once it is there."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             for _, event in await exchange.events("job"):
                 if event.id.startswith(kind):

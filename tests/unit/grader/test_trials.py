@@ -173,7 +173,7 @@ async def test_trials_that_hang_hold_up_neither_a_job_nor_more_trials_than_a_few
         for trial in trials:
             assert await exchange.ask_trial(trial, most=10)
         await until(lambda: len(hung) == AT_ONCE)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             grade = await grade_response(Reward(), a_task(), RIGHT, tools)
         assert grade.accuracy == 1
         assert await exchange.withdraw_trial(trials[-1])  # nobody has taken it

@@ -21,6 +21,7 @@ from protocol.messages import Graded, Score, Ungradable
 from services.grader.pool import Pool
 from services.grader.tools import Tools
 from services.grader.verifiers import math_answer
+from services.grader.verifiers.math_answer import Decision
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -50,15 +51,19 @@ def verdict_of(score: Score) -> bool | None:
     return bool(score.value) if isinstance(score, Graded) else None
 
 
-async def test_every_row_of_the_truth_table_is_graded_as_it_says(tools: Tools) -> None:
-    decisions = await asyncio.gather(
-        *(
-            math_answer.decide_response(
-                response_of(row), text_of(row["answer"]), tools, problem=row.get("problem", "")
-            )
-            for row in ROWS
+async def decided(row: dict[str, Any], tools: Tools) -> Decision:
+    """The verifier's decision; where the machine was too busy to come to one, asked again."""
+    for _ in range(10):
+        decision = await math_answer.decide_response(
+            response_of(row), text_of(row["answer"]), tools, problem=row.get("problem", "")
         )
-    )
+        if decision.score != Ungradable(reason="starved"):
+            return decision
+    pytest.fail(f"the machine had no time for {row['answer']!s:.60}")
+
+
+async def test_every_row_of_the_truth_table_is_graded_as_it_says(tools: Tools) -> None:
+    decisions = await asyncio.gather(*(decided(row, tools) for row in ROWS))
     wrong = [
         f"{row['answer']!s:.60} and {row.get('boxed', row.get('response'))!s:.60} "
         f"({row['why']}): {decision}"
