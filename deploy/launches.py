@@ -29,6 +29,7 @@ class Launch:
     # Where it says over HTTP that it has started; None: it is enough that its port accepts.
     startup_path: str | None = "/startupz"
     is_awaited: bool = True  # by the start of the stack; a judge loads for minutes
+    niceness: int = 10  # what computes gives way to what answers: gateway and Valkey have 0
 
     def environment_at(self, port: int) -> dict[str, str]:
         """Its variables when it serves on a port, its metrics as well: it has no other."""
@@ -74,7 +75,8 @@ def launches(
     def on_seat(role: str, name: str, seat: Seat, command: Sequence[str]) -> Launch:
         return Launch(name, role, tuple(command), {**shared, **environment_of(seat, visible)}, seat)
 
-    yield replace(on_cpu("gateway", "gateway"), port=port_of(environment, "WEIR_GATEWAY_PORT"))
+    port = port_of(environment, "WEIR_GATEWAY_PORT")
+    yield replace(on_cpu("gateway", "gateway"), port=port, niceness=0)
     for index in range(number_of(environment, "WEIR_GRADERS")):
         yield on_cpu("grader", f"grader-{index}")
     for index, seat in enumerate(placement.rollouts):

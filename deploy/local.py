@@ -146,7 +146,8 @@ def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -
         shared["WEIR_JUDGE_URL"] = f"http://127.0.0.1:{each.port}/v1"
     gateway, *others = launches(choice.placement, shared, environment, choice.visible)
     front = process(gateway)
-    binary = Launch("valkey", "redis", (_valkey_binary(), "-"), port=redis_port, startup_path=None)
+    command = (_valkey_binary(), "-")
+    binary = Launch("valkey", "redis", command, port=redis_port, startup_path=None, niceness=0)
     return Stack(
         home=home,
         url=f"http://127.0.0.1:{front.port}",

@@ -90,6 +90,7 @@ class Process:
             if log:
                 log.close()
         self.started_at = time.monotonic()
+        _make_nice(self.running.pid, self.launch.niceness)
         _write_and_close(self.running.stdin, self.standard_input)
 
     def revive(self) -> None:
@@ -200,6 +201,22 @@ def _write_and_close(pipe: IO[bytes] | None, content: bytes) -> None:
     assert pipe is not None
     with suppress(BrokenPipeError), pipe:  # it has ended, and will be started again
         pipe.write(content)
+
+
+def _make_nice(process_id: int, niceness: int) -> None:
+    """Give a session leader a niceness, and its session: many kernels share processors by session.
+
+    A system that knows no such thing is left as it is.
+    """
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, process_id, niceness)
+        session = Path(f"/proc/{process_id}/autogroup")
+        for _ in range(5):
+            try:
+                session.write_text(str(niceness))
+                return
+            except BlockingIOError:  # the kernel takes one change per 0.1 s from who is not root
+                time.sleep(0.1)
 
 
 def _die_with_supervisor() -> None:

@@ -2,7 +2,8 @@
 
 A stack trains with the demo's recipe while, in turns of some steps, nobody watches; 200 clients
 follow its events; and, where there is a Chromium, the page is open as well. A table tells the
-median time of a step, and its ratio to that of an unwatched one. Watchers use the same cores.
+median time of a step, its ratio to that of an unwatched one, and how much of one core the gateway
+and Valkey took meanwhile. Watchers use the same cores.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import statistics
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 from playwright.async_api import async_playwright
 from protocol.recipe import load_recipe
 
@@ -56,16 +59,33 @@ async def measure(stack: Stack, job_id: str) -> None:
     if CHROMIUM.exists():
         watchers[f"{FOLLOWERS} followers, and the page"] = followers_and_page
     seconds: defaultdict[str, list[float]] = defaultdict(list)
+    shares: defaultdict[str, list[list[float]]] = defaultdict(list)
     for _ in range(ROUNDS):
         for name, watching in watchers.items():
             async with watching(stack, job_id):
+                before, began = cpu_seconds(stack), time.monotonic()
                 taken = await next_steps(stack, job_id, STEPS)
+                passed = time.monotonic() - began
+            spent = zip(before, cpu_seconds(stack), strict=True)
+            shares[name].append([(after - earlier) / passed for earlier, after in spent])
             seconds[name] += taken[SETTLING:]
     base = statistics.median(seconds["nobody"])
-    print(f"{'who watches':32} {'steps':>6} {'median':>8} {'ratio':>6}")
+    print(
+        f"{'who watches':32} {'steps':>6} {'median':>8} {'ratio':>6} {'gateway':>8} {'valkey':>7}"
+    )
     for name, taken in seconds.items():
         median = statistics.median(taken)
-        print(f"{name:32} {len(taken):6} {median:6.3f} s {median / base:6.3f}")
+        gateway, valkey = (statistics.mean(each) for each in zip(*shares[name], strict=True))
+        print(
+            f"{name:32} {len(taken):6} {median:6.3f} s {median / base:6.3f} "
+            f"{gateway:8.1%} {valkey:7.1%}"
+        )
+
+
+def cpu_seconds(stack: Stack) -> list[float]:
+    """What the gateway and Valkey have spent of a core."""
+    processes = (psutil.Process(stack.facts["process_ids"][name]) for name in ("gateway", "valkey"))
+    return [sum(process.cpu_times()[:2]) for process in processes]
 
 
 async def next_steps(stack: Stack, job_id: str, count: int) -> list[float]:

@@ -180,6 +180,21 @@ def test_a_process_that_ends_well_while_the_stack_starts_begins_anew(home: Home)
         process.stop(5)
 
 
+def test_what_computes_gives_way_and_what_answers_does_not(home: Home) -> None:
+    gateway, learner = program(home, "gateway", SERVE, niceness=0), program(home, "learner", SERVE)
+    stack = start(home, gateway, learner)
+    assert gateway.running is not None
+    assert learner.running is not None
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    for process_id, niceness in {gateway.running.pid: own, learner.running.pid: 10}.items():
+        assert os.getpriority(os.PRIO_PROCESS, process_id) == niceness
+        session = Path(f"/proc/{process_id}/autogroup")
+        if session.exists():
+            assert session.read_text().endswith(f"nice {niceness}\n")
+    for process in stack.processes:
+        process.stop(5)
+
+
 def test_a_process_that_cannot_start_is_told_with_its_last_words(home: Home) -> None:
     broken = program(home, "rollout", "raise SystemExit('WEIR_PORT is wrong')")
     with pytest.raises(StackError, match=r"rollout cannot start.*(\n.*)*WEIR_PORT is wrong"):
