@@ -28,8 +28,8 @@ from tests.stack.conftest import ROOT, Stack, start
 
 FOLLOWERS = 200
 STEPS = 12  # of a turn
-SETTLING = 3  # steps at its beginning that do not count
-ROUNDS = 4
+SETTLING = 4  # steps before them, in which watchers read what has been
+ROUNDS = 8
 
 
 async def main() -> None:
@@ -63,12 +63,12 @@ async def measure(stack: Stack, job_id: str) -> None:
     for _ in range(ROUNDS):
         for name, watching in watchers.items():
             async with watching(stack, job_id):
+                await next_steps(stack, job_id, SETTLING)
                 before, began = cpu_seconds(stack), time.monotonic()
-                taken = await next_steps(stack, job_id, STEPS)
+                seconds[name] += await next_steps(stack, job_id, STEPS)
                 passed = time.monotonic() - began
             spent = zip(before, cpu_seconds(stack), strict=True)
             shares[name].append([(after - earlier) / passed for earlier, after in spent])
-            seconds[name] += taken[SETTLING:]
     base = statistics.median(seconds["nobody"])
     print(
         f"{'who watches':32} {'steps':>6} {'median':>8} {'ratio':>6} {'gateway':>8} {'valkey':>7}"
@@ -90,17 +90,14 @@ def cpu_seconds(stack: Stack) -> list[float]:
 
 async def next_steps(stack: Stack, job_id: str, count: int) -> list[float]:
     """The seconds of each of the next steps."""
-    done = len(await asyncio.to_thread(step_seconds, stack, job_id))
-    while len(taken := await asyncio.to_thread(step_seconds, stack, job_id)) < done + count:
-        await asyncio.sleep(1.0)
-    return taken[done : done + count]
-
-
-def step_seconds(stack: Stack, job_id: str) -> list[float]:
-    """The seconds of every step so far."""
     with stack.client() as weir:
-        events = list(weir.past_events(job_id))
-    return [event["data"]["seconds"] for event in events if event["type"] == "metrics"]
+        step = first = weir.job(job_id)["weir"]["step"]
+        while step < first + count:
+            await asyncio.sleep(0.5)
+            step = (await asyncio.to_thread(weir.job, job_id))["weir"]["step"]
+        events = await asyncio.to_thread(lambda: list(weir.past_events(job_id)))
+    taken = {e["data"]["step"]: e["data"]["seconds"] for e in events if e["type"] == "metrics"}
+    return [taken[each] for each in range(first + 1, first + count + 1)]
 
 
 @asynccontextmanager

@@ -18,6 +18,9 @@ from services.gateway.jobs.events import event_object
 
 _WAIT_S = 0.5
 _SIGN_OF_LIFE_S = 15.0
+_BETWEEN_SENDS_S = (
+    1.0  # what comes sooner is sent together: hundreds may follow a job of fast steps
+)
 _PAGE = 200  # events that are read, or sent, at once
 Place = tuple[int, int]  # of an event in its stream
 
@@ -61,6 +64,8 @@ class Feed:
                 self.has_ended = ended and not rows
                 if rows:
                     self._wake()
+                if rows and len(rows) < _PAGE:  # else there is more to catch up on
+                    await set_within(self.desk.service.stopping, _BETWEEN_SENDS_S)
         finally:
             self._wake()
 

@@ -2,7 +2,7 @@
 import { useEffect, useRef, useState } from "../shell/dom.js";
 import { followEvents } from "./stream.js";
 
-const REDRAW_MS = 250;
+const REDRAW_MS = 2000; // a dozen charts: more often takes time from a job on the same cores
 
 /** Numbers told step by step: steps ascend, and a number is null where a step did not tell it. */
 class Columns {

@@ -16,7 +16,7 @@ import { Samples } from "../samples/samples.js";
 import { Group } from "../samples/group.js";
 import { Why } from "./why.js";
 
-const REFRESH_S = 3;
+const REFRESH_S = 5;
 const VIEWS = [
   ["curves", "Curves"],
   ["evaluations", "Evaluations"],

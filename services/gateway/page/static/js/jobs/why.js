@@ -1,10 +1,10 @@
-/** Who waits for whom, asked every 3 s while a job runs. */
+/** Who waits for whom, asked again and again while a job runs. */
 import { html } from "../shell/dom.js";
 import { JOBS, get } from "../data/api.js";
 import { duration } from "../shell/format.js";
 import { usePolled } from "../data/poll.js";
 
-const REFRESH_S = 3;
+const REFRESH_S = 5;
 
 export const useWhy = (id) => usePolled((signal) => get(`${JOBS}/${id}/why`, {}, signal), [id], REFRESH_S);
 
