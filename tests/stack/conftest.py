@@ -166,7 +166,7 @@ def start(home: Path, *command: str, **environment: str) -> Stack:
     """A stack of processes, or what another module of deploy/ makes of it."""
     settings = {
         "WEIR_HOME": str(home),
-        "WEIR_MODEL_ROOTS": str(ROOT),
+        "WEIR_MODEL_ROOTS": f"{ROOT}{os.pathsep}{home / 'models'}",
         "WEIR_CLAIM_IDLE_S": "3",
         "WEIR_HEARTBEAT_S": "0.5",
         "PYTHONPATH": os.pathsep.join([str(ROOT / "proto"), str(ROOT)]),
