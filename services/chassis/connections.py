@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import suppress
 from typing import Any
 
 import h11
@@ -17,6 +18,7 @@ MAX_CONNECTIONS = 800  # leaves room among the 1,024 files that a process may us
 MAX_OF_ADDRESS = 200  # not where proxies are trusted: many clients have the address of one
 _THIS_MACHINE = {"127.0.0.1", "::1"}
 _REQUEST_S = 10.0  # from its first byte to the end of its headers
+_LINGER_S = 0.5  # a refused one
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nConnection: close\r\n"
     b"Content-Type: text/plain\r\n\r\ntoo many connections\n"
@@ -30,17 +32,19 @@ class LimitedConnection(H11Protocol):
     """
 
     _deadline: asyncio.TimerHandle | None = None
+    _is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept it, unless there are too many."""
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS or self._has_too_many():
-            transport.write(_FULL)
-            transport.close()
+            self._refuse()
         self._limit_time()
 
     def data_received(self, data: bytes) -> None:
         """Read on, in pieces: a limit on what is not yet whole says nothing about a large piece."""
+        if self._is_refused:
+            return
         for begin in range(0, len(data), MAX_HEAD_BYTES):
             if not self.transport.is_closing():
                 super().data_received(data[begin : begin + MAX_HEAD_BYTES])
@@ -57,6 +61,14 @@ class LimitedConnection(H11Protocol):
         if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == 431:
             msg = f"The headers are larger than {MAX_HEAD_BYTES} bytes."
         super().send_400_response(msg)
+
+    def _refuse(self) -> None:
+        """Say so, and close it soon: closed with unread bytes, it would be reset, unanswered."""
+        self._is_refused = True
+        with suppress(OSError):  # it may be gone already
+            self.transport.write(_FULL)
+            self.transport.write_eof()
+        self.loop.call_later(_LINGER_S, self.transport.close)
 
     def _has_too_many(self) -> bool:
         if self.config.forwarded_allow_ips or _host(self) in _THIS_MACHINE:

@@ -128,7 +128,10 @@ async def test_one_connection_too_many_is_told_so_and_the_others_are_served(
     monkeypatch.setattr(connections, "MAX_CONNECTIONS", 1)
     reader, writer = await opened(port, "GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
     await asyncio.sleep(0.05)
-    refused, _ = await opened(port, "")
+    refused, sending = await opened(port, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+    await asyncio.sleep(0.05)
+    sending.write(b"123456789")
+    await asyncio.sleep(0.05)
     answer = await told(refused)
     assert answer.startswith(b"HTTP/1.1 503")
     assert b"Retry-After" in answer
