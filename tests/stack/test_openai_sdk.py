@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from itertools import islice
@@ -105,6 +106,9 @@ def test_a_plain_body_trains_a_model_and_the_next_job_begins_with_it(
     assert rewarded(sdk, job.id) == list(range(steps, 0, -1))  # newest first
     checkpoints = sdk.fine_tuning.jobs.checkpoints.list(job.id).data
     assert max(each.step_number for each in checkpoints) == steps
+
+    results = sdk.files.content(done.result_files[0]).read().decode().splitlines()
+    assert [int(row["step"]) for row in csv.DictReader(results)] == list(range(steps + 1))
 
     assert done.fine_tuned_model is not None
     assert sdk.models.retrieve(done.fine_tuned_model).id == done.fine_tuned_model

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, Response
 
+from services.gateway.errors import conflict
 from services.gateway.files.form import receive_form
 from services.gateway.files.intake import Incoming, unless_gone, wish_of
 from services.gateway.files.shelf import StoredFile
 from services.gateway.jobs.desk import Desk
+from services.gateway.jobs.results import (
+    ResultFile,
+    result_content,
+    result_file,
+    result_job,
+)
 from services.gateway.openapi import DOWNLOAD, form, problems
 from services.gateway.paging import Json, after_id, page_of
 
@@ -53,15 +61,19 @@ def list_files(
 
 
 @files.get("/{file_id}")
-def get_file(file_id: str, desk: Desk) -> StoredFile:
+async def get_file(file_id: str, desk: Desk) -> StoredFile | ResultFile:
     """What is known about a file."""
-    return desk.files.get(file_id)
+    if job_id := result_job(file_id):
+        return await result_file(desk, job_id)
+    return await asyncio.to_thread(desk.files.get, file_id)
 
 
 @files.get("/{file_id}/content", response_class=FileResponse, responses=DOWNLOAD)
-def get_file_content(file_id: str, desk: Desk) -> FileResponse:
-    """The file as it was uploaded."""
-    stored = desk.files.get(file_id)
+async def get_file_content(file_id: str, desk: Desk) -> Response:
+    """The file as it was uploaded, or what a job's steps measured."""
+    if job_id := result_job(file_id):
+        return Response(await result_content(desk, job_id), media_type="text/csv")
+    stored = await asyncio.to_thread(desk.files.get, file_id)
     path, media_type = desk.files.path(file_id), "application/octet-stream"
     return FileResponse(path, media_type=media_type, filename=stored.filename)
 
@@ -69,5 +81,7 @@ def get_file_content(file_id: str, desk: Desk) -> FileResponse:
 @files.delete("/{file_id}", responses=problems(409))
 async def delete_file(file_id: str, desk: Desk) -> Json:
     """Delete a file that no unfinished job uses."""
+    if job_id := result_job(file_id):
+        raise conflict(f"{file_id} goes with its job: DELETE {job_id}", param="file_id")
     await desk.delete_file(file_id)
     return {"id": file_id, "object": "file", "deleted": True}

@@ -45,6 +45,11 @@ def job_object(job: AnyJob) -> dict[str, Any]:
     return _BLANK | _told_by(job)
 
 
+def result_id(job_id: str) -> str:
+    """The id of the file that tells what a job's steps measured."""
+    return f"file-{job_id}"
+
+
 def _told_by(record: JobRecord) -> dict[str, Any]:
     recipe, request, result = record.recipe, record.request, record.result
     succeeded = record.state is JobState.SUCCEEDED
@@ -59,6 +64,7 @@ def _told_by(record: JobRecord) -> dict[str, Any]:
         "error": _error("job_failed", record.error) if has_error else None,
         "training_file": recipe.tasks.train,
         "validation_file": recipe.tasks.held_out,
+        "result_files": [result_id(record.id)] if record.state.is_final and record.step else [],
         "seed": recipe.training.seed,
         "trained_tokens": result.get("trained_tokens"),
         "hyperparameters": _hyperparameters(record),

@@ -270,6 +270,11 @@ def _(world: World) -> None:
     assert world.sdk.fine_tuning.jobs.cancel(world.made["job"]).status == "cancelled"
 
 
+@call("files.content(job.result_files[0])", "what each step measured, as a CSV")
+def _(world: World) -> None:
+    assert world.sdk.files.content(f"file-{world.made['job']}").read().startswith(b"step")
+
+
 @call("models.delete", "what an ended job has trained")
 def _(world: World) -> None:
     assert world.sdk.models.delete(world.made["job"]).deleted
