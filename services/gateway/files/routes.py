@@ -62,7 +62,7 @@ def get_file(file_id: str, desk: Desk) -> StoredFile:
 def get_file_content(file_id: str, desk: Desk) -> FileResponse:
     """The file as it was uploaded."""
     stored = desk.files.get(file_id)
-    path, media_type = desk.files.path(file_id), "application/octet-stream"
+    path, media_type = desk.files.content(file_id), "application/octet-stream"
     return FileResponse(path, media_type=media_type, filename=stored.filename)
 
 

@@ -27,6 +27,7 @@ MAX_FILE_BYTES = 100 * 2**20
 _FILE_ID = re.compile(r"file-[0-9a-f]{24}")
 _SETTLED_NS = 10**9  # two changes within the grain of the clock have one time
 _SCRATCH = ".upload-"
+LOST = "was lost or changed on the disk"
 
 
 class StoredFile(BaseModel):
@@ -75,15 +76,15 @@ class FileShelf:
     def keep(self, part: Path, stored: StoredFile) -> StoredFile:
         """Put a file on the shelf that lies in a scratch folder.
 
-        One that is there already stays as long as either upload wants it to.
+        One that is there already stays as long as either upload wants it to. Its content is
+        replaced all the same, as it may have been lost or changed on the disk.
         """
         with self._lock:
             known = self.find(stored.id)
-            if known is None:
-                with part.open("rb") as file:
-                    os.fsync(file.fileno())
-                part.rename(self.path(stored.id))
-            else:
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
+            part.rename(self.path(stored.id))
+            if known is not None:
                 ends = (known.expires_at, stored.expires_at)
                 later = None if None in ends else max(filter(None, ends))
                 stored = known.model_copy(update={"expires_at": later})
@@ -130,7 +131,7 @@ class FileShelf:
         return [each.id for each in self.all() if each.expires_at and each.expires_at <= now]
 
     def delete(self, file_id: str) -> None:
-        """Take a file off the shelf.
+        """Take a file off the shelf, or what is left of it.
 
         Raises:
             Problem: 404 if there is no such file.
@@ -138,10 +139,28 @@ class FileShelf:
         with self._lock:
             self.get(file_id)
             self._description(file_id).unlink()
-            self.path(file_id).unlink()
+            self.path(file_id).unlink(missing_ok=True)
+
+    def content(self, file_id: str) -> Path:
+        """Where the tasks of a file lie.
+
+        Raises:
+            Problem: 404 if there is no such file, or if its content is not what was uploaded.
+        """
+        if not self.is_whole(self.get(file_id)):
+            message = f"the content of {file_id} {LOST}; upload it again, or delete it"
+            raise Problem(404, message, param="id", code="content_lost")
+        return self.path(file_id)
+
+    def is_whole(self, stored: StoredFile) -> bool:
+        """Whether the content of a file is on the disk, as far as its size tells."""
+        try:
+            return self.path(stored.id).stat().st_size == stored.bytes
+        except OSError:  # whatever it is, nobody can read the file
+            return False
 
     def path(self, file_id: str) -> Path:
-        """Where the tasks of a file lie."""
+        """Where the tasks of a file lie, if there is such a file."""
         return self.folder / f"{file_id}.jsonl"
 
     def _description(self, file_id: str) -> Path:

@@ -41,6 +41,36 @@ def test_a_file_whose_description_was_lost_is_not_listed_until_it_is_uploaded_ag
     assert {stored.id for stored in shelf.all()} == {lost.id, kept.id}
 
 
+@pytest.mark.parametrize("left", [None, TASK[:5]])
+def test_a_file_whose_content_was_lost_is_told_as_such_until_it_is_uploaded_again(
+    tmp_path: Path, left: bytes | None
+) -> None:
+    shelf = FileShelf(tmp_path)
+    lost = put(shelf, "lost.jsonl")
+    spoil(shelf.path(lost.id), left)
+    with pytest.raises(Problem, match="upload it again, or delete it") as caught:
+        shelf.content(lost.id)
+    assert caught.value.status_code == 404
+    assert not shelf.is_whole(lost)
+    assert put(shelf, "lost.jsonl") == lost
+    assert shelf.content(lost.id).read_bytes() == TASK
+    assert shelf.is_whole(lost)
+
+
+def test_a_file_whose_content_was_lost_can_be_deleted(tmp_path: Path) -> None:
+    shelf = FileShelf(tmp_path)
+    lost = put(shelf, "lost.jsonl")
+    shelf.path(lost.id).unlink()
+    shelf.delete(lost.id)
+    assert list(tmp_path.iterdir()) == []
+
+
+def spoil(path: Path, left: bytes | None) -> None:
+    path.unlink()
+    if left is not None:
+        path.write_bytes(left)
+
+
 def test_a_file_of_an_earlier_release_is_listed(tmp_path: Path) -> None:
     name = "file-" + "0" * 24
     (tmp_path / f"{name}.json").write_text(
