@@ -7,6 +7,7 @@ about it; a file exists from the moment when the latter does.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ from pydantic import BaseModel, ValidationError
 
 from services.gateway.errors import Problem, not_found
 
+log = logging.getLogger(__name__)
 MAX_FILE_BYTES = 100 * 2**20
 _FILE_ID = re.compile(r"file-[0-9a-f]{24}")
 _SETTLED_NS = 10**9  # two changes within the grain of the clock have one time
@@ -100,8 +102,8 @@ class FileShelf:
         if _FILE_ID.fullmatch(file_id) is None:
             return None
         try:
-            return StoredFile.model_validate_json(self._description(file_id).read_bytes())
-        except (FileNotFoundError, ValidationError):
+            return StoredFile.model_validate_json(read_record(self._description(file_id)))
+        except (FileNotFoundError, PermissionError, ValidationError):
             return None
 
     def get(self, file_id: str) -> StoredFile:
@@ -178,7 +180,11 @@ class FileShelf:
             self._known.pop(file_id, None)
         for file_id, changed in changes.items():
             if self._known.get(file_id, (None,))[0] != changed:
-                self._known[file_id] = changed, self.find(file_id)
+                stored = self.find(file_id)
+                self._known[file_id] = changed, stored
+                if stored is None:
+                    name = self._description(file_id).name
+                    log.warning("this describes no file; it is left alone", extra={"entry": name})
         files = [known for _, known in list(self._known.values()) if known is not None]
         return sorted(files, key=lambda stored: (stored.created_at, stored.id), reverse=True)
 
@@ -191,7 +197,7 @@ class FileShelf:
         found: dict[str, int] = {}
         for file_id in filter(_FILE_ID.fullmatch, names):
             try:
-                found[file_id] = names[file_id].stat().st_mtime_ns
+                found[file_id] = names[file_id].stat(follow_symlinks=False).st_mtime_ns
             except FileNotFoundError:  # deleted meanwhile
                 continue
         return found
@@ -201,6 +207,17 @@ def too_large(param: str, max_bytes: int) -> Problem:
     """413 that names the limit."""
     message = f"{param}: larger than the limit of {max_bytes:,} bytes; split it or leave tasks out"
     return Problem(413, message, param=param, code="too_large")
+
+
+def read_record(path: Path) -> bytes:
+    """What is in a file.
+
+    Raises:
+        FileNotFoundError: too if it is a folder, a pipe, or a link to nowhere or to itself.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    return path.read_bytes()
 
 
 def write_through(path: Path, text: str) -> None:

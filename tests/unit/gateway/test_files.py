@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,26 @@ def test_a_file_whose_content_was_lost_can_be_deleted(tmp_path: Path) -> None:
     shelf.path(lost.id).unlink()
     shelf.delete(lost.id)
     assert list(tmp_path.iterdir()) == []
+
+
+STRANGE: dict[str, Callable[[Path], None]] = {
+    "a folder": Path.mkdir,
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a link to nowhere": lambda path: path.symlink_to(path.with_name("nowhere")),
+    "a pipe": os.mkfifo,
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_what_is_no_file_hides_no_other(
+    tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf, strange = FileShelf(tmp_path), f"file-{0:024x}"
+    kept = put(shelf, "kept.jsonl")
+    STRANGE[what](tmp_path / f"{strange}.json")
+    assert shelf.all() == [kept]
+    assert shelf.find(strange) is None
+    assert f"{strange}.json" in str([vars(record) for record in caplog.records])
 
 
 def spoil(path: Path, left: bytes | None) -> None:
