@@ -186,12 +186,22 @@ class Uploads:
             if record.upload.status == status:
                 return record.upload
             _refuse_ended(record)
+            if status == "cancelled":  # their room may be all there is for the record
+                await asyncio.to_thread(self._remove_parts, upload_id)
             file = kept and await asyncio.to_thread(self.intake.shelf.keep, *kept)
             upload = record.upload.model_copy(update={"status": status, "file": file})
-            await asyncio.to_thread(self._write, record.model_copy(update={"upload": upload}))
-            for part in self._folder(upload_id).glob("part_*"):
-                part.unlink()
+            try:
+                await asyncio.to_thread(self._write, record.model_copy(update={"upload": upload}))
+            except OSError:
+                if status != "cancelled":
+                    raise
+                await asyncio.to_thread(shutil.rmtree, self._folder(upload_id))
+            await asyncio.to_thread(self._remove_parts, upload_id)
         return upload
+
+    def _remove_parts(self, upload_id: str) -> None:
+        for part in self._folder(upload_id).glob("part_*"):
+            part.unlink()
 
     @property
     def _root(self) -> Path:
