@@ -15,6 +15,11 @@ from services.gateway.files.form import content_id, file_name
 from services.gateway.files.intake import wish_of
 from services.gateway.files.shelf import FileShelf, StoredFile
 
+HOUR = {
+    "purpose": "fine-tune",
+    "expires_after[anchor]": "created_at",
+    "expires_after[seconds]": "3600",
+}
 TASK = b'{"id": "a", "prompt": "1+1=?", "answer": "2"}\n'
 
 
@@ -184,6 +189,9 @@ def test_a_name_is_what_can_be_shown_of_it(sent: str, name: str) -> None:
         ),
         ({"purpose": "fine-tune", "expires_after": "1"}, "expires_after"),
         ({"purpose": "fine-tune", "purpose[a]": "1"}, "purpose[a]"),
+        (HOUR | {"xexpires_after[seconds]": "4000"}, "xexpires_after[seconds]"),
+        (HOUR | {"expires_after[seconds": "4000"}, "expires_after[seconds"),
+        (HOUR | {"expires_after[seconds]x": "4000"}, "expires_after[seconds]x"),
         ({"purpose": "fine-tune", "file": "text"}, "file"),
     ],
 )

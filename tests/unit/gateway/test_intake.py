@@ -178,7 +178,7 @@ BAD_FORMS = {
     "a long field": (part("purpose", b"x" * 2000) + b"--z--\r\n", "purpose"),
     "many fields": (part("purpose", b"x") * 9 + b"--z--\r\n", "body"),
     "many headers": (b"--z\r\n" + b"a: b\r\n" * 100 + b"\r\nx\r\n--z--\r\n", "body"),
-    "a long name": (part("file", b"x", "n" * 5000) + b"--z--\r\n", "body"),
+    "a long name": (part("file", b"x", "n" * 5000) + b"--z--\r\n", "file"),
 }
 
 
@@ -188,6 +188,11 @@ async def test_a_bad_form_is_refused_naming_the_field(tmp_path: Path, case: str)
     with pytest.raises(Problem) as caught:
         await received(tmp_path / "t", body)
     assert (caught.value.status_code, caught.value.param) == (400, param)
+
+
+async def test_a_name_that_is_too_long_is_told_the_limit(tmp_path: Path) -> None:
+    with pytest.raises(Problem, match="4,096 bytes; shorten the file's name"):
+        await received(tmp_path / "t", BAD_FORMS["a long name"][0])
 
 
 async def test_no_more_is_written_than_the_limit(tmp_path: Path) -> None:
