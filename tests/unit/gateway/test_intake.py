@@ -112,12 +112,17 @@ async def test_a_check_that_is_killed_is_a_refusal(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "t")
     checking = asyncio.create_task(TaskCheck().contents(tmp_path / "t"))
     writer = await _opened_by_a_reader(tmp_path / "t")
-    (checker,) = [pid for pid in os.listdir("/proc") if pid.isdigit() and _reads(pid, tmp_path)]
+    await until(lambda: bool(_readers(tmp_path)))  # its open returns after this one
+    (checker,) = _readers(tmp_path)
     os.kill(int(checker), 9)
     with pytest.raises(Problem, match="too long, or too much memory") as caught:
         await checking
     assert caught.value.status_code == 400
     os.close(writer)
+
+
+def _readers(folder: Path) -> list[str]:
+    return [pid for pid in os.listdir("/proc") if pid.isdigit() and _reads(pid, folder)]
 
 
 def _reads(pid: str, folder: Path) -> bool:
