@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 MAX_FILE_BYTES = 100 * 2**20
 _FILE_ID = re.compile(r"file-[0-9a-f]{24}")
 _SETTLED_NS = 10**9  # two changes within the grain of the clock have one time
+_ORPHANED_S = 3600  # no upload takes so long from the content to its description
 _SCRATCH = ".upload-"
 LOST = "was lost or changed on the disk"
 
@@ -128,19 +129,15 @@ class FileShelf:
         return list(files)
 
     def expired(self) -> list[str]:
-        """The files whose time is over."""
+        """The files whose time is over, and those that a crash left without a description."""
         now = time.time()
-        return [each.id for each in self.all() if each.expires_at and each.expires_at <= now]
+        over = [each.id for each in self.all() if each.expires_at and each.expires_at <= now]
+        return over + self._orphans()
 
     def delete(self, file_id: str) -> None:
-        """Take a file off the shelf, or what is left of it.
-
-        Raises:
-            Problem: 404 if there is no such file.
-        """
+        """Take a file off the shelf, or what is left of it."""
         with self._lock:
-            self.get(file_id)
-            self._description(file_id).unlink()
+            self._description(file_id).unlink(missing_ok=True)
             self.path(file_id).unlink(missing_ok=True)
 
     def content(self, file_id: str) -> Path:
@@ -164,6 +161,17 @@ class FileShelf:
     def path(self, file_id: str) -> Path:
         """Where the tasks of a file lie, if there is such a file."""
         return self.folder / f"{file_id}.jsonl"
+
+    def _orphans(self) -> list[str]:
+        """Content that has had no description for an hour."""
+        names = {path.name for path in self.folder.glob("file-*.json*")}
+        ids = [name.removesuffix(".jsonl") for name in names if name.endswith(".jsonl")]
+        lone = [each for each in ids if _FILE_ID.fullmatch(each) and f"{each}.json" not in names]
+        return [each for each in lone if self._is_old(self.path(each))]
+
+    def _is_old(self, path: Path) -> bool:
+        # Renaming a file leaves its st_mtime.
+        return path.is_file() and path.lstat().st_ctime < time.time() - _ORPHANED_S
 
     def _description(self, file_id: str) -> Path:
         return self.folder / f"{file_id}.json"

@@ -157,6 +157,26 @@ def test_what_a_killed_gateway_left_goes(tmp_path: Path) -> None:
     assert shelf.all() == [kept]
 
 
+def test_content_that_a_crash_left_without_a_description_expires(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = FileShelf(tmp_path)
+    orphan, damaged, kept = (put(shelf, name) for name in ("orphan", "damaged", "kept"))
+    (tmp_path / f"{orphan.id}.json").unlink()
+    (tmp_path / f"{damaged.id}.json").write_text("")
+    (tmp_path / "file-of-a-person.jsonl").write_bytes(TASK)
+    shelf.path(f"file-{0:024x}").mkdir()
+    assert shelf.expired() == []  # its upload may be about to describe it
+    later = time.time() + 3601
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert shelf.expired() == [orphan.id]
+    shelf.delete(orphan.id)
+    assert shelf.expired() == []
+    assert not shelf.path(orphan.id).exists()
+    assert shelf.path(damaged.id).exists()
+    assert shelf.all() == [kept]
+
+
 @pytest.mark.parametrize(
     ("sent", "name"),
     [
