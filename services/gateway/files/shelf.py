@@ -82,17 +82,18 @@ class FileShelf:
         One that is there already stays as long as either upload wants it to. Its content is
         replaced all the same, as it may have been lost or changed on the disk.
         """
-        with self._lock:
+        with self._lock, self.scratch() as folder:
             known = self.find(stored.id)
-            with part.open("rb") as file:
-                os.fsync(file.fileno())
-            part.rename(self.path(stored.id))
             if known is not None:
                 ends = (known.expires_at, stored.expires_at)
                 later = None if None in ends else max(filter(None, ends))
                 stored = known.model_copy(update={"expires_at": later})
-            if stored != known:
-                self._describe(stored)
+            description = folder / "description.json"
+            write_through(description, stored.model_dump_json())
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
+            part.rename(self.path(stored.id))
+            description.rename(self._description(stored.id))
         return stored
 
     def find(self, file_id: str) -> StoredFile | None:
@@ -175,12 +176,6 @@ class FileShelf:
 
     def _description(self, file_id: str) -> Path:
         return self.folder / f"{file_id}.json"
-
-    def _describe(self, stored: StoredFile) -> None:
-        with self.scratch() as folder:
-            description = folder / "description.json"
-            write_through(description, stored.model_dump_json())
-            description.rename(self._description(stored.id))
 
     def _read_all(self) -> list[StoredFile]:
         changes = self._changes()

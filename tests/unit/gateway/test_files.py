@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -155,6 +156,18 @@ def test_what_a_killed_gateway_left_goes(tmp_path: Path) -> None:
     shelf.remove_leftovers()
     assert not list(tmp_path.glob(".upload-*"))
     assert shelf.all() == [kept]
+
+
+def test_of_a_file_whose_description_finds_no_room_nothing_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("services.gateway.files.shelf.write_through", full)
+    with pytest.raises(OSError, match="No space"):
+        put(FileShelf(tmp_path), "t.jsonl")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_content_that_a_crash_left_without_a_description_expires(
