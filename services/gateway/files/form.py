@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _MAX_PARTS = 8
 _MAX_FIELD_BYTES = 1024
+_MAX_HEADER_BYTES = 4096
 _MAX_NAME_BYTES = 255
 
 
@@ -47,12 +48,13 @@ async def receive_form(
     with path.open("wb", buffering=2**20) as file:
         reader = _Reader(Received(path), file, file_field, max_bytes)
         try:
-            parser = MultipartParser(_boundary(request, file_field), reader.callbacks())
+            boundary, callbacks = _boundary(request, file_field), reader.callbacks()
+            parser = MultipartParser(boundary, callbacks, max_header_size=_MAX_HEADER_BYTES)
             async for chunk in request.stream():
                 await asyncio.to_thread(parser.write, chunk)
             parser.finalize()
         except FormParserError as error:
-            raise Problem(400, f"body: not multipart/form-data: {error}", param="body") from error
+            raise _not_read(error, file_field) from error
         except ClientDisconnect as error:
             raise gone() from error
     if not reader.has_file:
@@ -86,6 +88,14 @@ def _boundary(request: Request, file_field: str) -> bytes:
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise _no_file(file_field)
     return options[b"boundary"]
+
+
+def _not_read(error: FormParserError, file_field: str) -> Problem:
+    if "header size" not in str(error):
+        return Problem(400, f"body: not multipart/form-data: {error}", param="body")
+    limit = f"a header of the form has more than {_MAX_HEADER_BYTES:,} bytes"
+    message = f"{file_field}: {limit}; shorten the file's name"
+    return Problem(400, message, param=file_field)
 
 
 def _no_file(file_field: str) -> Problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from services.gateway.files.shelf import FileShelf, StoredFile
 
 T = TypeVar("T")
 _AT_ONCE = 16
+_EXPIRY = re.compile(r"expires_after\[(\w*)\]")
 _HOUR_S, _MONTH_S = 3600, 30 * 24 * 3600
 
 
@@ -104,9 +106,9 @@ def wish_of(fields: dict[str, str]) -> FileWish:
     Raises:
         Problem: 400 naming the field that is missing, wrong or unknown.
     """
-    table = "expires_after["
-    expiry = {name[len(table) : -1]: text for name, text in fields.items() if table in name}
-    plain = {name: text for name, text in fields.items() if table not in name}
+    parts = {name: found[1] for name in fields if (found := _EXPIRY.fullmatch(name))}
+    expiry = {part: fields[name] for name, part in parts.items()}
+    plain = {name: text for name, text in fields.items() if name not in parts}
     wish: dict[str, Any] = {"expires_after": expiry or None, **plain}
     try:
         return FileWish.model_validate(wish)

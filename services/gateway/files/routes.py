@@ -74,7 +74,8 @@ async def get_file_content(file_id: str, desk: Desk) -> Response:
     if job_id := result_job(file_id):
         return Response(await result_content(desk, job_id), media_type="text/csv")
     stored = await asyncio.to_thread(desk.files.get, file_id)
-    path, media_type = desk.files.path(file_id), "application/octet-stream"
+    path = await asyncio.to_thread(desk.files.content, file_id)
+    media_type = "application/octet-stream"
     return FileResponse(path, media_type=media_type, filename=stored.filename)
 
 

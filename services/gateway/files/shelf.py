@@ -7,6 +7,7 @@ about it; a file exists from the moment when the latter does.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -23,10 +24,13 @@ from pydantic import BaseModel, ValidationError
 
 from services.gateway.errors import Problem, not_found
 
+log = logging.getLogger(__name__)
 MAX_FILE_BYTES = 100 * 2**20
 _FILE_ID = re.compile(r"file-[0-9a-f]{24}")
 _SETTLED_NS = 10**9  # two changes within the grain of the clock have one time
+_ORPHANED_S = 3600  # no upload takes so long from the content to its description
 _SCRATCH = ".upload-"
+LOST = "was lost or changed on the disk"
 
 
 class StoredFile(BaseModel):
@@ -75,20 +79,21 @@ class FileShelf:
     def keep(self, part: Path, stored: StoredFile) -> StoredFile:
         """Put a file on the shelf that lies in a scratch folder.
 
-        One that is there already stays as long as either upload wants it to.
+        One that is there already stays as long as either upload wants it to. Its content is
+        replaced all the same, as it may have been lost or changed on the disk.
         """
-        with self._lock:
+        with self._lock, self.scratch() as folder:
             known = self.find(stored.id)
-            if known is None:
-                with part.open("rb") as file:
-                    os.fsync(file.fileno())
-                part.rename(self.path(stored.id))
-            else:
+            if known is not None:
                 ends = (known.expires_at, stored.expires_at)
                 later = None if None in ends else max(filter(None, ends))
                 stored = known.model_copy(update={"expires_at": later})
-            if stored != known:
-                self._describe(stored)
+            description = folder / "description.json"
+            write_through(description, stored.model_dump_json())
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
+            part.rename(self.path(stored.id))
+            description.rename(self._description(stored.id))
         return stored
 
     def find(self, file_id: str) -> StoredFile | None:
@@ -99,8 +104,8 @@ class FileShelf:
         if _FILE_ID.fullmatch(file_id) is None:
             return None
         try:
-            return StoredFile.model_validate_json(self._description(file_id).read_bytes())
-        except (FileNotFoundError, ValidationError):
+            return StoredFile.model_validate_json(read_record(self._description(file_id)))
+        except (FileNotFoundError, PermissionError, ValidationError):
             return None
 
     def get(self, file_id: str) -> StoredFile:
@@ -125,33 +130,52 @@ class FileShelf:
         return list(files)
 
     def expired(self) -> list[str]:
-        """The files whose time is over."""
+        """The files whose time is over, and those that a crash left without a description."""
         now = time.time()
-        return [each.id for each in self.all() if each.expires_at and each.expires_at <= now]
+        over = [each.id for each in self.all() if each.expires_at and each.expires_at <= now]
+        return over + self._orphans()
 
     def delete(self, file_id: str) -> None:
-        """Take a file off the shelf.
+        """Take a file off the shelf, or what is left of it."""
+        with self._lock:
+            self._description(file_id).unlink(missing_ok=True)
+            self.path(file_id).unlink(missing_ok=True)
+
+    def content(self, file_id: str) -> Path:
+        """Where the tasks of a file lie.
 
         Raises:
-            Problem: 404 if there is no such file.
+            Problem: 404 if there is no such file, or if its content is not what was uploaded.
         """
-        with self._lock:
-            self.get(file_id)
-            self._description(file_id).unlink()
-            self.path(file_id).unlink()
+        if not self.is_whole(self.get(file_id)):
+            message = f"the content of {file_id} {LOST}; upload it again, or delete it"
+            raise Problem(404, message, param="id", code="content_lost")
+        return self.path(file_id)
+
+    def is_whole(self, stored: StoredFile) -> bool:
+        """Whether the content of a file is on the disk, as far as its size tells."""
+        try:
+            return self.path(stored.id).stat().st_size == stored.bytes
+        except OSError:  # whatever it is, nobody can read the file
+            return False
 
     def path(self, file_id: str) -> Path:
-        """Where the tasks of a file lie."""
+        """Where the tasks of a file lie, if there is such a file."""
         return self.folder / f"{file_id}.jsonl"
+
+    def _orphans(self) -> list[str]:
+        """Content that has had no description for an hour."""
+        names = {path.name for path in self.folder.glob("file-*.json*")}
+        ids = [name.removesuffix(".jsonl") for name in names if name.endswith(".jsonl")]
+        lone = [each for each in ids if _FILE_ID.fullmatch(each) and f"{each}.json" not in names]
+        return [each for each in lone if self._is_old(self.path(each))]
+
+    def _is_old(self, path: Path) -> bool:
+        # Renaming a file leaves its st_mtime.
+        return path.is_file() and path.lstat().st_ctime < time.time() - _ORPHANED_S
 
     def _description(self, file_id: str) -> Path:
         return self.folder / f"{file_id}.json"
-
-    def _describe(self, stored: StoredFile) -> None:
-        with self.scratch() as folder:
-            description = folder / "description.json"
-            write_through(description, stored.model_dump_json())
-            description.rename(self._description(stored.id))
 
     def _read_all(self) -> list[StoredFile]:
         changes = self._changes()
@@ -159,7 +183,11 @@ class FileShelf:
             self._known.pop(file_id, None)
         for file_id, changed in changes.items():
             if self._known.get(file_id, (None,))[0] != changed:
-                self._known[file_id] = changed, self.find(file_id)
+                stored = self.find(file_id)
+                self._known[file_id] = changed, stored
+                if stored is None:
+                    name = self._description(file_id).name
+                    log.warning("this describes no file; it is left alone", extra={"entry": name})
         files = [known for _, known in list(self._known.values()) if known is not None]
         return sorted(files, key=lambda stored: (stored.created_at, stored.id), reverse=True)
 
@@ -172,7 +200,7 @@ class FileShelf:
         found: dict[str, int] = {}
         for file_id in filter(_FILE_ID.fullmatch, names):
             try:
-                found[file_id] = names[file_id].stat().st_mtime_ns
+                found[file_id] = names[file_id].stat(follow_symlinks=False).st_mtime_ns
             except FileNotFoundError:  # deleted meanwhile
                 continue
         return found
@@ -182,6 +210,17 @@ def too_large(param: str, max_bytes: int) -> Problem:
     """413 that names the limit."""
     message = f"{param}: larger than the limit of {max_bytes:,} bytes; split it or leave tasks out"
     return Problem(413, message, param=param, code="too_large")
+
+
+def read_record(path: Path) -> bytes:
+    """What is in a file.
+
+    Raises:
+        FileNotFoundError: too if it is a folder, a pipe, or a link to nowhere or to itself.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    return path.read_bytes()
 
 
 def write_through(path: Path, text: str) -> None:

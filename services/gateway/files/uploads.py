@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import re
 import secrets
@@ -24,9 +25,10 @@ from pydantic import BaseModel, Field, ValidationError
 from services.gateway.errors import Problem, conflict, not_found
 from services.gateway.files.form import Received, file_name, receive_form
 from services.gateway.files.intake import ExpiresAfter, Intake, unless_gone
-from services.gateway.files.shelf import StoredFile, too_large, write_through
+from services.gateway.files.shelf import StoredFile, read_record, too_large, write_through
 from services.gateway.openai.body import Body
 
+log = logging.getLogger(__name__)
 _LIFETIME_S = 3600
 _MAX_PENDING = 16
 _IDLE_S = 600  # without a part; then a pending one makes room for another
@@ -184,12 +186,22 @@ class Uploads:
             if record.upload.status == status:
                 return record.upload
             _refuse_ended(record)
+            if status == "cancelled":  # their room may be all there is for the record
+                await asyncio.to_thread(self._remove_parts, upload_id)
             file = kept and await asyncio.to_thread(self.intake.shelf.keep, *kept)
             upload = record.upload.model_copy(update={"status": status, "file": file})
-            await asyncio.to_thread(self._write, record.model_copy(update={"upload": upload}))
-            for part in self._folder(upload_id).glob("part_*"):
-                part.unlink()
+            try:
+                await asyncio.to_thread(self._write, record.model_copy(update={"upload": upload}))
+            except OSError:
+                if status != "cancelled":
+                    raise
+                await asyncio.to_thread(shutil.rmtree, self._folder(upload_id))
+            await asyncio.to_thread(self._remove_parts, upload_id)
         return upload
+
+    def _remove_parts(self, upload_id: str) -> None:
+        for part in self._folder(upload_id).glob("part_*"):
+            part.unlink()
 
     @property
     def _root(self) -> Path:
@@ -257,7 +269,13 @@ class Uploads:
 
     def _records(self) -> list[tuple[Path, _Record | None]]:
         """All uploads, the one that was touched the longest ago first."""
-        folders = sorted(self._root.glob("upload_*"), key=lambda folder: folder.stat().st_mtime)
+        folders: list[Path] = []
+        for entry in self._root.glob("upload_*"):
+            if entry.is_dir():
+                folders.append(entry)
+            else:
+                log.warning("this is no upload; it is left alone", extra={"entry": entry.name})
+        folders.sort(key=lambda folder: folder.stat().st_mtime)
         return [(folder, _read(folder)) for folder in folders]
 
     def _make_room(self) -> None:
@@ -285,8 +303,8 @@ def _refuse_ended(record: _Record) -> None:
 def _read(folder: Path) -> _Record | None:
     """The record of an upload; one whose hour is over is expired."""
     try:
-        record = _Record.model_validate_json((folder / _RECORD).read_bytes())
-    except (FileNotFoundError, ValidationError):
+        record = _Record.model_validate_json(read_record(folder / _RECORD))
+    except (FileNotFoundError, PermissionError, ValidationError):
         return None
     if record.upload.status == "pending" and record.upload.expires_at <= time.time():
         expired = record.upload.model_copy(update={"status": "expired"})

@@ -22,7 +22,7 @@ from services.chassis.service import Service
 from services.gateway.errors import Problem, conflict, in_time, not_found
 from services.gateway.files.check_process import MESSAGES
 from services.gateway.files.columns import refuse_missing_columns
-from services.gateway.files.shelf import FileShelf, StoredFile
+from services.gateway.files.shelf import LOST, FileShelf, StoredFile
 from services.gateway.jobs.folders import put_aside, remove
 from services.gateway.jobs.memory import check_memory, check_room
 from services.gateway.jobs.refusals import check
@@ -306,6 +306,9 @@ class JobDesk:
         if stored is None:
             message = f"{param}: there is no file {file_id!r}; upload it with POST /v1/files"
             raise Problem(400, message, param=param, code="file_not_found")
+        if not await asyncio.to_thread(self.files.is_whole, stored):
+            message = f"{param}: the content of {file_id} {LOST}; upload it again"
+            raise Problem(400, message, param=param, code="content_lost")
         return stored
 
     async def _read(self, job_id: str) -> AnyJob | None:

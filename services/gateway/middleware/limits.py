@@ -8,9 +8,10 @@ import time
 from dataclasses import dataclass
 
 from protocol.encodable import MAX_DEPTH, nests_too_deep, without_texts
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway.errors import Problem
+from services.gateway.errors import Problem, respond
 from services.gateway.files.shelf import too_large
 
 MAX_JSON_BYTES = 2**20
@@ -37,6 +38,11 @@ class Bounded:
         """Serve one request."""
         if scope["type"] != "http" or scope["method"] not in _WITH_BODY:
             return await self.app(scope, receive, send)
+        coding = Headers(scope=scope).get("content-encoding", "identity")
+        if coding.lower() != "identity":
+            message = f"Content-Encoding: bodies in {coding} are not read; send it uncompressed"
+            problem = Problem(415, message, param="Content-Encoding", code="unsupported_encoding")
+            return await respond(problem)(scope, receive, send)
         is_upload = _UPLOAD.fullmatch(scope["path"]) is not None
         body = _Files(receive, self.max_file_bytes) if is_upload else _Json(receive)
         await self.app(scope, body.receive, send)
@@ -107,6 +113,11 @@ def _check_shape(body: bytes) -> None:
     Raises:
         Problem: 400 naming the limit.
     """
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        where = f"byte {error.start + 1} is 0x{body[error.start]:02x}"
+        raise _refused(f"not UTF-8: {where}; send JSON in UTF-8") from error
     if b"\0" in body:  # as in UTF-16, in which nothing could be found
         raise _refused("not valid JSON in UTF-8")
     if nests_too_deep(body):

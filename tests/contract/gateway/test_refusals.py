@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -269,6 +270,25 @@ def test_a_body_that_is_no_json_object_is_refused(
     reply = http.post(JOBS, content=content, headers={"Content-Type": content_type})
     assert_refused(reply, 400, "body")
     assert stack.left() == before
+
+
+@pytest.mark.parametrize("path", [JOBS, "/v1/files", "/v1/uploads"])
+def test_a_compressed_body_is_refused_naming_the_remedy(
+    stack: Stack, http: httpx.Client, path: str
+) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    before = stack.left()
+    reply = http.post(path, content=gzip.compress(b'{"model": "tiny"}'), headers=headers)
+    assert_refused(reply, 415, "Content-Encoding")
+    assert "send it uncompressed" in reply.json()["detail"]
+    assert stack.left() == before
+
+
+def test_a_body_that_is_not_utf_8_is_refused_naming_the_byte(http: httpx.Client) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "Identity"}
+    reply = http.post(JOBS, content=b'{"model": "t\xffny"}', headers=headers)
+    assert_refused(reply, 400, "body")
+    assert reply.json()["detail"] == "body: not UTF-8: byte 13 is 0xff; send JSON in UTF-8"
 
 
 def test_a_json_body_beyond_a_mebibyte_is_refused(stack: Stack, http: httpx.Client) -> None:

@@ -126,6 +126,22 @@ def test_an_expired_file_goes_once_no_unfinished_job_needs_it(
     assert not {trained, held_out} & left
 
 
+def test_a_file_whose_content_was_lost_is_refused_and_deleted(
+    stack: Stack, http: httpx.Client, sdk: openai.OpenAI
+) -> None:
+    file_id = a_file(sdk, "lost")
+    shelf_of(stack).path(file_id).unlink()
+    assert_refused(http.get(f"/v1/files/{file_id}/content"), 404, "id")
+    submitted = http.post(JOBS, json=a_body(http, training_file=file_id))
+    assert_refused(submitted, 400, "training_file")
+    assert "upload it again" in submitted.json()["detail"]
+    assert a_file(sdk, "lost") == file_id
+    assert sdk.files.content(file_id).read() == tasks("lost")
+    shelf_of(stack).path(file_id).unlink()
+    assert sdk.files.delete(file_id).deleted
+    assert_refused(http.get(f"/v1/files/{file_id}"), 404, "id")
+
+
 @pytest.mark.parametrize("name", ["n" * 300 + ".jsonl", "a\0b.jsonl", "../x.jsonl", "é" * 200])
 def test_a_strange_name_of_a_file_does_no_harm(http: httpx.Client, name: str) -> None:
     form = {"files": {"file": (name, TASKS)}, "data": {"purpose": "fine-tune"}}

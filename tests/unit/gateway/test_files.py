@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,11 @@ from services.gateway.files.form import content_id, file_name
 from services.gateway.files.intake import wish_of
 from services.gateway.files.shelf import FileShelf, StoredFile
 
+HOUR = {
+    "purpose": "fine-tune",
+    "expires_after[anchor]": "created_at",
+    "expires_after[seconds]": "3600",
+}
 TASK = b'{"id": "a", "prompt": "1+1=?", "answer": "2"}\n'
 
 
@@ -39,6 +46,56 @@ def test_a_file_whose_description_was_lost_is_not_listed_until_it_is_uploaded_ag
     assert shelf.find(lost.id) is None
     assert put(shelf, "lost.jsonl").id == lost.id
     assert {stored.id for stored in shelf.all()} == {lost.id, kept.id}
+
+
+@pytest.mark.parametrize("left", [None, TASK[:5]])
+def test_a_file_whose_content_was_lost_is_told_as_such_until_it_is_uploaded_again(
+    tmp_path: Path, left: bytes | None
+) -> None:
+    shelf = FileShelf(tmp_path)
+    lost = put(shelf, "lost.jsonl")
+    spoil(shelf.path(lost.id), left)
+    with pytest.raises(Problem, match="upload it again, or delete it") as caught:
+        shelf.content(lost.id)
+    assert caught.value.status_code == 404
+    assert not shelf.is_whole(lost)
+    assert put(shelf, "lost.jsonl") == lost
+    assert shelf.content(lost.id).read_bytes() == TASK
+    assert shelf.is_whole(lost)
+
+
+def test_a_file_whose_content_was_lost_can_be_deleted(tmp_path: Path) -> None:
+    shelf = FileShelf(tmp_path)
+    lost = put(shelf, "lost.jsonl")
+    shelf.path(lost.id).unlink()
+    shelf.delete(lost.id)
+    assert list(tmp_path.iterdir()) == []
+
+
+STRANGE: dict[str, Callable[[Path], None]] = {
+    "a folder": Path.mkdir,
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a link to nowhere": lambda path: path.symlink_to(path.with_name("nowhere")),
+    "a pipe": os.mkfifo,
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_what_is_no_file_hides_no_other(
+    tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf, strange = FileShelf(tmp_path), f"file-{0:024x}"
+    kept = put(shelf, "kept.jsonl")
+    STRANGE[what](tmp_path / f"{strange}.json")
+    assert shelf.all() == [kept]
+    assert shelf.find(strange) is None
+    assert f"{strange}.json" in str([vars(record) for record in caplog.records])
+
+
+def spoil(path: Path, left: bytes | None) -> None:
+    path.unlink()
+    if left is not None:
+        path.write_bytes(left)
 
 
 def test_a_file_of_an_earlier_release_is_listed(tmp_path: Path) -> None:
@@ -101,6 +158,38 @@ def test_what_a_killed_gateway_left_goes(tmp_path: Path) -> None:
     assert shelf.all() == [kept]
 
 
+def test_of_a_file_whose_description_finds_no_room_nothing_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("services.gateway.files.shelf.write_through", full)
+    with pytest.raises(OSError, match="No space"):
+        put(FileShelf(tmp_path), "t.jsonl")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_content_that_a_crash_left_without_a_description_expires(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = FileShelf(tmp_path)
+    orphan, damaged, kept = (put(shelf, name) for name in ("orphan", "damaged", "kept"))
+    (tmp_path / f"{orphan.id}.json").unlink()
+    (tmp_path / f"{damaged.id}.json").write_text("")
+    (tmp_path / "file-of-a-person.jsonl").write_bytes(TASK)
+    shelf.path(f"file-{0:024x}").mkdir()
+    assert shelf.expired() == []  # its upload may be about to describe it
+    later = time.time() + 3601
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert shelf.expired() == [orphan.id]
+    shelf.delete(orphan.id)
+    assert shelf.expired() == []
+    assert not shelf.path(orphan.id).exists()
+    assert shelf.path(damaged.id).exists()
+    assert shelf.all() == [kept]
+
+
 @pytest.mark.parametrize(
     ("sent", "name"),
     [
@@ -133,6 +222,9 @@ def test_a_name_is_what_can_be_shown_of_it(sent: str, name: str) -> None:
         ),
         ({"purpose": "fine-tune", "expires_after": "1"}, "expires_after"),
         ({"purpose": "fine-tune", "purpose[a]": "1"}, "purpose[a]"),
+        (HOUR | {"xexpires_after[seconds]": "4000"}, "xexpires_after[seconds]"),
+        (HOUR | {"expires_after[seconds": "4000"}, "expires_after[seconds"),
+        (HOUR | {"expires_after[seconds]x": "4000"}, "expires_after[seconds]x"),
         ({"purpose": "fine-tune", "file": "text"}, "file"),
     ],
 )

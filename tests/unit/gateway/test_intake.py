@@ -112,12 +112,17 @@ async def test_a_check_that_is_killed_is_a_refusal(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "t")
     checking = asyncio.create_task(TaskCheck().contents(tmp_path / "t"))
     writer = await _opened_by_a_reader(tmp_path / "t")
-    (checker,) = [pid for pid in os.listdir("/proc") if pid.isdigit() and _reads(pid, tmp_path)]
+    await until(lambda: bool(_readers(tmp_path)))  # its open returns after this one
+    (checker,) = _readers(tmp_path)
     os.kill(int(checker), 9)
     with pytest.raises(Problem, match="too long, or too much memory") as caught:
         await checking
     assert caught.value.status_code == 400
     os.close(writer)
+
+
+def _readers(folder: Path) -> list[str]:
+    return [pid for pid in os.listdir("/proc") if pid.isdigit() and _reads(pid, folder)]
 
 
 def _reads(pid: str, folder: Path) -> bool:
@@ -178,7 +183,7 @@ BAD_FORMS = {
     "a long field": (part("purpose", b"x" * 2000) + b"--z--\r\n", "purpose"),
     "many fields": (part("purpose", b"x") * 9 + b"--z--\r\n", "body"),
     "many headers": (b"--z\r\n" + b"a: b\r\n" * 100 + b"\r\nx\r\n--z--\r\n", "body"),
-    "a long name": (part("file", b"x", "n" * 5000) + b"--z--\r\n", "body"),
+    "a long name": (part("file", b"x", "n" * 5000) + b"--z--\r\n", "file"),
 }
 
 
@@ -188,6 +193,11 @@ async def test_a_bad_form_is_refused_naming_the_field(tmp_path: Path, case: str)
     with pytest.raises(Problem) as caught:
         await received(tmp_path / "t", body)
     assert (caught.value.status_code, caught.value.param) == (400, param)
+
+
+async def test_a_name_that_is_too_long_is_told_the_limit(tmp_path: Path) -> None:
+    with pytest.raises(Problem, match="4,096 bytes; shorten the file's name"):
+        await received(tmp_path / "t", BAD_FORMS["a long name"][0])
 
 
 async def test_no_more_is_written_than_the_limit(tmp_path: Path) -> None:

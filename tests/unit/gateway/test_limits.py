@@ -41,7 +41,8 @@ async def passed_on(*messages: Message, path: str = JOBS, method: str = "POST") 
             got.append(await receive())
 
     bounded = Bounded(route, max_file_bytes=2**20)
-    await bounded({"type": "http", "method": method, "path": path}, receive, sleep_forever)  # type: ignore[arg-type]
+    scope = {"type": "http", "method": method, "path": path, "headers": []}
+    await bounded(scope, receive, sleep_forever)  # type: ignore[arg-type]
     return got
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 import tracemalloc
@@ -17,6 +18,7 @@ from services.gateway.files.check import Contents, TaskCheck
 from services.gateway.files.intake import Intake
 from services.gateway.files.shelf import FileShelf
 from services.gateway.files.uploads import Completion, NewUpload, Uploads
+from tests.unit.gateway.test_files import STRANGE
 
 pytestmark = pytest.mark.anyio
 CONTENT = b'{"id": "a", "prompt": "1+1=?", "answer": "2"}\n'
@@ -124,3 +126,39 @@ async def test_an_upload_that_nobody_has_touched_for_ten_minutes_makes_room(
         await uploads.cancel(second)
     for upload_id in (first, newest):
         assert (await uploads.cancel(upload_id)).status == "cancelled"
+
+
+@pytest.mark.parametrize(
+    "name", ["upload_x", f"upload_{'0' * 24}", f"upload_{'1' * 24}/upload.json"]
+)
+@pytest.mark.parametrize("what", STRANGE)
+async def test_what_is_no_upload_hides_no_other(tmp_path: Path, name: str, what: str) -> None:
+    uploads = Uploads(Intake(FileShelf(tmp_path)))
+    upload_id, _ = await one_part(uploads)
+    strange = tmp_path / "uploads" / name
+    strange.parent.mkdir(exist_ok=True)
+    STRANGE[what](strange)
+    with pytest.raises(Problem, match="no upload"):
+        await uploads.cancel(name.partition("/")[0])
+    await one_part(uploads)
+    await uploads.expire()
+    assert (await uploads.cancel(upload_id)).status == "cancelled"
+
+
+@pytest.mark.parametrize("room_for_record", [True, False])
+async def test_on_a_full_disk_a_cancel_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, room_for_record: bool
+) -> None:
+    uploads = Uploads(Intake(FileShelf(tmp_path)))
+    upload_id, _ = await one_part(uploads)
+
+    def write(path: Path, text: str) -> None:
+        if list(path.parent.glob("part_*")) or not room_for_record:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        path.write_text(text)
+
+    monkeypatch.setattr("services.gateway.files.uploads.write_through", write)
+    assert (await uploads.cancel(upload_id)).status == "cancelled"
+    assert not list(tmp_path.glob(f"uploads/{upload_id}/part_*"))
+    with pytest.raises(Problem, match="is cancelled" if room_for_record else "no upload"):
+        await uploads.complete(upload_id, Completion(part_ids=["part_x"]), a_waiting_request())
