@@ -45,6 +45,11 @@ def leave_network() -> bool:
     return _libc().unshare(flags) == 0
 
 
+def can_read_python() -> bool:
+    """Whether this user may see the files of Python and of the modules that are installed."""
+    return all(os.access(folder, os.R_OK | os.X_OK) for folder in _folders_of_python())
+
+
 def lock_in() -> None:
     """Give up every right that code of a client does not need."""
     libc = _libc()
@@ -89,7 +94,7 @@ def _read_only_python() -> None:
     rights = struct.pack("=QQQ", _ALL_OF_FILES, _ALL_OF_TCP, _ALL_SCOPES)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     ruleset = libc.syscall(_CREATE_RULESET, rights[:size], size, 0)
-    for folder in {f"{sys.prefix}/lib", f"{sys.base_prefix}/lib", *_LIBRARIES}:
+    for folder in {*_folders_of_python(), *_LIBRARIES}:
         with suppress(OSError):  # nobody may not see it either
             fd = os.open(folder, os.O_PATH)
             libc.syscall(_ADD_RULE, ruleset, _BENEATH, struct.pack("=Qi", _TO_READ, fd), 0)
@@ -97,6 +102,10 @@ def _read_only_python() -> None:
     if libc.syscall(_RESTRICT_SELF, ruleset, 0) != 0:
         raise OSError(ctypes.get_errno(), "landlock_restrict_self")
     os.close(ruleset)
+
+
+def _folders_of_python() -> tuple[str, str]:
+    return f"{sys.prefix}/lib", f"{sys.base_prefix}/lib"
 
 
 def _libc() -> ctypes.CDLL:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import importlib
 import linecache
+import math
 import traceback
 from typing import Any
+
+from services.grader.confinement import can_read_python
 
 WARM_UP = "services.grader.python_source:warm_up"
 GRADE = "services.grader.python_source:grade"
 _FILE = "source"
 _MAX_CHARS = 2_000  # of an error
+_UNREADABLE = (
+    "the grader's sandbox cannot read Python's modules; its operator must install Weir and Python "
+    "where every user may read, not below a private home folder\n"
+)
 _OFTEN_USED = ("collections", "datetime", "decimal", "difflib", "fractions", "itertools", "json")
 _OFTEN_USED += ("math", "random", "rapidfuzz", "re", "statistics", "string", "unicodedata")
 
@@ -28,7 +35,7 @@ def grade(source: str, sample: dict[str, Any], item: dict[str, Any]) -> dict[str
     try:
         exec(compile(source, _FILE, "exec"), names)
         value = names["grade"](sample, item)
-        return {"value": float(value)} if isinstance(value, int | float) else _no_number(value)
+        return _number(value) if isinstance(value, int | float) else _no_number(value)
     except MemoryError:
         raise
     except BaseException as error:
@@ -38,7 +45,17 @@ def grade(source: str, sample: dict[str, Any], item: dict[str, Any]) -> dict[str
 def _told(error: BaseException) -> str:
     """The error, and where in the source it was; no place on this machine."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame[0] == _FILE]
-    return "".join([*traceback.format_list(frames), *traceback.format_exception_only(error)])
+    told = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
+    if isinstance(error, ImportError | PermissionError) and not can_read_python():
+        told.append(_UNREADABLE)
+    return "".join(told)
+
+
+def _number(value: float) -> dict[str, Any]:
+    number = float(value)
+    if math.isfinite(number):
+        return {"value": number}
+    return {"error": f"grade returned {number}, which is no finite number"}
 
 
 def _no_number(value: object) -> dict[str, Any]:

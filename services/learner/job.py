@@ -32,6 +32,7 @@ from services.chassis.service import Service
 from services.learner.algorithms import UnknownName
 from services.learner.checkpoint import Checkpoints, LearnerState, remove_leftovers, write_whole
 from services.learner.control import CancelRequested, Control, PauseRequested, StopRequested, Wish
+from services.learner.engines import watch_engines_forever
 from services.learner.evaluation import Evaluator
 from services.learner.faults import MachineFault, cause_of, machine_fault
 from services.learner.feeder import Feeder
@@ -160,6 +161,7 @@ class _Attempt:
                 parts.pretraining.feeder.feed_forever(),
                 parts.intake.take_in_forever(),
                 parts.control.watch_forever(),
+                watch_engines_forever(self.service, learning),
             )
         except (PauseRequested, StopRequested):
             await learning.save_checkpoint()

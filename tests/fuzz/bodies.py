@@ -1,6 +1,7 @@
 """Random bodies to every route that takes one: ``python -m tests.fuzz.bodies --count 20000``.
 
-Against the real gateway on a real Valkey server. No answer may be a 5xx, and no job may be queued
+Against the real gateway on a real Valkey server, every tenth to a grader's trial, with a real
+grader beside it. No answer may be a 5xx, and no job may be queued
 but by a POST that says so; afterwards every service must be able to read every record and every
 file, and the gateway to start anew and list them. ``--seed`` and ``--only`` repeat a body.
 """
@@ -22,10 +23,11 @@ from protocol.messages import ActiveJob, GradedGroup
 from protocol.tasks import read_tasks
 
 from tests.builders import a_graded_group, a_group, a_request
-from tests.contract.gateway.stack import JOBS, KEY, Stack, a_gateway, a_job, upload
+from tests.contract.gateway.stack import JOBS, KEY, Stack, a_gateway, a_grader, a_job, upload
 from tests.contract.valkey_server import Server
 from tests.fuzz import hostile
 
+_TRIALS = "/v1/fine_tuning/alpha/graders/run"
 _AT_ONCE = 8
 _SHOWN = 300  # bytes of a body
 
@@ -54,13 +56,20 @@ def try_bodies(server: Server, folder: Path, seed: int, numbers: range) -> Found
             found = Found(queued={(known := a_job(http))["id"]})
             file_id = upload(http).json()["id"]
             upload_id = http.post("/v1/uploads", json=hostile.UPLOAD).json()["id"]
-            routes = post_routes(http)
+            routes = [JOBS, JOBS, *(path for path in post_routes(http) if path != _TRIALS)]
         ids = {"job_id": known["id"], "upload_id": upload_id}
         asyncio.run(_post_all(stack, found, seed, numbers, routes, file_id, ids))
         if (left := stack.left()[0]) != found.queued:
             found.faults.append(f"queued by a POST that did not say so: {left - found.queued}")
     with a_gateway(server, folder) as stack:
         _read_everything(stack, found)
+    return found
+
+
+def try_trials(stack: Stack, seed: int, numbers: range) -> Found:
+    """Post trials to a gateway beside which a grader runs."""
+    found = Found()
+    asyncio.run(_post_all(stack, found, seed, numbers, [_TRIALS], "", {}))
     return found
 
 
@@ -85,7 +94,7 @@ async def _post_all(
     async def post_some(http: httpx.AsyncClient) -> None:
         for number in waiting:
             draw = Random(f"{seed}:{number}")
-            route = draw.choice([JOBS, JOBS, *routes])
+            route = draw.choice(routes)
             body, headers = _request(route, draw, file_id)
             other = draw.choice((None, None, "%00", "x", "%ED%A0%80"))
             path = route.format(**{name: other or ids[name] for name in ids})
@@ -97,7 +106,7 @@ async def _post_all(
                 found.faults.append(f"{number}: {route}: {error!r}: {body[:_SHOWN]!r}")
                 continue
             found.statuses[route, reply.status_code] += 1
-            if reply.status_code >= 500:
+            if reply.status_code >= 500 or "verifier_failed" in reply.text:
                 found.faults.append(f"{number}: {route}: {reply.text}: {body[:_SHOWN]!r}")
             elif route == JOBS and reply.status_code == 200:
                 found.queued.add(reply.json()["id"])
@@ -115,6 +124,8 @@ def _request(route: str, draw: Random, file_id: str) -> tuple[bytes, hostile.Hea
     if route == JOBS:
         body, headers = hostile.text(hostile.job(draw, file_id), draw)
         return body, headers | hostile.retry(draw)
+    if route == _TRIALS:
+        return hostile.text(hostile.trial(draw), draw)
     if "/graders/" in route:
         return hostile.text(hostile.grader(draw), draw)
     if route == "/v1/page/recipe":
@@ -165,6 +176,10 @@ def main() -> None:
     numbers = range(given.count) if given.only is None else range(given.only, given.only + 1)
     with tempfile.TemporaryDirectory() as folder, Server(Path(folder)) as server:
         found = try_bodies(server, Path(folder), given.seed, numbers)
+        with a_gateway(server, Path(folder)) as stack, a_grader(stack):
+            trials = try_trials(stack, given.seed, numbers[::10])
+    found.statuses += trials.statuses
+    found.faults += trials.faults
     for (route, status), times in sorted(found.statuses.items()):
         print(f"{times:6} x {status}  POST {route}")
     print(f"{len(found.queued)} jobs queued, {len(found.faults)} faults", *found.faults, sep="\n")

@@ -53,6 +53,8 @@ _GRADERS: tuple[Any, ...] = (
         "calculate_output": "0.5 * a + 0.5 * b",
     },
 )
+_PYTHON = {"type": "python", "source": "def grade(sample, item):\n    return len(item['answer'])"}
+_ANSWERS = (r"\boxed{\frac{1}{2}}", "1 + 1 = 2\n2 * 3 = 6", '{"value": 4}', r"x^2 = \sqrt{2", "")
 _CHECK = {"verifier": "my.oracle", "name": "own", "settings": {"a": [1, {"b": "c"}]}}
 UPLOAD = {"filename": "t.jsonl", "purpose": "fine-tune", "bytes": 10, "mime_type": "text/jsonl"}
 _TOML = 'name = "x"\n[model]\npath = "tiny"\n[training]\nsteps = 3\n'
@@ -76,8 +78,14 @@ def job(draw: Random, file_id: str) -> Any:
 
 
 def grader(draw: Random) -> Any:
-    """A body for the routes of graders; no trial, for which a grader would have to run."""
-    return {"grader": draw.choice(_GRADERS)}
+    """A body for POST /v1/fine_tuning/alpha/graders/validate."""
+    return {"grader": draw.choice((*_GRADERS, _PYTHON))}
+
+
+def trial(draw: Random) -> Any:
+    """A body for POST /v1/fine_tuning/alpha/graders/run."""
+    item = {"answer": draw.choice(_ANSWERS), "b": [1, {"c": "d"}]}
+    return {**grader(draw), "model_sample": draw.choice(_ANSWERS), "item": item}
 
 
 def recipe_text(draw: Random) -> Any:

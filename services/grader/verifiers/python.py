@@ -10,7 +10,7 @@ from protocol.rewards import PythonSource
 
 from services.grader.compared_texts import MAX_TEXT_CHARS, said
 from services.grader.notes import note_failure
-from services.grader.pool_outcome import Failed
+from services.grader.pool_outcome import Cause, Failed
 from services.grader.python_source import GRADE
 from services.grader.templates import NoOutput, columns_of, output_json
 from services.grader.tools import Tools
@@ -29,11 +29,11 @@ async def verify(task: Task, text: str, check: PythonSource, tools: Tools) -> Sc
     )
     if isinstance(outcome, Failed):
         starved = outcome.is_machines_fault(DEADLINE_S)
-        return _failed("starved" if starved else f"python_{outcome.cause}", outcome.detail)
+        return _failed("starved" if starved else f"python_{outcome.cause}", _words(outcome))
     found = outcome.value if isinstance(outcome.value, dict) else {}
     value = found.get("value")
     if not isinstance(value, float) or not math.isfinite(value):
-        return _failed("python_error", str(found.get("error", "grade returned no finite number")))
+        return _failed("python_error", str(found.get("error", "grade returned no number")))
     return Graded(value=min(1.0, max(0.0, value)))
 
 
@@ -42,6 +42,16 @@ def _sample(text: str) -> dict[str, Any]:
         return {"output_text": text, "output_json": output_json(text)}
     except NoOutput:
         return {"output_text": text, "output_json": None}
+
+
+def _words(failed: Failed) -> str:
+    """What is known of it; nobody can tell a function that sleeps from a machine that is busy."""
+    if failed.cause is not Cause.TIMEOUT or failed.cpu_s is None:
+        return failed.detail
+    why = f"{failed.detail}, of which it computed for {failed.cpu_s:.1f} s"
+    if not failed.is_machines_fault(DEADLINE_S):
+        return why
+    return f"{why}: it sleeps or waits for something, or the grader's machine is too busy"
 
 
 def _failed(reason: str, words: str) -> Ungradable:

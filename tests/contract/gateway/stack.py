@@ -106,6 +106,34 @@ def start_gateway(
     return process, f"http://127.0.0.1:{port}"
 
 
+@contextmanager
+def a_grader(stack: Stack) -> Iterator[None]:
+    """A grader process without a judge, which runs clients' code."""
+    port = free_port()
+    environment = os.environ | {
+        "WEIR_REDIS_URL": stack.server.url,
+        "WEIR_DATA_DIR": str(stack.data_dir),
+        "WEIR_PORT": str(port),
+        "WEIR_GRADER_WORKERS": "1",
+        "WEIR_GRADER_PYTHON": "on",
+        "PYTHONPATH": f"proto{os.pathsep}.",
+    }
+    process = subprocess.Popen([sys.executable, "-m", "services.grader"], env=environment)
+    try:
+        wait_until_ready(f"http://127.0.0.1:{port}")
+        while not _tells_what_it_offers(stack):
+            time.sleep(0.1)
+        yield
+    finally:
+        process.terminate()
+        assert process.wait(timeout=20) == 0
+
+
+def _tells_what_it_offers(stack: Stack) -> bool:
+    statuses = stack.exchange(lambda exchange: exchange.statuses())
+    return any(status.offers is not None for status in statuses.values())
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

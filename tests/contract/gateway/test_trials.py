@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,10 +18,11 @@ from tests.contract.gateway.stack import (
     JOBS,
     Stack,
     a_body,
+    a_grader,
     assert_refused,
     reinforcement,
-    wait_until_ready,
 )
+from tests.fuzz.bodies import try_trials
 
 pytestmark = pytest.mark.redis
 
@@ -52,32 +48,8 @@ JUDGED: dict[str, Any] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def grader(stack: Stack) -> Iterator[None]:
-    """A grader without a judge, which runs clients' code."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = os.environ | {
-        "WEIR_REDIS_URL": stack.server.url,
-        "WEIR_DATA_DIR": str(stack.data_dir),
-        "WEIR_PORT": str(port),
-        "WEIR_GRADER_WORKERS": "1",
-        "WEIR_GRADER_PYTHON": "on",
-        "PYTHONPATH": f"proto{os.pathsep}.",
-    }
-    process = subprocess.Popen([sys.executable, "-m", "services.grader"], env=environment)
-    try:
-        wait_until_ready(f"http://127.0.0.1:{port}")
-        while not tells_what_it_offers(stack):
-            time.sleep(0.1)
+    with a_grader(stack):
         yield
-    finally:
-        process.terminate()
-        assert process.wait(timeout=20) == 0
-
-
-def tells_what_it_offers(stack: Stack) -> bool:
-    statuses = stack.exchange(lambda exchange: exchange.statuses())
-    return any(status.offers is not None for status in statuses.values())
 
 
 def run(sdk: openai.OpenAI, grader: Any, text: str, **item: Any) -> Any:
@@ -147,6 +119,12 @@ def test_what_no_grader_can_do_is_refused_by_name(http: httpx.Client, sdk: opena
     recipe = a_body(http)["recipe"] | {"reward": {"process": "my_lab.oracle"}}
     reply = http.post(JOBS, json=a_body(http, recipe=recipe))
     assert_refused(reply, 400, "recipe.reward.process.0")
+
+
+def test_no_body_breaks_a_trial(stack: Stack) -> None:
+    found = try_trials(stack, seed=1, numbers=range(60))
+    assert found.faults == []
+    assert {status for _, status in found.statuses} >= {200, 400}
 
 
 def a_trial() -> Trial:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
@@ -74,7 +76,8 @@ async def test_a_number_is_cut_to_the_unit_range(
         ("return item['colour']", "python_error", "KeyError: 'colour'"),
         ("return None", "python_error", "grade returned NoneType"),
         ("return '1'", "python_error", "grade returned str"),
-        ("return float('nan')", "python_error", "python_error|finite|JSON"),
+        ("return float('nan')", "python_error", "grade returned nan, which is no finite number"),
+        ("return -1e999", "python_error", "grade returned -inf"),
         ("raise SystemExit(0)", "python_error", "SystemExit"),
         ("import os; os.abort()", "python_crash", "SIGABRT"),
         ("return len('x' * 10**9)", "python_memory", "memory"),
@@ -96,6 +99,27 @@ async def test_a_function_that_hangs_is_ended(
     assert isinstance(score, Ungradable)
     assert score.reason in {"python_timeout", "starved"}  # of a machine that is busy
     assert (await graded(sandboxed, "return 1"))[0] == Graded(value=1)
+
+
+async def test_a_function_that_sleeps_reads_that_it_did_not_compute(
+    sandboxed: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(python, "DEADLINE_S", 0.3)
+    score, told = await graded(sandboxed, "import time\ntime.sleep(60)")
+    assert score == Ungradable(reason="starved")
+    assert told.startswith("not done after 0.3 s, of which it computed for 0.")
+    assert ": it sleeps or waits for something, or the grader's machine is too busy" in told
+
+
+def test_modules_that_nobody_may_read_are_told_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = "def grade(sample, item):\n    import no_such_module"
+    assert "private home" not in python_source.grade(source, {}, {})["error"]
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "not-to-be-seen"))
+    told = python_source.grade(source, {}, {})["error"]
+    assert "No module named 'no_such_module'\nthe grader's sandbox cannot read Python's" in told
+    assert "not below a private home folder" in told
 
 
 async def test_no_call_leaves_anything_to_the_next(sandboxed: Tools) -> None:
