@@ -23,7 +23,7 @@ from services.gateway.errors import Problem, conflict, in_time, not_found
 from services.gateway.files.check_process import MESSAGES
 from services.gateway.files.columns import refuse_missing_columns
 from services.gateway.files.shelf import FileShelf, StoredFile
-from services.gateway.jobs.folders import put_aside, remove
+from services.gateway.jobs.folders import holds_work, put_aside, remove
 from services.gateway.jobs.memory import check_memory, check_room
 from services.gateway.jobs.refusals import check
 from services.gateway.models.facts import facts_of
@@ -81,7 +81,8 @@ class JobDesk:
         """Queue a job, or return the one that an earlier try of this submission queued.
 
         Raises:
-            Problem: 400 naming the wrong field, 422 if the key came with another body before.
+            Problem: 400 naming the wrong field, 422 if the key came with another body before, 409
+                if its job is forgotten and has left its work.
         """
         async with self._tries.setdefault(repeat.key or _digest(request), asyncio.Lock()):
             known = await self._known(request, repeat)
@@ -237,6 +238,8 @@ class JobDesk:
             if record is not None and record.request != body:
                 message = f"the key was used with another body, for job {record.id}; use a new key"
                 raise Problem(422, message, param="Idempotency-Key", code="key_reused")
+            if record is None:
+                await asyncio.to_thread(self._refuse_what_is_left, repeat.job_id)
             return record
         if repeat.retry_count > 0:
             since = time.time() - _REPEAT_WINDOW_S
@@ -245,9 +248,17 @@ class JobDesk:
             return found if isinstance(found, JobRecord) else None
         return None
 
+    def _refuse_what_is_left(self, job_id: str) -> None:
+        if holds_work(self.service.deployment.job_dir(job_id)):
+            message = (
+                f"the key was used for job {job_id}, which is forgotten, but whose samples, "
+                "checkpoints or model are left; use a new key, or DELETE that job first"
+            )
+            raise conflict(message, param="Idempotency-Key")
+
     async def _queue(self, record: JobRecord) -> JobRecord:
         """Queue a job with its own copies of the models that it starts from."""
-        await self._clear(record.id)  # the job of the same key may have been forgotten
+        await self._clear(record.id)  # an earlier try may have left copies
         deployment = self.service.deployment
         recipe = await asyncio.to_thread(with_own_models, record.recipe, deployment, record.id)
         record = record.model_copy(update={"recipe": recipe})
