@@ -310,7 +310,7 @@ class JobDesk:
         num_held_out = 0 if validation is None else validation.tasks
         memory = await in_time(self.exchange.memory())
         check_room(memory)
-        check_memory(recipe, num_held_out, memory.limit)
+        check_memory(recipe, num_held_out, memory)
         return JobRecord(
             id=job_id,
             created_at=time.time(),
