@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 from protocol.exchange import Exchange
-from protocol.messages import JobState
+from protocol.exchange.records import AnyRecord
+from protocol.messages import JobState, Requested
 from protocol.streams import REQUESTS
 
 from services.chassis.deployment import Deployment
 from services.gateway.watch.fleet import Fleet
 from services.gateway.watch.job_metrics import KEPT_JOBS, JobMetrics
-from tests.builders import a_job_record, a_request
+from tests.builders import a_job_record, a_recipe, a_request
 from tests.contract.attempts import Learner, answering
 from tests.contract.valkey_server import Server
 
@@ -129,6 +130,42 @@ async def test_old_jobs_that_have_ended_go_and_those_that_have_begun_stay(
     series = await exported(exchange, tmp_path)
     told = {dict(labels)["job"] for name, labels in series if name == "weir_job_state"}
     assert told == {"waiting", *(f"job-{number}" for number in range(3, KEPT_JOBS + 3))}
+
+
+async def test_a_record_is_read_again_when_it_has_changed_and_only_then(
+    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, records = list[str](), exchange.records
+
+    async def noted(job_ids: Sequence[str]) -> list[AnyRecord]:
+        read.extend(job_ids)
+        return await records(job_ids)
+
+    monkeypatch.setattr(exchange, "records", noted)
+    fleet = Fleet(exchange)
+
+    async def look() -> tuple[list[str], dict[str, tuple[int, JobState, str]]]:
+        read.clear()
+        await fleet.measure()
+        shown = {job.id: (job.step, job.state, job.recipe.name) for job in fleet.shown}
+        return sorted(read), shown
+
+    await exchange.submit(a_job_record("ended", state=JobState.FAILED, attempt=1))
+    await exchange.submit(a_job_record("running", created_at=2000.0))
+    queued, running = (0, JobState.QUEUED, "small"), (3, JobState.RUNNING, "small")
+    failed = (0, JobState.FAILED, "small")
+    assert await look() == (["ended", "running"], {"ended": failed, "running": queued})
+    assert await look() == ([], {"ended": failed, "running": queued})
+    attempt = await exchange.begin_attempt("running")
+    await exchange.update_job("running", attempt, state="running", step=3)
+    assert await look() == (["running"], {"ended": failed, "running": running})
+    await exchange.revive("ended")
+    assert await look() == (["ended"], {"ended": queued, "running": running})
+    await exchange.request_state("ended", Requested.CANCEL)
+    assert await exchange.forget_job("ended")
+    assert await look() == ([], {"running": running})
+    await exchange.submit(a_job_record("ended", recipe=a_recipe(name="new")))
+    assert await look() == (["ended"], {"ended": (0, JobState.QUEUED, "new"), "running": running})
 
 
 async def test_starts_are_counted_for_every_service_and_begin_at_zero(

@@ -49,10 +49,11 @@ class Fenced(RuntimeError):
 
 
 class Memory(NamedTuple):
-    """Bytes that the server uses, and its ``maxmemory``, None if it has no limit."""
+    """Bytes that the server uses, its ``maxmemory``, None if it has no limit, and its machine's."""
 
     used: int
     limit: int | None
+    machine: int | None = None  # not every server tells
 
 
 @dataclass
@@ -81,7 +82,9 @@ class Connection:
     async def memory(self) -> Memory:
         """How much memory the server uses."""
         told = await self.writer.info("memory")
-        return Memory(int(told["used_memory"]), int(told["maxmemory"]) or None)
+        machine = told.get("total_system_memory")
+        limit = int(told["maxmemory"]) or None
+        return Memory(int(told["used_memory"]), limit, machine and int(machine))
 
     async def run(
         self,

@@ -14,6 +14,7 @@ from protocol.messages import JobRecord, JobState
 AnyRecord = JobRecord | UnreadableRecord
 _MOST_LOOKED_AT = 1000  # records, while nobody else is served
 _WEIGHED = 500
+_CHANGING = sorted(set(JobRecord.model_fields) - {"recipe", "request"})
 
 
 class Records(Connection):
@@ -26,6 +27,16 @@ class Records(Connection):
         found = await self.run("records", [streams.job_key(job_id) for job_id in job_ids], [])
         pairs = zip(job_ids, found, strict=True)
         return [_readable_or_not(job_id, flat) for job_id, flat in pairs if flat]
+
+    async def changing(self, job_ids: Sequence[str]) -> dict[str, list[bytes | None]]:
+        """All but the recipes and requests of these jobs' records, as it is stored.
+
+        While that is the same, so is the record: those never change, and may be large.
+        """
+        if not job_ids:
+            return {}
+        keys = [streams.job_key(job_id) for job_id in job_ids]
+        return dict(zip(job_ids, await self.run("changing", keys, _CHANGING), strict=True))
 
     async def find_jobs(
         self, after: str | None, count: int, metadata: Mapping[str, str]

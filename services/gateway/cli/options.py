@@ -10,4 +10,14 @@ import typer
 JobId: TypeAlias = Annotated[str, typer.Argument(metavar="JOB")]
 RecipeFile: TypeAlias = Annotated[Path, typer.Argument(metavar="RECIPE")]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
-Limit: TypeAlias = Annotated[int, typer.Option(metavar="N", min=1, help="At most so many.")]
+
+
+def _at_least_one(limit: int) -> int:
+    if limit < 1:
+        raise typer.BadParameter(f"{limit} shows nothing; give 1 or more.")
+    return limit
+
+
+Limit: TypeAlias = Annotated[
+    int, typer.Option(metavar="N", callback=_at_least_one, help="At most so many.")
+]

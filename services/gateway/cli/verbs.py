@@ -32,7 +32,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return get_command(weir)(list(arguments), prog_name="weir", standalone_mode=False) or 0
     except typer.TyperException as error:
-        complain(f"{error.format_message()} `weir --help` and `weir VERB --help` say more.")
+        message = error.format_message()
+        stop = "" if message.endswith((".", "?")) else "."
+        complain(f"{message}{stop} `weir --help` and `weir VERB --help` say more.")
     except (RecipeError, TaskFileError, NoStack, WeirError, BadTarget) as error:
         complain(error)
     return BAD_INPUT

@@ -288,6 +288,8 @@ class WeirClient:
 
 
 def _path(job_id: str, *parts: str) -> str:
+    if "/" in job_id or job_id in {"", ".", ".."}:  # a server would take it for another path
+        raise WeirError(f"{job_id!r} is no id of a job; `weir jobs` lists those there are")
     return "/".join([JOBS, *(quote(part, safe="") for part in (job_id, *parts))])
 
 

@@ -7,7 +7,8 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,11 +20,11 @@ from protocol.messages import JobRecord, JobState, Requested
 from protocol.recipe import Recipe
 
 from services.chassis.service import Service
-from services.gateway.errors import Problem, conflict, in_time, not_found
+from services.gateway.errors import PATIENCE_S, Problem, conflict, in_time, not_found
 from services.gateway.files.check_process import MESSAGES
 from services.gateway.files.columns import refuse_missing_columns
 from services.gateway.files.shelf import LOST, FileShelf, StoredFile
-from services.gateway.jobs.folders import put_aside, remove
+from services.gateway.jobs.folders import holds_work, put_aside, remove
 from services.gateway.jobs.memory import check_memory, check_room
 from services.gateway.jobs.refusals import check
 from services.gateway.models.facts import facts_of
@@ -81,9 +82,11 @@ class JobDesk:
         """Queue a job, or return the one that an earlier try of this submission queued.
 
         Raises:
-            Problem: 400 naming the wrong field, 422 if the key came with another body before.
+            Problem: 400 naming the wrong field, 422 if the key came with another body before, 409
+                if its job is forgotten and has left its work.
         """
-        async with self._tries.setdefault(repeat.key or _digest(request), asyncio.Lock()):
+        tries = self._tries.setdefault(repeat.key or _digest(request), asyncio.Lock())
+        async with self._holding(tries):
             known = await self._known(request, repeat)
             if known is not None:
                 return known
@@ -91,7 +94,13 @@ class JobDesk:
             try:
                 return await self._queue(record)
             except Exception:
-                if await self._read(record.id) is None:  # else it was queued, and has its copies
+                try:
+                    found = await self._read(record.id)
+                except Problem as silent:
+                    raise _perhaps_queued(record.id, silent) from silent
+                if isinstance(found, JobRecord):
+                    return found  # and has its copies
+                if found is None:
                     await self._clear(record.id)
                 raise
 
@@ -163,7 +172,7 @@ class JobDesk:
         Raises:
             Problem: 404, or 409 if a job that has not ended reads it.
         """
-        async with self._turn:
+        async with self._holding(self._turn):
             await asyncio.to_thread(self.files.get, file_id)
             for record in await in_time(self.exchange.jobs_that_name(f'"{file_id}"')):
                 if _reads(record, file_id):
@@ -173,7 +182,7 @@ class JobDesk:
 
     async def expire_files(self) -> None:
         """Delete the files whose time is over and that no job needs any more."""
-        async with self._turn:
+        async with self._holding(self._turn):
             expired = await asyncio.to_thread(self.files.expired)
             if not expired:
                 return
@@ -187,7 +196,7 @@ class JobDesk:
         Raises:
             Problem: 404 if there is none, or 409 if the job has not ended.
         """
-        async with self._turn:
+        async with self._holding(self._turn):
             record = await self._read(job_id)
             if record is not None and not record.state.is_final:
                 message = f"job {job_id} has not ended; cancel the job first"
@@ -207,7 +216,7 @@ class JobDesk:
         Raises:
             Problem: 404, or 409 if it has not ended or another job is to start from its model.
         """
-        async with self._turn:
+        async with self._holding(self._turn):
             if not await self.is_forgotten(job_id):
                 state = (await self.find(job_id)).state
                 if not state.is_final:
@@ -218,8 +227,27 @@ class JobDesk:
                 raise conflict(f"job {job_id} has not ended; cancel it first", param="id")
             return await asyncio.to_thread(put_aside, self.service.deployment.job_dir(job_id))
 
+    @asynccontextmanager
+    async def _holding(self, lock: asyncio.Lock) -> AsyncIterator[None]:
+        """Hold a lock; who holds it may take long over files, but nobody queues for a silent Redis.
+
+        Raises:
+            Problem: 503 if it is silent.
+        """
+        while True:
+            if lock.locked():
+                await in_time(self.exchange.ping())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE_S):
+                    await lock.acquire()
+                    break
+        try:
+            yield
+        finally:
+            lock.release()
+
     async def _revive(self, record: JobRecord) -> None:
-        async with self._turn:
+        async with self._holding(self._turn):
             await self._check_files(record)
             await in_time(self.exchange.revive(record.id))
 
@@ -237,6 +265,8 @@ class JobDesk:
             if record is not None and record.request != body:
                 message = f"the key was used with another body, for job {record.id}; use a new key"
                 raise Problem(422, message, param="Idempotency-Key", code="key_reused")
+            if record is None:
+                await asyncio.to_thread(self._refuse_what_is_left, repeat.job_id)
             return record
         if repeat.retry_count > 0:
             since = time.time() - _REPEAT_WINDOW_S
@@ -245,13 +275,21 @@ class JobDesk:
             return found if isinstance(found, JobRecord) else None
         return None
 
+    def _refuse_what_is_left(self, job_id: str) -> None:
+        if holds_work(self.service.deployment.job_dir(job_id)):
+            message = (
+                f"the key was used for job {job_id}, which is forgotten, but whose samples, "
+                "checkpoints or model are left; use a new key, or DELETE that job first"
+            )
+            raise conflict(message, param="Idempotency-Key")
+
     async def _queue(self, record: JobRecord) -> JobRecord:
         """Queue a job with its own copies of the models that it starts from."""
-        await self._clear(record.id)  # the job of the same key may have been forgotten
+        await self._clear(record.id)  # an earlier try may have left copies
         deployment = self.service.deployment
         recipe = await asyncio.to_thread(with_own_models, record.recipe, deployment, record.id)
         record = record.model_copy(update={"recipe": recipe})
-        async with self._turn:
+        async with self._holding(self._turn):
             await self._check_files(record)
             await in_time(self.exchange.submit(record))
         return record
@@ -272,7 +310,7 @@ class JobDesk:
         num_held_out = 0 if validation is None else validation.tasks
         memory = await in_time(self.exchange.memory())
         check_room(memory)
-        check_memory(recipe, num_held_out, memory.limit)
+        check_memory(recipe, num_held_out, memory)
         return JobRecord(
             id=job_id,
             created_at=time.time(),
@@ -316,6 +354,18 @@ class JobDesk:
             return await in_time(self.exchange.job(job_id))
         except UnreadableRecord as unreadable:
             return unreadable
+
+
+def _perhaps_queued(job_id: str, silent: Problem) -> Problem:
+    message = (
+        f"Redis fell silent before it said whether job {job_id} is queued: send this again with "
+        "the same Idempotency-Key (a retry by the OpenAI SDK itself finds the job as well), or "
+        f"look whether GET /v1/fine_tuning/jobs/{job_id} shows it; a repeat without a key may make "
+        "a second job"
+    )
+    return Problem(
+        silent.status_code, message, code=silent.code, headers=dict(silent.headers or {})
+    )
 
 
 def _digest(request: JobRequest) -> str:

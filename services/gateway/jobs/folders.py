@@ -6,6 +6,12 @@ import shutil
 from pathlib import Path
 
 _ASIDE = ".deleted-"
+COPIES = "base"  # of the models that a job starts from: all that its submission leaves
+
+
+def holds_work(folder: Path) -> bool:
+    """Whether a job has left more in its folder than its submission did."""
+    return folder.is_dir() and any(path.name != COPIES for path in folder.iterdir())
 
 
 def put_aside(folder: Path) -> Path:

@@ -29,20 +29,24 @@ def check_room(memory: Memory) -> None:
     )
 
 
-def check_memory(recipe: Recipe, num_held_out: int, limit: int | None) -> None:
-    """Refuse a job that can fill more than half of Redis; ``limit`` is its maxmemory in bytes.
+def check_memory(recipe: Recipe, num_held_out: int, memory: Memory) -> None:
+    """Refuse a job that can fill more than half of Redis; without a limit, more than its machine.
 
     Raises:
         Problem: 400 with the arithmetic.
     """
     needed = worst_case_bytes(recipe, num_held_out)
-    if limit is None or needed <= limit // 2:
+    if memory.limit is not None:
+        most, whose = memory.limit // 2, f"half of its maxmemory of {memory.limit:,}"
+    else:
+        most = memory.machine or needed
+        whose = f"the {most:,} that its machine has"
+    if needed <= most:
         return
     raise Problem(
         400,
-        f"recipe.rollout: the job can hold {needed:,} bytes in Redis at once, more than half of "
-        f"its maxmemory of {limit:,}: {worst_case_in_words(recipe, num_held_out)}. Lower one of "
-        "them, or raise maxmemory",
+        f"recipe.rollout: the job can hold {needed:,} bytes in Redis at once, more than {whose}: "
+        f"{worst_case_in_words(recipe, num_held_out)}. Lower one of them, or give Redis more",
         param="recipe.rollout",
         code="too_large",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from protocol.recipe import Recipe, Sampling
@@ -13,6 +14,7 @@ from services.gateway.models.facts import ModelFacts
 _TEMPERATURES = (0.01, 2.0)
 _MOST_RESPONSES = 16384
 _HIGHEST_LEARNING_RATE = 1.0
+_MOST_TOKENS = 2**53  # scripts in Redis, metrics and browsers count no further
 _FORMULAS = ("advantage", "objective", "aggregation", "correction", "divergence")
 
 
@@ -42,6 +44,8 @@ def check(
 
 
 def _numbers(recipe: Recipe) -> Iterator[str]:
+    yield from _total("training.steps", recipe.training.steps, recipe)
+    yield from _total("critic.pretrain_steps", recipe.num_pretrain_steps, recipe)
     yield from _sampling("recipe.rollout", recipe.rollout.sampling, recipe.rollout.group_size)
     if recipe.evaluation is not None:
         sampling, samples = recipe.evaluation_sampling, recipe.evaluation.samples
@@ -55,6 +59,22 @@ def _numbers(recipe: Recipe) -> Iterator[str]:
                 f"{place}.learning_rate: {table.optimizer.learning_rate:g} leaves nothing of the "
                 f"weights; give at most {_HIGHEST_LEARNING_RATE:g}, and rather 1e-6"
             )
+
+
+def _total(place: str, steps: int, recipe: Recipe) -> Iterator[str]:
+    factors = {
+        place: steps,
+        "training.groups_per_step": recipe.training.groups_per_step,
+        "rollout.group_size": recipe.rollout.group_size,
+        "model.max_context": recipe.model.max_context,
+    }
+    if math.prod(factors.values()) > _MOST_TOKENS:
+        largest = max(factors, key=factors.__getitem__)
+        words = " x ".join(f"{name} {number:,}" for name, number in factors.items())
+        yield (
+            f"recipe.{largest}: lower it; {words} may be at most {_MOST_TOKENS:,} tokens, beyond "
+            "which nobody counts exactly"
+        )
 
 
 def _sampling(place: str, sampling: Sampling, group_size: int = 1) -> Iterator[str]:

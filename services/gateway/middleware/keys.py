@@ -8,6 +8,7 @@ import ipaddress
 import logging
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -43,9 +44,16 @@ def parse_keys(entries: Iterable[str]) -> tuple[ApiKey, ...]:
     """The keys that WEIR_API_KEYS lists: ``NAME:ROLE:sha256:HEX``, or a plain key of an admin.
 
     Raises:
-        DeploymentError: naming the place of an entry that is neither.
+        DeploymentError: naming the place of an entry that is neither, or a name that two have.
     """
-    return tuple(_parse(number, entry) for number, entry in enumerate(entries, start=1))
+    keys = tuple(_parse(number, entry) for number, entry in enumerate(entries, start=1))
+    for name, count in Counter(key.name for key in keys).items():
+        if count > 1:
+            raise DeploymentError(
+                f"WEIR_API_KEYS: {count} keys have the name {name!r}, so that nobody could tell "
+                "who did what; give each a name of its own"
+            )
+    return keys
 
 
 def _parse(number: int, entry: str) -> ApiKey:

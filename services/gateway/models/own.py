@@ -12,6 +12,7 @@ from protocol.recipe import Recipe
 
 from services.chassis.deployment import Deployment
 from services.gateway.errors import conflict
+from services.gateway.jobs.folders import COPIES
 
 
 def with_own_models(recipe: Recipe, deployment: Deployment, job_id: str) -> Recipe:
@@ -26,7 +27,7 @@ def with_own_models(recipe: Recipe, deployment: Deployment, job_id: str) -> Reci
     for name, part in (("model", recipe.model), ("critic", recipe.critic)):
         if part is None or part.path is None or not Path(part.path).is_relative_to(jobs_dir):
             continue
-        own = jobs_dir / job_id / "base" / name
+        own = jobs_dir / job_id / COPIES / name
         try:
             shutil.rmtree(own, ignore_errors=True)
             weights.copy(Path(part.path), own)

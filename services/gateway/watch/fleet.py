@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from protocol.exchange import Exchange
+from protocol.exchange.records import AnyRecord
 from protocol.messages import JobRecord
 
 from services.chassis.server_check import check_server
@@ -50,6 +51,8 @@ class Fleet:
     exchange: Exchange
     shown: list[JobRecord] = field(default_factory=list)  # jobs that have metrics of their own
     starts: Starts = field(default_factory=Starts)
+    _records: dict[str, AnyRecord] = field(default_factory=dict)
+    _changing: dict[str, list[bytes | None]] = field(default_factory=dict)  # of each of them
 
     async def measure(self) -> None:
         """Set the gauges."""
@@ -61,8 +64,18 @@ class Fleet:
             JOBS.labels(state.value).set(count)
         newest = await self.exchange.job_ids(KEPT_JOBS)
         begun = (await self.exchange.queue()).begun
-        records = await self.exchange.records([*newest, *(set(begun) - set(newest))])
+        records = await self._read([*newest, *(set(begun) - set(newest))])
         self.shown = [record for record in records if isinstance(record, JobRecord)]
+
+    async def _read(self, job_ids: Sequence[str]) -> Iterable[AnyRecord]:
+        """Their records; only those are read that are new or have changed."""
+        changing = await self.exchange.changing(job_ids)
+        changed = [job_id for job_id in changing if self._changing.get(job_id) != changing[job_id]]
+        read = {record.id: record for record in await self.exchange.records(changed)}
+        same = [job_id for job_id in job_ids if job_id in self._records and job_id not in changed]
+        self._records = {job_id: self._records[job_id] for job_id in same} | read
+        self._changing = changing
+        return self._records.values()
 
 
 async def _watch_disk_forever(service: Service, jobs: JobMetrics) -> None:

@@ -278,21 +278,34 @@ def test_a_retry_does_not_find_a_job_that_was_cancelled_since(http: httpx.Client
     assert retry.json()["id"] != first
 
 
-def test_a_key_whose_job_was_forgotten_makes_a_job_that_has_nothing_of_that_one(
+def test_a_key_whose_job_was_forgotten_makes_no_other_job_over_what_that_one_has_left(
     stack: Stack, http: httpx.Client
 ) -> None:
     body, headers = a_body(http), {"Idempotency-Key": secrets.token_hex(4)}
     job_id = http.post(JOBS, json=body, headers=headers).json()["id"]
     checkpoint = a_checkpoint(stack, job_id, 2)
     assert http.post(JOBS, json=body, headers=headers).json()["id"] == job_id
-    assert checkpoint.exists()
     http.post(f"{JOBS}/{job_id}/cancel")
     assert stack.exchange(lambda exchange: exchange.forget_job(job_id))
-    refused = http.post(JOBS, json=body | {"training_file": "file-gone"}, headers=headers)
-    assert refused.status_code == 400
+    refused = http.post(JOBS, json=body, headers=headers)
+    assert_refused(refused, 409, "Idempotency-Key")
+    assert job_id in refused.json()["detail"]
+    assert refused.headers["x-should-retry"] == "false"
     assert checkpoint.exists()
+    assert http.delete(f"{JOBS}/{job_id}").status_code == 200
     assert http.post(JOBS, json=body, headers=headers).json()["id"] == job_id
-    assert not checkpoint.exists()
+
+
+def test_copies_of_models_that_an_earlier_try_has_left_make_way(
+    stack: Stack, http: httpx.Client
+) -> None:
+    body, headers = a_body(http), {"Idempotency-Key": secrets.token_hex(4)}
+    job_id = http.post(JOBS, json=body, headers=headers).json()["id"]
+    http.post(f"{JOBS}/{job_id}/cancel")
+    assert stack.exchange(lambda exchange: exchange.forget_job(job_id))
+    left = a_model(stack.data_dir / "jobs" / job_id / "base/model")
+    assert http.post(JOBS, json=body, headers=headers).json()["id"] == job_id
+    assert not left.exists()
 
 
 async def test_a_submission_that_fails_at_last_leaves_no_copy_of_a_model(

@@ -98,6 +98,11 @@ BAD_BODIES = {
         "recipe.rollout.group_size",
         "64 bits",
     ),
+    "more steps than can be counted": (
+        {"recipe": changed(RECIPE, "training.steps", 2**62)},
+        "recipe.training.steps",
+        "9,007,199,254,740,992",
+    ),
     "a setting that nests deeper than services can read": (
         {"recipe": changed(RECIPE, "reward.outcome", a_check_nested(205))},
         "body",

@@ -244,8 +244,9 @@ def test_its_version_is_the_projects(words: list[str], capsys: pytest.CaptureFix
         ("", "Missing command"),
         ("train", "No such command 'train'"),
         ("watch", "Missing argument 'JOB'"),
-        ("jobs --limit 0", "--limit"),
-        ("jobs --limit many", "--limit"),
+        ("jobs --limit 0", "'--limit': 0 shows nothing; give 1 or more. `weir --help`"),
+        ("samples j --limit -1", "'--limit': -1 shows nothing; give 1 or more. `weir --help`"),
+        ("jobs --limit many", "'--limit': Input should be a valid integer"),
         ("jobs --loud", "--loud"),
         ("track --to tensorboard:runs", "--all"),
         ("track j --all --to tensorboard:runs", "--all"),
@@ -256,6 +257,16 @@ def test_words_that_make_no_command_are_named(
 ) -> None:
     assert main(words.split()) == 2
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("job_id", ["../../files", "..", ".", "a/b", ""])
+def test_what_is_no_id_of_a_job_asks_nothing_of_a_server(
+    here: Path, job_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering({}) as url:
+        know(here, url)
+        assert main(["cancel", job_id]) == 2
+    assert f"{job_id!r} is no id of a job; `weir jobs` lists those" in capsys.readouterr().err
 
 
 def test_a_verb_of_another_service_has_its_own_help(here: Path) -> None:

@@ -76,16 +76,29 @@ def test_an_entry_that_is_neither_is_refused_by_its_place_and_not_shown(entry: s
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("keys", "name"),
+    [
+        ((an_entry("alice", "read", "a"), "plain", an_entry("alice", "admin", "b")), "alice"),
+        ((an_entry("key-2", "read", "a"), "plain"), "key-2"),
+    ],
+)
+def test_two_keys_of_one_name_are_refused(keys: tuple[str, ...], name: str) -> None:
+    with pytest.raises(DeploymentError, match=f"WEIR_API_KEYS: 2 keys have the name '{name}'"):
+        parse_keys(keys)
+
+
 def test_the_line_of_the_readme_makes_a_key(tmp_path: Path) -> None:
     readme = Path("services/gateway/README.md").read_text()
     (block,) = re.findall(r"```bash\n(key=.*?)```", readme, re.DOTALL)
     (tmp_path / "api_keys").write_text("first")  # `make secrets` ends without a new line
-    for _ in range(2):
+    for name in ("alice", "bob"):
+        line = block.replace("alice", name)
         made = subprocess.run(
-            ["sh", "-c", block], cwd=tmp_path, capture_output=True, text=True, check=True
+            ["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True
         ).stdout.strip()
         last = parse_keys(words((tmp_path / "api_keys").read_text()))[-1]
-        assert (last.name, last.role) == ("alice", "read")
+        assert (last.name, last.role) == (name, "read")
         assert last.digest == hashlib.sha256(made.encode()).hexdigest()
     assert len(parse_keys(words((tmp_path / "api_keys").read_text()))) == 3
 

@@ -33,6 +33,20 @@ def accepted(facts: ModelFacts = NOTHING_KNOWN, messages: bool = False, **tables
     check(a_recipe(**tables), facts, has_formulas=True, with_messages=with_messages)
 
 
+@pytest.mark.parametrize("field", ["steps", "groups_per_step"])
+def test_more_than_can_be_counted(field: str) -> None:
+    named, words = refused(training={field: 2**62})
+    assert named == f"recipe.training.{field}"
+    assert f"training.{field} 4,611,686,018,427,387,904 x " in words
+    assert "at most 9,007,199,254,740,992 tokens" in words
+    accepted(training={field: 2**45})  # times 2, 2 and 64
+
+
+def test_more_pretraining_than_can_be_counted() -> None:
+    named, _ = refused(algorithm={"advantage": "gae"}, critic={"pretrain_steps": 2**62})
+    assert named == "recipe.critic.pretrain_steps"
+
+
 @pytest.mark.parametrize("temperature", [1e300, 2.1, 1e-300, 0.009])
 def test_a_temperature_at_which_the_engine_does_not_sample(temperature: float) -> None:
     sampling = SAMPLING | {"temperature": temperature}

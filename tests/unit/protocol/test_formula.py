@@ -11,7 +11,7 @@ from protocol.formula import FormulaError, read_formula
 from protocol.rewards import Reward
 from pydantic import ValidationError
 
-NUMBERS = {"a": 0.25, "b": 1.0}
+NUMBERS = {"a": 0.25, "b": 1.0, "é_1": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,7 @@ NUMBERS = {"a": 0.25, "b": 1.0}
         ("sqrt(a) * exp(0) + log(b)", 0.5),
         (" a\n", 0.25),
         ("max(a)", 0.25),
+        ("max(\n  2.5e-1 * é_1,\n  .5 + 0. * 1E+2\n)", 0.5),
     ],
 )
 def test_a_formula_has_a_value(formula: str, value: float) -> None:
@@ -78,6 +79,10 @@ def test_where_it_has_none_that_is_said(formula: str) -> None:
         ("-" * 900 + "a", "nested too deeply"),
         ("a + " * 300 + "b", "nested too deeply"),
         ("a" * 3000, "longer than 2000 characters"),
+        *(
+            (f"max(é_1, {number}) * a", f"holds '{number}', which is no decimal number")
+            for number in ("0x10", "0b1", "0o7", "1_0", "1_0.5", "1e0_1")
+        ),
         ("(a + b", "is no formula"),
         ("a\0", "is no formula"),
         ("\ud800", "is no formula"),
