@@ -18,6 +18,7 @@ _MAX_CHARS = 2_000
 _MAX_DEPTH = 60
 _MAX_NUMBER = 1e9
 _ANY = 100  # arguments
+_NUMBERLIKE = re.compile(r"(?<![\w.])\.?\d(?:[\w.]|(?<=[eE])[+-])*")
 _NUMBER = re.compile(r"(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)  # not Python's 0x10 and 1_0
 
 _OPERATORS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
@@ -82,16 +83,14 @@ def read_formula(text: str) -> Formula:
     """
     if len(text) > _MAX_CHARS:
         raise FormulaError(f"longer than {_MAX_CHARS} characters; {_REMEDY}")
-    source = text.strip().replace("^", "**")
+    for spelt in _NUMBERLIKE.findall(text):
+        if not _NUMBER.fullmatch(spelt):
+            raise FormulaError(f"holds {spelt!r}, which is no decimal number; {_REMEDY}")
     try:
-        tree = ast.parse(source, mode="eval").body
+        tree = ast.parse(text.strip().replace("^", "**"), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise FormulaError(f"{text[:80]!r} is no formula; {_REMEDY}") from error
     _check(tree, depth=0)
-    for node in ast.walk(tree):
-        spelt = isinstance(node, ast.Constant) and ast.get_source_segment(source, node)
-        if spelt and not _NUMBER.fullmatch(spelt):
-            raise FormulaError(f"holds {spelt!r}, which is no decimal number; {_REMEDY}")
     return Formula(tree)
 
 

@@ -18,7 +18,7 @@ MAX_CONNECTIONS = 800  # leaves room among the 1,024 files that a process may us
 MAX_OF_ADDRESS = 200  # not where proxies are trusted: many clients have the address of one
 _THIS_MACHINE = {"127.0.0.1", "::1"}
 _REQUEST_S = 10.0  # from its first byte to the end of its headers
-_LINGER_S = 0.5  # a refused one
+_LINGER_S, _MOST_LINGERING = 0.5, 50  # refused ones
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nConnection: close\r\n"
     b"Content-Type: text/plain\r\n\r\ntoo many connections\n"
@@ -33,6 +33,7 @@ class LimitedConnection(H11Protocol):
 
     _deadline: asyncio.TimerHandle | None = None
     _is_refused = False
+    _lingering = 0  # of all refused ones
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept it, unless there are too many."""
@@ -65,10 +66,18 @@ class LimitedConnection(H11Protocol):
     def _refuse(self) -> None:
         """Say so, and close it soon: closed with unread bytes, it would be reset, unanswered."""
         self._is_refused = True
+        self.connections.discard(self)  # type: ignore[arg-type]
+        self.transport.write(_FULL)
+        if LimitedConnection._lingering >= _MOST_LINGERING:
+            return self.transport.close()
         with suppress(OSError):  # it may be gone already
-            self.transport.write(_FULL)
             self.transport.write_eof()
-        self.loop.call_later(_LINGER_S, self.transport.close)
+        LimitedConnection._lingering += 1
+        self.loop.call_later(_LINGER_S, self._close_refused)
+
+    def _close_refused(self) -> None:
+        LimitedConnection._lingering -= 1
+        self.transport.close()
 
     def _has_too_many(self) -> bool:
         if self.config.forwarded_allow_ips or _host(self) in _THIS_MACHINE:

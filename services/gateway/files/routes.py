@@ -14,7 +14,9 @@ from services.gateway.files.intake import Incoming, unless_gone, wish_of
 from services.gateway.files.shelf import StoredFile
 from services.gateway.jobs.desk import Desk
 from services.gateway.jobs.results import (
+    RESULT_NAME,
     ResultFile,
+    job_with_results,
     result_content,
     result_file,
     result_job,
@@ -31,6 +33,7 @@ _FORM = form(
         "expires_after[seconds]": {"type": "integer"},
     },
 )
+_BYTES = "application/octet-stream"
 files = APIRouter(prefix="/v1/files", tags=["files"])
 
 
@@ -72,17 +75,18 @@ async def get_file(file_id: str, desk: Desk) -> StoredFile | ResultFile:
 async def get_file_content(file_id: str, desk: Desk) -> Response:
     """The file as it was uploaded, or what a job's steps measured."""
     if job_id := result_job(file_id):
-        return Response(await result_content(desk, job_id), media_type="text/csv")
+        headers = {"Content-Disposition": f'attachment; filename="{RESULT_NAME}"'}
+        return Response(await result_content(desk, job_id), headers=headers, media_type=_BYTES)
     stored = await asyncio.to_thread(desk.files.get, file_id)
     path = await asyncio.to_thread(desk.files.content, file_id)
-    media_type = "application/octet-stream"
-    return FileResponse(path, media_type=media_type, filename=stored.filename)
+    return FileResponse(path, media_type=_BYTES, filename=stored.filename)
 
 
 @files.delete("/{file_id}", responses=problems(409))
 async def delete_file(file_id: str, desk: Desk) -> Json:
     """Delete a file that no unfinished job uses."""
     if job_id := result_job(file_id):
+        await job_with_results(desk, job_id)
         raise conflict(f"{file_id} goes with its job: DELETE {job_id}", param="file_id")
     await desk.delete_file(file_id)
     return {"id": file_id, "object": "file", "deleted": True}

@@ -70,6 +70,7 @@ class JobDesk:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # tables of a recipe
     # A retry waits for the first try, and finds its job.
     _tries: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    one_result: asyncio.Lock = field(default_factory=asyncio.Lock)  # is made at a time
     # No file goes between the last look at it and the moment when its job is queued.
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 

@@ -64,7 +64,7 @@ class Feed:
                 self.has_ended = ended and not rows
                 if rows:
                     self._wake()
-                if rows and len(rows) < _PAGE:  # else there is more to catch up on
+                if rows and not ended and len(rows) < _PAGE:  # else there is more to catch up on
                     await set_within(self.desk.service.stopping, _BETWEEN_SENDS_S)
         finally:
             self._wake()

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from protocol.messages import JobEvent
+from protocol.exchange import UnreadableRecord
+from protocol.messages import JobEvent, JobRecord
 from pydantic import BaseModel
 
-from services.gateway.errors import in_time
+from services.gateway.errors import in_time, not_found
 from services.gateway.jobs.desk import JobDesk
 from services.gateway.models.folders import JOB_ID
-from services.gateway.openai.job_object import result_id
+from services.gateway.openai.job_object import has_results, result_id
 
+RESULT_NAME = "step_metrics.csv"
 _RESULT_ID = re.compile(rf"file-({JOB_ID.pattern})")
-_AT_ONCE = 1000  # events
+_AT_ONCE = 100  # events: nobody else is served while they are decoded
 _NUMBERS = {int, float}  # a bool is none
 
 
@@ -29,7 +32,7 @@ class ResultFile(BaseModel):
     bytes: int
     created_at: int
     expires_at: int | None = None
-    filename: str = "step_metrics.csv"
+    filename: str = RESULT_NAME
     purpose: Literal["fine-tune-results"] = "fine-tune-results"
     status: Literal["processed"] = "processed"
     status_details: None = None
@@ -41,31 +44,49 @@ def result_job(file_id: str) -> str | None:
     return found and found[1]
 
 
+async def job_with_results(desk: JobDesk, job_id: str) -> JobRecord:
+    """A job that has a result file.
+
+    Raises:
+        Problem: 404 if there is no such job, or it has none (yet).
+    """
+    job = await desk.find(job_id)
+    if isinstance(job, UnreadableRecord) or not has_results(job):
+        raise not_found("file", result_id(job_id))
+    return job
+
+
 async def result_file(desk: JobDesk, job_id: str) -> ResultFile:
     """What is known about a job's result file.
 
     Raises:
-        Problem: 404 if there is no such job.
+        Problem: 404 if there is none.
     """
+    job = await job_with_results(desk, job_id)
     content = await result_content(desk, job_id)
-    job = await desk.find(job_id)
-    created_at = int(getattr(job, "finished_at", None) or 0)
-    return ResultFile(id=result_id(job_id), bytes=len(content), created_at=created_at)
+    return ResultFile(
+        id=result_id(job_id), bytes=len(content), created_at=int(job.finished_at or job.created_at)
+    )
 
 
 async def result_content(desk: JobDesk, job_id: str) -> bytes:
     """A row for each step of the kept events: ``step``, its numbers, and ``evaluation_…`` ones.
 
     Raises:
-        Problem: 404 if there is no such job.
+        Problem: 404 if there is none.
     """
-    await desk.find(job_id)
-    rows: dict[int, dict[str, float]] = {}
-    place = "0"
-    while events := await in_time(desk.exchange.events(job_id, after=place, count=_AT_ONCE)):
-        place = events[-1][0]
-        for _, event in events:
-            _add(rows, event)
+    await job_with_results(desk, job_id)
+    async with desk.one_result:
+        rows: dict[int, dict[str, float]] = {}
+        place = "0"
+        while events := await in_time(desk.exchange.events(job_id, after=place, count=_AT_ONCE)):
+            place = events[-1][0]
+            for _, event in events:
+                _add(rows, event)
+        return await asyncio.to_thread(_csv, rows)
+
+
+def _csv(rows: Mapping[int, Mapping[str, float]]) -> bytes:
     columns = dict.fromkeys(name for row in rows.values() for name in row)
     text = io.StringIO()
     writer = csv.DictWriter(text, ["step", *columns], lineterminator="\n")

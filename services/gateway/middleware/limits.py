@@ -11,7 +11,7 @@ from protocol.encodable import MAX_DEPTH, nests_too_deep, without_texts
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway.errors import Problem, respond
+from services.gateway.errors import Problem
 from services.gateway.files.shelf import too_large
 
 MAX_JSON_BYTES = 2**20
@@ -38,14 +38,11 @@ class Bounded:
         """Serve one request."""
         if scope["type"] != "http" or scope["method"] not in _WITH_BODY:
             return await self.app(scope, receive, send)
-        coding = Headers(scope=scope).get("content-encoding", "identity")
-        if coding.lower() != "identity":
-            message = f"Content-Encoding: bodies in {coding} are not read; send it uncompressed"
-            problem = Problem(415, message, param="Content-Encoding", code="unsupported_encoding")
-            return await respond(problem)(scope, receive, send)
         is_upload = _UPLOAD.fullmatch(scope["path"]) is not None
         body = _Files(receive, self.max_file_bytes) if is_upload else _Json(receive)
-        await self.app(scope, body.receive, send)
+        coding = Headers(scope=scope).get("content-encoding") or "identity"
+        is_plain = coding.lower() == "identity"
+        await self.app(scope, body.receive if is_plain else _refusing(coding), send)
 
 
 @dataclass
@@ -93,6 +90,14 @@ class _Json:
             self.is_whole = not message.get("more_body", False)
         _check_shape(bytes(body))
         return {"type": "http.request", "body": bytes(body), "more_body": False}
+
+
+def _refusing(coding: str) -> Receive:
+    async def receive() -> Message:
+        message = f"Content-Encoding: bodies in {coding} are not read; send it uncompressed"
+        raise Problem(415, message, param="Content-Encoding", code="unsupported_encoding")
+
+    return receive
 
 
 async def _in_time(receive: Receive) -> Message:

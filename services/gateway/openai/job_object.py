@@ -45,6 +45,11 @@ def job_object(job: AnyJob) -> dict[str, Any]:
     return _BLANK | _told_by(job)
 
 
+def has_results(job: AnyJob) -> bool:
+    """Whether a job has ended after at least one step."""
+    return isinstance(job, JobRecord) and job.state.is_final and job.step > 0
+
+
 def result_id(job_id: str) -> str:
     """The id of the file that tells what a job's steps measured."""
     return f"file-{job_id}"
@@ -64,7 +69,7 @@ def _told_by(record: JobRecord) -> dict[str, Any]:
         "error": _error("job_failed", record.error) if has_error else None,
         "training_file": recipe.tasks.train,
         "validation_file": recipe.tasks.held_out,
-        "result_files": [result_id(record.id)] if record.state.is_final and record.step else [],
+        "result_files": [result_id(record.id)] if has_results(record) else [],
         "seed": recipe.training.seed,
         "trained_tokens": result.get("trained_tokens"),
         "hyperparameters": _hyperparameters(record),

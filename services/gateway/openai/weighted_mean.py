@@ -26,7 +26,7 @@ def weights_of(formula: Formula, names: Collection[str]) -> dict[str, float] | N
         set(found) <= {*names, ""}
         and found.get("", 0.0) == 0
         and all(weight >= 1e-6 for weight in weights.values())
-        and math.isclose(math.fsum(weights.values()), 1, abs_tol=1e-6)
+        and math.isclose(sum(weights.values()), 1, abs_tol=1e-6)
     )
     return weights if is_mean else None
 

@@ -34,6 +34,7 @@ from tests.contract.gateway.stack import (
     a_gateway,
     a_model,
     record_events,
+    take_up,
 )
 from tests.contract.valkey_server import Server
 
@@ -272,7 +273,10 @@ def _(world: World) -> None:
 
 @call("files.content(job.result_files[0])", "what each step measured, as a CSV")
 def _(world: World) -> None:
-    assert world.sdk.files.content(f"file-{world.made['job']}").read().startswith(b"step")
+    job = world.sdk.fine_tuning.jobs.create(model="tiny", training_file=world.made["file"])
+    take_up(world.stack, job.id, state="succeeded", step=2)
+    (file,) = world.sdk.fine_tuning.jobs.retrieve(job.id).result_files
+    assert world.sdk.files.content(file).read().startswith(b"step")
 
 
 @call("models.delete", "what an ended job has trained")

@@ -21,6 +21,7 @@ from tests.contract.gateway.stack import (
     TASKS,
     Stack,
     a_body,
+    a_job,
     assert_refused,
     changed,
     reinforcement,
@@ -281,12 +282,21 @@ def test_a_body_that_is_no_json_object_is_refused(
 def test_a_compressed_body_is_refused_naming_the_remedy(
     stack: Stack, http: httpx.Client, path: str
 ) -> None:
-    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    kind = "multipart/form-data; boundary=b" if path == "/v1/files" else "application/json"
+    headers = {"Content-Type": kind, "Content-Encoding": "gzip"}
     before = stack.left()
     reply = http.post(path, content=gzip.compress(b'{"model": "tiny"}'), headers=headers)
     assert_refused(reply, 415, "Content-Encoding")
     assert "send it uncompressed" in reply.json()["detail"]
     assert stack.left() == before
+
+
+def test_where_no_body_is_read_its_coding_does_not_matter(http: httpx.Client) -> None:
+    for coding in ("gzip", ""):
+        reply = http.post(
+            f"{JOBS}/{a_job(http)['id']}/cancel", headers={"Content-Encoding": coding}
+        )
+        assert reply.status_code == 200
 
 
 def test_a_body_that_is_not_utf_8_is_refused_naming_the_byte(http: httpx.Client) -> None:

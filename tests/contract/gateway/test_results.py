@@ -39,6 +39,7 @@ def test_an_ended_jobs_result_file_has_a_row_for_each_step(
 ) -> None:
     job_id = a_job(http)["id"]
     assert sdk.fine_tuning.jobs.retrieve(job_id).result_files == []
+    assert http.get(f"/v1/files/file-{job_id}").status_code == 404
     told(stack, job_id)
     take_up(stack, job_id, state="succeeded", step=2, finished_at=1_800_000_000.0)
     (file_id,) = sdk.fine_tuning.jobs.retrieve(job_id).result_files
@@ -59,6 +60,7 @@ def test_a_result_file_goes_with_its_job_and_not_before(stack: Stack, http: http
     url = f"/v1/files/file-{job_id}"
     assert http.get(f"{url}/content").text == "step\n"
     assert_refused(http.delete(url), 409, "file_id")
+    assert_refused(http.delete(f"/v1/files/file-ftjob-{24 * '0'}"), 404, "id")
     assert http.delete(f"{JOBS}/{job_id}").status_code == 200
     for reply in (http.get(url), http.get(f"{url}/content")):
         assert reply.status_code == 404

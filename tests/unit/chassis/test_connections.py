@@ -142,6 +142,26 @@ async def test_one_connection_too_many_is_told_so_and_the_others_are_served(
     assert (await told(reader)).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.parametrize("lingering", [0, 50])
+async def test_refused_connections_of_one_address_take_no_room_of_others(
+    port: int, monkeypatch: pytest.MonkeyPatch, lingering: int
+) -> None:
+    monkeypatch.setattr(connections, "MAX_OF_ADDRESS", 1)
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(connections, "_MOST_LINGERING", lingering)
+    head = "HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    first, writer = await opened(port, f"GET /slow {head}", "127.0.0.2")
+    await asyncio.sleep(0.05)
+    refused = [await opened(port, "", "127.0.0.2") for _ in range(5)]
+    await asyncio.sleep(0.05)
+    other, _ = await opened(port, f"GET / {head}", "127.0.0.3")
+    assert (await told(other)).startswith(b"HTTP/1.1 200")
+    assert (await told(first)).startswith(b"HTTP/1.1 200")
+    for reader, _ in refused:
+        assert (await told(reader)).startswith(b"HTTP/1.1 503")
+    writer.close()
+
+
 @pytest.mark.parametrize(
     ("first", "second", "status"),
     [("127.0.0.2", "127.0.0.2", 503), ("127.0.0.2", "127.0.0.3", 200), (HERE, HERE, 200)],

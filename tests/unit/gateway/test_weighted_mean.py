@@ -45,6 +45,7 @@ def test_a_weighted_mean_is_read_however_it_is_written(
         "(a + b) / 0",
         "(a + b) ^ 1",
         "max(a, b)",
+        f"{34 * '1e9 * '}100 * a + {34 * '1e9 * '}100 * b",  # each finite, and not their sum
     ],
 )
 def test_no_other_formula_is_taken_for_one(formula: str) -> None:
