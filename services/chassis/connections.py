@@ -18,6 +18,7 @@ MAX_CONNECTIONS = 800  # leaves room among the 1,024 files that a process may us
 MAX_OF_ADDRESS = 200  # not where proxies are trusted: many clients have the address of one
 _THIS_MACHINE = {"127.0.0.1", "::1"}
 _REQUEST_S = 10.0  # from its first byte to the end of its headers
+_TAKING_S = 30.0  # within which a client takes something of an answer
 _LINGER_S, _MOST_LINGERING = 0.5, 50  # refused ones
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nConnection: close\r\n"
@@ -28,16 +29,19 @@ _FULL = (
 class LimitedConnection(H11Protocol):
     """HTTP/1.1 with limits on the number of connections, and on the size and time of headers.
 
-    What is left of a body after its answer has the same time: the client may still be sending.
+    What is left of a body after its answer has the same time: the client may still be sending. A
+    client that takes nothing of its answer for a while is cut off.
     """
 
     _deadline: asyncio.TimerHandle | None = None
+    _taking: asyncio.TimerHandle | None = None
     _is_refused = False
     _lingering = 0  # of all refused ones
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept it, unless there are too many."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # `pause_writing` as soon as anything waits
         if len(self.connections) > MAX_CONNECTIONS or self._has_too_many():
             self._refuse()
         self._limit_time()
@@ -55,6 +59,19 @@ class LimitedConnection(H11Protocol):
         """Forget it."""
         super().connection_lost(exc)
         self._unset_deadline()
+        if self._taking is not None:
+            self._taking.cancel()
+
+    def pause_writing(self) -> None:
+        """Wait for the client to take what is written, as long as it takes something."""
+        super().pause_writing()
+        self._look_later()
+
+    def resume_writing(self) -> None:
+        """Go on writing."""
+        if self._taking is not None:
+            self._taking.cancel()
+        super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP; headers that are too large are told so."""
@@ -78,6 +95,16 @@ class LimitedConnection(H11Protocol):
     def _close_refused(self) -> None:
         LimitedConnection._lingering -= 1
         self.transport.close()
+
+    def _look_later(self) -> None:
+        waiting = self.transport.get_write_buffer_size()
+        self._taking = self.loop.call_later(_TAKING_S, self._look, waiting)
+
+    def _look(self, waited: int) -> None:
+        if self.transport.get_write_buffer_size() < waited:
+            self._look_later()
+        else:
+            self.transport.abort()
 
     def _has_too_many(self) -> bool:
         if self.config.forwarded_allow_ips or _host(self) in _THIS_MACHINE:

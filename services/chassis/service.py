@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -95,6 +96,8 @@ def run_service(name: str, main: Main, make_app: Callable[[Service], Asgi] | Non
     ``main`` returned, 1 when it raised or the environment is wrong.
     """
     os.umask(0o077)
+    most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     try:
         deployment = Deployment.from_environment()
     except DeploymentError as error:

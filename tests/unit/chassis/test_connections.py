@@ -18,11 +18,16 @@ from services.chassis.service import _serving
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 PATIENCE_S = 0.3
 HERE = "127.0.0.1"
+LARGE = 2**25  # bytes, more than the sockets of both sides hold
 WS = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
 
 
 async def answer(scope: dict[str, Any], receive: Any, send: Any) -> None:
-    """/slow takes longer than a head may; /early does not read the body; the rest digests it."""
+    """/large is large; /slow takes longer than a head may; /early reads no body; the rest does."""
+    if scope["path"] == "/large":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(LARGE)})
+        return
     if scope["path"] == "/slow":
         await asyncio.sleep(2 * PATIENCE_S)
     digest, more = hashlib.sha256(), scope["path"] != "/early"
@@ -107,6 +112,24 @@ async def test_a_body_comes_whole_however_large_the_pieces_are(port: int) -> Non
     )
     writer.write(body)
     assert (await told(reader)).endswith(hashlib.sha256(body).hexdigest().encode())
+
+
+async def test_an_answer_that_nobody_takes_is_given_up_and_a_slow_reader_gets_all_of_it(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_TAKING_S", PATIENCE_S)
+    head = "HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    idle, idle_writer = await opened(port, f"GET /large {head}")
+    slow, slow_writer = await opened(port, f"GET /large {head}")
+    taken = 0
+    while piece := await slow.read(LARGE // 20):
+        taken += len(piece)
+        await asyncio.sleep(PATIENCE_S / 10)
+    assert taken > LARGE
+    await asyncio.sleep(2 * PATIENCE_S)
+    assert len(await told(idle)) < LARGE
+    idle_writer.close()
+    slow_writer.close()
 
 
 async def test_headers_that_are_too_large_are_refused_with_the_limit(port: int) -> None:
