@@ -142,8 +142,9 @@ class Uploads:
         try:
             return await self._complete(record, completion, request)
         except (Problem, FileNotFoundError):
-            # Another request may have ended it meanwhile, and the parts gone with that.
-            record = await asyncio.to_thread(self._get, upload_id)
+            # Another request may be ending it: the parts may go before its record says so.
+            async with self._turn:
+                record = await asyncio.to_thread(self._get, upload_id)
             if record.upload.status == "completed":
                 return record.upload
             _refuse_ended(record)
