@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import os
 import re
 import secrets
@@ -28,7 +27,6 @@ from services.gateway.files.intake import ExpiresAfter, Intake, unless_gone
 from services.gateway.files.shelf import StoredFile, read_record, too_large, write_through
 from services.gateway.openai.body import Body
 
-log = logging.getLogger(__name__)
 _LIFETIME_S = 3600
 _MAX_PENDING = 16
 _IDLE_S = 600  # without a part; then a pending one makes room for another
@@ -270,12 +268,7 @@ class Uploads:
 
     def _records(self) -> list[tuple[Path, _Record | None]]:
         """All uploads, the one that was touched the longest ago first."""
-        folders: list[Path] = []
-        for entry in self._root.glob("upload_*"):
-            if entry.is_dir():
-                folders.append(entry)
-            else:
-                log.warning("this is no upload; it is left alone", extra={"entry": entry.name})
+        folders = [entry for entry in self._root.glob("upload_*") if entry.is_dir()]
         folders.sort(key=lambda folder: folder.stat().st_mtime)
         return [(folder, _read(folder)) for folder in folders]
 
