@@ -52,6 +52,11 @@ class StoredFile(BaseModel):
     tasks: int
     columns: dict[str, int] | None = None
 
+    @property
+    def has_expired(self) -> bool:
+        """Whether its time is over."""
+        return self.expires_at is not None and self.expires_at <= time.time()
+
 
 @dataclass
 class FileShelf:
@@ -62,7 +67,7 @@ class FileShelf:
     # With the times of the last changes, of each file and of the folder: only what is new is read.
     _known: dict[str, tuple[int, StoredFile | None]] = field(default_factory=dict)
     _listed: tuple[int | None, list[StoredFile]] = field(default=(None, []))
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -131,15 +136,20 @@ class FileShelf:
 
     def expired(self) -> list[str]:
         """The files whose time is over, and those that a crash left without a description."""
-        now = time.time()
-        over = [each.id for each in self.all() if each.expires_at and each.expires_at <= now]
-        return over + self._orphans()
+        return [each.id for each in self.all() if each.has_expired] + self._orphans()
 
     def delete(self, file_id: str) -> None:
         """Take a file off the shelf, or what is left of it."""
         with self._lock:
             self._description(file_id).unlink(missing_ok=True)
             self.path(file_id).unlink(missing_ok=True)
+
+    def delete_expired(self, file_id: str) -> None:
+        """Take a file off the shelf unless it has been uploaded again since it expired."""
+        with self._lock:
+            stored = self.find(file_id)
+            if self._is_orphaned(file_id) if stored is None else stored.has_expired:
+                self.delete(file_id)
 
     def content(self, file_id: str) -> Path:
         """Where the tasks of a file lie.
@@ -165,14 +175,15 @@ class FileShelf:
 
     def _orphans(self) -> list[str]:
         """Content that has had no description for an hour."""
-        names = {path.name for path in self.folder.glob("file-*.json*")}
-        ids = [name.removesuffix(".jsonl") for name in names if name.endswith(".jsonl")]
-        lone = [each for each in ids if _FILE_ID.fullmatch(each) and f"{each}.json" not in names]
-        return [each for each in lone if self._is_old(self.path(each))]
+        ids = [path.stem for path in self.folder.glob("file-*.jsonl")]
+        return [each for each in ids if _FILE_ID.fullmatch(each) and self._is_orphaned(each)]
 
-    def _is_old(self, path: Path) -> bool:
+    def _is_orphaned(self, file_id: str) -> bool:
+        content = self.path(file_id)
+        if os.path.lexists(self._description(file_id)) or not content.is_file():
+            return False
         # Renaming a file leaves its st_mtime.
-        return path.is_file() and path.lstat().st_ctime < time.time() - _ORPHANED_S
+        return content.lstat().st_ctime < time.time() - _ORPHANED_S
 
     def _description(self, file_id: str) -> Path:
         return self.folder / f"{file_id}.json"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import os
 import re
 import secrets
@@ -28,7 +27,6 @@ from services.gateway.files.intake import ExpiresAfter, Intake, unless_gone
 from services.gateway.files.shelf import StoredFile, read_record, too_large, write_through
 from services.gateway.openai.body import Body
 
-log = logging.getLogger(__name__)
 _LIFETIME_S = 3600
 _MAX_PENDING = 16
 _IDLE_S = 600  # without a part; then a pending one makes room for another
@@ -142,8 +140,9 @@ class Uploads:
         try:
             return await self._complete(record, completion, request)
         except (Problem, FileNotFoundError):
-            # Another request may have ended it meanwhile, and the parts gone with that.
-            record = await asyncio.to_thread(self._get, upload_id)
+            # Another request may be ending it: the parts may go before its record says so.
+            async with self._turn:
+                record = await asyncio.to_thread(self._get, upload_id)
             if record.upload.status == "completed":
                 return record.upload
             _refuse_ended(record)
@@ -269,12 +268,7 @@ class Uploads:
 
     def _records(self) -> list[tuple[Path, _Record | None]]:
         """All uploads, the one that was touched the longest ago first."""
-        folders: list[Path] = []
-        for entry in self._root.glob("upload_*"):
-            if entry.is_dir():
-                folders.append(entry)
-            else:
-                log.warning("this is no upload; it is left alone", extra={"entry": entry.name})
+        folders = [entry for entry in self._root.glob("upload_*") if entry.is_dir()]
         folders.sort(key=lambda folder: folder.stat().st_mtime)
         return [(folder, _read(folder)) for folder in folders]
 

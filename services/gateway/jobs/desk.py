@@ -189,7 +189,7 @@ class JobDesk:
                 return
             for file_id in expired:
                 if not await in_time(self.exchange.jobs_that_name(f'"{file_id}"')):
-                    await asyncio.to_thread(self.files.delete, file_id)
+                    await asyncio.to_thread(self.files.delete_expired, file_id)
 
     async def delete_model(self, job_id: str) -> None:
         """Delete the model that a job has trained.

@@ -23,10 +23,10 @@ def model_files(folder: Path) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "bytes": entry.stat(follow_symlinks=False).st_size,
-            "modified_us": entry.stat(follow_symlinks=False).st_mtime_ns // 1000,
+            "bytes": found.st_size,
+            "modified_us": found.st_mtime_ns // 1000,
         }
-        for name, entry in sorted(_entries(folder).items())
+        for name, (_, found) in sorted(_entries(folder).items())
     ]
 
 
@@ -39,13 +39,17 @@ def model_file(folder: Path, name: str) -> Path:
     entry = _entries(folder).get(name)
     if entry is None:
         raise not_found("file in this model,", name)
-    return Path(entry.path)
+    return entry[0]
 
 
-def _entries(folder: Path) -> dict[str, os.DirEntry[str]]:
+def _entries(folder: Path) -> dict[str, tuple[Path, os.stat_result]]:
     try:
         with os.scandir(folder) as entries:
-            return {entry.name: entry for entry in entries if entry.is_file(follow_symlinks=False)}
+            return {
+                entry.name: (Path(entry.path), entry.stat(follow_symlinks=False))
+                for entry in entries
+                if entry.is_file(follow_symlinks=False)
+            }
     except FileNotFoundError as error:
         raise _no_model("the model has just gone") from error
 

@@ -66,11 +66,12 @@ def end_now(stack: Stack, file_id: str) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"expires_at": int(time.time())}))
 
 
-def expire(stack: Stack) -> None:
+def expire(stack: Stack, shelf: FileShelf | None = None) -> None:
     async def work(exchange: Exchange) -> None:
         values = {"WEIR_REDIS_URL": stack.server.url, "WEIR_DATA_DIR": str(stack.data_dir)}
         deployment = Deployment.from_environment(values | {"WEIR_PORT": "1"})
-        await JobDesk(Service("gateway", deployment, exchange), shelf_of(stack)).expire_files()
+        service = Service("gateway", deployment, exchange)
+        await JobDesk(service, shelf or shelf_of(stack)).expire_files()
 
     stack.exchange(work)
 
@@ -124,6 +125,27 @@ def test_an_expired_file_goes_once_no_unfinished_job_needs_it(
     left = {file.id for file in sdk.files.list()}
     assert lasting in left
     assert not {trained, held_out} & left
+
+
+@pytest.mark.parametrize("is_described", [True, False])
+def test_a_file_that_is_uploaded_again_while_it_expires_stays(
+    stack: Stack, sdk: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, *, is_described: bool
+) -> None:
+    class BusyShelf(FileShelf):
+        def expired(self) -> list[str]:
+            found = super().expired()
+            assert file_id in found
+            assert a_file(sdk, "again") == file_id
+            return found
+
+    file_id = a_file(sdk, "again")
+    if is_described:
+        end_now(stack, file_id)
+    else:  # as a crash leaves it
+        monkeypatch.setattr("services.gateway.files.shelf._ORPHANED_S", -60)
+        (stack.data_dir / "files" / f"{file_id}.json").unlink()
+    expire(stack, BusyShelf(stack.data_dir / "files"))
+    assert sdk.files.content(file_id).read() == tasks("again")
 
 
 def test_a_file_whose_content_was_lost_is_refused_and_deleted(

@@ -1,13 +1,16 @@
-"""Which model names are accepted."""
+"""Which model names are accepted, and which files a model has."""
 
 from __future__ import annotations
 
+import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
 
 from services.chassis.deployment import Deployment
 from services.gateway.errors import Problem
+from services.gateway.models.files import model_files
 from services.gateway.models.folders import resolve_model
 
 
@@ -129,3 +132,20 @@ def test_a_folder_that_lacks_a_part_of_a_model_is_refused(tmp_path: Path, lackin
     (a_model(tmp_path / "root" / "tiny") / lacking).unlink()
     with pytest.raises(Problem, match=rf"'tiny' has no \S*{lacking.rpartition('.')[2]}"):
         resolve_model("tiny", a_deployment(tmp_path / "root"))
+
+
+def test_a_model_that_goes_while_its_files_are_listed_is_told_as_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = a_model(tmp_path / "model")
+    scan = os.scandir
+
+    def deleted_meanwhile(folder: Path) -> AbstractContextManager[list[os.DirEntry[str]]]:
+        entries = list(scan(folder))
+        folder.rename(tmp_path / ".deleted-model")
+        return nullcontext(entries)
+
+    monkeypatch.setattr(os, "scandir", deleted_meanwhile)
+    with pytest.raises(Problem, match="has just gone") as caught:
+        model_files(model)
+    assert caught.value.status_code == 404

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 import time
 import tracemalloc
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from starlette.requests import Request
@@ -96,6 +97,45 @@ async def test_parts_that_go_while_they_are_joined_are_no_fault_of_the_gateway(
     monkeypatch.setattr(uploads, "_join", cancelled_meanwhile)
     with pytest.raises(Problem, match="is cancelled"):
         await uploads.complete(upload_id, completion, a_waiting_request())
+
+
+class WatchedLock(asyncio.Lock):
+    """A lock that tells when somebody has to wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.awaited = asyncio.Event()
+
+    async def acquire(self) -> Literal[True]:
+        if self.locked():
+            self.awaited.set()
+        return await super().acquire()
+
+
+async def test_a_completion_beside_a_cancellation_is_told_that_it_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = WatchedLock()
+    uploads = Uploads(Intake(FileShelf(tmp_path)), turn)
+    upload_id, completion = await one_part(uploads)
+    parts_are_gone, may_end = threading.Event(), threading.Event()
+
+    def write(path: Path, text: str) -> None:
+        parts_are_gone.set()
+        assert may_end.wait(30)
+        path.write_text(text)
+
+    monkeypatch.setattr("services.gateway.files.uploads.write_through", write)
+    cancelling = asyncio.create_task(uploads.cancel(upload_id))
+    assert await asyncio.to_thread(parts_are_gone.wait, 30)
+    completing = asyncio.create_task(uploads.complete(upload_id, completion, a_waiting_request()))
+    waiting = asyncio.create_task(turn.awaited.wait())
+    await asyncio.wait({completing, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    may_end.set()
+    waiting.cancel()
+    assert (await cancelling).status == "cancelled"
+    with pytest.raises(Problem, match="is cancelled"):
+        await completing
 
 
 async def test_parts_are_joined_in_pieces(tmp_path: Path) -> None:
