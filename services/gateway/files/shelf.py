@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 import tempfile
 import threading
 import time
@@ -18,9 +19,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from services.gateway.errors import Problem, not_found
 
@@ -49,7 +50,7 @@ class StoredFile(BaseModel):
     purpose: Literal["fine-tune"] = "fine-tune"
     status: Literal["processed"] = "processed"
     status_details: None = None
-    tasks: int
+    tasks: Annotated[int, Field(ge=1)]
     columns: dict[str, int] | None = None
 
     @property
@@ -92,7 +93,8 @@ class FileShelf:
             if known is not None:
                 ends = (known.expires_at, stored.expires_at)
                 later = None if None in ends else max(filter(None, ends))
-                stored = known.model_copy(update={"expires_at": later})
+                kept = {"created_at": known.created_at, "expires_at": later}
+                stored = stored.model_copy(update=kept)
             description = folder / "description.json"
             write_through(description, stored.model_dump_json())
             with part.open("rb") as file:
@@ -109,9 +111,10 @@ class FileShelf:
         if _FILE_ID.fullmatch(file_id) is None:
             return None
         try:
-            return StoredFile.model_validate_json(read_record(self._description(file_id)))
+            stored = StoredFile.model_validate_json(read_record(self._description(file_id)))
         except (FileNotFoundError, PermissionError, ValidationError):
             return None
+        return stored if stored.id == file_id else None
 
     def get(self, file_id: str) -> StoredFile:
         """What is known about a file.
@@ -165,7 +168,8 @@ class FileShelf:
     def is_whole(self, stored: StoredFile) -> bool:
         """Whether the content of a file is on the disk, as far as its size tells."""
         try:
-            return self.path(stored.id).stat().st_size == stored.bytes
+            content = self.path(stored.id).lstat()
+            return stat.S_ISREG(content.st_mode) and content.st_size == stored.bytes
         except OSError:  # whatever it is, nobody can read the file
             return False
 

@@ -64,6 +64,32 @@ def test_a_file_whose_content_was_lost_is_told_as_such_until_it_is_uploaded_agai
     assert shelf.is_whole(lost)
 
 
+@pytest.mark.parametrize(
+    ("said", "changed"),
+    [('"tasks":1', '"tasks":0'), ('"bytes":47', '"bytes":46'), ('"id":"file-', '"id":"file-0')],
+)
+def test_what_a_description_says_wrong_is_mended_by_the_next_upload(
+    tmp_path: Path, said: str, changed: str
+) -> None:
+    shelf = FileShelf(tmp_path)
+    file = put(shelf, "wrong.jsonl")
+    description = tmp_path / f"{file.id}.json"
+    assert said in description.read_text()
+    description.write_text(description.read_text().replace(said, changed))
+    assert shelf.find(file.id) != file
+    assert put(shelf, "wrong.jsonl") == file
+    assert shelf.find(file.id) == file
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_link_is_no_content(tmp_path: Path) -> None:
+    shelf = FileShelf(tmp_path / "files")
+    file = put(shelf, "link.jsonl")
+    shelf.path(file.id).rename(tmp_path / "elsewhere")
+    shelf.path(file.id).symlink_to(tmp_path / "elsewhere")
+    assert not shelf.is_whole(file)
+
+
 def test_a_file_whose_content_was_lost_can_be_deleted(tmp_path: Path) -> None:
     shelf = FileShelf(tmp_path)
     lost = put(shelf, "lost.jsonl")
