@@ -13,7 +13,7 @@ from services.gateway.models.facts import ModelFacts
 # What vLLM takes: it refuses more, and silently raises a lower temperature.
 _TEMPERATURES = (0.01, 2.0)
 _MOST_RESPONSES = 16384
-_HIGHEST_LEARNING_RATE = 1.0
+_LEARNING_RATES = (1e-12, 1.0)
 _MOST_TOKENS = 2**53  # scripts in Redis, metrics and browsers count no further
 _FORMULAS = ("advantage", "objective", "aggregation", "correction", "divergence")
 
@@ -53,11 +53,12 @@ def _numbers(recipe: Recipe) -> Iterator[str]:
             yield from _sampling("recipe.evaluation", sampling)
         yield from _responses("recipe.evaluation.samples", samples)
     for table in (recipe, recipe.critic):
-        if table is not None and table.optimizer.learning_rate > _HIGHEST_LEARNING_RATE:
+        lowest, highest = _LEARNING_RATES
+        if table is not None and not lowest <= table.optimizer.learning_rate <= highest:
             place = "recipe.optimizer" if table is recipe else "recipe.critic.optimizer"
             yield (
-                f"{place}.learning_rate: {table.optimizer.learning_rate:g} leaves nothing of the "
-                f"weights; give at most {_HIGHEST_LEARNING_RATE:g}, and rather 1e-6"
+                f"{place}.learning_rate: {table.optimizer.learning_rate:g} would ruin the weights, "
+                f"or change none; give {lowest:g} to {highest:g}, and rather 1e-6"
             )
 
 

@@ -77,8 +77,9 @@ def test_more_responses_than_the_engine_samples_to_one_prompt() -> None:
 
 
 @pytest.mark.parametrize("table", ["optimizer", "critic"])
-def test_a_learning_rate_that_leaves_no_weights(table: str) -> None:
-    tables: dict[str, Any] = {"optimizer": {"learning_rate": 1e308}}
+@pytest.mark.parametrize("rate", [1e308, 1e-306])
+def test_a_learning_rate_that_trains_nothing(table: str, rate: float) -> None:
+    tables: dict[str, Any] = {"optimizer": {"learning_rate": rate}}
     if table == "critic":
         tables = {"critic": tables, "algorithm": {"advantage": "gae"}}
     field, _ = refused(**tables)
