@@ -14,7 +14,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_HEAD_BYTES = 2**15
-MAX_CONNECTIONS = 800  # leaves room among the 1,024 files that a process may usually have open
+MAX_CONNECTIONS = 800  # with a file for each, 1,600 of those that a process may have open
 MAX_OF_ADDRESS = 200  # not where proxies are trusted: many clients have the address of one
 _THIS_MACHINE = {"127.0.0.1", "::1"}
 _REQUEST_S = 10.0  # from its first byte to the end of its headers

@@ -96,8 +96,7 @@ def run_service(name: str, main: Main, make_app: Callable[[Service], Asgi] | Non
     ``main`` returned, 1 when it raised or the environment is wrong.
     """
     os.umask(0o077)
-    most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    _allow_open_files(2**16)
     try:
         deployment = Deployment.from_environment()
     except DeploymentError as error:
@@ -107,6 +106,13 @@ def run_service(name: str, main: Main, make_app: Callable[[Service], Asgi] | Non
         sys.exit(asyncio.run(_run(name, deployment, main, make_app)))
     except DeploymentError as error:
         sys.exit(f"{name}: {error}")
+
+
+def _allow_open_files(wanted: int) -> None:
+    """Raise the usual limit of 1,024, as far as this user may."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
 
 
 async def _run(
