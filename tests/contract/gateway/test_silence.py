@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from protocol.exchange import connect
 from protocol.messages import JobRecord
+from protocol.recipe import Recipe
 from protocol.streams import TRIALS
 
 from services.chassis.deployment import Deployment
@@ -91,6 +92,25 @@ async def test_a_submission_whose_answer_is_lost_is_answered_if_redis_is_back_to
     monkeypatch.setattr(desk.exchange, "submit", submit_and_lose_the_answer)
     record = await desk.submit(REQUEST, Repeat("key", "caller"))
     assert await desk.exchange.job_ids() == [record.id]
+
+
+async def test_a_submission_that_was_never_sent_leaves_no_copies_and_is_no_perhaps(
+    desk: JobDesk, own_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = Repeat("key", "caller")
+    job_dir = desk.service.deployment.job_dir(key.job_id)
+
+    def copy_while_redis_falls_silent(recipe: Recipe, *_: object) -> Recipe:
+        (job_dir / "base").mkdir(parents=True)
+        own_server.suspend()
+        return recipe
+
+    await desk._turn.acquire()
+    monkeypatch.setattr(desk_module, "with_own_models", copy_while_redis_falls_silent)
+    with pytest.raises(Problem, match="the request may be repeated") as refused:
+        await desk.submit(REQUEST, key)
+    assert refused.value.code == "exchange_unavailable"
+    assert not job_dir.exists()
 
 
 @pytest.mark.parametrize("silent", [True, False])
