@@ -80,14 +80,18 @@ def from_lines(lines: list[str], *, code: str, param: str | None = None) -> Prob
     return Problem(400, "\n".join(lines), param=param or lines[0].partition(":")[0], code=code)
 
 
-async def in_time(work: Awaitable[T]) -> T:
+async def in_time(work: Awaitable[T], wait_s: float = 0.0) -> T:
     """Wait for the exchange, but not longer than a person would.
 
+    Args:
+        work: what is asked of it.
+        wait_s: how long it may itself wait for an answer to be there.
+
     Raises:
-        Problem: 503 with Retry-After, after ``PATIENCE_S`` without an answer.
+        Problem: 503 with Retry-After, after ``PATIENCE_S`` more without an answer.
     """
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(wait_s + PATIENCE_S):
             return await work
     except TimeoutError as error:
         raise Problem(

@@ -161,7 +161,7 @@ class _Attempt:
                 parts.pretraining.feeder.feed_forever(),
                 parts.intake.take_in_forever(),
                 parts.control.watch_forever(),
-                watch_engines_forever(self.service, learning),
+                watch_engines_forever(self.service, learning, self.record.error),
             )
         except (PauseRequested, StopRequested):
             await learning.save_checkpoint()

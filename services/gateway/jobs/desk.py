@@ -92,18 +92,7 @@ class JobDesk:
             if known is not None:
                 return known
             record = await self._draw_up(request, repeat.job_id)
-            try:
-                return await self._queue(record)
-            except Exception:
-                try:
-                    found = await self._read(record.id)
-                except Problem as silent:
-                    raise _perhaps_queued(record.id, silent) from silent
-                if isinstance(found, JobRecord):
-                    return found  # and has its copies
-                if found is None:
-                    await self._clear(record.id)
-                raise
+            return await self._queue(record)
 
     async def find(self, job_id: str) -> AnyJob:
         """One job, whether its record can be read or not.
@@ -287,12 +276,24 @@ class JobDesk:
     async def _queue(self, record: JobRecord) -> JobRecord:
         """Queue a job with its own copies of the models that it starts from."""
         await self._clear(record.id)  # an earlier try may have left copies
-        deployment = self.service.deployment
-        recipe = await asyncio.to_thread(with_own_models, record.recipe, deployment, record.id)
-        record = record.model_copy(update={"recipe": recipe})
-        async with self._holding(self._turn):
-            await self._check_files(record)
-            await in_time(self.exchange.submit(record))
+        deployment, sent = self.service.deployment, False
+        try:
+            recipe = await asyncio.to_thread(with_own_models, record.recipe, deployment, record.id)
+            record = record.model_copy(update={"recipe": recipe})
+            async with self._holding(self._turn):
+                await self._check_files(record)
+                sent = True
+                await in_time(self.exchange.submit(record))
+        except Exception:
+            try:
+                found = await self._read(record.id) if sent else None
+            except Problem as silent:
+                raise _perhaps_queued(record.id, silent) from silent
+            if isinstance(found, JobRecord):
+                return found  # and has its copies
+            if found is None:
+                await self._clear(record.id)
+            raise
         return record
 
     async def _clear(self, job_id: str) -> None:

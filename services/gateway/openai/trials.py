@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from typing import Any
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 from protocol.exchange import Exchange
 from protocol.messages import NOT_GIVEN, Graded, Score, Task, Trial, TrialResult, Ungradable
@@ -18,9 +20,11 @@ from services.gateway.openai.body import Body
 from services.gateway.openai.graders import AnyGrader, MultiGrader, outcome_of
 from services.gateway.paging import Json
 
+T = TypeVar("T")
 _MOST_WAITING = 32
 _TAKEN_WITHIN_S = 10.0
 _DONE_WITHIN_S = 130.0  # a grader gives up before
+_LOOK_S = 1.0
 _TEXTS = ("id", "prompt", "answer", "solution")
 _FLAGS = {  # of OpenAI's, by the reasons of what could not be graded
     "formula_parse_error": {"formula_undefined"},
@@ -73,19 +77,29 @@ async def run_trial(
     """
     if not await in_time(exchange.ask_trial(trial, _MOST_WAITING)):
         raise _unavailable(f"{_MOST_WAITING} trials of graders wait already")
-    taken = await exchange.trial_is_taken(trial.id, taken_within_s)
+    taken = await _waited(partial(exchange.trial_is_taken, trial.id), taken_within_s)
     if not taken and await in_time(exchange.withdraw_trial(trial)):
         raise _unavailable(
             f"no grader took it within {taken_within_s:g} s: none runs, or all are busy with "
             "other trials; see that one runs"
         )
-    result = await exchange.trial_result(trial.id, done_within_s)
+    result = await _waited(partial(exchange.trial_result, trial.id), done_within_s)
     if result is None:
         raise _unavailable("the grader that took it has ended")
     if result.missing:
         message = f"grader: {result.missing}"
         raise Problem(400, message, param="grader", code="invalid_grader")
     return result
+
+
+async def _waited(look: Callable[[float], Awaitable[T]], within_s: float) -> T | None:
+    """Look again and again, so that a long wait is none for a Redis that has fallen silent."""
+    until = time.monotonic() + within_s
+    while (left_s := until - time.monotonic()) > 0:
+        wait_s = min(left_s, _LOOK_S)
+        if found := await in_time(look(wait_s), wait_s):
+            return found
+    return None
 
 
 def run_object(grader: AnyGrader, result: TrialResult) -> Json:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from protocol.exchange import connect
 from protocol.messages import JobRecord
+from protocol.recipe import Recipe
+from protocol.streams import TRIALS
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
@@ -17,7 +19,9 @@ from services.gateway.errors import Problem
 from services.gateway.files.shelf import FileShelf
 from services.gateway.jobs import desk as desk_module
 from services.gateway.jobs.desk import JobDesk, Repeat
+from services.gateway.openai import trials
 from services.gateway.openai.submission import JobRequest
+from services.gateway.openai.trials import GraderToRun, run_trial
 from tests.builders import a_job_record
 from tests.contract.valkey_server import Server
 
@@ -90,6 +94,25 @@ async def test_a_submission_whose_answer_is_lost_is_answered_if_redis_is_back_to
     assert await desk.exchange.job_ids() == [record.id]
 
 
+async def test_a_submission_that_was_never_sent_leaves_no_copies_and_is_no_perhaps(
+    desk: JobDesk, own_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = Repeat("key", "caller")
+    job_dir = desk.service.deployment.job_dir(key.job_id)
+
+    def copy_while_redis_falls_silent(recipe: Recipe, *_: object) -> Recipe:
+        (job_dir / "base").mkdir(parents=True)
+        own_server.suspend()
+        return recipe
+
+    await desk._turn.acquire()
+    monkeypatch.setattr(desk_module, "with_own_models", copy_while_redis_falls_silent)
+    with pytest.raises(Problem, match="the request may be repeated") as refused:
+        await desk.submit(REQUEST, key)
+    assert refused.value.code == "exchange_unavailable"
+    assert not job_dir.exists()
+
+
 @pytest.mark.parametrize("silent", [True, False])
 async def test_nobody_queues_behind_others_for_a_silent_redis_but_for_slow_files(
     desk: JobDesk, own_server: Server, silent: bool
@@ -104,6 +127,27 @@ async def test_nobody_queues_behind_others_for_a_silent_redis_but_for_slow_files
     with pytest.raises(Problem) as refused:
         await waiting
     assert refused.value.status_code == (503 if silent else 404)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+async def test_a_trial_of_a_grader_is_no_longer_wait_for_a_silent_redis(
+    desk: JobDesk, own_server: Server, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    monkeypatch.setattr(trials, "_LOOK_S", 0.2)
+    grader = {"type": "text_similarity", "input": "{{sample.output_text}}", "reference": "x"}
+    body = {"grader": {**grader, "evaluation_metric": "bleu"}, "model_sample": "x"}
+    trial = GraderToRun.model_validate(body).trial()
+    waiting = asyncio.create_task(run_trial(desk.exchange, trial))
+    async with connect(own_server.url, me="grader") as other:
+        while await other.reader.llen(TRIALS) == 0:
+            await asyncio.sleep(0.01)
+        if taken:
+            assert await other.take_trial(wait_s=5) == trial
+        own_server.suspend()
+    with pytest.raises(Problem) as refused:
+        async with asyncio.timeout(5):
+            await waiting
+    assert refused.value.code == "exchange_unavailable"
 
 
 async def test_tries_of_one_submission_do_not_add_up_what_each_waits_for_a_silent_redis(
