@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -27,6 +26,7 @@ from services.gateway.files.shelf import LOST, FileShelf, StoredFile
 from services.gateway.jobs.folders import holds_work, put_aside, remove
 from services.gateway.jobs.memory import check_memory, check_room
 from services.gateway.jobs.refusals import check
+from services.gateway.jobs.repeats import Repeat
 from services.gateway.models.facts import facts_of
 from services.gateway.models.files import remove_model
 from services.gateway.models.folders import JOB_ID, resolve_model
@@ -44,23 +44,6 @@ from services.gateway.openai.submission import (
 _REPEAT_WINDOW_S = 3600.0
 
 
-@dataclass(frozen=True)
-class Repeat:
-    """What a submission says about being a repeat of an earlier one."""
-
-    key: str | None = None  # the Idempotency-Key
-    caller: str = ""  # whose key it is
-    retry_count: int = 0  # x-stainless-retry-count, from the OpenAI SDK
-
-    @property
-    def job_id(self) -> str:
-        """The id of the job: the same one for the same key, else a new one."""
-        if self.key is None:
-            return f"ftjob-{secrets.token_hex(12)}"
-        digest = hashlib.sha256(f"{self.caller}\0{self.key}".encode()).hexdigest()
-        return f"ftjob-{digest[:24]}"
-
-
 @dataclass
 class JobDesk:
     """Where jobs are handed in and asked after."""
@@ -70,6 +53,7 @@ class JobDesk:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # tables of a recipe
     # A retry waits for the first try, and finds its job.
     _tries: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    _coming: set[str] = field(default_factory=set)  # jobs that are about to be queued
     one_result: asyncio.Lock = field(default_factory=asyncio.Lock)  # is made at a time
     # No file goes between the last look at it and the moment when its job is queued.
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -92,7 +76,11 @@ class JobDesk:
             if known is not None:
                 return known
             record = await self._draw_up(request, repeat.job_id)
-            return await self._queue(record)
+            self._coming.add(record.id)
+            try:
+                return await self._queue(record)
+            finally:
+                self._coming.discard(record.id)
 
     async def find(self, job_id: str) -> AnyJob:
         """One job, whether its record can be read or not.
@@ -207,6 +195,8 @@ class JobDesk:
             Problem: 404, or 409 if it has not ended or another job is to start from its model.
         """
         async with self._holding(self._turn):
+            if job_id in self._coming:
+                raise conflict(f"job {job_id} is being submitted; cancel it then", param="id")
             if not await self.is_forgotten(job_id):
                 state = (await self.find(job_id)).state
                 if not state.is_final:

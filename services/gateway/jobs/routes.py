@@ -10,10 +10,11 @@ from fastapi import APIRouter, BackgroundTasks, Depends, Header, Request, Respon
 from fastapi.responses import StreamingResponse
 from protocol.messages import Requested
 
-from services.gateway.jobs.desk import Desk, Repeat
+from services.gateway.jobs.desk import Desk
 from services.gateway.jobs.events import Order, checked_place, events_page
 from services.gateway.jobs.folders import remove
 from services.gateway.jobs.following import Feeds, end_quietly
+from services.gateway.jobs.repeats import Repeat
 from services.gateway.models.checkpoints import checkpoint_object, kept_checkpoints
 from services.gateway.openai.job_object import AnyJob, job_object
 from services.gateway.openai.submission import JobRequest
