@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from protocol import streams
@@ -81,3 +82,56 @@ async def test_many_readers_of_events_wait_at_once(
         await exchange.record_event(an_event())
         found = await asyncio.wait_for(asyncio.gather(*waiting), 5)
     assert all([event for _, event in events] == [an_event()] for events in found)
+
+
+async def test_events_that_cannot_be_read_hide_none_of_those_beyond_them(
+    exchange: Exchange, server: Server
+) -> None:
+    await exchange.record_event(an_event("first"))
+    leave_unreadable(server, 450)
+    for name in ("second", "last"):
+        await exchange.record_event(an_event(name))
+    leave_unreadable(server, 250)
+    places = {event.id: place for place, event in await exchange.events("job")}
+    assert list(places) == ["first", "second", "last"]
+    assert list(dict(await exchange.events_back("job"))) == list(places.values())[::-1]
+    for count in (1, 2, 100):
+        forward = await exchange.events("job", after=places["first"], count=count)
+        assert [event.id for _, event in forward] == ["second", "last"][:count]
+        back = await exchange.events_back("job", before=places["second"], count=count)
+        assert [event.id for _, event in back] == ["first"]
+    assert await exchange.events("job", after=places["last"], count=1) == []
+    assert await exchange.events_back("job", before=places["first"], count=1) == []
+
+
+async def test_a_reader_waits_behind_events_that_cannot_be_read_for_the_next_one(
+    exchange: Exchange, server: Server, open_exchange: OpenExchange
+) -> None:
+    leave_unreadable(server, 3)
+    began = time.monotonic()
+    assert await exchange.events("job", wait_s=0.2) == []
+    assert time.monotonic() - began > 0.1
+    async with open_exchange("gateway") as gateway:
+        waiting = asyncio.create_task(gateway.events("job", wait_s=10))
+        await asyncio.sleep(0.05)
+        leave_unreadable(server, 1)
+        await exchange.record_event(an_event())
+        ((_, event),) = await asyncio.wait_for(waiting, 2)
+    assert event == an_event()
+
+
+async def test_a_reader_does_not_hold_back_an_event_to_wait_for_more(
+    exchange: Exchange, server: Server
+) -> None:
+    await exchange.record_event(an_event())
+    leave_unreadable(server, 1)
+    ((_, event),) = await asyncio.wait_for(exchange.events("job", count=2, wait_s=10), 2)
+    assert event == an_event()
+
+
+def leave_unreadable(server: Server, number: int) -> None:
+    """Events as another release may leave them."""
+    with server.client() as client, client.pipeline() as pipe:
+        for _ in range(number):
+            pipe.xadd(streams.EVENTS.key("job"), {"header": b'{"type": "JobEvent", "version": 9}'})
+        pipe.execute()

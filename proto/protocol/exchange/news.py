@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Iterable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import cast
 
 from protocol import streams
@@ -12,6 +13,7 @@ from protocol.frames import FrameError, decode, encode
 from protocol.messages import JobEvent, PolicyVersion
 
 MAX_EVENTS = 10_000
+_FURTHER_PAGE = 200  # entries at least that are read at once where some could not be read
 Row = tuple[bytes, dict[bytes, bytes]]
 log = logging.getLogger(__name__)
 
@@ -47,22 +49,31 @@ class News(Connection):
     ) -> list[tuple[str, JobEvent]]:
         """Events recorded after the entry id ``after``, oldest first, each with its entry id.
 
-        One that this release cannot read is left out.
+        One that this release cannot read is left out. Fewer than ``count`` are all there are.
         """
-        block = block_ms(wait_s) if wait_s else None
         key = streams.EVENTS.key(job_id)
-        reply = await self.reader.xread({key: after}, count=count, block=block)
-        return [row for rows in cast(Rows, reply).values() for row in _readable(rows)]
+        deadline = time.monotonic() + (wait_s or 0)
+
+        async def read(place: str, size: int, may_wait: bool) -> list[Row]:
+            left_s = deadline - time.monotonic()
+            block = block_ms(left_s) if may_wait and left_s > 0 else None
+            reply = cast(Rows, await self.reader.xread({key: place}, count=size, block=block))
+            return [row for rows in reply.values() for row in rows]
+
+        return await _read_readable(read, after, count)
 
     async def events_back(
         self, job_id: str, *, before: str | None = None, count: int = 100
     ) -> list[tuple[str, JobEvent]]:
-        """Events recorded before the entry id ``before``, newest first, each with its entry id."""
+        """Events recorded before the entry id ``before``, newest first; otherwise as `events`."""
         if before is not None and not before.strip("0-"):
             return []  # nothing is before the least id, and Redis does not take it for a bound
-        latest = f"({before}" if before else "+"
-        reply = await self.reader.xrevrange(streams.EVENTS.key(job_id), max=latest, count=count)
-        return list(_readable(cast(list[Row], reply)))
+
+        async def read(place: str, size: int, _may_wait: bool) -> list[Row]:
+            latest, key = f"({place}" if place else "+", streams.EVENTS.key(job_id)
+            return cast(list[Row], await self.reader.xrevrange(key, max=latest, count=size))
+
+        return await _read_readable(read, before or "", count)
 
     async def count_start(self, service: str) -> None:
         """Count a process that has started. Should the reply be lost, it may count twice."""
@@ -72,6 +83,21 @@ class News(Connection):
         """How many processes of each service have ever started."""
         stored = cast(Awaitable[dict[bytes, bytes]], self.writer.hgetall(streams.STARTS))
         return {service.decode(): int(count) for service, count in (await stored).items()}
+
+
+async def _read_readable(
+    read: Callable[[str, int, bool], Awaitable[list[Row]]], place: str, count: int
+) -> list[tuple[str, JobEvent]]:
+    """Up to ``count`` events from a place on, however many between them cannot be read."""
+    found: list[tuple[str, JobEvent]] = []
+    size = count
+    while len(found) < count:
+        rows = await read(place, size, not found)
+        found += _readable(rows)
+        if not rows or (found and len(rows) < size):
+            break
+        place, size = rows[-1][0].decode(), max(count, _FURTHER_PAGE)
+    return found[:count]
 
 
 def _readable(rows: Iterable[Row]) -> Iterator[tuple[str, JobEvent]]:

@@ -90,6 +90,29 @@ def test_its_events_are_shown_to_their_end(stack: Stack, http: httpx.Client, bro
 
 
 @pytest.mark.usefixtures("broken")
+def test_events_that_cannot_be_read_hide_none_of_the_others(
+    stack: Stack, http: httpx.Client
+) -> None:
+    job_id = a_job(http)["id"]
+    record_events(stack, job_id, range(1))
+    with stack.server.client() as client, client.pipeline() as pipe:
+        for _ in range(250):
+            pipe.xadd(streams.EVENTS.key(job_id), {"header": "garbage"})
+        pipe.execute()
+    record_events(stack, job_id, range(1, 30))
+    take_up(stack, job_id, state="succeeded")
+    told = [f"m{number}" for number in range(30)]
+    for order, expected in (("asc", told), ("desc", told[::-1])):
+        for limit in (29, 30):
+            params: Any = {"order": order, "limit": limit}
+            page = http.get(f"{JOBS}/{job_id}/events", params=params).json()
+            assert [event["message"] for event in page["data"]] == expected[:limit]
+            assert page["has_more"] == (limit == 29)
+    stream = http.get(f"{JOBS}/{job_id}/events", params={"stream": "true"}).text
+    assert re.findall(r'"message": "(m\d+)"', stream) == told
+    assert stream.endswith("data: [DONE]\n\n")
+
+
 def test_submissions_and_their_repeats_and_files_go_on_beside_it(http: httpx.Client) -> None:
     body = a_body(http, metadata={"name": "beside"})
     job_id = http.post(JOBS, json=body).json()["id"]
