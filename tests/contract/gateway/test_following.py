@@ -26,7 +26,7 @@ pytestmark = pytest.mark.redis
 
 SHOWS_LIFE_OFTEN = (
     "-c",
-    "import runpy, services.gateway.jobs.events as e; e._SIGN_OF_LIFE_S = 0.0;"
+    "import runpy, services.gateway.jobs.following as e; e._SIGN_OF_LIFE_S = 0.0;"
     "runpy.run_module('services.gateway', run_name='__main__')",
 )
 

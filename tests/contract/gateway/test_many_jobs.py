@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from protocol import streams
 from protocol.exchange import Exchange
 from protocol.exchange.jobs import JOB_INDEX
 from protocol.messages import JobRecord, JobState, Requested
+from protocol.recipe import Recipe
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
@@ -324,6 +326,36 @@ async def test_a_submission_that_fails_at_last_leaves_no_copy_of_a_model(
     with pytest.raises(Problem, match="training_file"):
         await desk.submit(request, Repeat())
     assert [folder.name for folder in jobs.iterdir()] == ["trained"]
+
+
+async def test_a_job_that_is_being_submitted_is_not_deleted(
+    server: Server, exchange: Exchange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = JobDesk(a_service(server, exchange, tmp_path), FileShelf(tmp_path / "files", 1000))
+    repeat, copying, copied = Repeat("key"), threading.Event(), threading.Event()
+
+    async def drawn_up(request: JobRequest, job_id: str) -> JobRecord:
+        return a_job_record(job_id)
+
+    def copy(recipe: Recipe, *_: object) -> Recipe:
+        a_model(tmp_path / "jobs" / repeat.job_id / "base/model")
+        copying.set()
+        copied.wait()
+        return recipe
+
+    monkeypatch.setattr(desk, "_draw_up", drawn_up)
+    monkeypatch.setattr(desk, "_check_files", lambda record: asyncio.sleep(0))
+    monkeypatch.setattr("services.gateway.jobs.desk.with_own_models", copy)
+    submitting = asyncio.create_task(
+        desk.submit(JobRequest(model="trained", training_file="file-1"), repeat)
+    )
+    await asyncio.to_thread(copying.wait)
+    with pytest.raises(Problem, match="is being submitted") as refused:
+        await desk.delete(repeat.job_id)
+    assert refused.value.status_code == 409
+    copied.set()
+    assert (await submitting).id == repeat.job_id
+    assert (tmp_path / "jobs" / repeat.job_id / "base/model").is_dir()
 
 
 def age(stack: Stack, job_id: str, seconds: float) -> None:
