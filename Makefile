@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 export PATH := $(abspath $(BIN)):$(PATH)
 export PYTHONPATH := $(CURDIR)/proto:$(CURDIR)
 
-.PHONY: help install check format test test-parts test-whole chaos kills soak test-containers sbom recipes mutants demo compare up down secrets
+.PHONY: help install check format test test-parts test-stacks test-engines chaos kills soak test-containers sbom recipes mutants demo compare up down secrets
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -39,13 +39,16 @@ format: install ## rewrite the code in the house format
 	ruff check --fix .
 
 test: check ## all checks and tests; needs no GPU and no server
-	$(MAKE) --jobs 2 test-parts test-whole
+	$(MAKE) --jobs 2 test-parts test-stacks test-engines
 
 test-parts: install ## the tests of all but real engines and whole stacks
 	pytest --ignore tests/engine --ignore tests/stack
 
-test-whole: install ## the tests with real engines, and of whole stacks
-	pytest tests/engine tests/stack
+test-stacks: install ## the tests of whole stacks
+	pytest tests/stack
+
+test-engines: install ## the tests with real engines
+	pytest tests/engine
 
 test-containers: install ## build the images and run the compose file; needs root, and docker or Debian; 10 minutes
 	pytest -m containers tests/containers

@@ -16,7 +16,7 @@ from openai.types.fine_tuning import FineTuningJob
 from tests.stack.conftest import BASE_MODEL, TASKS, Stack, wait_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
-NUM_TASKS, BATCH, EPOCHS = 16, 4, 2
+NUM_TASKS, BATCH, EPOCHS = 16, 4, 1
 GRADER: Any = {
     "type": "string_check",
     "name": "says-the-answer",
@@ -119,6 +119,5 @@ def test_a_plain_body_trains_a_model_and_the_next_job_begins_with_it(
     wait_for(lambda: bool(rewarded(sdk, following.id)), 120, "a step")
     sdk.fine_tuning.jobs.cancel(following.id)
     assert ended(sdk, following.id).status == "cancelled"
-    assert sdk.fine_tuning.jobs.checkpoints.list(following.id).data
     assert sdk.models.delete(done.fine_tuned_model).deleted
     assert sdk.files.delete(train.id).deleted
