@@ -54,7 +54,7 @@ class JobDesk:
     # A retry waits for the first try, and finds its job.
     _tries: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     _coming: set[str] = field(default_factory=set)  # jobs that are about to be queued
-    one_result: asyncio.Lock = field(default_factory=asyncio.Lock)  # is made at a time
+    one_result: asyncio.Lock = field(default_factory=asyncio.Lock)  # for one result file at a time
     # No file goes between the last look at it and the moment when its job is queued.
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 

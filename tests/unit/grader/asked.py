@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Any
 
@@ -40,3 +41,8 @@ async def score(
 
 def counted(metric: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(metric, labels) or 0.0
+
+
+async def ended(*tasks: Awaitable[Any], within_s: float = 60) -> list[Any]:
+    async with asyncio.timeout(within_s):
+        return await asyncio.gather(*tasks, return_exceptions=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +15,7 @@ from services.grader.judge.form import Choice, Form
 from services.grader.judge.health import Health
 from services.grader.judge.judge import Answer, Judge
 from services.grader.judge.question import Question
-from services.grader.judge.slots import Slots
+from tests.unit.grader.asked import ended
 from tests.unit.grader.judge_server import (
     MODEL,
     Behaviour,
@@ -46,11 +44,6 @@ def a_question(text: str = "Is it?", **changes: Any) -> Question:
 async def ask(judge: Judge, text: str = "Is it?") -> Answer:
     [answer] = await judge.ask(a_question(text))
     return answer
-
-
-async def ended(*tasks: Awaitable[Any], within_s: float = 60) -> list[Any]:
-    async with asyncio.timeout(within_s):
-        return await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_a_judge_starts_down_and_is_up_after_its_self_test(server: ScriptedServer) -> None:
@@ -258,51 +251,6 @@ async def test_nobody_else_is_given_up_for_a_question_that_kills_the_judge(
     assert others == [[YES] * samples] * 20
     assert poison == [Ungradable(reason="judge_failed")] * samples
     assert most_beside[-1] == 0
-
-
-async def test_who_waits_to_be_alone_is_passed_by_nobody() -> None:
-    slots, order = Slots(3), []
-
-    async def enter(name: str, taken: AbstractAsyncContextManager[None]) -> None:
-        async with taken:
-            order.append(name)
-            await asyncio.sleep(0.01)
-            order.append(name.upper())
-
-    names = ["a", "b", "alone c", "d", "e", "alone f", "g"]
-    taken = [slots.alone() if "alone" in name else slots.one() for name in names]
-    await ended(*map(enter, names, taken), within_s=2)
-    rounds = [["a", "b"], ["alone c"], ["d", "e"], ["alone f"], ["g"]]
-    assert order == [each for names in rounds for each in (*names, *map(str.upper, names))]
-
-
-@pytest.mark.parametrize("seed", range(8))
-async def test_slots_are_neither_lost_nor_doubled_by_cancelling(seed: int) -> None:
-    chance, slots = random.Random(seed), Slots(3)
-    inside, inside_alone = 0, 0
-
-    async def visit() -> None:
-        nonlocal inside, inside_alone
-        is_alone = chance.random() < 0.2
-        await asyncio.sleep(chance.random() * 0.05)
-        async with slots.alone() if is_alone else slots.one():
-            inside, inside_alone = inside + 1, inside_alone + is_alone
-            try:
-                assert inside <= (1 if inside_alone else 3)
-                await asyncio.sleep(chance.random() * 0.002)
-            finally:
-                inside, inside_alone = inside - 1, inside_alone - is_alone
-
-    visits = [asyncio.create_task(visit()) for _ in range(200)]
-    for _ in range(100):
-        await asyncio.sleep(0)
-        await asyncio.sleep(chance.random() * 0.001)
-        chance.choice(visits).cancel()
-    results = await ended(*visits)
-    assert all(each is None or isinstance(each, asyncio.CancelledError) for each in results)
-    assert results.count(None) > 50
-    async with asyncio.timeout(60), slots.alone():
-        pass
 
 
 @pytest.mark.parametrize("where", ["down", "slot", "flight", "pause", "doubt"])
