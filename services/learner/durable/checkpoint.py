@@ -14,8 +14,8 @@ from protocol.messages import Message
 from protocol.recipe import Purpose
 from pydantic import Field
 
-from services.learner.faults import MachineFault
-from services.learner.ranks import Team
+from services.learner.attempt.faults import MachineFault
+from services.learner.training.ranks import Team
 
 _STATE = "state.json"
 _MODEL = "model"
