@@ -13,12 +13,12 @@ from protocol.messages import ActiveJob, JobState, RolloutRequest
 from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
 
+from services.learner.attempt import reconciler
 from services.learner.attempt.evaluation import Evaluator
+from services.learner.attempt.reconciler import Reconciler
 from services.learner.durable.publish import Publisher
-from services.learner.supply import reconciler
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.intake import Intake
-from services.learner.supply.reconciler import Reconciler
 from services.learner.supply.selection import Outlook
 from tests.builders import (
     a_graded_group,

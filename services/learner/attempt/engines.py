@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from protocol.messages import Status
 
 from services.chassis.service import Service
-from services.learner.attempt.faults import MachineFault
 from services.learner.attempt.loop import Learning
+from services.learner.faults import MachineFault
 from services.learner.supply.lost import NothingCanWork
 
 _MOST_STARTS = 3  # of each rollout that fail for the job, in a row

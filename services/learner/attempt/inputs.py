@@ -11,8 +11,8 @@ from protocol.tasks import TaskFileError, read_tasks
 
 from deploy.placement import parse
 from services.chassis.deployment import Deployment
+from services.learner.model_source import model_folder
 from services.learner.training.model_check import check_models, check_split
-from services.learner.training.model_source import model_folder
 
 
 def tasks_of(recipe: Recipe, files: Path) -> tuple[tuple[Task, ...], tuple[Task, ...]]:

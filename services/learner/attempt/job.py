@@ -36,7 +36,6 @@ from services.learner.attempt.control import (
 )
 from services.learner.attempt.engines import watch_engines_forever
 from services.learner.attempt.evaluation import Evaluator
-from services.learner.attempt.faults import MachineFault, cause_of, machine_fault
 from services.learner.attempt.inputs import checked_models, tasks_of
 from services.learner.attempt.lease import Role
 from services.learner.attempt.loop import Learning
@@ -53,14 +52,15 @@ from services.learner.durable.checkpoint import (
 from services.learner.durable.progress import LearnedNothing, Progress
 from services.learner.durable.publish import Publisher, sweep
 from services.learner.durable.sample_store import SampleStore, remove_old
+from services.learner.faults import MachineFault, cause_of, machine_fault
 from services.learner.formulas import check_formulas
+from services.learner.model_source import NotOnHub
 from services.learner.ordering import order_warnings
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.intake import Intake
 from services.learner.supply.lost import NothingCanWork
 from services.learner.training.flops import Flops
 from services.learner.training.model_check import UnsupportedModel
-from services.learner.training.model_source import NotOnHub
 from services.learner.training.ranks import Team, TeamBroken
 from services.learner.training.scoring import Scoring
 

@@ -17,11 +17,11 @@ from protocol.recipe import Purpose, Recipe
 from services.learner.attempt.control import PauseRequested
 from services.learner.attempt.evaluation import evaluation_place, summarize
 from services.learner.attempt.parts import Parts
+from services.learner.attempt.reconciler import Reconciler
 from services.learner.attempt.report import numbers_in
 from services.learner.durable.progress import LearnedNothing, Progress
 from services.learner.durable.sample_facts import sampled_groups
 from services.learner.supply.lost import NothingCanWork, too_much_lost, why_none_can_work
-from services.learner.supply.reconciler import Reconciler
 from services.learner.supply.selection import SURPLUS, Selection, unselected
 from services.learner.training.measured import Measured
 from services.learner.training.samples import GroupFacts, Sample, samples_of

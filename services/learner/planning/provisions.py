@@ -11,6 +11,7 @@ from huggingface_hub import constants
 from protocol.recipe import Recipe
 from protocol.tasks import TaskFileError, read_tasks
 
+from services.learner.model_source import folder_under_roots
 from services.learner.planning.shape import (
     BUILT_IN,
     DamagedConfig,
@@ -18,7 +19,6 @@ from services.learner.planning.shape import (
     UnknownModel,
     shape_of_config,
 )
-from services.learner.training.model_source import folder_under_roots
 
 _HUB_BYTES_PER_PARAMETER = 2  # the models of the table are published in bfloat16
 

@@ -24,7 +24,7 @@ from protocol.messages import Message
 from protocol.recipe import Recipe
 from safetensors import SafetensorError
 
-from services.learner.attempt.faults import MachineFault
+from services.learner.faults import MachineFault
 from services.learner.training.engine import device_of_rank, name_of_device
 from services.learner.training.measured import Measured
 from services.learner.training.models import Models

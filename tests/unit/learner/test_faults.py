@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from deploy.placement import PlacementError
-from services.learner.attempt.faults import MachineFault, cause_of, machine_fault
-from services.learner.training.model_source import ModelNotFound
+from services.learner.faults import MachineFault, cause_of, machine_fault
+from services.learner.model_source import ModelNotFound
 from services.learner.training.ranks import Order, Rank
 
 DATA = Path("/data")

@@ -8,7 +8,7 @@ from pathlib import Path
 from protocol.frames import FrameError
 
 from deploy.placement import PlacementError
-from services.learner.training.model_source import ModelNotFound
+from services.learner.model_source import ModelNotFound
 
 _REMEDIES = {
     errno.ENOSPC: "free space on that disk",
