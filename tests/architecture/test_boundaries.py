@@ -18,6 +18,10 @@ BREACHES = {
         "import services.grader",
     ),
     "protocol, chassis, gateway and grader are slim": ("services/grader/latex.py", "import torch"),
+    "the rooms of the learner": (
+        "services/learner/supply/feeder.py",
+        "import services.learner.attempt.loop",
+    ),
     "an algorithm is torch and the standard library": (
         "services/learner/algorithms/advantages.py",
         "import numpy",
