@@ -16,9 +16,9 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 async def lead(service: Service) -> None:
     """Rank 0: work on one job, and lead the other ranks."""
-    from services.learner.engine import leave_ranks
-    from services.learner.job import work_on_one_job
-    from services.learner.ranks import Team
+    from services.learner.attempt.job import work_on_one_job
+    from services.learner.training.engine import leave_ranks
+    from services.learner.training.ranks import Team
 
     await check_server(service.exchange)
     team = Team()
@@ -34,8 +34,8 @@ def main() -> None:
         # torchrun gives each rank a session of its own, out of reach of who kills its group.
         # Before the imports that take seconds, in which it may die.
         die_with_parent()
-    from services.learner.engine import init_ranks, leave_ranks
-    from services.learner.ranks import Rank
+    from services.learner.training.engine import init_ranks, leave_ranks
+    from services.learner.training.ranks import Rank
 
     try:
         Deployment.from_environment().load_extensions()

@@ -38,9 +38,9 @@ from services.chassis.deployment import (
     words,
 )
 from services.learner.algorithms import UnknownName
+from services.learner.durable.sample_facts import sampled_groups
 from services.learner.formulas import check_formulas
-from services.learner.sample_facts import sampled_groups
-from services.learner.scoring import Scoring
+from services.learner.training.scoring import Scoring
 
 SHOWN, DIFFERENT, BAD_INPUT = 0, 1, 2
 _GRADER = "services.grader.replay"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from protocol.recipe import Recipe
 
-from services.learner.measured import Measured
-from services.learner.ranks import Team
-from services.learner.samples import Sample
+from services.learner.training.measured import Measured
+from services.learner.training.ranks import Team
+from services.learner.training.samples import Sample
 from tests.chaos.recipe import BASE_MODEL, WEIGHTS
 from tests.chaos.switches import Switches
 

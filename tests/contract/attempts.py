@@ -23,8 +23,8 @@ from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
-from services.learner.job import work_on_one_job
-from services.learner.ranks import Team
+from services.learner.attempt.job import work_on_one_job
+from services.learner.training.ranks import Team
 from tests.architecture.project import ROOT
 from tests.builders import a_graded_group, a_group, a_job_record, a_recipe, a_task
 from tests.contract.fake_team import FakeTeam, Stalling

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from protocol.recipe import Recipe
 
-from services.learner.measured import Measured
+from services.learner.training.measured import Measured
 
 if TYPE_CHECKING:  # which imports torch
-    from services.learner.samples import Sample
+    from services.learner.training.samples import Sample
 
 
 class FakeTeam:

@@ -14,9 +14,9 @@ from protocol.frames import Fields
 from protocol.messages import JobState, Requested
 from protocol.samples import SampledGroup, SampleFacts
 
-from services.learner.log import GroupLog
-from services.learner.measured import Measured
-from services.learner.samples import Sample
+from services.learner.supply.log import GroupLog
+from services.learner.training.measured import Measured
+from services.learner.training.samples import Sample
 from tests.contract.attempts import PATIENCE_S, Learner, answering, until
 from tests.contract.fake_team import FakeTeam, Stalling
 from tests.contract.valkey_server import Server
@@ -80,7 +80,7 @@ async def no_space_for_samples(_: Learner, patch: pytest.MonkeyPatch) -> str:
     def full(facts: SampleFacts, group: SampledGroup) -> bytes:
         raise OSError(errno.ENOSPC, "No space left on device", "000002-000000.samples")
 
-    patch.setattr("services.learner.sample_store.pack_sample", full)
+    patch.setattr("services.learner.durable.sample_store.pack_sample", full)
     return ".samples'; free space on that disk"
 
 

@@ -10,9 +10,9 @@ from protocol.messages import RolloutRequest
 from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, REQUESTS
 
-from services.learner.evaluation import Evaluator, summarize
-from services.learner.intake import Intake
-from services.learner.report import Reporter
+from services.learner.attempt.evaluation import Evaluator, summarize
+from services.learner.attempt.report import Reporter
+from services.learner.supply.intake import Intake
 from tests.builders import a_graded_group, a_group, a_job_record, a_recipe, a_request, a_task
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]

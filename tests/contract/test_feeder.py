@@ -12,8 +12,8 @@ from protocol.messages import RolloutRequest
 from protocol.recipe import Purpose
 from protocol.streams import REQUESTS
 
-from services.learner.feeder import Feeder
-from services.learner.selection import Outlook
+from services.learner.supply.feeder import Feeder
+from services.learner.supply.selection import Outlook
 from tests.builders import a_job_record, a_recipe, a_task
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]

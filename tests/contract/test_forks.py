@@ -14,7 +14,7 @@ import pytest
 from protocol.exchange import Exchange
 from protocol.messages import JobState, Requested
 
-from services.learner.checkpoint import Checkpoints
+from services.learner.durable.checkpoint import Checkpoints
 from tests.contract.attempts import PATIENCE_S, Learner, answering, until
 from tests.contract.fake_team import FakeTeam
 from tests.contract.valkey_server import Server

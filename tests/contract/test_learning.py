@@ -11,8 +11,8 @@ import pytest
 from protocol.exchange import Exchange
 from protocol.messages import JobState, Requested
 
-from services.learner.measured import Measured
-from services.learner.samples import Sample
+from services.learner.training.measured import Measured
+from services.learner.training.samples import Sample
 from tests.contract.attempts import Learner, answering
 from tests.contract.fake_team import FakeTeam
 from tests.contract.valkey_server import Server

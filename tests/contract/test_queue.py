@@ -11,8 +11,8 @@ from protocol.exchange import Exchange, Fenced
 from protocol.messages import ActiveJob, JobState, Requested
 from protocol.streams import JOBS, job_key
 
-from services.learner.measured import Measured
-from services.learner.samples import Sample
+from services.learner.training.measured import Measured
+from services.learner.training.samples import Sample
 from tests.builders import a_job_record, a_recipe, a_request
 from tests.contract.attempts import Learner, answering
 from tests.contract.conftest import OpenExchange

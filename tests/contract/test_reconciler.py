@@ -13,13 +13,13 @@ from protocol.messages import ActiveJob, JobState, RolloutRequest
 from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
 
-from services.learner import reconciler
-from services.learner.evaluation import Evaluator
-from services.learner.feeder import Feeder
-from services.learner.intake import Intake
-from services.learner.publish import Publisher
-from services.learner.reconciler import Reconciler
-from services.learner.selection import Outlook
+from services.learner.attempt import reconciler
+from services.learner.attempt.evaluation import Evaluator
+from services.learner.attempt.reconciler import Reconciler
+from services.learner.durable.publish import Publisher
+from services.learner.supply.feeder import Feeder
+from services.learner.supply.intake import Intake
+from services.learner.supply.selection import Outlook
 from tests.builders import (
     a_graded_group,
     a_group,

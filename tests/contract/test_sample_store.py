@@ -11,7 +11,7 @@ from protocol.messages import JobState
 from protocol.recipe import Purpose
 from protocol.samples import USED
 
-from services.learner.selection import SURPLUS
+from services.learner.supply.selection import SURPLUS
 from tests.contract.attempts import Learner, answering
 from tests.contract.valkey_server import Server
 from tests.kept_samples import all_samples, counted, fates, last_samples

@@ -11,7 +11,7 @@ from deepspeed.utils import safe_get_full_grad
 from protocol.recipe import Model, Optimizer
 from torch import Tensor, nn
 
-from services.learner.engine import Engine, init_ranks
+from services.learner.training.engine import Engine, init_ranks
 
 SIZE, PARTS = 64, 256
 

@@ -8,9 +8,9 @@ from typing import NoReturn
 
 import torch
 
-from services.learner.engine import init_ranks
-from services.learner.measured import Measured
-from services.learner.ranks import Order, Rank, Team
+from services.learner.training.engine import init_ranks
+from services.learner.training.measured import Measured
+from services.learner.training.ranks import Order, Rank, Team
 
 
 class FailingRank(Rank):

@@ -7,9 +7,9 @@ import sys
 
 import torch
 
-from services.learner.engine import init_ranks
-from services.learner.measured import Measured
-from services.learner.ranks import Order, Rank, Team, TeamBroken
+from services.learner.training.engine import init_ranks
+from services.learner.training.measured import Measured
+from services.learner.training.ranks import Order, Rank, Team, TeamBroken
 
 
 class MortalRank(Rank):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 
-from services.learner.samples import Sample
+from services.learner.training.samples import Sample
 
 TEMPERATURE = 0.9
 CLIP_LOW, CLIP_HIGH, VALUE_CLIP, CORRECTION_CAP = 0.2, 0.28, 0.01, 2.0

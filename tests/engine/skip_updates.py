@@ -13,7 +13,7 @@ import torch
 from protocol.recipe import Model, Optimizer
 from torch import Tensor, nn
 
-from services.learner.engine import DTYPES, Engine, init_ranks
+from services.learner.training.engine import DTYPES, Engine, init_ranks
 
 SIZE, PARTS = 8, 3
 Loss = Callable[[Tensor], Tensor]

@@ -4,7 +4,7 @@ import deepspeed
 import pytest
 import torch
 
-from services.learner.engine import device_of_rank, init_ranks
+from services.learner.training.engine import device_of_rank, init_ranks
 from tests.architecture.project import ROOT
 
 pytestmark = pytest.mark.engine
@@ -35,4 +35,4 @@ def test_nothing_else_in_the_services_chooses_a_device() -> None:
         for path in (ROOT / "services").rglob("*.py")
         if '"cuda' in path.read_text() or ".cuda(" in path.read_text()
     ]
-    assert naming == ["services/learner/engine.py"]
+    assert naming == ["services/learner/training/engine.py"]

@@ -19,7 +19,7 @@ from transformers import (
     Qwen2ForSequenceClassification,
 )
 
-from services.learner.samples import Sample
+from services.learner.training.samples import Sample
 from tests.engine.plain_vapo import PlainVapo
 from tests.engine.told import metrics_of, same_metrics, same_tokens, tokens_of
 from tests.engine.train_some_steps import samples_of_step

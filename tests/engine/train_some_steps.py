@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from protocol.recipe import Recipe, parse_recipe
 
-from services.learner.engine import init_ranks, leave_ranks
-from services.learner.measured import Measured
-from services.learner.models import Models
-from services.learner.samples import Sample, pack_samples, unpack_samples
-from services.learner.trainer import Trainer
+from services.learner.training.engine import init_ranks, leave_ranks
+from services.learner.training.measured import Measured
+from services.learner.training.models import Models
+from services.learner.training.samples import Sample, pack_samples, unpack_samples
+from services.learner.training.trainer import Trainer
 
 UPDATES = 2
 VAPO = {

@@ -9,8 +9,8 @@ import pytest
 from protocol.recipe import Purpose
 from protocol.samples import USED, SampledGroup, SampleFacts
 
-from services.learner.feeder import task_index
-from services.learner.log import read_log
+from services.learner.supply.feeder import task_index
+from services.learner.supply.log import read_log
 from tests.kept_samples import counted, fates, last_samples
 from tests.stack.conftest import TASKS, Json, Stack, wait_for
 

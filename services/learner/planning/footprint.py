@@ -1,9 +1,9 @@
 """What a recipe takes of a GPU's memory: arithmetic, with the formula of every number. Pure.
 
-The learner's numbers follow what `services/learner/engine.py` asks of DeepSpeed 0.19: gradients of
-bfloat16 summed in float32 under ZeRO, torch's AdamW on float32 copies, as it runs on a GPU
-(``foreach``). They were held against each ZeRO stage on one CPU rank. Buffers of CUDA, NCCL and the
-allocator are not counted.
+The learner's numbers follow what `services/learner/training/engine.py` asks of DeepSpeed 0.19:
+gradients of bfloat16 summed in float32 under ZeRO, torch's AdamW on float32 copies, as it runs on a
+GPU (``foreach``). They were held against each ZeRO stage on one CPU rank. Buffers of CUDA, NCCL and
+the allocator are not counted.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.learner.algorithms.aggregation import Totals
-from services.learner.batching import collate, micro_batches, mini_batches, totals_of
-from services.learner.samples import Sample, pack_samples, unpack_samples
+from services.learner.training.batching import collate, micro_batches, mini_batches, totals_of
+from services.learner.training.samples import Sample, pack_samples, unpack_samples
 
 
 def a_sample(prompt: int, response: int, group: int = 0, advantage: float = 0.0) -> Sample:

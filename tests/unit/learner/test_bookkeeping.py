@@ -3,9 +3,9 @@
 import pytest
 from protocol.recipe import Purpose
 
-from services.learner.evaluation import evaluation_place
-from services.learner.feeder import request_seed, task_index
-from services.learner.ledger import Ledger
+from services.learner.attempt.evaluation import evaluation_place
+from services.learner.supply.feeder import request_seed, task_index
+from services.learner.supply.ledger import Ledger
 from tests.builders import a_recipe
 
 

@@ -7,16 +7,16 @@ from typing import cast
 import pytest
 from protocol.recipe import Purpose
 
-from services.learner.checkpoint import (
+from services.learner.durable.checkpoint import (
     Checkpoints,
     LearnerState,
     checkpoint_name,
     remove_leftovers,
     write_whole,
 )
+from services.learner.durable.progress import Progress
 from services.learner.faults import MachineFault
-from services.learner.progress import Progress
-from services.learner.ranks import Team
+from services.learner.training.ranks import Team
 from tests.contract.fake_team import FakeTeam
 
 

@@ -8,8 +8,8 @@ import pytest
 from protocol.messages import Grade, Graded, GradedGroup, Response, Ungradable
 from protocol.recipe import Purpose
 
-from services.learner import evaluation
-from services.learner.evaluation import summarize
+from services.learner.attempt import evaluation
+from services.learner.attempt.evaluation import summarize
 from tests.builders import a_graded_group, a_group, a_request, a_span, a_task
 
 RIGHT, WRONG = Graded(value=1.0), Graded(value=0.0)

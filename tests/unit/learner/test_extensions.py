@@ -13,8 +13,8 @@ from services.chassis.deployment import Deployment
 from services.learner.algorithms import UnknownName, pick
 from services.learner.algorithms.advantages import ADVANTAGES, GroupScores
 from services.learner.formulas import check_formulas
-from services.learner.samples import samples_of
-from services.learner.scoring import Scoring
+from services.learner.training.samples import samples_of
+from services.learner.training.scoring import Scoring
 from tests.builders import a_graded_group, a_group, a_recipe
 
 ROOT = Path(__file__).parents[3]

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from deploy.placement import PlacementError
 from services.learner.faults import MachineFault, cause_of, machine_fault
 from services.learner.model_source import ModelNotFound
-from services.learner.ranks import Order, Rank
+from services.learner.training.ranks import Order, Rank
 
 DATA = Path("/data")
 

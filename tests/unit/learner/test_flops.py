@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.flops import Flops
 from services.learner.planning.speed import peak_flops
+from services.learner.training.flops import Flops
 from tests.architecture.project import ROOT
 from tests.builders import a_recipe
 

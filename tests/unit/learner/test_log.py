@@ -17,7 +17,7 @@ from protocol.frames import FrameError, encode, mark, pack
 from protocol.messages import GradedGroup
 from protocol.recipe import Purpose
 
-from services.learner.log import GroupLog, read_log, retain
+from services.learner.supply.log import GroupLog, read_log, retain
 
 APPENDS = st.lists(st.integers(1, 3), min_size=1, max_size=4)  # how many groups each has
 RANDOM = settings(derandomize=True, deadline=None, max_examples=150)

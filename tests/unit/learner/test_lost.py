@@ -6,7 +6,7 @@ import pytest
 from protocol.messages import GradedGroup
 from protocol.recipe import Purpose
 
-from services.learner.lost import Lost, failed, too_much_lost, ungraded
+from services.learner.supply.lost import Lost, failed, too_much_lost, ungraded
 from tests.builders import a_graded_group, a_group, a_recipe, a_request
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from services.learner.metrics import StepMetrics
+from services.learner.training.metrics import StepMetrics
 
 
 @pytest.fixture(scope="module", autouse=True)

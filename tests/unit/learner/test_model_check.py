@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deploy.placement import PlacementError, parse
-from services.learner.model_check import UnsupportedModel, check_models, check_split
+from services.learner.training.model_check import UnsupportedModel, check_models, check_split
 
 BASE_MODEL = Path(__file__).parents[3] / "examples/arithmetic/base-model"
 FOUR = "learner=0 rollout=1-4"

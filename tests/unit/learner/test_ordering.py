@@ -8,7 +8,7 @@ from protocol.messages import Grade, Graded
 from protocol.recipe import Recipe
 
 from services.learner.ordering import order_warnings
-from services.learner.scoring import Scoring
+from services.learner.training.scoring import Scoring
 from tests.builders import a_recipe
 
 Response = tuple[float, float]  # its accuracy and its process score

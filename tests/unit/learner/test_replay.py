@@ -15,10 +15,10 @@ from protocol.recipe import Purpose, Recipe, parse_recipe
 
 from services.chassis.deployment import Deployment
 from services.learner import replay
-from services.learner.sample_facts import sampled_groups
-from services.learner.sample_store import SampleStore
-from services.learner.scoring import Scoring
-from services.learner.selection import unselected
+from services.learner.durable.sample_facts import sampled_groups
+from services.learner.durable.sample_store import SampleStore
+from services.learner.supply.selection import unselected
+from services.learner.training.scoring import Scoring
 from tests.builders import a_graded_group, a_group, a_request, a_task
 
 pytestmark = pytest.mark.slow

@@ -10,9 +10,9 @@ from protocol.messages import FinishReason, Grade, Graded, GradedGroup, Ungradab
 from protocol.recipe import Purpose
 from protocol.samples import USED, SampledGroup
 
-from services.learner.sample_facts import facts_of, sampled_groups
-from services.learner.samples import samples_of
-from services.learner.scoring import Scoring
+from services.learner.durable.sample_facts import facts_of, sampled_groups
+from services.learner.training.samples import samples_of
+from services.learner.training.scoring import Scoring
 from tests.builders import a_graded_group, a_group, a_recipe, a_request, a_span
 
 LOST = Ungradable(reason="gold_not_parsable")

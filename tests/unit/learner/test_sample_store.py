@@ -17,10 +17,10 @@ from protocol.recipe import Purpose
 from protocol.samples import SampledGroup, read_facts
 
 from services.chassis.deployment import Deployment
-from services.learner import sample_store
-from services.learner.sample_facts import sampled_groups
-from services.learner.sample_store import SampleStore, remove_old
-from services.learner.scoring import Scoring
+from services.learner.durable import sample_store
+from services.learner.durable.sample_facts import sampled_groups
+from services.learner.durable.sample_store import SampleStore, remove_old
+from services.learner.training.scoring import Scoring
 from tests.builders import a_recipe
 from tests.kept_samples import all_samples, fates
 

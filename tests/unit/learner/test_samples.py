@@ -8,8 +8,8 @@ from protocol.messages import FinishReason, Grade, Graded, GradedGroup, Ungradab
 from protocol.names import CRITIC_ADVANTAGES
 from protocol.recipe import Purpose
 
-from services.learner.samples import pack_samples, samples_of, unpack_samples
-from services.learner.scoring import Scoring
+from services.learner.training.samples import pack_samples, samples_of, unpack_samples
+from services.learner.training.scoring import Scoring
 from tests.builders import a_group, a_recipe, a_request
 
 RIGHT, WRONG = Graded(value=1), Graded(value=0, reason="wrong")

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from protocol.messages import GradedGroup, RolloutRequest
 from protocol.recipe import Purpose, Recipe
 
-from services.learner.feeder import Feeder
-from services.learner.scoring import Scoring
-from services.learner.selection import (
+from services.learner.supply.feeder import Feeder
+from services.learner.supply.selection import (
     NO_SIGNAL,
     SURPLUS,
     Outlook,
     Selection,
     oldest_version,
 )
+from services.learner.training.scoring import Scoring
 from tests.builders import a_graded_group, a_group, a_recipe, a_request, a_task
 
 

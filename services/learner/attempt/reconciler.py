@@ -16,8 +16,8 @@ from protocol.exchange import Exchange
 from protocol.messages import ActiveJob, JobState, RolloutRequest, group_key
 from protocol.recipe import Purpose
 
-from services.learner.intake import Intake
-from services.learner.publish import Publisher
+from services.learner.durable.publish import Publisher
+from services.learner.supply.intake import Intake
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

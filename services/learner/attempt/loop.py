@@ -14,18 +14,18 @@ import numpy as np
 from protocol.messages import ActiveJob, GradedGroup, Requested
 from protocol.recipe import Purpose, Recipe
 
-from services.learner.control import PauseRequested
-from services.learner.evaluation import evaluation_place, summarize
-from services.learner.lost import NothingCanWork, too_much_lost, why_none_can_work
-from services.learner.measured import Measured
-from services.learner.parts import Parts
-from services.learner.progress import LearnedNothing, Progress
-from services.learner.reconciler import Reconciler
-from services.learner.report import numbers_in
-from services.learner.sample_facts import sampled_groups
-from services.learner.samples import GroupFacts, Sample, samples_of
-from services.learner.scoring import Scoring
-from services.learner.selection import SURPLUS, Selection, unselected
+from services.learner.attempt.control import PauseRequested
+from services.learner.attempt.evaluation import evaluation_place, summarize
+from services.learner.attempt.parts import Parts
+from services.learner.attempt.reconciler import Reconciler
+from services.learner.attempt.report import numbers_in
+from services.learner.durable.progress import LearnedNothing, Progress
+from services.learner.durable.sample_facts import sampled_groups
+from services.learner.supply.lost import NothingCanWork, too_much_lost, why_none_can_work
+from services.learner.supply.selection import SURPLUS, Selection, unselected
+from services.learner.training.measured import Measured
+from services.learner.training.samples import GroupFacts, Sample, samples_of
+from services.learner.training.scoring import Scoring
 
 log = logging.getLogger(__name__)
 

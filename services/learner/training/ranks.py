@@ -24,12 +24,12 @@ from protocol.messages import Message
 from protocol.recipe import Recipe
 from safetensors import SafetensorError
 
-from services.learner.engine import device_of_rank, name_of_device
 from services.learner.faults import MachineFault
-from services.learner.measured import Measured
-from services.learner.models import Models
-from services.learner.samples import Sample, SampleBatch, pack_samples, unpack_samples
-from services.learner.trainer import Trainer
+from services.learner.training.engine import device_of_rank, name_of_device
+from services.learner.training.measured import Measured
+from services.learner.training.models import Models
+from services.learner.training.samples import Sample, SampleBatch, pack_samples, unpack_samples
+from services.learner.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 5.0

@@ -11,7 +11,7 @@ from protocol import weights
 from protocol.exchange import Exchange, UnreadableRecord
 from protocol.messages import JobState, PolicyVersion
 
-from services.learner.ranks import Team
+from services.learner.training.ranks import Team
 
 _KEPT_VERSIONS = 2
 

@@ -10,8 +10,8 @@ from protocol.messages import FinishReason, GradedGroup, RolloutGroup
 from protocol.recipe import Purpose
 from protocol.samples import USED, ResponseFacts, SampledGroup, SampleFacts
 
-from services.learner.samples import in_loss
-from services.learner.scoring import Scoring, gradable
+from services.learner.training.samples import in_loss
+from services.learner.training.scoring import Scoring, gradable
 
 _OF_RESPONSES = ("rewards", "advantages", "outcome_advantages", "process_advantages")
 _OF_TOKENS = ("logprobs", "entropies", "token_advantages")

@@ -15,9 +15,9 @@ from protocol.exchange import Exchange
 from protocol.messages import FinishReason, GradedGroup, RolloutGroup, RolloutRequest, Task
 from protocol.recipe import Purpose, Recipe
 
-from services.learner.estimates import Estimate, estimate, pass_at_k
-from services.learner.feeder import request_seed
-from services.learner.intake import Intake
+from services.learner.attempt.estimates import Estimate, estimate, pass_at_k
+from services.learner.supply.feeder import request_seed
+from services.learner.supply.intake import Intake
 
 MAX_TASKS_TOLD = 2000  # the result is one event, and events are kept
 
@@ -114,7 +114,7 @@ def summarize(step: int, groups: Sequence[GradedGroup]) -> dict[str, Any]:
     ``accuracy`` is avg@k, the mean over tasks of the share of correct responses; ``pass@1``,
     ``pass@2``, ``pass@4`` and so on are means over tasks too, and their ``_left_out`` counts the
     tasks with fewer graded responses than that. ``_low`` and ``_high`` are the 95 % interval over
-    tasks (`services.learner.estimates.estimate`), ``accuracy_interval`` is half its width.
+    tasks (`services.learner.attempt.estimates.estimate`), ``accuracy_interval`` is half its width.
     ``process`` is the mean process score of correct responses, ``truncated`` the share of responses
     that reached their limit of tokens. Of the groups that were ``asked`` for, ``failed`` have no
     responses; all else is about the others. ``per_task`` has, by task id, the sum of accuracies and

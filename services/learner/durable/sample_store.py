@@ -22,7 +22,7 @@ from protocol.samples import RECIPE, SUFFIX, TOKENIZER, SampledGroup, pack_sampl
 from protocol.weights import sync_folder
 
 from services.chassis.deployment import Deployment
-from services.learner.sample_facts import facts_of
+from services.learner.durable.sample_facts import facts_of
 
 _SEGMENT_BYTES = 16 * 2**20
 _DAY_S = 86_400

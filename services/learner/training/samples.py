@@ -19,7 +19,7 @@ from protocol.messages import (
 )
 
 from services.learner.algorithms.advantages import GroupScores
-from services.learner.scoring import Scoring, gradable
+from services.learner.training.scoring import Scoring, gradable
 
 
 class SampleBatch(Message):

@@ -33,7 +33,7 @@ from functools import lru_cache
 from protocol.messages import RolloutRequest, Task
 from protocol.recipe import Purpose, Recipe
 
-from services.learner.selection import Outlook
+from services.learner.supply.selection import Outlook
 
 
 @lru_cache(maxsize=4)

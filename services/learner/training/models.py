@@ -21,8 +21,8 @@ from transformers import (
 )
 
 from services.learner.algorithms.logprobs import chunked_token_logprobs
-from services.learner.batching import MicroBatch
-from services.learner.engine import DTYPES, Engine, FrozenModel, uses_parameters_of
+from services.learner.training.batching import MicroBatch
+from services.learner.training.engine import DTYPES, Engine, FrozenModel, uses_parameters_of
 
 _VALUE_HEAD = "value_head.safetensors"
 _REWARD_HEAD = "score.weight"  # of transformers' models for sequence classification, [1, hidden]

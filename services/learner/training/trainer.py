@@ -22,12 +22,18 @@ from services.learner.algorithms.divergence import DIVERGENCES
 from services.learner.algorithms.gae import CRITIC_ADVANTAGES, Episodes, returns_of, whitened
 from services.learner.algorithms.objectives import OBJECTIVES, TokenBatch
 from services.learner.algorithms.values import positive_nll, value_loss
-from services.learner.batching import MicroBatch, collate, micro_batches, mini_batches, totals_of
-from services.learner.engine import Engine
-from services.learner.measured import Measured
-from services.learner.metrics import StepMetrics
-from services.learner.models import Models
-from services.learner.samples import Sample
+from services.learner.training.batching import (
+    MicroBatch,
+    collate,
+    micro_batches,
+    mini_batches,
+    totals_of,
+)
+from services.learner.training.engine import Engine
+from services.learner.training.measured import Measured
+from services.learner.training.metrics import StepMetrics
+from services.learner.training.models import Models
+from services.learner.training.samples import Sample
 
 
 @dataclass

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
@@ -23,37 +22,47 @@ from protocol.exchange import Delivery, Disconnected, Exchange, Fenced, Unreadab
 from protocol.exchange.connection import Refused
 from protocol.messages import ActiveJob, JobRecord, JobRef, JobState, Requested, Task
 from protocol.recipe import Purpose, Recipe
-from protocol.tasks import TaskFileError, read_tasks
+from protocol.tasks import TaskFileError
 
-from deploy.placement import parse
-from services.chassis.deployment import Deployment
 from services.chassis.metrics import DEVICES, PHASES
 from services.chassis.service import Service
 from services.learner.algorithms import UnknownName
-from services.learner.checkpoint import Checkpoints, LearnerState, remove_leftovers, write_whole
-from services.learner.control import CancelRequested, Control, PauseRequested, StopRequested, Wish
-from services.learner.engines import watch_engines_forever
-from services.learner.evaluation import Evaluator
+from services.learner.attempt.control import (
+    CancelRequested,
+    Control,
+    PauseRequested,
+    StopRequested,
+    Wish,
+)
+from services.learner.attempt.engines import watch_engines_forever
+from services.learner.attempt.evaluation import Evaluator
+from services.learner.attempt.inputs import checked_models, tasks_of
+from services.learner.attempt.lease import Role
+from services.learner.attempt.loop import Learning
+from services.learner.attempt.outcome import Outcome
+from services.learner.attempt.parts import Parts
+from services.learner.attempt.pretraining import Pretraining
+from services.learner.attempt.report import Reporter
+from services.learner.durable.checkpoint import (
+    Checkpoints,
+    LearnerState,
+    remove_leftovers,
+    write_whole,
+)
+from services.learner.durable.progress import LearnedNothing, Progress
+from services.learner.durable.publish import Publisher, sweep
+from services.learner.durable.sample_store import SampleStore, remove_old
 from services.learner.faults import MachineFault, cause_of, machine_fault
-from services.learner.feeder import Feeder
-from services.learner.flops import Flops
 from services.learner.formulas import check_formulas
-from services.learner.intake import Intake
-from services.learner.lease import Role
-from services.learner.loop import Learning
-from services.learner.lost import NothingCanWork
-from services.learner.model_check import UnsupportedModel, check_models, check_split
-from services.learner.model_source import NotOnHub, model_folder
+from services.learner.model_source import NotOnHub
 from services.learner.ordering import order_warnings
-from services.learner.outcome import Outcome
-from services.learner.parts import Parts
-from services.learner.pretraining import Pretraining
-from services.learner.progress import LearnedNothing, Progress
-from services.learner.publish import Publisher, sweep
-from services.learner.ranks import Team, TeamBroken
-from services.learner.report import Reporter
-from services.learner.sample_store import SampleStore, remove_old
-from services.learner.scoring import Scoring
+from services.learner.supply.feeder import Feeder
+from services.learner.supply.intake import Intake
+from services.learner.supply.lost import NothingCanWork
+from services.learner.training.flops import Flops
+from services.learner.training.model_check import UnsupportedModel
+from services.learner.training.ranks import Team, TeamBroken
+from services.learner.training.scoring import Scoring
 
 log = logging.getLogger(__name__)
 _FAULTS_OF_THE_USER = (
@@ -178,8 +187,8 @@ class _Attempt:
             await asyncio.to_thread(remove_leftovers, folder, self.number)
         await asyncio.to_thread(remove_old, deployment)
         check_formulas(recipe)
-        train, held_out = await asyncio.to_thread(_tasks, recipe, deployment.files_dir)
-        policy, critic = await asyncio.to_thread(_checked_models, recipe, deployment)
+        train, held_out = await asyncio.to_thread(tasks_of, recipe, deployment.files_dir)
+        policy, critic = await asyncio.to_thread(checked_models, recipe, deployment)
         await self.team.open(policy, recipe, critic)
         flops = Flops.of_models(recipe, policy, critic, self.team.num_ranks, self.team.device_name)
         learning = self._assemble(recipe, train, held_out, flops)
@@ -305,43 +314,6 @@ class _Attempt:
     @property
     def _folder(self) -> Path:
         return self.service.deployment.job_dir(self.record.id)
-
-
-def _tasks(recipe: Recipe, files: Path) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
-    """The tasks to train on, and those that are held out, as many as an evaluation takes."""
-    train = _read_tasks(files / f"{recipe.tasks.train}.jsonl")
-    if recipe.evaluation is None or recipe.tasks.held_out is None:
-        return train, ()
-    held_out = _read_tasks(files / f"{recipe.tasks.held_out}.jsonl")
-    return train, held_out[: recipe.evaluation.tasks]
-
-
-def _read_tasks(path: Path) -> tuple[Task, ...]:
-    try:
-        return read_tasks(path)
-    except TaskFileError as error:
-        if isinstance(error.__cause__, OSError):  # then its content is not to blame
-            raise error.__cause__ from None
-        raise
-
-
-def _checked_models(recipe: Recipe, deployment: Deployment) -> tuple[Path, Path | None]:
-    """Where the policy and the critic start from; the stack can train them, and sample from one."""
-    policy, critic = _model_folders(recipe, deployment)
-    check_models(policy, critic)
-    line = os.environ.get("WEIR_GPUS")
-    check_split(policy, parse(line) if line else None)
-    return policy, critic
-
-
-def _model_folders(recipe: Recipe, deployment: Deployment) -> tuple[Path, Path | None]:
-    """Where the policy starts from, and the critic if there is one."""
-    policy = model_folder(recipe.model.path, deployment)
-    if recipe.critic is None:
-        return policy, None
-    if recipe.critic.path is None:
-        return policy, policy
-    return policy, model_folder(recipe.critic.path, deployment, "critic.path")
 
 
 async def _result(learning: Learning, models: Mapping[str, Path]) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from protocol.messages import Status
 
 from services.chassis.service import Service
+from services.learner.attempt.loop import Learning
 from services.learner.faults import MachineFault
-from services.learner.loop import Learning
-from services.learner.lost import NothingCanWork
+from services.learner.supply.lost import NothingCanWork
 
 _MOST_STARTS = 3  # of each rollout that fail for the job, in a row
 _NO_ENGINE = "vLLM did not start"  # how a rollout begins to say so; its other errors are no job's

@@ -4,7 +4,7 @@ It is the write-ahead log of training: a group is fsynced here before it leaves 
 new attempt finds here whatever the last one had taken in. Segments hold packed frames of
 GradedGroup, and a commit mark after each append. Each attempt writes segments of its own, so a
 superseded learner damages nothing. What no checkpoint needs any more goes; for people there is the
-sample store (`services.learner.sample_store`).
+sample store (`services.learner.durable.sample_store`).
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from protocol.exchange import Exchange
 from protocol.messages import JobEvent
 
 from services.chassis.metrics import PHASES
-from services.learner.lost import Lost, in_words
-from services.learner.selection import Selection
+from services.learner.supply.lost import Lost, in_words
+from services.learner.supply.selection import Selection
 
 _LOST = {
     "ungradable": "paused: {share:.0%} of the scores of {moment} could not be graded ({reasons}), "

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from services.learner.algorithms.aggregation import Totals
-from services.learner.samples import Sample
+from services.learner.training.samples import Sample
 
 
 @dataclass(frozen=True)

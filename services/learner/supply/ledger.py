@@ -10,7 +10,7 @@ from protocol.messages import group_key
 from protocol.recipe import Purpose
 from protocol.samples import USED
 
-from services.learner.samples import merged
+from services.learner.training.samples import merged
 
 
 @dataclass

@@ -15,7 +15,7 @@ from protocol.recipe import Purpose
 from pydantic import Field
 
 from services.learner.faults import MachineFault
-from services.learner.ranks import Team
+from services.learner.training.ranks import Team
 
 _STATE = "state.json"
 _MODEL = "model"

@@ -15,7 +15,7 @@ from protocol.recipe import Purpose
 from protocol.streams import GRADED
 
 from services.chassis.metrics import born_at_zero
-from services.learner.log import GroupLog, read_log, retain
+from services.learner.supply.log import GroupLog, read_log, retain
 
 log = logging.getLogger(__name__)
 TAKEN_IN = born_at_zero(

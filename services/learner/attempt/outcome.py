@@ -11,9 +11,9 @@ from protocol.exchange import Delivery
 from protocol.messages import JobRecord, JobRef, JobState
 
 from services.chassis.service import Service
-from services.learner.control import CancelRequested, PauseRequested, Wish
-from services.learner.publish import withdraw
-from services.learner.report import Reporter
+from services.learner.attempt.control import CancelRequested, PauseRequested, Wish
+from services.learner.attempt.report import Reporter
+from services.learner.durable.publish import withdraw
 
 log = logging.getLogger(__name__)
 _MOST_FAILURES = 3  # in a row, without progress

@@ -9,9 +9,9 @@ from typing import Any
 
 from protocol.recipe import Purpose
 
-from services.learner.checkpoint import LearnerState, checkpoint_name
-from services.learner.ledger import Ledger
-from services.learner.lost import in_words
+from services.learner.durable.checkpoint import LearnerState, checkpoint_name
+from services.learner.supply.ledger import Ledger
+from services.learner.supply.lost import in_words
 
 _KEPT_EVALUATIONS = 1000  # beside the first
 

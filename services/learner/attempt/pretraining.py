@@ -11,10 +11,10 @@ from pathlib import Path
 
 from protocol.recipe import Recipe
 
-from services.learner.checkpoint import write_whole
-from services.learner.feeder import Feeder
-from services.learner.ranks import Team
-from services.learner.selection import Outlook
+from services.learner.durable.checkpoint import write_whole
+from services.learner.supply.feeder import Feeder
+from services.learner.supply.selection import Outlook
+from services.learner.training.ranks import Team
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""What outlives an attempt: checkpoints, published weights, and the sample store."""

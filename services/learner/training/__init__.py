@@ -1,0 +1,1 @@
+"""From graded groups to better weights: samples, micro-batches, DeepSpeed, and all ranks alike."""
