@@ -23,6 +23,10 @@ def a_sample(prompt: int, response: int, group: int = 0, advantage: float = 0.0)
     )
 
 
+def length_of(sample: Sample) -> int:
+    return len(sample.prompt_ids) + len(sample.token_ids)
+
+
 shapes = st.lists(
     st.tuples(st.integers(1, 6), st.integers(0, 12), st.integers(0, 5)), min_size=1, max_size=30
 )
@@ -37,8 +41,7 @@ def test_micro_batches_hold_every_sample_once_and_respect_the_budget(
     assert len(parts) % num_ranks == 0
     assert sorted(s.advantage for part in parts for s in part) == [s.advantage for s in samples]
     for part in parts:
-        width = max((len(s.prompt_ids) + len(s.token_ids) for s in part), default=0)
-        assert len(part) == 1 or len(part) * width <= max_tokens
+        assert len(part) == 1 or sum(map(length_of, part)) <= max_tokens
 
 
 @given(shapes, st.integers(1, 8))
@@ -55,10 +58,12 @@ def test_mini_batches_split_along_group_borders(
 
 def test_each_response_token_is_predicted_from_the_position_before_it() -> None:
     batch = collate([a_sample(3, 2, advantage=2.0), a_sample(1, 4, advantage=-1.0)])
-    assert batch.input_ids.tolist() == [[10, 11, 12, 50, 51], [10, 50, 51, 52, 53]]
-    assert batch.rows.tolist() == [0, 0, 1, 1, 1, 1]
-    assert batch.columns.tolist() == [2, 3, 0, 1, 2, 3]
-    assert batch.input_ids[batch.rows, batch.columns + 1].equal(batch.targets)
+    assert batch.input_ids.tolist() == [10, 11, 12, 50, 51, 10, 50, 51, 52, 53]
+    assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
+    assert (batch.bounds.tolist(), batch.max_length) == ([0, 5, 10], 5)
+    assert batch.sample_of.tolist() == [0, 0, 1, 1, 1, 1]
+    assert batch.predictors.tolist() == [2, 3, 5, 6, 7, 8]
+    assert batch.input_ids[batch.predictors + 1].equal(batch.targets)
     assert batch.advantages.tolist() == [2, 2, -1, -1, -1, -1]
     assert batch.behavior_logprobs.tolist() == [-1, -2, -1, -2, -3, -4]
 
@@ -66,7 +71,7 @@ def test_each_response_token_is_predicted_from_the_position_before_it() -> None:
 def test_an_empty_micro_batch_has_no_token_and_attends_to_something() -> None:
     batch = collate([])
     assert batch.targets.numel() == 0
-    assert batch.attention_mask.sum() == 1
+    assert batch.bounds.tolist() == [0, 1]
     assert batch.targets.dtype == torch.int64
 
 
