@@ -1,13 +1,15 @@
 """From samples to micro-batches: pure arithmetic that every rank does alike.
 
 A step's samples are split into mini-batches (one optimizer update each) along group borders, and a
-mini-batch into micro-batches that fit the memory. Every rank gets the same number of micro-batches,
-since collectives run in each; where samples run out, a micro-batch is empty and weighs nothing.
+mini-batch into micro-batches that fit the memory, whole samples one after another. Every rank gets
+the same number of micro-batches, since collectives run in each, and about as much work; where
+samples run out, a micro-batch is empty and weighs nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -88,20 +90,67 @@ def mini_batches(samples: Sequence[Sample], num_updates: int) -> list[list[Sampl
     return [[s for s in samples if s.group in set(part)] for part in parts if part]
 
 
-def micro_batches(samples: Sequence[Sample], max_tokens: int, num_ranks: int) -> list[list[Sample]]:
-    """Split a mini-batch so that each part has at most ``max_tokens`` positions.
+def micro_batches(
+    samples: Sequence[Sample],
+    max_tokens: int,
+    num_ranks: int,
+    work_of: Callable[[int], float] = float,
+) -> list[list[Sample]]:
+    """Split a mini-batch into parts of nearly as much work, each of at most ``max_tokens``.
 
-    A sample longer than ``max_tokens`` goes alone. The
-    number of parts is a multiple of ``num_ranks``; rank r takes the parts r, r + num_ranks, ...
+    A sample longer than that goes alone. The number of parts is a multiple of ``num_ranks``; rank r
+    takes the parts r, r + num_ranks, ... What the ranks take at the same time is alike, and in all
+    each has nearly as much work as the others.
+
+    Args:
+        samples: the mini-batch.
+        max_tokens: prompt and response.
+        num_ranks: ranks that share it.
+        work_of: the work of a sample of so many tokens.
     """
-    parts: list[list[Sample]] = []
-    for sample in sorted(samples, key=_length, reverse=True):
-        if parts and sum(map(_length, parts[-1])) + _length(sample) <= max_tokens:
-            parts[-1].append(sample)
-        else:
-            parts.append([sample])
-    missing = -len(parts) % num_ranks
-    return parts + [[] for _ in range(missing)]
+    ordered = sorted(samples, key=_length, reverse=True)
+    count = math.ceil(sum(map(_length, samples)) / max_tokens)
+    while True:
+        count += -count % num_ranks
+        parts = _dealt(ordered, count, max_tokens, work_of)
+        if len(parts) == count:
+            return _in_rounds(parts, num_ranks, work_of)
+        count = len(parts)
+
+
+def _dealt(
+    ordered: Sequence[Sample], count: int, max_tokens: int, work_of: Callable[[int], float]
+) -> list[list[Sample]]:
+    """Each sample goes to the part with the least work that has room; ``count`` parts or more."""
+    parts: list[list[Sample]] = [[] for _ in range(count)]
+    tokens, work = np.zeros(count), np.zeros(count)
+    for sample in ordered:
+        length = _length(sample)
+        has_room = (tokens == 0) | (tokens + length <= max_tokens)
+        if not has_room.any():
+            parts.append([])
+            tokens, work, has_room = np.append(tokens, 0), np.append(work, 0), [*has_room, True]
+        part = int(np.where(has_room, work, np.inf).argmin())
+        parts[part].append(sample)
+        tokens[part] += length
+        work[part] += work_of(length)
+    return parts
+
+
+def _in_rounds(
+    parts: list[list[Sample]], num_ranks: int, work_of: Callable[[int], float]
+) -> list[list[Sample]]:
+    """Parts of like work for all ranks at a time, the most for the rank that had the least."""
+    work = [sum(work_of(_length(sample)) for sample in part) for part in parts]
+    heaviest = sorted(range(len(parts)), key=work.__getitem__, reverse=True)
+    totals = np.zeros(num_ranks)
+    rounds: list[list[Sample]] = []
+    for start in range(0, len(parts), num_ranks):
+        chosen = np.zeros(num_ranks, dtype=np.int64)
+        chosen[totals.argsort(kind="stable")] = heaviest[start : start + num_ranks]
+        totals += np.take(work, chosen)
+        rounds += [parts[part] for part in chosen]
+    return rounds
 
 
 def collate(samples: Sequence[Sample]) -> MicroBatch:

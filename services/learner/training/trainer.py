@@ -30,6 +30,7 @@ from services.learner.training.batching import (
     totals_of,
 )
 from services.learner.training.engine import Engine
+from services.learner.training.flops import work_of
 from services.learner.training.measured import Measured
 from services.learner.training.metrics import StepMetrics
 from services.learner.training.models import Models
@@ -66,6 +67,8 @@ class Trainer:
         self.models = models
         self.device = models.policy.device
         self.temperature = sampling.temperature
+        critic_folder = models.critic_folder if models.critic is not None else None
+        self.work_of = work_of(models.policy_folder, critic_folder)
         settings = algorithm.model_dump() | {"max_tokens": sampling.max_tokens}
         self.objective = pick(OBJECTIVES, algorithm.objective, settings)
         self.aggregation = pick(AGGREGATIONS, algorithm.aggregation, settings)
@@ -195,7 +198,8 @@ class Trainer:
 
     def _my_share(self, samples: Sequence[Sample]) -> list[MicroBatch]:
         rank, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        parts = micro_batches(samples, self.recipe.training.micro_batch_tokens, num_ranks)
+        max_tokens = self.recipe.training.micro_batch_tokens
+        parts = micro_batches(samples, max_tokens, num_ranks, self.work_of)
         return [collate(part).to(self.device) for part in parts[rank::num_ranks]]
 
     def _prepare(self, mini_batches: Sequence[MiniBatch], metrics: StepMetrics) -> None:
