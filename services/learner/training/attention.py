@@ -18,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 PACKED = "packed"
+_MORE = ("softcap", "s_aux", "position_bias")
 _LARGEST_HEAD = 256  # of flash attention
 
 
@@ -28,15 +29,15 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    scaling: float,
+    scaling: float | None = None,
     cu_seq_lens_q: Tensor,
     max_length_q: int,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention as transformers asks for it; its keywords are those of its flash attention.
 
     Args:
-        module: not looked at.
+        module: named in errors.
         query: [1, head, position, head size].
         key: [1, key head, position, head size]; heads of the query share one.
         value: as the key.
@@ -44,11 +45,19 @@ def packed_attention(
         scaling: of the scores.
         cu_seq_lens_q: [sample + 1] int32, where each sample begins and ends.
         max_length_q: positions of the longest sample.
+        others: what else the model asks of its attention.
 
     Returns:
         ([1, position, head, head size], no weights)
+
+    Raises:
+        NotImplementedError: if the model asks for more than causal attention to all of its sample.
     """
-    del module, attention_mask
+    for name in _MORE:
+        if others.get(name) is not None:
+            raise NotImplementedError(f"{type(module).__name__}: attention with {name}")
+    if (others.get("sliding_window") or max_length_q) < max_length_q:
+        raise NotImplementedError(f"{type(module).__name__}: a sliding window within a sample")
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
     if _has_kernel(query):
         attended = varlen_attn(
@@ -70,14 +79,15 @@ def packed_attention(
 
 
 def _has_kernel(query: Tensor) -> bool:
+    """Whether torch has variable-length attention for it."""
     halves = (torch.bfloat16, torch.float16)
     return query.is_cuda and query.dtype in halves and query.shape[-1] <= _LARGEST_HEAD
 
 
 def _in_blocks(
-    query: Tensor, key: Tensor, value: Tensor, bounds: list[int], scaling: float
+    query: Tensor, key: Tensor, value: Tensor, bounds: list[int], scaling: float | None
 ) -> Tensor:
-    """The same on any device: [position, head, head size] each.
+    """The same on any device and in any dtype: [position, head, head size] each.
 
     Samples of similar length are computed as one block, right-padded: under a causal mask what is
     real never looks right. At most half of a block is padding.

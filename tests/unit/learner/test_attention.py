@@ -73,3 +73,19 @@ def test_samples_of_a_row_know_nothing_of_each_other(family: str) -> None:
     (weights * expected).sum().backward()
     assert gradients(model).numpy() == pytest.approx(gradients(plain).numpy(), abs=2e-5)
     assert gradients(plain).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "asked"),
+    [
+        ("mistral", {"sliding_window": 38}, "sliding window"),
+        ("gemma2", {"head_dim": 8}, "softcap"),
+        ("gpt_oss", {"sliding_window": 100}, "s_aux"),
+    ],
+)
+def test_what_only_other_attention_can_do_is_never_left_out_in_silence(
+    family: str, settings: dict[str, Any], asked: str
+) -> None:
+    model = a_model(family, **settings)
+    with pytest.raises(NotImplementedError, match=asked):
+        Policy(model, chunk_tokens=1000)(collate(samples()), 1.0)
