@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.learner.planning.speed import peak_flops
-from services.learner.training.flops import Flops
+from services.learner.training.flops import Flops, work_of
 from tests.architecture.project import ROOT
 from tests.builders import a_recipe
 
@@ -38,3 +38,10 @@ def test_a_critic_learns_too_and_a_model_of_unknown_shape_tells_nothing(tmp_path
     assert alone < both < 2 * alone
     assert Flops.of_models(BFLOAT16, tmp_path, None, 1, "").of([8], 1.0) == {}
     assert Flops.of_models(BFLOAT16, MODEL, None, 1, "").of([], 0.0) == {}
+
+
+def test_the_work_of_a_sample_is_its_flops_or_its_tokens(tmp_path: Path) -> None:
+    assert work_of(tmp_path, None)(8) == 8
+    alone, both = work_of(MODEL, None), work_of(MODEL, MODEL)
+    assert alone(80) > 10 * alone(8)  # attention
+    assert both(8) > alone(8)
