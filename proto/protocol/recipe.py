@@ -199,6 +199,17 @@ class Optimizer(Table):
     warmup_steps: int = Field(default=0, ge=0, description="in optimizer updates")
     max_grad_norm: float = Field(default=1.0, gt=0)
     zero_stage: Literal[0, 1, 2, 3] = 1
+    offload: Literal["none", "optimizer", "all"] = Field(
+        default="none", description="to host memory; all: the weights too. Slower"
+    )
+
+    @model_validator(mode="after")
+    def _offload_has_its_stage(self) -> Self:
+        """DeepSpeed offloads what it has split over the ranks."""
+        needed = {"none": 0, "optimizer": 1, "all": 3}[self.offload]
+        if self.zero_stage < needed:
+            raise ValueError(f"offload = {self.offload!r} needs zero_stage >= {needed}")
+        return self
 
 
 class CriticOptimizer(Optimizer):
