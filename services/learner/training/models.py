@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from services.learner.algorithms.logprobs import chunked_token_logprobs
+from services.learner.training.attention import PACKED
 from services.learner.training.batching import MicroBatch
 from services.learner.training.engine import (
     DTYPES,
@@ -173,7 +174,13 @@ class Models:
         config = AutoConfig.from_pretrained(folder, **safely)
         _without_dropout(config)
         dtype = DTYPES[self.recipe.model.dtype]
-        return {"config": config, "dtype": dtype, "use_safetensors": True, **safely}
+        return {
+            "config": config,
+            "dtype": dtype,
+            "use_safetensors": True,
+            "attn_implementation": PACKED,
+            **safely,
+        }
 
     def _for_training(self, model: PreTrainedModel) -> PreTrainedModel:
         model.train()
@@ -197,9 +204,15 @@ def _without_dropout(config: PretrainedConfig) -> None:
 def _hidden(model: nn.Module, batch: MicroBatch) -> Tensor:
     """The last hidden state at the position that predicts each response token, [token, hidden]."""
     hidden = model(
-        input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False
-    ).last_hidden_state  # [sample, position, hidden]
-    return hidden[batch.rows, batch.columns]
+        input_ids=batch.input_ids[None],
+        position_ids=batch.position_ids[None],
+        use_cache=False,
+        cu_seq_lens_q=batch.bounds,
+        cu_seq_lens_k=batch.bounds,
+        max_length_q=batch.max_length,
+        max_length_k=batch.max_length,
+    ).last_hidden_state  # [1, position, hidden]
+    return hidden[0, batch.predictors]
 
 
 def _head_in(folder: Path) -> dict[str, Tensor]:
