@@ -69,7 +69,7 @@ def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
     }
     recipe: dict[str, Any] = {
         "name": "ranks",
-        "model": {"path": model, "dtype": settings.get("dtype", "float32")},
+        "model": {"path": model, "dtype": settings.get("dtype", "float32"), "max_context": 128},
         "tasks": {"train": "none"},
         "rollout": {"sampling": {"max_tokens": 64, "temperature": 0.9}},
         "algorithm": {"advantage": "grpo"},

@@ -60,8 +60,9 @@ from services.learner.supply.feeder import Feeder
 from services.learner.supply.intake import Intake
 from services.learner.supply.lost import NothingCanWork
 from services.learner.training.flops import Flops
+from services.learner.training.memory import largest_micro_batches, with_token_budget
 from services.learner.training.model_check import UnsupportedModel
-from services.learner.training.ranks import Team, TeamBroken
+from services.learner.training.ranks import BatchTooLarge, Team, TeamBroken
 from services.learner.training.scoring import Scoring
 
 log = logging.getLogger(__name__)
@@ -144,6 +145,8 @@ class _Attempt:
             await outcome.obey(wish)
         except _FAULTS_OF_THE_USER as error:
             await outcome.end(JobState.FAILED, error=str(error))
+        except BatchTooLarge as error:
+            await outcome.make_smaller(error)
         except (*Disconnected, Fenced, TeamBroken):
             raise  # no fault of the job, and nobody to tell or nothing to say
         except Exception as error:
@@ -189,7 +192,9 @@ class _Attempt:
         check_formulas(recipe)
         train, held_out = await asyncio.to_thread(tasks_of, recipe, deployment.files_dir)
         policy, critic = await asyncio.to_thread(checked_models, recipe, deployment)
-        await self.team.open(policy, recipe, critic)
+        fitting = with_token_budget(recipe, self.record.micro_batch_tokens)
+        await self.team.open(policy, fitting, critic)
+        await self.team.rehearse(largest_micro_batches(fitting, self.team.num_ranks))
         flops = Flops.of_models(recipe, policy, critic, self.team.num_ranks, self.team.device_name)
         learning = self._assemble(recipe, train, held_out, flops)
         await asyncio.to_thread(learning.parts.store.keep_tokenizer, policy)
@@ -281,11 +286,8 @@ class _Attempt:
             message = f"the checkpoint {damaged} is damaged, {how}; it goes on from {folder}"
             await parts.reporter.say(f"damaged:{damaged.name}", message, level="warn")
         if state.ranks not in (None, self.team.num_ranks):
-            raise MachineFault(
-                f"{folder} was saved by {state.ranks} ranks, but the learner has "
-                f"{self.team.num_ranks}; in WEIR_GPUS give it {state.ranks} GPUs again, or where "
-                f"there are none set WEIR_LEARNER_RANKS={state.ranks}"
-            )
+            message = f"a checkpoint of {state.ranks} ranks goes on with {self.team.num_ranks}"
+            await parts.reporter.say(f"ranks:{self.number}", message)
         return newest
 
     async def _save_for_others(self, learning: Learning) -> None:
