@@ -5,24 +5,30 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import traceback
 from collections.abc import Callable
 
 
 def run_forked(num_ranks: int, work: Callable[[], None]) -> None:
-    """Do the work in as many ranks, which end with it; if one fails this process ends so too."""
+    """Do the work in as many ranks, of which the others are killed when rank 0 ends, or any fails.
+
+    Raises:
+        RuntimeError: if one failed.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ranks = {_fork(rank, num_ranks, port, work) for rank in range(num_ranks)}
-    while ranks:
+    ranks = [_fork(rank, num_ranks, port, work) for rank in range(num_ranks)]
+    ended, status = os.wait()
+    while ended != ranks[0] and status == 0:
+        ranks.remove(ended)
         ended, status = os.wait()
-        ranks.discard(ended)
-        if status:
-            for rank in ranks:
-                os.kill(rank, signal.SIGKILL)
-            sys.exit("a rank has failed")
+    ranks.remove(ended)
+    for rank in ranks:
+        os.kill(rank, signal.SIGKILL)
+        os.waitpid(rank, 0)
+    if status:
+        raise RuntimeError("a rank has failed")
 
 
 def _fork(rank: int, num_ranks: int, port: int, work: Callable[[], None]) -> int:

@@ -29,7 +29,7 @@ COMBINATIONS = [
 
 @pytest.mark.parametrize(("saved_by", "loaded_by"), [(3, 2)])
 def test_a_checkpoint_goes_on_with_another_number_of_ranks(
-    model: Path,  # noqa: F811  (the fixture)
+    model: Path,
     tmp_path: Path,
     saved_by: int,
     loaded_by: int,

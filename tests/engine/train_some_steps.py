@@ -75,6 +75,7 @@ def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
         "algorithm": {"advantage": "grpo"},
         "training": {
             "steps": 10,
+            "groups_per_step": settings.get("groups_per_step", 16),
             "updates_per_batch": UPDATES,
             "micro_batch_tokens": settings["micro_batch_tokens"],
             "logprob_chunk_tokens": 50,

@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 
 import deepspeed
 import torch
+from deepspeed.checkpoint import ds_to_universal
 from protocol.recipe import Model, Optimizer
 from torch import Tensor, nn
-from deepspeed.checkpoint import ds_to_universal
 from torch._C._distributed_c10d import HashStore
 
 P = TypeVar("P")

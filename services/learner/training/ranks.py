@@ -23,7 +23,8 @@ from protocol.frames import decode, encode, pack, unpack_all
 from protocol.messages import Message
 from protocol.recipe import Recipe
 from safetensors import SafetensorError
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
 
 from services.learner.faults import MachineFault
 from services.learner.training.engine import device_of_rank, name_of_device
@@ -88,16 +89,9 @@ class Rank:
 
     def _with_models(self, order: Order, folder: Path) -> Measured:
         assert self.trainer is not None, "the first order must be 'open'"
-        samples = unpack_samples(order.batch) if order.batch is not None else []
+        if order.batch is not None:
+            return self._over_samples(self.trainer, order, unpack_samples(order.batch))
         match order.do:
-            case "rehearse":
-                self.trainer.rehearse(samples)
-            case "train":
-                return self.trainer.train(samples)
-            case "pretrain":
-                return self.trainer.pretrain(samples)
-            case "score":
-                return self.trainer.score(samples, order.temperature)
             case "save":
                 self.trainer.models.save(folder)
             case "load":
@@ -108,6 +102,18 @@ class Rank:
                 self.trainer.models.export_critic(folder)
         return Measured()
 
+    def _over_samples(self, trainer: Trainer, order: Order, samples: list[Sample]) -> Measured:
+        match order.do:
+            case "train":
+                return trainer.train(samples)
+            case "pretrain":
+                return trainer.pretrain(samples)
+            case "score":
+                return trainer.score(samples, order.temperature)
+            case _:
+                trainer.rehearse(samples)
+                return Measured()
+
     def follow(self) -> None:
         """Carry out rank 0's orders until it says to leave."""
         notes = _notes()
@@ -115,7 +121,8 @@ class Rank:
             try:
                 self.carry_out(order)
             except MemoryError as error:
-                notes.set(_OUT_OF_MEMORY, f"rank {torch.distributed.get_rank()}: {error}")
+                word = f"rank {torch.distributed.get_rank()}: {error}"
+                notes.compare_set(_OUT_OF_MEMORY, "", word)  # which waits until it is there
                 raise
 
 
@@ -257,7 +264,7 @@ def _tells_of_lost_rank(error: RuntimeError) -> bool:
 
 def _notes() -> Store:
     """What torchrun keeps of the ranks' words, which outlives each of them."""
-    store, *_ = next(torch.distributed.rendezvous("env://"))
+    store, *_ = next(rendezvous("env://"))
     return store
 
 
