@@ -3,7 +3,7 @@
 ``train_some_steps.py MODEL OUT SETTINGS`` where SETTINGS is JSON: zero_stage, micro_batch_tokens,
 steps, and perhaps ``vapo`` (a critic, and every term that a loss can have), ``pretrain`` (steps of
 the critic alone, first), ``critic`` (its folder), ``save_at`` (save to OUT/checkpoint after so many
-steps), ``load_from``, ``dtype``, ``broken_step`` (whose first sample's advantage is no number).
+steps), ``load_from``, ``dtype``, ``lora`` (its table), ``broken_step`` (whose first sample's advantage is no number).
 """
 
 import json
@@ -69,7 +69,11 @@ def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
     }
     recipe: dict[str, Any] = {
         "name": "ranks",
-        "model": {"path": model, "dtype": settings.get("dtype", "float32")},
+        "model": {
+            "path": model,
+            "dtype": settings.get("dtype", "float32"),
+            "lora": settings.get("lora"),
+        },
         "tasks": {"train": "none"},
         "rollout": {"sampling": {"max_tokens": 64, "temperature": 0.9}},
         "algorithm": {"advantage": "grpo"},
@@ -117,6 +121,8 @@ def main(model: str, out: str, settings: dict[str, Any]) -> None:
         if settings.get("save_at") == step + 1:
             models.save(Path(out) / "checkpoint")
     models.export(Path(out))
+    if "lora" in settings:
+        models.export_merged(Path(out) / "merged")
     if models.critic is not None:
         models.export_critic(Path(out) / "critic")
     if int(os.environ.get("RANK", "0")) == 0:
