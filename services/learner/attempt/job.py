@@ -61,6 +61,7 @@ from services.learner.supply.intake import Intake
 from services.learner.supply.lost import NothingCanWork
 from services.learner.training.flops import Flops
 from services.learner.training.model_check import UnsupportedModel
+from services.learner.training.models import write_merged
 from services.learner.training.ranks import Team, TeamBroken
 from services.learner.training.scoring import Scoring
 
@@ -305,11 +306,22 @@ class _Attempt:
             await learning.save_checkpoint()
         models = {"model": self._folder / "model"}
         with self.service.activity.during("writes the model"):
-            await write_whole(models["model"], self.team.export, attempt=self.number)
+            if (lora := self.record.recipe.model.lora) is not None and lora.merge:
+                models["adapter"] = self._folder / "adapter"
+                await write_whole(models["adapter"], self.team.export, attempt=self.number)
+                await write_whole(models["model"], self._merge, attempt=self.number)
+            else:
+                await write_whole(models["model"], self.team.export, attempt=self.number)
             if self.record.recipe.critic is not None:
                 models["critic"] = self._folder / "critic"
                 await write_whole(models["critic"], self.team.export_critic, attempt=self.number)
         await outcome.end(JobState.SUCCEEDED, result=await _result(learning, models))
+
+    async def _merge(self, target: Path) -> None:
+        """Write the model that the job started from, with the adapter that it has trained."""
+        assert self.team.adapts is not None
+        adapter, dtype = self._folder / "adapter", self.record.recipe.model.dtype
+        await asyncio.to_thread(write_merged, self.team.adapts, adapter, target, dtype)
 
     @property
     def _folder(self) -> Path:

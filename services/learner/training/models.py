@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from protocol.recipe import Recipe
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -143,16 +142,6 @@ class Models:
         elif state:
             save_adapter(model, state, folder)
 
-    def export_merged(self, folder: Path) -> None:
-        """Write the policy with its adapter merged into its weights; as `export` does."""
-        adapter = folder / "adapter"
-        self.export(adapter)
-        if torch.distributed.get_rank() == 0:
-            model = merged(self.policy_folder, adapter, DTYPES[self.recipe.model.dtype])
-            _copy_all_but_weights(self.policy_folder, folder)
-            model.save_pretrained(folder)
-            shutil.rmtree(adapter)
-
     def export_critic(self, folder: Path) -> None:
         """Write the critic as a folder that can be a recipe's ``critic.path``; as `export` does."""
         assert self.critic is not None, "the recipe has no critic"
@@ -211,6 +200,16 @@ class Models:
         if self.recipe.training.recompute_activations:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         return model
+
+
+def write_merged(base: Path, adapter: Path, folder: Path, dtype: str) -> None:
+    """Write the model of a folder with an adapter merged into its weights.
+
+    On the CPU, by one rank alone; it takes the memory of one model.
+    """
+    model = merged(base, adapter, DTYPES[dtype])
+    _copy_all_but_weights(base, folder)
+    model.save_pretrained(folder)
 
 
 def _without_dropout(config: PretrainedConfig) -> None:
