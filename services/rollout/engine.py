@@ -14,11 +14,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import json
 import multiprocessing
 import time
 import typing
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +111,10 @@ class Engine:
         Raises:
             EngineError: if vLLM cannot serve the model; the text is vLLM's own.
         """
-        arguments = _arguments(base or folder, settings)
         try:
+            arguments = _arguments(base or folder, settings)
+            if base is not None:
+                arguments = replace(arguments, **_lora_arguments(folder, settings.lora_rank))
             # In a thread: the service answers its health checks meanwhile.
             llm = await asyncio.to_thread(AsyncLLM.from_engine_args, arguments)
             engine = cls(llm, settings)
@@ -268,14 +272,21 @@ def _arguments(folder: Path, settings: EngineSettings) -> AsyncEngineArgs:
         enable_chunked_prefill=not on_cpu,
         max_num_batched_tokens=max(settings.max_context, _CPU_BATCH_TOKENS) if on_cpu else None,
         enable_prefix_caching=True,
-        enable_lora=settings.lora_rank > 0,
-        max_lora_rank=next(rank for rank in _LORA_RANKS if rank >= settings.lora_rank),
         logprobs_mode="processed_logprobs",
         load_format="safetensors",
         use_tqdm_on_load=False,
         worker_extension_cls=f"{WeightsLoader.__module__}.{WeightsLoader.__qualname__}",
         disable_log_stats=True,
     )
+
+
+def _lora_arguments(adapter: Path, rank: int) -> dict[str, Any]:
+    config = json.loads((adapter / "adapter_config.json").read_bytes())
+    return {
+        "enable_lora": True,
+        "max_lora_rank": next(known for known in _LORA_RANKS if known >= rank),
+        "lora_target_modules": config["target_modules"],  # others would be computed for nothing
+    }
 
 
 def _parameters(sampling: Sampling, num: int, seed: int) -> SamplingParams:

@@ -70,7 +70,7 @@ def why_unfit(serving: Serving, newer: Serving) -> str | None:
     if newer.settings != serving.settings:
         return f"the settings {serving.settings} became {newer.settings}"
     if newer.policy.base_digest != serving.policy.base_digest:
-        return "the adapter is for another base model"
+        return "its adapter is for another model"
     return "; ".join(serving.shape.differences(newer.shape)) or None
 
 

@@ -31,7 +31,7 @@ class ModelShape:
         return [
             f"{place} {name}: {was.get(name)!r} became {now.get(name)!r}"
             for place, was, now in (
-                ("config.json", self.config, other.config),
+                ("config", self.config, other.config),
                 ("tensor", self.tensors, other.tensors),
                 ("file", self.files, other.files),
             )
