@@ -24,7 +24,7 @@ from tests.engine.plain_lora import adapt, adapter_of, trained_parameters
 from tests.engine.plain_vapo import Learns, PlainVapo
 from tests.engine.test_rollout_engine import until_sampling
 from tests.engine.test_training_engine import TOLERANCE, largest_gap, train, trained
-from tests.engine.told import metrics_of, same_metrics
+from tests.engine.told import metrics_of
 from tests.engine.train_some_steps import samples_of_step
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
@@ -46,11 +46,21 @@ def saved(model: PreTrainedModel, folder: Path) -> Path:
     return folder
 
 
+SETTINGS = {
+    "ranks": 2,
+    "zero_stage": 3,
+    "micro_batch_tokens": 120,
+    "recompute_activations": True,
+    "vapo": True,
+    "lora": LORA.model_dump(),
+}
+
+
 @pytest.fixture(scope="session")
 def everything(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three steps of VAPO with every term that a loss can have, on one rank."""
+    """Three steps of VAPO with every term that a loss can have, on two ranks."""
     out = tmp_path_factory.mktemp("lora") / "out"
-    train(folders[0], out, vapo=True, save_at=2, lora=LORA.model_dump())
+    train(folders[0], out, save_at=2, **SETTINGS)
     return out
 
 
@@ -73,28 +83,16 @@ def test_an_adapter_learns_as_in_plain_torch_and_the_reference_is_the_base(
     assert divergences[2] > 3 * divergences[1] > 9 * divergences[0]  # ever further from the base
 
 
-def test_two_ranks_make_the_same_adapter(
-    folders: list[Path], everything: Path, tmp_path: Path
-) -> None:
-    settings = {"zero_stage": 3, "micro_batch_tokens": 120, "recompute_activations": True}
-    out = tmp_path / "out"
-    train(folders[0], out, ranks=2, vapo=True, lora=LORA.model_dump(), **settings)
-    gap = largest_gap(trained(everything), trained(out))
-    print(f"largest gap {gap:.1e}")
-    assert gap <= TOLERANCE
-    same_metrics(everything, out)
-
-
 def test_an_adapter_goes_on_from_a_checkpoint_bit_for_bit_and_the_base_is_not_in_it(
     folders: list[Path], everything: Path, tmp_path: Path
 ) -> None:
     checkpoint = everything / "checkpoint"
-    train(
-        folders[0], tmp_path / "out", vapo=True, lora=LORA.model_dump(), load_from=str(checkpoint)
-    )
+    train(folders[0], tmp_path / "out", load_from=str(checkpoint), **SETTINGS)
     assert largest_gap(trained(everything), trained(tmp_path / "out")) == 0
-    state = torch.load(checkpoint / "policy/mp_rank_00_model_states.pt", weights_only=False)
+    saved_state = next((checkpoint / "policy").glob("*model_states.pt"))
+    state = torch.load(saved_state, weights_only=False)
     assert not any("base_layer" in name for name in state["module"])
+    assert not state["frozen_param_fragments"]
 
 
 def test_without_its_adapter_a_model_is_the_base(folders: list[Path]) -> None:
@@ -113,7 +111,7 @@ def moved(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
-                parameter.normal_(0.0, 0.1)
+                parameter.normal_(0.0, 0.05)
     return model
 
 
