@@ -10,8 +10,9 @@ from protocol import weights
 from protocol.exchange import Exchange
 from protocol.messages import PolicyVersion
 
+from services.learner.attempt import Attempt
 from services.learner.durable.publish import Publisher
-from tests.builders import a_job_record
+from tests.builders import a_job_record, a_recipe
 from tests.contract.fake_team import FakeTeam
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
@@ -39,8 +40,9 @@ async def published(
     exchange: Exchange, model: Path, root: Path, *, attempt: int, versions: int
 ) -> PolicyVersion:
     """The newest policy after so many were published."""
-    team, publisher = FakeTeam(), Publisher(exchange, "job", attempt, root)
+    team = FakeTeam()
     team.adapts = model
+    publisher = Publisher(Attempt(exchange, "job", attempt, a_recipe(), root), root)
     for number in range(versions):
         await publisher.publish(team, number)
     newest = await exchange.newest_policy("job")

@@ -121,7 +121,7 @@ def adapters(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> l
     root = tmp_path_factory.mktemp("adapters")
     made = [saved(moved(with_adapter(folders[0]), s), root / f"adapter-{s}") for s in range(2)]
     for adapter in made:
-        write_merged(folders[0], adapter, adapter.with_name(f"{adapter.name}-merged"), "float32")
+        write_merged(folders[0], adapter, "float32", merged(adapter))
     return made
 
 

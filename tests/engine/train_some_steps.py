@@ -127,7 +127,7 @@ def main(model: str, out: str, settings: dict[str, Any]) -> None:
     if int(os.environ.get("RANK", "0")) == 0:
         tell(Path(out), measured)
         if "lora" in settings:
-            write_merged(Path(model), Path(out), Path(out) / "merged", "float32")
+            write_merged(Path(model), Path(out), "float32", Path(out) / "merged")
     leave_ranks()
 
 

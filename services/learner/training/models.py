@@ -202,7 +202,7 @@ class Models:
         return model
 
 
-def write_merged(base: Path, adapter: Path, folder: Path, dtype: str) -> None:
+def write_merged(base: Path, adapter: Path, dtype: str, folder: Path) -> None:
     """Write the model of a folder with an adapter merged into its weights.
 
     On the CPU, by one rank alone; it takes the memory of one model.
