@@ -3,8 +3,9 @@
 ``train_some_steps.py MODEL OUT SETTINGS`` where SETTINGS is JSON: zero_stage, micro_batch_tokens,
 steps, and perhaps ``vapo`` (a critic, and every term that a loss can have), ``pretrain`` (steps of
 the critic alone, first), ``critic`` (its folder), ``save_at`` (save to OUT/checkpoint after so many
-steps), ``load_from``, ``dtype``, ``broken_step`` (whose first sample's advantage is no number),
-``slow_rank`` (which computes something else in each forward pass).
+steps), ``load_from``, ``dtype``, ``offload``, ``lora`` (its table; the merged model goes to
+OUT/merged), ``broken_step`` (whose first sample's advantage is no number), ``slow_rank`` (which
+computes something else in each forward pass).
 """
 
 import json
@@ -22,7 +23,7 @@ from protocol.recipe import Recipe, parse_recipe
 
 from services.learner.training.engine import init_ranks, leave_ranks
 from services.learner.training.measured import Measured
-from services.learner.training.models import Models
+from services.learner.training.models import Models, write_merged
 from services.learner.training.samples import Sample, pack_samples, unpack_samples
 from services.learner.training.trainer import Trainer
 
@@ -67,16 +68,23 @@ def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
         "learning_rate": 1e-3,
         "weight_decay": 0.01,
         "zero_stage": settings["zero_stage"],
+        "offload": settings.get("offload", "none"),
         "warmup_steps": 3,
     }
     recipe: dict[str, Any] = {
         "name": "ranks",
-        "model": {"path": model, "dtype": settings.get("dtype", "float32")},
+        "model": {
+            "path": model,
+            "dtype": settings.get("dtype", "float32"),
+            "max_context": 128,
+            "lora": settings.get("lora"),
+        },
         "tasks": {"train": "none"},
         "rollout": {"sampling": {"max_tokens": 64, "temperature": 0.9}},
         "algorithm": {"advantage": "grpo"},
         "training": {
             "steps": 10,
+            "groups_per_step": settings.get("groups_per_step", 16),
             "updates_per_batch": UPDATES,
             "micro_batch_tokens": settings["micro_batch_tokens"],
             "logprob_chunk_tokens": 50,
@@ -90,9 +98,9 @@ def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
     return parse_recipe(recipe)
 
 
-def compute_for(seconds: float) -> None:
-    until = time.thread_time() + seconds
-    while time.thread_time() < until:
+def compute_if_slow(settings: dict[str, Any]) -> None:
+    until = time.thread_time() + 0.03
+    while settings.get("slow_rank") == torch.distributed.get_rank() and time.thread_time() < until:
         pass
 
 
@@ -109,8 +117,7 @@ def main(model: str, out: str, settings: dict[str, Any]) -> None:
     recipe = recipe_of(model, settings)
     models = Models(recipe, Path(model), Path(settings.get("critic", model)))
     trainer = Trainer(recipe, models)
-    if settings.get("slow_rank") == torch.distributed.get_rank():
-        models.policy.module.register_forward_pre_hook(lambda *_: compute_for(0.03))
+    models.policy.module.register_forward_pre_hook(lambda *_: compute_if_slow(settings))
     first = 0
     if "load_from" in settings:
         models.load(Path(settings["load_from"]))
@@ -131,6 +138,8 @@ def main(model: str, out: str, settings: dict[str, Any]) -> None:
         models.export_critic(Path(out) / "critic")
     if int(os.environ.get("RANK", "0")) == 0:
         tell(Path(out), measured)
+        if "lora" in settings:
+            write_merged(Path(model), Path(out), "float32", Path(out) / "merged")
     leave_ranks()
 
 
