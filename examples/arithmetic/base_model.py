@@ -89,7 +89,7 @@ def imperfect_solutions() -> Iterator[dict[str, str]]:
         yield task.record | {"id": f"{number}", "solution": write_solution(task, rng)}
 
 
-def write_base_model_parts(folder: Path) -> None:
+def write_parts(folder: Path) -> None:
     """Writes the untrained model with its tokenizer, and the solutions that it is to imitate."""
     torch.manual_seed(SEED)
     make_model().save_pretrained(folder / "untrained")
@@ -99,4 +99,4 @@ def write_base_model_parts(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write_base_model_parts(FOLDER)
+    write_parts(FOLDER)

@@ -35,9 +35,7 @@ def model_folder(path: str, deployment: Deployment, field: str = "model.path") -
     return find_model(path, roots, hub=deployment.model_hub, field=field)
 
 
-def find_model(
-    path: str, roots: tuple[Path, ...], *, hub: bool, field: str = "model.path"
-) -> Path:
+def find_model(path: str, roots: tuple[Path, ...], *, hub: bool, field: str = "model.path") -> Path:
     """`model_folder` where there is no stack: from these roots, or from the hub if it is allowed.
 
     Raises:

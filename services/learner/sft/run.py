@@ -15,12 +15,11 @@ from protocol.messages import Task
 from transformers import AutoTokenizer
 
 from services.learner.sft.recipe import SftRecipe
-from services.learner.sft.solutions import batches, placed, samples_of
+from services.learner.sft.solutions import batches, samples_of
 from services.learner.training.engine import init_ranks, leave_ranks
 from services.learner.training.model_check import check_models
-from services.learner.training.models import Models
-from services.learner.training.samples import Sample
-from services.learner.training.trainer import Trainer
+from services.learner.training.ranks import Order, Rank
+from services.learner.training.samples import Sample, pack_samples
 
 _TELL_EVERY_S = 10.0
 
@@ -31,7 +30,7 @@ class NothingLearned(RuntimeError):
 
 @dataclass(frozen=True)
 class Imitation:
-    """What is learned from what; every rank has the same."""
+    """Which model learns what. Every rank has the same, so each gives itself its orders."""
 
     recipe: SftRecipe
     folder: Path  # of the model to start from
@@ -42,7 +41,7 @@ class Imitation:
     def prepared(
         cls, recipe: SftRecipe, folder: Path, train: Sequence[Task], held_out: Sequence[Task]
     ) -> Imitation:
-        """With all that can be refused refused.
+        """With all refused that can be, before the ranks meet.
 
         Raises:
             UnsupportedModel: if the model cannot be trained exactly.
@@ -56,51 +55,52 @@ class Imitation:
         return cls(recipe, folder, samples, others)
 
     def run(self, target: Path) -> None:
-        """Join the ranks, learn, and write the model to a folder, by a rename when it is whole.
+        """Join the ranks, learn, and write the model; it is renamed to the target when it is whole.
 
         Raises:
             NothingLearned: if no update had a finite loss and gradient.
         """
         init_ranks()
-        is_first = torch.distributed.get_rank() == 0
+        writes = torch.distributed.get_rank() == 0
         partial = target.with_name(f".{target.name}.partial")
-        if is_first:  # now, and not after hours: can it be written at all?
+        if writes:  # a folder that cannot be written is found out now, and not in the end
             partial.mkdir(parents=True, exist_ok=True)
         try:
-            self._learned(is_first).export(partial)
-            if is_first:
+            rank = Rank()
+            self._learn(rank, is_told=writes)
+            rank.carry_out(Order(do="export", folder=str(partial)))
+            if writes:
                 partial.rename(target)
         finally:
-            if is_first:
+            if writes:
                 shutil.rmtree(partial, ignore_errors=True)
         leave_ranks()
 
-    def _learned(self, is_first: bool) -> Models:
-        settings, for_trainer = self.recipe.training, self.recipe.for_trainer()
-        trainer = Trainer(for_trainer, Models(for_trainer, self.folder, self.folder))
-        policy = trainer.models.policy
+    def _learn(self, rank: Rank, *, is_told: bool) -> None:
+        settings = self.recipe.training
+        rank.carry_out(Order(do="open", folder=str(self.folder), recipe=self.recipe.for_trainer()))
+        assert rank.trainer is not None
+        policy = rank.trainer.models.policy
         policy.last_update = settings.epochs * math.ceil(len(self.train) / settings.batch_size)
-        progress = Progress(policy.last_update, is_told=is_first)
+        progress = Progress(policy.last_update, is_told)
         for epoch in range(settings.epochs):
             for batch in batches(self.train, settings.batch_size, (settings.seed, epoch)):
-                progress.update(batch, trainer.train(batch).metrics["loss"])
+                measured = rank.carry_out(Order(do="train", batch=pack_samples(batch)))
+                progress.update(batch, measured.metrics["loss"], made=policy.updates)
             if self.held_out:
-                loss = held_out_loss(trainer, self.held_out)
+                measured = rank.carry_out(Order(do="score", batch=pack_samples(self.held_out)))
+                loss = -measured.tokens["logprobs"].mean()
                 progress.say(f"epoch {epoch + 1}/{settings.epochs}: held-out loss {loss:.4f}")
         if policy.updates == 0:
-            raise NothingLearned("no update had a finite loss and gradient; see model.dtype")
-        return trainer.models
-
-
-def held_out_loss(trainer: Trainer, samples: list[Sample]) -> float:
-    """The mean NLL per token of solutions that are not learned, in nats."""
-    logprobs = trainer.score(placed(samples), temperature=1.0).tokens["logprobs"]
-    return -float(logprobs.mean())
+            raise NothingLearned(
+                "no update had a finite loss and gradient, so that nothing was learned; lower "
+                "optimizer.learning_rate, or choose another model.dtype"
+            )
 
 
 @dataclass
 class Progress:
-    """What the terminal of rank 0 shows: a line every ten seconds, and after the last update."""
+    """What rank 0 tells the terminal: a line every ten seconds, and after the last update."""
 
     num_updates: int
     is_told: bool
@@ -110,8 +110,13 @@ class Progress:
     since: float = field(default_factory=time.monotonic)
     started: float = field(default_factory=time.monotonic)
 
-    def update(self, samples: Sequence[Sample], loss: float) -> None:
-        """Count an update, and tell of those since the last line if it is time to."""
+    def update(self, samples: Sequence[Sample], loss: float, *, made: int) -> None:
+        """Count an update, and tell of those since the last line if it is time to.
+
+        Args:
+            loss: the mean NLL per token before it, in nats.
+            made: how many updates were made so far: those that were finite.
+        """
         self.done += 1
         self.tokens += sum(len(s.prompt_ids) + len(s.token_ids) for s in samples)
         self.losses.append(loss)
@@ -119,9 +124,10 @@ class Progress:
         if self.done < self.num_updates and seconds < _TELL_EVERY_S:
             return
         left = (time.monotonic() - self.started) / self.done * (self.num_updates - self.done)
+        not_made = f", {self.done - made} not made: not finite" if made < self.done else ""
         self.say(
             f"update {self.done}/{self.num_updates}: loss {np.mean(self.losses):.4f}, "
-            f"{self.tokens / seconds:,.0f} tokens/s, {left / 60:.1f} min left"
+            f"{self.tokens / seconds:,.0f} tokens/s, {left / 60:.1f} min left{not_made}"
         )
         self.tokens, self.losses, self.since = 0, [], time.monotonic()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,23 +39,14 @@ def samples_of(tasks: Sequence[Task], model: Model, tokenizer: Any) -> list[Samp
 def batches(
     samples: Sequence[Sample], batch_size: int, order: tuple[int, int]
 ) -> Iterator[list[Sample]]:
-    """All samples once, each batch ready for a training step; the last may be smaller.
+    """All samples once; the last batch may be smaller.
 
     Args:
         order: the seed and the epoch, which decide the order.
     """
     shuffled = np.random.default_rng(order).permutation(len(samples))
     for start in range(0, len(samples), batch_size):
-        yield placed([samples[i] for i in shuffled[start : start + batch_size]])
-
-
-def placed(samples: Sequence[Sample]) -> list[Sample]:
-    """Samples that know their place among all tokens of a step."""
-    ends = np.cumsum([len(sample.token_ids) for sample in samples]).tolist()
-    return [
-        replace(sample, first_token=end - len(sample.token_ids))
-        for sample, end in zip(samples, ends, strict=True)
-    ]
+        yield [samples[i] for i in shuffled[start : start + batch_size]]
 
 
 def _sample_of(task: Task, model: Model, tokenizer: Any) -> Sample:
