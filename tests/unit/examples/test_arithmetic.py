@@ -17,7 +17,7 @@ from services.learner.sft.recipe import load_sft_recipe
 
 EXAMPLE = Path(tasks.__file__).parent
 SHIPPED_MODEL = EXAMPLE / "base-model"
-# All that is measured with these weights, here and in documents, is to be measured anew with others.
+# With other weights all that was measured with these, in documents too, is to be measured anew.
 SHIPPED_WEIGHTS_SHA256 = "7db468bb376fddc1a22446cf8593c5531b6424db327fe938a8482111fa162f67"
 TASK_FILES = ("train.jsonl", "held_out.jsonl")
 PROMPT = re.compile(r"(\d\d)([+-][1-9])([+-][1-9])([+-][1-9])=\?")
