@@ -64,7 +64,8 @@ class Imitation:
         writes = torch.distributed.get_rank() == 0
         partial = target.with_name(f".{target.name}.partial")
         if writes:  # a folder that cannot be written is found out now, and not in the end
-            partial.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(partial, ignore_errors=True)  # of one that was killed
+            partial.mkdir(parents=True)
         try:
             rank = Rank()
             self._learn(rank, is_told=writes)
