@@ -47,7 +47,7 @@ class Imitation:
             UnsupportedModel: if the model cannot be trained exactly.
             TaskFileError: if a task has no solution, or does not fit the model.
         """
-        check_models(folder, None)
+        check_models(folder, None, recipe.model.max_context)
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
