@@ -109,7 +109,7 @@ def micro_batches(
         work_of: the work of a sample of so many tokens.
     """
     ordered = sorted(samples, key=_length, reverse=True)
-    count = math.ceil(sum(map(_length, samples)) / max_tokens)
+    count = math.ceil(sum(min(_length(s), max_tokens) for s in samples) / max_tokens)
     while True:
         count += -count % num_ranks
         parts = _dealt(ordered, count, max_tokens, work_of)

@@ -44,6 +44,7 @@ def test_micro_batches_hold_every_sample_once_and_respect_the_budget(
     samples = [a_sample(p, r, g, advantage=float(i)) for i, (p, r, g) in enumerate(shape)]
     parts = micro_batches(samples, max_tokens, num_ranks)
     assert len(parts) % num_ranks == 0
+    assert len(parts) < len(samples) + num_ranks
     assert sorted(s.advantage for part in parts for s in part) == [s.advantage for s in samples]
     for part in parts:
         assert len(part) == 1 or sum(map(length_of, part)) <= max_tokens
@@ -65,6 +66,11 @@ def test_micro_batches_are_full_and_ranks_have_equal_work(num_ranks: int) -> Non
     assert max(shares) <= 1.01 * min(shares)
     rounds = [work[i : i + num_ranks] for i in range(0, len(work), num_ranks)]
     assert sum(map(max, rounds)) <= 1.01 * sum(work) / num_ranks  # what all wait for under ZeRO-3
+
+
+def test_a_sample_beyond_the_budget_takes_a_micro_batch_and_no_more() -> None:
+    parts = micro_batches([a_sample(1, 999), *(a_sample(1, 9) for _ in range(10))], 50, 1)
+    assert [sum(map(length_of, part)) for part in parts] == [1000, 50, 50]
 
 
 def test_equal_tokens_are_not_equal_work() -> None:
