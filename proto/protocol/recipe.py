@@ -2,7 +2,7 @@
 
 A recipe is a TOML file and a message: it is validated where it enters, sent through the API, and
 stored with the job. Unknown keys are refused. Where things run is not in here: that is deployment,
-and comes from the environment.
+and comes from the environment; a recipe only names a machine on which it fits.
 """
 
 from __future__ import annotations
@@ -52,6 +52,19 @@ class Purpose(StrEnum):
     EVAL = "eval"
 
 
+class Lora(Table):
+    """An adapter of low rank is trained, and the model's own weights stay (arXiv:2106.09685)."""
+
+    rank: int = Field(default=16, ge=1, le=512)
+    alpha: float = Field(default=32.0, gt=0, description="the adapter counts alpha / rank times")
+    targets: tuple[str, ...] = Field(
+        default=(), description='linear layers by name, such as "q_proj"; without: all of them'
+    )
+    merge: bool = Field(
+        default=False, description="the result is the merged model, and the adapter beside it"
+    )
+
+
 class Model(Table):
     """The model to start from, and how a task becomes its prompt."""
 
@@ -62,6 +75,7 @@ class Model(Table):
         description="plain template with {prompt}; without one the model's chat template is used",
     )
     max_context: int = Field(default=4096, ge=2, description="prompt and response, in tokens")
+    lora: Lora | None = Field(default=None, description="without: all weights are trained")
 
     @model_validator(mode="after")
     def _template_has_a_place(self) -> Self:
@@ -203,6 +217,17 @@ class Optimizer(Table):
     warmup_steps: int = Field(default=0, ge=0, description="in optimizer updates")
     max_grad_norm: float = Field(default=1.0, gt=0)
     zero_stage: Literal[0, 1, 2, 3] = 1
+    offload: Literal["none", "optimizer", "all"] = Field(
+        default="none", description="to host memory; all: the weights too. Slower"
+    )
+
+    @model_validator(mode="after")
+    def _offload_has_its_stage(self) -> Self:
+        """DeepSpeed offloads what it has split over the ranks."""
+        needed = {"none": 0, "optimizer": 1, "all": 3}[self.offload]
+        if self.zero_stage < needed:
+            raise ValueError(f"offload = {self.offload!r} needs zero_stage >= {needed}")
+        return self
 
 
 class CriticOptimizer(Optimizer):
@@ -233,6 +258,14 @@ class Evaluation(Table):
     every: int | None = Field(default=None, ge=1)
 
 
+class Machine(Table):
+    """A machine on which the recipe fits: what `weir plan` is about unless it is told another."""
+
+    gpus: str = Field(min_length=1, description="who has which GPU, as in WEIR_GPUS")
+    gpu_memory: float = Field(gt=0, le=2**20, description="of a GPU, GiB")
+    host_memory: float = Field(gt=0, le=2**20, description="of a node, GiB")
+
+
 class Recipe(Table):
     """What to learn. See ``recipes/`` for runnable ones."""
 
@@ -246,6 +279,7 @@ class Recipe(Table):
     optimizer: Optimizer = Optimizer()
     critic: Critic | None = None
     evaluation: Evaluation | None = None
+    machine: Machine | None = None
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:

@@ -35,6 +35,8 @@ _MARKS = {
     "optimizer.zero_stage": "z",
     "training.micro_batch_tokens": "m",
     "training.logprob_chunk_tokens": "c",
+    "optimizer.offload": "o",
+    "critic.optimizer.offload": "o",
 }
 _MOST_SETTINGS = 2
 _WIDTH = 150
@@ -174,9 +176,7 @@ def _option(plan: Plan) -> Option | None:
     settings = fitting(plan, plan.machine.learner_gpus, plan.machine.learner_bytes)
     if settings is None or len(settings) > _MOST_SETTINGS or not settings.keys() <= _MARKS.keys():
         return None
-    recipe = plan.recipe
-    for name, value in settings.items():
-        recipe = changed_recipe(recipe, name, value)
+    recipe = changed_recipe(plan.recipe, settings)
     return Option(computed(replace(plan, recipe=recipe)), tuple(settings))
 
 
