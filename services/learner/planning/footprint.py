@@ -302,7 +302,9 @@ def _step(model: Trained) -> tuple[Item, ...]:
     share = _item(f"{who}: float32 gradients", parameters, 4, model.num_gpus)
     if model.stage == 3 and share.bytes > 4 * SUB_GROUP:
         share = _item(share.what, SUB_GROUP, 4, 1)
-    return (share,) if model.sums_in_float32 or model.stage == 3 else (_gradients(model), share)
+    if model.sums_in_float32 or model.stage == 3:
+        return (share,)
+    return (_item(f"{who}: gradients", parameters, model.size, model.shards(2)), share)
 
 
 def _in_host_memory(

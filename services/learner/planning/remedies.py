@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import combinations
 from json import dumps
 from typing import Any
 
@@ -36,44 +37,37 @@ def fitting(plan: Plan, num_gpus: int, usable: int) -> dict[str, Any] | None:
         num_gpus: GPUs of the learner.
         usable: bytes of each.
     """
-    recipe = plan.recipe
-    for changes in _savings(recipe):
-        if _peak(plan, recipe, num_gpus) <= usable:
-            break
-        changed = changed_recipe(recipe, changes)
-        if _peak(plan, changed, num_gpus) < _peak(plan, recipe, num_gpus):
-            recipe = changed if _host_holds(plan, changed, num_gpus) else recipe
-    if _peak(plan, recipe, num_gpus) > usable:
+    savings = list(_savings(plan.recipe))
+    if _footprint(plan, _all_of(savings), num_gpus).peak > usable:
         return None
-    return _needed(plan, recipe, num_gpus, usable)
-
-
-def _needed(plan: Plan, fitting: Recipe, num_gpus: int, usable: int) -> dict[str, Any]:
-    """What has to be changed, and nothing that is not needed once the rest is."""
-    names = dict.fromkeys(name for changes in _savings(plan.recipe) for name in changes)
-    settings = {name: _value(fitting, name) for name in names}
-    settings = {n: value for n, value in settings.items() if value != _value(plan.recipe, n)}
-    for name in list(settings):
-        fewer = {n: value for n, value in settings.items() if n != name}
-        try:
-            changed = changed_recipe(plan.recipe, fewer)
-        except ValueError:  # an offload without its stage
-            continue
-        if _peak(plan, changed, num_gpus) <= usable and _host_holds(plan, changed, num_gpus):
-            settings = fewer
-    return settings
+    for number in range(len(savings) + 1):
+        for chosen in map(_all_of, combinations(savings, number)):
+            footprint = _footprint(plan, chosen, num_gpus)
+            on_host = footprint.host_bytes <= plan.machine.usable_host_bytes
+            if footprint.peak <= usable and on_host:
+                return chosen
+    return None
 
 
 def _savings(recipe: Recipe) -> Iterator[dict[str, Any]]:
     """Settings that save memory, those that cost least first."""
     optimizers = ["optimizer", *(["critic.optimizer"] if recipe.critic is not None else [])]
-    yield from ({f"{each}.zero_stage": 3} for each in optimizers)
-    yield {"training.recompute_activations": True}
-    yield {"training.micro_batch_tokens": recipe.model.max_context}
-    yield {"training.logprob_chunk_tokens": _SMALL_CHUNK}
-    for offload in ("optimizer", "all"):
-        for each in optimizers:
-            yield {f"{each}.zero_stage": 3, f"{each}.offload": offload}
+    savings = [
+        *({f"{each}.zero_stage": 3} for each in optimizers),
+        {"training.recompute_activations": True},
+        {"training.micro_batch_tokens": recipe.model.max_context},
+        {"training.logprob_chunk_tokens": _SMALL_CHUNK},
+        *({f"{each}.zero_stage": 3, f"{each}.offload": "optimizer"} for each in optimizers),
+        *({f"{each}.zero_stage": 3, f"{each}.offload": "all"} for each in optimizers),
+    ]
+    for saving in savings:
+        changes = {name: value for name, value in saving.items() if value != _value(recipe, name)}
+        if changes:
+            yield changes
+
+
+def _all_of(savings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: value for saving in savings for name, value in saving.items()}
 
 
 def changed_recipe(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
@@ -95,18 +89,12 @@ def _value(recipe: Recipe, name: str) -> Any:
     return value
 
 
-def _peak(plan: Plan, recipe: Recipe, num_gpus: int) -> int:
-    return _footprint(plan, recipe, num_gpus).peak
-
-
-def _host_holds(plan: Plan, recipe: Recipe, num_gpus: int) -> bool:
-    return _footprint(plan, recipe, num_gpus).host_bytes <= plan.machine.usable_host_bytes
-
-
-def _footprint(plan: Plan, recipe: Recipe, num_gpus: int) -> LearnerFootprint:
+def _footprint(plan: Plan, settings: Mapping[str, Any], num_gpus: int) -> LearnerFootprint:
+    """Of the plan's recipe with other settings, on so many GPUs."""
     policy, critic = plan.shapes
     assert policy is not None, "there is a footprint, so its shape is known"
     on_node = min(num_gpus, plan.machine.ranks_of_node)
+    recipe = changed_recipe(plan.recipe, settings)
     return learner_footprint(recipe, policy, critic, num_gpus, on_node)
 
 
