@@ -139,15 +139,18 @@ def step_seconds(
     return StepSeconds(kind.name, parts, _total(parts, recipe.training.max_staleness, apart=apart))
 
 
-def trained_flops(policy: ModelShape, critic: ModelShape | None, length: int) -> float:
+def trained_flops(
+    policy: ModelShape, critic: ModelShape | None, length: int, *, adapter: bool = False
+) -> float:
     """FLOPs to learn from a sequence of so many tokens, once: a backward pass is two forward ones.
 
-    What is computed again, or for a reference, is not counted: this is what model FLOPs are.
+    It is one where only an adapter of the policy learns, whose own FLOPs are not counted. Nor is
+    what is computed again, or for a reference: this is what model FLOPs are.
     """
-    flops = _forward(policy, length)
+    flops = (2 if adapter else 3) * _forward(policy, length)
     if critic is not None:
-        flops += _forward_critic(critic, length)
-    return 3 * length * flops
+        flops += 3 * _forward_critic(critic, length)
+    return length * flops
 
 
 def peak_flops(device: str) -> float | None:
