@@ -55,18 +55,6 @@ class LearnerFootprint:
         return total(self.host)
 
 
-@dataclass(frozen=True)
-class RolloutFootprint:
-    """The memory of one GPU of an engine that samples, and how many responses that holds."""
-
-    weights: Item
-    cache: Item  # the keys and values of all responses that are sampled at the same time
-    room: int  # bytes that are left for them
-    bytes_per_token: int
-    responses_asked: int  # of one engine, at the same time
-    responses_held: int  # so many of them fit at full length
-
-
 def total(items: Sequence[Item]) -> int:
     """Bytes of all items."""
     return sum(item.bytes for item in items)
@@ -104,48 +92,6 @@ def learner_footprint(
         max(backward, key=total),
         max(steps, key=total),
         tuple(_in_host_memory(trained, reference, on_node or num_gpus)),
-    )
-
-
-def rollout_footprint(
-    recipe: Recipe,
-    shape: ModelShape,
-    *,
-    num_gpus: int,
-    gpu_bytes: int,
-    responses: int,
-    cache_bytes: int = 0,
-) -> RolloutFootprint:
-    """What one GPU of an engine holds.
-
-    Args:
-        recipe: its model's dtype and longest context count.
-        shape: of the policy.
-        num_gpus: the engine splits the model over so many.
-        gpu_bytes: of each GPU, what the engine may use.
-        responses: the engine samples at most so many at the same time.
-        cache_bytes: of each GPU, set aside for keys and values; 0: what the weights leave.
-    """
-    size = DTYPE_BYTES[recipe.model.dtype]
-    weights = Item(
-        "weights",
-        math.ceil(shape.parameters * size / num_gpus),
-        f"{count(shape.parameters)} x {size} bytes" + _over(num_gpus),
-    )
-    # A key-value head is never split: GPUs beyond their number hold copies.
-    heads = math.ceil(shape.key_value_heads / num_gpus)
-    per_token = 2 * shape.layers * heads * shape.head_size * size
-    full_length = per_token * recipe.model.max_context
-    cache = Item(
-        "keys and values",
-        responses * full_length,
-        f"{responses} responses x {recipe.model.max_context} tokens x {per_token:,} bytes "
-        f"(2 x {shape.layers} layers x {heads} heads x {shape.head_size} x {size})",
-    )
-    left = max(0, gpu_bytes - weights.bytes)
-    room = min(cache_bytes, left) if cache_bytes else left
-    return RolloutFootprint(
-        weights, cache, room, per_token, responses, min(responses, room // full_length)
     )
 
 
@@ -239,8 +185,8 @@ def _held(model: Trained) -> list[Item]:
     if model.sums_apart:
         formula = f"{count(parameters)} x 4 bytes on every GPU: ZeRO-1 does not split it"
         items.append(Item(f"{who}: float32 sum of gradients", parameters * 4, formula))
-    elif model.stage >= 1:
-        items.append(_item(f"{who}: bucket to reduce gradients", model.bucket, REDUCED_SIZE, 1))
+    if model.stage == 3:
+        items.append(_bucket(model))
     # ZeRO copies even float32.
     if not model.offloads and (model.dtype != "float32" or model.stage >= 1):
         items.append(_item(f"{who}: float32 copy of the weights", parameters, 4, shards))
@@ -274,12 +220,19 @@ def _gradients(model: Trained) -> Item:
     return _item(what, model.parameters, size, model.shards(2))
 
 
+def _bucket(model: Trained) -> Item:
+    """Where gradients are reduced; below ZeRO-3 it is gone when the backward pass is over."""
+    return _item(f"{model.who}: bucket to reduce gradients", model.bucket, REDUCED_SIZE, 1)
+
+
 def _backward(model: Trained, recipe: Recipe) -> tuple[Item, ...]:
     items = [_activations(model, recipe)]
     if model.who == "policy":
         items.append(_logits(recipe, model.shape))
     if model.stage == 1 or (model.stage == 2 and (model.sums_in_float32 or not model.offloads)):
         items.append(_gradients(model))
+    if model.stage in {1, 2} and not model.sums_apart:
+        items.append(_bucket(model))
     if model.stage == 3 or (model.stage == 2 and model.sums_in_float32):
         items.append(_item(f"{model.who}: copy of the bucket", model.bucket, REDUCED_SIZE, 1))
     return tuple(items)
@@ -386,9 +339,10 @@ def _logits(recipe: Recipe, policy: ModelShape) -> Item:
 
 
 def _item(what: str, parameters: int, size: int, shards: int) -> Item:
-    formula = f"{count(parameters)} x {size} bytes" + _over(shards)
+    formula = f"{count(parameters)} x {size} bytes" + over(shards)
     return Item(what, math.ceil(parameters * size / shards), formula)
 
 
-def _over(num_gpus: int) -> str:
+def over(num_gpus: int) -> str:
+    """What a formula says of a split."""
     return f" / {num_gpus} GPUs" if num_gpus > 1 else ""

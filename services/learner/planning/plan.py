@@ -11,9 +11,7 @@ from protocol.recipe import Recipe
 from services.learner.planning.footprint import (
     Item,
     LearnerFootprint,
-    RolloutFootprint,
     learner_footprint,
-    rollout_footprint,
     total,
 )
 from services.learner.planning.heads import split_problems
@@ -24,6 +22,7 @@ from services.learner.planning.provisions import (
     models_of,
     tasks_of,
 )
+from services.learner.planning.rollout_footprint import RolloutFootprint, rollout_footprint
 from services.learner.planning.shape import ModelShape
 from services.learner.planning.speed import Sampler, StepSeconds, step_seconds
 

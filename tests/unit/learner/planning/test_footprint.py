@@ -14,9 +14,9 @@ from services.learner.planning.footprint import (
     LearnerFootprint,
     learner_footprint,
     longest_micro_batch,
-    rollout_footprint,
     total,
 )
+from services.learner.planning.rollout_footprint import rollout_footprint
 from services.learner.planning.shape import (
     BUILT_IN,
     ModelShape,
