@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from protocol.exchange import Delivery, Disconnected, Fenced
 from protocol.messages import JobRecord, JobRef, JobState, Requested
-from protocol.recipe import Purpose
+from protocol.recipe import Purpose, Recipe
 from protocol.tasks import TaskFileError
 
 from services.chassis.service import Service
@@ -38,10 +39,13 @@ from services.learner.model_source import NotOnHub
 from services.learner.ordering import order_warnings
 from services.learner.supply.lost import NothingCanWork
 from services.learner.training.flops import Flops
+from services.learner.training.memory import largest_micro_batches, with_token_budget
 from services.learner.training.model_check import UnsupportedModel
-from services.learner.training.ranks import Team, TeamBroken
+from services.learner.training.models import write_merged
+from services.learner.training.ranks import BatchTooLarge, Team, TeamBroken
 
 log = logging.getLogger(__name__)
+Writer = Callable[[Path], Awaitable[None]]
 _FAULTS_OF_THE_USER = (
     *(LearnedNothing, NothingCanWork, NotOnHub, TaskFileError),
     *(UnknownName, UnsupportedModel),
@@ -71,6 +75,8 @@ class Run:
             await outcome.obey(wish)
         except _FAULTS_OF_THE_USER as error:
             await outcome.end(JobState.FAILED, error=str(error))
+        except BatchTooLarge as error:
+            await outcome.make_smaller(error)
         except (*Disconnected, Fenced, TeamBroken):
             raise  # no fault of the job, and nobody to tell or nothing to say
         except Exception as error:
@@ -119,7 +125,9 @@ class Run:
         checkpoints = Checkpoints(attempt.folder / "checkpoints", attempt.number)
         reporter = Reporter(attempt.exchange, attempt.job_id)
         newest = await newest_checkpoint(checkpoints, self.record, self.team.num_ranks, reporter)
-        await self.team.open(policy, recipe, critic)
+        fitting = with_token_budget(recipe, self.record.micro_batch_tokens)
+        await self.team.open(policy, fitting, critic)
+        await self.team.rehearse(largest_micro_batches(fitting, self.team.num_ranks))
         progress, saved, first_segment = Progress(), "", ""
         if newest is not None:
             folder, state = newest
@@ -153,14 +161,23 @@ class Run:
         learning.accounts.drop_leftovers()
         if not learning.versions.is_saved:
             await learning.versions.save()
-        folder, number = learning.attempt.folder, learning.attempt.number
-        models = {"model": folder / "model"}
+        writers, models = _writers(self.record.recipe, self.team, learning.attempt.folder), {}
         with self.service.activity.during("writes the model"):
-            await write_whole(models["model"], self.team.export, attempt=number)
-            if self.record.recipe.critic is not None:
-                models["critic"] = folder / "critic"
-                await write_whole(models["critic"], self.team.export_critic, attempt=number)
+            for name, write in writers.items():
+                models[name] = learning.attempt.folder / name
+                await write_whole(models[name], write, attempt=learning.attempt.number)
         await outcome.end(JobState.SUCCEEDED, result=await _result(learning, models))
+
+
+def _writers(recipe: Recipe, team: Team, folder: Path) -> dict[str, Writer]:
+    """What writes each model of a job's result, by its folder's name, in order."""
+    writers: dict[str, Writer] = {"model": team.export}
+    if team.adapts is not None and recipe.model.lora is not None and recipe.model.lora.merge:
+        merge = partial(write_merged, team.adapts, folder / "adapter", recipe.model.dtype)
+        writers = {"adapter": team.export, "model": partial(asyncio.to_thread, merge)}
+    if recipe.critic is not None:
+        writers["critic"] = team.export_critic
+    return writers
 
 
 async def _save_for_others(learning: Learning) -> None:
