@@ -50,7 +50,7 @@ class SftRecipe(Table):
             name="sft",
             model=self.model,
             tasks=self.tasks,
-            rollout=jobs.Rollout(sampling=jobs.Sampling(max_tokens=1)),
+            rollout=jobs.Rollout(sampling=jobs.Sampling(max_tokens=self.model.max_context - 1)),
             algorithm=jobs.Algorithm(
                 advantage="grpo", old_logprobs="recompute", positive_lm_weight=1.0
             ),

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 from services.learner.sft.recipe import SftRecipe
 from services.learner.sft.solutions import batches, samples_of
 from services.learner.training.engine import init_ranks, leave_ranks
+from services.learner.training.memory import largest_micro_batches
 from services.learner.training.model_check import check_models
 from services.learner.training.ranks import Order, Rank
 from services.learner.training.samples import Sample, pack_samples
@@ -79,7 +80,10 @@ class Imitation:
 
     def _learn(self, rank: Rank, *, is_told: bool) -> None:
         settings = self.recipe.training
-        rank.carry_out(Order(do="open", folder=str(self.folder), recipe=self.recipe.for_trainer()))
+        recipe, num_ranks = self.recipe.for_trainer(), torch.distributed.get_world_size()
+        rank.carry_out(Order(do="open", folder=str(self.folder), recipe=recipe))
+        largest = pack_samples(largest_micro_batches(recipe, num_ranks))
+        rank.carry_out(Order(do="rehearse", batch=largest))
         assert rank.trainer is not None
         policy = rank.trainer.models.policy
         policy.last_update = settings.epochs * math.ceil(len(self.train) / settings.batch_size)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -112,8 +114,16 @@ class Models:
         if recipe.algorithm.divergence_weight > 0:
             self.reference = FrozenModel(self._load_policy(), recipe.optimizer, recipe.model)
 
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Updates within change nothing; see `Engine.rehearsing`."""
+        with ExitStack() as rehearsals:
+            for engine in self._engines().values():
+                rehearsals.enter_context(engine.rehearsing())
+            yield
+
     def save(self, folder: Path) -> None:
-        """Save what `load` on as many ranks restores exactly."""
+        """Save what `load` restores exactly, on any number of ranks."""
         for name, engine in self._engines().items():
             engine.save(folder, name)
 
