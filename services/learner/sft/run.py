@@ -18,7 +18,8 @@ from services.learner.sft.recipe import SftRecipe
 from services.learner.sft.solutions import batches, samples_of
 from services.learner.training.engine import init_ranks, leave_ranks
 from services.learner.training.memory import largest_micro_batches
-from services.learner.training.model_check import check_models
+from services.learner.training.model_check import check_models, check_targets
+from services.learner.training.models import write_merged
 from services.learner.training.ranks import Order, Rank
 from services.learner.training.samples import Sample, pack_samples
 
@@ -49,6 +50,7 @@ class Imitation:
             TaskFileError: if a task has no solution, or does not fit the model.
         """
         check_models(folder, None, recipe.model.max_context)
+        check_targets(folder, recipe.model.lora)
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
@@ -70,7 +72,11 @@ class Imitation:
         try:
             rank = Rank()
             self._learn(rank, is_told=writes)
-            rank.carry_out(Order(do="export", folder=str(partial)))
+            adapts = self.recipe.model.lora is not None
+            written = partial / "adapter" if adapts else partial
+            rank.carry_out(Order(do="export", folder=str(written)))
+            if writes and adapts:
+                write_merged(self.folder, written, self.recipe.model.dtype, partial)
             if writes:
                 partial.rename(target)
         finally:
