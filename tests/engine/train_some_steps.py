@@ -4,13 +4,15 @@
 steps, and perhaps ``vapo`` (a critic, and every term that a loss can have), ``pretrain`` (steps of
 the critic alone, first), ``critic`` (its folder), ``save_at`` (save to OUT/checkpoint after so many
 steps), ``load_from``, ``dtype``, ``offload``, ``lora`` (its table; the merged model goes to
-OUT/merged), ``broken_step`` (whose first sample's advantage is no number).
+OUT/merged), ``broken_step`` (whose first sample's advantage is no number), ``slow_rank`` (which
+computes something else in each forward pass).
 """
 
 import json
 import math
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,7 @@ VAPO = {
 
 
 def samples_of_step(step: int) -> list[Sample]:
-    """Six groups of four responses of odd lengths, the same in every process."""
+    """Six groups of four responses of odd lengths, one lost, the same in every process."""
     random = np.random.default_rng(step)
     return [
         Sample(
@@ -51,7 +53,7 @@ def samples_of_step(step: int) -> list[Sample]:
             correct=index % 3 == 0,
             group=index // 4,
         )
-        for index, length in enumerate(random.integers(1, 30, 24).tolist())
+        for index, length in enumerate(random.integers(1, 30, 23).tolist())
     ]
 
 
@@ -96,6 +98,12 @@ def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
     return parse_recipe(recipe)
 
 
+def compute_if_slow(settings: dict[str, Any]) -> None:
+    until = time.thread_time() + 0.03
+    while settings.get("slow_rank") == torch.distributed.get_rank() and time.thread_time() < until:
+        pass
+
+
 def tell(out: Path, measured: list[Measured]) -> None:
     (out / "metrics.json").write_text(json.dumps([step.metrics for step in measured]))
     for number, step in enumerate(measured):
@@ -109,6 +117,7 @@ def main(model: str, out: str, settings: dict[str, Any]) -> None:
     recipe = recipe_of(model, settings)
     models = Models(recipe, Path(model), Path(settings.get("critic", model)))
     trainer = Trainer(recipe, models)
+    models.policy.module.register_forward_pre_hook(lambda *_: compute_if_slow(settings))
     first = 0
     if "load_from" in settings:
         models.load(Path(settings["load_from"]))

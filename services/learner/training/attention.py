@@ -53,29 +53,30 @@ def packed_attention(
     Raises:
         NotImplementedError: if the model asks for more than causal attention to all of its sample.
     """
-    for name in _MORE:
-        if others.get(name) is not None:
-            raise NotImplementedError(f"{type(module).__name__}: attention with {name}")
-    if (others.get("sliding_window") or max_length_q) < max_length_q:
-        raise NotImplementedError(f"{type(module).__name__}: a sliding window within a sample")
+    del attention_mask
+    _refuse_more(module, max_length_q, others)
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
     if _has_kernel(query):
+        bounds, longest = cu_seq_lens_q, max_length_q
         attended = varlen_attn(
-            query,
-            key,
-            value,
-            cu_seq_lens_q,
-            cu_seq_lens_q,
-            max_length_q,
-            max_length_q,
+            *(query, key, value, bounds, bounds, longest, longest),
             scale=scaling,
-            window_size=(-1, 0),
+            window_size=(-1, 0),  # causal
             enable_gqa=True,
         )
         assert isinstance(attended, Tensor)
     else:
         attended = _in_blocks(query, key, value, cu_seq_lens_q.tolist(), scaling)
     return attended[None], None
+
+
+def _refuse_more(module: nn.Module, max_length: int, others: dict[str, Any]) -> None:
+    """What only other attention can do must not be left out in silence."""
+    for name in _MORE:
+        if others.get(name) is not None:
+            raise NotImplementedError(f"{type(module).__name__}: attention with {name}")
+    if (others.get("sliding_window") or max_length) < max_length:
+        raise NotImplementedError(f"{type(module).__name__}: a sliding window within a sample")
 
 
 def _has_kernel(query: Tensor) -> bool:

@@ -49,7 +49,7 @@ class Policy(nn.Module):
 
     def forward(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """([token] log-probs, [token] entropies), both in nats, of the batch's targets."""
-        hidden = _hidden(cast(nn.Module, self.model.base_model), batch)
+        hidden = hidden_states(cast(nn.Module, self.model.base_model), batch)
         return self.logprobs(hidden, batch.targets, temperature)
 
 
@@ -90,7 +90,7 @@ class Critic(nn.Module):
 
     def forward(self, batch: MicroBatch) -> Tensor:
         """The value of the state before each response token, [token] float32."""
-        return self.head(_hidden(self.model, batch)).squeeze(-1)
+        return self.head(hidden_states(self.model, batch)).squeeze(-1)
 
 
 class _ValueHead(nn.Linear):
@@ -249,7 +249,7 @@ def _without_dropout(config: PretrainedConfig) -> None:
             setattr(config, name, 0.0)
 
 
-def _hidden(model: nn.Module, batch: MicroBatch) -> Tensor:
+def hidden_states(model: nn.Module, batch: MicroBatch) -> Tensor:
     """The last hidden state at the position that predicts each response token, [token, hidden]."""
     hidden = model(
         input_ids=batch.input_ids[None],

@@ -134,7 +134,8 @@ class Trainer:
     def _policy_loss(self, part: Part, mini_batch: MiniBatch, metrics: StepMetrics) -> Tensor:
         """A micro-batch's share of the mini-batch's loss, scalar."""
         algorithm, batch = self.recipe.algorithm, part.batch
-        logprobs, entropies = self.models.policy(batch, self.temperature)  # both [token]
+        with metrics.own_time():
+            logprobs, entropies = self.models.policy(batch, self.temperature)  # both [token]
         old = logprobs.detach() if part.old_logprobs is None else part.old_logprobs
         tokens = TokenBatch(logprobs, old, part.advantages, batch.sample_of)
         losses, bound = self.objective(tokens)
@@ -175,7 +176,8 @@ class Trainer:
         value_clip = self.recipe.critic.value_clip
 
         def loss_of(part: Part) -> Tensor:
-            values, returns = critic(part.batch), part.returns
+            with metrics.own_time():
+                values, returns = critic(part.batch), part.returns
             assert returns is not None
             old, clip = part.old_values, value_clip
             if old is None:

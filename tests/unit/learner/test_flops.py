@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.learner.planning.speed import peak_flops
-from services.learner.training.flops import Flops
+from services.learner.training.flops import Flops, work_of
 from tests.architecture.project import ROOT
 from tests.builders import a_recipe
 
@@ -44,3 +44,10 @@ def test_an_adapter_learns_without_the_gradients_of_the_weights() -> None:
     adapter = a_recipe(model={"dtype": "bfloat16", "lora": {"rank": 8}})
     whole, part = (Flops.of_models(each, MODEL, None, 1, "") for each in (BFLOAT16, adapter))
     assert 3 * part.of([8], 1.0)["flops_per_second"] == 2 * whole.of([8], 1.0)["flops_per_second"]
+
+
+def test_the_work_of_a_sample_is_its_flops_or_its_tokens(tmp_path: Path) -> None:
+    assert work_of(tmp_path, None)(8) == 8
+    alone, both = work_of(MODEL, None), work_of(MODEL, MODEL)
+    assert alone(80) > 10 * alone(8)  # attention
+    assert both(8) > alone(8)
