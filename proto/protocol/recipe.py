@@ -16,30 +16,24 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from protocol.names import (
+    CORRECTIONS,
     CRITIC_ADVANTAGES,
     GROUP_ADVANTAGES,
+    OBJECTIVES,
     AdvantageName,
     AggregationName,
     CorrectionName,
     DivergenceName,
+    Formula,
     ObjectiveName,
 )
 from protocol.rewards import Reward
 from protocol.tables import Table
 
-_NEED_PROCESS = ("papo", "papo_full_norm", "multiplicative", "process_only")
-_ZERO_FOR_ONE = ("grpo", "grpo_trl", "dr_grpo", "rloo", "papo", "papo_full_norm")
-USED_BY = {  # settings that only some formulas take
-    "lambda_process": ("advantage", ("papo", "papo_full_norm")),
-    "ddof": ("advantage", ("grpo", "papo", "papo_full_norm")),
-    "denominator": ("advantage", ("grpo", "papo", "papo_full_norm")),
-    "std_eps": ("advantage", ("grpo", "papo", "papo_full_norm")),
-    "gamma": ("advantage", CRITIC_ADVANTAGES),
-    "lambda_actor": ("advantage", ("gae", "decoupled_gae")),
-    "lambda_critic": ("advantage", ("decoupled_gae", "length_adaptive_gae")),
-    "length_alpha": ("advantage", ("length_adaptive_gae",)),
-    "dual_clip": ("objective", ("dual_clip",)),
-    "correction_cap": ("correction", ("token_tis", "sequence_tis")),
+_FORMULAS = {
+    "advantage": GROUP_ADVANTAGES | CRITIC_ADVANTAGES,
+    "objective": OBJECTIVES,
+    "correction": CORRECTIONS,
 }
 _MAX_REFILL = 4  # dynamic sampling has at most so many times the groups in flight
 
@@ -143,13 +137,15 @@ class Algorithm(Table):
     @model_validator(mode="after")
     def _no_setting_is_idle(self) -> Self:
         """A setting that changes nothing misleads whoever reads the recipe."""
-        for setting, (part, takers) in USED_BY.items():
-            chosen = getattr(self, part)
-            if self._differs(setting) and chosen not in takers and "." not in chosen:
-                raise ValueError(
-                    f"{setting} does nothing with {part} = {chosen!r}; remove it, or choose "
-                    f"{' or '.join(map(repr, takers))}"
-                )
+        for part, formulas in _FORMULAS.items():
+            chosen = formulas.get(getattr(self, part))
+            for setting in {name: None for formula in formulas.values() for name in formula.takes}:
+                if chosen and setting not in chosen.takes and self._differs(setting):
+                    takers = (repr(name) for name, f in formulas.items() if setting in f.takes)
+                    raise ValueError(
+                        f"{setting} does nothing with {part} = {getattr(self, part)!r}; remove it, "
+                        f"or choose {' or '.join(takers)}"
+                    )
         if self._differs("divergence") and self.divergence_weight == 0:
             raise ValueError("divergence does nothing while divergence_weight is 0; remove it")
         return self
@@ -203,6 +199,17 @@ class Optimizer(Table):
     warmup_steps: int = Field(default=0, ge=0, description="in optimizer updates")
     max_grad_norm: float = Field(default=1.0, gt=0)
     zero_stage: Literal[0, 1, 2, 3] = 1
+    offload: Literal["none", "optimizer", "all"] = Field(
+        default="none", description="to host memory; all: the weights too. Slower"
+    )
+
+    @model_validator(mode="after")
+    def _offload_has_its_stage(self) -> Self:
+        """DeepSpeed offloads what it has split over the ranks."""
+        needed = {"none": 0, "optimizer": 1, "all": 3}[self.offload]
+        if self.zero_stage < needed:
+            raise ValueError(f"offload = {self.offload!r} needs zero_stage >= {needed}")
+        return self
 
 
 class CriticOptimizer(Optimizer):
@@ -272,11 +279,12 @@ class Recipe(Table):
     @model_validator(mode="after")
     def _advantage_has_what_it_needs(self) -> Self:
         name, reward = self.algorithm.advantage, self.reward
-        if name in _NEED_PROCESS and not reward.process:
+        formula = _FORMULAS["advantage"].get(name, Formula())
+        if formula.needs_process and not reward.process:
             raise ValueError(f"algorithm.advantage = {name!r} needs reward.process, a verifier")
         if name == "process_only" and reward.process_for != "all":
             raise ValueError("algorithm.advantage = 'process_only' needs process_for = 'all'")
-        if name in _ZERO_FOR_ONE and self.rollout.group_size < 2:
+        if formula.compares and self.rollout.group_size < 2:
             raise ValueError(f"algorithm.advantage = {name!r} needs rollout.group_size >= 2")
         if name in CRITIC_ADVANTAGES and self.critic is None:
             raise ValueError(f"algorithm.advantage = {name!r} needs the table [critic]")

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.engine
 COMBINATIONS = [
     {"zero_stage": 0},
     {"zero_stage": 1, "vapo": True},
-    {"zero_stage": 2},
+    {"zero_stage": 2, "offload": "optimizer"},
     {"zero_stage": 3, "vapo": True},
-    {"zero_stage": 3, "dtype": "bfloat16"},
+    {"zero_stage": 3, "offload": "all", "dtype": "bfloat16"},
 ]
 
 

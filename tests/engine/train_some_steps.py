@@ -3,7 +3,7 @@
 ``train_some_steps.py MODEL OUT SETTINGS`` where SETTINGS is JSON: zero_stage, micro_batch_tokens,
 steps, and perhaps ``vapo`` (a critic, and every term that a loss can have), ``pretrain`` (steps of
 the critic alone, first), ``critic`` (its folder), ``save_at`` (save to OUT/checkpoint after so many
-steps), ``load_from``, ``dtype``, ``broken_step`` (whose first sample's advantage is no number).
+steps), ``load_from``, ``dtype``, ``offload``, ``broken_step`` (whose first sample's advantage is no number).
 """
 
 import json
@@ -65,6 +65,7 @@ def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
         "learning_rate": 1e-3,
         "weight_decay": 0.01,
         "zero_stage": settings["zero_stage"],
+        "offload": settings.get("offload", "none"),
         "warmup_steps": 3,
     }
     recipe: dict[str, Any] = {

@@ -11,6 +11,7 @@ from protocol import weights
 from protocol.exchange import Exchange, UnreadableRecord
 from protocol.messages import JobState, PolicyVersion
 
+from services.learner.attempt import Attempt
 from services.learner.training.ranks import Team
 
 _KEPT_VERSIONS = 2
@@ -19,9 +20,7 @@ _KEPT_VERSIONS = 2
 class Publisher:
     """Publishes the versions of one attempt of one job."""
 
-    def __init__(self, exchange: Exchange, job_id: str, attempt: int, root: Path) -> None:
-        self.exchange = exchange
-        self.job_id = job_id
+    def __init__(self, attempt: Attempt, root: Path) -> None:
         self.attempt = attempt
         self.root = root
         self.newest: PolicyVersion | None = None
@@ -29,24 +28,25 @@ class Publisher:
 
     async def publish(self, team: Team, number: int) -> None:
         """Write the current weights as version ``number``, announce them, drop the oldest."""
-        folder = weights.version_folder(self.job_id, self.attempt, number)
-        staging = self.root / self.job_id / f".export-{self.attempt}"
+        job_id, attempt = self.attempt.job_id, self.attempt.number
+        folder = weights.version_folder(job_id, attempt, number)
+        staging = self.root / job_id / f".export-{attempt}"
         await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
         await team.export(staging)
         digest = await asyncio.to_thread(
             weights.write, self.root, folder, lambda target: _move_files(staging, target)
         )
         policy = PolicyVersion(
-            job_id=self.job_id,
-            attempt=self.attempt,
+            job_id=job_id,
+            attempt=attempt,
             number=number,
             folder=folder,
             digest=digest,
         )
-        await self.exchange.announce(policy)
+        await self.attempt.exchange.announce(policy)
         self.newest = policy
         self._kept.append(folder)
-        await asyncio.to_thread(weights.retain, self.root, self.job_id, self.attempt, self._kept)
+        await asyncio.to_thread(weights.retain, self.root, job_id, attempt, self._kept)
 
     async def export(self, team: Team, number: int, folder: Path) -> None:
         """Write the current weights, which are version ``number``, as a Hugging Face folder.

@@ -23,6 +23,7 @@ from deepspeed.checkpoint import ds_to_universal
 from protocol.recipe import Model, Optimizer
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
+from transformers.integrations import HfDeepSpeedConfig
 
 P = TypeVar("P")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -91,7 +92,8 @@ class Engine:
         """
         elements = sum(_size(p) for p in self.module.parameters() if p.requires_grad)
         share = self.num_ranks if self.settings.zero_stage > 0 else 1
-        moments = torch.empty(2 * elements // share, dtype=torch.float32, device=self.device)
+        place = self.device if self.settings.offload == "none" else "cpu"
+        moments = torch.empty(2 * elements // share, dtype=torch.float32, device=place)
         self._rehearses = True
         yield
         self._rehearses = False
@@ -158,7 +160,7 @@ class FrozenModel:
     def __init__(self, module: nn.Module, settings: Optimizer, model: Model) -> None:
         module.requires_grad_(requires_grad=False)
         if settings.zero_stage == 3:
-            config = _config(module, settings, model)
+            config = _config(settings, model)
             self._module, *_ = deepspeed.initialize(model=module, config=config)
         else:
             self._module = module.to(device_of_rank())
@@ -212,6 +214,22 @@ def name_of_device() -> str:
     return torch.cuda.get_device_name(device_of_rank()) if torch.cuda.is_available() else ""
 
 
+@contextmanager
+def loading(settings: Optimizer, model: Model) -> Iterator[None]:
+    """Within it a rank that loads a model takes into memory only what it will hold.
+
+    Under ZeRO-3 that is its share of each parameter; else all of them, at once on its own device.
+    """
+    if settings.zero_stage == 3:
+        # transformers keeps a weak reference to it, and shards what it loads while it lives.
+        sharding = HfDeepSpeedConfig(_config(settings, model))
+        yield
+        del sharding
+    else:
+        with device_of_rank() if torch.cuda.is_available() else nullcontext():
+            yield
+
+
 def uses_parameters_of(module: nn.Module, other: nn.Module) -> None:
     """Declare that a module's forward pass uses another's parameters: ZeRO-3 then gathers them."""
     for parameter in other.parameters(recurse=False):
@@ -224,24 +242,34 @@ def _with_deepspeed(module: nn.Module, settings: Optimizer, model: Model) -> Any
         lr=settings.learning_rate,
         betas=settings.betas,
         weight_decay=settings.weight_decay,
+        fused=torch.cuda.is_available() or settings.offload != "none",
     )
-    config = _config(module, settings, model)
+    config = _config(settings, model)
+    bucket = min(_REDUCE_BUCKET, sum(map(_size, module.parameters())))
+    config["zero_optimization"]["reduce_bucket_size"] = bucket
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
     return engine
 
 
-def _config(module: nn.Module, settings: Optimizer, model: Model) -> dict[str, Any]:
+def _config(settings: Optimizer, model: Model) -> dict[str, Any]:
     # In bfloat16 many micro-batches would add up to less than few; DeepSpeed has no other sum
     # without ZeRO.
     sums_in_float32 = model.dtype == "bfloat16" and settings.zero_stage > 0
-    bucket = min(_REDUCE_BUCKET, sum(parameter.numel() for parameter in module.parameters()))
+    zero: dict[str, Any] = {"stage": settings.zero_stage}
+    host = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    if settings.offload != "none":
+        zero["offload_optimizer"] = host
+    if settings.offload == "all":
+        zero["offload_param"] = host
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "train_batch_size": torch.distributed.get_world_size(),
         "gradient_clipping": settings.max_grad_norm,
-        "zero_optimization": {"stage": settings.zero_stage, "reduce_bucket_size": bucket},
+        "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,  # torch's fused AdamW needs no compiler
+        "communication_data_type": "fp32",
         "bf16": {"enabled": model.dtype == "bfloat16"},
         "fp16": {"enabled": model.dtype == "float16"},
         "data_types": {"grad_accum_dtype": "fp32" if sums_in_float32 else None},
@@ -297,5 +325,5 @@ def _buckets(named: dict[str, nn.Parameter]) -> list[list[tuple[str, nn.Paramete
 
 
 def _size(parameter: nn.Parameter) -> int:
-    """Elements of a parameter, on all ranks together if ZeRO-3 shards it."""
+    """Numbers in all of a parameter, of which ZeRO-3 leaves a rank a part."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from protocol.recipe import Recipe
@@ -42,6 +43,19 @@ class Flops:
         flops = sum(trained_flops(self.policy, self.critic, length) for length in lengths)
         rate = flops / seconds / self.num_gpus
         return {"flops_per_second": rate} | ({"mfu": rate / self.peak} if self.peak else {})
+
+
+def work_of(policy: Path, critic: Path | None) -> Callable[[int], float]:
+    """FLOPs to learn from a sequence of so many tokens; if no shape is known, its tokens.
+
+    Args:
+        policy: its folder.
+        critic: its folder, if the recipe has one.
+    """
+    shape = _shape(policy)
+    if shape is None:
+        return float
+    return partial(trained_flops, shape, _shape(critic) if critic else None)
 
 
 def _shape(folder: Path) -> ModelShape | None:

@@ -23,8 +23,15 @@ from transformers import (
 )
 
 from services.learner.algorithms.logprobs import chunked_token_logprobs
+from services.learner.training.attention import PACKED
 from services.learner.training.batching import MicroBatch
-from services.learner.training.engine import DTYPES, Engine, FrozenModel, uses_parameters_of
+from services.learner.training.engine import (
+    DTYPES,
+    Engine,
+    FrozenModel,
+    loading,
+    uses_parameters_of,
+)
 
 _VALUE_HEAD = "value_head.safetensors"
 _REWARD_HEAD = "score.weight"  # of transformers' models for sequence classification, [1, hidden]
@@ -155,24 +162,35 @@ class Models:
         return {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})
 
     def _load_policy(self) -> Policy:
-        model = AutoModelForCausalLM.from_pretrained(
-            self.policy_folder, **self._loading(self.policy_folder)
-        )
+        with loading(self.recipe.optimizer, self.recipe.model):
+            model = AutoModelForCausalLM.from_pretrained(
+                self.policy_folder, **self._settings(self.policy_folder)
+            )
         return Policy(self._for_training(model), self.recipe.training.logprob_chunk_tokens)
 
     def _load_critic(self) -> Critic:
         """One that `export_critic` wrote, a reward model, or a language model with a new head."""
-        model = AutoModel.from_pretrained(self.critic_folder, **self._loading(self.critic_folder))
+        assert self.recipe.critic is not None
+        with loading(self.recipe.critic.optimizer, self.recipe.model):
+            model = AutoModel.from_pretrained(
+                self.critic_folder, **self._settings(self.critic_folder)
+            )
         critic = Critic(self._for_training(model))
         critic.head.load_state_dict(_head_in(self.critic_folder), strict=False)
         return critic
 
-    def _loading(self, folder: Path) -> dict[str, Any]:
+    def _settings(self, folder: Path) -> dict[str, Any]:
         safely = {"local_files_only": True, "trust_remote_code": False}
         config = AutoConfig.from_pretrained(folder, **safely)
         _without_dropout(config)
         dtype = DTYPES[self.recipe.model.dtype]
-        return {"config": config, "dtype": dtype, "use_safetensors": True, **safely}
+        return {
+            "config": config,
+            "dtype": dtype,
+            "use_safetensors": True,
+            "attn_implementation": PACKED,
+            **safely,
+        }
 
     def _for_training(self, model: PreTrainedModel) -> PreTrainedModel:
         model.train()
@@ -196,9 +214,15 @@ def _without_dropout(config: PretrainedConfig) -> None:
 def _hidden(model: nn.Module, batch: MicroBatch) -> Tensor:
     """The last hidden state at the position that predicts each response token, [token, hidden]."""
     hidden = model(
-        input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False
-    ).last_hidden_state  # [sample, position, hidden]
-    return hidden[batch.rows, batch.columns]
+        input_ids=batch.input_ids[None],
+        position_ids=batch.position_ids[None],
+        use_cache=False,
+        cu_seq_lens_q=batch.bounds,
+        cu_seq_lens_k=batch.bounds,
+        max_length_q=batch.max_length,
+        max_length_k=batch.max_length,
+    ).last_hidden_state  # [1, position, hidden]
+    return hidden[0, batch.predictors]
 
 
 def _head_in(folder: Path) -> dict[str, Tensor]:

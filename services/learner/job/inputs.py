@@ -36,7 +36,7 @@ def _read_tasks(path: Path) -> tuple[Task, ...]:
 def checked_models(recipe: Recipe, deployment: Deployment) -> tuple[Path, Path | None]:
     """Where the policy and the critic start from; the stack can train them, and sample from one."""
     policy, critic = _model_folders(recipe, deployment)
-    check_models(policy, critic)
+    check_models(policy, critic, recipe.model.max_context)
     line = os.environ.get("WEIR_GPUS")
     check_split(policy, parse(line) if line else None)
     return policy, critic
