@@ -189,10 +189,8 @@ class RolloutGroup(Message):
 
     @model_validator(mode="after")
     def _spans_cover_each_response(self) -> Self:
-        for index, (response, length) in enumerate(
-            zip(self.responses, self.lengths.tolist(), strict=True)
-        ):
-            edge = 0
+        for index, response in enumerate(self.responses):
+            edge, length = 0, int(self.lengths[index])
             for span in response.spans:
                 if span.start != edge or span.end < span.start:
                     raise ValueError(f"responses[{index}].spans leave a gap at token {edge}")
@@ -301,6 +299,8 @@ class PolicyVersion(Message):
     number: int = Field(ge=0)
     folder: str
     digest: str
+    base: str = ""  # where the weights are an adapter: the folder of the model that it is for
+    base_digest: str = ""
 
 
 class JobEvent(Message):

@@ -46,6 +46,19 @@ class Purpose(StrEnum):
     EVAL = "eval"
 
 
+class Lora(Table):
+    """An adapter of low rank is trained, and the model's own weights stay (arXiv:2106.09685)."""
+
+    rank: int = Field(default=16, ge=1, le=512)
+    alpha: float = Field(default=32.0, gt=0, description="the adapter counts alpha / rank times")
+    targets: tuple[str, ...] = Field(
+        default=(), description='linear layers by name, such as "q_proj"; without: all of them'
+    )
+    merge: bool = Field(
+        default=False, description="the result is the merged model, and the adapter beside it"
+    )
+
+
 class Model(Table):
     """The model to start from, and how a task becomes its prompt."""
 
@@ -56,6 +69,7 @@ class Model(Table):
         description="plain template with {prompt}; without one the model's chat template is used",
     )
     max_context: int = Field(default=4096, ge=2, description="prompt and response, in tokens")
+    lora: Lora | None = Field(default=None, description="without: all weights are trained")
 
     @model_validator(mode="after")
     def _template_has_a_place(self) -> Self:

@@ -182,6 +182,13 @@ def test_the_two_demos_differ_only_in_name_and_advantage() -> None:
     assert advantages == ["papo", "grpo"]
 
 
+def test_the_lora_demo_is_the_demo_with_an_adapter_and_a_learning_rate_for_it() -> None:
+    differing = differences(RECIPES / "demo.toml", RECIPES / "demo-lora.toml")
+    adapter = {name for name in differing if name.startswith("model.lora")}
+    assert differing - adapter == {"name", "optimizer.learning_rate"}
+    assert adapter
+
+
 def test_the_index_of_recipes_is_complete() -> None:
     index = (RECIPES / "README.md").read_text()
     names = [str(path.relative_to(RECIPES)) for path in ALL]

@@ -21,6 +21,7 @@ class FakeTeam:
 
     num_ranks = 1
     device_name = ""
+    adapts: Path | None = None
 
     def __init__(self) -> None:
         self.digest = ""

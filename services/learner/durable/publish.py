@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections import deque
+from functools import partial
 from pathlib import Path
 
 from protocol import weights
@@ -25,9 +26,15 @@ class Publisher:
         self.root = root
         self.newest: PolicyVersion | None = None
         self._kept: deque[str] = deque(maxlen=_KEPT_VERSIONS)
+        self._base: dict[str, str] = {}  # of adapters, once it is there
 
     async def publish(self, team: Team, number: int) -> None:
-        """Write the current weights as version ``number``, announce them, drop the oldest."""
+        """Write the current weights as version ``number``, announce them, drop the oldest.
+
+        Where they are an adapter, the model that it is for goes ahead of the first.
+        """
+        if team.adapts is not None and not self._base:
+            await asyncio.to_thread(self._write_base, team.adapts)
         job_id, attempt = self.attempt.job_id, self.attempt.number
         folder = weights.version_folder(job_id, attempt, number)
         staging = self.root / job_id / f".export-{attempt}"
@@ -42,11 +49,18 @@ class Publisher:
             number=number,
             folder=folder,
             digest=digest,
+            **self._base,
         )
         await self.attempt.exchange.announce(policy)
         self.newest = policy
         self._kept.append(folder)
-        await asyncio.to_thread(weights.retain, self.root, job_id, attempt, self._kept)
+        kept = [*self._kept, self._base.get("base", "")]
+        await asyncio.to_thread(weights.retain, self.root, job_id, attempt, kept)
+
+    def _write_base(self, model: Path) -> None:
+        folder = weights.base_folder(self.attempt.job_id, self.attempt.number)
+        fill = partial(weights.copy, model, follow_links=True)
+        self._base = {"base": folder, "base_digest": weights.write(self.root, folder, fill)}
 
     async def export(self, team: Team, number: int, folder: Path) -> None:
         """Write the current weights, which are version ``number``, as a Hugging Face folder.

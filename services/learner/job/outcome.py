@@ -86,13 +86,12 @@ class Outcome:
             await self.hold_up(_NO_SMALLER.format(error, recipe.model.max_context), "memory")
             return
         await self.attempt.update(micro_batch_tokens=tokens, attempts_since_checkpoint=0)
-        number = self.attempt.number
         message = (
-            f"attempt {number} ran out of memory: {error}. From the last checkpoint it goes "
-            f"on with micro-batches of at most {tokens} tokens instead of "
+            f"attempt {self.attempt.number} ran out of memory: {error}. From the last checkpoint it "
+            f"goes on with micro-batches of at most {tokens} tokens instead of "
             f"training.micro_batch_tokens = {recipe.training.micro_batch_tokens}"
         )
-        await self._reporter.say(f"memory:{number}", message, level="warn")
+        await self._reporter.say(f"memory:{self.attempt.number}", message, level="warn")
 
     async def fail(self, error: Exception) -> bool:
         """The job itself is at fault: it ends if that happens too often; returns whether it does.

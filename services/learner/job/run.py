@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from protocol.exchange import Delivery, Disconnected, Fenced
 from protocol.messages import JobRecord, JobRef, JobState, Requested
-from protocol.recipe import Purpose
+from protocol.recipe import Purpose, Recipe
 from protocol.tasks import TaskFileError
 
 from services.chassis.service import Service
@@ -40,9 +41,11 @@ from services.learner.supply.lost import NothingCanWork
 from services.learner.training.flops import Flops
 from services.learner.training.memory import largest_micro_batches, with_token_budget
 from services.learner.training.model_check import UnsupportedModel
+from services.learner.training.models import write_merged
 from services.learner.training.ranks import BatchTooLarge, Team, TeamBroken
 
 log = logging.getLogger(__name__)
+Writer = Callable[[Path], Awaitable[None]]
 _FAULTS_OF_THE_USER = (
     *(LearnedNothing, NothingCanWork, NotOnHub, TaskFileError),
     *(UnknownName, UnsupportedModel),
@@ -158,14 +161,23 @@ class Run:
         learning.accounts.drop_leftovers()
         if not learning.versions.is_saved:
             await learning.versions.save()
-        folder, number = learning.attempt.folder, learning.attempt.number
-        models = {"model": folder / "model"}
+        writers, models = _writers(self.record.recipe, self.team, learning.attempt.folder), {}
         with self.service.activity.during("writes the model"):
-            await write_whole(models["model"], self.team.export, attempt=number)
-            if self.record.recipe.critic is not None:
-                models["critic"] = folder / "critic"
-                await write_whole(models["critic"], self.team.export_critic, attempt=number)
+            for name, write in writers.items():
+                models[name] = learning.attempt.folder / name
+                await write_whole(models[name], write, attempt=learning.attempt.number)
         await outcome.end(JobState.SUCCEEDED, result=await _result(learning, models))
+
+
+def _writers(recipe: Recipe, team: Team, folder: Path) -> dict[str, Writer]:
+    """What writes each model of a job's result, by its folder's name, in order."""
+    writers: dict[str, Writer] = {"model": team.export}
+    if team.adapts is not None and recipe.model.lora is not None and recipe.model.lora.merge:
+        merge = partial(write_merged, team.adapts, folder / "adapter", recipe.model.dtype)
+        writers = {"adapter": team.export, "model": partial(asyncio.to_thread, merge)}
+    if recipe.critic is not None:
+        writers["critic"] = team.export_critic
+    return writers
 
 
 async def _save_for_others(learning: Learning) -> None:

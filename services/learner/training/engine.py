@@ -23,7 +23,7 @@ from deepspeed.checkpoint import ds_to_universal
 from protocol.recipe import Model, Optimizer
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
-from transformers.integrations import HfDeepSpeedConfig
+from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 P = TypeVar("P")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -110,7 +110,11 @@ class Engine:
     def save(self, folder: Path, tag: str) -> None:
         """Save parameters and optimizer state; `load` restores them exactly, on any ranks."""
         self._engine.save_checkpoint(
-            str(folder), tag=tag, client_state={"updates": self.updates}, save_latest=False
+            str(folder),
+            tag=tag,
+            client_state={"updates": self.updates},
+            save_latest=False,
+            exclude_frozen_parameters=True,
         )
 
     def load(self, folder: Path, tag: str) -> None:
@@ -128,19 +132,23 @@ class Engine:
                 self._load(universal.parent, universal.name)
 
     def _load(self, folder: Path, tag: str) -> None:
-        path, client_state = self._engine.load_checkpoint(str(folder), tag=tag)
+        is_whole = all(parameter.requires_grad for parameter in self.module.parameters())
+        path, client_state = self._engine.load_checkpoint(
+            str(folder), tag=tag, load_module_strict=is_whole
+        )
         if path is None:
             raise FileNotFoundError(f"{folder / tag}: no checkpoint of the engine")
         self.updates = client_state["updates"]
 
     def state_of(self, part: nn.Module) -> dict[str, Tensor]:
-        """All parameters of a part of the module in full, on the CPU of rank 0; elsewhere nothing.
+        """What is trained of a part of the module, in full on the CPU of rank 0; elsewhere nothing.
 
         Under ZeRO-3 they are gathered bucket by bucket.
         """
         state: dict[str, Tensor] = {}
         sharded = self.settings.zero_stage == 3
-        for bucket in _buckets(dict(part.named_parameters())):
+        trained = {name: p for name, p in part.named_parameters() if p.requires_grad}
+        for bucket in _buckets(trained):
             gathering = deepspeed.zero.GatheredParameters([p for _, p in bucket], enabled=sharded)
             with gathering if sharded else nullcontext():
                 if torch.distributed.get_rank() == 0:
@@ -237,15 +245,16 @@ def uses_parameters_of(module: nn.Module, other: nn.Module) -> None:
 
 
 def _with_deepspeed(module: nn.Module, settings: Optimizer, model: Model) -> Any:
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
-        module.parameters(),
+        trained,
         lr=settings.learning_rate,
         betas=settings.betas,
         weight_decay=settings.weight_decay,
         fused=torch.cuda.is_available() or settings.offload != "none",
     )
     config = _config(settings, model)
-    bucket = min(_REDUCE_BUCKET, sum(map(_size, module.parameters())))
+    bucket = min(_REDUCE_BUCKET, sum(map(_size, trained)))
     config["zero_optimization"]["reduce_bucket_size"] = bucket
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
     return engine

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig
+import torch
+from protocol.recipe import Lora
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+)
 
 from deploy.placement import Placement, PlacementError
 from services.learner.planning.heads import split_problems
+from services.learner.training.lora import linear_layers
 
 _LOGITS_CHANGED_BY = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -58,6 +67,24 @@ def check_models(policy: Path, critic: Path | None, max_context: int) -> None:
         raise UnsupportedModel(
             f"critic.path: {critic} is a classifier with {labels} labels; choose a reward model, "
             "which has one, or a language model"
+        )
+
+
+def check_targets(policy: Path, lora: Lora | None) -> None:
+    """Check that the policy has the layers that an adapter is to be for.
+
+    Raises:
+        UnsupportedModel: naming those that it lacks, and those that it has.
+    """
+    if lora is None:
+        return
+    with torch.device("meta"):  # names and shapes, without weights
+        layers = linear_layers(AutoModelForCausalLM.from_config(_config(policy)))
+    missing = set(lora.targets) - layers
+    if missing or not layers:
+        raise UnsupportedModel(
+            f"model.lora.targets: {policy} has no linear layer {' or '.join(sorted(missing))}; "
+            f"it has {', '.join(sorted(layers))}"
         )
 
 

@@ -32,6 +32,7 @@ from services.learner.training.engine import (
     loading,
     uses_parameters_of,
 )
+from services.learner.training.lora import add_adapter, merged, save_adapter, without_adapter
 
 _VALUE_HEAD = "value_head.safetensors"
 _REWARD_HEAD = "score.weight"  # of transformers' models for sequence classification, [1, hidden]
@@ -99,6 +100,18 @@ class _ValueHead(nn.Linear):
         return functional.linear(input.float(), self.weight.float(), self.bias.float())
 
 
+class BaseModel:
+    """A policy as it was before it had an adapter: a reference that takes no memory."""
+
+    def __init__(self, policy: Engine) -> None:
+        self._policy = policy
+
+    def __call__(self, *inputs: Any) -> Any:
+        """The forward pass of the base model, without gradients."""
+        with self._policy.frozen(), without_adapter(self._policy.module):
+            return self._policy(*inputs)
+
+
 class Models:
     """The models of one recipe: what is trained, and what is only asked."""
 
@@ -110,9 +123,7 @@ class Models:
         self.critic: Engine | None = None
         if recipe.critic is not None:
             self.critic = Engine(self._load_critic(), recipe.critic.optimizer, recipe.model)
-        self.reference: FrozenModel | None = None
-        if recipe.algorithm.divergence_weight > 0:
-            self.reference = FrozenModel(self._load_policy(), recipe.optimizer, recipe.model)
+        self.reference = self._load_reference()
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
@@ -137,9 +148,16 @@ class Models:
             engine.load(folder, name)
 
     def export(self, folder: Path) -> None:
-        """Write the policy as a Hugging Face folder; only rank 0 writes, all ranks gather."""
+        """Write the policy as a Hugging Face folder; only rank 0 writes, all ranks gather.
+
+        Of a policy with an adapter this is the adapter alone.
+        """
         model = cast(Policy, self.policy.module).model
-        self._export(model, self.policy.state_of(model), self.policy_folder, folder)
+        state = self.policy.state_of(model)
+        if self.recipe.model.lora is None:
+            self._export(model, state, self.policy_folder, folder)
+        elif state:
+            save_adapter(model, state, folder)
 
     def export_critic(self, folder: Path) -> None:
         """Write the critic as a folder that can be a recipe's ``critic.path``; as `export` does."""
@@ -166,7 +184,17 @@ class Models:
             model = AutoModelForCausalLM.from_pretrained(
                 self.policy_folder, **self._settings(self.policy_folder)
             )
-        return Policy(self._for_training(model), self.recipe.training.logprob_chunk_tokens)
+        model, lora = self._for_training(model), self.recipe.model.lora
+        if lora is not None:
+            add_adapter(model, lora, self.recipe.model.path, self.recipe.training.seed)
+        return Policy(model, self.recipe.training.logprob_chunk_tokens)
+
+    def _load_reference(self) -> FrozenModel | BaseModel | None:
+        if self.recipe.algorithm.divergence_weight == 0:
+            return None
+        if self.recipe.model.lora is not None:
+            return BaseModel(self.policy)
+        return FrozenModel(self._load_policy(), self.recipe.optimizer, self.recipe.model)
 
     def _load_critic(self) -> Critic:
         """One that `export_critic` wrote, a reward model, or a language model with a new head."""
@@ -200,6 +228,16 @@ class Models:
         if self.recipe.training.recompute_activations:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         return model
+
+
+def write_merged(base: Path, adapter: Path, dtype: str, folder: Path) -> None:
+    """Write the model of a folder with an adapter merged into its weights.
+
+    On the CPU, by one rank alone; it takes the memory of one model.
+    """
+    model = merged(base, adapter, DTYPES[dtype])
+    _copy_all_but_weights(base, folder)
+    model.save_pretrained(folder)
 
 
 def _without_dropout(config: PretrainedConfig) -> None:

@@ -158,12 +158,14 @@ class Team:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
         self.num_ranks = torch.distributed.get_world_size()
         self.device_name = name_of_device()
+        self.adapts: Path | None = None  # the model whose adapter is trained, and exported
         self._others = self.num_ranks > 1
         self._notes = _notes() if self._others else None
         self._is_sound = True  # False while an order is carried out, and for good if that failed
 
     async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
         """Load the models from their folders, on every rank; the critic starts as the policy."""
+        self.adapts = folder if recipe.model.lora is not None else None
         critic = str(critic_folder or folder)
         await self._give(Order(do="open", folder=str(folder), critic_folder=critic, recipe=recipe))
 
@@ -193,7 +195,7 @@ class Team:
         await self._give(Order(do="load", folder=str(folder)))
 
     async def export(self, folder: Path) -> None:
-        """Write the policy as a Hugging Face folder."""
+        """Write the policy as a Hugging Face folder, or its adapter."""
         await self._give(Order(do="export", folder=str(folder)))
 
     async def export_critic(self, folder: Path) -> None:

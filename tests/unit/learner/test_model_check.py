@@ -6,9 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from protocol.recipe import Lora
 
 from deploy.placement import PlacementError, parse
-from services.learner.training.model_check import UnsupportedModel, check_models, check_split
+from services.learner.training.model_check import (
+    UnsupportedModel,
+    check_models,
+    check_split,
+    check_targets,
+)
 
 BASE_MODEL = Path(__file__).parents[3] / "examples/arithmetic/base-model"
 FOUR = "learner=0 rollout=1-4"
@@ -28,6 +34,15 @@ def changed(tmp_path: Path) -> Any:
 def test_the_demos_model_may_be_policy_and_critic() -> None:
     check_models(BASE_MODEL, None, 96)
     check_models(BASE_MODEL, BASE_MODEL, 96)
+
+
+def test_an_adapter_is_for_linear_layers_that_the_policy_has() -> None:
+    check_targets(BASE_MODEL, None)
+    check_targets(BASE_MODEL, Lora())
+    check_targets(BASE_MODEL, Lora(targets=("q_proj", "down_proj")))
+    for target in ("lm_head", "query"):  # the head's weight is used without the head
+        with pytest.raises(UnsupportedModel, match=f"no linear layer {target}; it has down_proj"):
+            check_targets(BASE_MODEL, Lora(targets=("q_proj", target)))
 
 
 @pytest.mark.parametrize("setting", ["final_logit_softcapping", "logit_scale", "logits_scaling"])
