@@ -22,8 +22,10 @@ COMBINATIONS = [
     {"zero_stage": 0},
     {"zero_stage": 1, "vapo": True},
     {"zero_stage": 2, "offload": "optimizer"},
+    {"zero_stage": 2, "lora": {"rank": 4, "alpha": 8}},
     {"zero_stage": 3, "vapo": True},
     {"zero_stage": 3, "offload": "all", "dtype": "bfloat16"},
+    {"zero_stage": 3, "lora": {"rank": 4, "alpha": 8}},
 ]
 
 
