@@ -93,7 +93,8 @@ class Engine:
         """
         elements = sum(_size(p) for p in self.module.parameters() if p.requires_grad)
         share = self.num_ranks if self.settings.zero_stage > 0 else 1
-        moments = torch.empty(2 * elements // share, dtype=torch.float32, device=self.device)
+        place = self.device if self.settings.offload == "none" else "cpu"
+        moments = torch.empty(2 * elements // share, dtype=torch.float32, device=place)
         self._rehearses = True
         yield
         self._rehearses = False
