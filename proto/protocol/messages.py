@@ -385,6 +385,7 @@ class JobRecord(Message):
     attempts_since_checkpoint: int = 0  # begun since the last progress, or report of how one ended
     failures: int = 0  # attempts in a row that broke by a fault of the job's own, without progress
     step: int = 0
+    micro_batch_tokens: int | None = None  # in the place of the recipe's, which was too large
     started_at: FiniteFloat | None = None
     finished_at: FiniteFloat | None = None
     error: str | None = None

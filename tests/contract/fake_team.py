@@ -29,6 +29,9 @@ class FakeTeam:
     async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
         self.digest = ""
 
+    async def rehearse(self, samples: Sequence[Sample]) -> None:
+        pass
+
     async def train(self, samples: Sequence[Sample]) -> Measured:
         self._learn("train", samples)
         return Measured()

@@ -1,4 +1,6 @@
-"""Updates of which some have a loss or a gradient that is not finite: in one part, on one rank.
+"""Updates of which some are rehearsed, or have a loss or a gradient that is not finite.
+
+That is so in one part, on one rank.
 
 Prints one JSON object, from dtype and ZeRO stage to what the updates left behind.
 """
@@ -59,9 +61,11 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 def left_behind(dtype: str, stage: int) -> dict[str, Any]:
     engine, undisturbed = an_engine(dtype, stage), an_engine(dtype, stage)
+    with engine.rehearsing():
+        finite = [update(engine, dtype, 2)]
     for each in (engine, undisturbed):
         assert update(each, dtype, seed=1)
-    states, finite = [all_of(engine)], []
+    states = [all_of(engine)]
     for bad in BAD:
         finite.append(update(engine, dtype, 2, bad))
         states.append(all_of(engine))

@@ -74,6 +74,7 @@ def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
         "model": {
             "path": model,
             "dtype": settings.get("dtype", "float32"),
+            "max_context": 128,
             "lora": settings.get("lora"),
         },
         "tasks": {"train": "none"},
@@ -81,6 +82,7 @@ def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
         "algorithm": {"advantage": "grpo"},
         "training": {
             "steps": 10,
+            "groups_per_step": settings.get("groups_per_step", 16),
             "updates_per_batch": UPDATES,
             "micro_batch_tokens": settings["micro_batch_tokens"],
             "logprob_chunk_tokens": 50,

@@ -67,7 +67,7 @@ async def newest_checkpoint(
     """The newest whole one; people hear of newer ones that are damaged.
 
     Raises:
-        MachineFault: if there must be one and there is none, or so many ranks cannot load it.
+        MachineFault: if there must be one and there is none.
     """
     newest = await asyncio.to_thread(checkpoints.newest)
     if newest is None:
@@ -82,11 +82,8 @@ async def newest_checkpoint(
         message = f"the checkpoint {damaged} is damaged, {how}; it goes on from {folder}"
         await reporter.say(f"damaged:{damaged.name}", message, level="warn")
     if state.ranks not in (None, num_ranks):
-        raise MachineFault(
-            f"{folder} was saved by {state.ranks} ranks, but the learner has {num_ranks}; in "
-            f"WEIR_GPUS give it {state.ranks} GPUs again, or where there are none set "
-            f"WEIR_LEARNER_RANKS={state.ranks}"
-        )
+        message = f"a checkpoint of {state.ranks} ranks goes on with {num_ranks}"
+        await reporter.say(f"ranks:{checkpoints.attempt}", message)
     return newest
 
 

@@ -15,11 +15,19 @@ from services.learner.attempt import Attempt
 from services.learner.durable.publish import withdraw
 from services.learner.job.control import CancelRequested, PauseRequested, Wish
 from services.learner.job.report import Reporter
+from services.learner.training.memory import smaller_token_budget, with_token_budget
+from services.learner.training.ranks import BatchTooLarge
 
 log = logging.getLogger(__name__)
 _MOST_FAILURES = 3  # in a row, without progress
 _SILENT_ATTEMPTS = 3  # in a row, before somebody is told
 _RETRY_HEARTBEATS = 5  # a few seconds
+_NO_SMALLER = (
+    "out of memory: {}; micro-batches can be no smaller, for a sample may have model.max_context = "
+    "{} tokens. Lower that or training.logprob_chunk_tokens, set training.recompute_activations, "
+    "raise optimizer.zero_stage where there are several GPUs, or give the learner more memory; "
+    "`weir plan` tells what fits"
+)
 
 
 @dataclass
@@ -69,6 +77,21 @@ class Outcome:
             await self._reporter.say(f"machine:{step}:{cause}", message, level="warn")
         # The next attempt, at this job or another one, may meet the same.
         await self.service.pause(_RETRY_HEARTBEATS * self.service.deployment.heartbeat_s)
+
+    async def make_smaller(self, error: BatchTooLarge) -> None:
+        """The next attempt takes micro-batches of half as many tokens, as far as that helps."""
+        recipe = with_token_budget(self.record.recipe, self.record.micro_batch_tokens)
+        tokens = smaller_token_budget(recipe)
+        if tokens is None:
+            await self.hold_up(_NO_SMALLER.format(error, recipe.model.max_context), "memory")
+            return
+        await self.attempt.update(micro_batch_tokens=tokens, attempts_since_checkpoint=0)
+        message = (
+            f"attempt {self.attempt.number} ran out of memory: {error}. From the last checkpoint it "
+            f"goes on with micro-batches of at most {tokens} tokens instead of "
+            f"training.micro_batch_tokens = {recipe.training.micro_batch_tokens}"
+        )
+        await self._reporter.say(f"memory:{self.attempt.number}", message, level="warn")
 
     async def fail(self, error: Exception) -> bool:
         """The job itself is at fault: it ends if that happens too often; returns whether it does.

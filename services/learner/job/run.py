@@ -39,9 +39,10 @@ from services.learner.model_source import NotOnHub
 from services.learner.ordering import order_warnings
 from services.learner.supply.lost import NothingCanWork
 from services.learner.training.flops import Flops
+from services.learner.training.memory import largest_micro_batches, with_token_budget
 from services.learner.training.model_check import UnsupportedModel
 from services.learner.training.models import write_merged
-from services.learner.training.ranks import Team, TeamBroken
+from services.learner.training.ranks import BatchTooLarge, Team, TeamBroken
 
 log = logging.getLogger(__name__)
 Writer = Callable[[Path], Awaitable[None]]
@@ -74,6 +75,8 @@ class Run:
             await outcome.obey(wish)
         except _FAULTS_OF_THE_USER as error:
             await outcome.end(JobState.FAILED, error=str(error))
+        except BatchTooLarge as error:
+            await outcome.make_smaller(error)
         except (*Disconnected, Fenced, TeamBroken):
             raise  # no fault of the job, and nobody to tell or nothing to say
         except Exception as error:
@@ -122,7 +125,9 @@ class Run:
         checkpoints = Checkpoints(attempt.folder / "checkpoints", attempt.number)
         reporter = Reporter(attempt.exchange, attempt.job_id)
         newest = await newest_checkpoint(checkpoints, self.record, self.team.num_ranks, reporter)
-        await self.team.open(policy, recipe, critic)
+        fitting = with_token_budget(recipe, self.record.micro_batch_tokens)
+        await self.team.open(policy, fitting, critic)
+        await self.team.rehearse(largest_micro_batches(fitting, self.team.num_ranks))
         progress, saved, first_segment = Progress(), "", ""
         if newest is not None:
             folder, state = newest

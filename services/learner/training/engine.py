@@ -7,8 +7,11 @@ averages over ranks and sums over micro-batches; its own accumulation stays at 1
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -16,13 +19,15 @@ from typing import Any, TypeVar
 
 import deepspeed
 import torch
+from deepspeed.checkpoint import ds_to_universal
 from protocol.recipe import Model, Optimizer
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
-from transformers.integrations import HfDeepSpeedConfig
+from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 P = TypeVar("P")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_UNFINISHED = ".unfinished-"  # the beginning of names that a next attempt removes
 _GATHER_ELEMENTS = 500_000_000
 _REDUCE_BUCKET = 500_000_000  # DeepSpeed's default, in numbers; it is allocated whole
 
@@ -35,6 +40,7 @@ class Engine:
         self.settings = settings
         self.num_ranks = torch.distributed.get_world_size()
         self.updates = 0
+        self._rehearses = False
         self._engine = _with_deepspeed(module, settings, model)
         self.device = device_of_rank()
 
@@ -55,7 +61,8 @@ class Engine:
         self._set_learning_rate()
         for position, part in enumerate(parts):
             self._engine.set_gradient_accumulation_boundary(position == len(parts) - 1)
-            self._engine.backward(_or_no_gradient(loss_of(part)) * self.num_ranks)
+            loss = loss_of(part) * math.nan if self._rehearses else loss_of(part)
+            self._engine.backward(_or_no_gradient(loss) * self.num_ranks)
         norm = self._step()
         self.updates += math.isfinite(norm)
         return norm
@@ -78,6 +85,20 @@ class Engine:
         return float(self._engine.get_global_grad_norm())
 
     @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Updates within take the time and memory of real ones, but have no finite gradient.
+
+        Room is kept for AdamW's moments, two float32 per parameter, which its first step allocates.
+        """
+        elements = sum(_size(p) for p in self.module.parameters() if p.requires_grad)
+        share = self.num_ranks if self.settings.zero_stage > 0 else 1
+        moments = torch.empty(2 * elements // share, dtype=torch.float32, device=self.device)
+        self._rehearses = True
+        yield
+        self._rehearses = False
+        del moments
+
+    @contextmanager
     def frozen(self) -> Iterator[None]:
         """Forward passes within neither learn nor drop out."""
         self._engine.eval()
@@ -86,7 +107,7 @@ class Engine:
         self._engine.train()
 
     def save(self, folder: Path, tag: str) -> None:
-        """Save parameters and optimizer state; `load` on as many ranks restores them exactly."""
+        """Save parameters and optimizer state; `load` restores them exactly, on any ranks."""
         self._engine.save_checkpoint(
             str(folder),
             tag=tag,
@@ -96,11 +117,20 @@ class Engine:
         )
 
     def load(self, folder: Path, tag: str) -> None:
-        """Restore what `save` saved.
+        """Restore what `save` saved, on as many ranks or on another number of them.
 
         Raises:
             FileNotFoundError: if there is nothing under this tag.
         """
+        shards = len(list((folder / tag).glob("*_optim_states.pt")))  # none without ZeRO
+        if shards in (0, self.num_ranks):
+            self._load(folder, tag)
+        else:
+            with _for_any_ranks(folder / tag) as universal:
+                self._engine._config.load_universal_checkpoint = True
+                self._load(universal.parent, universal.name)
+
+    def _load(self, folder: Path, tag: str) -> None:
         is_whole = all(parameter.requires_grad for parameter in self.module.parameters())
         path, client_state = self._engine.load_checkpoint(
             str(folder), tag=tag, load_module_strict=is_whole
@@ -253,6 +283,40 @@ def _config(settings: Optimizer, model: Model) -> dict[str, Any]:
         "data_types": {"grad_accum_dtype": "fp32" if sums_in_float32 else None},
         "steps_per_print": 10**9,
     }
+
+
+@contextmanager
+def _for_any_ranks(checkpoint: Path) -> Iterator[Path]:
+    """A checkpoint in DeepSpeed's universal form, in a folder that goes with the context.
+
+    It lies beside the folder of checkpoints that holds this one, under a name that the next attempt
+    removes if this one is killed.
+    """
+    folder = [""]
+    if torch.distributed.get_rank() == 0:
+        place = checkpoint.parent
+        folder = [tempfile.mkdtemp(prefix=f"{_UNFINISHED}{place.name}-", dir=place.parent)]
+    torch.distributed.broadcast_object_list(folder, src=0)
+    universal = Path(folder[0]) / checkpoint.name
+    try:
+        if torch.distributed.get_rank() == 0:
+            ds_to_universal.main(
+                argparse.Namespace(
+                    input_folder=str(checkpoint),
+                    output_folder=str(universal),
+                    num_extract_workers=1,
+                    num_merge_workers=1,
+                    keep_temp_folder=False,
+                    strict=True,
+                    inject_missing_state=True,
+                )
+            )
+        torch.distributed.barrier()
+        yield universal
+        torch.distributed.barrier()
+    finally:
+        if torch.distributed.get_rank() == 0:
+            shutil.rmtree(folder[0], ignore_errors=True)
 
 
 def _buckets(named: dict[str, nn.Parameter]) -> list[list[tuple[str, nn.Parameter]]]:

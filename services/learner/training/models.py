@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -123,8 +125,16 @@ class Models:
             self.critic = Engine(self._load_critic(), recipe.critic.optimizer, recipe.model)
         self.reference = self._load_reference()
 
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Updates within change nothing; see `Engine.rehearsing`."""
+        with ExitStack() as rehearsals:
+            for engine in self._engines().values():
+                rehearsals.enter_context(engine.rehearsing())
+            yield
+
     def save(self, folder: Path) -> None:
-        """Save what `load` on as many ranks restores exactly."""
+        """Save what `load` restores exactly, on any number of ranks."""
         for name, engine in self._engines().items():
             engine.save(folder, name)
 

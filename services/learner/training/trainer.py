@@ -93,6 +93,11 @@ class Trainer:
         updates = {"updates": float(self.models.policy.updates - before)}
         return Measured(metrics.reduced(len(mini_batches)) | updates, metrics.tokens())
 
+    def rehearse(self, samples: Sequence[Sample]) -> None:
+        """Train on samples without learning from them: whether a step fits into the memory."""
+        with self.models.rehearsing():
+            self.train(samples)
+
     def pretrain(self, samples: Sequence[Sample]) -> Measured:
         """One step of the critic alone, on Monte-Carlo returns; returns what all ranks measured.
 
