@@ -87,8 +87,8 @@ class Outcome:
             return
         await self.attempt.update(micro_batch_tokens=tokens, attempts_since_checkpoint=0)
         message = (
-            f"attempt {self.attempt.number} ran out of memory: {error}. From the last checkpoint it "
-            f"goes on with micro-batches of at most {tokens} tokens instead of "
+            f"attempt {self.attempt.number} ran out of memory: {error}. From the last checkpoint "
+            f"it goes on with micro-batches of at most {tokens} tokens instead of "
             f"training.micro_batch_tokens = {recipe.training.micro_batch_tokens}"
         )
         await self._reporter.say(f"memory:{self.attempt.number}", message, level="warn")

@@ -41,6 +41,7 @@ class Engine:
         self.num_ranks = torch.distributed.get_world_size()
         self.updates = 0
         self._rehearses = False
+        self.last_update: int | None = None  # by it the learning rate falls to 0, linearly
         self._engine = _with_deepspeed(module, settings, model)
         self.device = device_of_rank()
 
@@ -156,9 +157,13 @@ class Engine:
         return state
 
     def _set_learning_rate(self) -> None:
-        warm = min(1.0, (self.updates + 1) / max(1, self.settings.warmup_steps))
+        warmup = self.settings.warmup_steps
+        factor = min(1.0, (self.updates + 1) / max(1, warmup))
+        if self.last_update is not None:
+            left = (self.last_update - self.updates) / max(1, self.last_update - warmup)
+            factor = min(factor, left)
         for group in self._engine.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * warm
+            group["lr"] = self.settings.learning_rate * factor
 
 
 class FrozenModel:
