@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
 from protocol import recipe as jobs
 from protocol.recipe import Model, Optimizer, RecipeError, Tasks, explain, load_tables
 from protocol.tables import Table
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 
 class Training(Table):
@@ -38,6 +39,12 @@ class SftRecipe(Table):
     tasks: Tasks
     training: Training = Training()
     optimizer: DecayingOptimizer = DecayingOptimizer()
+
+    @model_validator(mode="after")
+    def _makes_a_model(self) -> Self:
+        if self.model.lora is not None:
+            raise ValueError("model.lora makes an adapter, from which no job starts; remove it")
+        return self
 
     def for_trainer(self) -> jobs.Recipe:
         """The same for the trainer of jobs, whose loss is then the mean NLL of a batch's tokens.

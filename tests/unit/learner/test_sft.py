@@ -73,6 +73,7 @@ def write_recipe(folder: Path, tasks: list[dict[str, Any]], more: str = "") -> l
         ),
         pytest.param({"id": "a"}, "", "tasks.train:\nline 2: id: 'a' is taken", id="tasks"),
         pytest.param({}, "held_out = 'no.jsonl'", "tasks.held_out:\nno.jsonl: ", id="no file"),
+        pytest.param({}, "[model.lora]", "recipe: model.lora makes an adapter", id="lora"),
         pytest.param({}, "[rollout]", "rollout: unknown key", id="recipe of a job"),
     ],
 )
