@@ -1,6 +1,6 @@
 """Updates of which some have a loss or a gradient that is not finite: in one part, on one rank.
 
-Prints one JSON object, from dtype and ZeRO stage to what the updates left behind.
+Prints one JSON object, from dtype, ZeRO stage and offload to what the updates left behind.
 """
 
 import json
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from services.learner.training.engine import DTYPES, Engine, init_ranks
 
 SIZE, PARTS = 8, 3
+SPLITS = [(stage, "none") for stage in range(4)] + [(stage, "optimizer") for stage in (1, 2, 3)]
+SPLITS += [(3, "all")]
 Loss = Callable[[Tensor], Tensor]
 BAD: list[Loss] = [
     lambda out: out.sum() * math.nan,
@@ -24,10 +26,10 @@ BAD: list[Loss] = [
 ]
 
 
-def an_engine(dtype: Any, stage: Any) -> Engine:
+def an_engine(dtype: Any, stage: Any, offload: Any) -> Engine:
     torch.manual_seed(0)
     module = nn.Linear(SIZE, SIZE, bias=False, dtype=DTYPES[dtype])
-    settings = Optimizer(zero_stage=stage, learning_rate=0.01, warmup_steps=3)
+    settings = Optimizer(zero_stage=stage, offload=offload, learning_rate=0.01, warmup_steps=3)
     return Engine(module, settings, Model(path="none", dtype=dtype))
 
 
@@ -57,8 +59,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
-def left_behind(dtype: str, stage: int) -> dict[str, Any]:
-    engine, undisturbed = an_engine(dtype, stage), an_engine(dtype, stage)
+def left_behind(dtype: str, stage: int, offload: str) -> dict[str, Any]:
+    engine, undisturbed = (an_engine(dtype, stage, offload) for _ in range(2))
     for each in (engine, undisturbed):
         assert update(each, dtype, seed=1)
     states, finite = [all_of(engine)], []
@@ -80,9 +82,9 @@ def left_behind(dtype: str, stage: int) -> dict[str, Any]:
 if __name__ == "__main__":
     init_ranks()
     found = {
-        f"{dtype} {stage}": left_behind(dtype, stage)
+        f"{dtype} {stage} {offload}": left_behind(dtype, stage, offload)
         for dtype in ("float32", "bfloat16")
-        for stage in range(4)
+        for stage, offload in SPLITS
     }
     everywhere: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(everywhere, found)

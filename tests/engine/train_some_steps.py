@@ -3,7 +3,8 @@
 ``train_some_steps.py MODEL OUT SETTINGS`` where SETTINGS is JSON: zero_stage, micro_batch_tokens,
 steps, and perhaps ``vapo`` (a critic, and every term that a loss can have), ``pretrain`` (steps of
 the critic alone, first), ``critic`` (its folder), ``save_at`` (save to OUT/checkpoint after so many
-steps), ``load_from``, ``dtype``, ``offload``, ``broken_step`` (whose first sample's advantage is no number).
+steps), ``load_from``, ``dtype``, ``offload``, ``broken_step`` (whose first sample's advantage is no
+number).
 """
 
 import json

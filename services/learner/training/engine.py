@@ -19,7 +19,7 @@ import torch
 from protocol.recipe import Model, Optimizer
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
-from transformers.integrations import HfDeepSpeedConfig
+from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 P = TypeVar("P")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -75,7 +75,11 @@ class Engine:
             self._engine.step()
             return norm
         self._engine.step()
-        return float(self._engine.get_global_grad_norm())
+        norm = float(self._engine.get_global_grad_norm())
+        if not math.isfinite(norm) and self.settings.offload != "none":
+            # DeepSpeed forgets them everywhere else; here the next update would be made of them.
+            self._engine.optimizer.averaged_gradients.clear()
+        return norm
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
@@ -241,7 +245,10 @@ def _config(settings: Optimizer, model: Model) -> dict[str, Any]:
         "communication_data_type": "fp32",
         "bf16": {"enabled": model.dtype == "bfloat16"},
         "fp16": {"enabled": model.dtype == "float16"},
-        "data_types": {"grad_accum_dtype": "fp32" if sums_in_float32 else None},
+        "data_types": {
+            "grad_accum_dtype": "fp32" if sums_in_float32 else None,
+            "keep_in_fp32_modules": ["*"],  # buffers: loading under ZeRO-3 rounds a rotation's
+        },
         "steps_per_print": 10**9,
     }
 
