@@ -1,6 +1,7 @@
 """Updates of which some have a loss or a gradient that is not finite: in one part, on one rank.
 
-Prints one JSON object, from dtype, ZeRO stage and offload to what the updates left behind.
+And a last one whose gradient differs over ranks. Prints one JSON object, from dtype, ZeRO stage and
+offload to what the updates left behind.
 """
 
 import json
@@ -59,6 +60,13 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
+def norm_over_ranks(engine: Engine, dtype: str) -> float:
+    """Of a gradient that is 256 on one rank and 1 on the other: bfloat16 has no 257."""
+    first = torch.eye(1, SIZE, dtype=DTYPES[dtype])
+    size = 256.0 if torch.distributed.get_rank() == 0 else 1.0
+    return engine.update([first], lambda part: engine(part)[0, 0].float() * size)
+
+
 def left_behind(dtype: str, stage: int, offload: str) -> dict[str, Any]:
     engine, undisturbed = (an_engine(dtype, stage, offload) for _ in range(2))
     for each in (engine, undisturbed):
@@ -76,6 +84,7 @@ def left_behind(dtype: str, stage: int, offload: str) -> dict[str, Any]:
         "learned": not all(map(torch.equal, first, all_of(engine))),
         "as undisturbed": all(map(torch.equal, all_of(undisturbed), all_of(engine))),
         "updates": engine.updates,
+        "norm over ranks": norm_over_ranks(engine, dtype),
     }
 
 
