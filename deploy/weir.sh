@@ -7,6 +7,7 @@ case "${1:-}" in
     exit 2
     ;;
   plan) owner=learner module=services.learner.plan ;;
+  sft) owner=learner module=services.learner.sft.__main__ ;;
   replay) owner=learner module=services.learner.replay ;;
   grade) owner=grader module=services.grader.offline.__main__ ;;
   data) owner=grader module=services.grader.data.__main__ ;;

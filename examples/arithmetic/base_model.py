@@ -1,15 +1,11 @@
-"""Makes the tiny base model: a character tokenizer, a 604,288-parameter Qwen2, a warm start.
+"""What the tiny base model is made of: a tokenizer, an untrained Qwen2, imperfect solutions.
 
-Run `python -m examples.arithmetic.base_model OUT_DIR`: about five minutes on one core. With
-torch 2.13.0 (CPU), one thread and the default seed it reproduces the shipped `base-model/` bit for
-bit on the kind of processor that made it (x86-64 with AVX-512); elsewhere the last bits may differ.
-The last line printed is the digest of the weights, to compare with `SHIPPED_WEIGHTS_SHA256`.
+Run `python -m examples.arithmetic.base_model` to write them to `runs/base-model`, where
+`weir sft examples/arithmetic/sft.toml DIR` finds them. The same files every time.
 """
 
-import hashlib
+import json
 import random
-import sys
-import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -20,17 +16,12 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
-from transformers import (
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from examples.arithmetic.authors import write_solution
 from examples.arithmetic.tasks import draw_side
 
-SHIPPED_WEIGHTS_SHA256 = "7db468bb376fddc1a22446cf8593c5531b6424db327fe938a8482111fa162f67"
+FOLDER = Path("runs/base-model")
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 PAD_ID, BOS_ID, EOS_ID = range(3)
@@ -41,15 +32,8 @@ SPACE_ENTRY = "\u0120"  # how byte-level BPE writes a space in its vocabulary
 VOCABULARY_SIZE = 3 + len(CHARACTERS)
 MAX_POSITIONS = 256
 
-WARM_START_SEED = 20
-NUM_BATCHES = 2_000
-BATCH_SIZE = 64
-WARM_UP_BATCHES = 50
-PEAK_LEARNING_RATE = 2e-3
-BETAS = (0.9, 0.98)
-WEIGHT_DECAY = 0.01
-LOG_EVERY = 100
-IGNORED_LABEL = -100
+SEED = 20
+NUM_SOLUTIONS = 128_000
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -95,65 +79,24 @@ def make_model() -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(config)
 
 
-def imperfect_batches(
-    tokenizer: PreTrainedTokenizerBase, rng: random.Random
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Token ids and labels, both [example, token], right-padded; labels only on the answers."""
-    tasks = draw_side(rng, held_out=False)
-    while True:
-        batch = list(islice(tasks, BATCH_SIZE))
-        texts = [f"{task.prompt}{write_solution(task, rng)}{EOS}" for task in batch]
-        token_ids = tokenizer(texts, padding=True, return_tensors="pt")["input_ids"]
-        labels = token_ids.masked_fill(token_ids == PAD_ID, IGNORED_LABEL)
-        for row, task in zip(labels, batch, strict=True):
-            row[: 1 + len(task.prompt)] = IGNORED_LABEL  # the BOS and one token per character
-        yield token_ids, labels
+def imperfect_solutions() -> Iterator[dict[str, str]]:
+    """The lines of the task file: random tasks of the training side, each answered once.
+
+    Far fewer of them make RL fragile.
+    """
+    rng = random.Random(SEED)
+    for number, task in enumerate(islice(draw_side(rng, held_out=False), NUM_SOLUTIONS)):
+        yield task.record | {"id": f"{number}", "solution": write_solution(task, rng)}
 
 
-def learning_rate_factor(batch: int) -> float:
-    """Linear warm-up, then linear decay to zero, as a factor of the peak."""
-    warm_up = (batch + 1) / WARM_UP_BATCHES
-    decay = (NUM_BATCHES - batch) / (NUM_BATCHES - WARM_UP_BATCHES)
-    return min(warm_up, decay)
-
-
-def warm_start(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Supervised training on the imperfect data, in place. Far fewer batches make RL fragile."""
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=PEAK_LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor)
-    batches = islice(imperfect_batches(tokenizer, random.Random(WARM_START_SEED)), NUM_BATCHES)
-    started = time.monotonic()
-    for number, (token_ids, labels) in enumerate(batches, start=1):
-        # Padding is on the right, so causal attention needs no mask.
-        loss = model(input_ids=token_ids, labels=labels).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-        if number % LOG_EVERY == 0:
-            elapsed_s = time.monotonic() - started
-            print(f"batch {number}: loss {loss.item():.4f}, {elapsed_s:.0f} s", flush=True)
-
-
-def weights_sha256(folder: Path) -> str:
-    """The digest by which shipped weights are recognised."""
-    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-
-
-def make_base_model(folder: Path) -> None:
-    """Trains the model and writes it with its tokenizer: the whole of the shipped folder."""
-    torch.set_num_threads(1)  # the order of additions, hence the last bits, depends on it
-    torch.use_deterministic_algorithms(True)
-    torch.manual_seed(WARM_START_SEED)
-    tokenizer = make_tokenizer()
-    model = make_model()
-    warm_start(model, tokenizer)
-    model.half().save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)  # a fresh one: a used one would save its padding too
+def write_parts(folder: Path) -> None:
+    """Writes the untrained model with its tokenizer, and the solutions that it is to imitate."""
+    torch.manual_seed(SEED)
+    make_model().save_pretrained(folder / "untrained")
+    make_tokenizer().save_pretrained(folder / "untrained")
+    with (folder / "solutions.jsonl").open("w", encoding="utf-8") as file:
+        file.writelines(f"{json.dumps(record)}\n" for record in imperfect_solutions())
 
 
 if __name__ == "__main__":
-    make_base_model(Path(sys.argv[1]))
-    print(f"sha256 {weights_sha256(Path(sys.argv[1]))}")
+    write_parts(FOLDER)

@@ -189,10 +189,8 @@ class RolloutGroup(Message):
 
     @model_validator(mode="after")
     def _spans_cover_each_response(self) -> Self:
-        for index, (response, length) in enumerate(
-            zip(self.responses, self.lengths.tolist(), strict=True)
-        ):
-            edge = 0
+        for index, response in enumerate(self.responses):
+            edge, length = 0, int(self.lengths[index])
             for span in response.spans:
                 if span.start != edge or span.end < span.start:
                     raise ValueError(f"responses[{index}].spans leave a gap at token {edge}")
@@ -301,6 +299,8 @@ class PolicyVersion(Message):
     number: int = Field(ge=0)
     folder: str
     digest: str
+    base: str = ""  # where the weights are an adapter: the folder of the model that it is for
+    base_digest: str = ""
 
 
 class JobEvent(Message):
@@ -385,6 +385,7 @@ class JobRecord(Message):
     attempts_since_checkpoint: int = 0  # begun since the last progress, or report of how one ended
     failures: int = 0  # attempts in a row that broke by a fault of the job's own, without progress
     step: int = 0
+    micro_batch_tokens: int | None = None  # in the place of the recipe's, which was too large
     started_at: FiniteFloat | None = None
     finished_at: FiniteFloat | None = None
     error: str | None = None

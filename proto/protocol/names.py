@@ -9,25 +9,51 @@ from __future__ import annotations
 
 import difflib
 import re
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import AfterValidator
 
-GROUP_ADVANTAGES = (
-    "grpo",
-    "grpo_trl",
-    "grpo_verl",
-    "dr_grpo",
-    "rloo",
-    "papo",
-    "papo_full_norm",
-    "multiplicative",
-    "process_only",
-)
-CRITIC_ADVANTAGES = ("gae", "decoupled_gae", "length_adaptive_gae")
-OBJECTIVES = ("clip", "dual_clip", "gspo", "cispo")
+
+@dataclass(frozen=True)
+class Formula:
+    """What a recipe that names a formula must have, and may set."""
+
+    takes: tuple[str, ...] = ()  # settings of [algorithm] that not every formula of its kind reads
+    needs_process: bool = False  # a process score
+    compares: bool = False  # responses with each other: one alone would teach nothing
+
+
+_STANDARDIZED = ("ddof", "denominator", "std_eps")
+_PAPO = ("lambda_process", *_STANDARDIZED)
+GROUP_ADVANTAGES = {
+    "grpo": Formula(_STANDARDIZED, compares=True),
+    "grpo_trl": Formula(compares=True),
+    "grpo_verl": Formula(),
+    "dr_grpo": Formula(compares=True),
+    "rloo": Formula(compares=True),
+    "papo": Formula(_PAPO, needs_process=True, compares=True),
+    "papo_full_norm": Formula(_PAPO, needs_process=True, compares=True),
+    "multiplicative": Formula(needs_process=True),
+    "process_only": Formula(needs_process=True),
+}
+CRITIC_ADVANTAGES = {
+    "gae": Formula(("gamma", "lambda_actor")),
+    "decoupled_gae": Formula(("gamma", "lambda_actor", "lambda_critic")),
+    "length_adaptive_gae": Formula(("gamma", "lambda_critic", "length_alpha")),
+}
+OBJECTIVES = {
+    "clip": Formula(),
+    "dual_clip": Formula(("dual_clip",)),
+    "gspo": Formula(),
+    "cispo": Formula(),
+}
 AGGREGATIONS = ("token_mean", "sequence_mean", "fixed_length")
-CORRECTIONS = ("none", "token_tis", "sequence_tis")
+CORRECTIONS = {
+    "none": Formula(),
+    "token_tis": Formula(("correction_cap",)),
+    "sequence_tis": Formula(("correction_cap",)),
+}
 DIVERGENCES = ("k1", "k2", "k3")
 VERIFIERS = (
     "math_answer",

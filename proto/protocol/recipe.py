@@ -2,7 +2,7 @@
 
 A recipe is a TOML file and a message: it is validated where it enters, sent through the API, and
 stored with the job. Unknown keys are refused. Where things run is not in here: that is deployment,
-and comes from the environment.
+and comes from the environment; a recipe only names a machine on which it fits.
 """
 
 from __future__ import annotations
@@ -16,30 +16,24 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from protocol.names import (
+    CORRECTIONS,
     CRITIC_ADVANTAGES,
     GROUP_ADVANTAGES,
+    OBJECTIVES,
     AdvantageName,
     AggregationName,
     CorrectionName,
     DivergenceName,
+    Formula,
     ObjectiveName,
 )
 from protocol.rewards import Reward
 from protocol.tables import Table
 
-_NEED_PROCESS = ("papo", "papo_full_norm", "multiplicative", "process_only")
-_ZERO_FOR_ONE = ("grpo", "grpo_trl", "dr_grpo", "rloo", "papo", "papo_full_norm")
-USED_BY = {  # settings that only some formulas take
-    "lambda_process": ("advantage", ("papo", "papo_full_norm")),
-    "ddof": ("advantage", ("grpo", "papo", "papo_full_norm")),
-    "denominator": ("advantage", ("grpo", "papo", "papo_full_norm")),
-    "std_eps": ("advantage", ("grpo", "papo", "papo_full_norm")),
-    "gamma": ("advantage", CRITIC_ADVANTAGES),
-    "lambda_actor": ("advantage", ("gae", "decoupled_gae")),
-    "lambda_critic": ("advantage", ("decoupled_gae", "length_adaptive_gae")),
-    "length_alpha": ("advantage", ("length_adaptive_gae",)),
-    "dual_clip": ("objective", ("dual_clip",)),
-    "correction_cap": ("correction", ("token_tis", "sequence_tis")),
+_FORMULAS = {
+    "advantage": GROUP_ADVANTAGES | CRITIC_ADVANTAGES,
+    "objective": OBJECTIVES,
+    "correction": CORRECTIONS,
 }
 _MAX_REFILL = 4  # dynamic sampling has at most so many times the groups in flight
 
@@ -52,6 +46,19 @@ class Purpose(StrEnum):
     EVAL = "eval"
 
 
+class Lora(Table):
+    """An adapter of low rank is trained, and the model's own weights stay (arXiv:2106.09685)."""
+
+    rank: int = Field(default=16, ge=1, le=512)
+    alpha: float = Field(default=32.0, gt=0, description="the adapter counts alpha / rank times")
+    targets: tuple[str, ...] = Field(
+        default=(), description='linear layers by name, such as "q_proj"; without: all of them'
+    )
+    merge: bool = Field(
+        default=False, description="the result is the merged model, and the adapter beside it"
+    )
+
+
 class Model(Table):
     """The model to start from, and how a task becomes its prompt."""
 
@@ -62,6 +69,7 @@ class Model(Table):
         description="plain template with {prompt}; without one the model's chat template is used",
     )
     max_context: int = Field(default=4096, ge=2, description="prompt and response, in tokens")
+    lora: Lora | None = Field(default=None, description="without: all weights are trained")
 
     @model_validator(mode="after")
     def _template_has_a_place(self) -> Self:
@@ -143,13 +151,15 @@ class Algorithm(Table):
     @model_validator(mode="after")
     def _no_setting_is_idle(self) -> Self:
         """A setting that changes nothing misleads whoever reads the recipe."""
-        for setting, (part, takers) in USED_BY.items():
-            chosen = getattr(self, part)
-            if self._differs(setting) and chosen not in takers and "." not in chosen:
-                raise ValueError(
-                    f"{setting} does nothing with {part} = {chosen!r}; remove it, or choose "
-                    f"{' or '.join(map(repr, takers))}"
-                )
+        for part, formulas in _FORMULAS.items():
+            chosen = formulas.get(getattr(self, part))
+            for setting in {name: None for formula in formulas.values() for name in formula.takes}:
+                if chosen and setting not in chosen.takes and self._differs(setting):
+                    takers = (repr(name) for name, f in formulas.items() if setting in f.takes)
+                    raise ValueError(
+                        f"{setting} does nothing with {part} = {getattr(self, part)!r}; remove it, "
+                        f"or choose {' or '.join(takers)}"
+                    )
         if self._differs("divergence") and self.divergence_weight == 0:
             raise ValueError("divergence does nothing while divergence_weight is 0; remove it")
         return self
@@ -244,6 +254,14 @@ class Evaluation(Table):
     every: int | None = Field(default=None, ge=1)
 
 
+class Machine(Table):
+    """A machine on which the recipe fits: what `weir plan` is about unless it is told another."""
+
+    gpus: str = Field(min_length=1, description="who has which GPU, as in WEIR_GPUS")
+    gpu_memory: float = Field(gt=0, le=2**20, description="of a GPU, GiB")
+    host_memory: float = Field(gt=0, le=2**20, description="of a node, GiB")
+
+
 class Recipe(Table):
     """What to learn. See ``recipes/`` for runnable ones."""
 
@@ -257,6 +275,7 @@ class Recipe(Table):
     optimizer: Optimizer = Optimizer()
     critic: Critic | None = None
     evaluation: Evaluation | None = None
+    machine: Machine | None = None
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
@@ -283,11 +302,12 @@ class Recipe(Table):
     @model_validator(mode="after")
     def _advantage_has_what_it_needs(self) -> Self:
         name, reward = self.algorithm.advantage, self.reward
-        if name in _NEED_PROCESS and not reward.process:
+        formula = _FORMULAS["advantage"].get(name, Formula())
+        if formula.needs_process and not reward.process:
             raise ValueError(f"algorithm.advantage = {name!r} needs reward.process, a verifier")
         if name == "process_only" and reward.process_for != "all":
             raise ValueError("algorithm.advantage = 'process_only' needs process_for = 'all'")
-        if name in _ZERO_FOR_ONE and self.rollout.group_size < 2:
+        if formula.compares and self.rollout.group_size < 2:
             raise ValueError(f"algorithm.advantage = {name!r} needs rollout.group_size >= 2")
         if name in CRITIC_ADVANTAGES and self.critic is None:
             raise ValueError(f"algorithm.advantage = {name!r} needs the table [critic]")

@@ -35,6 +35,11 @@ def version_folder(job_id: str, attempt: int, number: int) -> str:
     return f"{job_id}/{attempt}.{number}"
 
 
+def base_folder(job_id: str, attempt: int) -> str:
+    """The folder of the model that the adapters of an attempt are for."""
+    return f"{job_id}/{attempt}.base"
+
+
 def write(root: Path, folder: str, fill: Callable[[Path], None]) -> str:
     """Publish what ``fill`` puts into a folder, all or nothing; returns the folder's digest.
 
@@ -53,18 +58,19 @@ def write(root: Path, folder: str, fill: Callable[[Path], None]) -> str:
     return digest
 
 
-def copy(source: Path, target: Path) -> None:
-    """Copy the regular files of a folder, but for its manifest.
+def copy(source: Path, target: Path, *, follow_links: bool = False) -> None:
+    """Copy the regular files of a folder, and perhaps those it links to, but for its manifest.
 
     They share their content with the original where the disk can do that, and then take no room.
     """
-    target.mkdir(parents=True)
+    target.mkdir(parents=True, exist_ok=True)
     for entry in os.scandir(source):
-        if entry.name != _MANIFEST and entry.is_file(follow_symlinks=False):
+        if entry.name != _MANIFEST and entry.is_file(follow_symlinks=follow_links):
+            file = os.path.realpath(entry.path)
             try:
-                os.link(entry.path, target / entry.name)
+                os.link(file, target / entry.name)
             except OSError:  # another disk, or one without links
-                shutil.copy2(entry.path, target / entry.name)
+                shutil.copy2(file, target / entry.name)
 
 
 def seal(folder: Path) -> str:

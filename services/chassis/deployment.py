@@ -52,13 +52,14 @@ class Deployment:
         """
         read = _Reader(environment)
         port = read("WEIR_PORT", int)
+        model_roots, model_hub = model_sources(environment)
         deployment = cls(
             redis_url=_with_password(
                 read("WEIR_REDIS_URL", str), read("WEIR_REDIS_PASSWORD", str, "")
             ),
             data_dir=read("WEIR_DATA_DIR", _absolute_path),
-            model_roots=read("WEIR_MODEL_ROOTS", _paths, ".:models"),
-            model_hub=read("WEIR_MODEL_HUB", _switch, "off"),
+            model_roots=model_roots,
+            model_hub=model_hub,
             host=read("WEIR_HOST", str, "127.0.0.1"),
             port=port,
             metrics_port=read("WEIR_METRICS_PORT", int, str(port)),
@@ -108,6 +109,17 @@ class Deployment:
     def job_dir(self, job_id: str) -> Path:
         """A job's log, samples, checkpoints and final model."""
         return self.jobs_dir / job_id
+
+
+def model_sources(environment: Mapping[str, str]) -> tuple[tuple[Path, ...], bool]:
+    """The folders that models may lie in, and whether a model hub is asked for others.
+
+    Raises:
+        DeploymentError: if a variable is wrong.
+    """
+    read = _Reader(environment)
+    roots = read("WEIR_MODEL_ROOTS", _paths, ".:models")
+    return roots, read("WEIR_MODEL_HUB", _switch, "off")
 
 
 def home_dir(environment: Mapping[str, str]) -> Path:

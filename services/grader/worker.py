@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from typing import TypeVar
 
-from prometheus_client import Counter
 from protocol.exchange import Exchange
 from protocol.messages import ActiveJob, GradedGroup, RolloutGroup
 from protocol.streams import GRADED, ROLLOUTS
@@ -21,6 +19,7 @@ from services.chassis.service import Service
 from services.chassis.work import Station, work_forever
 from services.grader import gate, grading, python_source, steps, trials
 from services.grader.confinement import keep_memory_private
+from services.grader.judge.cache import VerdictCache
 from services.grader.judge.judge import Judge
 from services.grader.judge.settings import JudgeSettings, other_judges
 from services.grader.pool import GIBIBYTE, Pool
@@ -30,11 +29,6 @@ from services.grader.verifiers import math_answer
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-CACHE_TROUBLE = Counter(
-    "weir_judge_cache_trouble_total", "Verdicts that could not be recalled or remembered"
-)
-_CACHE_TIMEOUT_S = 5.0
 
 
 async def run(service: Service) -> None:
@@ -108,33 +102,6 @@ async def grade_group(job: ActiveJob, group: RolloutGroup, tools: Tools) -> Grad
     )
 
 
-@dataclass(frozen=True)
-class _SharedVerdicts:
-    """The judge's verdicts, remembered by the exchange for all graders.
-
-    That saves calls and is no part of a grade: if the exchange is in trouble, the judge is asked.
-    """
-
-    exchange: Exchange
-    max_bytes: int
-
-    async def recall(self, digest: str) -> str | None:
-        return await _or_nothing(self.exchange.recall_verdict(digest))
-
-    async def remember(self, digest: str, verdict: str) -> None:
-        await _or_nothing(self.exchange.remember_verdict(digest, verdict, self.max_bytes))
-
-
-async def _or_nothing(command: Awaitable[T]) -> T | None:
-    try:
-        async with asyncio.timeout(_CACHE_TIMEOUT_S):
-            return await command
-    except Exception as error:
-        CACHE_TROUBLE.inc()
-        log.warning("the cache of verdicts is in trouble", extra={"error": repr(error)})
-        return None
-
-
 @asynccontextmanager
 async def watched_judges(
     settings: Mapping[str, JudgeSettings], exchange: Exchange
@@ -144,7 +111,7 @@ async def watched_judges(
         beside = await stack.enter_async_context(asyncio.TaskGroup())
         judges: dict[str, Judge] = {}
         for name, each in settings.items():
-            cache = _SharedVerdicts(exchange, each.cache_bytes) if each.cache_bytes else None
+            cache = VerdictCache(exchange, each.cache_bytes) if each.cache_bytes else None
             judges[name] = await stack.enter_async_context(Judge(each, cache))
         watching = [beside.create_task(judge.watch_forever()) for judge in judges.values()]
         yield dict(judges)

@@ -39,10 +39,7 @@ def machine_fault(error: Exception, data_dir: Path) -> str | None:
     if isinstance(error, MachineFault | ModelNotFound | PlacementError | FrameError):
         return str(error)
     if isinstance(error, MemoryError):
-        return (
-            "the learner's machine is out of memory; free memory on it, or submit the job with a "
-            "smaller training.micro_batch_tokens"
-        )
+        return "the learner's machine is out of memory; free memory on it, or give it more"
     if not isinstance(error, OSError):
         return None
     place = "" if error.filename or error.errno is None else f", below {data_dir}"

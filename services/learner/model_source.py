@@ -31,11 +31,21 @@ def model_folder(path: str, deployment: Deployment, field: str = "model.path") -
         ModelNotFound: if no allowed root holds it, or it has no safetensors weights.
         NotOnHub: if it is to come from the hub, and the hub has none with safetensors weights.
     """
-    made_by_jobs = deployment.jobs_dir.resolve()
-    folder = folder_under_roots(path, (*deployment.model_roots, made_by_jobs), field)
+    roots = (*deployment.model_roots, deployment.jobs_dir.resolve())
+    return find_model(path, roots, hub=deployment.model_hub, field=field)
+
+
+def find_model(path: str, roots: tuple[Path, ...], *, hub: bool, field: str = "model.path") -> Path:
+    """`model_folder` where there is no stack: from these roots, or from the hub if it is allowed.
+
+    Raises:
+        ModelNotFound: as there.
+        NotOnHub: as there.
+    """
+    folder = folder_under_roots(path, roots, field)
     if folder is not None:
         return folder
-    if deployment.model_hub and not Path(path).is_absolute():
+    if hub and not Path(path).is_absolute():
         return _downloaded(path, field)
     raise ModelNotFound(
         f"{field}: no model folder {path!r} under one of WEIR_MODEL_ROOTS; "

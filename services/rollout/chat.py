@@ -1,30 +1,10 @@
-"""From a task to the tokens that the model reads."""
+"""From a task to a prompt that leaves room for the response."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
 from protocol.messages import Task
 
-from services.chassis.faults import Unworkable
-
-
-class PromptError(Unworkable):
-    """A task that cannot be a prompt of this model; the text says what to change."""
-
-
-class Tokenizer(Protocol):
-    """What is used of a Hugging Face tokenizer."""
-
-    chat_template: Any
-
-    def __call__(self, text: str) -> Any:
-        """Tokenize, with the special tokens that the model expects."""
-        ...
-
-    def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> Any:
-        """Tokenize a conversation, with the turn of the assistant begun."""
-        ...
+from services.chassis.prompts import PromptError, Tokenizer, rendered
 
 
 def prompt_ids(
@@ -41,7 +21,7 @@ def prompt_ids(
         PromptError: if the task does not fit the template, or does not leave ``max_tokens`` of the
             model's ``max_context`` for the response.
     """
-    ids = _plain(task, template, tokenizer) if template is not None else _chat(task, tokenizer)
+    ids = rendered(task, template, tokenizer)
     room = max_context - max_tokens
     if len(ids) > room:
         raise PromptError(
@@ -50,30 +30,3 @@ def prompt_ids(
             "lower the second, or drop the task"
         )
     return ids
-
-
-def _plain(task: Task, template: str, tokenizer: Tokenizer) -> list[int]:
-    if task.prompt is None:
-        raise PromptError(
-            f"task {task.id!r}: model.prompt_template needs a 'prompt', but the task has "
-            "'messages': give it a prompt, or remove the template to use the model's own"
-        )
-    return list(tokenizer(template.replace("{prompt}", task.prompt)).input_ids)
-
-
-def _chat(task: Task, tokenizer: Tokenizer) -> list[int]:
-    if tokenizer.chat_template is None:
-        raise PromptError("the model has no chat template: set model.prompt_template in the recipe")
-    # Most templates know no developer, and some would leave out what it says.
-    roles = {} if "developer" in str(tokenizer.chat_template) else {"developer": "system"}
-    turns = [
-        {"role": roles.get(turn.role, turn.role), "content": turn.content}
-        for turn in task.messages or ()
-    ]
-    if task.prompt is not None:
-        turns = [{"role": "user", "content": task.prompt}]
-    return list(
-        tokenizer.apply_chat_template(
-            turns, tokenize=True, add_generation_prompt=True, return_dict=False
-        )
-    )

@@ -14,20 +14,25 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import json
 import multiprocessing
 import time
+import typing
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from protocol.messages import FinishReason, VersionSpan
 from protocol.recipe import Sampling
+from vllm.config.lora import MaxLoRARanks
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import tokens_input
 from vllm.logprobs import FlatLogprobs
+from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
@@ -49,6 +54,8 @@ from services.rollout.settings import EngineSettings
 _CPU_KV_CACHE_BYTES = 512 * 2**20
 _CPU_BATCH_TOKENS = 4096
 _SHUT_DOWN_S = 3.0
+_ADAPTER = "policy"
+_LORA_RANKS = typing.get_args(MaxLoRARanks)  # that vLLM knows, in order
 
 
 if (started_by := multiprocessing.parent_process()) is not None:
@@ -84,23 +91,37 @@ class Engine:
         self.settings = settings
         self.label = ""
         self.dirty = False
+        self._adapter: LoRARequest | None = None  # what requests are sampled with
         self._numbers = itertools.count()
         self._cache_salt = ""
         self._kept_kv = False  # a sync has kept KV that older weights wrote
 
     @classmethod
-    async def start(cls, folder: Path, label: str, settings: EngineSettings) -> Engine:
+    async def start(
+        cls, folder: Path, label: str, settings: EngineSettings, base: Path | None = None
+    ) -> Engine:
         """Start an engine on a weights folder; takes tens of seconds.
+
+        Args:
+            folder: of a model, or of an adapter.
+            label: names the version.
+            settings: with the rank of the adapter, if it is one.
+            base: the model that the adapter is for.
 
         Raises:
             EngineError: if vLLM cannot serve the model; the text is vLLM's own.
         """
         try:
+            arguments = _arguments(base or folder, settings)
+            if base is not None:
+                arguments = replace(arguments, **_lora_arguments(folder, settings.lora_rank))
             # In a thread: the service answers its health checks meanwhile.
-            llm = await asyncio.to_thread(AsyncLLM.from_engine_args, _arguments(folder, settings))
+            llm = await asyncio.to_thread(AsyncLLM.from_engine_args, arguments)
+            engine = cls(llm, settings)
+            if base is not None:
+                await engine._exchange(folder)
         except Exception as error:
             raise EngineError(f"vLLM did not start on {folder}: {error}") from error
-        engine = cls(llm, settings)
         await engine._name_version(label)
         return engine
 
@@ -135,7 +156,8 @@ class Engine:
         prompt = tokens_input(list(prompt_ids), cache_salt=self._cache_salt)
         try:
             parameters = _parameters(sampling, num, seed)
-            request = self.llm.generate(prompt, parameters, f"group-{next(self._numbers)}")
+            name = f"group-{next(self._numbers)}"
+            request = self.llm.generate(prompt, parameters, name, lora_request=self._adapter)
             output = await _final_output(request)
         except (VLLMClientError, ValueError) as error:  # the latter of the types of parameters
             raise RequestRefused(f"vLLM refuses the request: {error}") from error
@@ -154,7 +176,7 @@ class Engine:
         async with self._phase("pause", seconds):
             await self.llm.pause_generation(mode="keep", clear_cache=False)
         async with self._phase("load", seconds):
-            await self.llm.collective_rpc("load_folder", args=(str(folder),))
+            await self._exchange(folder)
         async with self._phase("settle", seconds):
             await self._name_version(label)
             await self._settle_cache(keep_kv)
@@ -162,6 +184,15 @@ class Engine:
             await self.llm.resume_generation()
         self.dirty = False
         return seconds
+
+    async def _exchange(self, folder: Path) -> None:
+        """Put the weights of a folder in the place of those that are there."""
+        if not self.settings.lora_rank:
+            await self.llm.collective_rpc("load_folder", args=(str(folder),))
+            return
+        await self.llm.add_lora(LoRARequest(_ADAPTER, 1, str(folder), load_inplace=True))
+        # Of a request `load_inplace` would mean that every batch loads it.
+        self._adapter = LoRARequest(_ADAPTER, 1, str(folder))
 
     async def _name_version(self, label: str) -> None:
         await self.llm.update_weight_version(label)
@@ -247,6 +278,15 @@ def _arguments(folder: Path, settings: EngineSettings) -> AsyncEngineArgs:
         worker_extension_cls=f"{WeightsLoader.__module__}.{WeightsLoader.__qualname__}",
         disable_log_stats=True,
     )
+
+
+def _lora_arguments(adapter: Path, rank: int) -> dict[str, Any]:
+    config = json.loads((adapter / "adapter_config.json").read_bytes())
+    return {
+        "enable_lora": True,
+        "max_lora_rank": next(known for known in _LORA_RANKS if known >= rank),
+        "lora_target_modules": config["target_modules"],  # others would be computed for nothing
+    }
 
 
 def _parameters(sampling: Sampling, num: int, seed: int) -> SamplingParams:

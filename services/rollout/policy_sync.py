@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Gauge, Histogram
+from protocol import weights
 from protocol.messages import ActiveJob, PolicyVersion, RolloutRequest
 from protocol.weights import WeightsError, WeightsGone
 
@@ -24,7 +25,7 @@ from services.rollout.shape import ModelShape, verified_shape
 if TYPE_CHECKING:
     from services.rollout.engine import Engine
 
-StartEngine = Callable[[Path, str, EngineSettings], Awaitable["Engine"]]
+StartEngine = Callable[[Path, str, EngineSettings, Path | None], Awaitable["Engine"]]
 log = logging.getLogger(__name__)
 
 POLICY_VERSION = Gauge("weir_policy_version", "The version that this engine samples from")
@@ -64,11 +65,13 @@ def may_answer(serving: Serving | None, request: RolloutRequest) -> bool:
     )
 
 
-def why_unfit(serving: Serving, shape: ModelShape, settings: EngineSettings) -> str | None:
+def why_unfit(serving: Serving, newer: Serving) -> str | None:
     """Why a running engine cannot go on with other weights, None if it can."""
-    if settings != serving.settings:
-        return f"the settings {serving.settings} became {settings}"
-    return "; ".join(serving.shape.differences(shape)) or None
+    if newer.settings != serving.settings:
+        return f"the settings {serving.settings} became {newer.settings}"
+    if newer.policy.base_digest != serving.policy.base_digest:
+        return "its adapter is for another model"
+    return "; ".join(serving.shape.differences(newer.shape)) or None
 
 
 class PolicyFollower:
@@ -174,26 +177,29 @@ class PolicyFollower:
         settings = EngineSettings.from_environment(job.recipe.model)
         started = time.monotonic()
         shape = await asyncio.to_thread(verified_shape, folder, newest.digest)
+        base = self.service.deployment.weights_dir / newest.base if newest.base else None
+        if base is not None and self.engine is None:
+            await asyncio.to_thread(weights.verify, base, newest.base_digest)
         seconds = {"verify": time.monotonic() - started}
         serving = Serving(newest, shape, settings)
         if self.engine is None:
-            await self._start(folder, serving)
+            await self._start(folder, serving, base)
         else:
             seconds |= await self._load(folder, serving, job)
         await self._serve(serving, seconds)
 
-    async def _start(self, folder: Path, serving: Serving) -> None:
+    async def _start(self, folder: Path, serving: Serving, base: Path | None) -> None:
         self.service.readiness.set(False, "the engine is starting")
         label = version_label(serving.policy.attempt, serving.policy.number)
         with self.service.activity.during("starts its engine", "starting"):
-            self.engine = await self.start_engine(folder, label, serving.settings)
+            self.engine = await self.start_engine(folder, label, serving.settings, base)
         self._started_with = serving
         DEVICES.set(serving.settings.num_gpus)
 
     async def _load(self, folder: Path, serving: Serving, job: ActiveJob) -> dict[str, float]:
         assert self.engine is not None
         assert self._started_with is not None
-        reason = why_unfit(self._started_with, serving.shape, serving.settings)
+        reason = why_unfit(self._started_with, serving)
         if reason is not None:
             raise EngineUnfit(f"the new policy needs another engine, so this one ends: {reason}")
         label = version_label(serving.policy.attempt, serving.policy.number)

@@ -14,7 +14,8 @@ from protocol import weights
 # Who wrote the folder, and how: the weights mean the same.
 _NO_MATTER = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache"}
 _WEIGHTS = {".safetensors", ".index.json"}
-_OTHERS = {"config.json", "manifest.json"}
+_CONFIGS = {"config.json", "adapter_config.json"}  # a folder has one of them
+_OTHERS = {*_CONFIGS, "manifest.json"}
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class ModelShape:
         return [
             f"{place} {name}: {was.get(name)!r} became {now.get(name)!r}"
             for place, was, now in (
-                ("config.json", self.config, other.config),
+                ("config", self.config, other.config),
                 ("tensor", self.tensors, other.tensors),
                 ("file", self.files, other.files),
             )
@@ -55,8 +56,8 @@ def verified_shape(folder: Path, digest: str) -> ModelShape:
 
 def shape_of(folder: Path) -> ModelShape:
     """Read the shape of a model folder."""
-    config = json.loads((folder / "config.json").read_bytes())
     paths = sorted(folder.iterdir())
+    config = json.loads(next(p for p in paths if p.name in _CONFIGS).read_bytes())
     return ModelShape(
         config={name: value for name, value in config.items() if name not in _NO_MATTER},
         tensors={

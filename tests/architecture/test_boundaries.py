@@ -20,7 +20,7 @@ BREACHES = {
     "protocol, chassis, gateway and grader are slim": ("services/grader/latex.py", "import torch"),
     "the rooms of the learner": (
         "services/learner/supply/feeder.py",
-        "import services.learner.attempt.loop",
+        "import services.learner.job.learning",
     ),
     "an algorithm is torch and the standard library": (
         "services/learner/algorithms/advantages.py",
@@ -28,11 +28,11 @@ BREACHES = {
     ),
     "redis has one door": ("services/chassis/work.py", "import redis"),
     "vLLM has one door": ("services/rollout/chat.py", "import vllm"),
-    "DeepSpeed has one door": ("services/learner/attempt/loop.py", "import deepspeed"),
+    "DeepSpeed has one door": ("services/learner/job/learning.py", "import deepspeed"),
     "Ray has one door": ("deploy/local.py", "import ray"),
     "deploy starts services and imports none": ("deploy/local.py", "import protocol.streams"),
     "of deploy, the learner reads the placement": (
-        "services/learner/attempt/job.py",
+        "services/learner/job/run.py",
         "import deploy.local",
     ),
     "a placement is the standard library": ("deploy/placement.py", "import numpy"),

@@ -32,16 +32,18 @@ SIZES = {
     "optimizer.learning_rate",
     "optimizer.warmup_steps",
     "optimizer.zero_stage",
+    "optimizer.offload",
     "critic.pretrain_steps",
     "critic.optimizer.learning_rate",
     "critic.optimizer.warmup_steps",
     "critic.optimizer.zero_stage",
+    "critic.optimizer.offload",
     "evaluation.samples",
     "evaluation.tasks",
     "evaluation.every",
     "evaluation.sampling.max_tokens",
 }
-TABLES_OF_ITS_OWN = ("model.", "tasks.")
+TABLES_OF_ITS_OWN = ("model.", "tasks.", "machine")
 JUDGE = "reward.process"  # a model in a published run, a program in its twin
 SWITCHED = ("reward.overlong_buffer", "critic.pretrain_steps", JUDGE)
 
@@ -180,6 +182,13 @@ def test_the_two_demos_differ_only_in_name_and_advantage() -> None:
     assert differences(papo, grpo) == {"name", "algorithm.advantage"}
     advantages = [load_recipe(path).algorithm.advantage for path in (papo, grpo)]
     assert advantages == ["papo", "grpo"]
+
+
+def test_the_lora_demo_is_the_demo_with_an_adapter_and_a_learning_rate_for_it() -> None:
+    differing = differences(RECIPES / "demo.toml", RECIPES / "demo-lora.toml")
+    adapter = {name for name in differing if name.startswith("model.lora")}
+    assert differing - adapter == {"name", "optimizer.learning_rate"}
+    assert adapter
 
 
 def test_the_index_of_recipes_is_complete() -> None:

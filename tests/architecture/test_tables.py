@@ -1,12 +1,11 @@
 """A name that a recipe may give is a function that some table holds, and the other way round."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
 from protocol import names
-from protocol.recipe import USED_BY
 
 from services.grader.verifiers import VERIFIERS
 from services.learner.algorithms.advantages import ADVANTAGES
@@ -30,33 +29,28 @@ from services.learner.algorithms.objectives import OBJECTIVES
     ],
 )
 def test_a_recipe_may_name_exactly_what_the_table_holds(
-    allowed: tuple[str, ...], table: Mapping[str, object]
+    allowed: Iterable[str], table: Mapping[str, object]
 ) -> None:
     assert sorted(allowed) == sorted(table)
 
 
-def takers_of(table: Mapping[str, Callable[..., Any]], setting: str) -> tuple[str, ...]:
-    return tuple(
-        name for name, entry in table.items() if setting in inspect.signature(entry).parameters
-    )
+def keywords(entry: Callable[..., Any]) -> set[str]:
+    parameters = inspect.signature(entry).parameters.values()
+    return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
 
 
-def test_a_setting_that_some_formulas_do_not_take_is_refused_with_those() -> None:
-    parts = {
-        "advantage": {**ADVANTAGES, **CRITIC_ADVANTAGES},
-        "objective": OBJECTIVES,
-        "correction": CORRECTIONS,
-    }
-    settings = {
-        (part, parameter.name)
-        for part, table in parts.items()
-        for entry in table.values()
-        for parameter in inspect.signature(entry).parameters.values()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }
-    expected = {
-        setting: (part, takers)
-        for part, setting in settings
-        if len(takers := takers_of(parts[part], setting)) < len(parts[part])
-    }
-    assert expected == USED_BY
+@pytest.mark.parametrize(
+    ("formulas", "table"),
+    [
+        (names.GROUP_ADVANTAGES | names.CRITIC_ADVANTAGES, ADVANTAGES | CRITIC_ADVANTAGES),
+        (names.OBJECTIVES, OBJECTIVES),
+        (names.CORRECTIONS, CORRECTIONS),
+    ],
+    ids=["advantages", "objectives", "corrections"],
+)
+def test_a_formula_takes_what_its_signature_names_and_not_all_of_its_kind_do(
+    formulas: Mapping[str, names.Formula], table: Mapping[str, Callable[..., Any]]
+) -> None:
+    of_all = set.intersection(*map(keywords, table.values()))
+    taken = {name: keywords(entry) - of_all for name, entry in table.items()}
+    assert {name: set(formula.takes) for name, formula in formulas.items()} == taken

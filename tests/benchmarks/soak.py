@@ -25,7 +25,7 @@ from protocol.messages import JobRecord, JobState
 from protocol.streams import EVENTS, POLICY, WORK_STREAMS
 
 from services.chassis.service import Service
-from services.learner.attempt.job import work_on_one_job
+from services.learner.job.work import work_on_one_job
 from tests.chaos.hash_team import HashTeam
 from tests.chaos.recipe import a_chaos_recipe, write_tasks
 from tests.chaos.seats import GRADER_SEATS, LEARNER, ROLLOUT_SEATS, Place

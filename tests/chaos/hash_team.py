@@ -28,6 +28,7 @@ class HashTeam(Team):
     """
 
     device_name = ""
+    adapts: Path | None = None
 
     def __init__(self, switches: Switches | None = None) -> None:
         self.switches = switches

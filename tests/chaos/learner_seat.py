@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.chassis.service import Service
-from services.learner.attempt.job import work_on_one_job
+from services.learner.job.work import work_on_one_job
 from tests.chaos.broken_disk import break_disk
 from tests.chaos.hash_team import HashTeam
 from tests.chaos.seat_process import run

@@ -21,12 +21,16 @@ class FakeTeam:
 
     num_ranks = 1
     device_name = ""
+    adapts: Path | None = None
 
     def __init__(self) -> None:
         self.digest = ""
 
     async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
         self.digest = ""
+
+    async def rehearse(self, samples: Sequence[Sample]) -> None:
+        pass
 
     async def train(self, samples: Sequence[Sample]) -> Measured:
         self._learn("train", samples)

@@ -12,6 +12,7 @@ import pytest
 from protocol.exchange import Disconnected, Exchange, connect
 from protocol.frames import Fields
 from protocol.messages import JobState, Requested
+from protocol.recipe import Recipe
 from protocol.samples import SampledGroup, SampleFacts
 
 from services.learner.supply.log import GroupLog
@@ -50,7 +51,7 @@ class Breaking(FakeTeam):
 
 
 class OutOfMemory(FakeTeam):
-    async def train(self, samples: Sequence[Sample]) -> Measured:
+    async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
         raise MemoryError
 
 
@@ -94,11 +95,6 @@ async def no_fitting_placement(_: Learner, patch: pytest.MonkeyPatch) -> str:
     return "in WEIR_GPUS write rollout= with 1, 2 or 4 GPUs"
 
 
-async def no_fitting_ranks(learner: Learner, _: pytest.MonkeyPatch) -> str:
-    learner.make_team = Two
-    return "by 1 ranks, but the learner has 2; in WEIR_GPUS give it 1 GPUs"
-
-
 async def no_whole_checkpoint(learner: Learner, _: pytest.MonkeyPatch) -> str:
     for folder in learner.checkpoints:
         shutil.copy(folder / "policy/digest", learner.data_dir / folder.name)
@@ -124,7 +120,6 @@ def mend(learner: Learner) -> None:
         no_space_for_samples,
         no_memory,
         no_fitting_placement,
-        no_fitting_ranks,
         no_whole_checkpoint,
     ],
 )
@@ -156,6 +151,19 @@ async def test_a_fault_of_the_machine_pauses_the_job_until_it_is_mended(
     assert (await learner.attempt()).digest == whole
     record = await learner.record()
     assert (record.state, record.attempt) == (JobState.SUCCEEDED, 7)
+
+
+async def test_a_job_goes_on_with_another_number_of_ranks_and_says_so(
+    learner: Learner, answers: None
+) -> None:
+    whole = await _uninterrupted(learner)
+    await learner.submit()
+    await learner.killed_at(step=3)
+    learner.make_team = Two
+    assert (await learner.attempt()).digest == whole
+    assert (await learner.record()).state is JobState.SUCCEEDED
+    (event,) = await learner.events(kind="ranks:")
+    assert event.message == "a checkpoint of 1 ranks goes on with 2"
 
 
 async def test_a_job_that_is_held_up_is_cancelled_at_once_and_its_learner_leaves_it(

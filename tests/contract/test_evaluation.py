@@ -10,8 +10,10 @@ from protocol.messages import RolloutRequest
 from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, REQUESTS
 
-from services.learner.attempt.evaluation import Evaluator, summarize
-from services.learner.attempt.report import Reporter
+from services.learner.attempt import Attempt
+from services.learner.job.phases.summary import summarize
+from services.learner.job.report import Reporter
+from services.learner.supply.evaluator import Evaluator
 from services.learner.supply.intake import Intake
 from tests.builders import a_graded_group, a_group, a_job_record, a_recipe, a_request, a_task
 
@@ -30,8 +32,9 @@ async def test_its_sampling_and_number_of_samples_reach_the_rollout(
     await exchange.submit(a_job_record(recipe=recipe))
     await exchange.begin_attempt("job")
     tasks = [a_task(id="one"), a_task(id="two")]
-    evaluator = Evaluator(exchange, "job", 1, recipe, tasks)
-    assert await evaluator.ask(2, Intake(exchange, "job", 1, tmp_path)) == range(2, 4)
+    attempt = Attempt(exchange, "job", 1, recipe, tmp_path)
+    evaluator = Evaluator(attempt, tasks)
+    assert await evaluator.ask(2, Intake(attempt)) == range(2, 4)
     claimed = await exchange.claim((EVAL_REQUESTS, REQUESTS), "job", count=4, wait_s=0.01)
     requests = [delivery.message() for delivery in claimed]
     for request in requests:

@@ -13,7 +13,7 @@ from protocol.exchange import Exchange, news
 from protocol.frames import encode
 from protocol.streams import EVENTS
 
-from services.learner.attempt.report import Reporter
+from services.learner.job.report import Reporter
 from tests.builders import an_event
 from tests.contract.valkey_server import Server
 

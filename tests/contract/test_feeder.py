@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 from protocol.exchange import Exchange
@@ -12,6 +13,7 @@ from protocol.messages import RolloutRequest
 from protocol.recipe import Purpose
 from protocol.streams import REQUESTS
 
+from services.learner.attempt import Attempt
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.selection import Outlook
 from tests.builders import a_job_record, a_recipe, a_task
@@ -28,9 +30,8 @@ def a_feeder(
     purpose: Purpose = Purpose.TRAIN,
     answered: frozenset[int] = frozenset(),
 ) -> Feeder:
-    return Feeder(
-        exchange.ask, "job", attempt, RECIPE, TASKS, purpose, lambda number: number in answered
-    )
+    asking = Attempt(exchange, "job", attempt, RECIPE, Path("unused"))
+    return Feeder(asking, TASKS, purpose, lambda number: number in answered)
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ import pytest
 from protocol.exchange import Exchange
 from protocol.messages import JobRecord, JobState, Requested, Status
 
-from services.learner.attempt.engines import FailedStarts
+from services.learner.job.engines import FailedStarts
 from tests.contract.attempts import Learner, answering, until
 from tests.contract.fake_team import Stalling
 from tests.contract.valkey_server import Server

@@ -13,10 +13,11 @@ from protocol.messages import ActiveJob, JobState, RolloutRequest
 from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
 
-from services.learner.attempt import reconciler
-from services.learner.attempt.evaluation import Evaluator
-from services.learner.attempt.reconciler import Reconciler
+from services.learner.attempt import Attempt
 from services.learner.durable.publish import Publisher
+from services.learner.job import reconciler
+from services.learner.job.reconciler import Reconciler
+from services.learner.supply.evaluator import Evaluator
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.intake import Intake
 from services.learner.supply.selection import Outlook
@@ -48,18 +49,19 @@ async def parts(exchange: Exchange, tmp_path: Path) -> Reconciler:
     await exchange.submit(a_job_record(recipe=RECIPE))
     assert await exchange.begin_attempt("job") == 1
     await exchange.activate(ACTIVE)
-    intake, tasks = Intake(exchange, "job", 1, tmp_path), [a_task(id="a"), a_task(id="b")]
-    feeder = Feeder(exchange.ask, "job", 1, RECIPE, tasks, Purpose.TRAIN, lambda _: False)
+    attempt = Attempt(exchange, "job", 1, RECIPE, tmp_path)
+    intake, tasks = Intake(attempt), [a_task(id="a"), a_task(id="b")]
+    feeder = Feeder(attempt, tasks, Purpose.TRAIN, lambda _: False)
     async with running(feeder.feed_forever()):
         feeder.admit(Outlook(step=0, position=0, needs=(4,), most=4))
         while feeder.asked < 4:
             await asyncio.sleep(0)
-    evaluator = Evaluator(exchange, "job", 1, RECIPE, tasks)
+    evaluator = Evaluator(attempt, tasks)
     await evaluator.ask(0, intake)
-    publisher = Publisher(exchange, "job", 1, tmp_path)
+    publisher = Publisher(attempt, tmp_path)
     publisher.newest = a_policy(3)
     await exchange.announce(publisher.newest)
-    return Reconciler(exchange, ACTIVE, (feeder, evaluator), intake, publisher)
+    return Reconciler(attempt, {Purpose.TRAIN: feeder, Purpose.EVAL: evaluator}, intake, publisher)
 
 
 async def asked(exchange: Exchange) -> list[RolloutRequest]:

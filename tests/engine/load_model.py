@@ -19,6 +19,7 @@ import torch
 from protocol.recipe import Model, Optimizer
 from transformers import AutoModelForCausalLM
 
+from services.learner.training.attention import PACKED
 from services.learner.training.batching import collate
 from services.learner.training.engine import DTYPES, FrozenModel, init_ranks, loading
 from services.learner.training.models import Policy
@@ -49,7 +50,9 @@ def growth() -> Iterator[dict[str, int]]:
 
 
 def policy_in(folder: Path, dtype: str) -> Policy:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype])
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=DTYPES[dtype], attn_implementation=PACKED
+    )
     return Policy(model, chunk_tokens=50)
 
 

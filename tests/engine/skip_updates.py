@@ -1,4 +1,6 @@
-"""Updates of which some have a loss or a gradient that is not finite: in one part, on one rank.
+"""Updates of which some are rehearsed, or have a loss or a gradient that is not finite.
+
+That is so in one part, on one rank.
 
 And a last one whose gradient differs over ranks. Prints one JSON object, from dtype, ZeRO stage and
 offload to what the updates left behind.
@@ -69,9 +71,11 @@ def norm_over_ranks(engine: Engine, dtype: str) -> float:
 
 def left_behind(dtype: str, stage: int, offload: str) -> dict[str, Any]:
     engine, undisturbed = (an_engine(dtype, stage, offload) for _ in range(2))
+    with engine.rehearsing():
+        finite = [update(engine, dtype, 2)]
     for each in (engine, undisturbed):
         assert update(each, dtype, seed=1)
-    states, finite = [all_of(engine)], []
+    states = [all_of(engine)]
     for bad in BAD:
         finite.append(update(engine, dtype, 2, bad))
         states.append(all_of(engine))

@@ -3,8 +3,8 @@
 ``train_some_steps.py MODEL OUT SETTINGS`` where SETTINGS is JSON: zero_stage, micro_batch_tokens,
 steps, and perhaps ``vapo`` (a critic, and every term that a loss can have), ``pretrain`` (steps of
 the critic alone, first), ``critic`` (its folder), ``save_at`` (save to OUT/checkpoint after so many
-steps), ``load_from``, ``dtype``, ``offload``, ``broken_step`` (whose first sample's advantage is no
-number).
+steps), ``load_from``, ``dtype``, ``offload``, ``lora`` (its table; the merged model goes to
+OUT/merged), ``broken_step`` (whose first sample's advantage is no number).
 """
 
 import json
@@ -21,7 +21,7 @@ from protocol.recipe import Recipe, parse_recipe
 
 from services.learner.training.engine import init_ranks, leave_ranks
 from services.learner.training.measured import Measured
-from services.learner.training.models import Models
+from services.learner.training.models import Models, write_merged
 from services.learner.training.samples import Sample, pack_samples, unpack_samples
 from services.learner.training.trainer import Trainer
 
@@ -71,12 +71,18 @@ def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
     }
     recipe: dict[str, Any] = {
         "name": "ranks",
-        "model": {"path": model, "dtype": settings.get("dtype", "float32")},
+        "model": {
+            "path": model,
+            "dtype": settings.get("dtype", "float32"),
+            "max_context": 128,
+            "lora": settings.get("lora"),
+        },
         "tasks": {"train": "none"},
         "rollout": {"sampling": {"max_tokens": 64, "temperature": 0.9}},
         "algorithm": {"advantage": "grpo"},
         "training": {
             "steps": 10,
+            "groups_per_step": settings.get("groups_per_step", 16),
             "updates_per_batch": UPDATES,
             "micro_batch_tokens": settings["micro_batch_tokens"],
             "logprob_chunk_tokens": 50,
@@ -123,6 +129,8 @@ def main(model: str, out: str, settings: dict[str, Any]) -> None:
         models.export_critic(Path(out) / "critic")
     if int(os.environ.get("RANK", "0")) == 0:
         tell(Path(out), measured)
+        if "lora" in settings:
+            write_merged(Path(model), Path(out), "float32", Path(out) / "merged")
     leave_ranks()
 
 

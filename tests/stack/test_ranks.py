@@ -1,4 +1,4 @@
-"""A learner of two ranks, which stop together."""
+"""A learner of two ranks, which train an adapter and stop together."""
 
 from __future__ import annotations
 
@@ -12,14 +12,21 @@ from tests.stack.conftest import of_home, start
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
 
 
+def files_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
 def test_a_stop_in_good_order_saves_a_checkpoint_of_all_ranks(tmp_path: Path) -> None:
     stack = start(tmp_path / "a home", WEIR_LEARNER_RANKS="2")
     try:
         stack.wait_until_up()
-        job_id = stack.submit(training={"steps": 5000, "checkpoint_every": 5000})
+        job_id = stack.submit(
+            training={"steps": 5000, "checkpoint_every": 5000}, model={"lora": {"rank": 2}}
+        )
         stack.wait_for_step(job_id, 2)
     finally:
         stack.supervisor.send_signal(signal.SIGTERM)
         assert stack.supervisor.wait(60) == 0
-    assert list((stack.home / "data/jobs" / job_id / "checkpoints").glob("step-*"))
+    (checkpoint,) = (stack.home / "data/jobs" / job_id / "checkpoints").glob("step-*")
+    assert {"adapter_config.json", "adapter_model.safetensors"} == files_in(checkpoint / "model")
     assert not of_home(stack.home)

@@ -19,7 +19,6 @@ from protocol.exchange.news import News
 from protocol.exchange.records import Records
 from protocol.exchange.statuses import Statuses
 from protocol.exchange.trials import Trials
-from protocol.exchange.verdicts import Verdicts
 from protocol.exchange.work import Backlog, Delivery, Place, Pulse, Verdict, Work, seat_of
 
 __all__ = [
@@ -38,7 +37,7 @@ __all__ = [
 ]
 
 
-class Exchange(Work, Jobs, Records, News, Statuses, Verdicts, Trials):
+class Exchange(Work, Jobs, Records, News, Statuses, Trials):
     """Everything that crosses a process boundary, for one life of one process."""
 
 

@@ -11,6 +11,10 @@ import typer
 
 OF_OTHER_SERVICES = {
     "plan": ("services.learner.plan", "Show what a recipe takes to run."),
+    "sft": (
+        "services.learner.sft.__main__",
+        "Have a model learn the solutions of a task file, before a job.",
+    ),
     "grade": (
         "services.grader.offline.__main__",
         "Grade responses, or measure graders by labelled ones.",

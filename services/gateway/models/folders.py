@@ -61,6 +61,8 @@ def find_folder(model: str, deployment: Deployment) -> Path | None:
 
 def fault_of(folder: Path, deployment: Deployment) -> str | None:
     """Why no job can start from a folder, as the end of a sentence; None if one can."""
+    if (folder / "adapter_config.json").is_file():
+        return "is a LoRA adapter; a job with model.lora.merge = true makes a model of its own"
     if not (folder / "config.json").is_file():
         return "has no config.json; name a Hugging Face model folder"
     if not any(name.endswith(".safetensors") for name in os.listdir(folder)):

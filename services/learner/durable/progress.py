@@ -48,6 +48,12 @@ class Progress:
     totals: dict[str, float] = field(default_factory=_no_totals)
     phase_seconds: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, float | None] = field(default_factory=dict)  # of the last step
+    made_before: int = 0  # steps that an earlier attempt has made, and told of
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether the next step is one that an earlier attempt has made."""
+        return self.step < self.made_before
 
     @classmethod
     def of(cls, state: LearnerState) -> Progress:

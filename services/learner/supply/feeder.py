@@ -27,12 +27,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 from protocol.messages import RolloutRequest, Task
-from protocol.recipe import Purpose, Recipe
+from protocol.recipe import Purpose
 
+from services.learner.attempt import Attempt
 from services.learner.supply.selection import Outlook
 
 
@@ -54,18 +55,12 @@ class Feeder:
 
     def __init__(
         self,
-        ask: Callable[[RolloutRequest], Awaitable[object]],
-        job_id: str,
-        attempt: int,
-        recipe: Recipe,
+        attempt: Attempt,
         tasks: Sequence[Task],
         purpose: Purpose,
         is_answered: Callable[[int], bool],
     ) -> None:
-        self.ask = ask
-        self.job_id = job_id
         self.attempt = attempt
-        self.recipe = recipe
         self.tasks = tasks
         self.purpose = purpose
         self.is_answered = is_answered
@@ -106,31 +101,22 @@ class Feeder:
             self._renewed.clear()
             while self._next < self.outlook.admitted:
                 if not self.is_answered(self._next):
-                    await self.ask(self.request(self._next))
+                    await self.attempt.exchange.ask(self.request(self._next))
                 self._next += 1
 
     def request(self, number: int) -> RolloutRequest:
         """The request with this number, as the present outlook has it."""
-        training, rollout = self.recipe.training, self.recipe.rollout
+        training, rollout = self.attempt.recipe.training, self.attempt.recipe.rollout
         self._last_step = max(self._last_step, self.outlook.step_of(number))
-        return RolloutRequest(
-            job_id=self.job_id,
-            attempt=self.attempt,
-            number=number,
-            purpose=self.purpose,
+        return self.attempt.request(
+            self.purpose,
+            number,
             step=self._last_step,
             task=self.tasks[task_index(number, len(self.tasks), training.seed)],
             group_size=rollout.group_size,
             sampling=rollout.sampling,
-            prompt_template=self.recipe.model.prompt_template,
-            seed=request_seed(training.seed, self.purpose, number),
             min_version=max(0, self._last_step - training.max_staleness),
         )
-
-
-def request_seed(seed: int, purpose: Purpose, number: int) -> int:
-    """The sampling seed of a request, different for every job seed, purpose and number."""
-    return random.Random(f"{seed}:{purpose}:{number}").getrandbits(31)
 
 
 def _split(keys: Iterable[str]) -> Iterable[tuple[str, str]]:

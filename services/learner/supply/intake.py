@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
 
 from prometheus_client import Counter
-from protocol.exchange import Delivery, Exchange
+from protocol.exchange import Delivery
 from protocol.frames import Fields, FrameError, encode
 from protocol.messages import GradedGroup, group_key
 from protocol.recipe import Purpose
 from protocol.streams import GRADED
 
 from services.chassis.metrics import born_at_zero
+from services.learner.attempt import Attempt
 from services.learner.supply.log import GroupLog, read_log, retain
 
 log = logging.getLogger(__name__)
@@ -31,11 +31,9 @@ _ADOPT_EVERY_S = 5.0
 class Intake:
     """Holds the groups that have arrived until their step has used them."""
 
-    def __init__(self, exchange: Exchange, job_id: str, attempt: int, folder: Path) -> None:
-        self.exchange = exchange
-        self.job_id = job_id
+    def __init__(self, attempt: Attempt) -> None:
         self.attempt = attempt
-        self.log = GroupLog(folder, attempt)
+        self.log = GroupLog(attempt.folder / "log", attempt.number)
         self.waiting: dict[tuple[Purpose, int], GradedGroup] = {}
         self._segments: dict[tuple[Purpose, int], str] = {}
         self._finished = {purpose: 0 for purpose in Purpose}  # numbers below have been used
@@ -64,16 +62,17 @@ class Intake:
         Waits for: graded groups. Unblocked by: the graders. Whatever an earlier life of the learner
         had claimed is adopted first; whatever a lost reply left behind, now and then.
         """
+        exchange, job_id = self.attempt.exchange, self.attempt.job_id
         next_look = 0.0
         loop = asyncio.get_running_loop()
         while True:
-            deliveries = await self.exchange.claim(
-                [GRADED], self.job_id, count=_CLAIM_COUNT, wait_s=_CLAIM_WAIT_S
+            deliveries = await exchange.claim(
+                [GRADED], job_id, count=_CLAIM_COUNT, wait_s=_CLAIM_WAIT_S
             )
             if deliveries:
                 await self.take_in(deliveries)
             if loop.time() >= next_look:
-                left = await self.exchange.adopt(GRADED, self.job_id, count=_CLAIM_COUNT)
+                left = await exchange.adopt(GRADED, job_id, count=_CLAIM_COUNT)
                 await self.take_in(left)
                 if not left:
                     next_look = loop.time() + _ADOPT_EVERY_S
@@ -85,7 +84,7 @@ class Intake:
         if new:
             await self._log(new.values())
         for delivery in deliveries:
-            await self.exchange.take_in(delivery, self.attempt)
+            await self.attempt.exchange.take_in(delivery, self.attempt.number)
         REPEATED.inc(len(deliveries) - len(new))
 
     async def window(self, purpose: Purpose, numbers: range) -> list[GradedGroup]:

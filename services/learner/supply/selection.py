@@ -205,3 +205,8 @@ def unselected(groups: Sequence[GradedGroup]) -> list[str]:
 def failure_kind(failure: str) -> str:
     """Why a group failed, without the details."""
     return failure.split(":")[0]
+
+
+def whole(groups: Sequence[GradedGroup]) -> list[GradedGroup]:
+    """The groups that have not failed."""
+    return [group for group in groups if group.failure is None]

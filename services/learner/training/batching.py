@@ -1,14 +1,16 @@
 """From samples to micro-batches: pure arithmetic that every rank does alike.
 
 A step's samples are split into mini-batches (one optimizer update each) along group borders, and a
-mini-batch into micro-batches that fit the memory. Every rank gets the same number of micro-batches,
-since collectives run in each; where samples run out, a micro-batch is empty and weighs nothing.
+mini-batch into micro-batches that fit the memory, whole samples one after another. Every rank gets
+the same number of micro-batches, since collectives run in each, and about as much work; where
+samples run out, a micro-batch is empty and weighs nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,12 +23,14 @@ from services.learner.training.samples import Sample
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Right-padded sequences, and where their response tokens are."""
+    """Samples one after another in a row without padding, and where their response tokens are."""
 
-    input_ids: Tensor  # [sample, position] int64, prompt and response
-    attention_mask: Tensor  # [sample, position] int64
-    rows: Tensor  # [token] int64, the sample of each response token
-    columns: Tensor  # [token] int64, the position whose logits predict it
+    input_ids: Tensor  # [position] int64, prompt and response of each sample
+    position_ids: Tensor  # [position] int64, from 0 in each sample
+    bounds: Tensor  # [sample + 1] int32, where each sample begins and ends
+    max_length: int  # positions of the longest sample
+    sample_of: Tensor  # [token] int64, the sample of each response token
+    predictors: Tensor  # [token] int64, the position whose logits predict it
     targets: Tensor  # [token] int64
     places: Tensor  # [token] int64, where each is among the response tokens of the step
     behavior_logprobs: Tensor  # [token] float32
@@ -37,32 +41,41 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same micro-batch on a device."""
-        return MicroBatch(**{name: value.to(device) for name, value in vars(self).items()})
+        return replace(
+            self, **{n: v.to(device) for n, v in vars(self).items() if isinstance(v, Tensor)}
+        )
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples it has; an empty one has one without response tokens."""
+        return len(self.rewards)
 
     def by_sample(self, values: Tensor, width: int) -> Tensor:
         """Lay out [token] as [sample, width], right-padded with zeros."""
-        shape = (self.input_ids.shape[0], width)
-        return values.new_zeros(shape).index_put((self.rows, self._places), values)
+        shape = (self.num_samples, width)
+        return values.new_zeros(shape).index_put((self.sample_of, self._places), values)
 
     def by_token(self, padded: Tensor) -> Tensor:
         """The inverse of `by_sample`: [sample, width] to [token]."""
-        return padded[self.rows, self._places]
+        return padded[self.sample_of, self._places]
 
     @property
     def last_tokens(self) -> Tensor:
         """Whether a token is its response's last, [token] bool."""
-        return self._places == self._lengths[self.rows] - 1
+        return self._places == self._lengths[self.sample_of] - 1
 
     @property
     def _lengths(self) -> Tensor:
         """Response tokens of each sample, [sample]."""
-        return torch.bincount(self.rows, minlength=self.input_ids.shape[0])
+        return torch.bincount(self.sample_of, minlength=self.num_samples)
 
     @property
     def _places(self) -> Tensor:
         """How many tokens of its response come before each, [token]."""
         starts = self._lengths.cumsum(0) - self._lengths
-        return torch.arange(self.rows.shape[0], device=self.rows.device) - starts[self.rows]
+        return (
+            torch.arange(len(self.sample_of), device=self.sample_of.device) - starts[self.sample_of]
+        )
 
     @property
     def longest(self) -> int:
@@ -77,43 +90,88 @@ def mini_batches(samples: Sequence[Sample], num_updates: int) -> list[list[Sampl
     return [[s for s in samples if s.group in set(part)] for part in parts if part]
 
 
-def micro_batches(samples: Sequence[Sample], max_tokens: int, num_ranks: int) -> list[list[Sample]]:
-    """Split a mini-batch so that each part, padded, has at most ``max_tokens`` positions.
+def micro_batches(
+    samples: Sequence[Sample],
+    max_tokens: int,
+    num_ranks: int,
+    work_of: Callable[[int], float] = float,
+) -> list[list[Sample]]:
+    """Split a mini-batch into parts of nearly as much work, each of at most ``max_tokens``.
 
-    Samples of similar length go together. A sample longer than ``max_tokens`` goes alone. The
-    number of parts is a multiple of ``num_ranks``; rank r takes the parts r, r + num_ranks, ...
+    A sample longer than that goes alone. The number of parts is a multiple of ``num_ranks``; rank r
+    takes the parts r, r + num_ranks, ... What the ranks take at the same time is alike, and in all
+    each has nearly as much work as the others.
+
+    Args:
+        samples: the mini-batch.
+        max_tokens: prompt and response.
+        num_ranks: ranks that share it.
+        work_of: the work of a sample of so many tokens.
     """
-    parts: list[list[Sample]] = []
-    for sample in sorted(samples, key=_length, reverse=True):
-        if parts and (len(parts[-1]) + 1) * _length(parts[-1][0]) <= max_tokens:
-            parts[-1].append(sample)
-        else:
-            parts.append([sample])
-    missing = -len(parts) % num_ranks
-    return parts + [[] for _ in range(missing)]
+    ordered = sorted(samples, key=_length, reverse=True)
+    count = math.ceil(sum(map(_length, samples)) / max_tokens)
+    while True:
+        count += -count % num_ranks
+        parts = _dealt(ordered, count, max_tokens, work_of)
+        if len(parts) == count:
+            return _in_rounds(parts, num_ranks, work_of)
+        count = len(parts)
+
+
+def _dealt(
+    ordered: Sequence[Sample], count: int, max_tokens: int, work_of: Callable[[int], float]
+) -> list[list[Sample]]:
+    """Each sample goes to the part with the least work that has room; ``count`` parts or more."""
+    parts: list[list[Sample]] = [[] for _ in range(count)]
+    tokens, work = np.zeros(count), np.zeros(count)
+    for sample in ordered:
+        length = _length(sample)
+        has_room = (tokens == 0) | (tokens + length <= max_tokens)
+        if not has_room.any():
+            parts.append([])
+            tokens, work, has_room = np.append(tokens, 0), np.append(work, 0), [*has_room, True]
+        part = int(np.where(has_room, work, np.inf).argmin())
+        parts[part].append(sample)
+        tokens[part] += length
+        work[part] += work_of(length)
+    return parts
+
+
+def _in_rounds(
+    parts: list[list[Sample]], num_ranks: int, work_of: Callable[[int], float]
+) -> list[list[Sample]]:
+    """Parts of like work for all ranks at a time, the most for the rank that had the least."""
+    work = [sum(work_of(_length(sample)) for sample in part) for part in parts]
+    heaviest = sorted(range(len(parts)), key=work.__getitem__, reverse=True)
+    totals = np.zeros(num_ranks)
+    rounds: list[list[Sample]] = []
+    for start in range(0, len(parts), num_ranks):
+        chosen = np.zeros(num_ranks, dtype=np.int64)
+        chosen[totals.argsort(kind="stable")] = heaviest[start : start + num_ranks]
+        totals += np.take(work, chosen)
+        rounds += [parts[part] for part in chosen]
+    return rounds
 
 
 def collate(samples: Sequence[Sample]) -> MicroBatch:
-    """Pad samples into one micro-batch; no samples make one position that weighs nothing."""
-    width = max((_length(sample) for sample in samples), default=1)
-    input_ids = np.zeros((max(1, len(samples)), width), dtype=np.int64)
-    attention_mask = np.zeros_like(input_ids)
-    attention_mask[:, 0] = 1  # a row that attends to nothing would be NaN
-    rows, columns, places = [], [], []
-    for row, sample in enumerate(samples):
-        prompt_length, length = len(sample.prompt_ids), _length(sample)
-        input_ids[row, :prompt_length] = sample.prompt_ids
-        input_ids[row, prompt_length:length] = sample.token_ids
-        attention_mask[row, :length] = 1
-        rows.append(np.full(len(sample.token_ids), row))
-        columns.append(np.arange(prompt_length - 1, length - 1))
-        places.append(sample.first_token + np.arange(len(sample.token_ids)))
+    """Put samples into one row; no samples make one position that weighs nothing."""
+    lengths = np.array([_length(sample) for sample in samples] or [1])
+    bounds = np.concatenate([[0], lengths.cumsum()])
+    input_ids = [ids for sample in samples for ids in (sample.prompt_ids, sample.token_ids)]
+    sizes = [len(sample.token_ids) for sample in samples]
+    predictors = [
+        np.arange(end - size - 1, end - 1) for end, size in zip(bounds[1:], sizes, strict=False)
+    ]
     return MicroBatch(
-        input_ids=torch.from_numpy(input_ids),
-        attention_mask=torch.from_numpy(attention_mask),
-        rows=_tensor(rows, torch.int64),
-        columns=_tensor(columns, torch.int64),
-        places=_tensor(places, torch.int64),
+        input_ids=_tensor(input_ids or [[0]], torch.int64),
+        position_ids=_tensor([np.arange(length) for length in lengths], torch.int64),
+        bounds=torch.from_numpy(bounds).int(),
+        max_length=int(lengths.max()),
+        sample_of=torch.arange(len(sizes)).repeat_interleave(
+            torch.tensor(sizes, dtype=torch.int64)
+        ),
+        predictors=_tensor(predictors, torch.int64),
+        places=_tensor([s.first_token + np.arange(len(s.token_ids)) for s in samples], torch.int64),
         targets=_tensor([s.token_ids for s in samples], torch.int64),
         behavior_logprobs=_tensor([s.behavior_logprobs for s in samples], torch.float32),
         advantages=_tensor(

@@ -7,8 +7,11 @@ averages over ranks and sums over micro-batches; its own accumulation stays at 1
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -16,6 +19,7 @@ from typing import Any, TypeVar
 
 import deepspeed
 import torch
+from deepspeed.checkpoint import ds_to_universal
 from protocol.recipe import Model, Optimizer
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
@@ -23,6 +27,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 P = TypeVar("P")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_UNFINISHED = ".unfinished-"  # the beginning of names that a next attempt removes
 _GATHER_ELEMENTS = 500_000_000
 _REDUCE_BUCKET = 500_000_000  # DeepSpeed's default, in numbers; it is allocated whole
 
@@ -35,6 +40,8 @@ class Engine:
         self.settings = settings
         self.num_ranks = torch.distributed.get_world_size()
         self.updates = 0
+        self._rehearses = False
+        self.last_update: int | None = None  # by it the learning rate falls to 0, linearly
         self._engine = _with_deepspeed(module, settings, model)
         self.device = device_of_rank()
 
@@ -55,7 +62,8 @@ class Engine:
         self._set_learning_rate()
         for position, part in enumerate(parts):
             self._engine.set_gradient_accumulation_boundary(position == len(parts) - 1)
-            self._engine.backward(_or_no_gradient(loss_of(part)) * self.num_ranks)
+            loss = loss_of(part) * math.nan if self._rehearses else loss_of(part)
+            self._engine.backward(_or_no_gradient(loss) * self.num_ranks)
         norm = self._step()
         self.updates += math.isfinite(norm)
         return norm
@@ -82,6 +90,21 @@ class Engine:
         return norm
 
     @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Updates within take the time and memory of real ones, but have no finite gradient.
+
+        Room is kept for AdamW's moments, two float32 per parameter, which its first step allocates.
+        """
+        elements = sum(_size(p) for p in self.module.parameters() if p.requires_grad)
+        share = self.num_ranks if self.settings.zero_stage > 0 else 1
+        device = self.device if self.settings.offload == "none" else "cpu"
+        moments = torch.empty(2 * elements // share, dtype=torch.float32, device=device)
+        self._rehearses = True
+        yield
+        self._rehearses = False
+        del moments
+
+    @contextmanager
     def frozen(self) -> Iterator[None]:
         """Forward passes within neither learn nor drop out."""
         self._engine.eval()
@@ -90,30 +113,47 @@ class Engine:
         self._engine.train()
 
     def save(self, folder: Path, tag: str) -> None:
-        """Save parameters and optimizer state; `load` on as many ranks restores them exactly."""
+        """Save parameters and optimizer state; `load` restores them exactly, on any ranks."""
         self._engine.save_checkpoint(
-            str(folder), tag=tag, client_state={"updates": self.updates}, save_latest=False
+            str(folder),
+            tag=tag,
+            client_state={"updates": self.updates},
+            save_latest=False,
+            exclude_frozen_parameters=True,
         )
 
     def load(self, folder: Path, tag: str) -> None:
-        """Restore what `save` saved.
+        """Restore what `save` saved, on as many ranks or on another number of them.
 
         Raises:
             FileNotFoundError: if there is nothing under this tag.
         """
-        path, client_state = self._engine.load_checkpoint(str(folder), tag=tag)
+        shards = len(list((folder / tag).glob("*_optim_states.pt")))  # none without ZeRO
+        if shards in (0, self.num_ranks):
+            self._load(folder, tag)
+        else:
+            with _for_any_ranks(folder / tag) as universal:
+                self._engine._config.load_universal_checkpoint = True
+                self._load(universal.parent, universal.name)
+
+    def _load(self, folder: Path, tag: str) -> None:
+        is_whole = all(parameter.requires_grad for parameter in self.module.parameters())
+        path, client_state = self._engine.load_checkpoint(
+            str(folder), tag=tag, load_module_strict=is_whole
+        )
         if path is None:
             raise FileNotFoundError(f"{folder / tag}: no checkpoint of the engine")
         self.updates = client_state["updates"]
 
     def state_of(self, part: nn.Module) -> dict[str, Tensor]:
-        """All parameters of a part of the module in full, on the CPU of rank 0; elsewhere nothing.
+        """What is trained of a part of the module, in full on the CPU of rank 0; elsewhere nothing.
 
         Under ZeRO-3 they are gathered bucket by bucket.
         """
         state: dict[str, Tensor] = {}
         sharded = self.settings.zero_stage == 3
-        for bucket in _buckets(dict(part.named_parameters())):
+        trained = {name: p for name, p in part.named_parameters() if p.requires_grad}
+        for bucket in _buckets(trained):
             gathering = deepspeed.zero.GatheredParameters([p for _, p in bucket], enabled=sharded)
             with gathering if sharded else nullcontext():
                 if torch.distributed.get_rank() == 0:
@@ -122,9 +162,13 @@ class Engine:
         return state
 
     def _set_learning_rate(self) -> None:
-        warm = min(1.0, (self.updates + 1) / max(1, self.settings.warmup_steps))
+        warmup = self.settings.warmup_steps
+        factor = min(1.0, (self.updates + 1) / max(1, warmup))
+        if self.last_update is not None:
+            left = (self.last_update - self.updates) / max(1, self.last_update - warmup)
+            factor = min(factor, left)
         for group in self._engine.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * warm
+            group["lr"] = self.settings.learning_rate * factor
 
 
 class FrozenModel:
@@ -210,15 +254,16 @@ def uses_parameters_of(module: nn.Module, other: nn.Module) -> None:
 
 
 def _with_deepspeed(module: nn.Module, settings: Optimizer, model: Model) -> Any:
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
-        module.parameters(),
+        trained,
         lr=settings.learning_rate,
         betas=settings.betas,
         weight_decay=settings.weight_decay,
         fused=torch.cuda.is_available() or settings.offload != "none",
     )
     config = _config(settings, model)
-    bucket = min(_REDUCE_BUCKET, sum(map(_size, module.parameters())))
+    bucket = min(_REDUCE_BUCKET, sum(map(_size, trained)))
     config["zero_optimization"]["reduce_bucket_size"] = bucket
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
     return engine
@@ -251,6 +296,40 @@ def _config(settings: Optimizer, model: Model) -> dict[str, Any]:
         },
         "steps_per_print": 10**9,
     }
+
+
+@contextmanager
+def _for_any_ranks(checkpoint: Path) -> Iterator[Path]:
+    """A checkpoint in DeepSpeed's universal form, in a folder that goes with the context.
+
+    It lies beside the folder of checkpoints that holds this one, under a name that the next attempt
+    removes if this one is killed.
+    """
+    folder = [""]
+    if torch.distributed.get_rank() == 0:
+        place = checkpoint.parent
+        folder = [tempfile.mkdtemp(prefix=f"{_UNFINISHED}{place.name}-", dir=place.parent)]
+    torch.distributed.broadcast_object_list(folder, src=0)
+    universal = Path(folder[0]) / checkpoint.name
+    try:
+        if torch.distributed.get_rank() == 0:
+            ds_to_universal.main(
+                argparse.Namespace(
+                    input_folder=str(checkpoint),
+                    output_folder=str(universal),
+                    num_extract_workers=1,
+                    num_merge_workers=1,
+                    keep_temp_folder=False,
+                    strict=True,
+                    inject_missing_state=True,
+                )
+            )
+        torch.distributed.barrier()
+        yield universal
+        torch.distributed.barrier()
+    finally:
+        if torch.distributed.get_rank() == 0:
+            shutil.rmtree(folder[0], ignore_errors=True)
 
 
 def _buckets(named: dict[str, nn.Parameter]) -> list[list[tuple[str, nn.Parameter]]]:

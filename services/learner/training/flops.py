@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from protocol.recipe import Recipe
@@ -21,6 +22,7 @@ class Flops:
     critic: ModelShape | None
     num_gpus: int
     peak: float | None  # a second, of one GPU in the dtype of the recipe
+    adapter: bool = False  # only one of the policy's learns
 
     @classmethod
     def of_models(
@@ -28,7 +30,8 @@ class Flops:
     ) -> Flops:
         """Those of the models in two folders, on GPUs that their driver calls ``device``."""
         peak = peak_flops(device) if recipe.model.dtype != "float32" else None
-        return cls(_shape(policy), _shape(critic) if critic else None, num_gpus, peak)
+        adapter = recipe.model.lora is not None
+        return cls(_shape(policy), _shape(critic) if critic else None, num_gpus, peak, adapter)
 
     def of(self, lengths: Sequence[int], seconds: float) -> dict[str, float]:
         """A step's metrics: model FLOPs a second of one GPU while it trains, the share of its peak.
@@ -39,9 +42,25 @@ class Flops:
         """
         if self.policy is None or seconds <= 0:
             return {}
-        flops = sum(trained_flops(self.policy, self.critic, length) for length in lengths)
+        flops = sum(
+            trained_flops(self.policy, self.critic, length, adapter=self.adapter)
+            for length in lengths
+        )
         rate = flops / seconds / self.num_gpus
         return {"flops_per_second": rate} | ({"mfu": rate / self.peak} if self.peak else {})
+
+
+def work_of(policy: Path, critic: Path | None) -> Callable[[int], float]:
+    """FLOPs to learn from a sequence of so many tokens; if no shape is known, its tokens.
+
+    Args:
+        policy: its folder.
+        critic: its folder, if the recipe has one.
+    """
+    shape = _shape(policy)
+    if shape is None:
+        return float
+    return partial(trained_flops, shape, _shape(critic) if critic else None)
 
 
 def _shape(folder: Path) -> ModelShape | None:

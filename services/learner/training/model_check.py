@@ -4,26 +4,43 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
+import torch
+from protocol.recipe import Lora
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+)
 
 from deploy.placement import Placement, PlacementError
 from services.learner.planning.heads import split_problems
+from services.learner.training.lora import linear_layers
 
 _LOGITS_CHANGED_BY = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 class UnsupportedModel(ValueError):
     """A model that Weir cannot train exactly; the text says why."""
 
 
-def check_models(policy: Path, critic: Path | None) -> None:
+def check_models(policy: Path, critic: Path | None, max_context: int) -> None:
     """Check the folders of a job's models.
 
+    Args:
+        policy: the folder of the policy.
+        critic: the folder of the critic, if there is one.
+        max_context: prompt and response, in tokens.
+
     Raises:
-        UnsupportedModel: if the policy's logits are not just hidden states times a weight, or the
-            critic reads other token ids than the policy writes.
+        UnsupportedModel: if the policy's logits are not just hidden states times a weight, the
+            critic reads other token ids than the policy writes, or attention is not causal over
+            the whole context.
     """
     written = _config(policy)
+    _check_attention("model.path", policy, written, max_context)
     for setting in _LOGITS_CHANGED_BY:
         value = getattr(written, setting, None)
         if value not in (None, 1):
@@ -34,6 +51,7 @@ def check_models(policy: Path, critic: Path | None) -> None:
     if critic is None:
         return
     read = _config(critic)
+    _check_attention("critic.path", critic, read, max_context)
     if critic != policy and _tokens(critic) != _tokens(policy):
         raise UnsupportedModel(
             f"critic.path: {critic} has another vocabulary than the policy, {policy}; choose a "
@@ -50,6 +68,47 @@ def check_models(policy: Path, critic: Path | None) -> None:
             f"critic.path: {critic} is a classifier with {labels} labels; choose a reward model, "
             "which has one, or a language model"
         )
+
+
+def check_targets(policy: Path, lora: Lora | None) -> None:
+    """Check that the policy has the layers that an adapter is to be for.
+
+    Raises:
+        UnsupportedModel: naming those that it lacks, and those that it has.
+    """
+    if lora is None:
+        return
+    with torch.device("meta"):  # names and shapes, without weights
+        layers = linear_layers(AutoModelForCausalLM.from_config(_config(policy)))
+    missing = set(lora.targets) - layers
+    if missing or not layers:
+        raise UnsupportedModel(
+            f"model.lora.targets: {policy} has no linear layer {' or '.join(sorted(missing))}; "
+            f"it has {', '.join(sorted(layers))}"
+        )
+
+
+def _check_attention(setting: str, folder: Path, config: PretrainedConfig, context: int) -> None:
+    """Samples lie in one row, so attention must be one that is told where each begins and ends."""
+    config = config.get_text_config()
+    model = AutoModel._model_mapping.get(type(config), None)
+    window = getattr(config, "sliding_window", None) or context
+    # A model that does not name its layers has the window in all of them.
+    layers = set(getattr(config, "layer_types", None) or [_SLIDING])
+    if not getattr(model, "_supports_attention_backend", False):
+        problem = f"model_type = {config.model_type}, whose attention is its own"
+    elif others := layers - {_FULL, _SLIDING}:
+        problem = f"layers of {', '.join(sorted(others))}"
+    elif window < context and layers != {_FULL}:
+        problem = f"sliding_window = {window}, shorter than model.max_context = {context}"
+    elif getattr(config, "attn_logit_softcapping", None) is not None:
+        problem = f"attn_logit_softcapping = {config.attn_logit_softcapping}"
+    else:
+        return
+    raise UnsupportedModel(
+        f"{setting}: {folder / 'config.json'} has {problem}; choose a model with causal attention "
+        "over the whole context"
+    )
 
 
 def check_split(policy: Path, placement: Placement | None) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +23,7 @@ from transformers import (
 )
 
 from services.learner.algorithms.logprobs import chunked_token_logprobs
+from services.learner.training.attention import PACKED
 from services.learner.training.batching import MicroBatch
 from services.learner.training.engine import (
     DTYPES,
@@ -29,6 +32,7 @@ from services.learner.training.engine import (
     loading,
     uses_parameters_of,
 )
+from services.learner.training.lora import add_adapter, merged, save_adapter, without_adapter
 
 _VALUE_HEAD = "value_head.safetensors"
 _REWARD_HEAD = "score.weight"  # of transformers' models for sequence classification, [1, hidden]
@@ -96,6 +100,18 @@ class _ValueHead(nn.Linear):
         return functional.linear(input.float(), self.weight.float(), self.bias.float())
 
 
+class BaseModel:
+    """A policy as it was before it had an adapter: a reference that takes no memory."""
+
+    def __init__(self, policy: Engine) -> None:
+        self._policy = policy
+
+    def __call__(self, *inputs: Any) -> Any:
+        """The forward pass of the base model, without gradients."""
+        with self._policy.frozen(), without_adapter(self._policy.module):
+            return self._policy(*inputs)
+
+
 class Models:
     """The models of one recipe: what is trained, and what is only asked."""
 
@@ -107,12 +123,18 @@ class Models:
         self.critic: Engine | None = None
         if recipe.critic is not None:
             self.critic = Engine(self._load_critic(), recipe.critic.optimizer, recipe.model)
-        self.reference: FrozenModel | None = None
-        if recipe.algorithm.divergence_weight > 0:
-            self.reference = FrozenModel(self._load_policy(), recipe.optimizer, recipe.model)
+        self.reference = self._load_reference()
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Updates within change nothing; see `Engine.rehearsing`."""
+        with ExitStack() as rehearsals:
+            for engine in self._engines().values():
+                rehearsals.enter_context(engine.rehearsing())
+            yield
 
     def save(self, folder: Path) -> None:
-        """Save what `load` on as many ranks restores exactly."""
+        """Save what `load` restores exactly, on any number of ranks."""
         for name, engine in self._engines().items():
             engine.save(folder, name)
 
@@ -126,9 +148,16 @@ class Models:
             engine.load(folder, name)
 
     def export(self, folder: Path) -> None:
-        """Write the policy as a Hugging Face folder; only rank 0 writes, all ranks gather."""
+        """Write the policy as a Hugging Face folder; only rank 0 writes, all ranks gather.
+
+        Of a policy with an adapter this is the adapter alone.
+        """
         model = cast(Policy, self.policy.module).model
-        self._export(model, self.policy.state_of(model), self.policy_folder, folder)
+        state = self.policy.state_of(model)
+        if self.recipe.model.lora is None:
+            self._export(model, state, self.policy_folder, folder)
+        elif state:
+            save_adapter(model, state, folder)
 
     def export_critic(self, folder: Path) -> None:
         """Write the critic as a folder that can be a recipe's ``critic.path``; as `export` does."""
@@ -155,7 +184,17 @@ class Models:
             model = AutoModelForCausalLM.from_pretrained(
                 self.policy_folder, **self._settings(self.policy_folder)
             )
-        return Policy(self._for_training(model), self.recipe.training.logprob_chunk_tokens)
+        model, lora = self._for_training(model), self.recipe.model.lora
+        if lora is not None:
+            add_adapter(model, lora, self.recipe.model.path, self.recipe.training.seed)
+        return Policy(model, self.recipe.training.logprob_chunk_tokens)
+
+    def _load_reference(self) -> FrozenModel | BaseModel | None:
+        if self.recipe.algorithm.divergence_weight == 0:
+            return None
+        if self.recipe.model.lora is not None:
+            return BaseModel(self.policy)
+        return FrozenModel(self._load_policy(), self.recipe.optimizer, self.recipe.model)
 
     def _load_critic(self) -> Critic:
         """One that `export_critic` wrote, a reward model, or a language model with a new head."""
@@ -173,7 +212,13 @@ class Models:
         config = AutoConfig.from_pretrained(folder, **safely)
         _without_dropout(config)
         dtype = DTYPES[self.recipe.model.dtype]
-        return {"config": config, "dtype": dtype, "use_safetensors": True, **safely}
+        return {
+            "config": config,
+            "dtype": dtype,
+            "use_safetensors": True,
+            "attn_implementation": PACKED,
+            **safely,
+        }
 
     def _for_training(self, model: PreTrainedModel) -> PreTrainedModel:
         model.train()
@@ -183,6 +228,16 @@ class Models:
         if self.recipe.training.recompute_activations:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         return model
+
+
+def write_merged(base: Path, adapter: Path, dtype: str, folder: Path) -> None:
+    """Write the model of a folder with an adapter merged into its weights.
+
+    On the CPU, by one rank alone; it takes the memory of one model.
+    """
+    model = merged(base, adapter, DTYPES[dtype])
+    _copy_all_but_weights(base, folder)
+    model.save_pretrained(folder)
 
 
 def _without_dropout(config: PretrainedConfig) -> None:
@@ -197,9 +252,15 @@ def _without_dropout(config: PretrainedConfig) -> None:
 def _hidden(model: nn.Module, batch: MicroBatch) -> Tensor:
     """The last hidden state at the position that predicts each response token, [token, hidden]."""
     hidden = model(
-        input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False
-    ).last_hidden_state  # [sample, position, hidden]
-    return hidden[batch.rows, batch.columns]
+        input_ids=batch.input_ids[None],
+        position_ids=batch.position_ids[None],
+        use_cache=False,
+        cu_seq_lens_q=batch.bounds,
+        cu_seq_lens_k=batch.bounds,
+        max_length_q=batch.max_length,
+        max_length_k=batch.max_length,
+    ).last_hidden_state  # [1, position, hidden]
+    return hidden[0, batch.predictors]
 
 
 def _head_in(folder: Path) -> dict[str, Tensor]:

@@ -23,6 +23,8 @@ from protocol.frames import decode, encode, pack, unpack_all
 from protocol.messages import Message
 from protocol.recipe import Recipe
 from safetensors import SafetensorError
+from torch._C._distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
 
 from services.learner.faults import MachineFault
 from services.learner.training.engine import device_of_rank, name_of_device
@@ -33,8 +35,13 @@ from services.learner.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 5.0
+_LISTEN_S = 1.0
+_OUT_OF_MEMORY = "weir/out_of_memory"
 _DISK_ERROR = re.compile(
     r"inline_container|PytorchStream(?:Reader|Writer)|os error (\d+)|file not fully covered"
+)
+_MEMORY_ERROR = re.compile(
+    r"an't allocate memory|annot allocate memory|CUDA error: out of memory|ALLOC_FAILED"
 )
 _DEVICE_ERROR = re.compile(r"CUDA error|No CUDA GPUs are available")
 
@@ -45,6 +52,7 @@ class Order(Message):
     do: Literal[
         "idle",
         "open",
+        "rehearse",
         "train",
         "pretrain",
         "score",
@@ -81,14 +89,9 @@ class Rank:
 
     def _with_models(self, order: Order, folder: Path) -> Measured:
         assert self.trainer is not None, "the first order must be 'open'"
-        samples = unpack_samples(order.batch) if order.batch is not None else []
+        if order.batch is not None:
+            return self._over_samples(self.trainer, order, unpack_samples(order.batch))
         match order.do:
-            case "train":
-                return self.trainer.train(samples)
-            case "pretrain":
-                return self.trainer.pretrain(samples)
-            case "score":
-                return self.trainer.score(samples, order.temperature)
             case "save":
                 self.trainer.models.save(folder)
             case "load":
@@ -99,10 +102,28 @@ class Rank:
                 self.trainer.models.export_critic(folder)
         return Measured()
 
+    def _over_samples(self, trainer: Trainer, order: Order, samples: list[Sample]) -> Measured:
+        match order.do:
+            case "train":
+                return trainer.train(samples)
+            case "pretrain":
+                return trainer.pretrain(samples)
+            case "score":
+                return trainer.score(samples, order.temperature)
+            case _:
+                trainer.rehearse(samples)
+                return Measured()
+
     def follow(self) -> None:
         """Carry out rank 0's orders until it says to leave."""
+        notes = _notes()
         while (order := _receive()).do != "leave":
-            self.carry_out(order)
+            try:
+                self.carry_out(order)
+            except MemoryError as error:
+                word = f"rank {torch.distributed.get_rank()}: {error}"
+                notes.compare_set(_OUT_OF_MEMORY, "", word)  # which waits until it is there
+                raise
 
 
 @contextmanager
@@ -111,7 +132,7 @@ def _machine_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, SafetensorError) as error:
-        if re.search("can't allocate memory|Cannot allocate memory", str(error)):
+        if isinstance(error, torch.OutOfMemoryError) or _MEMORY_ERROR.search(str(error)):
             raise MemoryError(str(error)) from error
         if _DEVICE_ERROR.search(str(error)):
             raise MachineFault(f"a GPU of the learner fails: {error}") from error
@@ -119,6 +140,10 @@ def _machine_errors(folder: Path) -> Iterator[None]:
             number = int(of_disk[1] or errno.EIO)  # torch does not say which
             raise OSError(number, str(error), str(folder)) from error
         raise
+
+
+class BatchTooLarge(MemoryError):
+    """A rank ran out of memory over samples; smaller micro-batches may fit."""
 
 
 class TeamBroken(RuntimeError):
@@ -133,13 +158,20 @@ class Team:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
         self.num_ranks = torch.distributed.get_world_size()
         self.device_name = name_of_device()
+        self.adapts: Path | None = None  # the model whose adapter is trained, and exported
         self._others = self.num_ranks > 1
+        self._notes = _notes() if self._others else None
         self._is_sound = True  # False while an order is carried out, and for good if that failed
 
     async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
         """Load the models from their folders, on every rank; the critic starts as the policy."""
+        self.adapts = folder if recipe.model.lora is not None else None
         critic = str(critic_folder or folder)
         await self._give(Order(do="open", folder=str(folder), critic_folder=critic, recipe=recipe))
+
+    async def rehearse(self, samples: Sequence[Sample]) -> None:
+        """Train on samples without learning from them: whether a step fits into the memory."""
+        await self._give(Order(do="rehearse", batch=pack_samples(samples)))
 
     async def train(self, samples: Sequence[Sample]) -> Measured:
         """One training step; returns what it measured."""
@@ -163,7 +195,7 @@ class Team:
         await self._give(Order(do="load", folder=str(folder)))
 
     async def export(self, folder: Path) -> None:
-        """Write the policy as a Hugging Face folder."""
+        """Write the policy as a Hugging Face folder, or its adapter."""
         await self._give(Order(do="export", folder=str(folder)))
 
     async def export_critic(self, folder: Path) -> None:
@@ -192,7 +224,23 @@ class Team:
                     await self._give(Order(do="idle"))
 
     async def _give(self, order: Order) -> Measured:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._lead, order)
+        """Have an order carried out.
+
+        Raises:
+            BatchTooLarge: if it has samples, and a rank ran out of memory.
+            MemoryError: if it has none, and a rank ran out of memory.
+        """
+        loop = asyncio.get_running_loop()
+        carried_out = loop.run_in_executor(self._thread, self._lead, order)
+        try:
+            while self._notes is not None and not carried_out.done():
+                await asyncio.wait({carried_out}, timeout=_LISTEN_S)
+                _raise_of(self._notes)  # rank 0 may wait for a lost rank for long
+            return await carried_out
+        except MemoryError as error:
+            if order.batch is None:
+                raise
+            raise BatchTooLarge(str(error)) from error
 
     def _lead(self, order: Order) -> Measured:
         if not self._is_sound:
@@ -214,6 +262,19 @@ class Team:
 def _tells_of_lost_rank(error: RuntimeError) -> bool:
     # gloo has no error type of its own.
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
+
+
+def _notes() -> Store:
+    """What torchrun keeps of the ranks' words, which outlives each of them."""
+    store, *_ = next(rendezvous("env://"))
+    return store
+
+
+def _raise_of(notes: Store) -> None:
+    """Raise a MemoryError if a rank has left word of one."""
+    with suppress(torch.distributed.DistError):  # torchrun itself has gone, and all ends
+        if notes.check([_OUT_OF_MEMORY]):
+            raise MemoryError(notes.get(_OUT_OF_MEMORY).decode())
 
 
 def _send(order: Order) -> None:

@@ -30,6 +30,7 @@ from services.learner.training.batching import (
     totals_of,
 )
 from services.learner.training.engine import Engine
+from services.learner.training.flops import work_of
 from services.learner.training.measured import Measured
 from services.learner.training.metrics import StepMetrics
 from services.learner.training.models import Models
@@ -66,6 +67,8 @@ class Trainer:
         self.models = models
         self.device = models.policy.device
         self.temperature = sampling.temperature
+        critic_folder = models.critic_folder if models.critic is not None else None
+        self.work_of = work_of(models.policy_folder, critic_folder)
         settings = algorithm.model_dump() | {"max_tokens": sampling.max_tokens}
         self.objective = pick(OBJECTIVES, algorithm.objective, settings)
         self.aggregation = pick(AGGREGATIONS, algorithm.aggregation, settings)
@@ -89,6 +92,11 @@ class Trainer:
             self._improve_policy(mini_batch, metrics)
         updates = {"updates": float(self.models.policy.updates - before)}
         return Measured(metrics.reduced(len(mini_batches)) | updates, metrics.tokens())
+
+    def rehearse(self, samples: Sequence[Sample]) -> None:
+        """Train on samples without learning from them: whether a step fits into the memory."""
+        with self.models.rehearsing():
+            self.train(samples)
 
     def pretrain(self, samples: Sequence[Sample]) -> Measured:
         """One step of the critic alone, on Monte-Carlo returns; returns what all ranks measured.
@@ -128,15 +136,15 @@ class Trainer:
         algorithm, batch = self.recipe.algorithm, part.batch
         logprobs, entropies = self.models.policy(batch, self.temperature)  # both [token]
         old = logprobs.detach() if part.old_logprobs is None else part.old_logprobs
-        tokens = TokenBatch(logprobs, old, part.advantages, batch.rows)
+        tokens = TokenBatch(logprobs, old, part.advantages, batch.sample_of)
         losses, bound = self.objective(tokens)
-        corrections = self.correction(old, batch.behavior_logprobs, batch.rows)
+        corrections = self.correction(old, batch.behavior_logprobs, batch.sample_of)
         losses = corrections * losses + self._regularization(part, logprobs, entropies, metrics)
         loss = (self.aggregation(tokens.lengths, mini_batch.totals) * losses).sum()
         if algorithm.positive_lm_weight > 0:
             nll = positive_nll(
                 logprobs,
-                batch.correct[batch.rows],
+                batch.correct[batch.sample_of],
                 num_positive_tokens=mini_batch.totals.positive_tokens,
             )
             loss = loss + algorithm.positive_lm_weight * nll
@@ -195,7 +203,8 @@ class Trainer:
 
     def _my_share(self, samples: Sequence[Sample]) -> list[MicroBatch]:
         rank, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        parts = micro_batches(samples, self.recipe.training.micro_batch_tokens, num_ranks)
+        max_tokens = self.recipe.training.micro_batch_tokens
+        parts = micro_batches(samples, max_tokens, num_ranks, self.work_of)
         return [collate(part).to(self.device) for part in parts[rank::num_ranks]]
 
     def _prepare(self, mini_batches: Sequence[MiniBatch], metrics: StepMetrics) -> None:
@@ -223,7 +232,7 @@ class Trainer:
             values = [critic(part.batch) for part in parts]
         if parts:
             advantages, returns = self.estimate(_episodes(parts, values))
-            rows = [part.batch.input_ids.shape[0] for part in parts]
+            rows = [part.batch.num_samples for part in parts]
             for part, old_values, *padded in zip(
                 parts, values, advantages.split(rows), returns.split(rows), strict=True
             ):
@@ -236,7 +245,7 @@ class Trainer:
             nothing = [torch.zeros_like(part.batch.behavior_logprobs) for part in parts]
             gamma = self.recipe.algorithm.gamma
             returns = returns_of(_episodes(parts, nothing), gamma=gamma, lambda_=1.0)
-            rows = [part.batch.input_ids.shape[0] for part in parts]
+            rows = [part.batch.num_samples for part in parts]
             for part, padded in zip(parts, returns.split(rows), strict=True):
                 part.returns = part.batch.by_token(padded)
 
@@ -251,7 +260,7 @@ def _episodes(parts: Sequence[Part], values: Sequence[Tensor]) -> Episodes:
     width = max(batch.longest for batch in batches)
     last = [batch.last_tokens for batch in batches]
     rewards = [
-        torch.where(is_last, batch.rewards[batch.rows], 0.0)
+        torch.where(is_last, batch.rewards[batch.sample_of], 0.0)
         for batch, is_last in zip(batches, last, strict=True)
     ]
 

@@ -14,8 +14,8 @@ import pytest
 from protocol.exchange import Exchange
 
 from services.gateway.client.client import WeirClient, WeirError
-from services.learner.attempt.evaluation import summarize
-from services.learner.attempt.report import Reporter
+from services.learner.job.phases.summary import summarize
+from services.learner.job.report import Reporter
 from tests.builders import a_graded_group, a_group, a_request, a_task
 from tests.contract.gateway.command import know, start_weir, weir
 from tests.contract.gateway.stack import (

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from deploy.grafana.__main__ import generated, main
-from services.learner.attempt.evaluation import summarize
+from services.learner.job.phases.summary import summarize
 from tests.builders import a_graded_group, a_group, a_request, a_task
 from tests.dashboards import FILES, dashboard, expressions, panels
 

@@ -76,6 +76,13 @@ def test_a_sibling_whose_name_begins_like_the_root_is_outside(tmp_path: Path) ->
         resolve_model(str(sibling), a_deployment(tmp_path / "root"))
 
 
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    folder = a_model(tmp_path / "adapter")
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(Problem, match=r"'adapter' is a LoRA adapter; .* model\.lora\.merge"):
+        resolve_model("adapter", a_deployment(tmp_path))
+
+
 def test_hub_ids_need_a_hub(tmp_path: Path) -> None:
     with pytest.raises(Problem, match="WEIR_MODEL_HUB=on"):
         resolve_model("Qwen/Qwen3-4B", a_deployment(tmp_path))

@@ -1,11 +1,16 @@
 """Splitting a step's samples loses none, repeats none, and keeps every token beside its numbers."""
 
+from functools import partial
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.learner.algorithms.aggregation import Totals
+from services.learner.planning.shape import BUILT_IN
+from services.learner.planning.speed import trained_flops
 from services.learner.training.batching import collate, micro_batches, mini_batches, totals_of
 from services.learner.training.samples import Sample, pack_samples, unpack_samples
 
@@ -23,6 +28,10 @@ def a_sample(prompt: int, response: int, group: int = 0, advantage: float = 0.0)
     )
 
 
+def length_of(sample: Sample) -> int:
+    return len(sample.prompt_ids) + len(sample.token_ids)
+
+
 shapes = st.lists(
     st.tuples(st.integers(1, 6), st.integers(0, 12), st.integers(0, 5)), min_size=1, max_size=30
 )
@@ -37,8 +46,33 @@ def test_micro_batches_hold_every_sample_once_and_respect_the_budget(
     assert len(parts) % num_ranks == 0
     assert sorted(s.advantage for part in parts for s in part) == [s.advantage for s in samples]
     for part in parts:
-        width = max((len(s.prompt_ids) + len(s.token_ids) for s in part), default=0)
-        assert len(part) == 1 or len(part) * width <= max_tokens
+        assert len(part) == 1 or sum(map(length_of, part)) <= max_tokens
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_micro_batches_are_full_and_ranks_have_equal_work(num_ranks: int) -> None:
+    """Lengths as reasoning has them, log-normal to 20k; work as a 7B model has it."""
+    work_of = partial(trained_flops, BUILT_IN["Qwen/Qwen2.5-7B"], None)
+    random = np.random.default_rng(0)
+    lengths = random.lognormal(8.3, 0.9, size=512).clip(30, 20_000).astype(int)
+    parts = micro_batches([a_sample(20, n) for n in lengths], 22_528, num_ranks, work_of)
+    tokens = [sum(map(length_of, part)) for part in parts]
+    work = [sum(work_of(length_of(s)) for s in part) for part in parts]
+    assert lengths.max() > 15_000
+    assert max(tokens) <= 22_528
+    assert sum(tokens) / len(parts) >= 0.95 * 22_528
+    shares = [sum(work[rank::num_ranks]) for rank in range(num_ranks)]
+    assert max(shares) <= 1.01 * min(shares)
+    rounds = [work[i : i + num_ranks] for i in range(0, len(work), num_ranks)]
+    assert sum(map(max, rounds)) <= 1.01 * sum(work) / num_ranks  # what all wait for under ZeRO-3
+
+
+def test_equal_tokens_are_not_equal_work() -> None:
+    """One long sample and as many tokens in short ones: the short ones' rank gets more tokens."""
+    samples = [a_sample(1, 999), *(a_sample(1, 99) for _ in range(30))]
+    one, other = micro_batches(samples, 4000, 2, lambda length: length * (length + 1000))
+    long, short = sorted([one, other], key=len)
+    assert sum(map(length_of, long)) < sum(map(length_of, short)) - 500
 
 
 @given(shapes, st.integers(1, 8))
@@ -55,10 +89,12 @@ def test_mini_batches_split_along_group_borders(
 
 def test_each_response_token_is_predicted_from_the_position_before_it() -> None:
     batch = collate([a_sample(3, 2, advantage=2.0), a_sample(1, 4, advantage=-1.0)])
-    assert batch.input_ids.tolist() == [[10, 11, 12, 50, 51], [10, 50, 51, 52, 53]]
-    assert batch.rows.tolist() == [0, 0, 1, 1, 1, 1]
-    assert batch.columns.tolist() == [2, 3, 0, 1, 2, 3]
-    assert batch.input_ids[batch.rows, batch.columns + 1].equal(batch.targets)
+    assert batch.input_ids.tolist() == [10, 11, 12, 50, 51, 10, 50, 51, 52, 53]
+    assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
+    assert (batch.bounds.tolist(), batch.max_length) == ([0, 5, 10], 5)
+    assert batch.sample_of.tolist() == [0, 0, 1, 1, 1, 1]
+    assert batch.predictors.tolist() == [2, 3, 5, 6, 7, 8]
+    assert batch.input_ids[batch.predictors + 1].equal(batch.targets)
     assert batch.advantages.tolist() == [2, 2, -1, -1, -1, -1]
     assert batch.behavior_logprobs.tolist() == [-1, -2, -1, -2, -3, -4]
 
@@ -66,7 +102,7 @@ def test_each_response_token_is_predicted_from_the_position_before_it() -> None:
 def test_an_empty_micro_batch_has_no_token_and_attends_to_something() -> None:
     batch = collate([])
     assert batch.targets.numel() == 0
-    assert batch.attention_mask.sum() == 1
+    assert batch.bounds.tolist() == [0, 1]
     assert batch.targets.dtype == torch.int64
 
 

@@ -3,8 +3,9 @@
 import pytest
 from protocol.recipe import Purpose
 
-from services.learner.attempt.evaluation import evaluation_place
-from services.learner.supply.feeder import request_seed, task_index
+from services.learner.attempt import request_seed
+from services.learner.supply.evaluator import evaluation_place
+from services.learner.supply.feeder import task_index
 from services.learner.supply.ledger import Ledger
 from tests.builders import a_recipe
 

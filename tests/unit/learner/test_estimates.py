@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway.cli.comparison import compare
-from services.learner.attempt.estimates import Estimate, estimate, pass_at_k
+from services.learner.job.phases.estimates import Estimate, estimate, pass_at_k
 
 
 def the_interval(shares: list[float], draws: int) -> tuple[float, float]:

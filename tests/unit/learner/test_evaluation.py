@@ -8,8 +8,8 @@ import pytest
 from protocol.messages import Grade, Graded, GradedGroup, Response, Ungradable
 from protocol.recipe import Purpose
 
-from services.learner.attempt import evaluation
-from services.learner.attempt.evaluation import summarize
+from services.learner.job.phases import summary
+from services.learner.job.phases.summary import summarize
 from tests.builders import a_graded_group, a_group, a_request, a_span, a_task
 
 RIGHT, WRONG = Graded(value=1.0), Graded(value=0.0)
@@ -106,7 +106,7 @@ def test_groups_that_failed_are_counted_beside_those_that_the_numbers_are_of() -
 
 
 def test_too_many_tasks_are_not_told_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "MAX_TASKS_TOLD", 2)
+    monkeypatch.setattr(summary, "MAX_TASKS_TOLD", 2)
     groups = [outcomes(number, 1, 0) for number in range(3)]
     assert "per_task" in summarize(0, groups[:2])
     assert "per_task" not in summarize(0, groups)

@@ -44,8 +44,7 @@ DATA = Path("/data")
         ),
         (
             MemoryError(),
-            "the learner's machine is out of memory; free memory on it, or submit the job with a "
-            "smaller training.micro_batch_tokens",
+            "the learner's machine is out of memory; free memory on it, or give it more",
         ),
         (MachineFault("mend it"), "mend it"),
         (ModelNotFound("mount it"), "mount it"),

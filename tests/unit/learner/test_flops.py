@@ -38,3 +38,9 @@ def test_a_critic_learns_too_and_a_model_of_unknown_shape_tells_nothing(tmp_path
     assert alone < both < 2 * alone
     assert Flops.of_models(BFLOAT16, tmp_path, None, 1, "").of([8], 1.0) == {}
     assert Flops.of_models(BFLOAT16, MODEL, None, 1, "").of([], 0.0) == {}
+
+
+def test_an_adapter_learns_without_the_gradients_of_the_weights() -> None:
+    adapter = a_recipe(model={"dtype": "bfloat16", "lora": {"rank": 8}})
+    whole, part = (Flops.of_models(each, MODEL, None, 1, "") for each in (BFLOAT16, adapter))
+    assert 3 * part.of([8], 1.0)["flops_per_second"] == 2 * whole.of([8], 1.0)["flops_per_second"]

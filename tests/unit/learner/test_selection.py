@@ -4,14 +4,17 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from protocol.exchange import Exchange
 from protocol.messages import GradedGroup, RolloutRequest
 from protocol.recipe import Purpose, Recipe
 
+from services.learner.attempt import Attempt
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.selection import (
     NO_SIGNAL,
@@ -198,8 +201,8 @@ class Line:
     taken: list[tuple[int, list[int], list[str]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        tasks = (a_task(),)
-        self.feeder = Feeder(never, "job", 1, self.recipe, tasks, Purpose.TRAIN, lambda _: False)
+        attempt = Attempt(cast(Exchange, None), "job", 1, self.recipe, Path("unused"))
+        self.feeder = Feeder(attempt, (a_task(),), Purpose.TRAIN, lambda _: False)
 
     def selection(self) -> Selection:
         return Selection(self.recipe, has_signal, self.step, self.position, self.keep_rate)
@@ -239,10 +242,6 @@ class Line:
             group = a_group(self.asked[number], [1, 1], version=self.step)
             signal = self.chance.random() < self.keep_share
             self.answered[number] = a_graded_group(group, [1, 0] if signal else [1, 1])
-
-
-async def never(_: RolloutRequest) -> None:
-    raise AssertionError("the feeder's requests are taken from it one by one")
 
 
 def has_signal(group: GradedGroup) -> bool:

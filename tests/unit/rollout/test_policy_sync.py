@@ -63,23 +63,23 @@ def test_a_request_of_another_job_is_not_answered(folder: Path) -> None:
 
 def test_an_engine_takes_weights_of_its_own_shape(folder: Path, tmp_path: Path) -> None:
     write_folder(tmp_path / "next", value=1.0, transformers_version="9.9", torch_dtype="float16")
-    assert why_unfit(serving(folder), shape_of(tmp_path / "next"), SETTINGS) is None
+    assert why_unfit(serving(folder), serving(tmp_path / "next")) is None
 
 
 def test_another_architecture_needs_another_engine_and_says_where(
     folder: Path, tmp_path: Path
 ) -> None:
     write_folder(tmp_path / "wider", hidden_size=8)
-    reason = why_unfit(serving(folder), shape_of(tmp_path / "wider"), SETTINGS)
+    reason = why_unfit(serving(folder), serving(tmp_path / "wider"))
     assert reason is not None
-    assert "config.json hidden_size: 4 became 8" in reason
+    assert "config hidden_size: 4 became 8" in reason
     assert "tensor embed.weight: (3, 4) became (3, 8)" in reason
 
 
 def test_another_tokenizer_needs_another_engine(folder: Path, tmp_path: Path) -> None:
     other = shutil.copytree(folder, tmp_path / "other")
     (other / "tokenizer.json").write_text('{"version": 2}')
-    reason = why_unfit(serving(folder), shape_of(other), SETTINGS)
+    reason = why_unfit(serving(folder), serving(other))
     assert reason is not None
     assert reason.startswith("file tokenizer.json: ")
 
@@ -87,9 +87,27 @@ def test_another_tokenizer_needs_another_engine(folder: Path, tmp_path: Path) ->
 def test_a_missing_tensor_needs_another_engine(folder: Path, tmp_path: Path) -> None:
     other = shutil.copytree(folder, tmp_path / "other")
     save_file({"other": np.zeros(1)}, other / "model.safetensors")
-    reason = why_unfit(serving(folder), shape_of(other), SETTINGS)
+    reason = why_unfit(serving(folder), serving(other))
     assert reason is not None
     assert "tensor embed.weight: (3, 4) became None" in reason
+
+
+def an_adapter(folder: Path, *, rank: int, value: float = 0.0) -> Path:
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"r": rank}))
+    save_file({"q.lora_A.weight": np.full((rank, 4), value)}, folder / "adapter_model.safetensors")
+    return folder
+
+
+def test_an_adapter_follows_one_of_its_own_shape_for_the_same_model(tmp_path: Path) -> None:
+    first = serving(an_adapter(tmp_path / "first", rank=2))
+    second = serving(an_adapter(tmp_path / "second", rank=2, value=1.0))
+    assert why_unfit(first, second) is None
+    wider = why_unfit(first, serving(an_adapter(tmp_path / "wider", rank=4)))
+    assert wider is not None
+    assert "config r: 2 became 4" in wider
+    policy = second.policy.model_copy(update={"base": "job/2.base", "base_digest": "other"})
+    assert why_unfit(first, replace(second, policy=policy)) == "its adapter is for another model"
 
 
 @pytest.mark.parametrize("change", [{"dtype": "bfloat16"}, {"max_context": 128}])
@@ -97,7 +115,7 @@ def test_another_dtype_or_context_needs_another_engine(
     folder: Path, change: dict[str, object]
 ) -> None:
     settings = replace(SETTINGS, **change)  # type: ignore[arg-type]
-    reason = why_unfit(serving(folder), shape_of(folder), settings)
+    reason = why_unfit(serving(folder), replace(serving(folder), settings=settings))
     assert reason is not None
     assert str(next(iter(change.values()))) in reason
 

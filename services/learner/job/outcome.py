@@ -11,14 +11,23 @@ from protocol.exchange import Delivery
 from protocol.messages import JobRecord, JobRef, JobState
 
 from services.chassis.service import Service
-from services.learner.attempt.control import CancelRequested, PauseRequested, Wish
-from services.learner.attempt.report import Reporter
+from services.learner.attempt import Attempt
 from services.learner.durable.publish import withdraw
+from services.learner.job.control import CancelRequested, PauseRequested, Wish
+from services.learner.job.report import Reporter
+from services.learner.training.memory import smaller_token_budget, with_token_budget
+from services.learner.training.ranks import BatchTooLarge
 
 log = logging.getLogger(__name__)
 _MOST_FAILURES = 3  # in a row, without progress
 _SILENT_ATTEMPTS = 3  # in a row, before somebody is told
 _RETRY_HEARTBEATS = 5  # a few seconds
+_NO_SMALLER = (
+    "out of memory: {}; micro-batches can be no smaller, for a sample may have model.max_context = "
+    "{} tokens. Lower that or training.logprob_chunk_tokens, set training.recompute_activations, "
+    "raise optimizer.zero_stage where there are several GPUs, or give the learner more memory; "
+    "`weir plan` tells what fits"
+)
 
 
 @dataclass
@@ -28,17 +37,17 @@ class Outcome:
     service: Service
     delivery: Delivery[JobRef]
     record: JobRecord
-    attempt: int
+    attempt: Attempt
 
     async def end(self, state: JobState, error: str | None = None, **values: Any) -> None:
         """The job ends with the attempt."""
         failed, error = state is JobState.FAILED, error and self._without_places(error)
         # A job that has failed may be resumed, and fail once more.
-        event_id = f"end:{state}:{self.attempt}" if failed else f"end:{state}"
+        event_id = f"end:{state}:{self.attempt.number}" if failed else f"end:{state}"
         message = f"{state}: {error}" if failed else str(state)
         await self._reporter.say(event_id, message, level="error" if failed else "info")
         values |= {"state": state, "error": error, "finished_at": time.time()}
-        await self.service.exchange.close_job(self.delivery, self.attempt, **values)
+        await self.service.exchange.close_job(self.delivery, self.attempt.number, **values)
         await withdraw(self.service.deployment.weights_dir, self.record.id)
         log.info("job ends", extra={"job": self.record.id, "state": state})
 
@@ -49,7 +58,7 @@ class Outcome:
         elif isinstance(wish, PauseRequested):
             await self._pause(str(wish) or None)
         else:
-            await self._update(attempts_since_checkpoint=0)
+            await self.attempt.update(attempts_since_checkpoint=0)
             log.info("told to stop; the job goes on in the next attempt")
 
     async def hold_up(self, problem: str, cause: str) -> None:
@@ -62,12 +71,27 @@ class Outcome:
         self.service.readiness.set(False, problem)
         problem = self._without_places(problem)
         exchange = self.service.exchange
-        if await exchange.lay_aside(self.record.id, self.attempt, problem, held_up=True):
+        if await exchange.lay_aside(self.record.id, self.attempt.number, problem, held_up=True):
             step = (await self._current()).step
             message = f"paused at step {step}: {problem}. It goes on by itself when that is mended"
             await self._reporter.say(f"machine:{step}:{cause}", message, level="warn")
         # The next attempt, at this job or another one, may meet the same.
         await self.service.pause(_RETRY_HEARTBEATS * self.service.deployment.heartbeat_s)
+
+    async def make_smaller(self, error: BatchTooLarge) -> None:
+        """The next attempt takes micro-batches of half as many tokens, as far as that helps."""
+        recipe = with_token_budget(self.record.recipe, self.record.micro_batch_tokens)
+        tokens = smaller_token_budget(recipe)
+        if tokens is None:
+            await self.hold_up(_NO_SMALLER.format(error, recipe.model.max_context), "memory")
+            return
+        await self.attempt.update(micro_batch_tokens=tokens, attempts_since_checkpoint=0)
+        message = (
+            f"attempt {self.attempt.number} ran out of memory: {error}. From the last checkpoint "
+            f"it goes on with micro-batches of at most {tokens} tokens instead of "
+            f"training.micro_batch_tokens = {recipe.training.micro_batch_tokens}"
+        )
+        await self._reporter.say(f"memory:{self.attempt.number}", message, level="warn")
 
     async def fail(self, error: Exception) -> bool:
         """The job itself is at fault: it ends if that happens too often; returns whether it does.
@@ -80,9 +104,10 @@ class Outcome:
             last = f"{failures} attempts in a row broke without progress; the last one: {reason}"
             await self.end(JobState.FAILED, error=last)
             return True
-        await self._update(failures=failures, attempts_since_checkpoint=0, error=reason)
-        message = f"attempt {self.attempt} broke, {failures} of {_MOST_FAILURES} in a row: {reason}"
-        await self._reporter.say(f"broke:{self.attempt}", message, level="warn")
+        await self.attempt.update(failures=failures, attempts_since_checkpoint=0, error=reason)
+        number = self.attempt.number
+        message = f"attempt {number} broke, {failures} of {_MOST_FAILURES} in a row: {reason}"
+        await self._reporter.say(f"broke:{number}", message, level="warn")
         return False
 
     async def tell_of_silence(self) -> None:
@@ -107,15 +132,12 @@ class Outcome:
 
     async def _pause(self, why: str | None) -> None:
         """The job rests until it is resumed; the next attempt may be at another job."""
-        if await self.service.exchange.lay_aside(self.record.id, self.attempt, why):
-            await self._reporter.say(f"paused:{self.attempt}", str(JobState.PAUSED))
+        if await self.service.exchange.lay_aside(self.record.id, self.attempt.number, why):
+            await self._reporter.say(f"paused:{self.attempt.number}", str(JobState.PAUSED))
             log.info("job is paused", extra={"job": self.record.id})
 
     async def _current(self) -> JobRecord:
         return await self.service.exchange.job(self.record.id) or self.record
-
-    async def _update(self, **values: Any) -> None:
-        await self.service.exchange.update_job(self.record.id, self.attempt, **values)
 
     @property
     def _reporter(self) -> Reporter:

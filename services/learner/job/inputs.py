@@ -12,7 +12,7 @@ from protocol.tasks import TaskFileError, read_tasks
 from deploy.placement import parse
 from services.chassis.deployment import Deployment
 from services.learner.model_source import model_folder
-from services.learner.training.model_check import check_models, check_split
+from services.learner.training.model_check import check_models, check_split, check_targets
 
 
 def tasks_of(recipe: Recipe, files: Path) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
@@ -36,7 +36,8 @@ def _read_tasks(path: Path) -> tuple[Task, ...]:
 def checked_models(recipe: Recipe, deployment: Deployment) -> tuple[Path, Path | None]:
     """Where the policy and the critic start from; the stack can train them, and sample from one."""
     policy, critic = _model_folders(recipe, deployment)
-    check_models(policy, critic)
+    check_models(policy, critic, recipe.model.max_context)
+    check_targets(policy, recipe.model.lora)
     line = os.environ.get("WEIR_GPUS")
     check_split(policy, parse(line) if line else None)
     return policy, critic

@@ -1,89 +1,16 @@
-"""Evaluation: avg@k and pass@k on held-out tasks, through the same rollout and grader services.
-
-It has numbers and a ledger of its own, is claimed before training work, and the next weights are
-published only when its results are in, so that one version answers all of it.
-"""
+"""The result of an evaluation: avg@k and pass@k on held-out tasks. Pure."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from protocol.exchange import Exchange
-from protocol.messages import FinishReason, GradedGroup, RolloutGroup, RolloutRequest, Task
-from protocol.recipe import Purpose, Recipe
+from protocol.messages import FinishReason, GradedGroup, RolloutGroup
 
-from services.learner.attempt.estimates import Estimate, estimate, pass_at_k
-from services.learner.supply.feeder import request_seed
-from services.learner.supply.intake import Intake
+from services.learner.job.phases.estimates import Estimate, estimate, pass_at_k
 
 MAX_TASKS_TOLD = 2000  # the result is one event, and events are kept
-
-
-def evaluation_place(recipe: Recipe, step: int) -> int | None:
-    """Which evaluation, counted from 0, comes after so many training steps; None if none does.
-
-    There is one before the first step, one every so many, and one after the last.
-    """
-    if recipe.evaluation is None:
-        return None
-    every = recipe.evaluation.every or recipe.training.steps
-    is_due = step % every == 0 or step == recipe.training.steps
-    return math.ceil(step / every) if is_due else None
-
-
-@dataclass
-class Evaluator:
-    """Asks for and sums up the evaluations of one job."""
-
-    exchange: Exchange
-    job_id: str
-    attempt: int
-    recipe: Recipe
-    tasks: Sequence[Task]  # held out
-    begun: int = 0  # evaluations asked for
-    purpose: Purpose = Purpose.EVAL
-    _step: int = 0
-
-    @property
-    def asked(self) -> int:
-        """How many requests have been made: every number below."""
-        return self.begun * len(self.tasks)
-
-    @property
-    def open_numbers(self) -> range:
-        """The numbers of the last evaluation that was asked for."""
-        return range(max(0, self.asked - len(self.tasks)), self.asked)
-
-    async def ask(self, step: int, intake: Intake) -> range:
-        """Ask for what is not there yet of the evaluation at a step; returns all its numbers."""
-        place = evaluation_place(self.recipe, step)
-        assert place is not None, "no evaluation is due"
-        self._step, self.begun = step, place + 1
-        there = intake.have(self.purpose, self.open_numbers)
-        for number in self.open_numbers:
-            if number not in there:
-                await self.exchange.ask(self.request(number))
-        return self.open_numbers
-
-    def request(self, number: int) -> RolloutRequest:
-        """The request with this number, one of the last evaluation's."""
-        assert self.recipe.evaluation is not None
-        return RolloutRequest(
-            job_id=self.job_id,
-            attempt=self.attempt,
-            number=number,
-            purpose=self.purpose,
-            step=self._step,
-            task=self.tasks[number % len(self.tasks)],
-            group_size=self.recipe.evaluation.samples,
-            sampling=self.recipe.evaluation_sampling,
-            prompt_template=self.recipe.model.prompt_template,
-            seed=request_seed(self.recipe.training.seed, self.purpose, number),
-            min_version=self._step,
-        )
 
 
 @dataclass(frozen=True)
@@ -114,7 +41,7 @@ def summarize(step: int, groups: Sequence[GradedGroup]) -> dict[str, Any]:
     ``accuracy`` is avg@k, the mean over tasks of the share of correct responses; ``pass@1``,
     ``pass@2``, ``pass@4`` and so on are means over tasks too, and their ``_left_out`` counts the
     tasks with fewer graded responses than that. ``_low`` and ``_high`` are the 95 % interval over
-    tasks (`services.learner.attempt.estimates.estimate`), ``accuracy_interval`` is half its width.
+    tasks (`estimates.estimate`), ``accuracy_interval`` is half its width.
     ``process`` is the mean process score of correct responses, ``truncated`` the share of responses
     that reached their limit of tokens. Of the groups that were ``asked`` for, ``failed`` have no
     responses; all else is about the others. ``per_task`` has, by task id, the sum of accuracies and

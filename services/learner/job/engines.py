@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from protocol.messages import Status
 
 from services.chassis.service import Service
-from services.learner.attempt.loop import Learning
 from services.learner.faults import MachineFault
+from services.learner.job.learning import Learning
 from services.learner.supply.lost import NothingCanWork
 
 _MOST_STARTS = 3  # of each rollout that fail for the job, in a row
@@ -34,12 +34,13 @@ async def watch_engines_forever(
         NothingCanWork: if no engine has ever started, and each rollout has tried often enough.
         MachineFault: if the rollouts had already failed before, so that others may be to blame.
     """
+    progress = learning.progress
     starts = FailedStarts(
-        learning.job_id,
-        any_served=bool(learning.parts.intake.waiting) or any(learning.progress.positions.values()),
+        learning.attempt.job_id,
+        any_served=bool(learning.intake.waiting) or any(progress.positions.values()),
         was_held_up=_FAILED_BEFORE in (last_error or ""),
     )
-    while learning.step == learning.replay_until == 0 and not starts.any_served:
+    while progress.step == progress.made_before == 0 and not starts.any_served:
         statuses = await service.exchange.statuses()
         if why := starts.why_none_works([s for s in statuses.values() if s.service == "rollout"]):
             if starts.failed_before:

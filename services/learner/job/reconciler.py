@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeVar
 
-from protocol.exchange import Exchange
-from protocol.messages import ActiveJob, JobState, RolloutRequest, group_key
+from protocol.messages import JobState, RolloutRequest, group_key
 from protocol.recipe import Purpose
 
+from services.learner.attempt import Attempt
 from services.learner.durable.publish import Publisher
 from services.learner.supply.intake import Intake
 
@@ -28,7 +28,7 @@ class Asker(Protocol):
     """Who asks for the groups of one purpose, and can ask again."""
 
     @property
-    def purpose(self) -> Purpose: ...
+    def asked(self) -> int: ...
 
     @property
     def open_numbers(self) -> range: ...
@@ -40,9 +40,8 @@ class Asker(Protocol):
 class Reconciler:
     """Compares Redis with what one attempt has written there."""
 
-    exchange: Exchange
-    active: ActiveJob
-    askers: Sequence[Asker]
+    attempt: Attempt
+    askers: Mapping[Purpose, Asker]
     intake: Intake
     publisher: Publisher
 
@@ -59,16 +58,16 @@ class Reconciler:
 
     async def reconcile(self) -> None:
         """Write again what is missing: every one of these writes may be repeated without effect."""
-        job_id, attempt = self.active.job_id, self.active.attempt
-        active = await self.exchange.active()
-        if active is None or (active.job_id, active.attempt) != (job_id, attempt):
+        exchange, ours = self.attempt.exchange, self.attempt.active
+        active = await exchange.active()
+        if active is None or (active.job_id, active.attempt) != (ours.job_id, ours.attempt):
             log.warning("the active job was lost")
-            await self.exchange.update_job(job_id, attempt, state=JobState.RUNNING)
-            await self.exchange.activate(self.active)
+            await self.attempt.update(state=JobState.RUNNING)
+            await exchange.activate(ours)
         newest = self.publisher.newest
-        if newest is not None and await self.exchange.newest_policy(job_id) != newest:
+        if newest is not None and await exchange.newest_policy(ours.job_id) != newest:
             log.warning("a policy was lost", extra={"policy": newest.folder})
-            await self.exchange.announce(newest)
+            await exchange.announce(newest)
         await self._ask_again()
 
     async def _ask_again(self) -> None:
@@ -77,15 +76,15 @@ class Reconciler:
         It is under way from the asking until after it has arrived: looked up in this order, nothing
         is missed that is only on the move.
         """
-        asked = [(asker, asker.open_numbers) for asker in self.askers]
-        under_way = await self.exchange.under_way(self.active.job_id)
-        for asker, numbers in asked:
-            arrived = self.intake.have(asker.purpose, numbers)
+        asked = {purpose: asker.open_numbers for purpose, asker in self.askers.items()}
+        under_way = await self.attempt.exchange.under_way(self.attempt.job_id)
+        for purpose, numbers in asked.items():
+            arrived = self.intake.have(purpose, numbers)
             for number in numbers:
-                key = group_key(asker.purpose, number)
+                key = group_key(purpose, number)
                 if number not in arrived and key not in under_way:
                     log.warning("a request was lost", extra={"key": key})
-                    await self.exchange.ask(asker.request(number))
+                    await self.attempt.exchange.ask(self.askers[purpose].request(number))
 
     async def _reconcile_forever(self) -> NoReturn:
         """Consumes nothing; produces what Redis lacks. Waits for: time. Unblocked by: time."""

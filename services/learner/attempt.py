@@ -1,0 +1,53 @@
+"""An attempt: one life of the learner at one job."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from protocol.exchange import Exchange
+from protocol.messages import ActiveJob, RolloutRequest
+from protocol.recipe import Purpose, Recipe
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Whatever it writes carries its number, and is refused once there is a newer one."""
+
+    exchange: Exchange
+    job_id: str
+    number: int
+    recipe: Recipe
+    folder: Path  # the job's, where its log, samples and checkpoints are
+
+    @property
+    def active(self) -> ActiveJob:
+        """What the other services are told to work on."""
+        return ActiveJob(job_id=self.job_id, attempt=self.number, recipe=self.recipe)
+
+    async def update(self, **values: Any) -> None:
+        """Write values into the job's record.
+
+        Raises:
+            Fenced: if there is a newer attempt.
+        """
+        await self.exchange.update_job(self.job_id, self.number, **values)
+
+    def request(self, purpose: Purpose, number: int, **values: Any) -> RolloutRequest:
+        """The request of this job with this number; ``values`` are its other fields."""
+        return RolloutRequest(
+            job_id=self.job_id,
+            attempt=self.number,
+            number=number,
+            purpose=purpose,
+            prompt_template=self.recipe.model.prompt_template,
+            seed=request_seed(self.recipe.training.seed, purpose, number),
+            **values,
+        )
+
+
+def request_seed(seed: int, purpose: Purpose, number: int) -> int:
+    """The sampling seed of a request, different for every job seed, purpose and number."""
+    return random.Random(f"{seed}:{purpose}:{number}").getrandbits(31)

@@ -1,0 +1,88 @@
+"""Learning: a job goes on, phase by phase, from its last checkpoint to its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from protocol.messages import GradedGroup
+from protocol.recipe import Purpose, Recipe
+
+from services.learner.attempt import Attempt
+from services.learner.durable.progress import LearnedNothing, Progress
+from services.learner.job.accounts import Accounts
+from services.learner.job.control import Control
+from services.learner.job.limits import Limits
+from services.learner.job.phases import Phase
+from services.learner.job.reconciler import Reconciler
+from services.learner.job.report import Reporter
+from services.learner.job.versions import Versions
+from services.learner.supply.intake import Intake
+from services.learner.training.ranks import Team
+
+
+@dataclass
+class Learning:
+    """One attempt at one job: what its phases share."""
+
+    attempt: Attempt
+    progress: Progress
+    team: Team
+    control: Control
+    reporter: Reporter
+    intake: Intake
+    reconciler: Reconciler
+    accounts: Accounts
+    versions: Versions
+    limits: Limits
+    _lap_began: float = field(default_factory=time.monotonic)
+
+    @property
+    def recipe(self) -> Recipe:
+        """What the job is to learn."""
+        return self.attempt.recipe
+
+    async def learn(self, phases: Sequence[Phase]) -> None:
+        """Advance the first phase that is due until none is.
+
+        Raises:
+            PauseRequested: if the user wants that, or is to decide how it goes on.
+            LearnedNothing: if no step has changed the policy.
+        """
+        await self.control.refresh()
+        await self.versions.publish()
+        while due := next((phase for phase in phases if phase.is_due), None):
+            self.control.obey()
+            await due.advance()
+        if why := self.progress.why_nothing_was_learned():
+            raise LearnedNothing(why)
+
+    async def groups(
+        self, purpose: Purpose, numbers: range, phase: str = "wait_for_groups"
+    ) -> list[GradedGroup]:
+        """Wait for the groups with these numbers; the time counts as the phase's."""
+        intake, control = self.intake, self.control
+        if self.progress.is_replayed and len(intake.have(purpose, numbers)) < len(numbers):
+            await self._end_replay()
+        window = intake.window(purpose, numbers)
+        missing = partial(intake.missing, purpose, numbers)
+        with control.doing("waits", "waiting", missing, timed=phase):
+            return await control.unless_interrupted(self.reconciler.beside(window))
+
+    def lap(self) -> float:
+        """Seconds since this was called last."""
+        before, self._lap_began = self._lap_began, time.monotonic()
+        return self._lap_began - before
+
+    async def _end_replay(self) -> None:
+        """The log lacks a group, which must be sampled again: by the policy as it is now."""
+        step, made = self.progress.step, self.progress.made_before
+        message = (
+            f"the log no longer has all groups of the steps from {step} to {made}; they are asked "
+            "for again, and these steps are made anew"
+        )
+        await self.reporter.say(f"anew:{self.attempt.number}", message, level="warn")
+        self.progress.made_before = step
+        await self.versions.publish()

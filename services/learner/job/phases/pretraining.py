@@ -1,0 +1,92 @@
+"""Value pretraining: the critic learns alone before the policy moves (VC-PPO, arXiv:2503.01491).
+
+Its groups are sampled like training's, under version 0, and have numbers and a ledger of their own.
+Whatever they hold is learned from: a critic needs no contrast within a group.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from protocol.recipe import Purpose
+
+from services.learner.durable.checkpoint import write_whole
+from services.learner.job.learning import Learning
+from services.learner.supply.feeder import Feeder
+from services.learner.supply.selection import Outlook, unselected, whole
+from services.learner.training.samples import GroupFacts, samples_of
+from services.learner.training.scoring import Scoring
+
+
+@dataclass
+class Pretraining:
+    """The critic's steps before the policy's first."""
+
+    learning: Learning
+    feeder: Feeder
+    scoring: Scoring
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the critic has to learn on."""
+        return self.learning.progress.pretrained < self.learning.recipe.num_pretrain_steps
+
+    async def advance(self) -> None:
+        """Consumes one step's groups, sampled under version 0; produces a better critic."""
+        began, learning, progress = time.monotonic(), self.learning, self.learning.progress
+        numbers = self._admit(progress.pretrained)
+        groups = await learning.groups(Purpose.PRETRAIN, numbers)
+        await learning.limits.check_lost(groups, f"pretrain step {progress.pretrained}")
+        samples, facts = samples_of(
+            whole(groups), self.scoring, attempt=learning.attempt.number, version=progress.step
+        )
+        words = f"pretrains step {progress.pretrained + 1}"
+        with learning.control.doing(words, timed="pretrain"):
+            measured = await learning.team.pretrain(samples)
+        await learning.accounts.settle(Purpose.PRETRAIN, unselected(groups), measured.tokens)
+        progress.pretrained += 1
+        await self._report(facts, measured.metrics, time.monotonic() - began)
+        await self._keep()
+        moment = f"pretrain step {progress.pretrained}"
+        await learning.limits.check_finite(moment, measured.metrics)
+        learning.lap()
+
+    def _admit(self, step: int) -> range:
+        """Ask for all steps that are left, as far as may be in flight; returns this one's numbers.
+
+        Args:
+            step: counted from 0.
+        """
+        recipe = self.learning.recipe
+        groups = recipe.training.groups_per_step
+        left = (recipe.num_pretrain_steps - step) * groups
+        outlook = Outlook(
+            step=0, position=step * groups, needs=(left,), most=recipe.groups_in_flight
+        )
+        self.feeder.admit(outlook)
+        return range(step * groups, (step + 1) * groups)
+
+    async def _report(
+        self, facts: GroupFacts, metrics: Mapping[str, float], seconds: float
+    ) -> None:
+        learning, step = self.learning, self.learning.progress.pretrained
+        data = {
+            **metrics,
+            **facts.throughput(seconds, learning.team.num_ranks),
+            **learning.progress.note_phases(learning.reporter.phase_seconds()),
+            "pretrain_step": step,
+            "groups": await learning.accounts.of(Purpose.PRETRAIN),
+        }
+        await learning.reporter.pretrain_step(step, data)
+
+    async def _keep(self) -> None:
+        """Save a checkpoint if one is due, and in the end the critic for other recipes."""
+        learning, attempt = self.learning, self.learning.attempt
+        every = learning.recipe.training.checkpoint_every
+        if not self.is_due:
+            folder = attempt.folder / "critic-pretrained"
+            await write_whole(folder, learning.team.export_critic, attempt=attempt.number)
+        if not self.is_due or learning.progress.pretrained % every == 0:
+            await learning.versions.save()

@@ -1,0 +1,117 @@
+"""Training: the step that the whole stack exists for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from protocol.messages import GradedGroup
+from protocol.recipe import Purpose
+
+from services.learner.job.learning import Learning
+from services.learner.job.report import numbers_in
+from services.learner.supply.feeder import Feeder
+from services.learner.supply.selection import Selection
+from services.learner.training.flops import Flops
+from services.learner.training.samples import GroupFacts, Sample, samples_of
+from services.learner.training.scoring import Scoring
+
+
+@dataclass
+class Training:
+    """The policy's steps, and the critic's beside them."""
+
+    learning: Learning
+    feeder: Feeder
+    scoring: Scoring
+    flops: Flops
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is a step left."""
+        return self.learning.progress.step < self.learning.recipe.training.steps
+
+    async def advance(self) -> None:
+        """Consumes one step's groups, in the order they were asked; produces the next policy."""
+        began, learning, progress = time.monotonic(), self.learning, self.learning.progress
+        selection = await self._select()
+        samples, facts = self._samples_of(selection.kept)
+        assert facts.staleness_max <= learning.recipe.training.max_staleness, "stale are dropped"
+        with learning.control.doing(f"trains step {progress.step + 1}", timed="train"):
+            measured = await learning.team.train(samples)
+        await learning.accounts.settle(Purpose.TRAIN, selection.fates, measured.tokens)
+        progress.step += 1
+        progress.keep_rate = selection.keep_rate
+        self.feeder.admit(self._selection().outlook)
+        await learning.versions.publish()
+        await self._report(selection, facts, measured.metrics, time.monotonic() - began)
+        every = learning.recipe.training.checkpoint_every
+        if progress.step % every == 0 and not progress.is_replayed:
+            await learning.versions.save()
+        await learning.limits.check_finite(f"step {progress.step}", measured.metrics)
+
+    async def _select(self) -> Selection:
+        """Look at groups, each as soon as it and all before it are there, until it is enough."""
+        learning, selection = self.learning, self._selection()
+        while not selection.is_complete:
+            learning.control.obey()
+            self.feeder.admit(selection.outlook)
+            number, began = selection.next_number, time.monotonic()
+            (group,) = await learning.groups(Purpose.TRAIN, range(number, number + 1))
+            selection.look(group, time.monotonic() - began)
+            await learning.limits.check_lost(selection.to_check, f"step {selection.step}")
+        return selection
+
+    def _selection(self) -> Selection:
+        """The selection of the present step, before it has looked at any group."""
+        progress = self.learning.progress
+        return Selection(
+            recipe=self.learning.recipe,
+            has_signal=self.scoring.has_signal,
+            step=progress.step,
+            first=progress.ledgers[Purpose.TRAIN].position,
+            keep_rate=progress.keep_rate,
+        )
+
+    def _samples_of(self, groups: Sequence[GradedGroup]) -> tuple[list[Sample], GroupFacts]:
+        learning = self.learning
+        return samples_of(
+            groups,
+            self.scoring,
+            attempt=learning.attempt.number,
+            version=learning.progress.step,
+            kept_kv=learning.recipe.rollout.kv_after_sync == "keep",
+        )
+
+    async def _report(
+        self,
+        selection: Selection,
+        facts: GroupFacts,
+        metrics: Mapping[str, float],
+        seconds: float,
+    ) -> None:
+        learning, progress = self.learning, self.learning.progress
+        counts = selection.counts(facts.groups_with_signal)
+        progress.note_update({**metrics, **counts})
+        progress.note_work(learning.lap(), facts.responses, facts.tokens)
+        spent = learning.reporter.phase_seconds()
+        data = {
+            **facts.means(len(selection.kept)),
+            **metrics,
+            **facts.throughput(seconds, learning.team.num_ranks),
+            **self.flops.of(facts.trained_lengths, spent.get("train", 0.0)),
+            **counts,
+            **progress.note_phases(spent),
+            "step": progress.step,
+            "dropped_responses": dict(facts.dropped_responses),
+            "groups": await learning.accounts.of(Purpose.TRAIN),
+        }
+        progress.metrics = numbers_in(data)
+        await learning.reporter.step(progress.step, data)
+        if selection.is_undersampled:
+            await learning.reporter.undersampled(progress.step, selection)
+        if progress.step > progress.made_before:
+            await learning.attempt.update(
+                step=progress.step, attempts_since_checkpoint=0, failures=0
+            )

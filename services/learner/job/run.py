@@ -1,0 +1,245 @@
+"""One attempt at a job, from its beginning to its last word.
+
+Only what the user asked for, or what broke in the job itself, ends a job as failed. What is wrong
+with the machine holds it up, until an attempt finds that mended; the other jobs go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from protocol.exchange import Delivery, Disconnected, Fenced
+from protocol.messages import JobRecord, JobRef, JobState, Requested
+from protocol.recipe import Purpose, Recipe
+from protocol.tasks import TaskFileError
+
+from services.chassis.service import Service
+from services.learner.algorithms import UnknownName
+from services.learner.attempt import Attempt
+from services.learner.durable.checkpoint import Checkpoints, remove_leftovers, write_whole
+from services.learner.durable.progress import LearnedNothing, Progress
+from services.learner.durable.sample_store import remove_old
+from services.learner.faults import cause_of, machine_fault
+from services.learner.formulas import check_formulas
+from services.learner.job.assembly import Assembly, assemble, newest_checkpoint
+from services.learner.job.control import CancelRequested, PauseRequested, StopRequested, Wish
+from services.learner.job.engines import watch_engines_forever
+from services.learner.job.inputs import checked_models, tasks_of
+from services.learner.job.learning import Learning
+from services.learner.job.outcome import Outcome
+from services.learner.job.report import Reporter
+from services.learner.model_source import NotOnHub
+from services.learner.ordering import order_warnings
+from services.learner.supply.lost import NothingCanWork
+from services.learner.training.flops import Flops
+from services.learner.training.memory import largest_micro_batches, with_token_budget
+from services.learner.training.model_check import UnsupportedModel
+from services.learner.training.models import write_merged
+from services.learner.training.ranks import BatchTooLarge, Team, TeamBroken
+
+log = logging.getLogger(__name__)
+Writer = Callable[[Path], Awaitable[None]]
+_FAULTS_OF_THE_USER = (
+    *(LearnedNothing, NothingCanWork, NotOnHub, TaskFileError),
+    *(UnknownName, UnsupportedModel),
+)
+
+
+@dataclass
+class Run:
+    """An attempt that has not begun; ``record`` is the job's as it was before."""
+
+    service: Service
+    team: Team
+    delivery: Delivery[JobRef]
+    record: JobRecord
+
+    async def run(self) -> None:
+        """Work on the job until it ends or the process must; whatever ends it leaves its reason."""
+        exchange, record = self.service.exchange, self.record
+        number = await exchange.begin_attempt(record.id)
+        log.info("attempt begins", extra={"job": record.id, "attempt": number})
+        folder = self.service.deployment.job_dir(record.id)
+        attempt = Attempt(exchange, record.id, number, record.recipe, folder)
+        outcome = Outcome(self.service, self.delivery, record, attempt)
+        try:
+            await self._work(attempt, outcome)
+        except Wish as wish:
+            await outcome.obey(wish)
+        except _FAULTS_OF_THE_USER as error:
+            await outcome.end(JobState.FAILED, error=str(error))
+        except BatchTooLarge as error:
+            await outcome.make_smaller(error)
+        except (*Disconnected, Fenced, TeamBroken):
+            raise  # no fault of the job, and nobody to tell or nothing to say
+        except Exception as error:
+            problem = machine_fault(error, self.service.deployment.data_dir)
+            if problem is not None:
+                log.exception("the machine's fault")
+                await outcome.hold_up(problem, cause_of(error))
+            elif not await outcome.fail(error):
+                raise
+
+    async def _work(self, attempt: Attempt, outcome: Outcome) -> None:
+        if self.record.requested is Requested.CANCEL:  # whatever else may be wrong
+            raise CancelRequested
+        await outcome.tell_of_silence()
+        activity = self.service.activity
+        activity.rests(f"works on {attempt.job_id}")
+        with activity.during("loads the model", "starting"):
+            assembly = await self._prepare(attempt)
+            await self._activate(assembly.learning)
+        learning = assembly.learning
+        try:
+            await first_to_end(
+                learning.learn(assembly.phases),
+                *(feeder.feed_forever() for feeder in assembly.feeders),
+                learning.intake.take_in_forever(),
+                learning.control.watch_forever(),
+                watch_engines_forever(self.service, learning, self.record.error),
+            )
+        except (PauseRequested, StopRequested):
+            await learning.versions.save()
+            raise
+        except CancelRequested:
+            await _save_for_others(learning)
+            raise
+        await self._succeed(learning, outcome)
+
+    async def _prepare(self, attempt: Attempt) -> Assembly:
+        """Load the models and the tasks, restore the last checkpoint, replay the log after it."""
+        recipe, deployment = attempt.recipe, self.service.deployment
+        for folder in (attempt.folder, attempt.folder / "checkpoints"):
+            await asyncio.to_thread(remove_leftovers, folder, attempt.number)
+        await asyncio.to_thread(remove_old, deployment)
+        check_formulas(recipe)
+        tasks = await asyncio.to_thread(tasks_of, recipe, deployment.files_dir)
+        policy, critic = await asyncio.to_thread(checked_models, recipe, deployment)
+        checkpoints = Checkpoints(attempt.folder / "checkpoints", attempt.number)
+        reporter = Reporter(attempt.exchange, attempt.job_id)
+        newest = await newest_checkpoint(checkpoints, self.record, self.team.num_ranks, reporter)
+        fitting = with_token_budget(recipe, self.record.micro_batch_tokens)
+        await self.team.open(policy, fitting, critic)
+        await self.team.rehearse(largest_micro_batches(fitting, self.team.num_ranks))
+        progress, saved, first_segment = Progress(), "", ""
+        if newest is not None:
+            folder, state = newest
+            await self.team.load(folder)
+            progress, saved, first_segment = Progress.of(state), folder.name, state.first_segment
+        progress.made_before = self.record.step
+        flops = Flops.of_models(recipe, policy, critic, self.team.num_ranks, self.team.device_name)
+        assembly = assemble(self.service, self.team, attempt, progress, checkpoints, tasks, flops)
+        versions = assembly.learning.versions
+        versions.saved = saved
+        await asyncio.to_thread(versions.store.keep_tokenizer, policy)
+        await asyncio.to_thread(versions.store.keep_recipe, recipe)
+        await assembly.replay(first_segment)
+        return assembly
+
+    async def _activate(self, learning: Learning) -> None:
+        attempt, record, reporter = learning.attempt, self.record, learning.reporter
+        started_at = record.started_at or time.time()
+        await attempt.update(state=JobState.RUNNING, error=None, started_at=started_at)
+        await attempt.exchange.activate(attempt.active)
+        message = f"attempt {attempt.number} begins at step {learning.progress.step}"
+        event_id = f"attempt:{attempt.number}"
+        if record.state is JobState.PAUSED and record.error is not None:
+            event_id = f"again:{record.step}"  # it may be one of many tries
+        await reporter.say(event_id, message)
+        for warning in order_warnings(attempt.recipe):
+            await reporter.say("order", warning, level="warn")
+
+    async def _succeed(self, learning: Learning, outcome: Outcome) -> None:
+        """Save the final weights beside a last checkpoint, and say how it went."""
+        learning.accounts.drop_leftovers()
+        if not learning.versions.is_saved:
+            await learning.versions.save()
+        writers, models = _writers(self.record.recipe, self.team, learning.attempt.folder), {}
+        with self.service.activity.during("writes the model"):
+            for name, write in writers.items():
+                models[name] = learning.attempt.folder / name
+                await write_whole(models[name], write, attempt=learning.attempt.number)
+        await outcome.end(JobState.SUCCEEDED, result=await _result(learning, models))
+
+
+def _writers(recipe: Recipe, team: Team, folder: Path) -> dict[str, Writer]:
+    """What writes each model of a job's result, by its folder's name, in order."""
+    writers: dict[str, Writer] = {"model": team.export}
+    if team.adapts is not None and recipe.model.lora is not None and recipe.model.lora.merge:
+        merge = partial(write_merged, team.adapts, folder / "adapter", recipe.model.dtype)
+        writers = {"adapter": team.export, "model": partial(asyncio.to_thread, merge)}
+    if recipe.critic is not None:
+        writers["critic"] = team.export_critic
+    return writers
+
+
+async def _save_for_others(learning: Learning) -> None:
+    """What a cancelled job has learned stays for other jobs, if the disk takes it."""
+    try:
+        if learning.versions.is_ahead:
+            await learning.versions.save()
+    except OSError as error:
+        log.exception("no last checkpoint")
+        message = f"its last checkpoint is lost: {error}"
+        await learning.reporter.say("unsaved", message, level="warn")
+
+
+async def _result(learning: Learning, models: Mapping[str, Path]) -> dict[str, Any]:
+    """What the job's record says in the end."""
+    progress, accounts, versions = learning.progress, learning.accounts, learning.versions
+    totals, evaluations = progress.totals, progress.evaluations
+    seconds = max(totals["train_seconds"], 1e-9)
+    result: dict[str, Any] = {
+        **{name: str(folder) for name, folder in models.items()},
+        "checkpoint": str(versions.checkpoints.folder / versions.saved),
+        "steps": progress.step,
+        "train_seconds": totals["train_seconds"],
+        "samples_per_second": totals["samples"] / seconds,
+        "tokens_per_second": totals["tokens"] / seconds,
+        "trained_tokens": int(totals["tokens"]),
+        "parity_max_abs": totals["parity_max"],
+        "parity_tokens": int(totals["parity_tokens"]),
+        "groups": await accounts.of(Purpose.TRAIN),
+        "evaluation_groups": await accounts.of(Purpose.EVAL),
+        "evaluated": progress.evaluated,
+        "evaluations": evaluations,
+    }
+    if learning.recipe.num_pretrain_steps:
+        result["pretraining_groups"] = await accounts.of(Purpose.PRETRAIN)
+    if evaluations:
+        result |= {
+            f"{name}_{when}": evaluation[name]
+            for when, evaluation in (("before", evaluations[0]), ("after", evaluations[-1]))
+            for name in ("accuracy", "process")
+        }
+    return result
+
+
+async def first_to_end(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Run side by side until one ends or raises; then stop the others."""
+    tasks = {asyncio.create_task(coroutine) for coroutine in coroutines}
+    for task in tasks:  # several may fail at once, or while this is being cancelled itself
+        task.add_done_callback(_retrieve_error)
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        # A library may take one cancellation for a timeout of its own, and go on.
+        while running := {task for task in tasks if not task.done()}:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running, timeout=1.0)
+
+
+def _retrieve_error(task: asyncio.Task[None]) -> None:
+    """Retrieve a task's error, so that asyncio does not report it as one that nobody saw."""
+    if not task.cancelled():
+        task.exception()

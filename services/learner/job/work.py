@@ -1,0 +1,79 @@
+"""A learner process: of the queue's jobs it takes one up, for one attempt.
+
+It ends when the job ends or is paused, when it is told to stop, or when something breaks; its
+supervisor starts the next one, which takes up the same job from the last checkpoint, or the next
+job of the queue that can run.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from protocol.exchange import Delivery, Exchange, Fenced, UnreadableRecord
+from protocol.exchange.connection import Refused
+from protocol.messages import JobRef, JobState
+
+from services.chassis.metrics import DEVICES, PHASES
+from services.chassis.service import Service
+from services.learner.durable.publish import sweep
+from services.learner.job.lease import Role
+from services.learner.job.run import Run, first_to_end
+from services.learner.training.ranks import Team
+
+log = logging.getLogger(__name__)
+_QUEUE_WAIT_S = 1.0
+_PHASES = (
+    *("idle", "wait_for_groups", "train", "pretrain", "publish", "checkpoint", "evaluate"),
+    "keep_samples",
+)
+
+
+async def work_on_one_job(service: Service, team: Team) -> None:
+    """Consumes JOBS; produces one attempt at a job.
+
+    Waits for: the learner's role, then a job. Unblocked by: the end of another learner, the
+    gateway, or the service stopping.
+    """
+    PHASES.name(*_PHASES, rest="other")
+    DEVICES.set(team.num_ranks)
+    await first_to_end(_work_in_role(service, team), team.keep_alive_forever())
+
+
+async def _work_in_role(service: Service, team: Team) -> None:
+    role = Role(service)
+    if await role.acquire():
+        service.readiness.set(True)
+        service.activity.rests("waits for a job", "waiting")
+        await first_to_end(_take_up_one_job(service, team), role.hold_forever())
+        await role.release()
+
+
+async def _take_up_one_job(service: Service, team: Team) -> None:
+    await sweep(service.exchange, service.deployment.weights_dir)
+    while not service.stopping.is_set():
+        with PHASES.during("idle"):
+            delivery = await service.exchange.next_job(_QUEUE_WAIT_S)
+        if delivery is None:
+            continue
+        try:
+            record = await service.exchange.job(delivery.job_id)
+        except UnreadableRecord as unreadable:
+            await _set_aside(service.exchange, delivery, str(unreadable))
+            continue
+        if record is None or record.state.is_final:  # since just now
+            continue
+        await Run(service, team, delivery, record).run()
+        return
+
+
+async def _set_aside(exchange: Exchange, delivery: Delivery[JobRef], error: str) -> None:
+    """End a job that nobody here can work on; a release that can read it finds it failed."""
+    log.error("a job is set aside", extra={"job": delivery.job_id, "why": error})
+    end: dict[str, Any] = {"state": JobState.FAILED, "error": error, "finished_at": time.time()}
+    try:
+        attempt = await exchange.begin_attempt(delivery.job_id)
+        await exchange.close_job(delivery, attempt, **end)
+    except (Fenced, Refused):  # it has ended already, or is too damaged for that
+        await exchange.forget_queued(delivery)

@@ -1,0 +1,93 @@
+"""``weir sft RECIPE DIR``: a model learns the solutions of a task file, and is written to DIR.
+
+Several ranks: ``torchrun --nproc-per-node=N -m services.learner.sft RECIPE DIR``.
+
+Exit status: 0 the model is there, 1 it could not be trained, 2 the input was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from protocol.messages import Task
+from protocol.recipe import RecipeError
+from protocol.tasks import TaskFileError, read_tasks
+
+from services.chassis.deployment import DeploymentError, model_sources
+from services.chassis.parent import die_with_parent
+from services.learner.faults import MachineFault, machine_fault
+from services.learner.model_source import ModelNotFound, NotOnHub, find_model
+from services.learner.sft.recipe import SftRecipe, load_sft_recipe
+
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+DONE, FAILED, BAD_INPUT = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train, on as many ranks as torchrun has started; returns the exit status."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # before imports that take seconds, in which it may die
+        die_with_parent()
+    given = _parser().parse_args(arguments)
+    try:
+        return _train(load_sft_recipe(Path(given.recipe)), Path(given.dir))
+    except (RecipeError, TaskFileError, DeploymentError, ModelNotFound, NotOnHub) as error:
+        return _refuse(error)
+    except (MachineFault, MemoryError, OSError) as error:
+        who = f"rank {os.environ.get('RANK', '0')}: "  # whichever it is, the others end with it
+        return _complain(FAILED, who + str(machine_fault(error, Path(given.dir).parent)))
+
+
+def _train(recipe: SftRecipe, target: Path) -> int:
+    """Every rank reads the same, and refuses the same before it joins the others."""
+    if target.exists():
+        return _refuse(f"{target} is there already; name a folder that is not")
+    roots, hub = model_sources(os.environ)
+    folder = find_model(recipe.model.path, roots, hub=hub)
+    train, held_out = _read("train", recipe), _read("held_out", recipe)
+
+    from services.learner.sft.run import Imitation, NothingLearned
+    from services.learner.training.model_check import UnsupportedModel
+
+    try:
+        Imitation.prepared(recipe, folder, train, held_out).run(target)
+    except UnsupportedModel as error:
+        return _refuse(error)
+    except NothingLearned as error:
+        return _complain(FAILED, error)
+    return DONE
+
+
+def _read(name: Literal["train", "held_out"], recipe: SftRecipe) -> tuple[Task, ...]:
+    path = getattr(recipe.tasks, name)
+    try:
+        return read_tasks(Path(path)) if path is not None else ()
+    except TaskFileError as error:
+        raise TaskFileError([f"tasks.{name}:", *error.problems]) from error
+
+
+def _refuse(error: object) -> int:
+    """Say it once, for all ranks refuse the same."""
+    return _complain(BAD_INPUT, error) if os.environ.get("RANK", "0") == "0" else BAD_INPUT
+
+
+def _complain(status: int, error: object) -> int:
+    print(f"weir: {error}", file=sys.stderr)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="weir sft", description="Have a model learn the solutions of a task file."
+    )
+    parser.add_argument("recipe", metavar="RECIPE", help="its own kind: model, tasks, training")
+    parser.add_argument("dir", metavar="DIR", help="where the model goes; a job can start from it")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""The recipe of ``weir sft``: which model learns which solutions, and how."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from protocol import recipe as jobs
+from protocol.recipe import Model, Optimizer, RecipeError, Tasks, explain, load_tables
+from protocol.tables import Table
+from pydantic import Field, ValidationError
+
+
+class Training(Table):
+    """How often each solution is learned, and how many at a time."""
+
+    epochs: int = Field(default=1, ge=1, description="each solution is learned so many times")
+    batch_size: int = Field(default=64, ge=1, description="solutions per optimizer update")
+    micro_batch_tokens: int = Field(default=16384, ge=1)
+    logprob_chunk_tokens: int = Field(
+        default=1024, ge=1, description="so many tokens' logits exist at once"
+    )
+    recompute_activations: bool = Field(
+        default=False, description="in the backward pass: less memory, a third more time"
+    )
+    seed: int = Field(default=0, ge=0, description="of the order of the solutions")
+
+
+class DecayingOptimizer(Optimizer):
+    """AdamW with a linear warm-up, then a linear decay to 0 at the last update."""
+
+    learning_rate: float = Field(default=1e-5, gt=0)
+
+
+class SftRecipe(Table):
+    """What to imitate."""
+
+    model: Model
+    tasks: Tasks
+    training: Training = Training()
+    optimizer: DecayingOptimizer = DecayingOptimizer()
+
+    def for_trainer(self) -> jobs.Recipe:
+        """The same for the trainer of jobs, whose loss is then the mean NLL of a batch's tokens.
+
+        That is the positive LM loss of VAPO (arXiv:2504.05118) for responses that are all correct;
+        the policy's own loss is 0, as their advantages are.
+        """
+        shared = self.training.model_dump(exclude={"epochs", "batch_size"})
+        return jobs.Recipe(
+            name="sft",
+            model=self.model,
+            tasks=self.tasks,
+            rollout=jobs.Rollout(sampling=jobs.Sampling(max_tokens=1)),
+            algorithm=jobs.Algorithm(
+                advantage="grpo", old_logprobs="recompute", positive_lm_weight=1.0
+            ),
+            training=jobs.Training(steps=1, **shared),
+            optimizer=self.optimizer,
+        )
+
+
+def load_sft_recipe(path: Path) -> SftRecipe:
+    """Read a recipe of ``weir sft`` from a TOML file.
+
+    Raises:
+        RecipeError: if the file is missing or unreadable, is not TOML, or is no such recipe.
+    """
+    try:
+        return SftRecipe.model_validate(load_tables(path))
+    except ValidationError as error:
+        raise RecipeError(f"{path}:\n{explain(error)}") from error

@@ -1,0 +1,138 @@
+"""Supervised learning: epochs of updates, told in the terminal, then the model's folder."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from protocol.messages import Task
+from transformers import AutoTokenizer
+
+from services.learner.sft.recipe import SftRecipe
+from services.learner.sft.solutions import batches, samples_of
+from services.learner.training.engine import init_ranks, leave_ranks
+from services.learner.training.model_check import check_models
+from services.learner.training.ranks import Order, Rank
+from services.learner.training.samples import Sample, pack_samples
+
+_TELL_EVERY_S = 10.0
+
+
+class NothingLearned(RuntimeError):
+    """No update could be made; the text says why."""
+
+
+@dataclass(frozen=True)
+class Imitation:
+    """Which model learns what. Every rank has the same, so each gives itself its orders."""
+
+    recipe: SftRecipe
+    folder: Path  # of the model to start from
+    train: list[Sample]
+    held_out: list[Sample]
+
+    @classmethod
+    def prepared(
+        cls, recipe: SftRecipe, folder: Path, train: Sequence[Task], held_out: Sequence[Task]
+    ) -> Imitation:
+        """With all refused that can be, before the ranks meet.
+
+        Raises:
+            UnsupportedModel: if the model cannot be trained exactly.
+            TaskFileError: if a task has no solution, or does not fit the model.
+        """
+        check_models(folder, None, recipe.model.max_context)
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+        samples, others = (samples_of(t, recipe.model, tokenizer) for t in (train, held_out))
+        return cls(recipe, folder, samples, others)
+
+    def run(self, target: Path) -> None:
+        """Join the ranks, learn, and write the model; it is renamed to the target when it is whole.
+
+        Raises:
+            NothingLearned: if no update had a finite loss and gradient.
+        """
+        init_ranks()
+        writes = torch.distributed.get_rank() == 0
+        partial = target.with_name(f".{target.name}.partial")
+        if writes:  # a folder that cannot be written is found out now, and not in the end
+            shutil.rmtree(partial, ignore_errors=True)  # of one that was killed
+            partial.mkdir(parents=True)
+        try:
+            rank = Rank()
+            self._learn(rank, is_told=writes)
+            rank.carry_out(Order(do="export", folder=str(partial)))
+            if writes:
+                partial.rename(target)
+        finally:
+            if writes:
+                shutil.rmtree(partial, ignore_errors=True)
+        leave_ranks()
+
+    def _learn(self, rank: Rank, *, is_told: bool) -> None:
+        settings = self.recipe.training
+        rank.carry_out(Order(do="open", folder=str(self.folder), recipe=self.recipe.for_trainer()))
+        assert rank.trainer is not None
+        policy = rank.trainer.models.policy
+        policy.last_update = settings.epochs * math.ceil(len(self.train) / settings.batch_size)
+        progress = Progress(policy.last_update, is_told)
+        for epoch in range(settings.epochs):
+            for batch in batches(self.train, settings.batch_size, (settings.seed, epoch)):
+                measured = rank.carry_out(Order(do="train", batch=pack_samples(batch)))
+                progress.update(batch, measured.metrics["loss"], made=policy.updates)
+            if self.held_out:
+                measured = rank.carry_out(Order(do="score", batch=pack_samples(self.held_out)))
+                loss = -measured.tokens["logprobs"].mean()
+                progress.say(f"epoch {epoch + 1}/{settings.epochs}: held-out loss {loss:.4f}")
+        if policy.updates == 0:
+            raise NothingLearned(
+                "no update had a finite loss and gradient, so that nothing was learned; lower "
+                "optimizer.learning_rate, or choose another model.dtype"
+            )
+
+
+@dataclass
+class Progress:
+    """What rank 0 tells the terminal: a line every ten seconds, and after the last update."""
+
+    num_updates: int
+    is_told: bool
+    done: int = 0
+    tokens: int = 0  # since the last line, as are the losses
+    losses: list[float] = field(default_factory=list)
+    since: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
+
+    def update(self, samples: Sequence[Sample], loss: float, *, made: int) -> None:
+        """Count an update, and tell of those since the last line if it is time to.
+
+        Args:
+            loss: the mean NLL per token before it, in nats.
+            made: how many updates were made so far: those that were finite.
+        """
+        self.done += 1
+        self.tokens += sum(len(s.prompt_ids) + len(s.token_ids) for s in samples)
+        self.losses.append(loss)
+        seconds = time.monotonic() - self.since
+        if self.done < self.num_updates and seconds < _TELL_EVERY_S:
+            return
+        left = (time.monotonic() - self.started) / self.done * (self.num_updates - self.done)
+        not_made = f", {self.done - made} not made: not finite" if made < self.done else ""
+        self.say(
+            f"update {self.done}/{self.num_updates}: loss {np.mean(self.losses):.4f}, "
+            f"{self.tokens / seconds:,.0f} tokens/s, {left / 60:.1f} min left{not_made}"
+        )
+        self.tokens, self.losses, self.since = 0, [], time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Write a line, on rank 0."""
+        if self.is_told:
+            print(text, flush=True)

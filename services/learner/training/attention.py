@@ -1,0 +1,121 @@
+"""Causal attention within samples that lie one after another in a single row, without padding.
+
+A model that is loaded with ``attn_implementation=PACKED`` computes this in each layer. Nothing
+crosses from one sample into another, and no mask exists.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+PACKED = "packed"
+_MORE = ("softcap", "s_aux", "position_bias")
+_LARGEST_HEAD = 256  # of flash attention
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    cu_seq_lens_q: Tensor,
+    max_length_q: int,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention as transformers asks for it; its keywords are those of its flash attention.
+
+    Args:
+        module: named in errors.
+        query: [1, head, position, head size].
+        key: [1, key head, position, head size]; heads of the query share one.
+        value: as the key.
+        attention_mask: none.
+        scaling: of the scores.
+        cu_seq_lens_q: [sample + 1] int32, where each sample begins and ends.
+        max_length_q: positions of the longest sample.
+        others: what else the model asks of its attention.
+
+    Returns:
+        ([1, position, head, head size], no weights)
+
+    Raises:
+        NotImplementedError: if the model asks for more than causal attention to all of its sample.
+    """
+    for name in _MORE:
+        if others.get(name) is not None:
+            raise NotImplementedError(f"{type(module).__name__}: attention with {name}")
+    if (others.get("sliding_window") or max_length_q) < max_length_q:
+        raise NotImplementedError(f"{type(module).__name__}: a sliding window within a sample")
+    query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
+    if _has_kernel(query):
+        attended = varlen_attn(
+            query,
+            key,
+            value,
+            cu_seq_lens_q,
+            cu_seq_lens_q,
+            max_length_q,
+            max_length_q,
+            scale=scaling,
+            window_size=(-1, 0),
+            enable_gqa=True,
+        )
+        assert isinstance(attended, Tensor)
+    else:
+        attended = _in_blocks(query, key, value, cu_seq_lens_q.tolist(), scaling)
+    return attended[None], None
+
+
+def _has_kernel(query: Tensor) -> bool:
+    """Whether torch has variable-length attention for it."""
+    halves = (torch.bfloat16, torch.float16)
+    return query.is_cuda and query.dtype in halves and query.shape[-1] <= _LARGEST_HEAD
+
+
+def _in_blocks(
+    query: Tensor, key: Tensor, value: Tensor, bounds: list[int], scaling: float | None
+) -> Tensor:
+    """The same on any device and in any dtype: [position, head, head size] each.
+
+    Samples of similar length are computed as one block, right-padded: under a causal mask what is
+    real never looks right. At most half of a block is padding.
+    """
+    parts: list[Tensor] = []
+    places: list[Tensor] = []
+    for starts, lengths in _blocks(bounds):
+        columns = torch.arange(int(lengths.max()))
+        real = columns < lengths[:, None]  # [sample, column]
+        index = torch.where(real, starts[:, None] + columns, 0).to(query.device)
+        queries, keys, values = (s[index].transpose(1, 2) for s in (query, key, value))
+        block = scaled_dot_product_attention(
+            queries, keys, values, is_causal=True, scale=scaling, enable_gqa=True
+        )
+        real = real.to(query.device)
+        parts.append(block.transpose(1, 2)[real])
+        places.append(index[real])
+    return torch.empty_like(query).index_put((torch.cat(places),), torch.cat(parts))
+
+
+def _blocks(bounds: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """(starts, lengths) of samples whose lengths have as many binary digits, both [sample]."""
+    alike: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for start, end in pairwise(bounds):
+        alike[(end - start).bit_length()].append((start, end - start))
+    for block in alike.values():
+        starts, lengths = zip(*block, strict=True)
+        yield torch.tensor(starts), torch.tensor(lengths)
+
+
+AttentionInterface.register(PACKED, packed_attention)

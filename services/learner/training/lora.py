@@ -1,0 +1,92 @@
+"""LoRA: an adapter is trained and the model's own weights stay. The one door to peft.
+
+peft takes a second to import, so that is left to the jobs that need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from protocol.recipe import Lora
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+_ADAPTER = "default"
+
+
+def add_adapter(model: PreTrainedModel, lora: Lora, base: str, seed: int) -> None:
+    """Give a model an adapter that changes nothing yet, and freeze the model's own weights.
+
+    Args:
+        model: changed in place.
+        lora: the adapter's shape.
+        base: the model that the adapter says it belongs to.
+        seed: of its first matrices, which every attempt begins with.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    names = sorted(lora.targets or linear_layers(model))
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=cast(int, lora.alpha),
+        target_modules=names,
+        base_model_name_or_path=base,
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        inject_adapter_in_model(config, model, _ADAPTER)
+    config.target_modules = names  # peft has made a set of it, which is written in any order
+
+
+def linear_layers(model: PreTrainedModel) -> set[str]:
+    """The last parts of the names of all linear layers but the head."""
+    head = model.get_output_embeddings()
+    return {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head
+    }
+
+
+@contextmanager
+def without_adapter(model: nn.Module) -> Iterator[None]:
+    """Within, the model computes as if it had no adapter.
+
+    The adapter is scaled to nothing and not left out: ZeRO-3 fetches weights in the order in which
+    modules were called.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    for layer in layers:
+        layer.set_scale(_ADAPTER, 0.0)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.set_scale(_ADAPTER, 1.0)
+
+
+def save_adapter(model: PreTrainedModel, state: dict[str, Tensor], folder: Path) -> None:
+    """Write a model's adapter, whose weights are in ``state``, as peft and vLLM read it."""
+    from peft import get_peft_model_state_dict
+
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = get_peft_model_state_dict(model, state, save_embedding_layers=False)
+    named = {f"base_model.model.{name}": weight for name, weight in weights.items()}
+    save_file(named, folder / "adapter_model.safetensors", {"format": "pt"})
+    cast(Any, model).peft_config[_ADAPTER].save_pretrained(folder)
+
+
+def merged(base: Path, adapter: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """The model of a folder with an adapter added to its weights, on the CPU."""
+    from peft import PeftModel
+
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, local_files_only=True)
+    return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()

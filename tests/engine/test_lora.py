@@ -1,0 +1,205 @@
+"""An adapter learns as plain torch does, and gives the same log-probs wherever it is applied."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from protocol.recipe import Lora, Sampling
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from services.learner.training.lora import add_adapter, save_adapter, without_adapter
+from services.learner.training.models import write_merged
+from services.rollout.engine import Engine
+from services.rollout.samples import Sample
+from services.rollout.settings import EngineSettings
+from tests.engine.conftest import Reference
+from tests.engine.plain_lora import adapt, adapter_of, trained_parameters
+from tests.engine.plain_vapo import Learns, PlainVapo
+from tests.engine.test_rollout_engine import until_sampling
+from tests.engine.test_training_engine import TOLERANCE, largest_gap, train, trained
+from tests.engine.told import metrics_of
+from tests.engine.train_some_steps import samples_of_step
+
+pytestmark = [pytest.mark.engine, pytest.mark.anyio]
+LORA = Lora(rank=4, alpha=8)
+SAME = 1e-5  # nats: adapter or merged, learner or engine
+APART = 0.5
+PROMPT = [1, *range(5, 25)]
+
+
+def with_adapter(folder: Path, lora: Lora = LORA) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    add_adapter(model, lora, "base", seed=0)
+    return model
+
+
+def saved(model: PreTrainedModel, folder: Path) -> Path:
+    state = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    save_adapter(model, state, folder)
+    return folder
+
+
+SETTINGS = {
+    "ranks": 2,
+    "zero_stage": 3,
+    "micro_batch_tokens": 120,
+    "recompute_activations": True,
+    "vapo": True,
+    "lora": LORA.model_dump(),
+}
+
+
+@pytest.fixture(scope="session")
+def everything(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three steps of VAPO with every term that a loss can have, on two ranks."""
+    out = tmp_path_factory.mktemp("lora") / "out"
+    train(folders[0], out, save_at=2, **SETTINGS)
+    return out
+
+
+def test_an_adapter_learns_as_in_plain_torch_and_the_reference_is_the_base(
+    folders: list[Path], everything: Path, tmp_path: Path
+) -> None:
+    plain = PlainVapo(folders[0])
+    first = saved(with_adapter(folders[0]), tmp_path) / "adapter_model.safetensors"
+    adapt(plain.policy, first, LORA.alpha / LORA.rank)
+    plain.learns_policy = Learns(trained_parameters(plain.policy))
+    for step in range(3):
+        plain.train(samples_of_step(step))
+    learned = load_file(everything / "adapter_model.safetensors")
+    gap = largest_gap(learned, adapter_of(plain.policy))
+    moved = largest_gap(learned, load_file(first))
+    print(f"largest gap {gap:.1e}, moved by {moved:.1e}")
+    assert gap <= TOLERANCE
+    assert moved > 1e-3
+    divergences = [metrics["divergence"] for metrics in metrics_of(everything)]
+    assert divergences[2] > 3 * divergences[1] > 9 * divergences[0]  # ever further from the base
+
+
+def test_an_adapter_goes_on_from_a_checkpoint_bit_for_bit_and_the_base_is_not_in_it(
+    folders: list[Path], everything: Path, tmp_path: Path
+) -> None:
+    checkpoint = everything / "checkpoint"
+    train(folders[0], tmp_path / "out", load_from=str(checkpoint), **SETTINGS)
+    assert largest_gap(trained(everything), trained(tmp_path / "out")) == 0
+    saved_state = next((checkpoint / "policy").glob("*model_states.pt"))
+    state = torch.load(saved_state, weights_only=False)
+    assert not any("base_layer" in name for name in state["module"])
+    assert not state["frozen_param_fragments"]
+
+
+def test_without_its_adapter_a_model_is_the_base(folders: list[Path]) -> None:
+    ids = torch.tensor([PROMPT])
+    base = AutoModelForCausalLM.from_pretrained(folders[0], dtype=torch.float32)
+    model = moved(with_adapter(folders[0]), seed=1)
+    with torch.no_grad():
+        with without_adapter(model):
+            assert model(ids).logits.equal(base(ids).logits)
+        assert (model(ids).logits - base(ids).logits).abs().max() > APART
+
+
+def moved(model: PreTrainedModel, seed: int) -> PreTrainedModel:
+    """As if it had learned."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0.0, 0.05)
+    return model
+
+
+@pytest.fixture(scope="session")
+def adapters(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two adapters of one model, each with the merged model beside it."""
+    root = tmp_path_factory.mktemp("adapters")
+    made = [saved(moved(with_adapter(folders[0]), s), root / f"adapter-{s}") for s in range(2)]
+    for adapter in made:
+        write_merged(folders[0], adapter, "float32", merged(adapter))
+    return made
+
+
+def merged(adapter: Path) -> Path:
+    return adapter.with_name(f"{adapter.name}-merged")
+
+
+@pytest.fixture(scope="module")
+async def adapted(
+    folders: list[Path], adapters: list[Path], settings: EngineSettings
+) -> AsyncIterator[Engine]:
+    of_rank = replace(settings, lora_rank=LORA.rank)
+    engine = await Engine.start(adapters[1], "1.0", of_rank, folders[0])
+    yield engine
+    engine.shut_down()
+
+
+async def sampled(engine: Engine) -> Sample:
+    (sample,) = await engine.generate(PROMPT, Sampling(max_tokens=60), 1, 3)
+    return sample
+
+
+def gap(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.abs(one - other).max())
+
+
+async def test_adapter_and_merged_weights_give_the_same_logprobs_in_learner_and_engine(
+    engine: Engine,
+    adapted: Engine,
+    folders: list[Path],
+    adapters: list[Path],
+    reference: Reference,
+) -> None:
+    for adapter in (adapters[1], adapters[0]):  # it was started with the former
+        await adapted.load(adapter, "1.1", keep_kv=False)
+        await engine.load(merged(adapter), "1.1", keep_kv=False)
+        sample, twin = await sampled(adapted), await sampled(engine)
+        assert sample.token_ids.tolist() == twin.token_ids.tolist()
+        expected = {
+            "merged, engine": twin.behavior_logprobs,
+            "merged, learner": reference(merged(adapter), PROMPT, sample.token_ids),
+            "adapter, learner": logprobs(folders[0], adapter, sample.token_ids),
+        }
+        gaps = {name: gap(sample.behavior_logprobs, values) for name, values in expected.items()}
+        print(gaps)
+        assert max(gaps.values()) <= SAME
+        base = reference(folders[0], PROMPT, sample.token_ids)
+        assert gap(sample.behavior_logprobs, base) > APART
+    await engine.load(folders[0], "1.0", keep_kv=False)
+
+
+def logprobs(folder: Path, adapter: Path, token_ids: np.ndarray) -> np.ndarray:
+    """By the learner's own model with an adapter."""
+    model = with_adapter(folder)
+    weights = load_file(adapter / "adapter_model.safetensors")
+    named = {
+        k.removeprefix("base_model.model.").replace(".weight", ".default.weight"): w
+        for k, w in weights.items()
+    }
+    model.load_state_dict(named, strict=False)
+    ids = torch.tensor([[*PROMPT, *token_ids.tolist()]])
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits[0, len(PROMPT) - 1 : -1]
+    return torch.log_softmax(logits, -1).gather(1, ids[0, len(PROMPT) :, None])[:, 0].numpy()
+
+
+async def test_a_sync_in_the_middle_goes_on_under_the_new_adapter(
+    adapted: Engine, adapters: list[Path], reference: Reference
+) -> None:
+    await adapted.load(adapters[0], "1.2", keep_kv=False)
+    sampling = Sampling(max_tokens=300)
+    under_way = asyncio.create_task(adapted.generate(PROMPT, sampling, 2, 5))
+    await until_sampling(adapted, 2)
+    await adapted.load(adapters[1], "1.3", keep_kv=False)
+    for sample in await under_way:
+        old, new = (reference(merged(a), PROMPT, sample.token_ids) for a in adapters)
+        first, second = sample.spans
+        assert (first.version, second.version) == (2, 3)
+        assert gap(old[: first.end], sample.behavior_logprobs[: first.end]) <= SAME
+        assert gap(new[first.end :], sample.behavior_logprobs[first.end :]) <= SAME
+        assert gap(old[first.end :], sample.behavior_logprobs[first.end :]) > APART

@@ -1,0 +1,50 @@
+"""A checkpoint goes on, on any number of ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.engine.test_training_engine import (
+    SCRIPT,
+    TOLERANCE,
+    largest_gap,
+    model,
+    parameters_in,
+    run,
+)
+
+__all__ = ["model"]
+pytestmark = pytest.mark.engine
+COMBINATIONS = [
+    {"zero_stage": 0},
+    {"zero_stage": 1, "vapo": True},
+    {"zero_stage": 2},
+    {"zero_stage": 3, "vapo": True},
+    {"zero_stage": 3, "dtype": "bfloat16"},
+]
+
+
+@pytest.mark.parametrize(("saved_by", "loaded_by"), [(3, 2)])
+def test_a_checkpoint_goes_on_with_another_number_of_ranks(
+    model: Path,
+    tmp_path: Path,
+    saved_by: int,
+    loaded_by: int,
+) -> None:
+    settings = [json.dumps({"micro_batch_tokens": 120, **each}) for each in COMBINATIONS]
+    script = str(SCRIPT.with_name("resume_on_other_ranks.py"))
+    ended = run([script, str(model), str(tmp_path), str(saved_by), str(loaded_by), *settings])
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    for number, each in enumerate(COMBINATIONS):
+        folder = tmp_path / str(number)
+        saved, loaded = (parameters_in(folder / verb) for verb in ("save", "resume"))
+        assert largest_gap(saved, loaded) == 0, each
+        assert not list(folder.glob(".*"))
+        trained = [parameters_in(folder / f"{verb} and train") for verb in ("save", "resume")]
+        gap = largest_gap(*trained)
+        print(f"{each}: largest gap {gap:.1e}")
+        assert largest_gap(saved, trained[0]) > 1e-4
+        assert gap <= TOLERANCE or "dtype" in each

@@ -1,0 +1,144 @@
+"""`weir sft` learns what plain torch would, on any number of ranks, and writes a model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+from tests.engine.conftest import write_model
+
+pytestmark = pytest.mark.engine
+ROOT = Path(__file__).parents[2]
+TOLERANCE = 2e-6  # float32, three updates of learning rate 1e-3
+EPOCHS = 3
+SOLUTIONS = {f"{n}+1=": f"{n + 1} is the answer"[: 3 + 2 * n] for n in range(1, 9)}
+HELD_OUT = {"9+1=": "10"}
+RECIPE = """
+[model]
+path = "{start}"
+dtype = "float32"
+prompt_template = "{{prompt}}"
+[tasks]
+train = "{folder}/train.jsonl"
+held_out = "{folder}/held_out.jsonl"
+[training]
+epochs = 3
+micro_batch_tokens = 60
+logprob_chunk_tokens = 20
+[optimizer]
+learning_rate = 1e-3
+weight_decay = 0.01
+warmup_steps = 1
+zero_stage = {zero_stage}
+"""
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That of the other engines, with weights as small as an untrained model's."""
+    folder = write_model(tmp_path_factory.mktemp("start") / "model", seed=3)
+    Qwen2ForCausalLM(Qwen2Config.from_pretrained(folder)).save_pretrained(folder)
+    return folder
+
+
+def sft(folder: Path, start: Path, *, ranks: int = 1, zero_stage: int = 1) -> tuple[int, str]:
+    """Run the verb in a folder, into its folder `out`; returns its status and what it says."""
+    folder.mkdir(exist_ok=True)
+    for name, solutions in (("train", SOLUTIONS), ("held_out", HELD_OUT)):
+        lines = [
+            json.dumps({"id": prompt, "prompt": prompt, "answer": "-", "solution": solution})
+            for prompt, solution in solutions.items()
+        ]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    recipe = RECIPE.format(start=start, folder=folder, zero_stage=zero_stage)
+    (folder / "recipe.toml").write_text(recipe)
+    command = [sys.executable, "-m", "services.gateway.cli", "sft"]
+    if ranks > 1:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc-per-node={ranks}", "-m", "services.learner.sft"]
+    ended = subprocess.run(
+        [*command, str(folder / "recipe.toml"), str(folder / "out")],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "proto"), str(ROOT)]),
+            "DS_ACCELERATOR": "cpu",
+            "OMP_NUM_THREADS": "1",
+            "WEIR_MODEL_ROOTS": str(start.parent),
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+def loss_of(model: Any, tokenizer: Any, solutions: dict[str, str]) -> torch.Tensor:
+    """The mean NLL per token of solutions and their ends, one sequence at a time."""
+    losses = []
+    for prompt, solution in solutions.items():
+        asked, answered = tokenizer(prompt).input_ids, tokenizer(prompt + solution).input_ids
+        ids = torch.tensor([[*answered, tokenizer.eos_token_id]])
+        logprobs = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
+        targets = ids[0, 1:]
+        losses.append(-logprobs[range(len(targets)), targets][len(asked) - 1 :])
+    return torch.cat(losses).mean()
+
+
+def test_it_learns_what_plain_torch_does_and_says_how_well(start: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0, weight_decay=0.01)
+    held_out, losses = [], []
+    for update in range(EPOCHS):
+        optimizer.zero_grad()
+        loss = loss_of(model, tokenizer, SOLUTIONS)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.param_groups[0]["lr"] = 1e-3 * (1.0, 1.0, 0.5)[update]
+        optimizer.step()
+        losses.append(loss.item())
+        held_out.append(loss_of(model, tokenizer, HELD_OUT).item())
+
+    status, said = sft(tmp_path, start)
+
+    assert status == 0, said
+    learned = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    assert gap(dict(learned.named_parameters()), dict(model.named_parameters())) <= TOLERANCE
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").get_vocab() == tokenizer.get_vocab()
+    for epoch, loss in enumerate(held_out, start=1):
+        assert f"epoch {epoch}/3: held-out loss {loss:.4f}" in said
+    assert f"update 3/3: loss {sum(losses) / 3:.4f}, " in said
+
+    status, said = sft(tmp_path / "two", start, ranks=2, zero_stage=3)
+    assert status == 0, said
+    assert said.count("held-out loss") == EPOCHS
+    shared = AutoModelForCausalLM.from_pretrained(tmp_path / "two" / "out", dtype=torch.float32)
+    assert gap(dict(shared.named_parameters()), dict(model.named_parameters())) <= TOLERANCE
+
+
+def gap(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max((one[name] - other[name]).abs().max().item() for name in one)
+
+
+def test_a_model_that_cannot_learn_is_not_written(start: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(start)
+    torch.nn.init.constant_(model.get_input_embeddings().weight, torch.nan)
+    model.save_pretrained(tmp_path / "broken")
+    AutoTokenizer.from_pretrained(start).save_pretrained(tmp_path / "broken")
+    status, said = sft(tmp_path, tmp_path / "broken")
+    assert status == 1
+    assert "update 3/3: loss nan" in said
+    assert "3 not made: not finite" in said
+    assert "weir: no update had a finite loss and gradient" in said
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / ".out.partial").exists()

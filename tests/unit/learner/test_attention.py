@@ -1,0 +1,91 @@
+"""In a packed row every sample computes what it would alone, forward and backward."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from services.learner.training.attention import PACKED
+from services.learner.training.batching import collate
+from services.learner.training.models import Policy
+from services.learner.training.samples import Sample
+
+LENGTHS = [(3, 1), (9, 30), (1, 5), (2, 0), (20, 19), (4, 3)]  # of prompts and responses
+
+
+def a_model(family: str, **settings: Any) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        family,
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        **settings,
+    )
+    return AutoModelForCausalLM.from_config(config, attn_implementation=PACKED)
+
+
+def samples() -> list[Sample]:
+    random = np.random.default_rng(0)
+    return [
+        Sample(
+            prompt_ids=random.integers(0, 40, prompt),
+            token_ids=random.integers(0, 40, response),
+            behavior_logprobs=np.zeros(response, dtype=np.float32),
+            on_version=np.ones(response, dtype=np.int32),
+            advantage=0.0,
+            reward=0.0,
+            correct=False,
+            group=0,
+        )
+        for prompt, response in LENGTHS
+    ]
+
+
+def alone(model: PreTrainedModel, sample: Sample) -> Tensor:
+    """The log-probs of a response, from all logits of its sample."""
+    ids = torch.from_numpy(np.concatenate([sample.prompt_ids, sample.token_ids]))
+    logits = model(ids[None]).logits[0, len(sample.prompt_ids) - 1 : -1]
+    return logits.log_softmax(-1)[range(len(sample.token_ids)), sample.token_ids]
+
+
+def gradients(model: nn.Module) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+def test_samples_of_a_row_know_nothing_of_each_other(family: str) -> None:
+    model = a_model(family)
+    plain = copy.deepcopy(model)
+    plain.set_attn_implementation("sdpa")
+    packed, _ = Policy(model, chunk_tokens=1000)(collate(samples()), 1.0)
+    expected = torch.cat([alone(plain, sample) for sample in samples()])
+    assert packed.detach().numpy() == pytest.approx(expected.detach().numpy(), abs=2e-6)
+    weights = torch.linspace(-1, 1, len(expected))  # so that no gradient is 0 by symmetry
+    (weights * packed).sum().backward()
+    (weights * expected).sum().backward()
+    assert gradients(model).numpy() == pytest.approx(gradients(plain).numpy(), abs=2e-5)
+    assert gradients(plain).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "asked"),
+    [
+        ("mistral", {"sliding_window": 38}, "sliding window"),
+        ("gemma2", {"head_dim": 8}, "softcap"),
+        ("gpt_oss", {"sliding_window": 100}, "s_aux"),
+    ],
+)
+def test_what_only_other_attention_can_do_is_never_left_out_in_silence(
+    family: str, settings: dict[str, Any], asked: str
+) -> None:
+    model = a_model(family, **settings)
+    with pytest.raises(NotImplementedError, match=asked):
+        Policy(model, chunk_tokens=1000)(collate(samples()), 1.0)

@@ -1,0 +1,107 @@
+"""`weir sft`: solutions become samples as rollouts would have sampled them; the rest is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from protocol.messages import Task
+from protocol.recipe import Model
+from transformers import AutoTokenizer
+
+from services.learner.sft.__main__ import main
+from services.learner.sft.solutions import batches, samples_of
+from services.learner.training.batching import totals_of
+from services.learner.training.samples import Sample
+from services.rollout.chat import prompt_ids
+
+ROOT = Path(__file__).parents[3]
+BASE_MODEL = ROOT / "examples/arithmetic/base-model"
+MODEL = Model(path=str(BASE_MODEL), prompt_template="{prompt}", max_context=32)
+TASK = {"id": "a", "prompt": "10+1=?", "answer": "11", "solution": "10+1=11;"}
+
+
+def samples(*tasks: dict[str, Any]) -> list[Sample]:
+    tokenizer = AutoTokenizer.from_pretrained(BASE_MODEL)
+    return samples_of([Task.model_validate(task) for task in tasks], MODEL, tokenizer)
+
+
+def test_a_solution_is_learned_after_the_prompt_of_a_rollout_and_up_to_its_end() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(BASE_MODEL)
+    (sample,) = samples(TASK)
+    prompt = prompt_ids(
+        Task.model_validate(TASK), "{prompt}", tokenizer, max_context=32, max_tokens=9
+    )
+    assert sample.prompt_ids.tolist() == prompt
+    assert tokenizer.decode(sample.token_ids) == "10+1=11;<eos>"
+    assert totals_of([sample]).positive_tokens == len(sample.token_ids)
+
+
+def test_an_epoch_has_every_solution_once_and_the_next_another_order() -> None:
+    learned = samples(*[TASK | {"id": f"{n}", "solution": "1" * (n + 1)} for n in range(10)])
+    epochs = [
+        [[len(s.token_ids) - 2 for s in batch] for batch in batches(learned, 4, (0, epoch))]
+        for epoch in (0, 1, 0)
+    ]
+    assert [len(batch) for batch in epochs[0]] == [4, 4, 2]
+    orders = [[n for batch in epoch for n in batch] for epoch in epochs]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(10))
+    assert orders[0] == orders[2] != orders[1]
+
+
+def write_recipe(folder: Path, tasks: list[dict[str, Any]], more: str = "") -> list[str]:
+    """A recipe over these tasks; returns the arguments of the verb."""
+    (folder / "tasks.jsonl").write_text("".join(f"{json.dumps(task)}\n" for task in tasks))
+    (folder / "recipe.toml").write_text(
+        f'[model]\npath = "examples/arithmetic/base-model"\nprompt_template = "{{prompt}}"\n'
+        f'max_context = 32\n[tasks]\ntrain = "{folder / "tasks.jsonl"}"\n{more}'
+    )
+    return [str(folder / "recipe.toml"), str(folder / "model")]
+
+
+@pytest.mark.parametrize(
+    ("task", "more", "said"),
+    [
+        pytest.param({"solution": None}, "", "task 'b': no 'solution' to learn from", id="none"),
+        pytest.param(
+            {"solution": "1" * 40},
+            "",
+            "task 'b': prompt and solution have 48 tokens, over model.max_context 32: raise it",
+            id="too long",
+        ),
+        pytest.param({"id": "a"}, "", "tasks.train:\nline 2: id: 'a' is taken", id="tasks"),
+        pytest.param({}, "held_out = 'no.jsonl'", "tasks.held_out:\nno.jsonl: ", id="no file"),
+        pytest.param({}, "[rollout]", "rollout: unknown key", id="recipe of a job"),
+    ],
+)
+def test_what_cannot_be_learned_is_refused_before_anything_is_loaded(
+    task: dict[str, Any],
+    more: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(write_recipe(tmp_path, [TASK, TASK | {"id": "b"} | task], more)) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.glob("*model*"))
+
+
+def test_a_model_that_is_there_is_not_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = write_recipe(tmp_path, [TASK])
+    (tmp_path / "model").mkdir()
+    assert main(arguments) == 2
+    assert "model is there already; name a folder that is not" in capsys.readouterr().err
+
+
+def test_a_refusal_is_said_by_one_rank_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert main(write_recipe(tmp_path, [TASK], "[rollout]")) == 2
+    assert capsys.readouterr().err == ""
