@@ -13,7 +13,6 @@ from protocol.messages import PolicyVersion
 
 from services.learner.attempt import Attempt
 from services.learner.durable.publish import Publisher
-from services.learner.training.ranks import Team
 from tests.builders import a_job_record, a_recipe
 from tests.contract.fake_team import FakeTeam
 

@@ -83,7 +83,11 @@ class Engine:
             self._engine.step()
             return norm
         self._engine.step()
-        return float(self._engine.get_global_grad_norm())
+        norm = float(self._engine.get_global_grad_norm())
+        if not math.isfinite(norm) and self.settings.offload != "none":
+            # DeepSpeed forgets them everywhere else; here the next update would be made of them.
+            self._engine.optimizer.averaged_gradients.clear()
+        return norm
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
@@ -286,7 +290,10 @@ def _config(settings: Optimizer, model: Model) -> dict[str, Any]:
         "communication_data_type": "fp32",
         "bf16": {"enabled": model.dtype == "bfloat16"},
         "fp16": {"enabled": model.dtype == "float16"},
-        "data_types": {"grad_accum_dtype": "fp32" if sums_in_float32 else None},
+        "data_types": {
+            "grad_accum_dtype": "fp32" if sums_in_float32 else None,
+            "keep_in_fp32_modules": ["*"],  # buffers: loading under ZeRO-3 rounds a rotation's
+        },
         "steps_per_print": 10**9,
     }
 
