@@ -77,9 +77,10 @@ def attention(model: str, shape: Json, tokens: int) -> Json:
     }
     gradients = {}
     for name, (implementation, inputs) in ways.items():
-        loaded = AutoModelForCausalLM.from_pretrained(
-            model, attn_implementation=implementation, dtype=torch.bfloat16
-        ).to(device)
+        with device:
+            loaded = AutoModelForCausalLM.from_pretrained(
+                model, attn_implementation=implementation, dtype=torch.bfloat16
+            )
 
         def passes(loaded: Any = loaded, inputs: Json = inputs) -> None:
             loaded.zero_grad()
