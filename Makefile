@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 export PATH := $(abspath $(BIN)):$(PATH)
 export PYTHONPATH := $(CURDIR)/proto:$(CURDIR)
 
-.PHONY: help install check format test test-parts test-stacks test-engines chaos kills soak test-containers sbom recipes mutants demo compare up down secrets
+.PHONY: help install check format test test-parts test-stacks test-engines test-gpu chaos kills soak test-containers sbom recipes mutants demo compare up down secrets
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -49,6 +49,9 @@ test-stacks: install ## the tests of whole stacks
 
 test-engines: install ## the tests with real engines
 	pytest tests/engine
+
+test-gpu: install ## the tests that need a GPU, a quarter of an hour; WEIR_REHEARSE=1 tries them small without one
+	pytest --capture no tests/gpu
 
 test-containers: install ## build the images and run the compose file; needs root, and docker or Debian; 10 minutes
 	pytest -m containers tests/containers

@@ -2,7 +2,7 @@
 
 A recipe is a TOML file and a message: it is validated where it enters, sent through the API, and
 stored with the job. Unknown keys are refused. Where things run is not in here: that is deployment,
-and comes from the environment.
+and comes from the environment; a recipe only names a machine on which it fits.
 """
 
 from __future__ import annotations
@@ -254,6 +254,14 @@ class Evaluation(Table):
     every: int | None = Field(default=None, ge=1)
 
 
+class Machine(Table):
+    """A machine on which the recipe fits: what `weir plan` is about unless it is told another."""
+
+    gpus: str = Field(min_length=1, description="who has which GPU, as in WEIR_GPUS")
+    gpu_memory: float = Field(gt=0, le=2**20, description="of a GPU, GiB")
+    host_memory: float = Field(gt=0, le=2**20, description="of a node, GiB")
+
+
 class Recipe(Table):
     """What to learn. See ``recipes/`` for runnable ones."""
 
@@ -267,6 +275,7 @@ class Recipe(Table):
     optimizer: Optimizer = Optimizer()
     critic: Critic | None = None
     evaluation: Evaluation | None = None
+    machine: Machine | None = None
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:

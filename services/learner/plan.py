@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from protocol.recipe import RecipeError, load_recipe
 
-from services.learner.planning.machine import MOST, PlanError, machine_of
+from services.learner.planning.machine import MOST, Here, Options, PlanError, machine_of
 from services.learner.planning.plan import make_plan
 from services.learner.planning.view import as_json, show
 
@@ -26,7 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
         recipe = load_recipe(Path(given.recipe))
-        machine = machine_of(given.gpus, given.gpu_memory, os.environ, os.listdir("/dev"))
+        options = Options(given.gpus, given.gpu_memory, given.host_memory)
+        machine = machine_of(options, recipe.machine, os.environ, _this_machine())
     except (RecipeError, PlanError) as error:
         print(f"weir: {error}", file=sys.stderr)
         return BAD_INPUT
@@ -48,12 +50,33 @@ def _parser() -> argparse.ArgumentParser:
         "--gpus",
         metavar="GPUS",
         help="their number, or a line such as 'learner=0-3 rollout=4,5 rollout=6,7'; else "
-        "WEIR_GPUS, else those of this machine, else 2",
+        "WEIR_GPUS, else those of this machine, else the recipe's [machine], else CPUs",
     )
     parser.add_argument(
-        "--gpu-memory", type=_gib, default=80.0, metavar="GIB", help="of a GPU (80)"
+        "--gpu-memory",
+        type=_gib,
+        metavar="GIB",
+        help="of a GPU; else as here, or as in the recipe, else 80",
+    )
+    parser.add_argument(
+        "--host-memory", type=_gib, metavar="GIB", help="of a node; else as here, or in the recipe"
     )
     return parser
+
+
+def _this_machine() -> Here:
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Here(tuple(os.listdir("/dev")), pages, _bytes_of_smallest_gpu())
+
+
+def _bytes_of_smallest_gpu() -> int | None:
+    """None without GPUs, or where their driver says nothing."""
+    asked = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+    try:
+        said = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True)
+        return min(int(line) for line in said.stdout.split()) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
 
 
 def _gib(text: str) -> float:

@@ -32,16 +32,18 @@ SIZES = {
     "optimizer.learning_rate",
     "optimizer.warmup_steps",
     "optimizer.zero_stage",
+    "optimizer.offload",
     "critic.pretrain_steps",
     "critic.optimizer.learning_rate",
     "critic.optimizer.warmup_steps",
     "critic.optimizer.zero_stage",
+    "critic.optimizer.offload",
     "evaluation.samples",
     "evaluation.tasks",
     "evaluation.every",
     "evaluation.sampling.max_tokens",
 }
-TABLES_OF_ITS_OWN = ("model.", "tasks.")
+TABLES_OF_ITS_OWN = ("model.", "tasks.", "machine")
 JUDGE = "reward.process"  # a model in a published run, a program in its twin
 SWITCHED = ("reward.overlong_buffer", "critic.pretrain_steps", JUDGE)
 

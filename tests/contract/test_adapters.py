@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from protocol import weights
@@ -14,6 +15,9 @@ from services.learner.attempt import Attempt
 from services.learner.durable.publish import Publisher
 from tests.builders import a_job_record, a_recipe
 from tests.contract.fake_team import FakeTeam
+
+if TYPE_CHECKING:  # which imports torch
+    from services.learner.training.ranks import Team
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 BASE_BYTES = 100_000
@@ -44,7 +48,7 @@ async def published(
     team.adapts = model
     publisher = Publisher(Attempt(exchange, "job", attempt, a_recipe(), root), root)
     for number in range(versions):
-        await publisher.publish(team, number)
+        await publisher.publish(cast("Team", team), number)
     newest = await exchange.newest_policy("job")
     assert newest is not None
     return newest

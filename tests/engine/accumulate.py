@@ -1,6 +1,6 @@
 """Accumulates 256 micro-batches in bfloat16; prints how far each gradient is from the exact one.
 
-One JSON object from ZeRO stage to relative error, in the Frobenius norm.
+One JSON object from ZeRO stage and offload to relative error, in the Frobenius norm.
 """
 
 import json
@@ -16,13 +16,14 @@ from services.learner.training.engine import Engine, init_ranks
 SIZE, PARTS = 64, 256
 
 
-def error_at(stage: Any) -> float:
+def error_at(stage: Any, offload: Any) -> float:
     torch.manual_seed(0)
     module = nn.Linear(SIZE, SIZE, bias=False, dtype=torch.bfloat16)
     inputs = torch.randn(PARTS, SIZE).to(torch.bfloat16)
     wanted = torch.rand(PARTS, SIZE).to(torch.bfloat16)
     exact = wanted.double().T @ inputs.double()
-    engine = Engine(module, Optimizer(zero_stage=stage), Model(path="none", dtype="bfloat16"))
+    settings = Optimizer(zero_stage=stage, offload=offload)
+    engine = Engine(module, settings, Model(path="none", dtype="bfloat16"))
     found: list[Tensor] = []
     step = engine._engine.step
 
@@ -39,4 +40,5 @@ def error_at(stage: Any) -> float:
 
 if __name__ == "__main__":
     init_ranks()
-    print(json.dumps({stage: error_at(stage) for stage in (1, 2, 3)}))
+    splits = [(1, "none"), (2, "none"), (3, "none"), (1, "optimizer"), (2, "optimizer"), (3, "all")]
+    print(json.dumps({f"{stage} {offload}": error_at(stage, offload) for stage, offload in splits}))

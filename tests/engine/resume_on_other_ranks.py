@@ -18,7 +18,7 @@ from services.learner.training.trainer import Trainer
 from tests.engine.forks import run_forked
 from tests.engine.train_some_steps import recipe_of, samples_of_step, sent
 
-STEPS = 2
+STEPS = 1
 
 
 def train(model: Path, out: Path, verb: str, settings: list[str]) -> None:

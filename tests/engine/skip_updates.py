@@ -2,7 +2,8 @@
 
 That is so in one part, on one rank.
 
-Prints one JSON object, from dtype and ZeRO stage to what the updates left behind.
+And a last one whose gradient differs over ranks. Prints one JSON object, from dtype, ZeRO stage and
+offload to what the updates left behind.
 """
 
 import json
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from services.learner.training.engine import DTYPES, Engine, init_ranks
 
 SIZE, PARTS = 8, 3
+SPLITS = [(stage, "none") for stage in range(4)] + [(stage, "optimizer") for stage in (1, 2, 3)]
+SPLITS += [(3, "all")]
 Loss = Callable[[Tensor], Tensor]
 BAD: list[Loss] = [
     lambda out: out.sum() * math.nan,
@@ -26,10 +29,10 @@ BAD: list[Loss] = [
 ]
 
 
-def an_engine(dtype: Any, stage: Any) -> Engine:
+def an_engine(dtype: Any, stage: Any, offload: Any) -> Engine:
     torch.manual_seed(0)
     module = nn.Linear(SIZE, SIZE, bias=False, dtype=DTYPES[dtype])
-    settings = Optimizer(zero_stage=stage, learning_rate=0.01, warmup_steps=3)
+    settings = Optimizer(zero_stage=stage, offload=offload, learning_rate=0.01, warmup_steps=3)
     return Engine(module, settings, Model(path="none", dtype=dtype))
 
 
@@ -59,8 +62,15 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
-def left_behind(dtype: str, stage: int) -> dict[str, Any]:
-    engine, undisturbed = an_engine(dtype, stage), an_engine(dtype, stage)
+def norm_over_ranks(engine: Engine, dtype: str) -> float:
+    """Of a gradient that is 256 on one rank and 1 on the other: bfloat16 has no 257."""
+    first = torch.eye(1, SIZE, dtype=DTYPES[dtype])
+    size = 256.0 if torch.distributed.get_rank() == 0 else 1.0
+    return engine.update([first], lambda part: engine(part)[0, 0].float() * size)
+
+
+def left_behind(dtype: str, stage: int, offload: str) -> dict[str, Any]:
+    engine, undisturbed = (an_engine(dtype, stage, offload) for _ in range(2))
     with engine.rehearsing():
         finite = [update(engine, dtype, 2)]
     for each in (engine, undisturbed):
@@ -78,15 +88,16 @@ def left_behind(dtype: str, stage: int) -> dict[str, Any]:
         "learned": not all(map(torch.equal, first, all_of(engine))),
         "as undisturbed": all(map(torch.equal, all_of(undisturbed), all_of(engine))),
         "updates": engine.updates,
+        "norm over ranks": norm_over_ranks(engine, dtype),
     }
 
 
 if __name__ == "__main__":
     init_ranks()
     found = {
-        f"{dtype} {stage}": left_behind(dtype, stage)
+        f"{dtype} {stage} {offload}": left_behind(dtype, stage, offload)
         for dtype in ("float32", "bfloat16")
-        for stage in range(4)
+        for stage, offload in SPLITS
     }
     everywhere: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(everywhere, found)

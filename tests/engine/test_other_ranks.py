@@ -21,22 +21,18 @@ pytestmark = pytest.mark.engine
 COMBINATIONS = [
     {"zero_stage": 0},
     {"zero_stage": 1, "vapo": True},
-    {"zero_stage": 2},
+    {"zero_stage": 2, "offload": "optimizer"},
+    {"zero_stage": 2, "lora": {"rank": 4, "alpha": 8}},
     {"zero_stage": 3, "vapo": True},
-    {"zero_stage": 3, "dtype": "bfloat16"},
+    {"zero_stage": 3, "offload": "all", "dtype": "bfloat16"},
+    {"zero_stage": 3, "lora": {"rank": 4, "alpha": 8}},
 ]
 
 
-@pytest.mark.parametrize(("saved_by", "loaded_by"), [(3, 2)])
-def test_a_checkpoint_goes_on_with_another_number_of_ranks(
-    model: Path,
-    tmp_path: Path,
-    saved_by: int,
-    loaded_by: int,
-) -> None:
+def test_a_checkpoint_of_three_ranks_goes_on_with_two(model: Path, tmp_path: Path) -> None:
     settings = [json.dumps({"micro_batch_tokens": 120, **each}) for each in COMBINATIONS]
     script = str(SCRIPT.with_name("resume_on_other_ranks.py"))
-    ended = run([script, str(model), str(tmp_path), str(saved_by), str(loaded_by), *settings])
+    ended = run([script, str(model), str(tmp_path), "3", "2", *settings])
     assert ended.returncode == 0, ended.stderr[-3000:]
     for number, each in enumerate(COMBINATIONS):
         folder = tmp_path / str(number)
@@ -47,4 +43,4 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(
         gap = largest_gap(*trained)
         print(f"{each}: largest gap {gap:.1e}")
         assert largest_gap(saved, trained[0]) > 1e-4
-        assert gap <= TOLERANCE or "dtype" in each
+        assert gap <= (1e-3 if "dtype" in each else TOLERANCE)  # an ulp of bfloat16

@@ -49,7 +49,9 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def sft(folder: Path, start: Path, *, ranks: int = 1, zero_stage: int = 1) -> tuple[int, str]:
+def sft(
+    folder: Path, start: Path, *, ranks: int = 1, zero_stage: int = 1, more: str = ""
+) -> tuple[int, str]:
     """Run the verb in a folder, into its folder `out`; returns its status and what it says."""
     folder.mkdir(exist_ok=True)
     for name, solutions in (("train", SOLUTIONS), ("held_out", HELD_OUT)):
@@ -59,7 +61,7 @@ def sft(folder: Path, start: Path, *, ranks: int = 1, zero_stage: int = 1) -> tu
         ]
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
     recipe = RECIPE.format(start=start, folder=folder, zero_stage=zero_stage)
-    (folder / "recipe.toml").write_text(recipe)
+    (folder / "recipe.toml").write_text(recipe + more)
     command = [sys.executable, "-m", "services.gateway.cli", "sft"]
     if ranks > 1:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -130,9 +132,21 @@ def gap(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     return max((one[name] - other[name]).abs().max().item() for name in one)
 
 
+def test_what_an_adapter_has_learned_is_in_the_model(start: Path, tmp_path: Path) -> None:
+    status, said = sft(tmp_path, start, more="[model.lora]\nrank = 4\n")
+    assert status == 0, said
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    losses = [
+        loss_of(AutoModelForCausalLM.from_pretrained(model), tokenizer, HELD_OUT).item()
+        for model in (start, tmp_path / "out")
+    ]
+    assert f"epoch 3/3: held-out loss {losses[1]:.4f}" in said
+    assert abs(losses[1] - losses[0]) > 0.001
+
+
 def test_a_model_that_cannot_learn_is_not_written(start: Path, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(start)
-    torch.nn.init.constant_(model.get_input_embeddings().weight, torch.nan)
+    torch.nn.init.constant_(next(model.parameters()), torch.nan)
     model.save_pretrained(tmp_path / "broken")
     AutoTokenizer.from_pretrained(start).save_pretrained(tmp_path / "broken")
     status, said = sft(tmp_path, tmp_path / "broken")

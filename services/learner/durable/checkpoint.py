@@ -40,7 +40,7 @@ class LearnerState(Message):
     totals: dict[str, float]
     phase_seconds: dict[str, float] = Field(default_factory=dict)
     metrics: dict[str, float | None] = Field(default_factory=dict)  # of the last step
-    ranks: int | None = None  # that saved the models; as many must load them
+    ranks: int | None = None  # that saved the models
 
 
 def checkpoint_name(step: int, pretrained: int = 0) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+from protocol import recipe
 
 from deploy import placement as placements
 from deploy.placement import Placement, PlacementError, Seat
@@ -17,12 +19,33 @@ T = TypeVar("T", int, float)
 MOST = 2**20  # GiB of a GPU, or of anything: what is above is a mistake
 _MOST_GPUS = 1024
 _LARGEST_REDIS = 2**63
-_ASSUMED_GPUS = 2
+_ASSUMED_GIB = 80.0  # of a GPU of which nothing is said but that it is there
+_CPU_CACHE_BYTES = 512 * 2**20  # of an engine that computes on a CPU, unless a size is set
+_MOST_OF_A_HOST = 0.9  # the rest is for the system, for Redis and for what files leave in memory
+_NO_LIMIT = 2**63
 _UNITS = {"": 1, "b": 1, "k": 1000, "kb": 2**10, "m": 10**6, "mb": 2**20, "g": 10**9, "gb": GIB}
 
 
 class PlanError(ValueError):
     """An option or a variable that cannot be used; the text names it."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says of a machine; None: nothing."""
+
+    gpus: str | None = None  # a number, or a line as in WEIR_GPUS
+    gpu_gib: float | None = None  # of a GPU
+    host_gib: float | None = None  # of a node
+
+
+@dataclass(frozen=True)
+class Here:
+    """What there is on this machine."""
+
+    device_files: tuple[str, ...] = ()  # the names in /dev
+    host_bytes: int | None = None
+    gpu_bytes: int | None = None  # of its smallest GPU
 
 
 @dataclass(frozen=True)
@@ -38,6 +61,22 @@ class Machine:
     model_roots: tuple[Path, ...]
     model_hub: bool
     engine_cache_bytes: int = 0  # of keys and values on each GPU; 0: what the share leaves
+    host_bytes: int | None = None  # of a node; None: not known
+
+    @property
+    def on_cpus(self) -> bool:
+        """Whether nothing computes on a GPU."""
+        return not self.placement.uses_gpus
+
+    @property
+    def usable_host_bytes(self) -> int:
+        """What the job may use of a node's own memory."""
+        return _NO_LIMIT if self.host_bytes is None else int(self.host_bytes * _MOST_OF_A_HOST)
+
+    @property
+    def ranks_of_node(self) -> int:
+        """Ranks of the learner on the node that has most of them."""
+        return max(seat.ranks for seat in self.placement.learner)
 
     @property
     def learner_gpus(self) -> int:
@@ -46,7 +85,9 @@ class Machine:
 
     @property
     def learner_bytes(self) -> int:
-        """What the learner may use of each of its GPUs, where the engines leave it least."""
+        """What a rank may use of its GPU, where the engines leave it least; else of the host."""
+        if self.on_cpus:
+            return self.usable_host_bytes
         gpus = [gpu for seat in self.placement.learner for gpu in seat.gpus]
         return int(self.gpu_bytes * min(map(self.placement.learner_share, gpus)))
 
@@ -69,14 +110,16 @@ class Machine:
     @property
     def gpus_per_engine(self) -> int:
         """The smallest engine's model is split over so many."""
-        return len(self.engine.gpus)
+        return max(1, len(self.engine.gpus))
 
     @property
     def engine_bytes(self) -> int:
-        """What the smallest engine may use of each of its GPUs.
+        """What the smallest engine may use of each of its GPUs; without one of the host.
 
         Its share; all of a GPU of its own if its cache has a size, as vLLM then has no limit.
         """
+        if self.on_cpus:
+            return self.usable_host_bytes
         alone = self.engine_cache_bytes and self.engine.share is None
         return int(self.gpu_bytes * (1.0 if alone else self.share_of(self.engine)))
 
@@ -86,38 +129,39 @@ class Machine:
 
 
 def machine_of(
-    gpus: str | None,
-    gpu_gib: float,
+    options: Options,
+    named: recipe.Machine | None,
     environment: Mapping[str, str],
-    device_files: Iterable[str] = (),
+    here: Here,
 ) -> Machine:
     """The machine of the options; what they leave open is as the deployment has it.
 
+    Without GPUs here it is the machine that the recipe names, else the CPUs that there are.
+
     Args:
-        gpus: a number of GPUs or a line as in WEIR_GPUS; None: as this machine has them.
-        gpu_gib: the memory of a GPU.
+        options: of the command line.
+        named: the recipe's.
         environment: the variables of the stack.
-        device_files: the names in ``/dev``.
+        here: what this machine has.
 
     Raises:
-        PlanError: naming the variable or option that is wrong.
+        PlanError: naming the variable, option or setting that is wrong.
     """
-    try:
-        placement, how = _placement(gpus, environment, device_files)
-    except PlacementError as error:
-        raise PlanError(str(error) if gpus is None else f"--gpus: {error}") from error
+    placement, how, is_here = _placement(options.gpus, named, environment, here)
     read = _Variables(environment)
     deployment = _deployment(environment)
+    cache = read("WEIR_ROLLOUT_KV_CACHE_MIB", int, "0", least=0) * 2**20
     return Machine(
         placement=placement,
         how=how,
-        gpu_bytes=int(gpu_gib * GIB),
+        gpu_bytes=_gpu_bytes(options, named, here if is_here else Here()),
         engine_share=read("WEIR_ROLLOUT_GPU_MEMORY", float, "0.9", most=1.0),
         engine_sequences=read("WEIR_ROLLOUT_MAX_SEQUENCES", int, "256"),
         redis_bytes=read("WEIR_REDIS_MAXMEMORY", redis_size, "1gb", most=_LARGEST_REDIS),
         model_roots=deployment.model_roots,
         model_hub=deployment.model_hub,
-        engine_cache_bytes=read("WEIR_ROLLOUT_KV_CACHE_MIB", int, "0", least=0) * 2**20,
+        engine_cache_bytes=cache or (0 if placement.uses_gpus else _CPU_CACHE_BYTES),
+        host_bytes=_host_bytes(options, named, here if is_here else Here()),
     )
 
 
@@ -134,21 +178,45 @@ def redis_size(text: str) -> int:
 
 
 def _placement(
-    gpus: str | None, environment: Mapping[str, str], device_files: Iterable[str]
-) -> tuple[Placement, str]:
-    """Who has which GPU, and how that was decided."""
+    gpus: str | None, named: recipe.Machine | None, environment: Mapping[str, str], here: Here
+) -> tuple[Placement, str, bool]:
+    """Who has which GPU, how that was decided, and whether they are this machine's."""
+    line = environment.get("WEIR_GPUS")
     if gpus is not None:
         number = _number_of_gpus(gpus)
         if number is None:
-            return placements.parse(gpus), "as --gpus says"
-        return placements.divide(number), f"as divided for --gpus {number}"
-    if line := environment.get("WEIR_GPUS"):  # of a box that may not be this machine
-        return placements.parse(line), "as WEIR_GPUS says"
-    choice = placements.choose(environment, device_files)
-    if choice.visible:
-        return choice.placement, choice.how
-    assumed = f"this machine shows no GPU: a box of {_ASSUMED_GPUS} is assumed; see --gpus"
-    return placements.divide(_ASSUMED_GPUS), assumed
+            return _parsed(gpus, "--gpus: "), "as --gpus says", False
+        return placements.divide(number), f"as divided for --gpus {number}", False
+    if line:  # of a box that may not be this machine
+        return _parsed(line, ""), "as WEIR_GPUS says", bool(here.gpu_bytes)
+    try:
+        choice = placements.choose(environment, here.device_files)
+    except PlacementError as error:
+        raise PlanError(str(error)) from error
+    if named is not None and not choice.visible:
+        return _parsed(named.gpus, "machine.gpus: "), "as the recipe's [machine] says", False
+    return choice.placement, choice.how, True
+
+
+def _parsed(line: str, source: str) -> Placement:
+    try:
+        return placements.parse(line)
+    except PlacementError as error:
+        raise PlanError(f"{source}{error}") from error
+
+
+def _gpu_bytes(options: Options, named: recipe.Machine | None, here: Here) -> int:
+    if options.gpu_gib is None and here.gpu_bytes is not None:
+        return here.gpu_bytes
+    said = options.gpu_gib or (named.gpu_memory if named is not None else _ASSUMED_GIB)
+    return int(said * GIB)
+
+
+def _host_bytes(options: Options, named: recipe.Machine | None, here: Here) -> int | None:
+    if options.host_gib is None and here.host_bytes is not None:
+        return here.host_bytes
+    said = options.host_gib or (named.host_memory if named is not None else None)
+    return None if said is None else int(said * GIB)
 
 
 def _number_of_gpus(text: str) -> int | None:

@@ -9,10 +9,10 @@ from protocol.capacity import responses_in_flight, worst_case_bytes
 from protocol.recipe import Recipe
 
 from services.learner.planning.footprint import (
+    Item,
     LearnerFootprint,
-    RolloutFootprint,
     learner_footprint,
-    rollout_footprint,
+    total,
 )
 from services.learner.planning.heads import split_problems
 from services.learner.planning.machine import Machine
@@ -22,6 +22,7 @@ from services.learner.planning.provisions import (
     models_of,
     tasks_of,
 )
+from services.learner.planning.rollout_footprint import RolloutFootprint, rollout_footprint
 from services.learner.planning.shape import ModelShape
 from services.learner.planning.speed import Sampler, StepSeconds, step_seconds
 
@@ -30,7 +31,8 @@ from services.learner.planning.speed import Sampler, StepSeconds, step_seconds
 class Plan:
     """What a recipe takes on a machine.
 
-    Footprints are missing where the model is not known, seconds also where it does not fit.
+    Footprints are missing where the model is not known, seconds also where it does not fit, and
+    on CPUs.
     """
 
     recipe: Recipe
@@ -52,6 +54,25 @@ class Plan:
         return self.learner is not None and self.learner.peak <= self.machine.learner_bytes
 
     @property
+    def host(self) -> tuple[Item, ...]:
+        """What the job takes of a node's own memory; nothing where the model is not known."""
+        learner, rollout, machine = self.learner, self.rollout, self.machine
+        if learner is None or rollout is None or not machine.on_cpus:
+            return () if learner is None else learner.host
+        ranks, engines = machine.learner_gpus, machine.num_engines
+        engine = rollout.weights.bytes + machine.engine_cache_bytes
+        return (
+            *learner.host,
+            Item("ranks of the learner", ranks * learner.peak, f"{ranks} x its peak"),
+            Item("engines", engines * engine, f"{engines} x weights, keys and values"),
+        )
+
+    @property
+    def host_fits(self) -> bool:
+        """Whether a node's own memory is enough, as far as it is known."""
+        return total(self.host) <= self.machine.usable_host_bytes
+
+    @property
     def engine_fits(self) -> bool:
         """Whether the smallest engine holds its weights and a response of full length."""
         if self.rollout is None or not self.rollout.responses_held:
@@ -70,7 +91,8 @@ class Plan:
     @property
     def works(self) -> bool:
         """Whether the learner and the engines fit where they are."""
-        return self.learner_fits and self.engine_fits and not self.split_problems
+        fits = self.learner_fits and self.host_fits and self.engine_fits
+        return fits and not self.split_problems
 
     @property
     def num_held_out(self) -> int:
@@ -101,10 +123,14 @@ def computed(plan: Plan) -> Plan:
         return plan
     plan = replace(
         plan,
-        learner=learner_footprint(recipe, policy, critic, machine.learner_gpus),
+        learner=learner_footprint(
+            recipe, policy, critic, machine.learner_gpus, machine.ranks_of_node
+        ),
         rollout=_rollout(recipe, policy, machine),
     )
-    return replace(plan, seconds=_seconds(plan)) if plan.works else plan
+    if machine.on_cpus or not plan.works:
+        return plan
+    return replace(plan, seconds=_seconds(plan))
 
 
 def _rollout(recipe: Recipe, policy: ModelShape, machine: Machine) -> RolloutFootprint:

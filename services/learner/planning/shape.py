@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,24 @@ class ModelShape:
     def critic_parameters(self) -> int:
         """Parameters of a critic of this shape: the body, and a head with one output."""
         return self.body_parameters + self.hidden + 1
+
+    def adapted(self, targets: Sequence[str] = ()) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of a layer's linear maps that adapters are for; by default of all."""
+        query, key, inner = self.query_width, self.key_width, self.intermediate
+        maps = {
+            "q_proj": (self.hidden, query),
+            "k_proj": (self.hidden, key),
+            "v_proj": (self.hidden, key),
+            "o_proj": (query, self.hidden),
+            "gate_proj": (self.hidden, inner),
+            "up_proj": (self.hidden, inner),
+            "down_proj": (inner, self.hidden),
+        }
+        return {name: maps[name] for name in maps if not targets or name in targets}
+
+    def adapter_parameters(self, rank: int, targets: Sequence[str] = ()) -> int:
+        """Parameters of an adapter of low rank: two matrices for each linear map."""
+        return self.layers * rank * sum(map(sum, self.adapted(targets).values()))
 
     @property
     def _layer_parameters(self) -> int:

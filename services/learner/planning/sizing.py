@@ -6,11 +6,12 @@ one size, and keeps the fastest that fits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 from protocol.recipe import Recipe, load_recipe
 
@@ -31,10 +32,12 @@ _TASKS = {  # of the held-out files, which are not shipped
     "data/olympiadbench.jsonl": 674,
     "data/math-test.jsonl": 5000,
 }
-_MARKS = {
-    "optimizer.zero_stage": "z",
-    "training.micro_batch_tokens": "m",
-    "training.logprob_chunk_tokens": "c",
+_MARKS = {  # by the last part of a setting's name; of an offload, by its value
+    "zero_stage": "z",
+    "micro_batch_tokens": "m",
+    "logprob_chunk_tokens": "c",
+    "optimizer": "o",
+    "all": "a",
 }
 _MOST_SETTINGS = 2
 _WIDTH = 150
@@ -49,10 +52,14 @@ train, publish) takes 90 s. It is the fastest placement that fits; GPUs that wou
 idle, and a judge's are not counted. `shared 0.4` is one GPU for both, of which the engine takes
 0.4. A letter at the end is a setting that makes the recipe fit: **z** is
 `optimizer.zero_stage = 3`, **m** `training.micro_batch_tokens` = `model.max_context`, **c**
-`training.logprob_chunk_tokens = 256`. Where nothing fits with two of them, the GiB are what a GPU
-would have to hold, and what it has for that.
+`training.logprob_chunk_tokens = 256`, **o** `optimizer.offload = "optimizer"` and **a**
+`"all"`, with as much host memory as they take: {host} GiB per billion parameters, and more where
+torch rounds up what it pins. A setting of the optimizer is the critic's too where it has to be.
+Where nothing fits with two of them, the GiB are what a GPU would have to hold, and what it has for
+that.
 
-To see one in full: `weir plan recipes/papo/qwen2.5-7b.toml --gpus 8 --gpu-memory 80`.
+Each recipe names in its table `[machine]` a box on which it fits as it is. To see one in full:
+`weir plan recipes/papo/qwen2.5-7b.toml`, or on another box with `--gpus 8 --gpu-memory 141`.
 """
 
 
@@ -61,7 +68,14 @@ class Option:
     """A placement that fits, and the settings that it needs."""
 
     plan: Plan
-    settings: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def marks(self) -> list[str]:
+        """A letter for each of its settings; policy and critic share them."""
+        lasts = ((name.rpartition(".")[2], value) for name, value in self.settings.items())
+        letters = [_MARKS[value if last == "offload" else last] for last, value in lasts]
+        return list(dict.fromkeys(letters))
 
     @property
     def rank(self) -> tuple[int, float, int]:
@@ -69,7 +83,7 @@ class Option:
         assert self.plan.seconds is not None, "it fits, so there are seconds"
         placement = self.plan.machine.placement
         gpus = sum(len(seat.gpus) for seat in placement.seats)
-        return len(self.settings), round(self.plan.seconds.total.seconds, 1), gpus
+        return len(self.marks), round(self.plan.seconds.total.seconds, 1), gpus
 
     def __str__(self) -> str:
         assert self.plan.seconds is not None, "it fits, so there are seconds"
@@ -77,8 +91,7 @@ class Option:
         seats = f"{machine.learner_gpus} + {machine.num_engines}x{machine.gpus_per_engine}"
         if machine.engine.share is not None:
             seats = f"shared {machine.engine.share:g}"
-        marks = "".join(f" {_MARKS[name]}" for name in self.settings)
-        return f"{seats}: {_duration(self.plan.seconds.total.seconds)}{marks}"
+        return " ".join([f"{seats}: {_duration(self.plan.seconds.total.seconds)}", *self.marks])
 
 
 def _duration(seconds: float) -> str:
@@ -110,7 +123,7 @@ def page_of(folder: Path) -> str:
         names = [f"`{min(recipes, key=len)}`", *[""] * (len(rows) - 1)]
         table += [(name, *row) for name, row in zip(names, rows, strict=True)]
     kinds = ", ".join(f"{kind.gib} GiB: {kind.name}" for kind in KINDS)
-    paragraphs = _INTRODUCTION.format(kinds=kinds, assumed=ASSUMED).split("\n\n")
+    paragraphs = _INTRODUCTION.format(kinds=kinds, assumed=ASSUMED, host=_host_gib()).split("\n\n")
     return "\n".join(
         [
             "# Which recipe runs on which box\n",
@@ -121,6 +134,11 @@ def page_of(folder: Path) -> str:
             "",
         ]
     )
+
+
+def _host_gib() -> int:
+    """What ZeRO-3 keeps in host memory of a billion parameters whose optimizer is offloaded."""
+    return round(20e9 / GIB)
 
 
 def _wrapped(text: str, indent: str = "") -> str:
@@ -172,12 +190,11 @@ def _option(plan: Plan) -> Option | None:
     if not plan.engine_fits:
         return None
     settings = fitting(plan, plan.machine.learner_gpus, plan.machine.learner_bytes)
-    if settings is None or len(settings) > _MOST_SETTINGS or not settings.keys() <= _MARKS.keys():
+    if settings is None:
         return None
-    recipe = plan.recipe
-    for name, value in settings.items():
-        recipe = changed_recipe(recipe, name, value)
-    return Option(computed(replace(plan, recipe=recipe)), tuple(settings))
+    recipe = changed_recipe(plan.recipe, settings)
+    option = Option(computed(replace(plan, recipe=recipe)), settings)
+    return option if len(option.marks) <= _MOST_SETTINGS else None
 
 
 def _why_not(plans: Sequence[Plan]) -> str:

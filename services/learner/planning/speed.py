@@ -1,17 +1,18 @@
 """Seconds of a training step, by arithmetic. Pure. No GPU has been measured for it.
 
 Every assumption is a constant of this module, beside where it comes from. Not counted: grading,
-evaluation, checkpoints, communication between GPUs, and the optimizer's own arithmetic.
+evaluation, checkpoints, communication between GPUs, and the optimizer's own arithmetic on them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from protocol.recipe import Recipe
 
-from services.learner.planning.footprint import DTYPE_BYTES, GIB
+from services.learner.planning.footprint import DTYPE_BYTES, GIB, trained_models
 from services.learner.planning.shape import ModelShape
 
 
@@ -46,8 +47,13 @@ LEARNER_WRITES = {
     "fsync": 4e9,
     "sha256": 1.7e9,  # one thread
 }
+# Parameters a second of torch's fused AdamW on one core, as each rank has: 47 GB/s of host memory,
+# measured on an AMD EPYC.
+HOST_ADAMW = 1.6e9
+LINK = 2e10  # bytes a second between a GPU and its host: an assumption, PCIe 4.0 x16 has 3.2e10
 ROLLOUT_VERIFIES = 1.7e9  # sha256, one thread
 ROLLOUT_LOADS = 4.3e9  # from files in the page cache
+_OF_THE_LEARNER = ("training", "offloading", "publishing")
 ASSUMED = (
     f"{FLOPS_USED:.0%} of a GPU's FLOP/s, {BANDWIDTH_USED:.0%} of its memory bandwidth; the mean "
     f"response has {LENGTH_USED:.0%} of max_tokens, the mean prompt {PROMPT_USED:.0%} of the rest "
@@ -116,7 +122,11 @@ def step_seconds(
     kind = kind_of(gpu_bytes)
     sampling = _sampling(recipe, policy, sampler, kind)
     training = _training(recipe, policy, critic, learner_gpus, kind)
-    size = policy.parameters * DTYPE_BYTES[recipe.model.dtype]
+    lora = recipe.model.lora
+    published = policy.parameters
+    if lora is not None:
+        published = policy.adapter_parameters(lora.rank, lora.targets)
+    size = published * DTYPE_BYTES[recipe.model.dtype]
     publishing = Span(
         "publishing",
         sum(size / rate for rate in LEARNER_WRITES.values()),
@@ -124,19 +134,23 @@ def step_seconds(
     )
     verifying = Span("verifying", size / ROLLOUT_VERIFIES, "sha256, in each rollout")
     loading = Span("loading", size / ROLLOUT_LOADS, "while an engine pauses")
-    parts = (sampling, training, publishing, verifying, loading)
+    offloading = _offloading(recipe, policy, critic, learner_gpus)
+    parts = (sampling, training, *offloading, publishing, verifying, loading)
     return StepSeconds(kind.name, parts, _total(parts, recipe.training.max_staleness, apart=apart))
 
 
-def trained_flops(policy: ModelShape, critic: ModelShape | None, length: int) -> float:
+def trained_flops(
+    policy: ModelShape, critic: ModelShape | None, length: int, *, adapter: bool = False
+) -> float:
     """FLOPs to learn from a sequence of so many tokens, once: a backward pass is two forward ones.
 
-    What is computed again, or for a reference, is not counted: this is what model FLOPs are.
+    It is one where only an adapter of the policy learns, whose own FLOPs are not counted. Nor is
+    what is computed again, or for a reference: this is what model FLOPs are.
     """
-    flops = _forward(policy, length)
+    flops = (2 if adapter else 3) * _forward(policy, length)
     if critic is not None:
-        flops += _forward_critic(critic, length)
-    return 3 * length * flops
+        flops += 3 * _forward_critic(critic, length)
+    return length * flops
 
 
 def peak_flops(device: str) -> float | None:
@@ -145,10 +159,11 @@ def peak_flops(device: str) -> float | None:
 
 
 def _total(parts: tuple[Span, ...], max_staleness: int, *, apart: bool) -> Span:
-    sampling, training, publishing, _, loading = (part.seconds for part in parts)
     if max_staleness and apart:
-        seconds = max(sampling + loading, training + publishing)
-        words = "the larger of sampling + loading and training + publishing, which overlap"
+        of_rollout = [part.seconds for part in parts if part.what in {"sampling", "loading"}]
+        of_learner = [part.seconds for part in parts if part.what in _OF_THE_LEARNER]
+        seconds = max(sum(of_rollout), sum(of_learner))
+        words = f"the larger of sampling + loading and {' + '.join(_OF_THE_LEARNER)}, which overlap"
     else:
         seconds = sum(part.seconds for part in parts)
         words = "one after the other: " + ("max_staleness 0" if apart else "they share a GPU")
@@ -199,22 +214,53 @@ def _training(
     responses = recipe.training.groups_per_step * recipe.rollout.group_size
     flops = _policy_passes(recipe) * _forward(policy, length)
     words = f"{_policy_passes(recipe)} passes of the policy"
+    backward = "two" if recipe.model.lora is None else "one"
     if critic is not None:
         flops += _critic_passes(recipe) * _forward_critic(critic, length)
         words += f", {_critic_passes(recipe)} of the critic"
     return Span(
         "training",
         responses * length * flops / (num_gpus * kind.flops * FLOPS_USED),
-        f"{responses * length / 1e6:,.1f} M tokens, {words}, a backward pass being two; "
+        f"{responses * length / 1e6:,.1f} M tokens, {words}, a backward pass being {backward}; "
         f"{num_gpus} GPUs at {FLOPS_USED:.0%} of {kind.flops / 1e12:,.0f} TFLOP/s",
     )
 
 
+def _offloading(
+    recipe: Recipe, policy: ModelShape, critic: ModelShape | None, num_gpus: int
+) -> Iterator[Span]:
+    """What optimizers in host memory cost: gradients and weights on the link, AdamW on cores."""
+    prompt, response = _lengths(recipe)
+    training = recipe.training
+    tokens = training.groups_per_step * recipe.rollout.group_size * (prompt + response)
+    updates = training.updates_per_batch
+    batches = math.ceil(tokens / updates / training.micro_batch_tokens / num_gpus)  # of a rank
+    link = cores = 0.0
+    for model in trained_models(recipe, policy, critic, num_gpus):
+        if not model.offloads:
+            continue
+        numbers = 8 + 8 * batches if model.stage == 3 else 4 + model.size
+        link += updates * numbers * model.parameters / num_gpus
+        if model.settings.offload == "all":  # forward, recomputed and backward
+            gathered = batches * (2 + training.recompute_activations) * model.weights
+            link += updates * gathered * model.size / num_gpus
+        cores += updates * model.parameters / num_gpus
+    if cores:
+        yield Span(
+            "offloading",
+            link / LINK + cores / HOST_ADAMW,
+            f"{updates} updates of {batches} micro-batches a rank: {link / 1e9:,.1f} GB to and "
+            f"from the host {link / LINK:,.1f} s, AdamW there {cores / HOST_ADAMW:,.1f} s",
+        )
+
+
 def _policy_passes(recipe: Recipe) -> int:
+    """Forward passes, or as much; with an adapter the backward pass is one and not two of them."""
     algorithm, training = recipe.algorithm, recipe.training
     old_logprobs = algorithm.old_logprobs == "recompute" and training.updates_per_batch > 1
     reference = algorithm.divergence_weight > 0
-    return 3 + training.recompute_activations + old_logprobs + reference
+    learning = 3 if recipe.model.lora is None else 2
+    return learning + training.recompute_activations + old_logprobs + reference
 
 
 def _critic_passes(recipe: Recipe) -> int:

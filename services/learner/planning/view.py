@@ -22,6 +22,7 @@ from rich.text import Text
 
 from deploy.placement import Seat, split_problem
 from services.learner.planning.footprint import Item, total
+from services.learner.planning.machine import Machine
 from services.learner.planning.plan import Plan
 from services.learner.planning.speed import ASSUMED, StepSeconds
 from services.learner.planning.warnings import warnings
@@ -58,6 +59,11 @@ def as_json(plan: Plan) -> dict[str, Any]:
         | {"learner_bytes": machine.learner_bytes, "engine_bytes": machine.engine_bytes},
         "models": [asdict(model) for model in plan.models],
         "tasks": [asdict(tasks) for tasks in plan.tasks],
+        "host": {
+            "bytes": total(plan.host),
+            "items": [asdict(item) for item in plan.host],
+            "fits": plan.host_fits,
+        },
         "learner": plan.learner
         and asdict(plan.learner) | {"peak": plan.learner.peak, "fits": plan.learner_fits},
         "rollout": plan.rollout and asdict(plan.rollout) | {"fits": plan.engine_fits},
@@ -162,16 +168,33 @@ def _sections(plan: Plan) -> Iterator[tuple[str, list[Row]]]:
     machine = plan.machine
     yield "Files", list(_files(plan))
     yield "Work", list(_work(plan))
-    yield f"Placement: {machine.placement} ({machine.how})", list(_placement(plan))
+    where = machine.placement if machine.placement.uses_gpus else "on CPUs"
+    yield f"Placement: {where} ({machine.how})", list(_placement(plan))
+    each = "rank" if machine.on_cpus else "GPU"
+    of = "" if machine.on_cpus else f" of {size(machine.gpu_bytes)}"
     if plan.learner is not None:
-        gpus = f"{machine.learner_gpus} of {size(machine.gpu_bytes)}"
-        yield f"Learner: memory of a GPU ({gpus})", list(_learner(plan))
+        yield f"Learner: memory of a {each} ({machine.learner_gpus}{of})", list(_learner(plan))
     if plan.rollout is not None:
-        gpus = f"{machine.num_engines} x {machine.gpus_per_engine} of {size(machine.gpu_bytes)}"
-        yield f"Rollout: memory of a GPU ({gpus})", list(_rollout(plan))
+        engines = f"{machine.num_engines} x {machine.gpus_per_engine}{of}"
+        yield f"Rollout: memory of a {each} ({engines})", list(_rollout(plan))
+    if plan.host:
+        yield f"Memory of a node ({_node(machine)})", list(_host(plan))
     if plan.seconds is not None:
         measured = f"{plan.seconds.gpu}; no GPU was measured"
         yield f"Seconds of a step, by arithmetic ({measured})", list(_seconds(plan.seconds))
+
+
+def _node(machine: Machine) -> str:
+    if machine.host_bytes is None:
+        return "how much there is was not said: --host-memory"
+    return f"{size(machine.host_bytes)}, usable: {size(machine.usable_host_bytes)}"
+
+
+def _host(plan: Plan) -> Iterator[Row]:
+    yield from _rows(plan.host)
+    fits = "fits" if plan.host_fits else "does not fit"
+    taken = "taken" if plan.machine.host_bytes is None else fits
+    yield taken, size(total(plan.host)), "beside the programs themselves, Redis and the judge"
 
 
 def _placement(plan: Plan) -> Iterator[Row]:
@@ -181,7 +204,9 @@ def _placement(plan: Plan) -> Iterator[Row]:
         text = f"{seat.ranks} rank{'s' if seat.ranks > 1 else ''}"
         if learner is not None:
             each = ", each" if seat.ranks > 1 else ","
-            text += f"{each} {size(learner.peak)} of {size(machine.learner_bytes)}: "
+            text += f"{each} {size(learner.peak)}"
+        if learner is not None and not machine.on_cpus:
+            text += f" of {size(machine.learner_bytes)}: "
             text += "fits" if plan.learner_fits else "does not fit"
         yield _row_of(seat, text)
     for engine in machine.placement.rollouts:
@@ -197,20 +222,22 @@ def _of_engine(plan: Plan, engine: Seat) -> str:
     policy, _ = plan.shapes
     if rollout is None or policy is None:
         return ""
-    if problem := split_problem(len(engine.gpus), policy.heads, policy.key_value_heads):
+    if problem := split_problem(max(1, len(engine.gpus)), policy.heads, policy.key_value_heads):
         return f"does not work: {problem}"
     smallest = machine.engine
     if (len(engine.gpus), engine.share) != (len(smallest.gpus), smallest.share):
         return f"counted as the smallest engine, {smallest}"
-    return (
-        f"{size(rollout.weights.bytes)} of weights, {size(rollout.room)} for keys and values, of "
-        f"{size(machine.engine_bytes)}: {'fits' if plan.engine_fits else 'does not fit'}"
+    parts = f"{size(rollout.weights.bytes)} of weights, {size(rollout.room)} for keys and values"
+    if machine.on_cpus:
+        return parts
+    return f"{parts}, of {size(machine.engine_bytes)}: " + (
+        "fits" if plan.engine_fits else "does not fit"
     )
 
 
 def _row_of(seat: Seat, text: str) -> Row:
     role, _, gpus = str(seat).partition("=")
-    return role, f"GPU {gpus}", text
+    return role, f"GPU {gpus}" if gpus else "CPU", text
 
 
 def _seconds(step: StepSeconds) -> Iterator[Row]:
@@ -295,7 +322,8 @@ def _learner(plan: Plan) -> Iterator[Row]:
         "peak",
         size(learner.peak),
         f"held + max(backward {size(total(learner.backward))}, optimizer's step "
-        f"{size(total(learner.step))}); usable: {size(plan.machine.learner_bytes)}",
+        f"{size(total(learner.step))})"
+        + ("" if plan.machine.on_cpus else f"; usable: {size(plan.machine.learner_bytes)}"),
     )
 
 

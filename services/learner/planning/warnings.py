@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from services.learner.ordering import order_warnings
-from services.learner.planning.footprint import GIB
+from services.learner.planning.footprint import GIB, total
 from services.learner.planning.plan import Plan
 from services.learner.planning.remedies import remedy
 
 
 def warnings(plan: Plan) -> list[str]:
     """Everything that will not work, or not as one may expect."""
-    parts = (_order, _staleness, _context, _files, _redis, _learner, _heads, _rollout)
+    parts = (_order, _staleness, _context, _files, _redis, _learner, _host, _heads, _rollout)
     return [text for part in parts for text in part(plan)]
 
 
@@ -68,7 +68,7 @@ def _redis(plan: Plan) -> Iterator[str]:
 
 def _learner(plan: Plan) -> Iterator[str]:
     footprint, usable = plan.learner, plan.machine.learner_bytes
-    if footprint is None or plan.learner_fits:
+    if footprint is None or plan.learner_fits or plan.machine.on_cpus:
         return
     num_gpus = plan.machine.learner_gpus
     gpus = "its GPU" if num_gpus == 1 else f"each of its {num_gpus} GPUs"
@@ -76,6 +76,22 @@ def _learner(plan: Plan) -> Iterator[str]:
         f"the learner does not fit: {footprint.peak / GIB:.1f} GiB at its peak, of {gpus} "
         f"{usable / GIB:.1f} GiB are usable. {remedy(plan)}"
     )
+
+
+def _host(plan: Plan) -> Iterator[str]:
+    if plan.host_fits:
+        return
+    needed, usable = total(plan.host) / GIB, plan.machine.usable_host_bytes / GIB
+    if plan.machine.on_cpus:
+        yield (
+            f"this machine's memory is not enough: {needed:.1f} GiB of {usable:.1f} GiB that are "
+            "usable; lower training.micro_batch_tokens, or see what it takes on GPUs: --gpus 8"
+        )
+    else:
+        yield (
+            f"a node's memory is not enough: {needed:.1f} GiB of {usable:.1f} GiB that are usable; "
+            "offload less (optimizer.offload), or take nodes with more memory"
+        )
 
 
 def _heads(plan: Plan) -> Iterator[str]:
@@ -109,6 +125,8 @@ def _rollout(plan: Plan) -> Iterator[str]:
 def _more_for_an_engine(plan: Plan) -> str:
     """What gives the smallest engine more memory."""
     machine = plan.machine
+    if machine.on_cpus:
+        return "sample on GPUs (WEIR_GPUS)"
     if machine.engine.share is not None:
         return f"in WEIR_GPUS give it a larger share than {machine.engine}, or a GPU of its own"
     return f"in WEIR_GPUS split it over more GPUs than {machine.engine}"

@@ -37,9 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _train(load_sft_recipe(Path(given.recipe)), Path(given.dir))
     except (RecipeError, TaskFileError, DeploymentError, ModelNotFound, NotOnHub) as error:
         return _refuse(error)
-    except (MachineFault, MemoryError, OSError) as error:
-        who = f"rank {os.environ.get('RANK', '0')}: "  # whichever it is, the others end with it
-        return _complain(FAILED, who + str(machine_fault(error, Path(given.dir).parent)))
+    except MemoryError as error:  # on whichever rank, the others end with it
+        return _complain(
+            FAILED,
+            f"out of memory: {error}; lower training.micro_batch_tokens or model.max_context, or "
+            "set training.recompute_activations",
+        )
+    except (MachineFault, OSError) as error:
+        return _complain(FAILED, machine_fault(error, Path(given.dir).parent))
 
 
 def _train(recipe: SftRecipe, target: Path) -> int:

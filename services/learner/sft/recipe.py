@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
 from protocol import recipe as jobs
 from protocol.recipe import Model, Optimizer, RecipeError, Tasks, explain, load_tables
 from protocol.tables import Table
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 
 class Training(Table):
@@ -39,6 +40,14 @@ class SftRecipe(Table):
     training: Training = Training()
     optimizer: DecayingOptimizer = DecayingOptimizer()
 
+    @model_validator(mode="after")
+    def _merge_is_not_asked(self) -> Self:
+        if self.model.lora is not None and self.model.lora.merge:
+            raise ValueError(
+                "model.lora.merge does nothing: the result is merged anyway; remove it"
+            )
+        return self
+
     def for_trainer(self) -> jobs.Recipe:
         """The same for the trainer of jobs, whose loss is then the mean NLL of a batch's tokens.
 
@@ -50,7 +59,7 @@ class SftRecipe(Table):
             name="sft",
             model=self.model,
             tasks=self.tasks,
-            rollout=jobs.Rollout(sampling=jobs.Sampling(max_tokens=1)),
+            rollout=jobs.Rollout(sampling=jobs.Sampling(max_tokens=self.model.max_context - 1)),
             algorithm=jobs.Algorithm(
                 advantage="grpo", old_logprobs="recompute", positive_lm_weight=1.0
             ),

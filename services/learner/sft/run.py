@@ -17,7 +17,9 @@ from transformers import AutoTokenizer
 from services.learner.sft.recipe import SftRecipe
 from services.learner.sft.solutions import batches, samples_of
 from services.learner.training.engine import init_ranks, leave_ranks
-from services.learner.training.model_check import check_models
+from services.learner.training.memory import largest_micro_batches
+from services.learner.training.model_check import check_models, check_targets
+from services.learner.training.models import write_merged
 from services.learner.training.ranks import Order, Rank
 from services.learner.training.samples import Sample, pack_samples
 
@@ -48,6 +50,7 @@ class Imitation:
             TaskFileError: if a task has no solution, or does not fit the model.
         """
         check_models(folder, None, recipe.model.max_context)
+        check_targets(folder, recipe.model.lora)
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
@@ -69,7 +72,11 @@ class Imitation:
         try:
             rank = Rank()
             self._learn(rank, is_told=writes)
-            rank.carry_out(Order(do="export", folder=str(partial)))
+            adapts = self.recipe.model.lora is not None
+            written = partial / "adapter" if adapts else partial
+            rank.carry_out(Order(do="export", folder=str(written)))
+            if writes and adapts:
+                write_merged(self.folder, written, self.recipe.model.dtype, partial)
             if writes:
                 partial.rename(target)
         finally:
@@ -79,7 +86,10 @@ class Imitation:
 
     def _learn(self, rank: Rank, *, is_told: bool) -> None:
         settings = self.recipe.training
-        rank.carry_out(Order(do="open", folder=str(self.folder), recipe=self.recipe.for_trainer()))
+        recipe, num_ranks = self.recipe.for_trainer(), torch.distributed.get_world_size()
+        rank.carry_out(Order(do="open", folder=str(self.folder), recipe=recipe))
+        largest = pack_samples(largest_micro_batches(recipe, num_ranks))
+        rank.carry_out(Order(do="rehearse", batch=largest))
         assert rank.trainer is not None
         policy = rank.trainer.models.policy
         policy.last_update = settings.epochs * math.ceil(len(self.train) / settings.batch_size)

@@ -83,7 +83,11 @@ class Engine:
             self._engine.step()
             return norm
         self._engine.step()
-        return float(self._engine.get_global_grad_norm())
+        norm = float(self._engine.get_global_grad_norm())
+        if not math.isfinite(norm) and self.settings.offload != "none":
+            # DeepSpeed forgets them everywhere else; here the next update would be made of them.
+            self._engine.optimizer.averaged_gradients.clear()
+        return norm
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
@@ -93,7 +97,8 @@ class Engine:
         """
         elements = sum(_size(p) for p in self.module.parameters() if p.requires_grad)
         share = self.num_ranks if self.settings.zero_stage > 0 else 1
-        moments = torch.empty(2 * elements // share, dtype=torch.float32, device=self.device)
+        place = self.device if self.settings.offload == "none" else "cpu"
+        moments = torch.empty(2 * elements // share, dtype=torch.float32, device=place)
         self._rehearses = True
         yield
         self._rehearses = False
@@ -285,7 +290,10 @@ def _config(settings: Optimizer, model: Model) -> dict[str, Any]:
         "communication_data_type": "fp32",
         "bf16": {"enabled": model.dtype == "bfloat16"},
         "fp16": {"enabled": model.dtype == "float16"},
-        "data_types": {"grad_accum_dtype": "fp32" if sums_in_float32 else None},
+        "data_types": {
+            "grad_accum_dtype": "fp32" if sums_in_float32 else None,
+            "keep_in_fp32_modules": ["*"],  # buffers: loading under ZeRO-3 rounds a rotation's
+        },
         "steps_per_print": 10**9,
     }
 

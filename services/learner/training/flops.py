@@ -22,6 +22,7 @@ class Flops:
     critic: ModelShape | None
     num_gpus: int
     peak: float | None  # a second, of one GPU in the dtype of the recipe
+    adapter: bool = False  # only one of the policy's learns
 
     @classmethod
     def of_models(
@@ -29,7 +30,8 @@ class Flops:
     ) -> Flops:
         """Those of the models in two folders, on GPUs that their driver calls ``device``."""
         peak = peak_flops(device) if recipe.model.dtype != "float32" else None
-        return cls(_shape(policy), _shape(critic) if critic else None, num_gpus, peak)
+        adapter = recipe.model.lora is not None
+        return cls(_shape(policy), _shape(critic) if critic else None, num_gpus, peak, adapter)
 
     def of(self, lengths: Sequence[int], seconds: float) -> dict[str, float]:
         """A step's metrics: model FLOPs a second of one GPU while it trains, the share of its peak.
@@ -40,7 +42,10 @@ class Flops:
         """
         if self.policy is None or seconds <= 0:
             return {}
-        flops = sum(trained_flops(self.policy, self.critic, length) for length in lengths)
+        flops = sum(
+            trained_flops(self.policy, self.critic, length, adapter=self.adapter)
+            for length in lengths
+        )
         rate = flops / seconds / self.num_gpus
         return {"flops_per_second": rate} | ({"mfu": rate / self.peak} if self.peak else {})
 

@@ -233,14 +233,15 @@ class Team:
         loop = asyncio.get_running_loop()
         carried_out = loop.run_in_executor(self._thread, self._lead, order)
         try:
-            while self._notes is not None and not carried_out.done():
-                await asyncio.wait({carried_out}, timeout=_LISTEN_S)
-                _raise_of(self._notes)  # rank 0 may wait for a lost rank for long
-            return await carried_out
+            while not (await asyncio.wait({carried_out}, timeout=_LISTEN_S))[0]:
+                self._listen()  # rank 0 may wait for a rank that is lost
+            return carried_out.result()
         except MemoryError as error:
             if order.batch is None:
                 raise
             raise BatchTooLarge(str(error)) from error
+        finally:
+            carried_out.cancel()
 
     def _lead(self, order: Order) -> Measured:
         if not self._is_sound:
@@ -253,10 +254,17 @@ class Team:
             measured = self._rank.carry_out(order)
         except RuntimeError as error:
             if self._others and _tells_of_lost_rank(error):
+                self._listen()
                 raise TeamBroken(f"another rank has gone: {error}") from error
             raise
         self._is_sound = True
         return measured
+
+    def _listen(self) -> None:
+        """Raise a MemoryError if another rank has left word of one."""
+        with suppress(torch.distributed.DistError):  # torchrun itself has gone, and all ends
+            if self._notes is not None and self._notes.check([_OUT_OF_MEMORY]):
+                raise MemoryError(self._notes.get(_OUT_OF_MEMORY).decode())
 
 
 def _tells_of_lost_rank(error: RuntimeError) -> bool:
@@ -268,13 +276,6 @@ def _notes() -> Store:
     """What torchrun keeps of the ranks' words, which outlives each of them."""
     store, *_ = next(rendezvous("env://"))
     return store
-
-
-def _raise_of(notes: Store) -> None:
-    """Raise a MemoryError if a rank has left word of one."""
-    with suppress(torch.distributed.DistError):  # torchrun itself has gone, and all ends
-        if notes.check([_OUT_OF_MEMORY]):
-            raise MemoryError(notes.get(_OUT_OF_MEMORY).decode())
 
 
 def _send(order: Order) -> None:

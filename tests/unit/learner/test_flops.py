@@ -40,6 +40,12 @@ def test_a_critic_learns_too_and_a_model_of_unknown_shape_tells_nothing(tmp_path
     assert Flops.of_models(BFLOAT16, MODEL, None, 1, "").of([], 0.0) == {}
 
 
+def test_an_adapter_learns_without_the_gradients_of_the_weights() -> None:
+    adapter = a_recipe(model={"dtype": "bfloat16", "lora": {"rank": 8}})
+    whole, part = (Flops.of_models(each, MODEL, None, 1, "") for each in (BFLOAT16, adapter))
+    assert 3 * part.of([8], 1.0)["flops_per_second"] == 2 * whole.of([8], 1.0)["flops_per_second"]
+
+
 def test_the_work_of_a_sample_is_its_flops_or_its_tokens(tmp_path: Path) -> None:
     assert work_of(tmp_path, None)(8) == 8
     alone, both = work_of(MODEL, None), work_of(MODEL, MODEL)

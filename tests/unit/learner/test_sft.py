@@ -73,6 +73,12 @@ def write_recipe(folder: Path, tasks: list[dict[str, Any]], more: str = "") -> l
         ),
         pytest.param({"id": "a"}, "", "tasks.train:\nline 2: id: 'a' is taken", id="tasks"),
         pytest.param({}, "held_out = 'no.jsonl'", "tasks.held_out:\nno.jsonl: ", id="no file"),
+        pytest.param(
+            {}, "[model.lora]\nmerge = true", "model.lora.merge does nothing", id="idle setting"
+        ),
+        pytest.param(
+            {}, "[model.lora]\ntargets = ['v']", "has no linear layer v", id="no such layer"
+        ),
         pytest.param({}, "[rollout]", "rollout: unknown key", id="recipe of a job"),
     ],
 )

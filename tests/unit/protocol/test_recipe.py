@@ -71,6 +71,14 @@ def test_a_recipe_survives_json() -> None:
         ),
         ({"algorithm": {"dual_clip": 10.0}}, "algorithm: dual_clip does nothing with objective"),
         ({"algorithm": {"divergence": "k1"}}, "algorithm: divergence does nothing while"),
+        (
+            {"optimizer": {"zero_stage": 0, "offload": "optimizer"}},
+            "optimizer: offload = 'optimizer' needs zero_stage >= 1",
+        ),
+        (
+            {"critic": {"optimizer": {"zero_stage": 2, "offload": "all"}}},
+            "critic.optimizer: offload = 'all' needs zero_stage >= 3",
+        ),
         ({"reward": {"overlong_factor": 2.0}}, "reward: overlong_factor does nothing without"),
         (
             {"rollout": {"sampling": {"max_tokens": 8, "top_p": 0.9}}},

@@ -6,15 +6,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from protocol import recipe
 
 from services.learner.planning.footprint import GIB
-from services.learner.planning.machine import Machine, PlanError, machine_of, redis_size
+from services.learner.planning.machine import (
+    Here,
+    Machine,
+    Options,
+    PlanError,
+    machine_of,
+    redis_size,
+)
 
 EIGHT = [f"nvidia{index}" for index in range(8)] + ["nvidiactl"]
+LAPTOP = 16 * GIB
+NAMED = recipe.Machine(gpus="learner=0-3 rollout=4-7", gpu_memory=141, host_memory=2000)
 
 
 def machine(gpus: str | None = None, devices: Sequence[str] = (), **variables: str) -> Machine:
-    return machine_of(gpus, 80.0, variables, devices)
+    return machine_of(Options(gpus), None, variables, Here(tuple(devices), LAPTOP))
 
 
 @pytest.mark.parametrize(
@@ -28,7 +38,6 @@ def machine(gpus: str | None = None, devices: Sequence[str] = (), **variables: s
         (None, {"WEIR_GPUS": "learner=a:0,b:0 rollout=b:1"}, EIGHT, None, "as WEIR_GPUS says"),
         (None, {}, EIGHT[:2], "learner=0 rollout=1", "half of the GPUs learn"),
         (None, {"CUDA_VISIBLE_DEVICES": "5"}, EIGHT, "learner=0 rollout=0@0.4", "is shared"),
-        (None, {}, [], "learner=0 rollout=1", "shows no GPU: a box of 2 is assumed"),
     ],
 )
 def test_the_placement_is_the_options_the_environments_or_the_machines(
@@ -37,6 +46,49 @@ def test_the_placement_is_the_options_the_environments_or_the_machines(
     found = machine(gpus, devices, **variables)
     assert str(found.placement) == (line or variables["WEIR_GPUS"])
     assert how in found.how
+
+
+def test_without_gpus_and_unless_the_recipe_names_a_machine_it_is_about_the_cpus_here() -> None:
+    found = machine(WEIR_LEARNER_RANKS="2")
+    assert (found.on_cpus, found.learner_gpus, found.host_bytes) == (True, 2, LAPTOP)
+    assert found.engine_cache_bytes == 512 * 2**20
+    assert "shows no GPU" in found.how
+
+
+@pytest.mark.parametrize(
+    ("here", "gpu_bytes", "host_bytes"),
+    [
+        (Here(("nvidia0",), LAPTOP, 24 * GIB), 24 * GIB, LAPTOP),
+        (Here(("nvidia0",), LAPTOP), 141 * GIB, LAPTOP),  # whose driver says nothing
+        (Here((), LAPTOP), 141 * GIB, 2000 * GIB),
+    ],
+)
+def test_gpus_that_are_here_come_before_those_that_the_recipe_names(
+    here: Here, gpu_bytes: int, host_bytes: int
+) -> None:
+    found = machine_of(Options(), NAMED, {}, here)
+    assert (found.gpu_bytes, found.host_bytes) == (gpu_bytes, host_bytes)
+    assert ("recipe" in found.how) == (not here.device_files)
+
+
+def test_an_option_comes_before_all_else() -> None:
+    here = Here(("nvidia0",), LAPTOP, 24 * GIB)
+    found = machine_of(Options("8", 40.0, 500.0), NAMED, {"WEIR_GPUS": "learner=0"}, here)
+    assert (found.gpu_bytes, found.host_bytes) == (40 * GIB, 500 * GIB)
+    assert found.how == "as divided for --gpus 8"
+    asked_of_a_box = machine_of(Options("8"), None, {}, here)  # not of this machine
+    assert (asked_of_a_box.gpu_bytes, asked_of_a_box.host_bytes) == (80 * GIB, None)
+
+
+def test_a_line_that_the_recipe_names_wrongly_is_named() -> None:
+    wrong = recipe.Machine(gpus="learner=0", gpu_memory=80, host_memory=80)
+    with pytest.raises(PlanError, match=r"machine\.gpus: .*no GPU for the rollout"):
+        machine_of(Options(), wrong, {}, Here())
+
+
+def test_the_node_with_most_ranks_is_planned() -> None:
+    found = machine("learner=a:0-7,b:0-3 rollout=b:4-7")
+    assert (found.learner_gpus, found.ranks_of_node) == (12, 8)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +149,7 @@ def test_of_engines_of_different_sizes_the_smallest_is_planned_and_all_are_count
 )
 def test_a_wrong_variable_is_named(variable: str, value: str, complaint: str) -> None:
     with pytest.raises(PlanError, match=complaint):
-        machine_of(None, 80.0, {variable: value})
+        machine_of(Options(), None, {variable: value}, Here())
 
 
 def test_models_are_sought_where_the_deployment_seeks_them(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from protocol.recipe import Recipe, load_recipe, parse_recipe
 
-from deploy.placement import divide, parse
+from deploy.placement import divide, on_cpus, parse
 from services.learner.planning.footprint import GIB
 from services.learner.planning.machine import Machine
 from services.learner.planning.plan import make_plan
@@ -190,7 +190,7 @@ def test_a_job_too_large_for_redis_names_the_least_maxmemory() -> None:
     [
         pytest.param(4, {"zero_stage": 3}, "Set training.recompute_activations = true", id="set"),
         pytest.param(4, {"zero_stage": 0}, "Set optimizer.zero_stage = 3, training.", id="two"),
-        pytest.param(1, {"zero_stage": 3}, "Give the learner 4 GPUs (learner=", id="more"),
+        pytest.param(1, {"zero_stage": 3}, 'Set optimizer.offload = "optimizer"', id="offload"),
     ],
 )
 def test_a_learner_that_does_not_fit_names_what_makes_it_fit(
@@ -202,6 +202,45 @@ def test_a_learner_that_does_not_fit_names_what_makes_it_fit(
     machine = replace(MACHINE, placement=divide(2 * num_gpus))
     (text,) = about(recipe, "the learner does not fit", machine=machine)
     assert advice in text
+
+
+def test_where_the_host_cannot_take_the_optimizer_more_gpus_are_named() -> None:
+    recipe = demo(
+        model={"path": SEVEN, "dtype": "bfloat16", "max_context": 10240},
+        optimizer={"zero_stage": 3},
+        training={"recompute_activations": True},
+    )
+    small = replace(MACHINE, host_bytes=64 * GIB)
+    assert about(recipe, "does not fit", "Give the learner 4 GPUs (learner=", machine=small)
+    enough = replace(MACHINE, host_bytes=300 * GIB)
+    assert about(recipe, 'Set optimizer.offload = "optimizer"', machine=enough)
+
+
+def test_a_host_too_small_for_an_offload_is_named() -> None:
+    recipe = demo(
+        model={"path": SEVEN, "dtype": "bfloat16"},
+        optimizer={"zero_stage": 3, "offload": "optimizer"},
+    )
+    tight = replace(MACHINE, host_bytes=100 * GIB)
+    plan = make_plan(recipe, tight)
+    assert (plan.learner_fits, plan.host_fits, plan.works) == (True, False, False)
+    assert about(recipe, "a node's memory is not enough", "of 90.0 GiB", machine=tight)
+    assert not about(recipe, "memory is not enough", machine=MACHINE)  # not known, not judged
+
+
+def test_on_cpus_everything_is_in_the_memory_of_the_machine() -> None:
+    laptop = replace(MACHINE, placement=on_cpus({}), host_bytes=16 * GIB, engine_cache_bytes=GIB)
+    plan = make_plan(demo(), laptop)
+    assert plan.learner is not None
+    assert plan.rollout is not None
+    taken = plan.learner.peak + plan.learner.host_bytes + plan.rollout.weights.bytes + GIB
+    assert sum(item.bytes for item in plan.host) == taken
+    assert (plan.works, plan.seconds, warnings(plan)) == (True, None, [])
+    large = demo(model={"path": SEVEN, "dtype": "bfloat16"})
+    (text,) = about(large, "this machine's memory is not enough", machine=laptop)
+    assert "of 14.4 GiB" in text
+    assert "--gpus 8" in text
+    assert not about(large, "80", machine=laptop)
 
 
 def test_following_the_advice_for_the_learner_makes_it_fit() -> None:

@@ -126,6 +126,36 @@ def test_a_critic_gives_values_and_learns() -> None:
     assert parts(found)["training"] == pytest.approx((3 + 4) * FORWARD - 4 * head)
 
 
+def test_an_offloaded_optimizer_moves_gradients_and_weights_and_steps_on_cores() -> None:
+    """Of 163,840 tokens an update there are ten micro-batches of 16,384, on two ranks five each."""
+    offload = {"zero_stage": 3, "offload": "optimizer"}
+    found = seconds(recipe(optimizer=offload), learner_gpus=2)
+    share = 7_615_616_512 / 2
+    # The sum of the gradients, 4 bytes, comes and goes with each; then it and the weights move.
+    expected = (5 * 8 + 8) * share / 2e10 + share / 1.6e9
+    assert parts(found)["offloading"] == pytest.approx(expected)
+    assert found.total.seconds == pytest.approx(sum(parts(found).values()))
+    everything = seconds(recipe(optimizer=offload | {"offload": "all"}), learner_gpus=2)
+    gathered = 5 * 2 * 2 * share / 2e10  # forward and backward, 2 bytes a weight
+    assert parts(everything)["offloading"] == pytest.approx(expected + gathered)
+    below = seconds(recipe(optimizer=offload | {"zero_stage": 2}), learner_gpus=2)
+    assert parts(below)["offloading"] == pytest.approx(6 * share / 2e10 + share / 1.6e9)
+
+
+def test_what_an_offload_costs_is_the_learners_where_both_overlap() -> None:
+    offload = {"zero_stage": 3, "offload": "optimizer"}
+    found = seconds(recipe(training={"max_staleness": 1}, optimizer=offload))
+    of_learner = ("training", "offloading", "publishing")
+    assert found.total.seconds == pytest.approx(sum(parts(found)[name] for name in of_learner))
+    assert "offloading" not in parts(seconds(recipe()))
+
+
+def test_an_adapter_learns_in_two_passes_and_is_all_that_is_published() -> None:
+    found = parts(seconds(recipe(model={"lora": {"rank": 16}})))
+    assert found["training"] == pytest.approx(2 * FORWARD)
+    assert found["loading"] == pytest.approx(2 * 40_370_176 / 4.3e9)
+
+
 def test_publishing_takes_what_a_disk_and_sha256_take() -> None:
     found = parts(seconds(recipe()))
     gigabytes = 15.231233

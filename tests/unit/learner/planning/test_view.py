@@ -60,8 +60,26 @@ def test_the_page_shows_the_recipe_the_files_and_the_memory(
         "keys and values",
         "staleness",
         "versions max(0, s - max_staleness 1) to s",
-        "Placement: learner=0 rollout=1 (this machine shows no GPU: a box of 2 is assumed",
+        "Placement: on CPUs (this machine shows no GPU)",
+        "Memory of a node",
         "no warnings",
+    ):
+        assert words in page
+    assert "GPUs" not in page.partition("Placement")[2]
+    assert "80" not in page.partition("Memory of a node")[2]
+
+
+def test_a_full_size_recipe_is_about_the_machine_that_it_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert command.main(["recipes/vapo/qwen2.5-32b.toml"]) == 0
+    page = re.sub(" +", " ", capsys.readouterr().out)
+    for words in (
+        "Placement: learner=0-3 rollout=4-7 (as the recipe's [machine] says)",
+        "critic: Adam's moments 238.3 GiB 31.99 B x 8 bytes",
+        "Memory of a node (2,000.0 GiB, usable: 1,800.0 GiB)",
+        "offloading",
+        "AdamW there",
     ):
         assert words in page
 
@@ -74,7 +92,7 @@ def test_the_page_says_who_has_which_gpu_and_what_fits_where(
     page = re.sub(" +", " ", capsys.readouterr().out)
     for words in (
         f"Placement: {line} (as --gpus says)",
-        "learner GPU 0-3 4 ranks, each 47.5 GiB of 72.0 GiB: fits",
+        "learner GPU 0-3 4 ranks, each 48.9 GiB of 72.0 GiB: fits",
         "rollout GPU 4-6 does not work: its 28 attention heads cannot be split evenly over 3 GPUs",
         "rollout GPU 7-8 counted as the smallest engine, rollout=9@0.5",
         "rollout GPU 9@0.5 14.2 GiB of weights, 25.8 GiB for keys and values, of 40.0 GiB: fits",
@@ -110,8 +128,9 @@ def test_json_holds_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None
     assert data["redis"]["bytes"] == (512 + 512) * 96 * 16
     assert data["recipe"]["training"]["dynamic_sampling"] is True
     assert data["warnings"] == []
-    assert data["placement"]["line"] == "learner=0 rollout=1"
-    assert "is assumed" in data["placement"]["how"]
+    assert "shows no GPU" in data["placement"]["how"]
+    assert data["host"]["fits"] is True
+    assert data["host"]["bytes"] == sum(item["bytes"] for item in data["host"]["items"])
     assert (data["learner"]["fits"], data["rollout"]["fits"]) == (True, True)
     assert data["seconds_by_arithmetic"] is None  # of a float32 model
 

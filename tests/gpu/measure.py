@@ -1,0 +1,159 @@
+"""One measurement in a process of its own: ``python -m tests.gpu.measure WHAT SETTINGS``.
+
+SETTINGS is JSON; what was measured is the last line of the output, as JSON: bytes and seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from protocol.recipe import Recipe, parse_recipe
+from transformers import AutoModelForCausalLM
+
+from services.learner.planning.footprint import learner_footprint
+from services.learner.planning.shape import ModelShape
+from services.learner.training.attention import PACKED
+from services.learner.training.engine import init_ranks, leave_ranks, name_of_device
+from services.learner.training.flops import Flops
+from services.learner.training.memory import largest_micro_batches
+from services.learner.training.models import Models
+from services.learner.training.samples import Sample, pack_samples, unpack_samples
+from services.learner.training.trainer import Trainer
+
+Json = dict[str, Any]
+
+
+def main() -> None:
+    """Measure what the command line names."""
+    what, settings = sys.argv[1], json.loads(sys.argv[2])
+    measured = {"step": step, "lengths": lengths, "attention": attention, "export": export}
+    print(json.dumps(measured[what](**settings)))
+
+
+def step(model: str, shape: Json, recipe: Json) -> Json:
+    """The largest micro-batch that a recipe allows, forward, backward and update."""
+    made = _recipe(model, recipe)
+    trainer = _trainer(made)
+    samples = unpack_samples(pack_samples(largest_micro_batches(made, num_ranks=1)))
+    trainer.train(samples)  # whatever is made once
+    seconds = _timed(lambda: trainer.train(samples))
+    planned = learner_footprint(made, ModelShape(**shape), None, num_gpus=1).peak
+    return {"seconds": seconds, "peak": _peak(), "planned": planned, **_left()}
+
+
+def lengths(model: str, shape: Json, recipe: Json, longest: int) -> Json:
+    """A step on 64 samples of log-normal lengths: the share of the GPU's arithmetic it used."""
+    made, random = _recipe(model, recipe), np.random.default_rng(0)
+    trainer = _trainer(made)
+    drawn = random.lognormal(np.log(longest / 6), 0.9, size=64).clip(2, longest - 2).astype(int)
+    samples = unpack_samples(pack_samples([_sample(int(length)) for length in drawn]))
+    trainer.train(samples)
+    seconds = _timed(lambda: trainer.train(samples))
+    flops = Flops.of_models(made, Path(model), None, 1, name_of_device())
+    return {"seconds": seconds, **flops.of([int(n) for n in drawn], seconds), **_left()}
+
+
+def attention(model: str, shape: Json, tokens: int) -> Json:
+    """One sample, forward and backward: padded with a mask, as it is, and packed."""
+    found: Json = {}
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    ids = torch.arange(tokens, device=device)[None] % shape["vocabulary"]
+    mask = torch.ones_like(ids)
+    mask[0, -1] = 0  # one position of padding is enough to lose the kernel
+    bounds = torch.tensor([0, tokens], dtype=torch.int32, device=device)
+    packed = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}
+    packed |= {"max_length_q": tokens, "max_length_k": tokens}
+    ways: dict[str, tuple[str, Json]] = {
+        "mask": ("sdpa", {"attention_mask": mask}),
+        "no mask": ("sdpa", {}),
+        "packed": (PACKED, packed),
+    }
+    gradients = {}
+    for name, (implementation, inputs) in ways.items():
+        with device:
+            loaded = AutoModelForCausalLM.from_pretrained(
+                model, attn_implementation=implementation, dtype=torch.bfloat16
+            )
+
+        def passes(loaded: Any = loaded, inputs: Json = inputs) -> None:
+            loaded.zero_grad()
+            states = loaded.model(input_ids=ids, use_cache=False, **inputs).last_hidden_state
+            states[:, :-1].float().pow(2).mean().backward()
+
+        passes()
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        found[name] = {"seconds": _timed(passes), "peak": _peak()}
+        gradients[name] = loaded.model.layers[0].self_attn.q_proj.weight.grad.float()
+        del loaded
+    norm = gradients["no mask"].norm()
+    found["gap"] = float((gradients["packed"] - gradients["no mask"]).norm() / norm)
+    return found
+
+
+def export(model: str, shape: Json, recipe: Json) -> Json:
+    """The policy as a Hugging Face folder, as it is published."""
+    trainer = _trainer(_recipe(model, recipe))
+    with tempfile.TemporaryDirectory() as folder:
+        return {"seconds": _timed(lambda: trainer.models.export(Path(folder) / "out")), **_left()}
+
+
+def _recipe(model: str, tables: Json) -> Recipe:
+    recipe: Json = {
+        "name": "measured",
+        "tasks": {"train": "none"},
+        "algorithm": {"advantage": "grpo"},
+        **tables,
+    }
+    context = recipe.pop("context")
+    recipe["model"] = {"path": model, "max_context": context}
+    recipe["rollout"] = {"sampling": {"max_tokens": context - 1}}
+    recipe["training"] = {"steps": 1, "groups_per_step": 1, **recipe.get("training", {})}
+    return parse_recipe(recipe)
+
+
+def _trainer(recipe: Recipe) -> Trainer:
+    init_ranks()
+    folder = Path(recipe.model.path)
+    return Trainer(recipe, Models(recipe, folder, folder))
+
+
+def _sample(tokens: int) -> Sample:
+    return Sample(
+        prompt_ids=np.zeros(1, dtype=np.int32),
+        token_ids=np.zeros(tokens, dtype=np.int32),
+        behavior_logprobs=np.zeros(tokens, dtype=np.float32),
+        on_version=np.ones(tokens, dtype=np.int32),
+        advantage=1.0,
+        reward=1.0,
+        correct=True,
+        group=0,
+    )
+
+
+def _timed(work: Any) -> float:
+    began = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def _peak() -> int:
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+
+
+def _left() -> Json:
+    leave_ranks()
+    return {}
+
+
+if __name__ == "__main__":
+    main()
