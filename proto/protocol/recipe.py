@@ -11,7 +11,7 @@ import math
 import tomllib
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -195,7 +195,7 @@ class Training(Table):
     recompute_activations: bool = Field(
         default=False, description="in the backward pass: less memory, a third more time"
     )
-    seed: int = 0
+    seed: int = Field(default=0, ge=-(2**63), lt=2**63)
 
     @model_validator(mode="after")
     def _updates_divide_the_groups(self) -> Self:
@@ -204,11 +204,14 @@ class Training(Table):
         return self
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class Optimizer(Table):
     """AdamW with a linear warm-up to a constant learning rate."""
 
     learning_rate: float = Field(default=1e-6, gt=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     weight_decay: float = Field(default=0.0, ge=0)
     warmup_steps: int = Field(default=0, ge=0, description="in optimizer updates")
     max_grad_norm: float = Field(default=1.0, gt=0)

@@ -42,7 +42,7 @@ from services.learner.training.flops import Flops
 from services.learner.training.memory import largest_micro_batches, with_token_budget
 from services.learner.training.model_check import UnsupportedModel
 from services.learner.training.models import write_merged
-from services.learner.training.ranks import BatchTooLarge, Team, TeamBroken
+from services.learner.training.ranks import BatchTooLarge, Team, TeamBroken, machine_errors
 
 log = logging.getLogger(__name__)
 Writer = Callable[[Path], Awaitable[None]]
@@ -173,7 +173,12 @@ def _writers(recipe: Recipe, team: Team, folder: Path) -> dict[str, Writer]:
     """What writes each model of a job's result, by its folder's name, in order."""
     writers: dict[str, Writer] = {"model": team.export}
     if team.adapts is not None and recipe.model.lora is not None and recipe.model.lora.merge:
-        merge = partial(write_merged, team.adapts, folder / "adapter", recipe.model.dtype)
+        base, dtype = team.adapts, recipe.model.dtype
+
+        def merge(target: Path) -> None:
+            with machine_errors(target):
+                write_merged(base, folder / "adapter", dtype, target)
+
         writers = {"adapter": team.export, "model": partial(asyncio.to_thread, merge)}
     if recipe.critic is not None:
         writers["critic"] = team.export_critic

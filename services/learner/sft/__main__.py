@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _train(recipe: SftRecipe, target: Path) -> int:
     """Every rank reads the same, and refuses the same before it joins the others."""
-    if target.exists():
+    if os.path.lexists(target):
         return _refuse(f"{target} is there already; name a folder that is not")
     roots, hub = model_sources(os.environ)
     folder = find_model(recipe.model.path, roots, hub=hub)

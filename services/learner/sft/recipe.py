@@ -23,11 +23,11 @@ class Training(Table):
     recompute_activations: bool = Field(
         default=False, description="in the backward pass: less memory, a third more time"
     )
-    seed: int = Field(default=0, ge=0, description="of the order of the solutions")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="of the order of the solutions")
 
 
 class DecayingOptimizer(Optimizer):
-    """AdamW with a linear warm-up, then a linear decay to 0 at the last update."""
+    """AdamW with a linear warm-up, then a linear decay to 0 after the last update."""
 
     learning_rate: float = Field(default=1e-5, gt=0)
 

@@ -20,7 +20,7 @@ from services.learner.training.engine import init_ranks, leave_ranks
 from services.learner.training.memory import largest_micro_batches
 from services.learner.training.model_check import check_models, check_targets
 from services.learner.training.models import write_merged
-from services.learner.training.ranks import Order, Rank
+from services.learner.training.ranks import Order, Rank, machine_errors
 from services.learner.training.samples import Sample, pack_samples
 
 _TELL_EVERY_S = 10.0
@@ -76,7 +76,8 @@ class Imitation:
             written = partial / "adapter" if adapts else partial
             rank.carry_out(Order(do="export", folder=str(written)))
             if writes and adapts:
-                write_merged(self.folder, written, self.recipe.model.dtype, partial)
+                with machine_errors(partial):
+                    write_merged(self.folder, written, self.recipe.model.dtype, partial)
             if writes:
                 partial.rename(target)
         finally:

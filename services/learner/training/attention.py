@@ -17,6 +17,8 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from services.learner.training.model_check import UnsupportedModel
+
 PACKED = "packed"
 _MORE = ("softcap", "s_aux", "position_bias")
 _LARGEST_HEAD = 256  # of flash attention
@@ -30,8 +32,8 @@ def packed_attention(
     attention_mask: Tensor | None,
     *,
     scaling: float | None = None,
-    cu_seq_lens_q: Tensor,
-    max_length_q: int,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int = 0,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention as transformers asks for it; its keywords are those of its flash attention.
@@ -51,12 +53,14 @@ def packed_attention(
         ([1, position, head, head size], no weights)
 
     Raises:
-        NotImplementedError: if the model asks for more than causal attention to all of its sample.
+        UnsupportedModel: if the model asks for more than causal attention to all of its sample, or
+            does not say where samples begin.
     """
-    del attention_mask
+    if cu_seq_lens_q is None or attention_mask is not None:
+        raise _unsupported(module, "does not hand on where samples begin, or masks by itself")
     _refuse_more(module, max_length_q, others)
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
-    if _has_kernel(query):
+    if _has_kernel(query, value):
         bounds, longest = cu_seq_lens_q, max_length_q
         attended = varlen_attn(
             *(query, key, value, bounds, bounds, longest, longest),
@@ -74,15 +78,24 @@ def _refuse_more(module: nn.Module, max_length: int, others: dict[str, Any]) -> 
     """What only other attention can do must not be left out in silence."""
     for name in _MORE:
         if others.get(name) is not None:
-            raise NotImplementedError(f"{type(module).__name__}: attention with {name}")
+            raise _unsupported(module, f"asks for {name}")
     if (others.get("sliding_window") or max_length) < max_length:
-        raise NotImplementedError(f"{type(module).__name__}: a sliding window within a sample")
+        raise _unsupported(module, "has a sliding window within a sample")
 
 
-def _has_kernel(query: Tensor) -> bool:
+def _unsupported(module: nn.Module, what: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"model.path: its attention, {type(module).__name__}, {what}; choose a model with causal "
+        "attention over the whole context"
+    )
+
+
+def _has_kernel(query: Tensor, value: Tensor) -> bool:
     """Whether torch has variable-length attention for it."""
     halves = (torch.bfloat16, torch.float16)
-    return query.is_cuda and query.dtype in halves and query.shape[-1] <= _LARGEST_HEAD
+    size = query.shape[-1]
+    is_even = size == value.shape[-1] and size <= _LARGEST_HEAD
+    return query.is_cuda and query.dtype in halves and is_even
 
 
 def _in_blocks(
@@ -106,7 +119,8 @@ def _in_blocks(
         real = real.to(query.device)
         parts.append(block.transpose(1, 2)[real])
         places.append(index[real])
-    return torch.empty_like(query).index_put((torch.cat(places),), torch.cat(parts))
+    attended = query.new_empty((*query.shape[:2], value.shape[-1]))
+    return attended.index_put((torch.cat(places),), torch.cat(parts))
 
 
 def _blocks(bounds: list[int]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -12,6 +12,7 @@ import math
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -28,6 +29,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 P = TypeVar("P")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _UNFINISHED = ".unfinished-"  # the beginning of names that a next attempt removes
+_POLL_S = 0.2
 _GATHER_ELEMENTS = 500_000_000
 _REDUCE_BUCKET = 500_000_000  # DeepSpeed's default, in numbers; it is allocated whole
 
@@ -98,7 +100,8 @@ class Engine:
         elements = sum(_size(p) for p in self.module.parameters() if p.requires_grad)
         share = self.num_ranks if self.settings.zero_stage > 0 else 1
         place = self.device if self.settings.offload == "none" else "cpu"
-        moments = torch.empty(2 * elements // share, dtype=torch.float32, device=place)
+        # Written to, or the host would not count it.
+        moments = torch.ones(2 * elements // share, dtype=torch.float32, device=place)
         self._rehearses = True
         yield
         self._rehearses = False
@@ -311,6 +314,7 @@ def _for_any_ranks(checkpoint: Path) -> Iterator[Path]:
         folder = [tempfile.mkdtemp(prefix=f"{_UNFINISHED}{place.name}-", dir=place.parent)]
     torch.distributed.broadcast_object_list(folder, src=0)
     universal = Path(folder[0]) / checkpoint.name
+    done = Path(folder[0]) / "done"
     try:
         if torch.distributed.get_rank() == 0:
             ds_to_universal.main(
@@ -324,7 +328,11 @@ def _for_any_ranks(checkpoint: Path) -> Iterator[Path]:
                     inject_missing_state=True,
                 )
             )
-        torch.distributed.barrier()
+            done.touch()
+        while not done.exists():  # for longer than a collective may take
+            if not done.parent.exists():
+                raise FileNotFoundError(f"{checkpoint} could not be laid out for other ranks")
+            time.sleep(_POLL_S)
         yield universal
         torch.distributed.barrier()
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -90,25 +91,34 @@ def check_targets(policy: Path, lora: Lora | None) -> None:
 
 def _check_attention(setting: str, folder: Path, config: PretrainedConfig, context: int) -> None:
     """Samples lie in one row, so attention must be one that is told where each begins and ends."""
-    config = config.get_text_config()
+    problem = next(_problems_of_attention(config.get_text_config(), context), None)
+    if problem is not None:
+        raise UnsupportedModel(
+            f"{setting}: {folder / 'config.json'} has {problem}; choose a model with causal "
+            "attention over the whole context"
+        )
+
+
+def _problems_of_attention(config: PretrainedConfig, context: int) -> Iterator[str]:
     model = AutoModel._model_mapping.get(type(config), None)
     window = getattr(config, "sliding_window", None) or context
     # A model that does not name its layers has the window in all of them.
     layers = set(getattr(config, "layer_types", None) or [_SLIDING])
     if not getattr(model, "_supports_attention_backend", False):
-        problem = f"model_type = {config.model_type}, whose attention is its own"
-    elif others := layers - {_FULL, _SLIDING}:
-        problem = f"layers of {', '.join(sorted(others))}"
-    elif window < context and layers != {_FULL}:
-        problem = f"sliding_window = {window}, shorter than model.max_context = {context}"
-    elif getattr(config, "attn_logit_softcapping", None) is not None:
-        problem = f"attn_logit_softcapping = {config.attn_logit_softcapping}"
-    else:
-        return
-    raise UnsupportedModel(
-        f"{setting}: {folder / 'config.json'} has {problem}; choose a model with causal attention "
-        "over the whole context"
-    )
+        yield f"model_type = {config.model_type}, whose attention is its own"
+    if getattr(config, "block_types", None) is not None:
+        yield "block_types, some of them recurrent"
+    if others := layers - {_FULL, _SLIDING}:
+        yield f"layers of {', '.join(sorted(others))}"
+    if window < context and layers != {_FULL}:
+        yield f"sliding_window = {window}, shorter than model.max_context = {context}"
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        yield f"attn_logit_softcapping = {config.attn_logit_softcapping}"
+    # Frequencies that change with the longest position of a row, whichever sample has it.
+    rope = getattr(config, "rope_parameters", None) or {}
+    original = rope.get("original_max_position_embeddings", config.max_position_embeddings)
+    if rope.get("rope_type") in ("dynamic", "longrope") and context > original:
+        yield f"rope_type = {rope['rope_type']} beyond {original} positions"
 
 
 def check_split(policy: Path, placement: Placement | None) -> None:

@@ -42,6 +42,7 @@ _DISK_ERROR = re.compile(
 )
 _MEMORY_ERROR = re.compile(
     r"an't allocate memory|annot allocate memory|CUDA error: out of memory|ALLOC_FAILED"
+    r"|Cuda failure \d* ?'out of memory'|Failed to CUDA \w*alloc"  # NCCL's own
 )
 _DEVICE_ERROR = re.compile(r"CUDA error|No CUDA GPUs are available")
 
@@ -78,7 +79,7 @@ class Rank:
     def carry_out(self, order: Order) -> Measured:
         """Do what the order says; returns what was measured, if anything."""
         folder = Path(order.folder)
-        with _machine_errors(folder):
+        with machine_errors(folder):
             if order.do == "open":
                 assert order.recipe is not None
                 models = Models(order.recipe, folder, Path(order.critic_folder))
@@ -127,7 +128,7 @@ class Rank:
 
 
 @contextmanager
-def _machine_errors(folder: Path) -> Iterator[None]:
+def machine_errors(folder: Path) -> Iterator[None]:
     """torch and safetensors have errors of their own where Python has OSError and MemoryError."""
     try:
         yield
@@ -220,7 +221,7 @@ class Team:
         while True:
             await asyncio.sleep(_KEEP_ALIVE_S)
             if self._others and self._is_sound:
-                with suppress(TeamBroken):  # the next real order meets it too
+                with suppress(TeamBroken, MemoryError):  # the next real order meets it too
                     await self._give(Order(do="idle"))
 
     async def _give(self, order: Order) -> Measured:

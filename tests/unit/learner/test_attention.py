@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from services.learner.training.attention import PACKED
 from services.learner.training.batching import collate
+from services.learner.training.model_check import UnsupportedModel
 from services.learner.training.models import Policy
 from services.learner.training.samples import Sample
 
@@ -81,11 +82,12 @@ def test_samples_of_a_row_know_nothing_of_each_other(family: str) -> None:
         ("mistral", {"sliding_window": 38}, "sliding window"),
         ("gemma2", {"head_dim": 8}, "softcap"),
         ("gpt_oss", {"sliding_window": 100}, "s_aux"),
+        ("nemotron", {}, "does not hand on where samples begin"),
     ],
 )
 def test_what_only_other_attention_can_do_is_never_left_out_in_silence(
     family: str, settings: dict[str, Any], asked: str
 ) -> None:
     model = a_model(family, **settings)
-    with pytest.raises(NotImplementedError, match=asked):
+    with pytest.raises(UnsupportedModel, match=asked):
         Policy(model, chunk_tokens=1000)(collate(samples()), 1.0)

@@ -57,6 +57,17 @@ def test_logits_that_are_more_than_a_product_are_refused(changed: Any, setting: 
         ({"layer_types": ["full_attention"] * 3 + ["linear_attention"]}, "linear_attention"),
         ({"model_type": "bloom", "n_layer": 4, "n_head": 4}, "model_type = bloom"),
         (
+            {"model_type": "recurrent_gemma", "attention_window_size": 4096},
+            "block_types, some of them recurrent",
+        ),
+        (
+            {
+                "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+                "max_position_embeddings": 95,
+            },
+            "rope_type = dynamic beyond 95 positions",
+        ),
+        (
             {"model_type": "mistral", "sliding_window": 95, "layer_types": None},
             "sliding_window = 95, shorter than model.max_context = 96",
         ),
