@@ -22,8 +22,8 @@ from services.learner.planning.shape import BUILT_IN
 from services.learner.planning.speed import trained_flops
 from services.learner.training.attention import PACKED
 from services.learner.training.batching import collate, micro_batches
-from services.learner.training.models import hidden_states
 from services.learner.training.samples import Sample
+from services.learner.training.sequence import ALONE, Slice
 
 MODEL = Path(__file__).parents[2] / "examples/arithmetic/base-model"
 BUDGET = 22_528
@@ -73,7 +73,7 @@ def _padded(samples: list[Sample]) -> Callable[[], None]:
 
 def _packed(samples: list[Sample]) -> Callable[[], None]:
     model, batch = _model(PACKED), collate(samples)
-    return lambda: hidden_states(model, batch).sum().backward()
+    return lambda: Slice(ALONE, batch).hidden(model).sum().backward()
 
 
 def _seconds(run: Callable[[], None]) -> float:

@@ -231,13 +231,13 @@ def trained(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "zero_stage", "offload", "micro_batch_tokens"),
+    ("ranks", "zero_stage", "offload", "micro_batch_tokens", "sequence_parallel"),
     [
-        (1, 1, "none", 60),
-        (2, 1, "optimizer", 120),
-        (2, 2, "none", 120),
-        (2, 3, "none", 120),
-        (2, 3, "all", 120),
+        (1, 1, "none", 60, 1),
+        (2, 1, "optimizer", 120, 1),
+        (2, 2, "none", 120, 1),
+        (2, 3, "none", 60, 2),  # both share each sample
+        (2, 3, "all", 120, 1),
     ],
 )
 def test_critic_and_every_term_of_the_loss_are_global_too(
@@ -248,6 +248,7 @@ def test_critic_and_every_term_of_the_loss_are_global_too(
     zero_stage: int,
     offload: str,
     micro_batch_tokens: int,
+    sequence_parallel: int,
 ) -> None:
     split = train(
         model,
@@ -258,6 +259,7 @@ def test_critic_and_every_term_of_the_loss_are_global_too(
         zero_stage=zero_stage,
         offload=offload,
         micro_batch_tokens=micro_batch_tokens,
+        sequence_parallel=sequence_parallel,
     )
     gap = largest_gap(trained(everything), split)
     print(f"{ranks} ranks, ZeRO-{zero_stage}, offload {offload}: largest gap {gap:.1e}")

@@ -89,6 +89,7 @@ def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
             "micro_batch_tokens": settings["micro_batch_tokens"],
             "logprob_chunk_tokens": 50,
             "recompute_activations": settings.get("recompute_activations", False),
+            "sequence_parallel": settings.get("sequence_parallel", 1),
         },
         "optimizer": optimizer,
     }

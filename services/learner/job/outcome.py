@@ -25,7 +25,8 @@ _RETRY_HEARTBEATS = 5  # a few seconds
 _NO_SMALLER = (
     "out of memory: {}; micro-batches can be no smaller, for a sample may have model.max_context = "
     "{} tokens. Lower that or training.logprob_chunk_tokens, set training.recompute_activations, "
-    "raise optimizer.zero_stage where there are several GPUs, or give the learner more memory; "
+    "raise optimizer.zero_stage or training.sequence_parallel where there are several GPUs, or "
+    "give the learner more memory; "
     "`weir plan` tells what fits"
 )
 

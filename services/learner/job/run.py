@@ -40,7 +40,7 @@ from services.learner.ordering import order_warnings
 from services.learner.supply.lost import NothingCanWork
 from services.learner.training.flops import Flops
 from services.learner.training.memory import largest_micro_batches, with_token_budget
-from services.learner.training.model_check import UnsupportedModel
+from services.learner.training.model_check import UnsupportedModel, check_sequence
 from services.learner.training.models import write_merged
 from services.learner.training.ranks import BatchTooLarge, Team, TeamBroken, machine_errors
 
@@ -122,6 +122,8 @@ class Run:
         check_formulas(recipe)
         tasks = await asyncio.to_thread(tasks_of, recipe, deployment.files_dir)
         policy, critic = await asyncio.to_thread(checked_models, recipe, deployment)
+        size, num_ranks = recipe.training.sequence_parallel, self.team.num_ranks
+        await asyncio.to_thread(check_sequence, size, (policy, critic), num_ranks)
         checkpoints = Checkpoints(attempt.folder / "checkpoints", attempt.number)
         reporter = Reporter(attempt.exchange, attempt.job_id)
         newest = await newest_checkpoint(checkpoints, self.record, self.team.num_ranks, reporter)

@@ -61,11 +61,20 @@ def total(items: Sequence[Item]) -> int:
 
 
 def longest_micro_batch(recipe: Recipe) -> int:
-    """Tokens of the largest micro-batch; a sample that is longer than the budget goes alone."""
+    """Tokens of the largest micro-batch; a sample that is longer than the budget goes alone.
+
+    The ranks that share it have a budget each.
+    """
     training = recipe.training
     groups = math.ceil(training.groups_per_step / training.updates_per_batch)
     mini_batch = groups * recipe.rollout.group_size * recipe.model.max_context
-    return max(recipe.model.max_context, min(training.micro_batch_tokens, mini_batch))
+    budget = training.micro_batch_tokens * training.sequence_parallel
+    return max(recipe.model.max_context, min(budget, mini_batch))
+
+
+def longest_slice(recipe: Recipe) -> int:
+    """Positions that a rank has of the largest micro-batch."""
+    return math.ceil(longest_micro_batch(recipe) / recipe.training.sequence_parallel)
 
 
 def learner_footprint(
@@ -303,7 +312,7 @@ def _on_host(
 def _activations(model: Trained, recipe: Recipe) -> Item:
     """What the layers keep for the backward pass; measured on a CPU within 4 % with SDPA."""
     who, shape, size = model.who, model.shape, model.size
-    positions = longest_micro_batch(recipe)
+    positions = longest_slice(recipe)
     layer = _numbers_of_layer(shape, size) + model.adapted
     if not recipe.training.recompute_activations:
         return Item(
@@ -330,7 +339,7 @@ def _numbers_of_layer(shape: ModelShape, size: int) -> int:
 
 
 def _logits(recipe: Recipe, policy: ModelShape) -> Item:
-    tokens = min(recipe.training.logprob_chunk_tokens, longest_micro_batch(recipe))
+    tokens = min(recipe.training.logprob_chunk_tokens, longest_slice(recipe))
     return Item(
         "policy: log-probs of a chunk",
         tokens * policy.vocabulary * 4 * LOGIT_COPIES,

@@ -6,13 +6,25 @@ from collections.abc import Iterator
 
 from services.learner.ordering import order_warnings
 from services.learner.planning.footprint import GIB, total
+from services.learner.planning.heads import sequence_problem
 from services.learner.planning.plan import Plan
 from services.learner.planning.remedies import remedy
 
 
 def warnings(plan: Plan) -> list[str]:
     """Everything that will not work, or not as one may expect."""
-    parts = (_order, _staleness, _context, _files, _redis, _learner, _host, _heads, _rollout)
+    parts = (
+        _order,
+        _staleness,
+        _context,
+        _files,
+        _redis,
+        _learner,
+        _host,
+        _heads,
+        _sequence,
+        _rollout,
+    )
     return [text for part in parts for text in part(plan)]
 
 
@@ -97,6 +109,15 @@ def _host(plan: Plan) -> Iterator[str]:
 def _heads(plan: Plan) -> Iterator[str]:
     for text in plan.split_problems:
         yield f"the job would refuse the model {plan.recipe.model.path!r} on {text}"
+
+
+def _sequence(plan: Plan) -> Iterator[str]:
+    size, num_ranks = plan.recipe.training.sequence_parallel, plan.machine.learner_gpus
+    for shape in plan.shapes:
+        if shape and (
+            problem := sequence_problem(size, shape.heads, shape.key_value_heads, num_ranks)
+        ):
+            yield problem
 
 
 def _rollout(plan: Plan) -> Iterator[str]:

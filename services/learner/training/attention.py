@@ -7,7 +7,7 @@ crosses from one sample into another, and no mask exists.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -133,4 +133,9 @@ def _blocks(bounds: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
         yield torch.tensor(starts), torch.tensor(lengths)
 
 
-AttentionInterface.register(PACKED, packed_attention)
+def register(name: str, attention: Callable[..., tuple[Tensor, None]]) -> None:
+    """Let a model ask for this attention by a name."""
+    AttentionInterface.register(name, attention)
+
+
+register(PACKED, packed_attention)

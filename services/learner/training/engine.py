@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import deepspeed
 import torch
 from deepspeed.checkpoint import ds_to_universal
+from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 from protocol.recipe import Model, Optimizer
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
@@ -232,6 +233,25 @@ def device_of_rank() -> torch.device:
 def name_of_device() -> str:
     """What the driver calls this rank's GPU; empty without one."""
     return torch.cuda.get_device_name(device_of_rank()) if torch.cuda.is_available() else ""
+
+
+def ulysses_attention(
+    attention: Callable[..., Any], process_group: Any, **shape: Any
+) -> Callable[..., Any]:
+    """An attention over all positions of a row, for ranks that have a slice of them each.
+
+    Args:
+        attention: over a part of the heads.
+        process_group: the ranks.
+        shape: of the model, in the words of DeepSpeed's `UlyssesSPAttentionHF`.
+    """
+    return UlyssesSPAttentionHF(
+        attn=attention,
+        batch_size=1,
+        process_group=process_group,
+        seq_length_is_variable=True,
+        **shape,
+    ).forward
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from protocol.recipe import Recipe
 
@@ -18,7 +20,8 @@ def largest_micro_batches(recipe: Recipe, num_ranks: int) -> list[Sample]:
     whole, rest = divmod(longest_micro_batch(recipe), longest)
     lengths = [longest] * whole + [rest] * (rest > 1)
     most = recipe.rollout.sampling.max_tokens
-    return [_sample(length, min(length - 1, most)) for length in lengths * num_ranks]
+    num_groups = num_ranks // recipe.training.sequence_parallel
+    return [_sample(length, min(length - 1, most)) for length in lengths * num_groups]
 
 
 def _sample(length: int, response: int) -> Sample:
@@ -43,6 +46,7 @@ def with_token_budget(recipe: Recipe, micro_batch_tokens: int | None) -> Recipe:
 
 
 def smaller_token_budget(recipe: Recipe) -> int | None:
-    """Half the largest micro-batch; None if it is a single sample of full length already."""
+    """A rank's part of half the largest micro-batch; None if that is one sample of full length."""
     largest, longest = longest_micro_batch(recipe), recipe.model.max_context
-    return max(largest // 2, longest) if largest > longest else None
+    share = math.ceil(max(largest // 2, longest) / recipe.training.sequence_parallel)
+    return share if largest > longest else None

@@ -22,8 +22,15 @@ class StepMetrics:
     All ranks note the same names in the same order, as they do everything else.
     """
 
-    def __init__(self, device: torch.device, num_tokens: int = 0) -> None:
-        """Measure on a device; the step's samples have so many response tokens."""
+    def __init__(self, device: torch.device, num_tokens: int = 0, copies: int = 1) -> None:
+        """Measure on a device.
+
+        Args:
+            device: where the values are.
+            num_tokens: response tokens of the step's samples.
+            copies: so many ranks have the same micro-batches, and note the same of them.
+        """
+        self._copies = copies
         self._device = device
         self._num_tokens = num_tokens
         self._sums: dict[str, Tensor] = {}
@@ -98,23 +105,27 @@ class StepMetrics:
         """What all ranks noted for each token of the step, [token] float32 by name."""
         for values in self._of_tokens.values():
             torch.distributed.all_reduce(values)  # elsewhere than at its own places a rank has 0
-        return {name: values.cpu().numpy() for name, values in self._of_tokens.items()}
+        noted = self._of_tokens.items()
+        return {name: (values / self._copies).cpu().numpy() for name, values in noted}
 
     def reduced(self, num_updates: int) -> dict[str, float]:
         """The metrics over all ranks of a step with so many updates; no mean or maximum of nothing.
 
         An empty micro-batch has no values, nor has parity where no token is the learner's own.
         """
-        counts, sums = _over_ranks(self._counts, ReduceOp.SUM), _over_ranks(self._sums)
+        counts, sums = self._added(self._counts), self._added(self._sums)
         maxima = _over_ranks(self._maxima, ReduceOp.MAX)
         return (
             {n: v / counts.get(n, 1.0) for n, v in sums.items() if counts.get(n) != 0}
-            | {n: v / max(1, num_updates) for n, v in _over_ranks(self._shares).items()}
+            | {n: v / max(1, num_updates) for n, v in self._added(self._shares).items()}
             | {n: sum(v) / len(v) for n, v in self._of_updates.items()}
             | {n: v for n, v in maxima.items() if v != -math.inf}
-            | _explained_variance(_over_ranks(self._moments))
+            | _explained_variance(self._added(self._moments))
             | (_slowest(sum(map(_seconds, self._spans)), self._device) if self._spans else {})
         )
+
+    def _added(self, values: Mapping[str, Tensor]) -> dict[str, float]:
+        return {name: value / self._copies for name, value in _over_ranks(values).items()}
 
     def _add(self, into: dict[str, Tensor], name: str, value: Tensor | float) -> None:
         value = torch.as_tensor(value, device=self._device).detach().double()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from deploy.placement import Placement, PlacementError
-from services.learner.planning.heads import split_problems
+from services.learner.planning.heads import sequence_problem, split_problems
 from services.learner.training.lora import linear_layers
 
 _LOGITS_CHANGED_BY = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -121,6 +121,17 @@ def _problems_of_attention(config: PretrainedConfig, context: int) -> Iterator[s
         yield f"rope_type = {rope['rope_type']} beyond {original} positions"
 
 
+def check_sequence(size: int, models: Iterable[Path | None], num_ranks: int) -> None:
+    """Check that so many ranks can share each sample of the models.
+
+    Raises:
+        PlacementError: naming the setting, why they cannot, and what they can.
+    """
+    for folder in models:
+        if folder is not None and (problem := sequence_problem(size, *_heads(folder), num_ranks)):
+            raise PlacementError(f"{problem} ({folder})")
+
+
 def check_split(policy: Path, placement: Placement | None) -> None:
     """Check that every engine of a placement can split the policy over its GPUs.
 
@@ -133,11 +144,14 @@ def check_split(policy: Path, placement: Placement | None) -> None:
     """
     if placement is None:
         return
-    config = _config(policy).get_text_config()
-    heads = config.num_attention_heads
-    key_value_heads = getattr(config, "num_key_value_heads", None) or heads
-    if problems := list(split_problems(placement, heads, key_value_heads)):
+    if problems := list(split_problems(placement, *_heads(policy))):
         raise PlacementError(f"model.path: {policy} cannot run on {'; '.join(problems)}")
+
+
+def _heads(folder: Path) -> tuple[int, int]:
+    config = _config(folder).get_text_config()
+    heads = config.num_attention_heads
+    return heads, getattr(config, "num_key_value_heads", None) or heads
 
 
 def _config(folder: Path) -> PretrainedConfig:

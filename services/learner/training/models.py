@@ -33,6 +33,7 @@ from services.learner.training.engine import (
     uses_parameters_of,
 )
 from services.learner.training.lora import add_adapter, merged, save_adapter, without_adapter
+from services.learner.training.sequence import ALONE, RankGroup, Slice, attention_over
 
 _VALUE_HEAD = "value_head.safetensors"
 _REWARD_HEAD = "score.weight"  # of transformers' models for sequence classification, [1, hidden]
@@ -41,16 +42,19 @@ _REWARD_HEAD = "score.weight"  # of transformers' models for sequence classifica
 class Policy(nn.Module):
     """A causal LM as the training step sees it: log-probability and entropy per response token."""
 
-    def __init__(self, model: PreTrainedModel, chunk_tokens: int) -> None:
+    def __init__(self, model: PreTrainedModel, chunk_tokens: int, group: RankGroup = ALONE) -> None:
         super().__init__()
         self.model = model
+        self.group = group
         head = cast(nn.Linear, model.get_output_embeddings())
         self.logprobs = _LogprobHead(head, chunk_tokens)
 
     def forward(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """([token] log-probs, [token] entropies), both in nats, of the batch's targets."""
-        hidden = hidden_states(cast(nn.Module, self.model.base_model), batch)
-        return self.logprobs(hidden, batch.targets, temperature)
+        part = Slice(self.group, batch)
+        hidden = part.hidden(cast(nn.Module, self.model.base_model))
+        logprobs, entropies = self.logprobs(hidden, batch.targets[part.is_own], temperature)
+        return part.whole(logprobs), part.whole(entropies)
 
 
 class _LogprobHead(nn.Module):
@@ -81,16 +85,18 @@ class _LogprobHead(nn.Module):
 class Critic(nn.Module):
     """A language model whose head gives the expected return; a new head expects 0."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, group: RankGroup = ALONE) -> None:
         super().__init__()
         self.model = model
+        self.group = group
         self.head = _ValueHead(model.config.hidden_size, 1, dtype=model.dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     def forward(self, batch: MicroBatch) -> Tensor:
         """The value of the state before each response token, [token] float32."""
-        return self.head(hidden_states(self.model, batch)).squeeze(-1)
+        part = Slice(self.group, batch)
+        return part.whole(self.head(part.hidden(self.model)).squeeze(-1))
 
 
 class _ValueHead(nn.Linear):
@@ -119,6 +125,7 @@ class Models:
         """Load them, the critic and the reference only where the recipe needs them."""
         self.recipe = recipe
         self.policy_folder, self.critic_folder = policy_folder, critic_folder
+        self.group = RankGroup.of(recipe.training.sequence_parallel)
         self.policy = Engine(self._load_policy(), recipe.optimizer, recipe.model)
         self.critic: Engine | None = None
         if recipe.critic is not None:
@@ -187,7 +194,7 @@ class Models:
         model, lora = self._for_training(model), self.recipe.model.lora
         if lora is not None:
             add_adapter(model, lora, self.recipe.model.path, self.recipe.training.seed)
-        return Policy(model, self.recipe.training.logprob_chunk_tokens)
+        return Policy(model, self.recipe.training.logprob_chunk_tokens, self.group)
 
     def _load_reference(self) -> FrozenModel | BaseModel | None:
         if self.recipe.algorithm.divergence_weight == 0:
@@ -203,7 +210,7 @@ class Models:
             model = AutoModel.from_pretrained(
                 self.critic_folder, **self._settings(self.critic_folder)
             )
-        critic = Critic(self._for_training(model))
+        critic = Critic(self._for_training(model), self.group)
         critic.head.load_state_dict(_head_in(self.critic_folder), strict=False)
         return critic
 
@@ -212,11 +219,12 @@ class Models:
         config = AutoConfig.from_pretrained(folder, **safely)
         _without_dropout(config)
         dtype = DTYPES[self.recipe.model.dtype]
+        attention = PACKED if self.group.size == 1 else attention_over(self.group, config)
         return {
             "config": config,
             "dtype": dtype,
             "use_safetensors": True,
-            "attn_implementation": PACKED,
+            "attn_implementation": attention,
             **safely,
         }
 
@@ -247,20 +255,6 @@ def _without_dropout(config: PretrainedConfig) -> None:
             _without_dropout(value)
         elif "drop" in name and isinstance(value, float):
             setattr(config, name, 0.0)
-
-
-def hidden_states(model: nn.Module, batch: MicroBatch) -> Tensor:
-    """The last hidden state at the position that predicts each response token, [token, hidden]."""
-    hidden = model(
-        input_ids=batch.input_ids[None],
-        position_ids=batch.position_ids[None],
-        use_cache=False,
-        cu_seq_lens_q=batch.bounds,
-        cu_seq_lens_k=batch.bounds,
-        max_length_q=batch.max_length,
-        max_length_k=batch.max_length,
-    ).last_hidden_state  # [1, position, hidden]
-    return hidden[0, batch.predictors]
 
 
 def _head_in(folder: Path) -> dict[str, Tensor]:

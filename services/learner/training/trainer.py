@@ -123,7 +123,8 @@ class Trainer:
         return Measured(metrics.reduced(0), metrics.tokens())
 
     def _metrics_of(self, samples: Sequence[Sample]) -> StepMetrics:
-        return StepMetrics(self.device, sum(len(sample.token_ids) for sample in samples))
+        num_tokens = sum(len(sample.token_ids) for sample in samples)
+        return StepMetrics(self.device, num_tokens, copies=self.models.group.size)
 
     def _improve_policy(self, mini_batch: MiniBatch, metrics: StepMetrics) -> None:
         def loss_of(part: Part) -> Tensor:
@@ -204,10 +205,12 @@ class Trainer:
         ]
 
     def _my_share(self, samples: Sequence[Sample]) -> list[MicroBatch]:
-        rank, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        max_tokens = self.recipe.training.micro_batch_tokens
-        parts = micro_batches(samples, max_tokens, num_ranks, self.work_of)
-        return [collate(part).to(self.device) for part in parts[rank::num_ranks]]
+        size = self.models.group.size
+        group = torch.distributed.get_rank() // size
+        num_groups = torch.distributed.get_world_size() // size
+        max_tokens = self.recipe.training.micro_batch_tokens * size
+        parts = micro_batches(samples, max_tokens, num_groups, self.work_of)
+        return [collate(part).to(self.device) for part in parts[group::num_groups]]
 
     def _prepare(self, mini_batches: Sequence[MiniBatch], metrics: StepMetrics) -> None:
         """Fill in what the step's updates must agree on."""
@@ -224,7 +227,7 @@ class Trainer:
         if self.models.critic is not None:
             self._estimate_advantages(self.models.critic, parts)
         if self.recipe.algorithm.whiten:
-            _whiten(parts)
+            _whiten(parts, copies=self.models.group.size)
         for part in parts:
             _note_prepared(metrics, part, part.old_logprobs if recompute else None)
 
@@ -276,12 +279,12 @@ def _episodes(parts: Sequence[Part], values: Sequence[Tensor]) -> Episodes:
     )
 
 
-def _whiten(parts: Sequence[Part]) -> None:
-    """Whiten a step's advantages over the tokens of all ranks."""
+def _whiten(parts: Sequence[Part], copies: int) -> None:
+    """Whiten a step's advantages over the tokens of all ranks, of which so many have the same."""
 
     def add_up(value: Tensor) -> Tensor:
         torch.distributed.all_reduce(value)
-        return value
+        return value / copies
 
     if parts:
         sizes = [part.advantages.numel() for part in parts]

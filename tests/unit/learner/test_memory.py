@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from protocol.recipe import Recipe
 
+from services.learner.planning.footprint import longest_micro_batch, longest_slice
 from services.learner.training.batching import micro_batches
 from services.learner.training.memory import (
     largest_micro_batches,
@@ -54,3 +55,13 @@ def test_a_token_budget_is_halved_down_to_a_sample_of_full_length() -> None:
     assert with_token_budget(recipe, None) is recipe
     assert smaller_token_budget(recipe_of(10**6)) == 800  # of what a step may have
     assert smaller_token_budget(recipe_of(50)) is None
+
+
+def test_ranks_that_share_samples_share_the_largest_micro_batch() -> None:
+    recipe = recipe_of(150, sequence_parallel=2)
+    assert longest_micro_batch(recipe) == 300
+    assert longest_slice(recipe) == 150
+    samples = largest_micro_batches(recipe, num_ranks=4)  # of two pairs
+    assert sum(len(s.prompt_ids) + len(s.token_ids) for s in samples) == 2 * 300
+    assert smaller_token_budget(recipe) == 75
+    assert smaller_token_budget(recipe_of(50, sequence_parallel=2)) is None
