@@ -95,6 +95,7 @@ class Imitation:
         policy = rank.trainer.models.policy
         policy.last_update = settings.epochs * math.ceil(len(self.train) / settings.batch_size)
         progress = Progress(policy.last_update, is_told)
+        batch: list[Sample] = []
         for epoch in range(settings.epochs):
             for batch in batches(self.train, settings.batch_size, (settings.seed, epoch)):
                 measured = rank.carry_out(Order(do="train", batch=pack_samples(batch)))
@@ -103,10 +104,11 @@ class Imitation:
                 measured = rank.carry_out(Order(do="score", batch=pack_samples(self.held_out)))
                 loss = -measured.tokens["logprobs"].mean()
                 progress.say(f"epoch {epoch + 1}/{settings.epochs}: held-out loss {loss:.4f}")
-        if policy.updates == 0:
+        last = rank.carry_out(Order(do="score", batch=pack_samples(batch)))
+        if policy.updates == 0 or not np.isfinite(last.tokens["logprobs"]).all():
             raise NothingLearned(
-                "no update had a finite loss and gradient, so that nothing was learned; lower "
-                "optimizer.learning_rate, or choose another model.dtype"
+                "no update had a finite loss and gradient, or the last one left no finite weights; "
+                "lower optimizer.learning_rate, or choose another model.dtype"
             )
 
 

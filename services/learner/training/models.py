@@ -30,9 +30,11 @@ from services.learner.training.engine import (
     Engine,
     FrozenModel,
     loading,
+    name_of_device,
     uses_parameters_of,
 )
 from services.learner.training.lora import add_adapter, merged, save_adapter, without_adapter
+from services.learner.training.model_check import UnsupportedModel
 from services.learner.training.sequence import ALONE, RankGroup, Slice, attention_over
 
 _VALUE_HEAD = "value_head.safetensors"
@@ -122,7 +124,15 @@ class Models:
     """The models of one recipe: what is trained, and what is only asked."""
 
     def __init__(self, recipe: Recipe, policy_folder: Path, critic_folder: Path) -> None:
-        """Load them, the critic and the reference only where the recipe needs them."""
+        """Load them, the critic and the reference only where the recipe needs them.
+
+        Raises:
+            UnsupportedModel: if the ranks have no GPU for its dtype.
+        """
+        if recipe.model.dtype == "float16" and not name_of_device():
+            raise UnsupportedModel(
+                "model.dtype = 'float16' needs a GPU; choose float32 or bfloat16 on CPUs"
+            )
         self.recipe = recipe
         self.policy_folder, self.critic_folder = policy_folder, critic_folder
         self.group = RankGroup.of(recipe.training.sequence_parallel)
