@@ -41,6 +41,9 @@ class HashTeam(Team):
     async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
         self.state = b"base"
 
+    async def rehearse(self, samples: Sequence[Sample]) -> None:
+        """Hold nothing: a hash has no memory to run out of."""
+
     async def train(self, samples: Sequence[Sample]) -> Measured:
         await self._learn(b"train", samples)
         return Measured({"loss": 0.1})

@@ -54,7 +54,7 @@ class StepMetrics:
         self._spans.append((begin, self._now()))
 
     def _now(self) -> Any:
-        if self._device.type != "cuda":
+        if self._device.type == "cpu":
             return time.thread_time()
         event = torch.cuda.Event(enable_timing=True)
         event.record()

@@ -22,6 +22,7 @@ from protocol.rubric import Rubric
 from pydantic import BaseModel
 
 from services.learner.algorithms import advantages
+from services.learner.sft.recipe import SftRecipe
 from tests.architecture.project import DOCUMENTS, ROOT, name_of
 from tests.contract.gateway.command import know
 from tests.contract.gateway.learner import a_learner
@@ -154,16 +155,19 @@ def test_responses_get_the_verdicts_that_the_document_shows(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("document", "read"),
     [
-        ("README.md", lambda tables: Reward.model_validate(tables["reward"])),
-        ("services/learner/README.md", lambda tables: Evaluation(**tables["evaluation"])),
-        ("services/grader/README.md", Rubric.model_validate),
+        ("README.md", [lambda tables: Reward.model_validate(tables["reward"])]),
+        (
+            "services/learner/README.md",
+            [SftRecipe.model_validate, lambda tables: Evaluation(**tables["evaluation"])],
+        ),
+        ("services/grader/README.md", [Rubric.model_validate]),
     ],
 )
 def test_tables_of_recipes_and_rubrics_can_be_read(
-    document: str, read: Callable[[dict[str, Any]], BaseModel]
+    document: str, read: list[Callable[[dict[str, Any]], BaseModel]]
 ) -> None:
-    (block,) = run_here(document, "toml")
-    assert read(tomllib.loads(block.text)).model_fields_set
+    for block, model in zip(run_here(document, "toml"), read, strict=True):
+        assert model(tomllib.loads(block.text)).model_fields_set
 
 
 def test_the_advantage_that_contributors_read_can_be_computed() -> None:
