@@ -38,8 +38,8 @@ format: install ## rewrite the code in the house format
 	ruff format .
 	ruff check --fix .
 
-test: check ## all checks and tests; needs no GPU and no server
-	$(MAKE) --jobs 2 test-parts test-stacks test-engines
+test: install ## all checks and tests; needs no GPU and no server
+	$(MAKE) --jobs 2 check test-stacks test-parts test-engines
 
 test-parts: install ## the tests of all but real engines and whole stacks
 	pytest --ignore tests/engine --ignore tests/stack
