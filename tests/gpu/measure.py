@@ -22,9 +22,9 @@ from services.learner.planning.shape import ModelShape
 from services.learner.training.attention import PACKED
 from services.learner.training.engine import init_ranks, leave_ranks, name_of_device
 from services.learner.training.flops import Flops
-from services.learner.training.memory import largest_micro_batches
+from services.learner.training.memory import blank_sample, largest_micro_batches
 from services.learner.training.models import Models
-from services.learner.training.samples import Sample, pack_samples, unpack_samples
+from services.learner.training.samples import pack_samples, unpack_samples
 from services.learner.training.trainer import Trainer
 
 Json = dict[str, Any]
@@ -53,7 +53,7 @@ def lengths(model: str, shape: Json, recipe: Json, longest: int) -> Json:
     made, random = _recipe(model, recipe), np.random.default_rng(0)
     trainer = _trainer(made)
     drawn = random.lognormal(np.log(longest / 6), 0.9, size=64).clip(2, longest - 2).astype(int)
-    samples = unpack_samples(pack_samples([_sample(int(length)) for length in drawn]))
+    samples = unpack_samples(pack_samples([blank_sample(int(n) + 1, int(n)) for n in drawn]))
     trainer.train(samples)
     seconds = _timed(lambda: trainer.train(samples))
     flops = Flops.of_models(made, Path(model), None, 1, name_of_device())
@@ -123,19 +123,6 @@ def _trainer(recipe: Recipe) -> Trainer:
     init_ranks()
     folder = Path(recipe.model.path)
     return Trainer(recipe, Models(recipe, folder, folder))
-
-
-def _sample(tokens: int) -> Sample:
-    return Sample(
-        prompt_ids=np.zeros(1, dtype=np.int32),
-        token_ids=np.zeros(tokens, dtype=np.int32),
-        behavior_logprobs=np.zeros(tokens, dtype=np.float32),
-        on_version=np.ones(tokens, dtype=np.int32),
-        advantage=1.0,
-        reward=1.0,
-        correct=True,
-        group=0,
-    )
 
 
 def _timed(work: Any) -> float:

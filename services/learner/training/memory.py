@@ -21,10 +21,11 @@ def largest_micro_batches(recipe: Recipe, num_ranks: int) -> list[Sample]:
     lengths = [longest] * whole + [rest] * (rest > 1)
     most = recipe.rollout.sampling.max_tokens
     num_groups = num_ranks // recipe.training.sequence_parallel
-    return [_sample(length, min(length - 1, most)) for length in lengths * num_groups]
+    return [blank_sample(length, min(length - 1, most)) for length in lengths * num_groups]
 
 
-def _sample(length: int, response: int) -> Sample:
+def blank_sample(length: int, response: int) -> Sample:
+    """A sample of so many tokens, of which the last so many are the response."""
     return Sample(
         prompt_ids=np.zeros(length - response, dtype=np.int32),
         token_ids=np.zeros(response, dtype=np.int32),
