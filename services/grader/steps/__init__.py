@@ -1,7 +1,7 @@
 """The equations and inequalities of a solution, in LaTeX or plain, and whether they are right.
 
-`finding` cuts a text into relations, `doubts` says which of them may not be meant as they stand,
-`values` computes a side in every way to read it, `judging` gives the verdicts. In the pool only.
+`pieces` cuts a text where expressions end, `finding` finds the relations in it, `values` computes
+a side in every way to read it, `judging` gives the verdicts. In the pool only.
 """
 
 from typing import NamedTuple
@@ -10,12 +10,12 @@ RIGHT, WRONG, OPEN = "right", "wrong", "open"
 
 
 class Step(NamedTuple):
-    """A relation as written, its verdict, and what all ways to write the same have in common.
+    """The verdict on a relation, and what all ways to write the same have in common.
 
-    It stands from ``start`` to before ``end`` in its text; ``note`` has the values that differ.
+    It stands from ``start``, in a chain from its sign, to before ``end``; ``note`` has the values
+    that differ.
     """
 
-    text: str
     verdict: str  # RIGHT, WRONG or OPEN
     identity: str
     start: int = 0

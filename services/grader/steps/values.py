@@ -7,7 +7,7 @@ are exact, and what differs surely differs. Imported only in the pool: mpmath ta
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import islice, product
+from contextlib import suppress
 from math import comb, factorial
 from typing import Any
 
@@ -18,7 +18,6 @@ from services.grader.answers.nodes import Node
 Value = Any  # a number of mpmath, which has no types
 Ways = tuple[Callable[..., Value], ...]
 
-_MAX_READINGS = 16  # of a tree
 _MAX_BITS = 1_000  # of 10^300
 _MAX_WHOLE = 1_000  # of factorials, binomials and roots
 
@@ -26,6 +25,7 @@ _mp: Any = MPContext()  # of our own: sympy computes with the shared one in the 
 _mp.dps = 400
 _SAME, _DIFFERENT = _mp.mpf(10) ** -300, _mp.mpf(10) ** -200
 E: Value = +_mp.e
+number = _mp.mpf
 
 
 class NoValue(ArithmeticError):
@@ -33,27 +33,31 @@ class NoValue(ArithmeticError):
 
 
 def values(tree: Node, letters: Mapping[str, Value]) -> list[Value]:
-    """The values of a tree in the ways to read it, the usual one first.
+    """The value of a tree in each way to read it, the usual one first.
 
     Raises:
         NoValue: if the usual one is undefined, not real, or too large.
     """
+    found = [_value(tree, letters, 0)]
+    for reading in range(1, max(len(_ways(node)) for node in tree.walk())):
+        with suppress(NoValue):
+            found.append(_value(tree, letters, reading))
+    return found
+
+
+def _value(tree: Node, letters: Mapping[str, Value], reading: int) -> Value:
     if tree.kind == "letter":
-        return [letters[tree.letter]]
+        return letters[tree.letter]
     if tree.kind == "number":
-        return [_bounded(_mp.mpf(tree.number.numerator) / tree.number.denominator)]
-    parts = [values(part, letters) for part in tree.parts]
-    found = list[Value]()
-    for chosen in islice(product(*parts), _MAX_READINGS):
-        for operation in _ways(tree):
-            try:
-                found.append(_bounded(operation(*chosen)))
-            except (ArithmeticError, ValueError, TypeError, NotImplementedError) as error:
-                if not found:
-                    raise NoValue(tree.kind) from error
-    if not found:
+        return _bounded(_mp.mpf(tree.number.numerator) / tree.number.denominator)
+    parts = [_value(part, letters, reading) for part in tree.parts]
+    ways = _ways(tree)
+    if not ways:
         raise NoValue(tree.kind)
-    return found[:_MAX_READINGS]
+    try:
+        return _bounded(ways[min(reading, len(ways) - 1)](*parts))
+    except (ArithmeticError, ValueError, TypeError, NotImplementedError) as error:
+        raise NoValue(tree.kind) from error
 
 
 def compare(a: Value, b: Value) -> int | None:
@@ -73,11 +77,6 @@ def whole(a: Value) -> int:
     if compare(a, _mp.nint(a)) != 0:
         raise NoValue("no integer")
     return int(_mp.nint(a))
-
-
-def number(top: int, bottom: int = 1) -> Value:
-    """A fraction."""
-    return _mp.mpf(top) / bottom
 
 
 def is_percentage(tree: Node) -> bool:
@@ -112,28 +111,19 @@ def _root(inside: Value, index: Value) -> Value:
     return -_mp.root(-inside, degree) if inside < 0 and degree % 2 else _mp.root(inside, degree)
 
 
-def _decimal_log(a: Value) -> Value:
-    return _mp.log(a, 10)
-
-
-def _of_angle(name: str) -> Ways:
+def _angle(name: str) -> Ways:
     """Of radians, or of degrees without a sign."""
     function = getattr(_mp, name)
     return function, lambda a: function(a * _mp.pi / 180)
 
 
-def _to_angle(name: str) -> Ways:
-    function = getattr(_mp, name)
-    return function, lambda a: function(a) * 180 / _mp.pi
-
-
 _FUNCTIONS: Mapping[str, Ways] = {
-    **{name: _of_angle(name) for name in ("sin", "cos", "tan", "cot", "sec", "csc")},
-    **{f"arc{name}": _to_angle(f"a{name}") for name in ("sin", "cos", "tan")},
+    **{name: _angle(name) for name in ("sin", "cos", "tan", "cot", "sec", "csc")},
+    **{f"arc{name}": (getattr(_mp, f"a{name}"),) for name in ("sin", "cos", "tan")},
     "exp": (_mp.exp,),
     "ln": (_mp.log,),
-    "lg": (_decimal_log,),
-    "log": (_decimal_log, _mp.log),
+    "lg": (_mp.log10,),
+    "log": (_mp.log10, _mp.log),
 }
 _OPERATIONS: Mapping[str, Ways] = {
     "pi": (lambda: +_mp.pi,),
@@ -150,7 +140,7 @@ _OPERATIONS: Mapping[str, Ways] = {
     "binomial": (lambda a, b: _mp.mpf(comb(_count(a), _count(b))),),
     "floor": (lambda a: _mp.floor(a + _SAME),),
     "ceiling": (lambda a: _mp.ceil(a - _SAME),),
-    "percent": (lambda a: a / 100, lambda a: a),
+    "percent": (lambda a: a / 100, lambda a: a, lambda a: a / 100),
     "degree": (lambda a: a * _mp.pi / 180, lambda a: a),
     "mixed": (lambda a, b: a + b, lambda a, b: a * b),
     "plusminus": (lambda a, b: a + b, lambda a, b: a - b),
@@ -165,5 +155,5 @@ def _ways(tree: Node) -> Ways:
     ways = _OPERATIONS.get(tree.kind, ())
     if tree.kind in {"+", "-"} and is_percentage(tree.parts[1]) > is_percentage(tree.parts[0]):
         sign = 1 if tree.kind == "+" else -1  # 80 - 20% may be 64
-        return (*ways, lambda a, b: a * (1 + sign * b))
+        return (*ways, *ways, lambda a, b: a * (1 + sign * b))
     return ways

@@ -8,7 +8,7 @@ from services.grader.steps.judging import judge
 
 
 def verdicts(text: str, problem: str = "") -> list[str]:
-    return [each.verdict for each in judge(text, 1_000, problem)]
+    return [each.verdict for each in judge(text, 1_000)]
 
 
 def lines(text: str) -> list[str]:

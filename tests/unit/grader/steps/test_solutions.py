@@ -96,7 +96,7 @@ Step 4: As a share, 150/285 ≈ 0.526 and 135/285 ≈ 0.374.
 
 
 def of(text: str, verdict: str) -> list[str]:
-    return [each.text for each in judge(text, 1_000) if each.verdict == verdict]
+    return [text[each.start : each.end] for each in judge(text, 1_000) if each.verdict == verdict]
 
 
 @pytest.mark.parametrize(
