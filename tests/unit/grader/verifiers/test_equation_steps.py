@@ -37,7 +37,7 @@ async def scored(text: str, solution: str | None, tools: Tools) -> Score:
 
 def some_steps(right: int, wrong: int, others: int = 0) -> list[Step]:
     verdicts = ["right"] * right + ["wrong"] * wrong + ["open"] * others
-    return [Step(f"step {at}", verdict, str(at)) for at, verdict in enumerate(verdicts)]
+    return [Step(verdict, str(at)) for at, verdict in enumerate(verdicts)]
 
 
 @pytest.mark.parametrize(
@@ -64,36 +64,6 @@ def test_the_score_is_the_share_of_right_steps(
     assert score.reason == reason
     assert score.breakdown["written"] == right + wrong
     assert score.breakdown["open"] == 2
-
-
-@pytest.mark.parametrize("right", range(4))
-def test_with_as_many_steps_as_required_it_is_the_share_that_it_always_was(right: int) -> None:
-    assert equation_steps.score(some_steps(right, 3 - right), 3).value == right / 3
-
-
-def test_the_breakdown_names_the_steps() -> None:
-    found = [
-        Step("47+8=55", "right", "1"),
-        Step("55-6=48", "wrong", "2"),
-        Step("x=5", "open", "3"),
-        Step("1" * 99 + "=1", "wrong", "4"),
-    ]
-    score = equation_steps.score(found, required=3)
-    assert score.breakdown == {
-        "written": 3,
-        "right": 1,
-        "wrong": 2,
-        "open": 1,
-        "required": 3,
-        "step 1: 47+8=55": 1.0,
-        "step 2: 55-6=48": 0.0,
-        f"step 3: {'1' * 59}…": 0.0,
-    }
-
-
-def test_the_breakdown_has_at_most_forty_steps() -> None:
-    score = equation_steps.score(some_steps(100, 0), required=0)
-    assert sum(key.startswith("step") for key in score.breakdown) == 40
 
 
 def test_too_many_steps_are_worth_nothing() -> None:
@@ -130,14 +100,6 @@ async def test_padding_and_repetition_do_not_raise_the_score(tools: Tools) -> No
     for padded in padding:
         assert (await graded(honest + padded, SOLUTION, tools)).value <= before
     assert (await graded(honest + many, SOLUTION, tools)).value < 1
-
-
-@pytest.mark.anyio
-async def test_the_problem_may_define_an_operation(tools: Tools) -> None:
-    task = a_task(prompt="Let $a * b = a + 2b$. Find $3 * 4$.", solution=None)
-    score = await equation_steps.verify(task, "So $3 * 4 = 10$.", CHECK, tools)
-    assert isinstance(score, Graded)
-    assert score.reason == "no_equations"
 
 
 @pytest.mark.anyio
