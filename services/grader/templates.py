@@ -23,12 +23,22 @@ _STEP = re.compile(r"\w+")  # of a place: a key, or the number of an entry of a 
 _TEXT, _JSON = "sample.output_text", "output_json"
 
 
-class UnknownField(KeyError):
-    """A template names a field that the task does not have."""
+class NotGiven(KeyError):
+    """A template names what there is not; ``score`` is what becomes of the response."""
+
+    score: Score
 
 
-class NoOutput(KeyError):
-    """A template names a field of the response's JSON that the response does not have."""
+class UnknownField(NotGiven):
+    """A field that the task does not have."""
+
+    score = Ungradable(reason="unknown_field")
+
+
+class NoOutput(NotGiven):
+    """A part of the response's JSON that the response does not have."""
+
+    score = Graded(value=0, reason="no_output")
 
 
 def fill(template: str, task: Task, text: str, quoted: Callable[[str], str] = str) -> str:
@@ -61,10 +71,15 @@ def filled_texts(check: StringCheck | TextSimilarity, task: Task, text: str) -> 
     output = final_text(text)
     try:
         return FilledTexts(fill(check.input, task, output), fill(check.reference, task, output))
-    except UnknownField:
-        return Ungradable(reason="unknown_field")
-    except NoOutput:
-        return Graded(value=0, reason="no_output")
+    except NotGiven as missing:
+        return missing.score
+
+
+def useless(check: StringCheck | TextSimilarity, reason: str, of_response: str) -> Score:
+    """A reference of no use is the task's fault, unless the response is a part of it."""
+    if _TEXT in check.reference:
+        return Graded(value=0, reason=of_response)
+    return Ungradable(reason=reason)
 
 
 def problem_of(task: Task) -> str:

@@ -42,7 +42,6 @@ class _Cutter:
 
     def pieces(self) -> Iterator[Token]:
         yield self._tokens[0]
-        is_line = True
         for before, token, behind in zip(
             self._tokens, self._tokens[1:], self._tokens[2:], strict=False
         ):
@@ -58,8 +57,8 @@ class _Cutter:
                     yield Token("stop", "", start=token.start, end=token.start)
             elif self._is_remark(token, behind):
                 yield Token("stop", "", start=token.start, end=token.start)
-            yield from self._piece(before, token, behind, begins_line=is_line or "\n" in gap)
-            is_line = False
+            begins_line = before.kind == "wall" or "\n" in gap
+            yield from self._piece(before, token, behind, begins_line=begins_line)
 
     def _enter_or_leave(self, gap: str, end: int) -> None:
         """Into mathematics or out of it, as what stands between two tokens says."""

@@ -79,10 +79,10 @@ def whole(a: Value) -> int:
     return int(_mp.nint(a))
 
 
-def is_percentage(tree: Node) -> bool:
+def _is_percentage(tree: Node) -> bool:
     """Whether all terms are percentages."""
     is_sum = tree.kind in {"+", "-", "negative"}
-    return all(map(is_percentage, tree.parts)) if is_sum else tree.kind == "percent"
+    return all(map(_is_percentage, tree.parts)) if is_sum else tree.kind == "percent"
 
 
 def _bounded(a: Value) -> Value:
@@ -153,7 +153,7 @@ def _ways(tree: Node) -> Ways:
     if tree.kind == "function":
         return _FUNCTIONS.get(tree.letter, ()) if len(tree.parts) == 1 else (_mp.log,)
     ways = _OPERATIONS.get(tree.kind, ())
-    if tree.kind in {"+", "-"} and is_percentage(tree.parts[1]) > is_percentage(tree.parts[0]):
+    if tree.kind in {"+", "-"} and _is_percentage(tree.parts[1]) > _is_percentage(tree.parts[0]):
         sign = 1 if tree.kind == "+" else -1  # 80 - 20% may be 64
         return (*ways, *ways, lambda a, b: a * (1 + sign * b))
     return ways

@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from protocol.messages import Graded, Score, Task, Ungradable
+from protocol.messages import Score, Task
 from protocol.rewards import LabelModel, ScoreModel
 
 from services.grader.judge.form import ANALYSIS, TEXT, Form, Verdict, number_within, one_of
 from services.grader.judge.prompt import how_to_answer, without_template_tokens
 from services.grader.judge.question import Turn
 from services.grader.judge.scoring import Worth, judged
-from services.grader.templates import NoOutput, UnknownField, fill
+from services.grader.templates import NotGiven, fill
 from services.grader.tools import Tools
 
 Field = tuple[str, Mapping[str, Any], str]  # its name, its schema, and what the judge is told of it
@@ -66,7 +66,5 @@ async def _judged(
 
     try:
         return await judged(text, check, tools, form, messages, worth)
-    except UnknownField:
-        return Ungradable(reason="unknown_field")
-    except NoOutput:
-        return Graded(value=0, reason="no_output")
+    except NotGiven as missing:
+        return missing.score

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from protocol.messages import Graded, Score, Task, Ungradable
+from protocol.messages import Graded, Score, Task
 from protocol.rewards import StringCheck
 
-from services.grader.templates import FilledTexts, filled_texts
+from services.grader.templates import FilledTexts, filled_texts, useless
 from services.grader.tools import Tools
 
 _HOLDS: Mapping[str, Callable[[str, str], bool]] = {
@@ -25,9 +25,7 @@ async def verify(task: Task, text: str, check: StringCheck, tools: Tools) -> Sco
     if not isinstance(texts, FilledTexts):
         return texts
     if not texts.reference and check.operation in _CONTAINS:  # every text contains it
-        if "sample.output_text" in check.reference:
-            return Graded(value=0, reason="too_short")
-        return Ungradable(reason="empty_reference")
+        return useless(check, "empty_reference", "too_short")
     if _HOLDS[check.operation](texts.input, texts.reference):
         return Graded(value=1)
     return Graded(value=0, reason="wrong")

@@ -12,16 +12,11 @@ from protocol.rewards import TextSimilarity
 
 from services.grader.pool import Failed
 from services.grader.response_text import MAX_CHARS
-from services.grader.templates import FilledTexts, filled_texts
+from services.grader.templates import FilledTexts, filled_texts, useless
 from services.grader.tools import Tools
 
 _SIMILARITY = "services.grader.similarity:similarity"
 _DEADLINE_S = 60.0  # several times what the slowest metric of texts as long as allowed needs
-_OF_A_RESPONSE = {  # what is wrong with a reference, where the response is a part of it
-    "empty_reference": "too_short",
-    "reference_too_short": "too_short",
-    "reference_too_long": "too_long",
-}
 
 
 async def verify(task: Task, text: str, check: TextSimilarity, tools: Tools) -> Score:
@@ -32,19 +27,14 @@ async def verify(task: Task, text: str, check: TextSimilarity, tools: Tools) -> 
     if len(texts.input) > MAX_CHARS:
         return Graded(value=0, reason="too_long")
     if len(texts.reference) > MAX_CHARS:
-        return _useless(check, "reference_too_long")
+        return useless(check, "reference_too_long", "too_long")
     if not texts.reference.strip():
-        return _useless(check, "empty_reference")
+        return useless(check, "empty_reference", "too_short")
     metric = check.evaluation_metric
     outcome = await tools.pool.run(_SIMILARITY, metric, *texts, deadline_s=_DEADLINE_S)
     if isinstance(outcome, Failed):
         return Ungradable(reason="not_measured")
     value = cast(float | None, outcome.value)
-    return _useless(check, "reference_too_short") if value is None else Graded(value=value)
-
-
-def _useless(check: TextSimilarity, reason: str) -> Score:
-    """A reference of no use is the task's fault, unless the response is a part of it."""
-    if "sample.output_text" in check.reference:
-        return Graded(value=0, reason=_OF_A_RESPONSE[reason])
-    return Ungradable(reason=reason)
+    if value is None:
+        return useless(check, "reference_too_short", "too_short")
+    return Graded(value=value)
