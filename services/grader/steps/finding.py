@@ -30,8 +30,8 @@ _DOUBT = re.compile(
 class Relation(NamedTuple):
     r"""Two sides and one of ``= < > <= >= != \approx \equiv``, perhaps modulo a number.
 
-    It stands from ``start``, in a chain from its sign, to before ``end``. If its sentence is
-    ``doubtful``, it may not be meant as it stands.
+    It stands from ``start``, in a chain from its sign, to before ``end``. If it is ``named``, its left
+    side may be part of a name, as in ``Week 2 = 35 + 35``.
     """
 
     left: list[Token]
@@ -40,7 +40,7 @@ class Relation(NamedTuple):
     start: int
     end: int
     modulus: int | None = None
-    doubtful: bool = False
+    named: bool = False
 
 
 def relations(text: str) -> Iterator[Relation]:
@@ -55,7 +55,7 @@ def relations(text: str) -> Iterator[Relation]:
         while found[places[-1]].kind == "relation":
             places.append(_end(found, partners, places[-1], 1))
         done.update(places[1:-1])
-        yield from _chain(text, found, places)
+        yield from _chain(found, places)
 
 
 def _pairs(found: list[Token]) -> dict[int, int]:
@@ -88,7 +88,7 @@ def _end(found: list[Token], partners: dict[int, int], at: int, step: int) -> in
     return at
 
 
-def _chain(text: str, found: list[Token], places: list[int]) -> Iterator[Relation]:
+def _chain(found: list[Token], places: list[int]) -> Iterator[Relation]:
     """The relations of a chain, of which the signs' places are given, between those of its ends."""
     first, last = found[places[0]], found[places[-1]]
     is_part = any(end.kind in {"open", "close"} and end.text not in "()[]" for end in (first, last))
@@ -100,17 +100,16 @@ def _chain(text: str, found: list[Token], places: list[int]) -> Iterator[Relatio
         if left and right and found[sign].text in _SIGNS:
             start = left[0].start if sign == places[1] else found[sign].start
             end = right[-1].end
-            is_name = start == left[0].start and first.kind == "word" and len(left) == 1  # Week 2
-            doubtful = is_name or _is_doubtful(text, left[0].start, end)
-            yield Relation(left, found[sign].text, right, start, end, modulus, doubtful)
+            named = sign == places[1] and first.kind == "word" and len(left) == 1
+            yield Relation(left, found[sign].text, right, start, end, modulus, named)
 
 
 def _side(found: list[Token], before: int, behind: int) -> list[Token]:
     """The side between two places; empty where it cannot be told."""
-    side = found[before + 1 : behind]
-    if not 0 < len(side) <= _MAX_SIDE or any(piece.kind in _ENDS for piece in side):
+    if not 0 < behind - before - 1 <= _MAX_SIDE or found[before].text in MODULO:
         return []
-    if found[before].text in MODULO:
+    side = found[before + 1 : behind]
+    if any(piece.kind in _ENDS for piece in side):
         return []
     joins = side[0].text in set("+*/^!%") or (side[0].text == "-" and side[1:] and side[1].gap)
     return [] if found[before].kind == "word" and (joins or not side[0].gap) else side
@@ -126,7 +125,7 @@ def _modulus(found: list[Token], at: int) -> int | None:
     return int(found[at].text) if found[at].text.isdecimal() else None
 
 
-def _is_doubtful(text: str, start: int, end: int) -> bool:
+def is_doubtful(text: str, start: int, end: int) -> bool:
     """Whether a sentence denies or asks something, assumes it, or counts in another way."""
     before = _SENTENCE_ENDS.split(text[max(0, start - _NEAR) : start])[-1]
     behind = _SENTENCE_ENDS.split(text[end : end + _NEAR], maxsplit=1)[0]

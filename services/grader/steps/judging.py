@@ -12,7 +12,7 @@ from random import Random
 from services.grader.answers.grammar import tree_of
 from services.grader.answers.nodes import Node, Unreadable
 from services.grader.steps import OPEN, RIGHT, WRONG, Step
-from services.grader.steps.finding import Relation, relations
+from services.grader.steps.finding import Relation, is_doubtful, relations
 from services.grader.steps.values import (
     E,
     NoValue,
@@ -44,7 +44,8 @@ def judge(text: str, most: int) -> list[Step]:
             found = _judged(relation)
         except (Unreadable, NoValue):
             continue
-        judged += [found] if found else []
+        if found and not (found.verdict == WRONG and _may_be_meant(text, relation)):
+            judged.append(found)
     return judged
 
 
@@ -68,11 +69,16 @@ def _judged(relation: Relation) -> Step | None:
     keys = [_key(side) for side in sides]
     if verdict is None or (keys[0] == keys[1] and verdict != WRONG):
         return None
-    if verdict == WRONG and relation.doubtful and relation.modulus is None:
-        return None
     left, right = sorted(keys) if relation.sign in _SYMMETRIC else keys
     identity = f"{left} {relation.sign} {right} {relation.modulus or ''}"
     return Step(verdict, identity, relation.start, relation.end, note)
+
+
+def _may_be_meant(text: str, relation: Relation) -> bool:
+    """Whether what looks wrong may not be meant as it stands."""
+    if relation.modulus is not None:
+        return False
+    return relation.named or is_doubtful(text, relation.start, relation.end)
 
 
 def _key(node: Node) -> str:
