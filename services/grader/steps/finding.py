@@ -30,8 +30,8 @@ _DOUBT = re.compile(
 class Relation(NamedTuple):
     r"""Two sides and one of ``= < > <= >= != \approx \equiv``, perhaps modulo a number.
 
-    It stands from ``start``, in a chain from its sign, to before ``end``. If it is ``named``, its left
-    side may be part of a name, as in ``Week 2 = 35 + 35``.
+    It stands from ``start``, in a chain from its sign, to before ``end``. The left side of a
+    ``named`` one may belong to a word, as in ``Week 2 = 35 + 35``.
     """
 
     left: list[Token]

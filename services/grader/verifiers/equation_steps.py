@@ -40,7 +40,8 @@ async def verify(task: Task, text: str, check: Check, tools: Tools) -> Score:
     found = await _steps(text, tools)
     if not isinstance(found, list):
         return found
-    graded = score(distinct(found), required=len(counted(distinct(expected))))
+    required = sum(step.verdict != OPEN for step in distinct(expected))
+    graded = score(distinct(found), required)
     return graded.model_copy(update={"marks": tuple(map(_mark, found))})
 
 
@@ -69,11 +70,6 @@ def distinct(found: Iterable[Step]) -> list[Step]:
     for step in found:
         by_identity.setdefault(step.identity, step)
     return list(by_identity.values())
-
-
-def counted(found: Sequence[Step]) -> list[Step]:
-    """The steps that are right or wrong; the others say nothing."""
-    return [step for step in found if step.verdict != OPEN]
 
 
 def score(found: Sequence[Step], required: int) -> Graded:
