@@ -22,8 +22,8 @@ _MAX_SIDE = 300  # tokens
 _NEAR = 200  # characters of a sentence on each side of a relation
 _SENTENCE_ENDS = re.compile(r"(?<=[.?!;])(?=[\s$])|\n")
 _DOUBT = re.compile(
-    r"(?i)\b(?:not|cannot|never|false|wrong|incorrect|contradict\w*|impossible|fails?|if|whether"
-    r"|suppose|assum\w*|mod\w*|base|round\w*|nearest|remainders?)\b|n['’]t\b|\?|[✗❌]"
+    r"(?i)\b(?:not|cannot|never|false|wrong|incorrect|contradict\w*|impossible|fails?"
+    r"|mod\w*|base|round\w*|nearest|remainders?)\b|n['’]t\b|\?|[✗❌]"
 )
 
 
@@ -67,7 +67,7 @@ def _pairs(found: list[Token]) -> dict[int, int]:
         elif piece.kind == "open":
             waiting.append(at)
         elif piece.kind == "close":
-            opener = waiting.pop() if waiting else at
+            opener = waiting.pop() if waiting else 0
             if found[opener].text in _CLOSES.get(piece.text, {piece.text}):
                 partners |= {at: opener, opener: at}
             else:
@@ -126,7 +126,7 @@ def _modulus(found: list[Token], at: int) -> int | None:
 
 
 def is_doubtful(text: str, start: int, end: int) -> bool:
-    """Whether a sentence denies or asks something, assumes it, or counts in another way."""
+    """Whether a sentence denies or asks something, rounds, or counts in another way."""
     before = _SENTENCE_ENDS.split(text[max(0, start - _NEAR) : start])[-1]
     behind = _SENTENCE_ENDS.split(text[end : end + _NEAR], maxsplit=1)[0]
     return bool(_DOUBT.search(f"{before} {behind}"))

@@ -30,8 +30,6 @@ _ORDERS = {"=": {0}, "!=": {-1, 1}, "<": {-1}, ">": {1}, "<=": {-1, 0}, ">=": {0
 _ORDERS |= {r"\approx": {0}, r"\equiv": {0}}
 _SYMMETRIC = {"=", "!=", r"\approx", r"\equiv"}
 
-_ROUNDED = {"/", "fraction", "slash", "root", "pi", "function"}
-
 Sides = tuple[Node, Node]
 Pair = tuple[Value, Value]
 

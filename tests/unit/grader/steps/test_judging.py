@@ -151,7 +151,6 @@ DOUBTFUL = lines("""
 Is 91 = 7 * 12? No.
 2+3 = 6 is not true
 5 + 10 = 20 ✗
-if 2+2=5 then
 Working modulo 7: $3 \\cdot 5 = 1$
 5 + 5 = 12 base 8
 """)
