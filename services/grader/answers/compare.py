@@ -15,10 +15,9 @@ from services.grader.answers.question import Question
 from services.grader.answers.read import read_answer, read_chosen
 from services.grader.answers.rules.assignments import assignments
 from services.grader.answers.rules.domains import domains
-from services.grader.answers.rules.expressions import expressions
 from services.grader.answers.rules.lists import conditions, in_order, ratios, sets, unions
 from services.grader.answers.rules.names import choices, residues, symbols, times, words
-from services.grader.answers.rules.numbers import numbers, numerals
+from services.grader.answers.rules.numbers import expressions, numbers, numerals
 from services.grader.answers.rules.quantities import quantities
 from services.grader.answers.rules.relations import approximations, relations
 from services.grader.answers.values import Choice, Set, Value
