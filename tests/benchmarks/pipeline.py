@@ -1,7 +1,8 @@
 """How near the pipeline comes to its slower stage alone: ``python -m tests.benchmarks.pipeline``.
 
 The demo's job on a real stack. Sampling alone is the evaluation before the first step, in
-which the learner waits; training alone is a step less its waiting. Tokens are those of responses.
+which the learner waits; training alone is a step less its waiting. Rates are tokens of
+responses a second.
 """
 
 from __future__ import annotations
