@@ -18,43 +18,17 @@ from decimal import Context, Decimal, DecimalException, localcontext
 from fractions import Fraction
 from functools import lru_cache
 from hashlib import blake2b
-from math import comb, factorial, isqrt, prod
+from math import isqrt, prod
 from typing import Any, Protocol
 
 from services.grader.answers.nodes import Node
 from services.grader.answers.work import spend
 
-_ODD_PRIMES = (
-    3,
-    5,
-    7,
-    11,
-    13,
-    17,
-    19,
-    23,
-    29,
-    31,
-    37,
-    41,
-    43,
-    47,
-    53,
-    59,
-    61,
-    67,
-    71,
-    73,
-    79,
-    83,
-    89,
-    97,
-)
+_ODD_PRIMES = [n for n in range(3, 100) if all(n % divisor for divisor in range(2, n))]
 _PRIME = 144 * prod(_ODD_PRIMES) - 1
 _SQUARES = (_PRIME - 1) // 2  # how many there are; odd, and without a factor below 100
 _MAX_BITS = 4096  # of fractions; larger ones go on as residues
 _MAX_EXPONENT = 10**6
-_MAX_COUNTED = 200
 _STEPS_OF_A_NODE = 5
 _DIGITS = Context(prec=60, Emax=10**6, Emin=-(10**6))
 _PI = Decimal(
@@ -308,33 +282,12 @@ def _fractional_power(field: _Field, base: Value, exponent: Fraction) -> Value:
 
 
 def _radical(node: Node, field: _Field, inside: Value, index: Value) -> Value:
-    """Square roots of negative numbers are imaginary, odd ones are negative."""
+    """Odd roots of negative numbers are negative."""
     if not isinstance(index, Fraction) or index.denominator > 1 or index < 1:
         raise TooHard("a root of a degree that is no positive integer")
-    if isinstance(inside, Fraction) and inside <= 0 and (index == 2 or index.numerator % 2):
-        root = _power(node, field, -inside, 1 / index) if inside else inside
-        sign = field.letter("i") if index == 2 and inside else field.number(Fraction(-1))
-        return root if not inside else sign * _lifted(root, field)
+    if isinstance(inside, Fraction) and inside < 0 and index.numerator % 2:
+        return -_power(node, field, -inside, 1 / index)
     return _power(node, field, inside, 1 / index)
-
-
-def _absolute(node: Node, field: _Field, inside: Value) -> Value:
-    value = inside if isinstance(inside, Fraction) else approximation(node.parts[0])
-    if value is None:
-        raise TooHard("an absolute value of what is no real number")
-    return -inside if value < 0 else inside
-
-
-def _counted(count: Callable[..., int]) -> Callable[..., Value]:
-    def operation(_: Node, field: _Field, *numbers: Value) -> Value:
-        for number in numbers:
-            if not isinstance(number, Fraction) or number.denominator > 1:
-                raise TooHard("what is counted is no integer")
-            if not 0 <= number <= _MAX_COUNTED:
-                raise TooHard("what is counted is not small")
-        return _short(Fraction(count(*map(int, numbers))), field)
-
-    return operation
 
 
 _OPERATIONS: Mapping[str, Callable[..., Value]] = {
@@ -352,7 +305,4 @@ _OPERATIONS: Mapping[str, Callable[..., Value]] = {
     "repeating": lambda _, __, inside: inside,
     "^": _power,
     "root": _radical,
-    "absolute": _absolute,
-    "factorial": _counted(factorial),
-    "binomial": _counted(comb),
 }

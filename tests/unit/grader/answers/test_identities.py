@@ -83,14 +83,11 @@ def test_roots_multiply(a: int, b: int) -> None:
         (r"\sqrt[4]{4}", r"\sqrt{2}"),
         (r"2^{3/2}", r"2\sqrt{2}"),
         (r"\sqrt[3]{-8}", "-2"),
-        (r"\sqrt{-12}", r"2i\sqrt{3}"),
         (r"\frac{1}{\sqrt2+\sqrt3+\sqrt5}", r"\frac{2\sqrt3+3\sqrt2-\sqrt{30}}{12}"),
         ("(1+i)^{8}", "16"),
-        (r"|\sqrt{2}-2|", r"2-\sqrt{2}"),
         ("4^{500000}", "2^{1000000}"),
         (r"(a+b+c+d)^{60}", r"(d+c+b+a)^{30}\cdot(a+d+b+c)^{30}"),
         (r"\frac{x^2-1}{x-1}", "x+1"),
-        (r"10!\binom{5}{2}", "36288000"),
     ],
 )
 def test_what_is_the_same(first: str, second: str) -> None:
@@ -125,8 +122,8 @@ def test_what_is_different(first: str, second: str) -> None:
         "2^x",
         "1/2x",
         "2^{2^{40}}",
-        "1000!",
-        "|x|",
+        "5!",
+        r"\sqrt{-4}",
     ],
 )
 def test_what_is_left_to_algebra(text: str) -> None:
