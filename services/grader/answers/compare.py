@@ -36,6 +36,8 @@ def compare(gold: str, answer: str, problem: str = "") -> Verdict:
 
     If the problem is known, what it asks for may be named, and 12% may be 12.
     """
+    if verdict := _at_sight(gold, answer):
+        return verdict
     try:
         with at_most(_MAX_STEPS):
             return compare_with(None, gold, answer, problem)
@@ -45,10 +47,8 @@ def compare(gold: str, answer: str, problem: str = "") -> Verdict:
 
 def compare_with(algebra: Algebra | None, gold: str, answer: str, problem: str = "") -> Verdict:
     """The same with computer algebra for what no rule settles, and without limit of work."""
-    if gold == answer:
-        return Verdict(True, "exact")
-    if gold.isdecimal() and answer.isdecimal() and (gold + answer).isascii():
-        return Verdict(gold.lstrip("0") == answer.lstrip("0"), "number")
+    if verdict := _at_sight(gold, answer):
+        return verdict
     if _squeezed(gold) == _squeezed(answer):
         return Verdict(True, "exact")
     comparison, expected = Comparison(Question(problem), RULES, algebra), read_answer(gold)
@@ -57,6 +57,15 @@ def compare_with(algebra: Algebra | None, gold: str, answer: str, problem: str =
     if verdict.equal is False and ("," in gold or "," in answer):
         return _as_lists(comparison, gold, answer) or verdict
     return verdict
+
+
+def _at_sight(gold: str, answer: str) -> Verdict | None:
+    """Most answers are integers."""
+    if gold == answer:
+        return Verdict(True, "exact")
+    if gold.isdecimal() and answer.isdecimal() and (gold + answer).isascii():
+        return Verdict(gold.lstrip("0") == answer.lstrip("0"), "number")
+    return None
 
 
 @lru_cache(4096)
