@@ -29,6 +29,7 @@ _PRIME = 144 * prod(_ODD_PRIMES) - 1
 _SQUARES = (_PRIME - 1) // 2  # how many there are; odd, and without a factor below 100
 _MAX_BITS = 4096  # of fractions; larger ones go on as residues
 _MAX_EXPONENT = 10**6
+_MAX_DEGREE = 96  # of a root
 _STEPS_OF_A_NODE = 5
 _DIGITS = Context(prec=60, Emax=10**6, Emin=-(10**6))
 _PI = Decimal(
@@ -148,13 +149,10 @@ def _residue_of(name: str, point: int) -> Residue:
 @lru_cache(4096)
 def _root(base: Fraction, exponent: Fraction) -> Residue:
     value = _Residues().number(base).real
-    try:
-        inverse = pow(exponent.denominator, -1, _SQUARES)
-    except ValueError as error:
-        raise TooHard("a root of a large degree") from error
-    if pow(value, _SQUARES, _PRIME) != 1:
-        raise TooHard("a root of a number that is no square modulo the prime")
-    return Residue(pow(value, exponent.numerator * inverse % _SQUARES, _PRIME))
+    if exponent.denominator > _MAX_DEGREE or pow(value, _SQUARES, _PRIME) != 1:
+        raise TooHard("a root of a large degree, or of a number that is no square modulo the prime")
+    power = exponent.numerator * pow(exponent.denominator, -1, _SQUARES) % _SQUARES
+    return Residue(pow(value, power, _PRIME))
 
 
 def value_of(tree: Node, point: int = 0) -> Fraction | Residue:
