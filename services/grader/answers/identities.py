@@ -18,7 +18,7 @@ from decimal import Context, Decimal, DecimalException, localcontext
 from fractions import Fraction
 from functools import lru_cache
 from hashlib import blake2b
-from math import isqrt, prod
+from math import comb, factorial, isqrt, prod
 from typing import Any, Protocol
 
 from services.grader.answers.nodes import Node
@@ -29,6 +29,7 @@ _PRIME = 144 * prod(_ODD_PRIMES) - 1
 _SQUARES = (_PRIME - 1) // 2  # how many there are; odd, and without a factor below 100
 _MAX_BITS = 4096  # of fractions; larger ones go on as residues
 _MAX_EXPONENT = 10**6
+_MAX_COUNTED = 200
 _MAX_DEGREE = 96  # of a root
 _STEPS_OF_A_NODE = 5
 _DIGITS = Context(prec=60, Emax=10**6, Emin=-(10**6))
@@ -288,6 +289,20 @@ def _radical(node: Node, field: _Field, inside: Value, index: Value) -> Value:
     return _power(node, field, inside, 1 / index)
 
 
+def _counted(count: Callable[..., int]) -> Callable[..., Value]:
+    def operation(_: Node, field: _Field, *numbers: Value) -> Value:
+        for each in numbers:
+            if (
+                not isinstance(each, Fraction)
+                or each.denominator > 1
+                or not 0 <= each <= _MAX_COUNTED
+            ):
+                raise TooHard("what is counted is no small number")
+        return _short(Fraction(count(*map(int, numbers))), field)
+
+    return operation
+
+
 _OPERATIONS: Mapping[str, Callable[..., Value]] = {
     "number": lambda node, _: node.number,
     "letter": lambda node, field: field.letter(node.letter),
@@ -303,4 +318,6 @@ _OPERATIONS: Mapping[str, Callable[..., Value]] = {
     "repeating": lambda _, __, inside: inside,
     "^": _power,
     "root": _radical,
+    "factorial": _counted(factorial),
+    "binomial": _counted(comb),
 }
