@@ -9,14 +9,33 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from math import gcd
 
 from services.data.letters import letters_of
-from services.grader.answers.exact import RATIONAL, Exact, TooHard
+from services.grader.answers.identities import TooHard
 
 _PLACE = re.compile(r"<([a-z])>")
 _CONSTANTS = {"e", "i"}
 _SPARE = "kmnpqrstuvwabcdfghjxyz"
+
+
+Irrational = tuple[int, int]  # (squarefree radicand r >= 1, power p of π): √r·π^p
+RATIONAL: Irrational = (1, 0)
+
+
+@dataclass(frozen=True)
+class Exact:
+    """A sum of ``coefficient·√r·π^p``; no coefficient is 0, so equal numbers have equal terms."""
+
+    terms: Mapping[Irrational, Fraction]
+
+    @property
+    def rational(self) -> Fraction | None:
+        """The value as a fraction; None if it is irrational."""
+        if not self.terms:
+            return Fraction(0)
+        return self.terms.get(RATIONAL) if len(self.terms) == 1 else None
 
 
 @dataclass(frozen=True)

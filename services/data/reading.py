@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.grader.answers.exact import Exact, TooHard
-from services.grader.answers.formulas import read_number
+from services.data.forms import Exact
+from services.data.numbers import read_number
+from services.grader.answers.identities import TooHard
 from services.grader.answers.read import read_answer
 from services.grader.answers.units import measure_of
 from services.grader.answers.values import Expression, Number, Quantity, Relation, Words

@@ -63,7 +63,7 @@ class Demand:
         if newest.evaluated is not None and time.monotonic() - answered_at < self.linger_s:
             measured.add(last)
         for policy in (self.serving, newest.evaluated):
-            if policy and policy.job_id == newest.job_id and policy.number in measured:
+            if policy and policy.number in measured and _is_of_attempt(policy, newest):
                 return policy
         return newest
 
@@ -117,5 +117,12 @@ class Demand:
         return self.serving is not None and self.serving.number in {r.version for r in self.held}
 
 
+def _is_of_attempt(policy: PolicyVersion, other: PolicyVersion | RolloutRequest) -> bool:
+    """An attempt that begins at a checkpoint makes other weights of the same number."""
+    return (policy.job_id, policy.attempt) == (other.job_id, other.attempt)
+
+
 def _may_answer(policy: PolicyVersion, request: RolloutRequest) -> bool:
-    return policy.number >= request.min_version and request.version in (None, policy.number)
+    if request.version is not None:
+        return policy.number == request.version and _is_of_attempt(policy, request)
+    return policy.number >= request.min_version

@@ -73,7 +73,7 @@ def main() -> None:
             print(f"| {name} | TRL, vLLM | it failed | | |", flush=True)
         speeds["Weir"] = with_weir(recipe)
         for who, speed in speeds.items():
-            cells = [f"{speed.samples:,.0f}", f"{speed.core_seconds:.1f}", f"{speed.reward:.3f}"]
+            cells = [f"{speed.samples:.3g}", f"{speed.core_seconds:.1f}", f"{speed.reward:.3f}"]
             print("|", " | ".join([name, who, *cells]), "|", flush=True)
         weir = speeds.pop("Weir")
         trl = max(speeds.values(), key=lambda speed: speed.samples)

@@ -25,6 +25,7 @@ from protocol.messages import Graded, Task
 from protocol.rewards import MathAnswer
 from pydantic import JsonValue
 
+from services.grader.answers.units import measure_of
 from services.grader.pool import Cause, Failed, Pool, Value
 from services.grader.tools import Tools
 from services.grader.verifiers import math_answer
@@ -81,6 +82,7 @@ def weir(workers: int, batch: Sequence[Response]) -> Run:
 
     async def graded() -> Run:
         async with Pool(workers, warm_ups=_WARM_UPS) as pool:
+            measure_of("cm")  # loads the units, as the service does before it asks for groups
             cpu_started_s = await _cpu_s(pool, workers) + time.process_time()
             started = time.perf_counter()
             right = await asyncio.gather(*(_is_right(each, Tools(pool)) for each in batch))

@@ -55,7 +55,7 @@ def made() -> Path:
         text = _SFT.format(folder=FOLDER, max_context=MAX_CONTEXT, batch=BATCH)
         (FOLDER / "sft.toml").write_text(text)
         command = ("-m", "services.learner.sft", str(FOLDER / "sft.toml"), str(FOLDER / "learned"))
-        subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
+        subprocess.run([sys.executable, *command], cwd=ROOT, stdout=sys.stderr, check=True)
         (FOLDER / "learned").rename(FOLDER / "model")
     return FOLDER
 

@@ -1,38 +1,42 @@
 """How near the pipeline comes to its slower stage alone: ``python -m tests.benchmarks.pipeline``.
 
-One of the demo's jobs on a real stack. Sampling alone is the evaluation before the first step, in
-which the learner waits; training alone is a step less its waiting. Tokens are those of responses.
+The demo's job on a real stack. Sampling alone is the evaluation before the first step, in
+which the learner waits; training alone is a step less its waiting. Rates are tokens of
+responses a second.
 """
 
 from __future__ import annotations
 
 from tests.benchmarks.jobs import Job, a_demo_recipe, a_stack, run, warm_up
+from tests.stack.conftest import Stack
 
 STEPS, SAMPLES = 60, 8
+STALENESS = (1, 2, 4)
 
 
 def main() -> None:
     """Print the table."""
+    print(
+        "| max_staleness | sampling alone (tokens a second) | training alone | the pipeline", end=""
+    )
+    print(" | pipeline / slower stage |\n|---|---|---|---|---|")
     with a_stack() as stack:
         warm_up(stack)
-        sampling = a_demo_recipe().rollout.sampling.model_dump(exclude_none=True)
-        job = run(
-            stack,
-            a_demo_recipe(
-                training={"steps": STEPS, "checkpoint_every": 10 * STEPS},
-                evaluation={"samples": SAMPLES, "tasks": 256, "sampling": sampling},
-            ),
-        )
-    rates = {
-        "sampling alone": _sampled(job),
-        "training alone": job.total("tokens") / (job.seconds - job.phase("wait_for_groups")),
-        "the pipeline": job.total("tokens") / job.seconds,
-    }
-    print("| | tokens a second |\n|---|---|")
-    for name, rate in rates.items():
-        print(f"| {name} | {rate:,.0f} |")
-    slower = min(rates["sampling alone"], rates["training alone"])
-    print(f"| pipeline / slower stage | {rates['the pipeline'] / slower:.2f} |")
+        for staleness in STALENESS:
+            job = _job(stack, staleness)
+            sampling, together = _sampled(job), job.total("tokens") / job.seconds
+            training = job.total("tokens") / (job.seconds - job.phase("wait_for_groups"))
+            rates = f"{sampling:,.0f} | {training:,.0f} | {together:,.0f}"
+            print(
+                f"| {staleness} | {rates} | {together / min(sampling, training):.2f} |", flush=True
+            )
+
+
+def _job(stack: Stack, staleness: int) -> Job:
+    sampling = a_demo_recipe().rollout.sampling.model_dump(exclude_none=True)
+    training = {"steps": STEPS, "checkpoint_every": 10 * STEPS, "max_staleness": staleness}
+    evaluation = {"samples": SAMPLES, "tasks": 256, "sampling": sampling}
+    return run(stack, a_demo_recipe(training=training, evaluation=evaluation))
 
 
 def _sampled(job: Job) -> float:

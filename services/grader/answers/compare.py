@@ -7,26 +7,22 @@ left unknown. In the pool the same rules have computer algebra for what they can
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 
 from services.grader.answers.question import Question
 from services.grader.answers.read import read_answer, read_chosen
 from services.grader.answers.rules.assignments import assignments
 from services.grader.answers.rules.domains import domains
-from services.grader.answers.rules.expressions import expressions
 from services.grader.answers.rules.lists import conditions, in_order, ratios, sets, unions
 from services.grader.answers.rules.names import choices, residues, symbols, times, words
-from services.grader.answers.rules.numbers import numbers, numerals
+from services.grader.answers.rules.numbers import expressions, numbers, numerals
 from services.grader.answers.rules.quantities import quantities
 from services.grader.answers.rules.relations import approximations, relations
-from services.grader.answers.values import Choice, Set, Value
-from services.grader.answers.verdict import Rule, Verdict
-from services.grader.answers.work import OutOfWork, at_most, spend
+from services.grader.answers.values import Choice, Set
+from services.grader.answers.verdict import Algebra, Comparison, Rule, Verdict
+from services.grader.answers.work import OutOfWork, at_most
 
 _MAX_STEPS = 4_000
-_STEPS_OF_A_PAIR = 30
 _SAYS_NOTHING = re.compile(r"\\(?:left|right)(?![a-zA-Z.])| (?![0-9a-zA-Z])|(?<=[^0-9a-zA-Z\\,]) ")
 RULES: list[Rule] = [
     numbers, approximations, numerals, times, ratios, residues, symbols, choices,
@@ -34,36 +30,14 @@ RULES: list[Rule] = [
     expressions,
 ]  # fmt: skip
 
-# Two values (gold, answer): equal or not, or None if that cannot be said.
-Algebra = Callable[[Value, Value], bool | None]
-
-
-@dataclass(frozen=True)
-class _Comparison:
-    question: Question
-    algebra: Algebra | None
-
-    def same(self, gold: Value, answer: Value) -> Verdict:
-        """By the first rule that fits."""
-        spend(_STEPS_OF_A_PAIR)
-        if gold == answer:
-            return Verdict(True, "exact")
-        for rule in RULES:
-            verdict = rule(gold, answer, self)
-            if verdict is not None:
-                return verdict
-        return Verdict(False, "kind")
-
-    def by_algebra(self, gold: Value, answer: Value) -> bool | None:
-        """Unknown where there is no algebra."""
-        return self.algebra(gold, answer) if self.algebra else None
-
 
 def compare(gold: str, answer: str, problem: str = "") -> Verdict:
     """Compare two answers as they were written, without computer algebra.
 
     If the problem is known, what it asks for may be named, and 12% may be 12.
     """
+    if verdict := _at_sight(gold, answer):
+        return verdict
     try:
         with at_most(_MAX_STEPS):
             return compare_with(None, gold, answer, problem)
@@ -73,18 +47,25 @@ def compare(gold: str, answer: str, problem: str = "") -> Verdict:
 
 def compare_with(algebra: Algebra | None, gold: str, answer: str, problem: str = "") -> Verdict:
     """The same with computer algebra for what no rule settles, and without limit of work."""
-    if gold == answer:
-        return Verdict(True, "exact")
-    if gold.isdecimal() and answer.isdecimal() and (gold + answer).isascii():
-        return Verdict(gold.lstrip("0") == answer.lstrip("0"), "number")
+    if verdict := _at_sight(gold, answer):
+        return verdict
     if _squeezed(gold) == _squeezed(answer):
         return Verdict(True, "exact")
-    comparison, expected = _Comparison(Question(problem), algebra), read_answer(gold)
+    comparison, expected = Comparison(Question(problem), RULES, algebra), read_answer(gold)
     found = read_chosen(answer) if isinstance(expected, Choice) else read_answer(answer)
     verdict = comparison.same(expected, found)
     if verdict.equal is False and ("," in gold or "," in answer):
         return _as_lists(comparison, gold, answer) or verdict
     return verdict
+
+
+def _at_sight(gold: str, answer: str) -> Verdict | None:
+    """Most answers are integers."""
+    if gold == answer:
+        return Verdict(True, "exact")
+    if gold.isdecimal() and answer.isdecimal() and (gold + answer).isascii():
+        return Verdict(gold.lstrip("0") == answer.lstrip("0"), "number")
+    return None
 
 
 @lru_cache(4096)
@@ -93,7 +74,7 @@ def _squeezed(text: str) -> str:
     return _SAYS_NOTHING.sub("", text).replace(r"\dfrac", r"\frac")
 
 
-def _as_lists(comparison: _Comparison, gold: str, answer: str) -> Verdict | None:
+def _as_lists(comparison: Comparison, gold: str, answer: str) -> Verdict | None:
     """Beside a list, 100,200 may be one."""
     expected, found = read_answer(gold), read_answer(answer)
     if isinstance(expected, Set):

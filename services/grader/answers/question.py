@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from services.grader.answers.tokens import plain_of, tokens, vocabulary
-from services.grader.answers.units import Measure, measure_of
 
 MAX_CHARS = 8_000  # of a problem, the last ones
 _MAX_NAME_CHARS = 60
@@ -28,12 +27,6 @@ _ASKING = re.compile(
 )
 _NO_LETTER = re.compile(r"(?<![a-zA-Z\\])\Z")
 _NO_MORE = re.compile(r"(?![a-zA-Z0-9({])(?!\s?[\^_+*/=-])")
-_UNIT_ASKED = re.compile(
-    r"(?:how many|number of|in) ((?:square |cubic |sq |cu )?[a-z]{2,20}"
-    r"(?: per [a-z]{1,12})?)(?![a-z])",
-    re.IGNORECASE,
-)
-_ASKS = re.compile(r"(?i:\b(?:how|what|which|find|determine|compute|calculate)\b)")
 _ALWAYS = frozenset(
     vocabulary(
         "a an and answer amount are cost count final for in is max maximum min minimum number of "
@@ -57,11 +50,6 @@ class Question:
     def asks_ratio(self) -> bool:
         """Whether 3:30 may be a ratio."""
         return "ratio" in self.text.casefold()
-
-    @property
-    def unit(self) -> Measure | None:
-        """The unit that the answer is asked in, where only one is named."""
-        return _unit_of(self.text[-MAX_CHARS:])
 
     def names(self, name: str) -> bool:
         """Whether a name without its index is a letter, or its words are the problem's.
@@ -122,14 +110,6 @@ def _occurs(side: str, problem: str, behind: re.Pattern[str]) -> bool:
 @lru_cache(_PROBLEMS)
 def _spelled(problem: str) -> str:
     return plain_of(tokens(problem))
-
-
-@lru_cache(_PROBLEMS)
-def _unit_of(problem: str) -> Measure | None:
-    if len(_ASKS.findall(problem)) != 1:
-        return None
-    found = {measure_of(unit.lower()) for unit in _UNIT_ASKED.findall(problem)} - {None}
-    return found.pop() if len(found) == 1 else None
 
 
 @lru_cache(_PROBLEMS)

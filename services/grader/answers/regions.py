@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from decimal import Decimal
 
+from services.grader.answers.identities import approximation
 from services.grader.answers.nodes import Node
 from services.grader.answers.values import (
     Conditions,
@@ -151,5 +152,4 @@ def _tightest(ends: list[tuple[Value, str]], *, sign: int) -> tuple[Value, str] 
 def _approximation(value: Value) -> Decimal | None:
     if value in (INFINITY, MINUS_INFINITY):
         return Decimal("Infinity" if value == INFINITY else "-Infinity")
-    formula = value.formula if isinstance(value, Number | Expression) else None
-    return formula.approximation if formula else None
+    return approximation(value.tree) if isinstance(value, Number | Expression) else None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
 
-from services.grader.answers.formulas import formula_or_none
 from services.grader.answers.nodes import Node, integer, written
-from services.grader.answers.polynomials import Formula
+
+_MIN_PLACES = 6  # decimals from which a rounded value may stand for an exact one
+_MAX_ROUNDING = Decimal("5e-6")  # relative to the exact value
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,14 @@ class Number:
         top, bottom = integer(self.value.numerator), integer(self.value.denominator)
         return top if self.value.denominator == 1 else Node("fraction", (top, bottom))
 
-    @cached_property
-    def formula(self) -> Formula | None:
-        """The number as a formula; None if it is far too long."""
-        return formula_or_none(self.tree)
+    def rounds(self, exact: Decimal, *, least_places: int = _MIN_PLACES) -> bool:
+        """Whether it is the exact value, correctly rounded to enough places to stand for it."""
+        if self.places is None or self.places < least_places:
+            return False
+        rounding = Decimal(5).scaleb(-self.places - 1)
+        value = Decimal(self.value.numerator) / Decimal(self.value.denominator)
+        is_precise = least_places < _MIN_PLACES or rounding <= _MAX_ROUNDING * abs(exact)
+        return is_precise and abs(exact - value) <= rounding
 
 
 @dataclass(frozen=True)
@@ -42,11 +48,6 @@ class Expression:
     def of(cls, tree: Node) -> Expression:
         """A tree that nobody has written."""
         return cls(tree, written(tree))
-
-    @cached_property
-    def formula(self) -> Formula | None:
-        """What it is exactly, if it is of the plain kinds."""
-        return formula_or_none(self.tree)
 
     @cached_property
     def letters(self) -> frozenset[str]:

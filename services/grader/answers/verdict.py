@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from services.grader.answers.question import Question
 from services.grader.answers.values import Value
+from services.grader.answers.work import spend
+
+_STEPS_OF_A_PAIR = 30
 
 
 @dataclass(frozen=True)
@@ -18,21 +20,32 @@ class Verdict:
     path: str
 
 
-class Comparison(Protocol):
-    """What a rule may ask for: other pairs, the problem, and algebra."""
+# Two values (gold, answer): equal or not, or None if that cannot be said.
+Algebra = Callable[[Value, Value], bool | None]
 
-    @property
-    def question(self) -> Question:
-        """The problem's text, if it is known."""
-        ...
+
+@dataclass(frozen=True)
+class Comparison:
+    """Puts pairs of values to the rules, which may ask it about parts of them."""
+
+    question: Question
+    rules: Sequence[Rule]
+    algebra: Algebra | None = None
 
     def same(self, gold: Value, answer: Value) -> Verdict:
-        """Whether parts of the two answers are the same."""
-        ...
+        """Whether two values are the same, by the first rule that fits."""
+        spend(_STEPS_OF_A_PAIR)
+        if gold == answer:
+            return Verdict(True, "exact")
+        for rule in self.rules:
+            verdict = rule(gold, answer, self)
+            if verdict is not None:
+                return verdict
+        return Verdict(False, "kind")
 
     def by_algebra(self, gold: Value, answer: Value) -> bool | None:
         """Whether two values are the same mathematics; None where there is no algebra."""
-        ...
+        return self.algebra(gold, answer) if self.algebra else None
 
 
 Rule = Callable[[Value, Value, Comparison], Verdict | None]

@@ -10,16 +10,19 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
-from contextlib import aclosing
-from typing import BinaryIO
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, BinaryIO
+
+from protocol.tasks import raw_lines
 
 from services.chassis.deployment import DeploymentError
 from services.grader.judge.settings import URL, JudgeSettings
 from services.grader.offline import calibration
 from services.grader.offline.agreement import summary
-from services.grader.offline.streams import ReaderGone, StandardOutput
-from services.grader.offline.verdicts import verdicts
+from services.grader.offline.at_once import results_of
+from services.grader.offline.verdicts import MAX_LINE_BYTES, verdict_on
 from services.grader.pool import NoWorkerError, Pool
 from services.grader.settings import Settings
 from services.grader.tools import Tools
@@ -29,12 +32,19 @@ DONE, NOT_DONE, INTERRUPTED, NOBODY_READS = 0, 2, 130, 141
 _EXPLAINED = DeploymentError, NoWorkerError, calibration.JudgeDown, calibration.LabelledError
 
 
+_LINES_AT_ONCE = 32
+
+
+class ReaderGone(RuntimeError):
+    """Whoever read standard output has closed it: `head` does that."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Grade one file; returns the exit status."""
     given = _parser().parse_args(arguments)
     work = _calibrate if given.calibrate else _grade
     try:
-        return asyncio.run(work(_opened(given.file)))
+        return work(_opened(given.file))
     except KeyboardInterrupt:
         return INTERRUPTED
     except ReaderGone:
@@ -71,24 +81,33 @@ def _complain(text: str) -> None:
         print(f"weir grade: {line}", file=sys.stderr)
 
 
-async def _grade(file: BinaryIO) -> int:
-    output, settings, status = StandardOutput(), Settings.from_environment(), DONE
-    async with (
-        Pool(settings.workers, warm_ups=[WARM_UP]) as pool,
-        aclosing(verdicts(file, Tools(pool), at_once=settings.workers)) as found,
-    ):
-        async for verdict in found:
-            if verdict.problem is not None:
-                _complain(verdict.problem)
-                status = NOT_DONE
-            await output.write(f"{json.dumps(verdict.fields)}\n")
+def _grade(file: BinaryIO) -> int:
+    """Verdicts on some lines at a time; lines are read while nothing is under way."""
+    settings, status = Settings.from_environment(), DONE
+    with asyncio.Runner() as runner:
+        pool = Pool(settings.workers, warm_ups=[WARM_UP])
+        runner.run(pool.__aenter__())
+        try:
+            tools, lines = Tools(pool), enumerate(raw_lines(file, MAX_LINE_BYTES), start=1)
+            while some := list(islice(lines, _LINES_AT_ONCE)):
+                graded = results_of(partial(verdict_on, tools), some, at_once=settings.workers)
+                for verdict in runner.run(graded):
+                    if verdict.problem is not None:
+                        _complain(verdict.problem)
+                        status = NOT_DONE
+                    _write(verdict.fields)
+        finally:
+            runner.run(pool.__aexit__(None, None, None))
     return status
 
 
-async def _calibrate(file: BinaryIO) -> int:
+def _calibrate(file: BinaryIO) -> int:
+    return asyncio.run(_compare(calibration.read_labelled(file)))
+
+
+async def _compare(solutions: Sequence[calibration.Labelled]) -> int:
     """Write what there is to know about each verifier, a line of JSON each."""
-    output, settings = StandardOutput(), Settings.from_environment()
-    solutions = calibration.read_labelled(file)
+    settings = Settings.from_environment()
     async with (
         Pool(settings.workers, warm_ups=calibration.WARM_UPS) as pool,
         calibration.judge_of(JudgeSettings.from_environment()) as judge,
@@ -99,9 +118,17 @@ async def _calibrate(file: BinaryIO) -> int:
                 _complain(f"model_judge was not asked: {URL} is not set")
                 continue
             cases = await calibration.cases_of(check, label, solutions, tools)
-            found = {"verifier": check.verifier, "label": label, **summary(cases)}
-            await output.write(f"{json.dumps(found)}\n")
+            _write({"verifier": check.verifier, "label": label, **summary(cases)})
     return DONE
+
+
+def _write(fields: Mapping[str, Any]) -> None:
+    try:
+        print(json.dumps(fields), flush=True)
+    except BrokenPipeError as error:
+        raise ReaderGone from error
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from error
 
 
 if __name__ == "__main__":

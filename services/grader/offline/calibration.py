@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import BinaryIO, Literal, NoReturn
 
 from protocol.messages import Graded, Task
@@ -17,8 +17,8 @@ from services.grader.judge.health import UNTESTED
 from services.grader.judge.judge import Judge
 from services.grader.judge.settings import URL, JudgeSettings
 from services.grader.offline.agreement import Case
-from services.grader.offline.ordered import ordered_results
-from services.grader.offline.streams import MAX_LINE_BYTES, UnreadableLine, json_object
+from services.grader.offline.at_once import results_of
+from services.grader.offline.verdicts import MAX_LINE_BYTES, UnreadableLine, json_object
 from services.grader.tools import Tools
 from services.grader.verifiers import VERIFIERS, equation_steps, math_answer
 
@@ -96,12 +96,7 @@ async def cases_of(
         labelled = float(getattr(solution, label))
         return Case(solution.kind, solution.outcome, labelled, given, score.reason)
 
-    async def each() -> AsyncIterator[Labelled]:
-        for solution in solutions:
-            yield solution
-
-    async with aclosing(ordered_results(each(), case_of, at_once=_AT_ONCE)) as cases:
-        return [case async for case in cases]
+    return await results_of(case_of, solutions, at_once=_AT_ONCE)
 
 
 @asynccontextmanager

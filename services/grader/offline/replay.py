@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from io import BytesIO
 from typing import BinaryIO
 
@@ -20,8 +19,8 @@ from protocol.rewards import Reward
 from services.chassis.deployment import DeploymentError, import_extensions
 from services.grader.gate import what_is_in_the_way
 from services.grader.judge.settings import JudgeSettings, other_judges
+from services.grader.offline.at_once import results_of
 from services.grader.offline.calibration import WARM_UPS, JudgeDown, judge_of
-from services.grader.offline.ordered import ordered_results
 from services.grader.pool import NoWorkerError, Pool
 from services.grader.settings import Settings
 from services.grader.tools import Tools
@@ -49,10 +48,6 @@ async def _grade(asked: BinaryIO, answers: BinaryIO) -> None:
     job = decode(ActiveJob, next(records))
     reward = job.recipe.reward
 
-    async def groups() -> AsyncIterator[RolloutGroup]:
-        for fields in records:
-            yield decode(RolloutGroup, fields)
-
     async with AsyncExitStack() as stack:
         tools = await _tools(stack, reward, settings)
         if obstacle := what_is_in_the_way(reward, tools):
@@ -61,10 +56,9 @@ async def _grade(asked: BinaryIO, answers: BinaryIO) -> None:
         async def work(group: RolloutGroup) -> GradedGroup:
             return await grade_group(job, group, tools)
 
-        graded = ordered_results(groups(), work, at_once=settings.groups_in_flight)
-        async with aclosing(graded) as answered:
-            async for group in answered:
-                answers.write(pack(encode(group)))
+        groups = [decode(RolloutGroup, fields) for fields in records]
+        for group in await results_of(work, groups, at_once=settings.groups_in_flight):
+            answers.write(pack(encode(group)))
     answers.flush()
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
 from protocol.messages import Graded
 
-from services.grader.offline.ordered import ordered_results
-from services.grader.offline.streams import UnreadableLine, json_object, numbered_lines
 from services.grader.tools import Tools
 from services.grader.verifiers.math_answer import decide_response
+
+MAX_LINE_BYTES = 64 << 20
+
+
+class UnreadableLine(ValueError):
+    """A line that cannot be used; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -28,32 +31,37 @@ class Verdict:
     problem: str | None = None
 
 
-async def verdicts(file: BinaryIO, tools: Tools, *, at_once: int) -> AsyncGenerator[Verdict, None]:
-    """One verdict for each line, in order.
+async def verdict_on(tools: Tools, numbered: tuple[int, bytes]) -> Verdict:
+    """The verdict on the response of a line with its number."""
+    number, line = numbered
+    try:
+        response, answer, problem = _texts(line)
+    except UnreadableLine as error:
+        none = {"verdict": None, "reason": "unreadable_line", "path": None, "ms": 0.0}
+        return Verdict(none, f"line {number}: {error}")
+    began = time.perf_counter()
+    decision = await decide_response(response, answer, tools, problem=problem)
+    ms = round(1000 * (time.perf_counter() - began), 3)
+    score = decision.score
+    is_right = score.value == 1 if isinstance(score, Graded) else None
+    return Verdict({"verdict": is_right, "reason": score.reason, "path": decision.path, "ms": ms})
+
+
+def json_object(line: bytes) -> dict[str, Any]:
+    """The JSON object of a line, whatever its bytes are.
 
     Raises:
-        OSError: if the file cannot be read, behind the verdicts on what could.
+        UnreadableLine: if it is none.
     """
-
-    async def graded(numbered: tuple[int, bytes]) -> Verdict:
-        number, line = numbered
-        try:
-            response, answer, problem = _texts(line)
-        except UnreadableLine as error:
-            none = {"verdict": None, "reason": "unreadable_line", "path": None, "ms": 0.0}
-            return Verdict(none, f"line {number}: {error}")
-        began = time.perf_counter()
-        decision = await decide_response(response, answer, tools, problem=problem)
-        ms = round(1000 * (time.perf_counter() - began), 3)
-        score = decision.score
-        is_right = score.value == 1 if isinstance(score, Graded) else None
-        found = {"verdict": is_right, "reason": score.reason, "path": decision.path, "ms": ms}
-        return Verdict(found)
-
-    results = ordered_results(numbered_lines(file), graded, at_once=at_once)
-    async with aclosing(results) as found:
-        async for verdict in found:
-            yield verdict
+    if len(line) > MAX_LINE_BYTES:
+        raise UnreadableLine(f"longer than {MAX_LINE_BYTES >> 20} MiB")
+    try:
+        value = json.loads(line.decode())
+    except (ValueError, RecursionError) as error:
+        raise UnreadableLine(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UnreadableLine("no JSON object")
+    return value
 
 
 def _texts(line: bytes) -> list[str]:

@@ -27,7 +27,6 @@ from services.grader.answers.compare import compare_with
 from services.grader.answers.nodes import Unreadable
 from services.grader.answers.read import read_answer
 from services.grader.answers.regions import INFINITY, MINUS_INFINITY
-from services.grader.answers.rules.numbers import is_rounding
 from services.grader.answers.values import (
     Expression,
     Number,
@@ -211,7 +210,7 @@ def _is_rounded(exact: Expr, written: Value) -> bool:
     if value is None or not value.is_real:
         return False
     digits = value.evalf(_DIGITS) if isinstance(value, Rational) else value
-    return is_rounding(written, Decimal(str(digits)))
+    return written.rounds(Decimal(str(digits)))
 
 
 @lru_cache(maxsize=256)

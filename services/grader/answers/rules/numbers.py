@@ -1,14 +1,14 @@
-"""Plain numbers and numerals: exact, but for decimals that are a correct rounding."""
+"""Numbers, numerals and single expressions: exact, but for decimals that are a correct rounding."""
 
 from __future__ import annotations
 
 from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache
 
-from services.grader.answers.values import Number, Numeral, Relation, Value
+from services.grader.answers.identities import Residue, TooHard, approximation, is_same, value_of
+from services.grader.answers.values import Expression, Number, Numeral, Relation, Value
 from services.grader.answers.verdict import Comparison, Verdict
-
-_MIN_PLACES = 6  # decimals from which a rounded value may stand for an exact one
-_MAX_ROUNDING = Decimal("5e-6")  # relative to the exact value
 
 
 def numbers(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
@@ -20,8 +20,9 @@ def numbers(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     if gold.places is None and answer.places is None:
         return Verdict(False, "number")
     decimal, exact = sorted((gold, answer), key=lambda number: number.places or 10**6)
-    value = Decimal(exact.value.numerator) / exact.value.denominator
-    return Verdict(is_rounding(decimal, value), "number")
+    return Verdict(
+        decimal.rounds(Decimal(exact.value.numerator) / exact.value.denominator), "number"
+    )
 
 
 def numerals(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
@@ -37,11 +38,47 @@ def numerals(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     return None
 
 
-def is_rounding(decimal: Number, exact: Decimal, *, least_places: int = _MIN_PLACES) -> bool:
-    """Whether a decimal is the exact value, correctly rounded to enough places to stand for it."""
-    if decimal.places is None or decimal.places < least_places:
-        return False
-    rounding = Decimal(5).scaleb(-decimal.places - 1)
-    value = Decimal(decimal.value.numerator) / Decimal(decimal.value.denominator)
-    is_precise = least_places < _MIN_PLACES or rounding <= _MAX_ROUNDING * abs(exact)
-    return is_precise and abs(exact - value) <= rounding
+def expressions(gold: Value, answer: Value, by: Comparison) -> Verdict:
+    """The last rule: by their values, or as an exact value and its rounding; else by algebra.
+
+    Whatever is no single expression is no other's equal.
+    """
+    if not isinstance(gold, Number | Expression) or not isinstance(answer, Number | Expression):
+        return Verdict(False, "kind")
+    if "infinity" in (_kind(gold), _kind(answer)):
+        is_like = _kind(gold) == _kind(answer) and _is_negative(gold) == _is_negative(answer)
+        return Verdict(is_like, "infinity")
+    value, other = _value(gold), _value(answer)
+    if value is None or other is None:
+        return Verdict(by.by_algebra(gold, answer), "algebra")
+    return Verdict(is_same(value, other) or _is_rounded(gold, answer), "expression")
+
+
+@lru_cache(4096)
+def _value(written: Number | Expression) -> Fraction | Residue | None:
+    """What it is exactly; None for what only algebra can tell."""
+    if isinstance(written, Number):
+        return written.value
+    try:
+        return value_of(written.tree) if written.tree else None
+    except TooHard:
+        return None
+
+
+def _kind(value: Number | Expression) -> str:
+    tree = value.tree
+    if tree is not None and tree.kind == "negative":
+        tree = tree.parts[0]
+    return tree.kind if tree else ""
+
+
+def _is_negative(value: Number | Expression) -> bool:
+    return value.tree is not None and value.tree.kind == "negative"
+
+
+def _is_rounded(gold: Number | Expression, answer: Number | Expression) -> bool:
+    for written, exact in ((answer, gold), (gold, answer)):
+        if isinstance(written, Number) and written.places:
+            value = approximation(exact.tree)
+            return value is not None and written.rounds(value)
+    return False

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import lru_cache
 
-from services.grader.answers.exact import PI, Exact
 from services.grader.answers.nodes import Node, integer
-from services.grader.answers.question import Question
-from services.grader.answers.rules.expressions import same_expressions
+from services.grader.answers.question import MAX_CHARS, Question
 from services.grader.answers.tokens import vocabulary
 from services.grader.answers.units import DEGREE, PERCENT, RADIAN, THINGS, Measure, measure_of
-from services.grader.answers.values import Expression, Number, Quantity, Value, Words
+from services.grader.answers.values import Expression, Number, Open, Quantity, Value, Words
 from services.grader.answers.verdict import Comparison, Verdict, any_of
 
 _CHANGES_VALUE = re.compile(
@@ -37,8 +36,16 @@ _SAYS_NOTHING = frozenset(
         "total unique way ways wide year years"
     )
 )
-_HUNDREDTH, _HALF_TURN = Exact.of(Fraction(1, 100)), PI * Exact.of(Fraction(1, 180))
-_ONE = Exact.of(1)
+_UNIT_ASKED = re.compile(
+    r"(?:how many|number of|in) ((?:square |cubic |sq |cu )?[a-z]{2,20}"
+    r"(?: per [a-z]{1,12})?)(?![a-z])",
+    re.IGNORECASE,
+)
+_ASKS = re.compile(r"(?i:\b(?:how|what|which|find|determine|compute|calculate)\b)")
+_ONE, _HUNDREDTH, _HUNDRED = (Number(Fraction(each)) for each in ("1", "1/100", "100"))
+_HALF_TURN = Expression.of(Node("fraction", (Node("pi"), integer(180))))
+_DEGREES_OF_RADIAN = Expression.of(Node("fraction", (integer(180), Node("pi"))))
+Scale = Number | Expression
 _UNKNOWN = Measure((("unknown", 1),))  # words that nobody knows to say another value
 
 
@@ -80,24 +87,22 @@ def _said(value: Value) -> str:
     return " ".join(value.unit.casefold().split()) if isinstance(value, Quantity) else ""
 
 
-def _same(gold: Value, answer: Value, scale: Exact, by: Comparison, is_rounded: bool) -> Verdict:
-    if scale == _ONE and not is_rounded:
-        return same_expressions(gold, answer, by, is_rounded=False)
-    return by.same(gold, answer) if scale == _ONE else same_expressions(
-        gold, _scaled(answer, scale), by, is_rounded=is_rounded
-    )  # fmt: skip
+def _same(gold: Value, answer: Value, scale: Scale, by: Comparison, is_rounded: bool) -> Verdict:
+    if not is_rounded:
+        gold, answer = _without_places(gold), _without_places(answer)
+    return by.same(gold, answer if scale == _ONE else _scaled(answer, scale))
 
 
-def _scaled(value: Value, scale: Exact) -> Value:
-    """A value times a number of one term without a root."""
-    if not isinstance(value, Number | Expression) or value.tree is None:
-        return Expression(None, "")
-    [((_, power), size)] = scale.terms.items()
-    if isinstance(value, Number) and not power:
-        return Number(value.value * size, value.places)
-    turn = Node("^", (Node("pi"), integer(power)))
-    number = Node("fraction", (integer(size.numerator), integer(size.denominator)))
-    return Expression.of(Node("*", (Node("*", (number, turn)), value.tree)))
+def _without_places(value: Value) -> Value:
+    return Number(value.value) if isinstance(value, Number) else value
+
+
+def _scaled(value: Value, scale: Scale) -> Value:
+    if isinstance(value, Number) and isinstance(scale, Number):
+        return Number(value.value * scale.value, value.places)
+    if not isinstance(value, Number | Expression) or not (value.tree and scale.tree):
+        return Open("")
+    return Expression.of(Node("*", (scale.tree, value.tree)))
 
 
 def _measure(value: Value, question: Question, *, is_answer: bool = False) -> Measure | bool | None:
@@ -134,19 +139,32 @@ def _of_words(words: list[str], is_bare: bool, question: Question) -> Measure | 
     return THINGS if not (question.text and rest) or any(map(question.counts, rest)) else _UNKNOWN
 
 
-def _factors(gold: Measure | None, answer: Measure | None, question: Question) -> Iterator[Exact]:
+def _factors(gold: Measure | None, answer: Measure | None, question: Question) -> Iterator[Scale]:
     """By what the answer's number may be multiplied before it is compared with the gold's."""
-    asked = question.unit if gold is None and answer not in (None, PERCENT, DEGREE) else None
+    asked = (
+        _unit_of(question.text[-MAX_CHARS:])
+        if gold is None and answer not in (None, PERCENT, DEGREE)
+        else None
+    )
     if asked and answer and not _shares(asked, answer):
         gold = asked
     if gold is None or answer is None or gold.is_any or answer.is_any:
         yield from _beside_none(gold, answer, question)
     elif gold.dimension == answer.dimension:
-        yield Exact.of(answer.size / gold.size)
+        yield Number(answer.size / gold.size)
     elif {gold, answer} <= {THINGS, _UNKNOWN}:
         yield _ONE
     elif {gold, answer} == {DEGREE, RADIAN}:
-        yield _HALF_TURN.inverse() if gold == DEGREE else _HALF_TURN
+        yield _DEGREES_OF_RADIAN if gold == DEGREE else _HALF_TURN
+
+
+@lru_cache(1024)
+def _unit_of(problem: str) -> Measure | None:
+    """The unit that the answer is asked in, where only one is named."""
+    if len(_ASKS.findall(problem)) != 1:
+        return None
+    found = {measure_of(unit.lower()) for unit in _UNIT_ASKED.findall(problem)} - {None}
+    return found.pop() if len(found) == 1 else None
 
 
 def _shares(asked: Measure, answer: Measure) -> bool:
@@ -158,10 +176,10 @@ def _shares(asked: Measure, answer: Measure) -> bool:
 
 def _beside_none(
     gold: Measure | None, answer: Measure | None, question: Question
-) -> Iterator[Exact]:
+) -> Iterator[Scale]:
     """A gold percentage takes its number for itself, and degrees may be radians left out."""
     if gold == PERCENT:
-        yield from (_ONE, Exact.of(100))
+        yield from (_ONE, _HUNDRED)
     elif answer == PERCENT:
         if question.asks_percent:
             yield _ONE
@@ -169,4 +187,4 @@ def _beside_none(
     else:
         yield _ONE
         if DEGREE in (gold, answer):
-            yield _HALF_TURN.inverse() if gold == DEGREE else _HALF_TURN
+            yield _DEGREES_OF_RADIAN if gold == DEGREE else _HALF_TURN

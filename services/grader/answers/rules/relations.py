@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 
-from services.grader.answers.exact import TooHard
+from services.grader.answers.identities import TooHard, approximation, have_one_sign, is_multiple
 from services.grader.answers.nodes import Node, rebuilt
-from services.grader.answers.polynomials import Formula
 from services.grader.answers.question import UNKNOWN, Question
-from services.grader.answers.rules.numbers import is_rounding
 from services.grader.answers.values import (
     Expression,
     Number,
@@ -67,12 +65,12 @@ def _rounds_as_asked(gold: Value, exact: Value, rounded: Value) -> bool:
         return False
     if not rounded.places and rounded.value.denominator != 1:
         return False  # 1/3 is no rounding of 1/2
-    value = exact.formula.approximation if exact.formula else None
+    value = approximation(exact.tree)
     is_exact = not (isinstance(exact, Number) and exact.places)
     decimal = Number(rounded.value, rounded.places or 0)
-    return value is not None and bool(rounded.places or is_exact) and is_rounding(
-        decimal, value, least_places=0
-    )  # fmt: skip
+    if value is None or not (rounded.places or is_exact):
+        return False
+    return decimal.rounds(value, least_places=0)
 
 
 def relations(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
@@ -191,19 +189,17 @@ def _same_relation(gold: Relation, answer: Relation) -> bool:
     """Whether two relations with two sides each are multiples of each other.
 
     Raises:
-        TooHard: if their sides are no formulas that can be worked out here.
+        TooHard: if their sides cannot be worked out here.
     """
     if gold.signs != answer.signs:
         return False
-    difference = _difference(gold)
-    if difference.number is not None:
-        return False  # it says nothing, or what is impossible
-    sign = _difference(answer).is_multiple_of(difference)
-    return sign != 0 if gold.signs in (("=",), ("!=",)) else sign == 1
+    first, second = _difference(gold), _difference(answer)
+    is_equation = gold.signs in (("=",), ("!=",))
+    return is_multiple(first, second) and (is_equation or have_one_sign(first, second))
 
 
-def _difference(relation: Relation) -> Formula:
-    formulas = [s.formula for s in relation.sides if isinstance(s, Number | Expression)]
-    if len(formulas) != 2 or len(relation.sides) != 2 or formulas[0] is None or formulas[1] is None:
-        raise TooHard("a chain of relations, or a side that is no formula")
-    return formulas[0] + -formulas[1]
+def _difference(relation: Relation) -> Node:
+    trees = [s.tree for s in relation.sides if isinstance(s, Number | Expression)]
+    if len(trees) != 2 or len(relation.sides) != 2 or trees[0] is None or trees[1] is None:
+        raise TooHard("a chain of relations, or a side that is no expression")
+    return Node("-", (trees[0], trees[1]))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from services.grader.offline.__main__ import main
-from services.grader.offline.streams import MAX_LINE_BYTES
+from services.grader.offline.verdicts import MAX_LINE_BYTES
 
 
 def a_line(response: str = r"So it is \boxed{42}.", answer: str = "42", **others: Any) -> str:
