@@ -82,11 +82,12 @@ def _double_factorial(number: Expr) -> Expr:
     """Of 2n - 1 by the gamma function, which has values between whole numbers too."""
     if number.is_number:
         return factorial2(number) if number.is_integer and number >= -1 else nan
-    wholes = {letter: Symbol(str(letter), integer=True) for letter in number.free_symbols}
-    found = factorial2(number.xreplace(wholes)).rewrite(gamma)
+    names = map(str, number.free_symbols)
+    wholes = [(Symbol(name), Symbol(name, integer=True)) for name in names]
+    found = factorial2(number.subs(wholes)).rewrite(gamma)
     if found.has(Piecewise):  # for odd numbers and for even ones
         return factorial2(number)
-    return found.xreplace({whole: letter for letter, whole in wholes.items()})
+    return found.subs([(whole, letter) for letter, whole in wholes])
 
 
 def _power(base: Expr, exponent: Expr) -> Expr:

@@ -193,4 +193,6 @@ def _expression(value: Value) -> Expr:
     """
     if not isinstance(value, Number | Expression):
         raise Unreadable("no expression")
+    if isinstance(value, Number):
+        return expression(value.tree)
     return expression(value.tree) if value.tree else read_with_sums(value.latex)

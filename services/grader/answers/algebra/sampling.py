@@ -7,7 +7,7 @@ points are none that whoever wrote them could have foreseen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from random import Random
 
@@ -46,7 +46,8 @@ _PIECES = (Abs, floor, ceiling)
 _COUNTS = (factorial, gamma)  # of whole numbers, C(n, 99) is 0 up to 98
 _NAMES_OF_WHOLES = frozenset("kmn")
 
-Point = dict[Basic, Expr]  # letters and their values
+Point = Mapping[Basic, Expr]  # letters and their values
+NOWHERE: Point = {}
 
 
 def agreement(gold: Expr, answer: Expr, seed: str = "") -> bool | None:
@@ -103,20 +104,20 @@ def worked_out(expression: Expr) -> Expr:
     return result if isinstance(result, Expr) else nan
 
 
-def value_of(expression: Expr, point: Point | None = None) -> Expr | None:
+def value_of(expression: Expr, point: Point = NOWHERE) -> Expr | None:
     """The value to fifty digits, and to fifty places; None where there is none.
 
     At a point it is None, too, where it has so many digits that not all can be known.
     """
     if isinstance(expression, Rational):
         return expression
-    value = expression.evalf(_DIGITS, subs=point, maxn=1000)
+    value = expression.evalf(_DIGITS, subs=dict(point), maxn=1000)
     if isinstance(value, Expr) and value.is_finite and Abs(value) > 1:
         digits = int(log(Abs(value), 10).evalf(15)) + 1
         if point and digits > _MAX_DIGITS_AT_POINT:
             return None
         more = _DIGITS + min(digits, _MAX_DIGITS)
-        value = expression.evalf(more, subs=point, maxn=_MAX_DIGITS)
+        value = expression.evalf(more, subs=dict(point), maxn=_MAX_DIGITS)
     if not isinstance(value, Expr) or value.has(nan, zoo, oo, -oo):
         return None
     return value if re(value).is_Number and im(value).is_Number else None
@@ -135,7 +136,7 @@ def _values(
 
 def _value_at(expression: Expr, point: Point, wholes: frozenset[Basic]) -> Expr | None:
     """Whole numbers are put in exactly; an exact power of fractions may take for ever."""
-    exact = expression.xreplace({letter: point[letter] for letter in wholes})
+    exact = expression.subs({letter: point[letter] for letter in wholes})
     return value_of(exact, point)
 
 
@@ -149,7 +150,7 @@ def _points(gold: Expr, seed: str, wholes: frozenset[Basic]) -> Iterator[Point]:
     letters = sorted(gold.free_symbols, key=str)
     for at in range(_POINTS):
         sign, size = (-1) ** at, _SIZES[at // 2 % len(_SIZES)]
-        point: Point = {}
+        point = dict[Basic, Expr]()
         for place, letter in enumerate(draw.sample(letters, len(letters))):
             if place and gold.has(Abs):
                 sign = draw.choice((1, -1))
@@ -186,7 +187,7 @@ def _is_defined(expression: Expr, point: Point) -> bool:
         return all(bool(value > 0) for value in point.values())
     inside = [power.base for power in expression.atoms(Pow) if not power.exp.is_integer]
     inside += [logarithm.args[0] for logarithm in expression.atoms(log)]
-    values = [part.evalf(15, subs=point) for part in inside if part.free_symbols]
+    values = [part.evalf(15, subs=dict(point)) for part in inside if part.free_symbols]
     return all(bool(value.is_real and value > 0) for value in values)
 
 

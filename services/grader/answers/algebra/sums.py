@@ -6,10 +6,11 @@ Each is taken out of the text, and the grammar reads what is left with a letter 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from functools import reduce
 
 import sympy
-from sympy import Expr, Product, Sum, Symbol
+from sympy import Basic, Expr, Symbol
 
 from services.grader.answers.algebra.expressions import expression
 from services.grader.answers.grammar import read_expression
@@ -24,12 +25,15 @@ _SUM = re.compile(
     r"(?P<before>.*)\\(?P<kind>sum|prod) ?_ ?\{ ?(?P<letter>[a-z]) ?="
     rf"(?P<first>{_IN_BRACES})\}} ?\^ ?(?P<last>\{{{_IN_BRACES}\}}|[0-9a-zA-Z])(?P<rest>.+)"
 )
-_OF_ALL = {
+_OPERATIONS: Mapping[str, Callable[..., Expr]] = {
     "gcd": lambda *of: reduce(sympy.gcd, of),
     "lcm": lambda *of: reduce(sympy.lcm, of),
     "max": sympy.Max,
     "min": sympy.Min,
+    "sum": sympy.Sum,
+    "prod": sympy.Product,
 }
+_Taken = list[tuple[Basic | complex, Expr | complex]]  # letters, and what they stand for
 
 
 def read_with_sums(latex: str) -> Expr:
@@ -40,7 +44,7 @@ def read_with_sums(latex: str) -> Expr:
     """
     if _LETTER in latex or "box" in latex:
         raise Unreadable("a letter that stands for something else here, or a box")
-    taken: dict[Expr, Expr] = {}
+    taken: _Taken = []
     while match := _CALLED.search(latex):
         letter = _letter_for(_value_of(match, taken), taken)
         latex = f"{latex[: match.start()]} {letter} {latex[match.end() :]}"
@@ -53,19 +57,19 @@ def read_with_sums(latex: str) -> Expr:
     return _read(latex, taken)
 
 
-def _letter_for(value: Expr, taken: dict[Expr, Expr]) -> str:
+def _letter_for(value: Expr, taken: _Taken) -> str:
     name = f"{_LETTER}_{{{len(taken)}}}"
-    taken[expression(read_expression(name))] = value
+    taken.append((expression(read_expression(name)), value))
     return name
 
 
-def _read(latex: str, taken: dict[Expr, Expr]) -> Expr:
-    return expression(read_expression(latex, as_answer=True)).xreplace(taken)
+def _read(latex: str, taken: _Taken) -> Expr:
+    return expression(read_expression(latex, as_answer=True)).subs(taken)
 
 
-def _value_of(match: re.Match[str], taken: dict[Expr, Expr]) -> Expr:
+def _value_of(match: re.Match[str], taken: _Taken) -> Expr:
     if match["of_all"]:
-        return _OF_ALL[match["of_all"]](
+        return _OPERATIONS[match["of_all"]](
             *(_read(each, taken) for each in match["inside"].split(","))
         )
     return Symbol(match[0].replace(" ", ""))
@@ -81,11 +85,10 @@ def _cut(rest: str) -> tuple[str, str]:
     return rest, ""
 
 
-def _sum(match: re.Match[str], body: str, taken: dict[Expr, Expr]) -> Expr:
+def _sum(match: re.Match[str], body: str, taken: _Taken) -> Expr:
     letter = match["letter"]
     if letter == "i":  # which elsewhere is the imaginary unit
         letter = f"{_LETTER}_{{i}}"
         body = re.sub(r"(?<![a-zA-Z\\])i(?![a-zA-Z])", lambda _: letter, body)
     ends = (_read(match[end], taken) for end in ("first", "last"))
-    kind = Sum if match["kind"] == "sum" else Product
-    return kind(_read(body, taken), (_read(letter, {}), *ends))
+    return _OPERATIONS[match["kind"]](_read(body, taken), (_read(letter, []), *ends))
