@@ -17,7 +17,7 @@ import sympy
 from sympy import Expr, Interval, Rational, Symbol, numer, oo, together
 
 from services.grader.answers.algebra.expressions import expression
-from services.grader.answers.algebra.sampling import agreement, sign_of_factor, value_of, worked_out
+from services.grader.answers.algebra.sampling import agreement, sign_of_factor, value_of
 from services.grader.answers.algebra.sums import read_with_sums
 from services.grader.answers.compare import compare_with
 from services.grader.answers.nodes import Unreadable
@@ -170,7 +170,7 @@ def _real(side: Expr) -> Expr:
 def _is_rounded(exact: Expr, written: Value) -> bool:
     if not isinstance(written, Number) or not written.places or exact.free_symbols:
         return False
-    value = value_of(worked_out(exact))
+    value = value_of(exact)
     if value is None or not value.is_real:
         return False
     digits = value.evalf(_DIGITS) if isinstance(value, Rational) else value
@@ -180,7 +180,7 @@ def _is_rounded(exact: Expr, written: Value) -> bool:
 @lru_cache(maxsize=256)
 def _gold_expression(gold: Value) -> Expr:
     parsed = _expression(gold)
-    if not parsed.free_symbols and value_of(worked_out(parsed)) is None:
+    if not parsed.free_symbols and value_of(parsed) is None:
         raise Unreadable("a number without a value")
     return parsed
 

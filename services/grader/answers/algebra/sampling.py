@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from random import Random
+from types import MappingProxyType
 
 from sympy import (
     Abs,
@@ -40,14 +41,12 @@ _TINY = Rational(1, 10**40)
 _POINTS = 90  # few of them may be in the order that a root of b - a asks for
 _ENOUGH, _MOST = 3, 16  # points at which both have a value
 _SIZES = (120, 1.3, 0.05, 14, 2.8, 31, 0.3, 5.1)
-_JITTER = 1009
 _LARGEST_WHOLE = 9_999
 _PIECES = (Abs, floor, ceiling)
 _COUNTS = (factorial, gamma)  # of whole numbers, C(n, 99) is 0 up to 98
 _NAMES_OF_WHOLES = frozenset("kmn")
 
-Point = Mapping[Basic, Expr]  # letters and their values
-NOWHERE: Point = {}
+Point = dict[Basic, Expr]  # letters and their values
 
 
 def agreement(gold: Expr, answer: Expr, seed: str = "") -> bool | None:
@@ -57,7 +56,6 @@ def agreement(gold: Expr, answer: Expr, seed: str = "") -> bool | None:
     the seed. A letter that the gold does not have makes another answer, and what an answer may hide
     where no point lies, in more pieces than the gold has, is not known.
     """
-    gold, answer = worked_out(gold), worked_out(answer)
     if not gold.free_symbols | answer.free_symbols:
         return _same_value(gold, answer)
     if gold == answer and gold is not nan:
@@ -87,7 +85,6 @@ def sign_of_factor(gold: Expr, answer: Expr, seed: str = "") -> int | None:
 
     None if that cannot be found out.
     """
-    gold, answer = worked_out(gold), worked_out(answer)
     if not gold.free_symbols or gold.free_symbols != answer.free_symbols:
         return 0
     values = islice(_values(gold, answer, seed, frozenset()), _MOST)
@@ -98,13 +95,7 @@ def sign_of_factor(gold: Expr, answer: Expr, seed: str = "") -> int | None:
     return (1 if ratios[0] > 0 else -1) if same and ratios[0].is_real else 0
 
 
-def worked_out(expression: Expr) -> Expr:
-    """Sums done."""
-    result = expression.doit()
-    return result if isinstance(result, Expr) else nan
-
-
-def value_of(expression: Expr, point: Point = NOWHERE) -> Expr | None:
+def value_of(expression: Expr, point: Mapping[Basic, Expr] = MappingProxyType({})) -> Expr | None:
     """The value to fifty digits, and to fifty places; None where there is none.
 
     At a point it is None, too, where it has so many digits that not all can be known.
@@ -126,46 +117,35 @@ def value_of(expression: Expr, point: Point = NOWHERE) -> Expr | None:
 def _values(
     gold: Expr, answer: Expr, seed: str, wholes: frozenset[Basic]
 ) -> Iterator[tuple[Expr, Expr]]:
-    """The values of both wherever both are defined, and not too large to know all digits."""
+    """The values of both wherever both are defined, and not too large to know all digits.
+
+    Whole numbers are put in exactly; an exact power of fractions may take for ever.
+    """
     for point in _points(gold, seed, wholes):
         if _is_defined(gold, point) and _is_defined(answer, point):
-            value, other = _value_at(gold, point, wholes), _value_at(answer, point, wholes)
+            exact = [(letter, point[letter]) for letter in wholes]
+            value, other = (value_of(each.subs(exact), point) for each in (gold, answer))
             if value is not None and other is not None:
                 yield value, other
 
 
-def _value_at(expression: Expr, point: Point, wholes: frozenset[Basic]) -> Expr | None:
-    """Whole numbers are put in exactly; an exact power of fractions may take for ever."""
-    exact = expression.subs({letter: point[letter] for letter in wholes})
-    return value_of(exact, point)
-
-
 def _points(gold: Expr, seed: str, wholes: frozenset[Basic]) -> Iterator[Point]:
-    """Values of all letters: of one sign, so that |xy| alone can be told from xy by both.
+    """Values of all letters, of one sign but beside |xy|, which else could not be told from xy.
 
     Each letter's is drawn for itself, at each point: if their ratios were the same everywhere,
-    ``x/y = 5`` could not be told from ``x/y = 7``. Those of few letters are whole now and then.
+    ``x/y = 5`` could not be told from ``x/y = 7``. What is rounded is whole now and then.
     """
-    draw = Random(seed)
-    letters = sorted(gold.free_symbols, key=str)
+    draw, letters = Random(seed), sorted(gold.free_symbols, key=str)
     for at in range(_POINTS):
-        sign, size = (-1) ** at, _SIZES[at // 2 % len(_SIZES)]
-        point = dict[Basic, Expr]()
-        for place, letter in enumerate(draw.sample(letters, len(letters))):
-            if place and gold.has(Abs):
-                sign = draw.choice((1, -1))
-            about = draw.randint(_JITTER // 4, 4 * _JITTER) if place else _near(draw)
-            value = Rational(round(size * about * _JITTER), _JITTER**2)
+        point, size = Point(), _SIZES[at // 2 % len(_SIZES)]
+        for letter in letters:
+            value = Rational(str(round(size * draw.uniform(0.5, 2), 6)))
             if letter in wholes:
                 value = Integer(draw.randint(0, draw.choice((9, 99, _LARGEST_WHOLE))))
             elif gold.has(*_PIECES) and at % 4 < 2:
                 value = value.ceiling()
-            point[letter] = sign * value
+            point[letter] = value * (draw.choice((1, -1)) if gold.has(Abs) else (-1) ** at)
         yield point
-
-
-def _near(draw: Random) -> int:
-    return draw.randint(_JITTER - 99, _JITTER + 99)
 
 
 def _num_pieces(expression: Expr, kinds: tuple[type[Basic], ...]) -> int:

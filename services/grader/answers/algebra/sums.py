@@ -37,7 +37,7 @@ _Taken = list[tuple[Basic | complex, Expr | complex]]  # letters, and what they 
 
 
 def read_with_sums(latex: str) -> Expr:
-    """What is written.
+    """What is written, worked out.
 
     Raises:
         Unreadable: if there is anything else that the grammar does not know.
@@ -54,7 +54,7 @@ def read_with_sums(latex: str) -> Expr:
         latex = f"{match['before']} {letter} {rest}"
     if not taken:
         raise Unreadable("not of the grammar")
-    return _read(latex, taken)
+    return _read(latex, taken).doit()
 
 
 def _letter_for(value: Expr, taken: _Taken) -> str:
