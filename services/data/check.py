@@ -109,6 +109,6 @@ async def _fault(answer: str, tools: Tools) -> Fault | None:
         end = f"ends in a {outcome.cause}"
         return Fault(f"comparing with it {end}", f"comparing {answer!r} with 7 {end}")
     if isinstance(outcome, Failed) or not outcome.value:
-        text = f"math-verify cannot read {answer!r}; only the same text would count as right"
-        return Fault("math-verify cannot read it", text)
+        text = f"the grader cannot read {answer!r}; only the same text would count as right"
+        return Fault("the grader cannot read it", text)
     return None

@@ -113,7 +113,7 @@ def test_an_answer_that_cannot_be_compared_is_a_problem_of_its_line_alone(
     assert check(tmp_path, "\n".join(lines)) == 2
     assert capsys.readouterr().out.splitlines() == [
         "line 1: answer: comparing '9^{9^{9^9}}' with 7 ends in a timeout",
-        r"line 2: answer: math-verify cannot read '\\frac{'; "
+        r"line 2: answer: the grader cannot read '\\frac{'; "
         "only the same text would count as right",
         "line 3: answer: longer than 2000 characters, which is too long to compare",
         f"{len(answers)} tasks, 3 problems",

@@ -92,7 +92,7 @@ SEEN: dict[str, tuple[str, Publisher, Rows, Counter[str]]] = {
                 "question_type is proof": 1,
                 "problem_is_valid is not Yes": 1,
                 "solution_is_valid is not Yes": 1,
-                "answer: math-verify cannot read it": 1,
+                "answer: the grader cannot read it": 1,
             }
         ),
     ),

@@ -14,7 +14,7 @@ from tests.unit.grader.judge_server import ScriptedServer
 
 @pytest.fixture(scope="session")
 async def tools(anyio_backend: str) -> AsyncIterator[Tools]:
-    """Real math-verify in real workers; a hang costs the tests 0.6 s instead of 5."""
+    """Real algebra in real workers; a hang costs the tests 0.6 s instead of 5."""
     async with Pool(2, warm_ups=[math_answer.WARM_UP, equation_steps.WARM_UP]) as pool:
         yield Tools(pool, compare_deadline_s=0.6)
 
