@@ -13,7 +13,7 @@ from services.grader.answers.question import Question
 from services.grader.answers.read import read_answer, read_chosen
 from services.grader.answers.rules.assignments import assignments
 from services.grader.answers.rules.domains import domains
-from services.grader.answers.rules.lists import conditions, in_order, ratios, sets, unions
+from services.grader.answers.rules.lists import in_order, ratios, sets, unions
 from services.grader.answers.rules.names import choices, residues, symbols, times, words
 from services.grader.answers.rules.numbers import expressions, numbers, numerals
 from services.grader.answers.rules.quantities import quantities
@@ -26,7 +26,7 @@ _MAX_STEPS = 4_000
 _SAYS_NOTHING = re.compile(r"\\(?:left|right)(?![a-zA-Z.])| (?![0-9a-zA-Z])|(?<=[^0-9a-zA-Z\\,]) ")
 RULES: list[Rule] = [
     numbers, approximations, numerals, times, ratios, residues, symbols, choices,
-    assignments, domains, relations, conditions, sets, unions, in_order, quantities, words,
+    assignments, domains, relations, sets, unions, in_order, quantities, words,
     expressions,
 ]  # fmt: skip
 

@@ -18,8 +18,6 @@ from protocol.rewards import MathAnswer, ModelJudge
 from services.grader.answers.boxes import last_box
 from services.grader.answers.compare import compare as compare_here
 from services.grader.answers.question import MAX_CHARS
-from services.grader.answers.read import read_answer
-from services.grader.answers.size import is_too_large
 from services.grader.pool import Cause, Failed, Value
 from services.grader.pool.cache import cached
 from services.grader.templates import problem_of
@@ -49,6 +47,7 @@ _SCORES: dict[object, Score] = {
     "right": _RIGHT,
     "wrong": _WRONG,
     "not_parsable": _NOT_PARSABLE,
+    "too_hard": _TOO_HARD,
     "gold_not_parsable": _GOLD_NOT_PARSABLE,
     "unknown": _UNKNOWN,
 }
@@ -70,15 +69,18 @@ async def verify(task: Task, text: str, check: MathAnswer, tools: Tools) -> Scor
     if task.answer is None:
         return Ungradable(reason="no_reference")
     score = (await decide_response(text, task.answer, tools, problem=problem_of(task))).score
-    if check.unknown == "wrong" or score.reason != _UNKNOWN.reason:
+    if not isinstance(score, Graded) or score.reason != _UNKNOWN.reason:
+        return score
+    if check.unknown == "wrong":
         return score
     if check.unknown == "ungradable":
         return Ungradable(reason="unknown")
     judged = await model_judge.verify(task, text, _JUDGE, tools)
     if isinstance(judged, Ungradable):
         return judged
-    reason = None if judged.value == 1 else _WRONG.reason
-    return judged.model_copy(update={"value": float(judged.value == 1), "reason": reason})
+    value, reason = (1.0, None) if judged.value == 1 else (0.0, _WRONG.reason)
+    [box] = score.marks
+    return _marked(judged.model_copy(update={"value": value, "reason": reason}), box.start, box.end)
 
 
 async def decide_response(
@@ -107,7 +109,7 @@ def _marked(score: Score, start: int, end: int) -> Score:
         return score
     verdict = "right" if score.value else "wrong"
     mark = Mark(start=start, end=end, verdict=verdict, note=score.reason or "")
-    return Graded(value=score.value, reason=score.reason, marks=(mark,))
+    return score.model_copy(update={"marks": (mark,)})
 
 
 async def compare(gold: str, answer: str, tools: Tools) -> Score:
@@ -136,10 +138,6 @@ async def decide(gold: str, answer: str, tools: Tools, *, problem: str = "") -> 
 
 
 async def _by_algebra(gold: str, answer: str, problem: str, tools: Tools) -> Score:
-    if is_too_large(read_answer(gold)):
-        return _GOLD_NOT_PARSABLE
-    if is_too_large(read_answer(answer)):
-        return _TOO_HARD
     outcome = await _run_twice(_COMPARE, gold, answer, problem, tools=tools)
     if isinstance(outcome, Value):
         return _SCORES[outcome.value]

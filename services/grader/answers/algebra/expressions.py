@@ -9,25 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import sympy
-from sympy import Expr, Function, Integer, Rational, Symbol, factorial2, nan
+from sympy import Expr, Piecewise, Rational, Symbol, factorial2, gamma, nan
 
 from services.grader.answers.nodes import Node, Unreadable
 
 _AMBIGUOUS = frozenset({"slash", "percent", "infinity", "plusminus"})
 _NO_MARKS = str.maketrans("", "", "\\{}")
 _CONSTANTS = {"e": sympy.E, "i": sympy.I}
-
-
-class DoubleFactorial(Function):
-    """Of whole numbers from -1; it has no other values."""
-
-    @classmethod
-    def eval(cls, *args: Expr) -> Expr | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Its value; None as long as there are letters."""
-        (number,) = args
-        if isinstance(number, Integer):
-            return factorial2(number) if number >= -1 else nan
-        return nan if number.is_number else None
 
 
 def expression(tree: Node) -> Expr:
@@ -80,6 +68,28 @@ _FUNCTIONS: Mapping[str, Callable[..., Expr]] = {
 }
 
 
+def _root(inside: Expr, index: Expr) -> Expr:
+    is_real = index.is_odd and inside.is_number
+    return sympy.real_root(inside, index) if is_real else inside ** (1 / index)
+
+
+def _binomial(number: Expr, chosen: Expr) -> Expr:
+    found = sympy.binomial(number, chosen)
+    return found if found.is_number else found.rewrite(gamma)
+
+
+def _double_factorial(number: Expr) -> Expr:
+    """Of 2n - 1 by the gamma function, which has values between whole numbers too."""
+    if number.is_number:
+        return factorial2(number) if number.is_integer and number >= -1 else nan
+    names = map(str, number.free_symbols)
+    wholes = [(Symbol(name), Symbol(name, integer=True)) for name in names]
+    found = factorial2(number.subs(wholes)).rewrite(gamma)
+    if found.has(Piecewise):  # for odd numbers and for even ones
+        return factorial2(number)
+    return found.subs([(whole, letter) for letter, whole in wholes])
+
+
 def _power(base: Expr, exponent: Expr) -> Expr:
     if base == 0 and not exponent.is_number:
         raise Unreadable("a power of 0 that has no value for some letters")
@@ -101,10 +111,10 @@ _OPERATIONS: Mapping[str, Callable[..., Expr]] = {
     "degree": lambda a: a * sympy.pi / 180,
     "absolute": sympy.Abs,
     "^": _power,
-    "root": lambda a, index: sympy.real_root(a, index) if index.is_odd else a ** (1 / index),
+    "root": _root,
     "factorial": sympy.factorial,
-    "double_factorial": DoubleFactorial,
-    "binomial": sympy.binomial,
+    "double_factorial": _double_factorial,
+    "binomial": _binomial,
     "floor": sympy.floor,
     "ceiling": sympy.ceiling,
 }

@@ -1,4 +1,4 @@
-r"""What is outside the strict grammar, read by math-verify: sets, sums, integrals, limits.
+r"""What is outside the strict grammar, read by math-verify: sums, products, integrals, limits.
 
 A parser that guesses drops what it does not know, adds what stands side by side, and takes R for r.
 So it is only given what it is known to read in full, and every letter must have arrived.
@@ -11,9 +11,8 @@ import re
 
 import sympy
 from math_verify import parse
-from sympy import Basic, Integral, Limit, Product, Set, Sum, Symbol, oo
+from sympy import Basic, Expr, Integral, Limit, Product, Sum, Symbol, oo
 from sympy.core.function import AppliedUndef
-from sympy.core.relational import Relational
 
 from services.grader.answers.nodes import Unreadable
 from services.grader.answers.tokens import GREEK
@@ -23,7 +22,7 @@ _COMMANDS = frozenset(
         r"\w+",
         "frac sqrt pi cdot times div sin cos tan cot sec csc arcsin arccos arctan "
         "log ln exp binom dbinom tbinom lfloor rfloor lceil rceil infty sum prod int lim "
-        "to gcd lcm max min cup cap setminus emptyset le ge ne in",
+        "to gcd lcm max min",
     )
 )
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
@@ -42,13 +41,10 @@ _IS_LOST = re.compile(
     r"|[0-9})] ?\\binom|\\binom[^+-]*\\binom|\}\s*\(|\) ?\(|[0-9] ?\(|\) ?[0-9]"
 )
 _IS_KNOWN = re.compile(
-    r"\\(?:sum|prod|int|lim|gcd|lcm|max|min|cup|cap|setminus|infty|begin|in|emptyset"
-    r"|le|ge|ne)(?![a-zA-Z])|[<>=]|\\\{|\^ ?\{ ?-|[\[(].*,.*[\])]|\|[^|]+\|"
+    r"\\(?:sum|prod|int|lim|gcd|lcm|max|min|infty)(?![a-zA-Z])|\^ ?\{ ?-|\|[^|]+\|"
     r"|(?<![a-zA-Z\\])[fghFGP] ?\("
 )
-_DANGLES = re.compile(r"(?:[-+*/^_(\[{<>=]|\\[a-zA-Z]+) ?\Z(?<!\\infty)(?<!\\pi)(?<!\\emptyset)")
-_RELATION = re.compile(r"(?<!_\{[a-z])(?<!_\{[a-z] )[<>=]|\\(?:[lgn]e|in)(?![a-zA-Z])")
-_OF_SETS = re.compile(r"\\(?:cup|cap|setminus|emptyset)(?![a-zA-Z])")
+_DANGLES = re.compile(r"(?:[-+*/^_(\[{<>=]|\\[a-zA-Z]+) ?\Z(?<!\\infty)(?<!\\pi)")
 _ARRIVES_AS: dict[str, tuple[type[Basic] | Basic, ...]] = {
     "int": (Integral,),
     "lim": (Limit,),
@@ -69,38 +65,39 @@ _DECIMAL = re.compile(r"([0-9]*)\.([0-9]+)")
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
-def guessed(latex: str) -> Basic:
+def guessed(latex: str) -> Expr:
     """What math-verify reads, if nothing was lost on the way.
 
     Raises:
         Unreadable: if something may have been.
     """
-    latex = latex.replace(r"\mathbb{R}", r"(-\infty,\infty)")
     letters = set("".join(_BARE_LETTER.findall(latex)))
     if _is_refused(latex) or any(letter.swapcase() in letters for letter in letters):
         raise Unreadable
     spelled = _DECIMAL.sub(_as_fraction, _INDEX.sub(r"_{\1}", latex))
     boxed = f"\\boxed{{{spelled}}}"
     found = parse(boxed, fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-    if not found or not isinstance(found[0], Basic) or not _has_arrived(latex, found[0]):
+    read = found[0] if found else None
+    if not isinstance(read, Expr) or not _has_arrived(latex, read):
         raise Unreadable
-    names = "".join(str(symbol) for symbol in found[0].atoms(Symbol, AppliedUndef)).casefold()
+    names = "".join(str(symbol) for symbol in read.atoms(Symbol, AppliedUndef)).casefold()
     if not all(letter.casefold() in names or letter in "eid" for letter in letters):
         raise Unreadable
     if not all(name.casefold() in names for name in GREEK.intersection(_COMMAND.findall(latex))):
         raise Unreadable
-    symbols = [symbol for symbol in found[0].free_symbols if str(symbol).upper() in letters]
-    return found[0].subs([(symbol, Symbol(str(symbol).upper(), real=True)) for symbol in symbols])
+    return read.subs([(each, _letter(str(each), letters)) for each in read.free_symbols]).doit()
 
 
-def _has_arrived(latex: str, found: Basic) -> bool:
+def _letter(name: str, written: set[str]) -> Expr:
+    """The grammar's letter for that of math-verify, which takes R for r."""
+    upper = name.upper()
+    return sympy.I if name == "i" else Symbol(upper if upper in written else name)
+
+
+def _has_arrived(latex: str, read: Expr) -> bool:
     """Whether each kind of command has become what it stands for."""
-    if isinstance(found, Set):
-        return True
     known = (_ARRIVES_AS.get(name) for name in _COMMAND.findall(latex))
-    if _RELATION.search(latex) and not found.has(Relational):
-        return False
-    return _OF_SETS.search(latex) is None and all(found.has(*kinds) for kinds in known if kinds)
+    return all(read.has(*kinds) for kinds in known if kinds)
 
 
 def _is_refused(latex: str) -> bool:

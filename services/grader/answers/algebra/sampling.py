@@ -1,12 +1,16 @@
 """Whether two expressions of SymPy agree, by their values to fifty digits. For the pool only.
 
 Rounding is what makes computer algebra say that 355/113 is π; fifty digits leave no room for it.
-Two expressions with letters that agree at several points, to thirty digits each, are the same.
+Two expressions with letters that agree at several points, to thirty digits each, are the same. The
+points are none that whoever wrote them could have foreseen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from random import Random
+from types import MappingProxyType
 
 from sympy import (
     Abs,
@@ -16,8 +20,10 @@ from sympy import (
     Integer,
     Pow,
     Rational,
-    Symbol,
-    binomial,
+    ceiling,
+    factorial,
+    floor,
+    gamma,
     im,
     log,
     nan,
@@ -26,36 +32,48 @@ from sympy import (
     simplify,
     zoo,
 )
-from sympy.core.function import AppliedUndef
-
-from services.grader.answers.algebra.points import Point, is_out_of_reach, points, wholes_in
 
 _DIGITS = 50
 _MAX_DIGITS = 3000  # of numbers that are not rational; of larger ones not all digits count
+_MAX_DIGITS_AT_POINT = 250  # beyond, the gamma function is slow
 _CLOSE = Rational(1, 10**30)
 _TINY = Rational(1, 10**40)
-_LONGEST_PRODUCT = 20
-_ENOUGH = 3  # points at which both have a value
-_ATTEMPTS = 3  # with other points: few may be in the order that a root of b - a asks for
+_POINTS = 90  # few of them may be in the order that a root of b - a asks for
+_ENOUGH, _MOST = 3, 16  # points at which both have a value
+_SIZES = (120, 1.3, 0.05, 14, 2.8, 31, 0.3, 5.1)
+_LARGEST_WHOLE = 9_999
+_PIECES = (Abs, floor, ceiling)
+_COUNTS = (factorial, gamma)  # of whole numbers, C(n, 99) is 0 up to 98
+_NAMES_OF_WHOLES = frozenset("kmn")
+
+Point = dict[Basic, Expr]  # letters and their values
 
 
 def agreement(gold: Expr, answer: Expr, seed: str = "") -> bool | None:
     """Whether both have the same value, everywhere; None if that cannot be found out.
 
     What is under a root or a logarithm counts only where it is not negative. The points come from
-    the seed.
+    the seed. A letter that the gold does not have makes another answer, and what an answer may hide
+    where no point lies, in more pieces than the gold has, is not known.
     """
-    gold, answer = worked_out(gold), worked_out(answer)
-    if gold.has(AppliedUndef) or answer.has(AppliedUndef):
-        return None
     if not gold.free_symbols | answer.free_symbols:
         return _same_value(gold, answer)
     if gold == answer and gold is not nan:
         return True
-    if is_out_of_reach(gold, answer):
+    if not answer.free_symbols <= gold.free_symbols:
         return False
+    if answer.has(nan, zoo):
+        return None
+    agreed, wholes, kinds = _agree(gold, answer, seed, frozenset()), _wholes_in(gold), _PIECES
+    if wholes and not agreed:
+        agreed, kinds = _agree(gold, answer, seed, wholes), (*_PIECES, *_COUNTS)
+    has_more = _num_pieces(answer, kinds) > _num_pieces(gold, kinds)
+    return None if agreed and has_more else agreed
+
+
+def _agree(gold: Expr, answer: Expr, seed: str, wholes: frozenset[Basic]) -> bool | None:
     found = 0
-    for value, other in _values(gold, answer, seed):
+    for value, other in islice(_values(gold, answer, seed, wholes), _MOST):
         if not _are_close(value, other):
             return False
         found += 1
@@ -67,9 +85,9 @@ def sign_of_factor(gold: Expr, answer: Expr, seed: str = "") -> int | None:
 
     None if that cannot be found out.
     """
-    if not gold.free_symbols:
+    if not gold.free_symbols or gold.free_symbols != answer.free_symbols:
         return 0
-    values = list(_values(worked_out(gold), worked_out(answer), seed))
+    values = islice(_values(gold, answer, seed, frozenset()), _MOST)
     ratios = [(other / value).evalf(_DIGITS) for value, other in values if value and other]
     if len(ratios) < _ENOUGH:
         return None
@@ -77,78 +95,76 @@ def sign_of_factor(gold: Expr, answer: Expr, seed: str = "") -> int | None:
     return (1 if ratios[0] > 0 else -1) if same and ratios[0].is_real else 0
 
 
-def worked_out(expression: Expr) -> Expr:
-    """Sums and integrals done; i is the imaginary unit, and of other letters nothing is assumed."""
-    plain = [(letter, _plain(str(letter))) for letter in expression.free_symbols]
-    result = expression.subs(plain).doit().replace(_is_product, lambda few: few.expand(func=True))
-    return result if isinstance(result, Expr) else nan
-
-
-def _plain(letter: str) -> Expr:
-    return I if letter == "i" else Symbol(letter)
-
-
-def _is_product(part: Basic) -> bool:
-    """Whether it is a short product, as n over 2 is n(n - 1)/2."""
-    below = part.args[1] if isinstance(part, binomial) else None
-    return isinstance(below, Integer) and 0 <= below <= _LONGEST_PRODUCT
-
-
-def value_of(expression: Expr, point: Point = ()) -> Expr | None:
+def value_of(expression: Expr, point: Mapping[Basic, Expr] = MappingProxyType({})) -> Expr | None:
     """The value to fifty digits, and to fifty places; None where there is none.
 
     At a point it is None, too, where it has so many digits that not all can be known.
     """
-    exact, rest = _at(expression, point)
-    if isinstance(exact, Rational):
-        return exact
-    value = exact.evalf(_DIGITS, subs=rest, maxn=1000)
+    if isinstance(expression, Rational):
+        return expression
+    value = expression.evalf(_DIGITS, subs=dict(point), maxn=1000)
     if isinstance(value, Expr) and value.is_finite and Abs(value) > 1:
-        digits = _digits_before_point(value)
-        if point and digits > _MAX_DIGITS:
+        digits = int(log(Abs(value), 10).evalf(15)) + 1
+        if point and digits > _MAX_DIGITS_AT_POINT:
             return None
-        value = exact.evalf(_DIGITS + min(digits, _MAX_DIGITS), subs=rest, maxn=_MAX_DIGITS)
+        more = _DIGITS + min(digits, _MAX_DIGITS)
+        value = expression.evalf(more, subs=dict(point), maxn=_MAX_DIGITS)
     if not isinstance(value, Expr) or value.has(nan, zoo, oo, -oo):
         return None
     return value if re(value).is_Number and im(value).is_Number else None
 
 
-def _at(expression: Expr, point: Point) -> tuple[Expr, dict[Basic, Basic | float]]:
-    """The expression at a point, and the values of the letters that are still in it.
+def _values(
+    gold: Expr, answer: Expr, seed: str, wholes: frozenset[Basic]
+) -> Iterator[tuple[Expr, Expr]]:
+    """The values of both wherever both are defined, and not too large to know all digits.
 
-    An exact power with a fraction as exponent may take for ever: with powers only whole numbers
-    are put in.
+    Whole numbers are put in exactly; an exact power of fractions may take for ever.
     """
-    raised = {letter for power in expression.atoms(Pow) for letter in power.exp.free_symbols}
-    exact = wholes_in(expression, expression) if raised else {letter for letter, _ in point}
-    rest: dict[Basic, Basic | float] = {
-        letter: value for letter, value in point if letter not in exact
-    }
-    return expression.subs([(letter, value) for letter, value in point if letter in exact]), rest
+    for point in _points(gold, seed, wholes):
+        if _is_defined(gold, point) and _is_defined(answer, point):
+            exact = [(letter, point[letter]) for letter in wholes]
+            value, other = (value_of(each.subs(exact), point) for each in (gold, answer))
+            if value is not None and other is not None:
+                yield value, other
 
 
-def _digits_before_point(value: Expr) -> int:
-    return int(log(Abs(value), 10).evalf(15)) + 1
+def _points(gold: Expr, seed: str, wholes: frozenset[Basic]) -> Iterator[Point]:
+    """Values of all letters, of one sign but beside |xy|, which else could not be told from xy.
+
+    Each letter's is drawn for itself, at each point: if their ratios were the same everywhere,
+    ``x/y = 5`` could not be told from ``x/y = 7``. What is rounded is whole now and then.
+    """
+    draw, letters = Random(seed), sorted(gold.free_symbols, key=str)
+    for at in range(_POINTS):
+        point, size = Point(), _SIZES[at // 2 % len(_SIZES)]
+        for letter in letters:
+            value = Rational(str(round(size * draw.uniform(0.5, 2), 6)))
+            if letter in wholes:
+                value = Integer(draw.randint(0, draw.choice((9, 99, _LARGEST_WHOLE))))
+            elif gold.has(*_PIECES) and at % 4 < 2:
+                value = value.ceiling()
+            point[letter] = value * (draw.choice((1, -1)) if gold.has(Abs) else (-1) ** at)
+        yield point
 
 
-def _values(gold: Expr, answer: Expr, seed: str) -> Iterator[tuple[Expr, Expr]]:
-    """The values of both wherever both are defined, and not too large to know all digits."""
-    found = 0
-    for attempt in range(_ATTEMPTS):
-        for point in points(gold, answer, f"{seed}{attempt}"):
-            if _is_defined(gold, point) and _is_defined(answer, point):
-                value, other = value_of(gold, point), value_of(answer, point)
-                if value is not None and other is not None:
-                    found += 1
-                    yield value, other
-        if found >= _ENOUGH:
-            return
+def _num_pieces(expression: Expr, kinds: tuple[type[Basic], ...]) -> int:
+    """|xy| has as many as |x||y|."""
+    return sum(len(part.free_symbols) for part in expression.atoms(*kinds))
+
+
+def _wholes_in(gold: Expr) -> frozenset[Basic]:
+    """The letters that stand for whole numbers: exponents of -1, and n if it is rounded."""
+    raised = [power.exp for power in gold.atoms(Pow) if power.base.is_negative]
+    rounded = {letter for part in gold.atoms(floor, ceiling) for letter in part.free_symbols}
+    named = {letter for letter in rounded if str(letter) in _NAMES_OF_WHOLES}
+    return frozenset(named.union(*(exponent.free_symbols for exponent in raised)))
 
 
 def _is_defined(expression: Expr, point: Point) -> bool:
     """Whether nothing negative stands under a root or a logarithm."""
     if expression.has(I):
-        return all(bool(value > 0) for _, value in point)
+        return all(bool(value > 0) for value in point.values())
     inside = [power.base for power in expression.atoms(Pow) if not power.exp.is_integer]
     inside += [logarithm.args[0] for logarithm in expression.atoms(log)]
     values = [part.evalf(15, subs=dict(point)) for part in inside if part.free_symbols]

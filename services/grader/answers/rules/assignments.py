@@ -6,7 +6,7 @@ from itertools import permutations
 
 from services.grader.answers.question import Question
 from services.grader.answers.regions import letter_of
-from services.grader.answers.values import Relation, Set, Tuple, Value
+from services.grader.answers.values import Relation, Set, Tuple, Value, parts_of
 from services.grader.answers.verdict import Comparison, Verdict
 
 _MAX_NAMES = 6
@@ -30,14 +30,12 @@ def _assigned(value: Value) -> Value:
     """``(y,x) = (1,2)`` as the list of its assignments; any other answer as it is."""
     if not isinstance(value, Relation) or value.signs != ("=",):
         return value
-    names, values = value.sides
-    if not (isinstance(names, Tuple) and isinstance(values, Tuple)):
+    if not all(map(_is_tuple, value.sides)):
         return value
-    if not (_is_tuple(names) and _is_tuple(values) and all(map(letter_of, names.parts))):
+    names, values = map(parts_of, value.sides)
+    if len(names) != len(values) or not all(map(letter_of, names)):
         return value
-    if len(names.parts) != len(values.parts):
-        return value
-    pairs = zip(names.parts, values.parts, strict=True)
+    pairs = zip(names, values, strict=True)
     return Set(tuple(Relation(pair, ("=",), (letter_of(pair[0]), "")) for pair in pairs), ",")
 
 

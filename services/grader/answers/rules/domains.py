@@ -2,21 +2,14 @@ r"""What a letter stands for, said behind an answer: ``2^n, n \in \mathbb{N}``."
 
 from __future__ import annotations
 
-from services.grader.answers.nodes import Node
-from services.grader.answers.regions import REALS, letter_of
-from services.grader.answers.values import (
-    Expression,
-    Name,
-    Number,
-    Relation,
-    Set,
-    Tuple,
-    Value,
-)
+from fractions import Fraction
+
+from services.grader.answers.regions import INFINITY, REALS, letter_of
+from services.grader.answers.values import Name, Number, Relation, Set, Tuple, Value, trees_of
 from services.grader.answers.verdict import Comparison, Verdict
 
-_OF_WHOLES = frozenset({"N", "Z", ">="})
 _COUNTS = frozenset("jklmn")  # letters that stand for whole numbers, if any do; i may be imaginary
+_NUMBERS_TO_COUNT_FROM = (Number(Fraction(0)), Number(Fraction(1)))
 
 
 def domains(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
@@ -29,42 +22,27 @@ def domains(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
         return None
     rest, said = answer.parts
     letter, domain = _said(said, is_for=answer.joint == "for")
-    if not letter or letter not in _letters(gold) & _letters(rest):
-        return None
-    if domain != "R" and (letter not in _COUNTS or domain not in _OF_WHOLES):
-        return None
-    if domain in ("N", ">=") and any(_goes_both_ways(node) for node in _trees(rest)):
+    kinds = {node.kind for tree in trees_of(rest) for node in tree.walk()}
+    is_half = domain == "N" and not kinds.isdisjoint(("pi", "degree"))
+    is_usual = domain == "R" or (letter in _COUNTS and domain in ("N", "Z"))
+    if not is_usual or is_half or letter not in _letters(gold) & _letters(rest):
         return None
     return by.same(gold, rest)
 
 
 def _said(value: Value, *, is_for: bool) -> tuple[str, str]:
-    """The letter and its domain in ``n \\in \\mathbb{N}`` and ``n \\ge 1``."""
-    if (
-        isinstance(value, Relation)
-        and value.signs == (r"\in",)
-        and isinstance(value.sides[1], Name)
-    ):
-        return letter_of(value.sides[0]), value.sides[1].name
+    r"""The letter and its domain in ``n \in \mathbb{N}`` and ``n \ge 1``."""
+    if isinstance(value, Relation) and isinstance(value.sides[-1], Name):
+        return letter_of(value.sides[0]), value.sides[-1].name
     if is_for and (letter := letter_of(value)):
         return letter, "R"  # for all x
-    if isinstance(value, Tuple) and value.letter and value.brackets == "[)":
-        low = value.parts[0]
-        is_start = isinstance(low, Number) and low.value in (0, 1)
-        return (value.letter, ">=") if is_start else ("", "")
-    if value == REALS and isinstance(value, Tuple):
+    if isinstance(value, Tuple) and value == REALS:
         return value.letter, "R"
+    if isinstance(value, Tuple) and value.brackets == "[)" and value.parts[1] == INFINITY:
+        return value.letter, "N" if value.parts[0] in _NUMBERS_TO_COUNT_FROM else ""
     return "", ""
 
 
-def _trees(value: Value) -> list[Node]:
-    sides = value.sides if isinstance(value, Relation) else (value,)
-    return [side.tree for side in sides if isinstance(side, Number | Expression) and side.tree]
-
-
 def _letters(value: Value) -> set[str]:
-    return {node.letter for tree in _trees(value) for node in tree.walk() if node.kind == "letter"}
-
-
-def _goes_both_ways(tree: Node) -> bool:
-    return any(node.kind in ("pi", "degree") for node in tree.walk())
+    trees = trees_of(value)
+    return {node.letter for tree in trees for node in tree.walk() if node.kind == "letter"}

@@ -17,10 +17,12 @@ from services.grader.answers.values import (
     Tuple,
     Union,
     Value,
+    Words,
+    parts_of,
 )
 from services.grader.answers.verdict import Comparison, Verdict, all_of, any_of
 
-MAX_MEMBERS = 64
+_MAX_MEMBERS = 64
 
 
 def ratios(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
@@ -29,66 +31,44 @@ def ratios(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
         return None
     if isinstance(answer, Relation | Set):
         return None
+    is_ratio = isinstance(answer, Tuple) and answer.brackets in (RATIO, CLOCK)
     if gold.brackets == CLOCK and not by.question.asks_ratio:
-        is_like = isinstance(answer, Tuple) and answer.brackets in (RATIO, CLOCK)
-        return Verdict(is_like and _clock(answer) == _clock(gold), "time")
-    parts = _numbers(gold)
+        return Verdict(is_ratio and _clock(answer) == _clock(gold), "time")
     if isinstance(answer, Quantity) and answer.unit == "%" and isinstance(answer.head, Number):
         answer = Number(answer.head.value / 100)
-    if parts is None or (not isinstance(answer, Number) and not _is_ratio(answer)):
+    if not (is_ratio or isinstance(answer, Number)):
         return None
-    if isinstance(answer, Number):
-        is_same = len(parts) == 2 and answer.value * parts[1] == parts[0]
-        return Verdict(is_same, "ratio")
-    others = _numbers(answer)
-    if others is None or len(others) != len(parts):
-        return Verdict(False, "ratio")
-    pairs = zip(parts, others, strict=True)
-    return Verdict(all(part * others[0] == other * parts[0] for part, other in pairs), "ratio")
+    shape, other = _shape(gold), _shape(answer)
+    return Verdict(shape == other, "ratio") if shape and other else None
 
 
 def _clock(value: Value) -> tuple[Value, ...]:
     """Without the seconds, where there are none."""
-    parts = value.parts if isinstance(value, Tuple) else ()
-    return parts[:2] if len(parts) == 3 and parts[2] == Number(Fraction(0)) else parts
+    *parts, last = parts_of(value)
+    return tuple(parts) if len(parts) == 2 and last == Number(Fraction(0)) else (*parts, last)
 
 
-def _is_ratio(value: Value) -> bool:
-    return isinstance(value, Tuple) and value.brackets in (RATIO, CLOCK)
-
-
-def _numbers(value: Value) -> list | None:
-    parts = value.parts if isinstance(value, Tuple) else ()
-    values = [part.value for part in parts if isinstance(part, Number) and part.value]
-    return values if len(values) == len(parts) else None
-
-
-def conditions(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
-    """Inequalities in several letters: each keeps its own."""
-    if not (isinstance(gold, Conditions) or isinstance(answer, Conditions)):
-        return None
-    if not (isinstance(gold, Conditions) and isinstance(answer, Conditions)):
-        return Verdict(False, "conditions")
-    others = list(zip(answer.letters, answer.parts, strict=True))
-    rows = [
-        any_of(by.same(part, other).equal for name, other in others if name == letter)
-        for letter, part in zip(gold.letters, gold.parts, strict=True)
-    ]
-    is_same = sorted(gold.letters) == sorted(answer.letters)
-    return Verdict(all_of(rows) if is_same else False, "conditions")
+def _shape(value: Value) -> list[Fraction]:
+    """The parts of a ratio, the first of which is 1; none if some are 0, or no plain numbers."""
+    parts = parts_of(value) or (value, Number(Fraction(1)))
+    numbers = [part.value for part in parts if isinstance(part, Number) and part.value]
+    return [number / numbers[0] for number in numbers] if len(numbers) == len(parts) else []
 
 
 def sets(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
-    """Each member has its like on the other side; a lone value is a set of its own."""
-    if not (isinstance(gold, Set) or isinstance(answer, Set)):
-        return None
-    golds = gold.parts if isinstance(gold, Set) else (gold,)
-    answers = answer.parts if isinstance(answer, Set) else (answer,)
-    return Verdict(_without_order(golds, answers, by), "set")
+    """Each member has its like on the other side; a lone value is a set of its own.
+
+    Inequalities in several letters are a set of their own kind, in which each keeps its letter.
+    """
+    kinds = {type(gold), type(answer)}
+    if Conditions in kinds:
+        return Verdict(len(kinds) == 1 and _without_order(gold, answer, by), "conditions")
+    return Verdict(_without_order(gold, answer, by), "set") if Set in kinds else None
 
 
-def _without_order(golds: Sequence[Value], answers: Sequence[Value], by: Comparison) -> bool | None:
-    if len(golds) + len(answers) > MAX_MEMBERS:
+def _without_order(gold: Value, answer: Value, by: Comparison) -> bool | None:
+    golds, answers = (_members(each) for each in (gold, answer))
+    if len(golds) + len(answers) > _MAX_MEMBERS:
         return None
     alone = [each for each in golds if each not in answers]
     strange = [each for each in answers if each not in golds]
@@ -97,14 +77,21 @@ def _without_order(golds: Sequence[Value], answers: Sequence[Value], by: Compari
     return all_of(any_of(line) for line in (*rows, *columns))
 
 
+def _members(value: Value) -> Sequence[Value]:
+    if isinstance(value, Conditions):
+        lettered = zip(map(Words, value.letters), value.parts, strict=True)
+        return [Tuple(pair) for pair in lettered]
+    return value.parts if isinstance(value, Set | Union) else (value,)
+
+
 def unions(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     """The same pieces make the same union; so may others, which overlap or meet."""
     if not (isinstance(gold, Union) or isinstance(answer, Union)):
         return None
-    if isinstance(gold, Union) and isinstance(answer, Union) and gold.joint == answer.joint:
-        is_sum = gold.joint != r"\setminus"
-        if is_sum and _without_order(gold.parts, answer.parts, by):
-            return Verdict(True, "union")
+    joints = {each.joint for each in (gold, answer) if isinstance(each, Union)}
+    is_alike = type(gold) is type(answer) and joints in ({r"\cup"}, {r"\cap"})
+    if is_alike and _without_order(gold, answer, by):
+        return Verdict(True, "union")
     return Verdict(by.by_algebra(gold, answer), "algebra")
 
 
@@ -114,7 +101,7 @@ def in_order(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
         return None
     if type(gold) is not type(answer):
         gold, answer = _vector(gold), _vector(answer)
-    parts, others = _parts(gold), _parts(answer)
+    parts, others = parts_of(gold), parts_of(answer)
     if _frame(gold) != _frame(answer) or len(parts) != len(others):
         return Verdict(False, "tuple")
     pairs = zip(parts, others, strict=True)
@@ -126,11 +113,7 @@ def _vector(value: Value) -> Value:
     return Tuple(value.cells) if isinstance(value, Matrix) and is_vector else value
 
 
-def _parts(value: Value) -> tuple[Value, ...]:
-    return value.parts if isinstance(value, Tuple) else getattr(value, "cells", ())
-
-
 def _frame(value: Value) -> object:
     if isinstance(value, Matrix):
         return value.num_rows, value.num_columns
-    return value.brackets if isinstance(value, Tuple) else type(value)
+    return value.brackets if isinstance(value, Tuple) else None

@@ -26,16 +26,17 @@ def words(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     """Without capitals, articles and marks."""
     if not (isinstance(gold, Words) or isinstance(answer, Words)):
         return None
-    said = _said(answer)
-    return Verdict((isinstance(gold, Words) and gold.said == said) or _said(gold) == said, "words")
+    said, other = _letters(gold).casefold(), _letters(answer).casefold()
+    return Verdict(said == other != "", "words")
 
 
-def _said(value: Value) -> str:
+def _letters(value: Value) -> str:
+    """An answer in words, or letters that may be some; empty for any other."""
     if isinstance(value, Words):
         return value.said
     if isinstance(value, Choice):
-        return value.letters.casefold()
-    return value.latex.casefold() if isinstance(value, Expression) else str(id(value))
+        return value.letters
+    return value.latex if isinstance(value, Expression) else ""
 
 
 def choices(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
@@ -58,31 +59,29 @@ def symbols(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     r"""``\angle ABC`` is ``\angle CBA`` and ``\angle B``, and ``\overline{AB}`` is AB."""
     if not isinstance(gold, Name):
         return Verdict(False, "symbol") if isinstance(answer, Name) else None
-    name, other = gold.name, answer.latex if isinstance(answer, Expression) else ""
-    other = answer.letters if isinstance(answer, Choice) else other
-    if isinstance(answer, Name):
-        if answer.kind != gold.kind:
-            return Verdict(False, "symbol")
-        other = answer.name
-    if gold.kind == "angle":
-        name, other = _at_vertex(name, other), _at_vertex(other, name)
-    is_same = name == other or (gold.kind in _HAS_TWO_ENDS and name == other[::-1])
-    return Verdict(is_same, "symbol")
+    other = answer if isinstance(answer, Name) else Name(gold.kind, _letters(answer))
+    is_same = gold.name in _also_called(other) or other.name in _also_called(gold)
+    return Verdict(gold.kind == other.kind and is_same, "symbol")
 
 
-def _at_vertex(angle: str, other: str) -> str:
-    """An angle by its middle letter, if the other one is so called."""
-    return angle[1] if len(angle) == 3 and len(other) == 1 else angle
+def _also_called(thing: Name) -> set[str]:
+    names = {thing.name}
+    if thing.kind in _HAS_TWO_ENDS:
+        names.add(thing.name[::-1])
+    if thing.kind == "angle" and len(thing.name) == 3:
+        names.add(thing.name[1])
+    return names
 
 
 def times(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     """Where one leaves out which half of the day it is either, as a unit left out is any unit."""
-    if not (isinstance(gold, Time) or isinstance(answer, Time)) or isinstance(answer, Set):
+    kinds = {type(gold), type(answer)}
+    if Time not in kinds or Set in kinds:
         return None
     first, second = _time(gold, answer), _time(answer, gold)
     is_ratio = by.question.asks_ratio and not isinstance(gold, Time)
     if first is None or second is None or is_ratio:
-        return None if isinstance(gold, Set) else Verdict(False, "time")
+        return Verdict(False, "time")
     is_half = first.half == second.half or None in (first.half, second.half)
     return Verdict(first.minutes == second.minutes and is_half, "time")
 
@@ -104,12 +103,8 @@ def residues(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     r"""``x \equiv 3 \pmod 5`` is ``5k + 3``."""
     if not isinstance(gold, Residues) or not gold.letter:
         return None
-    if isinstance(answer, Residues):
-        found = answer
-    elif isinstance(answer, Relation):
-        found = read_progression("=".join(answer.texts))
-    else:
-        found = read_progression(answer.latex) if isinstance(answer, Expression) else None
+    text = "=".join(answer.texts) if isinstance(answer, Relation) else _letters(answer)
+    found = answer if isinstance(answer, Residues) else read_progression(text)
     if found is None or found.letter not in ("", gold.letter):
         return Verdict(False, "congruence")
     same = (found.residues, found.modulus) == (gold.residues, gold.modulus)

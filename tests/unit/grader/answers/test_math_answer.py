@@ -1,15 +1,17 @@
 """What becomes of a response: its own faults, the system's faults, and how it was decided.
 
-Verdicts on hundreds of answers are in the truth table; the pool and math-verify are real.
+Verdicts on hundreds of answers are in the truth table; the pool and its algebra are real.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import pytest
@@ -44,6 +46,7 @@ TOO_HARD = Graded(value=0, reason="too_hard")
         (r"\boxed{\frac{}", "no_answer"),
         (r"\boxed{\frac{1}{}}", "not_parsable"),
         (r"\boxed{+*}", "not_parsable"),
+        (r"\boxed{5 \cup 6}", "wrong"),
         (r"\boxed{" + "5" * 2001 + "}", "too_long"),
         (r"\boxed{5}" + " " * 1_000_000, "too_long"),
     ],
@@ -79,13 +82,30 @@ async def test_an_expression_too_hard_to_evaluate_is_wrong_after_a_second_longer
     assert time.monotonic() - started > tools.quick_deadline_s + tools.compare_deadline_s
 
 
-async def test_an_expression_that_is_far_too_large_costs_no_worker() -> None:
-    pool: Any = StarvedPool(0.1)
+async def test_an_expression_that_is_far_too_large_is_not_even_tried(tools: Tools) -> None:
     tower = "5^{5^{5^{5^5}}}"
-    assert await math_answer.compare("5", tower, Tools(pool)) == TOO_HARD
+    started = time.monotonic()
+    assert await math_answer.compare("5", tower, tools) == TOO_HARD
     unreadable = Ungradable(reason="gold_not_parsable")
-    assert await math_answer.compare(f"1+{tower}", tower, Tools(pool)) == unreadable
-    assert pool.calls == []
+    assert await math_answer.compare(f"1+{tower}", tower, tools) == unreadable
+    assert time.monotonic() - started < tools.quick_deadline_s
+
+
+async def test_a_long_answer_is_not_read_in_the_event_loop() -> None:
+    pool: Any = StarvedPool(0.1)
+    calls = 0
+
+    def called(_: FrameType, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(called)
+    try:
+        score = await math_answer.compare("5", "+".join(["(a+b+c)^8"] * 190), Tools(pool))
+    finally:
+        sys.setprofile(None)
+    assert score == Ungradable(reason="starved")
+    assert calls < 1000
 
 
 async def test_a_gold_answer_too_hard_to_evaluate_is_the_fault_of_no_response(
@@ -229,6 +249,9 @@ async def test_what_nothing_settles_may_be_left_to_the_judge(
     assert isinstance(settled, Graded)
     reason = None if value else "wrong"
     assert (score.value, score.reason, settled.reason) == (value, reason, "wrong")
+    verdict = "right" if value else "wrong"
+    box = Mark(start=7, end=len(TIGERS) - 1, verdict=verdict, note=reason or "")
+    assert score.marks == (box,)
 
 
 async def test_long_texts_are_scanned_without_stopping_the_loop(tools: Tools) -> None:
