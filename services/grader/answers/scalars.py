@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from services.grader.answers.grammar import tree_of
 from services.grader.answers.nodes import Node, Unreadable, rebuilt
-from services.grader.answers.tokens import Token, latex_of, plain_of, tokens
+from services.grader.answers.tokens import Side, latex_of, plain_of, tokens
 from services.grader.answers.units import measure_of
 from services.grader.answers.values import Expression, Number, Set, Value
 
@@ -18,8 +18,6 @@ _WORDS = frozenset({"words", "roman", "letters"})
 _ENDS_NUMBER = frozenset({"number", "repeating", "close", "letters", "accent", "roman"})
 _RAISED = re.compile(r" ?\$?\^ ?\{? ?([0-9]) ?\}?\$?")
 _LONG = re.compile(r"[a-zA-Z]{4}")
-
-Side = tuple[Token, ...]
 
 
 class WithUnit(NamedTuple):
