@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from services.grader.answers.scalars import Side
-from services.grader.answers.tokens import Token, tokens
+from services.grader.answers.tokens import Side, Token, tokens
 
 _STATEMENT = re.compile(
     r"(?:(?:the )?(?:final )?answer(?: is)? ?:?|thus,?|so,?|therefore,?)", re.IGNORECASE

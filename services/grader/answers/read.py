@@ -26,9 +26,9 @@ from services.grader.answers.marks import (
 from services.grader.answers.matrices import determinant, multiplied, scaled
 from services.grader.answers.nodes import Node, Unreadable, integer
 from services.grader.answers.regions import REALS, read_relation, united
-from services.grader.answers.scalars import Side, expression_of, remainder_of, split_unit
+from services.grader.answers.scalars import expression_of, remainder_of, split_unit
 from services.grader.answers.thousands import joined
-from services.grader.answers.tokens import Token, latex_of, plain_of, spelled, tokens
+from services.grader.answers.tokens import Side, Token, latex_of, plain_of, spelled, tokens
 from services.grader.answers.values import (
     CLOCK,
     EMPTY,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from services.grader.answers.grammar import tree_of
 from services.grader.answers.nodes import Node, Unreadable, rebuilt
-from services.grader.answers.tokens import Token, latex_of, plain_of, tokens
+from services.grader.answers.tokens import Side, latex_of, plain_of, tokens
 from services.grader.answers.units import measure_of
 from services.grader.answers.values import Expression, Number, Set, Value
 
@@ -18,8 +18,6 @@ _WORDS = frozenset({"words", "roman", "letters"})
 _ENDS_NUMBER = frozenset({"number", "repeating", "close", "letters", "accent", "roman"})
 _RAISED = re.compile(r" ?\$?\^ ?\{? ?([0-9]) ?\}?\$?")
 _LONG = re.compile(r"[a-zA-Z]{4}")
-
-Side = tuple[Token, ...]
 
 
 class WithUnit(NamedTuple):
@@ -159,12 +157,8 @@ def _number(tree: Node) -> Number | None:
         return Number(sign * plain.number, plain.places or None)
     if plain.kind == "repeating":
         return Number(sign * plain.parts[0].number)
-    if (
-        plain.kind in ("fraction", "/", "grouped", "mixed")
-        and (value := _fraction(plain)) is not None
-    ):
-        return Number(sign * value)
-    return None
+    value = _fraction(plain)
+    return None if value is None else Number(sign * value)
 
 
 def _fraction(node: Node) -> Fraction | None:
@@ -174,10 +168,10 @@ def _fraction(node: Node) -> Fraction | None:
     if node.kind == "mixed":
         part = _fraction(node.parts[1])
         return None if part is None else node.parts[0].number + part
-    values = [_integer(part) for part in node.parts]
-    if node.kind not in ("fraction", "/") or values[0] is None or not values[1]:
+    if node.kind not in ("fraction", "/"):
         return None
-    return values[0] / values[1]
+    top, bottom = map(_integer, node.parts)
+    return None if top is None or not bottom else top / bottom
 
 
 def _integer(node: Node) -> Fraction | None:

@@ -89,18 +89,17 @@ def _blanks_joined(found: list[Token]) -> list[Token]:
     """``12 000`` is a number too."""
     kept = list[Token]()
     for token in found:
-        before = kept[-1] if kept else None
-        is_group = token.kind == "number" and token.gap and token.text.partition(".")[0].isdigit()
-        if (
-            before is not None
-            and before.kind == "number"
-            and is_group
-            and len(token.text.partition(".")[0]) == 3
-            and before.text.isdigit()
-            and (len(before.text) <= 3 or before.end == -1)
-            and before.text[0] != "0"
-        ):
-            kept[-1] = before._replace(text=before.text + token.text, end=-1)
+        if kept and _is_group(kept[-1], token):
+            kept[-1] = kept[-1]._replace(text=kept[-1].text + token.text, end=-1)
         else:
             kept.append(token)
     return kept
+
+
+def _is_group(before: Token, token: Token) -> bool:
+    """Whether three digits continue the number before them, whose end is -1 if it is joined."""
+    if not (token.gap and token.kind == before.kind == "number" and before.text.isdigit()):
+        return False
+    whole = token.text.partition(".")[0]
+    is_head = before.text[0] != "0" and (len(before.text) <= 3 or before.end == -1)
+    return is_head and len(whole) == 3 and whole.isdigit()

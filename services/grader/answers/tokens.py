@@ -32,6 +32,8 @@ class Token(NamedTuple):
     end: int = 0
 
 
+Side = tuple[Token, ...]  # what stands between two marks
+
 FUNCTIONS = frozenset(
     vocabulary("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp")
 )

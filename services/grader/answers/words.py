@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from services.grader.answers.tokens import vocabulary
 from services.grader.answers.values import Name, Numeral, Residues, Time
 
 _PROSE = re.compile(r"[\w '’.,:;()!?\"/-]+")
@@ -61,20 +62,7 @@ _BASED = re.compile(
 _BASES = {
     name: base
     for base, name in enumerate(
-        [
-            "two",
-            "three",
-            "four",
-            "five",
-            "six",
-            "seven",
-            "eight",
-            "nine",
-            "ten",
-            "eleven",
-            "twelve",
-        ],
-        start=2,
+        vocabulary("two three four five six seven eight nine ten eleven twelve"), start=2
     )
 }
 _INTEGERS = r"-?[0-9]{1,99}(?: ?(?:,|or|and) ?-?[0-9]{1,99})*"
