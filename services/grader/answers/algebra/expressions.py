@@ -86,7 +86,7 @@ def _double_factorial(number: Expr) -> Expr:
     wholes = [(Symbol(name), Symbol(name, integer=True)) for name in names]
     found = factorial2(number.subs(wholes)).rewrite(gamma)
     if found.has(Piecewise):  # for odd numbers and for even ones
-        return factorial2(number)
+        return Symbol(f"({number})!!")
     return found.subs([(whole, letter) for letter, whole in wholes])
 
 
