@@ -63,7 +63,7 @@ class Demand:
         if newest.evaluated is not None and time.monotonic() - answered_at < self.linger_s:
             measured.add(last)
         for policy in (self.serving, newest.evaluated):
-            if policy and policy.number in measured and _is_of_attempt(policy, newest):
+            if policy and policy.number in measured and self._is_of_this_attempt(policy):
                 return policy
         return newest
 
@@ -79,6 +79,8 @@ class Demand:
         """Whether a request may be answered now, and does not keep others from their version."""
         serving, wanted = self.serving, self.wanted
         if serving is None or serving.job_id != request.job_id:
+            return False
+        if request.version is not None and not self._is_of_this_attempt(serving):
             return False
         waits = None if self.may_switch else wanted
         return all(_may_answer(policy, request) for policy in (serving, waits) if policy)
@@ -111,18 +113,19 @@ class Demand:
             left.add(EVAL_REQUESTS)
         return left
 
+    def _is_of_this_attempt(self, policy: PolicyVersion) -> bool:
+        """An attempt that begins at a checkpoint makes other weights of the same number."""
+        newest = self.newest
+        return newest is not None and (policy.job_id, policy.attempt) == (
+            newest.job_id,
+            newest.attempt,
+        )
+
     @property
     def _stays(self) -> bool:
         """Whether an evaluation in hand measures what is served."""
         return self.serving is not None and self.serving.number in {r.version for r in self.held}
 
 
-def _is_of_attempt(policy: PolicyVersion, other: PolicyVersion | RolloutRequest) -> bool:
-    """An attempt that begins at a checkpoint makes other weights of the same number."""
-    return (policy.job_id, policy.attempt) == (other.job_id, other.attempt)
-
-
 def _may_answer(policy: PolicyVersion, request: RolloutRequest) -> bool:
-    if request.version is not None:
-        return policy.number == request.version and _is_of_attempt(policy, request)
-    return policy.number >= request.min_version
+    return policy.number >= request.min_version and request.version in (None, policy.number)
