@@ -63,7 +63,7 @@ class Demand:
         if newest.evaluated is not None and time.monotonic() - answered_at < self.linger_s:
             measured.add(last)
         for policy in (self.serving, newest.evaluated):
-            if policy and policy.number in measured and self._is_of_this_attempt(policy):
+            if policy and policy.job_id == newest.job_id and policy.number in measured:
                 return policy
         return newest
 
@@ -79,8 +79,6 @@ class Demand:
         """Whether a request may be answered now, and does not keep others from their version."""
         serving, wanted = self.serving, self.wanted
         if serving is None or serving.job_id != request.job_id:
-            return False
-        if request.version is not None and not self._is_of_this_attempt(serving):
             return False
         waits = None if self.may_switch else wanted
         return all(_may_answer(policy, request) for policy in (serving, waits) if policy)
@@ -112,14 +110,6 @@ class Demand:
         if trains_on and place >= max(1, seats // 4):
             left.add(EVAL_REQUESTS)
         return left
-
-    def _is_of_this_attempt(self, policy: PolicyVersion) -> bool:
-        """An attempt that begins at a checkpoint makes other weights of the same number."""
-        newest = self.newest
-        return newest is not None and (policy.job_id, policy.attempt) == (
-            newest.job_id,
-            newest.attempt,
-        )
 
     @property
     def _stays(self) -> bool:

@@ -103,19 +103,6 @@ def test_where_the_measured_version_is_nowhere_a_rollout_goes_to_the_newest() ->
         assert (wanted(demand), demand.may_switch) == (6, True)
 
 
-@pytest.mark.parametrize("attempt", [1, 2], ids=["asked before it died", "asked again"])
-def test_an_evaluation_is_answered_by_the_version_of_this_attempt(attempt: int) -> None:
-    request = EVALUATED.model_copy(update={"attempt": attempt})
-    demand = a_demand(serving=3, newest=3)
-    assert demand.newest is not None
-    demand.newest = demand.newest.model_copy(update={"attempt": 2})
-    with demand.holding(request):
-        assert demand.wanted is demand.newest
-        assert not demand.may_begin(request)
-        demand.serving = demand.newest
-        assert demand.may_begin(request)
-
-
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_what_asks_for_newer_weights_is_left_to_others_while_an_evaluation_is_answered(
     is_alone: bool,
