@@ -144,7 +144,10 @@ _CONSTANTS = {"π": _PI, "e": _DIGITS.exp(Decimal(1))}
 def _residue_of(name: str, point: int) -> Residue:
     """π and e are the same at all points."""
     seed = name if name in _CONSTANTS else f"{name} {point}"
-    return Residue(int.from_bytes(blake2b(seed.encode(), digest_size=32).digest()) % _PRIME)
+    return Residue(
+        int.from_bytes(blake2b(seed.encode(errors="surrogatepass"), digest_size=32).digest())
+        % _PRIME
+    )
 
 
 @lru_cache(4096)

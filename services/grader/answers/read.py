@@ -250,7 +250,7 @@ def _enclosed(side: Side, depth: int) -> Value:
     cuts = cuts_of(inner)
     if opens == r"\{":
         return _members(inner, depth)
-    if cuts == {} and opens == "[" == inner[0].text:
+    if inner and cuts == {} and opens == "[" == inner[0].text:
         row = read(inner, depth + 1)
         return Tuple((row,), "[]") if isinstance(row, Tuple) else expression_of(side)
     if cuts is None or "and" not in cuts or opens not in ("(", "[", "{", r"\langle"):

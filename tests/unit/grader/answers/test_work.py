@@ -6,6 +6,8 @@ import sys
 from types import FrameType
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from services.grader.answers.compare import compare as settle
 from services.grader.answers.units import measure_of
@@ -76,3 +78,30 @@ def test_work_is_counted_only_inside_of_a_limit() -> None:
         with pytest.raises(OutOfWork):
             spend(1)
     spend(10**9)
+
+
+PIECES = st.sampled_from(
+    [
+        *"0129xyie{}()[]^_+-*/,=<!%|&:. π²\u0660\ud800",
+        *(r"\frac", r"\sqrt", r"\pi", r"\cup", r"\{", r"\}", r"\pm", r"\binom", r"\in", r"\infty"),
+        *(
+            r"\text{km}",
+            r"\mathbb{R}",
+            r"\begin{pmatrix}",
+            r"\end{pmatrix}",
+            r"^\circ",
+            r"\\",
+            "x^{64}",
+        ),
+        *("^{1/2}", "^{-1}", "0^{0}", "/0", r"\sqrt[3]{7}"),
+    ]
+)
+TEXTS = st.lists(PIECES, max_size=30).map("".join)
+
+
+@given(TEXTS, TEXTS)
+@example("[]", r"\sqrt{2}")
+@example("x_\ud800", "y^2")
+def test_no_text_is_too_odd_to_be_compared(gold: str, answer: str) -> None:
+    assert settle(gold, answer).path
+    assert settle(answer, answer).equal
