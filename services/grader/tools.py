@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from protocol.messages import Score, Ungradable
 from protocol.rewards import JUDGE
 
 from services.grader.judge.judge import Judge
 from services.grader.pool import Pool
+from services.grader.shared_work import SharedWork
 
 
 @dataclass(frozen=True)
 class Tools:
-    """The shared resources of one grader. Deadlines are wall-clock seconds in the pool."""
+    """The shared resources of one grader. Deadlines are wall-clock seconds in the pool.
+
+    ``comparisons`` and ``examinations`` of gold answers are what the pool was asked for lately.
+    """
 
     pool: Pool
     judge: Judge | None = None
@@ -21,6 +26,8 @@ class Tools:
     sandbox: Pool | None = None  # for clients' code; none: it is not run
     quick_deadline_s: float = 0.5  # for the first try of a comparison
     compare_deadline_s: float = 2.0  # for the second, in a fresh worker
+    comparisons: SharedWork[Score] = field(default_factory=SharedWork, compare=False)
+    examinations: SharedWork[Ungradable | None] = field(default_factory=SharedWork, compare=False)
 
     @property
     def named_judges(self) -> dict[str, Judge]:

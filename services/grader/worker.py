@@ -7,9 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TypeVar
 
-from protocol.exchange import Exchange
 from protocol.messages import ActiveJob, GradedGroup, RolloutGroup
 from protocol.streams import GRADED, ROLLOUTS
 
@@ -21,14 +19,13 @@ from services.grader import gate, grading, trials
 from services.grader.answers.units import measure_of
 from services.grader.judge.cache import VerdictCache
 from services.grader.judge.judge import Judge
-from services.grader.judge.settings import JudgeSettings, other_judges
+from services.grader.judge.settings import deployed_judges
 from services.grader.pool import GIBIBYTE, Pool, client_code
 from services.grader.pool.confinement import keep_memory_private
 from services.grader.settings import Settings
 from services.grader.tools import Tools
 from services.grader.verifiers import equation_steps, math_answer
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -41,15 +38,12 @@ async def run(service: Service) -> None:
     PHASES.name("grading", rest="idle")
     settings = Settings.from_environment()
     import_extensions("WEIR_GRADER_EXTENSIONS", settings.extensions)
-    own, others = JudgeSettings.from_environment(), other_judges()
     await asyncio.to_thread(measure_of, "cm")  # the table of units takes half a second to load
-    async with (
-        Pool(settings.workers, warm_ups=[math_answer.WARM_UP, equation_steps.WARM_UP]) as pool,
-        sandbox_of(settings) as sandbox,
-        watched_judges({"": own, **others} if own else others, service.exchange) as judges,
-        asyncio.TaskGroup() as beside,
-    ):
-        tools = Tools(pool, judges.pop("", None), judges, sandbox)
+    judges = {
+        name: Judge(each, VerdictCache(service.exchange, each.cache_bytes))
+        for name, each in deployed_judges().items()
+    }
+    async with opened(settings, judges) as tools, asyncio.TaskGroup() as beside:
         service.activity.offers = gate.offers(tools)
         telling = beside.create_task(gate.tell_forever(service, tools))
         trying = beside.create_task(trials.try_forever(service, tools))
@@ -59,16 +53,23 @@ async def run(service: Service) -> None:
 
 
 @asynccontextmanager
-async def sandbox_of(settings: Settings) -> AsyncIterator[Pool | None]:
-    """The pool for clients' code; None where that is not run."""
-    if not settings.python:
-        yield None
-        return
+async def opened(settings: Settings, judges: Mapping[str, Judge]) -> AsyncIterator[Tools]:
+    """All that this grader works with; each judge, the first one under "", watches over itself."""
+    async with AsyncExitStack() as stack:
+        warm_ups = [math_answer.WARM_UP, equation_steps.WARM_UP]
+        pool = await stack.enter_async_context(Pool(settings.workers, warm_ups=warm_ups))
+        sandbox = await stack.enter_async_context(_sandbox(settings)) if settings.python else None
+        for judge in judges.values():
+            await stack.enter_async_context(judge)
+        others = {name: judge for name, judge in judges.items() if name}
+        yield Tools(pool, judges.get(""), others, sandbox)
+
+
+def _sandbox(settings: Settings) -> Pool:
+    """The pool for clients' code."""
     keep_memory_private()
-    async with Pool(
-        settings.workers, warm_ups=[client_code.WARM_UP], memory_bytes=GIBIBYTE, confined=True
-    ) as pool:
-        yield pool
+    warm_ups = [client_code.WARM_UP]
+    return Pool(settings.workers, warm_ups=warm_ups, memory_bytes=GIBIBYTE, confined=True)
 
 
 def station(tools: Tools, capacity: int) -> Station[RolloutGroup, GradedGroup]:
@@ -102,20 +103,3 @@ async def grade_group(job: ActiveJob, group: RolloutGroup, tools: Tools) -> Grad
         grades=grades,
         grading_seconds=time.monotonic() - started,
     )
-
-
-@asynccontextmanager
-async def watched_judges(
-    settings: Mapping[str, JudgeSettings], exchange: Exchange
-) -> AsyncIterator[dict[str, Judge]]:
-    """Every judge by its name; each watches over itself meanwhile."""
-    async with AsyncExitStack() as stack:
-        beside = await stack.enter_async_context(asyncio.TaskGroup())
-        judges: dict[str, Judge] = {}
-        for name, each in settings.items():
-            judge = Judge(each, VerdictCache(exchange, each.cache_bytes))
-            judges[name] = await stack.enter_async_context(judge)
-        watching = [beside.create_task(judge.watch_forever()) for judge in judges.values()]
-        yield dict(judges)
-        for task in watching:
-            task.cancel()

@@ -21,13 +21,14 @@ from typing import Any
 
 from protocol.messages import ActiveJob, Graded, GradedGroup, RolloutGroup
 
+from services.grader.judge.judge import Judge
 from services.grader.judge.settings import JudgeSettings
 from services.grader.pool import Pool
 from services.grader.tools import Tools
 from services.grader.verifiers import math_answer
 from services.grader.worker import grade_group
 from tests.builders import a_group, a_recipe, a_request, a_task
-from tests.unit.grader.judge_server import MODEL, ScriptedServer, grades, watched
+from tests.unit.grader.judge_server import MODEL, ScriptedServer, grades
 
 GROUPS, GROUP_SIZE = 128, 8
 STEP_S, MEDIAN_S, P99_S = 60.0, 0.5, 5.0
@@ -69,7 +70,7 @@ async def _graded(url: str, steps: int) -> list[Ends]:
     settings = JudgeSettings(url=url, model=MODEL, timeout_s=600)
     async with (
         Pool(1, warm_ups=[math_answer.WARM_UP]) as pool,
-        watched(settings) as judge,
+        Judge(settings) as judge,
     ):
         tools = Tools(pool, judge)
         await _step(tools, _groups(-1)[:1], [0.0], time.monotonic())  # connections, imports

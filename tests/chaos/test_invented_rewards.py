@@ -22,6 +22,7 @@ from protocol.messages import Grade, Graded, RolloutGroup, Ungradable
 from protocol.rewards import Reward
 
 from services.grader import grading
+from services.grader.judge.judge import Judge
 from services.grader.pool import Failed, Pool, Value
 from services.grader.pool.pool import BACKLOG
 from services.grader.tools import Tools
@@ -37,7 +38,6 @@ from tests.unit.grader.judge_server import (
     replies,
     says,
     settings_for,
-    watched,
 )
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
@@ -252,7 +252,7 @@ async def test_no_reward_is_invented_and_no_response_is_lost() -> None:
     async with (
         Pool(2, warm_ups=[math_answer.WARM_UP, equation_steps.WARM_UP]) as pool,
         FailingServer(random.Random(30)) as server,
-        watched(settings_for(server, timeout_s=1.0)) as judge,
+        Judge(settings_for(server, timeout_s=1.0)) as judge,
     ):
         tools = Tools(pool, judge, quick_deadline_s=0.3, compare_deadline_s=0.6)
         async with misfortune(pool, server), asyncio.TaskGroup() as grading_all:

@@ -228,7 +228,6 @@ async def test_a_judge_that_is_down_is_named(
         tools = Tools(None, judge)  # type: ignore[arg-type]  (no pool: nothing is graded)
         async with (
             learning(learner),
-            beside(judge.watch_forever()),
             worker(server, "rollout", rollout()),
             worker(server, "grader", grading_station(tools, 4)) as service,
             beside(gate.tell_forever(service, tools)),

@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +23,6 @@ from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import ModelJudge
 
 from services.grader.judge import self_test
-from services.grader.judge.call import complete
 from services.grader.judge.chat import Chat
 from services.grader.judge.form import TEXT, Form, NoVerdict, number_within, one_of
 from services.grader.judge.judge import Judge
@@ -34,7 +32,6 @@ from services.grader.pool import Pool
 from services.grader.tools import Tools
 from services.grader.verifiers import model_judge
 from tests.builders import a_task
-from tests.unit.grader.judge_server import watched
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 
@@ -170,9 +167,9 @@ async def chat(url: str) -> AsyncIterator[Chat]:
         yield chat
 
 
-def judge_at(url: str, model: str = MODEL, **changes: Any) -> AbstractAsyncContextManager[Judge]:
+def judge_at(url: str, model: str = MODEL, **changes: Any) -> Judge:
     hasty = {"pauses_s": (0.1, 0.1), "retest_s": (0.1, 1), **changes}
-    return watched(JudgeSettings(url, model, **hasty))
+    return Judge(JudgeSettings(url, model, **hasty))
 
 
 @pytest.fixture
@@ -198,22 +195,22 @@ def a_question(**changes: Any) -> Question:
 
 
 async def test_the_server_says_its_model_and_context(chat: Chat) -> None:
-    told = await chat.told_of_model()
-    assert (told["id"], told["max_model_len"]) == (MODEL, CONTEXT)
-    assert told["root"].endswith("/model")
+    _, model, root, context = await chat.identity()
+    assert (model, context) == (MODEL, CONTEXT)
+    assert str(root).endswith("/model")
 
 
 async def test_a_reply_follows_the_schema_whatever_the_model_would_say(chat: Chat) -> None:
     for seed in range(4):
-        verdict = await complete(chat, a_question(temperature=1.0, seed=seed))
+        verdict = await chat.ask(a_question(temperature=1.0, seed=seed))
         assert list(verdict) == ["first", "second", "third", "fourth"]
         assert set(verdict.values()) <= set(LETTERS)
 
 
 async def test_a_verdict_is_the_same_for_its_seed(chat: Chat) -> None:
-    greedy = [await complete(chat, a_question(seed=seed)) for seed in (0, 0, 1)]
+    greedy = [await chat.ask(a_question(seed=seed)) for seed in (0, 0, 1)]
     assert greedy[0] == greedy[1] == greedy[2]
-    warm = [await complete(chat, a_question(temperature=2.0, seed=seed)) for seed in (7, 7, 8)]
+    warm = [await chat.ask(a_question(temperature=2.0, seed=seed)) for seed in (7, 7, 8)]
     assert warm[0] == warm[1]
     assert warm[0] != warm[2]
 
@@ -221,12 +218,12 @@ async def test_a_verdict_is_the_same_for_its_seed(chat: Chat) -> None:
 async def test_a_model_that_finds_no_end_has_no_verdict(chat: Chat) -> None:
     endless = Form({"analysis": TEXT, "grade": one_of(LETTERS)})
     with pytest.raises(NoVerdict, match="ended by 'length'"):
-        await complete(chat, a_question(form=endless, max_tokens=30))
+        await chat.ask(a_question(form=endless, max_tokens=30))
 
 
 async def test_a_number_stays_within_its_bounds(chat: Chat) -> None:
     form = Form({"result": number_within(2, 5)})
-    verdict = await complete(chat, a_question(form=form))
+    verdict = await chat.ask(a_question(form=form))
     assert 2 <= float(verdict["result"]) <= 5
 
 

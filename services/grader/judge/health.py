@@ -13,16 +13,25 @@ from collections.abc import Awaitable, Callable
 
 from prometheus_client import Gauge
 
+from services.chassis.faults import WorkerFault
+from services.grader.judge.settings import URL
+
 UP = Gauge("weir_judge_up", "1 while the judge passes its self-test, 0 while it is down", ["model"])
+WAITING = Gauge("weir_judge_waiting", "Questions that wait for the judge to be up or to be free")
 log = logging.getLogger(__name__)
 
 UNTESTED = "starting"
 
 
+class JudgeDown(WorkerFault):
+    """The judge is down, and whoever asks does not wait; the text says why."""
+
+
 class Health:
     """``test`` says why the judge is of no use, or None; ``pauses_s`` are the first and longest.
 
-    ``is_up`` says whether the last test was passed, ``why_down`` what it found.
+    ``is_up`` says whether the last test was passed, ``why_down`` what it found. Whoever waits for
+    a judge that is down is let go with `JudgeDown` if it is not ``patient``.
     """
 
     def __init__(
@@ -30,12 +39,15 @@ class Health:
         test: Callable[[], Awaitable[str | None]],
         pauses_s: tuple[float, float],
         model: str = "judge",
+        *,
+        patient: bool = True,
     ) -> None:
         self.is_up = False
         self.has_been_up = False
         self.why_down = UNTESTED
         self.outages = 0  # tests failed so far
         self._label = model
+        self._patient = patient
         self._test = test
         self._shortest_s, self._longest_s = pauses_s
         self._doubted = asyncio.Event()
@@ -57,10 +69,22 @@ class Health:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, self._longest_s)
 
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits for a test after which something is so. Unblocked by: the watcher.
+
+        Raises:
+            JudgeDown: if it is not, the judge is down, and nobody waits for that to change.
+        """
+        with WAITING.track_inprogress():
+            while not condition():
+                if not self._patient and self.why_down not in {"", UNTESTED}:
+                    what = f"the judge is not up: {self.why_down}"
+                    raise JudgeDown(f"{what}; start it, or unset {URL}")
+                await self._next_test.wait()
+
     async def until_up(self) -> int:
-        """Waits for the judge to be up; the count of outages until then. Unblocked by: a test."""
-        while not self.is_up:
-            await self._next_test.wait()
+        """Waits for the judge to be up, as `until` does; the count of outages until then."""
+        await self.until(lambda: self.is_up)
         return self.outages
 
     async def clears(self, outages: int) -> bool:

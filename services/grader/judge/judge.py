@@ -10,26 +10,24 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Self
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import Counter
 from protocol.messages import Ungradable
 
 from services.chassis.metrics import born_at_zero
 from services.grader.judge import self_test
 from services.grader.judge.cache import VerdictCache
-from services.grader.judge.call import complete
 from services.grader.judge.chat import Chat, ChatError
 from services.grader.judge.form import NoVerdict, Verdict
-from services.grader.judge.health import Health
+from services.grader.judge.health import WAITING, Health
 from services.grader.judge.question import Question
 from services.grader.judge.settings import JudgeSettings
-from services.grader.judge.shared_work import SharedWork
+from services.grader.shared_work import SharedWork
 from services.grader.trial_record import record_failure
 
 CACHE = born_at_zero(
     Counter("weir_judge_cache_total", "Questions whose verdict was known, or not", ["result"]),
     *("hit", "miss", "shared"),
 )
-WAITING = Gauge("weir_judge_waiting", "Questions that wait for the judge to be up or to be free")
 log = logging.getLogger(__name__)
 
 _OUTAGES_TOGETHER = 2  # under one question, with others in flight: any of them may have done it
@@ -41,36 +39,45 @@ Answer = Verdict | Ungradable
 
 
 class Judge(Health):
-    """A model that grades. Use it as ``async with Judge(...)``, with `watch_forever` running.
+    """A model that grades. Use it as ``async with Judge(...)``, which watches over it meanwhile.
 
-    While the judge is down, questions wait. A question is *ungradable* for one of these reasons:
-    ``no_verdict`` (no attempt gave a form filled in), ``judge_refused`` (the server takes no such
-    request), ``over_judge_context`` (nor one so long), ``judge_failed`` and ``judge_timeout`` (its
-    attempts failed, and the judge passes its self-test).
+    While the judge is down, questions wait; of one that is not ``patient`` they raise `JudgeDown`.
+    A question is *ungradable* for one of these reasons: ``no_verdict`` (no attempt gave a form
+    filled in), ``judge_refused`` (the server takes no such request), ``over_judge_context`` (nor
+    one so long), ``judge_failed`` and ``judge_timeout`` (its attempts failed, and the judge passes
+    its self-test).
     """
 
-    def __init__(self, settings: JudgeSettings, cache: VerdictCache | None = None) -> None:
-        super().__init__(self._examine, settings.retest_s, settings.model)
+    def __init__(
+        self,
+        settings: JudgeSettings,
+        cache: VerdictCache | None = None,
+        *,
+        patient: bool = True,
+    ) -> None:
+        super().__init__(self._examine, settings.retest_s, settings.model, patient=patient)
         self.settings = settings
         self._cache = cache if settings.cache_bytes else None
-        connections = settings.concurrency + _SPARE_CONNECTIONS
-        self._chat = Chat(settings, connections=connections)
-        # And what the server says of itself.
-        self._identity: tuple[object, ...] = (settings.url, settings.model)
-        self._is_identified = asyncio.Event()
+        self._chat = Chat(settings, connections=settings.concurrency + _SPARE_CONNECTIONS)
+        self._identity: tuple[object, ...] | None = None  # until its server has said who it is
         self._num_examinations = 0
         self._refuses = False
         self._slots = Slots(settings.concurrency)
         self._sharing: SharedWork[Answer] = SharedWork()
+        self._beside = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
-        """Nothing is sent yet: `watch_forever` does that."""
+        """Begin to watch; should that fail, so does whoever uses the judge."""
+        await self._beside.__aenter__()
+        self._watching = self._beside.create_task(self.watch_forever())
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         """Give up what is under way and close all connections."""
+        self._watching.cancel()
         await self._sharing.close()
-        await self._chat.__aexit__(*exception)
+        await self._chat.__aexit__()
+        await self._beside.__aexit__(None, None, None)  # which wraps no error of its user's
 
     @property
     def refuses_all(self) -> bool:
@@ -81,19 +88,22 @@ class Judge(Health):
         """Verdicts of so many samples, or why there is none, in the order of their seeds.
 
         Waits for: the judge to be up, a free slot, its answers. Unblocked by: those; deadlines.
+
+        Raises:
+            JudgeDown: if the judge is down, and not patient.
         """
-        async with asyncio.TaskGroup() as group:
-            samplings = [question.sample(number) for number in range(samples)]
-            asked = [group.create_task(self._shared(each)) for each in samplings]
-        return [task.result() for task in asked]
+        numbers = range(samples)
+        return await asyncio.gather(*(self._shared(question.sample(number)) for number in numbers))
 
     async def _shared(self, question: Question) -> Answer:
-        with WAITING.track_inprogress():
-            await self._is_identified.wait()
-        digest = question.digest(*self._identity)
+        digest = await self._digest(question)
         if self._sharing.is_under_way(digest):
             CACHE.labels("shared").inc()
         return await self._sharing.once(digest, lambda: self._remembered(question, digest))
+
+    async def _digest(self, question: Question) -> str:
+        await self.until(lambda: self._identity is not None)
+        return question.digest(self._identity)
 
     async def _remembered(self, question: Question, digest: str) -> Answer:
         known = await self._recalled(question, digest)
@@ -102,7 +112,7 @@ class Judge(Health):
             return known
         answer = await self._asked(question)
         if self._cache is not None and not isinstance(answer, Ungradable):
-            digest = question.digest(*self._identity)  # of who has answered, perhaps anew
+            digest = await self._digest(question)  # of who has answered, perhaps anew
             await self._cache.remember(digest, json.dumps(answer))
         return answer
 
@@ -135,8 +145,7 @@ class Judge(Health):
         more decides: the failures may be those of an outage that nobody else saw.
         """
         pauses_s = (0.0, *self.settings.pauses_s)
-        with WAITING.track_inprogress():
-            outages = await self.until_up()
+        outages = await self.until_up()
         outcome = await self._attempted(question, pauses_s)
         if isinstance(outcome, ChatError) and await self.clears(outages):
             outcome = await self._attempted(question.attempt(len(pauses_s)), (0.0,))
@@ -153,7 +162,7 @@ class Judge(Health):
             asked_for_s = failure.retry_after_s if isinstance(failure, ChatError) else 0.0
             await asyncio.sleep(max(pause_s, asked_for_s))
             try:
-                return await complete(self._chat, question.attempt(number))
+                return await self._chat.ask(question.attempt(number))
             except NoVerdict as error:
                 failure, question = Ungradable(reason="no_verdict"), question.after(error)
             except ChatError as error:
@@ -169,9 +178,7 @@ class Judge(Health):
         """The self-test: on the way of all calls, but past their slots and the cache."""
         self._num_examinations += 1
         try:
-            told = await self._chat.told_of_model()
-            self._identity = (*self._identity[:2], told.get("root"), told.get("max_model_len"))
-            self._is_identified.set()
+            self._identity = await self._chat.identity()
             why = await self_test.examine(self._chat, self._num_examinations)
         except ChatError as error:
             self._refuses = not error.may_pass

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.grader.judge.chat import as_json, json_schema
 from services.grader.judge.form import Form, NoVerdict
 
 Turn = dict[str, str]  # {"role": ..., "content": ...}
 _BETWEEN_ATTEMPTS = 1_000_003  # so that no attempt takes the seed of another sample
 _SOME_CHANCE = 0.7
+
+
+def as_json(value: object) -> bytes:
+    """JSON with a question mark for half of a surrogate pair, which a model's text may hold."""
+    return json.dumps(value, ensure_ascii=False).encode(errors="replace")
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class Question:
 
     def attempt(self, number: int) -> Question:
         """The same question, asked again with another seed."""
-        return replace(self, seed=self.seed + number * _BETWEEN_ATTEMPTS)
+        return self.sample(number * _BETWEEN_ATTEMPTS)
 
     def after(self, failure: NoVerdict) -> Question:
         """The same question for a model that gave no verdict: at temperature 0 it would repeat it.
@@ -45,15 +50,16 @@ class Question:
     @property
     def request(self) -> dict[str, Any]:
         """What is sent, but for the model's name."""
+        schema = {"name": "verdict", "strict": True, "schema": self.form.schema}
         return {
             "messages": list(self.messages),
-            "response_format": json_schema("verdict", self.form.schema),
+            "response_format": {"type": "json_schema", "json_schema": schema},
             "reasoning_effort": self.reasoning_effort,
             "max_completion_tokens": self.max_tokens,
             "temperature": self.temperature,
             "seed": self.seed,
         }
 
-    def digest(self, *judge: object) -> str:
+    def digest(self, judge: object) -> str:
         """Under which a verdict is remembered, of the judge that these values identify."""
         return hashlib.sha256(as_json([judge, self.request])).hexdigest()

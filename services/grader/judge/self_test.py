@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from protocol.messages import Task
 
-from services.grader.judge.call import complete
 from services.grader.judge.chat import Chat
 from services.grader.judge.form import NoVerdict
 from services.grader.judge.prompt import load_rubric, rubric_form, rubric_messages
@@ -52,7 +51,7 @@ async def _grade(chat: Chat, solution: str, seed: int) -> float:
         seed=seed,
     )
     try:
-        verdict = await complete(chat, question)
+        verdict = await chat.ask(question)
     except NoVerdict as failure:
-        verdict = await complete(chat, question.after(failure))
+        verdict = await chat.ask(question.after(failure))
     return rubric.score({name: str(value) for name, value in verdict.items()})

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import httpx
 from protocol.rewards import JUDGE
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from services.chassis.deployment import DeploymentError, Reader, count, positive, variable, whole
 
@@ -38,59 +38,61 @@ class JudgeSettings:
         Raises:
             DeploymentError: naming the variable that is missing or wrong, and the remedy.
         """
-        url, model = environment.get(URL), environment.get(MODEL)
-        if not url:
-            return None
-        if not model:
-            raise DeploymentError(f"{MODEL} is not set, but {URL} is; name the model it serves")
-        key = variable(environment, API_KEY)
-        if key is not None and not (key.isascii() and key.isprintable()):
-            raise DeploymentError(f"{API_KEY} holds more than ASCII characters; fix it")
-        read = Reader(environment)
-        return cls(
-            _base(url),
-            model,
-            key,
-            concurrency=read("WEIR_JUDGE_CONCURRENCY", count, "128"),
-            timeout_s=read("WEIR_JUDGE_TIMEOUT_S", positive, "120"),
-            cache_bytes=read("WEIR_JUDGE_CACHE_BYTES", whole, str(64 * 2**20)),
-        )
+        return _first(environment) if environment.get(URL) else None
+
+
+def deployed_judges(environment: Mapping[str, str] = os.environ) -> dict[str, JudgeSettings]:
+    """The judge of ``WEIR_JUDGE_URL``, under "", and those of ``WEIR_JUDGES`` by their names.
+
+    What is not given for one of these is as for the first.
+
+    Raises:
+        DeploymentError: naming the variable that is missing or wrong, and the remedy.
+    """
+    first = JudgeSettings.from_environment(environment)
+    found = {"": first} if first else {}
+    for name, given in _others(variable(environment, OTHERS) or "{}").items():
+        own = {URL: given.url, MODEL: given.model or name, API_KEY: given.api_key}
+        try:
+            found[name] = _first({**environment, **own, f"{API_KEY}_FILE": ""})
+        except DeploymentError as error:
+            raise DeploymentError(f"{OTHERS}.{name}: {error}") from error
+    return found
 
 
 class _Other(BaseModel, extra="forbid", hide_input_in_errors=True):
-    url: str
+    url: str = Field(min_length=1)
     model: str = ""
     api_key: str = ""
 
 
-def other_judges(environment: Mapping[str, str] = os.environ) -> dict[str, JudgeSettings]:
-    """The judges of ``WEIR_JUDGES`` by their names; all else is as for that of ``WEIR_JUDGE_URL``.
-
-    Raises:
-        DeploymentError: naming what is wrong in it.
-    """
-    text = variable(environment, OTHERS)
+def _others(text: str) -> dict[str, _Other]:
     try:
-        given = TypeAdapter(dict[str, _Other]).validate_json(text or "{}")
+        given = TypeAdapter(dict[str, _Other]).validate_json(text)
     except ValidationError as error:
         problem = error.errors(include_input=False)[0]
         place = ".".join(map(str, (OTHERS, *problem["loc"])))
         raise DeploymentError(f"{place}: {problem['msg']}; give JSON such as {_EXAMPLE}") from None
     if {JUDGE, ""} & given.keys():
         raise DeploymentError(f"{OTHERS}: {JUDGE!r} is the one of {URL}; give each another name")
-    return {name: _as_another(name, other, environment) for name, other in given.items()}
+    return given
 
 
-def _as_another(name: str, other: _Other, environment: Mapping[str, str]) -> JudgeSettings:
-    own = {URL: other.url, MODEL: other.model or name, API_KEY: other.api_key}
-    own[f"{API_KEY}_FILE"] = ""
-    try:
-        found = JudgeSettings.from_environment({**environment, **own})
-    except DeploymentError as error:
-        raise DeploymentError(f"{OTHERS}.{name}: {error}") from error
-    if found is None:
-        raise DeploymentError(f"{OTHERS}.{name}.url: empty; give JSON such as {_EXAMPLE}")
-    return found
+def _first(environment: Mapping[str, str]) -> JudgeSettings:
+    read = Reader(environment)
+    if not (model := environment.get(MODEL)):
+        raise DeploymentError(f"{MODEL} is not set, but {URL} is; name the model it serves")
+    key = variable(environment, API_KEY)
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise DeploymentError(f"{API_KEY} holds more than ASCII characters; fix it")
+    return JudgeSettings(
+        _base(environment[URL]),
+        model,
+        key,
+        concurrency=read("WEIR_JUDGE_CONCURRENCY", count, str(JudgeSettings.concurrency)),
+        timeout_s=read("WEIR_JUDGE_TIMEOUT_S", positive, str(JudgeSettings.timeout_s)),
+        cache_bytes=read("WEIR_JUDGE_CACHE_BYTES", whole, str(JudgeSettings.cache_bytes)),
+    )
 
 
 def _base(text: str) -> str:

@@ -10,28 +10,32 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, BinaryIO
 
 from protocol.tasks import raw_lines
 
 from services.chassis.deployment import DeploymentError
+from services.chassis.faults import WorkerFault
+from services.grader.judge.judge import Judge
 from services.grader.judge.settings import URL, JudgeSettings
 from services.grader.offline import calibration
 from services.grader.offline.agreement import summary
-from services.grader.offline.at_once import results_of
-from services.grader.offline.verdicts import MAX_LINE_BYTES, verdict_on
-from services.grader.pool import NoWorkerError, Pool
+from services.grader.offline.verdicts import (
+    MAX_LINE_BYTES,
+    UNREADABLE,
+    UnreadableLine,
+    verdict_on,
+)
+from services.grader.pool import Pool
 from services.grader.settings import Settings
 from services.grader.tools import Tools
 from services.grader.verifiers.math_answer import WARM_UP
+from services.grader.worker import opened
 
 DONE, NOT_DONE, INTERRUPTED, NOBODY_READS = 0, 2, 130, 141
-_EXPLAINED = DeploymentError, NoWorkerError, calibration.JudgeDown, calibration.LabelledError
-
-
+_EXPLAINED = DeploymentError, WorkerFault, calibration.LabelledError
 _LINES_AT_ONCE = 32
 
 
@@ -89,16 +93,31 @@ def _grade(file: BinaryIO) -> int:
         runner.run(pool.__aenter__())
         try:
             tools, lines = Tools(pool), enumerate(raw_lines(file, MAX_LINE_BYTES), start=1)
-            while some := list(islice(lines, _LINES_AT_ONCE)):
-                graded = results_of(partial(verdict_on, tools), some, at_once=settings.workers)
-                for verdict in runner.run(graded):
-                    if verdict.problem is not None:
-                        _complain(verdict.problem)
+            while some := dict(islice(lines, _LINES_AT_ONCE)):
+                graded = runner.run(_verdicts(some.values(), tools, settings.workers))
+                for number, verdict in zip(some, graded, strict=True):
+                    if isinstance(verdict, UnreadableLine):
+                        _complain(f"line {number}: {verdict}")
                         status = NOT_DONE
-                    _write(verdict.fields)
+                    _write(UNREADABLE if isinstance(verdict, UnreadableLine) else verdict)
         finally:
             runner.run(pool.__aexit__(None, None, None))
     return status
+
+
+async def _verdicts(
+    lines: Iterable[bytes], tools: Tools, at_once: int
+) -> list[dict[str, Any] | UnreadableLine]:
+    places = asyncio.Semaphore(at_once)
+
+    async def graded(line: bytes) -> dict[str, Any] | UnreadableLine:
+        async with places:
+            try:
+                return await verdict_on(line, tools)
+            except UnreadableLine as error:
+                return error
+
+    return await asyncio.gather(*map(graded, lines))
 
 
 def _calibrate(file: BinaryIO) -> int:
@@ -107,14 +126,11 @@ def _calibrate(file: BinaryIO) -> int:
 
 async def _compare(solutions: Sequence[calibration.Labelled]) -> int:
     """Write what there is to know about each verifier, a line of JSON each."""
-    settings = Settings.from_environment()
-    async with (
-        Pool(settings.workers, warm_ups=calibration.WARM_UPS) as pool,
-        calibration.judge_of(JudgeSettings.from_environment()) as judge,
-    ):
-        tools = Tools(pool, judge)
+    own = JudgeSettings.from_environment()
+    judges = {"": Judge(own, patient=False)} if own else {}
+    async with opened(Settings.from_environment(), judges) as tools:
         for check, label in calibration.CALIBRATED:
-            if check.verifier == "model_judge" and judge is None:
+            if check.verifier == "model_judge" and not judges:
                 _complain(f"model_judge was not asked: {URL} is not set")
                 continue
             cases = await calibration.cases_of(check, label, solutions, tools)

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-_TOLERANCE = 0.25 + 1e-9  # within which a score agrees
-
 
 @dataclass(frozen=True)
 class Case:
@@ -47,21 +45,17 @@ def summary(cases: Sequence[Case]) -> dict[str, Any]:
 
 
 def agreement(cases: Sequence[Case]) -> dict[str, float | None]:
-    """The agreement over what was graded; None where that says nothing.
+    """The share of equal levels, and Cohen's kappa, its weights linear in the distance of levels.
 
-    Shares of equal levels and of scores within a quarter, the mean absolute error, and Cohen's
-    kappa, its weights linear in the distance of levels.
+    Both are over what was graded, and None where that says nothing.
     """
-    pairs = [(case.label, case.given) for case in cases if case.given is not None]
-    levels = [(level_of(label), level_of(given)) for label, given in pairs]
-    errors = [abs(label - given) for label, given in pairs]
+    pairs = [(level_of(c.label), level_of(c.given)) for c in cases if c.given is not None]
+    same = sum(label == given for label, given in pairs)
     return {
         "n": len(cases),
         "graded": len(pairs),
-        "same_level": _mean([label == given for label, given in levels]),
-        "within_quarter": _mean([error <= _TOLERANCE for error in errors]),
-        "mean_error": _mean(errors),
-        "kappa": _kappa(levels),
+        "same_level": round(same / len(pairs), 4) if pairs else None,
+        "kappa": _kappa(pairs),
     }
 
 
@@ -72,13 +66,6 @@ def level_of(score: float) -> float:
 
 def _kappa(pairs: Sequence[tuple[float, float]]) -> float | None:
     """1 - observed ÷ expected distance of levels; None if both say one level of everything."""
-    labels, given = (Counter(side) for side in zip(*pairs, strict=True)) if pairs else ({}, {})
-    observed = math.fsum(abs(label - level) for label, level in pairs)
-    by_chance = math.fsum(
-        labels[label] * given[level] * abs(label - level) for label, level in product(labels, given)
-    )
+    observed = sum(abs(label - given) for label, given in pairs)
+    by_chance = sum(abs(label - given) for (label, _), (_, given) in product(pairs, pairs))
     return round(1 - observed * len(pairs) / by_chance, 4) if by_chance else None
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return round(math.fsum(values) / len(values), 4) if values else None

@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import AsyncExitStack
 from io import BytesIO
 from typing import BinaryIO
 
 from protocol.frames import decode, encode, pack, unpack_all
-from protocol.messages import ActiveJob, GradedGroup, RolloutGroup
+from protocol.messages import ActiveJob, RolloutGroup
 from protocol.rewards import Reward
 
 from services.chassis.deployment import DeploymentError, import_extensions
-from services.grader.gate import what_is_in_the_way
-from services.grader.judge.settings import JudgeSettings, other_judges
-from services.grader.offline.at_once import results_of
-from services.grader.offline.calibration import WARM_UPS, JudgeDown, judge_of
-from services.grader.pool import NoWorkerError, Pool
+from services.chassis.faults import WorkerFault
+from services.grader.gate import what_is_missing
+from services.grader.judge.judge import Judge
+from services.grader.judge.settings import deployed_judges
 from services.grader.settings import Settings
-from services.grader.tools import Tools
-from services.grader.worker import grade_group, sandbox_of
+from services.grader.worker import grade_group, opened
 
 
 class CannotGrade(Exception):
@@ -35,7 +32,7 @@ def main() -> int:
     """Grade all of standard input; returns the exit status."""
     try:
         asyncio.run(_grade(BytesIO(sys.stdin.buffer.read()), sys.stdout.buffer))
-    except (CannotGrade, DeploymentError, NoWorkerError, JudgeDown) as error:
+    except (CannotGrade, DeploymentError, WorkerFault) as error:
         print(f"weir: {error}", file=sys.stderr)
         return 2
     return 0
@@ -47,34 +44,27 @@ async def _grade(asked: BinaryIO, answers: BinaryIO) -> None:
     records = unpack_all(asked)
     job = decode(ActiveJob, next(records))
     reward = job.recipe.reward
+    async with opened(settings, _judges_for(reward)) as tools:
+        if missing := what_is_missing(reward, tools):
+            raise CannotGrade(missing)
+        places = asyncio.Semaphore(settings.groups_in_flight)
 
-    async with AsyncExitStack() as stack:
-        tools = await _tools(stack, reward, settings)
-        if obstacle := what_is_in_the_way(reward, tools):
-            raise CannotGrade(obstacle)
-
-        async def work(group: RolloutGroup) -> GradedGroup:
-            return await grade_group(job, group, tools)
+        async def graded(group: RolloutGroup) -> bytes:
+            async with places:
+                return pack(encode(await grade_group(job, group, tools)))
 
         groups = [decode(RolloutGroup, fields) for fields in records]
-        for group in await results_of(work, groups, at_once=settings.groups_in_flight):
-            answers.write(pack(encode(group)))
+        answers.writelines(await asyncio.gather(*map(graded, groups)))
     answers.flush()
 
 
-async def _tools(stack: AsyncExitStack, reward: Reward, settings: Settings) -> Tools:
-    """The pool, and the judges that the recipe asks."""
-    known = other_judges()
+def _judges_for(reward: Reward) -> dict[str, Judge]:
+    """The judges that the recipe asks; none waits for one that is down: here somebody is told."""
+    known = deployed_judges()
     asked = {check.model for check in reward.checks_of_a_judge}
-    judges = {"": JudgeSettings.from_environment()} if asked - known.keys() else {}
-    judges |= {name: each for name, each in known.items() if name in asked}
-    watched = {
-        name: await stack.enter_async_context(judge_of(each)) for name, each in judges.items()
-    }
-    pool = await stack.enter_async_context(Pool(settings.workers, warm_ups=WARM_UPS))
-    sandbox = await stack.enter_async_context(sandbox_of(settings))
-    own = watched.pop("", None)
-    return Tools(pool, own, {n: judge for n, judge in watched.items() if judge}, sandbox)
+    if asked - known.keys():  # by the first one's other names
+        asked.add("")
+    return {name: Judge(each, patient=False) for name, each in known.items() if name in asked}
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from protocol.messages import Graded
@@ -13,38 +12,28 @@ from services.grader.tools import Tools
 from services.grader.verifiers.math_answer import decide_response
 
 MAX_LINE_BYTES = 64 << 20
+UNREADABLE = {"verdict": None, "reason": "unreadable_line", "path": None, "ms": 0.0}
 
 
 class UnreadableLine(ValueError):
     """A line that cannot be used; the text says why."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The verdict on a line: the object of the line of output; what is wrong with the line, if so.
+async def verdict_on(line: bytes, tools: Tools) -> dict[str, Any]:
+    """The verdict on the response of a line; None for what could not be graded.
 
-    ``verdict`` is None for what could not be graded; ``path`` names what decided; ``ms`` is the
-    time from when its turn came, in milliseconds.
+    ``path`` names what decided; ``ms`` is the time that it took, in milliseconds.
+
+    Raises:
+        UnreadableLine: if there is no response to an answer in it.
     """
-
-    fields: dict[str, Any]
-    problem: str | None = None
-
-
-async def verdict_on(tools: Tools, numbered: tuple[int, bytes]) -> Verdict:
-    """The verdict on the response of a line with its number."""
-    number, line = numbered
-    try:
-        response, answer, problem = _texts(line)
-    except UnreadableLine as error:
-        none = {"verdict": None, "reason": "unreadable_line", "path": None, "ms": 0.0}
-        return Verdict(none, f"line {number}: {error}")
+    response, answer, problem = _texts(line)
     began = time.perf_counter()
     decision = await decide_response(response, answer, tools, problem=problem)
     ms = round(1000 * (time.perf_counter() - began), 3)
     score = decision.score
     is_right = score.value == 1 if isinstance(score, Graded) else None
-    return Verdict({"verdict": is_right, "reason": score.reason, "path": decision.path, "ms": ms})
+    return {"verdict": is_right, "reason": score.reason, "path": decision.path, "ms": ms}
 
 
 def json_object(line: bytes) -> dict[str, Any]:
@@ -65,11 +54,7 @@ def json_object(line: bytes) -> dict[str, Any]:
 
 
 def _texts(line: bytes) -> list[str]:
-    """The response, the answer, and the problem, empty if there is none; other keys are left alone.
-
-    Raises:
-        UnreadableLine: if it is no object, or a text is missing or none.
-    """
+    """The response, the answer, and the problem, empty if there is none; others are left alone."""
     fields = {"problem": "", **json_object(line)}
     names = ("response", "answer", "problem")
     for name in names:

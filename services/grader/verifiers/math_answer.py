@@ -19,7 +19,6 @@ from services.grader.answers.boxes import last_box
 from services.grader.answers.compare import compare as compare_here
 from services.grader.answers.question import MAX_CHARS
 from services.grader.pool import Cause, Failed, Value
-from services.grader.pool.cache import cached
 from services.grader.templates import problem_of
 from services.grader.tools import Tools
 from services.grader.verifiers import model_judge
@@ -128,11 +127,9 @@ async def decide(gold: str, answer: str, tools: Tools, *, problem: str = "") -> 
         verdict = compare_here(gold, answer, problem)
         if verdict.equal is not None:
             return Decision(_RIGHT if verdict.equal else _WRONG, verdict.path)
-    score = await cached(
-        tools.pool,
-        ("compare", gold, answer, problem),
-        lambda: _by_algebra(gold, answer, problem, tools),
-        but_not=_STARVED,
+    question = "compare", gold, answer, problem
+    score = await tools.comparisons.once(
+        question, lambda: _by_algebra(gold, answer, problem, tools), _not_starved
     )
     return Decision(score, "algebra")
 
@@ -143,10 +140,7 @@ async def _by_algebra(gold: str, answer: str, problem: str, tools: Tools) -> Sco
         return _SCORES[outcome.value]
     if outcome.is_machines_fault(tools.compare_deadline_s):
         return _STARVED
-    question = "examine", gold
-    fault = await cached(
-        tools.pool, question, lambda: _fault_of_gold(gold, tools), but_not=_STARVED
-    )
+    fault = await tools.examinations.once(gold, lambda: _fault_of_gold(gold, tools), _not_starved)
     if fault is not None:
         return fault
     return _NOT_PARSABLE if outcome.cause is Cause.ERROR else _TOO_HARD
@@ -159,6 +153,11 @@ async def _fault_of_gold(gold: str, tools: Tools) -> Ungradable | None:
         is_starved = outcome.is_machines_fault(tools.compare_deadline_s)
         return _STARVED if is_starved else _GOLD_NOT_PARSABLE
     return None if outcome.value else _GOLD_NOT_PARSABLE
+
+
+def _not_starved(score: Score | None) -> bool:
+    """Whether it would be found again: the machine may have time the next time."""
+    return score != _STARVED
 
 
 async def _run_twice(function: str, *args: str, tools: Tools) -> Value | Failed:

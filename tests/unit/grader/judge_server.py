@@ -1,16 +1,14 @@
-"""A judge's server that follows a script, over real sockets, and a judge that calls it."""
+"""A judge's server that follows a script, over real sockets, and settings for who calls it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from services.grader.judge.cache import VerdictCache
-from services.grader.judge.judge import Judge
 from services.grader.judge.self_test import RIGHT, WRONG
 from services.grader.judge.settings import JudgeSettings
 
@@ -128,6 +126,7 @@ class ScriptedServer:
     max_model_len: int | None = CONTEXT
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
+    told: Behaviour | None = None  # of its models, if not what it knows of this one
     num_told: int = 0
     num_exams: int = 0
     in_flight: int = 0
@@ -197,7 +196,7 @@ class ScriptedServer:
 
     async def _answer(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         if path == "/v1/models":
-            behave = replies(json.dumps({"data": [self._model()]}).encode())
+            behave = self.told or replies(json.dumps({"data": [self._model()]}).encode())
         else:
             assert path == "/v1/chat/completions"
             behave = self._next(body)
@@ -245,20 +244,6 @@ def settings_for(server: ScriptedServer, **changes: Any) -> JudgeSettings:
         "retest_s": (0.02, 0.1),
     }
     return JudgeSettings(**{"url": server.url, "model": MODEL, **hasty, **changes})
-
-
-@asynccontextmanager
-async def watched(
-    settings: JudgeSettings, cache: VerdictCache | None = None
-) -> AsyncIterator[Judge]:
-    """A judge with its watcher running; at the end nobody waits any more."""
-    async with Judge(settings, cache) as judge:
-        watching = asyncio.create_task(judge.watch_forever())
-        try:
-            yield judge
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
 
 
 async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:

@@ -10,19 +10,21 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from protocol.exchange import Exchange, connect
+from protocol.exchange import connect
 from protocol.messages import Graded, Score, Trial, TrialResult, Ungradable
 from protocol.rewards import Reward
 
 from services.chassis.service import Service
 from services.grader import worker
 from services.grader.grading import grade_response
+from services.grader.judge.judge import Judge
+from services.grader.settings import Settings
 from services.grader.tools import Tools
 from services.grader.trials import AT_ONCE, tried, try_forever
 from services.grader.verifiers import VERIFIERS
 from tests.builders import a_task
 from tests.contract.valkey_server import Server
-from tests.unit.grader.judge_server import MODEL, ScriptedServer, says, settings_for, until, watched
+from tests.unit.grader.judge_server import MODEL, ScriptedServer, says, settings_for, until
 
 pytestmark = pytest.mark.anyio
 
@@ -84,7 +86,7 @@ async def test_a_label_is_picked_by_the_model_of_that_name_and_its_tokens_are_to
         "labels": ["good", "fair", "bad"],
         "passing_labels": ["good", "fair"],
     }
-    async with watched(settings_for(server)) as judge:
+    async with Judge(settings_for(server)) as judge:
         await until(lambda: judge.is_up)
         others = Tools(tools.pool, other_judges={"strict": judge})
         passes = await tried(a_trial({"outcome": check}), others)
@@ -108,12 +110,13 @@ async def test_a_label_is_picked_by_the_model_of_that_name_and_its_tokens_are_to
 
 async def test_every_judge_of_the_deployment_watches_over_itself(server: ScriptedServer) -> None:
     named = {
-        "strict": settings_for(server, cache_bytes=0),
-        "away": settings_for(server, cache_bytes=0, url="http://127.0.0.1:1/v1"),
+        "strict": settings_for(server),
+        "away": settings_for(server, url="http://127.0.0.1:1/v1"),
     }
-    async with worker.watched_judges(named, cast(Exchange, None)) as judges:
+    judges = {name: Judge(each) for name, each in named.items()}
+    async with worker.opened(Settings(groups_in_flight=1, workers=1), judges) as tools:
         await until(lambda: judges["strict"].is_up and "reached" in judges["away"].why_down)
-        assert list(judges) == ["strict", "away"]
+        assert list(tools.other_judges) == ["strict", "away"]
 
 
 async def hang(*_: object) -> Score:

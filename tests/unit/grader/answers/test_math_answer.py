@@ -19,12 +19,13 @@ from protocol.messages import Graded, Mark, Score, Ungradable
 from protocol.rewards import MathAnswer
 
 from services.grader.answers.compare import compare as compare_here
+from services.grader.judge.judge import Judge
 from services.grader.pool import Cause, Failed, Value
 from services.grader.tools import Tools
 from services.grader.verifiers import math_answer
 from services.grader.verifiers.math_answer import decide, decide_response
 from tests.builders import a_task
-from tests.unit.grader.judge_server import ScriptedServer, says, settings_for, watched
+from tests.unit.grader.judge_server import ScriptedServer, says, settings_for
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -241,7 +242,7 @@ async def test_what_nothing_settles_may_be_left_to_the_judge(
 ) -> None:
     server.script = [says(f'{{"analysis": "seen", "solution": "{level}"}}')]
     check = MathAnswer(unknown="judge")
-    async with watched(settings_for(server)) as judge:
+    async with Judge(settings_for(server)) as judge:
         asked = replace(tools, judge=judge)
         score = await math_answer.verify(CANDIES, TIGERS, check, asked)
         settled = await math_answer.verify(CANDIES, r"\boxed{13}", check, asked)

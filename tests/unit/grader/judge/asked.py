@@ -15,7 +15,7 @@ from services.grader.judge.judge import Judge
 from services.grader.tools import Tools
 from services.grader.verifiers import model_judge
 from tests.builders import a_task
-from tests.unit.grader.judge_server import ScriptedServer, settings_for, watched
+from tests.unit.grader.judge_server import ScriptedServer, settings_for
 
 TASK = a_task(solution="One and one make two.")
 PERFECT = Graded(
@@ -35,7 +35,7 @@ async def verify(judge: Judge, tools: Tools, text: str = "It is 2.", **check: An
 async def score(
     server: ScriptedServer, tools: Tools, timeout_s: float = 5.0, **check: Any
 ) -> Score:
-    async with watched(settings_for(server, timeout_s=timeout_s)) as judge:
+    async with Judge(settings_for(server, timeout_s=timeout_s)) as judge:
         return await verify(judge, tools, **check)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
-from services.grader.judge.chat import Chat, ChatError, json_schema
+from services.grader.judge.chat import Chat, ChatError
+from services.grader.judge.form import Form, NoVerdict, one_of
+from services.grader.judge.question import Question
 from services.grader.judge.settings import JudgeSettings
+from services.grader.trial_record import recorded
 from tests.unit.grader.judge_server import (
     MODEL,
     Behaviour,
@@ -23,34 +24,31 @@ from tests.unit.grader.judge_server import (
 
 pytestmark = pytest.mark.anyio
 
-REQUEST = {
-    "messages": [{"role": "user", "content": "half a character: \ud800"}],
-    "response_format": json_schema("answer", {"type": "object"}),
-}
+TURN = {"role": "user", "content": "half a character: \ud800"}
+QUESTION = Question((TURN,), Form({"verdict": one_of(("yes", "no"))}))
 
 
-@pytest.fixture
-async def server() -> AsyncIterator[ScriptedServer]:
-    async with ScriptedServer() as server:
-        yield server
-
-
-def a_chat(server: ScriptedServer, timeout_s: float = 5.0) -> Chat:
-    settings = JudgeSettings(server.url, MODEL, api_key="secret", timeout_s=timeout_s)
+def a_chat(server: ScriptedServer, timeout_s: float = 5.0, model: str = MODEL) -> Chat:
+    settings = JudgeSettings(server.url, model, api_key="secret", timeout_s=timeout_s)
     return Chat(settings, connections=1)
 
 
-async def test_a_completion_says_what_it_is_and_what_it_took(server: ScriptedServer) -> None:
-    server.script = [says("Hello.", "length")]
+async def failure(server: ScriptedServer, timeout_s: float = 5.0) -> ChatError:
+    async with a_chat(server, timeout_s) as chat:
+        with pytest.raises(ChatError) as caught:
+            await chat.ask(QUESTION)
+    return caught.value
+
+
+async def test_a_form_is_sent_and_comes_back_filled_in(server: ScriptedServer) -> None:
     async with a_chat(server) as chat:
-        found = await chat.complete(REQUEST)
-    assert (found.content, found.finish_reason) == ("Hello.", "length")
-    assert found.tokens == {"prompt": 100, "completion": 20, "reasoning": 5}
-    [body] = server.asked
-    assert body["model"] == MODEL
-    assert body["messages"][0]["content"] == "half a character: ?"
-    assert body["response_format"]["json_schema"]["name"] == "answer"
-    assert server.keys == ["Bearer secret"]
+        assert await chat.ask(QUESTION) == {"verdict": "yes"}
+        server.script = [says('{"verdict": "yes"}', "length")]
+        with pytest.raises(NoVerdict, match="ended by 'length'"):
+            await chat.ask(QUESTION)
+    assert server.asked[0]["model"] == MODEL
+    assert server.asked[0]["messages"][0]["content"] == "half a character: ?"
+    assert set(server.keys) == {"Bearer secret"}
 
 
 @pytest.mark.parametrize(
@@ -65,6 +63,8 @@ async def test_a_completion_says_what_it_is_and_what_it_took(server: ScriptedSer
         (replies(b"busy", 429, Retry_After="soon"), "failed", "answers 429"),
         (replies(b"<html>"), "failed", "sends no chat completion; check WEIR_JUDGE_URL"),
         (replies(b'{"choices": []}'), "failed", "sends no chat completion"),
+        (replies(b'{"choices": {"0": 1}}'), "failed", "sends no chat completion"),
+        (replies(b'{"choices": [{"message": null}]}'), "failed", "sends no chat completion"),
         (replies(b"[" * 100_000), "failed", "sends no chat completion"),
         (replies(completion("x").replace(b"stop", b"\xff\xfe")), "failed", "no chat completion"),
         (breaks_off(b""), "failed", "broke off"),
@@ -84,22 +84,19 @@ async def test_each_failure_has_its_kind_and_its_remedy_and_no_key(
     behaviour: Behaviour, kind: str, words: str, server: ScriptedServer
 ) -> None:
     server.script = [behaviour]
-    async with a_chat(server, 0.3 if kind == "timeout" else 5.0) as chat:
-        with pytest.raises(ChatError) as caught:
-            await chat.complete(REQUEST)
-    assert caught.value.kind == kind
-    assert caught.value.may_pass == (kind in {"failed", "timeout"})
-    assert words in str(caught.value)
-    assert "secret" not in f"{caught.value!r} {chat.server!r}"
+    error = await failure(server, 0.3 if kind == "timeout" else 5.0)
+    assert error.kind == kind
+    assert error.may_pass == (kind in {"failed", "timeout"})
+    assert words in str(error)
+    assert "secret" not in f"{error!r}"
     assert server.flooded_bytes < 20_000_000
 
 
-async def test_a_server_that_nobody_started_is_unreachable(server: ScriptedServer) -> None:
+async def test_a_server_that_nobody_started_cannot_be_reached(server: ScriptedServer) -> None:
     await server.go_away()
-    async with a_chat(server) as chat:
-        with pytest.raises(ChatError, match="start it or correct WEIR_JUDGE_URL") as caught:
-            await chat.complete(REQUEST)
-    assert (caught.value.kind, caught.value.may_pass) == ("unreachable", True)
+    error = await failure(server)
+    assert error.may_pass
+    assert "start it or correct WEIR_JUDGE_URL" in str(error)
 
 
 @pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("999", 30.0), ("Mon, 1 Jan", 0.0)])
@@ -107,22 +104,32 @@ async def test_the_server_may_say_how_long_to_wait(
     header: str, seconds: float, server: ScriptedServer
 ) -> None:
     server.script = [replies(b"", 503, Retry_After=header)]
+    assert (await failure(server)).retry_after_s == seconds
+
+
+@pytest.mark.parametrize(("odd", "count"), [(b"-5", 20), (b'"x"', 20), (b"100", 120)])
+async def test_odd_counts_of_tokens_spoil_no_verdict(
+    odd: bytes, count: int, server: ScriptedServer
+) -> None:
+    server.script = [replies(completion('{"verdict": "yes"}').replace(b" 100", b" " + odd))]
+    with recorded() as record:
+        async with a_chat(server) as chat:
+            assert await chat.ask(QUESTION) == {"verdict": "yes"}
+    assert record.tokens == {MODEL: count}
+
+
+@pytest.mark.parametrize("reply", [b"<html>", b"[]", b'{"data": 7}', b'{"data": ["x"]}', b"{}"])
+async def test_a_server_may_tell_of_its_model_or_not(reply: bytes, server: ScriptedServer) -> None:
     async with a_chat(server) as chat:
-        with pytest.raises(ChatError) as caught:
-            await chat.complete(REQUEST)
-    assert caught.value.retry_after_s == seconds
-
-
-async def test_odd_counts_of_tokens_spoil_no_completion(server: ScriptedServer) -> None:
-    odd = completion("Hello.").replace(b": 100", b": -5").replace(b": 20", b': "x"')
-    server.script = [replies(odd)]
-    async with a_chat(server) as chat:
-        assert (await chat.complete(REQUEST)).tokens == {"reasoning": 5}
-
-
-async def test_a_server_may_tell_of_its_model_or_not(server: ScriptedServer) -> None:
-    async with a_chat(server) as chat:
-        told = await chat.told_of_model()
-        assert (told["id"], told["root"]) == (MODEL, "/models/judge")
-    async with Chat(JudgeSettings(server.url, "another"), connections=1) as chat:
-        assert await chat.told_of_model() == {}
+        known = (server.url, MODEL, server.root, server.max_model_len)
+        assert await chat.identity() == known
+        server.told = replies(reply)
+        assert await chat.identity() == (server.url, MODEL, None, None)
+        server.told = replies(reply, 404)
+        assert await chat.identity() == (server.url, MODEL, None, None)
+        server.told = replies(reply, 503)
+        with pytest.raises(ChatError, match="answers 503"):
+            await chat.identity()
+    async with a_chat(server, model="another") as chat:
+        server.told = None
+        assert await chat.identity() == (server.url, "another", None, None)

@@ -27,7 +27,6 @@ from tests.unit.grader.judge_server import (
     settings_for,
     tells_right_from_wrong,
     until,
-    watched,
 )
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -47,7 +46,7 @@ async def ask(judge: Judge, text: str = "Is it?") -> Answer:
 
 
 async def test_a_judge_starts_down_and_is_up_after_its_self_test(server: ScriptedServer) -> None:
-    async with watched(settings_for(server)) as judge:
+    async with Judge(settings_for(server)) as judge:
         assert (judge.is_up, judge.why_down) == (False, "starting")
         assert await ask(judge) == YES
         assert (judge.is_up, judge.why_down) == (True, "")
@@ -76,7 +75,7 @@ async def test_a_judge_that_fails_its_self_test_says_why(
 ) -> None:
     server.exam = exam
     timeout_s = 0.2 if exam is hangs else 5.0
-    async with watched(settings_for(server, timeout_s=timeout_s)) as judge:
+    async with Judge(settings_for(server, timeout_s=timeout_s)) as judge:
         await until(lambda: judge.why_down != "starting")
         assert why in judge.why_down
         assert not judge.is_up
@@ -87,7 +86,7 @@ async def test_a_judge_that_fails_its_self_test_says_why(
 
 
 async def test_a_judge_that_was_up_may_refuse_all_for_a_while(server: ScriptedServer) -> None:
-    async with watched(settings_for(server)) as judge:
+    async with Judge(settings_for(server)) as judge:
         await until(lambda: judge.is_up)
         server.exam, server.script = replies(b"gone", 404), [replies(b"gone", 404)]
         doubting = asyncio.create_task(ask(judge))
@@ -99,7 +98,7 @@ async def test_a_judge_that_was_up_may_refuse_all_for_a_while(server: ScriptedSe
 
 async def test_calls_survive_a_server_that_goes_away_and_comes_back(server: ScriptedServer) -> None:
     server.script = [grades(after_s=0.05)]
-    async with watched(settings_for(server, concurrency=8)) as judge:
+    async with Judge(settings_for(server, concurrency=8)) as judge:
         calls = [asyncio.create_task(ask(judge, f"Is it {n}?")) for n in range(60)]
         await until(lambda: len(server.asked) > 20)
         await server.go_away()
@@ -117,7 +116,7 @@ async def test_calls_survive_a_server_that_goes_away_and_comes_back(server: Scri
 async def test_a_server_that_hangs_is_noticed_however_many_calls_wait(
     server: ScriptedServer,
 ) -> None:
-    async with watched(settings_for(server, timeout_s=0.1, concurrency=2)) as judge:
+    async with Judge(settings_for(server, timeout_s=0.1, concurrency=2)) as judge:
         await until(lambda: judge.is_up)
         server.script, server.exam = [hangs], hangs
         calls = [asyncio.create_task(ask(judge, f"Is it {n}?")) for n in range(200)]
@@ -132,13 +131,13 @@ async def test_calls_survive_an_outage_shorter_than_the_self_test_sees(
 ) -> None:
     dead = replies(b"", 503)
     server.script = [dead, dead, dead, grades()]
-    async with watched(settings_for(server)) as judge:
+    async with Judge(settings_for(server)) as judge:
         assert await ask(judge) == YES
 
 
 async def test_a_misconfigured_judge_makes_calls_wait(server: ScriptedServer) -> None:
     unknown = replies(b"no such model", 404)
-    async with watched(settings_for(server)) as judge:
+    async with Judge(settings_for(server)) as judge:
         await until(lambda: judge.is_up)
         server.script = [unknown]
         server.exam = unknown
@@ -166,7 +165,7 @@ async def test_a_question_that_kills_the_judge_does_not_do_so_for_ever(
         await replies(b"loading", 503)(server, body, writer)
 
     server.script = [dies]
-    async with watched(settings_for(server, pauses_s=())) as judge:
+    async with Judge(settings_for(server, pauses_s=())) as judge:
         assert await ended(ask(judge, "poison")) == [Ungradable(reason="judge_failed")]
         assert kills == 2 + 2, "twice among others, twice alone"
         server.script = [grades()]
@@ -195,7 +194,7 @@ async def test_nobody_else_is_given_up_for_a_question_that_kills_the_judge(
         return await judge.ask(a_question(text, temperature=1.0), samples)
 
     server.script = [behave]
-    async with watched(settings_for(server)) as judge:
+    async with Judge(settings_for(server)) as judge:
         texts = ["poison", *(f"Is it {n}?" for n in range(20))]
         poison, *others = await ended(*(asked(judge, text) for text in texts))
     assert others == [[YES] * samples] * 20
@@ -208,7 +207,7 @@ async def test_a_call_can_be_cancelled_wherever_it_waits(
     where: str, server: ScriptedServer
 ) -> None:
     settings = settings_for(server, concurrency=1, timeout_s=5, pauses_s=(5,))
-    async with watched(settings) as judge:
+    async with Judge(settings) as judge:
         if where == "down":
             server.exam = replies(b"", 500)
         await until(lambda: judge.is_up or where == "down")

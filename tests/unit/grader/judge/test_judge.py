@@ -12,6 +12,7 @@ from protocol.frames import decode, encode
 from protocol.messages import Grade, Graded, GradedGroup, Ungradable
 from protocol.rewards import ModelJudge
 
+from services.grader.judge.judge import Judge
 from services.grader.tools import Tools
 from services.grader.verifiers import model_judge
 from tests.builders import a_graded_group, a_task
@@ -22,7 +23,6 @@ from tests.unit.grader.judge_server import (
     replies,
     says,
     settings_for,
-    watched,
 )
 
 pytestmark = pytest.mark.anyio
@@ -67,7 +67,7 @@ async def test_a_rubric_of_the_recipe_s_own_works_the_same(
 
 
 async def test_the_request_is_what_the_check_says(server: ScriptedServer, tools: Tools) -> None:
-    async with watched(settings_for(server, api_key="secret")) as judge:
+    async with Judge(settings_for(server, api_key="secret")) as judge:
         await verify(judge, tools, reasoning_effort="high", max_tokens=777, seed=5, temperature=0.3)
     [body] = server.asked
     schema = body["response_format"]["json_schema"]
@@ -121,7 +121,7 @@ async def test_a_judge_s_words_are_the_comments(server: ScriptedServer, tools: T
     words = "\ud800 The sum “1 + 1” is right. " * 100  # half a surrogate pair travels badly
     said = json.dumps({"analysis": words, "solution": "complete"})
     server.script = [says(said), says('{"analysis": " ", "solution": "complete"}')]
-    async with watched(settings_for(server)) as judge:
+    async with Judge(settings_for(server)) as judge:
         scores = [await verify(judge, tools, text) for text in ("It is 2.", "Two.")]
     expected = {"analysis": words.replace("\ud800", "?")[:1500]}
     assert [score.comments for score in scores if isinstance(score, Graded)] == [expected, {}]
@@ -132,7 +132,7 @@ async def test_a_judge_s_words_are_the_comments(server: ScriptedServer, tools: T
 async def test_thinking_is_not_graded_and_nothing_else_is_no_solution(
     server: ScriptedServer, tools: Tools
 ) -> None:
-    async with watched(settings_for(server)) as judge:
+    async with Judge(settings_for(server)) as judge:
         silent = await verify(judge, tools, "<think>It is 2.</think>\n ")
         assert silent == Graded(value=0, reason="no_solution")
         assert server.asked == []
@@ -141,7 +141,7 @@ async def test_thinking_is_not_graded_and_nothing_else_is_no_solution(
 
 
 async def test_a_rubric_may_need_a_solution(server: ScriptedServer, tools: Tools) -> None:
-    async with watched(settings_for(server)) as judge:
+    async with Judge(settings_for(server)) as judge:
         asked = replace(tools, judge=judge)
         bare = await model_judge.verify(a_task(), "2", ModelJudge(), asked)
     assert bare == Ungradable(reason="no_reference")
@@ -162,7 +162,7 @@ async def test_a_rubric_may_need_a_solution(server: ScriptedServer, tools: Tools
 async def test_a_response_that_no_judge_could_read_is_its_own_fault(
     text: str, value: float, reason: str | None, server: ScriptedServer, tools: Tools
 ) -> None:
-    async with watched(settings_for(server)) as judge:
+    async with Judge(settings_for(server)) as judge:
         started = asyncio.get_running_loop().time()
         graded = await verify(judge, tools, text)
         assert isinstance(graded, Graded)
@@ -175,7 +175,7 @@ async def test_no_more_calls_are_in_flight_than_allowed(
     server: ScriptedServer, tools: Tools
 ) -> None:
     server.script = [grades(after_s=0.02)]
-    async with watched(settings_for(server, concurrency=3)) as judge:
+    async with Judge(settings_for(server, concurrency=3)) as judge:
         await asyncio.gather(*(verify(judge, tools, f"It is {n}.") for n in range(20)))
     assert server.most_in_flight == 3
 
@@ -183,7 +183,7 @@ async def test_no_more_calls_are_in_flight_than_allowed(
 async def test_calls_and_tokens_are_counted(server: ScriptedServer, tools: Tools) -> None:
     outcomes = ("verdict", "no_verdict", "failed")
     kinds = ("prompt", "completion", "reasoning")
-    async with watched(settings_for(server)) as judge:
+    async with Judge(settings_for(server)) as judge:
         await verify(judge, tools, "once")
         calls = [counted("weir_judge_calls_total", outcome=name) for name in outcomes]
         tokens = [counted("weir_judge_tokens_total", kind=name) for name in kinds]

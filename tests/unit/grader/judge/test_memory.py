@@ -1,4 +1,4 @@
-"""A verdict is paid for once: it is remembered, and shared by those who ask at the same time."""
+"""A verdict is paid for once: it is remembered, and shared by those who ask at one time."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from prometheus_client import REGISTRY
 from protocol.messages import Ungradable
 
 from services.grader.judge.form import TEXT, Form, one_of
+from services.grader.judge.judge import Judge
 from services.grader.judge.question import Question
 from tests.unit.grader.judge_server import (
     CONTEXT,
@@ -24,7 +25,6 @@ from tests.unit.grader.judge_server import (
     says,
     settings_for,
     until,
-    watched,
 )
 
 pytestmark = pytest.mark.anyio
@@ -36,7 +36,7 @@ YES = {"analysis": "I have looked.", "verdict": "yes"}
 
 
 def digest_at(server: ScriptedServer) -> str:
-    return QUESTION.digest(server.url, MODEL, server.root, server.max_model_len)
+    return QUESTION.digest((server.url, MODEL, server.root, server.max_model_len))
 
 
 def results() -> dict[str, float]:
@@ -53,7 +53,7 @@ def moved(before: dict[str, float]) -> dict[str, float]:
 async def test_a_verdict_is_remembered(server: ScriptedServer) -> None:
     memory, before = Memory(), results()
     for _ in range(2):
-        async with watched(settings_for(server), memory) as judge:
+        async with Judge(settings_for(server), memory) as judge:
             assert await judge.ask(QUESTION) == [YES]
     assert len(server.asked) == 1
     assert list(memory.verdicts) == [digest_at(server)]
@@ -63,7 +63,7 @@ async def test_a_verdict_is_remembered(server: ScriptedServer) -> None:
 async def test_what_is_remembered_needs_no_judge_that_is_up(server: ScriptedServer) -> None:
     memory = Memory({digest_at(server): json.dumps(YES)})
     server.exam = grades()
-    async with watched(settings_for(server), memory) as judge:
+    async with Judge(settings_for(server), memory) as judge:
         assert await judge.ask(QUESTION) == [YES]
         assert not judge.is_up
     assert server.asked == []
@@ -71,11 +71,11 @@ async def test_what_is_remembered_needs_no_judge_that_is_up(server: ScriptedServ
 
 async def test_another_model_under_the_same_name_is_asked_anew(server: ScriptedServer) -> None:
     memory = Memory()
-    async with watched(settings_for(server), memory) as judge:
+    async with Judge(settings_for(server), memory) as judge:
         assert await judge.ask(QUESTION) == [YES]
     server.root = "/models/another"
     server.script = [grades(right=False)]
-    async with watched(settings_for(server), memory) as judge:
+    async with Judge(settings_for(server), memory) as judge:
         assert await judge.ask(QUESTION) == [{**YES, "verdict": "no"}]
     assert len(memory.verdicts) == 2
 
@@ -83,7 +83,7 @@ async def test_another_model_under_the_same_name_is_asked_anew(server: ScriptedS
 async def test_a_verdict_is_remembered_for_the_model_that_gave_it(server: ScriptedServer) -> None:
     memory = Memory()
     server.script = [hangs, grades()]
-    async with watched(settings_for(server), memory) as judge:
+    async with Judge(settings_for(server), memory) as judge:
         call = asyncio.create_task(judge.ask(QUESTION))
         await until(lambda: server.asked)
         await server.go_away()
@@ -108,21 +108,21 @@ async def test_a_verdict_is_remembered_for_the_model_that_gave_it(server: Script
     ],
 )
 def test_whatever_decides_the_verdict_makes_another_digest(change: dict[str, Any]) -> None:
-    assert replace(QUESTION, **change).digest(*IDENTITY) != QUESTION.digest(*IDENTITY)
-    assert replace(QUESTION).digest(*IDENTITY) == QUESTION.digest(*IDENTITY)
+    assert replace(QUESTION, **change).digest(IDENTITY) != QUESTION.digest(IDENTITY)
+    assert replace(QUESTION).digest(IDENTITY) == QUESTION.digest(IDENTITY)
 
 
 @pytest.mark.parametrize("place", range(len(IDENTITY)))
 def test_whoever_judges_makes_another_digest(place: int) -> None:
     another = [None if at == place else value for at, value in enumerate(IDENTITY)]
-    assert QUESTION.digest(*another) != QUESTION.digest(*IDENTITY)
+    assert QUESTION.digest(another) != QUESTION.digest(IDENTITY)
 
 
 @pytest.mark.parametrize("behaviour", [says(None), replies(b"", 500), replies(b"", 400)])
 async def test_a_failure_is_not_remembered(behaviour: Any, server: ScriptedServer) -> None:
     server.script = [behaviour]
     memory = Memory()
-    async with watched(settings_for(server), memory) as judge:
+    async with Judge(settings_for(server), memory) as judge:
         [answer] = await judge.ask(QUESTION)
         assert isinstance(answer, Ungradable)
         assert memory.verdicts == {}
@@ -133,7 +133,7 @@ async def test_a_failure_is_not_remembered(behaviour: Any, server: ScriptedServe
 @pytest.mark.parametrize("stored", ["", "{}", '{"analysis": "", "verdict": "maybe"}', "yes"])
 async def test_what_was_spoilt_is_asked_anew(stored: str, server: ScriptedServer) -> None:
     memory = Memory({digest_at(server): stored})
-    async with watched(settings_for(server), memory) as judge:
+    async with Judge(settings_for(server), memory) as judge:
         assert await judge.ask(QUESTION) == [YES]
     assert json.loads(memory.verdicts[digest_at(server)]) == YES
 
@@ -141,7 +141,7 @@ async def test_what_was_spoilt_is_asked_anew(stored: str, server: ScriptedServer
 async def test_of_the_analysis_the_beginning_is_remembered(server: ScriptedServer) -> None:
     server.script = [says(json.dumps({"analysis": "\ud800é" * 1000, "verdict": "no"}))]
     memory = Memory()
-    async with watched(settings_for(server), memory) as judge:
+    async with Judge(settings_for(server), memory) as judge:
         await judge.ask(QUESTION)
     [stored] = memory.verdicts.values()
     assert json.loads(stored) == {"analysis": "\ud800é" * 750, "verdict": "no"}
@@ -150,7 +150,7 @@ async def test_of_the_analysis_the_beginning_is_remembered(server: ScriptedServe
 
 async def test_a_cache_of_no_bytes_is_off(server: ScriptedServer) -> None:
     memory = Memory()
-    async with watched(settings_for(server, cache_bytes=0), memory) as judge:
+    async with Judge(settings_for(server, cache_bytes=0), memory) as judge:
         await judge.ask(QUESTION)
         await judge.ask(QUESTION)
     assert len(server.asked) == 2
@@ -160,27 +160,16 @@ async def test_a_cache_of_no_bytes_is_off(server: ScriptedServer) -> None:
 async def test_equal_questions_at_one_time_are_one_call(server: ScriptedServer) -> None:
     server.script = [grades(after_s=0.1)]
     before = results()
-    async with watched(settings_for(server)) as judge:
+    async with Judge(settings_for(server)) as judge:
         answers = await asyncio.gather(*(judge.ask(QUESTION) for _ in range(8)))
     assert answers == [[YES]] * 8
     assert len(server.asked) == 1
     assert moved(before) == {"hit": 0, "miss": 1, "shared": 7}
 
 
-async def test_one_who_is_cancelled_takes_nothing_from_the_others(server: ScriptedServer) -> None:
-    server.script = [grades(after_s=0.2)]
-    async with watched(settings_for(server)) as judge:
-        calls = [asyncio.create_task(judge.ask(QUESTION)) for _ in range(3)]
-        await until(lambda: server.asked)
-        calls[0].cancel()
-        calls[2].cancel()
-        assert await calls[1] == [YES]
-    assert len(server.asked) == 1
-
-
 async def test_a_call_that_nobody_waits_for_is_given_up(server: ScriptedServer) -> None:
     server.script = [hangs, grades()]
-    async with watched(settings_for(server, timeout_s=10)) as judge:
+    async with Judge(settings_for(server, timeout_s=10)) as judge:
         calls = [asyncio.create_task(judge.ask(QUESTION)) for _ in range(3)]
         await until(lambda: server.in_flight == 1)
         for call in calls:

@@ -13,6 +13,7 @@ from protocol.names import RUBRICS
 from protocol.rewards import ModelJudge
 from protocol.rubric import Rubric
 
+from services.grader.judge.judge import Judge
 from services.grader.judge.prompt import (
     RUBRIC_FOLDER,
     load_rubric,
@@ -24,7 +25,7 @@ from services.grader.tools import Tools
 from services.grader.verifiers import model_judge
 from tests.builders import a_task
 from tests.unit.grader.judge.asked import PERFECT
-from tests.unit.grader.judge_server import ScriptedServer, says, settings_for, watched
+from tests.unit.grader.judge_server import ScriptedServer, says, settings_for
 
 TASK = a_task(prompt="What is 1+1?", solution="It is 2, as everybody knows.")
 MARK = re.compile(r"^----- ([0-9a-f]{16}) (begins|ends) -----$", re.MULTILINE)
@@ -129,7 +130,7 @@ def test_the_mark_of_a_solution_is_its_own(solution: str) -> None:
 async def test_the_request_has_the_same_structure_whatever_a_response_says(
     injection: str, server: ScriptedServer, tools: Tools
 ) -> None:
-    async with watched(settings_for(server)) as judge:
+    async with Judge(settings_for(server)) as judge:
         for text in ("It is 2.", injection):
             asked = replace(tools, judge=judge)
             graded = await model_judge.verify(TASK, text, ModelJudge(), asked)
@@ -155,7 +156,7 @@ async def test_a_judge_that_echoes_an_injection_is_not_believed(
     echo: str, server: ScriptedServer, tools: Tools
 ) -> None:
     server.script = [says(echo)]
-    async with watched(settings_for(server)) as judge:
+    async with Judge(settings_for(server)) as judge:
         graded = await model_judge.verify(TASK, echo, ModelJudge(), replace(tools, judge=judge))
     assert graded == Ungradable(reason="no_verdict")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.chassis.deployment import DeploymentError
-from services.grader.judge.settings import JudgeSettings, other_judges
+from services.grader.judge.settings import JudgeSettings, deployed_judges
 
 GIVEN = {"WEIR_JUDGE_URL": "http://127.0.0.1:8000/v1/", "WEIR_JUDGE_MODEL": "gpt-oss-20b"}
 
@@ -18,29 +18,17 @@ def test_without_a_url_there_is_no_judge() -> None:
 
 
 def test_what_is_not_given_has_a_default() -> None:
-    assert JudgeSettings.from_environment(GIVEN) == JudgeSettings(
-        url="http://127.0.0.1:8000/v1",
-        model="gpt-oss-20b",
-        api_key=None,
-        concurrency=128,
-        timeout_s=120.0,
-        cache_bytes=64 * 2**20,
-    )
+    url, model = "http://127.0.0.1:8000/v1", "gpt-oss-20b"
+    assert JudgeSettings.from_environment(GIVEN) == JudgeSettings(url, model)
 
 
 def test_everything_can_be_given() -> None:
-    settings = JudgeSettings.from_environment(
-        {
-            **GIVEN,
-            "WEIR_JUDGE_API_KEY": "secret",
-            "WEIR_JUDGE_CONCURRENCY": "7",
-            "WEIR_JUDGE_TIMEOUT_S": "2.5",
-            "WEIR_JUDGE_CACHE_BYTES": "0",
-        }
-    )
+    numbers = {"CONCURRENCY": "7", "TIMEOUT_S": "2.5", "CACHE_BYTES": "0"}
+    given = {f"WEIR_JUDGE_{name}": text for name, text in numbers.items()}
+    settings = JudgeSettings.from_environment({**GIVEN, **given, "WEIR_JUDGE_API_KEY": "secret"})
     assert settings is not None
-    given = (settings.api_key, settings.concurrency, settings.timeout_s, settings.cache_bytes)
-    assert given == ("secret", 7, 2.5, 0)
+    found = (settings.api_key, settings.concurrency, settings.timeout_s, settings.cache_bytes)
+    assert found == ("secret", 7, 2.5, 0)
     assert "secret" not in repr(settings)
 
 
@@ -92,15 +80,15 @@ STRICT = '{"strict": {"url": "http://10.0.0.5:8000/v1/", "model": "big", "api_ke
 
 def test_more_judges_have_names_and_the_habits_of_the_first() -> None:
     given = GIVEN | {"WEIR_JUDGE_API_KEY": "k0", "WEIR_JUDGE_TIMEOUT_S": "7"}
-    found = other_judges(given | {"WEIR_JUDGES": STRICT})
-    assert list(found) == ["strict"]
+    found = deployed_judges(given | {"WEIR_JUDGES": STRICT})
+    assert list(found) == ["", "strict"]
     strict = found["strict"]
     assert (strict.url, strict.model, strict.api_key) == ("http://10.0.0.5:8000/v1", "big", "k1")
-    assert strict.timeout_s == 7
-    plain = other_judges(given | {"WEIR_JUDGES": '{"big": {"url": "http://10.0.0.5:8000/v1"}}'})
+    assert strict.timeout_s == found[""].timeout_s == 7
+    plain = deployed_judges(given | {"WEIR_JUDGES": '{"big": {"url": "http://10.0.0.5:8000/v1"}}'})
     assert (plain["big"].model, plain["big"].api_key) == ("big", None)  # no key of another server
-    assert other_judges(given) == {}
-    assert other_judges({"WEIR_JUDGES": STRICT}) != {}
+    assert list(deployed_judges(given)) == [""]
+    assert list(deployed_judges({"WEIR_JUDGES": STRICT})) == ["strict"]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +97,7 @@ def test_more_judges_have_names_and_the_habits_of_the_first() -> None:
         ("{", "WEIR_JUDGES: Invalid JSON"),
         ("[]", "WEIR_JUDGES: Input should be"),
         ('{"a": {}}', "WEIR_JUDGES.a.url: Field required"),
-        ('{"a": {"url": "", "api_key": "k1"}}', "WEIR_JUDGES.a.url: empty"),
+        ('{"a": {"url": "", "api_key": "k1"}}', "WEIR_JUDGES.a.url: String should have at least 1"),
         ('{"a": {"url": "ftp://x", "api_key": "k1"}}', "WEIR_JUDGES.a: WEIR_JUDGE_URL"),
         ('{"a": {"url": "http://x/v1", "key": "k1"}}', "WEIR_JUDGES.a.key: Extra inputs"),
         ('{"judge": {"url": "http://x/v1"}}', "give each another name"),
@@ -117,6 +105,6 @@ def test_more_judges_have_names_and_the_habits_of_the_first() -> None:
 )
 def test_what_is_wrong_with_more_judges_is_named_without_a_key(text: str, problem: str) -> None:
     with pytest.raises(DeploymentError) as caught:
-        other_judges({"WEIR_JUDGES": text})
+        deployed_judges({"WEIR_JUDGES": text})
     assert problem in str(caught.value)
     assert "k1" not in str(caught.value)

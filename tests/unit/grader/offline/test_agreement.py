@@ -19,8 +19,6 @@ def test_agreement_is_over_what_was_graded() -> None:
         "n": 5,
         "graded": 4,
         "same_level": 0.5,  # 0.75, as near to 0.5 as to 1, counts as 1
-        "within_quarter": 0.75,
-        "mean_error": 0.3125,
         "kappa": 0.3333,
     }
 

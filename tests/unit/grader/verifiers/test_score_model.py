@@ -10,6 +10,7 @@ import pytest
 from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import ScoreModel
 
+from services.grader.judge.judge import Judge
 from services.grader.tools import Tools
 from services.grader.verifiers import score_model
 from tests.unit.grader.judge.asked import TASK
@@ -17,7 +18,6 @@ from tests.unit.grader.judge_server import (
     ScriptedServer,
     says,
     settings_for,
-    watched,
 )
 
 pytestmark = pytest.mark.anyio
@@ -26,7 +26,7 @@ SCORE = {"input": [{"role": "user", "content": "{{item.answer}}? {{sample.output
 
 
 async def number(server: ScriptedServer, tools: Tools, text: str = "2", **check: Any) -> Score:
-    async with watched(settings_for(server)) as judge, asyncio.timeout(60):
+    async with Judge(settings_for(server)) as judge, asyncio.timeout(60):
         check = {**SCORE, **check}
         asked = ScoreModel.model_validate(check)
         return await score_model.verify(TASK, text, asked, replace(tools, judge=judge))

@@ -1,0 +1,85 @@
+"""One piece of work for all who ask the same at the same time, and later if it is to be kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from services.grader import shared_work
+from services.grader.shared_work import SharedWork
+
+pytestmark = pytest.mark.anyio
+
+
+class Work:
+    """A piece of work that is done anew each time, and takes a while."""
+
+    def __init__(self, *results: int | Exception) -> None:
+        self._results: Iterator[int | Exception] = iter(results)
+        self.num_cancelled = 0
+
+    async def __call__(self) -> int:
+        result = next(self._results)
+        try:
+            await asyncio.sleep(0.02)
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            await asyncio.sleep(0.02)  # to be cancelled takes a while, too
+            raise
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+async def test_all_who_ask_at_one_time_share_a_result_or_an_error() -> None:
+    shared, work = SharedWork[int](), Work(1, LookupError("nothing there"), 2)
+    assert await asyncio.gather(*(shared.once("?", work) for _ in range(5))) == [1] * 5
+    asked = (shared.once("?", work) for _ in range(5))
+    errors = await asyncio.gather(*asked, return_exceptions=True)
+    assert [str(error) for error in errors] == ["nothing there"] * 5
+    assert not shared.is_under_way("?")
+    assert await shared.once("?", work) == 2
+
+
+async def test_results_are_kept_that_will_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_work, "_MAX_RESULTS", 2)
+    shared, work = SharedWork[int](), Work(ValueError("once"), 0, 7, 8, 9, 10)
+
+    async def ask(key: str) -> int:
+        return await shared.once(key, work, keeps=bool)
+
+    with pytest.raises(ValueError, match="once"):
+        await ask("a")
+    assert [await ask("a") for _ in range(3)] == [0, 7, 7]
+    assert [await ask(key) for key in "babca"] == [8, 7, 8, 9, 10], "the latest two"
+
+
+async def test_one_who_is_cancelled_takes_nothing_from_the_others() -> None:
+    shared, work = SharedWork[int](), Work(1)
+    calls = [asyncio.create_task(shared.once("?", work)) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    calls[0].cancel()
+    calls[2].cancel()
+    assert await calls[1] == 1
+
+
+async def test_what_nobody_waits_for_is_given_up_and_nobody_joins_it() -> None:
+    shared, work = SharedWork[int](), Work(1, 2)
+    calls = [asyncio.create_task(shared.once("?", work)) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    for call in calls:
+        call.cancel()
+    await asyncio.wait(calls)
+    assert await shared.once("?", work) == 2
+    assert work.num_cancelled == 1
+
+
+async def test_who_waits_is_let_go_when_it_is_closed() -> None:
+    shared, work = SharedWork[int](), Work(1)
+    call = asyncio.create_task(shared.once("?", work))
+    await asyncio.sleep(0.01)
+    await shared.close()
+    with pytest.raises(asyncio.CancelledError):
+        await call
