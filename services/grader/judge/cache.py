@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 from prometheus_client import Counter
 from protocol.exchange import Exchange
 from protocol.exchange.connection import MemoryFull
 from protocol.streams import VERDICT_BYTES, VERDICT_USES, VERDICTS
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 CACHE_TROUBLE = Counter(
@@ -33,8 +30,7 @@ class VerdictCache:
 
     async def recall(self, digest: str) -> str | None:
         """What was remembered under the digest of a question to a judge, if it still is."""
-        keys, args = [VERDICTS, VERDICT_USES], [digest, time.time()]
-        stored = await _or_nothing(self.exchange.run("recall_verdict", keys, args))
+        stored = await self._run("recall_verdict", [VERDICTS, VERDICT_USES], digest, time.time())
         return None if stored is None else stored.decode()
 
     async def remember(self, digest: str, verdict: str) -> None:
@@ -44,16 +40,15 @@ class VerdictCache:
         nothing is remembered.
         """
         keys = [VERDICTS, VERDICT_USES, VERDICT_BYTES]
-        args = [digest, verdict, time.time(), self.max_bytes]
-        await _or_nothing(self.exchange.run("remember_verdict", keys, args))
+        await self._run("remember_verdict", keys, digest, verdict, time.time(), self.max_bytes)
 
-
-async def _or_nothing(command: Awaitable[T]) -> T | None:
-    try:
-        with suppress(MemoryFull):
+    async def _run(self, script: str, keys: list[str], *args: str | float) -> Any:
+        try:
             async with asyncio.timeout(_TIMEOUT_S):
-                return await command
-    except Exception as error:
-        CACHE_TROUBLE.inc()
-        log.warning("the cache of verdicts is in trouble", extra={"error": repr(error)})
-    return None
+                return await self.exchange.run(script, keys, args)
+        except MemoryFull:
+            return None
+        except Exception as error:
+            CACHE_TROUBLE.inc()
+            log.warning("the cache of verdicts is in trouble", extra={"error": repr(error)})
+            return None

@@ -36,19 +36,15 @@ async def test_what_fails_in_passing_is_tried_again(
     assert len(seeds) == len(set(seeds)) == 2
 
 
-@pytest.mark.parametrize("failure", PASSING)
+@pytest.mark.parametrize("failure", [*PASSING, hangs])
 async def test_what_always_fails_has_no_score(
     failure: Behaviour, server: ScriptedServer, tools: Tools
 ) -> None:
     server.script = [failure]
-    assert await score(server, tools) == Ungradable(reason="judge_failed")
+    reason, timeout_s = ("judge_timeout", 0.3) if failure is hangs else ("judge_failed", 5.0)
+    assert await score(server, tools, timeout_s) == Ungradable(reason=reason)
     assert len(server.asked) == 4  # three attempts, and one after the self-test was passed
     assert server.num_exams == 6
-
-
-async def test_what_is_always_late_has_no_score(server: ScriptedServer, tools: Tools) -> None:
-    server.script = [hangs]
-    assert await score(server, tools, timeout_s=0.3) == Ungradable(reason="judge_timeout")
 
 
 NO_VERDICT = [
@@ -71,22 +67,20 @@ NO_VERDICT = [
 ]
 
 
-@pytest.mark.parametrize("content", NO_VERDICT)
-async def test_what_is_no_form_filled_in_is_no_verdict(
-    content: object, server: ScriptedServer, tools: Tools
+@pytest.mark.parametrize(
+    ("content", "finish_reason"),
+    [
+        *((content, "stop") for content in NO_VERDICT),
+        *((WELL, reason) for reason in ("length", "content_filter", "tool_calls", None)),
+    ],
+)
+async def test_what_is_no_form_filled_in_to_its_end_is_no_verdict(
+    content: object, finish_reason: str | None, server: ScriptedServer, tools: Tools
 ) -> None:
-    server.script = [says(content)]
+    server.script = [says(content, finish_reason)]
     assert await score(server, tools) == Ungradable(reason="no_verdict")
     assert len({body["seed"] for body in server.asked}) == len(server.asked) == 3
     assert server.num_exams == 2, "what the model says is no sign of a judge that is down"
-
-
-@pytest.mark.parametrize("finish_reason", ["length", "content_filter", "tool_calls", None])
-async def test_a_verdict_that_was_cut_off_is_none(
-    finish_reason: str | None, server: ScriptedServer, tools: Tools
-) -> None:
-    server.script = [says(WELL, finish_reason)]
-    assert await score(server, tools) == Ungradable(reason="no_verdict")
 
 
 async def test_only_a_model_that_gave_no_verdict_is_asked_with_chance(

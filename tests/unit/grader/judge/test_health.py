@@ -11,8 +11,9 @@ import pytest
 from prometheus_client import REGISTRY
 from protocol.messages import Ungradable
 
+from services.grader.judge import self_test
 from services.grader.judge.form import Form, one_of
-from services.grader.judge.health import Health
+from services.grader.judge.health import Health, JudgeDown
 from services.grader.judge.judge import Answer, Judge
 from services.grader.judge.question import Question
 from tests.unit.grader.judge.asked import ended
@@ -85,17 +86,6 @@ async def test_a_judge_that_fails_its_self_test_says_why(
         assert not judge.refuses_all
 
 
-async def test_a_judge_that_was_up_may_refuse_all_for_a_while(server: ScriptedServer) -> None:
-    async with Judge(settings_for(server)) as judge:
-        await until(lambda: judge.is_up)
-        server.exam, server.script = replies(b"gone", 404), [replies(b"gone", 404)]
-        doubting = asyncio.create_task(ask(judge))
-        await until(lambda: not judge.is_up)
-        assert "answers 404" in judge.why_down
-        assert not judge.refuses_all
-        doubting.cancel()
-
-
 async def test_calls_survive_a_server_that_goes_away_and_comes_back(server: ScriptedServer) -> None:
     server.script = [grades(after_s=0.05)]
     async with Judge(settings_for(server, concurrency=8)) as judge:
@@ -135,41 +125,46 @@ async def test_calls_survive_an_outage_shorter_than_the_self_test_sees(
         assert await ask(judge) == YES
 
 
-async def test_a_misconfigured_judge_makes_calls_wait(server: ScriptedServer) -> None:
+async def test_a_judge_that_refuses_every_call_makes_calls_wait(server: ScriptedServer) -> None:
     unknown = replies(b"no such model", 404)
     async with Judge(settings_for(server)) as judge:
         await until(lambda: judge.is_up)
-        server.script = [unknown]
-        server.exam = unknown
+        server.script, server.exam = [unknown], unknown
         call = asyncio.create_task(ask(judge))
         await until(lambda: not judge.is_up)
         assert "check WEIR_JUDGE_MODEL" in judge.why_down
+        assert not judge.refuses_all, "it was up, and may be again"
         assert len(server.asked) == 1, "there is no use in trying again at once"
         server.script, server.exam = [grades()], tells_right_from_wrong
         assert await ended(call) == [YES]
 
 
-async def test_a_question_that_kills_the_judge_does_not_do_so_for_ever(
+async def test_of_a_judge_that_is_not_patient_questions_end_when_it_is_down(
     server: ScriptedServer,
 ) -> None:
-    kills = 0
+    async with Judge(settings_for(server), patient=False) as judge:
+        assert await ask(judge) == YES
+        server.script = [hangs]
+        call = asyncio.create_task(ask(judge, "Is it so?"))
+        await until(lambda: server.in_flight)
+        await server.go_away()
+        for asked in (call, ask(judge, "And now?")):
+            with pytest.raises(JudgeDown, match="cannot be reached"):
+                await asked
+        await server.come()
 
-    async def dies(server: ScriptedServer, _: dict[str, Any], writer: Any) -> None:
-        nonlocal kills
-        kills += 1
-        server.exam = dead_once
-        writer.transport.abort()
 
-    async def dead_once(server: ScriptedServer, body: dict[str, Any], writer: Any) -> None:
-        server.exam = tells_right_from_wrong
-        await replies(b"loading", 503)(server, body, writer)
-
-    server.script = [dies]
-    async with Judge(settings_for(server, pauses_s=())) as judge:
-        assert await ended(ask(judge, "poison")) == [Ungradable(reason="judge_failed")]
-        assert kills == 2 + 2, "twice among others, twice alone"
-        server.script = [grades()]
-        assert await ended(ask(judge, "bread")) == [YES]
+async def test_whoever_uses_a_judge_fails_with_its_watcher(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(self_test, "examine")
+    with pytest.raises(ExceptionGroup) as failure:
+        async with Judge(settings_for(server)):
+            await asyncio.sleep(60)
+    assert isinstance(failure.value.exceptions[0], AttributeError)
+    with pytest.raises(BrokenPipeError):
+        async with Judge(settings_for(server)):
+            raise BrokenPipeError
 
 
 async def dies_for_a_moment(server: ScriptedServer, _: dict[str, Any], __: Any) -> None:

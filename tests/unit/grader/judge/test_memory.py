@@ -165,16 +165,3 @@ async def test_equal_questions_at_one_time_are_one_call(server: ScriptedServer) 
     assert answers == [[YES]] * 8
     assert len(server.asked) == 1
     assert moved(before) == {"hit": 0, "miss": 1, "shared": 7}
-
-
-async def test_a_call_that_nobody_waits_for_is_given_up(server: ScriptedServer) -> None:
-    server.script = [hangs, grades()]
-    async with Judge(settings_for(server, timeout_s=10)) as judge:
-        calls = [asyncio.create_task(judge.ask(QUESTION)) for _ in range(3)]
-        await until(lambda: server.in_flight == 1)
-        for call in calls:
-            call.cancel()
-        await asyncio.wait(calls)
-        assert await judge.ask(QUESTION) == [YES], "who comes now does not join what is cancelled"
-        await until(lambda: server.in_flight == 0)
-    assert len(server.asked) == 2
