@@ -192,6 +192,11 @@ def test_what_is_missing_is_named_with_the_remedy(
     judged.write_text(PLAIN + 'reward = { process = "model_judge" }')
     monkeypatch.delenv("WEIR_JUDGE_URL", raising=False)
     assert run(capsys, "--recipe", str(judged))[0] == 2
+    task = a_task(answer="12", solution="6 + 6 = 12")
+    write(RECIPE, a_graded_group(group=a_group(a_request(task=task), texts=TEXTS[:2])))
+    monkeypatch.setenv("WEIR_JUDGE_URL", "http://127.0.0.1:1/v1")
+    monkeypatch.setenv("WEIR_JUDGE_MODEL", "away")
+    assert run(capsys, "--recipe", str(judged))[0] == 2
     (tmp_path / "jobs/job/samples/recipe.json").unlink()
     assert run(capsys)[0] == 2
     assert replay.main(["another", "--step", "1"]) == 2

@@ -37,11 +37,10 @@ def solutions() -> list[Labelled]:
 
 
 def test_the_labelled_set_has_every_kind_and_labels_that_fit(solutions: list[Labelled]) -> None:
-    assert len(solutions) >= 60
+    assert len({each.id for each in solutions}) == len(solutions) >= 60
     problems = {(each.problem, each.answer, each.solution) for each in solutions}
     assert len(problems) == len({problem for problem, _, _ in problems}) >= 12
-    assert len({solution.id for solution in solutions}) == len(solutions)
-    kinds = Counter(solution.kind for solution in solutions)
+    kinds = Counter(each.kind for each in solutions)
     assert set(kinds) == KINDS
     assert min(kinds.values()) >= 5
     for each in solutions:

@@ -85,40 +85,42 @@ def test_ctrl_c_ends_it_while_it_waits_for_input() -> None:
         assert time.monotonic() < deadline, "it starts no workers"
         time.sleep(0.05)
     time.sleep(1)
-    assert_interrupted(command)
+    assert_ends(command, 130)
 
 
 def test_ctrl_c_ends_it_while_nobody_reads_its_output(tmp_path: Path) -> None:
-    path = tmp_path / "many.jsonl"
-    path.write_text(f"{a_line()}\n" * 20_000)
-    command = start(str(path))
-    assert command.stdout is not None
-    assert json.loads(command.stdout.readline())["verdict"] is True
+    command = start_with_much_to_say(tmp_path)
     time.sleep(1)  # for the pipe to be full
-    assert_interrupted(command)
-
-
-def assert_interrupted(command: subprocess.Popen[bytes]) -> None:
-    family = family_of(command.pid)
-    command.send_signal(signal.SIGINT)
-    assert command.wait(20) == 130
-    assert_gone(family)
-    assert command.stderr is not None
-    assert command.stderr.read() == b""
+    assert_ends(command, 130)
 
 
 def test_it_ends_when_its_reader_goes_away(tmp_path: Path) -> None:
-    path = tmp_path / "many.jsonl"
+    command = start_with_much_to_say(tmp_path)
+    assert_ends(command, 141)
+
+
+def start_with_much_to_say(folder: Path) -> subprocess.Popen[bytes]:
+    """A command that has begun to write, and has more to write than a pipe holds."""
+    path = folder / "many.jsonl"
     path.write_text(f"{a_line()}\n" * 20_000)
     command = start(str(path))
     assert command.stdout is not None
-    assert command.stderr is not None
     assert json.loads(command.stdout.readline())["verdict"] is True
+    return command
+
+
+def assert_ends(command: subprocess.Popen[bytes], status: int) -> None:
+    """Interrupted (130), or with nobody to read its output (141), it ends with all processes."""
     family = family_of(command.pid)
-    command.stdout.close()
-    assert command.wait(20) == 141
-    assert command.stderr.read() == b""
+    assert command.stdout is not None
+    assert command.stderr is not None
+    if status == 130:
+        command.send_signal(signal.SIGINT)
+    else:
+        command.stdout.close()
+    assert command.wait(20) == status
     assert_gone(family)
+    assert command.stderr.read() == b""
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
