@@ -24,7 +24,7 @@ from protocol.rewards import ModelJudge
 
 from services.grader.judge import self_test
 from services.grader.judge.chat import Chat
-from services.grader.judge.form import TEXT, Form, NoVerdict, number_within, one_of
+from services.grader.judge.form import Form, NoVerdict, number_within, one_of, words
 from services.grader.judge.judge import Judge
 from services.grader.judge.question import Question
 from services.grader.judge.settings import JudgeSettings
@@ -216,7 +216,7 @@ async def test_a_verdict_is_the_same_for_its_seed(chat: Chat) -> None:
 
 
 async def test_a_model_that_finds_no_end_has_no_verdict(chat: Chat) -> None:
-    endless = Form({"analysis": TEXT, "grade": one_of(LETTERS)})
+    endless = Form({"analysis": words("your reasons"), "grade": one_of(LETTERS)})
     with pytest.raises(NoVerdict, match="ended by 'length'"):
         await chat.ask(a_question(form=endless, max_tokens=30))
 

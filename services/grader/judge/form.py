@@ -1,4 +1,4 @@
-"""The form that a judge fills in, as a JSON schema and as the strict reader of what comes back.
+"""The form that a judge fills in: in words, as a JSON schema, and as the strict reader of replies.
 
 A server may promise that its replies follow a schema. Nothing here believes it.
 """
@@ -13,10 +13,6 @@ from typing import Any
 ANALYSIS = "analysis"  # written first: a judge that has reasoned decides better
 _KEPT_CHARS = 1_500  # of an analysis
 
-# No ``maxLength``: to count characters costs a server's grammar seconds to compile and a hundred
-# times as long for every token (xgrammar 0.2, 200 000 tokens). The instructions say how much.
-TEXT: Mapping[str, Any] = {"type": "string"}
-
 Verdict = dict[str, str | float]
 
 
@@ -26,6 +22,13 @@ class NoVerdict(ValueError):
     def __init__(self, why: str, *, is_cut_short: bool = False) -> None:
         super().__init__(why)
         self.is_cut_short = is_cut_short  # the model's tokens were used up before it had ended
+
+
+def words(what: str) -> Mapping[str, Any]:
+    """The schema of a text, of which the judge is told what it shall be."""
+    # No ``maxLength``: to count characters costs a server's grammar seconds to compile and a
+    # hundred times as long for every token (xgrammar 0.2, 200 000 tokens).
+    return {"type": "string", "description": what}
 
 
 def one_of(names: Sequence[str]) -> Mapping[str, Any]:
@@ -54,6 +57,13 @@ class Form:
             "additionalProperties": False,
         }
 
+    @property
+    def instructions(self) -> str:
+        """What the judge is told of the form: each field's name, and what it holds."""
+        head = "Answer with one JSON object and nothing else. Its fields, in this order:"
+        fields = (f'- "{name}": {_in_words(schema)}' for name, schema in self.fields.items())
+        return "\n".join([head, *fields])
+
     def read(self, content: object) -> Verdict:
         """The form filled in, if ``content`` is exactly that; of an analysis its beginning.
 
@@ -81,6 +91,14 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) < len(pairs):
         raise ValueError("a field is there twice")
     return values
+
+
+def _in_words(schema: Mapping[str, Any]) -> str:
+    if names := schema.get("enum"):
+        return "one of " + ", ".join(json.dumps(name, ensure_ascii=False) for name in names)
+    if schema["type"] == "number":
+        return f"a number from {schema['minimum']:.15g} to {schema['maximum']:.15g}"
+    return schema["description"]
 
 
 def _fits(value: object, schema: Mapping[str, Any]) -> bool:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import hashlib
 import re
 import tomllib
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 from protocol.messages import Task
 from protocol.rubric import Criterion, Rubric
 
-from services.grader.judge.form import ANALYSIS, TEXT, Form, one_of
+from services.grader.judge.form import ANALYSIS, Form, one_of, words
 from services.grader.judge.question import Turn
 from services.grader.templates import problem_of
 
@@ -51,8 +50,10 @@ def load_rubric(name: str) -> Rubric:
 
 def rubric_form(rubric: Rubric) -> Form:
     """A level for each criterion, after the analysis if the rubric wants one."""
-    levels = {each.name: one_of(_level_names(each)) for each in rubric.criteria}
-    return Form({ANALYSIS: TEXT, **levels} if rubric.analysis_chars else levels)
+    what = f"what you found, step by step, in at most {rubric.analysis_chars} characters"
+    analysis = {ANALYSIS: words(what)} if rubric.analysis_chars else {}
+    levels = {each.name: one_of([level.name for level in each.levels]) for each in rubric.criteria}
+    return Form({**analysis, **levels})
 
 
 def rubric_messages(rubric: Rubric, task: Task, solution: str) -> tuple[Turn, ...]:
@@ -63,12 +64,6 @@ def rubric_messages(rubric: Rubric, task: Task, solution: str) -> tuple[Turn, ..
     )
 
 
-def how_to_answer(fields: Mapping[str, str]) -> str:
-    """What the judge is told of the form: each field's name, and what it holds."""
-    head = "Answer with one JSON object and nothing else. Its fields, in this order:"
-    return "\n".join([head, *(f'- "{name}": {holds}' for name, holds in fields.items())])
-
-
 def without_template_tokens(text: str) -> str:
     """Text of a response without anything that a chat template could take for its own tokens."""
     return _TEMPLATE_TOKEN.sub(r"\g<0> ", text)
@@ -77,22 +72,12 @@ def without_template_tokens(text: str) -> str:
 def _instructions(rubric: Rubric) -> str:
     criteria = "\n\n".join(map(_criterion, rubric.criteria))
     parts = [rubric.instructions.strip(), "# Criteria", criteria, "# Data", _DATA]
-    return "\n\n".join([*parts, "# Your answer", _answer(rubric)])
+    return "\n\n".join([*parts, "# Your answer", rubric_form(rubric).instructions])
 
 
 def _criterion(criterion: Criterion) -> str:
     levels = [f"- {level.name}: {_one_line(level.means)}" for level in criterion.levels]
     return "\n".join([f"## {criterion.name}", _one_line(criterion.asks), "Levels:", *levels])
-
-
-def _answer(rubric: Rubric) -> str:
-    fields = {}
-    if rubric.analysis_chars:
-        length = f"in at most {rubric.analysis_chars} characters"
-        fields[ANALYSIS] = f"what you found, step by step, {length}"
-    for each in rubric.criteria:
-        fields[each.name] = "one of " + ", ".join(f'"{name}"' for name in _level_names(each))
-    return how_to_answer(fields)
 
 
 def _task(task: Task) -> str:
@@ -109,10 +94,6 @@ def _marked(solution: str) -> str:
         f"----- {mark} ends -----\n\n"
         "Grade what stands between the two lines, as the system message says."
     )
-
-
-def _level_names(criterion: Criterion) -> tuple[str, ...]:
-    return tuple(level.name for level in criterion.levels)
 
 
 def _one_line(text: str) -> str:

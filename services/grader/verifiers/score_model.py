@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from typing import Any
-
 from protocol.messages import Score, Task
 from protocol.rewards import LabelModel, ScoreModel
 
-from services.grader.judge.form import ANALYSIS, TEXT, Form, Verdict, number_within, one_of
-from services.grader.judge.prompt import how_to_answer, without_template_tokens
+from services.grader.judge.form import ANALYSIS, Form, Verdict, number_within, one_of, words
+from services.grader.judge.prompt import without_template_tokens
 from services.grader.judge.question import Turn
 from services.grader.judge.scoring import Worth, judged
 from services.grader.templates import NotGiven, fill
 from services.grader.tools import Tools
 
-Field = tuple[str, Mapping[str, Any], str]  # its name, its schema, and what the judge is told of it
+_REASONS = words("your reasons, in at most 1500 characters")
 
 
 async def verify(task: Task, text: str, check: ScoreModel, tools: Tools) -> Score:
@@ -27,9 +23,8 @@ async def verify(task: Task, text: str, check: ScoreModel, tools: Tools) -> Scor
         value = min(1.0, (float(verdict["result"]) - lowest) / (highest - lowest))
         return value, {"result": value}
 
-    means = f"a number from {lowest:.15g} to {highest:.15g}"
-    field = "result", number_within(lowest, highest), means
-    return await _judged(task, text, check, tools, field, worth)
+    form = Form({ANALYSIS: _REASONS, "result": number_within(lowest, highest)})
+    return await _judged(task, text, check, tools, form, worth)
 
 
 async def verify_label(task: Task, text: str, check: LabelModel, tools: Tools) -> Score:
@@ -39,18 +34,13 @@ async def verify_label(task: Task, text: str, check: LabelModel, tools: Tools) -
         found = {name: float(name == verdict["label"]) for name in check.labels}
         return float(verdict["label"] in check.passing_labels), found
 
-    means = "one of " + ", ".join(json.dumps(name, ensure_ascii=False) for name in check.labels)
-    field = "label", one_of(check.labels), means
-    return await _judged(task, text, check, tools, field, worth)
+    form = Form({ANALYSIS: _REASONS, "label": one_of(check.labels)})
+    return await _judged(task, text, check, tools, form, worth)
 
 
 async def _judged(
-    task: Task, text: str, check: ScoreModel | LabelModel, tools: Tools, field: Field, worth: Worth
+    task: Task, text: str, check: ScoreModel | LabelModel, tools: Tools, form: Form, worth: Worth
 ) -> Score:
-    name, schema, means = field
-    form = Form({ANALYSIS: TEXT, name: schema})
-    how = how_to_answer({ANALYSIS: "your reasons, in at most 1500 characters", name: means})
-
     def messages(solution: str) -> tuple[Turn, ...]:
         """The check's messages filled in; the first one, of the system, also says how to answer."""
         turns = [
@@ -60,9 +50,9 @@ async def _judged(
             for turn in check.input
         ]
         if turns[0]["role"] not in {"system", "developer"}:
-            return ({"role": "system", "content": how}, *turns)
+            return ({"role": "system", "content": form.instructions}, *turns)
         first, *others = turns
-        return ({**first, "content": f"{first['content']}\n\n{how}"}, *others)
+        return ({**first, "content": f"{first['content']}\n\n{form.instructions}"}, *others)
 
     try:
         return await judged(text, check, tools, form, messages, worth)

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import REGISTRY
 from protocol.messages import Ungradable
 
-from services.grader.judge.form import TEXT, Form, one_of
+from services.grader.judge.form import Form, one_of, words
 from services.grader.judge.judge import Judge
 from services.grader.judge.question import Question
 from tests.unit.grader.judge_server import (
@@ -29,7 +29,7 @@ from tests.unit.grader.judge_server import (
 
 pytestmark = pytest.mark.anyio
 
-FORM = Form({"analysis": TEXT, "verdict": one_of(("yes", "no"))})
+FORM = Form({"analysis": words("your reasons"), "verdict": one_of(("yes", "no"))})
 QUESTION = Question(({"role": "user", "content": "Is it?"},), FORM)
 IDENTITY = ("http://h/v1", "judge", "/models/judge", CONTEXT)
 YES = {"analysis": "I have looked.", "verdict": "yes"}
@@ -99,8 +99,8 @@ async def test_a_verdict_is_remembered_for_the_model_that_gave_it(server: Script
     [
         {"messages": ({"role": "system", "content": "Is it?"},)},
         {"messages": ({"role": "user", "content": "Is it so?"},)},
-        {"form": Form({"verdict": one_of(("yes", "no")), "analysis": TEXT})},
-        {"form": Form({"analysis": TEXT, "verdict": one_of(("yes", "perhaps"))})},
+        {"form": Form({"verdict": one_of(("yes", "no")), "analysis": words("your reasons")})},
+        {"form": Form({"analysis": words("your reasons"), "verdict": one_of(("yes", "perhaps"))})},
         {"reasoning_effort": "high"},
         {"max_tokens": 100},
         {"temperature": 0.5},
