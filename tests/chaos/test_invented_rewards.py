@@ -224,7 +224,8 @@ async def misfortune(pool: Pool, server: ScriptedServer) -> AsyncIterator[None]:
             children = path.read_text().split() if path.exists() else []
             victim = forkserver if blow == 10 else int(children[0]) if children else None
             if victim is not None:
-                os.kill(victim, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # one that has just been buried
+                    os.kill(victim, signal.SIGKILL)
             if blow % 15 == 5:
                 await server.go_away()
                 await asyncio.sleep(0.3)
