@@ -11,7 +11,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 
 from protocol.messages import Requested
@@ -32,6 +32,7 @@ _LONG_S = (1.2 * CLAIM_IDLE_S, 2.2 * CLAIM_IDLE_S)  # longer than a worker may b
 _ANY_S = (0.02, 1.5 * CLAIM_IDLE_S)
 _CLOCK_JUMPS_S = (1, -1, 60, -60, 3600, -3600)
 _LATENCY_S = 0.03
+_PHASE_COMES_WITHIN_S = 10.0
 _TRIES = 10  # to find one whose part is free
 _MOST_WRITES = 60  # about as many as the learner makes from one checkpoint to the next
 
@@ -81,8 +82,16 @@ async def kill(stack: Stack, disturbance: Disturbance) -> None:
     life = stack.lives[_seat(disturbance)]
     life.kill()
     await life.ended.wait()
-    if disturbance.seat is LEARNER:
-        stack.kills.update(phase for phase in PHASES if stack.switches.is_on(phase))
+
+
+async def kill_learner(stack: Stack, disturbance: Disturbance) -> None:
+    """Kill it when it comes to a phase, or where it is if it does not come to it in time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_PHASE_COMES_WITHIN_S):
+            while not stack.switches.is_on(PHASES[disturbance.amount]):
+                await asyncio.sleep(0.01)
+    await kill(stack, disturbance)
+    stack.kills.update(phase for phase in PHASES if stack.switches.is_on(phase))
 
 
 async def freeze(stack: Stack, disturbance: Disturbance) -> None:
@@ -201,7 +210,9 @@ _WRITES = range(_MOST_WRITES)
 _CALL_TAKES_MS = (5, 20, 50)
 KINDS = {
     "kill worker": Kind(kill, 14, "process", WORKER_SEATS),
-    "kill learner": Kind(kill, 3, "process", (LEARNER,)),
+    "kill learner": Kind(
+        kill_learner, 3, "process", (LEARNER,), amounts=range(len(PHASES)), recovery_s=3.0
+    ),
     "freeze": Kind(freeze, 6, "process", _ANYBODY, _MOMENT_S),
     "freeze long": Kind(freeze, 8, "process", _ANYBODY, _LONG_S),
     "replace frozen": Kind(
