@@ -13,7 +13,6 @@ from fractions import Fraction
 from math import gcd
 
 from services.data.letters import letters_of
-from services.grader.answers.identities import TooHard
 
 _PLACE = re.compile(r"<([a-z])>")
 _CONSTANTS = {"e", "i"}
@@ -22,6 +21,10 @@ _SPARE = "kmnpqrstuvwabcdfghjxyz"
 
 Irrational = tuple[int, int]  # (squarefree radicand r >= 1, power p of π): √r·π^p
 RATIONAL: Irrational = (1, 0)
+
+
+class TooHard(ValueError):
+    """A number that cannot be asked for in integers; the text says why."""
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ from protocol.messages import Graded, Task
 from protocol.tasks import Line
 
 from services.data.decimals import rounded_decimal
-from services.data.forms import Form, form_of, name_letters, sentence
+from services.data.forms import Form, TooHard, form_of, name_letters, sentence
 from services.data.reading import NumberWithUnit, read_quantity
-from services.grader.answers.identities import TooHard
 from services.grader.tools import Tools
 from services.grader.verifiers import math_answer
 from services.grader.verifiers.math_answer import problem_of

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.data.forms import Exact
+from services.data.forms import Exact, TooHard
 from services.data.numbers import read_number
-from services.grader.answers.identities import TooHard
 from services.grader.answers.read import read_answer
 from services.grader.answers.units import measure_of
 from services.grader.answers.values import Expression, Number, Quantity, Relation, Words

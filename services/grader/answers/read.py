@@ -28,7 +28,7 @@ from services.grader.answers.nodes import Node, Unreadable, integer
 from services.grader.answers.regions import REALS, read_relation, united
 from services.grader.answers.scalars import expression_of, remainder_of, split_unit
 from services.grader.answers.thousands import joined
-from services.grader.answers.tokens import Side, Token, latex_of, plain_of, spelled, tokens
+from services.grader.answers.tokens import Side, latex_of, plain_of, spelled, tokens
 from services.grader.answers.values import (
     CLOCK,
     EMPTY,
@@ -46,9 +46,7 @@ from services.grader.answers.values import (
     Value,
     Words,
 )
-from services.grader.answers.work import spend
 
-_STEPS_OF_A_TOKEN = 8
 _MAX_DEPTH = 12  # of values in values
 _MAX_TOKENS = 2_000
 _MATRICES = frozenset(["pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix", "array"])
@@ -76,7 +74,7 @@ def read_answer(text: str, *, is_list: bool = False) -> Value:
             Fraction(int(text) if is_whole else text), len(text.partition(".")[2]) or None
         )
     text = unwrapped(text) if "box" in text else text
-    found = _flat_tokens(text)
+    found = flat(tokens(text))
     if len(found) > _MAX_TOKENS or "\\boxed" in text or not text.strip():
         return Expression(None, text)
     side = bare(without_open_brace(tuple(joined(found, is_list=is_list))))
@@ -88,16 +86,10 @@ def read_answer(text: str, *, is_list: bool = False) -> Value:
     return read(side)
 
 
-def _flat_tokens(text: str) -> list[Token]:
-    found = flat(tokens(text))
-    spend(_STEPS_OF_A_TOKEN * len(found))
-    return found
-
-
 @lru_cache(4096)
 def read_chosen(text: str) -> Value:
     """What an answer says where a letter in front is surely one of a choice: ``B, 12``."""
-    side = bare(tuple(joined(_flat_tokens(unwrapped(text)))))
+    side = bare(tuple(joined(flat(tokens(unwrapped(text))))))
     choice = words.read_choice(plain_of(side), is_chosen=True)
     if choice is None:
         return read_answer(text)

@@ -2,10 +2,10 @@ r"""Relations as what they leave to a letter: ``1 < x \le 2`` is an interval."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from decimal import Decimal
+from fractions import Fraction
 
-from services.grader.answers.identities import approximation
 from services.grader.answers.nodes import Node
 from services.grader.answers.values import (
     Conditions,
@@ -131,7 +131,7 @@ def _intersection(intervals: Sequence[Tuple]) -> Tuple | None:
     high = _tightest([(each.parts[1], each.brackets[1]) for each in intervals], sign=-1)
     if low is None or high is None:
         return None
-    least, most = _approximation(low[0]), _approximation(high[0])
+    least, most = _size(low[0]), _size(high[0])
     if least is not None and most is not None and least >= most:
         is_point = least == most and (low[1], high[1]) == ("[", "]")
         return Tuple((low[0], high[0]), "[]", intervals[0].letter) if is_point else None
@@ -143,13 +143,13 @@ def _tightest(ends: list[tuple[Value, str]], *, sign: int) -> tuple[Value, str] 
     finite = [end for end in ends if end[0] not in (INFINITY, MINUS_INFINITY)]
     if len(finite) < 2:
         return finite[0] if finite else ends[0]
-    ranked = [(_approximation(end), bracket in "()", (end, bracket)) for end, bracket in finite]
+    ranked = [(_size(end), bracket in "()", (end, bracket)) for end, bracket in finite]
     if any(value is None for value, _, _ in ranked):
         return None
-    return max(ranked, key=lambda each: (sign * (each[0] or Decimal(0)), each[1]))[2]
+    return max(ranked, key=lambda each: (sign * (each[0] or 0), each[1]))[2]
 
 
-def _approximation(value: Value) -> Decimal | None:
+def _size(value: Value) -> float | Fraction | None:
     if value in (INFINITY, MINUS_INFINITY):
-        return Decimal("Infinity" if value == INFINITY else "-Infinity")
-    return approximation(value.tree) if isinstance(value, Number | Expression) else None
+        return math.inf if value == INFINITY else -math.inf
+    return value.value if isinstance(value, Number) else None

@@ -20,6 +20,7 @@ class Number:
 
     value: Fraction
     places: int | None = None
+    is_asked: bool = field(default=False, compare=False)  # for a rounding to so few places
 
     @cached_property
     def tree(self) -> Node:
@@ -27,13 +28,13 @@ class Number:
         top, bottom = integer(self.value.numerator), integer(self.value.denominator)
         return top if self.value.denominator == 1 else Node("fraction", (top, bottom))
 
-    def rounds(self, exact: Decimal, *, least_places: int = _MIN_PLACES) -> bool:
+    def rounds(self, exact: Decimal) -> bool:
         """Whether it is the exact value, correctly rounded to enough places to stand for it."""
-        if self.places is None or self.places < least_places:
+        if self.places is None or (self.places < _MIN_PLACES and not self.is_asked):
             return False
         rounding = Decimal(5).scaleb(-self.places - 1)
         value = Decimal(self.value.numerator) / Decimal(self.value.denominator)
-        is_precise = least_places < _MIN_PLACES or rounding <= _MAX_ROUNDING * abs(exact)
+        is_precise = self.is_asked or rounding <= _MAX_ROUNDING * abs(exact)
         return is_precise and abs(exact - value) <= rounding
 
 

@@ -11,10 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from services.data.decimals import rounded_decimal
-from services.data.forms import RATIONAL, Exact, Form, form_of, name_letters, sentence
+from services.data.forms import RATIONAL, Exact, Form, TooHard, form_of, name_letters, sentence
 from services.data.numbers import read_number
 from services.data.reading import read_quantity
-from services.grader.answers.identities import TooHard
 
 
 def is_squarefree(number: int) -> bool:

@@ -13,16 +13,22 @@ from sympy import Expr, Piecewise, Rational, Symbol, factorial2, gamma, nan
 
 from services.grader.answers.nodes import Node, Unreadable
 
+_MAX_BITS = 1_000_000  # of an exact number
 _AMBIGUOUS = frozenset({"slash", "percent", "infinity", "plusminus"})
 _NO_MARKS = str.maketrans("", "", "\\{}")
 _CONSTANTS = {"e": sympy.E, "i": sympy.I}
+
+
+class TooLarge(Unreadable):
+    """A number that nobody could write down, such as ``9^{9^9}``."""
 
 
 def expression(tree: Node) -> Expr:
     """What a tree says.
 
     Raises:
-        Unreadable: if it can be read in two ways, or has something else than numbers in it.
+        Unreadable: if it can be read in two ways, or has something else than numbers in it;
+            `TooLarge`, if it has a number that is far too large.
     """
     if any(node.kind in _AMBIGUOUS for node in tree.walk()):
         raise Unreadable("an expression with two readings")
@@ -73,13 +79,31 @@ def _root(inside: Expr, index: Expr) -> Expr:
     return sympy.real_root(inside, index) if is_real else inside ** (1 / index)
 
 
+def _limit(bits: Expr) -> None:
+    if bits.is_Rational and bits > _MAX_BITS:
+        raise TooLarge("a very large number")
+
+
+def _bits(number: Expr) -> int:
+    return sum(
+        int(part.p).bit_length() + int(part.q).bit_length() for part in number.atoms(Rational)
+    )
+
+
+def _factorial(number: Expr) -> Expr:
+    _limit(abs(number) * _bits(number))
+    return sympy.factorial(number)
+
+
 def _binomial(number: Expr, chosen: Expr) -> Expr:
+    _limit(abs(chosen) * _bits(number))
     found = sympy.binomial(number, chosen)
     return found if found.is_number else found.rewrite(gamma)
 
 
 def _double_factorial(number: Expr) -> Expr:
     """Of 2n - 1 by the gamma function, which has values between whole numbers too."""
+    _limit(abs(number) * _bits(number))
     if number.is_number:
         return factorial2(number) if number.is_integer and number >= -1 else nan
     names = map(str, number.free_symbols)
@@ -93,6 +117,8 @@ def _double_factorial(number: Expr) -> Expr:
 def _power(base: Expr, exponent: Expr) -> Expr:
     if base == 0 and not exponent.is_number:
         raise Unreadable("a power of 0 that has no value for some letters")
+    if base not in (0, 1, -1):
+        _limit(abs(exponent) * _bits(base))
     return base**exponent
 
 
@@ -112,7 +138,7 @@ _OPERATIONS: Mapping[str, Callable[..., Expr]] = {
     "absolute": sympy.Abs,
     "^": _power,
     "root": _root,
-    "factorial": sympy.factorial,
+    "factorial": _factorial,
     "double_factorial": _double_factorial,
     "binomial": _binomial,
     "floor": sympy.floor,

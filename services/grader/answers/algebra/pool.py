@@ -11,20 +11,18 @@ letters.
 from __future__ import annotations
 
 from collections.abc import Callable
-from decimal import Decimal
 from functools import lru_cache
 
 import sympy
-from sympy import Expr, Interval, Rational, Symbol, numer, oo, together
+from sympy import Expr, Interval, Symbol, numer, oo, together
 
-from services.grader.answers.algebra.expressions import expression
+from services.grader.answers.algebra.expressions import TooLarge, expression
 from services.grader.answers.algebra.guessing import guessed
-from services.grader.answers.algebra.sampling import agreement, sign_of_factor, value_of
+from services.grader.answers.algebra.sampling import agreement, decimal_of, sign_of_factor, value_of
 from services.grader.answers.compare import compare_with
 from services.grader.answers.nodes import Unreadable
 from services.grader.answers.read import read_answer
 from services.grader.answers.regions import INFINITY, MINUS_INFINITY
-from services.grader.answers.size import is_too_large
 from services.grader.answers.values import (
     Expression,
     Number,
@@ -41,7 +39,6 @@ from services.grader.answers.verdict import all_of
 RIGHT, WRONG, UNKNOWN, TOO_HARD = "right", "wrong", "unknown", "too_hard"
 NOT_PARSABLE, GOLD_NOT_PARSABLE = "not_parsable", "gold_not_parsable"
 
-_DIGITS = 50  # of a fraction as a decimal number
 _ENDS = {INFINITY: oo, MINUS_INFINITY: -oo}
 _JOINTS: dict[str, Callable[..., sympy.Set]] = {
     r"\cup": sympy.Union,
@@ -65,14 +62,12 @@ def compare(gold: str, answer: str, problem: str = "") -> str:
 
     What becomes of a gold beside one answer is that answer's fault if it can be compared at all.
     """
-    if is_too_large(read_answer(gold)):
-        return GOLD_NOT_PARSABLE
-    if is_too_large(read_answer(answer)):
-        return TOO_HARD
     try:
         equal = compare_with(_same, gold, answer, problem).equal
-    except Unreadable:
-        return NOT_PARSABLE if examine(gold) else GOLD_NOT_PARSABLE
+    except Unreadable as error:
+        if not examine(gold):
+            return GOLD_NOT_PARSABLE
+        return TOO_HARD if isinstance(error, TooLarge) else NOT_PARSABLE
     return UNKNOWN if equal is None else RIGHT if equal else WRONG
 
 
@@ -168,13 +163,10 @@ def _real(side: Expr) -> Expr:
 
 
 def _is_rounded(exact: Expr, written: Value) -> bool:
-    if not isinstance(written, Number) or not written.places or exact.free_symbols:
+    if not isinstance(written, Number) or written.places is None or exact.free_symbols:
         return False
-    value = value_of(exact)
-    if value is None or not value.is_real:
-        return False
-    digits = value.evalf(_DIGITS) if isinstance(value, Rational) else value
-    return written.rounds(Decimal(str(digits)))
+    value = decimal_of(exact)
+    return value is not None and written.rounds(value)
 
 
 @lru_cache(maxsize=256)

@@ -8,10 +8,13 @@ points are none that whoever wrote them could have foreseen.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from itertools import islice
 from random import Random
 from types import MappingProxyType
+from typing import Any
 
+from mpmath.ctx_mp import MPContext
 from sympy import (
     Abs,
     Basic,
@@ -24,11 +27,8 @@ from sympy import (
     factorial,
     floor,
     gamma,
-    im,
     log,
     nan,
-    oo,
-    re,
     simplify,
     zoo,
 )
@@ -36,8 +36,9 @@ from sympy import (
 _DIGITS = 50
 _MAX_DIGITS = 3000  # of numbers that are not rational; of larger ones not all digits count
 _MAX_DIGITS_AT_POINT = 250  # beyond, the gamma function is slow
-_CLOSE = Rational(1, 10**30)
-_TINY = Rational(1, 10**40)
+_mp: Any = MPContext()  # of our own: SymPy computes with the shared one
+_mp.dps = _MAX_DIGITS + 2 * _DIGITS
+_CLOSE, _TINY = _mp.mpf(10) ** -30, _mp.mpf(10) ** -40
 _POINTS = 90  # few of them may be in the order that a root of b - a asks for
 _ENOUGH, _MOST = 3, 16  # points at which both have a value
 _SIZES = (120, 1.3, 0.05, 14, 2.8, 31, 0.3, 5.1)
@@ -47,6 +48,7 @@ _COUNTS = (factorial, gamma)  # of whole numbers, C(n, 99) is 0 up to 98
 _NAMES_OF_WHOLES = frozenset("kmn")
 
 Point = dict[Basic, Expr]  # letters and their values
+Value = Any  # a Rational, or a number of mpmath, which has no types
 
 
 def agreement(gold: Expr, answer: Expr, seed: str = "") -> bool | None:
@@ -56,10 +58,11 @@ def agreement(gold: Expr, answer: Expr, seed: str = "") -> bool | None:
     the seed. A letter that the gold does not have makes another answer, and what an answer may hide
     where no point lies, in more pieces than the gold has, is not known.
     """
+    difference = gold - answer
+    if difference.is_Rational:
+        return difference == 0
     if not gold.free_symbols | answer.free_symbols:
         return _same_value(gold, answer)
-    if gold == answer and gold is not nan:
-        return True
     if not answer.free_symbols <= gold.free_symbols:
         return False
     if answer.has(nan, zoo):
@@ -87,36 +90,61 @@ def sign_of_factor(gold: Expr, answer: Expr, seed: str = "") -> int | None:
     """
     if not gold.free_symbols or gold.free_symbols != answer.free_symbols:
         return 0
-    values = islice(_values(gold, answer, seed, frozenset()), _MOST)
-    ratios = [(other / value).evalf(_DIGITS) for value, other in values if value and other]
+    ratios = list[Value]()
+    for value, other in islice(_values(gold, answer, seed, frozenset()), _MOST):
+        if value and other:
+            ratios.append(_float(other) / _float(value))
+            if not _are_close(ratios[0], ratios[-1]):
+                return 0
     if len(ratios) < _ENOUGH:
         return None
-    same = all(_are_close(ratios[0], ratio) for ratio in ratios)
-    return (1 if ratios[0] > 0 else -1) if same and ratios[0].is_real else 0
+    return int(_mp.sign(ratios[0].real)) if _is_real(ratios[0]) else 0
 
 
-def value_of(expression: Expr, point: Mapping[Basic, Expr] = MappingProxyType({})) -> Expr | None:
+def decimal_of(expression: Expr) -> Decimal | None:
+    """The value as a decimal number of fifty digits; None where it is not real."""
+    value = value_of(expression)
+    if value is None or not _is_real(_float(value)):
+        return None
+    return Decimal(_mp.nstr(_float(value).real, _DIGITS))
+
+
+def value_of(expression: Expr, point: Mapping[Basic, Expr] = MappingProxyType({})) -> Value | None:
     """The value to fifty digits, and to fifty places; None where there is none.
 
     At a point it is None, too, where it has so many digits that not all can be known.
     """
     if isinstance(expression, Rational):
         return expression
-    value = expression.evalf(_DIGITS, subs=dict(point), maxn=1000)
-    if isinstance(value, Expr) and value.is_finite and Abs(value) > 1:
-        digits = int(log(Abs(value), 10).evalf(15)) + 1
-        if point and digits > _MAX_DIGITS_AT_POINT:
-            return None
-        more = _DIGITS + min(digits, _MAX_DIGITS)
-        value = expression.evalf(more, subs=dict(point), maxn=_MAX_DIGITS)
-    if not isinstance(value, Expr) or value.has(nan, zoo, oo, -oo):
+    value = _evaluated(expression, _DIGITS, point)
+    digits = _mp.mag(value) // 3 if value else 0
+    if value is None or digits <= 0:
+        return value
+    if point and digits > _MAX_DIGITS_AT_POINT:
         return None
-    return value if re(value).is_Number and im(value).is_Number else None
+    return _evaluated(expression, _DIGITS + min(digits, _MAX_DIGITS), point)
+
+
+def _evaluated(expression: Expr, digits: int, point: Mapping[Basic, Expr]) -> Value | None:
+    value = expression.evalf(digits, subs=dict(point), maxn=_MAX_DIGITS)
+    try:
+        number = _mp.convert(value)
+    except (TypeError, ValueError):  # it is no number
+        return None
+    return number if _mp.isfinite(number) else None
+
+
+def _float(value: Value) -> Value:
+    return _mp.mpf(int(value.p)) / int(value.q) if isinstance(value, Rational) else value
+
+
+def _is_real(value: Value) -> bool:
+    return abs(value.imag) <= _CLOSE * abs(value)
 
 
 def _values(
     gold: Expr, answer: Expr, seed: str, wholes: frozenset[Basic]
-) -> Iterator[tuple[Expr, Expr]]:
+) -> Iterator[tuple[Value, Value]]:
     """The values of both wherever both are defined, and not too large to know all digits.
 
     Whole numbers are put in exactly; an exact power of fractions may take for ever.
@@ -175,13 +203,14 @@ def _same_value(gold: Expr, answer: Expr) -> bool | None:
     value, other = value_of(gold), value_of(answer)
     if value is None or other is None:
         return None
-    if max(Abs(value), Abs(other)) < _TINY:
+    if max(abs(_float(value)), abs(_float(other))) < _TINY:
         return bool(simplify(gold - answer) == 0)
     return _are_close(value, other)
 
 
-def _are_close(value: Expr, other: Expr) -> bool:
+def _are_close(value: Value, other: Value) -> bool:
     if isinstance(value, Rational) and isinstance(other, Rational):
         return value == other
-    largest = max(Abs(value), Abs(other))
-    return bool(largest < _TINY or Abs(value - other) <= _CLOSE * min(1, largest))
+    value, other = _float(value), _float(other)
+    largest = max(abs(value), abs(other))
+    return bool(largest < _TINY or abs(value - other) <= _CLOSE * min(1, largest))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from fractions import Fraction
-from functools import lru_cache
 
-from services.grader.answers.identities import Residue, TooHard, approximation, is_same, value_of
+from services.grader.answers.estimates import are_different
+from services.grader.answers.nodes import written
 from services.grader.answers.values import Expression, Number, Numeral, Relation, Value
 from services.grader.answers.verdict import Comparison, Verdict
 
@@ -39,7 +38,7 @@ def numerals(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
 
 
 def expressions(gold: Value, answer: Value, by: Comparison) -> Verdict:
-    """The last rule: by their values, or as an exact value and its rounding; else by algebra.
+    """The last rule: the same spelled in two ways, two numbers far apart, or else by algebra.
 
     Whatever is no single expression is no other's equal.
     """
@@ -48,21 +47,16 @@ def expressions(gold: Value, answer: Value, by: Comparison) -> Verdict:
     if "infinity" in (_kind(gold), _kind(answer)):
         is_like = _kind(gold) == _kind(answer) and _is_negative(gold) == _is_negative(answer)
         return Verdict(is_like, "infinity")
-    value, other = _value(gold), _value(answer)
-    if value is None or other is None:
-        return Verdict(by.by_algebra(gold, answer), "algebra")
-    return Verdict(is_same(value, other) or _is_rounded(gold, answer), "expression")
+    if gold.tree and answer.tree:
+        if written(gold.tree) == written(answer.tree):
+            return Verdict(True, "expression")
+        if are_different(gold.tree, answer.tree) and not _may_be_rounded(gold, answer):
+            return Verdict(False, "expression")
+    return Verdict(by.by_algebra(gold, answer), "algebra")
 
 
-@lru_cache(4096)
-def _value(written: Number | Expression) -> Fraction | Residue | None:
-    """What it is exactly; None for what only algebra can tell."""
-    if isinstance(written, Number):
-        return written.value
-    try:
-        return value_of(written.tree) if written.tree else None
-    except TooHard:
-        return None
+def _may_be_rounded(*values: Number | Expression) -> bool:
+    return any(isinstance(value, Number) and value.places for value in values)
 
 
 def _kind(value: Number | Expression) -> str:
@@ -74,11 +68,3 @@ def _kind(value: Number | Expression) -> str:
 
 def _is_negative(value: Number | Expression) -> bool:
     return value.tree is not None and value.tree.kind == "negative"
-
-
-def _is_rounded(gold: Number | Expression, answer: Number | Expression) -> bool:
-    for written, exact in ((answer, gold), (gold, answer)):
-        if isinstance(written, Number) and written.places:
-            value = approximation(exact.tree)
-            return value is not None and written.rounds(value)
-    return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from services.grader.answers.identities import TooHard, approximation, have_one_sign, is_multiple
 from services.grader.answers.nodes import Node, rebuilt
 from services.grader.answers.question import UNKNOWN, Question
 from services.grader.answers.values import (
@@ -40,9 +39,7 @@ def approximations(gold: Value, answer: Value, by: Comparison) -> Verdict | None
     if isinstance(answer, Relation) and r"\approx" in answer.signs:
         exact, rounded = _around_approx(answer)
         verdict = by.same(gold, exact)
-        if verdict.equal is False and _rounds_as_asked(gold, exact, rounded):
-            return by.same(gold, rounded)
-        return verdict
+        return verdict if verdict.equal else _as_asked(gold, exact, rounded, by) or verdict
     if isinstance(gold, Relation) and r"\approx" in gold.signs:
         exact, rounded = _around_approx(gold)
         verdict = by.same(exact, answer)
@@ -56,21 +53,16 @@ def _around_approx(value: Relation) -> tuple[Value, Value]:
     return exact if at else value.sides[0], value.sides[-1]
 
 
-def _rounds_as_asked(gold: Value, exact: Value, rounded: Value) -> bool:
-    """Whether the gold is a rounding, and this one to as many places: 7.049 is not also 7."""
+def _as_asked(gold: Value, exact: Value, rounded: Value, by: Comparison) -> Verdict | None:
+    """By a gold that is a rounding to as many places: 7.049 is not also 7."""
     exact = exact.sides[-1] if isinstance(exact, Relation) else exact
     if not (isinstance(gold, Number) and isinstance(rounded, Number)):
-        return False
-    if not isinstance(exact, Number | Expression) or gold.places != rounded.places:
-        return False
-    if not rounded.places and rounded.value.denominator != 1:
-        return False  # 1/3 is no rounding of 1/2
-    value = approximation(exact.tree)
-    is_exact = not (isinstance(exact, Number) and exact.places)
-    decimal = Number(rounded.value, rounded.places or 0)
-    if value is None or not (rounded.places or is_exact):
-        return False
-    return decimal.rounds(value, least_places=0)
+        return None
+    if gold != rounded or (gold.places is None and gold.value.denominator != 1):
+        return None  # 1/3 is no rounding of 1/2
+    if isinstance(exact, Number) and exact.places and not gold.places:
+        return None
+    return by.same(exact, Number(gold.value, gold.places or 0, is_asked=True))
 
 
 def relations(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
@@ -87,12 +79,9 @@ def relations(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
         return _as_region(gold, answer, by)
     if golds and _is_constant(golds[-1]) and not (name and _is_line(answer)):
         return Verdict(False, "equation")  # an equation that is not solved
-    try:
-        return Verdict(_same_relation(gold, answer), "equation")
-    except TooHard:
-        sides = (*gold.sides, *answer.sides)
-        are_expressions = all(isinstance(side, Number | Expression) for side in sides)
-        return Verdict(by.by_algebra(gold, answer) if are_expressions else False, "algebra")
+    sides = (*gold.sides, *answer.sides)
+    are_expressions = all(isinstance(side, Number | Expression) for side in sides)
+    return Verdict(by.by_algebra(gold, answer) if are_expressions else False, "algebra")
 
 
 def _as_region(gold: Value, answer: Value, by: Comparison) -> Verdict:
@@ -183,23 +172,3 @@ def _is_line(relation: Relation) -> bool:
     if relation.signs != ("=",) or tree is None or tree.kind not in ("+", "-"):
         return False
     return tree.parts[0].kind == "letter" and all(n.kind != "letter" for n in tree.parts[1].walk())
-
-
-def _same_relation(gold: Relation, answer: Relation) -> bool:
-    """Whether two relations with two sides each are multiples of each other.
-
-    Raises:
-        TooHard: if their sides cannot be worked out here.
-    """
-    if gold.signs != answer.signs:
-        return False
-    first, second = _difference(gold), _difference(answer)
-    is_equation = gold.signs in (("=",), ("!=",))
-    return is_multiple(first, second) and (is_equation or have_one_sign(first, second))
-
-
-def _difference(relation: Relation) -> Node:
-    trees = [s.tree for s in relation.sides if isinstance(s, Number | Expression)]
-    if len(trees) != 2 or len(relation.sides) != 2 or trees[0] is None or trees[1] is None:
-        raise TooHard("a chain of relations, or a side that is no expression")
-    return Node("-", (trees[0], trees[1]))

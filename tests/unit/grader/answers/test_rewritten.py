@@ -56,6 +56,6 @@ async def test_every_gold_answer_differs_from_itself_with_a_small_change(tools: 
 def test_nearly_all_are_settled_without_computer_algebra() -> None:
     pairs = [(gold, answer) for gold in GOLDS for answer in (*rewritten(gold), *perturbed(gold))]
     open_ends = [pair for pair in pairs if compare(*pair).equal is None]
-    assert len(open_ends) < 0.01 * len(pairs)
+    assert len(open_ends) < 0.05 * len(pairs)
     wrong = [(gold, answer) for gold in GOLDS for answer in perturbed(gold)]
-    assert sum(pair in wrong for pair in open_ends) < 0.05 * len(wrong)
+    assert sum(pair in wrong for pair in open_ends) < 0.1 * len(wrong)

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from services.grader.answers.compare import compare as settle
 from services.grader.answers.units import measure_of
-from services.grader.answers.work import OutOfWork, at_most, spend
 
-CALLS = 60_000  # some 10 ms
+CALLS = 120_000  # some 20 ms
 POWER = "(a+b+c)^8"
 HOSTILE = [
     ("7", "+".join([POWER] * 40)),
@@ -62,22 +61,12 @@ def test_the_work_on_an_answer_is_bounded(gold: str, answer: str) -> None:
 def test_what_is_too_much_work_is_not_settled() -> None:
     members = [",".join(f"x^{{{k}}}" for k in places) for places in (range(30), range(30, 60))]
     assert settle(*members).equal is None
-    assert settle("(a+b)^8+(a+b)^8", "2(a+b)^8").equal
 
 
 def test_a_long_list_is_settled() -> None:
     numbers = ",".join(map(str, range(30)))
     assert settle(numbers, ", ".join(map(str, reversed(range(30))))).equal
     assert settle(numbers, numbers.replace("29", "30")).equal is False
-
-
-def test_work_is_counted_only_inside_of_a_limit() -> None:
-    spend(10**9)
-    with at_most(10):
-        spend(10)
-        with pytest.raises(OutOfWork):
-            spend(1)
-    spend(10**9)
 
 
 PIECES = st.sampled_from(
