@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+READY = b"ready\n"
 MAX_LINE_BYTES = 16 << 20
 
 _ENCODER = json.JSONEncoder(allow_nan=False)
@@ -51,7 +52,8 @@ def limit_memory(memory_bytes: int) -> None:
 
 
 def answer_until_closed(connection: socket.socket) -> None:
-    """Answer calls until the other end is closed."""
+    """Say that calls may come, and answer them until the other end is closed."""
+    connection.sendall(READY)
     for line in connection.makefile("rb"):
         connection.sendall(_answer(*json.loads(line)))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from services.grader.pool import pool as pool_module
 from services.grader.pool import Cause, Failed, NoWorkerError, Pool, Value
 from services.grader.pool.pool import BACKLOG, KILLED
 
@@ -183,8 +184,11 @@ async def test_a_suspect_gets_a_worker_of_its_own_and_no_other_makes_way_for_it(
     await until_gone(guests)
 
 
-async def test_workers_are_recycled_after_their_share_of_calls() -> None:
-    async with Pool(1, calls_per_worker=3) as pool:
+async def test_workers_are_recycled_after_their_share_of_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool_module, "_CALLS_PER_WORKER", 3)
+    async with Pool(1) as pool:
         outcomes = [await pool.run("os:getpid", deadline_s=5) for _ in range(9)]
     seen = [outcome.value for outcome in outcomes if isinstance(outcome, Value)]
     assert [seen.count(pid) for pid in dict.fromkeys(seen)] == [3, 3, 3]
