@@ -4,6 +4,7 @@ import ctypes
 import math
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -94,6 +95,10 @@ def scribble(hexadecimal: str) -> str:
 def close_pipe(stay_s: float) -> None:
     os.close(_pipe())
     time.sleep(stay_s)
+
+
+def hang_up() -> None:
+    socket.socket(fileno=_pipe()).shutdown(socket.SHUT_WR)
 
 
 def _pipe() -> int:

@@ -39,6 +39,7 @@ FAULTS: tuple[tuple[str, tuple, Cause], ...] = (
     ("scribble", ("ff" * 40,), Cause.CRASH),
     ("scribble", ("7b0a",), Cause.CRASH),
     ("scribble", (FORGED,), Cause.CRASH),
+    ("scribble", (FORGED * 2,), Cause.CRASH),
     ("send_itself", ("SIGKILL",), Cause.KILLED),
     ("hoard", (), Cause.MEMORY),
     ("blunder", (), Cause.ERROR),
@@ -61,21 +62,10 @@ def forkserver_pid(pool: Pool) -> int:
     return pool._server._process.pid
 
 
-def states_of_workers(pool: Pool) -> list[str]:
-    """One letter per child of the fork server, as in ps; Z is a zombie."""
-    children = Path(f"/proc/{forkserver_pid(pool)}/task/{forkserver_pid(pool)}/children")
-    try:
-        return [state_of(pid) for pid in children.read_text().split()]
-    except FileNotFoundError:  # it has just died
-        return []
-
-
-def state_of(pid: str) -> str:
-    """As in ``ps``; a process that has gone in the meantime is as good as a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][1]
-    except (FileNotFoundError, ProcessLookupError):
-        return "Z"
+def num_workers(pool: Pool) -> int:
+    """The children of the fork server that it has not buried."""
+    path = Path(f"/proc/{forkserver_pid(pool)}/task/{forkserver_pid(pool)}/children")
+    return len(path.read_text().split()) if path.exists() else 0
 
 
 def open_files(pid: int | str) -> int:
@@ -86,7 +76,7 @@ async def until_at_rest(pool: Pool) -> None:
     """Wait until every worker lives, answers, and is alone: replaced ones are buried."""
     await asyncio.gather(*(pool.run("time:sleep", 0.05, deadline_s=5) for _ in range(SIZE)))
     async with asyncio.timeout(60):
-        while len(states := states_of_workers(pool)) != SIZE or "Z" in states:
+        while num_workers(pool) != SIZE:
             await asyncio.sleep(0.01)
 
 
@@ -153,7 +143,7 @@ async def test_honest_calls_outlive_forkservers_that_die_or_stand_still(
     async def strike() -> None:
         for _ in range(_WORKERS_PER_CALL - 1):  # more could hit one call every time
             await asyncio.sleep(0.15)
-            while not states_of_workers(pool):
+            while not num_workers(pool):
                 await asyncio.sleep(0.01)
             os.kill(forkserver_pid(pool), signum)
 
@@ -163,38 +153,3 @@ async def test_honest_calls_outlive_forkservers_that_die_or_stand_still(
     assert {outcome.cause for outcome in outcomes if isinstance(outcome, Failed)} == {Cause.TIMEOUT}
     await until_at_rest(pool)
     assert open_files("self") == files
-
-
-async def test_what_a_worker_says_unasked_is_never_an_answer_to_the_next_call(pool: Pool) -> None:
-    for lie in (FORGED, FORGED + FORGED, "ff"):
-        first = await pool.run(f"{HOSTILE}:scribble", lie, deadline_s=0.5)
-        assert isinstance(first, Failed)
-        for number in range(20):
-            assert await pool.run("math:sqrt", number * number, deadline_s=5) == Value(number)
-
-
-async def test_arguments_that_are_no_json_are_the_callers_mistake(pool: Pool) -> None:
-    for no_json in (float("nan"), float("inf"), {1, 2}):
-        with pytest.raises((TypeError, ValueError), match="JSON"):
-            await pool.run("builtins:str", no_json, deadline_s=5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="over the limit of 16777216"):
-        await pool.run("builtins:len", "x" * MAX_LINE_BYTES, deadline_s=5)
-
-
-async def test_a_failure_says_what_cpu_time_the_call_took_and_not_the_calls_before(
-    pool: Pool,
-) -> None:
-    for _ in range(SIZE):
-        await pool.run(f"{HOSTILE}:burn", 0.2, deadline_s=20)
-    busy = await pool.run(f"{HOSTILE}:spin", deadline_s=0.3)
-    asleep = await pool.run("time:sleep", 9, deadline_s=0.1)
-    dead = await pool.run(f"{HOSTILE}:burn_and_die", 0.1, deadline_s=20)
-    assert isinstance(busy, Failed)
-    assert isinstance(asleep, Failed)
-    assert isinstance(dead, Failed)
-    assert busy.cpu_s is not None
-    assert 0.03 < busy.cpu_s < 0.35  # its share of a machine on which other tests may run
-    assert asleep.cpu_s is not None
-    assert asleep.cpu_s < 0.03
-    assert dead.cpu_s is not None
-    assert 0.1 <= dead.cpu_s < 0.2
