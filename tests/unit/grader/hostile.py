@@ -30,21 +30,13 @@ def hoard() -> int:
     return len(bytearray(8 << 30))
 
 
-def blunder() -> None:
-    raise ValueError("on purpose")
-
-
-def unspeakable() -> object:
-    return object()
+def tarry() -> None:
+    time.sleep(0.4)
 
 
 def nap_and_tell(seconds: float) -> int:
     time.sleep(seconds)
     return os.getpid()
-
-
-def tarry() -> None:
-    time.sleep(0.4)
 
 
 def note_and_return(book: str, number: int, seconds: float) -> list[int]:
@@ -55,15 +47,12 @@ def note_and_return(book: str, number: int, seconds: float) -> list[int]:
     return [number]
 
 
-def burn(seconds: float) -> None:
+def burn(seconds: float, and_die: bool = False) -> None:
     until = time.process_time() + seconds
     while time.process_time() < until:
         pass
-
-
-def burn_and_die(seconds: float) -> None:
-    burn(seconds)
-    os._exit(1)
+    if and_die:
+        os._exit(1)
 
 
 def send_itself(signal_name: str) -> None:
@@ -71,19 +60,11 @@ def send_itself(signal_name: str) -> None:
     time.sleep(9)
 
 
-def boast(size: int) -> str:
-    return "x" * size
-
-
 def nest(depth: int) -> list:
     nested: list = []
     for _ in range(depth):
         nested = [nested]
     return nested
-
-
-def no_number() -> float:
-    return math.nan
 
 
 def scribble(hexadecimal: str) -> str:
@@ -102,8 +83,8 @@ def hang_up() -> None:
 
 
 def _pipe() -> int:
-    links = ((fd, f"/proc/self/fd/{fd}") for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2)
-    (pipe,) = (
-        fd for fd, link in links if os.path.lexists(link) and os.readlink(link).startswith("socket")
-    )
-    return pipe
+    for fd in range(3, 100):
+        link = f"/proc/self/fd/{fd}"
+        if os.path.lexists(link) and os.readlink(link).startswith("socket"):
+            return fd
+    raise LookupError

@@ -25,29 +25,27 @@ SIZE = 3
 HONEST = 400
 EACH_FAULT = 12
 FORGED = as_line({"number": 1_000_000, "value": "lie", "cpu_s": 0.0}).hex()
+SCRIBBLED = "a1b2c3", "ff" * 40, "7b0a", FORGED, FORGED * 2
 
 FAULTS: tuple[tuple[str, tuple, Cause], ...] = (
-    ("spin", (), Cause.TIMEOUT),
-    ("hang_in_c", (), Cause.TIMEOUT),
-    ("send_itself", ("SIGSTOP",), Cause.TIMEOUT),
-    ("send_itself", ("SIGXCPU",), Cause.CRASH),
-    ("segfault", (), Cause.CRASH),
-    ("send_itself", ("SIGABRT",), Cause.CRASH),
-    ("vanish", (), Cause.CRASH),
-    ("close_pipe", (0,), Cause.CRASH),
-    ("scribble", ("a1b2c3",), Cause.CRASH),
-    ("scribble", ("ff" * 40,), Cause.CRASH),
-    ("scribble", ("7b0a",), Cause.CRASH),
-    ("scribble", (FORGED,), Cause.CRASH),
-    ("scribble", (FORGED * 2,), Cause.CRASH),
-    ("send_itself", ("SIGKILL",), Cause.KILLED),
-    ("hoard", (), Cause.MEMORY),
-    ("blunder", (), Cause.ERROR),
-    ("unspeakable", (), Cause.ERROR),
-    ("no_number", (), Cause.ERROR),
-    ("nest", (100_000,), Cause.ERROR),
-    ("boast", (MAX_LINE_BYTES,), Cause.ERROR),
-    ("missing", (), Cause.ERROR),
+    (f"{HOSTILE}:spin", (), Cause.TIMEOUT),
+    (f"{HOSTILE}:hang_in_c", (), Cause.TIMEOUT),
+    (f"{HOSTILE}:send_itself", ("SIGSTOP",), Cause.TIMEOUT),
+    (f"{HOSTILE}:close_pipe", (9,), Cause.TIMEOUT),
+    (f"{HOSTILE}:close_pipe", (0,), Cause.CRASH),
+    (f"{HOSTILE}:send_itself", ("SIGXCPU",), Cause.CRASH),
+    (f"{HOSTILE}:send_itself", ("SIGABRT",), Cause.CRASH),
+    (f"{HOSTILE}:segfault", (), Cause.CRASH),
+    ("os:_exit", (0,), Cause.CRASH),
+    *((f"{HOSTILE}:scribble", (text,), Cause.CRASH) for text in SCRIBBLED),
+    (f"{HOSTILE}:send_itself", ("SIGKILL",), Cause.KILLED),
+    (f"{HOSTILE}:hoard", (), Cause.MEMORY),
+    (f"{HOSTILE}:nest", (100_000,), Cause.ERROR),
+    ("math:sqrt", (-1,), Cause.ERROR),
+    ("math:missing", (), Cause.ERROR),
+    ("builtins:float", ("nan",), Cause.ERROR),
+    ("builtins:object", (), Cause.ERROR),
+    ("operator:mul", ("x", MAX_LINE_BYTES), Cause.ERROR),
 )
 
 
@@ -82,9 +80,7 @@ async def until_at_rest(pool: Pool) -> None:
 
 async def fault(pool: Pool, number: int, function: str, args: tuple, cause: Cause) -> None:
     deadline_s = 0.1 if cause is Cause.TIMEOUT else 9
-    outcome = await pool.run(
-        f"{HOSTILE}:{function}", *args, deadline_s=deadline_s, suspect=number % 4 == 0
-    )
+    outcome = await pool.run(function, *args, deadline_s=deadline_s, suspect=number % 4 == 0)
     assert isinstance(outcome, Failed)
     assert outcome.cause is cause, (function, args, outcome)
     assert outcome.detail
