@@ -15,7 +15,6 @@ from contextlib import suppress
 from prometheus_client import Gauge
 
 from services.chassis.faults import WorkerFault
-from services.grader.pool.confinement import bare_environment
 from services.grader.pool.outcome import Cause, Failed, Value
 from services.grader.pool.worker import MAX_LINE_BYTES, READY
 
@@ -23,6 +22,7 @@ ALIVE = Gauge("weir_pool_workers_alive", "Worker processes of the pool that live
 
 _FORKING_S = 120.0  # from the order to fork a worker until it is ready, warm-ups and all
 _DYING_S = 5.0  # from the order to kill a worker to its death
+_KEPT_VARIABLES = ("PATH", "LANG", "LD_LIBRARY_PATH")  # the others, keys too, are the service's
 
 
 class NoWorkerError(WorkerFault):
@@ -163,10 +163,10 @@ class ForkServer:
         async with self._one_at_a_time:
             if self._closed:
                 raise NoWorkerError("the pool was closed")
-            is_new = self._process is None or self._process.poll() is not None
-            if self._process is None or is_new:
-                self._process = self._start()
-            worker = await self._order(self._process)
+            process, is_new = self._process, False
+            if process is None or process.poll() is not None:
+                process, is_new = self._start(), True
+            worker = await self._order(process)
             if not await worker.is_ready() and is_new:
                 why = "the pool was closed" if self._closed else "the process that forks them ended"
                 raise NoWorkerError(f"no workers with {', '.join(self._warm_ups)}: {why}")
@@ -182,17 +182,19 @@ class ForkServer:
     def _start(self) -> subprocess.Popen[bytes]:
         if self._process is not None:
             self._orders.close()
+        kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         path = os.pathsep.join(path or os.getcwd() for path in sys.path)
         command = [sys.executable, "-m", "services.grader.pool.forkserver"]
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.setblocking(False)
         with theirs:
-            return subprocess.Popen(
+            self._process = subprocess.Popen(
                 [*command, str(theirs.fileno()), self._confined, *self._warm_ups],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=bare_environment() | {"PYTHONPATH": path},
+                env=kept | {"PYTHONPATH": path},
             )
+        return self._process
 
     async def _order(self, process: subprocess.Popen[bytes]) -> WorkerProcess:
         ours, theirs = socket.socketpair()
