@@ -183,6 +183,7 @@ class ForkServer:
         if self._process is not None:
             self._orders.close()
         kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+        kept |= {"OMP_NUM_THREADS": "1"}  # NumPy's; who forks should have no other
         path = os.pathsep.join(path or os.getcwd() for path in sys.path)
         command = [sys.executable, "-m", "services.grader.pool.forkserver"]
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
