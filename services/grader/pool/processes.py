@@ -20,7 +20,7 @@ from services.grader.pool.worker import MAX_LINE_BYTES, READY
 
 ALIVE = Gauge("weir_pool_workers_alive", "Worker processes of the pool that live")
 
-_FORKING_S = 120.0  # from the order to fork a worker until it is ready, warm-ups and all
+_FORKING_S = 300.0  # from the order to fork a worker until it is ready, warm-ups and all
 _DYING_S = 5.0  # from the order to kill a worker to its death
 _KEPT_VARIABLES = ("PATH", "LANG", "LD_LIBRARY_PATH")  # the others, keys too, are the service's
 

@@ -67,9 +67,11 @@ def nest(depth: int) -> list:
     return nested
 
 
-def scribble(hexadecimal: str) -> str:
-    """Bytes of its own into the pipe, before the answer."""
+def scribble(hexadecimal: str, signal_name: str = "") -> str:
+    """Bytes of its own into the pipe, before the answer or its end."""
     os.write(_pipe(), bytes.fromhex(hexadecimal))
+    if signal_name:
+        send_itself(signal_name)
     return "truth"
 
 
@@ -83,8 +85,7 @@ def hang_up() -> None:
 
 
 def _pipe() -> int:
-    for fd in range(3, 100):
-        link = f"/proc/self/fd/{fd}"
-        if os.path.lexists(link) and os.readlink(link).startswith("socket"):
-            return fd
-    raise LookupError
+    links = {fd: f"/proc/self/fd/{fd}" for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2}
+    files = {fd: os.readlink(link) for fd, link in links.items() if os.path.lexists(link)}
+    (pipe,) = (fd for fd, file in files.items() if file.startswith("socket"))  # no other worker's
+    return pipe

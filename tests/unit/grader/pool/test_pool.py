@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from services.grader.pool import Cause, Failed, NoWorkerError, Pool, Value
+from services.grader.pool import Cause, Failed, NoWorkerError, Pool, Value, processes
 from services.grader.pool import pool as pool_module
 from services.grader.pool.pool import BACKLOG, KILLED
 from services.grader.pool.processes import ALIVE
@@ -212,6 +213,24 @@ async def test_the_pool_survives_the_death_of_its_forkserver(pool: Pool) -> None
     assert len(await told(naps(pool))) == SIZE
 
 
+async def test_a_deadline_is_kept_even_if_the_forkserver_stands_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processes, "_DYING_S", 0.3)
+    async with Pool(1) as pool:
+        pids, alive = await told(naps(pool, 1)), ALIVE._value.get()
+        forkserver(pool).send_signal(signal.SIGSTOP)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await pool.run("os:getpid", deadline_s=5, suspect=True)
+        await asyncio.sleep(0.01)
+        assert ALIVE._value.get() == alive
+        async with asyncio.timeout(5):
+            outcome = await pool.run(f"{HOSTILE}:spin", deadline_s=0.1)
+        assert outcome == Failed(Cause.TIMEOUT, "not done after 0.1 s")
+        await until_gone(pids)
+
+
 async def test_closing_leaves_no_process_and_gives_no_verdict() -> None:
     before = children_of_this()
     async with Pool(SIZE) as pool:
@@ -253,11 +272,12 @@ async def test_a_pool_that_fails_to_open_or_is_cancelled_meanwhile_leaves_no_pro
 
 
 async def test_a_pool_may_have_more_workers_than_a_socket_holds_orders() -> None:
-    # two files for each of them are more than select can watch
-    before = ALIVE._value.get()
+    before, (few, most) = ALIVE._value.get(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, most))  # what forks them opens two for each
     async with Pool(520) as pool:
         assert ALIVE._value.get() - before == 520
         assert await pool.run("math:sqrt", 4, deadline_s=5) == Value(2.0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
 
 
 async def test_a_worker_has_no_key_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
