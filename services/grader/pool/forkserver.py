@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from services.chassis.parent import die_with_parent
 from services.grader.pool.confinement import leave_network, lock_in
-from services.grader.pool.worker import answer_until_closed, as_line, limit_memory, resolve
+from services.grader.pool.worker import READY, answer_until_closed, as_line, limit_memory, resolve
 
 _GIBIBYTE = 1 << 30
 
@@ -63,6 +63,7 @@ class _ForkServer:
     def _work(self, connection: socket.socket) -> NoReturn:
         try:
             die_with_parent(self.pid)
+            connection.sendall(READY)
             self.orders.close()
             self.news.close()
             for pidfd, other in self.workers.values():

@@ -52,8 +52,7 @@ def limit_memory(memory_bytes: int) -> None:
 
 
 def answer_until_closed(connection: socket.socket) -> None:
-    """Say that calls may come, and answer them until the other end is closed."""
-    connection.sendall(READY)
+    """Answer calls until the other end is closed."""
     for line in connection.makefile("rb"):
         connection.sendall(_answer(*json.loads(line)))
 
