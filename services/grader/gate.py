@@ -34,14 +34,9 @@ def what_is_missing(reward: Reward, tools: Tools) -> str | None:
     return next(filter(None, found), None)
 
 
-def what_is_down(reward: Reward, tools: Tools) -> str | None:
-    """Why a judge cannot be asked now, in words; None if all that are needed can be."""
-    return _trouble_of(_judges_for(reward, tools))
-
-
 def what_is_in_the_way(reward: Reward, tools: Tools) -> str | None:
     """Why groups with this reward must wait, in words; None if they can be graded."""
-    return what_is_missing(reward, tools) or what_is_down(reward, tools)
+    return what_is_missing(reward, tools) or _trouble_of(_judges_for(reward, tools))
 
 
 def what_no_waiting_mends(reward: Reward, tools: Tools) -> str | None:

@@ -39,7 +39,7 @@ async def tried(trial: Trial, tools: Tools, limit_s: float = _LIMIT_S) -> TrialR
     """Grade one response, within ``limit_s``."""
     if missing := gate.what_is_missing(trial.reward, tools):
         return TrialResult(missing=missing)
-    if trouble := gate.what_is_down(trial.reward, tools):
+    if trouble := gate.what_is_in_the_way(trial.reward, tools):
         down = Ungradable(reason="judge_failed")
         return TrialResult(outcome=down, details={down.reason: trouble})
     began = time.monotonic()

@@ -20,7 +20,7 @@ from services.grader.answers.units import measure_of
 from services.grader.judge.cache import VerdictCache
 from services.grader.judge.judge import Judge
 from services.grader.judge.settings import deployed_judges
-from services.grader.pool import GIBIBYTE, Pool, client_code
+from services.grader.pool import Pool, client_code
 from services.grader.pool.confinement import keep_memory_private
 from services.grader.settings import Settings
 from services.grader.tools import Tools
@@ -68,8 +68,7 @@ async def opened(settings: Settings, judges: Mapping[str, Judge]) -> AsyncIterat
 def _sandbox(settings: Settings) -> Pool:
     """The pool for clients' code."""
     keep_memory_private()
-    warm_ups = [client_code.WARM_UP]
-    return Pool(settings.workers, warm_ups=warm_ups, memory_bytes=GIBIBYTE, confined=True)
+    return Pool(settings.workers, warm_ups=[client_code.WARM_UP], confined=True)
 
 
 def station(tools: Tools, capacity: int) -> Station[RolloutGroup, GradedGroup]:

@@ -26,12 +26,6 @@ _TO_READ = 1 << 2 | 1 << 3  # files, folders
 _LIBRARIES = ("/usr/lib", "/lib", "/lib64")  # which Python's modules load
 _NOBODY = 65534
 _MAX_FILES = 64  # open at once
-_KEPT = ("PATH", "LANG", "PYTHONPATH")
-
-
-def bare_environment() -> dict[str, str]:
-    """The variables that Python itself needs."""
-    return {name: os.environ[name] for name in _KEPT if name in os.environ}
 
 
 def keep_memory_private() -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Self
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -20,8 +20,6 @@ from services.chassis.metrics import born_at_zero
 from services.grader.pool.outcome import Cause, Failed, Value
 from services.grader.pool.processes import ForkServer, NoWorkerError, WorkerProcess
 from services.grader.pool.worker import as_line
-
-GIBIBYTE = 1 << 30
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 BACKLOG = Gauge("weir_pool_backlog_calls", "Calls that wait for a worker of the pool", ["suspect"])
@@ -40,6 +38,7 @@ KILLED = born_at_zero(
     *("timeout", "crash", "memory", "killed", "died", "cancelled"),
 )
 
+_CALLS_PER_WORKER = 2000  # then it is replaced: what leaks is given back
 _WORKERS_PER_CALL = 3  # lost through no fault of the call, before it is given up
 
 
@@ -51,20 +50,12 @@ class Pool:
     code that nobody has looked at: each call has a worker of its own, which may do next to nothing.
     """
 
-    def __init__(
-        self,
-        size: int,
-        *,
-        warm_ups: Sequence[str] = (),
-        memory_bytes: int = 2 * GIBIBYTE,
-        calls_per_worker: int = 2000,
-        confined: bool = False,
-    ) -> None:
+    def __init__(self, size: int, *, warm_ups: Sequence[str] = (), confined: bool = False) -> None:
         if size < 1:
             raise ValueError(f"size={size}: a pool needs at least one worker")
         self._size = size
-        self._calls_per_worker = 1 if confined else calls_per_worker
-        self._server = ForkServer(warm_ups, memory_bytes, confined=confined)
+        self._calls_per_worker = 1 if confined else _CALLS_PER_WORKER
+        self._server = ForkServer(warm_ups, confined=confined)
         self._places = asyncio.Semaphore(size)
         self._suspects = asyncio.Semaphore(max(1, size // 2))
         self._idle: list[WorkerProcess] = []
@@ -72,7 +63,11 @@ class Pool:
 
     async def __aenter__(self) -> Self:
         """Warm up, and fork every worker."""
-        self._idle = [await self._server.fork() for _ in range(self._size)]
+        try:
+            self._idle = [await self._server.fork() for _ in range(self._size)]
+        except BaseException:
+            self._server.close()
+            raise
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -95,43 +90,23 @@ class Pool:
         """
         number = next(self._numbers)
         line = as_line([number, function, args])
-        await self._take_turn(suspect)
-        try:
-            outcome = await self._outcome(number, line, deadline_s, suspect)
-        finally:
-            self._end_turn(suspect)
-        if isinstance(outcome, Failed):
-            FAILED.labels(outcome.cause).inc()
-        return outcome
-
-    async def _take_turn(self, suspect: bool) -> None:
-        backlog, waited = _METERS[suspect]
-        arrived = time.monotonic()
-        with backlog.track_inprogress():
-            if suspect:
-                await self._suspects.acquire()
-            try:
-                await self._places.acquire()
-            except asyncio.CancelledError:
-                if suspect:
-                    self._suspects.release()
-                raise
-        waited.observe(time.monotonic() - arrived)
-
-    def _end_turn(self, suspect: bool) -> None:
-        self._places.release()
-        if suspect:
-            self._suspects.release()
-
-    async def _outcome(
-        self, number: int, line: bytes, deadline_s: float, suspect: bool
-    ) -> Value | Failed:
-        for _ in range(_WORKERS_PER_CALL):
-            worker = await self._worker(suspect)
-            outcome = await self._call(worker, number, line, deadline_s, suspect)
-            if outcome is not None:
-                return outcome
+        async with self._turn(suspect):
+            for _ in range(_WORKERS_PER_CALL):
+                worker = await self._worker(suspect)
+                if outcome := await self._ask(worker, number, line, deadline_s, suspect):
+                    return outcome
         raise NoWorkerError(f"{_WORKERS_PER_CALL} workers were lost before they could answer")
+
+    @asynccontextmanager
+    async def _turn(self, suspect: bool) -> AsyncIterator[None]:
+        """A place among the calls under way, in the order in which they came."""
+        backlog, waited = _METERS[suspect]
+        async with AsyncExitStack() as stack:
+            with backlog.track_inprogress(), waited.time():
+                if suspect:
+                    await stack.enter_async_context(self._suspects)
+                await stack.enter_async_context(self._places)
+            yield
 
     async def _worker(self, suspect: bool) -> WorkerProcess:
         while self._idle and not suspect:
@@ -142,14 +117,18 @@ class Pool:
             worker.kill()
         return await self._server.fork()
 
-    async def _call(
+    async def _ask(
         self, worker: WorkerProcess, number: int, line: bytes, deadline_s: float, suspect: bool
     ) -> Value | Failed | None:
+        """What became of the call; None if only the worker was lost, which is replaced."""
         harm = "cancelled"
         try:
             with WORKED.time():
                 outcome = await worker.call(number, line, deadline_s)
-            harm = _harm(outcome)
+            harm = "" if outcome else "died"
+            if isinstance(outcome, Failed):
+                FAILED.labels(outcome.cause).inc()
+                harm = "" if outcome.cause is Cause.ERROR else outcome.cause
             return outcome
         finally:
             if harm:
@@ -158,10 +137,3 @@ class Pool:
                 worker.kill()
             else:
                 self._idle.append(worker)
-
-
-def _harm(outcome: Value | Failed | None) -> str:
-    """Why the worker cannot go on after this outcome; nothing if it can."""
-    if isinstance(outcome, Failed):
-        return "" if outcome.cause is Cause.ERROR else outcome.cause
-    return "" if outcome else "died"

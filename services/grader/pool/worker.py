@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+READY = b"ready\n"
 MAX_LINE_BYTES = 16 << 20
 
 _ENCODER = json.JSONEncoder(allow_nan=False)

@@ -4,6 +4,7 @@ import ctypes
 import math
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -29,21 +30,13 @@ def hoard() -> int:
     return len(bytearray(8 << 30))
 
 
-def blunder() -> None:
-    raise ValueError("on purpose")
-
-
-def unspeakable() -> object:
-    return object()
+def tarry() -> None:
+    time.sleep(0.4)
 
 
 def nap_and_tell(seconds: float) -> int:
     time.sleep(seconds)
     return os.getpid()
-
-
-def tarry() -> None:
-    time.sleep(0.4)
 
 
 def note_and_return(book: str, number: int, seconds: float) -> list[int]:
@@ -54,24 +47,17 @@ def note_and_return(book: str, number: int, seconds: float) -> list[int]:
     return [number]
 
 
-def burn(seconds: float) -> None:
+def burn(seconds: float, and_die: bool = False) -> None:
     until = time.process_time() + seconds
     while time.process_time() < until:
         pass
-
-
-def burn_and_die(seconds: float) -> None:
-    burn(seconds)
-    os._exit(1)
+    if and_die:
+        os._exit(1)
 
 
 def send_itself(signal_name: str) -> None:
     os.kill(os.getpid(), signal.Signals[signal_name])
     time.sleep(9)
-
-
-def boast(size: int) -> str:
-    return "x" * size
 
 
 def nest(depth: int) -> list:
@@ -81,13 +67,11 @@ def nest(depth: int) -> list:
     return nested
 
 
-def no_number() -> float:
-    return math.nan
-
-
-def scribble(hexadecimal: str) -> str:
-    """Bytes of its own into the pipe, before the answer."""
+def scribble(hexadecimal: str, signal_name: str = "") -> str:
+    """Bytes of its own into the pipe, before the answer or its end."""
     os.write(_pipe(), bytes.fromhex(hexadecimal))
+    if signal_name:
+        send_itself(signal_name)
     return "truth"
 
 
@@ -96,9 +80,12 @@ def close_pipe(stay_s: float) -> None:
     time.sleep(stay_s)
 
 
+def hang_up() -> None:
+    socket.socket(fileno=_pipe()).shutdown(socket.SHUT_WR)
+
+
 def _pipe() -> int:
-    links = ((fd, f"/proc/self/fd/{fd}") for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2)
-    (pipe,) = (
-        fd for fd, link in links if os.path.lexists(link) and os.readlink(link).startswith("socket")
-    )
+    links = {fd: f"/proc/self/fd/{fd}" for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2}
+    files = {fd: os.readlink(link) for fd, link in links.items() if os.path.lexists(link)}
+    (pipe,) = (fd for fd, file in files.items() if file.startswith("socket"))  # no other worker's
     return pipe

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import re
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -28,8 +28,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(scope="module")
 async def sandboxed(anyio_backend: str) -> AsyncIterator[Tools]:
     os.environ["WEIR_JUDGE_API_KEY"] = "secret"  # as the deployment has it
-    size = 256 << 20
-    async with Pool(2, warm_ups=[client_code.WARM_UP], memory_bytes=size, confined=True) as sandbox:
+    async with Pool(2, warm_ups=[client_code.WARM_UP], confined=True) as sandbox:
         yield Tools(sandbox, sandbox=sandbox)
     del os.environ["WEIR_JUDGE_API_KEY"]
 
@@ -44,27 +43,23 @@ async def graded(tools: Tools, body: str, text: str = "4", **task: Any) -> tuple
     return score, "".join(notes.details.values())
 
 
-async def test_a_function_sees_the_sample_and_the_item(sandboxed: Tools) -> None:
-    body = dedent("""
-        import re
-        assert item["answer"] == "2" and item["unit"] == "m", item
-        assert sample["output_json"] == {"value": 4}, sample
-        return 0.5 * bool(re.search("4", sample["output_text"]))
-    """)
-    score, _ = await graded(
-        sandboxed, body, '<think>5</think> {"value": 4}', metadata={"unit": "m"}
-    )
-    assert score == Graded(value=0.5)
+SEES_ALL = """
+import re
+assert item["answer"] == "2" and item["unit"] == "m", item
+assert sample["output_json"] == {"value": 4}, sample
+return 0.5 * bool(re.search("4", sample["output_text"]))
+"""
 
 
 @pytest.mark.parametrize(
-    ("value", "score"),
-    [("7", 1), ("-0.5", 0), ("True", 1), ("float(sample['output_text'])/8", 0.5)],
+    ("body", "score"),
+    [(SEES_ALL, 0.5), ("return 7", 1), ("return -0.5", 0), ("return True", 1)],
 )
-async def test_a_number_is_cut_to_the_unit_range(
-    sandboxed: Tools, value: str, score: float
+async def test_a_function_sees_sample_and_item_and_its_number_is_cut_to_the_unit_range(
+    sandboxed: Tools, body: str, score: float
 ) -> None:
-    assert (await graded(sandboxed, f"return {value}"))[0] == Graded(value=score)
+    text = '<think>5</think> {"value": 4}'
+    assert (await graded(sandboxed, body, text, metadata={"unit": "m"}))[0] == Graded(value=score)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +72,7 @@ async def test_a_number_is_cut_to_the_unit_range(
         ("return -1e999", "python_error", "grade returned -inf"),
         ("raise SystemExit(0)", "python_error", "SystemExit"),
         ("import os; os.abort()", "python_crash", "SIGABRT"),
-        ("return len('x' * 10**9)", "python_memory", "memory"),
+        ("return len('x' * 10**10)", "python_memory", "memory"),
     ],
 )
 async def test_a_failure_is_no_grade_and_is_told_in_words(
@@ -85,27 +80,26 @@ async def test_a_failure_is_no_grade_and_is_told_in_words(
 ) -> None:
     score, told = await graded(sandboxed, body)
     assert score == Ungradable(reason=reason)
-    assert any(word in told for word in words.split("|")), told
+    assert words in told
 
 
-async def test_a_function_that_hangs_is_ended(
-    sandboxed: Tools, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("body", "reasons"),
+    [
+        ("while True: pass", {"python_timeout", "starved"}),  # of a machine that is busy
+        ("import time; time.sleep(60)", {"starved"}),
+    ],
+)
+async def test_a_function_that_hangs_is_ended_and_reads_whether_it_computed(
+    sandboxed: Tools, monkeypatch: pytest.MonkeyPatch, body: str, reasons: set[str]
 ) -> None:
     monkeypatch.setattr(python, "DEADLINE_S", 0.3)
-    score, _ = await graded(sandboxed, "while True: pass")
+    score, told = await graded(sandboxed, body)
     assert isinstance(score, Ungradable)
-    assert score.reason in {"python_timeout", "starved"}  # of a machine that is busy
-    assert (await graded(sandboxed, "return 1"))[0] == Graded(value=1)
-
-
-async def test_a_function_that_sleeps_reads_that_it_did_not_compute(
-    sandboxed: Tools, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(python, "DEADLINE_S", 0.3)
-    score, told = await graded(sandboxed, "import time\ntime.sleep(60)")
-    assert score == Ungradable(reason="starved")
+    assert score.reason in reasons
     assert told.startswith("not done after 0.3 s, of which it computed for 0.")
-    assert ": it sleeps or waits for something, or the grader's machine is too busy" in told
+    idle = ": it sleeps or waits for something, or the grader's machine is too busy"
+    assert told.endswith(idle) is (score.reason == "starved")
 
 
 def test_modules_that_nobody_may_read_are_told_with_the_remedy(
@@ -140,35 +134,37 @@ async def test_it_has_none_of_what_it_does_not_need(sandboxed: Tools, what: str)
     assert (await graded(sandboxed, body))[0] == Graded(value=0)
 
 
-async def test_it_reads_nothing_but_python_where_the_kernel_allows_that(
-    sandboxed: Tools,
+def may_landlock() -> int:
+    return ctypes.CDLL(None).syscall(444, None, 0, 1) >= 1
+
+
+@pytest.mark.parametrize(
+    ("may", "body"),
+    [
+        (may_landlock, "import os; os.stat('/etc/hostname'); open('/etc/hostname')"),
+        (confinement.leave_network, "import socket; socket.socket().connect(('127.0.0.1', 9))"),
+    ],
+)
+async def test_it_reads_nothing_but_python_and_has_no_network_where_the_kernel_allows_that(
+    sandboxed: Tools, may: Callable[[], int], body: str
 ) -> None:
-    if ctypes.CDLL(None).syscall(444, None, 0, 1) < 1:
-        pytest.skip("there is no Landlock here")
-    body = "import os\nos.stat('/etc/hostname')\nreturn len(open('/etc/hostname').read())"
+    if not await asyncio.to_thread(in_a_child, may):
+        pytest.skip("not allowed here")
     score, told = await graded(sandboxed, body)
     assert score == Ungradable(reason="python_error")
-    assert told.startswith('  File "source", line 4, in grade\n')
-    assert "PermissionError" in told
+    assert told.startswith('  File "source", line 2, in grade\n')
+    assert re.search(r"Permission denied|Network is unreachable", told)
 
 
-async def test_it_has_no_network_where_the_kernel_allows_that(sandboxed: Tools) -> None:
-    if not await asyncio.to_thread(_may_unshare):
-        pytest.skip("unshare is not allowed here")
-    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    body = f"import socket\nsocket.socket().connect(('127.0.0.1', {port}))\nreturn 1"
-    score, told = await graded(sandboxed, body)
-    assert score == Ungradable(reason="python_error")
-    assert "Network is unreachable" in told or "Permission denied" in told
-    server.close()
-
-
-def _may_unshare() -> bool:
+def in_a_child(what: Callable[[], int]) -> int:
+    """What comes of it in a process of its own; 2 if it raises."""
     child = os.fork()
     if child == 0:
-        os._exit(not confinement.leave_network())
-    return os.waitpid(child, 0)[1] == 0
+        try:
+            os._exit(what())
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 RIGHTS = """
@@ -190,24 +186,17 @@ async def test_it_has_no_capability_and_is_not_traced(sandboxed: Tools) -> None:
 
 
 async def test_a_user_who_is_not_root_has_no_capability_either() -> None:
-    assert await asyncio.to_thread(_rights_of_a_user) == 0
+    def rights_of_a_user() -> int:
+        if os.geteuid() == 0:
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
+        confinement.leave_network()
+        confinement.lock_in()
+        names: dict[str, Any] = {}
+        exec(RIGHTS, names)
+        return names["has_any"]
 
-
-def _rights_of_a_user() -> int:
-    child = os.fork()
-    if child == 0:
-        try:
-            if os.geteuid() == 0:
-                os.setresgid(65534, 65534, 65534)
-                os.setresuid(65534, 65534, 65534)
-            confinement.leave_network()
-            confinement.lock_in()
-            names: dict[str, Any] = {}
-            exec(RIGHTS, names)
-            os._exit(names["has_any"])
-        finally:
-            os._exit(2)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert await asyncio.to_thread(in_a_child, rights_of_a_user) == 0
 
 
 async def test_without_a_sandbox_nothing_is_run(sandboxed: Tools) -> None:
