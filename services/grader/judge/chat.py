@@ -40,6 +40,7 @@ _MAX_REPLY_BYTES = 8 * 2**20
 _CONNECT_TIMEOUT_S = 10.0
 _LONGEST_RETRY_AFTER_S = 30.0
 _SHOWN_CHARS = 300
+_MOST_TOKENS = 2**53  # of which a counter still counts one
 _OF_THIS_REQUEST = {400, 413, 414, 415, 422, 431}  # other refusals may be of every request
 _MAY_PASS = {408, 425, 429}
 _UNREACHABLE = httpx.ConnectError, httpx.ConnectTimeout
@@ -208,7 +209,7 @@ def _count_tokens(usage: object, model: str) -> None:
         "reasoning": details.get("reasoning_tokens") if isinstance(details, dict) else None,
     }
     for kind, count in found.items():
-        if isinstance(count, int) and count > 0:
+        if isinstance(count, int) and 0 < count < _MOST_TOKENS:
             TOKENS.labels(kind).inc(count)
             if kind != "reasoning":  # which are among the completion's
                 record_tokens(model, count)

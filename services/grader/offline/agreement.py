@@ -67,5 +67,9 @@ def level_of(score: float) -> float:
 def _kappa(pairs: Sequence[tuple[float, float]]) -> float | None:
     """1 - observed ÷ expected distance of levels; None if both say one level of everything."""
     observed = sum(abs(label - given) for label, given in pairs)
-    by_chance = sum(abs(label - given) for (label, _), (_, given) in product(pairs, pairs))
+    labels, answers = Counter(label for label, _ in pairs), Counter(given for _, given in pairs)
+    by_chance = sum(
+        labels[label] * answers[given] * abs(label - given)
+        for label, given in product(labels, answers)
+    )
     return round(1 - observed * len(pairs) / by_chance, 4) if by_chance else None

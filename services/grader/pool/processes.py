@@ -22,7 +22,7 @@ ALIVE = Gauge("weir_pool_workers_alive", "Worker processes of the pool that live
 
 _FORKING_S = 300.0  # from the order to fork a worker until it is ready, warm-ups and all
 _DYING_S = 5.0  # from the order to kill a worker to its death
-_KEPT_VARIABLES = ("PATH", "LANG", "LD_LIBRARY_PATH")  # the others, keys too, are the service's
+_OF_CONFINED = ("PATH", "LANG", "LD_LIBRARY_PATH")  # the variables of clients' code
 
 
 class NoWorkerError(WorkerFault):
@@ -182,7 +182,11 @@ class ForkServer:
     def _start(self) -> subprocess.Popen[bytes]:
         if self._process is not None:
             self._orders.close()
-        kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+        kept = {
+            name: text
+            for name, text in os.environ.items()
+            if (name in _OF_CONFINED if self._confined else not name.startswith("WEIR_"))
+        }
         kept |= {"OMP_NUM_THREADS": "1"}  # NumPy's; who forks should have no other
         path = os.pathsep.join(path or os.getcwd() for path in sys.path)
         command = [sys.executable, "-m", "services.grader.pool.forkserver"]

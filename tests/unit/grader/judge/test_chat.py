@@ -107,7 +107,9 @@ async def test_the_server_may_say_how_long_to_wait(
     assert (await failure(server)).retry_after_s == seconds
 
 
-@pytest.mark.parametrize(("odd", "count"), [(b"-5", 20), (b'"x"', 20), (b"100", 120)])
+@pytest.mark.parametrize(
+    ("odd", "count"), [(b"-5", 20), (b'"x"', 20), (b"1" + b"0" * 400, 20), (b"100", 120)]
+)
 async def test_odd_counts_of_tokens_spoil_no_verdict(
     odd: bytes, count: int, server: ScriptedServer
 ) -> None:

@@ -281,9 +281,9 @@ async def test_a_pool_may_have_more_workers_than_a_socket_holds_orders() -> None
 
 
 async def test_a_worker_has_no_key_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.setenv("WEIR_JUDGE_API_KEY", "secret")
     async with Pool(1) as pool:
-        assert await pool.run("os:getenv", "OPENAI_API_KEY", deadline_s=5) == Value(None)
+        assert await pool.run("os:getenv", "WEIR_JUDGE_API_KEY", deadline_s=5) == Value(None)
 
 
 async def test_a_signal_to_the_whole_group_does_not_end_a_call(pool: Pool) -> None:
