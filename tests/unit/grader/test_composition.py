@@ -6,12 +6,12 @@ import pytest
 from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import Check, ScoreModel
 
-from services.grader import composition
-from services.grader.composition import Scored
+from services.grader import grading
+from services.grader.grading import Scored
 
 
 def combined(parts: list[Scored]) -> Score:
-    return composition.combined(parts, of=len(parts))
+    return grading.combined(parts, of=len(parts))
 
 
 LOST = Ungradable(reason="judge_timeout")
@@ -34,9 +34,7 @@ def test_a_single_check_keeps_its_score() -> None:
 
 def test_one_of_several_checks_is_named_where_only_it_sees_the_response() -> None:
     part = scored(Graded(value=0.5, breakdown={"right": 1}), name="a", weight=3)
-    assert composition.combined([part], of=2) == Graded(
-        value=0.5, breakdown={"a": 0.5, "a.right": 1}
-    )
+    assert grading.combined([part], of=2) == Graded(value=0.5, breakdown={"a": 0.5, "a.right": 1})
 
 
 def test_several_checks_are_a_weighted_mean_with_the_reason_of_the_lowest() -> None:
@@ -71,7 +69,7 @@ def test_with_nothing_left_there_is_no_score() -> None:
 
 
 def reckoned(formula: str, *parts: Scored) -> Score:
-    return composition.combined(parts, of=len(parts), formula=formula)
+    return grading.combined(parts, of=len(parts), formula=formula)
 
 
 def test_a_formula_reckons_from_the_checks_values() -> None:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from protocol.messages import Graded, Mark, Ungradable
 from protocol.rewards import Check, MathAnswer
 
-from services.grader import composition
-from services.grader.composition import MAX_COMMENT_CHARS, MAX_MARKS, Scored
+from services.grader import grading
+from services.grader.grading import MAX_COMMENT_CHARS, MAX_MARKS, Scored
 from services.grader.steps import judging
 from services.grader.tools import Tools
 from services.grader.verifiers import equation_steps, math_answer
@@ -139,7 +139,7 @@ def test_marks_and_comments_of_several_checks_come_together() -> None:
         Scored(part("lost").check, Ungradable(reason="no_verdict")),
         part("other", marks=(mark(3),), comments={"analysis": "Sound so far."}),
     ]
-    score = composition.combined(parts, of=4)
+    score = grading.combined(parts, of=4)
     assert isinstance(score, Graded)
     assert score.marks == (mark(1), mark(5), mark(3))
     assert score.comments == {"judge.analysis": "Sound.", "other.analysis": "Sound so far."}
@@ -150,7 +150,7 @@ def test_marks_and_comments_are_bounded(num_checks: int) -> None:
     many = tuple(map(mark, range(MAX_MARKS)))
     words = {"first": "a" * MAX_COMMENT_CHARS, "second": "b" * 10}
     parts = [part(f"{at}", marks=(*many, mark(0)), comments=words) for at in range(num_checks)]
-    score = composition.combined(parts, of=num_checks)
+    score = grading.combined(parts, of=num_checks)
     assert isinstance(score, Graded)
     assert score.marks == many
     share = MAX_COMMENT_CHARS // (2 * num_checks)

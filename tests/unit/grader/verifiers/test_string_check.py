@@ -8,7 +8,7 @@ import pytest
 from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import StringCheck
 
-from services.grader.response_text import MAX_CHARS
+from services.grader.templates import MAX_CHARS
 from services.grader.tools import Tools
 from services.grader.verifiers.string_check import verify
 from tests.builders import a_task

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import TextSimilarity
 
-from services.grader.response_text import MAX_CHARS
 from services.grader.similarity import METRICS, similarity
+from services.grader.templates import MAX_CHARS
 from services.grader.tools import Tools
 from services.grader.verifiers import text_similarity
 from tests.builders import a_task
