@@ -6,8 +6,6 @@ import random
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import TextSimilarity
 
@@ -65,15 +63,6 @@ def test_equal_texts_are_alike_and_others_are_not(metric: str) -> None:
     assert similarity(metric, "qqq", text) == 0
 
 
-@given(st.sampled_from(sorted(METRICS)), st.text(max_size=40), st.text(max_size=40))
-def test_any_two_texts_get_a_value_of_a_score(metric: str, text: str, reference: str) -> None:
-    value = similarity(metric, text, reference)
-    if value is None:
-        assert similarity(metric, reference, reference) is None
-    else:
-        assert 0 <= value <= 1
-
-
 @pytest.mark.parametrize(
     ("metric", "reference"),
     [
@@ -123,17 +112,14 @@ async def test_the_score_is_the_metric_of_the_filled_templates(tools: Tools) -> 
 async def test_what_cannot_be_compared_is_ungradable(tools: Tools) -> None:
     missing = await checked("x", tools, reference="{{item.metadata.x}}")
     assert missing == Ungradable(reason="unknown_field")
-    empty = await checked("x", tools, reference="{{item.solution}}", solution=" ")
-    assert empty == Ungradable(reason="empty_reference")
-
-
-@pytest.mark.anyio
-async def test_a_reference_too_short_for_the_metric_is_no_fault_of_the_response(
-    tools: Tools,
-) -> None:
-    settings = {"solution": "42", "reference": "{{item.solution}}", "evaluation_metric": "rouge_2"}
-    for text in ("42", "x = 42", ""):
-        assert await checked(text, tools, **settings) == Ungradable(reason="reference_too_short")
+    settings = {"reference": "{{item.solution}}", "evaluation_metric": "rouge_2"}
+    for text, solution, reason in [
+        ("x", " ", "empty_reference"),
+        ("x = 42", "42", "reference_too_short"),
+        ("", "42", "reference_too_short"),
+    ]:
+        score = await checked(text, tools, solution=solution, **settings)
+        assert score == Ungradable(reason=reason)
 
 
 @pytest.mark.anyio
