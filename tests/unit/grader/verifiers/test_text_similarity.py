@@ -9,7 +9,7 @@ import pytest
 from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import TextSimilarity
 
-from services.grader.similarity import METRICS, similarity
+from services.grader.similarity import similarity
 from services.grader.templates import MAX_CHARS
 from services.grader.tools import Tools
 from services.grader.verifiers import text_similarity
@@ -50,12 +50,9 @@ def test_the_metrics_are_those_of_the_known_libraries(texts: tuple[str, str]) ->
     assert found == pytest.approx(GOLDEN[texts], abs=1e-6)
 
 
-def test_every_metric_of_a_recipe_is_there() -> None:
-    allowed = get_args(TextSimilarity.model_fields["evaluation_metric"].annotation)
-    assert set(allowed) == set(METRICS)
-
-
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize(
+    "metric", get_args(TextSimilarity.model_fields["evaluation_metric"].annotation)
+)
 def test_equal_texts_are_alike_and_others_are_not(metric: str) -> None:
     text = "Each of the 5 boxes holds 3 pens."
     assert similarity(metric, text, text) == pytest.approx(1)
@@ -81,13 +78,10 @@ def test_a_reference_without_the_words_that_a_metric_counts_says_nothing(
         assert similarity(metric, text, reference) is None
 
 
-def test_a_reference_that_is_just_long_enough_says_what_it_says() -> None:
+def test_a_reference_that_is_just_long_enough_says_what_it_says_in_any_script() -> None:
     assert similarity("rouge_2", "x 42", "x 42") == 1
     assert similarity("rouge_2", "42", "x 42") == 0
     assert similarity("fuzzy_match", "-", "+") == 0
-
-
-def test_words_of_every_script_count() -> None:
     assert similarity("rouge_1", "сумма равна 5", "Сумма: 5") == pytest.approx(0.8)
 
 
