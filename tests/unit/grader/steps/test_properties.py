@@ -95,15 +95,21 @@ def test_true_arithmetic_is_right_and_perturbed_it_is_wrong(
 PIECES = r"""
 1 2 x = < > + - * / ^ ( ) { } [ ] | ! , . : $ $$ \( \) \[ \] \\ & % ° _ ' π √ ≤ ≈ ≡ \frac \sqrt \sin
 \log \binom \boxed \left \right \text{a} \begin{align} \end{align} \begin{cases} \end{cases} \{ \}
-\lfloor \rfloor \pmod \overline{3} 0. word is so == != := ... \pi \cdot
+\lfloor \rfloor \pmod \overline{3} 0. word is so == != := ... \pi \cdot ½ ² １ ∗ - 1,5 (mod \boxed{
 """
-PIECES_AND_GAPS = [*PIECES.split(), " ", "\n", "\n\n"]
+PIECES_AND_GAPS = [*PIECES.split(), " ", "\n", "\n\n", "\u200b"]
 
 
 @settings(max_examples=300)
 @given(st.lists(st.sampled_from(PIECES_AND_GAPS), max_size=40))
-def test_no_text_raises(pieces: list[str]) -> None:
-    assert set(verdicts("".join(pieces))) <= {"right", "wrong", "open"}
+def test_steps_lie_in_the_text_one_behind_the_other(pieces: list[str]) -> None:
+    text, ends = "".join(pieces), 0
+    for step in judge(text, 100):
+        assert step.verdict in {"right", "wrong", "open"}
+        assert ends <= step.start < step.end <= len(text)
+        assert not text[step.start].isspace()
+        assert not text[step.end - 1].isspace()
+        ends = step.end
 
 
 @pytest.mark.parametrize(
