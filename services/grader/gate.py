@@ -34,9 +34,10 @@ def what_is_missing(reward: Reward, tools: Tools) -> str | None:
     return next(filter(None, found), None)
 
 
-def what_is_down(reward: Reward, tools: Tools) -> str | None:
-    """Why a judge cannot be asked now, in words; None if all that are needed can be."""
-    return _trouble_of(_judges_for(reward, tools))
+def what_is_down(reward: Reward, tools: Tools, *, for_good: bool = False) -> str | None:
+    """Why a judge cannot be asked now, in words; with ``for_good`` one that has refused all."""
+    judges = (tools.named_judges[check.model] for check in reward.checks_of_a_judge)
+    return _trouble_of(judge for judge in judges if judge.refuses_all or not for_good)
 
 
 def what_is_in_the_way(reward: Reward, tools: Tools) -> str | None:
@@ -46,13 +47,7 @@ def what_is_in_the_way(reward: Reward, tools: Tools) -> str | None:
 
 def what_no_waiting_mends(reward: Reward, tools: Tools) -> str | None:
     """What is missing here, or a judge that has refused every call; None if there is neither."""
-    return what_is_missing(reward, tools) or _trouble_of(
-        judge for judge in _judges_for(reward, tools) if judge.refuses_all
-    )
-
-
-def _judges_for(reward: Reward, tools: Tools) -> list[Judge]:
-    return [tools.named_judges[check.model] for check in reward.checks_of_a_judge]
+    return what_is_missing(reward, tools) or what_is_down(reward, tools, for_good=True)
 
 
 def _trouble_of(judges: Iterable[Judge]) -> str | None:

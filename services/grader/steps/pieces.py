@@ -21,14 +21,12 @@ _DISPLAY = re.compile(r"\\[\[\]]|\$\$|\n\s*\n")
 _APART = re.compile("quad|box")
 _FLAT = r"\s?\{(?:align(?:ed|at)?|equation|gather(?:ed)?|split|eqnarray|multline)\*?\}"
 _MONEY = re.compile(r"\$[0-9.,]++(?:[^$\\\n]{0,200}?[ (][a-z]{2,}|[^$]{0,500}\Z)")
-_SPELLED_ALIKE = [
+_FULL_STOP = re.compile(r"(?<=[0-9])\.(?![0-9.]|\\(?:over|dot|bar))")  # and no decimal point
+_SPELLED_ALIKE = [  # of which every place stays where it is
     (re.compile(rf"\\begin{_FLAT}"), r"\["),
     (re.compile(rf"\\end{_FLAT}"), r"\]"),
     (re.compile(r"(?<!\\)\\\$|[&€£]"), " "),  # money and alignment say nothing
-    (
-        re.compile(r"(?<=[0-9])\.(?![0-9.]|\\(?:over|dot|bar))"),
-        ";",
-    ),  # the end of a sentence, and no decimal point
+    (_FULL_STOP, ";"),
 ]
 
 
