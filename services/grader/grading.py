@@ -1,22 +1,26 @@
-"""How a group is graded: each response's outcome, and its process where the recipe asks for it."""
+"""How a group is graded: each response's outcome, and its process where the recipe asks for it.
+
+Each is what several checks have found, put together.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Iterable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from prometheus_client import Counter, Histogram
+from protocol.formula import FormulaError, read_formula
 from protocol.messages import Grade, Graded, RolloutGroup, Score, Task, Ungradable
 from protocol.rewards import Check, Reward
 from pydantic import TypeAdapter
 
 from services.chassis.faults import WorkerFault
-from services.grader.composition import Scored, combined
 from services.grader.tools import Tools
 from services.grader.verifiers import VERIFIERS
 
+MAX_MARKS, MAX_COMMENT_CHARS = 100, 2_000  # of a score
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -25,6 +29,13 @@ GRADES = Counter(
 )
 _SCORE: TypeAdapter[Score] = TypeAdapter(Score)  # an extension's verifier may return anything
 SECONDS = Histogram("weir_grade_seconds", "Time to score one response", ["verifier"])
+
+
+class Scored(NamedTuple):
+    """What one check has found."""
+
+    check: Check
+    score: Score
 
 
 async def grade(reward: Reward, group: RolloutGroup, tools: Tools) -> tuple[Grade, ...]:
@@ -107,3 +118,67 @@ async def _all(scoring: Iterable[Awaitable[T]]) -> tuple[T, ...]:
         if isinstance(result, BaseException):
             raise result
     return tuple(result for result in results if not isinstance(result, BaseException))
+
+
+def combined(parts: Sequence[Scored], *, of: int, formula: str | None = None) -> Score:
+    """The weighted mean of at least one check; where the recipe has one, its score as it is.
+
+    With a formula, its value, cut to [0, 1]; where it has none, as in a division by zero, the whole
+    is ungradable.
+
+    ``of`` is how many checks the recipe has, of which some may not see this response.
+
+    A check that could not grade makes the whole ungradable, unless the recipe says to leave it out;
+    if nothing is left, the whole is ungradable. The breakdown holds every check's value under its
+    label, and its own breakdown below that; the reason is that of the check with the lowest value.
+    The marks are those of all checks, and the comments too, under their labels, as far as
+    `MAX_MARKS` and `MAX_COMMENT_CHARS` allow.
+    """
+    if of == 1 and formula is None:
+        return _bounded(parts[0].score)
+    lost = [part for part in parts if isinstance(part.score, Ungradable)]
+    spoilt = [part for part in lost if part.check.if_ungradable == "ungradable"]
+    if spoilt or len(lost) == len(parts):
+        return (spoilt or lost)[0].score
+    graded = [(part.check, part.score) for part in parts if isinstance(part.score, Graded)]
+    try:
+        value = _value(graded, formula)
+    except FormulaError:
+        return Ungradable(reason="formula_undefined")
+    return _bounded(_together(graded, min(1.0, max(0.0, value))))
+
+
+def _value(parts: Sequence[tuple[Check, Graded]], formula: str | None) -> float:
+    if formula is not None:
+        numbers = {check.label: check.as_meant(score.value) for check, score in parts}
+        return read_formula(formula).value(numbers)
+    total = sum(check.weight for check, _ in parts)
+    return sum(check.weight * score.value for check, score in parts) / total
+
+
+def _together(parts: Sequence[tuple[Check, Graded]], value: float) -> Graded:
+    lowest = min(parts, key=lambda part: part[1].value)[1]
+    breakdown: dict[str, float] = {}
+    for check, score in parts:
+        breakdown[check.label] = score.value
+        breakdown |= {f"{check.label}.{key}": value for key, value in score.breakdown.items()}
+    return Graded(
+        value=value,
+        reason=lowest.reason,
+        breakdown=breakdown,
+        marks=tuple(mark for _, score in parts for mark in score.marks),
+        comments={
+            f"{check.label}.{name}": words
+            for check, score in parts
+            for name, words in score.comments.items()
+        },
+    )
+
+
+def _bounded(score: Score) -> Score:
+    """The first marks, and of each comment its share of the characters."""
+    if isinstance(score, Ungradable) or not (score.comments or len(score.marks) > MAX_MARKS):
+        return score
+    share = MAX_COMMENT_CHARS // max(1, len(score.comments))
+    cut = {name: words[:share] for name, words in score.comments.items()}
+    return score.model_copy(update={"marks": score.marks[:MAX_MARKS], "comments": cut})

@@ -17,7 +17,6 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
 _WORD = re.compile(r"[^\W_]+")
-_MAX_ORDER = 4
 _BLEU = BLEU(effective_order=True)
 _TOKENIZE = Tokenizer13a()
 
@@ -44,13 +43,13 @@ def bleu(text: str, reference: str) -> float:
 
 def gleu(text: str, reference: str) -> float:
     """Google-BLEU, arXiv:1609.08144, section 4.4: the smaller of precision and recall."""
-    ours, theirs = _up_to_four(_TOKENIZE(text).split()), _up_to_four(_TOKENIZE(reference).split())
+    ours, theirs = (_ngrams(_TOKENIZE(each).split(), 1, 2, 3, 4) for each in (text, reference))
     return (ours & theirs).total() / max(ours.total(), theirs.total(), 1)
 
 
 def rouge_n(order: int, text: str, reference: str) -> float:
     """The F-measure of n-grams in common (Lin 2004)."""
-    ours, theirs = _ngrams(_words(text), order), _ngrams(_words(reference), order)
+    ours, theirs = (_ngrams(_words(each), order) for each in (text, reference))
     return _f_measure((ours & theirs).total(), ours.total(), theirs.total())
 
 
@@ -73,12 +72,9 @@ def _words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-def _ngrams(tokens: Sequence[str], order: int) -> Counter[tuple[str, ...]]:
-    return Counter(zip(*(tokens[start:] for start in range(order)), strict=False))
-
-
-def _up_to_four(tokens: Sequence[str]) -> Counter[tuple[str, ...]]:
-    return sum((_ngrams(tokens, order) for order in range(1, _MAX_ORDER + 1)), Counter())
+def _ngrams(tokens: Sequence[str], *orders: int) -> Counter[tuple[str, ...]]:
+    shifted = ([tokens[start:] for start in range(order)] for order in orders)
+    return Counter(ngram for each in shifted for ngram in zip(*each, strict=False))
 
 
 def _f_measure(in_common: int, ours: int, theirs: int) -> float:

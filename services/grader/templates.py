@@ -1,4 +1,4 @@
-"""Templates of a recipe's checks: ``{{item.answer}}`` and ``{{sample.output_text}}`` filled in.
+"""What a check is told: its templates filled in, and a response without its thinking.
 
 What is filled in is never read as a template again, so no response can ask for the answer.
 """
@@ -15,12 +15,28 @@ from protocol.rewards import StringCheck, TextSimilarity
 from protocol.tasks import as_text
 from pydantic import JsonValue
 
-from services.grader.response_text import MAX_CHARS, final_text
 from services.grader.trial_record import record_failure
 
 _PLACE = re.compile(r"\{\{\s*([A-Za-z_]\w*(?:\.\w+|\[\d+\])*)\s*\}\}")
 _STEP = re.compile(r"\w+")  # of a place: a key, or the number of an entry of a list
 _TEXT, _JSON = "sample.output_text", "output_json"
+_OPENS, _CLOSES = "<think>", "</think>"
+MAX_CHARS = 500_000  # of a response whose text is compared or given to a client's function
+
+
+def without_thinking(text: str) -> str:
+    """The text without ``<think>…</think>``, which the prompt may have opened."""
+    before, closes, after = text.partition(_CLOSES)
+    if closes and _OPENS not in before:
+        text = after
+    first, *thoughts = text.split(_OPENS)
+    return first + "".join(thought.partition(_CLOSES)[2] for thought in thoughts)
+
+
+def final_text(text: str) -> str:
+    """What a response says after its thinking; one that does not think stays as it is."""
+    output = without_thinking(text)
+    return text if output == text else output.strip()
 
 
 class NotGiven(KeyError):

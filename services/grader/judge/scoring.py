@@ -12,7 +12,7 @@ from protocol.rewards import AskedOfAJudge
 from services.grader.judge.form import ANALYSIS, Form, Verdict
 from services.grader.judge.judge import Answer
 from services.grader.judge.question import Question, Turn
-from services.grader.response_text import without_thinking
+from services.grader.templates import without_thinking
 from services.grader.tools import Tools
 
 _LOW = 0.5  # a score below has a reason

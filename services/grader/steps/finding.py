@@ -16,8 +16,8 @@ from services.grader.steps.pieces import MODULO, pieces
 
 _SIGNS = frozenset({"=", "<", ">", "<=", ">=", "!=", r"\approx", r"\equiv"})
 _ENDS = frozenset({"relation", "word", "stop", "wall"})
-_CLOSES = {")": {"(", "["}, "]": {"(", "["}, "}": {"{"}, r"\}": {r"\{"}}
-_CLOSES |= {r"\rangle": {r"\langle"}, r"\rfloor": {r"\lfloor"}, r"\rceil": {r"\lceil"}}
+_OPENERS = {")": "([", "]": "([", "}": "{", r"\}": r"\{", r"\rangle": r"\langle"}
+_OPENERS |= {r"\rfloor": r"\lfloor", r"\rceil": r"\lceil"}
 _MAX_SIDE = 300  # tokens
 _NEAR = 200  # characters of a sentence on each side of a relation
 _SENTENCE_ENDS = re.compile(r"(?<=[.?!;])(?=[\s$])|\n")
@@ -42,66 +42,68 @@ class Relation(NamedTuple):
     modulus: int | None = None
     named: bool = False
 
+    def is_doubtful(self, text: str) -> bool:
+        """Whether its sentence denies or asks something, rounds, or counts in another way."""
+        before = _SENTENCE_ENDS.split(text[max(0, self.start - _NEAR) : self.start])[-1]
+        behind = _SENTENCE_ENDS.split(text[self.end : self.end + _NEAR], maxsplit=1)[0]
+        return self.named or bool(_DOUBT.search(f"{before} {behind}"))
 
-def relations(text: str) -> Iterator[Relation]:
-    """Every relation whose sides can be told, in the order in which their chains begin."""
-    found = pieces(text)
-    partners = _pairs(found)
-    done = set[int]()
+
+def relations(text: str) -> list[Relation]:
+    """Every relation whose sides can be told, in order."""
+    found = list(pieces(text))
+    return [each for places in sorted(_chains(found)) for each in _relations(found, places)]
+
+
+def _chains(found: list[Token]) -> Iterator[list[int]]:
+    """The places of what is before a chain, of its signs, and of what is behind it.
+
+    The last of the chains under way is that of the innermost bracket.
+    """
+    openers, chains = [0], [[0]]
     for at, piece in enumerate(found):
-        if piece.kind != "relation" or at in done:
-            continue
-        places = [_end(found, partners, at, -1), at]
-        while found[places[-1]].kind == "relation":
-            places.append(_end(found, partners, places[-1], 1))
-        done.update(places[1:-1])
-        yield from _chain(found, places)
-
-
-def _pairs(found: list[Token]) -> dict[int, int]:
-    """The places of brackets that belong together, by each of both."""
-    partners, waiting = dict[int, int](), list[int]()
-    for at, piece in enumerate(found):
-        if piece.kind == "wall":
-            waiting.clear()
+        if piece.kind == "relation":
+            chains[-1].append(at)
         elif piece.kind == "open":
-            waiting.append(at)
-        elif piece.kind == "close":
-            opener = waiting.pop() if waiting else 0
-            if found[opener].text in _CLOSES.get(piece.text, {piece.text}):
-                partners |= {at: opener, opener: at}
-            else:
-                waiting.clear()
-    return partners
+            openers.append(at)
+            chains.append([at])
+        elif piece.kind == "close" and _is_pair(found[openers[-1]], piece):
+            opener, inner = openers.pop(), chains.pop()
+            yield [*inner, at]
+            if inner != [opener] and found[opener].gap:  # a remark
+                yield [*chains[-1], opener]
+                chains[-1] = [at]
+        elif piece.kind in {"word", "stop", "close"}:
+            yield [*chains[-1], at]
+            chains[-1] = [at]
+        elif piece.kind == "wall":  # what is open stays so
+            yield from map(_ended, chains, [*openers[1:], at])
+            openers, chains = [at], [[at]]
 
 
-def _end(found: list[Token], partners: dict[int, int], at: int, step: int) -> int:
-    """The nearest place before or behind a sign that is no more of its side."""
-    at += step
-    while found[at].kind not in _ENDS:
-        if found[at].kind in {"open", "close"}:
-            partner = partners.get(at, at - step)
-            if (partner - at) * step < 0:  # the bracket around all of it
-                return at
-            at = partner
-        at += step
-    return at
+def _ended(chain: list[int], end: int) -> list[int]:
+    return [*chain, end]
 
 
-def _chain(found: list[Token], places: list[int]) -> Iterator[Relation]:
-    """The relations of a chain, of which the signs' places are given, between those of its ends."""
+def _is_pair(opener: Token, closer: Token) -> bool:
+    return opener.kind == "open" and opener.text in _OPENERS.get(closer.text, closer.text)
+
+
+def _relations(found: list[Token], places: list[int]) -> Iterator[Relation]:
+    """The relations of a chain."""
     first, last = found[places[0]], found[places[-1]]
-    is_part = any(end.kind in {"open", "close"} and end.text not in "()[]" for end in (first, last))
-    if is_part:
+    if len(places) < 3 or any(
+        end.kind in {"open", "close"} and end.text not in "()[]" for end in (first, last)
+    ):
         return
     modulus = _modulus(found, places[-1])
     sides = [_side(found, *ends) for ends in pairwise(places)]
     for sign, (left, right) in zip(places[1:], pairwise(sides), strict=False):
         if left and right and found[sign].text in _SIGNS:
-            start = left[0].start if sign == places[1] else found[sign].start
-            end = right[-1].end
-            named = sign == places[1] and first.kind == "word" and len(left) == 1
-            yield Relation(left, found[sign].text, right, start, end, modulus, named)
+            is_first = sign == places[1]
+            start = left[0].start if is_first else found[sign].start
+            named = is_first and first.kind == "word" and len(left) == 1
+            yield Relation(left, found[sign].text, right, start, right[-1].end, modulus, named)
 
 
 def _side(found: list[Token], before: int, behind: int) -> list[Token]:
@@ -117,16 +119,6 @@ def _side(found: list[Token], before: int, behind: int) -> list[Token]:
 
 def _modulus(found: list[Token], at: int) -> int | None:
     r"""The number of ``mod 7``, ``(mod 7)`` or ``\pmod{7}``, where that begins."""
-    while found[at].text in {"", "("} and at + 1 < len(found):
-        at += 1
-    if found[at].text not in MODULO:
-        return None
-    at += 2 if found[at + 1].text == "{" else 1
-    return int(found[at].text) if found[at].text.isdecimal() else None
-
-
-def is_doubtful(text: str, start: int, end: int) -> bool:
-    """Whether a sentence denies or asks something, rounds, or counts in another way."""
-    before = _SENTENCE_ENDS.split(text[max(0, start - _NEAR) : start])[-1]
-    behind = _SENTENCE_ENDS.split(text[end : end + _NEAR], maxsplit=1)[0]
-    return bool(_DOUBT.search(f"{before} {behind}"))
+    near = [piece.text for piece in found[at : at + 5] if piece.text not in {"", "(", "{"}]
+    is_modulus = len(near) > 1 and near[0] in MODULO and near[1].isdecimal()
+    return int(near[1]) if is_modulus else None

@@ -6,22 +6,14 @@ and else *open*: a definition, a condition, a question. Runs in a worker of the 
 
 from __future__ import annotations
 
-from itertools import islice, product
+from itertools import product
 from random import Random
 
 from services.grader.answers.grammar import tree_of
 from services.grader.answers.nodes import Node, Unreadable
 from services.grader.steps import OPEN, RIGHT, WRONG, Step
-from services.grader.steps.finding import Relation, is_doubtful, relations
-from services.grader.steps.values import (
-    E,
-    NoValue,
-    Value,
-    compare,
-    number,
-    values,
-    whole,
-)
+from services.grader.steps.finding import Relation, relations
+from services.grader.steps.values import E, NoValue, Value, compare, number, values, whole
 
 _POINTS, _MAX_POINTS = 6, 24  # at which an identity must hold, and that are tried
 _CLOSE, _FAR = 0.005, 0.1  # shares by which rounding may spoil an equation, and surely does not
@@ -37,12 +29,13 @@ Pair = tuple[Value, Value]
 def judge(text: str, most: int) -> list[Step]:
     """The relations of a text that have a verdict, among the first ``most``."""
     judged = list[Step]()
-    for relation in islice(relations(text), most):
+    for relation in relations(text)[:most]:
         try:
             found = _judged(relation)
         except (Unreadable, NoValue):
             continue
-        if found and not (found.verdict == WRONG and _may_be_meant(text, relation)):
+        is_meant = relation.modulus is not None or not relation.is_doubtful(text)
+        if found and (found.verdict != WRONG or is_meant):
             judged.append(found)
     return judged
 
@@ -72,13 +65,6 @@ def _judged(relation: Relation) -> Step | None:
     return Step(verdict, identity, relation.start, relation.end, note)
 
 
-def _may_be_meant(text: str, relation: Relation) -> bool:
-    """Whether what looks wrong may not be meant as it stands."""
-    if relation.modulus is not None:
-        return False
-    return relation.named or is_doubtful(text, relation.start, relation.end)
-
-
 def _key(node: Node) -> str:
     """The same for whatever differs only in spelling, brackets and order."""
     parts = [_key(part) for part in node.parts]
@@ -99,7 +85,8 @@ def _of_numbers(sign: str, sides: Sides) -> tuple[str | None, str]:
     outcomes = [_holds(sign, sides, pair) for pair in pairs]
     if True in outcomes:
         return RIGHT, ""
-    return (None, "") if None in outcomes else (WRONG, _note(*pairs[0]))
+    is_share = any(node.kind == "percent" for side in sides for node in side.walk())
+    return (None, "") if None in outcomes or is_share else (WRONG, _note(*pairs[0]))
 
 
 def _note(a: Value, b: Value) -> str:
@@ -110,33 +97,25 @@ def _note(a: Value, b: Value) -> str:
 
 def _holds(sign: str, sides: Sides, pair: Pair) -> bool | None:
     """None where that cannot be told."""
-    order = compare(*pair)
-    if order in _ORDERS[sign]:
+    if compare(*pair) in _ORDERS[sign]:
         return True
-    if order is None or sign == r"\equiv":
+    if sign == r"\equiv":
         return None
     if sign not in {"=", r"\approx"}:
         return False
     away = float(abs(pair[0] - pair[1]))
     share = away / float(max(map(abs, pair)))
-    is_close, is_rounded = share < _CLOSE, any(map(_has_decimals, sides))
-    is_near = away < 0.9999 * max(map(_last_place, sides, pair))
+    is_rounded = any(node.places for side in sides for node in side.walk())
+    is_close, is_near = share < _CLOSE, away < 0.9999 * max(map(_last_place, sides))
     if sign == "=":
         return None if is_close + is_rounded + is_near >= 2 else False
     return True if is_close or is_near else False if share > _FAR else None
 
 
-def _has_decimals(side: Node) -> bool:
-    return any(node.places or node.kind == "percent" for node in side.walk())
-
-
-def _last_place(side: Node, value: Value) -> float:
-    """What one in the last place of a number as it is written is worth."""
-    written = next((node for node in side.walk() if node.kind == "number"), None)
-    if written is None or not side.is_literal:
-        return 0.0
-    scale = abs(float(value)) / float(written.number) if value else 1.0  # of per cent
-    return scale * 10.0**-written.places
+def _last_place(side: Node) -> float:
+    """What one in the last place of a plain number is worth; 0 for what is computed."""
+    plain = side.parts[0] if side.kind == "negative" else side
+    return 10.0**-plain.places if plain.kind == "number" else 0.0
 
 
 def _congruence(sign: str, modulus: int, sides: Sides) -> str | None:

@@ -23,7 +23,7 @@ _MAX_WHOLE = 1_000  # of factorials, binomials and roots
 
 _mp: Any = MPContext()  # of our own: sympy computes with the shared one in the same worker
 _mp.dps = 400
-_SAME, _DIFFERENT = _mp.mpf(10) ** -300, _mp.mpf(10) ** -200
+_SAME = _mp.mpf(10) ** -200
 E: Value = +_mp.e
 number = _mp.mpf
 
@@ -39,9 +39,9 @@ def values(tree: Node, letters: Mapping[str, Value]) -> list[Value]:
         NoValue: if the usual one is undefined, not real, or too large.
     """
     found = [_value(tree, letters, 0)]
-    for reading in range(1, max(len(_ways(node)) for node in tree.walk())):
+    if any(len(_ways(node)) > 1 for node in tree.walk()):
         with suppress(NoValue):
-            found.append(_value(tree, letters, reading))
+            found.append(_value(tree, letters, 1))
     return found
 
 
@@ -60,12 +60,10 @@ def _value(tree: Node, letters: Mapping[str, Value], reading: int) -> Value:
         raise NoValue(tree.kind) from error
 
 
-def compare(a: Value, b: Value) -> int | None:
-    """-1, 0 or 1 as a is less than b, equal or greater; None if that is too close to tell."""
-    away, size = abs(a - b), max(1, abs(a), abs(b))
-    if away <= size * _SAME:
-        return 0
-    return None if away < size * _DIFFERENT else 1 if a > b else -1
+def compare(a: Value, b: Value) -> int:
+    """-1, 0 or 1 as a is less than b, equal or greater."""
+    is_same = abs(a - b) <= max(1, abs(a), abs(b)) * _SAME
+    return 0 if is_same else 1 if a > b else -1
 
 
 def whole(a: Value) -> int:
@@ -77,12 +75,6 @@ def whole(a: Value) -> int:
     if compare(a, _mp.nint(a)) != 0:
         raise NoValue("no integer")
     return int(_mp.nint(a))
-
-
-def _is_percentage(tree: Node) -> bool:
-    """Whether all terms are percentages."""
-    is_sum = tree.kind in {"+", "-", "negative"}
-    return all(map(_is_percentage, tree.parts)) if is_sum else tree.kind == "percent"
 
 
 def _bounded(a: Value) -> Value:
@@ -140,7 +132,7 @@ _OPERATIONS: Mapping[str, Ways] = {
     "binomial": (lambda a, b: _mp.mpf(comb(_count(a), _count(b))),),
     "floor": (lambda a: _mp.floor(a + _SAME),),
     "ceiling": (lambda a: _mp.ceil(a - _SAME),),
-    "percent": (lambda a: a / 100, lambda a: a, lambda a: a / 100),
+    "percent": (lambda a: a / 100, lambda a: a),
     "degree": (lambda a: a * _mp.pi / 180, lambda a: a),
     "mixed": (lambda a, b: a + b, lambda a, b: a * b),
     "plusminus": (lambda a, b: a + b, lambda a, b: a - b),
@@ -152,8 +144,4 @@ def _ways(tree: Node) -> Ways:
     """The operations that a node may stand for; none where it is no real number."""
     if tree.kind == "function":
         return _FUNCTIONS.get(tree.letter, ()) if len(tree.parts) == 1 else (_mp.log,)
-    ways = _OPERATIONS.get(tree.kind, ())
-    if tree.kind in {"+", "-"} and _is_percentage(tree.parts[1]) > _is_percentage(tree.parts[0]):
-        sign = 1 if tree.kind == "+" else -1  # 80 - 20% may be 64
-        return (*ways, *ways, lambda a, b: a * (1 + sign * b))
-    return ways
+    return _OPERATIONS.get(tree.kind, ())

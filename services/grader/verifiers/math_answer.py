@@ -9,8 +9,8 @@ the comparison no time.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
-from typing import cast
 
 from protocol.messages import Graded, Mark, Score, Task, Ungradable
 from protocol.rewards import MathAnswer, ModelJudge
@@ -27,9 +27,8 @@ WARM_UP = "services.grader.answers.algebra.pool:warm_up"
 EXAMINE = "services.grader.answers.algebra.pool:examine"
 
 _COMPARE = "services.grader.answers.algebra.pool:compare"
-_LAST_BOX = "services.grader.answers.boxes:last_box"
 _MAX_TEXT_CHARS = 1_000_000
-_MAX_CHARS_HERE = 100_000  # longer texts are scanned in the pool, not in the event loop
+_MAX_CHARS_HERE = 100_000  # longer texts are scanned beside the event loop
 _MAX_ANSWER_CHARS = 2_000
 _MAX_CHARS_TO_SETTLE = 500
 
@@ -43,12 +42,8 @@ _STARVED = Ungradable(reason="starved")
 _UNKNOWN = Graded(value=0, reason="unknown")
 _JUDGE = ModelJudge()
 _SCORES: dict[object, Score] = {
-    "right": _RIGHT,
-    "wrong": _WRONG,
-    "not_parsable": _NOT_PARSABLE,
-    "too_hard": _TOO_HARD,
-    "gold_not_parsable": _GOLD_NOT_PARSABLE,
-    "unknown": _UNKNOWN,
+    score.reason or "right": score
+    for score in (_RIGHT, _WRONG, _NOT_PARSABLE, _TOO_HARD, _GOLD_NOT_PARSABLE, _UNKNOWN)
 }
 
 
@@ -88,13 +83,8 @@ async def decide_response(
     """Decide on the last box of a response, and mark what is in it."""
     if len(text) > _MAX_TEXT_CHARS:
         return Decision(_fault("too_long"), "box")
-    if len(text) <= _MAX_CHARS_HERE:
-        place = last_box(text)
-    else:
-        scanned = await tools.pool.run(_LAST_BOX, text, deadline_s=tools.compare_deadline_s)
-        if isinstance(scanned, Failed):
-            return Decision(_STARVED, "box")
-        place = cast(tuple[int, int] | None, scanned.value)
+    is_short = len(text) <= _MAX_CHARS_HERE
+    place = last_box(text) if is_short else await asyncio.to_thread(last_box, text)
     if place is None or not (boxed := text[slice(*place)]).strip():
         return Decision(_fault("no_answer"), "box")
     if len(boxed) > _MAX_ANSWER_CHARS:

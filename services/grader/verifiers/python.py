@@ -10,8 +10,7 @@ from protocol.rewards import PythonSource
 
 from services.grader.pool import Cause, Failed
 from services.grader.pool.client_code import GRADE
-from services.grader.response_text import MAX_CHARS, final_text
-from services.grader.templates import NoOutput, columns_of, output_json
+from services.grader.templates import MAX_CHARS, NoOutput, columns_of, final_text, output_json
 from services.grader.tools import Tools
 from services.grader.trial_record import record_failure
 

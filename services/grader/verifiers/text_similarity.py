@@ -11,8 +11,7 @@ from protocol.messages import Graded, Score, Task, Ungradable
 from protocol.rewards import TextSimilarity
 
 from services.grader.pool import Failed
-from services.grader.response_text import MAX_CHARS
-from services.grader.templates import FilledTexts, filled_texts, useless
+from services.grader.templates import MAX_CHARS, FilledTexts, filled_texts, useless
 from services.grader.tools import Tools
 
 _SIMILARITY = "services.grader.similarity:similarity"

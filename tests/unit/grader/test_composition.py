@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from protocol.messages import Graded, Score, Ungradable
+from protocol.messages import Graded, Mark, Score, Ungradable
 from protocol.rewards import Check, ScoreModel
 
-from services.grader import composition
-from services.grader.composition import Scored
+from services.grader import grading
+from services.grader.grading import MAX_COMMENT_CHARS, MAX_MARKS, Scored
 
 
 def combined(parts: list[Scored]) -> Score:
-    return composition.combined(parts, of=len(parts))
+    return grading.combined(parts, of=len(parts))
 
 
 LOST = Ungradable(reason="judge_timeout")
@@ -34,9 +34,7 @@ def test_a_single_check_keeps_its_score() -> None:
 
 def test_one_of_several_checks_is_named_where_only_it_sees_the_response() -> None:
     part = scored(Graded(value=0.5, breakdown={"right": 1}), name="a", weight=3)
-    assert composition.combined([part], of=2) == Graded(
-        value=0.5, breakdown={"a": 0.5, "a.right": 1}
-    )
+    assert grading.combined([part], of=2) == Graded(value=0.5, breakdown={"a": 0.5, "a.right": 1})
 
 
 def test_several_checks_are_a_weighted_mean_with_the_reason_of_the_lowest() -> None:
@@ -71,19 +69,15 @@ def test_with_nothing_left_there_is_no_score() -> None:
 
 
 def reckoned(formula: str, *parts: Scored) -> Score:
-    return composition.combined(parts, of=len(parts), formula=formula)
+    return grading.combined(parts, of=len(parts), formula=formula)
 
 
-def test_a_formula_reckons_from_the_checks_values() -> None:
+@pytest.mark.parametrize(
+    ("formula", "value"), [("max(a, 0.25 * b)", 0.5), ("a + b", 1), ("a - 2 * b", 0)]
+)
+def test_a_formula_reckons_from_the_checks_values(formula: str, value: float) -> None:
     parts = [scored(Graded(value=0.5), name="a"), scored(Graded(value=1), name="b")]
-    assert reckoned("max(a, 0.25 * b)", *parts) == Graded(value=0.5, breakdown={"a": 0.5, "b": 1})
-
-
-@pytest.mark.parametrize(("formula", "value"), [("a + b", 1), ("a - 2 * b", 0)])
-def test_what_a_formula_comes_to_is_cut_to_the_unit_range(formula: str, value: float) -> None:
-    score = reckoned(formula, scored(Graded(value=1), name="a"), scored(Graded(value=1), name="b"))
-    assert isinstance(score, Graded)
-    assert score.value == value
+    assert reckoned(formula, *parts) == Graded(value=value, breakdown={"a": 0.5, "b": 1})
 
 
 def test_a_formula_without_a_value_is_no_score() -> None:
@@ -101,3 +95,36 @@ def test_a_formula_knows_a_model_s_number_on_its_own_scale() -> None:
     score = reckoned("(a - 4) / 4", Scored(check, Graded(value=0.7)))
     assert isinstance(score, Graded)
     assert score.value == pytest.approx(0.75)
+
+
+def part(name: str, **found: object) -> Scored:
+    return scored(Graded.model_validate({"value": 0.5, **found}), name=name)
+
+
+def mark(start: int) -> Mark:
+    return Mark(start=start, end=start + 1, verdict="right")
+
+
+def test_marks_and_comments_of_several_checks_come_together() -> None:
+    parts = [
+        part("steps", marks=(mark(1), mark(5))),
+        part("judge", comments={"analysis": "Sound."}),
+        scored(LOST, name="lost", leave_out=True),
+        part("other", marks=(mark(3),), comments={"analysis": "Sound so far."}),
+    ]
+    score = combined(parts)
+    assert isinstance(score, Graded)
+    assert score.marks == (mark(1), mark(5), mark(3))
+    assert score.comments == {"judge.analysis": "Sound.", "other.analysis": "Sound so far."}
+
+
+@pytest.mark.parametrize("num_checks", [1, 2])
+def test_marks_and_comments_are_bounded(num_checks: int) -> None:
+    many = tuple(map(mark, range(MAX_MARKS)))
+    words = {"first": "a" * MAX_COMMENT_CHARS, "second": "b" * 10}
+    parts = [part(f"{at}", marks=(*many, mark(0)), comments=words) for at in range(num_checks)]
+    score = combined(parts)
+    assert isinstance(score, Graded)
+    assert score.marks == many
+    share = MAX_COMMENT_CHARS // (2 * num_checks)
+    assert list(score.comments.values()) == ["a" * share, "b" * 10] * num_checks

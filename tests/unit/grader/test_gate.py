@@ -23,13 +23,11 @@ NO_JUDGE = Tools(POOL)
 JUDGE = Tools(POOL, Judge(JudgeSettings("http://127.0.0.1:1/v1", "gpt-oss-20b")))
 
 
-def test_nothing_is_in_the_way_of_rules() -> None:
+def test_only_who_needs_a_judge_waits_for_one() -> None:
     assert gate.what_is_in_the_way(BY_RULE, NO_JUDGE) is None
     assert gate.what_is_in_the_way(BY_RULE, JUDGE) is None
-
-
-def test_without_a_judge_the_variable_is_named() -> None:
     assert "WEIR_JUDGE_URL" in (gate.what_is_in_the_way(BY_JUDGE, NO_JUDGE) or "")
+    assert gate.what_is_in_the_way(BY_JUDGE, JUDGE) == "the judge is not up: starting"
 
 
 def a_job(reward: Reward) -> ActiveJob:
@@ -52,10 +50,6 @@ def test_what_waiting_may_mend_is_waited_for() -> None:
     patient = gate.Gate(JUDGE, patience_s=0)
     assert not patient.is_open(a_job(BY_JUDGE))
     patient.admit(a_job(BY_JUDGE))  # it was claimed while the judge was up
-
-
-def test_a_judge_that_is_not_up_is_in_the_way() -> None:
-    assert gate.what_is_in_the_way(BY_JUDGE, JUDGE) == "the judge is not up: starting"
 
 
 def test_a_verifier_that_nobody_has_added_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,34 +47,24 @@ def test_every_verifier_that_a_recipe_may_name_exists() -> None:
 
 
 @pytest.mark.anyio
-async def test_without_a_process_verifier_only_outcomes_are_graded(tools: Tools) -> None:
-    grades = await grading.grade(OUTCOME_ONLY, a_group_of(TEXTS), tools)
-    assert [grade.accuracy for grade in grades] == [1, 1, 0, 0]
-    assert all(grade.process is None for grade in grades)
-
-
-@pytest.mark.anyio
-async def test_the_process_is_asked_about_correct_responses_only(tools: Tools) -> None:
-    grades = await grading.grade(BOTH, a_group_of(TEXTS), tools)
-    assert [grade.process_score for grade in grades] == [1, 0, None, None]
-
-
-@pytest.mark.anyio
-async def test_the_process_is_asked_about_wrong_responses_where_the_recipe_says_so(
-    tools: Tools,
+@pytest.mark.parametrize(
+    ("reward", "process"),
+    [
+        ({}, [None, None, None, None]),
+        ({"process": "equation_steps"}, [1, 0, None, None]),
+        ({"process": "equation_steps", "process_for": "all"}, [1, 0, 1, 0]),
+    ],
+)
+async def test_the_process_is_asked_about_the_responses_that_the_recipe_says(
+    reward: dict[str, str], process: list[float | None], tools: Tools
 ) -> None:
-    reward = Reward.model_validate({"process": "equation_steps", "process_for": "all"})
-    grades = await grading.grade(reward, a_group_of(TEXTS), tools)
+    grades = await grading.grade(Reward.model_validate(reward), a_group_of(TEXTS), tools)
     assert [grade.accuracy for grade in grades] == [1, 1, 0, 0]
-    assert [grade.process_score for grade in grades] == [1, 0, 1, 0]
-    lost = await grading.grade(reward, a_group_of([r"1+1=2;\boxed{x+2}"], answer="+*"), tools)
-    assert lost == (Grade(outcome=Ungradable(reason="gold_not_parsable")),)
-
-
-@pytest.mark.anyio
-async def test_what_cannot_be_graded_gets_no_number_and_no_process(tools: Tools) -> None:
-    grades = await grading.grade(BOTH, a_group_of([r"1+1=2;\boxed{x+2}"] * 3, answer="+*"), tools)
-    assert grades == (Grade(outcome=Ungradable(reason="gold_not_parsable")),) * 3
+    assert [grade.process_score for grade in grades] == process
+    lost = a_group_of([r"1+1=2;\boxed{x+2}"], answer="+*")
+    assert await grading.grade(Reward.model_validate(reward), lost, tools) == (
+        Grade(outcome=Ungradable(reason="gold_not_parsable")),
+    )
 
 
 @pytest.mark.anyio
@@ -136,26 +126,19 @@ async def test_a_verifier_that_raises_costs_one_response_and_says_why_in_the_log
     assert "ZeroDivisionError" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("part", "reward"),
-    [
-        ("outcome", {"outcome": "mine.strange"}),
-        ("process", {"process": "mine.strange", "process_for": "all"}),
-    ],
-)
 @pytest.mark.anyio
 async def test_a_score_that_no_message_can_hold_is_its_verifiers_failure(
-    tools: Tools, monkeypatch: pytest.MonkeyPatch, part: str, reward: dict[str, str]
+    tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def strange(task: Task, text: str, check: Check, tools: Tools) -> Any:
         return 1.0 if text == "a number" else Graded(value=1, breakdown={"part": float(text)})
 
     monkeypatch.setitem(VERIFIERS, "mine.strange", strange)
     group = a_group_of(["nan", "inf", "a number", "0.5"])
-    grades = await grading.grade(Reward.model_validate(reward), group, tools)
-    scores = [getattr(grade, part) for grade in grades]
-    assert scores[:3] == [Ungradable(reason="verifier_failed")] * 3
-    assert scores[3] == Graded(value=1, breakdown={"part": 0.5})
+    reward = Reward.model_validate({"process": "mine.strange", "process_for": "all"})
+    grades = await grading.grade(reward, group, tools)
+    lost, found = Ungradable(reason="verifier_failed"), Graded(value=1, breakdown={"part": 0.5})
+    assert [grade.process for grade in grades] == [lost, lost, lost, found]
     graded = a_graded_group(group, grades=grades)
     assert decode(GradedGroup, encode(graded)).grades == grades
 
@@ -179,13 +162,8 @@ async def test_a_rollout_group_becomes_a_graded_group(tools: Tools) -> None:
     assert graded.grading_seconds > 0
 
 
-def test_settings_have_working_defaults() -> None:
-    settings = Settings.from_environment({})
-    assert settings.groups_in_flight == 256
-    assert settings.workers >= 1
-
-
 @pytest.mark.parametrize("text", ["0", "-1", "many", " ", "1.5", "²"])
-def test_a_wrong_setting_is_named(text: str) -> None:
+def test_a_wrong_setting_is_named_and_none_is_a_default(text: str) -> None:
+    assert Settings.from_environment({}).groups_in_flight == 256
     with pytest.raises(DeploymentError, match="WEIR_GRADER_WORKERS"):
         Settings.from_environment({"WEIR_GRADER_WORKERS": text})

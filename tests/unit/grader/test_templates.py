@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.grader.response_text import without_thinking
-from services.grader.templates import UnknownField, fill, problem_of
+from services.grader.templates import UnknownField, fill, problem_of, without_thinking
 from tests.builders import a_task
 
 TASK = a_task(

@@ -48,12 +48,9 @@ def some_steps(right: int, wrong: int, others: int = 0) -> list[Step]:
         (2, 0, 3, 2 / 3, "missing_steps"),
         (3, 1, 3, 3 / 4, "wrong_equations"),
         (9, 1, 3, 3 / 4, "wrong_equations"),  # more right ones do not dilute a wrong one
-        (5, 0, 3, 1, None),
-        (1, 3, 3, 1 / 4, "wrong_equations"),
         (0, 0, 3, 0, "no_equations"),
         (0, 0, 0, 0, "no_equations"),
         (2, 2, 0, 1 / 2, "wrong_equations"),
-        (4, 0, 0, 1, None),
     ],
 )
 def test_the_score_is_the_share_of_right_steps(
@@ -77,7 +74,6 @@ def test_too_many_steps_are_worth_nothing() -> None:
     [
         (SOLUTION, SOLUTION, 1),
         (SOLUTION, r"47+8=55;55+1=56;\boxed{56}", 2 / 3),
-        (None, "1+1=2", 1),
         ("by inspection", "1+1=2", 1),
         (SOLUTION, "1+1=2;1+2=3;1+3=4;" + "so " * 5000, 1),
         (None, "1+1=2;" * 3 + "x" * 1_000_000, 0),
@@ -103,12 +99,6 @@ async def test_padding_and_repetition_do_not_raise_the_score(tools: Tools) -> No
 
 
 @pytest.mark.anyio
-async def test_a_solution_that_cannot_be_read_is_never_a_zero(tools: Tools) -> None:
-    score = await scored("1+1=2", " " * 1_000_001, tools)
-    assert score == Ungradable(reason="solution_too_long")
-
-
-@pytest.mark.anyio
 @pytest.mark.parametrize("text", ["1+1=2; 6+60=66", "1+1=2; 7+70=77"])  # it hangs, it crashes
 async def test_what_no_worker_survives_is_worth_nothing(
     tools: Tools, monkeypatch: pytest.MonkeyPatch, text: str
@@ -120,6 +110,8 @@ async def test_what_no_worker_survives_is_worth_nothing(
     assert (score.value, score.reason) == (0, "too_hard")
     assert (await graded("1+1=2", None, tools)).value == 1
     assert await scored("1+1=2", text, tools) == Ungradable(reason="equations_not_read")
+    too_long = await scored("1+1=2", " " * 1_000_001, tools)
+    assert too_long == Ungradable(reason="solution_too_long")
 
 
 class Broken:
@@ -137,12 +129,10 @@ class Broken:
     ("failed", "expected"),
     [
         (Failed(Cause.TIMEOUT, cpu_s=0.1), Ungradable(reason="equations_not_read")),
-        (Failed(Cause.TIMEOUT, cpu_s=None), Ungradable(reason="equations_not_read")),
         (Failed(Cause.KILLED), Ungradable(reason="equations_not_read")),
         (Failed(Cause.ERROR), Ungradable(reason="equations_not_read")),
         (Failed(Cause.TIMEOUT, cpu_s=19.0), "too_hard"),
         (Failed(Cause.CRASH), "too_hard"),
-        (Failed(Cause.MEMORY), "too_hard"),
     ],
 )
 async def test_a_starved_pool_is_not_the_fault_of_the_response(

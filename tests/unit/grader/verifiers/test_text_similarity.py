@@ -6,13 +6,11 @@ import random
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import TextSimilarity
 
-from services.grader.response_text import MAX_CHARS
-from services.grader.similarity import METRICS, similarity
+from services.grader.similarity import similarity
+from services.grader.templates import MAX_CHARS
 from services.grader.tools import Tools
 from services.grader.verifiers import text_similarity
 from tests.builders import a_task
@@ -52,26 +50,14 @@ def test_the_metrics_are_those_of_the_known_libraries(texts: tuple[str, str]) ->
     assert found == pytest.approx(GOLDEN[texts], abs=1e-6)
 
 
-def test_every_metric_of_a_recipe_is_there() -> None:
-    allowed = get_args(TextSimilarity.model_fields["evaluation_metric"].annotation)
-    assert set(allowed) == set(METRICS)
-
-
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize(
+    "metric", get_args(TextSimilarity.model_fields["evaluation_metric"].annotation)
+)
 def test_equal_texts_are_alike_and_others_are_not(metric: str) -> None:
     text = "Each of the 5 boxes holds 3 pens."
     assert similarity(metric, text, text) == pytest.approx(1)
     assert similarity(metric, "", text) == 0
     assert similarity(metric, "qqq", text) == 0
-
-
-@given(st.sampled_from(sorted(METRICS)), st.text(max_size=40), st.text(max_size=40))
-def test_any_two_texts_get_a_value_of_a_score(metric: str, text: str, reference: str) -> None:
-    value = similarity(metric, text, reference)
-    if value is None:
-        assert similarity(metric, reference, reference) is None
-    else:
-        assert 0 <= value <= 1
 
 
 @pytest.mark.parametrize(
@@ -92,13 +78,10 @@ def test_a_reference_without_the_words_that_a_metric_counts_says_nothing(
         assert similarity(metric, text, reference) is None
 
 
-def test_a_reference_that_is_just_long_enough_says_what_it_says() -> None:
+def test_a_reference_that_is_just_long_enough_says_what_it_says_in_any_script() -> None:
     assert similarity("rouge_2", "x 42", "x 42") == 1
     assert similarity("rouge_2", "42", "x 42") == 0
     assert similarity("fuzzy_match", "-", "+") == 0
-
-
-def test_words_of_every_script_count() -> None:
     assert similarity("rouge_1", "сумма равна 5", "Сумма: 5") == pytest.approx(0.8)
 
 
@@ -123,17 +106,14 @@ async def test_the_score_is_the_metric_of_the_filled_templates(tools: Tools) -> 
 async def test_what_cannot_be_compared_is_ungradable(tools: Tools) -> None:
     missing = await checked("x", tools, reference="{{item.metadata.x}}")
     assert missing == Ungradable(reason="unknown_field")
-    empty = await checked("x", tools, reference="{{item.solution}}", solution=" ")
-    assert empty == Ungradable(reason="empty_reference")
-
-
-@pytest.mark.anyio
-async def test_a_reference_too_short_for_the_metric_is_no_fault_of_the_response(
-    tools: Tools,
-) -> None:
-    settings = {"solution": "42", "reference": "{{item.solution}}", "evaluation_metric": "rouge_2"}
-    for text in ("42", "x = 42", ""):
-        assert await checked(text, tools, **settings) == Ungradable(reason="reference_too_short")
+    settings = {"reference": "{{item.solution}}", "evaluation_metric": "rouge_2"}
+    for text, solution, reason in [
+        ("x", " ", "empty_reference"),
+        ("x = 42", "42", "reference_too_short"),
+        ("", "42", "reference_too_short"),
+    ]:
+        score = await checked(text, tools, solution=solution, **settings)
+        assert score == Ungradable(reason=reason)
 
 
 @pytest.mark.anyio
