@@ -1,7 +1,7 @@
 """Whether two answers are the same: read, and put to the rules one after the other.
 
-Most pairs are settled here, exactly and in microseconds, where others wait: what takes too long is
-left unknown. In the pool the same rules have computer algebra for what they cannot settle.
+Most pairs are settled here, in microseconds, where others wait: what takes too long is left
+unknown. In the pool the same rules have computer algebra for what they cannot settle.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def compare(gold: str, answer: str, problem: str = "") -> Verdict:
 
 
 def compare_with(algebra: Algebra | None, gold: str, answer: str, problem: str = "") -> Verdict:
-    """The same with computer algebra for what no rule settles, and without limit of work."""
+    """The same with computer algebra for what no rule settles, and however many parts they have."""
     if verdict := _at_sight(gold, answer):
         return verdict
     if _squeezed(gold) == _squeezed(answer):

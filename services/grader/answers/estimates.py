@@ -17,6 +17,7 @@ _DIGITS = Context(prec=60, Emax=10_000, Emin=-10_000)
 _FAR = Decimal("1e-20")  # in relation to the larger one, or to 1
 _LARGEST = Decimal("1e30")  # beyond, sums lose too many digits
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
+_TINY = Decimal("1e-20")  # may be the rest of a sum that is 0
 _MAX_EXPONENT = 1_000
 
 
@@ -57,9 +58,14 @@ def _letter(name: str) -> Decimal:
 
 
 def _power(_: Node, base: Decimal, exponent: Decimal) -> Decimal:
-    if abs(exponent) > _MAX_EXPONENT:
+    is_whole = exponent == exponent.to_integral_value()
+    if abs(exponent) > _MAX_EXPONENT or (abs(base) < _TINY and not (is_whole and exponent > 0)):
         raise KeyError(exponent)
     return base**exponent
+
+
+def _quotient(_: Node, above: Decimal, below: Decimal) -> Decimal:
+    return above * _power(_, below, Decimal(-1))
 
 
 _OPERATIONS: Mapping[str, Callable[..., Decimal]] = {
@@ -68,6 +74,7 @@ _OPERATIONS: Mapping[str, Callable[..., Decimal]] = {
     "pi": lambda _: _PI,
     "negative": lambda _, inside: -inside,
     "^": _power,
+    **dict.fromkeys(("/", "fraction"), _quotient),
     "root": lambda node, inside, index: _power(node, inside, 1 / index),
     **dict.fromkeys(("grouped", "repeating"), lambda _, inside: inside),
     **{
@@ -77,8 +84,6 @@ _OPERATIONS: Mapping[str, Callable[..., Decimal]] = {
             "mixed": operator.add,
             "-": operator.sub,
             "*": operator.mul,
-            "/": operator.truediv,
-            "fraction": operator.truediv,
         }.items()
     },
 }

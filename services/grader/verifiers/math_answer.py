@@ -113,7 +113,7 @@ async def decide(gold: str, answer: str, tools: Tools, *, problem: str = "") -> 
     the answer may be called, as in ``\\text{Area} = 12``; and of what there are 12.
     """
     problem = problem[-MAX_CHARS:]
-    if len(answer) <= _MAX_CHARS_TO_SETTLE:
+    if len(answer) <= _MAX_CHARS_TO_SETTLE and len(gold) <= _MAX_ANSWER_CHARS:
         verdict = compare_here(gold, answer, problem)
         if verdict.equal is not None:
             return Decision(_RIGHT if verdict.equal else _WRONG, verdict.path)

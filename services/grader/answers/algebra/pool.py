@@ -4,7 +4,7 @@ It may take for ever, take all memory, or crash: no timeout in here could preven
 
 The rules are those of the service. What they cannot settle is put to SymPy, tree by tree, and read
 by math-verify only where the grammar has no tree. Neither is trusted to say that two expressions
-are equal, because they round: they must agree to fifty digits, at points of their own if they have
+are equal, because they round: they must agree to forty digits, at points of their own if they have
 letters.
 """
 

@@ -1,8 +1,8 @@
-"""Whether two expressions of SymPy agree, by their values to fifty digits. For the pool only.
+"""Whether two expressions of SymPy agree, by their values to forty digits. For the pool only.
 
-Rounding is what makes computer algebra say that 355/113 is π; fifty digits leave no room for it.
-Two expressions with letters that agree at several points, to thirty digits each, are the same. The
-points are none that whoever wrote them could have foreseen.
+Rounding is what makes computer algebra say that 355/113 is π; forty digits leave no room for it.
+Two expressions with letters that agree at several points are the same. The points are none that
+whoever wrote them could have foreseen.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ from sympy import (
 
 _DIGITS = 50
 _MAX_DIGITS = 3000  # of numbers that are not rational; of larger ones not all digits count
+_MAX_DIGITS_OF_ZERO = 1000
 _MAX_DIGITS_AT_POINT = 250  # beyond, the gamma function is slow
 _mp: Any = MPContext()  # of our own: SymPy computes with the shared one
 _mp.dps = _MAX_DIGITS + 2 * _DIGITS
-_CLOSE, _TINY = _mp.mpf(10) ** -30, _mp.mpf(10) ** -40
+_CLOSE, _TINY = _mp.mpf(10) ** -40, _mp.mpf(10) ** -500  # what is 0 comes to less
+_MAX_EXACT_DEGREE = 200
 _POINTS = 90  # few of them may be in the order that a root of b - a asks for
 _ENOUGH, _MOST = 3, 16  # points at which both have a value
 _SIZES = (120, 1.3, 0.05, 14, 2.8, 31, 0.3, 5.1)
@@ -93,12 +95,14 @@ def sign_of_factor(gold: Expr, answer: Expr, seed: str = "") -> int | None:
     ratios = list[Value]()
     for value, other in islice(_values(gold, answer, seed, frozenset()), _MOST):
         if value and other:
-            ratios.append(_float(other) / _float(value))
+            are_exact = isinstance(value, Rational) and isinstance(other, Rational)
+            ratios.append(other / value if are_exact else _float(other) / _float(value))
             if not _are_close(ratios[0], ratios[-1]):
                 return 0
     if len(ratios) < _ENOUGH:
         return None
-    return int(_mp.sign(ratios[0].real)) if _is_real(ratios[0]) else 0
+    ratio = _float(ratios[0])
+    return int(_mp.sign(ratio.real)) if _is_real(ratio) else 0
 
 
 def decimal_of(expression: Expr) -> Decimal | None:
@@ -126,7 +130,7 @@ def value_of(expression: Expr, point: Mapping[Basic, Expr] = MappingProxyType({}
 
 
 def _evaluated(expression: Expr, digits: int, point: Mapping[Basic, Expr]) -> Value | None:
-    value = expression.evalf(digits, subs=dict(point), maxn=_MAX_DIGITS)
+    value = expression.evalf(digits, subs=dict(point), maxn=max(digits, _MAX_DIGITS_OF_ZERO))
     try:
         number = _mp.convert(value)
     except (TypeError, ValueError):  # it is no number
@@ -147,11 +151,13 @@ def _values(
 ) -> Iterator[tuple[Value, Value]]:
     """The values of both wherever both are defined, and not too large to know all digits.
 
-    Whole numbers are put in exactly; an exact power of fractions may take for ever.
+    Whole numbers are put in exactly, and all numbers into what is only worked out with the four
+    operations; an exact power of fractions may take for ever.
     """
+    exactly = gold.free_symbols if _is_plain(gold) and _is_plain(answer) else wholes
     for point in _points(gold, seed, wholes):
         if _is_defined(gold, point) and _is_defined(answer, point):
-            exact = [(letter, point[letter]) for letter in wholes]
+            exact = [(letter, point[letter]) for letter in exactly]
             value, other = (value_of(each.subs(exact), point) for each in (gold, answer))
             if value is not None and other is not None:
                 yield value, other
@@ -174,6 +180,12 @@ def _points(gold: Expr, seed: str, wholes: frozenset[Basic]) -> Iterator[Point]:
                 value = value.ceiling()
             point[letter] = value * (draw.choice((1, -1)) if gold.has(Abs) else (-1) ** at)
         yield point
+
+
+def _is_plain(expression: Expr) -> bool:
+    """Whether it is a fraction of polynomials of a small degree."""
+    degrees = (abs(power.exp) for power in expression.atoms(Pow) if power.exp.is_Integer)
+    return expression.is_rational_function() and max(degrees, default=0) <= _MAX_EXACT_DEGREE
 
 
 def _num_pieces(expression: Expr, kinds: tuple[type[Basic], ...]) -> int:

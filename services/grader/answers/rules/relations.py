@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from services.grader.answers.nodes import Node, rebuilt
-from services.grader.answers.question import UNKNOWN, Question
+from services.grader.answers.question import Question
 from services.grader.answers.values import (
     Expression,
     Number,
@@ -69,7 +69,7 @@ def relations(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     """``x = 5`` is 5, and an equation is any multiple of itself."""
     if not (isinstance(gold, Relation) or isinstance(answer, Relation)):
         return None
-    golds, name = _links(gold, UNKNOWN)
+    golds, name = _links(gold, by.question)
     answers, other = _links(answer, by.question)
     if name and other and answers and (renamed := _with_letter_of(name, other, answers)):
         answers, other = renamed, name
