@@ -32,7 +32,7 @@ _LONG_S = (1.2 * CLAIM_IDLE_S, 2.2 * CLAIM_IDLE_S)  # longer than a worker may b
 _ANY_S = (0.02, 1.5 * CLAIM_IDLE_S)
 _CLOCK_JUMPS_S = (1, -1, 60, -60, 3600, -3600)
 _LATENCY_S = 0.03
-_PHASE_COMES_WITHIN_S = 10.0
+_PHASE_COMES_WITHIN_S = 20.0
 _TRIES = 10  # to find one whose part is free
 _MOST_WRITES = 60  # about as many as the learner makes from one checkpoint to the next
 

@@ -18,7 +18,7 @@ def a_chaos_recipe(
     steps: int,
     with_critic: bool = False,
     checkpoint_every: int = 3,
-    evaluate_every: int = 25,
+    evaluate_every: int = 10,
 ) -> Recipe:
     """Dynamic sampling, evaluation and checkpoints; with a critic also value pretraining."""
     critic = {"critic": {"pretrain_steps": 6}, "algorithm": {"advantage": "gae"}}
