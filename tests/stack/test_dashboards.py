@@ -75,7 +75,7 @@ def watched(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         job = stack.wait_for_end(submitted["id"], timeout_s=300)
         assert job["status"] == "succeeded", job["error"]
         ended = f'weir_job_state{{job="{job["id"]}",state="succeeded"}} == 1'
-        wait_for(lambda: bool(prometheus.now(ended, time.time())), 30, "Prometheus to see the end")
+        wait_for(lambda: bool(prometheus.now(ended, time.time())), 240, "Prometheus to see the end")
         yield Watched(prometheus, job, since, time.time())
     finally:
         prometheus.stop()

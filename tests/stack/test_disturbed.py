@@ -30,7 +30,7 @@ def test_rolling_restarts_of_every_service_are_nobodys_death(stack: Stack) -> No
         wait_for(lambda n=name, b=before: stack.leaders().get(n, b) != b, 60, f"another {name}")
         step = max(2, _step(stack, job_id))
         wait_for(lambda s=step: _step(stack, job_id) > s or s > 20, 120, f"steps after {name}")
-    wait_for(lambda: _step(stack, job_id) > 0, 60, "the gateway")
+    wait_for(lambda: _step(stack, job_id) > 0, 240, "the gateway")
     job = stack.wait_for_end(job_id)
     assert_every_group_is_accounted_for(stack, job)
     assert not job["weir"]["result"]["groups"]["dropped"]
@@ -56,7 +56,7 @@ def test_every_one_of_many_random_kills_is_got_over(stack: Stack) -> None:
         seconds.setdefault(name, []).append(time.monotonic() - began)
     for name, each in sorted(seconds.items()):
         print(f"{name:10} {len(each):3} kills, to the third step {max(each):5.1f} s at the most")
-    wait_for(lambda: _step(stack, job_id) > 0, 60, "the gateway")
+    wait_for(lambda: _step(stack, job_id) > 0, 240, "the gateway")
     job = stack.job(job_id)
     assert job["status"] == "running", job["weir"]
     last = [event["data"] for event in _past_events(stack, job_id) if "reward" in event["data"]][-1]

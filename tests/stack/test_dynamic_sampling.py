@@ -124,12 +124,12 @@ def test_what_cannot_be_graded_pauses_the_job_long_before_the_limit(
 ) -> None:
     tasks = tasks_with_some_ungradable(tmp_path / "tasks.jsonl", range(50))
     job_id = stack.submit(tasks=tasks, training=TRAINING | {"max_oversampling": 50.0})
-    wait_for(lambda: stack.job(job_id)["status"] == "paused", 60, "the pause")
+    wait_for(lambda: stack.job(job_id)["status"] == "paused", 240, "the pause")
     logged = [graded for _, graded in read_log(stack.job_folder(job_id) / "log")]
     assert GROUPS_PER_STEP <= len(logged) <= 8 * GROUPS_PER_STEP
     assert len(warnings_of_ungradable(stack, job_id)) == 1
     stack.ask(job_id, "resume")
-    wait_for(lambda: len(warnings_of_ungradable(stack, job_id)) == 2, 60, "the next pause")
+    wait_for(lambda: len(warnings_of_ungradable(stack, job_id)) == 2, 240, "the next pause")
     with stack.client() as weir:
         weir.cancel(job_id)
     assert stack.wait_for_end(job_id)["status"] == "cancelled"
@@ -143,7 +143,7 @@ def test_who_resumes_a_job_accepts_what_could_not_be_graded_even_if_its_learner_
     first = [task_index(number, 50, seed=3) for number in range(GROUPS_PER_STEP)]
     tasks = tasks_with_some_ungradable(tmp_path / "tasks.jsonl", first)
     job_id = stack.submit(tasks=tasks, training=TRAINING | {"steps": 3, "seed": 3})
-    wait_for(lambda: stack.job(job_id)["status"] == "paused", 60, "the pause")
+    wait_for(lambda: stack.job(job_id)["status"] == "paused", 240, "the pause")
     stack.kill("learner")
     assert stack.job(job_id)["weir"]["step"] == 0
     stack.ask(job_id, "resume")

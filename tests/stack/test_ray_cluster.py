@@ -96,7 +96,7 @@ def test_a_job_survives_the_death_of_a_node_that_samples_and_of_one_that_learns(
         nodes.kill("b")
         stack.wait_for_step(job_id, 9)
         nodes.kill("c")
-        wait_for(lambda: len(nodes_of("weir-learner")) < 2, 60, "the death of a rank")
+        wait_for(lambda: len(nodes_of("weir-learner")) < 2, 240, "the death of a rank")
         nodes.add("c")
         job = stack.wait_for_end(job_id, 300)
         assert job["weir"]["attempt"] >= 2
@@ -104,5 +104,5 @@ def test_a_job_survives_the_death_of_a_node_that_samples_and_of_one_that_learns(
     finally:
         os.kill(stack.supervisor.pid, signal.SIGTERM)
         assert stack.supervisor.wait(60) == 0
-    wait_for(lambda: not of_home(stack.home), 30, "the processes of the stack to end")
+    wait_for(lambda: not of_home(stack.home), 240, "the processes of the stack to end")
     assert not (stack.home / "stack.json").exists()

@@ -39,7 +39,7 @@ def assert_no_orphan(stack: Stack) -> None:
         return {group(process_id) for process_id in of_home(stack.home)}
 
     supervisor = group(stack.supervisor.pid)
-    wait_for(lambda: groups() <= {*stack.leaders().values(), supervisor}, 20, "orphans to end")
+    wait_for(lambda: groups() <= {*stack.leaders().values(), supervisor}, 240, "orphans to end")
 
 
 def replayed(stack: Stack, job_id: str, step: int) -> subprocess.CompletedProcess[str]:
@@ -103,7 +103,7 @@ def test_a_paused_job_checkpoints_and_goes_on_where_it_was(stack: Stack) -> None
     job_id = stack.submit()
     stack.wait_for_step(job_id, 5)
     stack.ask(job_id, "pause")
-    wait_for(lambda: stack.job(job_id)["status"] == "paused", 60, "the pause")
+    wait_for(lambda: stack.job(job_id)["status"] == "paused", 240, "the pause")
     step = stack.job(job_id)["weir"]["step"]
     folders = (stack.job_folder(job_id) / "checkpoints").glob("step-*")
     assert f"step-{step:06d}" in {folder.name for folder in folders}
@@ -132,7 +132,7 @@ def test_a_job_survives_the_death_of_the_supervisor(tmp_path: Path) -> None:
     first.supervisor.kill()
     first.supervisor.wait()
     second = start(tmp_path)
-    wait_for(lambda: not (tmp_path / "stack.json").exists(), 90, "the earlier stack to leave")
+    wait_for(lambda: not (tmp_path / "stack.json").exists(), 240, "the earlier stack to leave")
     try:
         second.wait_until_up()
         assert_every_group_is_accounted_for(second, second.wait_for_end(job_id))
