@@ -71,6 +71,7 @@ _NOISE = {
     "checkpoints": 128,
     "files": 16,
     "under_way": 64,
+    "weights": 16,  # versions that are just being written or read
 }
 
 
