@@ -5,7 +5,6 @@ That two expressions are equal is never concluded from them: that is for algebra
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from decimal import Context, Decimal, DecimalException, localcontext
 from functools import lru_cache
@@ -14,36 +13,41 @@ from hashlib import blake2b
 from services.grader.answers.nodes import Node
 
 _DIGITS = Context(prec=60, Emax=10_000, Emin=-10_000)
-_FAR = Decimal("1e-20")  # in relation to the larger one, or to 1
+_SMALL = Decimal("1e-20")
 _LARGEST = Decimal("1e30")  # beyond, sums lose too many digits
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
-_TINY = Decimal("1e-20")  # may be the rest of a sum that is 0
 _MAX_EXPONENT = 1_000
 
 
 def are_different(first: Node, second: Node) -> bool:
-    """Whether two expressions surely have different values; False where that is not known.
-
-    Letters have values that are drawn from their names, the same in both.
-    """
-    value, other = _estimate(first), _estimate(second)
+    """Whether two expressions surely have different values; False where that is not known."""
+    value, other = estimate(first), estimate(second)
     if value is None or other is None:
         return False
-    return abs(value - other) > _FAR * max(1, abs(value), abs(other))
+    return abs(value - other) > _SMALL * max(1, abs(value), abs(other))
 
 
-def _estimate(tree: Node) -> Decimal | None:
+def estimate(tree: Node) -> Decimal | None:
+    """A real number, where letters have values drawn from their names; None if there is none."""
     built: dict[int, Decimal] = {}
     try:
         with localcontext(_DIGITS):
             for node in reversed(list(tree.walk())):  # parts come before what they are part of
-                operation = _OPERATIONS[node.kind]
-                built[id(node)] = operation(node, *(built[id(part)] for part in node.parts))
-                if abs(built[id(node)]) > _LARGEST:
+                value = _value(node, *(built[id(part)] for part in node.parts))
+                if abs(value) > _LARGEST:
                     return None
+                built[id(node)] = value
     except (KeyError, DecimalException):
         return None
     return built[id(tree)]
+
+
+def _value(node: Node, *parts: Decimal) -> Decimal:
+    if node.kind == "number":
+        return Decimal(node.number.numerator) / node.number.denominator
+    if node.kind == "letter":
+        return _letter(node.letter)
+    return _OPERATIONS[node.kind](*parts)
 
 
 @lru_cache(4096)
@@ -57,33 +61,32 @@ def _letter(name: str) -> Decimal:
     return 1 + Decimal(int(digest, 16)) / 16**12
 
 
-def _power(_: Node, base: Decimal, exponent: Decimal) -> Decimal:
+def _power(base: Decimal, exponent: Decimal) -> Decimal:
     is_whole = exponent == exponent.to_integral_value()
-    if abs(exponent) > _MAX_EXPONENT or (abs(base) < _TINY and not (is_whole and exponent > 0)):
-        raise KeyError(exponent)
+    if abs(exponent) > _MAX_EXPONENT or (abs(base) < _SMALL and not (is_whole and exponent > 0)):
+        raise KeyError(exponent)  # what is small may be the rest of a sum that is 0
     return base**exponent
 
 
-def _quotient(_: Node, above: Decimal, below: Decimal) -> Decimal:
-    return above * _power(_, below, Decimal(-1))
+def _quotient(above: Decimal, below: Decimal) -> Decimal:
+    return above * _power(below, Decimal(-1))
+
+
+def _root(inside: Decimal, index: Decimal) -> Decimal:
+    return _power(inside, 1 / index)
 
 
 _OPERATIONS: Mapping[str, Callable[..., Decimal]] = {
-    "number": lambda node: Decimal(node.number.numerator) / node.number.denominator,
-    "letter": lambda node: _letter(node.letter),
-    "pi": lambda _: _PI,
-    "negative": lambda _, inside: -inside,
+    "pi": lambda: _PI,
+    "+": Decimal.__add__,
+    "mixed": Decimal.__add__,
+    "-": Decimal.__sub__,
+    "*": Decimal.__mul__,
+    "/": _quotient,
+    "fraction": _quotient,
+    "negative": Decimal.__neg__,
+    "grouped": Decimal.__pos__,
+    "repeating": Decimal.__pos__,
     "^": _power,
-    **dict.fromkeys(("/", "fraction"), _quotient),
-    "root": lambda node, inside, index: _power(node, inside, 1 / index),
-    **dict.fromkeys(("grouped", "repeating"), lambda _, inside: inside),
-    **{
-        kind: lambda _, a, b, apply=apply: apply(a, b)
-        for kind, apply in {
-            "+": operator.add,
-            "mixed": operator.add,
-            "-": operator.sub,
-            "*": operator.mul,
-        }.items()
-    },
+    "root": _root,
 }

@@ -2,10 +2,10 @@ r"""Relations as what they leave to a letter: ``1 < x \le 2`` is an interval."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from fractions import Fraction
+from decimal import Decimal
 
+from services.grader.answers.estimates import estimate
 from services.grader.answers.nodes import Node
 from services.grader.answers.values import (
     Conditions,
@@ -146,10 +146,12 @@ def _tightest(ends: list[tuple[Value, str]], *, sign: int) -> tuple[Value, str] 
     ranked = [(_size(end), bracket in "()", (end, bracket)) for end, bracket in finite]
     if any(value is None for value, _, _ in ranked):
         return None
-    return max(ranked, key=lambda each: (sign * (each[0] or 0), each[1]))[2]
+    return max(ranked, key=lambda each: (sign * (each[0] or Decimal(0)), each[1]))[2]
 
 
-def _size(value: Value) -> float | Fraction | None:
+def _size(value: Value) -> Decimal | None:
     if value in (INFINITY, MINUS_INFINITY):
-        return math.inf if value == INFINITY else -math.inf
-    return value.value if isinstance(value, Number) else None
+        return Decimal("Infinity" if value == INFINITY else "-Infinity")
+    if not isinstance(value, Number | Expression) or value.tree is None:
+        return None
+    return None if isinstance(value, Expression) and value.letters else estimate(value.tree)

@@ -40,7 +40,7 @@ class Comparison:
         """Whether two values are the same, by the first rule that fits.
 
         Raises:
-            OutOfWork: at the 130th pair of parts, if there is no algebra.
+            OutOfWork: after 130 pairs of parts, if there is no algebra.
         """
         self.pairs += 1
         if self.pairs > _MAX_PAIRS and self.algebra is None:

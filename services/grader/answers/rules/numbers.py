@@ -18,10 +18,15 @@ def numbers(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
         return Verdict(True, "number")
     if gold.places is None and answer.places is None:
         return Verdict(False, "number")
-    decimal, exact = sorted((gold, answer), key=lambda number: number.places or 10**6)
+    decimal, exact = sorted((gold, answer), key=_places)
     return Verdict(
         decimal.rounds(Decimal(exact.value.numerator) / exact.value.denominator), "number"
     )
+
+
+def _places(number: Number) -> int:
+    """An exact number has no end of them."""
+    return 10**6 if number.places is None else number.places
 
 
 def numerals(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
@@ -56,7 +61,7 @@ def expressions(gold: Value, answer: Value, by: Comparison) -> Verdict:
 
 
 def _may_be_rounded(*values: Number | Expression) -> bool:
-    return any(isinstance(value, Number) and value.places for value in values)
+    return any(isinstance(value, Number) and value.places is not None for value in values)
 
 
 def _kind(value: Number | Expression) -> str:
