@@ -13,7 +13,7 @@ T = TypeVar("T")
 _MAX_RESULTS = 4096
 
 
-@dataclass(eq=False)
+@dataclass
 class _UnderWay(Generic[T]):
     task: asyncio.Task[T]
     waiting: int = 0
@@ -22,11 +22,12 @@ class _UnderWay(Generic[T]):
 class SharedWork(Generic[T]):
     """Work under way by its key, and the latest results that are to be kept.
 
-    Work is given up when the last one who waits for it is cancelled.
+    Work is given up when the last one who waits for it is cancelled: what a job that is over has
+    asked must not hold up the next one, neither in the pool's queue nor in the judge's.
     """
 
     def __init__(self) -> None:
-        self._under_way: dict[Hashable, _UnderWay[T]] = {}
+        self._under_way: dict[Hashable, _UnderWay[T]] = {}  # as long as somebody waits
         self._results: OrderedDict[Hashable, T] = OrderedDict()
 
     def is_under_way(self, key: Hashable) -> bool:
@@ -46,18 +47,22 @@ class SharedWork(Generic[T]):
         if key in self._results:
             self._results.move_to_end(key)
             return self._results[key]
-        shared = self._under_way.get(key)
-        if shared is None:
-            shared = self._under_way[key] = _UnderWay(asyncio.create_task(work()))
-            shared.task.add_done_callback(lambda task: self._end(key, task, keeps))
+        if key not in self._under_way:
+            self._under_way[key] = _UnderWay(asyncio.create_task(work()))
+        shared = self._under_way[key]
         shared.waiting += 1
         try:
-            return await asyncio.shield(shared.task)
+            result = await asyncio.shield(shared.task)
         finally:
             shared.waiting -= 1
-            if not shared.waiting and not shared.task.done():
-                self._leave(key, shared.task)  # now: nobody may join what is being cancelled
+            if not shared.waiting:
+                del self._under_way[key]
                 shared.task.cancel()
+        if keeps(result):
+            self._results[key] = result
+            if len(self._results) > _MAX_RESULTS:
+                self._results.popitem(last=False)
+        return result
 
     async def close(self) -> None:
         """Cancel what is under way, and with it those who wait."""
@@ -65,15 +70,3 @@ class SharedWork(Generic[T]):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _end(self, key: Hashable, task: asyncio.Task[T], keeps: Callable[[T], bool]) -> None:
-        self._leave(key, task)
-        if task.cancelled() or task.exception() is not None or not keeps(task.result()):
-            return
-        self._results[key] = task.result()
-        if len(self._results) > _MAX_RESULTS:
-            self._results.popitem(last=False)
-
-    def _leave(self, key: Hashable, task: asyncio.Task[T]) -> None:
-        if (shared := self._under_way.get(key)) is not None and shared.task is task:
-            del self._under_way[key]

@@ -11,6 +11,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, BinaryIO
 
@@ -128,7 +129,8 @@ async def _compare(solutions: Sequence[calibration.Labelled]) -> int:
     """Write what there is to know about each verifier, a line of JSON each."""
     own = JudgeSettings.from_environment()
     judges = {"": Judge(own, patient=False)} if own else {}
-    async with opened(Settings.from_environment(), judges) as tools:
+    settings = replace(Settings.from_environment(), python=False)  # nothing here runs clients' code
+    async with opened(settings, judges) as tools:
         for check, label in calibration.CALIBRATED:
             if check.verifier == "model_judge" and not judges:
                 _complain(f"model_judge was not asked: {URL} is not set")
