@@ -116,12 +116,18 @@ async def beside(*loops: Awaitable[None]) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@pytest.fixture
-async def watch(server: Server) -> AsyncIterator[Watch]:
+@asynccontextmanager
+async def watching(server: Server) -> AsyncIterator[Watch]:
     async with connect(server.url, me="gateway", patience_s=5) as exchange:
         watch = Watch(exchange)
         async with beside(watch.watch_forever()):
             yield watch
+
+
+@pytest.fixture
+async def watch(server: Server) -> AsyncIterator[Watch]:
+    async with watching(server) as watch:
+        yield watch
 
 
 @pytest.fixture
@@ -245,7 +251,7 @@ class Exporting(FakeTeam):
 
 
 async def test_an_engine_that_never_starts_is_named_and_told_now_and_then(
-    server: Server, watch: Watch, learner: Learner
+    server: Server, learner: Learner
 ) -> None:
     data_dir = learner.data_dir
     deployment = replace(DEPLOYMENT, data_dir=data_dir, memory_dir=data_dir / "weights")
@@ -267,9 +273,12 @@ async def test_an_engine_that_never_starts_is_named_and_told_now_and_then(
 
     learner.make_team = Exporting
     await learner.submit(steps=1000)
-    async with learning(learner):
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(learning(learner))
         for _ in range(5):
             await one_life()
+        # Only now, or a slow life before the last one would be a stall of its own.
+        watch = await stack.enter_async_context(watching(server))
         words = await watch.until_named(Edge.CANNOT_START)
         assert "rollout-host does not start: the GPU is away: no kernel for it" in words
         assert words.endswith("attempt 5")
@@ -277,8 +286,9 @@ async def test_an_engine_that_never_starts_is_named_and_told_now_and_then(
         assert [message.split("; ")[1] for message in told] == [
             f"attempt {number}" for number in (1, 2, 4)
         ]
-        async with worker(server, "rollout", rollout()):
-            await watch.until_it_moves(1)
+        await stack.enter_async_context(worker(server, "grader", grader()))
+        await stack.enter_async_context(worker(server, "rollout", rollout()))
+        await watch.until_it_moves(1)
 
 
 async def test_a_paused_job_says_who_must_act_and_the_one_behind_it_runs(
