@@ -260,16 +260,13 @@ async def test_an_engine_that_never_starts_is_named_and_told_now_and_then(
     async def start(*_: object) -> Engine:
         raise EngineError("the GPU is away:\n  no kernel for it")  # which is no job's fault
 
-    async def sample_groups(service: Service) -> None:
-        follower = PolicyFollower(service, start)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(follower.follow_policy_forever())
-            tasks.create_task(work_forever(service, rollout()))
+    async def follow_policy(service: Service) -> None:
+        await PolicyFollower(service, start).follow_policy_forever()
 
     async def one_life() -> None:
         async with connect(server.url, me=f"rollout-host-1.{next(lives)}") as own:
-            with pytest.raises(ExceptionGroup):
-                await telling(Service("rollout", deployment, own), sample_groups)
+            with pytest.raises(EngineError):
+                await telling(Service("rollout", deployment, own), follow_policy)
 
     learner.make_team = Exporting
     await learner.submit(steps=1000)
