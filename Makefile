@@ -39,7 +39,7 @@ format: install ## rewrite the code in the house format
 	ruff check --fix .
 
 test: install ## all checks and tests; needs no GPU and no server
-	$(MAKE) --jobs 2 check test-stacks test-parts test-training test-sampling
+	$(MAKE) --jobs 2 check test-stacks test-parts test-training test-sampling $(ALSO)
 
 test-parts: install ## the tests of all but real engines and whole stacks
 	pytest --ignore tests/engine --ignore tests/stack

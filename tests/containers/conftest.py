@@ -47,14 +47,14 @@ class Stack:
         self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
-        wait_for(lambda: self.sdk.fine_tuning.jobs.list(limit=1) is not None, 120, "the gateway")
+        wait_for(lambda: self.sdk.fine_tuning.jobs.list(limit=1) is not None, 240, "the gateway")
 
     def execute(self, service: str, *command: str) -> str:
         """What a command prints in a container; a learner's begins anew after a job.
 
         A command that runs while its container ends is killed with it, and exits with 137.
         """
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while True:
             try:
                 return self.engine("exec", container(service), *command)
@@ -74,7 +74,7 @@ class Stack:
         assert victim, f"{service} does not run"  # 0 would be this very process and its kin
         os.kill(victim, signal.SIGKILL)
         wait_for(
-            lambda: self.first_process(service) not in {0, victim}, 60, f"{service} to start again"
+            lambda: self.first_process(service) not in {0, victim}, 180, f"{service} to start again"
         )
 
     def submit(self, steps: int) -> str:

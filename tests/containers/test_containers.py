@@ -68,7 +68,7 @@ def test_an_image_holds_its_service_and_what_that_may_import(stack: Stack, servi
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_the_health_check_of_an_image_works(stack: Stack, service: str) -> None:
-    wait_for(lambda: stack.engine.is_healthy(container(service)), 90, f"{service} to be healthy")
+    wait_for(lambda: stack.engine.is_healthy(container(service)), 240, f"{service} to be healthy")
 
 
 def asked_of_prometheus(stack: Stack, expression: str) -> list[dict[str, str]]:
@@ -82,14 +82,14 @@ def test_prometheus_reaches_every_service(stack: Stack, trained: Json) -> None:
         metrics = asked_of_prometheus(stack, 'up{job=~"weir|redis"} == 1')
         return {m.get("service", m["job"]) for m in metrics} == {*SERVICES, "redis"}
 
-    wait_for(reached, 90, "every target to be up")
+    wait_for(reached, 240, "every target to be up")
 
 
 def test_prometheus_has_the_last_evaluation_of_a_job_that_has_ended(
     stack: Stack, trained: Json
 ) -> None:
     metric = f'weir_job_evaluation{{job="{trained["id"]}",name="accuracy"}}'
-    wait_for(lambda: bool(asked_of_prometheus(stack, metric)), 30, metric)
+    wait_for(lambda: bool(asked_of_prometheus(stack, metric)), 120, metric)
 
 
 def test_the_gateway_shows_what_the_learner_has_kept(stack: Stack, trained: Json) -> None:
