@@ -163,7 +163,7 @@ def url(served: Served) -> str:
 
 @pytest.fixture
 async def chat(url: str) -> AsyncIterator[Chat]:
-    async with Chat(JudgeSettings(url, MODEL), connections=8) as chat:
+    async with Chat(JudgeSettings(url, MODEL)) as chat:
         yield chat
 
 

@@ -1,16 +1,16 @@
 """Chat completions of an OpenAI-compatible server: one attempt each, read within limits.
 
-A failure says whether it is of the request, of every request, or may pass. What it means, and
-whether to ask again, is for whoever asks to decide.
+What a failure means, and whether to ask again, is for whoever asks to decide.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, Self
+from typing import Self
 
 import httpx
 from prometheus_client import Counter, Gauge, Histogram
@@ -36,13 +36,14 @@ SECONDS = Histogram(
 )
 IN_FLIGHT = Gauge("weir_judge_in_flight", "Calls that the judge's server is working on")
 
+FAILED, TIMEOUT, REFUSED = "judge_failed", "judge_timeout", "judge_refused"
+OVER_CONTEXT = "over_judge_context"  # a refusal, too, but one that is surely of this request
 _MAX_REPLY_BYTES = 8 * 2**20
 _CONNECT_TIMEOUT_S = 10.0
-_LONGEST_RETRY_AFTER_S = 30.0
 _SHOWN_CHARS = 300
 _MOST_TOKENS = 2**53  # of which a counter still counts one
-_OF_THIS_REQUEST = {400, 413, 414, 415, 422, 431}  # other refusals may be of every request
-_MAY_PASS = {408, 425, 429}
+_MAY_PASS = {408, 425, 429}  # of all below 500
+_TOO_LONG = re.compile(r"context.(length|size|window)|maximum model length", re.IGNORECASE)
 _UNREACHABLE = httpx.ConnectError, httpx.ConnectTimeout
 _NOT_AS_DESCRIBED = ValueError, LookupError, TypeError, AttributeError, RecursionError  # of JSON
 
@@ -50,31 +51,20 @@ _NOT_AS_DESCRIBED = ValueError, LookupError, TypeError, AttributeError, Recursio
 class ChatError(RuntimeError):
     """There is no completion; the text says why, and which variable to look at.
 
-    ``kind`` is ``refused`` if the server would refuse this request again, ``denied`` if it may
-    refuse every request, as one of an unknown model or key; ``failed`` and ``timeout`` may pass.
-    ``retry_after_s`` is how long the server asks to wait.
+    ``reason`` is what a response is ungradable for that cannot be graded without. ``may_pass``
+    says that the server may answer the same request if it is asked again.
     """
 
-    def __init__(
-        self,
-        kind: Literal["refused", "denied", "failed", "timeout"],
-        text: str,
-        retry_after_s: float = 0.0,
-    ) -> None:
+    def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
-        self.kind = kind
-        self.retry_after_s = retry_after_s
-
-    @property
-    def may_pass(self) -> bool:
-        """Whether it is worth asking again."""
-        return self.kind in {"failed", "timeout"}
+        self.reason = reason
+        self.may_pass = reason in {FAILED, TIMEOUT}
 
 
 class Chat:
-    """Calls to one server, ``connections`` at once. Use it as ``async with``."""
+    """Calls to one server, any number at once. Use it as ``async with``."""
 
-    def __init__(self, server: JudgeSettings, *, connections: int) -> None:
+    def __init__(self, server: JudgeSettings) -> None:
         self.server = server
         headers = {
             "Content-Type": "application/json",
@@ -88,7 +78,7 @@ class Chat:
         self._http = httpx.AsyncClient(
             headers=headers,
             timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
-            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         )
 
     async def __aenter__(self) -> Self:
@@ -115,75 +105,70 @@ class Chat:
                 content, ended = choice["message"].get("content"), choice.get("finish_reason")
             except _NOT_AS_DESCRIBED as error:
                 what = f"{self.server.url} sends no chat completion; check {URL}"
-                raise ChatError("failed", what) from error
+                raise ChatError(FAILED, what) from error
             _count_tokens(completion.get("usage"), self.server.model)
             if ended != "stop":
                 why = f"it ended by {str(ended)[:20]!r}"
                 raise NoVerdict(why, is_cut_short=ended == "length")
             return question.form.read(content)
 
-    async def identity(self) -> tuple[object, ...]:
-        """Who answers: the server, the model, and what the server says of it on ``/models``.
+    async def identity(self) -> tuple[str, ...]:
+        """Who answers: the server, the model, and what the server may say of it on ``/models``.
 
         Raises:
             ChatError: if the server does not answer.
         """
-        told: dict[str, Any] = {}
+        told: list[str] = []
         try:
             models = json.loads(await self._call("GET", "/models"))["data"]
-            told = next((each for each in models if each.get("id") == self.server.model), told)
+            [model] = (each for each in models if each["id"] == self.server.model)
+            told = [str(model.get(name))[:_SHOWN_CHARS] for name in ("root", "max_model_len")]
         except ChatError as error:
             if error.may_pass:
                 raise
         except _NOT_AS_DESCRIBED:
             pass
-        return self.server.url, self.server.model, told.get("root"), told.get("max_model_len")
+        return self.server.url, self.server.model, *told
 
     async def _call(self, method: str, path: str, body: object = None) -> bytes:
         url = self.server.url + path
         content = None if body is None else as_json(body)
         try:
-            async with asyncio.timeout(self.server.timeout_s):
-                response, reply = await self._exchanged(method, url, content)
+            async with (
+                asyncio.timeout(self.server.timeout_s),
+                self._http.stream(method, url, content=content) as response,
+            ):
+                reply = await _read(response)
         except TimeoutError as error:
             late = f"{url} did not answer within {self.server.timeout_s:g} s"
-            raise ChatError("timeout", late) from error
+            raise ChatError(TIMEOUT, late) from error
         except _UNREACHABLE as error:
             what = f"{url} cannot be reached ({error!r}); start it or correct {URL}"
-            raise ChatError("failed", what) from error
+            raise ChatError(FAILED, what) from error
         except (httpx.HTTPError, OSError, ValueError) as error:
-            raise ChatError("failed", f"{url} broke off: {error!r}") from error
+            raise ChatError(FAILED, f"{url} broke off: {error!r}") from error
         if response.status_code != 200:
             raise self._refusal(response, reply)
         return reply
-
-    async def _exchanged(
-        self, method: str, url: str, content: bytes | None
-    ) -> tuple[httpx.Response, bytes]:
-        async with self._http.stream(method, url, content=content) as response:
-            received = bytearray()
-            async for chunk in response.aiter_raw():
-                received += chunk
-                if len(received) > _MAX_REPLY_BYTES:
-                    raise ChatError("failed", f"{url} sends more than {_MAX_REPLY_BYTES} bytes")
-            return response, bytes(received)
 
     def _refusal(self, response: httpx.Response, reply: bytes) -> ChatError:
         status, text = response.status_code, reply[: 4 * _SHOWN_CHARS].decode(errors="replace")
         what = f"{response.url} answers {status}: {' '.join(text.split())[:_SHOWN_CHARS]}"
         if status >= 500 or status in _MAY_PASS:
-            return ChatError("failed", what, _seconds(response.headers.get("Retry-After", "")))
-        if status in _OF_THIS_REQUEST:
-            return ChatError("refused", what)
+            return ChatError(FAILED, what)
+        if _TOO_LONG.search(text):
+            return ChatError(OVER_CONTEXT, what)
         remedy = f"check {MODEL}={self.server.model}, {URL} and {API_KEY}"
-        return ChatError("denied", f"{what}; {remedy}")
+        return ChatError(REFUSED, f"{what}; {remedy}")
 
 
-def _seconds(retry_after: str) -> float:
-    """How long to wait, of what the header may say; a date is not waited for."""
-    if not (retry_after.isascii() and retry_after.isdigit()):
-        return 0.0
-    return min(float(retry_after), _LONGEST_RETRY_AFTER_S)
+async def _read(response: httpx.Response) -> bytes:
+    received = bytearray()
+    async for chunk in response.aiter_raw():
+        received += chunk
+        if len(received) > _MAX_REPLY_BYTES:
+            raise ChatError(FAILED, f"{response.url} sends more than {_MAX_REPLY_BYTES} bytes")
+    return bytes(received)
 
 
 @contextmanager
@@ -194,7 +179,8 @@ def _counted() -> Iterator[None]:
         CALLS.labels("no_verdict").inc()
         raise
     except ChatError as error:
-        CALLS.labels("refused" if error.kind == "denied" else error.kind).inc()
+        kind = REFUSED if error.reason == OVER_CONTEXT else error.reason
+        CALLS.labels(kind.removeprefix("judge_")).inc()
         raise
     CALLS.labels("verdict").inc()
 

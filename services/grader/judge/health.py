@@ -14,13 +14,13 @@ from collections.abc import Awaitable, Callable
 from prometheus_client import Gauge
 
 from services.chassis.faults import WorkerFault
-from services.grader.judge.settings import URL
+from services.grader.judge.settings import URL, JudgeSettings
 
 UP = Gauge("weir_judge_up", "1 while the judge passes its self-test, 0 while it is down", ["model"])
 WAITING = Gauge("weir_judge_waiting", "Questions that wait for the judge to be up or to be free")
 log = logging.getLogger(__name__)
 
-UNTESTED = "starting"
+_UNTESTED = "starting"
 
 
 class JudgeDown(WorkerFault):
@@ -28,28 +28,17 @@ class JudgeDown(WorkerFault):
 
 
 class Health:
-    """``test`` says why the judge is of no use, or None; ``pauses_s`` are the first and longest.
+    """``is_up`` says whether the last test was passed, ``why_down`` what it found.
 
-    ``is_up`` says whether the last test was passed, ``why_down`` what it found. Whoever waits for
-    a judge that is down is let go with `JudgeDown` if it is not ``patient``.
+    ``test`` says why the judge is of no use, or None.
     """
 
-    def __init__(
-        self,
-        test: Callable[[], Awaitable[str | None]],
-        pauses_s: tuple[float, float],
-        model: str = "judge",
-        *,
-        patient: bool = True,
-    ) -> None:
+    def __init__(self, settings: JudgeSettings, test: Callable[[], Awaitable[str | None]]) -> None:
+        self.settings = settings
         self.is_up = False
-        self.has_been_up = False
-        self.why_down = UNTESTED
+        self.why_down = _UNTESTED
         self.outages = 0  # tests failed so far
-        self._label = model
-        self._patient = patient
         self._test = test
-        self._shortest_s, self._longest_s = pauses_s
         self._doubted = asyncio.Event()
         self._next_test = asyncio.Event()  # set, and replaced, when a test has ended
 
@@ -59,32 +48,29 @@ class Health:
         Waits for: a test to end, then a doubt, or a pause if the judge is down. Unblocked by: the
         deadlines of a test's calls, `clears`, time.
         """
-        pause_s = self._shortest_s
+        shortest_s, longest_s = self.settings.retest_s
+        pause_s = shortest_s
         while True:
             self._conclude(await self._test())
             if self.is_up:
-                pause_s = self._shortest_s
+                pause_s = shortest_s
                 await self._doubted.wait()
             else:
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, self._longest_s)
+                pause_s = min(2 * pause_s, longest_s)
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Waits for a test after which something is so. Unblocked by: the watcher.
+    async def until_up(self) -> int:
+        """Waits for a test that is passed; the count of outages until then. Unblocked by: tests.
 
         Raises:
-            JudgeDown: if it is not, the judge is down, and nobody waits for that to change.
+            JudgeDown: if the judge is down and not patient.
         """
         with WAITING.track_inprogress():
-            while not condition():
-                if not self._patient and self.why_down not in {"", UNTESTED}:
+            while not self.is_up:
+                if not self.settings.patient and self.why_down != _UNTESTED:
                     what = f"the judge is not up: {self.why_down}"
                     raise JudgeDown(f"{what}; start it, or unset {URL}")
                 await self._next_test.wait()
-
-    async def until_up(self) -> int:
-        """Waits for the judge to be up, as `until` does; the count of outages until then."""
-        await self.until(lambda: self.is_up)
         return self.outages
 
     async def clears(self, outages: int) -> bool:
@@ -99,14 +85,14 @@ class Health:
 
     def _conclude(self, why_down: str | None) -> None:
         """Let everybody know; whoever doubted until now has been heard."""
+        model = self.settings.model
         if why_down is None and not self.is_up:
-            log.info("the judge is up", extra={"model": self._label})
+            log.info("the judge is up", extra={"model": model})
         elif why_down is not None and why_down != self.why_down:
-            log.warning("the judge is down", extra={"model": self._label, "why": why_down})
+            log.warning("the judge is down", extra={"model": model, "why": why_down})
         self.is_up, self.why_down = why_down is None, why_down or ""
-        self.has_been_up |= self.is_up
         self.outages += not self.is_up
-        UP.labels(self._label).set(self.is_up)
+        UP.labels(model).set(self.is_up)
         self._doubted.clear()
         self._next_test.set()
         self._next_test = asyncio.Event()

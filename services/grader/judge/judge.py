@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Self
@@ -16,7 +15,7 @@ from protocol.messages import Ungradable
 from services.chassis.metrics import born_at_zero
 from services.grader.judge import self_test
 from services.grader.judge.cache import VerdictCache
-from services.grader.judge.chat import Chat, ChatError
+from services.grader.judge.chat import FAILED, OVER_CONTEXT, Chat, ChatError
 from services.grader.judge.form import NoVerdict, Verdict
 from services.grader.judge.health import WAITING, Health
 from services.grader.judge.question import Question
@@ -30,10 +29,7 @@ CACHE = born_at_zero(
 )
 log = logging.getLogger(__name__)
 
-_OUTAGES_TOGETHER = 2  # under one question, with others in flight: any of them may have done it
-_OUTAGES_ALONE = 2  # a question that kills the judge must end; the first may have been chance
-_SPARE_CONNECTIONS = 8  # for the self-test: it must not wait behind the calls that it is about
-_OVER_CONTEXT = re.compile(r"context.(length|size|window)|maximum model length", re.IGNORECASE)
+_OUTAGES = 2  # under one question: among others any of them may have done it, alone chance
 
 Answer = Verdict | Ungradable
 
@@ -41,27 +37,19 @@ Answer = Verdict | Ungradable
 class Judge(Health):
     """A model that grades. Use it as ``async with Judge(...)``, which watches over it meanwhile.
 
-    While the judge is down, questions wait; of one that is not ``patient`` they raise `JudgeDown`.
+    While the judge is down, questions wait, or raise `JudgeDown` if its settings are not patient.
     A question is *ungradable* for one of these reasons: ``no_verdict`` (no attempt gave a form
-    filled in), ``judge_refused`` (the server takes no such request), ``over_judge_context`` (nor
-    one so long), ``judge_failed`` and ``judge_timeout`` (its attempts failed, and the judge passes
-    its self-test).
+    filled in), ``over_judge_context`` (the server finds it too long), ``judge_refused``,
+    ``judge_failed`` and ``judge_timeout`` (so its attempts ended, and the judge passes its
+    self-test).
     """
 
-    def __init__(
-        self,
-        settings: JudgeSettings,
-        cache: VerdictCache | None = None,
-        *,
-        patient: bool = True,
-    ) -> None:
-        super().__init__(self._examine, settings.retest_s, settings.model, patient=patient)
-        self.settings = settings
+    def __init__(self, settings: JudgeSettings, cache: VerdictCache | None = None) -> None:
+        super().__init__(settings, self._examine)
+        self.refuses_all = False  # it takes no call, as one of another name or key, and never has
         self._cache = cache if settings.cache_bytes else None
-        self._chat = Chat(settings, connections=settings.concurrency + _SPARE_CONNECTIONS)
-        self._identity: tuple[object, ...] | None = None  # until its server has said who it is
-        self._num_examinations = 0
-        self._refuses = False
+        self._chat = Chat(settings)
+        self._identity: tuple[str, ...] | None = None  # of who has passed the last self-test
         self._slots = Slots(settings.concurrency)
         self._sharing: SharedWork[Answer] = SharedWork()
         self._beside = asyncio.TaskGroup()
@@ -79,11 +67,6 @@ class Judge(Health):
         await self._chat.__aexit__()
         await self._beside.__aexit__(None, None, None)  # which wraps no error of its user's
 
-    @property
-    def refuses_all(self) -> bool:
-        """Whether its server takes no call, as one of another name or key, and never has."""
-        return self._refuses and not self.has_been_up
-
     async def ask(self, question: Question, samples: int = 1) -> list[Answer]:
         """Verdicts of so many samples, or why there is none, in the order of their seeds.
 
@@ -96,14 +79,11 @@ class Judge(Health):
         return await asyncio.gather(*(self._shared(question.sample(number)) for number in numbers))
 
     async def _shared(self, question: Question) -> Answer:
-        digest = await self._digest(question)
+        await self.until_up()
+        digest = question.digest(self._identity)
         if self._sharing.is_under_way(digest):
             CACHE.labels("shared").inc()
         return await self._sharing.once(digest, lambda: self._remembered(question, digest))
-
-    async def _digest(self, question: Question) -> str:
-        await self.until(lambda: self._identity is not None)
-        return question.digest(self._identity)
 
     async def _remembered(self, question: Question, digest: str) -> Answer:
         known = await self._recalled(question, digest)
@@ -112,7 +92,7 @@ class Judge(Health):
             return known
         answer = await self._asked(question)
         if self._cache is not None and not isinstance(answer, Ungradable):
-            digest = await self._digest(question)  # of who has answered, perhaps anew
+            digest = question.digest(self._identity)  # of who has answered, perhaps another
             await self._cache.remember(digest, json.dumps(answer))
         return answer
 
@@ -129,14 +109,14 @@ class Judge(Health):
 
         The slots are kept until there is an answer: whoever tries again does not queue again.
         """
-        for alone, num_outages in ((False, _OUTAGES_TOGETHER), (True, _OUTAGES_ALONE)):
+        for alone in (False, True):
             async with self._slots.taken(alone=alone):
-                for _ in range(num_outages):
+                for _ in range(_OUTAGES):
                     answer = await self._asked_while_up(question)
                     if answer is not None:
                         return answer
         log.error("the judge went down again and again under one question that it had alone")
-        return Ungradable(reason="judge_failed")
+        return Ungradable(reason=FAILED)
 
     async def _asked_while_up(self, question: Question) -> Answer | None:
         """Wait for the judge to be up, and ask; None if it goes down meanwhile.
@@ -159,40 +139,37 @@ class Judge(Health):
         """The first answer of several attempts, or how the last failed that says nothing of it."""
         failure: Answer | ChatError = Ungradable(reason="no_verdict")
         for number, pause_s in enumerate(pauses_s):
-            asked_for_s = failure.retry_after_s if isinstance(failure, ChatError) else 0.0
-            await asyncio.sleep(max(pause_s, asked_for_s))
+            await asyncio.sleep(pause_s)
             try:
                 return await self._chat.ask(question.attempt(number))
             except NoVerdict as error:
                 failure, question = Ungradable(reason="no_verdict"), question.after(error)
             except ChatError as error:
-                if error.kind == "refused":
-                    log.error("the judge refused a request", extra={"answer": str(error)})
-                    return _ungradable(error)
                 failure = error
+                if error.reason == OVER_CONTEXT:
+                    return _ungradable(error)
                 if not error.may_pass:
                     break
         return failure
 
     async def _examine(self) -> str | None:
         """The self-test: on the way of all calls, but past their slots and the cache."""
-        self._num_examinations += 1
         try:
-            self._identity = await self._chat.identity()
-            why = await self_test.examine(self._chat, self._num_examinations)
+            why = await self_test.examine(self._chat, seed=self.outages)
+            if why is None:
+                self._identity = await self._chat.identity()
         except ChatError as error:
-            self._refuses = not error.may_pass
+            self.refuses_all = self._identity is None and not error.may_pass
             return str(error)
-        self._refuses = False
+        self.refuses_all = False
         return why
 
 
 def _ungradable(error: ChatError) -> Ungradable:
-    reason = "judge_timeout" if error.kind == "timeout" else "judge_failed"
     if not error.may_pass:
-        reason = "over_judge_context" if _OVER_CONTEXT.search(str(error)) else "judge_refused"
-    record_failure(reason, str(error))
-    return Ungradable(reason=reason)
+        log.error("the judge refused a request", extra={"answer": str(error)})
+    record_failure(error.reason, str(error))
+    return Ungradable(reason=error.reason)
 
 
 class Slots:

@@ -17,8 +17,6 @@ from services.grader.tools import Tools
 
 _LOW = 0.5  # a score below has a reason
 _MAX_CHARS = 200_000  # far above what a judge's context takes
-_MAX_CHARS_THINKING = 2_000_000  # with the thinking, which has to be looked through
-
 
 Worth = Callable[[Verdict], tuple[float, Mapping[str, float]]]  # a value, and its breakdown
 
@@ -39,9 +37,8 @@ async def judged(
     judge = tools.named_judges.get(check.model)
     if judge is None:
         return Ungradable(reason="no_judge")
-    is_too_long = len(text) > _MAX_CHARS_THINKING
-    solution = "" if is_too_long else without_thinking(text).strip()
-    if is_too_long or len(solution) > _MAX_CHARS:
+    solution = without_thinking(text).strip()
+    if len(solution) > _MAX_CHARS:
         return Graded(value=0, reason="too_long")
     if not solution:
         return Graded(value=0, reason="no_solution")

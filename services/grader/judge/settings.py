@@ -30,6 +30,7 @@ class JudgeSettings:
     cache_bytes: int = 64 * 2**20  # of remembered verdicts, in all; 0: none
     pauses_s: tuple[float, ...] = (1.0, 4.0)  # before the second attempt, and so on
     retest_s: tuple[float, float] = (1.0, 30.0)  # the first and the longest pause of a judge down
+    patient: bool = True  # whether questions wait for a judge that is down
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> JudgeSettings | None:

@@ -128,7 +128,7 @@ def _calibrate(file: BinaryIO) -> int:
 async def _compare(solutions: Sequence[calibration.Labelled]) -> int:
     """Write what there is to know about each verifier, a line of JSON each."""
     own = JudgeSettings.from_environment()
-    judges = {"": Judge(own, patient=False)} if own else {}
+    judges = {"": Judge(replace(own, patient=False))} if own else {}
     settings = replace(Settings.from_environment(), python=False)  # nothing here runs clients' code
     async with opened(settings, judges) as tools:
         for check, label in calibration.CALIBRATED:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import replace
 from io import BytesIO
 from typing import BinaryIO
 
@@ -64,7 +65,9 @@ def _judges_for(reward: Reward) -> dict[str, Judge]:
     asked = {check.model for check in reward.checks_of_a_judge}
     if asked - known.keys():  # by the first one's other names
         asked.add("")
-    return {name: Judge(each, patient=False) for name, each in known.items() if name in asked}
+    return {
+        name: Judge(replace(each, patient=False)) for name, each in known.items() if name in asked
+    }
 
 
 if __name__ == "__main__":

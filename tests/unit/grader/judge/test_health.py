@@ -16,6 +16,7 @@ from services.grader.judge.form import Form, one_of
 from services.grader.judge.health import Health, JudgeDown
 from services.grader.judge.judge import Answer, Judge
 from services.grader.judge.question import Question
+from services.grader.judge.settings import JudgeSettings
 from tests.unit.grader.judge.asked import ended
 from tests.unit.grader.judge_server import (
     MODEL,
@@ -32,7 +33,7 @@ from tests.unit.grader.judge_server import (
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-PAUSES = (0.001, 0.004)
+SETTINGS = JudgeSettings("http://unused/v1", MODEL, retest_s=(0.001, 0.004))
 YES = {"verdict": "yes"}
 
 
@@ -142,7 +143,7 @@ async def test_a_judge_that_refuses_every_call_makes_calls_wait(server: Scripted
 async def test_of_a_judge_that_is_not_patient_questions_end_when_it_is_down(
     server: ScriptedServer,
 ) -> None:
-    async with Judge(settings_for(server), patient=False) as judge:
+    async with Judge(settings_for(server, patient=False)) as judge:
         assert await ask(judge) == YES
         server.script = [hangs]
         call = asyncio.create_task(ask(judge, "Is it so?"))
@@ -239,7 +240,7 @@ class Weather:
 
 async def test_doubts_before_a_test_has_ended_share_it() -> None:
     weather = Weather()
-    health = Health(weather.test, PAUSES)
+    health = Health(SETTINGS, weather.test)
     watching = asyncio.create_task(health.watch_forever())
     outages = await health.until_up()
     assert await ended(*(health.clears(outages) for _ in range(1000))) == [True] * 1000
@@ -249,7 +250,7 @@ async def test_doubts_before_a_test_has_ended_share_it() -> None:
 
 async def test_an_outage_that_is_over_clears_nobody() -> None:
     weather = Weather()
-    health = Health(weather.test, PAUSES)
+    health = Health(SETTINGS, weather.test)
     watching = asyncio.create_task(health.watch_forever())
     outages = await health.until_up()
     weather.is_fair = False
@@ -264,7 +265,7 @@ async def test_an_outage_that_is_over_clears_nobody() -> None:
 async def test_nobody_is_forgotten_in_changing_weather(seed: int) -> None:
     chance = random.Random(seed)
     weather = Weather()
-    health = Health(weather.test, PAUSES)
+    health = Health(SETTINGS, weather.test)
 
     async def call() -> bool:
         for _ in range(5):

@@ -36,7 +36,7 @@ YES = {"analysis": "I have looked.", "verdict": "yes"}
 
 
 def digest_at(server: ScriptedServer) -> str:
-    return QUESTION.digest((server.url, MODEL, server.root, server.max_model_len))
+    return QUESTION.digest((server.url, MODEL, server.root, str(server.max_model_len)))
 
 
 def results() -> dict[str, float]:
@@ -58,26 +58,6 @@ async def test_a_verdict_is_remembered(server: ScriptedServer) -> None:
     assert len(server.asked) == 1
     assert list(memory.verdicts) == [digest_at(server)]
     assert moved(before) == {"hit": 1, "miss": 1, "shared": 0}
-
-
-async def test_what_is_remembered_needs_no_judge_that_is_up(server: ScriptedServer) -> None:
-    memory = Memory({digest_at(server): json.dumps(YES)})
-    server.exam = grades()
-    async with Judge(settings_for(server), memory) as judge:
-        assert await judge.ask(QUESTION) == [YES]
-        assert not judge.is_up
-    assert server.asked == []
-
-
-async def test_another_model_under_the_same_name_is_asked_anew(server: ScriptedServer) -> None:
-    memory = Memory()
-    async with Judge(settings_for(server), memory) as judge:
-        assert await judge.ask(QUESTION) == [YES]
-    server.root = "/models/another"
-    server.script = [grades(right=False)]
-    async with Judge(settings_for(server), memory) as judge:
-        assert await judge.ask(QUESTION) == [{**YES, "verdict": "no"}]
-    assert len(memory.verdicts) == 2
 
 
 async def test_a_verdict_is_remembered_for_the_model_that_gave_it(server: ScriptedServer) -> None:
