@@ -47,15 +47,6 @@ async def ask(judge: Judge, text: str = "Is it?") -> Answer:
     return answer
 
 
-async def test_a_judge_starts_down_and_is_up_after_its_self_test(server: ScriptedServer) -> None:
-    async with Judge(settings_for(server)) as judge:
-        assert (judge.is_up, judge.why_down) == (False, "starting")
-        assert await ask(judge) == YES
-        assert (judge.is_up, judge.why_down) == (True, "")
-        assert REGISTRY.get_sample_value("weir_judge_up", {"model": MODEL}) == 1
-    assert server.num_exams == 2
-
-
 DEAD = replies(b"dead", 500)
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from protocol.names import RUBRICS
-from protocol.rewards import ModelJudge
 from protocol.rubric import Rubric
 
-from services.grader.judge.judge import Judge
 from services.grader.judge.prompt import (
     RUBRIC_FOLDER,
     load_rubric,
@@ -20,11 +17,7 @@ from services.grader.judge.prompt import (
     rubric_messages,
     without_template_tokens,
 )
-from services.grader.tools import Tools
-from services.grader.verifiers import model_judge
 from tests.builders import a_task
-from tests.unit.grader.judge.asked import PERFECT
-from tests.unit.grader.judge_server import ScriptedServer, settings_for
 
 TASK = a_task(prompt="What is 1+1?", solution="It is 2, as everybody knows.")
 MARK = re.compile(r"^----- ([0-9a-f]{16}) (begins|ends) -----$", re.MULTILINE)
@@ -117,24 +110,6 @@ def test_the_mark_of_a_solution_is_its_own(solution: str) -> None:
     assert rubric_messages(load_rubric("holistic"), TASK, solution)[1] == user
     marks = {each[1] for each in MARK.finditer(user["content"]) if each[1] not in solution}
     assert len(marks) == 1
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("injection", INJECTIONS.values(), ids=INJECTIONS.keys())
-async def test_the_request_has_the_same_structure_whatever_a_response_says(
-    injection: str, server: ScriptedServer, tools: Tools
-) -> None:
-    async with Judge(settings_for(server)) as judge:
-        for text in ("It is 2.", injection):
-            asked = replace(tools, judge=judge)
-            graded = await model_judge.verify(TASK, text, ModelJudge(), asked)
-            assert graded == PERFECT
-    plain, injected = server.asked
-    assert plain.keys() == injected.keys()
-    assert {**plain, "messages": None} == {**injected, "messages": None}
-    assert [turn.keys() for turn in plain["messages"]] == [
-        turn.keys() for turn in injected["messages"]
-    ]
 
 
 def test_a_form_without_analysis_has_only_criteria() -> None:
