@@ -1,6 +1,7 @@
 """``weir data``: bring tasks in, check them, or rewrite them so that answers are integers.
 
-Exit status: 0 the file has no problem, or OUT was written in full; 2 anything else.
+Exit status: 0 the file has no problem, or OUT was written in full; 2 anything else; 130 Ctrl-C,
+which leaves OUT as it was.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from services.grader.settings import Settings
 from services.grader.tools import Tools
 from services.grader.verifiers.math_answer import WARM_UP
 
-DONE, NOT_DONE = 0, 2
+DONE, NOT_DONE, INTERRUPTED = 0, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, DeploymentError, NoWorkerError, RefusedError) as error:
         print(f"weir data: {error}", file=sys.stderr)
         return NOT_DONE
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -100,6 +103,8 @@ def _import(given: argparse.Namespace) -> int:
     named = given.preset or (given.source if given.source in PRESETS else None)
     preset = _preset(PRESETS[named] if named else Preset(), given)
     is_here = Path(given.source).exists()
+    if Path(given.source).is_file() and (given.config or given.split):
+        raise RefusedError(f"{given.source} is one file: it has no --config and no --split")
     source = preset.hub if given.source in PRESETS and not is_here else given.source
     paths = [given.target]
     if given.held_out is not None:

@@ -15,6 +15,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 from protocol.tasks import read_tasks
 
+import services.data.__main__
 from services.data.__main__ import main
 from services.data.importing import Imported
 from services.data.presets import PRESETS
@@ -312,7 +313,7 @@ def test_the_held_out_are_the_same_whatever_the_order_and_others_for_another_see
     assert chosen("other", ROWS, "8", "2") != first
 
 
-@pytest.mark.parametrize("size", ["0", "40", "0.001", "-1"])
+@pytest.mark.parametrize("size", ["0", "40", "0.001", "0.999", "-1", "nan", "inf"])
 def test_what_cannot_be_held_out_writes_nothing(
     size: str, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -320,6 +321,29 @@ def test_what_cannot_be_held_out_writes_nothing(
     assert main(["import", str(a_file(tmp_path, "jsonl")), str(out), *options]) == 2
     assert "of 40 tasks cannot be held out" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+@pytest.mark.parametrize("option", ["--split", "--config"])
+def test_a_file_has_no_part(
+    option: str, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = a_file(tmp_path, "jsonl")
+    assert main(["import", str(source), str(out), *COLUMNS, option, "test"]) == 2
+    assert "is one file: it has no --config and no --split" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_ctrl_c_leaves_what_was_there(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    out.write_text("old")
+    monkeypatch.setattr(services.data.__main__, "rows_of", interrupted)
+    assert main(["import", str(a_file(tmp_path, "jsonl")), str(out), *COLUMNS]) == 130
+    assert {path.name for path in tmp_path.iterdir()} == {"tasks.jsonl", "rows.jsonl"}
+    assert out.read_text() == "old"
 
 
 def test_ids_that_are_not_unique_are_made_from_the_problems(
