@@ -203,5 +203,5 @@ def in_a_shell(script: str, folder: Path, **variables: str) -> subprocess.Comple
         env=environment | variables,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
