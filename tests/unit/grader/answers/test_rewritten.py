@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from protocol.messages import Graded
 
+from services.grader.answers.algebra.pool import examine
 from services.grader.answers.compare import compare
 from services.grader.tools import Tools
 from services.grader.verifiers import math_answer
@@ -39,9 +40,14 @@ async def misjudged(pairs: list[tuple[str, str]], value: float, tools: Tools) ->
 
 
 @needs_data
+def test_every_gold_answer_can_be_compared() -> None:
+    assert [gold for gold in GOLDS if not examine(gold)] == []
+
+
+@needs_data
 async def test_every_gold_answer_equals_itself_in_other_spellings(tools: Tools) -> None:
     pairs = [(gold, answer) for gold in GOLDS for answer in (gold, *rewritten(gold))]
-    assert len(pairs) > 20 * len(GOLDS)
+    assert len(pairs) > 15 * len(GOLDS)
     assert await misjudged(pairs, 1, tools) == []
 
 
@@ -56,6 +62,6 @@ async def test_every_gold_answer_differs_from_itself_with_a_small_change(tools: 
 def test_nearly_all_are_settled_without_computer_algebra() -> None:
     pairs = [(gold, answer) for gold in GOLDS for answer in (*rewritten(gold), *perturbed(gold))]
     open_ends = [pair for pair in pairs if compare(*pair).equal is None]
-    assert len(open_ends) < 0.05 * len(pairs)
+    assert len(open_ends) < 0.06 * len(pairs)
     wrong = [(gold, answer) for gold in GOLDS for answer in perturbed(gold)]
     assert sum(pair in wrong for pair in open_ends) < 0.1 * len(wrong)
