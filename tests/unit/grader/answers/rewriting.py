@@ -1,7 +1,7 @@
 r"""Other spellings of a gold answer that keep its value, and small changes that do not.
 
 Each spelling is made only of golds that it fits, by patterns as narrow as that takes: no reader of
-the grader is used here. Integers have more in ``test_numbers_in_dress``.
+the grader is used here. Numbers have more in ``test_rewritten``.
 """
 
 from __future__ import annotations
