@@ -15,7 +15,7 @@ from services.grader.tools import Tools
 from services.grader.verifiers import text_similarity
 from tests.builders import a_task
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 # Made with rouge-score 0.1.2 (F-measures), nltk 3.9 (sentence_gleu of 13a tokens), sacrebleu 2.6
 # (sentence_bleu) and rapidfuzz 3.14 (fuzz.ratio).
@@ -92,7 +92,6 @@ async def checked(text: str, solution: str, settings: dict[str, str], tools: Too
     return await text_similarity.verify(task, text, TextSimilarity.model_validate(settings), tools)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("text", "solution", "settings", "score"),
     [
@@ -117,7 +116,6 @@ async def test_the_score_is_the_metric_of_the_filled_templates_or_says_whose_fau
     assert await checked(text, solution, settings, tools) == score
 
 
-@pytest.mark.anyio
 async def test_a_worker_that_is_stopped_says_nothing_about_the_response(
     tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
