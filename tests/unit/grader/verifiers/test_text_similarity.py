@@ -121,5 +121,5 @@ async def test_a_worker_that_is_stopped_says_nothing_about_the_response(
 ) -> None:
     monkeypatch.setattr(text_similarity, "_DEADLINE_S", 0.3)
     texts = ["".join(random.Random(seed).choices("abc ", k=MAX_CHARS)) for seed in (1, 2)]
-    score = await checked(*texts, {"reference": "{{item.solution}}"}, tools)
+    score = await checked(texts[0], texts[1], {"reference": "{{item.solution}}"}, tools)
     assert score == Ungradable(reason="not_measured")
