@@ -18,33 +18,26 @@ ALIGNED = r"""\begin{align*}
   &= 14 - 2 \\
   &= \frac{26}{2}
 \end{align*}"""
-# A text, and of each mark the verdict and the characters that it marks.
+# A text, and of each mark the verdict, the characters that it marks, and its note.
 MARKED = [
-    ("So 47+8=55.\nAnd 47 + 8 = 56.", ["right 47+8=55", "wrong 47 + 8 = 56"]),
-    (
-        r"We have $12\cdot 3 = 36 = 38 - 1$, and $x = 36$.",
-        [r"right 12\cdot 3 = 36", "wrong = 38 - 1", "unknown x = 36"],
-    ),
-    (
-        ALIGNED,
-        [
-            "right (x + 1)^2 &= x^2 + 2x + 1",
-            r"right 3 \cdot 4 &= 12",
-            "right = 14 - 2",
-            r"wrong = \frac{26}{2}",
-        ],
-    ),
-    ("$2 + 3$\n= $5$\n\n$2+2$ = $5$", ["right 2 + 3$\n= $5", "wrong 2+2$ = $5"]),
-    (r"$\boxed{4} = 2+2$.", [r"right {4} = 2+2"]),
-    ("２＋２＝５ but 3×4 ≠ 12", ["wrong ２＋２＝５", "wrong 3×4 ≠ 12"]),
-    (
-        "\ufeff3\u200b ×\u200b 4 = 13\u200b.",  # white space of no width
-        ["wrong 3\u200b ×\u200b 4 = 13"],
-    ),
-    ("$120=5!=60 \\cdot 2$", ["right 120=5!", r"right =60 \cdot 2"]),
-    (r"So $17 \equiv 2 \pmod{5}$; 17 ≡ 3 (mod 5).", [
-        r"right 17 \equiv 2", "wrong 17 ≡ 3",
+    ("So 47+8=55.\nAnd 47 + 8 = 56.", ["right 47+8=55", "wrong 47 + 8 = 56 (left 55, right 56)"]),
+    (r"We have $12\cdot 3 = 36 = 38 - 1$, and $x = 36$.", [
+        r"right 12\cdot 3 = 36", "wrong = 38 - 1 (left 36, right 37)", "unknown x = 36",
     ]),
+    (ALIGNED, [
+        "right (x + 1)^2 &= x^2 + 2x + 1",
+        r"right 3 \cdot 4 &= 12",
+        "right = 14 - 2",
+        r"wrong = \frac{26}{2} (left 12, right 13)",
+    ]),
+    ("$2 + 3$\n= $5$\n\n$2+2$ = $5$", ["right 2 + 3$\n= $5", "wrong 2+2$ = $5 (left 4, right 5)"]),
+    (r"$\boxed{4} = 2+2$.", [r"right {4} = 2+2"]),
+    ("２＋２＝５ but 3×4 ≠ 12", ["wrong ２＋２＝５ (left 4, right 5)", "wrong 3×4 ≠ 12"]),
+    ("\ufeff3\u200b ×\u200b 4 = 13\u200b.", [  # white space of no width
+        "wrong 3\u200b ×\u200b 4 = 13 (left 12, right 13)",
+    ]),
+    ("$120=5!=60 \\cdot 2$", ["right 120=5!", r"right =60 \cdot 2"]),
+    (r"So $17 \equiv 2 \pmod{5}$; 17 ≡ 3 (mod 5).", [r"right 17 \equiv 2", "wrong 17 ≡ 3"]),
     ("- 2*3 = 6\n- |2-5| = 3\n1. 50% * 8 = 4", [
         "right - 2*3 = 6", "right - |2-5| = 3", "right 50% * 8 = 4",
     ]),
@@ -53,25 +46,17 @@ MARKED = [
 ]  # fmt: skip
 
 
-async def marked(text: str, tools: Tools) -> list[tuple[str, str]]:
-    score = await equation_steps.verify(a_task(), text, Check(verifier="equation_steps"), tools)
-    assert isinstance(score, Graded)
-    return [
-        (f"{mark.verdict} {text[mark.start : mark.end]}", mark.note)
-        for mark in score.marks
-        if mark.start < mark.end <= len(text)
-    ]
-
-
 @pytest.mark.parametrize(("text", "expected"), MARKED)
 async def test_every_step_is_marked_where_it_stands(
     text: str, expected: list[str], tools: Tools
 ) -> None:
-    assert [mark for mark, _ in await marked(text, tools)] == expected
-
-
-async def test_a_wrong_step_is_noted_with_its_values(tools: Tools) -> None:
-    assert await marked("So 47 + 8 = 56.", tools) == [("wrong 47 + 8 = 56", "left 55, right 56")]
+    score = await equation_steps.verify(a_task(), text, Check(verifier="equation_steps"), tools)
+    assert isinstance(score, Graded)
+    assert expected == [
+        f"{mark.verdict} {text[mark.start : mark.end]}" + (mark.note and f" ({mark.note})")
+        for mark in score.marks
+        if mark.start < mark.end <= len(text)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,85 +1,92 @@
 r"""Other spellings of a gold answer that keep its value, and small changes that do not.
 
 Each spelling is made only of golds that it fits, by patterns as narrow as that takes: no reader of
-the grader is used here.
+the grader is used here. Numbers have more in ``test_rewritten``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from fractions import Fraction
+from collections.abc import Iterator
 
-INTEGER = re.compile(r"-?[0-9]+")
-FRACTION = re.compile(r"(-?)\\d?frac *(?:\{([0-9]+)\}|([0-9])) *(?:\{([0-9]+)\}|([0-9]))")
-DEGREES = re.compile(r"(.*[0-9}])\^\\circ")
+FRACTION = re.compile(r"(-?)\\d?frac *\{?([0-9]+)\}? *\{?([0-9]+)\}?")
 TEXT = re.compile(r"\\text\{([A-Za-z]+)\}")
 CHOICE = re.compile(r"\\text\{\(([A-E])\)\}")
-NUMERAL = re.compile(r"([0-9]+)_\{?([0-9]+)\}?")
 INTERVAL = re.compile(r"\\?(?:left)?([(\[])(.+),(.+?)(?:\\right)?([)\]])")
 SET = re.compile(r"\\\{(.+)\\\}")
+LIST = re.compile(r"-?[0-9]+(?:, ?-?[0-9]+)+")
+THOUSANDS = re.compile(r"(?:\\\$)?[0-9]+(?:,(?:\\! ?)?[0-9]{3})+")
 IS_SCALAR = re.compile(r"[^,&=_]*")
 NUMBER = re.compile(r"(?<![0-9_])[0-9]+(?![0-9]*,\\!)")
-UNIT = re.compile(r" *\\(?:text|mbox) *\{ *(?:cm|inches|cents|degrees)\}(?:\^2)?|\^\\circ|\\\$")
+UNIT = r" *\\(?:text|mbox) *\{ *(?:cm|inches|cents|degrees)\}(?:\^2)?|\^\\circ|\\\$"
 SIGNS = {"(": "<", ")": "<", "[": r"\leq", "]": r"\leq"}
 
-Rewriting = Callable[[str], Iterator[str]]
-
-
-def layouts(gold: str) -> Iterator[str]:
-    yield f" {gold} "
-    yield f"{gold}."
-    yield f"${gold}$"
-    yield rf"\({gold}\)"
-    yield rf"\boxed{{{gold}}}"
-    yield rf"\displaystyle {gold}"
-    yield rf"\text{{The answer is }}{gold}"
-    yield gold.replace("(", r"\left( ").replace(")", r" \right)").replace(r"\left\left", r"\left")
-    yield gold.replace(r"\left", "").replace(r"\right", "")
-    yield re.sub(r"(?<=[0-9}]) *([-+]) *(?=[0-9\\a-z])", r" \1 ", gold)
-    yield re.sub(r"\\d?frac", r"\\tfrac", gold)
-    yield re.sub(r"\\d?frac", r"\\dfrac", gold)
-    yield re.sub(r"\\sqrt\{([0-9])\}", r"\\sqrt \1", gold)
-    yield re.sub(r"\\sqrt([0-9])", r"\\sqrt{\1}", gold)
-    yield re.sub(r"([0-9]) *\\(pi|sqrt)", r"\1 \\cdot \\\2", gold)
-    yield re.sub(r"([0-9]) *\\(pi|sqrt)", r"\1 \\times \\\2", gold)
-    yield gold.replace(r"\pi", "π").replace("-", "−")
-
-
-def integers(gold: str) -> Iterator[str]:
-    if INTEGER.fullmatch(gold):
-        number = int(gold)
-        yield from (f"{number}.0", f"{number:,}", f"{number:,}".replace(",", "{,}"))
-        yield from (f"{number:,}".replace(",", r"\,"), f"{number:,}".replace(",", r",\!"))
-        yield from (rf"\text{{{number}}}", f"{{{number}}}", f"({number})", rf"\mathbf{{{number}}}")
-        yield from (f"x = {number}", f"{number} = x", f"m+n={number}", f"f(3) = {number}")
-        yield from (rf"{number}\text{{ cm}}", rf"{number}^\circ", rf"\${number}", f"{number}00/100")
-        yield from (rf"\frac{{{2 * number}}}{{2}}", f"{number - 1}+1", rf"\{{{number}\}}")
-        yield from (rf"\text{{(B) }}{number}", rf"{number}\text{{ students}}", f"{100 * number}\\%")
+# Of golds that a pattern fits: other spellings, with the gold as {0} and the pattern's groups.
+TEMPLATES: dict[str | re.Pattern[str], tuple[str, ...]] = {
+    ".*": (
+        *(" {0} ", "{0}.", "${0}$", r"\({0}\)", r"\boxed{{{0}}}", r"\displaystyle {0}"),
+        r"\text{{The answer is }}{0}",
+    ),
+    "-?[0-9]+": (
+        *("({0})", "m+n={0}", "f(3) = {0}", r"{0}^\circ", "{0}00/100", "{0}00\\%", "{0}+0"),
+        *(r"\{{{0}\}}", r"\text{{(B) }}{0}", r"\frac{{{0}0}}{{10}}"),
+    ),
+    FRACTION: (
+        *("{1}{2}/{3}", r"{1}\frac{{{2}0}}{{{3}0}}", r"\frac{{{1}{2}}}{{{3}}}", r"{1}{2} \div {3}"),
+        *(r"{1}{2} \cdot {3}^{{-1}}", r"p = {1}\tfrac{{{2}}}{{{3}}}", r"{1}\frac {{{2}}} {{{3}}}"),
+    ),
+    r"(.*[0-9}])\^\\circ": (
+        *(r"{1}^{{\circ}}", "{1}°", r"{1}\text{{ degrees}}", r"\angle ABC = {0}"),
+    ),
+    f".*(?:{UNIT}).*": ("x = {0}",),
+    TEXT: ("{1}", r"\textbf{{{1}}}", r"\mathrm{{{1}}}", r"\text{{ {1} }}", r"\text{{{1}.}}"),
+    CHOICE: (
+        *("{1}", "({1})", r"\textbf{{({1})}}", r"\text{{{1}}}", r"\text{{({1})}}\ 12", "{1}) 12"),
+        r"\mathrm{{({1})}}",
+    ),
+    r"([0-9]+)_\{?([0-9]+)\}?": ("{1}", "{1}_{{{2}}}", "{1}_{2}"),
+    r"[-+0-9a-z^ ]*[a-z][-+0-9a-z^ ]*": (
+        *("0 + {0}", "{0} - -0", "({0})", r"\frac{{2({0})}}{{2}}"),
+    ),
+    r"(?!.*(?:text|mbox|\\pm|in))[^,&=_]*": ("A = {0}",),
+    "y = (.+)": ("{1}", "{1} = y"),
+    "(.+) = 0": ("0 = -({1})",),
+    "x ?= ?([0-9]+)": ("{1}", "x = {1}"),
+    r"x \\in (.+)": ("{1}",),
+    r"([^u]+) \\cup ([^u]+)": (r"{2} \cup {1}", r"x \in {0}"),
+}
+# Replaced one after the other wherever they stand in a gold.
+REPLACEMENTS: tuple[dict[str, str], ...] = (
+    {r"(?<!\\left)\(": r"\\left( ", r"(?<!\\right)\)": r" \\right)"},
+    {r"\\left|\\right": ""},
+    {r"(?<=[0-9}]) *([-+]) *(?=[0-9\\a-z])": r" \1 "},
+    {r"\\d?frac": r"\\tfrac"},
+    {r"\\d?frac": r"\\dfrac"},
+    {r"\\frac\{([0-9])\}\{([0-9])\}(?![0-9])": r"\\frac\1\2"},
+    {r"\\sqrt\{([0-9])\}": r"\\sqrt \1"},
+    {r"\\sqrt([0-9])": r"\\sqrt{\1}"},
+    {r"([0-9]) *\\(pi|sqrt)": r"\1 \\cdot \\\2"},
+    {r"([0-9]) *\\(pi|sqrt)": r"\1 \\times \\\2"},
+    {r"\\pi": "π", "-": "−"},
+    {r"^([^,]*) \\pm ([^,]*)$": r"\1 \\mp \2"},
+    {r"^([^,]*) \\pm ([^,]*)$": r"\1 + \2, \1 - \2"},
+    {UNIT: ""},
+    {"pmatrix": "bmatrix"},
+    {r" *(&|\\\\) *": r"\1"},
+    {"&": " & ", r"\\\\": r" \\\\ \n "},
+    {r"(?<![0-9])([0-9]+)/([0-9]+)": r"\\frac{\1}{\2}"},
+)
 
 
 def fractions(gold: str) -> Iterator[str]:
-    match = FRACTION.fullmatch(gold)
-    if match:
-        sign, top, bottom = match[1], int(match[2] or match[3]), int(match[4] or match[5])
-        yield f"{sign}{top}/{bottom}"
-        yield rf"{sign}\frac{{{3 * top}}}{{{3 * bottom}}}"
-        yield rf"\frac{{{sign}{top}}}{{{bottom}}}"
-        yield rf"{sign}{top} \div {bottom}"
-        yield rf"{sign}{top} \cdot {bottom}^{{-1}}"
-        yield rf"p = {sign}\tfrac{{{top}}}{{{bottom}}}"
-        yield rf"{sign}\frac {{{top}}} {{{bottom}}}"
-        yield f"{sign}{Fraction(top, bottom).numerator / Fraction(top, bottom).denominator:.12f}"
+    if match := FRACTION.fullmatch(gold):
+        sign, top, bottom = match[1], int(match[2]), int(match[3])
+        yield f"{sign}{top / bottom:.12f}"
         if top > bottom:
             yield rf"{sign}{top // bottom}\frac{{{top % bottom}}}{{{bottom}}}"
             yield f"{sign}{top // bottom} {top % bottom}/{bottom}"
         if 10**6 % bottom == 0:
             yield f"{sign}{top / bottom:.6f}"
-
-
-def inner_fractions(gold: str) -> Iterator[str]:
-    r"""``\frac`` without braces around digits, a slash, and decimals that end."""
-    yield re.sub(r"\\frac\{([0-9])\}\{([0-9])\}(?![0-9])", r"\\frac\1\2", gold)
     if r"\pi" not in gold and not re.search(r"[0-9)}] *\\frac|begin", gold):
         yield re.sub(r"\\frac\{([0-9]+)\}\{(2|4|5|8)\}", _decimals, gold)
 
@@ -88,107 +95,54 @@ def _decimals(match: re.Match[str]) -> str:
     return f"{int(match[1]) / int(match[2]):g}"
 
 
-def units(gold: str) -> Iterator[str]:
-    if UNIT.search(gold):
-        yield UNIT.sub("", gold)
-        yield rf"x = {gold}"
-    if match := DEGREES.fullmatch(gold):
-        yield from (rf"{match[1]}^{{\circ}}", f"{match[1]}°", rf"{match[1]}\text{{ degrees}}")
-        yield rf"\angle ABC = {gold}"
-
-
-def words(gold: str) -> Iterator[str]:
+def others(gold: str) -> Iterator[str]:
     if match := TEXT.fullmatch(gold):
-        yield from (match[1], match[1].lower(), match[1].capitalize(), rf"\textbf{{{match[1]}}}")
-        yield from (rf"\mathrm{{{match[1]}}}", rf"\text{{ {match[1]} }}", rf"\text{{{match[1]}.}}")
-    if match := CHOICE.fullmatch(gold):
-        letter = match[1]
-        yield from (letter, f"({letter})", rf"\textbf{{({letter})}}", rf"\text{{{letter}}}")
-        yield from (rf"\text{{({letter})}}\ 12", f"{letter}) 12", rf"\mathrm{{({letter})}}")
+        yield from (match[1].lower(), match[1].capitalize())
+    if THOUSANDS.fullmatch(gold):
+        number = int(re.sub(r"[^0-9]", "", gold))
+        yield from (f"{number}", f"{number:,}", f"{number:,}".replace(",", "{,}"))
+    if re.fullmatch(r"[-+0-9a-z^ ]*[a-z][-+0-9a-z^ ]*", gold):
+        terms = re.findall(r"[-+]?[^-+]+", gold.replace(" ", ""))
+        terms[0] = terms[0] if terms[0][0] in "+-" else f"+{terms[0]}"
+        yield "".join(terms[::-1]).removeprefix("+")
+    if gold.startswith(r"\begin{pmatrix}") and "&" not in gold:
+        cells = gold.removeprefix(r"\begin{pmatrix}").removesuffix(r"\end{pmatrix}")
+        yield f"({','.join(cells.split(chr(92) * 2))})"
 
 
 def members(gold: str) -> Iterator[str]:
     inner = SET.fullmatch(gold)
-    is_list = re.fullmatch(r"-?[0-9]+(?:, ?-?[0-9]+)+", gold) and not re.search(r",[0-9]{3}", gold)
-    if inner or is_list:
+    if inner or (LIST.fullmatch(gold) and not re.search(r",[0-9]{3}", gold)):
         parts = [part.strip() for part in (inner[1] if inner else gold).split(",")]
         yield rf"\{{{', '.join(parts[::-1])}\}}"
         yield ", ".join(parts[1:] + parts[:1])
         yield r" \text{ or } ".join(parts)
         yield r", \text{ and } ".join(parts)
-    if r" \pm " in gold and "," not in gold:
-        yield gold.replace(r"\pm", "+") + ", " + gold.replace(r"\pm", "-")
-        yield gold.replace(r"\pm", r"\mp")
 
 
 def intervals(gold: str) -> Iterator[str]:
-    pieces = gold.split(r" \cup ")
-    if len(pieces) == 2:
-        yield rf"{pieces[1]} \cup {pieces[0]}"
-        yield rf"x \in {gold}"
     match = INTERVAL.fullmatch(gold)
-    if match and len(pieces) == 1 and match[2].count(",") == 0:
+    if match and r" \cup " not in gold and match[2].count(",") == 0:
         yield f"{match[1]} {match[2].strip()} ,  {match[3].strip()} {match[4]}"
         if match[2].strip() == r"-\infty":
             yield f"x {SIGNS[match[4]]} {match[3]}"
         elif match[1] + match[4] != "()":
             yield f"{match[2]} {SIGNS[match[1]]} x {SIGNS[match[4]]} {match[3]}"
             yield rf"x \in {gold}"
-    if gold.startswith(r"x \in "):
-        yield gold.removeprefix(r"x \in ")
-
-
-def expressions(gold: str) -> Iterator[str]:
-    if re.fullmatch(r"[-+0-9a-z^ ]*[a-z][-+0-9a-z^ ]*", gold):
-        terms = re.findall(r"[-+]?[^-+]+", gold.replace(" ", ""))
-        terms[0] = terms[0] if terms[0][0] in "+-" else f"+{terms[0]}"
-        yield "".join(terms[::-1]).removeprefix("+")
-        yield f"0 + {gold}"
-        yield f"{gold} - -0"
-        yield f"({gold})"
-        yield rf"\frac{{2({gold})}}{{2}}"
-    if gold.startswith("y = "):
-        yield gold.removeprefix("y = ")
-        yield f"{gold.removeprefix('y = ')} = y"
-    if gold.endswith(" = 0"):
-        yield f"0 = -({gold.removesuffix(' = 0')})"
-    if re.fullmatch("x ?= ?[0-9]+", gold):
-        yield from (gold.split("=")[1], gold.replace("=", " = "))
-    elif (
-        "=" not in gold and IS_SCALAR.fullmatch(gold) and not re.search(r"text|mbox|\\pm|in", gold)
-    ):
-        yield rf"A = {gold}"
-
-
-def numerals(gold: str) -> Iterator[str]:
-    if match := NUMERAL.fullmatch(gold):
-        yield from (match[1], f"{match[1]}_{{{match[2]}}}", f"{match[1]}_{match[2]}")
-    if re.fullmatch(r"(?:\\\$)?[0-9]+(?:,(?:\\! ?)?[0-9]{3})+", gold):
-        plain = re.sub(r"[^0-9]", "", gold)
-        yield from (plain, f"{int(plain):,}", f"{int(plain):,}".replace(",", "{,}"))
-
-
-def matrices(gold: str) -> Iterator[str]:
-    if "pmatrix" in gold:
-        yield gold.replace("pmatrix", "bmatrix")
-        yield gold.replace(" ", "")
-        yield gold.replace("&", " & ").replace(r"\\", " \\\\\n ")
-        yield re.sub(r"(?<![0-9])([0-9]+)/([0-9]+)", r"\\frac{\1}{\2}", gold)
-        if "&" not in gold:
-            cells = gold.removeprefix(r"\begin{pmatrix}").removesuffix(r"\end{pmatrix}")
-            yield f"({','.join(cells.split(chr(92) * 2))})"
-
-
-REWRITINGS: tuple[Rewriting, ...] = (
-    *(layouts, integers, fractions, inner_fractions, units, words, members, intervals),
-    *(expressions, numerals, matrices),
-)
 
 
 def rewritten(gold: str) -> list[str]:
     """Every other spelling of a gold answer."""
-    found = dict.fromkeys(text for rewriting in REWRITINGS for text in rewriting(gold))
-    return [text for text in found if text != gold]
+    found = [*fractions(gold), *others(gold), *members(gold), *intervals(gold)]
+    for pattern, templates in TEMPLATES.items():
+        if match := re.fullmatch(pattern, gold):
+            found += [template.format(gold, *match.groups()) for template in templates]
+    for replacements in REPLACEMENTS:
+        text = gold
+        for pattern, replacement in replacements.items():
+            text = re.sub(pattern, replacement, text)
+        found.append(text)
+    return [text for text in dict.fromkeys(found) if text != gold]
 
 
 def perturbed(gold: str) -> list[str]:

@@ -1,16 +1,25 @@
-"""No answer holds up the event loop: counted in calls of functions, which are not timed."""
+"""No answer holds up or breaks the event loop: work is counted in calls, which are not timed."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from services.grader.answers.boxes import last_boxed
 from services.grader.answers.compare import compare as settle
+from services.grader.answers.read import read_answer
 from services.grader.answers.units import measure_of
+from services.grader.pool import Cause, Failed
+from services.grader.tools import Tools
+from services.grader.verifiers import math_answer
+from tests.unit.grader.failing_pool import FailingPool
 
 CALLS = 120_000  # some 20 ms
 POWER = "(a+b+c)^8"
@@ -36,8 +45,29 @@ HOSTILE = [
 ]
 
 
-def calls_of(gold: str, answer: str) -> int:
-    """How many functions are called, those in C too, to settle what is asked for the first time."""
+# What is repeated in a row, and what is nested.
+FUNCTIONS = (
+    *(r"\sin ", r"\ln", r"\exp ", r"\log_2 ", r"\log_", r"\arcsin ", r"\sin^2 ", r"\tanh "),
+    *(r"\frac", r"\frac1", r"\frac{", r"\sqrt", r"\sqrt2", r"\sqrt{", r"\sqrt(", r"\binom1", "√"),
+    *("f(", r"\overline ", r"\overline{", r"\vec ", r"\text{", r"\begin{pmatrix}", r"\left"),
+)
+SIGNS = (
+    *("-", "+", "^", "_", "x^", "x_", "2^", "!", "'", "²", "x²", "°", r"^\circ", "%", "=", "<"),
+    *(",", ";", ":", "/", "1/", "*", ".", "|", "x|", "&", r"\\", "$", r"\$", "(", "{", "}", r"\{"),
+    *("1,", "1+", "x=", "1<", "1 ", "9", "x", "0.", r"\,", ",\\! ", "or ", "A) ", "٣", "\x00"),
+    *(r"\cup ", r"\in ", r"\le ", r"\pm ", r"\approx ", r"\equiv ", r"\text{a}", r"\not"),
+)
+PAIRS = (
+    *(("(", ")"), ("[", "]"), ("{", "}"), (r"\{", r"\}"), ("|", "|"), (r"\lfloor ", r"\rfloor ")),
+    *((r"\sqrt{", "}"), (r"\sqrt[", "]"), (r"\frac{", "}{1}"), (r"\binom{", "}{1}"), ("x^{", "}")),
+    *((r"\text{", "}"), (r"\boxed{", "}"), ("x_{", "}"), ("-(", ")"), (r"\sin(", ")")),
+    *(("(1,", ")"), ("f(", ")")),
+    *((r"\{x:", r"\}"), (r"x\in\{x|", r"\}"), (r"\begin{pmatrix}", r"\end{pmatrix}")),
+)
+
+
+def calls_of(action: Callable[[], object]) -> int:
+    """How many functions are called, those in C too."""
     count = 0
     measure_of("cm")  # pint is loaded once
 
@@ -47,15 +77,40 @@ def calls_of(gold: str, answer: str) -> int:
 
     sys.setprofile(called)
     try:
-        settle(gold, answer)
+        action()
     finally:
         sys.setprofile(None)
     return count
 
 
-@pytest.mark.parametrize(("gold", "answer"), HOSTILE)
+ROWS = [(each * 500)[:500] for each in FUNCTIONS + SIGNS]
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    HOSTILE + [(gold, row) for row in ROWS for gold in ("x+1", "(1,2)", row[1:])],
+)
 def test_the_work_on_an_answer_is_bounded(gold: str, answer: str) -> None:
-    assert calls_of(gold, answer[:500]) < CALLS
+    assert calls_of(lambda: settle(gold, answer[:500])) < CALLS
+
+
+@pytest.mark.parametrize(("opens", "closes"), [*PAIRS, *((each, "") for each in FUNCTIONS + SIGNS)])
+def test_whatever_is_repeated_or_nested_is_read_without_an_error(opens: str, closes: str) -> None:
+    """Nothing is asked of the results; answers as long as some of these are never read there."""
+    for times in (20, 300, 1000):
+        for last in (f"x{closes * times}", "x", "1", ""):
+            answer = opens * times + last
+            settle("7", answer)
+            settle(answer, "x^2")
+            read_answer(answer)
+            last_boxed(rf"\boxed{{{answer}}}")
+
+
+def test_a_long_answer_is_left_to_the_pool() -> None:
+    pool: Any = FailingPool(Failed(Cause.TIMEOUT))
+    long = "+".join([POWER] * 190)
+    assert calls_of(lambda: asyncio.run(math_answer.compare("5", long, Tools(pool)))) < 2000
+    assert len(pool.calls) == 3
 
 
 def test_what_is_too_much_work_is_not_settled() -> None:
@@ -73,16 +128,8 @@ PIECES = st.sampled_from(
     [
         *"0129xyie{}()[]^_+-*/,=<!%|&:. π²\u0660\ud800",
         *(r"\frac", r"\sqrt", r"\pi", r"\cup", r"\{", r"\}", r"\pm", r"\binom", r"\in", r"\infty"),
-        *(
-            r"\text{km}",
-            r"\mathbb{R}",
-            r"\begin{pmatrix}",
-            r"\end{pmatrix}",
-            r"^\circ",
-            r"\\",
-            "x^{64}",
-        ),
-        *("^{1/2}", "^{-1}", "0^{0}", "/0", r"\sqrt[3]{7}"),
+        *(r"\text{km}", r"\mathbb{R}", r"\begin{pmatrix}", r"\end{pmatrix}", r"^\circ", r"\\"),
+        *("x^{64}", "^{1/2}", "^{-1}", "0^{0}", "/0", r"\sqrt[3]{7}"),
     ]
 )
 TEXTS = st.lists(PIECES, max_size=30).map("".join)

@@ -25,9 +25,6 @@ class Printed:
     is_factor: bool = True
 
 
-STYLES = ["plain", "latex"]
-
-
 def verdicts(text: str) -> list[str]:
     return [each.verdict for each in judge(text, 100)]
 
@@ -74,22 +71,18 @@ def _literal(value: Fraction, style: str) -> str:
     return f"{sign}{top}/{bottom}" if style == "plain" else rf"{sign}\frac{{{top}}}{{{bottom}}}"
 
 
-def _written(left: str, sign: str, right: str, style: str) -> str:
-    relation = f"{left} {sign} {right}"
-    return f"So: {relation}." if style == "plain" else f"Thus, ${relation}$ holds."
-
-
-@given(st.data(), st.sampled_from(STYLES))
+@given(st.data(), st.sampled_from(["plain", "latex"]))
 def test_true_arithmetic_is_right_and_perturbed_it_is_wrong(
     data: st.DataObject, style: str
 ) -> None:
     left = data.draw(expressions(style))
     off = data.draw(st.integers(1, 9))
     right, wrong = (f"0 + {_literal(left.value + error, style)}" for error in (0, off))
-    assert verdicts(_written(left.text, "=", right, style)) == ["right"]
-    assert verdicts(_written(left.text, "=", wrong, style)) == ["wrong"]
-    assert verdicts(_written(left.text, "<", wrong, style)) == ["right"]
-    assert verdicts(_written(left.text, ">", wrong, style)) == ["wrong"]
+    sentence = "So: {} {} {}." if style == "plain" else "Thus, ${} {} {}$ holds."
+    assert verdicts(sentence.format(left.text, "=", right)) == ["right"]
+    assert verdicts(sentence.format(left.text, "=", wrong)) == ["wrong"]
+    assert verdicts(sentence.format(left.text, "<", wrong)) == ["right"]
+    assert verdicts(sentence.format(left.text, ">", wrong)) == ["wrong"]
 
 
 PIECES = r"""

@@ -10,18 +10,18 @@ from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import Check
 
 from examples.arithmetic import authors, tasks
-from services.grader.pool import Cause, Failed, Value
-from services.grader.pool import outcome as pool_outcome
+from services.grader.pool import Cause, Failed
 from services.grader.steps import Step
 from services.grader.tools import Tools
 from services.grader.verifiers import equation_steps
 from services.grader.verifiers.equation_steps import MAX_STEPS
 from tests.builders import a_task
+from tests.unit.grader.failing_pool import FailingPool
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-HOSTILE = "tests.unit.grader.steps.hostile_equations:judge"
 SOLUTION = r"47+8=55;55-6=49;49+7=56;\boxed{56}"
+NOT_READ = Ungradable(reason="equations_not_read")
 CHECK = Check(verifier="equation_steps")
 
 
@@ -35,7 +35,7 @@ async def scored(text: str, solution: str | None, tools: Tools) -> Score:
     return await equation_steps.verify(a_task(solution=solution), text, CHECK, tools)
 
 
-def some_steps(right: int, wrong: int, others: int = 0) -> list[Step]:
+def some_steps(right: int, wrong: int, others: int) -> list[Step]:
     verdicts = ["right"] * right + ["wrong"] * wrong + ["open"] * others
     return [Step(verdict, str(at)) for at, verdict in enumerate(verdicts)]
 
@@ -51,6 +51,7 @@ def some_steps(right: int, wrong: int, others: int = 0) -> list[Step]:
         (0, 0, 3, 0, "no_equations"),
         (0, 0, 0, 0, "no_equations"),
         (2, 2, 0, 1 / 2, "wrong_equations"),
+        (MAX_STEPS - 1, 0, 3, 0, "too_long"),  # with the two others
     ],
 )
 def test_the_score_is_the_share_of_right_steps(
@@ -63,12 +64,6 @@ def test_the_score_is_the_share_of_right_steps(
     assert score.breakdown["open"] == 2
 
 
-def test_too_many_steps_are_worth_nothing() -> None:
-    score = equation_steps.score(some_steps(MAX_STEPS + 1, 0), required=3)
-    assert (score.value, score.reason) == (0, "too_long")
-
-
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("solution", "text", "value"),
     [
@@ -87,7 +82,6 @@ async def test_a_solution_says_how_many_steps_are_required(
     assert (await graded(text, solution, tools)).value == pytest.approx(value)
 
 
-@pytest.mark.anyio
 async def test_padding_and_repetition_do_not_raise_the_score(tools: Tools) -> None:
     honest = "47+8=55;55-6=48;"
     padding = [honest, "1=1;7=7;", "47+8=55;" * 20, "55 = 8 + 47;" * 20, "x=x;", r"$(3)=(3)$;"]
@@ -98,52 +92,31 @@ async def test_padding_and_repetition_do_not_raise_the_score(tools: Tools) -> No
     assert (await graded(honest + many, SOLUTION, tools)).value < 1
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize("text", ["1+1=2; 6+60=66", "1+1=2; 7+70=77"])  # it hangs, it crashes
-async def test_what_no_worker_survives_is_worth_nothing(
-    tools: Tools, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    monkeypatch.setattr(equation_steps, "_JUDGE", HOSTILE)
-    monkeypatch.setattr(equation_steps, "_DEADLINE_S", 0.6)
-    monkeypatch.setattr(pool_outcome, "_STARVED_BELOW", 0.01)  # this machine may be busy
-    score = await graded(text, None, tools)
-    assert (score.value, score.reason) == (0, "too_hard")
-    assert (await graded("1+1=2", None, tools)).value == 1
-    assert await scored("1+1=2", text, tools) == Ungradable(reason="equations_not_read")
-    too_long = await scored("1+1=2", " " * 1_000_001, tools)
-    assert too_long == Ungradable(reason="solution_too_long")
-
-
-class Broken:
-    """A pool of which every call ends in the same way."""
-
-    def __init__(self, outcome: Value | Failed) -> None:
-        self.outcome = outcome
-
-    async def run(self, *call: object, **how: object) -> Value | Failed:
-        return self.outcome
-
-
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("failed", "expected"),
     [
-        (Failed(Cause.TIMEOUT, cpu_s=0.1), Ungradable(reason="equations_not_read")),
-        (Failed(Cause.KILLED), Ungradable(reason="equations_not_read")),
-        (Failed(Cause.ERROR), Ungradable(reason="equations_not_read")),
+        (Failed(Cause.TIMEOUT, cpu_s=0.1), NOT_READ),
+        (Failed(Cause.KILLED), NOT_READ),
+        (Failed(Cause.ERROR), NOT_READ),
         (Failed(Cause.TIMEOUT, cpu_s=19.0), "too_hard"),
         (Failed(Cause.CRASH), "too_hard"),
     ],
 )
-async def test_a_starved_pool_is_not_the_fault_of_the_response(
+async def test_only_what_no_worker_survives_is_the_fault_of_the_response(
     failed: Failed, expected: Ungradable | str
 ) -> None:
-    pool: Any = Broken(failed)
+    pool: Any = FailingPool(failed)
     score = await scored("2(3)=6", None, Tools(pool))
     assert (score if isinstance(score, Ungradable) else score.reason) == expected
+    assert pool.calls == [False, True]
+    assert await scored("2(3)=6", "1+1=2", Tools(pool)) == NOT_READ
 
 
-@pytest.mark.anyio
+async def test_a_solution_that_is_too_long_is_not_read(tools: Tools) -> None:
+    too_long = await scored("1+1=2", " " * 1_000_001, tools)
+    assert too_long == Ungradable(reason="solution_too_long")
+
+
 async def test_the_sums_of_the_arithmetic_example_are_worth_what_they_say(tools: Tools) -> None:
     """The share of right ones of those written, of at least three: each task has three."""
     chance = random.Random(7)
@@ -155,10 +128,6 @@ async def test_the_sums_of_the_arithmetic_example_are_worth_what_they_say(tools:
 
 
 def share_right(text: str) -> float:
-    sums = dict.fromkeys(text.split(";")[:-1])
-    right = [_total(left) == int(right) for left, right in (each.split("=") for each in sums)]
+    sums = (each.split("=") for each in dict.fromkeys(text.split(";")[:-1]))
+    right = [sum(map(int, left.replace("-", "+-").split("+"))) == int(end) for left, end in sums]
     return min(sum(right), 3) / max(3, len(right))
-
-
-def _total(terms: str) -> int:
-    return sum(map(int, terms.replace("-", "+-").split("+")))

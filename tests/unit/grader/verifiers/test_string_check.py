@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import StringCheck
@@ -15,60 +13,38 @@ from tests.builders import a_task
 
 pytestmark = pytest.mark.anyio
 
-WRONG = Graded(value=0, reason="wrong")
-RIGHT = Graded(value=1)
-
-
-async def checked(text: str, tools: Tools, answer: str = "Paris", **settings: Any) -> Score:
-    task = a_task(answer=answer, metadata={"empty": "", "list": [1, "é"]})
-    return await verify(task, text, StringCheck(**settings), tools)
+TASK = a_task(answer="Paris", metadata={"street": "straße", "empty": "", "list": [1, "é"]})
+RIGHT, WRONG = Graded(value=1), Graded(value=0, reason="wrong")
+TOO_SHORT, TOO_LONG = (Graded(value=0, reason=reason) for reason in ("too_short", "too_long"))
+STREET = {"reference": "{{item.metadata.street}}"}
+EMPTY = {"reference": "{{item.metadata.empty}}"}
+QUOTED = {"input": "<{{sample.output_text}}>", "reference": "<{{ item.metadata.list }}>"}
+SWAPPED = {"input": "{{item.answer}}", "reference": "{{sample.output_text}}"}
 
 
 @pytest.mark.parametrize(
-    ("operation", "text", "score"),
+    ("operation", "text", "templates", "score"),
     [
-        ("eq", "Paris", RIGHT),
-        ("eq", "paris", WRONG),
-        ("ne", "Paris", WRONG),
-        ("ne", "Rome", RIGHT),
-        ("like", "It is Paris.", RIGHT),
-        ("like", "It is PARIS.", WRONG),
-        ("ilike", "It is PARIS.", RIGHT),
-        ("ilike", "It is Rome.", WRONG),
+        ("eq", "Paris", {}, RIGHT),
+        ("eq", "paris", {}, WRONG),
+        ("ne", "Paris", {}, WRONG),
+        ("ne", "Rome", {}, RIGHT),
+        ("like", "It is Paris.", {}, RIGHT),
+        ("like", "It is PARIS.", {}, WRONG),
+        ("ilike", "It is PARIS.", {}, RIGHT),
+        ("ilike", "It is Rome.", {}, WRONG),
+        ("ilike", "STRASSE", STREET, RIGHT),
+        ("eq", '[1, "é"]', QUOTED, RIGHT),
+        ("eq", "<think>Rome?</think>\n\nParis\n", {}, RIGHT),  # thinking is no part of the answer
+        ("like", "<think>Paris</think>Rome", {}, WRONG),
+        ("like", "x", EMPTY, Ungradable(reason="empty_reference")),  # which is in every text
+        ("ilike", "x", EMPTY, Ungradable(reason="empty_reference")),
+        ("like", "", SWAPPED, TOO_SHORT),
+        ("ne", "x" * (MAX_CHARS + 1), {}, TOO_LONG),
     ],
 )
-async def test_each_operation_says_what_it_says(
-    operation: str, text: str, score: Score, tools: Tools
+async def test_each_operation_compares_what_its_templates_say(
+    operation: str, text: str, templates: dict[str, str], score: Score, tools: Tools
 ) -> None:
-    assert await checked(text, tools, operation=operation) == score
-
-
-async def test_letters_without_case_are_equal_in_any_language(tools: Tools) -> None:
-    assert await checked("STRASSE", tools, answer="straße", operation="ilike") == RIGHT
-
-
-async def test_templates_say_what_is_compared(tools: Tools) -> None:
-    settings = {"input": "<{{sample.output_text}}>", "reference": "<{{ item.metadata.list }}>"}
-    assert await checked('[1, "é"]', tools, **settings) == RIGHT
-
-
-async def test_thinking_is_no_part_of_the_answer(tools: Tools) -> None:
-    assert await checked("<think>Rome?</think>\n\nParis\n", tools) == RIGHT
-    assert await checked("<think>Paris</think>Rome", tools, operation="like") == WRONG
-
-
-@pytest.mark.parametrize("operation", ["like", "ilike"])
-async def test_what_every_text_contains_is_ungradable(operation: str, tools: Tools) -> None:
-    score = await checked("x", tools, reference="{{item.metadata.empty}}", operation=operation)
-    assert score == Ungradable(reason="empty_reference")
-
-
-async def test_an_empty_response_is_in_no_text(tools: Tools) -> None:
-    swapped = {"input": "{{item.answer}}", "reference": "{{sample.output_text}}"}
-    score = await checked("", tools, operation="like", **swapped)
-    assert score == Graded(value=0, reason="too_short")
-
-
-async def test_a_response_over_the_limit_is_too_long_even_for_ne(tools: Tools) -> None:
-    score = await checked("x" * (MAX_CHARS + 1), tools, operation="ne")
-    assert score == Graded(value=0, reason="too_long")
+    check = StringCheck.model_validate({"operation": operation, **templates})
+    assert await verify(TASK, text, check, tools) == score

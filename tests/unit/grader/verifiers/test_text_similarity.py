@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from protocol.messages import Graded, Score, Ungradable
@@ -15,39 +15,31 @@ from services.grader.tools import Tools
 from services.grader.verifiers import text_similarity
 from tests.builders import a_task
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 # Made with rouge-score 0.1.2 (F-measures), nltk 3.9 (sentence_gleu of 13a tokens), sacrebleu 2.6
 # (sentence_bleu) and rapidfuzz 3.14 (fuzz.ratio).
+TEXTS = (
+    ("The cat is on the mat, I think.", "The cat sat on the mat."),
+    ("x = 12 apples in 4 rows of 3", "4 rows of 3 apples make x = 12 apples"),
+)
 GOLDEN = {
-    ("The cat is on the mat, I think.", "The cat sat on the mat."): {
-        "fuzzy_match": 0.777778,
-        "bleu": 0.205567,
-        "gleu": 0.294118,
-        "rouge_1": 0.714286,
-        "rouge_2": 0.5,
-        "rouge_3": 0.2,
-        "rouge_4": 0.0,
-        "rouge_l": 0.714286,
-    },
-    ("x = 12 apples in 4 rows of 3", "4 rows of 3 apples make x = 12 apples"): {
-        "fuzzy_match": 0.430769,
-        "bleu": 0.534174,
-        "gleu": 0.588235,
-        "rouge_1": 0.823529,
-        "rouge_2": 0.666667,
-        "rouge_3": 0.461538,
-        "rouge_4": 0.181818,
-        "rouge_5": 0.0,
-        "rouge_l": 0.470588,
-    },
+    "fuzzy_match": (0.777778, 0.430769),
+    "bleu": (0.205567, 0.534174),
+    "gleu": (0.294118, 0.588235),
+    "rouge_1": (0.714286, 0.823529),
+    "rouge_2": (0.5, 0.666667),
+    "rouge_3": (0.2, 0.461538),
+    "rouge_4": (0.0, 0.181818),
+    "rouge_5": (0.0, 0.0),
+    "rouge_l": (0.714286, 0.470588),
 }
 
 
-@pytest.mark.parametrize("texts", GOLDEN, ids=lambda texts: texts[1])
-def test_the_metrics_are_those_of_the_known_libraries(texts: tuple[str, str]) -> None:
-    found = {metric: similarity(metric, *texts) for metric in GOLDEN[texts]}
-    assert found == pytest.approx(GOLDEN[texts], abs=1e-6)
+@pytest.mark.parametrize("metric", GOLDEN)
+def test_the_metrics_are_those_of_the_known_libraries(metric: str) -> None:
+    found = [similarity(metric, *texts) for texts in TEXTS]
+    assert found == pytest.approx(GOLDEN[metric], abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -85,63 +77,49 @@ def test_a_reference_that_is_just_long_enough_says_what_it_says_in_any_script() 
     assert similarity("rouge_1", "сумма равна 5", "Сумма: 5") == pytest.approx(0.8)
 
 
-# ---------------------------------------------------------------------- the verifier
+ANSWER, HALF = "1 + 1 = 2", "x" * (MAX_CHARS // 2)
+TOO_SHORT, TOO_LONG = (Graded(value=0, reason=reason) for reason in ("too_short", "too_long"))
+OF_SOLUTION = {"reference": "{{item.solution}}", "evaluation_metric": "rouge_2"}
+SWAPPED = {
+    "input": "{{item.answer}}",
+    "reference": "{{ sample.output_text }}",
+    "evaluation_metric": "rouge_2",
+}
 
 
-async def checked(text: str, tools: Tools, *, solution: str = "2", **settings: Any) -> Score:
-    task = a_task(answer="1 + 1 = 2", solution=solution)
-    return await text_similarity.verify(task, text, TextSimilarity(**settings), tools)
+async def checked(text: str, solution: str, settings: dict[str, str], tools: Tools) -> Score:
+    task = a_task(answer=ANSWER, solution=solution)
+    return await text_similarity.verify(task, text, TextSimilarity.model_validate(settings), tools)
 
 
-@pytest.mark.anyio
-async def test_the_score_is_the_metric_of_the_filled_templates(tools: Tools) -> None:
-    assert await checked("1 + 1 = 2", tools) == Graded(value=1)
-    half = await checked("1 + 1", tools, evaluation_metric="rouge_1")
-    assert half == Graded(value=0.8)
-    thought = await checked("<think>So 1 + 1 = 3?</think>\n1 + 1 = 2", tools)
-    assert thought == Graded(value=1)
-
-
-@pytest.mark.anyio
-async def test_what_cannot_be_compared_is_ungradable(tools: Tools) -> None:
-    missing = await checked("x", tools, reference="{{item.metadata.x}}")
-    assert missing == Ungradable(reason="unknown_field")
-    settings = {"reference": "{{item.solution}}", "evaluation_metric": "rouge_2"}
-    for text, solution, reason in [
-        ("x", " ", "empty_reference"),
-        ("x = 42", "42", "reference_too_short"),
-        ("", "42", "reference_too_short"),
-    ]:
-        score = await checked(text, tools, solution=solution, **settings)
-        assert score == Ungradable(reason=reason)
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("text", ["", " ", "42"])
-async def test_no_response_makes_itself_ungradable_as_the_reference(
-    text: str, tools: Tools
+@pytest.mark.parametrize(
+    ("text", "solution", "settings", "score"),
+    [
+        (ANSWER, "2", {}, Graded(value=1)),
+        ("1 + 1", "2", {"evaluation_metric": "rouge_1"}, Graded(value=0.8)),
+        (f"<think>So 1 + 1 = 3?</think>\n{ANSWER}", "2", {}, Graded(value=1)),
+        ("x", "2", {"reference": "{{item.metadata.x}}"}, Ungradable(reason="unknown_field")),
+        ("x", " ", OF_SOLUTION, Ungradable(reason="empty_reference")),
+        ("x = 42", "42", OF_SOLUTION, Ungradable(reason="reference_too_short")),
+        ("", "42", OF_SOLUTION, Ungradable(reason="reference_too_short")),
+        ("x", HALF * 3, OF_SOLUTION, Ungradable(reason="reference_too_long")),
+        # No response makes itself ungradable as the reference.
+        *((text, "2", SWAPPED, TOO_SHORT) for text in ("", " ", "42")),
+        (HALF, "2", {"reference": "{{sample.output_text}}" * 3}, TOO_LONG),
+        (HALF, "2", {"input": "{{sample.output_text}}" * 3}, TOO_LONG),
+        (HALF * 3, "2", {}, TOO_LONG),
+    ],
+)
+async def test_the_score_is_the_metric_of_the_filled_templates_or_says_whose_fault_it_is(
+    text: str, solution: str, settings: dict[str, str], score: Score, tools: Tools
 ) -> None:
-    swapped = {"input": "{{item.answer}}", "reference": "{{ sample.output_text }}"}
-    score = await checked(text, tools, evaluation_metric="rouge_2", **swapped)
-    assert score == Graded(value=0, reason="too_short")
+    assert await checked(text, solution, settings, tools) == score
 
 
-@pytest.mark.anyio
-async def test_texts_over_the_limit_are_too_long(tools: Tools) -> None:
-    too_long = Graded(value=0, reason="too_long")
-    half = "x" * (MAX_CHARS // 2)
-    assert await checked(half * 3, tools) == too_long
-    assert await checked(half, tools, input="{{sample.output_text}}" * 3) == too_long
-    assert await checked(half, tools, reference="{{sample.output_text}}" * 3) == too_long
-    score = await checked("x", tools, reference="{{item.solution}}", solution=half * 3)
-    assert score == Ungradable(reason="reference_too_long")
-
-
-@pytest.mark.anyio
 async def test_a_worker_that_is_stopped_says_nothing_about_the_response(
     tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_similarity, "_DEADLINE_S", 0.3)
     texts = ["".join(random.Random(seed).choices("abc ", k=MAX_CHARS)) for seed in (1, 2)]
-    score = await checked(texts[0], tools, solution=texts[1], reference="{{item.solution}}")
+    score = await checked(texts[0], texts[1], {"reference": "{{item.solution}}"}, tools)
     assert score == Ungradable(reason="not_measured")

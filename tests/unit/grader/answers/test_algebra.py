@@ -1,12 +1,72 @@
+"""The algebra behind answers: what it finds equal, and what is too large to be computed."""
+
 from __future__ import annotations
 
 import pytest
 from sympy import Abs, Expr, binomial, factorial, floor, log, pi, sin, sqrt, symbols
 
+from services.grader.answers.algebra.pool import (
+    GOLD_NOT_PARSABLE,
+    NOT_PARSABLE,
+    RIGHT,
+    TOO_HARD,
+    WRONG,
+    compare,
+)
 from services.grader.answers.algebra.sampling import agreement, sign_of_factor
 
 a, b, c, k, n, x, y, z = symbols("a b c k n x y z")
 SEEDS = [str(number) for number in range(10)]
+
+
+@pytest.mark.parametrize(
+    "latex",
+    [
+        r"5^{5^{5^{5^5}}}",
+        r"\dfrac{5^{(5^{(5^{(5^5)})}-4)}-5}{16}",
+        r"10^{10^8}",
+        r"(75^{6^{8}})!",
+        r"(10^9)!!",
+        r"\binom{7\cdot 10^{9}}{5\cdot 10^{8}}",
+        r"3^{-10^{12}}",
+        r"7 + 2(1 - 5^{99999999})",
+        r"(x+1)^{10^{9}}",
+        r"\sqrt{2}^{10^{10}}",
+        r"-(-(-10^{10^{10}}))",
+    ],
+)
+def test_towers_factorials_and_their_like_are_too_large(latex: str) -> None:
+    assert compare("7", latex) == TOO_HARD
+    assert compare(latex, "7") == GOLD_NOT_PARSABLE
+
+
+@pytest.mark.parametrize(
+    "latex",
+    [
+        "9" * 400,
+        r"3^{100000}",
+        r"\frac{1}{2006!}",
+        r"2025!!",
+        r"2^{-2^{9}}",
+        r"\binom{1000}{500}",
+        r"1^{10^{100}}",
+        r"10^{10^{-9}}",
+        r"x^{2025} + y^{2025}",
+        r"\sin(10^{99})",
+        r"\frac{10^{100}}{10^{99}}",
+        r"\binom{10^{9}}{2}",
+    ],
+)
+def test_what_an_answer_may_be_is_not(latex: str) -> None:
+    assert compare(latex, rf"\frac{{2({latex})}}{{2}}") == RIGHT
+    assert compare(latex, rf"{latex}+1") == WRONG
+
+
+@pytest.mark.parametrize("repeated", ["1+", "x+", "x-", r"2\cdot ", "x ", r"\pi+", r"\sin x+"])
+def test_a_sum_is_read_however_long_it_is(repeated: str) -> None:
+    assert compare("7", repeated * 250 + "1") in {WRONG, NOT_PARSABLE}
+    assert compare("250", "1+" * 249 + "1") == RIGHT
+    assert compare(r"\sin x", r"\sin x" + "+x-x" * 200) == RIGHT
 
 
 @pytest.mark.parametrize("seed", SEEDS)
