@@ -31,7 +31,7 @@ class Stack:
     supervisor: subprocess.Popen[bytes]
     facts: Json = field(default_factory=dict)
 
-    def wait_until_up(self, timeout_s: float = 120) -> None:
+    def wait_until_up(self, timeout_s: float = 300) -> None:
         wait_for(lambda: (self.home / "stack.json").exists(), timeout_s, "stack.json")
         self.facts = json.loads((self.home / "stack.json").read_text())
 
@@ -90,7 +90,7 @@ class Stack:
         key = {"Authorization": f"Bearer {self.facts['api_key']}"}
         httpx.post(url, headers=key, timeout=10).raise_for_status()
 
-    def wait_for_step(self, job_id: str, step: int, timeout_s: float = 120) -> None:
+    def wait_for_step(self, job_id: str, step: int, timeout_s: float = 300) -> None:
         def reached() -> bool:
             job = self.job(job_id)
             assert job["status"] != "failed", job["error"]
@@ -98,7 +98,7 @@ class Stack:
 
         wait_for(reached, timeout_s, f"step {step}")
 
-    def wait_for_end(self, job_id: str, timeout_s: float = 180) -> Json:
+    def wait_for_end(self, job_id: str, timeout_s: float = 400) -> Json:
         ended = {"succeeded", "failed", "cancelled"}
         wait_for(lambda: self.job(job_id)["status"] in ended, timeout_s, f"the end of {job_id}")
         return self.job(job_id)

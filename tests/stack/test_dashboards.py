@@ -27,7 +27,7 @@ from tests.stack.conftest import ROOT, Stack, wait_for
 
 pytestmark = [
     pytest.mark.stack,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not shutil.which("prometheus"), reason="apt-get install prometheus"),
 ]
 SILENT = {  # what has nothing to say here, and why

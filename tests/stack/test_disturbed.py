@@ -11,7 +11,7 @@ from services.gateway.client.client import WeirError
 from tests.stack.conftest import Json, Stack, wait_for
 from tests.stack.test_stack import assert_every_group_is_accounted_for, assert_no_orphan
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 KILLS = int(os.environ.get("WEIR_CHAOS_KILLS", "50"))
 
 
@@ -27,9 +27,9 @@ def test_rolling_restarts_of_every_service_are_nobodys_death(stack: Stack) -> No
     for name in ("grader", "rollout", "gateway", "learner"):
         before = stack.leaders()[name]
         os.kill(before, signal.SIGTERM)
-        wait_for(lambda n=name, b=before: stack.leaders().get(n, b) != b, 60, f"another {name}")
+        wait_for(lambda n=name, b=before: stack.leaders().get(n, b) != b, 240, f"another {name}")
         step = max(2, _step(stack, job_id))
-        wait_for(lambda s=step: _step(stack, job_id) > s or s > 20, 120, f"steps after {name}")
+        wait_for(lambda s=step: _step(stack, job_id) > s or s > 20, 300, f"steps after {name}")
     wait_for(lambda: _step(stack, job_id) > 0, 240, "the gateway")
     job = stack.wait_for_end(job_id)
     assert_every_group_is_accounted_for(stack, job)

@@ -14,7 +14,7 @@ from services.learner.supply.log import read_log
 from tests.kept_samples import counted, fates, last_samples
 from tests.stack.conftest import TASKS, Json, Stack, wait_for
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 STEPS, GROUPS_PER_STEP = 12, 4
 TRAINING = {
     "steps": STEPS,
@@ -147,6 +147,6 @@ def test_who_resumes_a_job_accepts_what_could_not_be_graded_even_if_its_learner_
     stack.kill("learner")
     assert stack.job(job_id)["weir"]["step"] == 0
     stack.ask(job_id, "resume")
-    job = stack.wait_for_end(job_id, 90)
+    job = stack.wait_for_end(job_id)
     assert (job["status"], job["weir"]["attempt"]) == ("succeeded", 2)
     assert len(warnings_of_ungradable(stack, job_id)) == 1

@@ -15,7 +15,7 @@ from openai.types.fine_tuning import FineTuningJob
 
 from tests.stack.conftest import BASE_MODEL, TASKS, Stack, wait_for
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 NUM_TASKS, BATCH, EPOCHS = 16, 4, 1
 GRADER: Any = {
     "type": "string_check",
@@ -116,7 +116,7 @@ def test_a_plain_body_trains_a_model_and_the_next_job_begins_with_it(
     following = sdk.fine_tuning.jobs.create(
         model=done.fine_tuned_model, training_file=train.id, method=method
     )
-    wait_for(lambda: bool(rewarded(sdk, following.id)), 120, "a step")
+    wait_for(lambda: bool(rewarded(sdk, following.id)), 300, "a step")
     sdk.fine_tuning.jobs.cancel(following.id)
     assert ended(sdk, following.id).status == "cancelled"
     assert sdk.models.delete(done.fine_tuned_model).deleted

@@ -9,7 +9,7 @@ import pytest
 
 from tests.stack.conftest import of_home, start
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 
 
 def files_in(folder: Path) -> set[str]:

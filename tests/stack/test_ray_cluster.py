@@ -18,7 +18,7 @@ from tests.contract.valkey_server import Server
 from tests.stack.conftest import of_home, start, wait_for
 from tests.stack.test_stack import assert_every_group_is_accounted_for
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(1200)]
 QUICK_TO_NOTICE = {
     "health_check_initial_delay_ms": 1000,
     "health_check_period_ms": 1000,
@@ -98,7 +98,7 @@ def test_a_job_survives_the_death_of_a_node_that_samples_and_of_one_that_learns(
         nodes.kill("c")
         wait_for(lambda: len(nodes_of("weir-learner")) < 2, 240, "the death of a rank")
         nodes.add("c")
-        job = stack.wait_for_end(job_id, 300)
+        job = stack.wait_for_end(job_id, 600)
         assert job["weir"]["attempt"] >= 2
         assert_every_group_is_accounted_for(stack, job)
     finally:

@@ -14,7 +14,7 @@ from protocol.recipe import Purpose
 from tests.kept_samples import counted, fates
 from tests.stack.conftest import ROOT, Stack, group, of_home, start, wait_for
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 STEPS, GROUPS_PER_STEP = 24, 4
 
 

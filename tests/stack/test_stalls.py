@@ -10,7 +10,7 @@ import pytest
 
 from tests.stack.conftest import Json, Stack, wait_for
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 NAMED_S = 30.0
 
 
@@ -51,7 +51,7 @@ def test_whoever_is_frozen_is_named_while_nothing_moves(stack: Stack) -> None:
             (row,) = [row for row in found["services"] if row["service"] == name]
             assert not row["ready"]
             assert row["doing"].startswith("shows no life; last: ")
-        wait_for(lambda: why(stack, job_id)["moving"], 60, f"the job to go on after {name}")
+        wait_for(lambda: why(stack, job_id)["moving"], 240, f"the job to go on after {name}")
     assert stalls(stack, job_id) == ["no_rollout", "no_grader", "no_learner"]
     with stack.client() as weir:
         weir.cancel(job_id)

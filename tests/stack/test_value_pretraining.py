@@ -8,7 +8,7 @@ from protocol.recipe import Purpose
 from tests.kept_samples import last_samples
 from tests.stack.conftest import Stack, wait_for
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 PRETRAIN_STEPS, STEPS, GROUPS_PER_STEP = 20, 3, 4
 
 
@@ -28,7 +28,7 @@ def test_the_critic_learns_before_the_policy_moves_and_survives_a_death(stack: S
         critic={"pretrain_steps": PRETRAIN_STEPS, "optimizer": {"learning_rate": 1e-3}},
     )
     checkpoints = stack.job_folder(job_id) / "checkpoints"
-    wait_for(lambda: any(checkpoints.glob("step-*-pretrain-*")), 120, "a pretraining checkpoint")
+    wait_for(lambda: any(checkpoints.glob("step-*-pretrain-*")), 300, "a pretraining checkpoint")
     stack.kill("learner")
     job = stack.wait_for_end(job_id)
     assert job["status"] == "succeeded", job["error"]
