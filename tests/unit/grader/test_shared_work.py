@@ -56,23 +56,19 @@ async def test_results_are_kept_that_will_not_change(monkeypatch: pytest.MonkeyP
     assert [await ask(key) for key in "babca"] == [8, 7, 8, 9, 10], "the latest two"
 
 
-async def begun(shared: SharedWork[int], work: Work) -> list[asyncio.Task[int]]:
-    """Three who ask for the same, which is under way."""
+async def test_one_who_is_cancelled_takes_nothing_from_the_others() -> None:
+    shared, work = SharedWork[int](), Work(1)
     calls = [asyncio.create_task(shared.once("?", work)) for _ in range(3)]
     await asyncio.sleep(0.01)
-    return calls
-
-
-async def test_one_who_is_cancelled_takes_nothing_from_the_others() -> None:
-    first, second, third = await begun(SharedWork[int](), Work(1))
-    first.cancel()
-    third.cancel()
-    assert await second == 1
+    calls[0].cancel()
+    calls[2].cancel()
+    assert await calls[1] == 1
 
 
 async def test_what_nobody_waits_for_is_given_up_and_nobody_joins_it() -> None:
     shared, work = SharedWork[int](), Work(1, 2)
-    calls = await begun(shared, work)
+    calls = [asyncio.create_task(shared.once("?", work)) for _ in range(3)]
+    await asyncio.sleep(0.01)
     for call in calls:
         call.cancel()
     await asyncio.wait(calls)
@@ -81,8 +77,9 @@ async def test_what_nobody_waits_for_is_given_up_and_nobody_joins_it() -> None:
 
 
 async def test_who_waits_is_let_go_when_it_is_closed() -> None:
-    shared = SharedWork[int]()
-    call, *_ = await begun(shared, Work(1))
+    shared, work = SharedWork[int](), Work(1)
+    call = asyncio.create_task(shared.once("?", work))
+    await asyncio.sleep(0.01)
     await shared.close()
     with pytest.raises(asyncio.CancelledError):
         await call

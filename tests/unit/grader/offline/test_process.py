@@ -55,6 +55,7 @@ def next_verdict(command: subprocess.Popen[bytes]) -> bool:
 def assert_ends(command: subprocess.Popen[bytes], status: int) -> None:
     """Interrupted (130), or with nobody to read its output (141), it ends with all processes."""
     family = family_of(command.pid)
+    assert family
     assert command.stdout is not None
     assert command.stderr is not None
     if status == 130:
