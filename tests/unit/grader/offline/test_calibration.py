@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,12 @@ from tests.unit.grader.judge_server import MODEL, ScriptedServer, replies
 pytestmark = pytest.mark.slow
 
 SET = Path(__file__).parents[4] / "examples" / "calibration" / "solutions.jsonl"
-KINDS = {"right", "wrong", "right_answer_wrong_reasoning", "filler", "empty", "injection"}
+LABELS = {
+    "right": [(True, 0.5), (True, 1)],
+    "right_answer_wrong_reasoning": [(True, 0)],
+    "wrong": [(False, 0)],
+    "empty": [(False, 0)],
+}
 
 
 @pytest.fixture(scope="session")
@@ -34,17 +40,11 @@ def test_the_labelled_set_has_every_kind_and_labels_that_fit(solutions: list[Lab
     problems = {(each.problem, each.answer, each.solution) for each in solutions}
     assert len(problems) == len({problem for problem, _, _ in problems}) >= 12
     kinds = Counter(each.kind for each in solutions)
-    assert set(kinds) == KINDS
+    assert set(kinds) == {*LABELS, "filler", "injection"}
     assert min(kinds.values()) >= 5
     for each in solutions:
-        assert each.process in {0, 0.5, 1}, each.id
-        labels = {
-            "right": each.outcome and each.process > 0,
-            "right_answer_wrong_reasoning": each.outcome and not each.process,
-            "wrong": not (each.outcome or each.process),
-            "empty": not (each.outcome or each.process),
-        }
-        assert labels.get(each.kind, True), each.id
+        labels = each.outcome, each.process
+        assert labels in LABELS.get(each.kind, product([True, False], [0, 0.5, 1])), each.id
 
 
 @pytest.mark.anyio

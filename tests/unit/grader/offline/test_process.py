@@ -14,6 +14,7 @@ from typing import IO
 
 import pytest
 
+from tests.unit.grader.judge_server import until
 from tests.unit.grader.processes import family_of, until_gone
 
 pytestmark = pytest.mark.slow
@@ -47,17 +48,24 @@ def write(command: subprocess.Popen[bytes], lines: bytes) -> None:
     command.stdin.flush()
 
 
-def next_verdict(command: subprocess.Popen[bytes]) -> bool:
-    assert command.stdout is not None
-    return json.loads(command.stdout.readline())["verdict"]
-
-
-def assert_ends(command: subprocess.Popen[bytes], status: int) -> None:
-    """Interrupted (130), or with nobody to read its output (141), it ends with all processes."""
-    family = family_of(command.pid)
-    assert family
+@pytest.mark.parametrize(
+    ("waits_for", "status"), [("input", 130), ("its reader", 130), ("its reader", 141)]
+)
+def test_interrupted_or_with_nobody_to_read_its_output_it_ends_with_all_its_processes(
+    waits_for: str, status: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "many.jsonl"
+    path.write_bytes(a_line() * 20_000)  # whose verdicts are more than a pipe holds
+    command = start("-" if waits_for == "input" else path)
     assert command.stdout is not None
     assert command.stderr is not None
+    if waits_for == "input":
+        asyncio.run(until(lambda: family_of(command.pid), 20))
+    else:
+        assert json.loads(command.stdout.readline())["verdict"] is True
+    time.sleep(1)
+    family = family_of(command.pid)
+    assert family
     if status == 130:
         command.send_signal(signal.SIGINT)
     else:
@@ -65,27 +73,6 @@ def assert_ends(command: subprocess.Popen[bytes], status: int) -> None:
     assert command.wait(20) == status
     asyncio.run(until_gone(family))
     assert command.stderr.read() == b""
-
-
-def test_ctrl_c_ends_it_while_it_waits_for_input() -> None:
-    command = start("-")
-    deadline = time.monotonic() + 20
-    while not family_of(command.pid):
-        assert time.monotonic() < deadline, "it starts no workers"
-        time.sleep(0.05)
-    time.sleep(1)
-    assert_ends(command, 130)
-
-
-@pytest.mark.parametrize("status", [130, 141])
-def test_it_ends_while_nobody_reads_its_output(tmp_path: Path, status: int) -> None:
-    path = tmp_path / "many.jsonl"
-    path.write_bytes(a_line() * 20_000)  # whose verdicts are more than a pipe holds
-    command = start(path)
-    assert next_verdict(command)
-    if status == 130:
-        time.sleep(1)  # for the pipe to be full
-    assert_ends(command, status)
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:

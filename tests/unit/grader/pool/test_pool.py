@@ -162,24 +162,19 @@ async def test_a_call_cancelled_in_the_queue_costs_no_worker(pool: Pool) -> None
     assert BACKLOG.labels("no")._value.get() == 0
 
 
-async def test_a_suspect_gets_a_worker_of_its_own_and_no_other_makes_way_for_it(
-    pool: Pool,
-) -> None:
-    before = await told(naps(pool))
-    guests = await told(pool.run("os:getpid", deadline_s=5, suspect=True) for _ in range(2))
-    assert len(guests) == 2
-    assert await told(naps(pool)) == before
-    assert not guests & before
-    await until_gone(guests)
-
-
 @pytest.mark.parametrize(("size", "most"), [(1, 1), (2, 1), (3, 1), (4, 2)])
-async def test_suspects_are_at_most_half_of_the_calls_under_way(size: int, most: int) -> None:
+async def test_suspects_get_workers_of_their_own_and_are_at_most_half_of_the_calls_under_way(
+    size: int, most: int
+) -> None:
     async with Pool(size) as pool:
+        before = await told(naps(pool, size))
         started = time.monotonic()
         calls = (pool.run(NAP, 0.2, deadline_s=5, suspect=True) for _ in range(3 * most))
-        assert len(await told(calls)) == 3 * most
+        guests = await told(calls) - before
+        assert len(guests) == 3 * most
         assert time.monotonic() - started > 0.6
+        assert await told(naps(pool, size)) == before  # nobody made way for them
+        await until_gone(guests)
 
 
 async def test_workers_are_recycled_after_their_share_of_calls(
