@@ -12,7 +12,6 @@ from services.grader.judge.judge import Judge
 from services.grader.judge.settings import JudgeSettings
 from services.grader.pool import Pool
 from services.grader.tools import Tools
-from services.grader.verifiers import VERIFIERS
 from tests.builders import a_recipe
 
 BY_RULE = Reward.model_validate({"process": "equation_steps"})
@@ -47,11 +46,6 @@ def test_what_a_grader_lacks_is_in_the_way_and_named_with_the_remedy(
     message = gate.what_is_in_the_way(reward, tools)
     assert (message is None) is (words is None)
     assert all(each in (message or "") for each in words or [])
-
-
-def test_a_verifier_that_somebody_has_added_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(VERIFIERS, "my_lab.oracle", VERIFIERS["math_answer"])
-    assert gate.what_is_in_the_way(BY_ORACLE, NO_JUDGE) is None
 
 
 def a_job(reward: Reward) -> ActiveJob:

@@ -79,6 +79,20 @@ async def collect(exchange: Exchange, count: int) -> list[GradedGroup]:
     return graded
 
 
+async def the_event(exchange: Exchange, kind: str) -> JobEvent:
+    """The first event of this kind, once it is there."""
+    async with asyncio.timeout(60):
+        while True:
+            for _, event in await exchange.events("job"):
+                if event.id.startswith(kind):
+                    return event
+            await asyncio.sleep(0.05)
+
+
+def scores_of(group: GradedGroup) -> list[tuple[float | None, float | None]]:
+    return [(grade.accuracy, grade.process_score) for grade in group.grades]
+
+
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 0), (signal.SIGKILL, -9)])
 async def test_groups_are_graded_and_the_service_leaves_no_process_behind(
     valkey: Server, start_grader: StartGrader, signum: signal.Signals, status: int
@@ -88,9 +102,7 @@ async def test_groups_are_graded_and_the_service_leaves_no_process_behind(
         await offer(exchange, count=20)
         graded = await collect(exchange, count=20)
     assert {group.key for group in graded} == {f"train:{number}" for number in range(20)}
-    for group in graded:
-        assert [grade.accuracy for grade in group.grades] == [1, 1, 0]
-        assert [grade.process_score for grade in group.grades] == [1, 0, None]
+    assert all(scores_of(group) == [(1, 1), (1, 0), (0, None)] for group in graded)
     family = family_of(grader.pid)
     assert len(family) == 3  # the fork server, two workers
     grader.send_signal(signum)
@@ -115,7 +127,7 @@ async def test_a_verifier_may_come_from_outside(
         assert "WEIR_GRADER_EXTENSIONS" in waits.message
         start_grader(WEIR_GRADER_EXTENSIONS="my_lab")
         (graded,) = await collect(exchange, count=1)
-    assert [grade.accuracy for grade in graded.grades] == [0, 0, 1]
+    assert scores_of(graded) == [(0, None), (0, None), (1, 0)]
 
 
 async def test_groups_wait_while_the_judge_is_away(
@@ -132,9 +144,7 @@ async def test_groups_wait_while_the_judge_is_away(
         await judge.come()
         graded = await collect(exchange, count=3)
         await the_event(exchange, "gate:open")
-    for group in graded:
-        assert [grade.accuracy for grade in group.grades] == [1, 1, 0]
-        assert [grade.process_score for grade in group.grades] == [1, 1, None]
+    assert all(scores_of(group) == [(1, 1), (1, 1), (0, None)] for group in graded)
     assert len(judge.asked) == 2  # the other four were the same questions
 
 
@@ -144,13 +154,3 @@ async def test_a_wrong_setting_ends_the_grader_with_its_name(
     grader = start_grader(WEIR_JUDGE_URL="http://127.0.0.1:1/v1")
     assert await asyncio.to_thread(grader.wait, 20) == 1
     assert "grader: WEIR_JUDGE_MODEL is not set" in capfd.readouterr().err
-
-
-async def the_event(exchange: Exchange, kind: str) -> JobEvent:
-    """The first event of this kind, once it is there."""
-    async with asyncio.timeout(60):
-        while True:
-            for _, event in await exchange.events("job"):
-                if event.id.startswith(kind):
-                    return event
-            await asyncio.sleep(0.05)

@@ -193,5 +193,5 @@ async def test_a_user_who_is_not_root_has_no_capability_either() -> None:
 
 
 async def test_without_a_sandbox_nothing_is_run(sandboxed: Tools) -> None:
-    given, _ = await graded(replace(sandboxed, sandbox=None), "return 1")
-    assert given == Ungradable(reason="no_python")
+    score, _ = await graded(replace(sandboxed, sandbox=None), "return 1")
+    assert score == Ungradable(reason="no_python")
