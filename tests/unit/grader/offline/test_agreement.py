@@ -21,7 +21,7 @@ def test_scores_round_to_levels_and_the_upper_of_two_that_are_as_near() -> None:
 
 
 # Two readers of 50 proposals: 20 times yes by both, 15 times no by both (kappa 0.4).
-TEXTBOOK: Pairs = [(1, 1)] * 20 + [(1, 0)] * 5 + [(0, 1)] * 10 + [(0, 0)] * 15
+TEXTBOOK = [(1, 1)] * 20 + [(1, 0)] * 5 + [(0, 1)] * 10 + [(0, 0)] * 15
 SAME: Pairs = [(0, 0), (0.5, 0.5), (1, 1)]
 
 
