@@ -1,14 +1,16 @@
-"""A warm pool for the tests of this folder, and what they ask of processes."""
+"""What the tests of this folder share: a warm pool, a judge's server, a Valkey server."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
 from services.grader.pool import Pool
 from services.grader.tools import Tools
 from services.grader.verifiers import equation_steps, math_answer
+from tests.contract.valkey_server import Server
 from tests.unit.grader.judge_server import ScriptedServer
 
 
@@ -22,4 +24,10 @@ async def tools(anyio_backend: str) -> AsyncIterator[Tools]:
 @pytest.fixture
 async def server() -> AsyncIterator[ScriptedServer]:
     async with ScriptedServer() as server:
+        yield server
+
+
+@pytest.fixture
+def valkey(tmp_path: Path) -> Iterator[Server]:
+    with Server(tmp_path) as server:
         yield server

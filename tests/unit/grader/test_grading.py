@@ -31,8 +31,6 @@ from services.grader.tools import Tools
 from services.grader.verifiers import VERIFIERS
 from tests.builders import a_graded_group, a_group, a_recipe, a_request, a_task
 
-OUTCOME_ONLY = Reward()
-BOTH = Reward.model_validate({"process": "equation_steps"})
 TEXTS = [r"1+1=2;\boxed{2}", r"1+1=3;\boxed{2}", r"1+1=2;\boxed{3}", "2"]
 
 
@@ -43,8 +41,18 @@ def a_group_of(texts: list[str], answer: str = "2") -> RolloutGroup:
     return a_group(request, texts=texts)
 
 
+async def grades_of(tools: Tools, group: RolloutGroup, **reward: Any) -> tuple[Grade, ...]:
+    return await grading.grade(Reward.model_validate(reward), group, tools)
+
+
 def test_every_verifier_that_a_recipe_may_name_exists() -> None:
     assert set(VERIFIERS) == set(names.VERIFIERS)
+
+
+THREE_TO_ONE = [
+    {"verifier": "equation_steps", "weight": 3},
+    {"verifier": "math_answer", "sees": "correct"},
+]
 
 
 @pytest.mark.anyio
@@ -54,51 +62,29 @@ def test_every_verifier_that_a_recipe_may_name_exists() -> None:
         ({}, [None, None, None, None]),
         ({"process": "equation_steps"}, [1, 0, None, None]),
         ({"process": "equation_steps", "process_for": "all"}, [1, 0, 1, 0]),
+        ({"process": THREE_TO_ONE, "process_for": "all"}, [1, 0.25, 1, 0]),
     ],
 )
 async def test_the_process_is_asked_about_the_responses_that_the_recipe_says(
-    reward: dict[str, str], process: list[float | None], tools: Tools
+    reward: dict[str, Any], process: list[float | None], tools: Tools
 ) -> None:
-    grades = await grading.grade(Reward.model_validate(reward), a_group_of(TEXTS), tools)
+    wrong = grading.GRADES.labels("math_answer", "wrong", "no_answer")
+    before = wrong._value.get()
+    grades = await grades_of(tools, a_group_of(TEXTS), **reward)
     assert [grade.accuracy for grade in grades] == [1, 1, 0, 0]
     assert [grade.process_score for grade in grades] == process
+    assert wrong._value.get() == before + 1  # they are counted by verifier, verdict and reason
     lost = a_group_of([r"1+1=2;\boxed{x+2}"], answer="+*")
-    assert await grading.grade(Reward.model_validate(reward), lost, tools) == (
+    assert await grades_of(tools, lost, **reward) == (
         Grade(outcome=Ungradable(reason="gold_not_parsable")),
     )
 
 
 @pytest.mark.anyio
 async def test_a_partial_outcome_is_not_correct(tools: Tools) -> None:
-    reward = Reward.model_validate({"outcome": "equation_steps", "process": "equation_steps"})
-    grades = await grading.grade(reward, a_group_of(["1+1=2;1+2=4", "1+1=2"]), tools)
-    assert [grade.accuracy for grade in grades] == [0.5, 1]
-    assert [grade.process_score for grade in grades] == [None, 1]
-
-
-@pytest.mark.anyio
-async def test_a_score_may_be_made_of_several_checks(tools: Tools) -> None:
-    process = [
-        {"verifier": "equation_steps", "weight": 3},
-        {"verifier": "math_answer", "sees": "correct"},
-    ]
-    reward = Reward.model_validate({"process": process, "process_for": "all"})
-    grades = await grading.grade(reward, a_group_of(TEXTS), tools)
-    assert [grade.process_score for grade in grades] == [1, 0.25, 1, 0]
-    first, _, third, _ = [grade.process for grade in grades]
-    assert isinstance(first, Graded)
-    assert isinstance(third, Graded)
-    assert (first.breakdown["math_answer"], first.breakdown["equation_steps.written"]) == (1, 1)
-    assert "math_answer" not in third.breakdown
-    assert third.breakdown["equation_steps.written"] == 1
-
-
-@pytest.mark.anyio
-async def test_grades_are_counted_by_verifier_verdict_and_reason(tools: Tools) -> None:
-    counter = grading.GRADES.labels("math_answer", "wrong", "no_answer")
-    before = counter._value.get()
-    await grading.grade(OUTCOME_ONLY, a_group_of(TEXTS), tools)
-    assert counter._value.get() == before + 1
+    group = a_group_of(["1+1=2;1+2=4", "1+1=2"])
+    grades = await grades_of(tools, group, outcome="equation_steps", process="equation_steps")
+    assert [(grade.accuracy, grade.process_score) for grade in grades] == [(0.5, None), (1, 1)]
 
 
 @pytest.mark.anyio
@@ -107,41 +93,28 @@ async def test_without_a_pool_there_is_no_grade(tools: Tools) -> None:
         pass
     group = a_group_of([r"\boxed{2}", r"\boxed{\sin x}"])
     with pytest.raises(RuntimeError, match="the pool was closed"):
-        await grading.grade(BOTH, group, replace(tools, pool=pool))
+        await grades_of(replace(tools, pool=pool), group, process="equation_steps")
 
 
 @pytest.mark.anyio
-async def test_a_verifier_that_raises_costs_one_response_and_says_why_in_the_log(
+async def test_a_verifier_that_fails_costs_one_response_and_says_why_in_the_log(
     tools: Tools, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def length(task: Task, text: str, check: Check, tools: Tools) -> Score:
-        return Graded(value=1 / len(text))
-
-    monkeypatch.setitem(VERIFIERS, "mine.length", length)
-    reward = Reward.model_validate({"outcome": "mine.length"})
-    grades = await grading.grade(reward, a_group_of(["x", "", "xx"]), tools)
-    scores = [Graded(value=1), Ungradable(reason="verifier_failed"), Graded(value=0.5)]
-    assert grades == tuple(Grade(outcome=score) for score in scores)
-    [record] = [each for each in caplog.records if each.message == "a verifier failed"]
-    assert (record.__dict__["verifier"], record.__dict__["task"]) == ("mine.length", a_task().id)
-    assert "ZeroDivisionError" in caplog.text
-
-
-@pytest.mark.anyio
-async def test_a_score_that_no_message_can_hold_is_its_verifiers_failure(
-    tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def strange(task: Task, text: str, check: Check, tools: Tools) -> Any:
         return 1.0 if text == "a number" else Graded(value=1, breakdown={"part": float(text)})
 
     monkeypatch.setitem(VERIFIERS, "mine.strange", strange)
-    group = a_group_of(["nan", "inf", "a number", "0.5"])
-    reward = Reward.model_validate({"process": "mine.strange", "process_for": "all"})
-    grades = await grading.grade(reward, group, tools)
-    lost, found = Ungradable(reason="verifier_failed"), Graded(value=1, breakdown={"part": 0.5})
-    assert [grade.process for grade in grades] == [lost, lost, lost, found]
+    group = a_group_of(["nan", "inf", "a number", "no number", "0.5"])
+    grades = await grades_of(tools, group, outcome="mine.strange")
+    found = Graded(value=1, breakdown={"part": 0.5})
+    scores = [*[Ungradable(reason="verifier_failed")] * 4, found]
+    assert grades == tuple(Grade(outcome=score) for score in scores)
     graded = a_graded_group(group, grades=grades)
     assert decode(GradedGroup, encode(graded)).grades == grades
+    records = [each.__dict__ for each in caplog.records if each.message == "a verifier failed"]
+    told = [(record["verifier"], record["task"]) for record in records]
+    assert told == [("mine.strange", a_task().id)] * 4
+    assert "could not convert string to float: 'no number'" in caplog.text
 
 
 @pytest.mark.anyio
@@ -151,15 +124,8 @@ async def test_a_rollout_group_becomes_a_graded_group(tools: Tools) -> None:
     graded = await worker.station(tools, capacity=4).handle(job, group)
     assert (graded.key, graded.group, graded.failure) == ("eval:7", group, None)
     assert [grade.accuracy for grade in graded.grades] == [1, 1, 0, 0]
-    counts = {"written": 1, "right": 1, "wrong": 0, "open": 0, "required": 0}
-    assert graded.grades[0] == Grade(
-        outcome=Graded(value=1, marks=(Mark(start=13, end=14, verdict="right"),)),
-        process=Graded(
-            value=1,
-            breakdown=counts,
-            marks=(Mark(start=0, end=5, verdict="right"),),
-        ),
-    )
+    outcome = Graded(value=1, marks=(Mark(start=13, end=14, verdict="right"),))
+    assert graded.grades[0].outcome == outcome
     assert graded.grading_seconds > 0
 
 
@@ -170,95 +136,76 @@ def test_a_wrong_setting_is_named_and_none_is_a_default(text: str) -> None:
         Settings.from_environment({"WEIR_GRADER_WORKERS": text})
 
 
-def combined(parts: list[Scored]) -> Score:
-    return grading.combined(parts, of=len(parts))
-
-
 LOST = Ungradable(reason="judge_timeout")
 
 
-def scored(
-    score: Score, *, name: str = "math_answer", weight: float = 1.0, leave_out: bool = False
-) -> Scored:
+def part(name: str, score: Score | float, *, leave_out: bool = False, weight: float = 1) -> Scored:
     fate = "leave_out" if leave_out else "ungradable"
-    return Scored(
-        Check(verifier="math_answer", name=name, weight=weight, if_ungradable=fate), score
-    )
+    check = Check(verifier="math_answer", name=name, weight=weight, if_ungradable=fate)
+    return Scored(check, Graded(value=score) if isinstance(score, float | int) else score)
 
 
-def test_a_single_check_keeps_its_score() -> None:
-    score = Graded(value=0.25, reason="wrong_equations", breakdown={"written": 4})
-    assert combined([scored(score, weight=7)]) == score
-    assert combined([scored(LOST)]) == LOST
+def combined(*parts: Scored, of: int | None = None, formula: str | None = None) -> Score:
+    return grading.combined(parts, of=of or len(parts), formula=formula)
 
 
-def test_one_of_several_checks_is_named_where_only_it_sees_the_response() -> None:
-    part = scored(Graded(value=0.5, breakdown={"right": 1}), name="a", weight=3)
-    assert grading.combined([part], of=2) == Graded(value=0.5, breakdown={"a": 0.5, "a.right": 1})
+ODD = Graded(value=0.25, reason="wrong_equations", breakdown={"right": 1})
+MISSING = Graded(value=0.5, reason="missing_steps")
 
 
-def test_several_checks_are_a_weighted_mean_with_the_reason_of_the_lowest() -> None:
-    parts = [
-        scored(Graded(value=0.5, reason="missing_steps"), name="a"),
-        scored(
-            Graded(value=0.25, reason="wrong_equations", breakdown={"right": 1}), name="b", weight=4
+@pytest.mark.parametrize(
+    ("parts", "score"),
+    [
+        ([part("a", ODD, weight=7)], ODD),
+        ([part("a", LOST)], LOST),
+        (
+            [part("a", MISSING), part("b", ODD, weight=4)],
+            ODD.model_copy(update={"value": 0.3, "breakdown": {"a": 0.5, "b": 0.25, "b.right": 1}}),
         ),
-    ]
-    score = combined(parts)
-    assert isinstance(score, Graded)
-    assert (score.value, score.reason) == (0.3, "wrong_equations")
-    assert score.breakdown == {"a": 0.5, "b": 0.25, "b.right": 1}
+        ([part("a", 1), part("b", LOST)], LOST),
+        (
+            [part("a", LOST, weight=5, leave_out=True), part("b", 1), part("c", 0, weight=3)],
+            Graded(value=0.25, breakdown={"b": 1, "c": 0}),
+        ),
+        ([part("a", LOST, leave_out=True), part("b", LOST, leave_out=True)], LOST),
+    ],
+)
+def test_several_checks_are_a_weighted_mean_with_the_reason_of_the_lowest(
+    parts: list[Scored], score: Score
+) -> None:
+    assert combined(*parts) == score
 
 
-def test_a_check_that_could_not_grade_spoils_the_score() -> None:
-    assert combined([scored(Graded(value=1), name="a"), scored(LOST, name="b")]) == LOST
-
-
-def test_a_check_that_may_be_left_out_leaves_the_others_their_weights() -> None:
-    parts = [
-        scored(LOST, name="a", weight=5, leave_out=True),
-        scored(Graded(value=1), name="b", weight=1),
-        scored(Graded(value=0), name="c", weight=3),
-    ]
-    assert combined(parts) == Graded(value=0.25, breakdown={"b": 1, "c": 0})
-
-
-def test_with_nothing_left_there_is_no_score() -> None:
-    parts = [scored(LOST, name="a", leave_out=True), scored(LOST, name="b", leave_out=True)]
-    assert combined(parts) == LOST
-
-
-def reckoned(formula: str, *parts: Scored) -> Score:
-    return grading.combined(parts, of=len(parts), formula=formula)
+@pytest.mark.anyio
+async def test_one_of_several_checks_is_named_where_only_it_sees_the_response(tools: Tools) -> None:
+    group = a_group_of([TEXTS[0], TEXTS[2]])
+    grades = await grades_of(tools, group, process=THREE_TO_ONE, process_for="all")
+    both, one = (grade.process.breakdown for grade in grades if isinstance(grade.process, Graded))
+    assert (both["math_answer"], both["equation_steps.written"]) == (1, 1)
+    assert "math_answer" not in one
+    assert one["equation_steps.written"] == 1
 
 
 @pytest.mark.parametrize(
     ("formula", "value"), [("max(a, 0.25 * b)", 0.5), ("a + b", 1), ("a - 2 * b", 0)]
 )
 def test_a_formula_reckons_from_the_checks_values(formula: str, value: float) -> None:
-    parts = [scored(Graded(value=0.5), name="a"), scored(Graded(value=1), name="b")]
-    assert reckoned(formula, *parts) == Graded(value=value, breakdown={"a": 0.5, "b": 1})
+    score = combined(part("a", 0.5), part("b", 1), formula=formula)
+    assert score == Graded(value=value, breakdown={"a": 0.5, "b": 1})
 
 
 def test_a_formula_without_a_value_is_no_score() -> None:
-    parts = [scored(Graded(value=1), name="a"), scored(Graded(value=0), name="b")]
-    assert reckoned("a / b", *parts) == Ungradable(reason="formula_undefined")
-
-
-def test_a_formula_of_what_could_not_be_graded_is_no_score() -> None:
-    assert reckoned("max(a, b)", scored(Graded(value=1), name="a"), scored(LOST, name="b")) == LOST
+    undefined = combined(part("a", 1), part("b", 0), formula="a / b")
+    assert undefined == Ungradable(reason="formula_undefined")
+    assert combined(part("a", 1), part("b", LOST), formula="max(a, b)") == LOST
 
 
 def test_a_formula_knows_a_model_s_number_on_its_own_scale() -> None:
     turns = ({"role": "user", "content": "?"},)
     check = ScoreModel.model_validate({"name": "a", "input": turns, "range": [0, 10]})
-    score = reckoned("(a - 4) / 4", Scored(check, Graded(value=0.7)))
+    score = combined(Scored(check, Graded(value=0.7)), formula="(a - 4) / 4")
     assert isinstance(score, Graded)
     assert score.value == pytest.approx(0.75)
-
-
-def part(name: str, **found: object) -> Scored:
-    return scored(Graded.model_validate({"value": 0.5, **found}), name=name)
 
 
 def mark(start: int) -> Mark:
@@ -266,13 +213,12 @@ def mark(start: int) -> Mark:
 
 
 def test_marks_and_comments_of_several_checks_come_together() -> None:
-    parts = [
-        part("steps", marks=(mark(1), mark(5))),
-        part("judge", comments={"analysis": "Sound."}),
-        scored(LOST, name="lost", leave_out=True),
-        part("other", marks=(mark(3),), comments={"analysis": "Sound so far."}),
-    ]
-    score = combined(parts)
+    score = combined(
+        part("steps", Graded(value=1, marks=(mark(1), mark(5)))),
+        part("judge", Graded(value=1, comments={"analysis": "Sound."})),
+        part("lost", LOST, leave_out=True),
+        part("other", Graded(value=1, marks=(mark(3),), comments={"analysis": "Sound so far."})),
+    )
     assert isinstance(score, Graded)
     assert score.marks == (mark(1), mark(5), mark(3))
     assert score.comments == {"judge.analysis": "Sound.", "other.analysis": "Sound so far."}
@@ -282,8 +228,8 @@ def test_marks_and_comments_of_several_checks_come_together() -> None:
 def test_marks_and_comments_are_bounded(num_checks: int) -> None:
     many = tuple(map(mark, range(MAX_MARKS)))
     words = {"first": "a" * MAX_COMMENT_CHARS, "second": "b" * 10}
-    parts = [part(f"{at}", marks=(*many, mark(0)), comments=words) for at in range(num_checks)]
-    score = combined(parts)
+    found = Graded(value=1, marks=(*many, mark(0)), comments=words)
+    score = combined(*(part(f"{number}", found) for number in range(num_checks)))
     assert isinstance(score, Graded)
     assert score.marks == many
     share = MAX_COMMENT_CHARS // (2 * num_checks)

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +21,18 @@ from protocol.streams import GRADED, REQUESTS, ROLLOUTS
 from tests.builders import a_group, a_job_record, a_recipe, a_request, a_task
 from tests.contract.valkey_server import Server
 from tests.unit.grader.judge_server import MODEL, ScriptedServer, grades
+from tests.unit.grader.processes import family_of, until_gone
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis, pytest.mark.slow]
 
 TEXTS = [r"1+1=2;\boxed{2}", r"\boxed{\sqrt{4}}", r"\boxed{3}"]
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with Server(tmp_path) as server:
-        yield server
-
-
 StartGrader = Callable[..., subprocess.Popen[bytes]]
 
 
 @pytest.fixture
-def start_grader(server: Server, tmp_path: Path) -> Iterator[StartGrader]:
+def start_grader(valkey: Server, tmp_path: Path) -> Iterator[StartGrader]:
     """Starts graders with more settings of the environment; they end with the test."""
     started: list[subprocess.Popen[bytes]] = []
 
@@ -46,13 +40,12 @@ def start_grader(server: Server, tmp_path: Path) -> Iterator[StartGrader]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        settings = {"WEIR_REDIS_URL": server.url, "WEIR_DATA_DIR": str(tmp_path)}
+        settings = {"WEIR_REDIS_URL": valkey.url, "WEIR_DATA_DIR": str(tmp_path)}
         settings |= {"WEIR_PORT": str(port), "WEIR_GRADER_WORKERS": "2", "WEIR_HEARTBEAT_S": "0.1"}
         path = os.pathsep.join([str(tmp_path), *(entry or os.getcwd() for entry in sys.path)])
         process = subprocess.Popen(
             [sys.executable, "-m", "services.grader"],
             env=os.environ | settings | {"PYTHONPATH": path} | more,
-            start_new_session=True,
         )
         started.append(process)
         return process
@@ -86,51 +79,47 @@ async def collect(exchange: Exchange, count: int) -> list[GradedGroup]:
     return graded
 
 
-def group_members(group: int) -> list[int]:
-    """The living processes of a process group."""
-    members = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # it ended while we looked
-            state, _, its_group = path.read_text().rpartition(")")[2].split()[:3]
-            if int(its_group) == group and state != "Z":
-                members.append(int(path.parent.name))
-    return members
-
-
-async def until_empty(group: int) -> None:
+async def the_event(exchange: Exchange, kind: str) -> JobEvent:
+    """The first event of this kind, once it is there."""
     async with asyncio.timeout(60):
-        while group_members(group):
-            await asyncio.sleep(0.02)
+        while True:
+            for _, event in await exchange.events("job"):
+                if event.id.startswith(kind):
+                    return event
+            await asyncio.sleep(0.05)
+
+
+def scores_of(group: GradedGroup) -> list[tuple[float | None, float | None]]:
+    return [(grade.accuracy, grade.process_score) for grade in group.grades]
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 0), (signal.SIGKILL, -9)])
 async def test_groups_are_graded_and_the_service_leaves_no_process_behind(
-    server: Server, start_grader: StartGrader, signum: signal.Signals, status: int
+    valkey: Server, start_grader: StartGrader, signum: signal.Signals, status: int
 ) -> None:
     grader = start_grader()
-    async with connect(server.url, me="test") as exchange:
+    async with connect(valkey.url, me="test") as exchange:
         await offer(exchange, count=20)
         graded = await collect(exchange, count=20)
     assert {group.key for group in graded} == {f"train:{number}" for number in range(20)}
-    for group in graded:
-        assert [grade.accuracy for grade in group.grades] == [1, 1, 0]
-        assert [grade.process_score for grade in group.grades] == [1, 0, None]
-    assert len(group_members(grader.pid)) == 4  # service, fork server, two workers
+    assert all(scores_of(group) == [(1, 1), (1, 0), (0, None)] for group in graded)
+    family = family_of(grader.pid)
+    assert len(family) == 3  # the fork server, two workers
     grader.send_signal(signum)
     assert await asyncio.to_thread(grader.wait, 10) == status
-    await until_empty(grader.pid)
+    await until_gone(family)
 
 
 MODULE = re.compile(r'```python\n("""my_lab\.brief.*?)```', re.DOTALL)
 
 
 async def test_a_verifier_may_come_from_outside(
-    server: Server, start_grader: StartGrader, tmp_path: Path
+    valkey: Server, start_grader: StartGrader, tmp_path: Path
 ) -> None:
     (module,) = MODULE.findall((Path(__file__).parents[3] / "CONTRIBUTING.md").read_text())
     (tmp_path / "my_lab.py").write_text(module)
     check = {"verifier": "my_lab.brief", "settings": {"most_chars": len(TEXTS[2])}}
-    async with connect(server.url, me="test") as exchange:
+    async with connect(valkey.url, me="test") as exchange:
         await offer(exchange, count=1, outcome=check)
         start_grader()  # which does not know it, and must leave the group alone
         waits = await the_event(exchange, "gate:closed")
@@ -138,13 +127,13 @@ async def test_a_verifier_may_come_from_outside(
         assert "WEIR_GRADER_EXTENSIONS" in waits.message
         start_grader(WEIR_GRADER_EXTENSIONS="my_lab")
         (graded,) = await collect(exchange, count=1)
-    assert [grade.accuracy for grade in graded.grades] == [0, 0, 1]
+    assert scores_of(graded) == [(0, None), (0, None), (1, 0)]
 
 
 async def test_groups_wait_while_the_judge_is_away(
-    server: Server, start_grader: StartGrader
+    valkey: Server, start_grader: StartGrader
 ) -> None:
-    async with connect(server.url, me="test") as exchange, ScriptedServer() as judge:
+    async with connect(valkey.url, me="test") as exchange, ScriptedServer() as judge:
         judge.script = [grades(after_s=0.05)]
         await judge.go_away()
         await offer(exchange, count=3, process="model_judge", solution="1+1=2")
@@ -155,9 +144,7 @@ async def test_groups_wait_while_the_judge_is_away(
         await judge.come()
         graded = await collect(exchange, count=3)
         await the_event(exchange, "gate:open")
-    for group in graded:
-        assert [grade.accuracy for grade in group.grades] == [1, 1, 0]
-        assert [grade.process_score for grade in group.grades] == [1, 1, None]
+    assert all(scores_of(group) == [(1, 1), (1, 1), (0, None)] for group in graded)
     assert len(judge.asked) == 2  # the other four were the same questions
 
 
@@ -167,13 +154,3 @@ async def test_a_wrong_setting_ends_the_grader_with_its_name(
     grader = start_grader(WEIR_JUDGE_URL="http://127.0.0.1:1/v1")
     assert await asyncio.to_thread(grader.wait, 20) == 1
     assert "grader: WEIR_JUDGE_MODEL is not set" in capfd.readouterr().err
-
-
-async def the_event(exchange: Exchange, kind: str) -> JobEvent:
-    """The first event of this kind, once it is there."""
-    async with asyncio.timeout(60):
-        while True:
-            for _, event in await exchange.events("job"):
-                if event.id.startswith(kind):
-                    return event
-            await asyncio.sleep(0.05)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -37,36 +34,28 @@ def a_trial(reward: dict[str, Any] = MATHS, text: str = RIGHT, number: int = 0) 
     return Trial(id=f"trial-{number}", reward=Reward.model_validate(reward), task=task, text=text)
 
 
-async def test_a_trial_is_graded_as_a_job_s_response_is(tools: Tools) -> None:
-    checks = [
-        {"verifier": "math_answer", "name": "right"},
-        {"verifier": "string_check", "name": "exact", "reference": "{{item.answer}}"},
-    ]
-    reward = {"outcome": checks, "formula": "max(right, exact) / 2"}
-    result = await tried(a_trial(reward), tools)
-    assert {name: score.reason for name, score in result.scores.items()} == {
-        "right": None,
-        "exact": "wrong",
-    }
-    assert isinstance(result.outcome, Graded)
-    assert result.outcome.value == 0.5
-    asked = a_trial(reward)
-    grade = await grade_response(asked.reward, asked.task, asked.text, tools)
-    assert grade.outcome == result.outcome
+JSON = '{"a": [0, {"b": "7apples"}]}'
 
 
-async def test_columns_of_the_item_and_json_of_the_response_fill_in_templates(tools: Tools) -> None:
+@pytest.mark.parametrize(
+    ("reference", "text", "outcome", "details"),
+    [
+        ("{{item.list[0].n}}{{ item.unit }}", JSON, Graded(value=1), {}),
+        ("7", "no JSON", Graded(value=0, reason="no_output"), {}),
+        (
+            "{{item.colour}}",
+            JSON,
+            Ungradable(reason="unknown_field"),
+            {"unknown_field": "there is no item.colour"},
+        ),
+    ],
+)
+async def test_columns_of_the_item_and_json_of_the_response_fill_in_templates(
+    reference: str, text: str, outcome: Score, details: dict[str, str], tools: Tools
+) -> None:
     check = {"verifier": "string_check", "input": "{{sample.output_json.a[1].b}}"}
-    check["reference"] = "{{item.list[0].n}}{{ item.unit }}"
-    text = json.dumps({"a": [0, {"b": "7apples"}]})
-    result = await tried(a_trial({"outcome": check}, text), tools)
-    assert result.outcome == Graded(value=1)
-    result = await tried(a_trial({"outcome": check}, "no JSON"), tools)
-    assert result.outcome == Graded(value=0, reason="no_output")
-    check["reference"] = "{{item.colour}}"
-    result = await tried(a_trial({"outcome": check}, text), tools)
-    assert result.outcome == Ungradable(reason="unknown_field")
-    assert result.details == {"unknown_field": "there is no item.colour"}
+    result = await tried(a_trial({"outcome": {**check, "reference": reference}}, text), tools)
+    assert (result.outcome, result.details) == (outcome, details)
 
 
 async def test_what_the_grader_lacks_is_told(tools: Tools) -> None:
@@ -87,17 +76,17 @@ async def test_a_label_is_picked_by_the_model_of_that_name_and_its_tokens_are_to
         "passing_labels": ["good", "fair"],
     }
     async with Judge(settings_for(server)) as judge:
-        await until(lambda: judge.is_up)
         others = Tools(tools.pool, other_judges={"strict": judge})
-        passes = await tried(a_trial({"outcome": check}), others)
-        check["passing_labels"] = ["bad"]
-        fails = await tried(a_trial({"outcome": check}), others)
+
+        async def tell(limit_s: float = 60, **changes: Any) -> TrialResult:
+            return await tried(a_trial({"outcome": {**check, **changes}}), others, limit_s)
+
+        await until(lambda: judge.is_up)
+        passes, fails = await tell(), await tell(passing_labels=["bad"])
         await server.go_away()
-        check["seed"] = 1
-        await tried(a_trial({"outcome": check}), others, limit_s=0.1)
+        await tell(limit_s=0.1, seed=1)
         await until(lambda: not judge.is_up)
-        down = await tried(a_trial({"outcome": check}), others)
-        await server.come()
+        down = await tell()
     assert isinstance(passes.outcome, Graded)
     assert isinstance(fails.outcome, Graded)
     assert (passes.outcome.value, fails.outcome.value) == (1, 0)
@@ -109,101 +98,64 @@ async def test_a_label_is_picked_by_the_model_of_that_name_and_its_tokens_are_to
 
 
 async def test_every_judge_of_the_deployment_watches_over_itself(server: ScriptedServer) -> None:
-    named = {
-        "strict": settings_for(server),
-        "away": settings_for(server, url="http://127.0.0.1:1/v1"),
-    }
-    judges = {name: Judge(each) for name, each in named.items()}
+    away = settings_for(server, url="http://127.0.0.1:1/v1")
+    judges = {"strict": Judge(settings_for(server)), "away": Judge(away)}
     async with worker.opened(Settings(groups_in_flight=1, workers=1), judges) as tools:
         await until(lambda: judges["strict"].is_up and "reached" in judges["away"].why_down)
         assert list(tools.other_judges) == ["strict", "away"]
 
 
-async def hang(*_: object) -> Score:
-    await asyncio.Event().wait()
-    raise AssertionError
+class Held:
+    """A verifier that grades nothing until it is let go."""
 
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(VERIFIERS, "my_lab.held", self)
+        self.under_way = 0
+        self.let_go = asyncio.Event()
 
-async def test_a_trial_that_hangs_ends_in_time(
-    tools: Tools, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(VERIFIERS, "my_lab.hangs", hang)
-    result = await tried(a_trial({"outcome": "my_lab.hangs"}), tools, limit_s=0.01)
-    assert result.outcome == Ungradable(reason="not_in_time")
-
-
-async def test_a_trial_has_one_check_under_way_at_a_time(
-    tools: Tools, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    under_way: list[int] = [0]
-
-    async def count(*_: object) -> Score:
-        under_way.append(under_way[-1] + 1)
-        await asyncio.sleep(0)
-        under_way.append(under_way[-1] - 1)
+    async def __call__(self, *_: object) -> Score:
+        self.under_way += 1
+        await self.let_go.wait()
         return Graded(value=1)
 
-    monkeypatch.setitem(VERIFIERS, "my_lab.counts", count)
-    checks = [{"verifier": "my_lab.counts", "name": f"c{number}"} for number in range(5)]
+
+async def test_a_trial_ends_in_time_and_has_one_check_under_way_at_a_time(
+    tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(monkeypatch)
+    checks = [{"verifier": "my_lab.held", "name": f"c{number}"} for number in range(5)]
+    result = await tried(a_trial({"outcome": checks}), tools, limit_s=0.01)
+    assert (result.outcome, held.under_way) == (Ungradable(reason="not_in_time"), 1)
+    held.let_go.set()
     result = await tried(a_trial({"outcome": checks}), tools)
     assert list(result.scores.values()) == [Graded(value=1)] * 5
-    assert under_way == [0] + [1, 0] * 5
-
-
-@pytest.fixture
-def valkey(tmp_path: Path) -> Iterator[Server]:
-    with Server(tmp_path) as server:
-        yield server
 
 
 @pytest.mark.redis
 async def test_trials_that_hang_hold_up_neither_a_job_nor_more_trials_than_a_few(
     tools: Tools, valkey: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hung: list[str] = []
-    leave = asyncio.Event()
-
-    async def hang_until_told(*_: object) -> Score:
-        hung.append("")
-        await leave.wait()
-        return Graded(value=1)
-
-    monkeypatch.setitem(VERIFIERS, "my_lab.hangs", hang_until_told)
-    trials = [a_trial({"outcome": "my_lab.hangs"}, number=number) for number in range(AT_ONCE + 1)]
+    held = Held(monkeypatch)
+    trials = [a_trial({"outcome": "my_lab.held"}, number=number) for number in range(AT_ONCE + 1)]
     async with connect(valkey.url, me="test") as exchange:
         service = cast(Service, SimpleNamespace(exchange=exchange))
         trying = asyncio.create_task(try_forever(service, tools))
         for trial in trials:
             assert await exchange.ask_trial(trial, most=10)
-        await until(lambda: len(hung) == AT_ONCE)
+        await until(lambda: held.under_way == AT_ONCE)
+        with valkey.client() as client:  # all expire: those that wait, and what is told of others
+            keys = cast(list[bytes], client.keys("weir:trial*"))
+            assert len(keys) == 1 + AT_ONCE
+            assert all(cast(int, client.ttl(key)) > 0 for key in keys)
         async with asyncio.timeout(60):
             grade = await grade_response(Reward(), a_task(), RIGHT, tools)
         assert grade.accuracy == 1
         assert await exchange.withdraw_trial(trials[-1])  # nobody has taken it
         assert not await exchange.withdraw_trial(trials[0])
-        leave.set()
+        held.let_go.set()
         for trial in trials[:-1]:
             assert await exchange.trial_is_taken(trial.id, wait_s=5)
             result = await exchange.trial_result(trial.id, wait_s=5)
             assert result is not None
             assert result.outcome == Graded(value=1)
         trying.cancel()
-
-
-@pytest.mark.redis
-async def test_no_more_trials_wait_than_may_and_all_of_them_expire(valkey: Server) -> None:
-    async with connect(valkey.url, me="test") as exchange:
-        asked = [await exchange.ask_trial(a_trial(number=n), most=2) for n in range(3)]
-        assert asked == [True, True, False]
-        taken = await exchange.take_trial(wait_s=1)
-        assert taken == a_trial(number=0)
-        assert taken is not None
-        await exchange.answer_trial(taken, TrialResult(outcome=Graded(value=1)))
-        result = await exchange.trial_result(taken.id, wait_s=1)  # past the news of its taking
-        assert result == TrialResult(outcome=Graded(value=1))
-        await exchange.answer_trial(taken, TrialResult())
-        assert await exchange.trial_result("another", wait_s=0.01) is None
-    with valkey.client() as client:
-        keys = cast(list[bytes], client.keys("weir:trial*"))
-        assert len(keys) == 2
-        assert all(cast(int, client.ttl(key)) > 0 for key in keys)

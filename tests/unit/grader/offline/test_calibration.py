@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
 from collections import Counter
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,19 @@ import pytest
 
 from services.grader.offline.__main__ import main
 from services.grader.offline.agreement import agreement
-from services.grader.offline.calibration import (
-    CALIBRATED,
-    Labelled,
-    cases_of,
-    read_labelled,
-)
+from services.grader.offline.calibration import CALIBRATED, Labelled, cases_of, read_labelled
 from services.grader.tools import Tools
 from tests.unit.grader.judge_server import MODEL, ScriptedServer, replies
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[4]
-SET = ROOT / "examples" / "calibration" / "solutions.jsonl"
-KINDS = {"right", "wrong", "right_answer_wrong_reasoning", "filler", "empty", "injection"}
+SET = Path(__file__).parents[4] / "examples" / "calibration" / "solutions.jsonl"
+LABELS = {
+    "right": [(True, 0.5), (True, 1)],
+    "right_answer_wrong_reasoning": [(True, 0)],
+    "wrong": [(False, 0)],
+    "empty": [(False, 0)],
+}
 
 
 @pytest.fixture(scope="session")
@@ -41,17 +40,11 @@ def test_the_labelled_set_has_every_kind_and_labels_that_fit(solutions: list[Lab
     problems = {(each.problem, each.answer, each.solution) for each in solutions}
     assert len(problems) == len({problem for problem, _, _ in problems}) >= 12
     kinds = Counter(each.kind for each in solutions)
-    assert set(kinds) == KINDS
+    assert set(kinds) == {*LABELS, "filler", "injection"}
     assert min(kinds.values()) >= 5
     for each in solutions:
-        assert each.process in {0, 0.5, 1}, each.id
-        labels = {
-            "right": each.outcome and each.process > 0,
-            "right_answer_wrong_reasoning": each.outcome and not each.process,
-            "wrong": not (each.outcome or each.process),
-            "empty": not (each.outcome or each.process),
-        }
-        assert labels.get(each.kind, True), each.id
+        labels = each.outcome, each.process
+        assert labels in LABELS.get(each.kind, product([True, False], [0, 0.5, 1])), each.id
 
 
 @pytest.mark.anyio
@@ -83,106 +76,94 @@ def a_labelled(**changes: Any) -> str:
     return json.dumps(fields | changes)
 
 
-def calibrate_file(
-    folder: Path, lines: str, capfd: pytest.CaptureFixture[str]
-) -> tuple[int, str, list[str]]:
-    path = folder / "labelled.jsonl"
-    path.write_text(lines)
-    status = main(["--calibrate", str(path)])
-    written = capfd.readouterr()
-    return status, written.out, written.err.splitlines()
-
-
-def reports(text: str) -> dict[str, dict[str, Any]]:
-    """What was reported of each verifier."""
-    found = map(json.loads, text.splitlines())
-    return {report["verifier"]: report for report in found}
+Calibrate = Callable[[str], tuple[int, dict[str, dict[str, Any]], list[str]]]
 
 
 @pytest.fixture
-def no_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+def calibrate(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Calibrate:
+    """Calibrates by lines: the exit status, the report of each verifier, what was complained of."""
+    monkeypatch.setenv("WEIR_GRADER_WORKERS", "1")
     monkeypatch.delenv("WEIR_JUDGE_URL", raising=False)
 
+    def calibrated(lines: str) -> tuple[int, dict[str, dict[str, Any]], list[str]]:
+        path = tmp_path / "labelled.jsonl"
+        path.write_text(lines)
+        status = main(["--calibrate", str(path)])
+        written = capfd.readouterr()
+        reports = map(json.loads, written.out.splitlines())
+        found = {report["verifier"]: report for report in reports}
+        return status, found, written.err.splitlines()
 
-@pytest.mark.usefixtures("no_judge")
-def test_without_a_judge_the_others_are_reported(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    status, text, errors = calibrate_file(tmp_path, f"{a_labelled(more=1)}\n\n", capfd)
+    return calibrated
+
+
+def test_without_a_judge_the_others_are_reported(calibrate: Calibrate) -> None:
+    status, found, errors = calibrate(f"{a_labelled(more=1)}\n\n")
     assert status == 0
     assert errors == ["weir grade: model_judge was not asked: WEIR_JUDGE_URL is not set"]
-    found = reports(text)
-    assert {name: report["label"] for name, report in found.items()} == {
-        "math_answer": "outcome",
-        "equation_steps": "process",
-    }
+    labels = [(name, report["label"]) for name, report in found.items()]
+    assert labels == [("math_answer", "outcome"), ("equation_steps", "process")]
     assert found["math_answer"]["all"]["same_level"] == 1
 
 
-BAD = {
-    "a label that is none": (a_labelled(outcome="yes"), "line 1: outcome: "),
-    "a score that is none": (a_labelled(process=2), "line 1: process: "),
-    "no label": ("{}", "line 1: id: required, but missing"),
-    "no JSON": (f"{a_labelled()}\n{{", "line 2: not JSON"),
-    "nothing": ("", "line 1: the file holds no labelled solution"),
-}
-
-
-@pytest.mark.usefixtures("no_judge")
-@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        (a_labelled(outcome="yes"), "line 1: outcome: "),
+        (a_labelled(process=2), "line 1: process: "),
+        ("{}", "line 1: id: required, but missing"),
+        (f"{a_labelled()}\n{{", "line 2: not JSON"),
+        ("", "line 1: the file holds no labelled solution"),
+    ],
+)
 def test_a_file_that_is_not_labelled_is_refused_with_its_lines(
-    case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    lines: str, problem: str, calibrate: Calibrate
 ) -> None:
-    lines, problem = BAD[case]
-    status, report, errors = calibrate_file(tmp_path, lines, capfd)
-    assert (status, report) == (2, "")
+    status, found, errors = calibrate(lines)
+    assert (status, found) == (2, {})
     assert errors[0].startswith(f"weir grade: {problem}")
 
 
-async def calibrate_with(server: ScriptedServer, folder: Path) -> tuple[int, str, str]:
-    path = folder / "labelled.jsonl"
-    path.write_text(f"{a_labelled()}\n{a_labelled(id='two', process=0, kind='filler')}\n")
-    environment = os.environ | {
-        "PYTHONPATH": f"{ROOT / 'proto'}{os.pathsep}{ROOT}",
-        "WEIR_JUDGE_URL": server.url,
-        "WEIR_JUDGE_MODEL": MODEL,
-    }
-    command = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-m", "services.grader.offline", "--calibrate", str(path)],
-        env=environment,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    written, errors = await asyncio.wait_for(command.communicate(), 60)
-    assert command.returncode is not None
-    return command.returncode, written.decode(), errors.decode()
+@pytest.fixture
+def judge(
+    server: ScriptedServer, calibrate: Calibrate, monkeypatch: pytest.MonkeyPatch
+) -> ScriptedServer:
+    """The judge that calibrating asks; of a thread of its own, as the judge lives in this one."""
+    monkeypatch.setenv("WEIR_JUDGE_URL", server.url)
+    monkeypatch.setenv("WEIR_JUDGE_MODEL", MODEL)
+    return server
+
+
+TWO = f"{a_labelled()}\n{a_labelled(id='two', process=0, kind='filler')}\n"
 
 
 @pytest.mark.anyio
-async def test_a_judge_is_measured_like_the_others(tmp_path: Path) -> None:
-    async with ScriptedServer() as server:
-        status, text, errors = await calibrate_with(server, tmp_path)
-    assert (status, errors) == (0, "")
-    judged = reports(text)["model_judge"]
+@pytest.mark.usefixtures("judge")
+async def test_a_judge_is_measured_like_the_others(calibrate: Calibrate) -> None:
+    status, found, errors = await asyncio.to_thread(calibrate, TWO)
+    assert (status, errors) == (0, [])
+    judged = found["model_judge"]
     assert (judged["label"], judged["all"]["n"], judged["all"]["same_level"]) == ("process", 2, 0.5)
     assert judged["confusion"] == {"1": {"1": 1}, "0": {"1": 1}}
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("when", ["at its self-test", "meanwhile"])
-async def test_a_judge_that_is_down_ends_it_with_the_reason(when: str, tmp_path: Path) -> None:
-    async with ScriptedServer() as server:
+async def test_a_judge_that_is_down_ends_it_with_the_reason(
+    when: str, judge: ScriptedServer, calibrate: Calibrate
+) -> None:
+    async def go_away(*_: object) -> None:
+        await judge.go_away()
 
-        async def go_away(*_: object) -> None:
-            await server.go_away()
-
-        if when == "meanwhile":
-            server.script = [go_away]
-        else:
-            server.exam = replies(b"no such thing", status=404)
-        status, report, errors = await calibrate_with(server, tmp_path)
-    assert status == 2
-    assert list(reports(report)) == ["math_answer", "equation_steps"]
-    assert "weir grade: the judge is not up: " in errors
-    assert ("cannot be reached" if when == "meanwhile" else "answers 404") in errors
-    assert "start it, or unset WEIR_JUDGE_URL" in errors
+    if when == "meanwhile":
+        judge.script = [go_away]
+    else:
+        judge.exam = replies(b"no such thing", status=404)
+    status, found, errors = await asyncio.to_thread(calibrate, TWO)
+    assert (status, list(found)) == (2, ["math_answer", "equation_steps"])
+    (error,) = errors
+    assert error.startswith("weir grade: the judge is not up: ")
+    assert ("cannot be reached" if when == "meanwhile" else "answers 404") in error
+    assert "start it, or unset WEIR_JUDGE_URL" in error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -9,26 +10,28 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import pytest
+
+from tests.unit.grader.judge_server import until
+from tests.unit.grader.processes import family_of, until_gone
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[4]
 
 
-def a_line(response: str = r"So it is \boxed{42}.", answer: str = "42") -> str:
-    return json.dumps({"response": response, "answer": answer})
+def a_line(response: str = r"So it is \boxed{42}.", answer: str = "42") -> bytes:
+    return json.dumps({"response": response, "answer": answer}).encode() + b"\n"
 
 
-def start(*arguments: str, **streams: Any) -> subprocess.Popen[bytes]:
-    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'proto'}{os.pathsep}{ROOT}"}
+def start(file: str | Path, stdout: int | IO[bytes] = subprocess.PIPE) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "services.grader.offline", *arguments],
-        env=environment,
-        stdin=streams.get("stdin", subprocess.PIPE),
-        stdout=streams.get("stdout", subprocess.PIPE),
+        [sys.executable, "-m", "services.grader.offline", str(file)],
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'proto'}{os.pathsep}{ROOT}"},
+        stdin=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         preexec_fn=_heed_ctrl_c,
     )
@@ -39,112 +42,64 @@ def _heed_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def family_of(pid: int) -> set[int]:
-    """The processes that a process has started, and those that they have."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    children = {int(child) for task in tasks for child in task.read_text().split()}
-    return children.union(*(family_of(child) for child in children))
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state not in {"Z", "X"}
-
-
-def assert_gone(pids: set[int]) -> None:
-    assert pids, "it started processes"
-    deadline = time.monotonic() + 10
-    while any(map(is_running, pids)):
-        assert time.monotonic() < deadline, "some process outlived the command"
-        time.sleep(0.05)
-
-
-def test_standard_input_may_come_slowly() -> None:
-    command = start("-")
+def write(command: subprocess.Popen[bytes], lines: bytes) -> None:
     assert command.stdin is not None
-    assert command.stdout is not None
-    for number in range(3):
-        line = a_line(rf"\boxed{{{number}}}", "1")
-        command.stdin.write(f"{line}\n".encode())
-        command.stdin.flush()
-        time.sleep(0.2)
-    command.stdin.close()
-    found = [json.loads(line)["verdict"] for line in command.stdout]
-    assert found == [False, True, False]
-    assert command.wait(20) == 0
-    command.stdout.close()
+    command.stdin.write(lines)
+    command.stdin.flush()
 
 
-def test_ctrl_c_ends_it_while_it_waits_for_input() -> None:
-    command = start("-")
-    deadline = time.monotonic() + 20
-    while not family_of(command.pid):
-        assert time.monotonic() < deadline, "it starts no workers"
-        time.sleep(0.05)
-    time.sleep(1)
-    assert_ends(command, 130)
-
-
-def test_ctrl_c_ends_it_while_nobody_reads_its_output(tmp_path: Path) -> None:
-    command = start_with_much_to_say(tmp_path)
-    time.sleep(1)  # for the pipe to be full
-    assert_ends(command, 130)
-
-
-def test_it_ends_when_its_reader_goes_away(tmp_path: Path) -> None:
-    command = start_with_much_to_say(tmp_path)
-    assert_ends(command, 141)
-
-
-def start_with_much_to_say(folder: Path) -> subprocess.Popen[bytes]:
-    """A command that has begun to write, and has more to write than a pipe holds."""
-    path = folder / "many.jsonl"
-    path.write_text(f"{a_line()}\n" * 20_000)
-    command = start(str(path))
-    assert command.stdout is not None
-    assert json.loads(command.stdout.readline())["verdict"] is True
-    return command
-
-
-def assert_ends(command: subprocess.Popen[bytes], status: int) -> None:
-    """Interrupted (130), or with nobody to read its output (141), it ends with all processes."""
-    family = family_of(command.pid)
+@pytest.mark.parametrize(
+    ("waits_for", "status"), [("input", 130), ("its reader", 130), ("its reader", 141)]
+)
+def test_interrupted_or_with_nobody_to_read_its_output_it_ends_with_all_its_processes(
+    waits_for: str, status: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "many.jsonl"
+    path.write_bytes(a_line() * 20_000)  # whose verdicts are more than a pipe holds
+    command = start("-" if waits_for == "input" else path)
     assert command.stdout is not None
     assert command.stderr is not None
+    if waits_for == "input":
+        asyncio.run(until(lambda: family_of(command.pid), 20))
+    else:
+        assert json.loads(command.stdout.readline())["verdict"] is True
+    time.sleep(1)
+    family = family_of(command.pid)
+    assert family
     if status == 130:
         command.send_signal(signal.SIGINT)
     else:
         command.stdout.close()
     assert command.wait(20) == status
-    assert_gone(family)
+    asyncio.run(until_gone(family))
     assert command.stderr.read() == b""
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
     path = tmp_path / "one.jsonl"
-    path.write_text(a_line())
+    path.write_bytes(a_line())
     with open("/dev/full", "wb") as full:
-        command = start(str(path), stdout=full)
+        command = start(path, stdout=full)
         _, errors = command.communicate(timeout=30)
     assert command.returncode == 2
     assert errors == b"weir grade: standard output: No space left on device\n"
 
 
-def test_memory_does_not_grow_with_the_file() -> None:
-    command = start("-", stdout=subprocess.DEVNULL)
-    assert command.stdin is not None
-    line = f"{a_line('x' * 900_000)}\n".encode()
-    peaks = []
+def test_standard_input_may_come_slowly_and_memory_does_not_grow_with_it(tmp_path: Path) -> None:
+    path, peaks = tmp_path / "verdicts", []
+    with path.open("wb") as file:
+        command = start("-", stdout=file)
     for _ in range(2):
         for _ in range(150):
-            command.stdin.write(line)
-        command.stdin.flush()
+            write(command, a_line("x" * 900_000))
         peaks.append(peak_bytes(command.pid))
-    command.stdin.close()
-    assert command.wait(60) == 0
+    for number in range(3):
+        write(command, a_line(rf"\boxed{{{number}}}", "1"))
+        time.sleep(0.2)
+    _, errors = command.communicate(timeout=60)
+    assert (command.returncode, errors) == (0, b"")
+    verdicts = [json.loads(line)["verdict"] for line in path.read_text().splitlines()]
+    assert verdicts[300:] == [False, True, False]
     assert peaks[1] - peaks[0] < 60 << 20  # of 135 MB that came between
 
 

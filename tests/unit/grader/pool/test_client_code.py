@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -33,13 +34,13 @@ async def sandboxed(anyio_backend: str) -> AsyncIterator[Tools]:
     del os.environ["WEIR_JUDGE_API_KEY"]
 
 
-async def graded(tools: Tools, body: str, text: str = "4", **task: Any) -> tuple[Score, str]:
+async def graded(tools: Tools, body: str) -> tuple[Score, str]:
     """The score of a function with this body, and what was noted of its failure."""
-    source = "def grade(sample, item):\n" + "".join(f"    {line}\n" for line in body.splitlines())
-    with recorded() as notes:
-        asked = a_task(**task), text, PythonSource(source=source), tools
-        async with asyncio.timeout(30):
-            score = await python.verify(*asked)
+    source = PythonSource(source="def grade(sample, item):\n" + indent(body, "    "))
+    task, text = a_task(metadata={"unit": "m"}), '<think>5</think> {"value": 4}'
+    async with asyncio.timeout(30):
+        with recorded() as notes:
+            score = await python.verify(task, text, source, tools)
     return score, "".join(notes.details.values())
 
 
@@ -58,8 +59,7 @@ return 0.5 * bool(re.search("4", sample["output_text"]))
 async def test_a_function_sees_sample_and_item_and_its_number_is_cut_to_the_unit_range(
     sandboxed: Tools, body: str, score: float
 ) -> None:
-    text = '<think>5</think> {"value": 4}'
-    assert (await graded(sandboxed, body, text, metadata={"unit": "m"}))[0] == Graded(value=score)
+    assert await graded(sandboxed, body) == (Graded(value=score), "")
 
 
 @pytest.mark.parametrize(
@@ -115,23 +115,34 @@ def test_modules_that_nobody_may_read_are_told_with_the_remedy(
 
 async def test_no_call_leaves_anything_to_the_next(sandboxed: Tools) -> None:
     body = "import json\nfound = getattr(json, 'mine', 0)\njson.mine = 1\nreturn found"
-    scores = [(await graded(sandboxed, body))[0] for _ in range(4)]
-    assert scores == [Graded(value=0)] * 4
+    assert [await graded(sandboxed, body) for _ in range(4)] == [(Graded(value=0), "")] * 4
 
 
-FORBIDDEN = {
-    "a variable of the deployment": "any(name.startswith('WEIR') for name in os.environ)",
-    "a variable of the parents'": "b'secret' in open(f'/proc/{os.getppid()}/environ', 'rb').read()",
-    "a process": "os.fork() >= 0",
-    "a file to write": f"os.write(os.open('/tmp/weir-{os.getpid()}', 65), b'x') > 0",
-    "a signal": f"os.kill({os.getpid()}, 0) is None",
-}
+RIGHTS = """
+import ctypes, struct
+libc = ctypes.CDLL(None)
+rights = ctypes.create_string_buffer(24)
+assert libc.capget(struct.pack("=Ii", 0x20080522, 0), rights) == 0
+has_any = any(rights.raw) or libc.prctl(3) != 0  # or others may trace it
+"""
+BOUNDING = "1 in [libc.prctl(23, number, 0, 0, 0) for number in range(64)]"
 
 
-@pytest.mark.parametrize("what", FORBIDDEN)
-async def test_it_has_none_of_what_it_does_not_need(sandboxed: Tools, what: str) -> None:
-    body = f"import os\ntry:\n    return {FORBIDDEN[what]}\nexcept OSError:\n    return 0"
-    assert (await graded(sandboxed, body))[0] == Graded(value=0)
+@pytest.mark.parametrize(
+    "has",
+    [
+        "return any(name.startswith('WEIR') for name in os.environ)",
+        "return b'secret' in open(f'/proc/{os.getppid()}/environ', 'rb').read()",
+        "return os.fork() >= 0",
+        "return os.write(os.open(f'/tmp/weir-{os.getpid()}', 65), b'x') > 0",
+        f"return os.kill({os.getpid()}, 0) is None",
+        f"{RIGHTS}return has_any",
+        f"{RIGHTS}return {os.geteuid() == 0} and {BOUNDING}",  # others have nothing to give up
+    ],
+)
+async def test_it_has_none_of_what_it_does_not_need(sandboxed: Tools, has: str) -> None:
+    body = f"import os\ntry:\n{indent(has, '  ')}\nexcept OSError:\n  return 0"
+    assert await graded(sandboxed, body) == (Graded(value=0), "")
 
 
 def may_landlock() -> int:
@@ -165,24 +176,6 @@ def in_a_child(what: Callable[[], int]) -> int:
         finally:
             os._exit(2)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-RIGHTS = """
-import ctypes, struct
-libc = ctypes.CDLL(None)
-rights = ctypes.create_string_buffer(24)
-assert libc.capget(struct.pack("=Ii", 0x20080522, 0), rights) == 0
-has_any = any(rights.raw) or libc.prctl(3) != 0  # or others may trace it
-"""
-
-
-async def test_it_has_no_capability_and_is_not_traced(sandboxed: Tools) -> None:
-    bounding = "[libc.prctl(23, number, 0, 0, 0) for number in range(64)]"
-    is_root = os.geteuid() == 0  # others have nothing to give up
-    score, told = await graded(
-        sandboxed, f"{RIGHTS}return has_any or {is_root} and 1 in {bounding}"
-    )
-    assert score == Graded(value=0), told
 
 
 async def test_a_user_who_is_not_root_has_no_capability_either() -> None:

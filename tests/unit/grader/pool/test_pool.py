@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import random
 import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from services.grader.pool import Cause, Failed, NoWorkerError, Pool, Value, processes
 from services.grader.pool import pool as pool_module
-from services.grader.pool.pool import BACKLOG, KILLED
+from services.grader.pool.pool import _WORKERS_PER_CALL, BACKLOG, KILLED
 from services.grader.pool.processes import ALIVE
-from services.grader.pool.worker import MAX_LINE_BYTES
+from services.grader.pool.worker import MAX_LINE_BYTES, as_line
+from tests.unit.grader.judge_server import until
+from tests.unit.grader.processes import family_of, until_gone
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -38,10 +43,6 @@ def forkserver(pool: Pool) -> subprocess.Popen[bytes]:
     return pool._server._process
 
 
-def children_of_this() -> str:
-    return Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
-
-
 async def told(calls: Iterable) -> set[int]:
     """The pids that these calls have told."""
     return {outcome.value for outcome in await asyncio.gather(*calls)}
@@ -52,47 +53,58 @@ def naps(pool: Pool, number: int = SIZE, seconds: float = 0.15) -> list[asyncio.
     return [asyncio.create_task(pool.run(NAP, seconds, deadline_s=5)) for _ in range(number)]
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-async def until_gone(gone: set[int]) -> None:
-    async with asyncio.timeout(3):
-        while any(map(is_running, gone)):
-            await asyncio.sleep(0.01)
-
-
 @pytest.mark.parametrize("text", ["", "π\x00\ud800" + "x" * 3_000_000])
 async def test_a_call_returns_what_the_function_returned(pool: Pool, text: str) -> None:
     assert await pool.run("builtins:str", text, deadline_s=5) == Value(text)
 
 
-@pytest.mark.parametrize(
-    ("hostile", "cause", "detail"),
-    [
-        ("spin", Cause.TIMEOUT, "not done after 0.3 s"),
-        ("hang_in_c", Cause.TIMEOUT, "not done after 0.3 s"),
-        ("segfault", Cause.CRASH, "SIGSEGV"),
-        ("vanish", Cause.CRASH, "exit status 3"),
-        ("hang_up", Cause.CRASH, "its answer cannot be read"),
-        ("hoard", Cause.MEMORY, "over the memory limit"),
-        ("nest", Cause.ERROR, "TypeError: nest() missing 1 required positional argument: 'depth'"),
-        ("Path", Cause.ERROR, "TypeError: Object of type PosixPath is not JSON serializable"),
-        ("missing", Cause.ERROR, f"AttributeError: module '{HOSTILE}' has no attribute 'missing'"),
-    ],
+FORGED = as_line({"number": 1_000_000, "value": "lie", "cpu_s": 0.0}).hex()
+SCRIBBLED = "a1b2c3", "ff" * 40, "7b0a", FORGED, FORGED * 2
+Fault = tuple[str, tuple, Cause, str]
+
+FAULTS: tuple[Fault, ...] = (
+    (f"{HOSTILE}:spin", (), Cause.TIMEOUT, "not done after 0.2 s"),
+    (f"{HOSTILE}:hang_in_c", (), Cause.TIMEOUT, "not done after 0.2 s"),
+    (f"{HOSTILE}:send_itself", ("SIGSTOP",), Cause.TIMEOUT, "not done"),
+    (f"{HOSTILE}:close_pipe", (9,), Cause.TIMEOUT, "not done"),
+    (f"{HOSTILE}:close_pipe", (0,), Cause.CRASH, "exit status 1"),
+    (f"{HOSTILE}:hang_up", (), Cause.CRASH, "its answer cannot be read"),
+    (f"{HOSTILE}:send_itself", ("SIGXCPU",), Cause.CRASH, "SIGXCPU"),
+    (f"{HOSTILE}:send_itself", ("SIGABRT",), Cause.CRASH, "SIGABRT"),
+    (f"{HOSTILE}:segfault", (), Cause.CRASH, "SIGSEGV"),
+    (f"{HOSTILE}:vanish", (), Cause.CRASH, "exit status 3"),
+    *((f"{HOSTILE}:scribble", (text,), Cause.CRASH, "its answer") for text in SCRIBBLED),
+    (f"{HOSTILE}:send_itself", ("SIGKILL",), Cause.KILLED, "SIGKILL"),
+    (f"{HOSTILE}:scribble", ("a1b2c3", "SIGKILL"), Cause.KILLED, "SIGKILL"),
+    (f"{HOSTILE}:hoard", (), Cause.MEMORY, "over the memory limit"),
+    (f"{HOSTILE}:nest", (100_000,), Cause.ERROR, "RecursionError: "),
+    ("math:sqrt", (-1,), Cause.ERROR, "ValueError: math domain error"),
+    ("math:missing", (), Cause.ERROR, "AttributeError: module 'math' has no attribute 'missing'"),
+    ("builtins:float", ("nan",), Cause.ERROR, "ValueError: Out of range float values"),
+    ("builtins:object", (), Cause.ERROR, "TypeError: Object of type object is not JSON"),
+    ("operator:mul", ("x", MAX_LINE_BYTES), Cause.ERROR, "ValueError: 16777"),
 )
+
+
+async def fail(pool: Pool, fault: Fault, *, suspect: bool = False) -> None:
+    function, args, cause, detail = fault
+    deadline_s = 0.2 if cause is Cause.TIMEOUT else 9
+    outcome = await pool.run(function, *args, deadline_s=deadline_s, suspect=suspect)
+    assert isinstance(outcome, Failed)
+    assert outcome.cause is cause, (fault, outcome)
+    assert outcome.detail.startswith(detail)
+    assert (outcome.cpu_s is None) is function.endswith(":hang_up")  # then nobody can tell
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
 async def test_a_failure_names_its_cause_and_leaves_the_pool_at_full_strength(
-    pool: Pool, hostile: str, cause: Cause, detail: str
+    pool: Pool, fault: Fault
 ) -> None:
+    *_, cause, _ = fault
     before, killed = await told(naps(pool)), KILLED.labels(cause.value)._value.get()
     started = time.monotonic()
-    outcome = await pool.run(f"{HOSTILE}:{hostile}", deadline_s=0.3)
-    assert outcome == Failed(cause, detail)
-    assert (time.monotonic() - started >= 0.3) is (cause is Cause.TIMEOUT)
-    assert time.monotonic() - started < 5
+    await fail(pool, fault)
+    assert 0.2 * (cause is Cause.TIMEOUT) <= time.monotonic() - started < 5
     assert KILLED.labels(cause.value)._value.get() - killed == (cause is not Cause.ERROR)
     replaced = before - await told(naps(pool))
     assert len(replaced) == (cause is not Cause.ERROR)
@@ -104,14 +116,13 @@ async def test_hangs_cost_other_callers_nothing(
     pool: Pool, function: str, number: int, suspect: bool
 ) -> None:
     hang = f"{HOSTILE}:{function}"
-    async with asyncio.TaskGroup() as tasks:
-        calls = [pool.run(hang, deadline_s=60, suspect=suspect) for _ in range(number)]
-        hanging = [tasks.create_task(call) for call in calls]
-        await asyncio.sleep(0.05)
-        for root in range(50):
-            assert await pool.run("math:sqrt", root * root, deadline_s=30) == Value(root)
-        for task in hanging:
-            assert task.cancel()
+    calls = [pool.run(hang, deadline_s=60, suspect=suspect) for _ in range(number)]
+    hanging = [asyncio.create_task(call) for call in calls]
+    await asyncio.sleep(0.05)
+    for root in range(50):
+        assert await pool.run("math:sqrt", root * root, deadline_s=30) == Value(root)
+    assert all(call.cancel() for call in hanging)
+    await asyncio.wait(hanging)
 
 
 async def test_callers_are_served_in_the_order_in_which_they_came() -> None:
@@ -151,24 +162,19 @@ async def test_a_call_cancelled_in_the_queue_costs_no_worker(pool: Pool) -> None
     assert BACKLOG.labels("no")._value.get() == 0
 
 
-async def test_a_suspect_gets_a_worker_of_its_own_and_no_other_makes_way_for_it(
-    pool: Pool,
-) -> None:
-    before = await told(naps(pool))
-    guests = await told(pool.run("os:getpid", deadline_s=5, suspect=True) for _ in range(2))
-    assert len(guests) == 2
-    assert await told(naps(pool)) == before
-    assert not guests & before
-    await until_gone(guests)
-
-
 @pytest.mark.parametrize(("size", "most"), [(1, 1), (2, 1), (3, 1), (4, 2)])
-async def test_suspects_are_at_most_half_of_the_calls_under_way(size: int, most: int) -> None:
+async def test_suspects_get_workers_of_their_own_and_are_at_most_half_of_the_calls_under_way(
+    size: int, most: int
+) -> None:
     async with Pool(size) as pool:
+        before = await told(naps(pool, size))
         started = time.monotonic()
         calls = (pool.run(NAP, 0.2, deadline_s=5, suspect=True) for _ in range(3 * most))
-        assert len(await told(calls)) == 3 * most
+        guests = await told(calls) - before
+        assert len(guests) == 3 * most
         assert time.monotonic() - started > 0.6
+        assert await told(naps(pool, size)) == before  # nobody made way for them
+        await until_gone(guests)
 
 
 async def test_workers_are_recycled_after_their_share_of_calls(
@@ -186,6 +192,8 @@ async def test_arguments_that_are_no_json_are_the_callers_mistake(pool: Pool) ->
             await pool.run("builtins:str", no_json, deadline_s=5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="over the limit of 16777216"):
         await pool.run("builtins:len", "x" * MAX_LINE_BYTES, deadline_s=5)
+    with pytest.raises(ValueError, match="size=0"):
+        Pool(0)
 
 
 async def test_a_failure_says_what_cpu_time_the_call_took_and_not_the_calls_before() -> None:
@@ -200,17 +208,6 @@ async def test_a_failure_says_what_cpu_time_the_call_took_and_not_the_calls_befo
         assert 0.03 < await spent(f"{HOSTILE}:spin", deadline_s=0.3) < 0.35
         assert await spent("time:sleep", 9, deadline_s=0.1) < 0.03
         assert 0.1 <= await spent(f"{HOSTILE}:burn", 0.1, True, deadline_s=20) < 0.2
-
-
-async def test_the_pool_survives_the_death_of_its_forkserver(pool: Pool) -> None:
-    before = await told(naps(pool))
-    (under_way,) = naps(pool, 1, 0.3)
-    await asyncio.sleep(0.05)
-    forkserver(pool).kill()
-    assert await pool.run("math:sqrt", 4, deadline_s=5) == Value(2.0)
-    assert (await under_way).value not in before
-    await until_gone(before)
-    assert len(await told(naps(pool))) == SIZE
 
 
 async def test_a_deadline_is_kept_even_if_the_forkserver_stands_still(
@@ -231,21 +228,29 @@ async def test_a_deadline_is_kept_even_if_the_forkserver_stands_still(
         await until_gone(pids)
 
 
+@pytest.fixture
+def no_process_left() -> Iterator[None]:
+    before = family_of(os.getpid())
+    yield
+    assert family_of(os.getpid()) <= before
+
+
+@pytest.mark.usefixtures("no_process_left")
 async def test_closing_leaves_no_process_and_gives_no_verdict() -> None:
-    before = children_of_this()
     async with Pool(SIZE) as pool:
-        processes = {*await told(naps(pool)), forkserver(pool).pid}
+        await told(naps(pool))
         hangs = (pool.run(f"{HOSTILE}:spin", deadline_s=60) for _ in range(2 * SIZE))
         calls = [asyncio.create_task(hang) for hang in hangs]
         await asyncio.sleep(0.05)
+        workers = family_of(forkserver(pool).pid)
+        assert len(workers) == SIZE
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(outcome, NoWorkerError) for outcome in outcomes)
-    await until_gone(processes)
-    assert children_of_this() == before
+    await until_gone(workers)
 
 
+@pytest.mark.usefixtures("no_process_left")
 async def test_closing_while_a_forkserver_is_replaced_leaves_no_process() -> None:
-    before = children_of_this()
     async with Pool(1, warm_ups=[f"{HOSTILE}:tarry"]) as pool:
         forkserver(pool).kill()
         forkserver(pool).wait()
@@ -254,21 +259,19 @@ async def test_closing_while_a_forkserver_is_replaced_leaves_no_process() -> Non
         assert not call.done()
     with pytest.raises(NoWorkerError, match="closed"):
         await call
-    assert children_of_this() == before
 
 
+@pytest.mark.usefixtures("no_process_left")
 @pytest.mark.parametrize(
-    ("warm_up", "error", "words"),
-    [("vanish", NoWorkerError, "hostile:vanish: .* ended"), ("spin", TimeoutError, None)],
+    ("warm_up", "limit_s", "error", "words"),
+    [("vanish", 30, NoWorkerError, "hostile:vanish: .* ended"), ("spin", 1, TimeoutError, None)],
 )
 async def test_a_pool_that_fails_to_open_or_is_cancelled_meanwhile_leaves_no_process(
-    warm_up: str, error: type[Exception], words: str | None
+    warm_up: str, limit_s: float, error: type[Exception], words: str | None
 ) -> None:
-    before = children_of_this()
     with pytest.raises(error, match=words):
-        async with asyncio.timeout(1 if warm_up == "spin" else 30):
+        async with asyncio.timeout(limit_s):
             await Pool(1, warm_ups=[f"{HOSTILE}:{warm_up}"]).__aenter__()
-    assert children_of_this() == before
 
 
 async def test_a_pool_may_have_more_workers_than_a_socket_holds_orders() -> None:
@@ -296,41 +299,99 @@ async def test_a_signal_to_the_whole_group_does_not_end_a_call(pool: Pool) -> No
     assert pid in await told(calls)
 
 
-def test_a_pool_needs_a_worker() -> None:
-    with pytest.raises(ValueError, match="size=0"):
-        Pool(0)
-
-
-PARENT = """
+PARENT = f"""
 import asyncio
 from services.grader.pool import Pool
 
 async def main():
     async with Pool(2) as pool:
-        waiting = pool.run("tests.unit.grader.hostile:nap_and_tell", 0.2, deadline_s=9)
-        outcomes = await asyncio.gather(waiting, pool.run("os:getpid", deadline_s=9))
-        print(pool._server._process.pid, *(outcome.value for outcome in outcomes), flush=True)
-        await asyncio.gather(
-            pool.run("tests.unit.grader.hostile:hang_in_c", deadline_s=600),
-            pool.run("tests.unit.grader.hostile:spin", deadline_s=600),
-        )
+        hangs = (pool.run(f"{HOSTILE}:{{hang}}", deadline_s=600) for hang in ("spin", "hang_in_c"))
+        await asyncio.gather(*hangs)
 
 asyncio.run(main())
 """
 
 
 async def test_a_killed_parent_leaves_no_orphan_even_in_the_middle_of_a_c_call() -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert parent.stdout is not None
-    children = {int(word) for word in parent.stdout.readline().split()}
-    assert len(children) == 3
-    await asyncio.sleep(0.2)
-    assert all(map(is_running, children))
+    path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    command = [sys.executable, "-c", PARENT]
+    parent = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path})
+    await until(lambda: len(family_of(parent.pid)) == 3, 60)  # what forks them, and two
+    await asyncio.sleep(0.5)
+    family = family_of(parent.pid)
+    assert len(family) == 3
     parent.kill()
     parent.wait()
-    await until_gone(children)
+    await until_gone(family)
+
+
+HONEST = 400
+EACH_FAULT = 12
+
+
+def open_files(pid: int | str) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+async def until_at_rest(pool: Pool) -> None:
+    """Wait until every worker lives, answers, and is alone: replaced ones are buried."""
+    await asyncio.gather(*(pool.run("time:sleep", 0.05, deadline_s=5) for _ in range(SIZE)))
+    await until(lambda: len(family_of(forkserver(pool).pid)) == SIZE, within_s=60)
+
+
+async def honest(pool: Pool, number: int, book: Path) -> None:
+    outcome = await pool.run(
+        f"{HOSTILE}:note_and_return", str(book), number, 0.002, deadline_s=9, suspect=number < 20
+    )
+    assert outcome == Value([number])
+
+
+async def cancelled(pool: Pool, number: int) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.003 * (number % 50)):
+            await pool.run("time:sleep", 9, deadline_s=10)
+
+
+async def test_after_a_storm_of_faults_every_honest_call_has_its_own_value_and_nothing_leaked(
+    pool: Pool, tmp_path: Path
+) -> None:
+    await until_at_rest(pool)
+    gc.collect()  # what other tests have left open
+    before = open_files("self"), open_files(forkserver(pool).pid), ALIVE._value.get()
+    book, pid = tmp_path / "book", forkserver(pool).pid
+    calls = [honest(pool, number, book) for number in range(HONEST)]
+    calls += [fail(pool, fault, suspect=n % 4 == 0) for n in range(EACH_FAULT) for fault in FAULTS]
+    calls += [cancelled(pool, number) for number in range(50)]
+    tasks = []
+    for number, call in enumerate(random.Random(7).sample(calls, len(calls))):
+        tasks.append(asyncio.create_task(call))
+        if number % 10 == 0:  # some begin before others
+            await asyncio.sleep(0.005)
+    await asyncio.gather(*tasks)
+    assert Counter(book.read_text().split()) == Counter(map(str, range(HONEST)))
+    await until_at_rest(pool)
+    assert forkserver(pool).pid == pid
+    assert (open_files("self"), open_files(pid), ALIVE._value.get()) == before
+    assert BACKLOG.labels("no")._value.get() == BACKLOG.labels("yes")._value.get() == 0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+async def test_honest_calls_outlive_forkservers_that_die_or_stand_still(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
+) -> None:
+    monkeypatch.setattr(processes, "_DYING_S", 0.5)
+    monkeypatch.setattr(processes, "_FORKING_S", 3.0)
+    files = open_files("self")
+
+    async def strike() -> None:
+        for _ in range(_WORKERS_PER_CALL - 1):  # more could hit one call every time
+            await asyncio.sleep(0.15)
+            await until(lambda: len(family_of(forkserver(pool).pid)) >= 2, 60)  # it has warmed up
+            os.kill(forkserver(pool).pid, signum)
+
+    calls = [honest(pool, number, tmp_path / "book") for number in range(HONEST)]
+    hangs = [pool.run("time:sleep", 9, deadline_s=0.05) for _ in range(20)]
+    outcomes, *_ = await asyncio.gather(asyncio.gather(*hangs), strike(), *calls)
+    assert {outcome.cause for outcome in outcomes if isinstance(outcome, Failed)} == {Cause.TIMEOUT}
+    await until_at_rest(pool)
+    assert open_files("self") == files
