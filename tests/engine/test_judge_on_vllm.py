@@ -176,7 +176,7 @@ def judge_at(url: str, model: str = MODEL, **changes: Any) -> Judge:
 def anyone_may_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny model fails the self-test, as it should; here that does not matter."""
 
-    async def passes(_: Chat, __: int) -> None:
+    async def passes(_: Chat, seed: int) -> None:
         return None
 
     monkeypatch.setattr(self_test, "examine", passes)
@@ -196,7 +196,7 @@ def a_question(**changes: Any) -> Question:
 
 async def test_the_server_says_its_model_and_context(chat: Chat) -> None:
     _, model, root, context = await chat.identity()
-    assert (model, context) == (MODEL, CONTEXT)
+    assert (model, context) == (MODEL, str(CONTEXT))
     assert str(root).endswith("/model")
 
 

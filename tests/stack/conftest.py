@@ -115,7 +115,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
-        time.sleep(0.1)
+        time.sleep(0.3)
 
 
 def processes() -> list[int]:
