@@ -1,7 +1,6 @@
 """``weir data``: bring tasks in, check them, or rewrite them so that answers are integers.
 
-Exit status: 0 the file has no problem, or OUT was written in full; 2 anything else; 130 Ctrl-C,
-which leaves OUT as it was.
+Exit status: 0 the file has no problem, or OUT was written in full; 2 anything else; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from services.grader.settings import Settings
 from services.grader.tools import Tools
 from services.grader.verifiers.math_answer import WARM_UP
 
-DONE, NOT_DONE, INTERRUPTED = 0, 2, 130
+DONE, NOT_DONE = 0, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,8 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, DeploymentError, NoWorkerError, RefusedError) as error:
         print(f"weir data: {error}", file=sys.stderr)
         return NOT_DONE
-    except KeyboardInterrupt:
-        return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -103,7 +100,7 @@ def _import(given: argparse.Namespace) -> int:
     named = given.preset or (given.source if given.source in PRESETS else None)
     preset = _preset(PRESETS[named] if named else Preset(), given)
     is_here = Path(given.source).exists()
-    if Path(given.source).is_file() and (given.config or given.split):
+    if Path(given.source).is_file() and (given.config or given.split not in (None, "train")):
         raise RefusedError(f"{given.source} is one file: it has no --config and no --split")
     source = preset.hub if given.source in PRESETS and not is_here else given.source
     paths = [given.target]

@@ -79,8 +79,10 @@ def held_out(drafts: Sequence[Draft], size: float, seed: int) -> set[str]:
 
     So a task stays where it is when rows change their order, and mostly when others come or go.
     """
-    share = size * len(drafts) if size < 1 else size
-    if not (0 < share < len(drafts) and 0 < (count := round(share)) < len(drafts)):
+    count = 0
+    if 0 < size < len(drafts):
+        count = round(size * len(drafts)) if size < 1 else int(size)
+    if not 0 < count < len(drafts):
         raise RefusedError(f"{size:g} of {len(drafts)} tasks cannot be held out")
     return set(
         sorted((draft.key for draft in drafts), key=lambda key: _digest(f"{seed}:{key}"))[:count]

@@ -113,22 +113,23 @@ def test_a_paused_job_checkpoints_and_goes_on_where_it_was(stack: Stack) -> None
 
 def test_a_job_survives_the_death_of_the_supervisor(tmp_path: Path) -> None:
     """What it leaves behind leaves, the next one waits for that, and takes everything with it."""
-    first = start(tmp_path)
+    home = tmp_path / "home"
+    first = start(home)
     first.wait_until_up()
-    for path in (tmp_path, *tmp_path.rglob("*")):
+    for path in (home, *home.rglob("*")):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
-    assert len(of_home(tmp_path)) >= 5
+    assert len(of_home(home)) >= 5
     job_id = first.submit()
     first.wait_for_step(job_id, 3)
     first.supervisor.kill()
     first.supervisor.wait()
-    second = start(tmp_path)
-    wait_for(lambda: not (tmp_path / "stack.json").exists(), 240, "the earlier stack to leave")
+    second = start(home)
+    wait_for(lambda: not (home / "stack.json").exists(), 240, "the earlier stack to leave")
     try:
         second.wait_until_up()
         assert_every_group_is_accounted_for(second, second.wait_for_end(job_id))
     finally:
         second.supervisor.send_signal(signal.SIGINT)
         assert second.supervisor.wait(60) == 0
-    assert not of_home(tmp_path)
-    assert not (tmp_path / "stack.json").exists()
+    assert not of_home(home)
+    assert not (home / "stack.json").exists()

@@ -37,12 +37,13 @@ SECONDS = Histogram(
 IN_FLIGHT = Gauge("weir_judge_in_flight", "Calls that the judge's server is working on")
 
 FAILED, TIMEOUT, REFUSED = "judge_failed", "judge_timeout", "judge_refused"
-OVER_CONTEXT = "over_judge_context"  # a refusal, too, but one that is surely of this request
+OVER_CONTEXT = "over_judge_context"  # a refusal, too
 _MAX_REPLY_BYTES = 8 * 2**20
 _CONNECT_TIMEOUT_S = 10.0
 _SHOWN_CHARS = 300
 _MOST_TOKENS = 2**53  # of which a counter still counts one
-_MAY_PASS = {408, 425, 429}  # of all below 500
+_OF_THIS_REQUEST = {400, 413, 414, 415, 422, 431}  # other refusals may be of every request
+_MAY_PASS = {408, 425, 429}
 _TOO_LONG = re.compile(r"context.(length|size|window)|maximum model length", re.IGNORECASE)
 _UNREACHABLE = httpx.ConnectError, httpx.ConnectTimeout
 _NOT_AS_DESCRIBED = ValueError, LookupError, TypeError, AttributeError, RecursionError  # of JSON
@@ -52,13 +53,15 @@ class ChatError(RuntimeError):
     """There is no completion; the text says why, and which variable to look at.
 
     ``reason`` is what a response is ungradable for that cannot be graded without. ``may_pass``
-    says that the server may answer the same request if it is asked again.
+    says that the server may answer the same request if it is asked again; ``is_of_request`` that
+    it would refuse this one again, and perhaps no other.
     """
 
-    def __init__(self, reason: str, text: str) -> None:
+    def __init__(self, reason: str, text: str, *, is_of_request: bool = False) -> None:
         super().__init__(text)
         self.reason = reason
         self.may_pass = reason in {FAILED, TIMEOUT}
+        self.is_of_request = is_of_request
 
 
 class Chat:
@@ -121,7 +124,7 @@ class Chat:
         told: list[str] = []
         try:
             models = json.loads(await self._call("GET", "/models"))["data"]
-            [model] = (each for each in models if each["id"] == self.server.model)
+            model, *_ = (each for each in models if each.get("id") == self.server.model)
             told = [str(model.get(name))[:_SHOWN_CHARS] for name in ("root", "max_model_len")]
         except ChatError as error:
             if error.may_pass:
@@ -156,8 +159,9 @@ class Chat:
         what = f"{response.url} answers {status}: {' '.join(text.split())[:_SHOWN_CHARS]}"
         if status >= 500 or status in _MAY_PASS:
             return ChatError(FAILED, what)
-        if _TOO_LONG.search(text):
-            return ChatError(OVER_CONTEXT, what)
+        if status in _OF_THIS_REQUEST:
+            reason = OVER_CONTEXT if _TOO_LONG.search(text) else REFUSED
+            return ChatError(reason, what, is_of_request=True)
         remedy = f"check {MODEL}={self.server.model}, {URL} and {API_KEY}"
         return ChatError(REFUSED, f"{what}; {remedy}")
 

@@ -15,7 +15,7 @@ from protocol.messages import Ungradable
 from services.chassis.metrics import born_at_zero
 from services.grader.judge import self_test
 from services.grader.judge.cache import VerdictCache
-from services.grader.judge.chat import FAILED, OVER_CONTEXT, Chat, ChatError
+from services.grader.judge.chat import FAILED, Chat, ChatError
 from services.grader.judge.form import NoVerdict, Verdict
 from services.grader.judge.health import WAITING, Health
 from services.grader.judge.question import Question
@@ -29,7 +29,7 @@ CACHE = born_at_zero(
 )
 log = logging.getLogger(__name__)
 
-_OUTAGES = 2  # under one question: among others any of them may have done it, alone chance
+_OUTAGES = 2  # under one question, first among others, any of which may have done it, then alone
 
 Answer = Verdict | Ungradable
 
@@ -40,8 +40,7 @@ class Judge(Health):
     While the judge is down, questions wait, or raise `JudgeDown` if its settings are not patient.
     A question is *ungradable* for one of these reasons: ``no_verdict`` (no attempt gave a form
     filled in), ``over_judge_context`` (the server finds it too long), ``judge_refused``,
-    ``judge_failed`` and ``judge_timeout`` (so its attempts ended, and the judge passes its
-    self-test).
+    ``judge_failed`` and ``judge_timeout`` (so its attempts ended, though the judge is up).
     """
 
     def __init__(self, settings: JudgeSettings, cache: VerdictCache | None = None) -> None:
@@ -50,6 +49,7 @@ class Judge(Health):
         self._cache = cache if settings.cache_bytes else None
         self._chat = Chat(settings)
         self._identity: tuple[str, ...] | None = None  # of who has passed the last self-test
+        self._num_examinations = 0  # each has another seed, so that none is told what was cached
         self._slots = Slots(settings.concurrency)
         self._sharing: SharedWork[Answer] = SharedWork()
         self._beside = asyncio.TaskGroup()
@@ -146,7 +146,7 @@ class Judge(Health):
                 failure, question = Ungradable(reason="no_verdict"), question.after(error)
             except ChatError as error:
                 failure = error
-                if error.reason == OVER_CONTEXT:
+                if error.is_of_request:
                     return _ungradable(error)
                 if not error.may_pass:
                     break
@@ -154,8 +154,9 @@ class Judge(Health):
 
     async def _examine(self) -> str | None:
         """The self-test: on the way of all calls, but past their slots and the cache."""
+        self._num_examinations += 1
         try:
-            why = await self_test.examine(self._chat, seed=self.outages)
+            why = await self_test.examine(self._chat, seed=self._num_examinations)
             if why is None:
                 self._identity = await self._chat.identity()
         except ChatError as error:

@@ -15,7 +15,6 @@ import pytest
 from datasets import Dataset, DatasetDict
 from protocol.tasks import read_tasks
 
-import services.data.__main__
 from services.data.__main__ import main
 from services.data.importing import Imported
 from services.data.presets import PRESETS
@@ -331,19 +330,6 @@ def test_a_file_has_no_part(
     assert main(["import", str(source), str(out), *COLUMNS, option, "test"]) == 2
     assert "is one file: it has no --config and no --split" in capsys.readouterr().err
     assert not out.exists()
-
-
-def test_ctrl_c_leaves_what_was_there(
-    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    out.write_text("old")
-    monkeypatch.setattr(services.data.__main__, "rows_of", interrupted)
-    assert main(["import", str(a_file(tmp_path, "jsonl")), str(out), *COLUMNS]) == 130
-    assert {path.name for path in tmp_path.iterdir()} == {"tasks.jsonl", "rows.jsonl"}
-    assert out.read_text() == "old"
 
 
 def test_ids_that_are_not_unique_are_made_from_the_problems(

@@ -60,7 +60,7 @@ async def test_a_form_is_sent_and_comes_back_filled_in(server: ScriptedServer) -
         (replies(b"", 404), "refused", "answers 404"),
         (replies(b"", 307, Location="/elsewhere"), "refused", "answers 307"),
         (replies(b"died", 500), "failed", "answers 500: died"),
-        (replies(b"busy", 429, Retry_After="soon"), "failed", "answers 429"),
+        (replies(b"busy", 429), "failed", "answers 429"),
         (replies(b"<html>"), "failed", "sends no chat completion; check WEIR_JUDGE_URL"),
         (replies(b'{"choices": []}'), "failed", "sends no chat completion"),
         (replies(b'{"choices": {"0": 1}}'), "failed", "sends no chat completion"),
@@ -86,6 +86,7 @@ async def test_each_failure_has_its_kind_and_its_remedy_and_no_key(
     server.script = [behaviour]
     error = await failure(server, 0.3 if kind == "timeout" else 5.0)
     assert error.reason == f"judge_{kind}"
+    assert error.is_of_request == (words in {"answers 400: too long", "answers 422"})
     assert error.may_pass == (kind in {"failed", "timeout"})
     assert words in str(error)
     assert "secret" not in f"{error!r}"

@@ -102,19 +102,19 @@ async def test_a_model_that_thought_too_long_is_asked_to_think_less(
     assert [body["reasoning_effort"] for body in server.asked] == ["high", "high", "low"]
 
 
-async def test_a_refusal_is_loud_and_repeated_only_after_the_self_test(
+async def test_a_refusal_is_loud_and_not_repeated(
     server: ScriptedServer, tools: Tools, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = counted("weir_judge_calls_total", outcome="refused")
     server.script = [replies(b'{"error": "max_tokens is too large"} ' + b"x" * 5000, 400)]
     with caplog.at_level(logging.ERROR):
         assert await score(server, tools) == Ungradable(reason="judge_refused")
-    assert len(server.asked) == 2
+    assert len(server.asked) == 1
     [record] = [each for each in caplog.records if each.message == "the judge refused a request"]
     shown = record.__dict__["answer"]
     assert ' answers 400: {"error": "max_tokens is too large"}' in shown
     assert len(shown) < 500
-    assert counted("weir_judge_calls_total", outcome="refused") == refused + 2
+    assert counted("weir_judge_calls_total", outcome="refused") == refused + 1
 
 
 @pytest.mark.parametrize(

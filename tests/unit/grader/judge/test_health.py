@@ -83,6 +83,7 @@ async def test_calls_survive_a_server_that_goes_away_and_comes_back(server: Scri
     async with Judge(settings_for(server, concurrency=8)) as judge:
         calls = [asyncio.create_task(ask(judge, f"Is it {n}?")) for n in range(60)]
         await until(lambda: len(server.asked) > 20)
+        assert REGISTRY.get_sample_value("weir_judge_up", {"model": MODEL}) == 1
         await server.go_away()
         await until(lambda: not judge.is_up)
         assert "cannot be reached" in judge.why_down

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
@@ -11,6 +12,22 @@ from services.grader.judge.judge import Slots
 from tests.unit.grader.judge.asked import ended
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+async def test_who_waits_to_be_alone_is_passed_by_nobody() -> None:
+    slots, order = Slots(3), []
+
+    async def enter(name: str, taken: AbstractAsyncContextManager[None]) -> None:
+        async with taken:
+            order.append(name)
+            await asyncio.sleep(0.01)
+            order.append(name.upper())
+
+    names = ["a", "b", "alone c", "d", "e", "alone f", "g"]
+    taken = [slots.taken(alone="alone" in name) for name in names]
+    await ended(*map(enter, names, taken), within_s=2)
+    rounds = [["a", "b"], ["alone c"], ["d", "e"], ["alone f"], ["g"]]
+    assert order == [each for names in rounds for each in (*names, *map(str.upper, names))]
 
 
 @pytest.mark.parametrize("seed", range(8))

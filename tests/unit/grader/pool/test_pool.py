@@ -305,6 +305,9 @@ from services.grader.pool import Pool
 
 async def main():
     async with Pool(2) as pool:
+        naps = (pool.run("{NAP}", 0.2, deadline_s=60) for _ in range(2))
+        await asyncio.gather(*naps)  # each has loaded what is called next
+        print(flush=True)
         hangs = (pool.run(f"{HOSTILE}:{{hang}}", deadline_s=600) for hang in ("spin", "hang_in_c"))
         await asyncio.gather(*hangs)
 
@@ -315,11 +318,13 @@ asyncio.run(main())
 async def test_a_killed_parent_leaves_no_orphan_even_in_the_middle_of_a_c_call() -> None:
     path = os.pathsep.join(path or os.getcwd() for path in sys.path)
     command = [sys.executable, "-c", PARENT]
-    parent = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path})
-    await until(lambda: len(family_of(parent.pid)) == 3, 60)  # what forks them, and two
-    await asyncio.sleep(0.5)
+    environment = os.environ | {"PYTHONPATH": path}
+    parent = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"\n"
+    await asyncio.sleep(0.2)
     family = family_of(parent.pid)
-    assert len(family) == 3
+    assert len(family) == 3  # what forks them, and two
     parent.kill()
     parent.wait()
     await until_gone(family)
