@@ -38,6 +38,7 @@ format: install ## rewrite the code in the house format
 	ruff format .
 	ruff check --fix .
 
+# ALSO=test-containers: one target more for the same two jobs, as CI wants it.
 test: install ## all checks and tests; needs no GPU and no server
 	$(MAKE) --jobs 2 check test-stacks test-parts test-training test-sampling $(ALSO)
 

@@ -158,7 +158,7 @@ async def honest(
 OF_A_WRONG_SCHEMA = '{"analysis": "", "solution": "complete", "score": 1}'
 FAULTS: tuple[Behaviour, ...] = (
     replies(b"out of memory", 500),
-    replies(b"overloaded", 503, Retry_After="0"),
+    replies(b"overloaded", 503),
     replies(b"slow down", 429),
     replies(b"<html>", 200),
     says("The score is 1."),

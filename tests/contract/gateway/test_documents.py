@@ -71,7 +71,7 @@ ELSEWHERE = {
     ("services/grader/README.md", "python -m services.grader"): "runs until it is stopped",
     ("services/grader/README.md", "async def verify"): "a signature",
     ("services/grader/README.md", "WEIR_JUDGE_URL"): "variables with a remark each",
-    ("services/grader/README.md", "weir grade --cal"): "tests/unit/grader/test_calibration.py does",
+    ("services/grader/README.md", "weir grade --cal"): "tests/unit/grader/offline/ does",
     ("services/data/README.md", "weir data import SOURCE"): "a summary of three commands",
     ("services/data/README.md", "weir data import dapo"): "the hub; tests/unit/data/test_import.py",
 }

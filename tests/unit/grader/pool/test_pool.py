@@ -305,9 +305,8 @@ from services.grader.pool import Pool
 
 async def main():
     async with Pool(2) as pool:
-        naps = (pool.run("{NAP}", 0.2, deadline_s=60) for _ in range(2))
-        await asyncio.gather(*naps)  # each has loaded what is called next
-        print(flush=True)
+        await asyncio.gather(*(pool.run("{NAP}", 0.2, deadline_s=60) for _ in range(2)))
+        print(flush=True)  # both have loaded what is called next
         hangs = (pool.run(f"{HOSTILE}:{{hang}}", deadline_s=600) for hang in ("spin", "hang_in_c"))
         await asyncio.gather(*hangs)
 
@@ -317,9 +316,8 @@ asyncio.run(main())
 
 async def test_a_killed_parent_leaves_no_orphan_even_in_the_middle_of_a_c_call() -> None:
     path = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    command = [sys.executable, "-c", PARENT]
-    environment = os.environ | {"PYTHONPATH": path}
-    parent = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+    command = ["env", f"PYTHONPATH={path}", sys.executable, "-c", PARENT]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert parent.stdout is not None
     assert parent.stdout.readline() == b"\n"
     await asyncio.sleep(0.2)
