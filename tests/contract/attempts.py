@@ -67,14 +67,21 @@ class Learner:
             running.cancel()
             await asyncio.wait({running})
 
-    async def killed_at(self, step: int) -> None:
-        """An attempt that makes so many steps, and ends without a word in the next one."""
+    async def killed_at(self, step: int, *, with_log_from: str = "") -> None:
+        """An attempt that makes so many steps, and ends without a word in the next one.
+
+        Args:
+            with_log_from: the oldest segment that its checkpoints leave in the log.
+        """
         team = Stalling(step)
         make_team, self.make_team = self.make_team, lambda: team
         running, self.make_team = self.start(), make_team
         async with asyncio.timeout(PATIENCE_S):
             await team.stalls.wait()
-            while list((self.job_dir / "checkpoints").glob(".*")):  # written beside the steps
+            # Checkpoints are written beside the steps, and the log is cut after them.
+            while list((self.job_dir / "checkpoints").glob(".*")) or any(
+                path.name < with_log_from for path in (self.job_dir / "log").glob("*.segment")
+            ):
                 await asyncio.sleep(0.01)
         running.cancel()
         with suppress(asyncio.CancelledError):

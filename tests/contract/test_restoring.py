@@ -116,8 +116,7 @@ async def test_a_checkpoint_of_an_earlier_release_is_taken_as_it_is(learner: Lea
 
 async def test_the_log_keeps_what_its_checkpoints_need(learner: Learner) -> None:
     await learner.submit(steps=12)
-    await learner.killed_at(step=9)
-    assert not (learner.job_dir / "log/000001-000000.segment").exists()
+    await learner.killed_at(step=9, with_log_from="000001-000001.segment")
     *_, newest = learner.checkpoints
     (newest / "policy/digest").write_text("damaged")
     await learner.attempt()
