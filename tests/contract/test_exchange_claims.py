@@ -66,14 +66,14 @@ async def test_a_waiting_claim_is_woken_by_an_ask(
         )
         await asyncio.sleep(0.05)
         await exchange.ask(a_request())
-        (delivery,) = await asyncio.wait_for(waiting, 2)
+        (delivery,) = await asyncio.wait_for(waiting, 8)
     assert delivery.key == "train:0"
 
 
 async def test_a_claim_without_a_wait_returns_at_once(exchange: Exchange) -> None:
     await begin(exchange)
     claiming = exchange.claim((REQUESTS,), "job", count=1, wait_s=0)
-    assert await asyncio.wait_for(claiming, 1) == []
+    assert await asyncio.wait_for(claiming, 5) == []
 
 
 async def test_a_wait_longer_than_the_default_socket_timeout_is_only_a_wait(
@@ -82,7 +82,7 @@ async def test_a_wait_longer_than_the_default_socket_timeout_is_only_a_wait(
     await begin(exchange)
     started = asyncio.get_running_loop().time()
     assert await exchange.claim((REQUESTS,), "job", count=1, wait_s=5.6) == []
-    assert 5.5 < asyncio.get_running_loop().time() - started < 7
+    assert asyncio.get_running_loop().time() - started > 5.5
 
 
 async def test_a_cancelled_claim_leaves_a_sound_connection(
@@ -136,7 +136,7 @@ async def test_who_waits_for_work_of_a_job_that_ends_gets_nothing(
         waiting = asyncio.create_task(worker.claim((REQUESTS,), "job", count=1, wait_s=0.3))
         await asyncio.sleep(0.05)
         await end(exchange)
-        assert await asyncio.wait_for(waiting, 2) == []
+        assert await asyncio.wait_for(waiting, 8) == []
 
 
 async def test_an_ended_job_cannot_be_asked_for_more(exchange: Exchange) -> None:

@@ -124,7 +124,7 @@ async def test_a_learner_that_waits_is_woken_by_a_submission(
         waiting = asyncio.create_task(learner.next_job(wait_s=10))
         await asyncio.sleep(0.05)
         await exchange.submit(a_job_record())
-        delivery = await asyncio.wait_for(waiting, 2)
+        delivery = await asyncio.wait_for(waiting, 8)
     assert delivery is not None
     assert delivery.job_id == "job"
 

@@ -64,12 +64,12 @@ async def test_a_reader_of_events_waits_for_the_next_one(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
     assert await exchange.events("job", wait_s=0.01) == []
-    assert await asyncio.wait_for(exchange.events("job", wait_s=0), 1) == []
+    assert await asyncio.wait_for(exchange.events("job", wait_s=0), 5) == []
     async with open_exchange("gateway") as gateway:
         waiting = asyncio.create_task(gateway.events("job", wait_s=10))
         await asyncio.sleep(0.05)
         await exchange.record_event(an_event())
-        ((_, event),) = await asyncio.wait_for(waiting, 2)
+        ((_, event),) = await asyncio.wait_for(waiting, 8)
     assert event == an_event()
 
 
@@ -80,7 +80,7 @@ async def test_many_readers_of_events_wait_at_once(
         waiting = [asyncio.create_task(gateway.events("job", wait_s=10)) for _ in range(150)]
         await asyncio.sleep(0.5)
         await exchange.record_event(an_event())
-        found = await asyncio.wait_for(asyncio.gather(*waiting), 5)
+        found = await asyncio.wait_for(asyncio.gather(*waiting), 8)
     assert all([event for _, event in events] == [an_event()] for events in found)
 
 
@@ -116,7 +116,7 @@ async def test_a_reader_waits_behind_events_that_cannot_be_read_for_the_next_one
         await asyncio.sleep(0.05)
         leave_unreadable(server, 1)
         await exchange.record_event(an_event())
-        ((_, event),) = await asyncio.wait_for(waiting, 2)
+        ((_, event),) = await asyncio.wait_for(waiting, 8)
     assert event == an_event()
 
 
@@ -125,7 +125,7 @@ async def test_a_reader_does_not_hold_back_an_event_to_wait_for_more(
 ) -> None:
     await exchange.record_event(an_event())
     leave_unreadable(server, 1)
-    ((_, event),) = await asyncio.wait_for(exchange.events("job", count=2, wait_s=10), 2)
+    ((_, event),) = await asyncio.wait_for(exchange.events("job", count=2, wait_s=10), 8)
     assert event == an_event()
 
 

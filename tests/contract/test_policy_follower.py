@@ -62,9 +62,9 @@ async def following(server: Server, tmp_path: Path) -> AsyncIterator[Following]:
         follower = PolicyFollower(Service("rollout", deployment, exchange), start)
         task = asyncio.create_task(follower.follow_policy_forever())
         await _announce(exchange, deployment, 0)
-        await asyncio.wait_for(served(follower), 5)
+        await asyncio.wait_for(served(follower), 30)
         await _announce(exchange, deployment, 1)
-        await asyncio.wait_for(engine.loading.wait(), 5)
+        await asyncio.wait_for(engine.loading.wait(), 30)
         yield Following(exchange, deployment, follower, engine, task)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -100,7 +100,7 @@ async def test_a_request_waits_while_weights_are_loaded(server: Server, tmp_path
         done, _ = await asyncio.wait({waiting}, timeout=0.3)
         assert not done
         line.engine.end_of_load.set_result(None)
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 30)
         assert line.follower.serving is not None
         assert line.follower.serving.policy.number == 1
 
@@ -113,10 +113,10 @@ async def test_a_request_waits_through_a_failed_load_for_the_next(
         failed, line.engine.loading = line.engine.end_of_load, asyncio.Event()
         line.engine.end_of_load = asyncio.get_running_loop().create_future()
         failed.set_exception(LoadError("load: no answer"))
-        await asyncio.wait_for(line.engine.loading.wait(), 5)
+        await asyncio.wait_for(line.engine.loading.wait(), 30)
         assert not waiting.done()
         line.engine.end_of_load.set_result(None)
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 30)
 
 
 async def test_weights_that_are_taken_away_while_they_are_loaded_are_no_failure(
@@ -147,4 +147,4 @@ async def test_a_version_that_cannot_be_copied_is_left_for_the_next(
         await asyncio.wait({line.task, waiting}, timeout=0.5)
         assert not line.task.done()
         await _announce(line.exchange, line.deployment, 3)
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 30)

@@ -151,7 +151,7 @@ async def test_a_wait_that_is_given_up_is_looked_after_no_longer(parts: Reconcil
     while len(asyncio.all_tasks() - before) < 3:
         await asyncio.sleep(0)
     waiting.cancel()
-    await asyncio.wait(asyncio.all_tasks() - before, timeout=5)
+    await asyncio.wait(asyncio.all_tasks() - before, timeout=30)
     assert asyncio.all_tasks() == before
 
 

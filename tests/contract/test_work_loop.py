@@ -118,7 +118,7 @@ async def test_a_part_of_the_worker_that_dies_counts_as_a_death_at_once(
         station = replace(station_of(crash), has_died=died.is_set)
         service = Service("worker", DEPLOYMENT, own)
         task = asyncio.create_task(work_forever(service, station))
-        await asyncio.wait_for(died.wait(), 5)
+        await asyncio.wait_for(died.wait(), 30)
         service.stop()
         await task
     (again,) = await exchange.reclaim(REQUESTS, "job", count=9)

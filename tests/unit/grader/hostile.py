@@ -39,6 +39,13 @@ def nap_and_tell(seconds: float) -> int:
     return os.getpid()
 
 
+def meet(folder: str, number: int) -> int:
+    Path(folder, str(os.getpid())).touch()
+    while len(os.listdir(folder)) < number:
+        time.sleep(0.002)
+    return os.getpid()
+
+
 def note_and_return(book: str, number: int, seconds: float) -> list[int]:
     """An honest call, which leaves a line in a book each time it is made."""
     with Path(book).open("a") as lines:

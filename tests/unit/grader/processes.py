@@ -1,7 +1,12 @@
 """What tests ask of processes."""
 
+from __future__ import annotations
+
 import asyncio
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from services.grader.pool import Pool, Value
 
 
 def is_running(pid: int) -> bool:
@@ -21,8 +26,17 @@ def family_of(pid: int) -> set[int]:
     return children.union(*map(family_of, children))
 
 
-async def until_gone(pids: set[int], within_s: float = 10.0) -> None:
+async def until_gone(pids: set[int], within_s: float = 60.0) -> None:
     """Wait until none of some processes runs."""
     async with asyncio.timeout(within_s):
         while any(map(is_running, pids)):
             await asyncio.sleep(0.01)
+
+
+async def workers_of(pool: Pool, number: int) -> set[int]:
+    """The pids of so many; none serves twice, for each call waits until all have begun."""
+    with TemporaryDirectory() as folder:
+        meet = "tests.unit.grader.hostile:meet", folder, number
+        calls = (pool.run(*meet, deadline_s=30) for _ in range(number))
+        outcomes = await asyncio.gather(*calls)
+    return {outcome.value for outcome in outcomes if isinstance(outcome, Value)}

@@ -23,7 +23,7 @@ from services.grader.pool.pool import _WORKERS_PER_CALL, BACKLOG, KILLED
 from services.grader.pool.processes import ALIVE
 from services.grader.pool.worker import MAX_LINE_BYTES, as_line
 from tests.unit.grader.judge_server import until
-from tests.unit.grader.processes import family_of, until_gone
+from tests.unit.grader.processes import family_of, until_gone, workers_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -48,8 +48,8 @@ async def told(calls: Iterable) -> set[int]:
     return {outcome.value for outcome in await asyncio.gather(*calls)}
 
 
-def naps(pool: Pool, number: int = SIZE, seconds: float = 0.15) -> list[asyncio.Task]:
-    """So many calls at once; as long as all workers nap, none of them serves twice."""
+def naps(pool: Pool, number: int = SIZE, seconds: float = 0.4) -> list[asyncio.Task]:
+    """So many calls at once."""
     return [asyncio.create_task(pool.run(NAP, seconds, deadline_s=5)) for _ in range(number)]
 
 
@@ -101,12 +101,10 @@ async def test_a_failure_names_its_cause_and_leaves_the_pool_at_full_strength(
     pool: Pool, fault: Fault
 ) -> None:
     *_, cause, _ = fault
-    before, killed = await told(naps(pool)), KILLED.labels(cause.value)._value.get()
-    started = time.monotonic()
+    before, killed = await workers_of(pool, SIZE), KILLED.labels(cause.value)._value.get()
     await fail(pool, fault)
-    assert 0.2 * (cause is Cause.TIMEOUT) <= time.monotonic() - started < 5
     assert KILLED.labels(cause.value)._value.get() - killed == (cause is not Cause.ERROR)
-    replaced = before - await told(naps(pool))
+    replaced = before - await workers_of(pool, SIZE)
     assert len(replaced) == (cause is not Cause.ERROR)
     await until_gone(replaced)
 
@@ -138,20 +136,20 @@ async def test_callers_are_served_in_the_order_in_which_they_came() -> None:
 
 
 async def test_a_cancelled_call_kills_its_own_worker_only(pool: Pool) -> None:
-    before = await told(naps(pool))
+    before = await workers_of(pool, SIZE)
     doomed = asyncio.create_task(pool.run(f"{HOSTILE}:hang_in_c", deadline_s=60))
-    others = naps(pool, SIZE - 1, 0.3)
+    others = naps(pool, SIZE - 1)
     await asyncio.sleep(0.1)
     doomed.cancel()
     with pytest.raises(asyncio.CancelledError):
         await doomed
-    survivors, after = await told(others), await told(naps(pool))
+    survivors, after = await told(others), await workers_of(pool, SIZE)
     assert survivors == before & after
     await until_gone(before - after)
 
 
 async def test_a_call_cancelled_in_the_queue_costs_no_worker(pool: Pool) -> None:
-    before = await told(naps(pool))
+    before = await workers_of(pool, SIZE)
     running = naps(pool)
     await asyncio.sleep(0.05)
     queued = naps(pool, 1)[0]
@@ -167,13 +165,13 @@ async def test_suspects_get_workers_of_their_own_and_are_at_most_half_of_the_cal
     size: int, most: int
 ) -> None:
     async with Pool(size) as pool:
-        before = await told(naps(pool, size))
+        before = await workers_of(pool, size)
         started = time.monotonic()
         calls = (pool.run(NAP, 0.2, deadline_s=5, suspect=True) for _ in range(3 * most))
         guests = await told(calls) - before
         assert len(guests) == 3 * most
         assert time.monotonic() - started > 0.6
-        assert await told(naps(pool, size)) == before  # nobody made way for them
+        assert await workers_of(pool, size) == before  # nobody made way for them
         await until_gone(guests)
 
 
@@ -206,8 +204,8 @@ async def test_a_failure_says_what_cpu_time_the_call_took_and_not_the_calls_befo
 
     async with Pool(1) as pool:  # others may run on this machine: a share of the time is enough
         assert 0.03 < await spent(f"{HOSTILE}:spin", deadline_s=0.3) < 0.35
-        assert await spent("time:sleep", 9, deadline_s=0.1) < 0.03
-        assert 0.1 <= await spent(f"{HOSTILE}:burn", 0.1, True, deadline_s=20) < 0.2
+        assert await spent("time:sleep", 9, deadline_s=0.1) < 0.1
+        assert 0.1 <= await spent(f"{HOSTILE}:burn", 0.1, True, deadline_s=20) < 0.3
 
 
 async def test_a_deadline_is_kept_even_if_the_forkserver_stands_still(
@@ -215,7 +213,7 @@ async def test_a_deadline_is_kept_even_if_the_forkserver_stands_still(
 ) -> None:
     monkeypatch.setattr(processes, "_DYING_S", 0.3)
     async with Pool(1) as pool:
-        pids, alive = await told(naps(pool, 1)), ALIVE._value.get()
+        pids, alive = await workers_of(pool, 1), ALIVE._value.get()
         forkserver(pool).send_signal(signal.SIGSTOP)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
@@ -238,7 +236,7 @@ def no_process_left() -> Iterator[None]:
 @pytest.mark.usefixtures("no_process_left")
 async def test_closing_leaves_no_process_and_gives_no_verdict() -> None:
     async with Pool(SIZE) as pool:
-        await told(naps(pool))
+        await workers_of(pool, SIZE)
         hangs = (pool.run(f"{HOSTILE}:spin", deadline_s=60) for _ in range(2 * SIZE))
         calls = [asyncio.create_task(hang) for hang in hangs]
         await asyncio.sleep(0.05)
@@ -290,8 +288,8 @@ async def test_a_worker_has_no_key_of_the_service(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_signal_to_the_whole_group_does_not_end_a_call(pool: Pool) -> None:
-    pid = (await told(naps(pool))).pop()
-    calls = naps(pool, SIZE, 0.3)
+    pid = (await workers_of(pool, SIZE)).pop()
+    calls = naps(pool)
     await asyncio.sleep(0.1)
     for target in (pid, forkserver(pool).pid):
         os.kill(target, signal.SIGTERM)
