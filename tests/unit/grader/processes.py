@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from services.grader.pool import Pool, Value
+from services.grader.pool import Pool
 
 
 def is_running(pid: int) -> bool:
@@ -38,5 +39,5 @@ async def workers_of(pool: Pool, number: int) -> set[int]:
     with TemporaryDirectory() as folder:
         meet = "tests.unit.grader.hostile:meet", folder, number
         calls = (pool.run(*meet, deadline_s=30) for _ in range(number))
-        outcomes = await asyncio.gather(*calls)
-    return {outcome.value for outcome in outcomes if isinstance(outcome, Value)}
+        outcomes: list[Any] = await asyncio.gather(*calls)
+    return {outcome.value for outcome in outcomes}
