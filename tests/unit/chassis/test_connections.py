@@ -117,16 +117,16 @@ async def test_a_body_comes_whole_however_large_the_pieces_are(port: int) -> Non
 async def test_an_answer_that_nobody_takes_is_given_up_and_a_slow_reader_gets_all_of_it(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_TAKING_S", PATIENCE_S)
+    monkeypatch.setattr(connections, "_TAKING_S", 1.0)
     head = "HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     idle, idle_writer = await opened(port, f"GET /large {head}")
     slow, slow_writer = await opened(port, f"GET /large {head}")
     taken = 0
     while piece := await slow.read(LARGE // 20):
         taken += len(piece)
-        await asyncio.sleep(PATIENCE_S / 10)
+        await asyncio.sleep(0.02)  # more than a second in all
     assert taken > LARGE
-    await asyncio.sleep(2 * PATIENCE_S)
+    await asyncio.sleep(2.0)
     assert len(await told(idle)) < LARGE
     idle_writer.close()
     slow_writer.close()
