@@ -145,35 +145,49 @@ def part(name: str, score: Score | float, *, leave_out: bool = False, weight: fl
     return Scored(check, Graded(value=score) if isinstance(score, float | int) else score)
 
 
-def combined(*parts: Scored, of: int | None = None, formula: str | None = None) -> Score:
-    return grading.combined(parts, of=of or len(parts), formula=formula)
+def combined(*parts: Scored, formula: str | None = None) -> Score:
+    return grading.combined(parts, of=len(parts), formula=formula)
 
 
 ODD = Graded(value=0.25, reason="wrong_equations", breakdown={"right": 1})
 MISSING = Graded(value=0.5, reason="missing_steps")
+TURNS = ({"role": "user", "content": "?"},)
+TO_TEN = ScoreModel.model_validate({"name": "a", "input": TURNS, "range": [0, 10]})
+HALF_AND_ONE = [part("a", 0.5), part("b", 1)]
+OF_BOTH = {"a": 0.5, "b": 1.0}
+QUARTER = Graded(value=0.25, breakdown={"a": 0.5})
 
 
 @pytest.mark.parametrize(
-    ("parts", "score"),
+    ("parts", "formula", "score"),
     [
-        ([part("a", ODD, weight=7)], ODD),
-        ([part("a", LOST)], LOST),
+        ([part("a", ODD, weight=7)], None, ODD),
+        ([part("a", LOST)], None, LOST),
         (
             [part("a", MISSING), part("b", ODD, weight=4)],
+            None,
             ODD.model_copy(update={"value": 0.3, "breakdown": {"a": 0.5, "b": 0.25, "b.right": 1}}),
         ),
-        ([part("a", 1), part("b", LOST)], LOST),
+        ([part("a", 1), part("b", LOST)], None, LOST),
         (
             [part("a", LOST, weight=5, leave_out=True), part("b", 1), part("c", 0, weight=3)],
+            None,
             Graded(value=0.25, breakdown={"b": 1, "c": 0}),
         ),
-        ([part("a", LOST, leave_out=True), part("b", LOST, leave_out=True)], LOST),
+        ([part("a", LOST, leave_out=True), part("b", LOST, leave_out=True)], None, LOST),
+        (HALF_AND_ONE, "max(a, 0.25 * b)", Graded(value=0.5, breakdown=OF_BOTH)),
+        (HALF_AND_ONE, "a + b", Graded(value=1, breakdown=OF_BOTH)),  # at most
+        (HALF_AND_ONE, "a - 2 * b", Graded(value=0, breakdown=OF_BOTH)),
+        ([part("a", 1), part("b", 0)], "a / b", Ungradable(reason="formula_undefined")),
+        ([part("a", 1), part("b", LOST)], "max(a, b)", LOST),
+        # A formula knows a model's number on its own scale.
+        ([Scored(TO_TEN, Graded(value=0.5))], "(a - 4) / 4", QUARTER),
     ],
 )
-def test_several_checks_are_a_weighted_mean_with_the_reason_of_the_lowest(
-    parts: list[Scored], score: Score
+def test_several_checks_are_a_weighted_mean_with_the_reason_of_the_lowest_or_a_formula(
+    parts: list[Scored], formula: str | None, score: Score
 ) -> None:
-    assert combined(*parts) == score
+    assert combined(*parts, formula=formula) == score
 
 
 @pytest.mark.anyio
@@ -184,28 +198,6 @@ async def test_one_of_several_checks_is_named_where_only_it_sees_the_response(to
     assert (both["math_answer"], both["equation_steps.written"]) == (1, 1)
     assert "math_answer" not in one
     assert one["equation_steps.written"] == 1
-
-
-@pytest.mark.parametrize(
-    ("formula", "value"), [("max(a, 0.25 * b)", 0.5), ("a + b", 1), ("a - 2 * b", 0)]
-)
-def test_a_formula_reckons_from_the_checks_values(formula: str, value: float) -> None:
-    score = combined(part("a", 0.5), part("b", 1), formula=formula)
-    assert score == Graded(value=value, breakdown={"a": 0.5, "b": 1})
-
-
-def test_a_formula_without_a_value_is_no_score() -> None:
-    undefined = combined(part("a", 1), part("b", 0), formula="a / b")
-    assert undefined == Ungradable(reason="formula_undefined")
-    assert combined(part("a", 1), part("b", LOST), formula="max(a, b)") == LOST
-
-
-def test_a_formula_knows_a_model_s_number_on_its_own_scale() -> None:
-    turns = ({"role": "user", "content": "?"},)
-    check = ScoreModel.model_validate({"name": "a", "input": turns, "range": [0, 10]})
-    score = combined(Scored(check, Graded(value=0.7)), formula="(a - 4) / 4")
-    assert isinstance(score, Graded)
-    assert score.value == pytest.approx(0.75)
 
 
 def mark(start: int) -> Mark:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.grader.judge.chat import Chat, ChatError
+from services.grader.judge.chat import OVER_CONTEXT, Chat, ChatError
 from services.grader.judge.form import Form, NoVerdict, one_of
 from services.grader.judge.question import Question
 from services.grader.judge.settings import JudgeSettings
@@ -51,43 +51,54 @@ async def test_a_form_is_sent_and_comes_back_filled_in(server: ScriptedServer) -
     assert set(server.keys) == {"Bearer secret"}
 
 
-@pytest.mark.parametrize(
-    ("behaviour", "kind", "words"),
-    [
-        (replies(b"too long", 400), "refused", "answers 400: too long"),
-        (replies(b"which?", 422), "refused", "answers 422"),
-        (replies(b"key?", 401), "refused", "check WEIR_JUDGE_MODEL=judge, WEIR_JUDGE_URL and"),
-        (replies(b"", 404), "refused", "answers 404"),
-        (replies(b"", 307, Location="/elsewhere"), "refused", "answers 307"),
-        (replies(b"died", 500), "failed", "answers 500: died"),
-        (replies(b"busy", 429), "failed", "answers 429"),
-        (replies(b"<html>"), "failed", "sends no chat completion; check WEIR_JUDGE_URL"),
-        (replies(b'{"choices": []}'), "failed", "sends no chat completion"),
-        (replies(b'{"choices": {"0": 1}}'), "failed", "sends no chat completion"),
-        (replies(b'{"choices": [{"message": null}]}'), "failed", "sends no chat completion"),
-        (replies(b"[" * 100_000), "failed", "sends no chat completion"),
-        (replies(completion("x").replace(b"stop", b"\xff\xfe")), "failed", "no chat completion"),
-        (breaks_off(b""), "failed", "broke off"),
-        (breaks_off(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"), "failed", "broke off"),
-        (
-            breaks_off(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n20\r\n{"),
-            "failed",
-            "off",
-        ),
-        (breaks_off(b"\x16\x03\x01 this is not HTTP\r\n\r\n"), "failed", "broke off"),
-        (floods, "failed", "sends more than 8388608 bytes"),
-        (hangs, "timeout", "did not answer within 0.3 s"),
-        (trickles, "timeout", "did not answer within 0.3 s"),
-    ],
-)
-async def test_each_failure_has_its_kind_and_its_remedy_and_no_key(
-    behaviour: Behaviour, kind: str, words: str, server: ScriptedServer
+OF_REQUEST = [
+    (replies(b"too long", 400), "answers 400: too long"),
+    (replies(b"?", 422), "answers 422"),
+]
+OF_JUDGE = [
+    (replies(b"key?", 401), "check WEIR_JUDGE_MODEL=judge, WEIR_JUDGE_URL and"),
+    (replies(b"", 404), "answers 404"),
+    (replies(b"", 307, Location="/elsewhere"), "answers 307"),
+]
+TOO_LONG = [  # for vLLM 0.32, vLLM, OpenAI, llama.cpp, SGLang
+    "This model's maximum context length is 8192 tokens. However, your prompt contains 9000",
+    "The decoder prompt (length 9000) is longer than the maximum model length of 8192.",
+    '{"code": "context_length_exceeded"}',
+    "the request exceeds the available context size, try increasing it",
+    "Requested token count exceeds the model's maximum context length of 8192 tokens.",
+]
+PASSING = [
+    (replies(b"died", 500), "answers 500: died"),
+    (replies(b"busy", 429), "answers 429"),
+    (replies(b"<html>"), "sends no chat completion; check WEIR_JUDGE_URL"),
+    (replies(b'{"choices": []}'), "sends no chat completion"),
+    (replies(b'{"choices": {"0": 1}}'), "sends no chat completion"),
+    (replies(b'{"choices": [{"message": null}]}'), "sends no chat completion"),
+    (replies(b"[" * 100_000), "sends no chat completion"),
+    (replies(completion("x").replace(b"stop", b"\xff\xfe")), "no chat completion"),
+    (breaks_off(b""), "broke off"),
+    (breaks_off(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"), "broke off"),
+    (breaks_off(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n20\r\n{"), "off"),
+    (breaks_off(b"\x16\x03\x01 this is not HTTP\r\n\r\n"), "broke off"),
+    (floods, "sends more than 8388608 bytes"),
+]
+FAILURES = [
+    *(("judge_refused", True, *each) for each in OF_REQUEST),
+    *(("judge_refused", False, *each) for each in OF_JUDGE),
+    *((OVER_CONTEXT, True, replies(text.encode(), 400), text) for text in TOO_LONG),
+    *(("judge_failed", False, *each) for each in PASSING),
+    *(("judge_timeout", False, each, "did not answer within 0.3 s") for each in (hangs, trickles)),
+]
+
+
+@pytest.mark.parametrize(("reason", "is_of_request", "behaviour", "words"), FAILURES)
+async def test_each_failure_has_its_reason_and_its_remedy_and_no_key(
+    reason: str, is_of_request: bool, behaviour: Behaviour, words: str, server: ScriptedServer
 ) -> None:
     server.script = [behaviour]
-    error = await failure(server, 0.3 if kind == "timeout" else 5.0)
-    assert error.reason == f"judge_{kind}"
-    assert error.is_of_request == (words in {"answers 400: too long", "answers 422"})
-    assert error.may_pass == (kind in {"failed", "timeout"})
+    error = await failure(server, 0.3 if reason == "judge_timeout" else 5.0)
+    assert (error.reason, error.is_of_request) == (reason, is_of_request)
+    assert error.may_pass == (reason in {"judge_failed", "judge_timeout"})
     assert words in str(error)
     assert "secret" not in f"{error!r}"
     assert server.flooded_bytes < 20_000_000

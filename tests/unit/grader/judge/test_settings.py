@@ -12,34 +12,24 @@ from services.grader.judge.settings import JudgeSettings, deployed_judges
 GIVEN = {"WEIR_JUDGE_URL": "http://127.0.0.1:8000/v1/", "WEIR_JUDGE_MODEL": "gpt-oss-20b"}
 
 
-def test_without_a_url_there_is_no_judge() -> None:
+def test_without_a_url_there_is_no_judge_and_what_is_not_given_has_a_default() -> None:
     assert JudgeSettings.from_environment({}) is None
     assert JudgeSettings.from_environment({**GIVEN, "WEIR_JUDGE_URL": ""}) is None
-
-
-def test_what_is_not_given_has_a_default() -> None:
     url, model = "http://127.0.0.1:8000/v1", "gpt-oss-20b"
     assert JudgeSettings.from_environment(GIVEN) == JudgeSettings(url, model)
 
 
-def test_everything_can_be_given() -> None:
+def test_everything_can_be_given_and_the_key_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret\n")
     numbers = {"CONCURRENCY": "7", "TIMEOUT_S": "2.5", "CACHE_BYTES": "0"}
     given = {f"WEIR_JUDGE_{name}": text for name, text in numbers.items()}
-    settings = JudgeSettings.from_environment({**GIVEN, **given, "WEIR_JUDGE_API_KEY": "secret"})
-    assert settings is not None
-    found = (settings.api_key, settings.concurrency, settings.timeout_s, settings.cache_bytes)
-    assert found == ("secret", 7, 2.5, 0)
-    assert "secret" not in repr(settings)
-
-
-def test_the_key_may_be_in_a_file(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("secret\n")
-    given = {**GIVEN, "WEIR_JUDGE_API_KEY_FILE": str(tmp_path / "key")}
-    settings = JudgeSettings.from_environment(given)
-    assert settings is not None
-    assert settings.api_key == "secret"
-    with pytest.raises(DeploymentError, match="WEIR_JUDGE_API_KEY_FILE are both set"):
-        JudgeSettings.from_environment({**given, "WEIR_JUDGE_API_KEY": "other"})
+    for name, value in (("", "secret"), ("_FILE", str(tmp_path / "key"))):
+        key = {f"WEIR_JUDGE_API_KEY{name}": value}
+        settings = JudgeSettings.from_environment(GIVEN | given | key)
+        assert settings is not None
+        found = (settings.api_key, settings.concurrency, settings.timeout_s, settings.cache_bytes)
+        assert found == ("secret", 7, 2.5, 0)
+        assert "secret" not in repr(settings)
 
 
 @pytest.mark.parametrize("url", ["http://u:secret@h/v1", "http://secret@h/v1", "u:secret@h:1e9"])
