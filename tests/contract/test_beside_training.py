@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from protocol.exchange import Exchange
 from protocol.messages import JobState, PolicyVersion
+from protocol.streams import EVAL_REQUESTS, GRADED
 
 from services.learner.training.measured import Measured
 from services.learner.training.samples import Sample
@@ -113,7 +114,24 @@ async def test_an_evaluation_goes_on_at_its_version_when_the_learner_is_killed(
 async def test_a_checkpoint_keeps_what_it_copies_when_the_evaluation_has_ended_meanwhile(
     learner: Learner, server: Server
 ) -> None:
-    evaluates, team = asyncio.Event(), Observed()
+    evaluates, answered = asyncio.Event(), asyncio.Event()
+
+    class Waiting(Observed):
+        """Makes the step after the checkpoint when the evaluation has been answered."""
+
+        left = 4
+
+        async def train(self, samples: Sequence[Sample]) -> Measured:
+            if self.left == 0:
+                await answered.wait()
+            self.left -= 1
+            return await super().train(samples)
+
+    async def all_is_taken_in() -> bool:
+        streams = (await learner.exchange.backlog(each, "job") for each in (EVAL_REQUESTS, GRADED))
+        return not any([backlog.entries async for backlog in streams])
+
+    team = Waiting()
     await learner.submit(tables=EVALUATION, steps=12, checkpoint_every=4)
     async with answering(server.url, evaluates=evaluates):
         await learner.killed_at(5)
@@ -121,9 +139,10 @@ async def test_a_checkpoint_keeps_what_it_copies_when_the_evaluation_has_ended_m
         async with learner.attempting() as attempt:
             await until(learner.has_made(8))
             evaluates.set()
-            while not await learner.events(kind="evaluation:"):
-                await asyncio.sleep(0.01)
+            await until(all_is_taken_in)
+            answered.set()
             await until(learner.has_made(11))
+            assert await learner.events(kind="evaluation:")
             assert not (learner.checkpoints[0].parent / "step-000008").exists()
             team.may_write.set()
             await attempt

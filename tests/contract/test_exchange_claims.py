@@ -82,7 +82,7 @@ async def test_a_wait_longer_than_the_default_socket_timeout_is_only_a_wait(
     await begin(exchange)
     started = asyncio.get_running_loop().time()
     assert await exchange.claim((REQUESTS,), "job", count=1, wait_s=5.6) == []
-    assert asyncio.get_running_loop().time() - started > 5.5
+    assert 5.5 < asyncio.get_running_loop().time() - started < 15
 
 
 async def test_a_cancelled_claim_leaves_a_sound_connection(

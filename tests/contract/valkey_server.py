@@ -80,8 +80,10 @@ class Server:
     def limit_memory(self, extra_bytes: int) -> None:
         """Allow ``extra_bytes`` beyond what it uses when earlier clients' buffers are freed."""
         with self.client() as client:
+            deadline = time.monotonic() + 20
             memory = cast(dict[str, Any], client.info("memory"))
             while memory["mem_clients_normal"] > _IDLE_CLIENTS_BYTES:
+                assert time.monotonic() < deadline, "clients keep their buffers"
                 time.sleep(0.05)
                 memory = cast(dict[str, Any], client.info("memory"))
             client.config_set("maxmemory", memory["used_memory"] + extra_bytes)

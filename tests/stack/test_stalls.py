@@ -40,7 +40,7 @@ def test_whoever_is_frozen_is_named_while_nothing_moves(stack: Stack) -> None:
     for name in ("rollout", "grader", "learner"):
         with frozen(stack.leaders()[name]):
             edge = f"no_{name}"
-            wait_for(lambda e=edge: why(stack, job_id)["edge"] == e, 60, edge)
+            wait_for(lambda e=edge: why(stack, job_id)["edge"] == e, 30, edge)
             found = why(stack, job_id)
             assert not found["moving"]
             assert "has shown no life for" in found["because"]

@@ -122,9 +122,9 @@ async def test_an_answer_that_nobody_takes_is_given_up_and_a_slow_reader_gets_al
     idle, idle_writer = await opened(port, f"GET /large {head}")
     slow, slow_writer = await opened(port, f"GET /large {head}")
     taken = 0
-    while piece := await slow.read(LARGE // 20):
+    while piece := await slow.read(LARGE // 128):
         taken += len(piece)
-        await asyncio.sleep(0.02)  # more than a second in all
+        await asyncio.sleep(0.02)  # two seconds and a half in all
     assert taken > LARGE
     await asyncio.sleep(2.0)
     assert len(await told(idle)) < LARGE

@@ -40,6 +40,7 @@ def nap_and_tell(seconds: float) -> int:
 
 
 def meet(folder: str, number: int) -> int:
+    """An honest call, which waits until so many have begun."""
     Path(folder, str(os.getpid())).touch()
     while len(os.listdir(folder)) < number:
         time.sleep(0.002)

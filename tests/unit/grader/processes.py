@@ -27,17 +27,17 @@ def family_of(pid: int) -> set[int]:
     return children.union(*map(family_of, children))
 
 
-async def until_gone(pids: set[int], within_s: float = 60.0) -> None:
+async def until_gone(pids: set[int]) -> None:
     """Wait until none of some processes runs."""
-    async with asyncio.timeout(within_s):
+    async with asyncio.timeout(30):
         while any(map(is_running, pids)):
             await asyncio.sleep(0.01)
 
 
 async def workers_of(pool: Pool, number: int) -> set[int]:
-    """The pids of so many; none serves twice, for each call waits until all have begun."""
+    """The pids of so many workers; none serves twice: each call waits until all have begun."""
     with TemporaryDirectory() as folder:
-        meet = "tests.unit.grader.hostile:meet", folder, number
-        calls = (pool.run(*meet, deadline_s=30) for _ in range(number))
+        call = "tests.unit.grader.hostile:meet", folder, number
+        calls = (pool.run(*call, deadline_s=30) for _ in range(number))
         outcomes: list[Any] = await asyncio.gather(*calls)
     return {outcome.value for outcome in outcomes}

@@ -176,7 +176,7 @@ QUARTER = Graded(value=0.25, breakdown={"a": 0.5})
         ),
         ([part("a", LOST, leave_out=True), part("b", LOST, leave_out=True)], None, LOST),
         (HALF_AND_ONE, "max(a, 0.25 * b)", Graded(value=0.5, breakdown=OF_BOTH)),
-        (HALF_AND_ONE, "a + b", Graded(value=1, breakdown=OF_BOTH)),  # at most
+        (HALF_AND_ONE, "a + b", Graded(value=1, breakdown=OF_BOTH)),  # cut to 1
         (HALF_AND_ONE, "a - 2 * b", Graded(value=0, breakdown=OF_BOTH)),
         ([part("a", 1), part("b", 0)], "a / b", Ungradable(reason="formula_undefined")),
         ([part("a", 1), part("b", LOST)], "max(a, b)", LOST),

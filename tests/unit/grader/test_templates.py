@@ -30,7 +30,7 @@ def test_fields_are_filled_in_once(template: str, filled: str) -> None:
     assert fill(template, TASK, r"{{item.answer}} \1") == filled
 
 
-LACKED = ("item.answer", "item.solution")  # by this task
+LACKED = ("item.answer", "item.solution")  # by a task of its own
 UNKNOWN = ("item", "item.hint", "item.metadata.x", "item.metadata.level.x", "sample.text", "answer")
 
 

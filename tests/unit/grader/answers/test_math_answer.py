@@ -160,9 +160,9 @@ async def test_long_texts_are_scanned_without_stopping_the_loop(tools: Tools) ->
     scan = asyncio.create_task(decide_response(text, "5", tools))
     worst = 0.0
     while not scan.done():
-        before = time.thread_time()  # whoever else runs on this machine
+        before = time.process_time()  # whoever else runs on this machine
         await asyncio.sleep(0.001)
-        worst = max(worst, time.thread_time() - before)
+        worst = max(worst, time.process_time() - before)
     marks = (Mark(start=len(text) - 2, end=len(text) - 1, verdict="right"),)
     assert (await scan).score == Graded(value=1, marks=marks)
     assert worst < 0.2

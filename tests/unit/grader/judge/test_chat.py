@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.grader.judge.chat import OVER_CONTEXT, Chat, ChatError
+from services.grader.judge.chat import Chat, ChatError
 from services.grader.judge.form import Form, NoVerdict, one_of
 from services.grader.judge.question import Question
 from services.grader.judge.settings import JudgeSettings
@@ -85,7 +85,7 @@ PASSING = [
 FAILURES = [
     *(("judge_refused", True, *each) for each in OF_REQUEST),
     *(("judge_refused", False, *each) for each in OF_JUDGE),
-    *((OVER_CONTEXT, True, replies(text.encode(), 400), text) for text in TOO_LONG),
+    *(("over_judge_context", True, replies(text.encode(), 400), text) for text in TOO_LONG),
     *(("judge_failed", False, *each) for each in PASSING),
     *(("judge_timeout", False, each, "did not answer within 0.3 s") for each in (hangs, trickles)),
 ]
