@@ -176,7 +176,7 @@ async def test_a_heartbeat_waits_for_no_large_write(server: Server) -> None:
         connect(proxy.url, me="worker", patience_s=5) as worker,
     ):
         await begin(worker)
-        task = a_long_task(2_000_000)  # of 20 s
+        task = a_long_task(2_000_000)  # each write takes 20 s
         writing = asyncio.gather(
             *(worker.ask(a_request(number=number, task=task)) for number in range(24))
         )

@@ -30,7 +30,7 @@ def test_fields_are_filled_in_once(template: str, filled: str) -> None:
     assert fill(template, TASK, r"{{item.answer}} \1") == filled
 
 
-LACKED = ("item.answer", "item.solution")  # by a task of its own
+LACKED = ("item.answer", "item.solution")  # where a task has neither
 UNKNOWN = ("item", "item.hint", "item.metadata.x", "item.metadata.level.x", "sample.text", "answer")
 
 

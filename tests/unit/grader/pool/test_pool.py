@@ -102,7 +102,9 @@ async def test_a_failure_names_its_cause_and_leaves_the_pool_at_full_strength(
 ) -> None:
     *_, cause, _ = fault
     before, killed = await workers_of(pool, SIZE), KILLED.labels(cause.value)._value.get()
+    started = time.monotonic()
     await fail(pool, fault)
+    assert time.monotonic() - started >= 0.2 * (cause is Cause.TIMEOUT)
     assert KILLED.labels(cause.value)._value.get() - killed == (cause is not Cause.ERROR)
     replaced = before - await workers_of(pool, SIZE)
     assert len(replaced) == (cause is not Cause.ERROR)
