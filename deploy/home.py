@@ -124,11 +124,11 @@ class Home:
 
         Without their Redis, services wait two minutes for it before they leave.
         """
-        for entry in Path("/proc").glob("[0-9]*/fd/*"):
-            with suppress(OSError):  # it has ended, or is somebody else's
-                if os.readlink(entry) == str(self._lock_path.resolve()):
-                    say(f"killing process {entry.parts[2]}, which holds {self._lock_path}")
-                    os.kill(int(entry.parts[2]), signal.SIGKILL)
+        for process_id in filter(str.isdecimal, os.listdir("/proc")):
+            if _has_open(process_id, self._lock_path.resolve()):
+                say(f"killing process {process_id}, which holds {self._lock_path}")
+                with suppress(ProcessLookupError):
+                    os.kill(int(process_id), signal.SIGKILL)
 
     @property
     def _lock_path(self) -> Path:
@@ -165,6 +165,17 @@ def _write(path: Path, text: str) -> None:
     unfinished.touch(mode=0o600)
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)
+
+
+def _has_open(process_id: str, file: Path) -> bool:
+    """Whether a process has a file open; False if it has ended, or is somebody else's."""
+    links = f"/proc/{process_id}/fd"
+    with suppress(OSError):
+        for descriptor in os.listdir(links):
+            with suppress(FileNotFoundError):  # it has just been closed
+                if os.readlink(f"{links}/{descriptor}") == str(file):
+                    return True
+    return False
 
 
 def _lock(path: Path, kind: int = fcntl.LOCK_EX) -> int:

@@ -178,15 +178,17 @@ def stop_timeout_s(data: Path) -> float:
     As long as a slow disk takes for the largest; one that is being written counts with what is
     there, so that none is cut off while it grows.
     """
-    sizes = (_size_of(folder) for folder in data.glob("jobs/*/checkpoints/*"))
+    sizes = map(size_of, data.glob("jobs/*/checkpoints/*"))
     return STOP_TIMEOUT_S + max(sizes, default=0) / _SLOW_DISK
 
 
-def _size_of(folder: Path) -> int:
+def size_of(folder: Path) -> int:
+    """The bytes of all files below a folder that others change meanwhile."""
     size = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):  # files move when the checkpoint is whole
-            size += path.stat().st_size
+    for path, _, names in os.walk(folder):  # which passes over a folder that has just gone
+        for name in names:
+            with suppress(OSError):
+                size += os.stat(os.path.join(path, name)).st_size
     return size
 
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +24,7 @@ from protocol.exchange import Exchange, connect
 from protocol.messages import JobRecord, JobState
 from protocol.streams import EVENTS, POLICY, WORK_STREAMS
 
+from deploy.processes import size_of
 from services.chassis.service import Service
 from services.learner.job.work import work_on_one_job
 from tests.chaos.hash_team import HashTeam
@@ -154,24 +155,15 @@ def _needs(step: int, seconds: float, server: Server, folder: Path) -> Needs:
         seconds=round(seconds),
         redis=redis // _KIB,
         memory=_resident_bytes() // _KIB,
-        log=_bytes_in(job / "log") // _KIB,
-        samples=_bytes_in(job / "samples") // _KIB,
-        checkpoints=_bytes_in(job / "checkpoints") // _KIB,
-        weights=_bytes_in(folder / "data" / "weights") // _KIB,
+        log=size_of(job / "log") // _KIB,
+        samples=size_of(job / "samples") // _KIB,
+        checkpoints=size_of(job / "checkpoints") // _KIB,
+        weights=size_of(folder / "data" / "weights") // _KIB,
         state_json=states[-1].stat().st_size // _KIB if states else 0,
-        files=sum(1 for _ in (folder / "data").rglob("*")),
+        files=sum(len(names) for _, _, names in os.walk(folder / "data")),
         events=lengths.pop(EVENTS),
         under_way=sum(lengths.values()),
     )
-
-
-def _bytes_in(folder: Path) -> int:
-    """The size of all files below a folder that others write in meanwhile."""
-    size = 0
-    for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):
-            size += path.stat().st_size
-    return size
 
 
 def _resident_bytes() -> int:

@@ -291,12 +291,20 @@ def test_what_a_killed_stack_has_written_stops_no_stranger(
     assert stranger.poll() is None
 
 
+@pytest.mark.parametrize(("works_s", "ended"), [(1, 0), (600, -signal.SIGKILL)])
 def test_what_a_killed_stack_has_started_is_waited_for_and_no_stranger_stopped(
-    tmp_path: Path, stranger: subprocess.Popen[bytes]
+    tmp_path: Path,
+    stranger: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    works_s: float,
+    ended: int,
 ) -> None:
+    if ended:
+        monkeypatch.setattr("deploy.home.STOP_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(processes, "STOP_TIMEOUT_S", 0.1)
     code = (
         "import fcntl, sys, time; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX);"
-        "print('held', flush=True); time.sleep(1)"
+        f"print('held', flush=True); time.sleep({works_s})"
     )
     left = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path / "lock")], stdout=subprocess.PIPE
@@ -304,7 +312,7 @@ def test_what_a_killed_stack_has_started_is_waited_for_and_no_stranger_stopped(
     assert left.stdout is not None
     assert left.stdout.readline() == b"held\n"
     assert Home(tmp_path).vacate()
-    assert left.wait() == 0
+    assert left.wait() == ended
     assert stranger.poll() is None
 
 
@@ -368,3 +376,20 @@ def test_a_stop_waits_as_long_as_a_checkpoint_grows(
     processes.stop_all([learner], lambda: processes.stop_timeout_s(home.path / "data"))
     assert saved.exists()
     assert processes.stop_timeout_s(home.path / "data") == 0.5 + 5000 / 1000
+
+
+def test_a_checkpoint_may_get_its_name_while_its_size_is_asked_for(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = home.path / "data/jobs/job/checkpoints/.unfinished-1-step-000001"
+    (folder / "policy").mkdir(parents=True)
+    scan = os.scandir
+
+    def renamed_meanwhile(path: Path) -> Iterator[os.DirEntry[str]]:
+        if Path(path).name == "policy":
+            folder.rename(folder.with_name("step-000001"))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", renamed_meanwhile)
+    assert processes.stop_timeout_s(home.path / "data") == processes.STOP_TIMEOUT_S
+    assert folder.with_name("step-000001").exists()
