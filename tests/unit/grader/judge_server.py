@@ -33,11 +33,8 @@ def _filled(schema: dict[str, Any], right: bool) -> str | float:
 
 def completion(content: object, finish_reason: str | None = "stop") -> bytes:
     message = {"role": "assistant", "content": content}
-    usage = {
-        "prompt_tokens": 100,
-        "completion_tokens": 20,
-        "completion_tokens_details": {"reasoning_tokens": 5},
-    }
+    details = {"reasoning_tokens": 5}
+    usage = {"prompt_tokens": 100, "completion_tokens": 20, "completion_tokens_details": details}
     choice = {"index": 0, "message": message, "finish_reason": finish_reason}
     return json.dumps({"choices": [choice], "usage": usage}).encode()
 
@@ -130,7 +127,6 @@ class ScriptedServer:
     num_told: int = 0
     num_exams: int = 0
     in_flight: int = 0
-    most_in_flight: int = 0
     flooded_bytes: int = 0
     port: int = 0
     _clients: dict[asyncio.StreamWriter, asyncio.StreamReader] = field(default_factory=dict)
@@ -201,7 +197,6 @@ class ScriptedServer:
             assert path == "/v1/chat/completions"
             behave = self._next(body)
         self.in_flight += 1
-        self.most_in_flight = max(self.in_flight, self.most_in_flight)
         try:
             await behave(self, body, writer)
         finally:
@@ -238,11 +233,7 @@ class Memory(VerdictCache):
 
 def settings_for(server: ScriptedServer, **changes: Any) -> JudgeSettings:
     """Impatient settings: pauses of hundredths of a second."""
-    hasty: dict[str, Any] = {
-        "timeout_s": 5.0,
-        "pauses_s": (0.01, 0.02),
-        "retest_s": (0.02, 0.1),
-    }
+    hasty = {"timeout_s": 5.0, "pauses_s": (0.01, 0.02), "retest_s": (0.02, 0.1)}
     return JudgeSettings(**{"url": server.url, "model": MODEL, **hasty, **changes})
 
 

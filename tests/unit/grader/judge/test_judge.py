@@ -17,13 +17,7 @@ from services.grader.tools import Tools
 from services.grader.verifiers import model_judge
 from tests.builders import a_graded_group, a_task
 from tests.unit.grader.judge.asked import counted, score, verify
-from tests.unit.grader.judge_server import (
-    ScriptedServer,
-    grades,
-    replies,
-    says,
-    settings_for,
-)
+from tests.unit.grader.judge_server import ScriptedServer, grades, replies, says, settings_for
 
 pytestmark = pytest.mark.anyio
 
@@ -169,15 +163,6 @@ async def test_a_response_that_no_judge_could_read_is_its_own_fault(
         assert (graded.value, graded.reason) == (value, reason)
         assert asyncio.get_running_loop().time() - started < 5
     assert len(server.asked) == value
-
-
-async def test_no_more_calls_are_in_flight_than_allowed(
-    server: ScriptedServer, tools: Tools
-) -> None:
-    server.script = [grades(after_s=0.02)]
-    async with Judge(settings_for(server, concurrency=3)) as judge:
-        await asyncio.gather(*(verify(judge, tools, f"It is {n}.") for n in range(20)))
-    assert server.most_in_flight == 3
 
 
 async def test_calls_and_tokens_are_counted(server: ScriptedServer, tools: Tools) -> None:
