@@ -1,4 +1,4 @@
-"""Fixtures that every test may use, and what is skipped unless it is asked for.
+"""Fixtures that every test may use, and which tests run when none is named.
 
 Hypothesis has no deadlines: the machine may be busy. ``WEIR_HYPOTHESIS_PROFILE=mutants`` is for the
 many runs of `make mutants`: few examples, and a failure is not made smaller.
@@ -9,6 +9,8 @@ import re
 
 import pytest
 from hypothesis import Phase, settings
+
+from tests import processes
 
 settings.register_profile("no deadline", deadline=None)
 settings.register_profile(
@@ -21,15 +23,21 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("WEIR_HYPOTHESIS_PROFILE", "no deadline"))
 
+_ONLY_IF_NAMED = {"long", "containers"}
+
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
 
 
+def pytest_sessionstart() -> None:
+    processes.end_with_me()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests that take long or change the machine, unless ``-m`` names them."""
-    left_out = {"recipes", "containers", "chaos"} - set(re.findall(r"\w+", config.option.markexpr))
+    left_out = _ONLY_IF_NAMED - set(re.findall(r"\w+", config.option.markexpr))
     unasked = [item for item in items if any(map(item.get_closest_marker, left_out))]
     config.hook.pytest_deselected(items=unasked)
     items[:] = [item for item in items if item not in unasked]
