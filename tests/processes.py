@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-_MARK = "STARTED_BY_TESTS"
+MARK = "STARTED_BY_TESTS"
 _GRACE_S = 45  # after an interrupt, for fixtures to stop their processes in good order
 _LOOK_EVERY_S = 0.2
 
@@ -21,13 +21,13 @@ _LOOK_EVERY_S = 0.2
 def end_with_me() -> None:
     """Start the reaper, and let SIGTERM end the tests as Ctrl-C does."""
     tests = str(os.getpid())
-    mark = f"{os.environ.get(_MARK, '')}/{tests}"
+    mark = f"{os.environ.get(MARK, '')}/{tests}"
     reaper = subprocess.Popen(
         [sys.executable, __file__, mark, tests], stdout=subprocess.PIPE, start_new_session=True
     )
     assert reaper.stdout is not None
     reaper.stdout.readline()  # it is ready for its signals
-    os.environ[_MARK] = mark  # from here on, for whatever is started
+    os.environ[MARK] = mark  # from here on, for whatever is started
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         reaper.terminate()
@@ -44,6 +44,11 @@ def reap(mark: str, tests: int) -> None:
     print(flush=True)
     while os.getppid() == tests:
         time.sleep(_LOOK_EVERY_S)
+    kill_marked(mark)
+
+
+def kill_marked(mark: str) -> None:
+    """Kill whatever was started under a mark, until nothing is left."""
     while found := [process for process in processes() if _is_marked(process, mark)]:
         for process in found:
             with suppress(ProcessLookupError):
@@ -60,7 +65,7 @@ def _is_marked(process: int, mark: str) -> bool:
         environment = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
     except OSError:
         return False
-    wanted = f"{_MARK}={mark}".encode()
+    wanted = f"{MARK}={mark}".encode()
     return any(entry == wanted or entry.startswith(wanted + b"/") for entry in environment)
 
 
