@@ -1,8 +1,8 @@
 """Plant faults in the product, one at a time, and see whether the tests notice.
 
-    python -m tests.planted                        all faults, and the tests of this tree
-    python -m tests.planted gateway sign           those of gateway.toml, and with "sign" in the name
-    python -m tests.planted --tests-of main~9 ...  the tests of another commit
+    python -m tests.planted                   all faults, and the tests of this tree
+    python -m tests.planted gateway sign      those of gateway.toml, and those with "sign" in the name
+    python -m tests.planted --tests-of main~9 ...       the tests of another commit
 
 A fault is a row of a TOML file of this folder: ``name``, the ``file`` it is in, the text ``old``
 that becomes ``new``, and the ``tests`` (arguments of pytest) that have to fail. ``old`` must stand
