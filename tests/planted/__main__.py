@@ -1,7 +1,7 @@
 """Plant faults in the product, one at a time, and see whether the tests notice.
 
     python -m tests.planted                   all faults, and the tests of this tree
-    python -m tests.planted gateway sign      those of gateway.toml, and those with "sign" in the name
+    python -m tests.planted gateway sign      the faults of gateway.toml, and of "sign"
     python -m tests.planted --tests-of main~9 ...       the tests of another commit
 
 A fault is a row of a TOML file of this folder: ``name``, the ``file`` it is in, the text ``old``
