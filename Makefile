@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 export PATH := $(abspath $(BIN)):$(PATH)
 export PYTHONPATH := $(CURDIR)/proto:$(CURDIR)
 
-.PHONY: help install check format test test-parts test-stacks test-training test-sampling test-gpu chaos kills soak test-containers sbom recipes mutants benchmarks demo compare up down secrets
+.PHONY: help install check format test test-parts test-services test-engines test-stacks test-long test-gpu test-containers sbom mutants planted benchmarks demo compare up down secrets
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -39,22 +39,24 @@ format: install ## rewrite the code in the house format
 	ruff check --fix .
 
 # ALSO=test-containers: one target more for the same two jobs, as CI wants it.
-test: install ## all checks and tests; needs no GPU and no server
-	$(MAKE) --jobs 2 check test-stacks test-parts test-training test-sampling $(ALSO)
+test: install ## all checks and tests, ten minutes on two cores; needs no GPU and no server
+	$(MAKE) --jobs 2 test-engines test-services check test-stacks test-parts $(ALSO)
+	pytest -m alone
 
-test-parts: install ## the tests of all but real engines and whole stacks
-	pytest --ignore tests/engine --ignore tests/stack
+test-parts: install ## the tests of parts: no engine, no stack, nothing that needs the machine for itself
+	pytest -m "not alone" tests/unit tests/golden
+
+test-services: install ## the tests of services with a real Valkey server
+	pytest -m "not alone" tests/contract tests/chaos
+
+test-engines: install ## the tests with real training engines and vLLM
+	pytest tests/engine
 
 test-stacks: install ## the tests of whole stacks
 	pytest tests/stack
 
-SAMPLING := tests/engine/test_judge_on_vllm.py tests/engine/test_rollout_engine.py tests/engine/test_rollout_service.py
-
-test-training: install ## the tests with real training engines
-	pytest tests/engine $(SAMPLING:%=--ignore %)
-
-test-sampling: install ## the tests with real vLLM engines
-	pytest $(SAMPLING)
+test-long: install ## chaos at full size, soak, fuzz, kills, pictures, all tiny recipes: hours; TESTS=tests/chaos for some
+	pytest -m long --capture no $(TESTS)
 
 test-gpu: install ## the tests that need a GPU, a quarter of an hour; WEIR_REHEARSE=1 tries them small without one
 	pytest --capture no tests/gpu
@@ -67,21 +69,11 @@ sbom: ## list the packages of every image in dist/sbom; needs docker
 	  --build-arg PIP_EXTRA_INDEX_URL \
 	  --target sbom --output dist/sbom --file deploy/Dockerfile . || exit 1; done
 
-recipes: install ## train with every tiny recipe, through the whole stack; takes an hour
-	pytest -m recipes
-
-chaos: install ## disturb 100,000 grades, and jobs as machines do, 250 times each: SEEDS=40 is half an hour, SEED=7 repeats one
-	WEIR_CHAOS_ROUNDS=10 pytest tests/chaos/test_invented_rewards.py
-	python -m tests.chaos
-
-kills: install ## kill parts of a real stack at random, WEIR_CHAOS_KILLS=50 times: a quarter of an hour
-	pytest -m chaos tests/stack --capture no
-
-soak: install ## a job of STEPS=100000 steps without a model: does anything grow? Takes an hour
-	python -m tests.benchmarks.soak --steps $(or $(STEPS),100000)
-
 benchmarks: install ## measure the exchange, the overlap of stages, the pipeline, and Weir against TRL, into docs/performance.md; three quarters of an hour, on an idle machine
 	python -m tests.benchmarks
+
+planted: install ## plant a fault at a time into the product: do the tests notice? FAULTS="gateway learner" for some; half an hour
+	python -m tests.planted $(FAULTS)
 
 mutants: install ## break the formulas, one place at a time: do the tests notice? Takes 15 minutes
 	$(PIP) --no-build-isolation --editable '.[mutants]'
