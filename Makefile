@@ -71,17 +71,16 @@ recipes: install ## train with every tiny recipe, through the whole stack; takes
 	pytest -m recipes
 
 chaos: install ## disturb 100,000 grades, and jobs as machines do, 250 times each: SEEDS=40 is half an hour, SEED=7 repeats one
-	WEIR_CHAOS_ROUNDS=10 pytest tests/chaos/test_invented_rewards.py
-	python -m tests.chaos
+	SEEDS=$(if $(SEED),,$(or $(SEEDS),40)) pytest -m long tests/chaos --deselect tests/chaos/test_soak.py
 
 kills: install ## kill parts of a real stack at random, WEIR_CHAOS_KILLS=50 times: a quarter of an hour
 	pytest -m chaos tests/stack --capture no
 
 soak: install ## a job of STEPS=100000 steps without a model: does anything grow? Takes an hour
-	python -m tests.benchmarks.soak --steps $(or $(STEPS),100000)
+	STEPS=$(or $(STEPS),100000) pytest -m long tests/chaos/test_soak.py --capture no
 
 benchmarks: install ## measure the exchange, the overlap of stages, the pipeline, and Weir against TRL, into docs/performance.md; three quarters of an hour, on an idle machine
-	python -m tests.benchmarks
+	python -m benchmarks
 
 mutants: install ## break the formulas, one place at a time: do the tests notice? Takes 15 minutes
 	$(PIP) --no-build-isolation --editable '.[mutants]'
