@@ -23,8 +23,8 @@ def break_disk(switches: Switches, below: Path) -> None:
     """From now on this process reads and writes below a folder only as the switch "disk" allows.
 
     Its value is "TOKEN ERRNO SKIP": so many calls still succeed, all later ones fail with that
-    error until it is off. On a full disk only writing fails. A write that fails has written its
-    first half. On a disk that is "SLOW" nothing fails: each call takes SKIP milliseconds more.
+    error until it is off. On a full disk only writing fails, as late as files are synced. On a disk
+    that is "SLOW" nothing fails: each call takes SKIP milliseconds more.
     """
     disk = _Disk(switches, str(below))
     for name in (*_WRITING, *_READING):
@@ -40,33 +40,22 @@ class _Disk:
     left: int = 0
 
     def call(self, function: Callable[..., Any], reads: bool, *args: Any, **kwargs: Any) -> Any:
-        """Call a function of `os`; what it is given is a path, or a descriptor that is written."""
-        if isinstance(args[0] if args else None, int) or self._has(args and args[0]):
-            self.check(reads=reads)
+        """Call a function of `os` with a path, or with the descriptor of a file."""
+        if args and (isinstance(args[0], int) or self._has(args[0])):
+            self._check(reads=reads)
         return function(*args, **kwargs)
 
     def open(
         self, opened: Callable[..., Any], file: Any, mode: str = "r", *args: Any, **kwargs: Any
     ) -> Any:
-        """Open a file; what is written below the folder goes through a `_HalfWritten`."""
-        writes = bool(set(mode) & set("wxa+"))
         if self._has(file):
-            self.check(reads=not writes)
-        if not (writes and self._has(file)):
-            return opened(file, mode, *args, **kwargs)
-        raw = _HalfWritten(file, mode.replace("b", "").replace("t", ""))
-        raw.disk = self
-        if kwargs.get("buffering", args[0] if args else -1) == 0:
-            return raw
-        buffered = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
-        return buffered if "b" in mode else io.TextIOWrapper(buffered, encoding="utf-8")
+            self._check(reads=not set(mode) & set("wxa+"))
+        return opened(file, mode, *args, **kwargs)
 
-    def check(self, *, reads: bool) -> None:
-        """Count one call.
+    def _has(self, path: Any) -> bool:
+        return isinstance(path, str | os.PathLike) and os.fspath(path).startswith(self.below)
 
-        Raises:
-            OSError: if the switch says that it fails.
-        """
+    def _check(self, *, reads: bool) -> None:
         setting = self.switches.value("disk")
         if setting is None:
             return
@@ -80,19 +69,3 @@ class _Disk:
             if self.left < 0:
                 number = getattr(errno, name)
                 raise OSError(number, os.strerror(number))
-
-    def _has(self, path: Any) -> bool:
-        return isinstance(path, str | os.PathLike) and os.fspath(path).startswith(self.below)
-
-
-class _HalfWritten(io.FileIO):
-    disk: _Disk
-
-    def write(self, data: Any) -> int:
-        try:
-            self.disk.check(reads=False)
-        except OSError:
-            content = memoryview(data).cast("B")
-            super().write(content[: len(content) // 2])
-            raise
-        return super().write(data)

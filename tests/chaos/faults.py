@@ -11,7 +11,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from signal import SIGCONT, SIGSTOP, SIGTERM
 
@@ -28,6 +28,7 @@ _LONG_S = (1.2 * CLAIM_IDLE_S, 2.2 * CLAIM_IDLE_S)  # longer than a worker may b
 _ANY_S = (0.02, 1.5 * CLAIM_IDLE_S)
 _LATENCY_S = 0.03
 _PHASE_COMES_WITHIN_S = 10.0
+_TAKES_OVER_WITHIN_S = 30.0
 _LEARNS_FOR_S = 1.0  # from one kill to the next, or it would learn nothing
 
 
@@ -45,7 +46,7 @@ class Fault:
     def part(self) -> str:
         """What it needs for itself; only one worker of a role is ill at a time."""
         part = KINDS[self.kind].part
-        if part in _OF_ONE_SEAT:
+        if part in {"process", "load", "line", "reply"}:
             return f"{part} {self.seat.name}"
         return f"{part} {self.seat.role}" if part == "health" else part
 
@@ -53,16 +54,15 @@ class Fault:
         return f"{self.kind} {self.seat.name}, {self.lasting_s:.2f} s, {self.amount}"
 
 
-_OF_ONE_SEAT = {"process", "load", "line", "reply"}
 Do = Callable[[Stack, Fault], Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault: what it does, how many there are in a deck, and what is drawn for each."""
+    """A kind of fault: how often it is in a deck, what it does, and what is drawn for it."""
 
-    do: Do
     count: int
+    do: Do
     part: str
     seats: Sequence[Seat] = (LEARNER,)
     lasting_s: tuple[float, float] = (0.0, 0.0)
@@ -87,25 +87,27 @@ async def kill_learner(stack: Stack, fault: Fault) -> None:
 async def freeze(stack: Stack, fault: Fault) -> None:
     life = stack.lives[fault.seat]
     life.send(SIGSTOP)
-    try:
-        await asyncio.sleep(fault.lasting_s)
-    finally:
-        life.send(SIGCONT)
+    await asyncio.sleep(fault.lasting_s)
+    life.send(SIGCONT)
 
 
-async def replace_frozen(stack: Stack, fault: Fault) -> None:
+async def replace(stack: Stack, fault: Fault) -> None:
     """A life is taken for dead, replaced here or elsewhere, and then goes on beside the new one.
 
     "Here" is a process that was cut off and whose name its successor has taken.
     """
+    before = await stack.record()
     zombie = stack.vacate(fault.seat, machine=fault.amount)
     zombie.send(SIGSTOP)
-    try:
-        await asyncio.sleep(fault.lasting_s)
-        zombie.send(SIGCONT)
-        await asyncio.sleep(fault.lasting_s)
-    finally:
-        await zombie.kill()
+    await asyncio.sleep(fault.lasting_s)
+    if fault.seat is LEARNER:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_TAKES_OVER_WITHIN_S):
+                while (await stack.record()).attempt == before.attempt:
+                    await asyncio.sleep(0.05)
+    zombie.send(SIGCONT)
+    await asyncio.sleep(fault.lasting_s)
+    await zombie.kill()
 
 
 async def stop(stack: Stack, fault: Fault) -> None:
@@ -122,10 +124,8 @@ async def kill_server(stack: Stack, fault: Fault) -> None:
 
 async def freeze_server(stack: Stack, fault: Fault) -> None:
     stack.server.suspend()
-    try:
-        await asyncio.sleep(fault.lasting_s)
-    finally:
-        stack.server.resume()
+    await asyncio.sleep(fault.lasting_s)
+    stack.server.resume()
 
 
 async def turn_clock(stack: Stack, fault: Fault) -> None:
@@ -134,10 +134,8 @@ async def turn_clock(stack: Stack, fault: Fault) -> None:
 
 async def fill_memory(stack: Stack, fault: Fault) -> None:
     await asyncio.to_thread(stack.server.exhaust_memory)
-    try:
-        await asyncio.sleep(fault.lasting_s)
-    finally:
-        await asyncio.to_thread(stack.server.free_memory)
+    await asyncio.sleep(fault.lasting_s)
+    await asyncio.to_thread(stack.server.free_memory)
 
 
 async def unmount(stack: Stack, fault: Fault) -> None:
@@ -145,11 +143,9 @@ async def unmount(stack: Stack, fault: Fault) -> None:
     data, mounted = stack.folder / "data", stack.folder / "mounted"
     data.rename(mounted)
     data.mkdir()
-    try:
-        await asyncio.sleep(fault.lasting_s)
-    finally:
-        data.rename(stack.folder / f"below-{time.monotonic_ns()}")
-        mounted.rename(data)
+    await asyncio.sleep(fault.lasting_s)
+    data.rename(stack.folder / f"below-{time.monotonic_ns()}")
+    mounted.rename(data)
 
 
 async def pause_job(stack: Stack, fault: Fault) -> None:
@@ -162,95 +158,91 @@ async def lose_reply(stack: Stack, fault: Fault) -> None:
     stack.lines[fault.seat].lose_next_reply()
 
 
-def _while_in(begin: Callable[[Stack, Fault], AbstractContextManager[None]]) -> Do:
+def line(name: str, *args: float) -> Do:
     async def do(stack: Stack, fault: Fault) -> None:
-        with begin(stack, fault):
+        with getattr(stack.lines[fault.seat], name)(*args):
             await asyncio.sleep(fault.lasting_s)
 
     return do
 
 
-def _switch(name: str) -> Do:
-    return _while_in(lambda stack, fault: stack.switches.on(f"{name} {fault.seat.name}"))
+def ill(name: str) -> Do:
+    async def do(stack: Stack, fault: Fault) -> None:
+        with stack.switches.on(f"{name} {fault.seat.name}"):
+            await asyncio.sleep(fault.lasting_s)
+
+    return do
 
 
-def _disk(error: str) -> Do:
-    def value(fault: Fault) -> str:
-        return f"{time.monotonic_ns()} {error} {fault.amount}"
+def disk(error: str) -> Do:
+    async def do(stack: Stack, fault: Fault) -> None:
+        with stack.switches.on("disk", f"{time.monotonic_ns()} {error} {fault.amount}"):
+            await asyncio.sleep(fault.lasting_s)
 
-    return _while_in(lambda stack, fault: stack.switches.on("disk", value(fault)))
+    return do
 
 
 _JUMPS_S = (1, -1, 60, -60, 3600, -3600)
 _WRITES = range(60)  # about as many as the learner makes from one checkpoint to the next
 _CALL_TAKES_MS = (5, 20, 50)
-_HERE_AND_ELSEWHERE = (0, 1)
-_BY_PHASE = range(len(PHASES))
+_MACHINES = (0, 1)
+_PHASES = range(len(PHASES))
 KINDS = {  # fifty in a deck
-    "kill": Kind(kill, 6, "process", WORKERS),
-    "kill learner": Kind(kill_learner, 3, "process", amounts=_BY_PHASE),
-    "freeze": Kind(freeze, 2, "process", SEATS, _MOMENT_S),
-    "freeze long": Kind(freeze, 3, "process", SEATS, _LONG_S),
-    "replace": Kind(replace_frozen, 2, "process", WORKERS, _LONG_S, _HERE_AND_ELSEWHERE),
-    "replace learner": Kind(
-        replace_frozen, 2, "process", lasting_s=_LONG_S, amounts=_HERE_AND_ELSEWHERE
-    ),
-    "stop": Kind(stop, 3, "process", SEATS),
-    "raises": Kind(_switch("raises"), 2, "health", WORKERS, _ANY_S),
-    "crashes": Kind(_switch("crashes"), 2, "health", WORKERS, _ANY_S),
-    "slow load": Kind(_switch("slow load"), 2, "load", ROLLOUTS, _LONG_S),
-    "cut line": Kind(
-        _while_in(lambda stack, fault: stack.lines[fault.seat].cut()), 3, "line", SEATS, _ANY_S
-    ),
-    "black hole": Kind(
-        _while_in(lambda stack, fault: stack.lines[fault.seat].black_hole()),
-        *(3, "line", SEATS, _ANY_S),
-    ),
-    "slow line": Kind(
-        _while_in(lambda stack, fault: stack.lines[fault.seat].slow(_LATENCY_S)),
-        *(2, "line", SEATS, _ANY_S),
-    ),
-    "lose reply": Kind(lose_reply, 3, "reply", SEATS),
-    "kill server": Kind(kill_server, 1, "server", lasting_s=_MOMENT_S),
-    "freeze server": Kind(freeze_server, 1, "server", lasting_s=_MOMENT_S),
-    "freeze server long": Kind(freeze_server, 1, "server", lasting_s=_LONG_S),
-    "fill memory": Kind(fill_memory, 1, "server", lasting_s=_MOMENT_S),
-    "turn clock": Kind(turn_clock, 3, "clock", amounts=_JUMPS_S),
-    "disk full": Kind(_disk("ENOSPC"), 1, "disk", lasting_s=_ANY_S, amounts=_WRITES),
-    "disk broken": Kind(_disk("EIO"), 1, "disk", lasting_s=_ANY_S, amounts=_WRITES),
-    "disk slow": Kind(_disk("SLOW"), 1, "disk", lasting_s=_LONG_S, amounts=_CALL_TAKES_MS),
-    "unmount": Kind(unmount, 1, "disk", lasting_s=_ANY_S),
-    "pause job": Kind(pause_job, 1, "user", lasting_s=_MOMENT_S),
+    "kill": Kind(6, kill, "process", WORKERS),
+    "kill learner": Kind(3, kill_learner, "process", amounts=_PHASES),
+    "freeze": Kind(2, freeze, "process", SEATS, _MOMENT_S),
+    "freeze long": Kind(3, freeze, "process", SEATS, _LONG_S),
+    "replace": Kind(2, replace, "process", WORKERS, _LONG_S, _MACHINES),
+    "replace learner": Kind(2, replace, "process", (LEARNER,), _LONG_S, _MACHINES),
+    "stop": Kind(3, stop, "process", SEATS),
+    "raises": Kind(2, ill("raises"), "health", WORKERS, _ANY_S),
+    "crashes": Kind(2, ill("crashes"), "health", WORKERS, _ANY_S),
+    "slow load": Kind(2, ill("slow load"), "load", ROLLOUTS, _LONG_S),
+    "cut line": Kind(3, line("cut"), "line", SEATS, _ANY_S),
+    "black hole": Kind(3, line("black_hole"), "line", SEATS, _ANY_S),
+    "slow line": Kind(2, line("slow", _LATENCY_S), "line", SEATS, _ANY_S),
+    "lose reply": Kind(3, lose_reply, "reply", SEATS),
+    "kill server": Kind(1, kill_server, "server", lasting_s=_MOMENT_S),
+    "freeze server": Kind(1, freeze_server, "server", lasting_s=_MOMENT_S),
+    "freeze server long": Kind(1, freeze_server, "server", lasting_s=_LONG_S),
+    "fill memory": Kind(1, fill_memory, "server", lasting_s=_MOMENT_S),
+    "turn clock": Kind(3, turn_clock, "clock", amounts=_JUMPS_S),
+    "disk full": Kind(1, disk("ENOSPC"), "disk", lasting_s=_ANY_S, amounts=_WRITES),
+    "disk broken": Kind(1, disk("EIO"), "disk", lasting_s=_ANY_S, amounts=_WRITES),
+    "disk slow": Kind(1, disk("SLOW"), "disk", lasting_s=_LONG_S, amounts=_CALL_TAKES_MS),
+    "unmount": Kind(1, unmount, "disk", lasting_s=_ANY_S),
+    "pause job": Kind(1, pause_job, "user", lasting_s=_MOMENT_S),
 }
 
 
-def draw(seed: int, count: int, kinds: Sequence[str] = tuple(KINDS)) -> list[Fault]:
+def draw(seed: int, count: int, kinds: Sequence[str]) -> list[Fault]:
     """So many faults, deck after deck; the same seed draws the same ones."""
     chance, drawn = random.Random(seed), list[Fault]()
     while len(drawn) < count:
         deck = [(name, turn) for name in kinds for turn in range(KINDS[name].count)]
         chance.shuffle(deck)
-        drawn += [_draw_one(name, turn, chance) for name, turn in deck]
+        drawn += [_drawn(name, turn, chance) for name, turn in deck]
     return drawn[:count]
 
 
-def _draw_one(name: str, turn: int, chance: random.Random) -> Fault:
+def _drawn(name: str, turn: int, chance: random.Random) -> Fault:
     kind = KINDS[name]
-    amounts = kind.amounts
+    amounts = kind.amounts[turn:][:1] if kind.amounts == _PHASES else kind.amounts
     return Fault(
         kind=name,
         seat=chance.choice(kind.seats),
         after_s=chance.uniform(0, 2 * MEAN_PAUSE_S),
         lasting_s=chance.uniform(*kind.lasting_s),
-        amount=amounts[turn] if len(amounts) == kind.count else chance.choice(amounts),
+        amount=chance.choice(amounts),
     )
 
 
 @dataclass
 class Misfortune:
-    """Does faults to a stack, and notes what it did when."""
+    """Does faults to a stack until its job has ended, and notes what it did when."""
 
     stack: Stack
+    ending: asyncio.Future[None]
     journal: list[str]
     began: float = field(default_factory=time.monotonic)
     _parts: defaultdict[str, asyncio.Lock] = field(
@@ -266,9 +258,10 @@ class Misfortune:
 
     async def _do(self, fault: Fault) -> None:
         async with self._parts[fault.part]:
-            self._note("begins", fault)
-            await KINDS[fault.kind].do(self.stack, fault)
-            self._note("ends", fault)
+            if not self.ending.done():
+                self._note("begins", fault)
+                await KINDS[fault.kind].do(self.stack, fault)
+                self._note("ends", fault)
 
     def _note(self, what: str, fault: Fault) -> None:
         self.journal.append(f"{time.monotonic() - self.began:7.2f} {what:6} {fault}")

@@ -57,8 +57,7 @@ class Outcome:
 
 async def outcome_of(stack: Stack) -> Outcome:
     """Look at everything that a run has left behind, and let its processes leave."""
-    record = await stack.user.job(JOB)
-    assert record is not None
+    record = await stack.record()
     result = cast(Mapping[str, Any], record.result)
     ledgers = {p: _ledger(result[name]) for p, name in _LEDGERS.items() if name in result}
     data = stack.folder / "data"

@@ -130,15 +130,15 @@ class Stack:
         life.seat_is_free.set()
         return life
 
+    async def record(self) -> JobRecord:
+        record = await self.user.job(JOB)
+        assert record is not None
+        return record
+
     async def situation(self) -> str:
         """Where the job is stuck, in words."""
-        try:
-            async with asyncio.timeout(5):
-                record = await self.user.job(JOB)
-                backlogs = {s.name: await self.user.backlog(s, JOB) for s in WORK_STREAMS}
-        except TimeoutError:
-            return "the server does not answer"
-        assert record is not None
+        record = await self.record()
+        backlogs = {s.name: await self.user.backlog(s, JOB) for s in WORK_STREAMS}
         return f"{record.state} at step {record.step}, {record.error}, {backlogs}"
 
     async def stop(self) -> dict[str, int | None]:

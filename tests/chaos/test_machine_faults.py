@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.faults import KINDS, Fault, Misfortune, draw
-from tests.chaos.job import JOB, a_chaos_recipe
+from tests.chaos.job import a_chaos_recipe
 from tests.chaos.judgement import Outcome, outcome_of
 from tests.chaos.stack import Stack, prepare_forks, stack_with_job
 
@@ -49,7 +49,11 @@ class Run:
         async with stack_with_job(self.folder, recipe) as stack:
             ending = asyncio.create_task(_until_ended(stack))
             try:
-                await self._disturb(stack, ending)
+                if self.faults:
+                    stack.switches.throw("pace")
+                stack.start()
+                await Misfortune(stack, ending, self.journal).strike(self.faults)
+                stack.switches.release("pace")
                 await ending
                 self.outcome = await outcome_of(stack)
             except TimeoutError:
@@ -57,18 +61,6 @@ class Run:
             finally:
                 ending.cancel()
                 self.kills = stack.kills
-
-    async def _disturb(self, stack: Stack, ending: asyncio.Task[None]) -> None:
-        if not self.faults:
-            stack.start()
-            return
-        with stack.switches.on("pace"):
-            stack.start()
-            striking = asyncio.create_task(Misfortune(stack, self.journal).strike(self.faults))
-            await asyncio.wait({striking, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if ending.done():
-                striking.cancel()
-            await asyncio.gather(striking, return_exceptions=ending.done())
 
     @property
     def done(self) -> int:
@@ -92,8 +84,7 @@ async def _until_ended(stack: Stack) -> None:
     """
     step, since = -1, time.monotonic()
     while True:
-        record = await stack.user.job(JOB)
-        assert record is not None
+        record = await stack.record()
         if record.state.is_final:
             return
         if record.step > step:
