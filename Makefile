@@ -70,7 +70,7 @@ sbom: ## list the packages of every image in dist/sbom; needs docker
 	  --target sbom --output dist/sbom --file deploy/Dockerfile . || exit 1; done
 
 benchmarks: install ## measure the exchange, the overlap of stages, the pipeline, and Weir against TRL, into docs/performance.md; three quarters of an hour, on an idle machine
-	python -m tests.benchmarks
+	python -m benchmarks
 
 planted: install ## plant a fault at a time into the product: do the tests notice? FAULTS="gateway learner" for some; half an hour
 	python -m tests.planted $(FAULTS)

@@ -10,7 +10,7 @@ from protocol.recipe import Recipe, load_recipe
 from protocol.tasks import read_tasks
 
 from tests.architecture.project import ROOT, name_of
-from tests.benchmarks.methods import table
+from benchmarks.methods import table
 
 RECIPES = ROOT / "recipes"
 TINY = RECIPES / "tiny"
@@ -210,7 +210,7 @@ def test_the_index_of_recipes_is_complete() -> None:
 
 
 def test_the_table_of_what_the_twins_do_is_the_one_that_was_measured() -> None:
-    runs = json.loads((ROOT / "tests/benchmarks/methods.json").read_text())
+    runs = json.loads((ROOT / "benchmarks/methods.json").read_text())
     readme = (RECIPES / "README.md").read_text()
     shown = readme.partition("<!-- methods table -->\n")[2].partition("\n<!-- /methods table -->")[
         0

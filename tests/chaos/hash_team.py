@@ -15,10 +15,10 @@ from protocol.recipe import Recipe
 from services.learner.training.measured import Measured
 from services.learner.training.ranks import Team
 from services.learner.training.samples import Sample
-from tests.chaos.recipe import BASE_MODEL, WEIGHTS
-from tests.chaos.switches import Switches
+from tests.chaos.job import BASE_MODEL
+from tests.chaos.places import Switches
 
-_STATE = "hash"
+_STATE, _WEIGHTS = "hash", "model.safetensors"
 _PACE_S = 0.5
 _WRITE_S = 0.02
 _SAVE_S = 0.3
@@ -28,28 +28,25 @@ PHASES = ("evaluation", "checkpoint", "slot")  # what is under way beside the st
 class HashTeam(Team):
     """A team whose model is the hash of everything that it was trained on, in order.
 
-    While the switch "pace" is on, a step takes a while, so that a job outlasts its disturbances.
-    Then a switch is on for each of `PHASES` that is under way, or was when the learner was killed.
+    While the switch "pace" is on, a step takes a while, so that a job outlasts its faults. Then a
+    switch is on for each of `PHASES` that is under way, or was when the learner was killed.
     """
 
     device_name = ""
-    adapts: Path | None = None
+    adapts = None
+    num_ranks = 1
 
-    def __init__(self, switches: Switches | None = None) -> None:
+    def __init__(self, switches: Switches) -> None:
         self.switches = switches
         self.state = self.aside = b""
         for phase in PHASES:
-            self._ends(phase)
-
-    @property
-    def num_ranks(self) -> int:
-        return 1
+            switches.release(phase)
 
     async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
         self.state = b"base"
 
     async def rehearse(self, samples: Sequence[Sample]) -> None:
-        """Hold nothing: a hash has no memory to run out of."""
+        pass
 
     async def train(self, samples: Sequence[Sample]) -> Measured:
         await self._learn(b"train", samples)
@@ -68,16 +65,14 @@ class HashTeam(Team):
         self._begins("evaluation")
 
     async def let_go(self) -> None:
-        self._ends("evaluation")
+        self.switches.release("evaluation")
 
     async def save(self, folder: Path) -> None:
         self.aside = self.state
 
     async def written(self, folder: Path) -> None:
         with self._during("checkpoint"):
-            (folder / _STATE).write_bytes(self.aside[: len(self.aside) // 2])
-            await self._pace(_SAVE_S)
-            (folder / _STATE).write_bytes(self.aside)
+            await self._write(folder / _STATE, self.aside, _SAVE_S)
 
     async def load(self, folder: Path) -> None:
         self.state = (folder / _STATE).read_bytes()
@@ -86,17 +81,13 @@ class HashTeam(Team):
         """Write over what is there, in two halves: a kill in between leaves a torn slot."""
         with self._during("slot"):
             await self.export(folder)
-            path = folder / WEIGHTS
-            whole = path.read_bytes()
-            path.write_bytes(whole[: len(whole) // 2])
-            await self._pace(_WRITE_S)
-            path.write_bytes(whole)
+            await self._write(folder / _WEIGHTS, (folder / _WEIGHTS).read_bytes(), _WRITE_S)
 
     async def export(self, folder: Path) -> None:
         await asyncio.to_thread(_export, self.state, folder)
 
     async def export_critic(self, folder: Path) -> None:
-        await asyncio.to_thread(_export, self.state, folder)
+        await self.export(folder)
 
     async def leave(self) -> None:
         pass
@@ -114,23 +105,29 @@ class HashTeam(Team):
             digest.update(struct.pack("<dd?i", *numbers))
         self.state = digest.hexdigest().encode()
 
+    async def _write(self, path: Path, content: bytes, seconds: float) -> None:
+        path.write_bytes(content[: len(content) // 2])
+        await self._pace(seconds)
+        path.write_bytes(content)
+
     async def _pace(self, seconds: float) -> None:
-        if self.switches is not None and self.switches.is_on("pace"):
+        if self.switches.is_on("pace"):
             await asyncio.sleep(seconds)
 
     @contextmanager
     def _during(self, phase: str) -> Iterator[None]:
         self._begins(phase)
         yield
-        self._ends(phase)
+        self.switches.release(phase)
 
     def _begins(self, phase: str) -> None:
-        if self.switches is not None:
+        if self.switches.is_on("pace"):
             self.switches.throw(phase)
 
-    def _ends(self, phase: str) -> None:
-        if self.switches is not None:
-            self.switches.release(phase)
+
+def exported_hash(folder: Path) -> str:
+    """The hash in a folder that the team has exported."""
+    return (folder / _WEIGHTS).read_bytes()[-32:].hex()
 
 
 def _export(state: bytes, folder: Path) -> None:
@@ -141,4 +138,4 @@ def _export(state: bytes, folder: Path) -> None:
     entry = {"hash": {"dtype": "U8", "shape": [len(tensor)], "data_offsets": [0, len(tensor)]}}
     header = json.dumps(entry).encode()
     header += b" " * (-len(header) % 8)
-    (folder / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header + tensor)
+    (folder / _WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header + tensor)

@@ -11,8 +11,9 @@ from typing import Any, cast
 from protocol.messages import GradedGroup, group_key
 from protocol.recipe import Purpose
 
-from tests.chaos.recipe import exported_hash
-from tests.chaos.stack import JOB, Stack
+from tests.chaos.hash_team import exported_hash
+from tests.chaos.job import JOB
+from tests.chaos.stack import Stack
 from tests.kept_samples import all_samples
 
 _LEDGERS = {  # in the result of a job
@@ -21,9 +22,9 @@ _LEDGERS = {  # in the result of a job
     Purpose.PRETRAIN: "pretraining_groups",
 }
 _OF_TIME = ("second", "groups", "staleness", "parity")  # in the names of metrics that may differ
-Ledgers = Mapping[Purpose, Mapping[str, Any]]
-_TOLD = 3
 _SURPLUS = "surplus"  # asked for and not needed in the end
+_TOLD = 3
+Ledgers = Mapping[Purpose, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Outcome:
     metrics: Mapping[str, Any]  # that were told, by event and name
     keys: Mapping[str, int]  # what is left of the job in the server, and the length of streams
     files: frozenset[str]  # folders that are left
+    torn: bool  # whether weights were written over while they were loaded
     left: Mapping[str, bool]  # whether each process left in good order when it was told to
 
     def differences(self, other: Outcome) -> Iterator[str]:
@@ -55,21 +57,23 @@ class Outcome:
 
 async def outcome_of(stack: Stack) -> Outcome:
     """Look at everything that a run has left behind, and let its processes leave."""
-    record = await stack.user.job(JOB)
-    assert record is not None
+    record = await stack.record()
     result = cast(Mapping[str, Any], record.result)
     ledgers = {p: _ledger(result[name]) for p, name in _LEDGERS.items() if name in result}
-    job = stack.folder / "data" / "jobs" / JOB
+    data = stack.folder / "data"
     succeeded = record.state == "succeeded"
+    exit_statuses = await stack.stop()
     return Outcome(
         state=f"{record.state} {record.error}",
-        model=exported_hash(job / "model") if succeeded else "",
+        model=exported_hash(data / "jobs" / JOB / "model") if succeeded else "",
         ledgers=ledgers,
         kept=_kept(stack, ledgers),
         metrics=await _metrics(stack),
         keys=_keys(stack),
-        files=frozenset(path.name for path in (stack.folder / "data" / "weights").iterdir()),
-        left=_left(await stack.stop()),
+        files=frozenset(path.name for path in (data / "weights").iterdir()),
+        torn=(stack.folder / "torn").exists(),
+        # A process that is told to stop before it has begun is ended by the signal.
+        left={seat: status in {0, -signal.SIGTERM} for seat, status in exit_statuses.items()},
     )
 
 
@@ -96,16 +100,11 @@ def _digest(graded: GradedGroup) -> str:
     if graded.group is None:
         return str(graded.failure)
     group = graded.group
-    digest = hashlib.sha256(repr(graded.grades).encode())
-    digest.update(repr((group.request.seed, group.request.task.id)).encode())
+    words = (graded.grades, group.request.seed, group.request.task.id)
+    digest = hashlib.sha256(repr(words).encode())
     for array in (group.prompt_ids, group.token_ids, group.behavior_logprobs, group.lengths):
         digest.update(array.tobytes())
     return digest.hexdigest()
-
-
-def _left(exit_statuses: Mapping[str, int | None]) -> dict[str, bool]:
-    """A process that is told to stop before it has begun is ended by the signal."""
-    return {name: status in {0, -signal.SIGTERM} for name, status in exit_statuses.items()}
 
 
 async def _metrics(stack: Stack) -> dict[str, Any]:

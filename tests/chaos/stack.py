@@ -1,12 +1,19 @@
-"""The stack of one run: a server, a supervised process per seat, and a line between them."""
+"""The stack of one run: a server, a supervised process per seat, and a proxy between them."""
 
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,29 +22,87 @@ from protocol.messages import JobRecord
 from protocol.recipe import Recipe
 from protocol.streams import WORK_STREAMS
 
-from tests.chaos.clock import Clock
-from tests.chaos.lives import Life, Zygotes
-from tests.chaos.proxy import Line, line_to
-from tests.chaos.recipe import write_tasks
-from tests.chaos.seats import ROLLOUT_SEATS, SEATS, Place, Seat
-from tests.chaos.switches import Switches
+from tests.chaos.job import JOB, write_tasks
+from tests.chaos.places import ROLLOUTS, SEATS, Place, Seat, Switches
+from tests.chaos.processes import live
+from tests.contract.lossy_proxy import LossyProxy, lossy_proxy
 from tests.contract.valkey_server import Server
 
-JOB = "job"
-ELSEWHERE = ROLLOUT_SEATS[0]  # begins on another machine than the learner
+ELSEWHERE = ROLLOUTS[0]  # begins on another machine than the learner
 _BACK_OFF_S = 0.05
+_PARTING_S = 60.0
+_FORKS = multiprocessing.get_context("forkserver")
+
+
+def prepare_forks() -> None:
+    """Start the process that the others are forked from, which imports all that they need."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    _FORKS.set_forkserver_preload(["tests.chaos.forks"])
+    first = _FORKS.Process(target=int)
+    first.start()
+    first.join()
+
+
+class Life:
+    """A process on a seat, from its fork to its end."""
+
+    def __init__(self, place: Place) -> None:
+        self.ended = asyncio.Event()
+        self.seat_is_free = asyncio.Event()  # since it has ended, or another is to take its place
+        self.process = _FORKS.Process(target=live, args=(place,), daemon=True)
+        self.process.start()
+        asyncio.get_running_loop().add_reader(self.process.sentinel, self._ends)
+
+    def send(self, signum: signal.Signals) -> None:
+        if not self.ended.is_set():
+            with suppress(ProcessLookupError):
+                os.kill(self.process.ident or 0, signum)
+
+    async def kill(self) -> None:
+        self.send(signal.SIGKILL)
+        await self.ended.wait()
+
+    def _ends(self) -> None:
+        asyncio.get_running_loop().remove_reader(self.process.sentinel)
+        self.process.join()
+        self.ended.set()
+        self.seat_is_free.set()
+
+
+@dataclass
+class Clock:
+    """The server's wall clock, which can be set, if there is a C compiler."""
+
+    folder: Path
+    offset_s: int = 0
+
+    def environment(self) -> Mapping[str, str]:
+        """For the process that is to have it."""
+        if shutil.which("cc") is None:
+            return {}
+        source, library = Path(__file__).with_name("clock.c"), self.folder / "clock.so"
+        command = ["cc", "-O1", "-shared", "-fPIC", str(source), "-o", str(library)]
+        subprocess.run(command, check=True)
+        self.turn(0)
+        return {"LD_PRELOAD": str(library), "CLOCK_FILE": str(self.folder / "clock")}
+
+    def turn(self, seconds: int) -> None:
+        """Set it forward, or back; it is a file that the server has mapped."""
+        self.offset_s += seconds
+        with os.fdopen(os.open(self.folder / "clock", os.O_CREAT | os.O_WRONLY), "wb") as file:
+            file.write(struct.pack("<q", self.offset_s))
 
 
 @dataclass
 class Stack:
-    """Everything that a disturbance can reach."""
+    """Everything that a fault can reach."""
 
     folder: Path
     server: Server
-    clock: Clock | None  # of the server
+    clock: Clock
     user: Exchange
-    zygotes: Zygotes
-    lines: dict[Seat, Line]
+    lines: Mapping[Seat, LossyProxy]
     machines: dict[Seat, int] = field(
         default_factory=lambda: dict.fromkeys(SEATS, 0) | {ELSEWHERE: 1}
     )
@@ -53,8 +118,9 @@ class Stack:
         return Place(seat, self.machines[seat], self.lines[seat].url, self.folder)
 
     def start(self) -> None:
+        """Fill the seats, and fill them anew from now on."""
         for seat in SEATS:
-            self._sit_down(seat)
+            self.lives[seat] = Life(self.place(seat))
             self._supervising.append(asyncio.create_task(self._supervise_forever(seat)))
 
     def vacate(self, seat: Seat, machine: int) -> Life:
@@ -64,36 +130,33 @@ class Stack:
         life.seat_is_free.set()
         return life
 
+    async def record(self) -> JobRecord:
+        record = await self.user.job(JOB)
+        assert record is not None
+        return record
+
     async def situation(self) -> str:
         """Where the job is stuck, in words."""
-        try:
-            async with asyncio.timeout(5):
-                record = await self.user.job(JOB)
-                backlogs = {s.name: await self.user.backlog(s, JOB) for s in WORK_STREAMS}
-        except TimeoutError:
-            return "the server does not answer"
-        assert record is not None
+        record = await self.record()
+        backlogs = {s.name: await self.user.backlog(s, JOB) for s in WORK_STREAMS}
         return f"{record.state} at step {record.step}, {record.error}, {backlogs}"
 
     async def stop(self) -> dict[str, int | None]:
         """Ask everybody to leave; returns the exit status of each seat, None if it did not."""
         await self._stop_supervising()
         for life in self.lives.values():
-            life.ask_to_stop()
-        deadline = asyncio.get_running_loop().time() + 10
-        while asyncio.get_running_loop().time() < deadline and self._alive():
-            await asyncio.sleep(0.02)
-        return {seat.name: life.exit_status for seat, life in self.lives.items()}
+            life.send(signal.SIGTERM)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PARTING_S):
+                for life in self.lives.values():
+                    await life.ended.wait()
+        return {seat.name: life.process.exitcode for seat, life in self.lives.items()}
 
     async def end(self) -> None:
         """Kill whoever is left."""
         await self._stop_supervising()
-        for life in self._alive():
-            life.kill()
-            await life.ended.wait()
-
-    def _alive(self) -> list[Life]:
-        return [life for life in self.lives.values() if not life.ended.is_set()]
+        for life in self.lives.values():
+            await life.kill()
 
     async def _stop_supervising(self) -> None:
         for task in self._supervising:
@@ -104,26 +167,22 @@ class Stack:
         while True:
             await self.lives[seat].seat_is_free.wait()
             await asyncio.sleep(_BACK_OFF_S)
-            self._sit_down(seat)
-
-    def _sit_down(self, seat: Seat) -> None:
-        self.lives[seat] = self.zygotes.start(self.place(seat))
+            self.lives[seat] = Life(self.place(seat))
 
 
 @asynccontextmanager
-async def stack_with_job(folder: Path, recipe: Recipe, zygotes: Zygotes) -> AsyncIterator[Stack]:
+async def stack_with_job(folder: Path, recipe: Recipe) -> AsyncIterator[Stack]:
     """A stack that will work on one job; nothing of it is left when the body ends."""
     for name in ("server", "switches", "logs"):
         (folder / name).mkdir(parents=True)
     write_tasks(folder / "data" / "files")
     async with AsyncExitStack() as opened:
-        clock = Clock.in_folder(folder)
-        server = Server(folder / "server")
-        server.environment = clock.environment if clock else {}
+        clock, server = Clock(folder), Server(folder / "server")
+        server.environment = dict(clock.environment())
         opened.enter_context(server)
         user = await opened.enter_async_context(connect(server.url, me="user"))
-        lines = {seat: await opened.enter_async_context(line_to(server)) for seat in SEATS}
-        stack = Stack(folder, server, clock, user, zygotes, lines)
+        lines = {seat: await opened.enter_async_context(lossy_proxy(server)) for seat in SEATS}
+        stack = Stack(folder, server, clock, user, lines)
         opened.push_async_callback(stack.end)
         await user.submit(JobRecord(id=JOB, created_at=time.time(), recipe=recipe))
         yield stack

@@ -1,6 +1,6 @@
-"""Grades by ten thousands while workers die and the judge fails: none invented, none lost.
+"""Grades by thousands while workers die and the judge fails: none invented, none lost.
 
-``make chaos`` makes a hundred thousand.
+With `make test-long` there are ten thousand for each of WEIR_CHAOS_ROUNDS.
 """
 
 from __future__ import annotations
@@ -8,15 +8,14 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import count
-from pathlib import Path
+from itertools import count, cycle
 from typing import Any
 
+import psutil
 import pytest
 from protocol.messages import Grade, Graded, RolloutGroup, Ungradable
 from protocol.rewards import Reward
@@ -38,12 +37,12 @@ from tests.unit.grader.judge_server import (
     replies,
     says,
     settings_for,
+    until,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.anyio
 
 ROUNDS = int(os.environ.get("WEIR_CHAOS_ROUNDS", "2"))
-GRADES = 10_000 * ROUNDS
 GROUP_SIZE = 8
 GROUPS_AT_ONCE = 64
 BY_RULE = Reward.model_validate({"process": "equation_steps"})
@@ -178,24 +177,26 @@ RARE_FAULTS: tuple[Behaviour, ...] = (hangs, floods)
 
 
 class FailingServer(ScriptedServer):
-    """One call in six fails in some way, one in five hundred hangs or floods."""
+    """One call in four fails, in each way in turn; now and then one hangs or floods."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._chance = chance
+        self._numbers, self._faults, self._rare = count(), cycle(FAULTS), cycle(RARE_FAULTS)
 
     def _next(self, body: dict[str, Any]) -> Behaviour:
-        lot = self._chance.random()
-        fault = self._chance.choice(RARE_FAULTS if lot < 0.002 else FAULTS)
-        self.script = [fault if lot < 1 / 6 else honest]
+        number = next(self._numbers)
+        if number % 200 == 100:
+            self.script = [next(self._rare)]
+        else:
+            self.script = [next(self._faults) if number % 4 == 3 else honest]
         self.asked.clear()
         return super()._next(body)
 
 
-def groups(chance: random.Random) -> Iterator[tuple[Reward, RolloutGroup, list[Case]]]:
-    """Groups of all kinds, mixed."""
-    kinds = ([arithmetic] * 1150 + [proofs] * 79 + [algebra] * 20 + [too_long]) * ROUNDS
-    assert len(kinds) * GROUP_SIZE == GRADES
+def groups(size: int) -> Iterator[tuple[Reward, RolloutGroup, list[Case]]]:
+    """So many times 37 groups of most kinds, mixed, and one that is too long."""
+    chance = random.Random(20)
+    kinds = ([arithmetic] * 32 + [proofs] * 4 + [algebra]) * size + [too_long]
     chance.shuffle(kinds)
     serials = {kind: count() for kind in set(kinds)}
     for number, kind in enumerate(kinds):
@@ -219,13 +220,11 @@ async def misfortune(pool: Pool, server: ScriptedServer) -> AsyncIterator[None]:
             outcome = await pool.run(f"tests.unit.grader.hostile:{function}", deadline_s=0.3)
             assert isinstance(outcome, Failed)
             assert pool._server._process is not None
-            forkserver = pool._server._process.pid
-            path = Path(f"/proc/{forkserver}/task/{forkserver}/children")
-            children = path.read_text().split() if path.exists() else []
-            victim = forkserver if blow == 10 else int(children[0]) if children else None
-            if victim is not None:
-                with suppress(ProcessLookupError):  # one that has just been buried
-                    os.kill(victim, signal.SIGKILL)
+            with suppress(psutil.NoSuchProcess):  # one that has just been buried
+                parent = psutil.Process(pool._server._process.pid)
+                victims = [parent] if blow % 20 == 4 else parent.children()[:1]
+                for victim in victims:
+                    victim.kill()
             if blow % 15 == 5:
                 await server.go_away()
                 await asyncio.sleep(0.3)
@@ -240,8 +239,21 @@ async def misfortune(pool: Pool, server: ScriptedServer) -> AsyncIterator[None]:
             await striking
 
 
+@pytest.mark.timeout(300)
 async def test_no_reward_is_invented_and_no_response_is_lost() -> None:
-    chance, census, places = random.Random(20), Census(), asyncio.Semaphore(GROUPS_AT_ONCE)
+    await grade_everything(10)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+async def test_no_reward_is_invented_in_the_long_run() -> None:
+    census = await grade_everything(34 * ROUNDS)
+    assert census.ungradable.total() < 0.05 * census.graded, census.ungradable
+
+
+async def grade_everything(size: int) -> Census:
+    """Grade so many groups as `groups` makes of this size, in the midst of misfortune."""
+    census, places = Census(), asyncio.Semaphore(GROUPS_AT_ONCE)
 
     async def grade(reward: Reward, group: RolloutGroup, cases: list[Case]) -> None:
         try:
@@ -252,27 +264,28 @@ async def test_no_reward_is_invented_and_no_response_is_lost() -> None:
 
     async with (
         Pool(2, warm_ups=[math_answer.WARM_UP, equation_steps.WARM_UP]) as pool,
-        FailingServer(random.Random(30)) as server,
-        Judge(settings_for(server, timeout_s=1.0)) as judge,
+        FailingServer() as server,
+        Judge(settings_for(server, timeout_s=2.0)) as judge,
     ):
-        tools = Tools(pool, judge, quick_deadline_s=0.3, compare_deadline_s=0.6)
+        tools = Tools(pool, judge)
         async with misfortune(pool, server), asyncio.TaskGroup() as grading_all:
-            for reward, group, cases in groups(chance):
+            for reward, group, cases in groups(size):
                 await places.acquire()
                 grading_all.create_task(grade(reward, group, cases))
-        await at_full_strength(pool)
         assert BACKLOG.labels("no")._value.get() == BACKLOG.labels("yes")._value.get() == 0
-        assert judge.is_up
+        await at_full_strength(pool)
+        await until(lambda: judge.is_up, within_s=60)
     assert census.invented == []
-    assert census.graded == GRADES
+    assert census.graded == GROUP_SIZE * (37 * size + 1)
     assert set(census.ungradable) <= UNGRADABLE
-    assert census.ungradable.total() < 0.002 * GRADES, census.ungradable
+    return census
 
 
 async def at_full_strength(pool: Pool) -> None:
-    """Both workers answer, at the same time."""
+    """Both workers answer, at the same time; one may be new, and take a while to come."""
     nap = "tests.unit.grader.hostile:nap_and_tell"
-    one, other = await asyncio.gather(*(pool.run(nap, 0.3, deadline_s=5) for _ in range(2)))
-    assert isinstance(one, Value)
-    assert isinstance(other, Value)
-    assert one != other
+    for _ in range(20):
+        one, other = await asyncio.gather(*(pool.run(nap, 0.3, deadline_s=30) for _ in range(2)))
+        if isinstance(one, Value) and isinstance(other, Value) and one != other:
+            return
+    raise AssertionError("one worker does the work of two")

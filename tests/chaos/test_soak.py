@@ -1,24 +1,155 @@
-"""A job that goes on for hundreds of steps needs no more in the end than it did before."""
+"""What grows when a job goes on and on? 300 steps, or with `make soak` as many as STEPS says.
+
+The learner, a rollout and a grader, the product's own, work in this process as fast as they can,
+with a real server. A table tells what they need of memory and disk as the steps go by. In the end
+nothing may have grown: the second half of the steps needs what the first half needed. With TMPDIR
+on a disk in memory it is faster.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
-from protocol.exchange import news
+from protocol.exchange import connect, news
+from protocol.messages import JobRecord, JobState
+from protocol.streams import EVENTS, POLICY, WORK_STREAMS
 
-from tests.benchmarks.soak import grown, soak
+from deploy.processes import size_of
+from services.chassis.service import Service
+from tests.chaos.job import JOB, a_chaos_recipe, write_tasks
+from tests.chaos.places import LEARNER, ROLLOUTS, WORKERS, Place
+from tests.chaos.processes import MAINS
+from tests.contract.valkey_server import Server
 
-pytestmark = [pytest.mark.redis, pytest.mark.stack]
+pytestmark = [pytest.mark.redis, pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(0)]
+
+ROWS = 20
+MOST_GROWTH = 0.05  # of the second half over the first
+_KIB = 2**10
+_SETTINGS: dict[str, Any] = {
+    "heartbeat_s": 1.0,
+    "claim_idle_s": 15.0,
+    "keep_samples_bytes": 2**18,
+}
+_EVALUATIONS = 100  # each leaves half a KiB in state.json, of which there are two
+_NOISE = {
+    "redis": 256,
+    "memory": 8192,
+    "log": 512,  # two segments
+    "samples": 64,  # a segment
+    "state_json": 64,
+    "checkpoints": 128,
+    "files": 16,
+    "under_way": 64,
+    "weights": 16,  # versions that are just being written or read
+}
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a job needs after so many steps; sizes in KiB."""
+
+    step: int
+    seconds: int
+    redis: int
+    memory: int  # of this process
+    log: int
+    samples: int
+    checkpoints: int
+    weights: int
+    state_json: int
+    files: int  # number
+    events: int  # number
+    under_way: int  # entries of the other streams
 
 
 def test_nothing_grows_with_the_steps_of_a_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(news, "MAX_EVENTS", 100)
+    steps = int(os.environ.get("STEPS", "300"))
+    if steps < 10 * news.MAX_EVENTS:
+        monkeypatch.setattr(news, "MAX_EVENTS", steps // 3)
+    rows = asyncio.run(_soak(tmp_path, steps))
+    assert rows[-1].step > 2 * steps / 3
+    for name in [part.name for part in fields(Needs)][2:]:
+        before, after = (
+            max(getattr(row, name) for row in rows if (row.step > steps / 2) is is_late)
+            for is_late in (False, True)
+        )
+        assert after <= before * (1 + MOST_GROWTH) + _NOISE.get(name, 0), name
 
-    rows = asyncio.run(soak(tmp_path, steps=300, tell=print))
 
-    assert rows[-1].step > 200
-    assert grown(rows) == []
+async def _soak(folder: Path, steps: int) -> list[Needs]:
+    """Let a job make so many steps; tells and returns what it needs on the way."""
+    write_tasks(folder / "data" / "files")
+    print("".join(f"{part.name:>12}" for part in fields(Needs)))
+    rows: list[Needs] = []
+    async with AsyncExitStack() as opened:
+        server = opened.enter_context(Server(folder))
+        with server.client() as client:
+            client.config_set("appendfsync", "no")  # nothing is killed here
+        user = await opened.enter_async_context(connect(server.url, me="user"))
+        recipe = a_chaos_recipe(
+            steps=steps, checkpoint_every=20, evaluate_every=max(100, steps // _EVALUATIONS)
+        )
+        await user.submit(JobRecord(id=JOB, created_at=time.time(), recipe=recipe))
+        await opened.enter_async_context(_working(server.url, folder))
+        began = time.monotonic()
+        while (record := await user.job(JOB)) and not record.state.is_final:
+            if record.step >= len(rows) * steps / ROWS:
+                rows.append(_needs(record.step, time.monotonic() - began, server, folder))
+                print("".join(f"{value:12,}" for value in astuple(rows[-1])), flush=True)
+            await asyncio.sleep(0.05)
+    assert record is not None
+    assert record.state is JobState.SUCCEEDED, record.error
+    return rows
+
+
+@asynccontextmanager
+async def _working(url: str, folder: Path) -> AsyncIterator[None]:
+    """A learner, a rollout and a grader are at work while the body runs."""
+    async with AsyncExitStack() as opened:
+        tasks = await opened.enter_async_context(asyncio.TaskGroup())
+        (folder / "switches").mkdir()
+        for seat in (LEARNER, ROLLOUTS[0], WORKERS[-1]):
+            place = Place(seat, 0, url, folder)
+            exchange = await opened.enter_async_context(connect(url, me=place.new_life()))
+            service = Service(seat.role, replace(place.deployment(), **_SETTINGS), exchange)
+            opened.callback(service.stopping.set)
+            tasks.create_task(MAINS[seat.role](service, place))
+        yield
+
+
+def _needs(step: int, seconds: float, server: Server, folder: Path) -> Needs:
+    job = folder / "data" / "jobs" / JOB
+    states = sorted((job / "checkpoints").glob("step-*/state.json"))
+    with server.client() as client:
+        redis = cast(dict[str, Any], client.info("memory"))["used_memory"]
+        lengths = {s: cast(int, client.xlen(s.key(JOB))) for s in (*WORK_STREAMS, POLICY, EVENTS)}
+    return Needs(
+        step=step,
+        seconds=round(seconds),
+        redis=redis // _KIB,
+        memory=_resident_bytes() // _KIB,
+        log=size_of(job / "log") // _KIB,
+        samples=size_of(job / "samples") // _KIB,
+        checkpoints=size_of(job / "checkpoints") // _KIB,
+        weights=size_of(folder / "data" / "weights") // _KIB,
+        state_json=states[-1].stat().st_size // _KIB if states else 0,
+        files=sum(len(names) for _, _, names in os.walk(folder / "data")),
+        events=lengths.pop(EVENTS),
+        under_way=sum(lengths.values()),
+    )
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

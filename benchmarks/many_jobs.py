@@ -1,8 +1,7 @@
-"""How fast the gateway is with many jobs: ``python -m tests.benchmarks.many_jobs [JOBS]``.
+"""How fast the gateway is with many jobs: ``python -m benchmarks.many_jobs [JOBS]``.
 
 A gateway on a Valkey of its own that holds so many jobs (10,000), most of which have ended. A table
-tells how long requests take, the gateway's CPU time per second while nobody asks, and how long a
-request waits beside four searches.
+tells how long requests take.
 """
 
 from __future__ import annotations
@@ -13,12 +12,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
 import httpx
-import psutil
 from protocol import streams
 
 from tests.contract.gateway.stack import JOBS, TASKS, a_gateway, a_job, upload
@@ -43,11 +40,12 @@ def main(count: int) -> None:
             stack.http() as http,
         ):
             http.timeout = httpx.Timeout(120)
-            measure(http, fill(http, server, count))
+            fill(http, server, count)
+            measure(http)
 
 
-def fill(http: httpx.Client, server: Server, count: int) -> str:
-    """Copies of one job, all cancelled but for the newest; returns the id of the oldest."""
+def fill(http: httpx.Client, server: Server, count: int) -> None:
+    """Copies of one job, all cancelled but for the newest."""
     source = a_job(http, metadata={"team": "maths"})["id"]
     with server.client() as client:
         record: Any = client.hgetall(streams.job_key(source))
@@ -64,10 +62,9 @@ def fill(http: httpx.Client, server: Server, count: int) -> str:
                 header = entry[1][b"header"].decode().replace(source, job_id)
                 pipe.xadd(streams.JOBS.key(), {"header": header})
         pipe.execute()
-    return f"ftjob-{count - 1:024x}"
 
 
-def measure(http: httpx.Client, oldest: str) -> None:
+def measure(http: httpx.Client) -> None:
     """Time the requests one after the other."""
     unused = [upload(http, TASKS + "\n" * n).json()["id"] for n in range(1, TIMES + 1)]
     ended = [f"ftjob-{QUEUED + n:024x}" for n in range(1, TIMES + 1)]
@@ -75,7 +72,6 @@ def measure(http: httpx.Client, oldest: str) -> None:
     rows: dict[str, Callable[[int], httpx.Response]] = {
         "list, 20 jobs": lambda _: http.get(JOBS),
         "list, 100 jobs": lambda _: http.get(JOBS, params={"limit": 100}),
-        "the last page": lambda n: http.get(JOBS, params={"after": f"{oldest[:-2]}00"}),
         "a filter that finds none": lambda _: http.get(JOBS, params=none),
         "delete a file that is not used": lambda n: http.delete(f"/v1/files/{unused[n]}"),
         "delete a job": lambda n: http.delete(f"{JOBS}/{ended[n]}"),
@@ -83,12 +79,6 @@ def measure(http: httpx.Client, oldest: str) -> None:
     print(f"{'request':44}{'median':>10}{'longest':>10}")
     for name, ask in rows.items():
         tell(name, [timed(ask, number) for number in range(TIMES)])
-    with ThreadPoolExecutor(4) as searchers:
-        searches = [searchers.submit(http.get, JOBS, params=none) for _ in range(4 * TIMES)]
-        beside = [timed(lambda _: http.get(f"{JOBS}/{oldest}"), n) for n in range(TIMES)]
-        assert all(search.result().status_code == 200 for search in searches)
-    tell("one job, beside four searches", beside)
-    print(f"{'the gateway alone, CPU time per second':44}{idle_cpu():8.3f} s")
 
 
 def timed(ask: Callable[[int], httpx.Response], number: int) -> float:
@@ -102,16 +92,6 @@ def tell(name: str, seconds: list[float]) -> None:
     """One row, in milliseconds."""
     median, longest = statistics.median(seconds), max(seconds)
     print(f"{name:44}{1000 * median:7.1f} ms{1000 * longest:7.1f} ms")
-
-
-def idle_cpu() -> float:
-    """Of the gateway, which is this process's child beside the server."""
-    children = psutil.Process().children()
-    gateway = next(child for child in children if "services.gateway" in child.cmdline())
-    before = gateway.cpu_times()
-    time.sleep(10)
-    after = gateway.cpu_times()
-    return (after.user + after.system - before.user - before.system) / 10
 
 
 if __name__ == "__main__":

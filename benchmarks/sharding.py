@@ -1,4 +1,4 @@
-"""How far the ways to split an update are from one rank: ``python -m tests.benchmarks.sharding``.
+"""How far the ways to split an update are from one rank: ``python -m benchmarks.sharding``.
 
 VAPO with every term of the loss, policy, critic and reference, in float32: the largest gap of any
 parameter to one rank after a step of the critic alone and three of both. With ``--load MODEL``
@@ -18,7 +18,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.engine.test_training_engine import largest_gap, run, train, trained
 
-LOAD = Path(__file__).parents[1] / "engine/load_model.py"
+LOAD = Path(__file__).parents[1] / "tests/engine/load_model.py"
 SPLITS = [(0, "none"), (1, "none"), (2, "none"), (3, "none")]
 SPLITS += [(1, "optimizer"), (2, "optimizer"), (3, "optimizer"), (3, "all")]
 EVERYTHING = {"vapo": True, "pretrain": 1}

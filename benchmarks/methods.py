@@ -1,6 +1,6 @@
 """What each method does to the demo's model: accuracy, length and entropy, over several seeds.
 
-``python -m tests.benchmarks.methods RECIPE... [--seeds 0 1 2] [--to methods.json]`` trains every
+``python -m benchmarks.methods RECIPE... [--seeds 0 1 2] [--to methods.json]`` trains every
 recipe with every seed on a stack of its own, keeps each result as soon as it is there (a run that
 is there already is not repeated), and prints the table. Without recipes it only prints.
 """
@@ -23,7 +23,7 @@ from examples.arithmetic.demo import running_stack
 from services.gateway.client.client import WeirClient
 from services.gateway.client.stack import find_stack, model_for
 
-RESULTS = Path("tests/benchmarks/methods.json")
+RESULTS = Path("benchmarks/methods.json")
 HOME = Path("runs/methods")
 _LAST_STEPS = 5  # entropy and length are means over so many
 _T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # Student's t by number of seeds

@@ -1,4 +1,4 @@
-"""From a step to the next policy's first token: ``python -m tests.benchmarks.publish``.
+"""From a step to the next policy's first token: ``python -m benchmarks.publish``.
 
 A random model is published several times by the learner's own code on one rank, and loaded by a
 real engine: as a folder that is written to the disk and synced, through memory, and as what has
@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -25,8 +25,6 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import torch
 from protocol import weights
 from protocol.messages import PolicyVersion
-from protocol.recipe import parse_recipe
-from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from services.learner.durable.chain import Chain
@@ -37,6 +35,7 @@ from services.rollout.engine import Engine
 from services.rollout.fetching import Fetcher
 from services.rollout.settings import EngineSettings
 from services.rollout.shape import verified_shape
+from tests.builders import a_recipe
 from tests.engine.conftest import make_tokenizer
 
 PHASES = {
@@ -49,7 +48,7 @@ PHASES = {
 WIDTH, INNER = 1024, 4096
 
 
-def write_model(folder: Path, gigabytes: float) -> nn.Module:
+def write_model(folder: Path, gigabytes: float) -> None:
     """A random model in bfloat16, of about so many bytes."""
     layer_bytes = 2 * (4 * WIDTH**2 + 3 * WIDTH * INNER)
     config = Qwen2Config(
@@ -61,18 +60,15 @@ def write_model(folder: Path, gigabytes: float) -> nn.Module:
         num_key_value_heads=16,
         max_position_embeddings=256,
     )
-    model = Qwen2ForCausalLM(config).bfloat16()
-    model.save_pretrained(folder)
+    Qwen2ForCausalLM(config).bfloat16().save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
-    return model
 
 
 class Bench:
     """One model, its learner and its engine, and what each phase of each way took."""
 
     def __init__(self, root: Path, memory: Path) -> None:
-        self.root, self.memory = root, memory
-        self.disk = root / "disk"
+        self.root, self.memory, self.disk = root, memory, root / "disk"
         self.team = Team()
         self.engine: Engine | None = None
         self.slots, self.chain = Slots(memory / "learner"), Chain(self.disk)
@@ -86,19 +82,27 @@ class Bench:
         yield
         self.seconds[way, phase].append(time.monotonic() - began)
 
-    async def open(self, gigabytes: float) -> None:
-        """Make the model, and start the learner's half."""
+    async def compare(self, gigabytes: float, rounds: int) -> None:
+        """Publish by each way in turn; the first rounds, which find memory, do not count."""
         model = self.root / "model"
         write_model(model, gigabytes)
-        recipe = {
-            "name": "publish",
-            "model": {"path": str(model), "dtype": "bfloat16", "max_context": 256},
-            "tasks": {"train": "none"},
-            "rollout": {"sampling": {"max_tokens": 64}},
-            "algorithm": {"advantage": "grpo"},
-            "training": {"steps": 1, "groups_per_step": 1},
+        await self.team.open(model, a_recipe(model={"path": str(model), "dtype": "bfloat16"}))
+        roots = {
+            "folder": self.disk,
+            "memory": self.memory / "learner",
+            "delta": self.memory / "elsewhere",
         }
-        await self.team.open(model, parse_recipe(recipe))
+        for attempt, (way, nearby) in enumerate(roots.items(), start=1):
+            fetcher = Fetcher(self.disk, nearby)
+            for number in range(rounds + 2):
+                self.step()
+                folder = weights.version_folder("job", attempt, number)
+                publish = self.by_folder if way == "folder" else self.by_slot
+                await self.take(way, fetcher, await publish(way, folder))
+            fetcher.close()
+        assert self.engine is not None
+        self.engine.shut_down()
+        await self.team.leave()
 
     def step(self) -> None:
         """What a step does to bfloat16 weights: a hundredth of them changes."""
@@ -108,15 +112,14 @@ class Bench:
             for parameter in trainer.models.policy.module.parameters():
                 parameter.view(-1)[::100] += 0.25
 
-    async def by_folder(self, folder: str) -> PolicyVersion:
+    async def by_folder(self, way: str, folder: str) -> PolicyVersion:
         """All of it holds up the next step."""
         staging = self.disk / "staging"
-        with self.timed("folder", "write"):
+        with self.timed(way, "write"):
             await self.team.export(staging)
             digest = weights.write(self.disk, folder, lambda target: _move(staging, target))
-        with self.timed("folder", "announce"):
-            pass
-        self.megabytes["folder"] = _megabytes(self.disk / folder)
+        self.seconds[way, "announce"].append(0.0)
+        self.megabytes[way] = _megabytes(self.disk / folder)
         return _version(folder, digest)
 
     async def by_slot(self, way: str, folder: str) -> PolicyVersion:
@@ -128,46 +131,22 @@ class Bench:
         with self.timed(way, "announce"):
             digest = self.slots.finish(slot, folder)
             if way == "delta":
-                link = f"{folder}.link"
-                self.chain.add(slot.path, before.path if before else None, link)
+                self.chain.add(slot.path, before.path if before else None, f"{folder}.link")
         links = self.chain.links if way == "delta" else ()
         self.megabytes[way] = _megabytes(self.disk / links[-1] if links else slot.path)
         return _version(folder, digest, links)
 
     async def take(self, way: str, fetcher: Fetcher, policy: PolicyVersion) -> None:
         """The rollout's half."""
-        with self.timed(way, "fetch"):
-            fetching = fetcher.fetched(policy)
-            folder = fetching.__enter__()
-            verified_shape(folder, policy.digest)
-        if self.engine is None:
-            settings = EngineSettings(dtype="bfloat16", max_context=256)
-            self.engine = await Engine.start(folder, "1.0", settings)
-        with self.timed(way, "load"):
-            await self.engine.load(folder, f"1.{policy.number}", keep_kv=False)
-        fetching.__exit__(None, None, None)
-
-    async def compare(self, gigabytes: float, rounds: int) -> None:
-        """Publish by each way in turn; the first round, which finds memory, does not count."""
-        await self.open(gigabytes)
-        nearby, elsewhere = self.memory / "learner", self.memory / "elsewhere"
-        fetchers = {
-            "folder": Fetcher(self.disk, self.disk),
-            "memory": Fetcher(self.disk, nearby),
-            "delta": Fetcher(self.disk, elsewhere),
-        }
-        for attempt, (way, fetcher) in enumerate(fetchers.items(), start=1):
-            for number in range(rounds + 2):
-                self.step()
-                folder = weights.version_folder("job", attempt, number)
-                policy = await (
-                    self.by_folder(folder) if way == "folder" else self.by_slot(way, folder)
-                )
-                await self.take(way, fetcher, policy)
-            fetcher.close()
-        assert self.engine is not None
-        self.engine.shut_down()
-        await self.team.leave()
+        with ExitStack() as reading:
+            with self.timed(way, "fetch"):
+                folder = reading.enter_context(fetcher.fetched(policy))
+                verified_shape(folder, policy.digest)
+            if self.engine is None:
+                settings = EngineSettings(dtype="bfloat16", max_context=256)
+                self.engine = await Engine.start(folder, "1.0", settings)
+            with self.timed(way, "load"):
+                await self.engine.load(folder, f"1.{policy.number}", keep_kv=False)
 
     def median(self, way: str, phases: list[str]) -> float:
         """Of the sum of some phases, in seconds."""

@@ -1,4 +1,4 @@
-"""Peak memory of log-probs, dense and in chunks: ``python -m tests.benchmarks.logprob_memory``.
+"""Peak memory of log-probs, dense and in chunks: ``python -m benchmarks.logprob_memory``.
 
 Each variant runs forward and backward in a process of its own, whose peak resident memory is read
 from the operating system; what the process held before is taken off. glibc is told to return freed
@@ -21,7 +21,6 @@ from services.learner.algorithms.logprobs import chunked_token_logprobs, token_l
 
 RETURN_FREED_BLOCKS = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}  # of 1 MiB or more
 DENSE = 0  # as a number of tokens per chunk
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def main() -> None:
@@ -31,7 +30,7 @@ def main() -> None:
         print(*_measured(options.measure, options))
         return
     size = f"{options.tokens:,} tokens x vocabulary {options.vocabulary:,}"
-    print(f"{size} x hidden {options.hidden}, {options.dtype}, forward and backward\n")
+    print(f"{size} x hidden {options.hidden}, float32, forward and backward\n")
     print("| variant | peak memory (MiB) | of dense | seconds |\n|---|---|---|---|")
     dense = None
     for chunk in (DENSE, *options.chunks):
@@ -42,7 +41,7 @@ def main() -> None:
 
 
 def _in_a_process(chunk: int) -> tuple[float, float]:
-    command = [sys.executable, "-m", "tests.benchmarks.logprob_memory", *sys.argv[1:]]
+    command = [sys.executable, "-m", "benchmarks.logprob_memory", *sys.argv[1:]]
     finished = subprocess.run(
         [*command, "--measure", str(chunk)],
         env={**os.environ, **RETURN_FREED_BLOCKS},
@@ -57,9 +56,8 @@ def _in_a_process(chunk: int) -> tuple[float, float]:
 def _measured(chunk: int, options: argparse.Namespace) -> tuple[float, float]:
     """Peak memory in MiB above what the inputs need, and seconds."""
     torch.manual_seed(0)
-    dtype = DTYPES[options.dtype]
-    head = nn.Linear(options.hidden, options.vocabulary, bias=False, dtype=dtype)
-    hidden = torch.randn(options.tokens, options.hidden, dtype=dtype, requires_grad=True)
+    head = nn.Linear(options.hidden, options.vocabulary, bias=False)
+    hidden = torch.randn(options.tokens, options.hidden, requires_grad=True)
     targets = torch.randint(options.vocabulary, (options.tokens,))
     head(hidden[:1]).sum().backward()  # the libraries are loaded, the gradients exist
     before, began = _peak_mib(), time.perf_counter()
@@ -81,7 +79,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--vocabulary", type=int, default=32768)
     parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--chunks", type=int, nargs="*", default=[2048, 1024, 256, 64])
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()

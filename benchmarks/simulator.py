@@ -1,0 +1,160 @@
+"""A simulation of one job: rollouts that sample, a learner that trains, and who waits for whom.
+
+It keeps Weir's rules. A step trains on its groups in the order of their numbers. Groups are asked
+for when their step is at most ``max_staleness`` ahead. An engine samples all its responses at once,
+the more the slower each; a new version stops it for a moment. Prompts and grading take no time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds, as they were measured or are expected of a machine."""
+
+    token: float  # of an engine, until each of its responses has one more token, ...
+    response: float  # ... and so much longer for each of these responses
+    at_once: int  # responses that an engine samples
+    trained_token: float  # of the learner
+    step: float  # of the learner, however many tokens
+    pause: float = 0.0  # of an engine, to load a version
+
+    def period(self, responses: int) -> float:
+        """Seconds in which each of so many responses becomes one token longer."""
+        return self.token + self.response * responses
+
+    @property
+    def fastest(self) -> float:
+        """Tokens a second of a full engine."""
+        return self.at_once / self.period(self.at_once)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job, once it had got going."""
+
+    step_seconds: float
+    tokens_per_second: float
+    learner_idle: float  # share of its time
+    rollouts_idle: float  # share of what they could have sampled, always full
+
+
+@dataclass
+class _Engine:
+    costs: Costs
+    clock: float = 0.0
+    ticks: float = 0.0  # tokens that each response has got so far
+    running: list[tuple[float, int]] = field(default_factory=list)  # when it ends, in ticks; group
+
+    @property
+    def next_end(self) -> float:
+        if not self.running:
+            return math.inf
+        left = max(0.0, self.running[0][0] - self.ticks)
+        return self.clock + left * self.costs.period(len(self.running))
+
+    def advance(self, now: float) -> None:
+        """Go on until ``now``, which is not after `next_end`."""
+        if now > self.clock:
+            if self.running:
+                self.ticks += (now - self.clock) / self.costs.period(len(self.running))
+            self.clock = now
+
+
+def simulate(
+    costs: Costs,
+    groups: Sequence[np.ndarray],
+    *,
+    groups_per_step: int,
+    max_staleness: int,
+    num_rollouts: int,
+    warm_up: int,
+) -> Outcome:
+    """Let a job make all the steps for which there are groups.
+
+    Args:
+        costs: seconds of whatever takes time.
+        groups: the tokens of each response of each group.
+        groups_per_step: so many groups in the order of their numbers are a step.
+        max_staleness: so many steps ahead groups are asked for.
+        num_rollouts: engines.
+        warm_up: the first so many steps are left out.
+    """
+    engines = [_Engine(costs) for _ in range(num_rollouts)]
+    missing = [len(group) for group in groups]  # responses to come
+    asked: deque[int] = deque()
+    step = admitted = trained = 0
+    now = waited = 0.0
+    learned_at: float | None = None  # None: the learner waits
+    began, waited_before, trained_before = 0.0, 0.0, 0
+    while step < len(groups) // groups_per_step:
+        limit = min(len(groups), (step + 1 + max_staleness) * groups_per_step)
+        asked.extend(range(admitted, limit))
+        admitted = limit
+        _claim(asked, groups, engines, costs.at_once)
+        of_step = slice(step * groups_per_step, (step + 1) * groups_per_step)
+        tokens = sum(int(group.sum()) for group in groups[of_step])
+        if learned_at is None and not any(missing[of_step]):
+            learned_at = now + costs.step + tokens * costs.trained_token
+        ends = [engine.next_end for engine in engines]
+        then = min(*ends, math.inf if learned_at is None else learned_at)
+        waited += then - now if learned_at is None else 0.0
+        now = then
+        for engine, end in zip(engines, ends, strict=True):
+            engine.advance(now)
+            if end <= now:
+                ticks, number = heapq.heappop(engine.running)
+                engine.ticks = max(engine.ticks, ticks)
+                missing[number] -= 1
+        if learned_at is not None and learned_at <= now:
+            learned_at, step, trained = None, step + 1, trained + tokens
+            for engine in engines:
+                engine.clock += costs.pause
+            if step == warm_up:
+                began, waited_before, trained_before = now, waited, trained
+    speed = (trained - trained_before) / (now - began)
+    return Outcome(
+        step_seconds=(now - began) / (step - warm_up),
+        tokens_per_second=speed,
+        learner_idle=(waited - waited_before) / (now - began),
+        rollouts_idle=1 - speed / costs.fastest / num_rollouts,
+    )
+
+
+def _claim(
+    asked: deque[int], groups: Sequence[np.ndarray], engines: Sequence[_Engine], at_once: int
+) -> None:
+    """The engine with most room takes the next group, as long as there is room for it."""
+    while asked:
+        engine = min(engines, key=lambda engine: len(engine.running))
+        lengths = groups[asked[0]]
+        if engine.running and len(engine.running) + len(lengths) > at_once:
+            return
+        number = asked.popleft()
+        for length in lengths:
+            heapq.heappush(engine.running, (engine.ticks + int(length), number))
+
+
+def check() -> None:
+    """Jobs that can be computed by hand: a group takes 10 s of sampling and 5 s of training."""
+    costs = Costs(token=1.0, response=0.0, at_once=4, trained_token=0.25, step=0.0)
+    for max_staleness, seconds in ((0, 15), (1, 15 / 2), (2, 5), (3, 5)):
+        made = simulate(
+            costs,
+            [np.array([10, 10])] * 44,
+            groups_per_step=1,
+            max_staleness=max_staleness,
+            num_rollouts=1,
+            warm_up=4,
+        )
+        assert math.isclose(made.step_seconds, seconds)
+        assert math.isclose(made.tokens_per_second, 20 / seconds)
+        assert math.isclose(made.learner_idle, 1 - 5 / seconds, abs_tol=1e-9)

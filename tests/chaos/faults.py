@@ -1,0 +1,267 @@
+"""What can go wrong: a deck of faults, shuffled by a seed and done to a stack.
+
+A fault has one part of the stack for itself while it lasts; several parts fail at the same time.
+What a fault breaks it mends, except that whom it kills the supervisor starts anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from signal import SIGCONT, SIGSTOP, SIGTERM
+
+from protocol.messages import Requested
+
+from tests.chaos.hash_team import PHASES
+from tests.chaos.job import JOB
+from tests.chaos.places import CLAIM_IDLE_S, LEARNER, ROLLOUTS, SEATS, WORKERS, Seat
+from tests.chaos.stack import Stack
+
+MEAN_PAUSE_S = 0.3  # between the beginnings of two faults
+_MOMENT_S = (0.02, 0.5 * CLAIM_IDLE_S)
+_LONG_S = (1.2 * CLAIM_IDLE_S, 2.2 * CLAIM_IDLE_S)  # longer than a worker may be silent
+_ANY_S = (0.02, 1.5 * CLAIM_IDLE_S)
+_LATENCY_S = 0.03
+_PHASE_COMES_WITHIN_S = 10.0
+_TAKES_OVER_WITHIN_S = 30.0
+_LEARNS_FOR_S = 1.0  # from one kill to the next, or it would learn nothing
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that goes wrong: what, with whom, how long after the one before, for how long."""
+
+    kind: str
+    seat: Seat
+    after_s: float
+    lasting_s: float
+    amount: int
+
+    @property
+    def part(self) -> str:
+        """What it needs for itself; only one worker of a role is ill at a time."""
+        part = KINDS[self.kind].part
+        if part in {"process", "load", "line", "reply"}:
+            return f"{part} {self.seat.name}"
+        return f"{part} {self.seat.role}" if part == "health" else part
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.seat.name}, {self.lasting_s:.2f} s, {self.amount}"
+
+
+Do = Callable[[Stack, Fault], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fault: how often it is in a deck, what it does, and what is drawn for it."""
+
+    count: int
+    do: Do
+    part: str
+    seats: Sequence[Seat] = (LEARNER,)
+    lasting_s: tuple[float, float] = (0.0, 0.0)
+    amounts: Sequence[int] = (0,)
+
+
+async def kill(stack: Stack, fault: Fault) -> None:
+    await stack.lives[fault.seat].kill()
+
+
+async def kill_learner(stack: Stack, fault: Fault) -> None:
+    """Kill it when it comes to a phase, or where it is if it does not come to it in time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_PHASE_COMES_WITHIN_S):
+            while not stack.switches.is_on(PHASES[fault.amount]):
+                await asyncio.sleep(0.01)
+    await kill(stack, fault)
+    stack.kills.update(phase for phase in PHASES if stack.switches.is_on(phase))
+    await asyncio.sleep(_LEARNS_FOR_S)
+
+
+async def freeze(stack: Stack, fault: Fault) -> None:
+    life = stack.lives[fault.seat]
+    life.send(SIGSTOP)
+    await asyncio.sleep(fault.lasting_s)
+    life.send(SIGCONT)
+
+
+async def replace(stack: Stack, fault: Fault) -> None:
+    """A life is taken for dead, replaced here or elsewhere, and then goes on beside the new one.
+
+    "Here" is a process that was cut off and whose name its successor has taken.
+    """
+    before = await stack.record()
+    zombie = stack.vacate(fault.seat, machine=fault.amount)
+    zombie.send(SIGSTOP)
+    await asyncio.sleep(fault.lasting_s)
+    if fault.seat is LEARNER:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_TAKES_OVER_WITHIN_S):
+                while (await stack.record()).attempt == before.attempt:
+                    await asyncio.sleep(0.05)
+    zombie.send(SIGCONT)
+    await asyncio.sleep(fault.lasting_s)
+    await zombie.kill()
+
+
+async def stop(stack: Stack, fault: Fault) -> None:
+    life = stack.lives[fault.seat]
+    life.send(SIGTERM)
+    await life.ended.wait()
+
+
+async def kill_server(stack: Stack, fault: Fault) -> None:
+    stack.server.kill()
+    await asyncio.sleep(fault.lasting_s)
+    await asyncio.to_thread(stack.server.start)
+
+
+async def freeze_server(stack: Stack, fault: Fault) -> None:
+    stack.server.suspend()
+    await asyncio.sleep(fault.lasting_s)
+    stack.server.resume()
+
+
+async def turn_clock(stack: Stack, fault: Fault) -> None:
+    stack.clock.turn(fault.amount)
+
+
+async def fill_memory(stack: Stack, fault: Fault) -> None:
+    await asyncio.to_thread(stack.server.exhaust_memory)
+    await asyncio.sleep(fault.lasting_s)
+    await asyncio.to_thread(stack.server.free_memory)
+
+
+async def unmount(stack: Stack, fault: Fault) -> None:
+    """The folder of all data is empty for a while; what is written there meanwhile is lost."""
+    data, mounted = stack.folder / "data", stack.folder / "mounted"
+    data.rename(mounted)
+    data.mkdir()
+    await asyncio.sleep(fault.lasting_s)
+    data.rename(stack.folder / f"below-{time.monotonic_ns()}")
+    mounted.rename(data)
+
+
+async def pause_job(stack: Stack, fault: Fault) -> None:
+    await stack.user.request_state(JOB, Requested.PAUSE)
+    await asyncio.sleep(fault.lasting_s)
+    await stack.user.request_state(JOB, Requested.RUN)
+
+
+async def lose_reply(stack: Stack, fault: Fault) -> None:
+    stack.lines[fault.seat].lose_next_reply()
+
+
+def line(name: str, *args: float) -> Do:
+    async def do(stack: Stack, fault: Fault) -> None:
+        with getattr(stack.lines[fault.seat], name)(*args):
+            await asyncio.sleep(fault.lasting_s)
+
+    return do
+
+
+def ill(name: str) -> Do:
+    async def do(stack: Stack, fault: Fault) -> None:
+        with stack.switches.on(f"{name} {fault.seat.name}"):
+            await asyncio.sleep(fault.lasting_s)
+
+    return do
+
+
+def disk(error: str) -> Do:
+    async def do(stack: Stack, fault: Fault) -> None:
+        with stack.switches.on("disk", f"{time.monotonic_ns()} {error} {fault.amount}"):
+            await asyncio.sleep(fault.lasting_s)
+
+    return do
+
+
+_JUMPS_S = (1, -1, 60, -60, 3600, -3600)
+_WRITES = range(60)  # about as many as the learner makes from one checkpoint to the next
+_CALL_TAKES_MS = (5, 20, 50)
+_MACHINES = (0, 1)
+_PHASES = range(len(PHASES))
+KINDS = {  # fifty in a deck
+    "kill": Kind(6, kill, "process", WORKERS),
+    "kill learner": Kind(3, kill_learner, "process", amounts=_PHASES),
+    "freeze": Kind(2, freeze, "process", SEATS, _MOMENT_S),
+    "freeze long": Kind(3, freeze, "process", SEATS, _LONG_S),
+    "replace": Kind(2, replace, "process", WORKERS, _LONG_S, _MACHINES),
+    "replace learner": Kind(2, replace, "process", (LEARNER,), _LONG_S, _MACHINES),
+    "stop": Kind(3, stop, "process", SEATS),
+    "raises": Kind(2, ill("raises"), "health", WORKERS, _ANY_S),
+    "crashes": Kind(2, ill("crashes"), "health", WORKERS, _ANY_S),
+    "slow load": Kind(2, ill("slow load"), "load", ROLLOUTS, _LONG_S),
+    "cut line": Kind(3, line("cut"), "line", SEATS, _ANY_S),
+    "black hole": Kind(3, line("black_hole"), "line", SEATS, _ANY_S),
+    "slow line": Kind(2, line("slow", _LATENCY_S), "line", SEATS, _ANY_S),
+    "lose reply": Kind(3, lose_reply, "reply", SEATS),
+    "kill server": Kind(1, kill_server, "server", lasting_s=_MOMENT_S),
+    "freeze server": Kind(1, freeze_server, "server", lasting_s=_MOMENT_S),
+    "freeze server long": Kind(1, freeze_server, "server", lasting_s=_LONG_S),
+    "fill memory": Kind(1, fill_memory, "server", lasting_s=_MOMENT_S),
+    "turn clock": Kind(3, turn_clock, "clock", amounts=_JUMPS_S),
+    "disk full": Kind(1, disk("ENOSPC"), "disk", lasting_s=_ANY_S, amounts=_WRITES),
+    "disk broken": Kind(1, disk("EIO"), "disk", lasting_s=_ANY_S, amounts=_WRITES),
+    "disk slow": Kind(1, disk("SLOW"), "disk", lasting_s=_LONG_S, amounts=_CALL_TAKES_MS),
+    "unmount": Kind(1, unmount, "disk", lasting_s=_ANY_S),
+    "pause job": Kind(1, pause_job, "user", lasting_s=_MOMENT_S),
+}
+
+
+def draw(seed: int, count: int, kinds: Sequence[str]) -> list[Fault]:
+    """So many faults, deck after deck; the same seed draws the same ones."""
+    chance, drawn = random.Random(seed), list[Fault]()
+    while len(drawn) < count:
+        deck = [(name, turn) for name in kinds for turn in range(KINDS[name].count)]
+        chance.shuffle(deck)
+        drawn += [_drawn(name, turn, chance) for name, turn in deck]
+    return drawn[:count]
+
+
+def _drawn(name: str, turn: int, chance: random.Random) -> Fault:
+    kind = KINDS[name]
+    amounts = kind.amounts[turn:][:1] if kind.amounts == _PHASES else kind.amounts
+    return Fault(
+        kind=name,
+        seat=chance.choice(kind.seats),
+        after_s=chance.uniform(0, 2 * MEAN_PAUSE_S),
+        lasting_s=chance.uniform(*kind.lasting_s),
+        amount=chance.choice(amounts),
+    )
+
+
+@dataclass
+class Misfortune:
+    """Does faults to a stack until its job has ended, and notes what it did when."""
+
+    stack: Stack
+    ending: asyncio.Future[None]
+    journal: list[str]
+    began: float = field(default_factory=time.monotonic)
+    _parts: defaultdict[str, asyncio.Lock] = field(
+        default_factory=lambda: defaultdict(asyncio.Lock)
+    )
+
+    async def strike(self, faults: Sequence[Fault]) -> None:
+        """Do all of them, each as soon as it is due and its part of the stack is free."""
+        async with asyncio.TaskGroup() as tasks:
+            for fault in faults:
+                await asyncio.sleep(fault.after_s)
+                tasks.create_task(self._do(fault))
+
+    async def _do(self, fault: Fault) -> None:
+        async with self._parts[fault.part]:
+            if not self.ending.done():
+                self._note("begins", fault)
+                await KINDS[fault.kind].do(self.stack, fault)
+                self._note("ends", fault)
+
+    def _note(self, what: str, fault: Fault) -> None:
+        self.journal.append(f"{time.monotonic() - self.began:7.2f} {what:6} {fault}")

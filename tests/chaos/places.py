@@ -1,0 +1,119 @@
+"""Where the processes of a stack are, and the switches that say what is wrong there."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.chassis.deployment import Deployment
+from tests.chaos.job import BASE_MODEL
+
+HEARTBEAT_S = 0.15
+CLAIM_IDLE_S = 0.6
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A place of one process, whichever life sits there; its port tells it from the others."""
+
+    role: str
+    port: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.port}"
+
+
+LEARNER = Seat("learner", 7001)
+ROLLOUTS = tuple(Seat("rollout", port) for port in (7101, 7102, 7103))
+WORKERS = (*ROLLOUTS, *(Seat("grader", port) for port in (7201, 7202)))
+SEATS = (LEARNER, *WORKERS)
+
+
+@dataclass(frozen=True)
+class Switches:
+    """Files in a folder, which a test throws and its processes see."""
+
+    folder: Path
+
+    @contextmanager
+    def on(self, name: str, value: str = "") -> Iterator[None]:
+        """Throw a switch while the body runs."""
+        self.throw(name, value)
+        try:
+            yield
+        finally:
+            self.release(name)
+
+    def throw(self, name: str, value: str = "") -> None:
+        temporary = self.folder / f".{name}"
+        temporary.write_text(value)
+        temporary.rename(self.folder / name)
+
+    def release(self, name: str) -> None:
+        (self.folder / name).unlink(missing_ok=True)
+
+    def value(self, name: str) -> str | None:
+        """What the switch is set to, None if it is off."""
+        try:
+            return (self.folder / name).read_text()
+        except FileNotFoundError:
+            return None
+
+    def is_on(self, name: str) -> bool:
+        return (self.folder / name).exists()
+
+
+@dataclass(frozen=True)
+class Place:
+    """A seat of one run: on which machine it is, and where it finds the server and its files."""
+
+    seat: Seat
+    machine: int
+    url: str
+    folder: Path
+
+    @property
+    def switches(self) -> Switches:
+        return Switches(self.folder / "switches")
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def torn(self) -> Path:
+        """The mark of weights that were written over while they were loaded."""
+        return self.folder / "torn"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "logs" / f"{self.seat.name}.log"
+
+    def is_switched(self, name: str) -> bool:
+        """Whether something is wrong with whoever sits here."""
+        return self.switches.is_on(f"{name} {self.seat.name}")
+
+    def new_life(self) -> str:
+        """The name of one life of this process here."""
+        seat = f"{self.seat.role}-machine{self.machine}-{self.seat.port}"
+        return f"{seat}.{os.getpid()}-{secrets.token_hex(3)}"
+
+    def deployment(self) -> Deployment:
+        return Deployment.from_environment(
+            {
+                "WEIR_REDIS_URL": self.url,
+                "WEIR_DATA_DIR": str(self.data),
+                "WEIR_MEMORY_DIR": str(self.folder / f"memory-{self.machine}"),
+                "WEIR_WEIGHTS": "delta",
+                "WEIR_MODEL_ROOTS": str(BASE_MODEL.parent),
+                "WEIR_PORT": str(self.seat.port),
+                "WEIR_HEARTBEAT_S": str(HEARTBEAT_S),
+                "WEIR_CLAIM_IDLE_S": str(CLAIM_IDLE_S),
+                "WEIR_DRAIN_S": "0.3",
+            }
+        )
