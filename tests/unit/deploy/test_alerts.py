@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.metrics_table import metrics_of
+from tests.dashboards import FILES, dashboard, panels
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy" / "prometheus"
@@ -180,17 +179,30 @@ def test_every_alert_fires_under_its_faults(tmp_path: Path) -> None:
     check(tmp_path, *(a_test(HEALTHY | changes, alert, at) for alert, changes, at in faults))
 
 
-@pytest.mark.parametrize("alert", ALERTS)
-def test_an_alert_says_how_bad_it_is_and_where_its_section_of_the_runbooks_is(alert: str) -> None:
-    rule = ALERTS[alert]
-    assert rule["labels"]["severity"] in {"warning", "critical"}
-    assert rule["annotations"]["summary"]
-    assert rule["annotations"]["runbook_url"] == f"deploy/runbooks.md#{alert.lower()}"
-    assert f"\n## {alert}\n" in (ROOT / "deploy" / "runbooks.md").read_text()
+def test_an_alert_says_how_bad_it_is_and_has_a_section_of_the_runbooks_and_a_panel() -> None:
+    runbooks = (ROOT / "deploy/runbooks.md").read_text()
+    boards = "".join(path.read_text() for path in FILES)
+    for alert, rule in ALERTS.items():
+        assert rule["labels"]["severity"] in {"warning", "critical"}, alert
+        assert rule["annotations"]["summary"], alert
+        assert rule["annotations"]["runbook_url"] == f"deploy/runbooks.md#{alert.lower()}"
+        assert f"\n## {alert}\n" in runbooks, alert
+        assert f'"title": "Runbook: {alert}"' in boards, alert
 
 
-def test_rules_name_metrics_that_exist() -> None:
-    named = set(re.findall(r"\bweir_[a-z_]+", (FOLDER / "rules.yml").read_text()))
-    assert len(named) >= 20
-    known = {metric.name for metric in metrics_of()}
-    assert {re.sub("_(bucket|sum|count)$", "", name) for name in named} - known == set()
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_panel_says_what_it_shows_and_lies_beside_the_others(file: Path) -> None:
+    content = dashboard(file)
+    for panel in panels(content):
+        assert panel["description"].endswith("."), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        legends = {target["legendFormat"] for target in panel["targets"]}
+        assert panel["type"] == "table" or len(legends) == len(panel["targets"]), panel["title"]
+    cells = [
+        (panel["gridPos"]["x"] + right, panel["gridPos"]["y"] + down)
+        for panel in content["panels"]
+        for right in range(panel["gridPos"]["w"])
+        for down in range(panel["gridPos"]["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(right for right, _ in cells) < 24
