@@ -1,4 +1,4 @@
-"""The Dockerfile, its pins and what may enter an image fit together; the metrics of the code."""
+"""The Dockerfile, its pins and what may enter an image fit together."""
 
 import re
 import tomllib
@@ -8,7 +8,6 @@ import protocol
 
 from deploy.compose import BASE_IMAGE
 from deploy.install import constraints, own, package
-from deploy.metrics_table import Metric, metrics_of
 from services.gateway.cli.processes import OF_OTHER_SERVICES
 
 ROOT = Path(__file__).parents[3]
@@ -82,24 +81,3 @@ def test_weir_in_an_image_knows_the_verbs_of_other_services() -> None:
         folder = "/".join(module.split(".")[:2])
         added = f"AS {owner}-base\nCOPY {folder} /app/{folder}\n"
         assert folder == f"services/{owner}" or added in DOCKERFILE, module
-
-
-def test_metrics_are_found_with_their_labels_and_constants_in_them(tmp_path: Path) -> None:
-    for part in ("chassis", "grader"):
-        (tmp_path / "services" / part).mkdir(parents=True)
-    (tmp_path / "services/grader/x.py").write_text(
-        "from prometheus_client import Counter\n"
-        "from prometheus_client.core import GaugeMetricFamily\n"
-        '_JOB = ("job", "recipe")\n'
-        'A = Counter("weir_a_total", "Counts | this", ["why"])\n'
-        'B = [GaugeMetricFamily("weir_b", "Shows " "that", labels=[*_JOB, "name"])]\n'
-        "C = Counter(x for x in ())\n"
-    )
-    (tmp_path / "services/chassis/y.py").write_text(
-        'from prometheus_client import Gauge\nG = Gauge("weir_c", "All have it")\n'
-    )
-    assert metrics_of(tmp_path) == [
-        Metric("weir_a_total", "counter", ("why",), "grader", "Counts | this"),
-        Metric("weir_b", "gauge", ("job", "recipe", "name"), "grader", "Shows that"),
-        Metric("weir_c", "gauge", (), "every", "All have it"),
-    ]
