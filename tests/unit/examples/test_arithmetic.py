@@ -126,7 +126,7 @@ def test_the_solutions_to_imitate_are_in_form_and_of_no_held_out_prompt(tmp_path
     lines = [json.dumps(record) for record in islice(base_model.imperfect_solutions(), 1000)]
     (tmp_path / "solutions.jsonl").write_text("\n".join(lines))
     imitated = read_tasks(tmp_path / "solutions.jsonl")
-    right = sum(str(task.solution).endswith(tasks.boxed(int(task.answer))) for task in imitated)
+    right = sum(str(task.solution).endswith(f"boxed{{{task.answer}}}") for task in imitated)
     assert right / 1000 == pytest.approx(0.48, abs=0.05)
     for task in imitated:
         assert measure.RESPONSE.fullmatch(str(task.solution))
