@@ -185,23 +185,20 @@ def program(home: Home, name: str, code: str, **options: object) -> Process:
     return Process(launch, next(free_ports()), home.path / "logs" / name, held=(home.lock,))
 
 
-def test_a_process_that_ends_well_while_the_stack_starts_begins_anew(
+def test_a_stack_starts_though_one_ends_well_and_begins_anew_and_a_judge_takes_its_time(
     home: Home, start: Callable[..., Stack]
 ) -> None:
+    """And what computes gives way, what answers does not."""
     mark = home.path / "mark"
     once = f"import os, sys; p = {str(mark)!r}; os.path.exists(p) or (open(p, 'w'), sys.exit(0));"
-    learner = program(home, "learner", once + SERVE)
-    start(learner)
+    gateway, learner = (
+        program(home, "gateway", SERVE, niceness=0),
+        program(home, "learner", once + SERVE),
+    )
+    judge = program(home, "judge", "import time; time.sleep(600)", is_awaited=False)
+    start(gateway, learner, judge)
     assert mark.exists()
-    assert learner.has_started
-    assert learner.running is not None
-
-
-def test_what_computes_gives_way_and_what_answers_does_not(
-    home: Home, start: Callable[..., Stack]
-) -> None:
-    gateway, learner = program(home, "gateway", SERVE, niceness=0), program(home, "learner", SERVE)
-    start(gateway, learner)
+    assert [each.has_started for each in (gateway, learner, judge)] == [True, True, False]
     assert gateway.running is not None
     assert learner.running is not None
     own = os.getpriority(os.PRIO_PROCESS, 0)
@@ -230,14 +227,6 @@ def test_a_process_that_cannot_be_started_now_is_tried_again(home: Home) -> None
     grader.revive()
     assert grader.running is not None
     grader.stop(5)
-
-
-def test_a_process_that_nobody_waits_for_does_not_hold_up_the_start(
-    home: Home, start: Callable[..., Stack]
-) -> None:
-    judge = program(home, "judge", "import time; time.sleep(600)", is_awaited=False)
-    start(judge)
-    assert not judge.has_started
 
 
 @pytest.mark.parametrize("how", ["restart", "stop"])
