@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import random
 import re
 from itertools import islice
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 import torch
 from protocol.tasks import read_tasks
 
-from examples.arithmetic import authors, base_model, measure, tasks
+from examples.arithmetic import base_model, measure, tasks
 from services.learner.sft.recipe import load_sft_recipe
 
 EXAMPLE = Path(tasks.__file__).parent
@@ -48,36 +47,6 @@ def test_the_committed_tasks_are_valid_and_those_held_out_are_others(tmp_path: P
             assert is_of_the_held_out(record["prompt"]) == (name == "held_out.jsonl")
         seen += [record["id"] for record in records]
     assert len(set(seen)) == 4_512
-
-
-def careless_solutions(count: int, habits: authors.Habits) -> list[tuple[str, str]]:
-    """Pairs of the right answer, boxed, and what the careless author wrote."""
-    rng = random.Random(5)
-    drawn = [tasks.draw_task(rng) for _ in range(count)]
-    return [
-        (tasks.boxed(t.totals[-1]), authors.write_careless_solution(t, rng, habits)) for t in drawn
-    ]
-
-
-def share_right(pairs: list[tuple[str, str]]) -> float:
-    return sum(text.endswith(answer) for answer, text in pairs) / len(pairs)
-
-
-def test_the_careless_author_errs_as_often_as_his_habits_say() -> None:
-    none = {"forgets_carry": 0, "slips": 0, "merges": 0, "recovers": 0}
-    assert share_right(careless_solutions(500, authors.Habits(**none))) == 1
-    merged = careless_solutions(500, authors.Habits(**none | {"merges": 1}))
-    assert {text.count("=") for _, text in merged} == {2}
-    assert share_right(merged) == 1
-    careless = careless_solutions(5_000, authors.CARELESS)
-    assert share_right(careless) == pytest.approx(0.41, abs=0.03)
-    assert all(measure.RESPONSE.fullmatch(text) for _, text in careless)
-    rng = random.Random(5)
-    crossing = [authors.add_carelessly(47, 8, rng, authors.CARELESS) for _ in range(5_000)]
-    plain = [authors.add_carelessly(42, 5, rng, authors.CARELESS) for _ in range(5_000)]
-    assert crossing.count(45) / 5_000 == pytest.approx(0.82, abs=0.02)
-    assert plain.count(47) / 5_000 == pytest.approx(0.92, abs=0.02)
-    assert authors.add_carelessly(55, -6, rng, authors.Habits(forgets_carry=1)) == 59
 
 
 @pytest.mark.parametrize(
@@ -127,7 +96,7 @@ def test_the_solutions_to_imitate_are_in_form_and_of_no_held_out_prompt(tmp_path
     (tmp_path / "solutions.jsonl").write_text("\n".join(lines))
     imitated = read_tasks(tmp_path / "solutions.jsonl")
     right = sum(str(task.solution).endswith(f"boxed{{{task.answer}}}") for task in imitated)
-    assert right / 1000 == pytest.approx(0.48, abs=0.05)
+    assert right / 1000 == pytest.approx(0.48, abs=0.04)  # as the careless author's habits give
     for task in imitated:
         assert measure.RESPONSE.fullmatch(str(task.solution))
         assert PROMPT.fullmatch(str(task.prompt))
