@@ -14,7 +14,7 @@ import re
 import secrets
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ _MEMORY = "/dev/shm"
 class Home:
     """One stack's folder."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = path
+        self._clock = clock
         self.lock = -1  # its file descriptor, while this process holds it
 
     @classmethod
@@ -43,14 +44,14 @@ class Home:
             StackError: if a stack runs here.
         """
         (self.path / "logs").mkdir(parents=True, exist_ok=True)
-        began = time.monotonic()
+        began = self._clock()
         while not self._try_to_lock():
             if (process_id := self._supervisor()) is not None:
                 raise StackError(
                     f"a stack runs here already (process {process_id}); stop it with `weir down`, "
                     "or set WEIR_HOME to another folder"
                 )
-            if time.monotonic() - began > stop_timeout_s(self.path / "data"):
+            if self._clock() - began > stop_timeout_s(self.path / "data"):
                 self._kill_what_is_left()
             time.sleep(0.1)
         self._pid_path.write_text("", encoding="utf-8")  # it may name who was killed
@@ -65,7 +66,7 @@ class Home:
         if not self._lock_path.exists() or self._try_to_lock():
             return False
         told: int | None = None
-        began = time.monotonic()
+        began = self._clock()
         while not self._try_to_lock():
             process_id = self._supervisor()
             if process_id is not None and process_id != told:
@@ -73,7 +74,7 @@ class Home:
                     os.kill(process_id, signal.SIGTERM)
                 told = process_id
             # The services leave, then their server.
-            if time.monotonic() - began > stop_timeout_s(self.path / "data") + 2 * STOP_TIMEOUT_S:
+            if self._clock() - began > stop_timeout_s(self.path / "data") + 2 * STOP_TIMEOUT_S:
                 self._kill_what_is_left()
             time.sleep(0.1)
         return True

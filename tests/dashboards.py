@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,16 +61,6 @@ def queries(panel: Json) -> list[Query]:
 
 def marks(content: Json) -> list[tuple[str, Query]]:
     return [(each["name"], Query(each["expr"])) for each in content["annotations"]["list"]]
-
-
-def expressions() -> Iterator[tuple[str, str]]:
-    """Every expression, and where it stands: the dashboard, and the panel or annotation."""
-    for file in FILES:
-        content = dashboard(file)
-        for panel in panels(content):
-            yield from ((f"{file.stem}: {panel['title']}", q.expression) for q in queries(panel))
-        for name, query in marks(content):
-            yield f"{file.stem}: annotation {name}", query.expression
 
 
 @dataclass

@@ -23,7 +23,6 @@ from tests.containers.engines import ROOT, Engine, engine
 
 SERVICES = ("gateway", "grader", "rollout", "learner")
 PROJECT = "weir-test"
-SAID: list[str] = []
 _CONTAINER_ENDED = ("running", "stopped container", "ended with 137")  # as podman says it
 ENDED = {"succeeded", "failed", "cancelled"}
 Json = dict[str, Any]
@@ -146,7 +145,6 @@ def running_engine() -> Iterator[Engine]:
     for name, service in compose.items():
         if "build" not in service and name not in found.cannot_make:
             found.prepare(name, service["image"])
-    started = time.monotonic()
     found.build(*tagged("gateway"))
     with ThreadPoolExecutor(2) as pool:  # what two images share is there before both are built
         for pair in (
@@ -154,12 +152,6 @@ def running_engine() -> Iterator[Engine]:
             [tagged("rollout"), tagged("learner")],
         ):
             list(pool.map(lambda job: found.build(*job), pair))
-    SAID.append(f"built the images in {time.monotonic() - started:.0f} s")
-    for name, why in found.cannot_make.items():
-        SAID.append(f"not run here: {name}, because {why}")
-    SAID.append("not built here: the images for GPUs, whose base is in a registry")
-    if found.program == "podman":
-        SAID.append("not shown here: limits, and that the engine asks for health by itself")
     yield found
     found.tidy()
 
@@ -197,9 +189,3 @@ def trained(stack: Stack) -> Json:
 
 def tagged(service: str) -> list[str]:
     return [service, "--tag", f"weir/{service}"]
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What the tests took, and what they could not show."""
-    for line in SAID:
-        terminalreporter.write_line(line)

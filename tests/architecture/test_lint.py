@@ -1,0 +1,139 @@
+"""The lint of the project and its boundaries of imports: the tree passes, mistakes are told."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.project import FOLDERS, ROOT
+
+LONG = "\n\ndef endless():\n" + "    pass\n" * 50
+# By file: what is added at its end, and what the lint then says of the file.
+MISTAKES = {
+    "README.md": (
+        "`deploy/size.md`, [a picture](none.png), `make soaking`, `python -m services.nowhere`, "
+        "`weir start`\n```python\ndef f(:\n```\n",
+        (
+            "deploy/size.md is not there",
+            "the link to none.png leads nowhere",
+            "there is no make soaking",
+            "there is no module services.nowhere",
+            "there is no weir start",
+            "python: invalid syntax",
+        ),
+    ),
+    "ARCHITECTURE.md": (
+        "| `services/grader/gate.py` | `Gate.never` | is not there |\n",
+        ("there is no Gate.never",),
+    ),
+    "proto/protocol/streams.py": (
+        '__doc__ = __doc__.replace("GradedGroup", "Grades")\n',
+        ("the streams are not those",),
+    ),
+    "deploy/metrics.md": ("| `weir_none` |\n", ("not what python -m deploy.metrics_table writes",)),
+    "deploy/sizing.md": ("\n", ("not what python -m services.learner.planning.sizing writes",)),
+    "deploy/grafana/generated/more.json": ("{}", ("not what python -m deploy.grafana writes",)),
+    "deploy/home.py": (
+        f'_X = "/root/x", r"(a)++b"{LONG}',
+        ("/root/ is of one machine", "a possessive group", "endless has 51 lines"),
+    ),
+    "deploy/prometheus/rules.yml": (
+        '# weir_none, weir_ready{colour="red"}, rate(weir_ready[5m])\n',
+        ("no service exports weir_none", "weir_ready has no label colour", "weir_ready is a gauge"),
+    ),
+    "recipes/demo.toml": ("tasksize = 1\n", ("tasksize",)),
+    "recipes/lost.toml": (
+        (ROOT / "recipes/demo.toml").read_text().replace("/base-model", "/no-model"),
+        ("examples/arithmetic/no-model/config.json is not there",),
+    ),
+    "recipes/README.md": ("", ("lost.toml is not in the index",)),
+    "tests/benchmarks/methods.py": (
+        "\n\ndef table(runs):\n    return str(len(runs))\n",
+        ("not the table that python -m tests.benchmarks.methods prints",),
+    ),
+}
+BREACHES = {
+    "services -> chassis -> protocol": ("proto/protocol/tasks.py", "services.chassis"),
+    "services meet only in the protocol": ("services/gateway/jobs/events.py", "services.grader"),
+    "protocol, chassis, gateway, grader and data are slim": ("services/grader/gate.py", "torch"),
+    "answers are a library": ("services/grader/answers/compare.py", "services.grader.tools"),
+    "data is prepared with the grader's reader, comparer and pool": (
+        "services/data/check.py",
+        "services.grader.judge",
+    ),
+    "the rooms of the learner": (
+        "services/learner/supply/feeder.py",
+        "services.learner.job.learning",
+    ),
+    "an algorithm is torch and the standard library": (
+        "services/learner/algorithms/advantages.py",
+        "numpy",
+    ),
+    "redis has one door": ("services/chassis/work.py", "redis"),
+    "vLLM has one door": ("services/rollout/chat.py", "vllm"),
+    "DeepSpeed has one door": ("services/learner/job/learning.py", "deepspeed"),
+    "Ray has one door": ("deploy/local.py", "ray"),
+    "deploy starts services and imports none": ("deploy/local.py", "protocol.streams"),
+    "of deploy, the learner reads the placement": ("services/learner/job/run.py", "deploy.local"),
+    "a placement is the standard library": ("deploy/placement.py", "numpy"),
+}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the project."""
+    for folder in (*FOLDERS, "docs"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, tmp_path)
+    return tmp_path
+
+
+def add(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+def told(tree: Path, *command: str) -> list[str]:
+    """What a program of this environment prints in a tree."""
+    path = f"{tree / 'proto'}:{tree}"
+    ran = subprocess.run(
+        [str(Path(sys.executable).with_name(command[0])), *command[1:]],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in ran.stderr, ran.stderr
+    return ran.stdout.splitlines()
+
+
+def test_the_lint_tells_every_kind_of_mistake_and_finds_no_other(tree: Path) -> None:
+    for path, (text, _) in MISTAKES.items():
+        add(tree / path, text)
+    found = told(tree, "python", "-m", "tests.lint")
+    wanted = [(path, words) for path, (_, all_words) in MISTAKES.items() for words in all_words]
+    for path, words in wanted:
+        where = "ARCHITECTURE.md" if path.endswith("streams.py") else path
+        where = "recipes/README.md" if path.endswith("methods.py") else where
+        said = [line for line in found if line.startswith(f"{where}:") and words in line]
+        assert len(said) == 1, (path, words, found)
+        found.remove(said[0])
+    assert found == []
+
+
+def test_imports_keep_the_boundaries_and_every_contract_notices_its_breach(tree: Path) -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    assert {contract["name"] for contract in settings["contracts"]} == set(BREACHES)
+    assert not [line for line in told(tree, "lint-imports", "--no-cache") if "BROKEN" in line]
+    for path, module in BREACHES.values():
+        add(tree / path, f"\nimport {module}\n")
+    broken = "\n".join(told(tree, "lint-imports", "--no-cache"))
+    assert [name for name in BREACHES if f"{name} BROKEN" not in broken] == [], broken

@@ -1,0 +1,200 @@
+"""``python -m tests.lint``: what documents, recipes, alerts and dashboards say is true.
+
+Prints ``file:line: what is wrong`` of every fault, and exits with 1 if there is one.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.util
+import io
+import json
+import re
+import sys
+import textwrap
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from protocol import streams
+from protocol.recipe import load_recipe
+
+from deploy import metrics_table
+from deploy.grafana.__main__ import generated
+from services.gateway.cli.main import main as weir
+from services.learner.planning.sizing import page_of
+from tests.architecture.project import DOCUMENTS, FOLDERS, MODULES, ROOT
+from tests.benchmarks import methods
+
+FILE = re.compile(r"(?!-)[\w./*-]+(?:\.(?:py|md|toml|lua|yml|png|jsonl)|/)")
+PATH_FROM_ROOT = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})/[\w./*-]*[\w/*]")
+FENCED = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.M | re.S)
+LINK = re.compile(r"\]\((?!https?://|#)([^)\s#]+)")
+REGISTRY = r"pypi\.|pythonhosted|pytorch\.org/whl|anaconda\.|--(?:extra-)?index-url"
+ONE_PLACE = re.compile(rf"{REGISTRY}|(?<![\w.*])/(?:work|root|home|Users)/")
+# Before Python 3.11.5 a possessive group could fail to match what it should; `[0-9]++` is sound.
+POSSESSIVE_GROUP = re.compile(r"\)(?:[*+?]|\{[0-9,]+\})\+[^ =+]|\(\?>")
+METRIC = re.compile(r"((?:rate|increase)\()?\b(weir_[a-z_]+)\b(?:\{([^}]*)\})?")
+LABELS_OF_SCRAPES = {"service", "instance", "le"}
+RISING_GAUGES = {"weir_backpressure_seconds", "weir_jobs"}
+ARCHITECTURE, INDEX = ROOT / "ARCHITECTURE.md", ROOT / "recipes/README.md"
+RULES, BOARDS = ROOT / "deploy/prometheus/rules.yml", ROOT / "deploy/grafana/generated"
+Fault = tuple[Path, int, str]
+
+
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    return enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+
+
+def code_in(path: Path) -> Iterator[tuple[int, str]]:
+    """Each line of a code block and each span in backticks of a document, with its line."""
+    text = path.read_text()
+    for block in FENCED.finditer(text):
+        yield from enumerate(block[2].splitlines(), 1 + text.count("\n", 0, block.start(2)))
+    prose = FENCED.sub(lambda block: "\n" * block[0].count("\n"), text)
+    for span in re.finditer(r"`([^`]+)`", prose):
+        yield 1 + prose.count("\n", 0, span.start()), span[1]
+
+
+def paths() -> Iterator[Fault]:
+    """A path is seen from the root, from proto/ or from the document; a link from the document."""
+    for document in DOCUMENTS:
+        named = {(at, span) for at, span in code_in(document) if FILE.fullmatch(span)}
+        for at, line in lines(document):
+            named |= {(at, name) for name in PATH_FROM_ROOT.findall(line)}
+            for link in LINK.findall(line):
+                if not (document.parent / link).exists():
+                    yield document, at, f"the link to {link} leads nowhere"
+        for at, name in named:
+            bases = (ROOT, ROOT / "proto", document.parent)
+            if not any(any(base.glob(name.rstrip("/"))) for base in bases):
+                yield document, at, f"{name} is not there"
+
+
+def commands() -> Iterator[Fault]:
+    """What documents have a person type: targets of make, modules, verbs of weir."""
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        weir(["--help"])
+    verbs = re.findall(r"^  (\w+) ", told.getvalue(), re.M)
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+    known = ((r"\bmake ([a-z-]+)", targets), (r"(?<![\w.])weir ([a-z]+)", verbs))
+    for document in DOCUMENTS:
+        for at, code in code_in(document):
+            for pattern, names in known:
+                for match in re.finditer(pattern, code):
+                    if match[1] not in names:
+                        yield document, at, f"there is no {match[0]}"
+            for module in re.findall(r"python -m ([\w.]+)", code):
+                try:
+                    assert importlib.util.find_spec(module)
+                except (AssertionError, ModuleNotFoundError):
+                    yield document, at, f"there is no module {module}"
+
+
+def blocks() -> Iterator[Fault]:
+    """Blocks of Python compile, and those of TOML are such."""
+    read = {"python": ast.parse, "toml": tomllib.loads}
+    for document in DOCUMENTS:
+        text = document.read_text()
+        for block in FENCED.finditer(text):
+            try:
+                read.get(block[1], str)(textwrap.dedent(block[2]))
+            except (SyntaxError, ValueError) as error:
+                yield document, 1 + text.count("\n", 0, block.start()), f"{block[1]}: {error}"
+
+
+def architecture() -> Iterator[Fault]:
+    """The walk names functions that there are, and the streams are those of the code."""
+    for at, line in lines(ARCHITECTURE):
+        if (row := re.match(r"\| `([\w/]+\.py)` \| (.+?) \|", line)) and (ROOT / row[1]).exists():
+            code = (ROOT / row[1]).read_text()
+            for name in re.findall(r"`([^`]+)`", row[2]):
+                words = (rf"^(?: *(?:async )?def |class )?{word}\b" for word in name.split("."))
+                if not all(re.search(word, code, re.M) for word in words):
+                    yield ARCHITECTURE, at, f"there is no {name}"
+    in_code = (streams.__doc__ or "").split("\n====", 3)[2].splitlines()[1:]
+    section = ARCHITECTURE.read_text().split("## The streams\n")[1].split("\n## ")[0]
+    _, *rows = re.findall(r"^\| (.+) \|$", section.replace("`", ""), re.M)
+    if [row.split(" | ") for row in rows] != [re.split(r" {2,}", row.strip()) for row in in_code]:
+        yield ARCHITECTURE, 1, "the streams are not those of proto/protocol/streams.py"
+
+
+def written_files() -> Iterator[Fault]:
+    """What a command writes is what it would write now."""
+    wanted = {path: (text, "deploy.grafana") for path, text in generated().items()}
+    wanted[metrics_table.TABLE] = metrics_table.table(), "deploy.metrics_table"
+    wanted[ROOT / "deploy/sizing.md"] = page_of(INDEX.parent), "services.learner.planning.sizing"
+    for path in {*wanted, *BOARDS.glob("*.json")}:
+        text, module = wanted.get(path, ("", "deploy.grafana"))
+        if not path.exists() or path.read_text() != text:
+            yield path, 1, f"not what python -m {module} writes"
+    table = methods.table(json.loads((ROOT / methods.RESULTS).read_text()))
+    if f"<!-- methods table -->\n{table}\n<!--" not in INDEX.read_text():
+        yield INDEX, 1, "not the table that python -m tests.benchmarks.methods prints"
+
+
+def places() -> Iterator[Fault]:
+    """No file knows one machine or one registry of packages."""
+    deployed = [path for path in (ROOT / "deploy").rglob("*") if path.suffix != ".pyc"]
+    others = [ROOT / name for name in ("Makefile", "pyproject.toml", "docker-compose.yml")]
+    for path in filter(Path.is_file, {*DOCUMENTS, *MODULES, *deployed, *others}):
+        for at, line in lines(path):
+            if match := ONE_PLACE.search(line):
+                yield path, at, f"{match[0]} is of one machine or one registry"
+
+
+def shapes() -> Iterator[Fault]:
+    """A function fits on a screen, and a pattern means the same on every Python."""
+    for module in MODULES:
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > 50:
+                    yield module, node.lineno, f"{node.name} has {length} lines"
+        for at, line in lines(module):
+            if POSSESSIVE_GROUP.search(line):
+                yield module, at, "a possessive group"
+
+
+def metrics() -> Iterator[Fault]:
+    """Alerts and dashboards name metrics that services export, and labels that these have."""
+    known = {metric.name: metric for metric in metrics_table.metrics_of()}
+    for path in (RULES, *BOARDS.glob("*.json")):
+        for at, line in lines(path):
+            for rate, name, selector in METRIC.findall(line):
+                metric = known.get(name) or known.get(re.sub(r"_(bucket|sum|count)$", "", name))
+                if metric is None or (metric.kind == "histogram") == (name == metric.name):
+                    yield path, at, f"no service exports {name}"
+                    continue
+                for label in re.findall(r"(\w+)[=!]", selector):
+                    if label not in {*metric.labels, *LABELS_OF_SCRAPES}:
+                        yield path, at, f"{name} has no label {label}"
+                if rate and metric.kind == "gauge" and name not in RISING_GAUGES:
+                    yield path, at, f"{name} is a gauge and has no rate"
+
+
+def recipes() -> Iterator[Fault]:
+    """Each loads and is in the index; what a small one needs is in the tree."""
+    for path in INDEX.parent.rglob("*.toml"):
+        name = str(path.relative_to(INDEX.parent))
+        if f"`{name}`" not in INDEX.read_text():
+            yield INDEX, 1, f"{name} is not in the index"
+        try:
+            recipe = load_recipe(path)
+        except ValueError as error:
+            yield path, 1, " ".join(str(error).split())
+            continue
+        needed = [f"{recipe.model.path}/config.json", recipe.tasks.train, recipe.tasks.held_out]
+        for file in filter(None, needed if name.startswith("tiny/") or "/" not in name else ()):
+            if not (ROOT / file).is_file():
+                yield path, 1, f"{file} is not there"
+
+
+CHECKS = (paths, commands, blocks, architecture, written_files, places, shapes, metrics, recipes)
+
+if __name__ == "__main__":
+    found = sorted(fault for check in CHECKS for fault in check())
+    for path, number, text in found:
+        print(f"{path.relative_to(ROOT)}:{number}: {text}")
+    sys.exit(bool(found))
