@@ -43,7 +43,7 @@ test: install ## all checks and tests, ten minutes on two cores; needs no GPU an
 	pytest -m alone
 
 test-parts: install ## the tests of parts: no engine, no stack, nothing that needs the machine for itself
-	pytest -m "not alone" tests/unit tests/golden
+	pytest -m "not alone" tests/architecture tests/unit tests/golden
 
 test-services: install ## the tests of services with a real Valkey server
 	pytest -m "not alone" tests/contract tests/chaos

@@ -20,12 +20,12 @@ from pathlib import Path
 from protocol import streams
 from protocol.recipe import load_recipe
 
+from benchmarks import methods
 from deploy import metrics_table
 from deploy.grafana.__main__ import generated
 from services.gateway.cli.main import main as weir
 from services.learner.planning.sizing import page_of
 from tests.architecture.project import DOCUMENTS, FOLDERS, MODULES, ROOT
-from tests.benchmarks import methods
 
 FILE = re.compile(r"(?!-)[\w./*-]+(?:\.(?:py|md|toml|lua|yml|png|jsonl)|/)")
 PATH_FROM_ROOT = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})/[\w./*-]*[\w/*]")
@@ -131,7 +131,7 @@ def written_files() -> Iterator[Fault]:
             yield path, 1, f"not what python -m {module} writes"
     table = methods.table(json.loads((ROOT / methods.RESULTS).read_text()))
     if f"<!-- methods table -->\n{table}\n<!--" not in INDEX.read_text():
-        yield INDEX, 1, "not the table that python -m tests.benchmarks.methods prints"
+        yield INDEX, 1, "not the table that python -m benchmarks.methods prints"
 
 
 def places() -> Iterator[Fault]:
