@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,6 +53,25 @@ def scores_of(group: Group, dtype: torch.dtype = torch.float64) -> GroupScores:
         process=torch.tensor(process, dtype=dtype),
         penalty=torch.tensor(group.penalty, dtype=dtype),
     )
+
+
+def group_of(
+    outcome: list[float],
+    process: list[float | None] | None = None,
+    penalty: list[float] | None = None,
+) -> Group:
+    """A group where what pays 1 is correct."""
+    return Group(
+        outcome=list(outcome),
+        correct=[value == 1 for value in outcome],
+        process=[None] * len(outcome) if process is None else list(process),
+        penalty=[0.0] * len(outcome) if penalty is None else list(penalty),
+    )
+
+
+def scores(*of_group: Any) -> GroupScores:
+    """`group_of` as the code under test takes it."""
+    return scores_of(group_of(*of_group))
 
 
 @dataclass

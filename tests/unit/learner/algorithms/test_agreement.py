@@ -41,7 +41,7 @@ from tests.unit.learner.algorithms.random_cases import (
 
 pytestmark = pytest.mark.slow
 
-CASES = int(os.environ.get("WEIR_FORMULA_CASES", "10000"))
+CASES = int(os.environ.get("WEIR_FORMULA_CASES", "2000"))
 AT_ONCE = 25  # responses of one micro-batch
 ATOL = 1e-6
 

@@ -12,6 +12,7 @@ from deploy.placement import parse
 from services.learner.planning.footprint import (
     Item,
     LearnerFootprint,
+    RolloutFootprint,
     learner_footprint,
     longest_micro_batch,
     rollout_footprint,
@@ -174,30 +175,30 @@ def test_a_backward_pass_takes_what_deepspeed_was_measured_to_take(
     assert sum(taken) == measured * SMALL.parameters
 
 
-def test_zero_1_sums_bfloat16_on_every_gpu_whatever_their_number() -> None:
-    """Two ranks were measured to hold as much of it each as one."""
-    footprint = learner_footprint(on_gpus(8, 1), BILLION, None, 8)
-    (summed,) = (item for item in footprint.held if SUM in item.what)
-    assert summed.bytes == 4 * BILLION.parameters
-    assert summed.formula == "1.00 B x 4 bytes on every GPU: ZeRO-1 does not split it"
-    assert [named(item) for item in footprint.step] == ["gradients"]
-
-
 @pytest.mark.parametrize(
-    ("num_gpus", "gigabytes"),
-    [(4, 4), (32, 4), (64, 2.048)],  # 32.76 B / 64 GPUs = 0.512 B, and 4 bytes of each
+    ("stage", "num_gpus", "gigabytes"),
+    [(3, 4, 4), (3, 64, 2.048), (2, 4, 32.76)],  # 4 bytes of each of 32.76 B / GPUs
 )
 def test_zero_3_steps_through_a_billion_numbers_of_a_share_at_a_time(
-    num_gpus: int, gigabytes: float
+    stage: int, num_gpus: int, gigabytes: float
 ) -> None:
     shape = BUILT_IN["Qwen/Qwen2.5-32B"]
-    (step,) = learner_footprint(on_gpus(num_gpus, 3), shape, None, num_gpus).step
+    (step,) = learner_footprint(on_gpus(num_gpus, stage), shape, None, num_gpus).step
     assert step.bytes / 10**9 == pytest.approx(gigabytes, rel=1e-3)
 
 
-def test_zero_2_steps_through_a_whole_share() -> None:
-    (step,) = learner_footprint(on_gpus(4, 2), BUILT_IN["Qwen/Qwen2.5-32B"], None, 4).step
-    assert step.bytes == 32_763_876_352  # 4 bytes each / 4
+def test_zero_reduces_gradients_in_a_bucket_of_fixed_size_or_the_models() -> None:
+    what = ("policy: bucket to reduce gradients", "policy: copy of the bucket")
+    for stage in (2, 3):
+        for shape, numbers in ((BILLION, 5 * 10**8), (SMALL, SMALL.parameters)):
+            held = parts(learner_footprint(on_gpus(8, stage), shape, None, 8))
+            assert [held[name] for name in what] == [numbers * 4] * 2
+
+
+def test_only_float32_without_zero_needs_no_copy_of_its_weights() -> None:
+    copy, cases = "policy: float32 copy of the weights", [(0, "float32"), (1, "float32")]
+    found = [parts(learner_footprint(on_gpus(1, *case), SMALL, None, 1)) for case in cases]
+    assert [copy in items for items in found] == [False, True]
 
 
 def test_gradients_that_zero_frees_are_of_the_model_in_its_backward_pass() -> None:
@@ -206,41 +207,6 @@ def test_gradients_that_zero_frees_are_of_the_model_in_its_backward_pass() -> No
         items = learner_footprint(recipe, policy, critic, 1).backward
         gradients = [item.what for item in items if "gradients" in item.what]
         assert gradients == [f"{who}: gradients", f"{who}: bucket to reduce gradients"]
-
-
-def test_zero_reduces_gradients_in_a_bucket_of_fixed_size_or_the_models() -> None:
-    bucket = "policy: bucket to reduce gradients"
-    assert bucket not in parts(learner_footprint(on_gpus(1, 0), SMALL, None, 1))
-    assert bucket not in parts(learner_footprint(on_gpus(8, 1), BILLION, None, 8))
-    for stage, dtype in ((1, "float32"), (2, "bfloat16"), (3, "bfloat16")):
-        held = parts(learner_footprint(on_gpus(8, stage, dtype), BILLION, None, 8))
-        assert held[bucket] == 5 * 10**8 * 4
-        small = parts(learner_footprint(on_gpus(8, stage, dtype), SMALL, None, 8))
-        assert small[bucket] == SMALL.parameters * 4
-
-
-@pytest.mark.parametrize(
-    ("stage", "dtype", "expected"),
-    [
-        (1, "bfloat16", None),
-        (1, "float32", None),
-        (2, "bfloat16", 2 * 10**9),  # 5e8 x 4
-        (2, "float32", None),
-        (3, "bfloat16", 2 * 10**9),
-        (3, "float32", 2 * 10**9),
-    ],
-)
-def test_a_reduction_copies_its_bucket(stage: int, dtype: str, expected: int | None) -> None:
-    footprint = learner_footprint(on_gpus(8, stage, dtype), BILLION, None, 8)
-    copies = {named(item): item.bytes for item in footprint.backward}
-    assert copies.get("copy of the bucket") == expected
-
-
-def test_only_float32_without_zero_needs_no_copy_of_its_weights() -> None:
-    copy = "policy: float32 copy of the weights"
-    assert copy not in parts(learner_footprint(on_gpus(1, 0, "float32"), SMALL, None, 1))
-    assert copy in parts(learner_footprint(on_gpus(1, 1, "float32"), SMALL, None, 1))
-    assert copy in parts(learner_footprint(on_gpus(1, 0, "bfloat16"), SMALL, None, 1))
 
 
 def test_the_critic_and_the_reference_count_when_the_recipe_has_them() -> None:
@@ -306,23 +272,14 @@ def test_keys_and_values_of_a_known_model() -> None:
     assert engine.responses_held == engine.room // (10240 * 57_344) == 105
 
 
-def test_engines_share_the_responses_in_flight() -> None:
-    def asked(line: str) -> int:
-        machine = replace(MACHINE, placement=parse(line))
-        return rollout_footprint(a_recipe(), SMALL, machine).responses_asked
+def test_engines_share_responses_and_split_key_value_heads_as_far_as_they_go() -> None:
+    def engine(line: str) -> RolloutFootprint:
+        machine = replace(MACHINE, placement=parse(f"learner=0 {line}"))
+        return rollout_footprint(a_recipe(), SMALL, machine)
 
-    assert asked("learner=0 rollout=1 rollout=2") == asked("learner=0 rollout=1") // 2
-
-
-def test_a_key_value_head_is_not_split_over_gpus() -> None:
-    def per_token(gpus: str) -> int:
-        machine = replace(MACHINE, placement=parse(f"learner=0 rollout={gpus}"))
-        return rollout_footprint(a_recipe(), SMALL, machine).bytes_per_token
-
-    assert per_token("1-2") == per_token("1") // 2
-    assert per_token("1-4") == per_token("1-2")
-
-
-def test_an_engine_holds_no_response_where_the_weights_leave_no_room() -> None:
-    engine = rollout_footprint(a_recipe(), SMALL, replace(MACHINE, gpu_bytes=100))
-    assert (engine.room, engine.responses_held) == (0, 0)
+    whole, split = engine("rollout=1"), engine("rollout=1-2")
+    assert engine("rollout=1 rollout=2").responses_asked == whole.responses_asked // 2
+    assert split.bytes_per_token == whole.bytes_per_token // 2
+    assert engine("rollout=1-4").bytes_per_token == split.bytes_per_token
+    tiny = rollout_footprint(a_recipe(), SMALL, replace(MACHINE, gpu_bytes=100))
+    assert (tiny.room, tiny.responses_held) == (0, 0)
