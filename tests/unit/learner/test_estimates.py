@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import pytest
 from protocol.messages import Grade, Graded, GradedGroup, Response, Ungradable
 from protocol.recipe import Purpose
 
-from services.gateway.cli.comparison import compare
 from services.learner.job.phases import summary
 from services.learner.job.phases.estimates import Estimate, estimate, pass_at_k
 from services.learner.job.phases.summary import summarize
@@ -89,36 +87,6 @@ def test_the_interval_holds_the_truth_as_often_as_the_readme_says(
         least, most = the_interval(shares.tolist(), 30 * samples)
         held += least <= a / (a + b) <= most
     assert low <= held / 400 <= high
-
-
-def test_a_gain_is_held_as_often_as_the_readme_says() -> None:
-    """30 tasks x 32 responses, whose chances double; 400 pairs with a fixed seed."""
-    random = np.random.default_rng(1)
-    chances = random.beta(0.3, 0.7, 10**6)
-    truth = (np.minimum(2 * chances, 1) - chances).mean()
-    held = 0
-    for _ in range(400):
-        before = random.beta(0.3, 0.7, 30)
-        first, last = (
-            a_result(random.binomial(32, p)) for p in (before, np.minimum(2 * before, 1))
-        )
-        found = compare(first, last)
-        assert found is not None
-        held += found.low <= truth <= found.high
-    assert held / 400 >= 0.95
-
-
-def a_result(correct: np.ndarray) -> dict[str, Any]:
-    """An evaluation of 32 responses per task, as the learner reports it."""
-    found = estimate((correct / 32).tolist(), 32 * len(correct))
-    assert found is not None
-    return {
-        "tasks": len(correct),
-        "accuracy": found.mean,
-        "accuracy_low": found.low,
-        "accuracy_high": found.high,
-        "per_task": {str(task): [int(count), 32] for task, count in enumerate(correct)},
-    }
 
 
 def graded(number: int, *grades: Grade) -> GradedGroup:

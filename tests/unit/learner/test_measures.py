@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from torch._C._distributed_c10d import HashStore
 
 from services.learner.planning.footprint import longest_micro_batch, longest_slice
 from services.learner.planning.speed import peak_flops
-from services.learner.training import shares
+from services.learner.training import aside, shares
 from services.learner.training.batching import micro_batches
 from services.learner.training.flops import Flops, work_of
 from services.learner.training.memory import (
@@ -175,3 +176,29 @@ def test_every_tensor_is_in_one_file_and_no_file_is_much_larger(
     files = shares._split(shapes, num_writers=2)
     assert files == [["100", "300"], ["200"], ["900"], ["10", "20", "450"]]
     assert len(shares._split(shapes, num_writers=4)) >= 4
+
+
+def test_what_is_saved_is_copied_aside_as_far_as_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aside, "_left_on_host", lambda: 100)  # bytes, of which 80 are used
+    weights, written = torch.zeros(10), list[tuple[str, float]]()
+    kept = aside.Aside()
+    keep = kept.instead_of(lambda state, path: written.append((path, state["w"].sum().item())))
+    for path in ("one", "two", "no room"):
+        keep({"w": weights}, path)
+    weights += 1
+    assert written == [("no room", 0.0)]
+    kept.write()
+    assert written[1:] == [("one", 0.0), ("two", 0.0)]
+
+
+def test_weights_that_were_held_are_in_place_for_as_long_as_they_are_measured() -> None:
+    weights = torch.zeros(3)
+    held = aside.Held(lambda: [weights])
+    held.hold()
+    weights += 1
+    with suppress(KeyError), held.in_place():
+        assert weights.tolist() == [0, 0, 0]
+        raise KeyError("what is measured breaks")
+    assert weights.tolist() == [1, 1, 1]

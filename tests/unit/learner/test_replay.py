@@ -94,6 +94,12 @@ def graded() -> GradedGroup:
     return graded
 
 
+@pytest.fixture
+def grades_again(graded: GradedGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the grader has found once it finds again, without a process."""
+    monkeypatch.setattr(replay, "graded_again", lambda groups, recipe: [graded for _ in groups])
+
+
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     status = replay.main(["job", "--step", str(STEP), *arguments])
     out, err = capsys.readouterr()
@@ -122,6 +128,7 @@ def test_by_its_own_recipe_nothing_changes(
     assert "train:5/" not in out
 
 
+@pytest.mark.usefixtures("grades_again")
 def test_with_another_lambda_the_advantage_moves_by_its_multiple_of_a_proc(
     write: Write, graded: GradedGroup, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -143,6 +150,7 @@ def test_with_another_lambda_the_advantage_moves_by_its_multiple_of_a_proc(
     assert changed == {"advantage"}
 
 
+@pytest.mark.usefixtures("grades_again")
 def test_a_step_whose_grades_were_others_is_told_response_by_response(
     write: Write, graded: GradedGroup, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,6 +167,7 @@ def test_a_step_whose_grades_were_others_is_told_response_by_response(
     assert "starved → 0" in row
 
 
+@pytest.mark.usefixtures("grades_again")
 def test_where_a_critic_estimates_the_advantages_it_says_that_it_does_not(
     write: Write, graded: GradedGroup, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -138,19 +138,15 @@ def test_each_token_finds_its_response_though_some_take_no_part() -> None:
 def test_a_dropped_group_takes_no_tokens_from_the_others() -> None:
     groups = [graded([a_grade(1.0), a_grade(1.0)], lengths=[1, 1], number=n) for n in range(3)]
     arrays = {"logprobs": np.array([-1, -2, -3, -4], dtype=np.float32)}
-    fates = [USED, "no_signal", USED]
+    groups.append(GradedGroup(purpose=Purpose.TRAIN, number=3, failure="deaths: two workers"))
+    fates = [USED, "no_signal", USED, "deaths"]
     found = list(sampled_groups(groups, fates, scoring("grpo"), arrays, attempt=1, step=0))
-    assert [group.fate for group in found] == fates
+    facts = facts_of(found.pop(), 0.0)
+    assert (facts.failure, facts.task_id, facts.responses) == ("deaths: two workers", "", ())
+    assert [group.fate for group in found] == fates[:3]
     assert [group.logprobs.tolist() for group in found] == [[-1, -2], [], [-3, -4]]
     assert found[1].rewards.tolist() == [1, 1]
     assert facts_of(found[1], 0.0).responses[0].parity_gap is None
-
-
-def test_a_failed_group_tells_why_and_has_no_responses() -> None:
-    failed = GradedGroup(purpose=Purpose.TRAIN, number=3, failure="deaths: two workers")
-    facts = facts_of(sampled(failed, scoring("papo"), "deaths"), 0.0)
-    assert (facts.fate, facts.failure, facts.task_id) == ("deaths", "deaths: two workers", "")
-    assert facts.responses == ()
 
 
 def test_of_a_critic_the_advantage_is_the_mean_over_tokens() -> None:

@@ -82,7 +82,6 @@ class Responses:
     old: list[list[float]]
     other: list[list[float]]  # by the sampler, or the reference model
     advantages: list[list[float]]
-    correct: list[bool]
 
     @property
     def rows(self) -> Tensor:
@@ -115,7 +114,6 @@ def random_responses(random: Random, num_responses: int) -> Responses:
         old=[[lp + random.uniform(-spread, spread) for lp in row] for row in logprobs],
         other=[[lp + random.uniform(-spread, spread) for lp in row] for row in logprobs],
         advantages=drawn(lengths, -2.5, 2.5),
-        correct=[random.random() < 0.5 for _ in lengths],
     )
 
 

@@ -115,11 +115,8 @@ def test_a_lone_response_teaches_only_what_its_advantage_says(name: str) -> None
     assert not accuracy_varies(scores([]))
 
 
-def test_outcomes_pay_what_the_recipe_says() -> None:
+def test_outcomes_pay_what_the_recipe_says_and_a_punishment_grows_with_its_factor() -> None:
     assert outcome_rewards(double([0, 0.25, 1]), (0.5, 2.5)).tolist() == [0.5, 1.0, 2.5]
-
-
-def test_an_unbounded_punishment_grows_beyond_the_limit_and_with_its_factor() -> None:
     lengths = torch.tensor([60, 80, 140])
     penalty = unbounded_overlong_penalty(lengths, limit=100, buffer=40)
     assert penalty.tolist() == [0, -0.5, -2]

@@ -75,25 +75,19 @@ def test_an_option_comes_before_all_else() -> None:
     found = machine_of(Options("8", 40.0, 500.0), NAMED, {"WEIR_GPUS": "learner=0"}, here)
     assert (found.gpu_bytes, found.host_bytes) == (40 * GIB, 500 * GIB)
     assert found.how == "as divided for --gpus 8"
+    asked_of_here = machine_of(Options(None, 40.0), None, {}, here)
+    assert (asked_of_here.gpu_bytes, asked_of_here.host_bytes) == (40 * GIB, LAPTOP)
     asked_of_a_box = machine_of(Options("8"), None, {}, here)  # not of this machine
     assert (asked_of_a_box.gpu_bytes, asked_of_a_box.host_bytes) == (80 * GIB, None)
-
-
-def test_a_line_that_the_recipe_names_wrongly_is_named() -> None:
-    wrong = recipe.Machine(gpus="learner=0", gpu_memory=80, host_memory=80)
-    with pytest.raises(PlanError, match=r"^machine\.gpus"):
-        machine_of(Options(), wrong, {}, Here())
-
-
-def test_the_node_with_most_ranks_is_planned() -> None:
-    found = machine("learner=a:0-7,b:0-3 rollout=b:4-7")
-    assert (found.learner_gpus, found.ranks_of_node) == (12, 8)
 
 
 @pytest.mark.parametrize("gpus", ["0", "9" * 30, "eight", "learner=0", "learner=0 rollout=0"])
 def test_gpus_that_cannot_be_are_named(gpus: str) -> None:
     with pytest.raises(PlanError, match=r"^--gpus"):
         machine(gpus)
+    wrong = recipe.Machine(gpus="learner=0", gpu_memory=80, host_memory=80)
+    with pytest.raises(PlanError, match=r"^machine\.gpus"):
+        machine_of(Options(), wrong, {}, Here())
 
 
 def test_a_shared_gpu_leaves_the_learner_what_its_engine_leaves() -> None:
@@ -114,6 +108,8 @@ def test_a_shared_gpu_leaves_the_learner_what_its_engine_leaves() -> None:
 def test_of_engines_of_different_sizes_the_smallest_is_planned_and_all_are_counted() -> None:
     found = machine("learner=0 rollout=1-4 rollout=5,6 rollout=7,8")
     assert (found.num_engines, found.gpus_per_engine, str(found.engine)) == (3, 2, "rollout=5-6")
+    most = machine("learner=a:0-7,b:0-3 rollout=b:4-7")
+    assert (most.learner_gpus, most.ranks_of_node) == (12, 8)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,9 @@ def test_the_demo_is_all_there_and_warns_of_nothing() -> None:
 def test_a_missing_model_is_named_unless_it_may_come_from_the_hub() -> None:
     recipe = demo(model={"path": SEVEN})
     assert about(recipe, SEVEN, "WEIR_MODEL_HUB")
+    unknown = demo(model={"path": "someone/unheard-of"})
+    assert make_plan(unknown, MACHINE).learner is make_plan(unknown, MACHINE).rollout is None
+    assert about(unknown, "someone/unheard-of", "memory")
     plan = make_plan(recipe, replace(MACHINE, model_hub=True))
     assert not any("WEIR_MODEL_HUB" in text for text in warnings(plan))
     assert plan.models[0].download_bytes == 2 * 7_615_616_512
@@ -83,13 +86,6 @@ def test_every_held_out_file_is_looked_for_and_counted(tmp_path: Path) -> None:
     recipe = demo(evaluation={"samples": 1, "tasks": 5, "others": others})
     assert make_plan(recipe, MACHINE).held_out == {"": 512, "hard": 3, "gone": 0}
     assert about(recipe, "evaluation.others.gone.held_out")
-
-
-def test_an_unknown_model_has_no_footprint() -> None:
-    recipe = demo(model={"path": "someone/unheard-of"})
-    plan = make_plan(recipe, MACHINE)
-    assert plan.learner is plan.rollout is None
-    assert about(recipe, "someone/unheard-of", "memory")
 
 
 def a_model(folder: Path, *, weights: bool = True) -> Path:
@@ -143,16 +139,13 @@ def test_lambda_above_the_order_safe_bound() -> None:
     assert not about(demo(algorithm={"advantage": "grpo"}, rollout={"group_size": 16}))
 
 
-def test_stale_samples_that_nothing_corrects() -> None:
+def test_stale_samples_that_nothing_corrects_and_a_context_that_the_model_does_not_know() -> None:
+    assert about(demo(model={"max_context": 257}), "model.max_context", "256")
+    assert not about(demo(model={"max_context": 256}))
     stale = {"old_logprobs": "recompute"}
     assert about(demo(algorithm=stale), "training.max_staleness", "algorithm.correction")
     assert not about(demo(algorithm=stale | {"correction": "token_tis"}))
     assert not about(demo(algorithm=stale, training={"max_staleness": 0}))
-
-
-def test_a_context_longer_than_the_model_knows() -> None:
-    assert about(demo(model={"max_context": 257}), "model.max_context", "256")
-    assert not about(demo(model={"max_context": 256}))
 
 
 def test_a_job_too_large_for_redis_names_the_least_maxmemory() -> None:
