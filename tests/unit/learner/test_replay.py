@@ -129,7 +129,7 @@ def test_by_its_own_recipe_nothing_changes(
 
 
 @pytest.mark.usefixtures("grades_again")
-def test_with_another_lambda_the_advantage_moves_by_its_multiple_of_a_proc(
+def test_with_another_lambda_the_advantage_moves_by_its_multiple_and_with_a_critic_it_has_none(
     write: Write, graded: GradedGroup, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     write(RECIPE, graded)
@@ -148,6 +148,9 @@ def test_with_another_lambda_the_advantage_moves_by_its_multiple_of_a_proc(
     )
     changed = {name for name, count in found["changed"].items() if count}
     assert changed == {"advantage"}
+    other.write_text(PLAIN + 'algorithm = { advantage = "gae" }\ncritic = {}')
+    _, out, _ = run(capsys, "--recipe", str(other), "--json")
+    assert not json.loads(out)["has_advantages"]
 
 
 @pytest.mark.usefixtures("grades_again")
@@ -165,28 +168,6 @@ def test_a_step_whose_grades_were_others_is_told_response_by_response(
     assert "1 → 0" in row
     (row,) = (line for line in out.splitlines() if line.startswith("train:5/4"))
     assert "starved → 0" in row
-
-
-@pytest.mark.usefixtures("grades_again")
-def test_where_a_critic_estimates_the_advantages_it_says_that_it_does_not(
-    write: Write, graded: GradedGroup, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    write(RECIPE, graded)
-    other = tmp_path / "other.toml"
-    other.write_text(
-        PLAIN
-        + """
-        reward = { values = [-1.0, 1.0] }
-        algorithm = { advantage = "gae", old_logprobs = "recompute" }
-        critic = { path = "models/critic" }
-        """
-    )
-    status, out, err = run(capsys, "--recipe", str(other), "--json")
-    assert (status, err) == (0, "")
-    found = json.loads(out)
-    assert not found["has_advantages"]
-    assert [r["after"]["reward"] for r in found["responses"]] == [1.0, 1.0, 1.0, -1.0, -1.0]
-    assert {r["after"]["advantage"] for r in found["responses"]} == {None}
 
 
 def test_what_is_missing_is_bad_input(

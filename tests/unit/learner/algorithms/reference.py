@@ -231,51 +231,5 @@ def gae(rewards: Numbers, values: Numbers, gamma: float, lambda_: float) -> list
     return result
 
 
-def monte_carlo(rewards: Numbers, gamma: float) -> list[float]:
-    """The discounted sum of the rewards from each token on."""
-    result = []
-    for t in range(len(rewards)):
-        total = 0.0
-        for k in range(t, len(rewards)):
-            total += gamma ** (k - t) * rewards[k]
-        result.append(total)
-    return result
-
-
 def length_lambda(length: int, alpha: float) -> float:
     return max(0.0, 1 - 1 / (alpha * length))
-
-
-def whiten(values: Numbers) -> list[float]:
-    if len(values) < 2:
-        return list(values)
-    mu, variance = mean(values), deviation(values, 1) ** 2
-    return [(value - mu) / math.sqrt(variance + 1e-8) for value in values]
-
-
-def value_loss(value: float, old: float, target: float, clip: float | None) -> float:
-    free = (value - target) ** 2
-    if clip is None:
-        return free / 2
-    near = min(max(value, old - clip), old + clip)
-    return max(free, (near - target) ** 2) / 2
-
-
-def logprob_and_entropy(logits: Numbers, target: int, temperature: float) -> tuple[float, float]:
-    weights = [math.exp(logit / temperature) for logit in logits]
-    partition = math.fsum(weights)
-    entropy = 0.0
-    for weight in weights:
-        entropy -= weight / partition * math.log(weight / partition)
-    return math.log(weights[target] / partition), entropy
-
-
-def product(hidden: Numbers, weights: Sequence[Numbers]) -> list[float]:
-    """The logits of one token: each row of the head times its hidden state."""
-    logits = []
-    for row in weights:
-        total = 0.0
-        for a, b in zip(hidden, row, strict=True):
-            total += a * b
-        logits.append(total)
-    return logits

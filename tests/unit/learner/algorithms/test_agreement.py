@@ -9,17 +9,14 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
-import torch
 from torch import Tensor
 
 from services.learner.algorithms import pick
 from services.learner.algorithms.advantages import ADVANTAGES
 from services.learner.algorithms.aggregation import AGGREGATIONS, Totals
 from services.learner.algorithms.correction import CORRECTIONS
-from services.learner.algorithms.gae import CRITIC_ADVANTAGES, returns_of, whitened
-from services.learner.algorithms.logprobs import chunked_token_logprobs, token_logprobs
+from services.learner.algorithms.gae import CRITIC_ADVANTAGES
 from services.learner.algorithms.objectives import OBJECTIVES
-from services.learner.algorithms.values import value_loss
 from tests.unit.learner.algorithms import reference
 from tests.unit.learner.algorithms.random_cases import (
     double,
@@ -76,7 +73,6 @@ def test_gae_and_targets() -> None:
             pick(CRITIC_ADVANTAGES, name, settings | {"length_alpha": alpha})(case.episodes)
             for name in ("gae", "decoupled_gae", "length_adaptive_gae")
         ]
-        monte_carlo = returns_of(case.episodes, gamma=gamma, lambda_=1.0)
         for row, (rewards, values) in enumerate(zip(case.rewards, case.values, strict=True)):
             adaptive = reference.length_lambda(len(values), alpha) if values else 0.0
             lambdas = [(actor, actor), (actor, critic), (adaptive, critic)]
@@ -88,14 +84,6 @@ def test_gae_and_targets() -> None:
                 assert_close(targets[row][mask], returns)
                 assert not advantages[row][~mask].any()
                 assert not targets[row][~mask].any()
-            assert_close(monte_carlo[row][mask], reference.monte_carlo(rewards, gamma))
-
-
-def test_whitening() -> None:
-    random = Random(3)
-    for _ in range(CASES):
-        values = [random.gauss(2, 3) for _ in range(random.randint(0, 60))]
-        assert_close(whitened(double(values), lambda sums: sums), reference.whiten(values))
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -152,41 +140,3 @@ def test_corrections() -> None:
         for name in CORRECTIONS:
             correction = pick(CORRECTIONS, name, {"correction_cap": cap})
             assert_close(correction(flat(old), flat(sampled), responses.rows), expected[name])
-
-
-def test_value_loss() -> None:
-    random = Random(8)
-    for _ in range(CASES):
-        size = random.randint(2, 60)
-        values, old, returns = ([random.uniform(-2, 2) for _ in range(size)] for _ in range(3))
-        near = random.choice((None, random.uniform(0.05, 2)))
-        losses = value_loss(double(values), double(old), double(returns), value_clip=near)
-        triples = zip(values, old, returns, strict=True)
-        assert_close(losses, [reference.value_loss(*triple, near) for triple in triples])
-
-
-def test_logprobs_and_entropies() -> None:
-    for random in batches(11):
-        vocabulary, width = random.randint(1, 17), random.randint(1, 5)
-        head = [[random.gauss(0, 1) for _ in range(width)] for _ in range(vocabulary)]
-        hidden = [[random.gauss(0, 1) for _ in range(width)] for _ in range(AT_ONCE)]
-        targets = [random.randrange(vocabulary) for _ in hidden]
-        temperature = random.uniform(0.3, 2)
-        expected = [
-            reference.logprob_and_entropy(reference.product(state, head), target, temperature)
-            for state, target in zip(hidden, targets, strict=True)
-        ]
-        weight, states, wanted = double(head), double(hidden), torch.tensor(targets)
-        found = [
-            token_logprobs(states @ weight.T, wanted, temperature),
-            chunked_token_logprobs(
-                states,
-                lambda part, w=weight: part @ w.T,
-                wanted,
-                temperature,
-                random.randint(1, 30),
-            ),
-        ]
-        for logprobs, entropies in found:
-            assert_close(logprobs, [logprob for logprob, _ in expected])
-            assert_close(entropies, [entropy for _, entropy in expected])
