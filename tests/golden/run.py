@@ -22,7 +22,7 @@ KINDS: dict[str, Callable[[dict[str, Any], list[str]], Any]] = {
     **REPLY_CASES,
 }
 _TOLERANCE = re.compile(r"\batol (\S+) in float64")
-_FIELDS = {"id": str, "fn": str, "inputs": dict}
+_FIELDS = {"id": str, "fn": str, "inputs": dict, "expected": (dict, list, float, int, str)}
 
 
 class CasesError(ValueError):
@@ -44,7 +44,7 @@ def load(path: Path) -> tuple[list[dict[str, Any]], float]:
     try:
         atol = _tolerance(content)
         return _cases(content), atol
-    except CasesError as error:
+    except (CasesError, TypeError, ValueError) as error:
         raise CasesError(f"{path}: {error}") from error
 
 
@@ -61,19 +61,14 @@ def _tolerance(content: Any) -> float:
     return atol
 
 
-def _cases(content: dict[str, Any]) -> list[dict[str, Any]]:
+def _cases(content: Any) -> list[dict[str, Any]]:
     cases = content.get("cases")
     if not isinstance(cases, list) or not cases:
         raise CasesError("cases must be a list of at least one case")
     for number, case in enumerate(cases):
-        if not isinstance(case, dict):
-            raise CasesError(f"cases[{number}] must be an object: {{...}}")
-        for field, kind in _FIELDS.items():
-            if not isinstance(case.get(field), kind):
-                noun = "an object" if kind is dict else "a text"
-                raise CasesError(f"cases[{number}].{field} must be {noun}")
-        if "expected" not in case:
-            raise CasesError(f"cases[{number}].expected is missing")
+        wrong = [n for n, kind in _FIELDS.items() if not isinstance(dict(case).get(n, ...), kind)]
+        if wrong:
+            raise CasesError(f"cases[{number}].{wrong[0]} is missing, or of another type")
     return cases
 
 

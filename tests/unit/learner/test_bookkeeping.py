@@ -1,13 +1,15 @@
 """Feeder and ledger: what makes a new attempt go on where the last one was."""
 
 from collections.abc import Iterable
+from pathlib import Path
+from typing import cast
 
-import pytest
+from protocol.exchange import Exchange
 from protocol.recipe import Purpose, Recipe
 
-from services.learner.attempt import request_seed
+from services.learner.attempt import Attempt, request_seed
 from services.learner.supply.evaluator import due_evaluations
-from services.learner.supply.feeder import task_index
+from services.learner.supply.feeder import Feeder, task_index
 from services.learner.supply.ledger import Ledger
 from tests.builders import a_recipe, a_task
 
@@ -20,22 +22,18 @@ def test_every_task_is_asked_once_an_epoch_in_a_new_order() -> None:
     assert epochs[0] != [task_index(i, 50, seed=4) for i in range(50)]
 
 
+def test_a_new_attempt_goes_on_behind_what_earlier_ones_have_asked_for() -> None:
+    attempt = Attempt(cast(Exchange, None), "job", 2, a_recipe(), Path("unused"))
+    feeder = Feeder(attempt, (a_task(),), Purpose.TRAIN, lambda _: False)
+    feeder.resume(3, ["train:5", "train:7", "eval:9"])
+    assert (feeder.asked, list(feeder.open_numbers)) == (8, [0, 1, 2])
+    feeder.resume(9, ["train:7"])
+    assert feeder.asked == 9
+
+
 def test_seeds_differ_by_number_and_purpose() -> None:
     seeds = {request_seed(1, purpose, n) for purpose in Purpose for n in range(500)}
     assert len(seeds) == len(Purpose) * 500
-
-
-def test_evaluations_are_before_in_between_and_after() -> None:
-    recipe = a_recipe(
-        training={"steps": 10}, tasks={"train": "a", "held_out": "b"}, evaluation={"every": 4}
-    )
-    assert numbers_at(recipe, range(11)) == {
-        0: {"": range(2)},
-        4: {"": range(2, 4)},
-        8: {"": range(4, 6)},
-        10: {"": range(6, 8)},
-    }
-    assert due_evaluations(a_recipe(), {}, 0) == {}
 
 
 def test_each_held_out_file_has_an_interval_of_its_own_and_numbers_follow_one_another() -> None:
@@ -49,18 +47,13 @@ def test_each_held_out_file_has_an_interval_of_its_own_and_numbers_follow_one_an
         4: {"": range(9, 11), "math": range(11, 14)},
         6: {"": range(14, 16), "math": range(16, 19), "easy": range(19, 20)},
     }
-
-
-@pytest.mark.parametrize("every", [None, 10, 11])
-def test_an_evaluation_as_often_as_there_are_steps_is_made_before_and_after(
-    every: int | None,
-) -> None:
-    evaluation = {} if every is None else {"every": every}
-    recipe = a_recipe(training={"steps": 10}, tasks={"held_out": "b"}, evaluation=evaluation)
-    assert list(numbers_at(recipe, range(11))) == [0, 10]
+    assert due_evaluations(a_recipe(), {}, 0) == {}
 
 
 def test_the_numbers_of_an_evaluation_are_known_at_once_however_many_there_are() -> None:
+    for evaluation in ({}, {"every": 11}):  # before and after, where it is not more often
+        recipe = a_recipe(training={"steps": 10}, tasks={"held_out": "b"}, evaluation=evaluation)
+        assert list(numbers_at(recipe, range(11))) == [0, 10]
     recipe = a_recipe(training={"steps": 10**15}, tasks={"held_out": "b"}, evaluation={"every": 10})
     assert numbers_at(recipe, [10**14]) == {10**14: {"": range(2 * 10**13, 2 * 10**13 + 2)}}
 

@@ -1,17 +1,21 @@
-"""Means over tasks and their intervals, against numbers worked out elsewhere."""
+"""What an evaluation's groups add up to; means over tasks and their intervals."""
 
 from __future__ import annotations
 
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from protocol.messages import Grade, Graded, GradedGroup, Response, Ungradable
+from protocol.recipe import Purpose
 
-from services.gateway.cli.comparison import compare
+from services.learner.job.phases import summary
 from services.learner.job.phases.estimates import Estimate, estimate, pass_at_k
+from services.learner.job.phases.summary import summarize
+from tests.builders import a_graded_group, a_group, a_request, a_span, a_task
+
+RIGHT, WRONG = Graded(value=1.0), Graded(value=0.0)
+UNGRADABLE = Ungradable(reason="the judge is away")
 
 
 def the_interval(shares: list[float], draws: int) -> tuple[float, float]:
@@ -22,25 +26,14 @@ def the_interval(shares: list[float], draws: int) -> tuple[float, float]:
     return result.low, result.high
 
 
-@pytest.mark.parametrize(
-    ("graded", "correct", "k", "expected"),
-    [(5, 1, 1, 0.2), (5, 2, 2, 0.7), (4, 0, 4, 0.0), (4, 1, 4, 1.0), (200, 1, 100, 0.5)],
-)
-def test_pass_at_k_has_known_values(graded: int, correct: int, k: int, expected: float) -> None:
-    assert pass_at_k(graded, correct, k) == pytest.approx(expected)
-
-
-@given(st.integers(1, 9), st.data())
-def test_pass_at_k_is_the_share_of_all_choices_of_k_with_a_correct_one(
-    graded: int, data: st.DataObject
-) -> None:
-    correct, k = data.draw(st.integers(0, graded)), data.draw(st.integers(1, graded))
-    choices = list(combinations(range(graded), k))
-    passed = sum(any(i < correct for i in choice) for choice in choices)
-    assert pass_at_k(graded, correct, k) == pytest.approx(passed / len(choices))
-
-
-def test_pass_at_k_is_exact_for_numbers_that_no_float_holds() -> None:
+def test_pass_at_k_is_the_share_of_all_choices_of_k_with_a_correct_one() -> None:
+    for graded in range(1, 7):
+        for correct in range(graded + 1):
+            for k in range(1, graded + 1):
+                choices = list(combinations(range(graded), k))
+                passed = sum(any(i < correct for i in choice) for choice in choices)
+                assert pass_at_k(graded, correct, k) == pytest.approx(passed / len(choices))
+    # Of numbers that no float holds.
     assert pass_at_k(10_000, 1, 5_000) == pytest.approx(0.5, abs=1e-12)
 
 
@@ -50,10 +43,19 @@ def test_many_tasks_with_one_response_each_have_wilsons_interval() -> None:
     assert (low, high) == pytest.approx((0.2553, 0.3662), abs=3e-4)
 
 
-def test_few_tasks_have_students_t() -> None:
-    """Ten tasks, half solved: Wilson's interval with t(9) = 2.2622 in the place of 1.96."""
-    low, high = the_interval([1.0, 0.0] * 5, 10)
-    half = 0.5 * (2.2622**2 / (10 + 2.2622**2)) ** 0.5
+@pytest.mark.parametrize(
+    ("shares", "draws", "effective", "t"),
+    [
+        pytest.param([1.0, 0.0] * 5, 10, 10, 2.2622, id="ten tasks have t(9)"),
+        pytest.param([0.5] * 30, 120, 120, 2.0452, id="equal tasks are independent responses"),
+        pytest.param([1.0, 0.0] * 15, 960, 30, 2.0452, id="different tasks are one draw each"),
+    ],
+)
+def test_an_interval_rests_on_the_effective_draws_and_on_students_t(
+    shares: list[float], draws: int, effective: int, t: float
+) -> None:
+    low, high = the_interval(shares, draws)
+    half = 0.5 * (t**2 / (effective + t**2)) ** 0.5
     assert (low, high) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-4)
 
 
@@ -62,18 +64,7 @@ def test_unanimous_tasks_have_an_interval_as_wide_as_their_number_allows(share: 
     """With t(29) = 2.0452, t² / (30 + t²) = 0.1224: not zero, and near the rule of three, 0.1."""
     low, high = the_interval([share] * 30, 960)
     assert high - low == pytest.approx(0.1224, abs=1e-4)
-    assert low <= share <= high
-
-
-def test_tasks_of_equal_share_are_as_good_as_independent_responses() -> None:
-    """30 tasks x 4 responses, half right everywhere: 120 draws, t(29) = 2.0452."""
-    low, high = the_interval([0.5] * 30, 120)
-    half = 0.5 * (2.0452**2 / (120 + 2.0452**2)) ** 0.5
-    assert (low, high) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-4)
-
-
-def test_more_responses_to_tasks_that_differ_tell_nothing_about_other_tasks() -> None:
-    assert the_interval([1.0, 0.0] * 15, 30) == the_interval([1.0, 0.0] * 15, 30 * 32)
+    assert 0 <= low <= share <= high <= 1
 
 
 def test_one_task_has_no_interval_and_none_has_no_mean() -> None:
@@ -81,82 +72,93 @@ def test_one_task_has_no_interval_and_none_has_no_mean() -> None:
     assert estimate([], 0) is None
 
 
-@given(st.lists(st.integers(0, 4), min_size=2, max_size=40))
-def test_an_interval_holds_the_mean_has_a_width_and_stays_in_bounds(correct: list[int]) -> None:
-    shares = [count / 4 for count in correct]
-    low, high = the_interval(shares, 4 * len(shares))
-    assert 0 <= low <= sum(shares) / len(shares) + 1e-12
-    assert sum(shares) / len(shares) - 1e-12 <= high <= 1
-    assert high - low > 0.01
-
-
-@pytest.mark.parametrize(("a", "b"), [(0.3, 0.7), (3.0, 3.0), (5.0, 0.3)])
-@pytest.mark.parametrize("samples", [1, 4, 32])
-def test_the_interval_holds_the_truth_in_nearly_95_of_100_evaluations(
-    a: float, b: float, samples: int
-) -> None:
-    assert held_in(a, b, samples) >= 0.91
-
-
 @pytest.mark.parametrize(
-    ("a", "b", "low", "high"),
-    [
-        (0.1, 2.0, 0.87, 0.93),
-        (0.1, 5.0, 0.85, 0.91),
-        (5.0, 0.1, 0.85, 0.91),
-        (0.05, 2.0, 0.80, 0.88),
-        (0.02, 2.0, 0.82, 0.89),
-        (2.0, 0.05, 0.80, 0.88),
-    ],
+    ("a", "b", "samples", "low", "high"),
+    [(0.3, 0.7, 1, 0.91, 1.0), (3.0, 3.0, 32, 0.91, 1.0), (0.05, 2.0, 32, 0.80, 0.88)],
 )
-def test_it_holds_the_truth_less_often_where_few_tasks_hold_all_of_the_mean(
-    a: float, b: float, low: float, high: float
+def test_the_interval_holds_the_truth_as_often_as_the_readme_says(
+    a: float, b: float, samples: int, low: float, high: float
 ) -> None:
-    assert low <= held_in(a, b, samples=32) <= high
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "low", "high"),
-    [(0.3, 0.7, 0.95, 1.0), (0.1, 2.0, 0.86, 0.93), (0.05, 2.0, 0.82, 0.9)],
-)
-def test_a_gain_is_held_less_often_where_few_tasks_hold_all_of_the_mean(
-    a: float, b: float, low: float, high: float
-) -> None:
-    """30 tasks x 32 responses, whose chances double; 400 pairs with a fixed seed."""
-    random = np.random.default_rng(1)
-    chances = random.beta(a, b, 10**6)
-    truth = (np.minimum(2 * chances, 1) - chances).mean()
-    held = 0
-    for _ in range(400):
-        before = random.beta(a, b, 30)
-        first, last = (
-            a_result(random.binomial(32, p)) for p in (before, np.minimum(2 * before, 1))
-        )
-        found = compare(first, last)
-        assert found is not None
-        held += found.low <= truth <= found.high
-    assert low <= held / 400 <= high
-
-
-def a_result(correct: np.ndarray) -> dict[str, Any]:
-    """An evaluation of 32 responses per task, as the learner reports it."""
-    found = estimate((correct / 32).tolist(), 32 * len(correct))
-    assert found is not None
-    return {
-        "tasks": len(correct),
-        "accuracy": found.mean,
-        "accuracy_low": found.low,
-        "accuracy_high": found.high,
-        "per_task": {str(task): [int(count), 32] for task, count in enumerate(correct)},
-    }
-
-
-def held_in(a: float, b: float, samples: int) -> float:
     """30 tasks whose difficulty has a Beta distribution; 400 evaluations with a fixed seed."""
     random = np.random.default_rng(1)
     held = 0
     for _ in range(400):
         shares = random.binomial(samples, random.beta(a, b, 30)) / samples
-        low, high = the_interval(shares.tolist(), 30 * samples)
-        held += low <= a / (a + b) <= high
-    return held / 400
+        least, most = the_interval(shares.tolist(), 30 * samples)
+        held += least <= a / (a + b) <= most
+    assert low <= held / 400 <= high
+
+
+def graded(number: int, *grades: Grade) -> GradedGroup:
+    task = a_task(id=f"task-{number}")
+    request = a_request(number=number, purpose=Purpose.EVAL, group_size=len(grades), task=task)
+    return a_graded_group(a_group(request), grades=grades)
+
+
+def outcomes(number: int, *values: float | None) -> GradedGroup:
+    scores = [UNGRADABLE if value is None else Graded(value=value) for value in values]
+    return graded(number, *(Grade(outcome=score) for score in scores))
+
+
+def test_accuracy_is_the_mean_over_tasks_however_many_of_their_responses_were_graded() -> None:
+    result = summarize(7, [outcomes(0, 1, None, None, None), outcomes(1, 0, 0, 0, 0)])
+    assert (result["step"], result["tasks"], result["samples"]) == (7, 2, 8)
+    assert (result["accuracy"], result["ungradable"]) == (0.5, 3)
+    half = (result["accuracy_high"] - result["accuracy_low"]) / 2
+    assert result["accuracy_interval"] == pytest.approx(half)
+    for groups in ([], [outcomes(0, None)]):
+        result = summarize(0, groups)
+        assert (result["tasks"], result["accuracy"], result["accuracy_interval"]) == (0, None, None)
+
+
+def test_pass_at_k_doubles_k_up_to_the_samples() -> None:
+    result = summarize(0, [outcomes(0, 1, 0, 0, 0, 0), outcomes(1, 0, 0, 0, 0, 0)])
+    ks = {key: result[key] for key in result if key.removeprefix("pass@").isdigit()}
+    assert ks == pytest.approx({"pass@1": 0.1, "pass@2": 0.2, "pass@4": 0.4})
+    assert result["pass@4_low"] < 0.4 < result["pass@4_high"]
+
+
+def test_tasks_with_fewer_graded_responses_than_k_are_left_out_and_counted() -> None:
+    result = summarize(0, [outcomes(0, 1, None), outcomes(1, 0, 0), outcomes(2, None, None)])
+    assert (result["tasks"], result["pass@1"], result["pass@1_left_out"]) == (2, 0.5, 0)
+    assert (result["pass@2"], result["pass@2_left_out"]) == (0.0, 1)
+
+
+def test_partial_credit_counts_in_accuracy_and_does_not_pass() -> None:
+    result = summarize(0, [outcomes(0, 0.5, 0.5), outcomes(1, 1.0, 0.5)])
+    assert (result["accuracy"], result["pass@1"], result["pass@2"]) == (0.625, 0.25, 0.5)
+
+
+def test_process_is_the_mean_over_correct_responses_that_have_a_score() -> None:
+    grades = (
+        Grade(outcome=RIGHT, process=Graded(value=0.5)),
+        Grade(outcome=RIGHT, process=UNGRADABLE),
+        Grade(outcome=WRONG, process=Graded(value=0.9)),
+    )
+    assert summarize(0, [graded(0, *grades)])["process"] == 0.5
+    assert summarize(0, [outcomes(0, 1, 1)])["process"] is None
+
+
+def test_length_and_truncation_are_over_all_responses() -> None:
+    responses = [
+        Response.model_validate({"text": "", "finish_reason": reason, "spans": [a_span(length)]})
+        for length, reason in ((2, "stop"), (4, "stop"), (6, "stop"), (8, "length"))
+    ]
+    request = a_request(purpose=Purpose.EVAL, group_size=4)
+    group = a_group(request, [2, 4, 6, 8], responses=responses)
+    result = summarize(0, [a_graded_group(group, [1, 0, 0, 0])])
+    assert (result["response_length"], result["truncated"]) == (5.0, 0.25)
+
+
+def test_groups_that_failed_are_counted_beside_those_that_the_numbers_are_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lost = [GradedGroup(purpose=Purpose.EVAL, number=n, failure="deaths: 3") for n in range(7)]
+    whole = [outcomes(7, 1, 1), outcomes(8, 1, None), outcomes(9, None, None)]
+    result, of_the_whole = summarize(0, [*lost, *whole]), summarize(0, whole)
+    assert result["per_task"] == {"task-7": [2, 2], "task-8": [1, 1]}
+    assert (result["asked"], result["failed"]) == (10, 7)
+    differing = {name for name in result if result[name] != of_the_whole[name]}
+    assert differing == {"asked", "failed"}
+    monkeypatch.setattr(summary, "MAX_TASKS_TOLD", 1)
+    assert "per_task" not in summarize(0, whole)

@@ -1,8 +1,8 @@
-"""Whose fault an error was, and what is said about it."""
+"""Whose fault an error was: the job's own, or the machine's, with its remedy."""
 
 import errno
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,43 +23,32 @@ DATA = "/data"
 
 
 @pytest.mark.parametrize(
-    ("error", "problem"),
+    ("error", "parts"),
     [
-        (
-            OSError(errno.ENOSPC, "No space left on device"),
-            "[Errno 28] No space left on device, below /data; free space on that disk",
-        ),
-        (
-            FileNotFoundError(errno.ENOENT, "No such file or directory", "/data/files/a.jsonl"),
-            "[Errno 2] No such file or directory: '/data/files/a.jsonl'; "
-            "restore it, or mount the folder that it is in",
-        ),
-        (
-            OSError(errno.EIO, "Input/output error", "/data/x"),
-            "[Errno 5] Input/output error: '/data/x'; "
-            "see that the disk has space, or mend it or the connection behind it",
-        ),
-        (
-            TimeoutError(),
-            "TimeoutError; see that the disk has space, or mend it or the connection behind it",
-        ),
-        (
-            MemoryError(),
-            "the learner's machine is out of memory; free memory on it, or give it more",
-        ),
-        (MachineFault("mend it"), "mend it"),
-        (ModelNotFound("mount it"), "mount it"),
-        (PlacementError("write WEIR_GPUS"), "write WEIR_GPUS"),
-        (FrameError("move it away"), "move it away"),
-        (WeightsGone("/memory/1.0: gone"), "/memory/1.0: gone"),
-        (ValueError("no such token"), None),
-        (RuntimeError("shapes differ"), None),
+        (OSError(errno.ENOSPC, "full"), ["[Errno 28]", DATA, "free space"]),
+        (OSError(errno.ENOENT, "gone", "/x/a.jsonl"), ["[Errno 2]", "/x/a.jsonl", "mount"]),
+        (OSError(errno.EACCES, "denied", "/x"), ["[Errno 13]", "/x", "user"]),
+        (OSError(errno.EIO, "broken", "/x"), ["[Errno 5]", "/x", "mend"]),
+        (TimeoutError(), ["TimeoutError", "mend"]),
+        (MemoryError(), ["memory"]),
+        (MachineFault("mend it"), ["mend it"]),
+        (ModelNotFound("mount it"), ["mount it"]),
+        (PlacementError("write WEIR_GPUS"), ["write WEIR_GPUS"]),
+        (FrameError("move it away"), ["move it away"]),
+        (WeightsGone("/memory/1.0: gone"), ["/memory/1.0: gone"]),
     ],
 )
 def test_what_is_wrong_with_the_machine_is_said_with_the_remedy(
-    error: Exception, problem: str | None
+    error: Exception, parts: list[str]
 ) -> None:
-    assert machine_fault(error, DATA) == problem
+    problem = machine_fault(error, DATA)
+    assert problem is not None
+    assert [part for part in parts if part not in problem] == []
+
+
+@pytest.mark.parametrize("error", [ValueError("no such token"), RuntimeError("shapes differ")])
+def test_what_is_wrong_with_the_job_is_no_fault_of_the_machine(error: Exception) -> None:
+    assert machine_fault(error, DATA) is None
 
 
 def test_the_same_cause_is_the_same_whichever_attempt_meets_it() -> None:
@@ -85,6 +74,11 @@ def export_tensors(folder: Path) -> None:
     save_file({"weight": torch.zeros(100_000)}, folder / "weight.safetensors")
 
 
+def export_beyond_the_disk(folder: Path) -> None:
+    problem = "Error while serializing: I/O error: No space left on device (os error 28)"
+    raise SafetensorError(f"{problem} in {folder}")
+
+
 def allocate(_: Path) -> None:
     torch.empty(10**15)
 
@@ -94,16 +88,17 @@ def break_otherwise(_: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("save", "raised"),
+    ("save", "raised", "cause"),
     [
-        (save_tensors, OSError),
-        (export_tensors, OSError),
-        (allocate, MemoryError),
-        (break_otherwise, RuntimeError),
+        (save_tensors, OSError, "EIO"),
+        (export_tensors, OSError, "EFBIG"),
+        (export_beyond_the_disk, OSError, "ENOSPC"),
+        (allocate, MemoryError, None),
+        (break_otherwise, RuntimeError, None),
     ],
 )
 def test_the_machines_errors_are_known_whichever_library_meets_them(
-    almost_full: None, tmp_path: Path, save: Callable[[Path], None], raised: type[Exception]
+    almost_full: None, tmp_path: Path, save: Any, raised: type[Exception], cause: str | None
 ) -> None:
     rank: Any = Rank()
     rank.trainer = SimpleNamespace(models=SimpleNamespace(save=save))
@@ -111,26 +106,6 @@ def test_the_machines_errors_are_known_whichever_library_meets_them(
         rank.carry_out(Order(do="save", folder=str(tmp_path)))
     assert caught.type is raised
     assert (machine_fault(caught.value, DATA) is None) == (raised is RuntimeError)
-
-
-def export_beyond_the_disk(folder: Path) -> None:
-    problem = "Error while serializing: I/O error: No space left on device (os error 28)"
-    raise SafetensorError(f"{problem} in {folder}")
-
-
-@pytest.mark.parametrize(
-    ("save", "cause", "remedy"),
-    [(export_beyond_the_disk, "ENOSPC", "free space"), (save_tensors, "EIO", "has space")],
-)
-def test_a_disk_that_a_library_finds_full_is_one_cause_in_whichever_folder(
-    almost_full: None, tmp_path: Path, save: Callable[[Path], None], cause: str, remedy: str
-) -> None:
-    rank: Any = Rank()
-    rank.trainer = SimpleNamespace(models=SimpleNamespace(save=save))
-    for attempt in (1, 2):
-        folder = tmp_path / f".unfinished-{attempt}"
-        folder.mkdir()
-        with pytest.raises(OSError, match=str(folder)) as caught:
-            rank.carry_out(Order(do="save", folder=str(folder)))
+    if cause is not None:
         assert cause_of(caught.value) == cause
-        assert remedy in (machine_fault(caught.value, DATA) or "")
+        assert str(tmp_path) in str(caught.value)

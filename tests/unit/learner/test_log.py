@@ -9,18 +9,25 @@ from contextlib import contextmanager
 from itertools import accumulate, chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from protocol.frames import FrameError, encode, mark, pack
+from protocol.exchange import Delivery
+from protocol.frames import FrameError, encode, mark
 from protocol.messages import GradedGroup
 from protocol.recipe import Purpose
+from protocol.streams import GRADED
 
+from services.learner.attempt import Attempt
+from services.learner.supply.intake import Intake
 from services.learner.supply.log import GroupLog, read_log, retain
+from services.learner.supply.selection import failure_kind
+from tests.builders import a_recipe
 
 APPENDS = st.lists(st.integers(1, 3), min_size=1, max_size=4)  # how many groups each has
-RANDOM = settings(derandomize=True, deadline=None, max_examples=150)
+RANDOM = settings(derandomize=True, deadline=None, max_examples=60)
 
 
 def failed(number: int, failure: str = "deaths: 3 workers died") -> GradedGroup:
@@ -71,8 +78,15 @@ def test_the_log_gives_back_what_was_appended_across_segments_and_attempts(tmp_p
     first.roll()
     append(first, 2)
     append(GroupLog(tmp_path, attempt=2), 3)
-    assert numbers(tmp_path) == [0, 1, 2, 3]
-    assert numbers(tmp_path, "000001-000001.segment") == [2, 3]
+    again = GroupLog(tmp_path, attempt=2)  # a number that was given before
+    append(again, 4)
+    again.roll()
+    append(again, 5)
+    assert numbers(tmp_path) == [0, 1, 2, 3, 4, 5]
+    assert numbers(tmp_path, "000001-000001.segment") == [2, 3, 4, 5]
+    for torn in (b"", bytes(4096), mark(0)[:-1], mark(0)):
+        (tmp_path / "000003-000000.segment").write_bytes(torn)
+        assert numbers(tmp_path) == [0, 1, 2, 3, 4, 5]
 
 
 @given(appends=APPENDS, data=st.data())
@@ -92,39 +106,6 @@ def test_whatever_a_crash_leaves_behind_the_appends_no_append_is_lost(
         begun = ([*written.totals, committed])[whole]
         assert found == list(range(len(found)))
         assert committed <= len(found) <= begun
-
-
-@given(appends=APPENDS, data=st.data())
-@RANDOM
-def test_of_an_append_under_way_any_page_may_be_missing(
-    appends: list[int], data: st.DataObject
-) -> None:
-    with TemporaryDirectory() as folder:
-        written = Written(folder, appends)
-        records = b"".join(pack(encode(failed(99))) for _ in range(data.draw(st.integers(1, 4))))
-        lost = sorted(data.draw(st.tuples(*[st.integers(0, len(records))] * 2)))
-        torn = records[: lost[0]] + bytes(lost[1] - lost[0]) + records[lost[1] :]
-        found = written.read(written.content + torn)
-        assert [number for number in found if number != 99] == list(range(written.totals[-1]))
-
-
-@given(appends=APPENDS, data=st.data(), bit=st.integers(0, 7))
-@RANDOM
-def test_a_flipped_bit_is_no_silent_loss(appends: list[int], data: st.DataObject, bit: int) -> None:
-    with TemporaryDirectory() as folder:
-        written = Written(folder, appends)
-        place = data.draw(st.integers(0, len(written.content) - len(mark(0)) - 1))
-        content = bytearray(written.content)
-        content[place] ^= 1 << bit
-        with pytest.raises(FrameError, match=rf"{written.path}: byte \d+: .* asked for again"):
-            written.read(bytes(content))
-
-
-@pytest.mark.parametrize("content", [b"", bytes(20), bytes(4096), mark(0)[:-1], mark(0)])
-def test_a_segment_may_be_torn_before_it_holds_anything(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "000001-000000.segment").write_bytes(content)
-    append(GroupLog(tmp_path, attempt=1), 0)
-    assert numbers(tmp_path) == [0]
 
 
 def test_at_no_moment_does_a_mark_stand_for_what_is_not_on_disk(
@@ -149,6 +130,14 @@ def test_at_no_moment_does_a_mark_stand_for_what_is_not_on_disk(
     assert found == [[], [], [], [0, 1]]  # the first mark, the folder, two appends
 
 
+def test_a_flipped_bit_is_no_silent_loss(tmp_path: Path) -> None:
+    written = Written(str(tmp_path), [2, 1])
+    content = bytearray(written.content)
+    content[written.sizes[0] // 2] ^= 1
+    with pytest.raises(FrameError, match=rf"^{written.path}: byte \d+:"):
+        written.read(bytes(content))
+
+
 def test_a_torn_end_is_said_once_with_its_place(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -158,22 +147,6 @@ def test_a_torn_end_is_said_once_with_its_place(
     assert written.read(written.content + bytes(500)) == [0, 1]
     (said,) = caplog.records
     assert (vars(said)["path"], vars(said)["byte"]) == (str(written.path), len(written.content))
-
-
-@pytest.mark.parametrize(
-    "tail",
-    [
-        pack(encode(failed(2)))[:-1],
-        bytes(4096),
-        pack(encode(failed(2)))[:20] + bytes(4096),
-        pack(encode(failed(2)))[:50] + b"garbage" * 99,
-    ],
-    ids=["cut", "zeros", "a head, then zeros", "half a record, then garbage"],
-)
-def test_a_segment_without_marks_may_have_a_torn_end_too(tmp_path: Path, tail: bytes) -> None:
-    records = b"".join(pack(encode(failed(number))) for number in range(2))
-    (tmp_path / "000001-000000.segment").write_bytes(records + tail)
-    assert numbers(tmp_path) == [0, 1]
 
 
 def test_an_append_after_one_that_failed_half_way_is_not_lost(tmp_path: Path) -> None:
@@ -195,28 +168,9 @@ def test_an_append_after_one_that_failed_half_way_is_not_lost(tmp_path: Path) ->
     ]
 
 
-def test_an_attempt_whose_number_was_given_before_goes_on_behind_what_is_there(
-    tmp_path: Path,
-) -> None:
-    first, second = (GroupLog(tmp_path, attempt=2) for _ in range(2))
-    for number in range(3):
-        append(first, number)
-        first.roll()
-    append(first, 3)
-    append(second, 4)
-    second.roll()
-    append(second, 5)
-    assert numbers(tmp_path) == [0, 1, 2, 3, 4, 5]
-    assert numbers(tmp_path, second.segment) == [5]
-
-
 @pytest.mark.parametrize(
     ("first_needed", "kept"),
-    [
-        ("000002-000000.segment", [3, 4]),
-        ("000001-000001.segment", [1, 2, 3, 4]),
-        ("", [0, 1, 2, 3, 4]),
-    ],
+    [("000001-000001.segment", [1, 2, 3, 4]), ("", [0, 1, 2, 3, 4])],
 )
 def test_the_segments_before_those_needed_go(
     tmp_path: Path, first_needed: str, kept: list[int]
@@ -227,3 +181,23 @@ def test_the_segments_before_those_needed_go(
         log.roll()
     retain(tmp_path, first_needed)
     assert numbers(tmp_path) == kept
+
+
+@pytest.mark.anyio
+async def test_a_group_is_on_disk_before_it_leaves_the_exchange(tmp_path: Path) -> None:
+    taken: list[tuple[str, list[int]]] = []
+
+    class Exchange:
+        async def take_in(self, delivery: Delivery[GradedGroup], attempt: int) -> None:
+            taken.append((delivery.key, numbers(tmp_path / "log")))
+
+    intake = Intake(Attempt(cast(Any, Exchange()), "job", 1, a_recipe(), tmp_path))
+    group = encode(failed(4))
+    for fields in (group, group, {b"header": b"{"}):  # the second time it is there already
+        await intake.take_in(
+            [Delivery(GRADED, "job", "1-0", f"train:{4 + len(taken) // 2}", fields)]
+        )
+    assert taken == [("train:4", [4]), ("train:4", [4]), ("train:5", [4, 5])]
+    assert failure_kind(intake.waiting[Purpose.TRAIN, 5].failure or "") == "unreadable"
+    assert intake.have(Purpose.TRAIN, range(8)) == {4, 5}
+    assert Intake(intake.attempt).replay("", {Purpose.TRAIN: 5}) == 1

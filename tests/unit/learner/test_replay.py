@@ -94,6 +94,12 @@ def graded() -> GradedGroup:
     return graded
 
 
+@pytest.fixture
+def grades_again(graded: GradedGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the grader has found once it finds again, without a process."""
+    monkeypatch.setattr(replay, "graded_again", lambda groups, recipe: [graded for _ in groups])
+
+
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     status = replay.main(["job", "--step", str(STEP), *arguments])
     out, err = capsys.readouterr()
@@ -117,11 +123,13 @@ def test_by_its_own_recipe_nothing_changes(
     write(RECIPE, graded, evaluated, failed)
     status, out, err = run(capsys)
     assert (status, err) == (0, "")
-    assert "3 groups (1 failed and have none), 10 responses" in out
-    assert "nothing changes" in out
+    assert "3 groups (1 failed" in out
+    assert "10 responses" in out
+    assert "train:5/" not in out
 
 
-def test_with_another_lambda_the_advantage_moves_by_its_multiple_of_a_proc(
+@pytest.mark.usefixtures("grades_again")
+def test_with_another_lambda_the_advantage_moves_by_its_multiple_and_with_a_critic_it_has_none(
     write: Write, graded: GradedGroup, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     write(RECIPE, graded)
@@ -140,8 +148,12 @@ def test_with_another_lambda_the_advantage_moves_by_its_multiple_of_a_proc(
     )
     changed = {name for name, count in found["changed"].items() if count}
     assert changed == {"advantage"}
+    other.write_text(PLAIN + 'algorithm = { advantage = "gae" }\ncritic = {}')
+    _, out, _ = run(capsys, "--recipe", str(other), "--json")
+    assert not json.loads(out)["has_advantages"]
 
 
+@pytest.mark.usefixtures("grades_again")
 def test_a_step_whose_grades_were_others_is_told_response_by_response(
     write: Write, graded: GradedGroup, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,28 +170,7 @@ def test_a_step_whose_grades_were_others_is_told_response_by_response(
     assert "starved → 0" in row
 
 
-def test_where_a_critic_estimates_the_advantages_it_says_that_it_does_not(
-    write: Write, graded: GradedGroup, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    write(RECIPE, graded)
-    other = tmp_path / "other.toml"
-    other.write_text(
-        PLAIN
-        + """
-        reward = { values = [-1.0, 1.0] }
-        algorithm = { advantage = "gae", old_logprobs = "recompute" }
-        critic = { path = "models/critic" }
-        """
-    )
-    status, out, err = run(capsys, "--recipe", str(other), "--json")
-    assert (status, err) == (0, "")
-    found = json.loads(out)
-    assert not found["has_advantages"]
-    assert [r["after"]["reward"] for r in found["responses"]] == [1.0, 1.0, 1.0, -1.0, -1.0]
-    assert {r["after"]["advantage"] for r in found["responses"]} == {None}
-
-
-def test_what_is_missing_is_named_with_the_remedy(
+def test_what_is_missing_is_bad_input(
     write: Write,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -187,15 +178,10 @@ def test_what_is_missing_is_named_with_the_remedy(
 ) -> None:
     write(RECIPE, a_graded_group())
     assert replay.main(["job", "--step", "9"]) == 2
-    assert f"no samples of step 9, but from {STEP - 1} to {STEP}" in capsys.readouterr().err
+    assert f"from {STEP - 1} to {STEP}" in capsys.readouterr().err
+    monkeypatch.delenv("WEIR_JUDGE_URL", raising=False)
     judged = tmp_path / "judged.toml"
     judged.write_text(PLAIN + 'reward = { process = "model_judge" }')
-    monkeypatch.delenv("WEIR_JUDGE_URL", raising=False)
-    assert run(capsys, "--recipe", str(judged))[0] == 2
-    task = a_task(answer="12", solution="6 + 6 = 12")
-    write(RECIPE, a_graded_group(group=a_group(a_request(task=task), texts=TEXTS[:2])))
-    monkeypatch.setenv("WEIR_JUDGE_URL", "http://127.0.0.1:1/v1")
-    monkeypatch.setenv("WEIR_JUDGE_MODEL", "away")
     assert run(capsys, "--recipe", str(judged))[0] == 2
     (tmp_path / "jobs/job/samples/recipe.json").unlink()
     assert run(capsys)[0] == 2

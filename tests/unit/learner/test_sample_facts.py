@@ -74,6 +74,10 @@ def test_a_groups_facts_are_those_of_its_responses() -> None:
     assert other.advantage == pytest.approx(-0.707106, abs=1e-6)
     # The sampler's log-probs are -2, -1.5, -1 and -0.5.
     assert (one.surprise, other.surprise) == (2.0, 1.0)
+    assert np.isnan(found.outcome_advantages).all()  # which has no terms
+    silent = facts_of(sampled(graded([a_grade(None)] * 2, lengths=[0, 1]), scoring("papo")), 0.0)
+    worth = silent.responses[0]
+    assert (worth.surprise, worth.reward, worth.advantage) == (0.0, None, None)
     assert (one.parity_gap, other.parity_gap) == (0.0, 0.5)
 
 
@@ -88,12 +92,6 @@ def test_papo_tells_its_two_terms_before_the_weight(advantage: str, process: lis
     assert np.sign(np.where(np.abs(terms) > 0.2, terms, 0)).tolist() == process
     total = found.outcome_advantages + 0.25 * found.process_advantages
     assert found.advantages == pytest.approx(total, abs=1e-6)
-
-
-def test_another_advantage_has_no_terms() -> None:
-    found = sampled(graded([a_grade(1.0), a_grade(0.0)]), scoring("grpo"))
-    assert np.isnan(found.outcome_advantages).all()
-    assert np.isnan(found.process_advantages).all()
 
 
 def test_advantages_are_those_that_the_step_trains_with() -> None:
@@ -140,26 +138,15 @@ def test_each_token_finds_its_response_though_some_take_no_part() -> None:
 def test_a_dropped_group_takes_no_tokens_from_the_others() -> None:
     groups = [graded([a_grade(1.0), a_grade(1.0)], lengths=[1, 1], number=n) for n in range(3)]
     arrays = {"logprobs": np.array([-1, -2, -3, -4], dtype=np.float32)}
-    fates = [USED, "no_signal", USED]
+    groups.append(GradedGroup(purpose=Purpose.TRAIN, number=3, failure="deaths: two workers"))
+    fates = [USED, "no_signal", USED, "deaths"]
     found = list(sampled_groups(groups, fates, scoring("grpo"), arrays, attempt=1, step=0))
-    assert [group.fate for group in found] == fates
+    facts = facts_of(found.pop(), 0.0)
+    assert (facts.failure, facts.task_id, facts.responses) == ("deaths: two workers", "", ())
+    assert [group.fate for group in found] == fates[:3]
     assert [group.logprobs.tolist() for group in found] == [[-1, -2], [], [-3, -4]]
     assert found[1].rewards.tolist() == [1, 1]
     assert facts_of(found[1], 0.0).responses[0].parity_gap is None
-
-
-def test_a_failed_group_tells_why_and_has_no_responses() -> None:
-    failed = GradedGroup(purpose=Purpose.TRAIN, number=3, failure="deaths: two workers")
-    facts = facts_of(sampled(failed, scoring("papo"), "deaths"), 0.0)
-    assert (facts.fate, facts.failure, facts.task_id) == ("deaths", "deaths: two workers", "")
-    assert facts.responses == ()
-
-
-def test_a_group_that_nobody_could_grade_is_worth_nothing_known() -> None:
-    for advantage in ("grpo", "papo", "gae"):
-        found = sampled(graded([a_grade(None), a_grade(None)]), scoring(advantage), "no_signal")
-        assert np.isnan(found.rewards).all()
-        assert np.isnan(found.advantages).all()
 
 
 def test_of_a_critic_the_advantage_is_the_mean_over_tokens() -> None:
@@ -178,8 +165,3 @@ def test_an_evaluation_pays_nothing() -> None:
     one, other = facts_of(found, 0.0).responses
     assert (one.accuracy, one.reward, one.parity_gap) == (1.0, None, 0.5)
     assert (other.accuracy, other.parity_gap) == (None, None)
-
-
-def test_a_response_without_tokens_surprises_nobody() -> None:
-    facts = facts_of(sampled(graded([a_grade(1.0)] * 2, lengths=[0, 1]), scoring("grpo")), 0.0)
-    assert (facts.responses[0].surprise, facts.responses[0].length) == (0.0, 0)

@@ -44,12 +44,13 @@ def groups(*numbers: int, fate: str = "deaths") -> Iterator[SampledGroup]:
 
 
 def write(store: SampleStore, *numbers: int, fate: str = "deaths") -> None:
-    async def append() -> None:
-        for number in numbers:
-            await store.append(groups(number, fate=fate))
-        await store.sync()
+    asyncio.run(append_and_sync(store, *numbers, fate=fate))
 
-    asyncio.run(append())
+
+async def append_and_sync(store: SampleStore, *numbers: int, fate: str = "deaths") -> None:
+    for number in numbers:
+        await store.append(groups(number, fate=fate))
+    await store.sync()
 
 
 def numbers_in(folder: Path) -> list[int]:
@@ -69,8 +70,9 @@ def record_bytes(tmp_path: Path) -> int:
 
 def test_groups_are_read_in_the_order_in_which_they_were_appended(tmp_path: Path) -> None:
     write(a_store(tmp_path), *range(20))
-    assert numbers_in(tmp_path) == list(range(20))
-    assert segments(tmp_path) == ["000001-000000.samples"]
+    write(a_store(tmp_path), 20)  # whose number was given before
+    assert numbers_in(tmp_path) == list(range(21))
+    assert segments(tmp_path) == ["000001-000000.samples", "000001-000001.samples"]
 
 
 def test_what_a_later_attempt_writes_counts(tmp_path: Path) -> None:
@@ -78,15 +80,6 @@ def test_what_a_later_attempt_writes_counts(tmp_path: Path) -> None:
     write(a_store(tmp_path, attempt=10), 2, 3)
     assert numbers_in(tmp_path) == [1, 2, 2, 3]
     assert fates(tmp_path, Purpose.TRAIN) == {1: "surplus", 2: "deaths", 3: "deaths"}
-
-
-def test_an_attempt_whose_number_was_given_before_writes_behind_what_is_there(
-    tmp_path: Path,
-) -> None:
-    write(a_store(tmp_path), 1, fate="surplus")
-    write(a_store(tmp_path), 1)
-    assert segments(tmp_path) == ["000001-000000.samples", "000001-000001.samples"]
-    assert fates(tmp_path, Purpose.TRAIN) == {1: "deaths"}
 
 
 def test_the_oldest_segments_go_when_all_are_too_large(tmp_path: Path, record_bytes: int) -> None:
@@ -130,13 +123,9 @@ def test_old_segments_of_all_jobs_go(tmp_path: Path) -> None:
     remove_old(settings)
     for job in ("one", "two"):
         assert numbers_in(settings.job_dir(job) / "samples") == [2]
-
-
-def test_old_segments_of_a_job_go_at_its_checkpoints(tmp_path: Path) -> None:
     write(a_store(tmp_path), 1)
-    old = time.time() - 8 * DAY_S
     os.utime(tmp_path / "000001-000000.samples", (old, old))
-    write(a_store(tmp_path, attempt=2), 2)
+    write(SampleStore(tmp_path, 2, settings), 2)  # at a checkpoint
     assert numbers_in(tmp_path) == [2]
 
 
@@ -152,11 +141,6 @@ def test_a_torn_end_is_left_out_and_a_later_attempt_goes_on(tmp_path: Path) -> N
     assert numbers_in(tmp_path) == [1, 2, 3]
 
 
-async def _append_to_a_full_disk(store: SampleStore) -> None:
-    await store.append(groups(1))
-    await store.append(groups(2))
-
-
 def test_what_could_not_be_written_is_told_at_the_next_step_or_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,13 +148,14 @@ def test_what_could_not_be_written_is_told_at_the_next_step_or_checkpoint(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(sample_store, "pack_sample", full)
-    with pytest.raises(OSError, match="No space"):
-        asyncio.run(_append_to_a_full_disk(a_store(tmp_path)))
-    with pytest.raises(OSError, match="No space"):
-        write(a_store(tmp_path, attempt=2), 1)
-    monkeypatch.undo()
-    write(a_store(tmp_path, attempt=3), 1)
-    assert numbers_in(tmp_path) == [1]
+
+    async def append_twice(store: SampleStore) -> None:
+        for number in (1, 2):
+            await store.append(groups(number))
+
+    for told in (append_twice(a_store(tmp_path)), append_and_sync(a_store(tmp_path, 2), 1)):
+        with pytest.raises(OSError, match="Errno 28"):
+            asyncio.run(told)
 
 
 def test_the_tokenizer_of_the_model_lies_beside_the_segments(tmp_path: Path) -> None:

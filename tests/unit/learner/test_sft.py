@@ -17,8 +17,8 @@ from services.learner.sft.solutions import batches, samples_of
 from services.learner.training.batching import totals_of
 from services.learner.training.samples import Sample
 from services.rollout.chat import prompt_ids
+from tests.architecture.project import ROOT
 
-ROOT = Path(__file__).parents[3]
 BASE_MODEL = ROOT / "examples/arithmetic/base-model"
 MODEL = Model(path=str(BASE_MODEL), prompt_template="{prompt}", max_context=32)
 TASK = {"id": "a", "prompt": "10+1=?", "answer": "11", "solution": "10+1=11;"}
@@ -63,53 +63,47 @@ def write_recipe(folder: Path, tasks: list[dict[str, Any]], more: str = "") -> l
 
 
 @pytest.mark.parametrize(
-    ("task", "more", "said"),
+    ("task", "more", "named"),
     [
-        pytest.param({"solution": None}, "", "task 'b': no 'solution' to learn from", id="none"),
+        pytest.param({"solution": None}, "", ["task 'b'", "solution"], id="none"),
         pytest.param(
-            {"solution": "1" * 40},
-            "",
-            "task 'b': prompt and solution have 48 tokens, over model.max_context 32: raise it",
-            id="too long",
+            {"solution": "1" * 40}, "", ["task 'b'", "48", "model.max_context 32"], id="too long"
         ),
-        pytest.param({"id": "a"}, "", "tasks.train:\nline 2: id: 'a' is taken", id="tasks"),
-        pytest.param({}, "held_out = 'no.jsonl'", "tasks.held_out:\nno.jsonl: ", id="no file"),
+        pytest.param({"id": "a"}, "", ["tasks.train:\nline 2"], id="tasks"),
+        pytest.param({}, "held_out = 'no.jsonl'", ["tasks.held_out:\nno.jsonl"], id="no file"),
+        pytest.param({}, "[model.lora]\nmerge = true", ["model.lora.merge"], id="idle setting"),
+        pytest.param({}, "[model.lora]\ntargets = ['v']", ["model.lora.targets"], id="no layer"),
         pytest.param(
-            {}, "[model.lora]\nmerge = true", "model.lora.merge does nothing", id="idle setting"
+            {}, "[training]\nsequence_parallel = 2", ["sequence_parallel = 2"], id="too few ranks"
         ),
-        pytest.param(
-            {}, "[model.lora]\ntargets = ['v']", "has no linear layer v", id="no such layer"
-        ),
-        pytest.param(
-            {},
-            "[training]\nsequence_parallel = 2",
-            "training.sequence_parallel = 2: it does not divide the learner's 1 ranks; choose 1",
-            id="too few ranks",
-        ),
-        pytest.param({}, "[rollout]", "rollout: unknown key", id="recipe of a job"),
+        pytest.param({}, "[rollout]", ["rollout: "], id="recipe of a job"),
     ],
 )
 def test_what_cannot_be_learned_is_refused_before_anything_is_loaded(
     task: dict[str, Any],
     more: str,
-    said: str,
+    named: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(ROOT)
     assert main(write_recipe(tmp_path, [TASK, TASK | {"id": "b"} | task], more)) == 2
-    assert said in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert [part for part in named if part not in said] == []
     assert not list(tmp_path.glob("*model*"))
 
 
-def test_a_model_that_is_there_is_not_written_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_refusal_is_said_by_one_rank_alone_and_a_model_is_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = write_recipe(tmp_path, [TASK])
     (tmp_path / "model").mkdir()
     assert main(arguments) == 2
-    assert "model is there already; name a folder that is not" in capsys.readouterr().err
+    assert arguments[1] in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "1")
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == ""
 
 
 def test_a_model_that_another_process_writes_is_let_alone(tmp_path: Path) -> None:
@@ -119,43 +113,10 @@ def test_a_model_that_another_process_writes_is_let_alone(tmp_path: Path) -> Non
     (killed / "old.safetensors").touch()
     with unfinished(target) as folder:
         assert not list(folder.iterdir())
-        with pytest.raises(FolderTaken, match=r"another `weir sft` writes .*model; name another"):
+        with pytest.raises(FolderTaken, match="model"):
             unfinished(target).__enter__()
         with unfinished(tmp_path / "other"):
             folder.rename(target)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     with pytest.raises(FolderTaken):
         unfinished(target).__enter__()
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("max_context = 32", "max_context = 257", "reads at most 256 tokens; lower model.max_con"),
-        ("max_context = 32", f"max_context = {'9' * 400}", "model.max_context: a whole number"),
-        ('train = "', 'train = "\\u0000', "tasks.train: no path can hold the character NUL"),
-    ],
-)
-def test_settings_beyond_all_bounds_are_refused(
-    old: str,
-    new: str,
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(ROOT)
-    recipe, target = write_recipe(tmp_path, [TASK])
-    text = Path(recipe).read_text()
-    assert old in text
-    Path(recipe).write_text(text.replace(old, new))
-    assert main([recipe, target]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_a_refusal_is_said_by_one_rank_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("RANK", "1")
-    assert main(write_recipe(tmp_path, [TASK], "[rollout]")) == 2
-    assert capsys.readouterr().err == ""

@@ -13,12 +13,12 @@ from protocol.weights import WeightsGone
 from services.learner.durable.slots import Slot, Slots
 
 READER = """
-import sys, time
+import sys
 from pathlib import Path
 from protocol import weights
 with weights.leased(Path(sys.argv[1])):
     print("reads", flush=True)
-    time.sleep(60)
+    sys.stdin.read()
 """
 
 
@@ -61,7 +61,8 @@ def test_what_is_read_is_not_written_over(slots: Slots, tmp_path: Path) -> None:
 def test_the_lease_of_a_reader_that_is_killed_ends(slots: Slots, tmp_path: Path) -> None:
     publish(slots, 0)
     command = [sys.executable, "-c", READER, str(tmp_path / "job/1.0")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as reader:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as reader:
         assert reader.stdout is not None
         assert reader.stdout.readline() == b"reads\n"
         publish(slots, 1)

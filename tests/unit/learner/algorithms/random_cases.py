@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,6 +55,25 @@ def scores_of(group: Group, dtype: torch.dtype = torch.float64) -> GroupScores:
     )
 
 
+def group_of(
+    outcome: list[float],
+    process: list[float | None] | None = None,
+    penalty: list[float] | None = None,
+) -> Group:
+    """A group where what pays 1 is correct."""
+    return Group(
+        outcome=list(outcome),
+        correct=[value == 1 for value in outcome],
+        process=[None] * len(outcome) if process is None else list(process),
+        penalty=[0.0] * len(outcome) if penalty is None else list(penalty),
+    )
+
+
+def scores(*of_group: Any) -> GroupScores:
+    """`group_of` as the code under test takes it."""
+    return scores_of(group_of(*of_group))
+
+
 @dataclass
 class Responses:
     """Some responses, each a list of tokens, and the same tokens flat."""
@@ -62,7 +82,6 @@ class Responses:
     old: list[list[float]]
     other: list[list[float]]  # by the sampler, or the reference model
     advantages: list[list[float]]
-    correct: list[bool]
 
     @property
     def rows(self) -> Tensor:
@@ -95,7 +114,6 @@ def random_responses(random: Random, num_responses: int) -> Responses:
         old=[[lp + random.uniform(-spread, spread) for lp in row] for row in logprobs],
         other=[[lp + random.uniform(-spread, spread) for lp in row] for row in logprobs],
         advantages=drawn(lengths, -2.5, 2.5),
-        correct=[random.random() < 0.5 for _ in lengths],
     )
 
 

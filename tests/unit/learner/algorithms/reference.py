@@ -157,15 +157,6 @@ def process_where_wrong_is_0(group: Group) -> list[float | None]:
     return scores
 
 
-def overlong(length: int, limit: int, buffer: int, factor: float) -> float:
-    """Equation 13 of DAPO, times the factor."""
-    if length <= limit - buffer:
-        return 0.0
-    if length <= limit:
-        return factor * ((limit - buffer) - length) / buffer
-    return -factor
-
-
 def clipped(ratio: float, advantage: float, low: float, high: float) -> tuple[float, int]:
     """The negative of min(r A, clip(r) A), and the bound that held it."""
     if advantage > 0 and ratio > 1 + high:
@@ -219,19 +210,6 @@ def fixed_length(losses: Sequence[Numbers], max_tokens: int) -> float:
     return mean([mean(response) * len(response) / max_tokens for response in losses])
 
 
-def k1(logprob: float, reference: float) -> float:
-    return -math.log(math.exp(reference) / math.exp(logprob))
-
-
-def k2(logprob: float, reference: float) -> float:
-    return math.log(math.exp(reference) / math.exp(logprob)) ** 2 / 2
-
-
-def k3(logprob: float, reference: float) -> float:
-    r = math.exp(reference) / math.exp(logprob)
-    return (r - 1) - math.log(r)
-
-
 def importance(old: Numbers, behavior: Numbers, cap: float) -> float:
     """min(pi_old(tokens) / pi_behavior(tokens), cap)."""
     ratio = 1.0
@@ -253,66 +231,5 @@ def gae(rewards: Numbers, values: Numbers, gamma: float, lambda_: float) -> list
     return result
 
 
-def monte_carlo(rewards: Numbers, gamma: float) -> list[float]:
-    """The discounted sum of the rewards from each token on."""
-    result = []
-    for t in range(len(rewards)):
-        total = 0.0
-        for k in range(t, len(rewards)):
-            total += gamma ** (k - t) * rewards[k]
-        result.append(total)
-    return result
-
-
 def length_lambda(length: int, alpha: float) -> float:
     return max(0.0, 1 - 1 / (alpha * length))
-
-
-def whiten(values: Numbers) -> list[float]:
-    if len(values) < 2:
-        return list(values)
-    mu, variance = mean(values), deviation(values, 1) ** 2
-    return [(value - mu) / math.sqrt(variance + 1e-8) for value in values]
-
-
-def value_loss(value: float, old: float, target: float, clip: float | None) -> float:
-    free = (value - target) ** 2
-    if clip is None:
-        return free / 2
-    near = min(max(value, old - clip), old + clip)
-    return max(free, (near - target) ** 2) / 2
-
-
-def explained_variance(returns: Numbers, values: Numbers) -> float:
-    errors = [r - v for r, v in zip(returns, values, strict=True)]
-    variance = deviation(returns, 0) ** 2
-    return math.nan if variance <= 1e-12 else 1 - deviation(errors, 0) ** 2 / variance
-
-
-def positive_nll(responses: Sequence[Numbers], correct: Sequence[bool]) -> float:
-    total, tokens = 0.0, 0
-    for logprobs, right in zip(responses, correct, strict=True):
-        for logprob in logprobs:
-            if right:
-                total, tokens = total - logprob, tokens + 1
-    return total / tokens if tokens else 0.0
-
-
-def logprob_and_entropy(logits: Numbers, target: int, temperature: float) -> tuple[float, float]:
-    weights = [math.exp(logit / temperature) for logit in logits]
-    partition = math.fsum(weights)
-    entropy = 0.0
-    for weight in weights:
-        entropy -= weight / partition * math.log(weight / partition)
-    return math.log(weights[target] / partition), entropy
-
-
-def product(hidden: Numbers, weights: Sequence[Numbers]) -> list[float]:
-    """The logits of one token: each row of the head times its hidden state."""
-    logits = []
-    for row in weights:
-        total = 0.0
-        for a, b in zip(hidden, row, strict=True):
-            total += a * b
-        logits.append(total)
-    return logits

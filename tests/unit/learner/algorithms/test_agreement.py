@@ -9,28 +9,16 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
-import torch
 from torch import Tensor
 
 from services.learner.algorithms import pick
 from services.learner.algorithms.advantages import ADVANTAGES
 from services.learner.algorithms.aggregation import AGGREGATIONS, Totals
 from services.learner.algorithms.correction import CORRECTIONS
-from services.learner.algorithms.divergence import DIVERGENCES
-from services.learner.algorithms.gae import (
-    decoupled_gae,
-    gae,
-    length_adaptive_gae,
-    returns_of,
-    whitened,
-)
-from services.learner.algorithms.logprobs import chunked_token_logprobs, token_logprobs
+from services.learner.algorithms.gae import CRITIC_ADVANTAGES
 from services.learner.algorithms.objectives import OBJECTIVES
-from services.learner.algorithms.shaping import overlong_penalty
-from services.learner.algorithms.values import Moments, positive_nll, value_loss
 from tests.unit.learner.algorithms import reference
 from tests.unit.learner.algorithms.random_cases import (
-    Responses,
     double,
     flat,
     random_episodes,
@@ -41,7 +29,7 @@ from tests.unit.learner.algorithms.random_cases import (
 
 pytestmark = pytest.mark.slow
 
-CASES = int(os.environ.get("WEIR_FORMULA_CASES", "10000"))
+CASES = int(os.environ.get("WEIR_FORMULA_CASES", "2000"))
 AT_ONCE = 25  # responses of one micro-batch
 ATOL = 1e-6
 
@@ -80,15 +68,11 @@ def test_gae_and_targets() -> None:
         case = random_episodes(random, AT_ONCE)
         gamma, actor, critic = (random.choice((1.0, random.random())) for _ in range(3))
         alpha = random.uniform(0.02, 2)
-        fixed = {"gamma": gamma, "lambda_actor": actor}
+        settings = {"gamma": gamma, "lambda_actor": actor, "lambda_critic": critic}
         found = [
-            gae(case.episodes, **fixed),
-            decoupled_gae(case.episodes, **fixed, lambda_critic=critic),
-            length_adaptive_gae(
-                case.episodes, gamma=gamma, length_alpha=alpha, lambda_critic=critic
-            ),
+            pick(CRITIC_ADVANTAGES, name, settings | {"length_alpha": alpha})(case.episodes)
+            for name in ("gae", "decoupled_gae", "length_adaptive_gae")
         ]
-        monte_carlo = returns_of(case.episodes, gamma=gamma, lambda_=1.0)
         for row, (rewards, values) in enumerate(zip(case.rewards, case.values, strict=True)):
             adaptive = reference.length_lambda(len(values), alpha) if values else 0.0
             lambdas = [(actor, actor), (actor, critic), (adaptive, critic)]
@@ -100,14 +84,6 @@ def test_gae_and_targets() -> None:
                 assert_close(targets[row][mask], returns)
                 assert not advantages[row][~mask].any()
                 assert not targets[row][~mask].any()
-            assert_close(monte_carlo[row][mask], reference.monte_carlo(rewards, gamma))
-
-
-def test_whitening() -> None:
-    random = Random(3)
-    for _ in range(CASES):
-        values = [random.gauss(2, 3) for _ in range(random.randint(0, 60))]
-        assert_close(whitened(double(values), lambda sums: sums), reference.whiten(values))
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -118,38 +94,20 @@ def test_objectives(objective: str) -> None:
         cap = random.uniform(1.01, 4)
         settings = {"clip_low": low, "clip_high": high, "dual_clip": cap}
         losses, bound = pick(OBJECTIVES, objective, settings)(responses.batch())
-        expected = [_loss(objective, *token, low, high, cap) for token in _tokens_of(responses)]
+        expected = []
+        for response in zip(responses.logprobs, responses.old, responses.advantages, strict=True):
+            whole = reference.sequence_ratio(*response[:2])
+            for logprob, old, advantage in zip(*response, strict=True):
+                ratio = whole if objective == "gspo" else math.exp(logprob) / math.exp(old)
+                if objective == "cispo":
+                    loss = reference.cispo(logprob, ratio, advantage, low, high)
+                elif objective == "dual_clip":
+                    loss = reference.dual_clipped(ratio, advantage, low, high, cap)
+                else:
+                    loss = reference.clipped(ratio, advantage, low, high)
+                expected.append(loss)
         assert_close(losses, [loss for loss, _ in expected])
         assert bound.tolist() == [held for _, held in expected]
-
-
-def _tokens_of(responses: Responses) -> list[tuple[float, float, float, float]]:
-    """Of each token its log-prob, its ratio, its response's ratio, its advantage."""
-    tokens = []
-    for new, old, advantages in zip(
-        responses.logprobs, responses.old, responses.advantages, strict=True
-    ):
-        whole = reference.sequence_ratio(new, old)
-        for lp, before, advantage in zip(new, old, advantages, strict=True):
-            tokens.append((lp, math.exp(lp) / math.exp(before), whole, advantage))
-    return tokens
-
-
-def _loss(
-    objective: str,
-    logprob: float,
-    ratio: float,
-    whole: float,
-    advantage: float,
-    low: float,
-    high: float,
-    cap: float,
-) -> tuple[float, int]:
-    if objective == "cispo":
-        return reference.cispo(logprob, ratio, advantage, low, high)
-    if objective == "dual_clip":
-        return reference.dual_clipped(ratio, advantage, low, high, cap)
-    return reference.clipped(whole if objective == "gspo" else ratio, advantage, low, high)
 
 
 def test_aggregations() -> None:
@@ -168,16 +126,6 @@ def test_aggregations() -> None:
             assert_close((weights * flat(losses)).sum().unsqueeze(0), [expected[name]])
 
 
-def test_divergences() -> None:
-    for random in batches(6):
-        responses = random_responses(random, AT_ONCE)
-        new, others = flat(responses.logprobs), flat(responses.other)
-        for name, divergence in DIVERGENCES.items():
-            formula = getattr(reference, name)
-            expected = [formula(a, b) for a, b in zip(new.tolist(), others.tolist(), strict=True)]
-            assert_close(divergence(new, others), expected)
-
-
 def test_corrections() -> None:
     for random in batches(7):
         responses = random_responses(random, AT_ONCE)
@@ -192,66 +140,3 @@ def test_corrections() -> None:
         for name in CORRECTIONS:
             correction = pick(CORRECTIONS, name, {"correction_cap": cap})
             assert_close(correction(flat(old), flat(sampled), responses.rows), expected[name])
-
-
-def test_value_loss_and_explained_variance() -> None:
-    random = Random(8)
-    for _ in range(CASES):
-        size = random.randint(2, 60)
-        values, old, returns = ([random.uniform(-2, 2) for _ in range(size)] for _ in range(3))
-        near = random.choice((None, random.uniform(0.05, 2)))
-        losses = value_loss(double(values), double(old), double(returns), value_clip=near)
-        triples = zip(values, old, returns, strict=True)
-        assert_close(losses, [reference.value_loss(*triple, near) for triple in triples])
-        found = Moments.of(double(returns), double(values)).explained_variance()
-        assert found == pytest.approx(reference.explained_variance(returns, values), ATOL)
-
-
-def test_likelihood_of_right_answers() -> None:
-    for random in batches(9):
-        responses = random_responses(random, AT_ONCE)
-        correct = torch.tensor(responses.correct)[responses.rows]
-        nll = positive_nll(
-            flat(responses.logprobs), correct, num_positive_tokens=int(correct.sum())
-        )
-        expected = reference.positive_nll(responses.logprobs, responses.correct)
-        assert_close(nll.unsqueeze(0), [expected])
-
-
-def test_overlong_punishment() -> None:
-    for random in batches(10):
-        limit = random.randint(1, 500)
-        buffer, factor = random.randint(1, limit), random.uniform(0.1, 3)
-        lengths = [*(random.randint(0, 600) for _ in range(AT_ONCE)), limit, limit - buffer]
-        penalties = overlong_penalty(
-            torch.tensor(lengths), limit=limit, buffer=buffer, factor=factor
-        )
-        expected = [reference.overlong(length, limit, buffer, factor) for length in lengths]
-        assert_close(penalties, expected)
-
-
-def test_logprobs_and_entropies() -> None:
-    for random in batches(11):
-        vocabulary, width = random.randint(1, 17), random.randint(1, 5)
-        head = [[random.gauss(0, 1) for _ in range(width)] for _ in range(vocabulary)]
-        hidden = [[random.gauss(0, 1) for _ in range(width)] for _ in range(AT_ONCE)]
-        targets = [random.randrange(vocabulary) for _ in hidden]
-        temperature = random.uniform(0.3, 2)
-        expected = [
-            reference.logprob_and_entropy(reference.product(state, head), target, temperature)
-            for state, target in zip(hidden, targets, strict=True)
-        ]
-        weight, states, wanted = double(head), double(hidden), torch.tensor(targets)
-        found = [
-            token_logprobs(states @ weight.T, wanted, temperature),
-            chunked_token_logprobs(
-                states,
-                lambda part, w=weight: part @ w.T,
-                wanted,
-                temperature,
-                random.randint(1, 30),
-            ),
-        ]
-        for logprobs, entropies in found:
-            assert_close(logprobs, [logprob for logprob, _ in expected])
-            assert_close(entropies, [entropy for _, entropy in expected])

@@ -1,28 +1,15 @@
-"""Advantages from a critic: masks, edges, and whitening over ranks."""
+"""Advantages from a critic, its own loss, and right answers alone, at their edges."""
 
 import math
-import threading
-from random import Random
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from services.learner.algorithms import pick
-from services.learner.algorithms.gae import (
-    CRITIC_ADVANTAGES,
-    Episodes,
-    bare_length_lambda,
-    discounted,
-    gae,
-    length_adaptive_gae,
-    length_adaptive_lambda,
-    returns_of,
-    whitened,
-)
-from tests.unit.learner.algorithms.random_cases import double, random_episodes
+from services.learner.algorithms.gae import CRITIC_ADVANTAGES, Episodes, whitened
+from services.learner.algorithms.values import Moments, positive_nll, value_loss
+from tests.unit.learner.algorithms.random_cases import double
 
 SETTINGS = {"gamma": 0.9, "lambda_actor": 0.8, "lambda_critic": 0.95, "length_alpha": 0.3}
 every_estimate = pytest.mark.parametrize(
@@ -32,48 +19,12 @@ every_estimate = pytest.mark.parametrize(
 )
 
 
-def one_episode(
-    rewards: list[float], values: list[float], mask: list[bool] | None = None
-) -> Episodes:
-    on = [True] * len(rewards) if mask is None else mask
-    return Episodes(double([rewards]), double([values]), torch.tensor([on], dtype=torch.bool))
-
-
-@every_estimate
-@given(st.integers(0, 10_000))
-def test_masked_tokens_and_their_values_never_matter(estimate, seed: int) -> None:
-    case = random_episodes(Random(seed), num_responses=3)
-    advantages, returns = estimate(case.episodes)
-    mask = case.episodes.mask
-    assert not advantages[~mask].any()
-    assert not returns[~mask].any()
-    for row, (rewards, values) in enumerate(zip(case.rewards, case.values, strict=True)):
-        alone = estimate(one_episode(rewards, values))
-        torch.testing.assert_close(advantages[row][mask[row]], alone[0][0])
-        torch.testing.assert_close(returns[row][mask[row]], alone[1][0])
-
-
-@every_estimate
-def test_estimates_leave_their_inputs_as_they_were(estimate) -> None:
-    episodes = one_episode([0.0, 1.0], [0.25, 0.5])
-    estimate(episodes)
-    assert episodes.rewards.tolist() == [[0.0, 1.0]]
-    assert episodes.values.tolist() == [[0.25, 0.5]]
-
-
 @every_estimate
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (2, 0)])
 def test_no_token_has_no_advantage(estimate, shape: tuple[int, int]) -> None:
     nothing = torch.zeros(shape)
     for found in estimate(Episodes(nothing, nothing, nothing.bool())):
         assert found.shape == shape
-
-
-@every_estimate
-def test_a_response_of_one_token_earns_its_surprise(estimate) -> None:
-    advantages, returns = estimate(one_episode([1.0], [0.25]))
-    assert advantages.tolist() == [[0.75]]
-    assert returns.tolist() == [[1.0]]
 
 
 @every_estimate
@@ -88,40 +39,6 @@ def test_half_precision_is_computed_in_float32(estimate, dtype: torch.dtype) -> 
         assert torch.equal(found, expected)
 
 
-def test_plain_gae_has_one_lambda_for_both() -> None:
-    episodes = one_episode([0.0, 0.0, 1.0], [0.1, 0.2, 0.3])
-    advantages, returns = gae(episodes, gamma=0.9, lambda_actor=0.5)
-    torch.testing.assert_close(returns, advantages + episodes.values)
-
-
-def test_targets_are_monte_carlo_returns_whatever_the_critic_says() -> None:
-    episodes = one_episode([0.0, 0.0, 2.0], [5.0, -7.0, 3.0])
-    found = returns_of(episodes, gamma=0.5, lambda_=1.0)
-    assert found.tolist() == [[0.5, 1.0, 2.0]]
-
-
-def test_each_response_may_have_its_own_lambda() -> None:
-    episodes = Episodes(double([[0, 1]] * 2), double([[0.5, 0.5]] * 2), torch.ones(2, 2).bool())
-    found = discounted(episodes, gamma=1.0, lambda_=double([0.0, 1.0]))
-    assert found.tolist() == [[0.0, 0.5], [0.5, 0.5]]
-
-
-def test_the_lambda_of_a_response_counts_only_its_own_tokens() -> None:
-    mask = [True, False, True, False, True, True, False]
-    episodes = one_episode([0.0] * 7, [0.0, 9.0, 0.5, 9.0, 0.25, 0.5, 9.0], mask)
-    settings = {"gamma": 1.0, "length_alpha": 0.3, "lambda_critic": 1.0}
-    advantages, _ = length_adaptive_gae(episodes, **settings)
-    expected = discounted(episodes, gamma=1.0, lambda_=1 - 1 / (0.3 * 4))
-    torch.testing.assert_close(advantages, expected, atol=1e-12, rtol=0)
-
-
-def test_the_adaptive_lambda_is_never_negative() -> None:
-    lengths = double([0, 1, 10, 20, 25, 400])
-    expected = [0.0, 0.0, 0.0, 0.0, 0.2, 0.95]
-    assert length_adaptive_lambda(lengths, 0.05).tolist() == pytest.approx(expected)
-    assert bare_length_lambda(double([1, 10, 20]), 0.05).tolist() == pytest.approx([-19, -1, 0])
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_whitened_advantages_have_mean_0_and_variance_1(dtype: torch.dtype) -> None:
     values = (torch.arange(3000, dtype=torch.float64) % 7).to(dtype)
@@ -131,45 +48,75 @@ def test_whitened_advantages_have_mean_0_and_variance_1(dtype: torch.dtype) -> N
     assert white.double().var().item() == pytest.approx(1, abs=1e-6)
 
 
-def test_the_variance_is_never_0() -> None:
+def test_the_variance_is_never_0_and_one_token_is_left_as_it_is() -> None:
     white = whitened(double([1.0, 1.0 + 2e-4]), lambda sums: sums)
     assert white.tolist() == pytest.approx([-1e-4 / math.sqrt(3e-8), 1e-4 / math.sqrt(3e-8)])
-    assert whitened(double([0.3] * 5), lambda sums: sums).tolist() == pytest.approx([0.0] * 5)
-
-
-@pytest.mark.parametrize("values", [[], [0.7]])
-def test_without_two_tokens_there_is_nothing_to_whiten(values: list[float]) -> None:
-    assert whitened(double(values), lambda sums: sums).tolist() == values
-
-
-class Ranks:
-    """Adds tensors up over two threads, as an all-reduce does over ranks."""
-
-    def __init__(self) -> None:
-        self.meeting = threading.Barrier(2, timeout=20)
-        self.given: list[Tensor | None] = [None, None]
-
-    def add_up(self, rank: int, mine: Tensor) -> Tensor:
-        self.given[rank] = mine
-        self.meeting.wait()
-        total = sum(given for given in self.given if given is not None)
-        self.meeting.wait()
-        assert isinstance(total, Tensor)
-        return total
+    for values in ([], [0.7]):
+        assert whitened(double(values), lambda sums: sums).tolist() == values
+    half = whitened(torch.tensor([0.5], dtype=torch.bfloat16), lambda sums: sums)
+    assert half.dtype == torch.float32
 
 
 @pytest.mark.parametrize("split", [0, 1, 4, 9])
 def test_whitening_is_the_same_on_any_number_of_ranks(split: int) -> None:
     values = torch.arange(9, dtype=torch.float64).square()
-    shares, ranks, found = (values[:split], values[split:]), Ranks(), {}
+    whole: list[Tensor] = []
+    alone = whitened(values, lambda sums: whole.append(sums) or sums)
+    given, found = [], []
+    for share in (values[:split], values[split:]):
+        answers, mine = iter(whole), []
+        found.append(whitened(share, lambda sums, a=answers, m=mine: m.append(sums) or next(a)))
+        given.append(mine)
+    torch.testing.assert_close(torch.cat(found), alone)
+    for one, other, both in zip(*given, whole, strict=True):
+        torch.testing.assert_close(one + other, both)
 
-    def whiten_on(rank: int) -> None:
-        found[rank] = whitened(shares[rank], lambda mine: ranks.add_up(rank, mine))
 
-    threads = [threading.Thread(target=whiten_on, args=(rank,)) for rank in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    alone = whitened(values, lambda sums: sums)
-    torch.testing.assert_close(torch.cat([found[0], found[1]]), alone)
+@pytest.mark.parametrize(
+    ("value", "target", "value_clip", "loss", "slope"),
+    [
+        (1.5, 1.0, None, 0.125, 0.5),
+        (1.5, 1.0, 0.25, 0.125, 0.5),
+        (1.5, 2.0, 0.25, 0.28125, 0.0),
+        (0.5, 0.0, 0.25, 0.28125, 0.0),
+    ],
+)
+def test_a_value_gains_nothing_from_moving_too_far(
+    value: float, target: float, value_clip: float | None, loss: float, slope: float
+) -> None:
+    values = double([value]).requires_grad_()
+    losses = value_loss(values, double([1.0]), double([target]), value_clip=value_clip)
+    (found,) = torch.autograd.grad(losses.sum(), values)
+    assert (losses.item(), found.item()) == (pytest.approx(loss), pytest.approx(slope))
+    half = values.detach().bfloat16()
+    assert value_loss(half, half, half, value_clip=value_clip).dtype == torch.float32
+
+
+def test_the_moments_of_ranks_add_up_and_are_exact_in_half_precision() -> None:
+    returns, values = double([0.5, -1.0, 2.0, 0.25]), double([1.0, 0.5, -0.5, 2.0])
+    parts = [Moments.of(returns[part], values[part]) for part in (slice(0, 1), slice(1, 4))]
+    sums = [a + b for a, b in zip(*(vars(part).values() for part in parts), strict=True)]
+    assert Moments(*sums) == Moments.of(returns, values)
+    ones = torch.ones(3000, dtype=torch.bfloat16)
+    assert Moments.of(ones, ones) == Moments(3000.0, 3000.0, 3000.0, 0.0, 0.0)
+
+
+def test_where_nothing_varies_there_is_nothing_to_explain() -> None:
+    for returns in ([], [1.0], [0.1] * 7, [0.0, 2e-6]):
+        moments = Moments.of(double(returns), double([0.5] * len(returns)))
+        assert math.isnan(moments.explained_variance())
+    barely = Moments.of(double([0.0, 2.1e-6]), double([0.0, 2.1e-6]))
+    assert barely.explained_variance() == pytest.approx(1)
+
+
+def test_only_right_answers_are_imitated_and_all_of_the_mini_batch_counts() -> None:
+    logprobs = torch.tensor([-1.0, -math.inf, -3.0, -2.0], requires_grad=True)
+    correct = torch.tensor([True, False, True, False])
+    nll = positive_nll(logprobs, correct, num_positive_tokens=8)
+    nll.backward()
+    assert nll.item() == 0.5
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [-0.125, 0.0, -0.125, 0.0]
+    nothing = positive_nll(logprobs.bfloat16(), correct & ~correct, num_positive_tokens=0)
+    assert (nothing.item(), nothing.dtype) == (0, torch.float32)
+    assert positive_nll(logprobs[:1], correct[:1], num_positive_tokens=0).item() == 1

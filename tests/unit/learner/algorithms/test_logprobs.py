@@ -1,4 +1,4 @@
-"""Log-probs and entropies in chunks are those of the dense path, in values and gradients."""
+"""Log-probs in chunks are those of the dense path; what compares log-probs, at its edges."""
 
 import math
 
@@ -6,13 +6,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from services.learner.algorithms import pick
+from services.learner.algorithms.correction import CORRECTIONS
+from services.learner.algorithms.divergence import DIVERGENCES
 from services.learner.algorithms.logprobs import chunked_token_logprobs, token_logprobs
+from tests.unit.learner.algorithms.random_cases import double
 
 TOKENS, WIDTH, VOCABULARY, TEMPERATURE = 12, 8, 33, 0.7
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float64: 1e-12}
 
 
-def model(dtype: torch.dtype) -> tuple[nn.Linear, Tensor, Tensor]:
+def model(dtype: torch.dtype = torch.float32) -> tuple[nn.Linear, Tensor, Tensor]:
     """A head, hidden states and targets."""
     torch.manual_seed(0)
     head = nn.Linear(WIDTH, VOCABULARY, bias=False, dtype=dtype)
@@ -27,7 +31,7 @@ def loss(logprobs: Tensor, entropies: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("chunk_tokens", [1, 3, 4, 5, 11, 12, 13, 1000])
+@pytest.mark.parametrize("chunk_tokens", [1, 5, 11, 12, 13])
 def test_chunks_have_the_values_and_gradients_of_the_whole(
     dtype: torch.dtype, chunk_tokens: int
 ) -> None:
@@ -41,72 +45,76 @@ def test_chunks_have_the_values_and_gradients_of_the_whole(
     assert chunked[0].dtype == torch.promote_types(dtype, torch.float32)
 
 
-def test_only_a_chunk_of_logits_exists_and_the_backward_pass_computes_it_again() -> None:
-    head, hidden, targets = model(torch.float32)
+@pytest.mark.parametrize(
+    ("length", "size", "chunks"), [(12, 5, [5, 5, 2]), (1, 1, [1]), (0, 4, [0])]
+)
+def test_only_a_chunk_of_logits_exists_and_the_backward_pass_computes_it_again(
+    length: int, size: int, chunks: list[int]
+) -> None:
+    head, hidden, targets = model()
     seen: list[int] = []
 
     def counted(part: Tensor) -> Tensor:
         seen.append(len(part))
         return head(part)
 
-    logprobs, entropies = chunked_token_logprobs(hidden, counted, targets, TEMPERATURE, 5)
-    assert seen == [5, 5, 2]
-    loss(logprobs, entropies).backward()
-    assert sorted(seen) == [2, 2, 5, 5, 5, 5]
+    found = chunked_token_logprobs(hidden[:length], counted, targets[:length], TEMPERATURE, size)
+    assert seen == chunks
+    loss(*found).backward()
+    assert sorted(seen) == sorted(2 * chunks)
+    assert [len(values) for values in found] == [length, length]
 
 
-def test_one_token_or_none_is_one_chunk() -> None:
-    head, hidden, targets = model(torch.float32)
-    seen: list[int] = []
-
-    def counted(part: Tensor) -> Tensor:
-        seen.append(len(part))
-        return head(part)
-
-    for length in (0, 1):
-        chunked_token_logprobs(hidden[:length], counted, targets[:length], TEMPERATURE, 1)
-    assert seen == [0, 1]
-
-
-def test_no_token_has_no_log_prob() -> None:
-    head, hidden, targets = model(torch.float32)
-    logprobs, entropies = chunked_token_logprobs(hidden[:0], head, targets[:0], TEMPERATURE, 4)
-    assert logprobs.shape == entropies.shape == (0,)
-    (logprobs.sum() + entropies.sum()).backward()
-    assert head.weight.grad is not None
-    assert not head.weight.grad.any()
-
-
-def test_log_probs_without_gradients_are_the_same() -> None:
-    head, hidden, targets = model(torch.float32)
-    with_gradients = chunked_token_logprobs(hidden, head, targets, TEMPERATURE, 5)
+def test_without_gradients_nothing_is_kept_for_them() -> None:
+    head, hidden, targets = model()
     with torch.no_grad():
-        without = chunked_token_logprobs(hidden, head, targets, TEMPERATURE, 5)
-    for one, other in zip(without, with_gradients, strict=True):
-        assert torch.equal(one, other)
-        assert not one.requires_grad
-
-
-def test_log_probs_and_entropies_have_the_right_gradients() -> None:
-    torch.manual_seed(0)
-    logits = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
-    targets = torch.tensor([0, 4, 2])
-    assert torch.autograd.gradcheck(lambda x: token_logprobs(x, targets, TEMPERATURE), [logits])
-
-
-def test_a_sure_and_a_uniform_distribution() -> None:
-    logits = torch.tensor([[200.0, 0.0, 0.0, 0.0], [3.0, 3.0, 3.0, 3.0]], requires_grad=True)
-    logprobs, entropies = token_logprobs(logits, torch.tensor([0, 1]), 1.0)
-    assert logprobs.tolist() == pytest.approx([0.0, -math.log(4)])
-    assert entropies.tolist() == pytest.approx([0.0, math.log(4)])
-    (logprobs.sum() + entropies.sum()).backward()
-    assert logits.grad is not None
-    assert logits.grad.isfinite().all()
+        found = chunked_token_logprobs(hidden, head, targets, TEMPERATURE, 5)
+    assert not any(values.requires_grad for values in found)
 
 
 def test_half_precision_logits_are_normalized_in_float32() -> None:
-    logits = torch.randn(4, 1000).bfloat16()
-    logprobs, entropies = token_logprobs(logits, torch.tensor([0, 1, 2, 3]), TEMPERATURE)
-    expected = token_logprobs(logits.float(), torch.tensor([0, 1, 2, 3]), TEMPERATURE)
-    assert torch.equal(logprobs, expected[0])
-    assert torch.equal(entropies, expected[1])
+    logits, targets = torch.randn(4, 1000).bfloat16(), torch.tensor([0, 1, 2, 3])
+    found = token_logprobs(logits, targets, TEMPERATURE)
+    for one, other in zip(found, token_logprobs(logits.float(), targets, TEMPERATURE), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_weight_is_capped_and_carries_no_gradient(name: str, dtype: torch.dtype) -> None:
+    old = torch.tensor([-1.0, -1.0, -0.5], dtype=dtype, requires_grad=True)
+    sampled, rows = torch.tensor([-1.0, -300.0, -0.5], dtype=dtype), torch.tensor([0, 0, 1])
+    correction = pick(CORRECTIONS, name, {"correction_cap": 2.0})
+    weights = correction(old, sampled, rows)
+    expected = {"none": [1, 1, 1], "token_tis": [1, 2, 1], "sequence_tis": [2, 2, 1]}
+    assert weights.tolist() == expected[name]
+    assert weights.dtype == torch.float32
+    assert not weights.requires_grad
+    assert correction(old[:0], sampled[:0], rows[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize(("name", "slope"), [("k1", 1.0), ("k2", -0.5), ("k3", 1 - math.exp(0.5))])
+def test_the_gradient_of_a_divergence(name: str, slope: float) -> None:
+    logprobs = double([-1.5]).requires_grad_()
+    (found,) = torch.autograd.grad(DIVERGENCES[name](logprobs, double([-1.0])).sum(), logprobs)
+    assert found.item() == pytest.approx(slope)
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+@pytest.mark.parametrize("gap", [-1e4, 100.0, 1e4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_no_gap_makes_a_divergence_or_a_gradient_that_is_not_finite(
+    name: str, gap: float, dtype: torch.dtype
+) -> None:
+    logprobs = torch.tensor([0.0], dtype=dtype, requires_grad=True)
+    divergence = DIVERGENCES[name](logprobs, torch.tensor([gap], dtype=dtype))
+    (gradient,) = torch.autograd.grad(divergence.sum(), logprobs)
+    assert divergence.isfinite().all()
+    assert gradient.isfinite().all()
+    assert divergence.dtype == torch.float32
+
+
+def test_k3_is_exact_up_to_its_limit() -> None:
+    found = DIVERGENCES["k3"](double([0.0] * 4), double([19.9, 20.0, 20.1, -50.0]))
+    largest = math.exp(20.0) - 21
+    assert found.tolist() == pytest.approx([math.exp(19.9) - 20.9, largest, largest, 49.0])

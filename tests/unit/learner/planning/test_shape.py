@@ -12,35 +12,24 @@ import pytest
 from services.learner.planning.shape import (
     BUILT_IN,
     DamagedConfig,
-    ModelShape,
     UnknownModel,
+    sequence_problem,
     shape_of_config,
 )
 from tests.architecture.project import ROOT
 
 BASE_MODEL = ROOT / "examples/arithmetic/base-model"
-
-
-def numbers_in_safetensors() -> dict[str, int]:
-    """How many numbers each tensor of the demo's model holds, from the file's header."""
-    with (BASE_MODEL / "model.safetensors").open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return {name: prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
-
-
-def base_model_shape() -> ModelShape:
-    return shape_of_config(json.loads((BASE_MODEL / "config.json").read_bytes()))
+CONFIG = json.loads((BASE_MODEL / "config.json").read_bytes())
 
 
 def test_parameters_are_exactly_those_of_the_weights_file() -> None:
-    tensors = numbers_in_safetensors()
-    assert base_model_shape().parameters == sum(tensors.values()) == 604_288
-
-
-def test_a_critic_has_one_output_instead_of_a_vocabulary() -> None:
-    untied = replace(base_model_shape(), tied=False)
-    assert untied.parameters == untied.body_parameters + 96 * 128
-    assert untied.critic_parameters == 604_288 + 128 + 1
+    with (BASE_MODEL / "model.safetensors").open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    tensors = [prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"]
+    shape = shape_of_config(CONFIG)
+    assert shape.parameters == sum(tensors) == 604_288
+    assert replace(shape, tied=False).parameters == shape.parameters + 96 * 128
+    assert shape.critic_parameters == 604_288 + 128 + 1  # one output instead of a vocabulary
 
 
 @pytest.mark.parametrize(
@@ -61,53 +50,53 @@ def test_parameters_of_the_built_in_table_are_the_published_ones(
     assert BUILT_IN[model].parameters == published
 
 
-def test_a_family_without_known_arithmetic_is_refused_by_name() -> None:
-    with pytest.raises(UnknownModel, match=r"'mamba' .* none of llama, qwen2, qwen3"):
-        shape_of_config({"model_type": "mamba"})
+@pytest.mark.parametrize("family", ["mamba", None, ["qwen2"]])
+def test_a_family_without_known_arithmetic_is_refused(family: Any) -> None:
+    with pytest.raises(UnknownModel, match="model_type"):
+        shape_of_config({"model_type": family})
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "complaint"),
+    ("field", "value"),
     [
-        ("num_attention_heads", 0, "field num_attention_heads = 0: must be a whole number from 1"),
-        ("num_hidden_layers", 0, "field num_hidden_layers = 0"),
-        ("num_hidden_layers", -1, "field num_hidden_layers = -1"),
-        ("hidden_size", "128", "field hidden_size = 128"),
-        ("hidden_size", True, "field hidden_size = True"),
-        ("vocab_size", 96.5, "field vocab_size = 96.5"),
-        ("vocab_size", 10**12, "field vocab_size = 1000000000000"),
-        ("intermediate_size", [1], r"field intermediate_size = \[1\]"),
-        ("max_position_embeddings", None, "field max_position_embeddings = None"),
-        ("num_key_value_heads", 3, "field num_key_value_heads = 3: must divide"),
-        ("tie_word_embeddings", "no", "field tie_word_embeddings = no"),
+        ("num_attention_heads", 0),
+        ("hidden_size", "128"),
+        ("hidden_size", True),
+        ("vocab_size", 10**12),
+        ("max_position_embeddings", None),
+        ("num_key_value_heads", 3),
+        ("tie_word_embeddings", "no"),
     ],
 )
-def test_a_damaged_config_names_the_field(field: str, value: Any, complaint: str) -> None:
-    config = json.loads((BASE_MODEL / "config.json").read_bytes())
-    with pytest.raises(DamagedConfig, match=complaint):
-        shape_of_config(config | {field: value})
+def test_a_damaged_config_names_the_field(field: str, value: Any) -> None:
+    with pytest.raises(DamagedConfig, match=f"field {field} "):
+        shape_of_config(CONFIG | {field: value})
+
+
+def test_a_config_that_is_no_object_or_needs_a_head_size_is_damaged() -> None:
+    with pytest.raises(DamagedConfig, match="object"):
+        shape_of_config([])
+    narrow = {"hidden_size": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    with pytest.raises(DamagedConfig, match="head_dim"):
+        shape_of_config(CONFIG | narrow | {"head_dim": None})
 
 
 def test_scaled_rotations_reach_further() -> None:
-    config = json.loads((BASE_MODEL / "config.json").read_bytes())
-    plain = shape_of_config(config)
-    scaled = shape_of_config(config | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
+    plain = shape_of_config(CONFIG)
+    scaled = shape_of_config(CONFIG | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
     assert scaled == replace(plain, max_positions=4 * plain.max_positions)
 
 
-def test_more_heads_than_numbers_need_a_head_size() -> None:
-    config = json.loads((BASE_MODEL / "config.json").read_bytes())
-    narrow = config | {"hidden_size": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    with pytest.raises(DamagedConfig, match="field head_dim"):
-        shape_of_config(narrow | {"head_dim": None})
-
-
-@pytest.mark.parametrize("config", [[], None, "qwen2", 1])
-def test_a_config_that_is_no_object_is_damaged(config: Any) -> None:
-    with pytest.raises(DamagedConfig, match="must be a JSON object"):
-        shape_of_config(config)
-
-
-def test_a_model_type_that_is_no_text_is_no_known_family() -> None:
-    with pytest.raises(UnknownModel, match="model_type"):
-        shape_of_config({"model_type": ["qwen2"]})
+@pytest.mark.parametrize(
+    ("size", "heads", "num_ranks", "possible"),
+    [(8, 32, 8, None), (4, 28, 6, "1 or 2"), (8, 28, 8, "1 or 2 or 4")],
+)
+def test_ranks_share_samples_where_heads_and_ranks_divide(
+    size: int, heads: int, num_ranks: int, possible: str | None
+) -> None:
+    found = sequence_problem(size, heads, key_value_heads=4, num_ranks=num_ranks)
+    if possible is None:
+        assert found is None
+    else:
+        assert f"training.sequence_parallel = {size}" in str(found)
+        assert f"choose {possible}," in str(found)
