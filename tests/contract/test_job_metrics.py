@@ -24,11 +24,6 @@ EVALUATION = {"evaluation": {"samples": 2, "every": 2}}
 Series = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-@pytest.fixture
-def learner(exchange: Exchange, tmp_path: Path) -> Learner:
-    return Learner(exchange, tmp_path)
-
-
 async def exported(exchange: Exchange, data_dir: Path) -> Series:
     """What a gateway exports that starts now."""
     environment = {

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from protocol.exchange import Exchange
 from protocol.messages import JobState
 from protocol.recipe import Purpose
 from protocol.samples import USED
@@ -17,11 +15,6 @@ from tests.contract.valkey_server import Server
 from tests.kept_samples import all_samples, counted, fates, last_samples
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
-
-
-@pytest.fixture
-def learner(exchange: Exchange, tmp_path: Path) -> Learner:
-    return Learner(exchange, tmp_path)
 
 
 async def ledger_of(learner: Learner, name: str = "groups") -> dict[str, int]:
@@ -96,22 +89,3 @@ async def test_evaluations_and_the_critics_own_steps_are_in_the_store(
     assert [response.reward for response in last["eval:0"].responses] == [None, None]
     assert [response.reward for response in last["pretrain:0"].responses] == [0.0, 1.0]
     assert (last["eval:7"].fate, last["eval:7"].responses) == ("failures", ())
-
-
-async def test_the_store_has_the_tokenizer_of_the_model_that_the_job_starts_from(
-    learner: Learner, server: Server
-) -> None:
-    await learner.submit(steps=1)
-    async with answering(server.url):
-        await learner.attempt()
-    model = learner.models / "base-model/tokenizer.json"
-    assert (learner.job_dir / "samples/tokenizer.json").read_bytes() == model.read_bytes()
-
-
-async def test_who_keeps_no_samples_has_none(learner: Learner, server: Server) -> None:
-    learner.keep_samples_bytes = 0
-    await learner.submit(steps=2)
-    async with answering(server.url):
-        await learner.attempt()
-    assert (await learner.record()).state is JobState.SUCCEEDED
-    assert list((learner.job_dir / "samples").iterdir()) == []

@@ -27,7 +27,7 @@ async def work_until_the_queue_is_empty(exchange: Exchange, server: Server) -> N
     environment = {"WEIR_REDIS_URL": server.url, "WEIR_DATA_DIR": "/unused", "WEIR_PORT": "0"}
     service = Service("learner", Deployment.from_environment(environment), exchange)
     working = asyncio.create_task(work_on_one_job(service, cast(Team, FakeTeam())))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (await exchange.backlog(streams.JOBS)).entries and not working.done():
             await asyncio.sleep(0.02)
     service.stopping.set()
