@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import shutil
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
-from protocol.exchange import Disconnected, connect
 from protocol.frames import Fields
 from protocol.messages import JobState, Requested
 from protocol.samples import SampledGroup, SampleFacts
@@ -17,9 +14,8 @@ from protocol.samples import SampledGroup, SampleFacts
 from services.learner.supply.log import GroupLog
 from services.learner.training.measured import Measured
 from services.learner.training.samples import Sample
-from tests.contract.attempts import PATIENCE_S, Learner, answering, until
-from tests.contract.fake_team import FakeTeam, Stalling
-from tests.contract.valkey_server import Server
+from tests.contract.attempts import Learner, until
+from tests.contract.fake_team import FakeTeam
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis, pytest.mark.engine]
 
@@ -138,17 +134,6 @@ async def test_a_job_that_is_held_up_is_cancelled_at_once_and_its_learner_leaves
     assert (await learner.record()).state is JobState.CANCELLED
 
 
-async def test_a_cancelled_job_ends_whatever_is_wrong_with_the_machine(
-    learner: Learner, answers: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await learner.submit()
-    await learner.killed_at(step=1)
-    await learner.exchange.request_state("job", Requested.CANCEL)
-    await no_task_file(learner, monkeypatch)
-    await learner.attempt()
-    assert (await learner.record()).state is JobState.CANCELLED
-
-
 async def test_tasks_with_wrong_content_fail_the_job_at_once(learner: Learner) -> None:
     await learner.submit()
     (learner.data_dir / "files/train.jsonl").write_text("{}\n")
@@ -170,28 +155,6 @@ async def test_attempts_that_are_killed_cost_nothing_and_are_told_of(
     assert (record.state, record.attempt) == (JobState.SUCCEEDED, 5)
     (event,) = await learner.events(kind="silent:")
     assert event.level == "warn"
-
-
-async def test_attempts_that_lose_redis_cost_nothing(own_server: Server, tmp_path: Path) -> None:
-    async with (
-        answering(own_server.url),
-        connect(own_server.url, me="learner", patience_s=1) as exchange,
-    ):
-        learner = Learner(exchange, tmp_path)
-        await learner.submit()
-        for _ in range(3):
-            team = Stalling(steps=0)
-            learner.make_team = lambda team=team: team
-            running = learner.start()
-            async with asyncio.timeout(PATIENCE_S):
-                await team.stalls.wait()
-            own_server.kill()
-            with pytest.raises(Disconnected):
-                await running
-            own_server.start()
-        learner.make_team = FakeTeam
-        await learner.attempt()
-        assert (await learner.record()).state is JobState.SUCCEEDED
 
 
 async def test_three_attempts_in_a_row_that_break_fail_the_job_with_the_last_error(

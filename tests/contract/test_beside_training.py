@@ -156,26 +156,6 @@ async def test_a_checkpoint_keeps_what_it_copies_when_the_evaluation_has_ended_m
     assert (record.state, record.attempt) == (JobState.SUCCEEDED, 2), record.error
 
 
-async def test_who_is_killed_leaves_the_next_attempt_room(learner: Learner, server: Server) -> None:
-    evaluates = asyncio.Event()
-    there = list[set[str]]()
-
-    class Looking(FakeTeam):
-        async def publish(self, folder: Path, slot: int) -> None:
-            there.append({path.name for path in folder.parent.iterdir()})
-            await super().publish(folder, slot)
-
-    await learner.submit(tables=EVALUATION, steps=7)
-    async with answering(server.url, evaluates=evaluates):
-        await learner.killed_at(5)
-        policy = await newest(learner)
-        learner.make_team = Looking
-        evaluates.set()
-        await learner.attempt()
-    # What a rollout may begin with, what is evaluated, and what is written.
-    assert there[0] == {Path(policy.folder).name, "2.0", ".unfinished-2.4"}
-
-
 async def test_the_next_evaluation_begins_when_the_last_one_has_ended(
     learner: Learner, server: Server
 ) -> None:
@@ -262,22 +242,6 @@ async def test_steps_go_on_while_a_checkpoint_is_written_and_the_next_one_waits_
     assert team.might_write == [False] * 4 + [True] * 2
     assert [folder.name for folder in learner.checkpoints] == ["step-000004", "step-000006"]
     assert (await learner.record()).state is JobState.SUCCEEDED
-
-
-async def test_who_is_killed_again_and_again_before_the_first_checkpoint_is_whole_goes_on(
-    learner: Learner, server: Server
-) -> None:
-    await learner.submit(steps=9)
-    async with answering(server.url):
-        for _ in range(2):
-            learner.make_team = Observed
-            async with learner.attempting():
-                await until(learner.has_made(4))
-        assert not learner.checkpoints
-        learner.make_team = FakeTeam
-        await learner.attempt()
-    record = await learner.record()
-    assert (record.state, record.step) == (JobState.SUCCEEDED, 9), record.error
 
 
 async def test_a_stop_waits_for_the_checkpoint_that_is_being_written(

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from protocol import streams
 from protocol.exchange import Exchange, news
-from protocol.frames import encode
 from protocol.streams import EVENTS
 
 from services.learner.job.report import Reporter
@@ -147,24 +146,6 @@ async def test_the_newest_events_are_kept_and_recorded_once_and_only_their_ids(
     for event_id in newest:
         assert not await exchange.record_event(an_event(event_id))
     assert await ids_of(exchange) == newest
-
-
-async def test_a_longer_story_of_an_earlier_release_is_shortened_little_by_little(
-    exchange: Exchange, server: Server, kept: int
-) -> None:
-    with server.client() as client:
-        for number in range(2 * kept):
-            fields: Any = encode(an_event(f"old:{number}"))
-            client.xadd(EVENTS.key("job"), fields)
-            client.sadd(streams.event_ids_key("job"), f"old:{number}")
-    assert not await exchange.record_event(an_event(f"old:{2 * kept - 1}"))
-    await exchange.record_event(an_event("new:0"))
-    assert kept < len(await ids_of(exchange)) < 2 * kept
-    for number in range(1, 10):
-        assert await exchange.record_event(an_event(f"new:{number}"))
-    there = await ids_of(exchange)
-    assert (there[-1], len(there)) == ("new:9", kept)
-    assert remembered(server) == set(there)
 
 
 async def test_what_json_cannot_hold_is_null_or_a_text_in_an_event(exchange: Exchange) -> None:

@@ -66,49 +66,6 @@ async def test_a_server_killed_in_the_middle_of_traffic_loses_and_doubles_nothin
             assert await learner.backlog(stream, "job") == Backlog(0, 0)
 
 
-async def test_every_acknowledged_write_survives_a_kill(own_server: Server) -> None:
-    async with connect(own_server.url, me="learner", patience_s=0.1) as learner:
-        attempt = await begin(learner)
-        acknowledged: list[str] = []
-
-        async def write_forever() -> None:
-            for number in range(10**6):
-                await learner.ask(a_request(number=number))
-                await learner.record_event(an_event(f"event-{number}"))
-                await learner.update_job("job", attempt, step=number)
-                acknowledged.append(f"train:{number}")
-
-        writing = asyncio.create_task(write_forever())
-        while len(acknowledged) < 20:
-            await asyncio.sleep(0.01)
-        own_server.kill()
-        with pytest.raises(redis.ConnectionError):
-            await writing
-        own_server.start()
-        assert await learner.under_way("job") >= set(acknowledged)
-        assert len(await learner.events("job", count=10**6)) >= len(acknowledged)
-        record = await learner.job("job")
-        assert record is not None
-        assert record.step >= len(acknowledged) - 1
-
-
-async def test_a_claim_that_waits_outlives_the_server(own_server: Server) -> None:
-    async with (
-        connect(own_server.url, me="learner") as learner,
-        connect(own_server.url, me="worker") as worker,
-    ):
-        await begin(learner)
-        waiting = asyncio.create_task(worker.claim([REQUESTS], "job", count=1, wait_s=20))
-        await asyncio.sleep(0.1)
-        own_server.kill()
-        own_server.start()
-        await learner.ask(a_request())
-        (delivery,) = await waiting
-        assert delivery.message() == a_request()
-        pulse = await worker.heartbeat("rollout", [REQUESTS], "job", held=[delivery])
-        assert not pulse.lost
-
-
 async def test_scripts_that_the_server_forgot_are_sent_again(
     exchange: Exchange, server: Server
 ) -> None:
@@ -287,6 +244,7 @@ async def test_full_memory_makes_producers_wait_while_the_line_drains(
     ):
         while not feeder.waiting_for_memory:
             await asyncio.sleep(0.02)
+        assert await exchange.record_event(an_event())  # that there is no room can be told
         assert 3 < len(await exchange.under_way("job")) < 30
         async with running(roll_out_forever(rollout), grade_forever(grader)):
             async with asyncio.timeout(60):
@@ -319,17 +277,3 @@ async def test_full_memory_does_not_keep_a_learner_from_coming_back_to_drain_it(
             await learner.request_state("job", Requested.CANCEL)
             await learner.close_job(job, attempt + 1, state="cancelled")
         assert learner.backpressure_seconds == 0
-
-
-async def test_full_memory_holds_back_jobs_until_there_is_room_and_no_news(
-    exchange: Exchange, server: Server
-) -> None:
-    server.exhaust_memory()
-    writing = asyncio.create_task(exchange.submit(a_job_record()))
-    while exchange.backpressure_seconds < 0.3:
-        await asyncio.sleep(0.02)
-    assert await exchange.record_event(an_event())
-    assert not writing.done()
-    server.free_memory()
-    async with asyncio.timeout(60):
-        assert await writing

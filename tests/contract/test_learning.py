@@ -85,17 +85,6 @@ async def test_an_evaluation_counts_what_failed_and_what_was_accepted_stays_acce
     assert record.result["evaluated"] == 2
 
 
-async def test_value_pretraining_pauses_too(learner: Learner, server: Server) -> None:
-    await learner.submit(tables=CRITIC, steps=2)
-    failing = ["pretrain:2", "pretrain:3"]
-    async with answering(server.url, *failing):
-        await learner.paused()
-        await learner.attempt()
-    assert (await learner.record()).state is JobState.SUCCEEDED
-    (warning,) = await learner.warnings()
-    assert "pretrain step 1" in warning
-
-
 TOO_LONG = "unworkable: task 'a': its prompt has 900 tokens"
 
 

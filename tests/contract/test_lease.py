@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
-from protocol.exchange import Fenced, connect
+from protocol.exchange import Fenced
 from protocol.messages import JobState
 
 from tests.builders import a_job_record
@@ -127,26 +127,3 @@ async def test_a_lease_is_not_taken_from_a_holder_that_has_shown_life(
         await second.release_lease()  # not its own
         seen = await second.hold_lease()
         assert (await second.hold_lease(seen)).holder == "second"
-
-
-async def test_a_server_that_hangs_costs_nobody_the_lease(
-    own_server: Server, tmp_path: Path
-) -> None:
-    async with (
-        connect(own_server.url, me="first", patience_s=PATIENCE_S) as one,
-        connect(own_server.url, me="second", patience_s=PATIENCE_S) as other,
-    ):
-        first, second = Learner(one, tmp_path), Learner(other, tmp_path)
-        first.claim_idle_s = second.claim_idle_s = 0.5
-        working = first.start()
-        await until(is_ready(first))
-        waiting = second.start()
-        await until(waits_for(second, "first"))
-        own_server.suspend()
-        await asyncio.sleep(2 * second.claim_idle_s)
-        own_server.resume()
-        await asyncio.sleep(0.2)
-        assert await waits_for(second, "first")()
-        assert not working.done()
-        await stop(second, waiting)
-        await stop(first, working)

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from pathlib import Path
-
 import pytest
 from protocol.exchange import Exchange, Fenced
 from protocol.messages import ActiveJob, JobState, Requested
 from protocol.streams import JOBS
 
-from services.learner.training.measured import Measured
-from services.learner.training.samples import Sample
 from tests.builders import a_job_record, a_recipe, a_request
-from tests.contract.attempts import Learner, answering
 from tests.contract.conftest import OpenExchange
-from tests.contract.fake_team import FakeTeam
 from tests.contract.valkey_server import Server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis, pytest.mark.engine]
@@ -191,49 +183,3 @@ async def test_a_learner_that_has_lost_its_role_makes_no_other_job_active(
     active = await exchange.active()
     assert active is not None
     assert active.job_id == "second"
-
-
-class Pausing(FakeTeam):
-    """A team in whose third step the user asks for a pause; from there on it is slow."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        super().__init__()
-        self.exchange = exchange
-        self.steps = 0
-
-    async def train(self, samples: Sequence[Sample]) -> Measured:
-        self.steps += 1
-        if self.steps == 3:
-            await self.exchange.request_state("job", Requested.PAUSE)
-        if self.steps > 3:
-            await asyncio.sleep(0.05)
-        return await super().train(samples)
-
-
-async def test_the_job_behind_a_paused_one_runs_and_the_paused_one_learns_what_it_would_have(
-    exchange: Exchange, server: Server, tmp_path: Path
-) -> None:
-    learner, other = Learner(exchange, tmp_path), Learner(exchange, tmp_path / "other")
-    async with answering(server.url):
-        await other.submit("alone", steps=12)
-        whole = (await other.attempt()).digest
-        await learner.submit(steps=12)
-        await learner.submit("behind")
-        learner.make_team = lambda: Pausing(exchange)
-        await learner.attempt()
-        record = await learner.record()
-        assert (record.state, record.error) == (JobState.PAUSED, None)
-        assert 3 <= record.step < 12
-        assert learner.checkpoints[-1].name == f"step-{record.step:06d}"
-        learner.make_team = FakeTeam
-        await learner.attempt()
-        assert not (tmp_path / "weights/job").exists()  # there may be little room for weights
-        assert (await learner.record("behind")).state is JobState.SUCCEEDED
-        await exchange.request_state("job", Requested.RUN)
-        assert (await learner.attempt()).digest == whole
-    record = await learner.record()
-    assert (record.state, record.attempt) == (JobState.SUCCEEDED, 2)
-    assert record.result["groups"] == {
-        **{"asked": 24, "trained": 24, "under_way": 0},
-        "dropped": {},
-    }

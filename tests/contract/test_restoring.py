@@ -124,20 +124,6 @@ async def test_a_failed_job_that_is_revived_goes_on_from_its_last_checkpoint(
     assert len(await learner.events(kind="end:failed")) == 2
 
 
-async def test_an_attempt_number_that_comes_again_finds_folders_and_breaks_on_none(
-    learner: Learner, server: Server
-) -> None:
-    whole = await learner.uninterrupted()
-    await interrupted(learner)
-    with server.client() as client:  # Redis has lost what came last
-        client.hset("weir:job:job", "attempt", 0)
-    for name in (".export-1", ".unfinished-1.6", "1.6"):
-        (learner.data_dir / "weights/job" / name).mkdir(exist_ok=True)
-        (learner.data_dir / "weights/job" / name / "stale").write_text("stale")
-    assert (await learner.attempt()).digest == whole
-    assert (await learner.record()).attempt == 1
-
-
 async def test_weights_of_jobs_that_have_ended_or_are_unknown_are_swept(learner: Learner) -> None:
     weights = learner.data_dir / "weights"
     await learner.submit("ended")
