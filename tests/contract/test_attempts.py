@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 import pytest
 from protocol.frames import Fields
 from protocol.messages import JobState, Requested
-from protocol.samples import SampledGroup, SampleFacts
 
 from services.learner.supply.log import GroupLog
 from services.learner.training.measured import Measured
@@ -51,14 +50,6 @@ async def no_space(_: Learner, patch: pytest.MonkeyPatch) -> str:
     return ".segment'; free space on that disk"
 
 
-async def no_space_for_samples(_: Learner, patch: pytest.MonkeyPatch) -> str:
-    def full(facts: SampleFacts, group: SampledGroup) -> bytes:
-        raise OSError(errno.ENOSPC, "No space left on device", "000002-000000.samples")
-
-    patch.setattr("services.learner.durable.sample_store.pack_sample", full)
-    return ".samples'; free space on that disk"
-
-
 async def no_whole_checkpoint(learner: Learner, _: pytest.MonkeyPatch) -> str:
     for folder in learner.checkpoints:
         shutil.copy(folder / "policy/digest", learner.data_dir / folder.name)
@@ -74,9 +65,7 @@ def mend(learner: Learner) -> None:
             shutil.copy(learner.data_dir / folder.name, folder / "policy/digest")
 
 
-@pytest.mark.parametrize(
-    "fault", [no_task_file, no_space, no_space_for_samples, no_whole_checkpoint]
-)
+@pytest.mark.parametrize("fault", [no_task_file, no_space, no_whole_checkpoint])
 async def test_a_fault_of_the_machine_pauses_the_job_until_it_is_mended(
     learner: Learner, answers: None, monkeypatch: pytest.MonkeyPatch, fault: Callable
 ) -> None:

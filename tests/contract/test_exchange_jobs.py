@@ -9,28 +9,16 @@ from typing import Any
 import pytest
 from protocol import streams
 from protocol.exchange import Delivery, Exchange, Fenced, UnreadableRecord
-from protocol.messages import ActiveJob, JobRecord, JobRef, JobState, Requested
+from protocol.messages import ActiveJob, JobState, Requested
 from protocol.streams import EVENTS, GRADED, JOBS, WORK_STREAMS
 
 from tests.builders import a_job_record, a_policy, a_recipe, a_request, an_event
 from tests.contract.conftest import OpenExchange
-from tests.contract.exchange_steps import begin
+from tests.contract.exchange_steps import begin, record_of, taken_up
 from tests.contract.valkey_server import Server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 GRADED_ONE = Delivery(GRADED, "job", "1-0", "train:0", {})
-
-
-async def next_job(exchange: Exchange) -> Delivery[JobRef]:
-    delivery = await exchange.next_job(wait_s=0)
-    assert delivery is not None
-    return delivery
-
-
-async def record_of(exchange: Exchange, job_id: str = "job") -> JobRecord:
-    record = await exchange.job(job_id)
-    assert record is not None
-    return record
 
 
 def active(job_id: str = "job", attempt: int = 1) -> ActiveJob:
@@ -38,7 +26,7 @@ def active(job_id: str = "job", attempt: int = 1) -> ActiveJob:
 
 
 async def close(exchange: Exchange, attempt: int) -> None:
-    await exchange.close_job(await next_job(exchange), attempt, state="failed")
+    await exchange.close_job(await taken_up(exchange), attempt, state="failed")
 
 
 WRITES_OF_AN_ATTEMPT: dict[str, Callable[[Exchange], Awaitable[object]]] = {
@@ -200,7 +188,7 @@ async def test_a_closed_job_leaves_its_record_and_its_events(
     await exchange.ask(a_request())
     await exchange.announce(a_policy())
     await exchange.record_event(an_event())
-    delivery = await next_job(exchange)
+    delivery = await taken_up(exchange)
     for _ in range(2):
         await exchange.close_job(delivery, attempt, state="failed", error="no memory")
     record = await record_of(exchange)
@@ -225,13 +213,13 @@ async def test_a_failed_job_is_queued_again_once_and_begins_with_fresh_streams(
     attempt = await begin(exchange)
     await exchange.ask(a_request())
     await exchange.update_job("job", attempt, failures=2, step=7, started_at=3.5)
-    delivery = await next_job(exchange)
+    delivery = await taken_up(exchange)
     await exchange.close_job(delivery, attempt, state="failed", error="no memory", finished_at=4.5)
     for _ in range(2):
         await exchange.revive("job")
     await exchange.close_job(delivery, attempt, state="failed")  # its first reply was lost
     assert await exchange.job("job") == a_job_record(attempt=1, step=7, started_at=3.5)
-    again = await next_job(exchange)
+    again = await taken_up(exchange)
     assert (again.job_id, again.entry_id == delivery.entry_id) == ("job", False)
     assert (await exchange.backlog(JOBS)).entries == 1
     assert await exchange.begin_attempt("job") == 2
@@ -250,7 +238,7 @@ async def test_only_a_failed_job_is_queued_again(exchange: Exchange, state: JobS
 
 async def test_closing_a_job_late_does_not_stop_the_one_after_it(exchange: Exchange) -> None:
     await begin(exchange, "first")
-    closing = await next_job(exchange)
+    closing = await taken_up(exchange)
     await exchange.close_job(closing, 1, state="succeeded")
     await begin(exchange, "second")
     await exchange.activate(active("second"))

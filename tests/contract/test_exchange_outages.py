@@ -22,7 +22,7 @@ from tests.builders import (
     an_event,
 )
 from tests.contract.conftest import OpenExchange
-from tests.contract.exchange_steps import begin
+from tests.contract.exchange_steps import begin, record_of, taken_up
 from tests.contract.line import ask_all, grade_forever, roll_out_forever, running, take_in
 from tests.contract.lossy_proxy import lossy_proxy
 from tests.contract.valkey_server import Server
@@ -188,8 +188,7 @@ async def test_every_write_may_be_sent_again_when_its_reply_is_lost(server: Serv
         await worker.submit(a_job_record())
         assert (await observer.backlog(JOBS)).entries == 1
         lose()
-        job = await worker.next_job(wait_s=0.01)
-        assert job is not None
+        job = await taken_up(worker)
         lose()
         assert await worker.begin_attempt("job") == 1
         lose()
@@ -218,8 +217,7 @@ async def test_every_write_may_be_sent_again_when_its_reply_is_lost(server: Serv
         lose()
         await worker.take_in(graded, 1)
         assert proxy.lost == 13
-        record = await observer.job("job")
-        assert record is not None
+        record = await record_of(observer)
         assert (record.attempt, record.attempts_since_checkpoint) == (1, 1)
         assert await observer.under_way("job") == set()
         with server.client() as client:
@@ -264,8 +262,7 @@ async def test_full_memory_does_not_keep_a_learner_from_coming_back_to_drain_it(
     server.exhaust_memory()
     async with open_exchange("learner-2") as learner:
         async with asyncio.timeout(60):
-            job = await learner.next_job(wait_s=0.01)
-            assert job is not None
+            job = await taken_up(learner)
             assert await learner.begin_attempt("job") == attempt + 1
             await learner.update_job("job", attempt + 1, state="running")
             await learner.activate(ActiveJob(job_id="job", attempt=2, recipe=a_recipe()))

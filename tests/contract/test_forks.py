@@ -70,16 +70,6 @@ async def test_a_running_job_that_is_cancelled_leaves_a_checkpoint_of_its_last_s
     assert (folder / "model/model.safetensors").read_text() == digest
 
 
-async def test_a_job_that_is_cancelled_before_its_first_step_leaves_no_checkpoint(
-    learner: Learner,
-) -> None:
-    await learner.submit()
-    running = learner.start()
-    await until(learner.is_in(JobState.RUNNING))
-    await cancelled(learner, running)
-    assert learner.checkpoints == []
-
-
 async def test_a_job_whose_last_checkpoint_no_disk_takes_is_cancelled_all_the_same(
     learner: Learner, answers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,23 +116,6 @@ async def test_a_job_that_no_worker_can_work_on_fails_at_once_with_their_words(
     assert "task 'a': its prompt has 900 tokens" in str(record.error)
 
 
-async def test_who_resumes_a_job_that_nobody_could_work_on_goes_on_without_those_groups(
-    learner: Learner, server: Server
-) -> None:
-    await learner.submit(steps=4)
-    async with answering(server.url, "train:0", "train:1", why=TOO_LONG):
-        await learner.attempt()
-        assert (await learner.record()).state is JobState.FAILED
-        await learner.exchange.revive("job")
-        await learner.attempt()
-    record = await learner.record()
-    assert record.state is JobState.SUCCEEDED, record.error
-    assert record.result["groups"] == {
-        **{"asked": 8, "trained": 6, "under_way": 0},
-        "dropped": {"unworkable": 2},
-    }
-
-
 async def test_a_job_that_has_learned_something_pauses_for_what_nobody_can_work_on(
     learner: Learner, server: Server
 ) -> None:

@@ -9,6 +9,7 @@ from protocol.streams import JOBS
 
 from tests.builders import a_job_record, a_recipe, a_request
 from tests.contract.conftest import OpenExchange
+from tests.contract.exchange_steps import record_of, taken_up
 from tests.contract.valkey_server import Server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis, pytest.mark.engine]
@@ -36,8 +37,7 @@ async def work_on(exchange: Exchange, job_id: str) -> int:
 
 
 async def state_of(exchange: Exchange, job_id: str) -> tuple[JobState, Requested]:
-    record = await exchange.job(job_id)
-    assert record is not None
+    record = await record_of(exchange, job_id)
     return record.state, record.requested
 
 
@@ -67,19 +67,16 @@ async def test_a_resumed_job_waits_for_the_one_that_runs_and_comes_before_those_
     assert await exchange.active() is None
     with server.client() as client:
         assert client.keys("weir:*first*") == [b"weir:job:first"]  # the others need the memory
-    record = await exchange.job("first")
-    assert record is not None
+    record = await record_of(exchange, "first")
     assert (record.state, record.error) == (JobState.PAUSED, "80% failed")
     assert await next_id(exchange) == "second"
     await work_on(exchange, "second")
     await exchange.request_state("first", Requested.RUN)
     assert await next_id(exchange) == "second"  # a learner that was killed goes on with it
-    delivery = await exchange.next_job(wait_s=0)
-    assert delivery is not None
+    delivery = await taken_up(exchange)
     await exchange.close_job(delivery, 1, state="succeeded")
     assert await next_id(exchange) == "first"
-    record = await exchange.job("first")
-    assert record is not None
+    record = await record_of(exchange, "first")
     assert (record.state, record.error) == (JobState.QUEUED, None)
 
 
@@ -99,8 +96,7 @@ async def test_a_learner_that_was_killed_before_it_could_pause_its_job_takes_the
     await submit(exchange, "first", "second")
     await work_on(exchange, "first")
     await exchange.request_state("first", Requested.PAUSE)
-    delivery = await exchange.next_job(wait_s=0)
-    assert delivery is not None
+    delivery = await taken_up(exchange)
     assert delivery.job_id == "second"
     assert await exchange.active() is None
     assert await state_of(exchange, "first") == (JobState.PAUSED, Requested.PAUSE)
@@ -119,8 +115,7 @@ async def test_a_job_that_is_held_up_lets_the_others_run_and_is_tried_when_one_h
     assert await state_of(exchange, "first") == (JobState.PAUSED, Requested.RUN)
     assert await next_id(exchange) == "second"
     attempt = await exchange.begin_attempt("second")
-    delivery = await exchange.next_job(wait_s=0)
-    assert delivery is not None
+    delivery = await taken_up(exchange)
     await exchange.close_job(delivery, attempt, state="failed")
     assert await next_id(exchange) == "first"
     await hold_up(exchange, "first")

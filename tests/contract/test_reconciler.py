@@ -29,6 +29,7 @@ from tests.builders import (
     a_task,
 )
 from tests.contract.attempts import Learner, answering, until
+from tests.contract.exchange_steps import record_of
 from tests.contract.line import running
 from tests.contract.valkey_server import Server
 
@@ -122,8 +123,7 @@ async def test_a_lost_active_job_is_named_again(
         client.delete(streams.ACTIVE)
     await parts.reconcile()
     assert await exchange.active() == ACTIVE
-    record = await exchange.job("job")
-    assert record is not None
+    record = await record_of(exchange)
     assert record.state is JobState.RUNNING
 
 
@@ -136,16 +136,6 @@ async def test_a_learner_that_redis_has_forgotten_is_fenced(
     parts.look_every_s = 0.01
     with pytest.raises(Fenced):
         await parts.beside(asyncio.sleep(60))
-
-
-async def test_a_wait_that_is_given_up_is_looked_after_no_longer(parts: Reconciler) -> None:
-    before = asyncio.all_tasks()
-    waiting = asyncio.create_task(parts.beside(asyncio.sleep(60)))
-    while len(asyncio.all_tasks() - before) < 3:
-        await asyncio.sleep(0)
-    waiting.cancel()
-    await asyncio.wait(asyncio.all_tasks() - before, timeout=30)
-    assert asyncio.all_tasks() == before
 
 
 async def test_a_job_goes_on_with_a_redis_that_has_lost_its_last_steps(

@@ -17,6 +17,7 @@ from services.chassis.service import Service
 from services.learner.job.work import work_on_one_job
 from services.learner.training.ranks import Team
 from tests.builders import a_job_record, a_recipe, a_request
+from tests.contract.exchange_steps import record_of
 from tests.contract.fake_team import FakeTeam
 from tests.contract.valkey_server import Server
 
@@ -56,8 +57,7 @@ async def test_a_job_that_cannot_be_read_makes_way_for_the_next_and_can_be_read_
     with server.client() as client:
         assert not client.exists(streams.REQUESTS.key("job"))
         client.hdel(streams.job_key("job"), "new_field")
-    record = await exchange.job("job")
-    assert record is not None
+    record = await record_of(exchange)
     assert (record.state, record.recipe) == (JobState.FAILED, a_recipe())
     assert "new_field: unknown key" in str(record.error)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -147,18 +146,6 @@ async def test_the_copy_of_a_rollout_that_was_killed_goes(line: Line) -> None:
     assert len(copies) == 2
     both[0].close()
     assert len(list(memory.iterdir())) == 1
-
-
-async def test_what_prevents_an_announcement_is_told(line: Line) -> None:
-    await line.publish(0)
-    shutil.rmtree(line.disk)
-    line.disk.write_text("no folder")
-    await line.publisher.publish(cast("Team", line.team), 1)
-    with pytest.raises(NotADirectoryError):
-        await line.publisher.announced()
-    with pytest.raises(NotADirectoryError):
-        line.publisher.check()
-    await line.publisher.stop()
 
 
 async def test_a_checkpoint_keeps_its_model_when_the_slot_is_filled_again(line: Line) -> None:

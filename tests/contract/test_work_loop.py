@@ -35,20 +35,6 @@ from tests.contract.valkey_server import Server
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 
 
-async def test_every_request_is_answered_once_by_two_workers(
-    exchange: Exchange, open_exchange: OpenExchange
-) -> None:
-    await begin(exchange, requests=40)
-    async with (
-        open_exchange("one") as one,
-        open_exchange("other") as other,
-        working(one, answer),
-        working(other, answer),
-    ):
-        assert set(await results(exchange, 40)) == set(range(40))
-    assert not await exchange.under_way("job")
-
-
 @pytest.mark.parametrize("wish", ["pause", "archive"])  # of another release
 async def test_a_job_that_is_to_rest_is_left_alone_until_it_is_to_run(
     exchange: Exchange, server: Server, open_exchange: OpenExchange, wish: str

@@ -48,6 +48,7 @@ def test_tasks_are_read_in_order_with_all_they_carry() -> None:
 def test_blank_lines_are_skipped_and_still_counted() -> None:
     assert len(parse_tasks(["", line(), "  \t", line(id="2"), "\r"])) == 2
     assert problems("", line(), "", "{").pop().startswith("line 4: ")
+    assert len(problems("", " ")) == 1  # a file without tasks
 
 
 def test_each_wrong_line_is_reported() -> None:
@@ -79,16 +80,13 @@ def test_a_wrong_field_is_named(changes: dict[str, Any], field: str) -> None:
 
 def test_an_id_is_taken_once() -> None:
     lines = [line(id="a"), line(id="b"), line(id="a"), line(id="a")]
-    assert problems(*lines) == [
-        "line 3: id: 'a' is taken by line 1",
-        "line 4: id: 'a' is taken by line 1",
-    ]
+    assert [problem.partition(": ")[0] for problem in problems(*lines)] == ["line 3", "line 4"]
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
 def test_numbers_that_json_cannot_hold_are_refused(number: str) -> None:
     (problem,) = problems(line(metadata={"x": "?"}).replace('"?"', number))
-    assert problem == f"line 1: not valid JSON: {number} is not a finite number"
+    assert number in problem
 
 
 @pytest.mark.parametrize("depth", [65, 100_000])
@@ -113,20 +111,11 @@ def test_half_a_character_is_refused_wherever_it_stands(
     assert problem.startswith(f"line 2: {place}: ")
 
 
-def test_a_character_that_is_escaped_as_two_halves_is_whole() -> None:
-    (task,) = parse_tasks([line(prompt="\N{GRINNING FACE}?")])
-    assert task.prompt == "\N{GRINNING FACE}?"
-
-
-def test_a_file_without_tasks_is_refused() -> None:
-    assert len(problems()) == len(problems("", " ")) == 1
-
-
 def test_files_of_other_systems_are_read(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
-    text = line(answer="\u2028") + "\r\n" + line(id="2") + "\r\n"
+    text = line(answer="\u2028\N{GRINNING FACE}") + "\r\n" + line(id="2") + "\r\n"
     path.write_bytes(b"\xef\xbb\xbf" + text.encode())
-    assert [task.answer for task in read_tasks(path)] == ["\u2028", "2"]
+    assert [task.answer for task in read_tasks(path)] == ["\u2028\N{GRINNING FACE}", "2"]
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -150,21 +139,13 @@ def openai_line(**columns: Any) -> str:
 def test_data_of_openai_is_read_as_it_is() -> None:
     messages = [
         {"role": "developer", "content": [{"type": "text", "text": "Be "}]},
-        {
-            "role": "user",
-            "content": [{"type": "text", "text": "1+"}, {"type": "text", "text": "1"}],
-        },
+        {"role": "user", "content": [{"type": "text", "text": text} for text in ("1+", "1")]},
         {"role": "assistant", "content": "2?"},
-        {"role": "user", "content": "Sure?"},
     ]
     (task,) = parse_tasks([openai_line(messages=messages, reference_answer="2", level={"of": 3})])
     assert task.messages is not None
-    assert [(turn.role, turn.content) for turn in task.messages] == [
-        ("developer", "Be "),
-        ("user", "1+1"),
-        ("assistant", "2?"),
-        ("user", "Sure?"),
-    ]
+    turns = [(turn.role, turn.content) for turn in task.messages]
+    assert turns == [("developer", "Be "), ("user", "1+1"), ("assistant", "2?")]
     assert task.answer == "2"
     assert task.metadata == {"reference_answer": "2", "level": {"of": 3}}
 
@@ -204,10 +185,7 @@ def test_the_answer_is_the_reference_answer_where_there_is_no_other(
         ({"metadata": "x"}, "metadata"),
         ({"prompt": "x"}, "task"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages.0.content",
-        ),
+        ({"messages": [{"role": "user", "content": [{}]}]}, "messages.0.content"),
     ],
 )
 def test_what_cannot_be_kept_of_openais_data_is_refused(
