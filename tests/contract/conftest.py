@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from protocol.exchange import Exchange, connect
 
 from tests.contract.valkey_server import Server
+
+if TYPE_CHECKING:  # which imports torch
+    from tests.contract.attempts import Learner
 
 OpenExchange = Callable[[str], AbstractAsyncContextManager[Exchange]]
 
@@ -45,3 +49,20 @@ async def exchange(server: Server) -> AsyncIterator[Exchange]:
 def open_exchange(server: Server) -> OpenExchange:
     """Opens further exchanges on the same server, each under its own name."""
     return lambda me: connect(server.url, me=me, patience_s=5)
+
+
+@pytest.fixture
+def learner(exchange: Exchange, tmp_path: Path) -> Learner:
+    """A learner with a folder of this test's own."""
+    from tests.contract.attempts import Learner
+
+    return Learner(exchange, tmp_path)
+
+
+@pytest.fixture
+async def answers(server: Server) -> AsyncIterator[None]:
+    """Every request of the active job is answered."""
+    from tests.contract.attempts import answering
+
+    async with answering(server.url):
+        yield

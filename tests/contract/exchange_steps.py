@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from protocol.exchange import Delivery, Exchange, Place
-from protocol.messages import RolloutRequest
+from protocol.messages import JobRecord, JobRef, RolloutRequest
 from protocol.streams import REQUESTS, Stream
 
 from tests.builders import a_job_record
@@ -16,6 +16,19 @@ async def begin(exchange: Exchange, job_id: str = "job") -> int:
     return await exchange.begin_attempt(job_id)
 
 
+async def record_of(exchange: Exchange, job_id: str = "job") -> JobRecord:
+    record = await exchange.job(job_id)
+    assert record is not None
+    return record
+
+
+async def taken_up(exchange: Exchange) -> Delivery[JobRef]:
+    """The job that a learner would take up now."""
+    delivery = await exchange.next_job(wait_s=0)
+    assert delivery is not None
+    return delivery
+
+
 async def claim_all(
     exchange: Exchange, *inputs: Stream[RolloutRequest]
 ) -> list[Delivery[RolloutRequest]]:
@@ -23,9 +36,7 @@ async def claim_all(
 
 
 async def end(exchange: Exchange) -> None:
-    job = await exchange.next_job(wait_s=0.01)
-    assert job is not None
-    await exchange.close_job(job, attempt=1, state="succeeded")
+    await exchange.close_job(await taken_up(exchange), attempt=1, state="succeeded")
 
 
 async def claim_one(exchange: Exchange) -> Delivery[RolloutRequest]:

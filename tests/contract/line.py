@@ -16,11 +16,11 @@ from tests.builders import a_graded_group, a_group
 
 
 async def roll_out_forever(exchange: Exchange) -> None:
-    await _work_forever(exchange, REQUESTS, ROLLOUTS, _rolled_out)
+    await _work_forever(exchange, REQUESTS, ROLLOUTS, rolled_out)
 
 
 async def grade_forever(exchange: Exchange) -> None:
-    await _work_forever(exchange, ROLLOUTS, GRADED, _graded)
+    await _work_forever(exchange, ROLLOUTS, GRADED, graded)
 
 
 async def take_in(exchange: Exchange, attempt: int, count: int) -> Counter[str]:
@@ -76,11 +76,11 @@ async def _work_forever(
             await exchange.hand_off(delivery, output, result(delivery.message()))
 
 
-def _rolled_out(request: Message) -> RolloutGroup:
+def rolled_out(request: Message) -> RolloutGroup:
     assert isinstance(request, RolloutRequest)
     return a_group(request)
 
 
-def _graded(group: Message) -> GradedGroup:
+def graded(group: Message) -> GradedGroup:
     assert isinstance(group, RolloutGroup)
     return a_graded_group(group)

@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 from protocol.exchange import Exchange
 from protocol.messages import JobState, PolicyVersion
+from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, GRADED
 
+from services.learner.attempt import Attempt
+from services.learner.supply.evaluator import Evaluator
+from services.learner.supply.intake import Intake
 from services.learner.training.measured import Measured
 from services.learner.training.samples import Sample
+from tests.builders import a_job_record, a_recipe, a_task
 from tests.contract.attempts import Learner, answering, until
 from tests.contract.fake_team import FakeTeam
 from tests.contract.valkey_server import Server
@@ -22,13 +27,18 @@ EVALUATION = {"evaluation": {"samples": 20, "every": 20}}  # of five tasks
 
 
 class Observed(FakeTeam):
-    """Tells of what it scores, and writes only when it may."""
+    """Tells of what it scores, writes only when it may, and tells whether it might at each step."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scored: list[tuple[int, bool]] = []
+        self.might_write: list[bool] = []
         self.may_write = asyncio.Event()
         self.error: OSError | None = None
+
+    async def train(self, samples: Sequence[Sample]) -> Measured:
+        self.might_write.append(self.may_write.is_set())
+        return await super().train(samples)
 
     async def score(
         self, samples: Sequence[Sample], temperature: float, *, of_held: bool = False
@@ -41,11 +51,6 @@ class Observed(FakeTeam):
         if self.error is not None:
             raise self.error
         await super().written(folder)
-
-
-@pytest.fixture
-def learner(exchange: Exchange, tmp_path: Path) -> Learner:
-    return Learner(exchange, tmp_path)
 
 
 @pytest.fixture
@@ -151,41 +156,53 @@ async def test_a_checkpoint_keeps_what_it_copies_when_the_evaluation_has_ended_m
     assert (record.state, record.attempt) == (JobState.SUCCEEDED, 2), record.error
 
 
-async def test_who_is_killed_leaves_the_next_attempt_room(learner: Learner, server: Server) -> None:
-    evaluates = asyncio.Event()
-    there = list[set[str]]()
-
-    class Looking(FakeTeam):
-        async def publish(self, folder: Path, slot: int) -> None:
-            there.append({path.name for path in folder.parent.iterdir()})
-            await super().publish(folder, slot)
-
-    await learner.submit(tables=EVALUATION, steps=7)
-    async with answering(server.url, evaluates=evaluates):
-        await learner.killed_at(5)
-        policy = await newest(learner)
-        learner.make_team = Looking
-        evaluates.set()
-        await learner.attempt()
-    # What a rollout may begin with, what is evaluated, and what is written.
-    assert there[0] == {Path(policy.folder).name, "2.0", ".unfinished-2.4"}
-
-
 async def test_the_next_evaluation_begins_when_the_last_one_has_ended(
     learner: Learner, server: Server
 ) -> None:
     evaluates = asyncio.Event()
-    every = {"evaluation": {"samples": 2, "every": 2}}
-    await learner.submit(tables=every, steps=4)
+    is_over = list[bool]()  # at each step
+
+    class Noting(FakeTeam):
+        async def train(self, samples: Sequence[Sample]) -> Measured:
+            is_over.append(evaluates.is_set())
+            return await super().train(samples)
+
+    learner.make_team = Noting
+    await learner.submit(tables={"evaluation": {"samples": 2, "every": 2}}, steps=4)
     async with answering(server.url, evaluates=evaluates), learner.attempting() as attempt:
         await until(learner.has_made(2))
-        await asyncio.sleep(0.3)
-        assert (await learner.record()).step == 2
+        await asyncio.sleep(0.1)
         assert (await newest(learner)).evaluated is not None
         evaluates.set()
         await attempt
+    assert is_over == [False, False, True, True]
     told = await learner.events(kind="evaluation:")
     assert [event.data["evaluation"]["step"] for event in told] == [0, 2, 4]  # type: ignore[index]
+
+
+async def test_what_an_evaluation_asks_is_sampled_its_own_way_by_its_own_version(
+    exchange: Exchange, tmp_path: Path
+) -> None:
+    own = {"temperature": 0.6, "top_p": 0.7, "max_tokens": 32}
+    recipe = a_recipe(
+        tasks={"held_out": "aime.jsonl"},
+        evaluation={"samples": 32, "every": 2, "sampling": own},
+        training={"steps": 4},
+    )
+    await exchange.submit(a_job_record(recipe=recipe))
+    await exchange.begin_attempt("job")
+    attempt = Attempt(exchange, "job", 1, recipe, tmp_path)
+    evaluator = Evaluator(attempt, {"": [a_task(id="one"), a_task(id="two")]})
+    evaluator.begin(2)
+    assert evaluator.open_numbers == range(2, 4)
+    await evaluator.ask(evaluator.missing(Intake(attempt)))
+    claimed = await exchange.claim((EVAL_REQUESTS,), "job", count=4, wait_s=0)
+    requests = [delivery.message() for delivery in claimed]
+    for request in requests:
+        assert request.sampling.model_dump(include=set(own)) == own
+        assert (request.purpose, request.group_size) == (Purpose.EVAL, 32)
+        assert (request.step, request.min_version, request.version) == (2, 2, 2)
+    assert [request.task.id for request in requests] == ["one", "two"]
 
 
 async def test_held_out_files_have_names_samples_and_intervals_of_their_own(
@@ -219,29 +236,12 @@ async def test_steps_go_on_while_a_checkpoint_is_written_and_the_next_one_waits_
     async with answering(server.url), learner.attempting() as attempt:
         await until(learner.has_made(4))
         assert not learner.checkpoints
-        await asyncio.sleep(0.3)
-        assert (await learner.record()).step == 4
+        await asyncio.sleep(0.1)
         team.may_write.set()
         await attempt
+    assert team.might_write == [False] * 4 + [True] * 2
     assert [folder.name for folder in learner.checkpoints] == ["step-000004", "step-000006"]
     assert (await learner.record()).state is JobState.SUCCEEDED
-
-
-async def test_who_is_killed_again_and_again_before_the_first_checkpoint_is_whole_goes_on(
-    learner: Learner, server: Server
-) -> None:
-    await learner.submit(steps=9)
-    async with answering(server.url):
-        for _ in range(3):
-            learner.make_team = Observed
-            async with learner.attempting():
-                await until(learner.has_made(4))
-                await asyncio.sleep(0.3)
-        assert not learner.checkpoints
-        learner.make_team = FakeTeam
-        await learner.attempt()
-    record = await learner.record()
-    assert (record.state, record.step) == (JobState.SUCCEEDED, 9), record.error
 
 
 async def test_a_stop_waits_for_the_checkpoint_that_is_being_written(
@@ -250,11 +250,13 @@ async def test_a_stop_waits_for_the_checkpoint_that_is_being_written(
     await learner.submit(steps=6)
     async with answering(server.url), learner.attempting() as attempt:
         await until(learner.has_made(3))
+        might_write = list[bool]()
+        attempt.add_done_callback(lambda _: might_write.append(team.may_write.is_set()))
         learner.services[-1].stop()
-        done, _ = await asyncio.wait({attempt}, timeout=0.5)
-        assert not done
+        await asyncio.sleep(0.1)
         team.may_write.set()
         await attempt
+    assert might_write == [True]
     assert "step-000002" in [folder.name for folder in learner.checkpoints]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 
 import pytest
@@ -23,11 +22,13 @@ from tests.builders import (
     an_event,
 )
 from tests.contract.conftest import OpenExchange
+from tests.contract.exchange_steps import begin, record_of, taken_up
 from tests.contract.line import ask_all, grade_forever, roll_out_forever, running, take_in
 from tests.contract.lossy_proxy import lossy_proxy
 from tests.contract.valkey_server import Server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+ACTIVE = ActiveJob(job_id="job", attempt=1, recipe=a_recipe())
 
 
 def keys(count: int) -> Counter[str]:
@@ -36,11 +37,6 @@ def keys(count: int) -> Counter[str]:
 
 def a_long_task(num_bytes: int) -> Task:
     return a_task(prompt="1+" * (num_bytes // 2))
-
-
-async def begin(exchange: Exchange) -> int:
-    await exchange.submit(a_job_record())
-    return await exchange.begin_attempt("job")
 
 
 async def test_a_server_killed_in_the_middle_of_traffic_loses_and_doubles_nothing(
@@ -52,65 +48,22 @@ async def test_a_server_killed_in_the_middle_of_traffic_loses_and_doubles_nothin
         connect(own_server.url, me="grader") as grader,
     ):
         attempt = await begin(learner)
-        taking = asyncio.create_task(take_in(learner, attempt, 400))
-        requests = [a_request(number=number) for number in range(400)]
+        taking = asyncio.create_task(take_in(learner, attempt, 200))
+        requests = [a_request(number=number) for number in range(200)]
         async with running(
             ask_all(learner, requests), roll_out_forever(rollout), grade_forever(grader)
         ):
-            for _ in range(3):
-                await asyncio.sleep(0.15)
+            for _ in range(2):
+                await asyncio.sleep(0.1)
                 own_server.kill()
                 await asyncio.sleep(0.05)
                 own_server.start()
-            logged = await asyncio.wait_for(taking, 30)
-        assert logged.keys() == keys(400).keys()
+            async with asyncio.timeout(60):
+                logged = await taking
+        assert logged.keys() == keys(200).keys()
         assert await learner.under_way("job") == set()
         for stream in (REQUESTS, ROLLOUTS, GRADED):
             assert await learner.backlog(stream, "job") == Backlog(0, 0)
-
-
-async def test_every_acknowledged_write_survives_a_kill(own_server: Server) -> None:
-    async with connect(own_server.url, me="learner", patience_s=0.1) as learner:
-        attempt = await begin(learner)
-        acknowledged: list[str] = []
-
-        async def write_forever() -> None:
-            for number in range(10**6):
-                await learner.ask(a_request(number=number))
-                await learner.record_event(an_event(f"event-{number}"))
-                await learner.update_job("job", attempt, step=number)
-                acknowledged.append(f"train:{number}")
-
-        writing = asyncio.create_task(write_forever())
-        while len(acknowledged) < 20:
-            await asyncio.sleep(0.01)
-        own_server.kill()
-        with pytest.raises(redis.ConnectionError):
-            await writing
-        own_server.start()
-        assert await learner.under_way("job") >= set(acknowledged)
-        assert len(await learner.events("job", count=10**6)) >= len(acknowledged)
-        record = await learner.job("job")
-        assert record is not None
-        assert record.step >= len(acknowledged) - 1
-
-
-async def test_a_claim_that_waits_outlives_the_server(own_server: Server) -> None:
-    async with (
-        connect(own_server.url, me="learner") as learner,
-        connect(own_server.url, me="worker") as worker,
-    ):
-        await begin(learner)
-        waiting = asyncio.create_task(worker.claim([REQUESTS], "job", count=1, wait_s=15))
-        await asyncio.sleep(0.1)
-        own_server.kill()
-        await asyncio.sleep(0.1)
-        own_server.start()
-        await learner.ask(a_request())
-        (delivery,) = await asyncio.wait_for(waiting, 10)
-        assert delivery.message() == a_request()
-        pulse = await worker.heartbeat("rollout", [REQUESTS], "job", held=[delivery])
-        assert not pulse.lost
 
 
 async def test_scripts_that_the_server_forgot_are_sent_again(
@@ -134,12 +87,12 @@ async def test_a_cancelled_command_is_always_cancelled(
             await worker.ping()
 
     async with open_exchange("worker") as worker:
-        for turns in range(300):
+        for turns in range(120):
             working = asyncio.create_task(work_forever(worker))
             for _ in range(turns % 60):
                 await asyncio.sleep(0)
             working.cancel()
-            done, _ = await asyncio.wait({working}, timeout=10)
+            done, _ = await asyncio.wait({working}, timeout=30)
             assert done, turns
 
 
@@ -147,56 +100,61 @@ async def test_a_server_that_hangs_is_named(
     own_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "_WRITER_SILENCE_S", 0.3)
-    async with connect(own_server.url, me="worker", patience_s=0) as worker:
+    async with connect(own_server.url, me="worker", patience_s=60) as worker:
         await worker.ping()
+        worker.hurry(0)
         own_server.suspend()
-        with pytest.raises(redis.TimeoutError, match="was silent for"):
+        with pytest.raises(redis.TimeoutError, match="silent"):
             await worker.ping()
         own_server.resume()
 
 
-async def test_a_slow_link_is_only_slow(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Longer than the limit, of which the kernel's own buffers take some."""
-    monkeypatch.setattr(connection, "_WRITER_SILENCE_S", 1.5)
-    monkeypatch.setattr(connection, "_READER_SILENCE_S", 1.5)
+async def test_what_takes_longer_than_a_silence_may_last_is_only_slow(
+    own_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every piece of an answer extends the limit: here each comes soon after the one before."""
+    monkeypatch.setattr(connection, "_READER_SILENCE_S", 3.0)
     async with (
-        lossy_proxy(server, bytes_per_s=12_000_000) as proxy,
+        lossy_proxy(own_server, bytes_per_s=600_000) as proxy,
         connect(proxy.url, me="worker", patience_s=0) as worker,
+        connect(own_server.url, me="learner", patience_s=5) as learner,
     ):
-        await begin(worker)
-        task = a_long_task(24_000_000)
-        await worker.ask(a_request(task=task))
+        await begin(learner)
+        task = a_long_task(2_400_000)  # which takes 4 s
+        await learner.ask(a_request(task=task))
         (delivery,) = await worker.claim([REQUESTS], "job", count=1, wait_s=0.1)
         assert delivery.message().task == task
 
 
 async def test_a_heartbeat_waits_for_no_large_write(server: Server) -> None:
     async with (
-        lossy_proxy(server, bytes_per_s=100_000) as proxy,
+        lossy_proxy(server, bytes_per_s=10_000) as proxy,
         connect(proxy.url, me="worker", patience_s=5) as worker,
+        connect(server.url, me="learner", patience_s=5) as learner,
     ):
-        await begin(worker)
-        task = a_long_task(2_000_000)  # each write takes 20 s
+        await begin(learner)
+        task = a_long_task(2_000_000)  # each write takes 200 s
         writing = asyncio.gather(
             *(worker.ask(a_request(number=number, task=task)) for number in range(24))
         )
         await asyncio.sleep(0.2)
-        assert (await asyncio.wait_for(worker.heartbeat("rollout"), 10)).lives == {"worker": 1}
+        assert (await worker.heartbeat("rollout")).lives == {"worker": 1}
         assert not writing.done()
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
 
 
 async def test_who_is_told_to_hurry_waits_no_longer(own_server: Server) -> None:
-    async with connect(own_server.url, me="worker", patience_s=60) as worker:
+    async with connect(own_server.url, me="worker", patience_s=3600) as worker:
         await worker.ping()
         own_server.kill()
         waiting = asyncio.create_task(worker.ping())
         await asyncio.sleep(0.2)
         assert not waiting.done()
         worker.hurry(0.1)
-        with pytest.raises(redis.ConnectionError):
-            await asyncio.wait_for(waiting, 10)
+        async with asyncio.timeout(60):
+            with pytest.raises(redis.ConnectionError):
+                await waiting
 
 
 @pytest.mark.parametrize("connected", [False, True])
@@ -205,17 +163,16 @@ async def test_patience_has_an_end(own_server: Server, connected: bool) -> None:
         if connected:
             await worker.ping()
         own_server.kill()
-        started = time.monotonic()
-        with pytest.raises(redis.ConnectionError, match=str(own_server.port)):
-            await worker.ping()
-        assert 0.3 < time.monotonic() - started < 10
+        async with asyncio.timeout(60):
+            with pytest.raises(redis.ConnectionError, match=str(own_server.port)):
+                await worker.ping()
 
 
 async def test_a_wrong_password_is_reported_at_once(server: Server) -> None:
     url = server.url.replace(server.password, "wrong")
-    async with connect(url, me="worker", patience_s=60) as worker:
+    async with connect(url, me="worker", patience_s=3600) as worker:
         with pytest.raises(redis.AuthenticationError):
-            await asyncio.wait_for(worker.ping(), 20)
+            await worker.ping()
 
 
 async def test_every_write_may_be_sent_again_when_its_reply_is_lost(server: Server) -> None:
@@ -231,12 +188,11 @@ async def test_every_write_may_be_sent_again_when_its_reply_is_lost(server: Serv
         await worker.submit(a_job_record())
         assert (await observer.backlog(JOBS)).entries == 1
         lose()
-        job = await worker.next_job(wait_s=0.01)
-        assert job is not None
+        job = await taken_up(worker)
         lose()
         assert await worker.begin_attempt("job") == 1
         lose()
-        await worker.activate(ActiveJob(job_id="job", attempt=1, recipe=a_recipe()))
+        await worker.activate(ACTIVE)
         lose()
         await worker.announce(a_policy())
         lose()
@@ -261,8 +217,7 @@ async def test_every_write_may_be_sent_again_when_its_reply_is_lost(server: Serv
         lose()
         await worker.take_in(graded, 1)
         assert proxy.lost == 13
-        record = await observer.job("job")
-        assert record is not None
+        record = await record_of(observer)
         assert (record.attempt, record.attempts_since_checkpoint) == (1, 1)
         assert await observer.under_way("job") == set()
         with server.client() as client:
@@ -285,11 +240,13 @@ async def test_full_memory_makes_producers_wait_while_the_line_drains(
         open_exchange("grader") as grader,
         running(ask_all(feeder, requests)),
     ):
-        while feeder.backpressure_seconds < 0.5:
+        while not feeder.waiting_for_memory:
             await asyncio.sleep(0.02)
+        assert await exchange.record_event(an_event())  # that there is no room can be told
         assert 3 < len(await exchange.under_way("job")) < 30
         async with running(roll_out_forever(rollout), grade_forever(grader)):
-            logged = await asyncio.wait_for(take_in(exchange, attempt, 60), 30)
+            async with asyncio.timeout(60):
+                logged = await take_in(exchange, attempt, 60)
     assert logged == keys(60)
     assert await exchange.under_way("job") == set()
 
@@ -305,8 +262,7 @@ async def test_full_memory_does_not_keep_a_learner_from_coming_back_to_drain_it(
     server.exhaust_memory()
     async with open_exchange("learner-2") as learner:
         async with asyncio.timeout(60):
-            job = await learner.next_job(wait_s=0.01)
-            assert job is not None
+            job = await taken_up(learner)
             assert await learner.begin_attempt("job") == attempt + 1
             await learner.update_job("job", attempt + 1, state="running")
             await learner.activate(ActiveJob(job_id="job", attempt=2, recipe=a_recipe()))
@@ -318,16 +274,3 @@ async def test_full_memory_does_not_keep_a_learner_from_coming_back_to_drain_it(
             await learner.request_state("job", Requested.CANCEL)
             await learner.close_job(job, attempt + 1, state="cancelled")
         assert learner.backpressure_seconds == 0
-
-
-async def test_full_memory_holds_back_jobs_until_there_is_room_and_no_news(
-    exchange: Exchange, server: Server
-) -> None:
-    server.exhaust_memory()
-    writing = asyncio.create_task(exchange.submit(a_job_record()))
-    while exchange.backpressure_seconds < 0.5:
-        await asyncio.sleep(0.02)
-    assert await exchange.record_event(an_event())
-    assert not writing.done()
-    server.free_memory()
-    assert await asyncio.wait_for(writing, 20)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,9 @@ from protocol.streams import REQUESTS
 from services.learner.attempt import Attempt
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.selection import Outlook
-from tests.builders import a_job_record, a_recipe, a_task
+from tests.builders import a_recipe, a_task
+from tests.contract.exchange_steps import begin
+from tests.contract.line import running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 
@@ -25,24 +25,10 @@ TASKS = [a_task(id=f"task-{index}") for index in range(5)]
 
 
 def a_feeder(
-    exchange: Exchange,
-    attempt: int = 1,
-    purpose: Purpose = Purpose.TRAIN,
-    answered: frozenset[int] = frozenset(),
+    exchange: Exchange, attempt: int = 1, answered: frozenset[int] = frozenset()
 ) -> Feeder:
     asking = Attempt(exchange, "job", attempt, RECIPE, Path("unused"))
-    return Feeder(asking, TASKS, purpose, lambda number: number in answered)
-
-
-@asynccontextmanager
-async def running(feeder: Feeder) -> AsyncIterator[None]:
-    task = asyncio.create_task(feeder.feed_forever())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+    return Feeder(asking, TASKS, Purpose.TRAIN, lambda number: number in answered)
 
 
 async def until_asked(feeder: Feeder, number: int) -> None:
@@ -56,17 +42,12 @@ async def requests(exchange: Exchange) -> list[RolloutRequest]:
     return [delivery.message() for delivery in claimed]
 
 
-async def begin(exchange: Exchange) -> None:
-    await exchange.submit(a_job_record("job"))
-    await exchange.begin_attempt("job")
-
-
 async def test_it_asks_as_far_as_the_outlook_says_and_for_weights_fresh_enough(
     exchange: Exchange,
 ) -> None:
     await begin(exchange)
     feeder = a_feeder(exchange)
-    async with running(feeder):
+    async with running(feeder.feed_forever()):
         feeder.admit(Outlook(step=0, position=0, needs=(2, 2), most=100))
         await until_asked(feeder, 4)
         first = await requests(exchange)
@@ -96,7 +77,7 @@ async def test_a_new_attempt_counts_what_the_last_one_asked_for_and_asks_it_agai
 ) -> None:
     await begin(exchange)
     last = a_feeder(exchange)
-    async with running(last):
+    async with running(last.feed_forever()):
         last.admit(Outlook(step=0, position=0, needs=(6,), most=100))
         await until_asked(last, 6)
     asked = await requests(exchange)
@@ -105,23 +86,10 @@ async def test_a_new_attempt_counts_what_the_last_one_asked_for_and_asks_it_agai
     feeder = a_feeder(exchange, attempt, answered=frozenset({2}))
     feeder.resume(2, await exchange.under_way("job"))
     assert feeder.asked == 6
-    async with running(feeder):
+    async with running(feeder.feed_forever()):
         feeder.admit(Outlook(step=1, position=2, needs=(5,), most=100))
         await until_asked(feeder, 7)
     (new,) = await requests(exchange)
     assert (new.number, new.attempt) == (6, 2)
     again = feeder.request(3)
     assert (again.task, again.seed) == (asked[3].task, asked[3].seed)
-
-
-async def test_pretraining_has_numbers_and_seeds_of_its_own(exchange: Exchange) -> None:
-    await begin(exchange)
-    feeder, pretraining = a_feeder(exchange), a_feeder(exchange, purpose=Purpose.PRETRAIN)
-    pretraining.resume(1, {"train:7", "eval:2"})
-    assert pretraining.asked == 1
-    async with running(pretraining):
-        pretraining.admit(Outlook(step=0, position=1, needs=(3,), most=2))
-        await until_asked(pretraining, 3)
-    assert [request.key for request in await requests(exchange)] == ["pretrain:1", "pretrain:2"]
-    assert pretraining.request(1).seed != feeder.request(1).seed
-    assert pretraining.request(1).min_version == 0

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
-from protocol.exchange import Exchange
 from protocol.messages import JobState, Requested
 
 from services.learner.training.measured import Measured
@@ -37,11 +35,6 @@ class Measuring(FakeTeam):
         return Measured(next(self._steps, {}))
 
 
-@pytest.fixture
-def learner(exchange: Exchange, tmp_path: Path) -> Learner:
-    return Learner(exchange, tmp_path)
-
-
 async def test_a_job_pauses_when_its_groups_fail_and_says_why(
     learner: Learner, server: Server
 ) -> None:
@@ -52,9 +45,8 @@ async def test_a_job_pauses_when_its_groups_fail_and_says_why(
     assert (record.state, record.requested) == (JobState.PAUSED, Requested.PAUSE)
     (warning,) = await learner.warnings()
     assert record.error == warning
-    assert "100% of the groups of step 0 failed (failures 2)" in warning
-    assert "training.max_failed = 50%" in warning
-    assert "RuntimeError: CUDA error" in warning
+    for part in ("100%", "step 0", "failures 2", "training.max_failed", "CUDA error"):
+        assert part in warning
 
 
 async def test_who_resumes_a_job_accepts_what_failed_and_is_asked_again_for_more(
@@ -86,22 +78,11 @@ async def test_an_evaluation_counts_what_failed_and_what_was_accepted_stays_acce
     record = await learner.record()
     assert (record.state, record.attempt) == (JobState.SUCCEEDED, 2), record.error
     (warning,) = await learner.warnings()
-    assert "60% of the groups of the evaluation at step 0 failed (failures 3)" in warning
+    assert "60%" in warning
     results: Any = record.result["evaluations"]
     told = [[result[name] for name in ("asked", "failed", "tasks")] for result in results]
     assert told == [[5, 3, 2], [5, 1, 4]]
     assert record.result["evaluated"] == 2
-
-
-async def test_value_pretraining_pauses_too(learner: Learner, server: Server) -> None:
-    await learner.submit(tables=CRITIC, steps=2)
-    failing = ["pretrain:2", "pretrain:3"]
-    async with answering(server.url, *failing):
-        await learner.paused()
-        await learner.attempt()
-    assert (await learner.record()).state is JobState.SUCCEEDED
-    (warning,) = await learner.warnings()
-    assert "100% of the groups of pretrain step 1 failed" in warning
 
 
 TOO_LONG = "unworkable: task 'a': its prompt has 900 tokens"
@@ -131,27 +112,8 @@ async def test_a_job_that_no_worker_can_work_on_fails_at_once_with_their_words(
         await learner.attempt()
     record = await learner.record()
     assert (record.state, record.attempt) == (JobState.FAILED, 1)
-    assert record.error == (
-        f"none of {moment} can work: task 'a': its prompt has 900 tokens; mend that, or resume the "
-        "job, which goes on without them"
-    )
-
-
-async def test_who_resumes_a_job_that_nobody_could_work_on_goes_on_without_those_groups(
-    learner: Learner, server: Server
-) -> None:
-    await learner.submit(steps=4)
-    async with answering(server.url, "train:0", "train:1", why=TOO_LONG):
-        await learner.attempt()
-        assert (await learner.record()).state is JobState.FAILED
-        await learner.exchange.revive("job")
-        await learner.attempt()
-    record = await learner.record()
-    assert record.state is JobState.SUCCEEDED, record.error
-    assert record.result["groups"] == {
-        **{"asked": 8, "trained": 6, "under_way": 0},
-        "dropped": {"unworkable": 2},
-    }
+    assert moment in str(record.error)
+    assert "task 'a': its prompt has 900 tokens" in str(record.error)
 
 
 async def test_a_job_that_has_learned_something_pauses_for_what_nobody_can_work_on(
@@ -172,20 +134,7 @@ async def test_a_job_without_a_single_group_to_train_on_fails_and_says_why(
         await learner.attempt()
     record = await learner.record()
     assert (record.state, record.attempt) == (JobState.FAILED, 1)
-    assert record.error == "nothing was learned: none of 4 groups was trained (failures 4)"
-
-
-async def test_a_job_without_a_single_update_fails_and_says_why(
-    learner: Learner, server: Server
-) -> None:
-    none = {"grad_norm": math.inf, "updates": 0.0}
-    learner.make_team = lambda: Measuring(none, none)
-    await learner.submit(steps=2)
-    async with answering(server.url):
-        await learner.attempt()
-    record = await learner.record()
-    assert (record.state, record.attempt) == (JobState.FAILED, 1)
-    assert "no update had a loss and a gradient that were finite" in str(record.error)
+    assert "(failures 4)" in str(record.error)
 
 
 async def test_a_step_with_a_number_that_is_not_finite_is_told_and_the_job_goes_on(
@@ -204,30 +153,20 @@ async def test_a_step_with_a_number_that_is_not_finite_is_told_and_the_job_goes_
     assert warning.startswith("step 2: not finite: loss, grad_norm;")
 
 
+@pytest.mark.parametrize(
+    ("tables", "name", "moment"),
+    [({}, "grad_norm", "step 1:"), (CRITIC, "value_loss", "pretrain step 1:")],
+)
 async def test_a_job_may_pause_for_a_number_that_is_not_finite(
-    learner: Learner, server: Server
+    learner: Learner, server: Server, tables: dict[str, Any], name: str, moment: str
 ) -> None:
-    learner.make_team = lambda: Measuring({"grad_norm": math.inf})
-    await learner.submit(steps=3, on_nonfinite="pause")
+    learner.make_team = lambda: Measuring({name: math.nan})
+    await learner.submit(tables=tables, steps=3, on_nonfinite="pause")
     async with answering(server.url):
         await learner.paused()
-        assert (await learner.record()).step == 1
         learner.make_team = FakeTeam
         await learner.attempt()
     record = await learner.record()
     assert (record.state, record.attempt) == (JobState.SUCCEEDED, 2)
-    assert len(await learner.warnings()) == 1
-
-
-async def test_the_critic_alone_may_be_told_of_and_pause_too(
-    learner: Learner, server: Server
-) -> None:
-    learner.make_team = lambda: Measuring({"value_loss": math.nan})
-    await learner.submit(tables=CRITIC, steps=2, on_nonfinite="pause")
-    async with answering(server.url):
-        await learner.paused()
-        learner.make_team = FakeTeam
-        await learner.attempt()
-    assert (await learner.record()).state is JobState.SUCCEEDED
     (warning,) = await learner.warnings()
-    assert warning.startswith("pretrain step 1: not finite: value_loss;")
+    assert warning.startswith(f"{moment} not finite: {name};")

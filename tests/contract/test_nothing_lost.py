@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from protocol.exchange import Backlog, Delivery, Exchange, Fenced, connect
-from protocol.messages import GradedGroup, Message, RolloutGroup, RolloutRequest
+from protocol.messages import GradedGroup, Message, RolloutRequest
 from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS, ROLLOUTS, WORK_STREAMS, Stream
 
-from tests.builders import a_graded_group, a_group, a_job_record, a_request
-from tests.contract.line import take_over
+from tests.builders import a_job_record, a_request
+from tests.contract.line import graded, rolled_out, take_over
 from tests.contract.valkey_server import Server
 
 NUM_GROUPS = 4
@@ -33,19 +33,9 @@ class Stage:
     result: Callable[[Message], Message]
 
 
-def _rolled_out(request: Message) -> RolloutGroup:
-    assert isinstance(request, RolloutRequest)
-    return a_group(request)
-
-
-def _graded(group: Message) -> GradedGroup:
-    assert isinstance(group, RolloutGroup)
-    return a_graded_group(group)
-
-
 STAGES = [
-    Stage((EVAL_REQUESTS, REQUESTS), ROLLOUTS, _rolled_out),
-    Stage((ROLLOUTS,), GRADED, _graded),
+    Stage((EVAL_REQUESTS, REQUESTS), ROLLOUTS, rolled_out),
+    Stage((ROLLOUTS,), GRADED, graded),
 ]
 
 
@@ -123,7 +113,7 @@ SCHEDULES = st.lists(st.tuples(st.integers(0, len(ROLES) - 1), EVENTS), max_size
 @pytest.mark.redis
 @given(schedule=SCHEDULES)
 @settings(
-    max_examples=200,
+    max_examples=60,
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from pathlib import Path
-
 import pytest
 from protocol.exchange import Exchange, Fenced
 from protocol.messages import ActiveJob, JobState, Requested
-from protocol.streams import JOBS, job_key
+from protocol.streams import JOBS
 
-from services.learner.training.measured import Measured
-from services.learner.training.samples import Sample
 from tests.builders import a_job_record, a_recipe, a_request
-from tests.contract.attempts import Learner, answering
 from tests.contract.conftest import OpenExchange
-from tests.contract.fake_team import FakeTeam
+from tests.contract.exchange_steps import record_of, taken_up
 from tests.contract.valkey_server import Server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis, pytest.mark.engine]
@@ -44,8 +37,7 @@ async def work_on(exchange: Exchange, job_id: str) -> int:
 
 
 async def state_of(exchange: Exchange, job_id: str) -> tuple[JobState, Requested]:
-    record = await exchange.job(job_id)
-    assert record is not None
+    record = await record_of(exchange, job_id)
     return record.state, record.requested
 
 
@@ -75,19 +67,16 @@ async def test_a_resumed_job_waits_for_the_one_that_runs_and_comes_before_those_
     assert await exchange.active() is None
     with server.client() as client:
         assert client.keys("weir:*first*") == [b"weir:job:first"]  # the others need the memory
-    record = await exchange.job("first")
-    assert record is not None
+    record = await record_of(exchange, "first")
     assert (record.state, record.error) == (JobState.PAUSED, "80% failed")
     assert await next_id(exchange) == "second"
     await work_on(exchange, "second")
     await exchange.request_state("first", Requested.RUN)
     assert await next_id(exchange) == "second"  # a learner that was killed goes on with it
-    delivery = await exchange.next_job(wait_s=0)
-    assert delivery is not None
+    delivery = await taken_up(exchange)
     await exchange.close_job(delivery, 1, state="succeeded")
     assert await next_id(exchange) == "first"
-    record = await exchange.job("first")
-    assert record is not None
+    record = await record_of(exchange, "first")
     assert (record.state, record.error) == (JobState.QUEUED, None)
 
 
@@ -107,8 +96,7 @@ async def test_a_learner_that_was_killed_before_it_could_pause_its_job_takes_the
     await submit(exchange, "first", "second")
     await work_on(exchange, "first")
     await exchange.request_state("first", Requested.PAUSE)
-    delivery = await exchange.next_job(wait_s=0)
-    assert delivery is not None
+    delivery = await taken_up(exchange)
     assert delivery.job_id == "second"
     assert await exchange.active() is None
     assert await state_of(exchange, "first") == (JobState.PAUSED, Requested.PAUSE)
@@ -127,8 +115,7 @@ async def test_a_job_that_is_held_up_lets_the_others_run_and_is_tried_when_one_h
     assert await state_of(exchange, "first") == (JobState.PAUSED, Requested.RUN)
     assert await next_id(exchange) == "second"
     attempt = await exchange.begin_attempt("second")
-    delivery = await exchange.next_job(wait_s=0)
-    assert delivery is not None
+    delivery = await taken_up(exchange)
     await exchange.close_job(delivery, attempt, state="failed")
     assert await next_id(exchange) == "first"
     await hold_up(exchange, "first")
@@ -156,16 +143,6 @@ async def test_a_job_that_is_to_be_cancelled_is_not_held_up_and_ends_in_its_next
     await exchange.request_state("first", Requested.CANCEL)
     assert not await exchange.lay_aside("first", attempt, "the disk is full", held_up=True)
     assert await state_of(exchange, "first") == (JobState.RUNNING, Requested.CANCEL)
-    assert await next_id(exchange) == "first"
-
-
-async def test_what_an_earlier_release_held_up_though_it_was_to_be_cancelled_has_its_turn(
-    exchange: Exchange, server: Server
-) -> None:
-    await submit(exchange, "first", "second")
-    await hold_up(exchange, "first")
-    with server.client() as client:
-        client.hset(job_key("first"), "requested", '"cancel"')
     assert await next_id(exchange) == "first"
 
 
@@ -201,66 +178,3 @@ async def test_a_learner_that_has_lost_its_role_makes_no_other_job_active(
     active = await exchange.active()
     assert active is not None
     assert active.job_id == "second"
-
-
-class Pausing(FakeTeam):
-    """A team in whose third step the user asks for a pause; from there on it is slow."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        super().__init__()
-        self.exchange = exchange
-        self.steps = 0
-
-    async def train(self, samples: Sequence[Sample]) -> Measured:
-        self.steps += 1
-        if self.steps == 3:
-            await self.exchange.request_state("job", Requested.PAUSE)
-        if self.steps > 3:
-            await asyncio.sleep(0.05)
-        return await super().train(samples)
-
-
-async def test_the_job_behind_a_paused_one_runs_and_the_paused_one_learns_what_it_would_have(
-    exchange: Exchange, server: Server, tmp_path: Path
-) -> None:
-    learner, other = Learner(exchange, tmp_path), Learner(exchange, tmp_path / "other")
-    async with answering(server.url):
-        await other.submit("alone", steps=30)
-        whole = (await other.attempt()).digest
-        await learner.submit(steps=30)
-        await learner.submit("behind")
-        learner.make_team = lambda: Pausing(exchange)
-        await learner.attempt()
-        record = await learner.record()
-        assert (record.state, record.error) == (JobState.PAUSED, None)
-        assert 3 <= record.step < 30
-        assert learner.checkpoints[-1].name == f"step-{record.step:06d}"
-        learner.make_team = FakeTeam
-        await learner.attempt()
-        assert not (tmp_path / "weights/job").exists()  # there may be little room for weights
-        assert (await learner.record("behind")).state is JobState.SUCCEEDED
-        await exchange.request_state("job", Requested.RUN)
-        assert (await learner.attempt()).digest == whole
-    record = await learner.record()
-    assert (record.state, record.attempt) == (JobState.SUCCEEDED, 2)
-    assert record.result["groups"] == {
-        **{"asked": 60, "trained": 60, "under_way": 0},
-        "dropped": {},
-    }
-
-
-async def test_a_job_whose_machine_is_at_fault_lets_the_next_one_run(
-    exchange: Exchange, server: Server, tmp_path: Path
-) -> None:
-    learner = Learner(exchange, tmp_path, models=tmp_path)  # where no model is
-    await learner.submit()
-    await learner.submit("behind")
-    async with answering(server.url):
-        await learner.attempt()
-        assert (await learner.record()).state is JobState.PAUSED
-        learner.models = Learner.models
-        await learner.attempt()
-        assert (await learner.record("behind")).state is JobState.SUCCEEDED
-        await learner.attempt()
-    record = await learner.record()
-    assert (record.state, record.attempt, record.error) == (JobState.SUCCEEDED, 2, None)

@@ -15,7 +15,6 @@ from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
 
 from services.learner.attempt import Attempt
 from services.learner.durable.publish import Publisher
-from services.learner.job import reconciler
 from services.learner.job.reconciler import Reconciler
 from services.learner.supply.evaluator import Evaluator
 from services.learner.supply.feeder import Feeder
@@ -30,6 +29,7 @@ from tests.builders import (
     a_task,
 )
 from tests.contract.attempts import Learner, answering, until
+from tests.contract.exchange_steps import record_of
 from tests.contract.line import running
 from tests.contract.valkey_server import Server
 
@@ -99,14 +99,7 @@ async def test_what_is_lost_is_asked_again_and_nothing_else(
         await parts.reconcile()
     again = {request.key: request for request in await asked(exchange)}
     assert again == {key: first[key] for key in ("train:1", "train:3", "eval:1")}
-
-
-async def test_what_has_been_looked_at_is_not_asked_again(
-    exchange: Exchange, server: Server, parts: Reconciler
-) -> None:
-    first = {request.key: request for request in await asked(exchange)}
-    await _take_in(exchange, parts.intake, first["train:0"])
-    parts.intake.finish(Purpose.TRAIN, range(1))
+    parts.intake.finish(Purpose.TRAIN, range(1))  # what has been looked at is not asked again
     await parts.reconcile()
     assert await asked(exchange) == []
 
@@ -130,8 +123,7 @@ async def test_a_lost_active_job_is_named_again(
         client.delete(streams.ACTIVE)
     await parts.reconcile()
     assert await exchange.active() == ACTIVE
-    record = await exchange.job("job")
-    assert record is not None
+    record = await record_of(exchange)
     assert record.state is JobState.RUNNING
 
 
@@ -141,29 +133,18 @@ async def test_a_learner_that_redis_has_forgotten_is_fenced(
     with server.client() as client:
         client.hset(streams.job_key("job"), "attempt", "0")
         client.delete(streams.under_way_key("job"))
+    parts.look_every_s = 0.01
     with pytest.raises(Fenced):
         await parts.beside(asyncio.sleep(60))
 
 
-async def test_a_wait_that_is_given_up_is_looked_after_no_longer(parts: Reconciler) -> None:
-    before = asyncio.all_tasks()
-    waiting = asyncio.create_task(parts.beside(asyncio.sleep(60)))
-    while len(asyncio.all_tasks() - before) < 3:
-        await asyncio.sleep(0)
-    waiting.cancel()
-    await asyncio.wait(asyncio.all_tasks() - before, timeout=30)
-    assert asyncio.all_tasks() == before
-
-
-@pytest.mark.parametrize("evaluation", [None, {"samples": 2, "every": 3}])
 async def test_a_job_goes_on_with_a_redis_that_has_lost_its_last_steps(
-    own_server: Server, tmp_path: Path, evaluation: object, monkeypatch: pytest.MonkeyPatch
+    own_server: Server, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(reconciler, "_LOOK_EVERY_S", 0.2)
     kept, log = tmp_path / "kept", own_server.folder / "appendonlydir"
     async with connect(own_server.url, me="learner-1", patience_s=30) as exchange:
         learner = Learner(exchange, tmp_path / "data")
-        await learner.submit(tables={"evaluation": evaluation}, steps=60)
+        await learner.submit(tables={"evaluation": {"samples": 2, "every": 3}}, steps=40)
         async with answering(own_server.url), learner.attempting() as attempt:
             await until(learner.has_made(5))
             shutil.copytree(log, kept)
@@ -174,9 +155,9 @@ async def test_a_job_goes_on_with_a_redis_that_has_lost_its_last_steps(
             own_server.start()
             await attempt
         record = await learner.record()
-    assert (record.state, record.attempt, record.step) == (JobState.SUCCEEDED, 1, 60), record.error
+    assert (record.state, record.attempt, record.step) == (JobState.SUCCEEDED, 1, 40), record.error
     groups = record.result["groups"]
-    assert groups == {"asked": 120, "trained": 120, "dropped": {}, "under_way": 0}
+    assert groups == {"asked": 80, "trained": 80, "dropped": {}, "under_way": 0}
 
 
 async def _take_in(exchange: Exchange, intake: Intake, request: RolloutRequest) -> None:

@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from protocol.exchange import Exchange
-from protocol.messages import JobState, Requested
+from protocol.messages import JobState
 from protocol.streams import JOBS
 
-from tests.contract.attempts import Learner, answering, until
+from tests.contract.attempts import Learner, until
 from tests.contract.fake_team import FakeTeam
 from tests.contract.valkey_server import Server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis, pytest.mark.engine]
-
-
-@pytest.fixture
-async def learner(server: Server, exchange: Exchange, tmp_path: Path) -> AsyncIterator[Learner]:
-    async with answering(server.url):
-        yield Learner(exchange, tmp_path)
-
-
-async def uninterrupted(learner: Learner) -> str:
-    """What the job's model is in the end if nothing happens."""
-    other = Learner(learner.exchange, learner.data_dir / "other")
-    await other.submit("other")
-    return (await other.attempt()).digest
+pytestmark = [
+    *(pytest.mark.anyio, pytest.mark.redis, pytest.mark.engine),
+    pytest.mark.usefixtures("answers"),
+]
 
 
 async def interrupted(learner: Learner) -> None:
@@ -39,29 +27,17 @@ async def interrupted(learner: Learner) -> None:
     assert [folder.name for folder in learner.checkpoints] == ["step-000002", "step-000004"]
 
 
-@pytest.mark.parametrize(
-    "damage", ["changed", "removed", "state", "no state", "no text", "manifest"]
-)
+@pytest.mark.parametrize("damage", ["changed", "no state"])
 async def test_in_the_place_of_a_damaged_checkpoint_the_one_before_is_taken(
     learner: Learner, damage: str
 ) -> None:
-    whole = await uninterrupted(learner)
+    whole = await learner.uninterrupted()
     await interrupted(learner)
     older, newest = learner.checkpoints
-    match damage:
-        case "changed":
-            (newest / "policy/digest").write_text("damaged")
-        case "removed":
-            (newest / "policy/digest").unlink()
-        case "state":
-            (newest / "state.json").write_text("{}")
-        case "no state":  # as a removal leaves it that was killed halfway
-            (newest / "state.json").unlink()
-        case "no text":
-            (newest / "manifest.json").unlink()
-            (newest / "state.json").write_bytes(b"\xff")
-        case _:
-            (newest / "manifest.json").write_text("{")
+    if damage == "changed":
+        (newest / "policy/digest").write_text("damaged")
+    else:  # as a removal leaves it that was killed halfway
+        (newest / "state.json").unlink()
     assert (await learner.attempt()).digest == whole
     (event,) = await learner.events(kind="damaged:")
     assert event.level == "warn"
@@ -74,7 +50,7 @@ async def test_in_the_place_of_a_damaged_checkpoint_the_one_before_is_taken(
 async def test_a_job_whose_checkpoints_are_gone_waits_for_them(
     learner: Learner, tmp_path: Path
 ) -> None:
-    whole = await uninterrupted(learner)
+    whole = await learner.uninterrupted()
     await interrupted(learner)
     folder, away = learner.job_dir / "checkpoints", tmp_path / "away"
     folder.rename(away)
@@ -90,7 +66,7 @@ async def test_a_job_whose_checkpoints_are_gone_waits_for_them(
 async def test_steps_whose_log_is_gone_are_made_anew_under_weights_that_are_published(
     learner: Learner, server: Server
 ) -> None:
-    whole = await uninterrupted(learner)
+    whole = await learner.uninterrupted()
     await interrupted(learner)
     for segment in (learner.job_dir / "log").iterdir():
         segment.unlink()
@@ -98,11 +74,11 @@ async def test_steps_whose_log_is_gone_are_made_anew_under_weights_that_are_publ
         client.delete("weir:job:policy")
     assert (await learner.attempt()).digest == whole
     (event,) = await learner.events(kind="anew:")
-    assert event.message.startswith("the log no longer has all groups of the steps from 4 to 5;")
+    assert "from 4 to 5;" in event.message
 
 
 async def test_a_checkpoint_of_an_earlier_release_is_taken_as_it_is(learner: Learner) -> None:
-    whole = await uninterrupted(learner)
+    whole = await learner.uninterrupted()
     await interrupted(learner)
     for folder in learner.checkpoints:
         (folder / "manifest.json").unlink()
@@ -123,27 +99,10 @@ async def test_the_log_keeps_what_its_checkpoints_need(learner: Learner) -> None
     assert (await learner.record()).state is JobState.SUCCEEDED
 
 
-async def test_what_killed_attempts_left_unfinished_goes_and_no_checkpoint_is_lost(
-    learner: Learner,
-) -> None:
-    whole = await uninterrupted(learner)
-    await interrupted(learner)
-    _, newest = learner.checkpoints
-    newest.rename(newest.with_name(".replaced-1-step-000004"))
-    for folder in (learner.job_dir, learner.job_dir / "checkpoints"):
-        for name in (".unfinished-1-step-000006", ".unfinished-model", ".unfinished-9-later"):
-            (folder / name).mkdir()
-    assert (await learner.attempt()).digest == whole
-    begins = await learner.events(kind="attempt:2")
-    assert [event.message for event in begins] == ["attempt 2 begins at step 4"]
-    left = {path.name for path in learner.job_dir.rglob(".*")}
-    assert left == {".unfinished-9-later"}  # of an attempt that superseded this one
-
-
 async def test_a_failed_job_that_is_revived_goes_on_from_its_last_checkpoint(
     learner: Learner, server: Server
 ) -> None:
-    whole = await uninterrupted(learner)
+    whole = await learner.uninterrupted()
     await interrupted(learner)
     tasks = learner.data_dir / "files/train.jsonl"
     sound = tasks.read_text()
@@ -165,47 +124,11 @@ async def test_a_failed_job_that_is_revived_goes_on_from_its_last_checkpoint(
     assert len(await learner.events(kind="end:failed")) == 2
 
 
-async def test_an_attempt_number_that_comes_again_finds_folders_and_breaks_on_none(
-    learner: Learner, server: Server
-) -> None:
-    whole = await uninterrupted(learner)
-    await interrupted(learner)
-    with server.client() as client:  # Redis has lost what came last
-        client.hset("weir:job:job", "attempt", 0)
-    for name in (".export-1", ".unfinished-1.6", "1.6"):
-        (learner.data_dir / "weights/job" / name).mkdir(exist_ok=True)
-        (learner.data_dir / "weights/job" / name / "stale").write_text("stale")
-    assert (await learner.attempt()).digest == whole
-    assert (await learner.record()).attempt == 1
-
-
-@pytest.mark.parametrize("state", [JobState.FAILED, JobState.CANCELLED, JobState.SUCCEEDED])
-async def test_the_weights_of_a_job_go_however_it_ends(learner: Learner, state: JobState) -> None:
-    weights = learner.data_dir / "weights/job"
-    await learner.submit()
-    await learner.killed_at(step=1)
-    assert list(weights.iterdir())
-    if state is JobState.FAILED:
-        (learner.data_dir / "files/train.jsonl").write_text("{}\n")
-    if state is JobState.CANCELLED:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("WEIR_GPUS", "nonsense")
-            await learner.attempt()
-        await learner.exchange.request_state("job", Requested.CANCEL)
-        learner.start()  # the next one, whatever it does, sweeps
-        await until(lambda: _is_ready(learner))
-        await until(lambda: is_gone(weights))
-        learner.services[-1].stop()
-    else:
-        await learner.attempt()
-    assert (await learner.record()).state is state
-    assert not weights.exists()
-
-
 async def test_weights_of_jobs_that_have_ended_or_are_unknown_are_swept(learner: Learner) -> None:
     weights = learner.data_dir / "weights"
     await learner.submit("ended")
     await learner.attempt()
+    assert not (weights / "ended").exists()
     await learner.submit("waiting")
     for job_id in ("ended", "unknown", "waiting"):
         shutil.copytree(learner.data_dir / "files", weights / job_id)
@@ -231,10 +154,6 @@ async def test_the_ranks_are_kept_alive_before_there_is_a_job(learner: Learner) 
     team = await running
     assert isinstance(team, NotingLife)
     assert team.shown
-
-
-async def is_gone(path: Path) -> bool:
-    return not path.exists()
 
 
 async def _is_ready(learner: Learner) -> bool:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from protocol.exchange import Exchange
 from protocol.messages import JobState
 from protocol.recipe import Purpose
 from protocol.samples import USED
 
-from services.learner.supply.selection import SURPLUS
 from tests.contract.attempts import Learner, answering
 from tests.contract.valkey_server import Server
 from tests.kept_samples import all_samples, counted, fates, last_samples
@@ -19,44 +16,11 @@ from tests.kept_samples import all_samples, counted, fates, last_samples
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 
 
-@pytest.fixture
-def learner(exchange: Exchange, tmp_path: Path) -> Learner:
-    return Learner(exchange, tmp_path)
-
-
 async def ledger_of(learner: Learner, name: str = "groups") -> dict[str, int]:
     record = await learner.record()
     assert record.state is JobState.SUCCEEDED, record.error
     account: Any = record.result[name]
     return {USED: account["trained"], **account["dropped"]}
-
-
-@pytest.mark.parametrize("dynamic_sampling", [False, True])
-async def test_every_number_has_one_last_fate_which_the_ledger_counts(
-    learner: Learner, server: Server, *, dynamic_sampling: bool
-) -> None:
-    await learner.submit(dynamic_sampling=dynamic_sampling, max_staleness=0)
-    async with answering(server.url, "train:3", "train:9"):
-        await learner.killed_at(step=1)  # no checkpoint yet
-        await learner.killed_at(step=4)
-        await learner.attempt()
-    samples = learner.job_dir / "samples"
-    kept, ledger = fates(samples, Purpose.TRAIN), await ledger_of(learner)
-    assert list(kept) == list(range(len(kept)))
-    # Behind the last number that a step has looked at there is nothing but surplus.
-    left_over = sum(ledger.values()) - len(kept)
-    assert (
-        counted(kept) | {SURPLUS: counted(kept).get(SURPLUS, 0) + left_over}
-        == {SURPLUS: 0} | ledger
-    )
-    assert ledger["failures"] == 2
-    assert ("no_signal" in ledger) is dynamic_sampling
-    records = list(all_samples(samples))
-    assert len({(facts.key, facts.attempt) for facts, _ in records}) == len(records)
-    again = {facts.key for facts, _ in records if facts.attempt == 1} & {
-        facts.key for facts, _ in records if facts.attempt == 2
-    }
-    assert "train:0" in again  # its step was made twice
 
 
 async def test_steps_that_a_checkpoint_holds_are_in_the_store_and_not_written_again(
@@ -96,22 +60,3 @@ async def test_evaluations_and_the_critics_own_steps_are_in_the_store(
     assert [response.reward for response in last["eval:0"].responses] == [None, None]
     assert [response.reward for response in last["pretrain:0"].responses] == [0.0, 1.0]
     assert (last["eval:7"].fate, last["eval:7"].responses) == ("failures", ())
-
-
-async def test_the_store_has_the_tokenizer_of_the_model_that_the_job_starts_from(
-    learner: Learner, server: Server
-) -> None:
-    await learner.submit(steps=1)
-    async with answering(server.url):
-        await learner.attempt()
-    model = learner.models / "base-model/tokenizer.json"
-    assert (learner.job_dir / "samples/tokenizer.json").read_bytes() == model.read_bytes()
-
-
-async def test_who_keeps_no_samples_has_none(learner: Learner, server: Server) -> None:
-    learner.keep_samples_bytes = 0
-    await learner.submit(steps=2)
-    async with answering(server.url):
-        await learner.attempt()
-    assert (await learner.record()).state is JobState.SUCCEEDED
-    assert list((learner.job_dir / "samples").iterdir()) == []

@@ -47,13 +47,6 @@ async def test_the_bound_counts_bytes_and_survives_replacement(
     assert int(await exchange.writer.get(streams.VERDICT_BYTES) or 0) == 20 + OVERHEAD
 
 
-async def test_what_is_larger_than_the_bound_is_not_kept(exchange: Exchange) -> None:
-    await VerdictCache(exchange, 100 + OVERHEAD).remember("a", 101 * "x")
-    assert await VerdictCache(exchange, 0).recall("a") is None
-    assert int(await exchange.writer.get(streams.VERDICT_BYTES) or 0) == 0
-    assert await exchange.writer.zcard(streams.VERDICT_USES) == 0
-
-
 async def test_a_full_memory_is_no_reason_to_wait(exchange: Exchange) -> None:
     await VerdictCache(exchange, 1000).remember("before", "{}")
     await exchange.writer.config_set("maxmemory", 1)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -96,18 +93,10 @@ async def test_every_machine_gets_every_version(line: Line) -> None:
         assert verify(elsewhere, policy).parent == line.memory("elsewhere")
         policies.append(await line.publish(number))
     policy = policies[-1]
+    verify(line.fetcher("late"), policy)
     assert policy.links == tuple(f"job/1.{number}.link" for number in range(4))
     sizes = [(line.disk / link / FILE).exists() for link in policy.links]
     assert sizes == [True, False, False, False]  # whole first, then what has changed
-
-
-async def test_who_joins_late_or_missed_versions_catches_up(line: Line) -> None:
-    follower = line.fetcher("elsewhere")
-    verify(follower, await line.publish(0))
-    await line.publish(1)
-    policy = await line.publish(2)
-    verify(follower, policy)
-    verify(line.fetcher("another"), policy)
 
 
 async def test_the_chain_begins_anew_before_it_is_longer_than_a_version(line: Line) -> None:
@@ -159,37 +148,6 @@ async def test_the_copy_of_a_rollout_that_was_killed_goes(line: Line) -> None:
     assert len(list(memory.iterdir())) == 1
 
 
-def slowly(seal: Callable[[Path], str], until: threading.Event) -> Callable[[Path], str]:
-    def sealed(folder: Path) -> str:
-        until.wait()
-        return seal(folder)
-
-    return sealed
-
-
-async def test_a_step_waits_for_no_checksum(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    checked = threading.Event()
-    monkeypatch.setattr(weights, "seal", slowly(weights.seal, checked))
-    await line.publisher.publish(cast("Team", line.team), 0)
-    assert line.publisher.newest is None
-    assert await line.exchange.newest_policy("job") is None
-    checked.set()
-    await line.publisher.announced()
-    assert await line.exchange.newest_policy("job") == line.publisher.newest
-
-
-async def test_what_prevents_an_announcement_is_told(line: Line) -> None:
-    await line.publish(0)
-    shutil.rmtree(line.disk)
-    line.disk.write_text("no folder")
-    await line.publisher.publish(cast("Team", line.team), 1)
-    with pytest.raises(NotADirectoryError):
-        await line.publisher.announced()
-    with pytest.raises(NotADirectoryError):
-        line.publisher.check()
-    await line.publisher.stop()
-
-
 async def test_a_checkpoint_keeps_its_model_when_the_slot_is_filled_again(line: Line) -> None:
     await line.publish(0)
     expected = (line.memory("learner") / "job/1.0" / FILE).read_bytes()
@@ -216,3 +174,47 @@ async def test_a_version_that_is_evaluated_stays_while_others_are_published(line
     for number in range(5, 7):
         await line.publish(number)
     assert not line.publisher.folder_of(evaluated).exists()
+
+
+BASE_BYTES = 100_000
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model as a hub's cache holds it: its files are links. It has a manifest of its own, too."""
+    blob, folder = tmp_path / "blob", tmp_path / "model"
+    folder.mkdir()
+    blob.write_bytes(b"w" * BASE_BYTES)
+    (folder / FILE).symlink_to(blob)
+    (folder / "config.json").write_text("{}")
+    (folder / "manifest.json").write_text("of another program")
+    return folder
+
+
+async def test_adapters_travel_alone_behind_the_model_that_they_are_for(
+    exchange: Exchange, model: Path, tmp_path: Path
+) -> None:
+    root, team = tmp_path / "weights", FakeTeam()
+    team.adapts = model
+    await exchange.submit(a_job_record())
+    newest: list[PolicyVersion] = []
+    for attempt in (1, 2):
+        await exchange.begin_attempt("job")
+        begun = Attempt(exchange, "job", attempt, a_recipe(), root)
+        publisher = Publisher(begun, root, root, by_delta=False)
+        for number in range(4):
+            await publisher.publish(cast("Team", team), number)
+        await publisher.announced()
+        assert publisher.newest is not None
+        newest.append(publisher.newest)
+        names = {path.name for path in (root / "job").iterdir()}
+        assert names == {f"{attempt}.base", f"{attempt}.2", f"{attempt}.3"}
+    policy = newest[-1]
+    weights.verify(root / policy.base, policy.base_digest)
+    assert (root / policy.base / FILE).read_bytes() == b"w" * BASE_BYTES
+    assert not (root / policy.base / FILE).is_symlink()
+    sizes = [path.stat().st_size for path in (root / policy.folder).iterdir()]
+    assert sum(sizes) < 0.05 * BASE_BYTES
+    # An engine goes on with the base that it has.
+    assert newest[0].base_digest == policy.base_digest
+    assert (model / "manifest.json").read_text() == "of another program"

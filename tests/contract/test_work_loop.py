@@ -9,10 +9,10 @@ import pytest
 from protocol import streams
 from protocol.exchange import Exchange, connect
 from protocol.exchange.connection import Refused
-from protocol.messages import ActiveJob, GradedGroup, Requested, RolloutRequest
+from protocol.messages import ActiveJob, GradedGroup, RolloutRequest
 from protocol.streams import REQUESTS
 
-from services.chassis.faults import WorkerFault
+from services.chassis.faults import Unable, Unworkable, WorkerBroken, WorkerFault
 from services.chassis.service import Service
 from services.chassis.work import work_forever
 from tests.builders import a_request
@@ -20,10 +20,14 @@ from tests.contract.conftest import OpenExchange
 from tests.contract.line import take_over
 from tests.contract.stations import (
     DEPLOYMENT,
+    Handle,
     answer,
     begin,
     results,
+    slowly,
     station_of,
+    unable,
+    until_claiming,
     working,
 )
 from tests.contract.valkey_server import Server
@@ -31,32 +35,25 @@ from tests.contract.valkey_server import Server
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 
 
-async def test_a_wish_that_cannot_be_read_rests_the_job_and_ends_no_worker(
-    exchange: Exchange, server: Server
+@pytest.mark.parametrize("wish", ["pause", "archive"])  # of another release
+async def test_a_job_that_is_to_rest_is_left_alone_until_it_is_to_run(
+    exchange: Exchange, server: Server, open_exchange: OpenExchange, wish: str
 ) -> None:
-    await begin(exchange, requests=1)
+    await begin(exchange, requests=0)
     with server.client() as client:
-        client.hset(streams.job_key("job"), "requested", '"archive"')
-        async with working(exchange, answer) as service:
+        client.hset(streams.job_key("job"), "requested", f'"{wish}"')
+        async with open_exchange("worker") as own, working(own, answer) as service:
             async with asyncio.timeout(60):
                 while "paused" not in service.activity.now.words:
                     await asyncio.sleep(0.01)
+            await exchange.ask(a_request(number=0, attempt=1))
+            await asyncio.sleep(5 * DEPLOYMENT.heartbeat_s)
+            assert (await exchange.backlog(REQUESTS, "job")).waiting == 1
             client.hset(streams.job_key("job"), "requested", '"run"')
             assert await results(exchange, 1) == {0: "done"}
 
 
-async def test_every_request_is_answered_once_by_two_workers(
-    exchange: Exchange, open_exchange: OpenExchange
-) -> None:
-    await begin(exchange, requests=40)
-    async with (
-        open_exchange("one") as one,
-        open_exchange("other") as other,
-        working(one, answer),
-        working(other, answer),
-    ):
-        assert set(await results(exchange, 40)) == set(range(40))
-    assert not await exchange.under_way("job")
+# ---------------------------------------------------------------------- deaths
 
 
 async def held_through_deaths(open_exchange: OpenExchange, deaths: int) -> None:
@@ -95,7 +92,7 @@ async def test_an_entry_that_has_killed_twice_runs_alone_to_its_end(
         running.add(request.number)
         for _ in range(4):
             company.update(running if 0 in running else ())
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.05)
         running.discard(request.number)
         return await answer(job, request)
 
@@ -114,15 +111,46 @@ async def test_a_part_of_the_worker_that_dies_counts_as_a_death_at_once(
         raise WorkerFault("the engine is gone")
 
     await begin(exchange, requests=1)
-    async with open_exchange("worker") as own:
+    async with open_exchange("worker") as own, asyncio.timeout(60):
         station = replace(station_of(crash), has_died=died.is_set)
         service = Service("worker", DEPLOYMENT, own)
         task = asyncio.create_task(work_forever(service, station))
-        await asyncio.wait_for(died.wait(), 30)
+        await died.wait()
         service.stop()
         await task
     (again,) = await exchange.reclaim(REQUESTS, "job", count=9)
     assert (again.deaths, again.failures) == (("worker",), ())
+
+
+async def test_a_server_that_hangs_is_nobodys_death(own_server: Server) -> None:
+    calls: list[int] = []
+    is_over = asyncio.Event()
+
+    async def long(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
+        calls.append(request.number)
+        await is_over.wait()
+        return await answer(job, request)
+
+    async with (
+        connect(own_server.url, me="learner") as learner,
+        connect(own_server.url, me="one") as one,
+        connect(own_server.url, me="other") as other,
+    ):
+        await begin(learner, requests=6)
+        async with working(one, long), working(other, long):
+            while len(calls) < 6:
+                await asyncio.sleep(0.05)
+            for _ in range(2):
+                own_server.suspend()
+                await asyncio.sleep(2 * DEPLOYMENT.claim_idle_s)
+                own_server.resume()
+                await asyncio.sleep(4 * DEPLOYMENT.heartbeat_s)
+            is_over.set()
+            assert set((await results(learner, 6)).values()) == {"done"}
+    assert sorted(calls) == list(range(6))
+
+
+# ---------------------------------------------------------------------- leaving
 
 
 async def test_a_stop_in_good_order_leaves_nothing_claimed(
@@ -131,7 +159,7 @@ async def test_a_stop_in_good_order_leaves_nothing_claimed(
     """Whatever the worker is at when it is told to stop: claiming, taking over, or neither."""
     started_after: list[int] = []
     await begin(exchange, requests=30)
-    for life in range(12):
+    for life in range(8):
         async with open_exchange(f"leaver.{life}") as own:
             service = Service("worker", replace(DEPLOYMENT, drain_s=0.05), own)
             stopped = asyncio.Event()
@@ -159,44 +187,6 @@ async def test_a_stop_in_good_order_leaves_nothing_claimed(
     assert [(d.deaths, d.failures) for d in again] == [((), ())] * 30
 
 
-async def test_a_server_that_hangs_is_nobodys_death(own_server: Server) -> None:
-    calls: list[int] = []
-
-    async def long(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
-        calls.append(request.number)
-        await asyncio.sleep(6)
-        return await answer(job, request)
-
-    async with (
-        connect(own_server.url, me="learner") as learner,
-        connect(own_server.url, me="one") as one,
-        connect(own_server.url, me="other") as other,
-    ):
-        await begin(learner, requests=6)
-        async with working(one, long), working(other, long):
-            while len(calls) < 6:
-                await asyncio.sleep(0.05)
-            for _ in range(3):
-                own_server.suspend()
-                await asyncio.sleep(2.5 * DEPLOYMENT.claim_idle_s)
-                own_server.resume()
-                await asyncio.sleep(0.3)
-            assert set((await results(learner, 6)).values()) == {"done"}
-    assert sorted(calls) == list(range(6))
-
-
-async def test_a_paused_job_is_left_alone(exchange: Exchange, open_exchange: OpenExchange) -> None:
-    await begin(exchange, requests=0)
-    await exchange.request_state("job", Requested.PAUSE)
-    async with open_exchange("worker") as own, working(own, answer):
-        await asyncio.sleep(0.3)
-        await exchange.ask(a_request(number=0, attempt=1))
-        await asyncio.sleep(0.5)
-        assert (await exchange.backlog(REQUESTS, "job")).entries == 1
-        await exchange.request_state("job", Requested.RUN)
-        assert await results(exchange, 1) == {0: "done"}
-
-
 async def test_a_worker_that_cannot_let_an_entry_go_ends_and_another_gets_it(
     exchange: Exchange, open_exchange: OpenExchange, server: Server
 ) -> None:
@@ -218,3 +208,134 @@ async def test_a_worker_that_cannot_let_an_entry_go_ends_and_another_gets_it(
         permit("+@all")
     async with open_exchange("other") as other, working(other, answer):
         assert await results(exchange, 1) == {0: "done"}
+
+
+# ---------------------------------------------------------------------- failures
+
+
+async def test_an_entry_that_fails_wherever_it_runs_is_handed_on_with_its_reason(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    tries: list[str] = []
+
+    def stumbling(name: str) -> Handle:
+        async def stumble(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
+            if request.number == 1:
+                tries.append(name)
+                raise ValueError("this one cannot be")
+            return await answer(job, request)
+
+        return stumble
+
+    await begin(exchange, requests=3)
+    async with (
+        open_exchange("one") as one,
+        open_exchange("other") as other,
+        working(one, stumbling("one")),
+        working(other, stumbling("other")),
+    ):
+        found = await results(exchange, 3)
+    assert len(tries) == 3
+    assert set(tries) == {"one", "other"}
+    assert found[1] == "failures: ValueError: this one cannot be"
+    assert found[0] == found[2] == "done"
+
+
+async def test_a_lone_worker_tries_again_what_failed_and_lives_on_while_something_works(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    failed: set[int] = set()
+
+    async def stumble_at_every_other(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
+        if request.number % 2 == 0 and request.number not in failed:
+            failed.add(request.number)
+            raise ValueError("not yet")
+        return await answer(job, request)
+
+    await begin(exchange, requests=16)
+    async with open_exchange("own") as own, working(own, stumble_at_every_other, capacity=1):
+        assert set((await results(exchange, 16)).values()) == {"done"}
+    assert failed == set(range(0, 16, 2))
+
+
+@pytest.mark.parametrize("error", [Unworkable("too long"), Unable("too long")])
+async def test_what_no_worker_can_do_is_handed_on_at_once_with_their_words(
+    exchange: Exchange, open_exchange: OpenExchange, error: Exception
+) -> None:
+    tries: list[int] = []
+
+    async def refuse(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
+        tries.append(request.number)
+        raise error
+
+    await begin(exchange, requests=12)  # more than fail in a row where a worker is broken
+    async with open_exchange("own") as own, working(own, refuse):
+        await until_claiming(exchange, "own")
+        found = await results(exchange, 12)
+    assert set(found.values()) == {"unworkable: too long"}
+    assert set(tries) == set(range(12))
+
+
+async def test_what_one_worker_is_unable_to_do_is_done_by_one_who_is_able(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    await begin(exchange, requests=40)
+    async with (
+        open_exchange("able") as able,
+        open_exchange("other") as other,
+        working(able, slowly),
+    ):
+        await until_claiming(exchange, "able")
+        async with working(other, unable):
+            found = await results(exchange, 40)
+    assert set(found.values()) == {"done"}
+
+
+async def test_a_worker_where_everything_fails_ends_says_so_and_costs_nothing(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    async def never(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
+        raise RuntimeError("CUDA error")
+
+    await begin(exchange, requests=8)
+    for life in range(4):  # more than the failures that an entry may have
+        async with open_exchange(f"seat.{life}") as own:
+            with pytest.raises(WorkerBroken):
+                await work_forever(Service("worker", DEPLOYMENT, own), station_of(never, 8))
+    async with open_exchange("seat.5") as own, working(own, answer):
+        assert set((await results(exchange, 8)).values()) == {"done"}
+    events = [event for _, event in await exchange.events("job")]
+    assert [event.id for event in events] == [f"broken:seat.{life}" for life in range(4)]
+
+
+async def test_a_fault_of_the_worker_is_never_the_entrys(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    tries: list[int] = []
+
+    async def recover(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
+        tries.append(request.number)
+        if len(tries) < 8:
+            raise WorkerFault("no process can be forked")
+        return await answer(job, request)
+
+    await begin(exchange, requests=1)
+    async with open_exchange("worker") as own, working(own, recover):
+        assert await results(exchange, 1) == {0: "done"}
+
+
+async def test_a_result_that_cannot_be_encoded_is_a_failure(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    tries: list[int] = []
+
+    async def not_a_number(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
+        tries.append(request.number)
+        group = GradedGroup(purpose=request.purpose, number=request.number, failure="x")
+        return group.model_copy(update={"grading_seconds": float("nan")})
+
+    await begin(exchange, requests=1)
+    async with open_exchange("worker") as own, working(own, not_a_number):
+        found = await results(exchange, 1)
+    assert found[0].startswith("failures: ValueError")
+    assert len(tries) == 3

@@ -10,9 +10,9 @@ if surplus > 0 then
   -- A stream that was longer than that gets shorter with every event, without a long pause.
   for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', math.min(surplus, 10))) do
     redis.call('XDEL', KEYS[1], entry[1])
-    local readable, header = pcall(cjson.decode, entry[2][2])
-    if readable then
-      redis.call('SREM', KEYS[2], header['body']['id'])
+    local readable, id = pcall(function() return cjson.decode(entry[2][2])['body']['id'] end)
+    if readable and id then
+      redis.call('SREM', KEYS[2], id)
     end
   end
 end

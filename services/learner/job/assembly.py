@@ -120,7 +120,10 @@ def assemble(
         control=control,
         reporter=reporter,
         intake=intake,
-        reconciler=Reconciler(attempt, askers, intake, publisher),
+        reconciler=Reconciler(
+            *(attempt, askers, intake, publisher),
+            look_every_s=3 * service.deployment.heartbeat_s,
+        ),
         versions=versions,
         scoring=Scoring.of(attempt.recipe),
     )

@@ -21,7 +21,6 @@ from services.learner.supply.intake import Intake
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-_LOOK_EVERY_S = 3.0
 
 
 class Asker(Protocol):
@@ -44,6 +43,7 @@ class Reconciler:
     askers: Mapping[Purpose, Asker]
     intake: Intake
     publisher: Publisher
+    look_every_s: float = 3.0
 
     async def beside(self, wait: Coroutine[Any, Any, T]) -> T:
         """The result of something that waits for Redis, which is looked after meanwhile."""
@@ -91,5 +91,5 @@ class Reconciler:
     async def _reconcile_forever(self) -> NoReturn:
         """Consumes nothing; produces what Redis lacks. Waits for: time. Unblocked by: time."""
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(self.look_every_s)
             await self.reconcile()

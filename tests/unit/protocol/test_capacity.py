@@ -54,10 +54,3 @@ def test_the_words_say_the_same_as_the_number(recipe: Recipe) -> None:
     words = worst_case_in_words(recipe, {"": 50})
     arithmetic = re.sub(r"[a-z][a-z_.]*", "", words.replace(" x ", " * "))
     assert eval(arithmetic) == worst_case_bytes(recipe, {"": 50})
-
-
-def test_the_words_name_the_settings() -> None:
-    words = worst_case_in_words(a_recipe(training=DYNAMIC), {})
-    for name in ("max_staleness 1", "groups_per_step 2 x 2.5 for dynamic_sampling", "group_size 2"):
-        assert name in words
-    assert "dynamic_sampling" not in worst_case_in_words(a_recipe(), {})

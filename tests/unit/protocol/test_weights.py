@@ -15,7 +15,7 @@ def fill(folder: Path) -> None:
 def test_a_written_folder_is_verified_by_what_was_announced(tmp_path: Path) -> None:
     digest = weights.write(tmp_path, "job/1.0", fill)
     weights.verify(tmp_path / "job/1.0", digest)
-    with pytest.raises(weights.WeightsError, match="not the one that was announced"):
+    with pytest.raises(weights.WeightsError, match="announced"):
         weights.verify(tmp_path / "job/1.0", "0" * 64)
     assert [path.name for path in (tmp_path / "job").iterdir()] == ["1.0"]
 

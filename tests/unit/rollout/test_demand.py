@@ -65,9 +65,6 @@ def test_nothing_is_answered_before_a_policy_is_served() -> None:
 def test_a_request_is_answered_by_its_oldest_allowed_policy_and_newer_ones() -> None:
     for min_version, allowed in [(2, True), (3, True), (4, False)]:
         assert a_demand(3, 3).may_begin(a_request(min_version=min_version)) is allowed
-
-
-def test_a_request_of_another_job_is_not_answered() -> None:
     assert not a_demand(3, 3).may_begin(a_request(job_id="other"))
 
 
@@ -119,9 +116,7 @@ def test_what_asks_for_newer_weights_is_left_to_others_while_an_evaluation_is_an
     assert not demand.left_to_others(0, 2)
 
 
-@pytest.mark.parametrize(
-    ("seats", "evaluating"), [(1, 1), (2, 1), (3, 1), (4, 1), (7, 1), (8, 2), (16, 4)]
-)
+@pytest.mark.parametrize(("seats", "evaluating"), [(1, 1), (2, 1), (4, 1), (7, 1), (8, 2), (16, 4)])
 def test_an_evaluation_beside_training_is_for_a_quarter_of_the_rollouts(
     seats: int, evaluating: int
 ) -> None:
