@@ -28,7 +28,7 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(TREES, TREES)
 def test_what_is_told_apart_differs_by_computer_algebra(a: Node, b: Node) -> None:
     try:
@@ -46,6 +46,7 @@ def test_what_is_told_apart_differs_by_computer_algebra(a: Node, b: Node) -> Non
     [
         (r"2\sqrt{17}", r"3\sqrt{17}", True),
         (r"\pi", r"\frac{355}{113}", True),
+        (r"\sqrt{8}", r"2\sqrt{2}", False),
         ("x^2 - 5x + 3", "x^2 - 5x + 4", True),
         ("6 - 5i", "6 - 11i", False),
         (r"\sin x", "x", False),
@@ -53,7 +54,7 @@ def test_what_is_told_apart_differs_by_computer_algebra(a: Node, b: Node) -> Non
         ("1/0", "1", False),
     ],
 )
-def test_what_cannot_be_estimated_is_not_told_apart(
+def test_what_is_equal_or_cannot_be_estimated_is_not_told_apart(
     first: str, second: str, different: bool
 ) -> None:
     trees = [read_expression(text, as_answer=True) for text in (first, second)]
