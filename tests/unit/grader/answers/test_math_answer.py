@@ -87,9 +87,7 @@ async def test_equal_answers_are_compared_once_and_again_if_they_could_not_be_gr
 ) -> None:
     tools, asked = failing_tools(Failed(Cause.TIMEOUT, cpu_s=cpu_s))
     for num_calls in calls:
-        await asyncio.gather(
-            *(math_answer.compare("5", LEFT_TO_THE_POOL, tools) for _ in range(8))
-        )
+        await asyncio.gather(*(math_answer.compare("5", LEFT_TO_THE_POOL, tools) for _ in range(8)))
         assert len(asked) == num_calls
 
 

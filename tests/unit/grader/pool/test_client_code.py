@@ -85,7 +85,7 @@ async def test_a_failure_is_no_grade_and_is_told_in_words(
 @pytest.mark.parametrize(
     ("cpu_s", "reason", "words"),
     [
-        (9.0, "python_timeout", "not done, of which it computed for 9.0 s"),
+        (99.0, "python_timeout", "not done, of which it computed for 99.0 s"),
         (4.0, "starved", ": it sleeps or waits for something, or the grader's machine is too busy"),
         (None, "starved", "not done"),
     ],

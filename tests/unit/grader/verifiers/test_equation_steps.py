@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import Check
+from tests.unit.grader.failing_pool import FailingPool
 
 from examples.arithmetic import authors, tasks
 from services.grader.pool import Cause, Failed
@@ -16,7 +17,6 @@ from services.grader.tools import Tools
 from services.grader.verifiers import equation_steps
 from services.grader.verifiers.equation_steps import MAX_STEPS
 from tests.builders import a_task
-from tests.unit.grader.failing_pool import FailingPool
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
