@@ -147,15 +147,14 @@ async def test_trials_that_hang_hold_up_neither_a_job_nor_more_trials_than_a_few
             keys = cast(list[bytes], client.keys("weir:trial*"))
             assert len(keys) == 1 + AT_ONCE
             assert all(cast(int, client.ttl(key)) > 0 for key in keys)
-        async with asyncio.timeout(60):
-            grade = await grade_response(Reward(), a_task(), RIGHT, tools)
+        grade = await grade_response(Reward(), a_task(), RIGHT, tools)
         assert grade.accuracy == 1
         assert await exchange.withdraw_trial(trials[-1])  # nobody has taken it
         assert not await exchange.withdraw_trial(trials[0])
         held.let_go.set()
         for trial in trials[:-1]:
-            assert await exchange.trial_is_taken(trial.id, wait_s=5)
-            result = await exchange.trial_result(trial.id, wait_s=5)
+            assert await exchange.trial_is_taken(trial.id, wait_s=60)
+            result = await exchange.trial_result(trial.id, wait_s=60)
             assert result is not None
             assert result.outcome == Graded(value=1)
         trying.cancel()

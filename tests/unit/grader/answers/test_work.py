@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from types import FrameType
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -16,7 +12,7 @@ from services.grader.answers.compare import compare
 from services.grader.answers.units import measure_of
 from services.grader.pool import Cause, Failed
 from services.grader.verifiers import math_answer
-from tests.unit.grader.pools import failing_tools
+from tests.unit.grader.pools import calls_of, failing_tools
 
 CALLS = 120_000  # some 20 ms
 POWER = "(a+b+c)^8"
@@ -63,23 +59,6 @@ PAIRS = (
 )
 
 
-def calls_of(action: Callable[[], object]) -> int:
-    """How many functions are called, those in C too."""
-    count = 0
-    measure_of("cm")  # pint is loaded once
-
-    def called(_: FrameType, event: str, __: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(called)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
 REPEATED = [(each * 500)[:500] for each in FUNCTIONS + SIGNS]
 
 
@@ -88,6 +67,7 @@ REPEATED = [(each * 500)[:500] for each in FUNCTIONS + SIGNS]
     HOSTILE + [(gold, text) for text in REPEATED for gold in ("(1,2)", text[1:])],
 )
 def test_the_work_on_an_answer_is_bounded(gold: str, answer: str) -> None:
+    measure_of("cm")  # pint is loaded once
     assert calls_of(lambda: compare(gold, answer[:500])) < CALLS
 
 
