@@ -110,19 +110,6 @@ def dapo_math_17k(folder: Path) -> Path:
     return publish(folder, {"default": [*rows, row("Which?", "1", "c"), row("Which?", "2", "c")]})
 
 
-def dapo_math_17k_processed(folder: Path) -> Path:
-    row = {
-        "prompt": "How many?",
-        "solution": "34",
-        "data_source": "math_dapo",
-        "source_prompt": [{"content": "Solve ... How many? ...", "role": "user"}],
-        "ability": "MATH",
-        "reward_model": {"style": "rule", "ground_truth": "34"},
-        "extra_info": {"index": "9a9b6eb4"},
-    }
-    return publish(folder, {"default": [row]})
-
-
 def olympiadbench(folder: Path) -> Path:
     text = Value("string")
     features = Features(

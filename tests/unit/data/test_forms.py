@@ -137,35 +137,6 @@ def test_a_decimal_is_exact_where_it_cannot_be_a_rounding(
     assert bool(rounded_decimal(latex, unit, problem)) is may_be_rounded
 
 
-PIECES = st.sampled_from(
-    [
-        *"0123456789 .,^(){}[]+-*/=_$!iπ",
-        *(r"\frac", r"\sqrt", r"\pi", r"\cdot", r"\text{ cm}", r"\%", r"\$", r"^\circ"),
-        *(r"\frac{1}{2}", r"\sqrt{8}", r"\boxed{", "\ud800"),
-    ]
-)
-
-
-def read_or_none(answer: str) -> Exact | None:
-    try:
-        return read_quantity(answer).number
-    except TooHard:
-        return None
-
-
-@settings(max_examples=100)
-@given(st.lists(PIECES, max_size=12).map("".join))
-def test_any_text_is_read_exactly_or_refused(answer: str) -> None:
-    number = read_or_none(answer)
-    if number is None or sum(kind != RATIONAL for kind in number.terms) > 1:
-        return
-    rational = number.rational
-    if rational is None or rational.denominator > 1:
-        assert read_number(form_of(number).rebuilt()) == number
-    else:
-        assert read_number(str(rational)) == number
-
-
 @settings(max_examples=50)
 @given(p=INTEGERS, q=INTEGERS, r=SQUAREFREE, power=st.integers(-2, 2), s=ABOVE_ZERO)
 def test_the_rebuilt_number_is_the_number_and_its_integers_are_reduced(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -15,12 +13,10 @@ import pytest
 from datasets import Dataset, DatasetDict
 from protocol.tasks import read_tasks
 
+from services.data import __main__ as command
 from services.data.__main__ import main
-from services.data.importing import Imported
 from services.data.presets import PRESETS
 from tests.unit.data import datasets_as_published as published
-
-pytestmark = pytest.mark.slow
 
 Rows = list[dict[str, Any]]
 
@@ -95,11 +91,6 @@ SEEN: dict[str, tuple[str, Rows, Counter[str]]] = {
         ],
         Counter({"the same problem again": 19, "repeated with another answer": 1}),
     ),
-    "dapo_math_17k_processed": (
-        "dapo-math-17k",
-        [{"id": "9a9b6eb4", "prompt": "How many?", "answer": "34"}],
-        Counter(),
-    ),
     "olympiadbench": (
         "olympiadbench",
         [
@@ -147,12 +138,6 @@ def reasons(report: str) -> Counter[str]:
             count, _, reason = line.removeprefix("left out: ").partition(", ")
             found[reason.split(" (first in row")[0]] = int(count)
     return found
-
-
-def test_a_part_of_math_is_chosen_by_level_and_subject(tmp_path: Path, out: Path) -> None:
-    levels = ["--preset", "math", "--where", "level=Level 3,Level 4,Level 5", "--config", "algebra"]
-    (task,) = imported(published.math(tmp_path / "copy"), out, *levels)
-    assert task["metadata"]["level"] == "Level 4"
 
 
 ROWS = [
@@ -270,11 +255,6 @@ def test_ids_that_are_not_unique_are_made_from_the_problems(
     assert "own are not unique" in capsys.readouterr().err
 
 
-def test_a_reason_is_counted_with_its_first_row() -> None:
-    imported = Imported(left_out={"wrong": [5, 3, 9]})
-    assert list(imported.report()) == ["left out: 3, wrong (first in row 3)"]
-
-
 def test_a_conversation_stays_one(tmp_path: Path, out: Path) -> None:
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
     path = a_file(tmp_path, "jsonl", [{"problem": turns, "answer": 2}])
@@ -308,25 +288,25 @@ def test_what_cannot_be_read_writes_nothing(
     assert not out.exists()
 
 
-def in_a_process(*options: str, code: str = "", **variables: str) -> str:
-    script = f"{code}\nimport sys\nfrom services.data.__main__ import main\nsys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", script, "import", *options],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    return done.stderr
+def test_a_preset_alone_is_looked_for_on_the_hub(
+    out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows_of(source: str, parts: object, split: str) -> Rows:
+        return [{"question": f"{source} {split}?", "answer": "It is 2.\n#### 2"}]
+
+    monkeypatch.setattr(command, "rows_of", rows_of)
+    (task,) = imported("gsm8k", out)
+    assert (task["prompt"], task["answer"]) == ("openai/gsm8k train?", "2")
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert main(["import", "gsm8k", str(out)]) == 2
+    assert "weir[data]" in capsys.readouterr().err
 
 
-def test_a_preset_alone_is_looked_for_on_the_hub(tmp_path: Path) -> None:
-    told = in_a_process("gsm8k", str(tmp_path / "out.jsonl"), HF_HUB_OFFLINE="1")
-    assert "weir data: openai/gsm8k: " in told
-
-
-def test_without_the_library_the_extra_is_named(tmp_path: Path) -> None:
-    without = "import sys; sys.modules['datasets'] = None"
-    told = in_a_process("gsm8k", str(tmp_path / "out.jsonl"), code=without)
-    assert "pip install 'weir[data]'" in told
+@pytest.mark.parametrize(
+    "content", ["\ufeffproblem,answer\n1+1?,2\n", ",problem,answer\n0,1+1?,2\n"]
+)
+def test_a_csv_may_begin_with_a_mark_or_an_index(content: str, tmp_path: Path, out: Path) -> None:
+    (tmp_path / "rows.csv").write_text(content)
+    (task,) = imported(tmp_path / "rows.csv", out)
+    assert (task["prompt"], task["answer"]) == ("1+1?", "2")

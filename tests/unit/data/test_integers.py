@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from protocol.tasks import read_tasks
 
 from services.data.__main__ import main
 from services.data.integers import How, Outcome
-from services.data.target import RefusedError, file_to_write, replacing
 from services.grader.pool import Failed, Value
 from services.grader.tools import Tools
 from services.grader.verifiers import math_answer
@@ -148,43 +146,6 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_work(
     target = files.folder / folder / "out.jsonl"
     assert main(["integers", str(files.source), str(target)]) == 2
     assert "cannot be written" in capsys.readouterr().err
-
-
-def test_a_pipe_is_refused_and_stays_a_pipe(
-    files: Files, capsys: pytest.CaptureFixture[str]
-) -> None:
-    files.source.touch()
-    os.mkfifo(files.folder / "pipe")
-    files.target.symlink_to("pipe")
-    for target in (files.folder / "pipe", files.target, Path("/dev/null"), files.folder):
-        with pytest.raises(RefusedError, match="no regular file"):
-            file_to_write(target, files.source)
-    assert files.rewrite(a_task("1/2")) == 2
-    assert "is no regular file" in capsys.readouterr().err
-    assert files.target.is_symlink()
-    assert files.target.is_fifo()
-
-
-@pytest.mark.parametrize("is_there", [True, False])
-def test_a_symlink_stays_and_its_file_is_written(is_there: bool, files: Files) -> None:
-    (files.folder / "far").mkdir()
-    real = files.folder / "far" / "real.jsonl"
-    files.target.symlink_to("far/real.jsonl")
-    files.source.touch()
-    if is_there:
-        real.write_text("old")
-    with replacing(file_to_write(files.target, files.source)) as file:
-        file.write("new")
-        assert not is_there or real.read_text() == "old"
-    assert files.target.is_symlink()
-    assert real.read_text() == "new"
-    assert list(real.parent.iterdir()) == [real]
-
-
-def test_a_symlink_to_itself_is_refused(files: Files) -> None:
-    files.target.symlink_to(files.target.name)
-    with pytest.raises(RefusedError, match="no regular file"):
-        file_to_write(files.target, files.source)
 
 
 DATA = Path(__file__).parents[4] / "shared" / "data"

@@ -30,12 +30,6 @@ def hoard() -> int:
     return len(bytearray(8 << 30))
 
 
-def wait_while_held() -> None:
-    """Warms up as long as the file is there that this variable names, if any."""
-    while os.path.exists(os.environ.get("HOLDS_UP_WORKERS", "")):
-        time.sleep(0.01)
-
-
 def wait_for(path: str) -> int:
     """An honest call, which waits until a file is there."""
     while not os.path.exists(path):

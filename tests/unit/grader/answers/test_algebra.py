@@ -7,7 +7,6 @@ from sympy import Abs, Expr, binomial, factorial, floor, log, pi, sin, sqrt, sym
 
 from services.grader.answers.algebra.pool import (
     GOLD_NOT_PARSABLE,
-    NOT_PARSABLE,
     RIGHT,
     TOO_HARD,
     WRONG,
@@ -42,13 +41,6 @@ def test_towers_factorials_and_their_like_are_too_large(latex: str) -> None:
 def test_what_an_answer_may_be_is_not(latex: str) -> None:
     assert compare(latex, rf"\frac{{2({latex})}}{{2}}") == RIGHT
     assert compare(latex, rf"{latex}+1") == WRONG
-
-
-@pytest.mark.parametrize("repeated", ["1+", "x+", "x-", r"2\cdot ", "x ", r"\pi+", r"\sin x+"])
-def test_a_sum_is_read_however_long_it_is(repeated: str) -> None:
-    assert compare("7", repeated * 250 + "1") in {WRONG, NOT_PARSABLE}
-    assert compare("250", "1+" * 249 + "1") == RIGHT
-    assert compare(r"\sin x", r"\sin x" + "+x-x" * 200) == RIGHT
 
 
 @pytest.mark.parametrize(

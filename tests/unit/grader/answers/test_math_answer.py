@@ -96,13 +96,8 @@ async def test_equal_answers_are_compared_once_and_again_if_they_could_not_be_gr
     [
         ("42", "42", "exact"),
         ("42", "43", "number"),
-        (r"\frac{\sqrt{3}}{2}", r"\frac{\sqrt{2}}{2}", "expression"),
         ("2k+2", "2(k+1)", "algebra"),
-        ("yes", "no", "words"),
-        (r"\text{(B)}", "A", "choice"),
         ("1,2", "2,1", "set"),
-        ("(1,2)", "(1,3)", "tuple"),
-        ("204_5", "204", "numeral"),
         ("x=5", "5", "equation"),
     ],
 )

@@ -88,19 +88,6 @@ async def test_a_server_that_hangs_is_noticed_however_many_calls_wait(
             call.cancel()
 
 
-async def test_a_judge_that_refuses_every_call_makes_calls_wait(server: ScriptedServer) -> None:
-    unknown = replies(b"no such model", 404)
-    async with Judge(settings_for(server)) as judge:
-        await until(lambda: judge.is_up)
-        server.script, server.exam = [unknown], unknown
-        call = asyncio.create_task(ask(judge))
-        await until(lambda: not judge.is_up)
-        assert not judge.refuses_all, "it was up, and may be again"
-        assert len(server.asked) == 1, "there is no use in trying again at once"
-        server.script, server.exam = [grades()], tells_right_from_wrong
-        assert await ended(call) == [YES]
-
-
 async def test_of_a_judge_that_is_not_patient_questions_end_when_it_is_down(
     server: ScriptedServer,
 ) -> None:
@@ -214,35 +201,6 @@ async def test_doubts_before_a_test_has_ended_share_it_and_an_outage_clears_nobo
     weather.is_fair = True
     assert await health.until_up() > outages
     assert not await health.clears(outages), "it is up, but was down meanwhile"
-    watching.cancel()
-
-
-@pytest.mark.parametrize("seed", range(3))
-async def test_nobody_is_forgotten_in_changing_weather(seed: int) -> None:
-    chance = random.Random(seed)
-    weather = Weather()
-    health = Health(SETTINGS, weather.test)
-
-    async def call() -> bool:
-        for _ in range(5):
-            outages = await health.until_up()
-            await asyncio.sleep(chance.random() * 0.004)
-            await health.clears(outages)
-        return True
-
-    async def change() -> None:
-        for _ in range(60):
-            await asyncio.sleep(chance.random() * 0.004)
-            weather.is_fair = not weather.is_fair
-            chance.choice(calls).cancel() if chance.random() < 0.3 else None
-        weather.is_fair = True
-
-    watching = asyncio.create_task(health.watch_forever())
-    calls = [asyncio.create_task(call()) for _ in range(100)]
-    await change()
-    results = await ended(*calls)
-    assert all(each is True or isinstance(each, asyncio.CancelledError) for each in results)
-    assert results.count(True) > 50
     watching.cancel()
 
 

@@ -108,25 +108,6 @@ async def test_what_was_spoilt_is_asked_anew(stored: str, server: ScriptedServer
     assert json.loads(memory.verdicts[digest_at(server)]) == YES
 
 
-async def test_of_the_analysis_the_beginning_is_remembered(server: ScriptedServer) -> None:
-    server.script = [says(json.dumps({"analysis": "\ud800é" * 1000, "verdict": "no"}))]
-    memory = Memory()
-    async with Judge(settings_for(server), memory) as judge:
-        await judge.ask(QUESTION)
-    [stored] = memory.verdicts.values()
-    assert json.loads(stored) == {"analysis": "\ud800é" * 750, "verdict": "no"}
-    assert stored.isascii()
-
-
-async def test_a_cache_of_no_bytes_is_off(server: ScriptedServer) -> None:
-    memory = Memory()
-    async with Judge(settings_for(server, cache_bytes=0), memory) as judge:
-        await judge.ask(QUESTION)
-        await judge.ask(QUESTION)
-    assert len(server.asked) == 2
-    assert memory.verdicts == {}
-
-
 async def test_equal_questions_at_one_time_are_one_call(server: ScriptedServer) -> None:
     server.script = [grades(after_s=0.1)]
     before = results()

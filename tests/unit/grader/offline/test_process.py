@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import io
 import json
 import os
 import signal
@@ -15,9 +13,7 @@ from typing import IO
 
 import pytest
 
-from services.grader.offline import __main__ as command_line
 from tests.unit.grader.judge_server import until
-from tests.unit.grader.pools import InlinePool
 from tests.unit.grader.processes import family_of, until_gone
 
 pytestmark = pytest.mark.slow
@@ -45,12 +41,6 @@ def _heed_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def write(command: subprocess.Popen[bytes], lines: bytes) -> None:
-    assert command.stdin is not None
-    command.stdin.write(lines)
-    command.stdin.flush()
-
-
 @pytest.mark.parametrize(("waits_for", "status"), [("input", 130), ("its reader", 141)])
 def test_interrupted_or_with_nobody_to_read_its_output_it_ends_with_all_its_processes(
     waits_for: str, status: int, tmp_path: Path
@@ -72,42 +62,3 @@ def test_interrupted_or_with_nobody_to_read_its_output_it_ends_with_all_its_proc
     assert command.wait(60) == status
     asyncio.run(until_gone(family))
     assert command.stderr.read() == b""
-
-
-class FullDisk(io.StringIO):
-    def flush(self) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_a_full_disk_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "one.jsonl"
-    path.write_bytes(a_line())
-    monkeypatch.setattr(command_line, "Pool", InlinePool)
-    monkeypatch.setattr(sys, "stdout", FullDisk())
-    assert command_line.main([str(path)]) == 2
-    assert capsys.readouterr().err == "weir grade: standard output: No space left on device\n"
-
-
-def test_standard_input_may_come_slowly_and_memory_does_not_grow_with_it(tmp_path: Path) -> None:
-    path, peaks = tmp_path / "verdicts", []
-    with path.open("wb") as file:
-        command = start("-", stdout=file)
-    for _ in range(2):
-        for _ in range(96):
-            write(command, a_line("x" * 900_000))
-        peaks.append(peak_bytes(command.pid))
-    for number in range(3):
-        write(command, a_line(rf"\boxed{{{number}}}", "1"))
-    _, errors = command.communicate(timeout=120)
-    assert (command.returncode, errors) == (0, b"")
-    verdicts = [json.loads(line)["verdict"] for line in path.read_text().splitlines()]
-    assert verdicts[192:] == [False, True, False]
-    assert peaks[1] - peaks[0] < 40 << 20  # of 86 MB that came between
-
-
-def peak_bytes(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    (peak,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
-    return int(peak.split()[1]) << 10

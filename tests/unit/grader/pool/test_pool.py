@@ -10,7 +10,6 @@ import asyncio
 import gc
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from pathlib import Path
 import pytest
 
 from services.grader.pool import Cause, Failed, NoWorkerError, Pool, Value, processes
-from services.grader.pool import pool as pool_module
 from services.grader.pool.pool import _WORKERS_PER_CALL, BACKLOG, KILLED
 from services.grader.pool.processes import ALIVE
 from services.grader.pool.worker import MAX_LINE_BYTES, as_line
@@ -144,17 +142,6 @@ async def test_a_cancelled_call_kills_its_own_worker_only(pool: Pool, tmp_path: 
     await until_gone(before - after)
 
 
-async def test_a_call_cancelled_in_the_queue_costs_no_worker(pool: Pool, tmp_path: Path) -> None:
-    before = await workers_of(pool, SIZE)
-    running = waiting(pool, tmp_path / "sign")
-    (queued,) = waiting(pool, tmp_path / "sign", 1)
-    await until(lambda: BACKLOG.labels("no")._value.get() == 1, AMPLE_S)
-    queued.cancel()
-    await until(lambda: BACKLOG.labels("no")._value.get() == 0, AMPLE_S)
-    (tmp_path / "sign").touch()
-    assert await told(running) == before
-
-
 @pytest.mark.parametrize(("size", "most"), [(1, 1), (3, 1), (4, 2)])
 async def test_suspects_get_workers_of_their_own_and_are_at_most_half_of_the_calls_under_way(
     size: int, most: int
@@ -169,15 +156,6 @@ async def test_suspects_get_workers_of_their_own_and_are_at_most_half_of_the_cal
         assert time.monotonic() - started > 0.3
         assert await workers_of(pool, size) == before  # nobody made way for them
         await until_gone(guests)
-
-
-async def test_workers_are_recycled_after_their_share_of_calls(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pool_module, "_CALLS_PER_WORKER", 3)
-    async with Pool(1) as pool:
-        seen = [str(await pool.run("os:getpid", deadline_s=AMPLE_S)) for _ in range(9)]
-    assert [seen.count(pid) for pid in dict.fromkeys(seen)] == [3, 3, 3]
 
 
 async def test_arguments_that_are_no_json_are_the_callers_mistake(pool: Pool) -> None:
@@ -241,22 +219,6 @@ async def test_closing_leaves_no_process_and_gives_no_verdict() -> None:
 
 
 @pytest.mark.usefixtures("no_process_left")
-async def test_closing_while_a_forkserver_is_replaced_leaves_no_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with Pool(1, warm_ups=[f"{HOSTILE}:wait_while_held"]) as pool:
-        monkeypatch.setenv("HOLDS_UP_WORKERS", str(tmp_path))
-        old = forkserver(pool)
-        old.kill()
-        old.wait()
-        call = asyncio.create_task(pool.run("os:getpid", deadline_s=AMPLE_S))
-        await until(lambda: forkserver(pool) is not old, AMPLE_S)
-        assert not call.done()
-    with pytest.raises(NoWorkerError, match="closed"):
-        await call
-
-
-@pytest.mark.usefixtures("no_process_left")
 @pytest.mark.parametrize(
     ("warm_up", "limit_s", "error"),
     [("vanish", AMPLE_S, NoWorkerError), ("spin", 1, TimeoutError)],
@@ -267,18 +229,6 @@ async def test_a_pool_that_fails_to_open_or_is_cancelled_meanwhile_leaves_no_pro
     with pytest.raises(error):
         async with asyncio.timeout(limit_s):
             await Pool(1, warm_ups=[f"{HOSTILE}:{warm_up}"]).__aenter__()
-
-
-async def test_a_pool_may_have_more_workers_than_a_process_may_open_files_at_first() -> None:
-    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    before, size = ALIVE._value.get(), 130
-    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * size, most))  # who forks opens two for each
-    try:
-        async with Pool(size) as pool:
-            assert ALIVE._value.get() - before == size
-            assert await pool.run("math:sqrt", 4, deadline_s=AMPLE_S) == Value(2.0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
 
 
 async def test_a_worker_has_no_key_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:

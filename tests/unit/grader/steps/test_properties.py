@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 
 import pytest
@@ -16,74 +15,42 @@ from tests.unit.grader.pools import calls_of
 pytestmark = pytest.mark.slow
 
 
-@dataclass(frozen=True)
-class Printed:
-    """An expression in LaTeX or plain, its value, and whether it is a single factor."""
-
-    text: str
-    value: Fraction
-    is_factor: bool = True
-
-
 def verdicts(text: str) -> list[str]:
     return [each.verdict for each in judge(text, 100)]
 
 
 @st.composite
-def expressions(draw: st.DrawFn, style: str, depth: int = 3) -> Printed:
-    kinds = ["number", "number", "sum", "product", "fraction", "power"]
-    kind = draw(st.sampled_from(kinds)) if depth else "number"
-    below = expressions(style, max(0, depth - 1))
+def expressions(draw: st.DrawFn, is_plain: bool, depth: int = 3) -> tuple[str, Fraction]:
+    """An expression in plain text or LaTeX, in brackets if it is a sum, and its value."""
+    kind = draw(st.sampled_from(["number", "+", "-", "*", "/", "^"])) if depth else "number"
     if kind == "number":
         number = draw(st.integers(1, 99))
-        return Printed(str(number), Fraction(number))
-    one, two = draw(below), draw(below)
-    if kind == "sum":
-        sign = draw(st.sampled_from("+-"))
-        other = two.value if sign == "+" else -two.value
-        return Printed(f"{one.text} {sign} {_factor(two, style)}", one.value + other, False)
-    if kind == "product":
-        dot = draw(st.sampled_from(["*", " × "] if style == "plain" else [r" \cdot ", r"\times "]))
-        return Printed(f"{_factor(one, style)}{dot}{_factor(two, style)}", one.value * two.value)
-    if kind == "power":
-        exponent = draw(st.integers(2, 3))
-        raised = f"{exponent}" if style == "plain" else f"{{{exponent}}}"
-        return Printed(f"{_grouped(one, style)}^{raised}", one.value**exponent)
-    bottom = draw(st.integers(2, 30))
-    if style == "latex":
-        return Printed(rf"\frac{{{one.text}}}{{{bottom}}}", one.value / bottom)
-    return Printed(f"({one.text})/{bottom}", one.value / bottom)
-
-
-def _factor(part: Printed, style: str) -> str:
-    return part.text if part.is_factor and not part.text.startswith("-") else _grouped(part, style)
-
-
-def _grouped(part: Printed, style: str) -> str:
-    return f"({part.text})" if style == "plain" else rf"\left({part.text}\right)"
-
-
-def _literal(value: Fraction, style: str) -> str:
-    if value.denominator == 1:
-        return str(value)
-    top, bottom = abs(value.numerator), value.denominator
-    sign = "-" if value < 0 else ""
-    return f"{sign}{top}/{bottom}" if style == "plain" else rf"{sign}\frac{{{top}}}{{{bottom}}}"
+        return str(number), Fraction(number)
+    one, value = draw(expressions(is_plain, depth - 1))
+    if kind == "^":
+        return (f"({one})^2" if is_plain else rf"\left({one}\right)^{{2}}"), value**2
+    if kind == "/":
+        bottom = draw(st.integers(2, 30))
+        return (f"({one})/{bottom}" if is_plain else rf"\frac{{{one}}}{{{bottom}}}"), value / bottom
+    two, other = draw(expressions(is_plain, depth - 1))
+    sign = kind if is_plain or kind != "*" else r" \cdot "
+    values = {"+": value + other, "-": value - other, "*": value * other}
+    return f"(({one}){sign}({two}))", values[kind]
 
 
 @settings(max_examples=60)
-@given(st.data(), st.sampled_from(["plain", "latex"]))
+@given(st.data(), st.booleans())
 def test_true_arithmetic_is_right_and_perturbed_it_is_wrong(
-    data: st.DataObject, style: str
+    data: st.DataObject, is_plain: bool
 ) -> None:
-    left = data.draw(expressions(style))
+    left, value = data.draw(expressions(is_plain))
     off = data.draw(st.integers(1, 9))
-    right, wrong = (f"0 + {_literal(left.value + error, style)}" for error in (0, off))
-    sentence = "So: {} {} {}." if style == "plain" else "Thus, ${} {} {}$ holds."
-    assert verdicts(sentence.format(left.text, "=", right)) == ["right"]
-    assert verdicts(sentence.format(left.text, "=", wrong)) == ["wrong"]
-    assert verdicts(sentence.format(left.text, "<", wrong)) == ["right"]
-    assert verdicts(sentence.format(left.text, ">", wrong)) == ["wrong"]
+    right, wrong = (f"0 + {value + error}" for error in (0, off))
+    sentence = "So: {} {} {}." if is_plain else "Thus, ${} {} {}$ holds."
+    assert verdicts(sentence.format(left, "=", right)) == ["right"]
+    assert verdicts(sentence.format(left, "=", wrong)) == ["wrong"]
+    assert verdicts(sentence.format(left, "<", wrong)) == ["right"]
+    assert verdicts(sentence.format(left, ">", wrong)) == ["wrong"]
 
 
 PIECES = r"""
