@@ -1,22 +1,27 @@
-"""A warm pool for the tests of this folder, and task files."""
+"""What the tests of this folder share: task files, and a pool that computes in this process."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from services.grader.pool import Pool
+from services.data import __main__ as command
+from services.data import check
 from services.grader.tools import Tools
-from services.grader.verifiers import math_answer
 from tests.unit.data.task_files import Files
+from tests.unit.grader.pools import InlinePool, inline_tools
 
 
-@pytest.fixture(scope="session")
-async def tools(anyio_backend: str) -> AsyncIterator[Tools]:
-    async with Pool(2, warm_ups=[math_answer.WARM_UP]) as pool:
-        yield Tools(pool)
+@pytest.fixture(autouse=True)
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (command, check):
+        monkeypatch.setattr(module, "Pool", InlinePool)
+
+
+@pytest.fixture
+def tools() -> Tools:
+    return inline_tools()
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,8 @@ def math(folder: Path) -> Path:
         return {"problem": problem, "level": "Level 4", "type": subject, "solution": solution}
 
     half = row("What is $1/2$ of $1$?", r"It is $\boxed{\frac{1}{2}}$.", "Algebra")
-    easy = row("What is $1+1$?", r"So \boxed{3}? No: $\boxed{2}$.", "Algebra") | {
-        "level": "Level 1"
-    }
+    sum_of_two = row("What is $1+1$?", r"So \boxed{3}? No: $\boxed{2}$.", "Algebra")
+    easy = sum_of_two | {"level": "Level 1"}
     bare = row("Prove it.", "Clearly.", "Geometry")
     return publish(folder, {"algebra": [half, easy], "geometry": [bare]}, has_card=False)
 
@@ -76,9 +75,7 @@ def numina_math(folder: Path) -> Path:
         {},
         {"problem": "Prove that.", "answer": "proof"},
         {"problem": "Prove this.", "question_type": "proof"},
-        {"problem": "Find it.", "answer": "notfound"},
         {"problem": "Find the", "problem_is_valid": "Incomplete"},
-        {"problem": "Find all.", "solution_is_valid": "Problem not solved"},
         {"problem": "Which is it?", "answer": r"\frac{"},
     ]
     return publish(folder, {"default": [sound | change for change in changes]})
@@ -92,7 +89,7 @@ def numina_math_cot(folder: Path) -> Path:
 
 
 def dapo_math_17k(folder: Path) -> Path:
-    """A hundred copies of each problem, and a problem with two answers."""
+    """Ten copies of each problem, and a problem with two answers."""
 
     def row(problem: str, answer: str, index: str) -> Row:
         text = (
@@ -109,21 +106,8 @@ def dapo_math_17k(folder: Path) -> Path:
             "extra_info": {"index": index},
         }
 
-    rows = [row("How many?", "34", "9a9b6eb4"), row("How much?", "-7", "b426d104")] * 100
+    rows = [row("How many?", "34", "9a9b6eb4"), row("How much?", "-7", "b426d104")] * 10
     return publish(folder, {"default": [*rows, row("Which?", "1", "c"), row("Which?", "2", "c")]})
-
-
-def dapo_math_17k_processed(folder: Path) -> Path:
-    row = {
-        "prompt": "How many?",
-        "solution": "34",
-        "data_source": "math_dapo",
-        "source_prompt": [{"content": "Solve ... How many? ...", "role": "user"}],
-        "ability": "MATH",
-        "reward_model": {"style": "rule", "ground_truth": "34"},
-        "extra_info": {"index": "9a9b6eb4"},
-    }
-    return publish(folder, {"default": [row]})
 
 
 def olympiadbench(folder: Path) -> Path:
@@ -168,18 +152,6 @@ def olympiadbench(folder: Path) -> Path:
 
 
 def aime_2024(folder: Path) -> Path:
-    row = {
-        "id": 60,
-        "problem": "Every morning Aya goes for a walk.",
-        "solution": r"So $\boxed{204}$.",
-        "answer": "204",
-        "url": "https://example.org/2024_AIME_I_Problems/Problem_1",
-        "year": "2024",
-    }
-    return publish(folder, {"default": [row, row | {"id": 61, "problem": "Two?", "answer": "025"}]})
-
-
-def aime_2024_with_capitals(folder: Path) -> Path:
     row = {"ID": "2024-I-1", "Problem": "Aya walks.", "Solution": "So.", "Answer": 204}
     folder.mkdir()
     (folder / "aime_2024_problems.jsonl").write_text(f"{json.dumps(row)}\n")
@@ -198,6 +170,3 @@ def aime_2025(folder: Path) -> Path:
     ]
     (folder / "README.md").write_text(CARD.format(configs="".join(configs)))
     return folder
-
-
-Publisher = Callable[[Path], Path]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -14,9 +14,8 @@ from protocol.tasks import MAX_LINE_BYTES, TaskFileError, read_tasks
 from services.data import check as data_check
 from services.data.__main__ import main
 from services.data.lines import read_lines
-from services.grader.tools import Tools
-
-pytestmark = pytest.mark.slow
+from services.grader.pool import Cause, Failed, Value
+from tests.unit.grader.pools import InlinePool
 
 HANGS = r"\sum_{k=1}^{10^{12}}\sin(k^2)"
 
@@ -32,33 +31,21 @@ def check(tmp_path: Path, content: bytes | str) -> int:
     return main(["check", str(path)])
 
 
-def test_a_sound_file_has_no_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answers = ["2", r"\frac{1}{2}", r"\text{East}", "(B)"]  # no algebra, and so no pool
-    lines = [a_line(id=str(n), prompt=f"{n}=", answer=a) for n, a in enumerate(answers)]
-    assert check(tmp_path, "\n".join(lines) + "\n") == 0
-    assert capsys.readouterr().out == "4 tasks, 0 problems\n"
-
-
 SOUND_ANSWERS = ["2", r"\frac{1}{2}", r"\text{East}", "(B)", r"\{1,2\}", r"(1,\infty)", "x+1"]
 LONG = "1" * 5000
 PROBLEMS = [
     ("{", "not valid JSON"),
     ("[]", "a task must be a JSON object"),
-    (a_line(id=None), "id: required, but missing"),
-    (a_line(answr="2"), "answr: unknown key"),
-    (a_line(prompt=""), "prompt: empty; fill it in, or remove the task"),
+    (a_line(id=None), "id: "),
+    (a_line(answr="2"), "answr: "),
+    (a_line(prompt=""), "prompt: empty"),
     (a_line(prompt="  "), "prompt: blank"),
-    (a_line(answer=""), "answer: empty; fill it in, or remove the task"),
     (a_line(answer=" "), "answer: blank"),
-    (a_line(prompt=None, messages=[]), "messages: empty; fill it in, or remove the task"),
-    ("[" * 100_000, "not valid JSON: nested too deeply"),
-    (a_line(answer=0).replace("0", LONG), "answer: a number of 5000 digits cannot be read; write"),
-    (
-        a_line(metadata={"a": [1, {"b": 0}]}).replace("0", f"-{LONG}"),
-        "metadata.a.1.b: a number of 5000 digits cannot be read; write it as text, in quotes",
-    ),
-    (LONG, "task: a number of 5000 digits cannot be read"),
-    ("[" * 5000 + LONG, "not valid JSON: nested too deeply"),
+    (a_line(prompt=None, messages=[]), "messages: empty"),
+    ("[" * 100_000, "not valid JSON: "),
+    (a_line(answer=0).replace("0", LONG), "answer: a number of 5000 digits"),
+    (a_line(metadata={"a": [1, {"b": 0}]}).replace("0", f"-{LONG}"), "metadata.a.1.b: a number"),
+    ("[" * 5000 + LONG, "not valid JSON: "),
     ("[" * 800 + LONG + "]" * 800, "0.0.0.0"),
 ]
 
@@ -74,23 +61,19 @@ def test_a_problem_is_reported_with_its_line(
     assert report[-1].endswith(f" tasks, {len(report) - 1} problems")
 
 
-def test_every_problem_is_reported_and_not_the_first_twenty(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("lines", "status", "report"),
+    [
+        (["{"] * 50, 2, "0 tasks, 50 problems"),
+        ([a_line(), a_line(prompt="2=")], 2, "line 2: id: 'one' is taken by line 1"),
+        ([a_line(), a_line(id="two")], 0, "line 2: warning: the same prompt as line 1"),
+    ],
+)
+def test_every_problem_is_reported_and_what_is_repeated_too(
+    lines: list[str], status: int, report: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert check(tmp_path, "{\n" * 50) == 2
-    assert capsys.readouterr().out.splitlines()[-1] == "0 tasks, 50 problems"
-
-
-def test_an_id_may_be_used_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check(tmp_path, f"{a_line()}\n{a_line(prompt='2=')}\n") == 2
-    expected = "line 2: id: 'one' is taken by line 1\n2 tasks, 1 problems\n"
-    assert capsys.readouterr().out == expected
-
-
-def test_a_repeated_prompt_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check(tmp_path, f"{a_line()}\n{a_line(id='two')}\n") == 0
-    expected = "line 2: warning: the same prompt as line 1\n2 tasks, 0 problems\n"
-    assert capsys.readouterr().out == expected
+    assert check(tmp_path, "\n".join(lines)) == status
+    assert report in capsys.readouterr().out.splitlines()
 
 
 def test_data_of_openai_is_sound_and_a_missing_answer_a_warning(
@@ -106,33 +89,42 @@ def test_data_of_openai_is_sound_and_a_missing_answer_a_warning(
     ]
 
 
+class HangingPool(InlinePool):
+    """Of what hangs, the end that it would have in a worker."""
+
+    async def run(
+        self, function: str, *args: Any, deadline_s: float, suspect: bool = False
+    ) -> Value | Failed:
+        if HANGS in args:
+            return Failed(Cause.TIMEOUT)
+        return await super().run(function, *args, deadline_s=deadline_s)
+
+
 def test_an_answer_that_cannot_be_compared_is_a_problem_of_its_line_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_check, "Tools", partial(Tools, compare_deadline_s=2.0))
+    monkeypatch.setattr(data_check, "Pool", HangingPool)
     answers = [HANGS, r"\frac{", "1 " * 2000, *SOUND_ANSWERS]
     lines = [a_line(id=str(n), prompt=f"{n}=", answer=answer) for n, answer in enumerate(answers)]
     assert check(tmp_path, "\n".join(lines)) == 2
-    assert capsys.readouterr().out.splitlines() == [
-        f"line 1: answer: comparing {HANGS!r} with 7 ends in a timeout",
-        r"line 2: answer: math-verify cannot read '\\frac{'; "
-        "only the same text would count as right",
-        "line 3: answer: longer than 2000 characters, which is too long to compare",
-        f"{len(answers)} tasks, 3 problems",
-    ]
+    *problems, last = capsys.readouterr().out.splitlines()
+    places = [f"line {number}: answer: " for number in (1, 2, 3)]
+    assert all(map(str.startswith, problems, places))
+    for problem, word in zip(problems, ("timeout", "cannot read", "too long"), strict=True):
+        assert word in problem
+    assert last == f"{len(answers)} tasks, 3 problems"
 
 
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"", "line 1: the file holds no task"),
         (b"\n \n", "line 1: the file holds no task"),
         (b"\xef\xbb\xbf", "line 1: the file holds no task"),
-        (b"\xff\xfe{", "line 1: not UTF-8: byte 1 of the line is 0xff"),
+        (b"\xff\xfe{", "line 1: not UTF-8"),
         (a_line(id="\ud800").encode(), "line 1: id: "),
         (b"x" * (MAX_LINE_BYTES + 9), "line 1: longer than 4 MiB"),
     ],
-    ids=["empty", "blank", "mark", "utf-16", "surrogate", "huge"],
+    ids=["blank", "mark", "utf-16", "surrogate", "huge"],
 )
 def test_strange_bytes_are_a_problem_and_no_crash(
     content: bytes, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -141,22 +133,8 @@ def test_strange_bytes_are_a_problem_and_no_crash(
     assert capsys.readouterr().out.startswith(problem)
 
 
-def test_the_line_after_a_huge_one_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "tasks.jsonl"
-    path.write_bytes(b"x" * (2 * MAX_LINE_BYTES) + b"\n" + a_line().encode())
-    huge, sound = read_lines(path)
-    assert huge.problems
-    assert sound.number == 2
-    assert sound.task is not None
-
-
 def test_a_byte_order_mark_and_windows_line_ends_are_fine(tmp_path: Path) -> None:
     assert check(tmp_path, b"\xef\xbb\xbf" + a_line().encode() + b"\r\n") == 0
-
-
-def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", str(tmp_path / "gone.jsonl")]) == 2
-    assert "gone.jsonl" in capsys.readouterr().err
 
 
 OPENAI = json.dumps({"messages": [{"role": "user", "content": "1+1?"}], "level": 1})

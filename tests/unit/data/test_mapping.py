@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from datetime import date
 from decimal import Decimal
-from typing import Any
 
 import pytest
 
@@ -47,24 +46,6 @@ def test_an_answer_that_is_none_or_has_lost_digits_makes_no_task(
 ) -> None:
     with pytest.raises(Dropped, match=reason):
         task_fields(PRESET, {"problem": "1?", "answer": value})
-
-
-@pytest.mark.parametrize(
-    "turns",
-    [
-        [{"from": "human", "value": "1?"}],
-        [{"role": "user", "content": None}],
-        [{"role": "system", "content": "Be brief."}, {"role": None, "content": "1?"}],
-    ],
-)
-def test_a_conversation_in_another_shape_makes_no_task(turns: list[dict[str, Any]]) -> None:
-    with pytest.raises(Dropped, match="a turn without role or content in 'problem'"):
-        task_fields(PRESET, {"problem": turns, "answer": "1"})
-
-
-def test_a_column_without_a_name_is_no_part_of_a_task() -> None:
-    fields = task_fields(PRESET, {"": "9", "problem": "1?", "answer": "1"})
-    assert fields == {"prompt": "1?", "answer": "1"}
 
 
 def test_what_json_cannot_hold_is_kept_as_text() -> None:

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: a warm pool, a judge's server, a Valkey server."""
+"""What the tests of this folder share: tools without processes, a judge's server, Valkey."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from services.grader.pool import Pool
 from services.grader.tools import Tools
-from services.grader.verifiers import equation_steps, math_answer
 from tests.contract.valkey_server import Server
 from tests.unit.grader.judge_server import ScriptedServer
+from tests.unit.grader.pools import inline_tools
 
 
-@pytest.fixture(scope="session")
-async def tools(anyio_backend: str) -> AsyncIterator[Tools]:
-    """Real math-verify in real workers; a hang costs the tests 0.6 s instead of 5."""
-    async with Pool(2, warm_ups=[math_answer.WARM_UP, equation_steps.WARM_UP]) as pool:
-        yield Tools(pool, compare_deadline_s=0.6)
+@pytest.fixture
+def tools() -> Tools:
+    return inline_tools()
 
 
 @pytest.fixture

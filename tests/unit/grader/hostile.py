@@ -30,8 +30,11 @@ def hoard() -> int:
     return len(bytearray(8 << 30))
 
 
-def tarry() -> None:
-    time.sleep(0.4)
+def wait_for(path: str) -> int:
+    """An honest call, which waits until a file is there."""
+    while not os.path.exists(path):
+        time.sleep(0.005)
+    return os.getpid()
 
 
 def nap_and_tell(seconds: float) -> int:

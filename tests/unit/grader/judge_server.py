@@ -95,9 +95,7 @@ async def trickles(_: ScriptedServer, __: dict[str, Any], writer: asyncio.Stream
         await asyncio.sleep(0.01)
 
 
-async def floods(
-    server: ScriptedServer, body: dict[str, Any], writer: asyncio.StreamWriter
-) -> None:
+async def floods(server: ScriptedServer, _: dict[str, Any], writer: asyncio.StreamWriter) -> None:
     """A body of 50 MB, as far as it is read."""
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 50000000\r\n\r\n")
     for _ in range(50):
@@ -130,7 +128,6 @@ class ScriptedServer:
     flooded_bytes: int = 0
     port: int = 0
     _clients: dict[asyncio.StreamWriter, asyncio.StreamReader] = field(default_factory=dict)
-    _restarting: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
@@ -141,8 +138,6 @@ class ScriptedServer:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        if self._restarting is not None:
-            await self._restarting
         await self.go_away()
 
     async def come(self) -> None:
@@ -158,17 +153,6 @@ class ScriptedServer:
         for writer in self._clients:
             writer.transport.abort()
         await self._server.wait_closed()
-
-    async def restart(self, after_s: float) -> None:
-        """Go away and come back, once for all who want it at the same time."""
-        if self._restarting is None or self._restarting.done():
-            self._restarting = asyncio.create_task(self._go_and_come(after_s))
-        await asyncio.shield(self._restarting)
-
-    async def _go_and_come(self, after_s: float) -> None:
-        await self.go_away()
-        await asyncio.sleep(after_s)
-        await self.come()
 
     def has_left(self, writer: asyncio.StreamWriter) -> bool:
         """Whether the client has hung up."""
@@ -232,12 +216,12 @@ class Memory(VerdictCache):
 
 
 def settings_for(server: ScriptedServer, **changes: Any) -> JudgeSettings:
-    """Impatient settings: pauses of hundredths of a second."""
-    hasty = {"timeout_s": 5.0, "pauses_s": (0.01, 0.02), "retest_s": (0.02, 0.1)}
+    """Pauses of hundredths of a second, and all the time that a call may need."""
+    hasty = {"timeout_s": 60.0, "pauses_s": (0.01, 0.02), "retest_s": (0.02, 0.1)}
     return JudgeSettings(**{"url": server.url, "model": MODEL, **hasty, **changes})
 
 
-async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
+async def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
     """Wait until something is so."""
     async with asyncio.timeout(within_s):
         while not condition():

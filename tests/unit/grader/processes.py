@@ -29,7 +29,7 @@ def family_of(pid: int) -> set[int]:
 
 async def until_gone(pids: set[int]) -> None:
     """Wait until none of some processes runs."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while any(map(is_running, pids)):
             await asyncio.sleep(0.01)
 
@@ -38,6 +38,6 @@ async def workers_of(pool: Pool, number: int) -> set[int]:
     """The pids of so many workers; none serves twice: each call waits until all have begun."""
     with TemporaryDirectory() as folder:
         call = "tests.unit.grader.hostile:meet", folder, number
-        calls = (pool.run(*call, deadline_s=30) for _ in range(number))
+        calls = (pool.run(*call, deadline_s=60) for _ in range(number))
         outcomes: list[Any] = await asyncio.gather(*calls)
     return {outcome.value for outcome in outcomes}

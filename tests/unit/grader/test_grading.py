@@ -9,7 +9,6 @@ import pytest
 from protocol import names
 from protocol.frames import decode, encode
 from protocol.messages import (
-    ActiveJob,
     Grade,
     Graded,
     GradedGroup,
@@ -23,13 +22,13 @@ from protocol.recipe import Purpose, Reward
 from protocol.rewards import Check, ScoreModel
 
 from services.chassis.deployment import DeploymentError
-from services.grader import grading, worker
+from services.grader import grading
 from services.grader.grading import MAX_COMMENT_CHARS, MAX_MARKS, Scored
 from services.grader.pool import Pool
 from services.grader.settings import Settings
 from services.grader.tools import Tools
 from services.grader.verifiers import VERIFIERS
-from tests.builders import a_graded_group, a_group, a_recipe, a_request, a_task
+from tests.builders import a_graded_group, a_group, a_request, a_task
 
 TEXTS = [r"1+1=2;\boxed{2}", r"1+1=3;\boxed{2}", r"1+1=2;\boxed{3}", "2"]
 
@@ -117,18 +116,6 @@ async def test_a_verifier_that_fails_costs_one_response_and_says_why_in_the_log(
     assert "could not convert string to float: 'no number'" in caplog.text
 
 
-@pytest.mark.anyio
-async def test_a_rollout_group_becomes_a_graded_group(tools: Tools) -> None:
-    job = ActiveJob(job_id="job", attempt=1, recipe=a_recipe())
-    group = a_group_of(TEXTS)
-    graded = await worker.station(tools, capacity=4).handle(job, group)
-    assert (graded.key, graded.group, graded.failure) == ("eval:7", group, None)
-    assert [grade.accuracy for grade in graded.grades] == [1, 1, 0, 0]
-    outcome = Graded(value=1, marks=(Mark(start=13, end=14, verdict="right"),))
-    assert graded.grades[0].outcome == outcome
-    assert graded.grading_seconds > 0
-
-
 @pytest.mark.parametrize("text", ["0", "-1", "many", " ", "1.5", "²"])
 def test_a_wrong_setting_is_named_and_none_is_a_default(text: str) -> None:
     assert Settings.from_environment({}).groups_in_flight == 256
@@ -188,16 +175,6 @@ def test_several_checks_are_a_weighted_mean_with_the_reason_of_the_lowest_or_a_f
     parts: list[Scored], formula: str | None, score: Score
 ) -> None:
     assert combined(*parts, formula=formula) == score
-
-
-@pytest.mark.anyio
-async def test_one_of_several_checks_is_named_where_only_it_sees_the_response(tools: Tools) -> None:
-    group = a_group_of([TEXTS[0], TEXTS[2]])
-    grades = await grades_of(tools, group, process=THREE_TO_ONE, process_for="all")
-    both, one = (grade.process.breakdown for grade in grades if isinstance(grade.process, Graded))
-    assert (both["math_answer"], both["equation_steps.written"]) == (1, 1)
-    assert "math_answer" not in one
-    assert one["equation_steps.written"] == 1
 
 
 def mark(start: int) -> Mark:

@@ -14,16 +14,20 @@ pytestmark = pytest.mark.anyio
 
 
 class Work:
-    """A piece of work that is done anew each time, and takes a while."""
+    """A piece of work that is done anew each time, once it may."""
 
-    def __init__(self, *results: int | Exception) -> None:
+    def __init__(self, *results: int | Exception, held: bool = False) -> None:
         self._results: Iterator[int | Exception] = iter(results)
         self.num_cancelled = 0
+        self.may = asyncio.Event()
+        if not held:
+            self.may.set()
 
     async def __call__(self) -> int:
         result = next(self._results)
         try:
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0)
+            await self.may.wait()
         except asyncio.CancelledError:
             self.num_cancelled += 1
             await asyncio.sleep(0.02)  # to be cancelled takes a while, too
@@ -33,12 +37,20 @@ class Work:
         return result
 
 
+async def under_way(shared: SharedWork[int], work: Work, number: int) -> list[asyncio.Task[int]]:
+    calls = [asyncio.create_task(shared.once("?", work)) for _ in range(number)]
+    for _ in range(3):  # they begin, and so does the work
+        await asyncio.sleep(0)
+    assert shared.is_under_way("?")
+    return calls
+
+
 async def test_all_who_ask_at_one_time_share_a_result_or_an_error() -> None:
     shared, work = SharedWork[int](), Work(1, LookupError("nothing there"), 2)
     assert await asyncio.gather(*(shared.once("?", work) for _ in range(5))) == [1] * 5
     asked = (shared.once("?", work) for _ in range(5))
     errors = await asyncio.gather(*asked, return_exceptions=True)
-    assert [str(error) for error in errors] == ["nothing there"] * 5
+    assert list(map(type, errors)) == [LookupError] * 5
     assert not shared.is_under_way("?")
     assert await shared.once("?", work) == 2
 
@@ -57,29 +69,29 @@ async def test_results_are_kept_that_will_not_change(monkeypatch: pytest.MonkeyP
 
 
 async def test_one_who_is_cancelled_takes_nothing_from_the_others() -> None:
-    shared, work = SharedWork[int](), Work(1)
-    calls = [asyncio.create_task(shared.once("?", work)) for _ in range(3)]
-    await asyncio.sleep(0.01)
+    shared, work = SharedWork[int](), Work(1, held=True)
+    calls = await under_way(shared, work, 3)
     calls[0].cancel()
     calls[2].cancel()
+    await asyncio.wait([calls[0], calls[2]])
+    work.may.set()
     assert await calls[1] == 1
 
 
 async def test_what_nobody_waits_for_is_given_up_and_nobody_joins_it() -> None:
-    shared, work = SharedWork[int](), Work(1, 2)
-    calls = [asyncio.create_task(shared.once("?", work)) for _ in range(3)]
-    await asyncio.sleep(0.01)
+    shared, work = SharedWork[int](), Work(1, 2, held=True)
+    calls = await under_way(shared, work, 3)
     for call in calls:
         call.cancel()
     await asyncio.wait(calls)
+    work.may.set()
     assert await shared.once("?", work) == 2
     assert work.num_cancelled == 1
 
 
 async def test_who_waits_is_let_go_when_it_is_closed() -> None:
-    shared, work = SharedWork[int](), Work(1)
-    call = asyncio.create_task(shared.once("?", work))
-    await asyncio.sleep(0.01)
+    shared, work = SharedWork[int](), Work(1, held=True)
+    (call,) = await under_way(shared, work, 1)
     await shared.close()
     with pytest.raises(asyncio.CancelledError):
         await call

@@ -1,4 +1,4 @@
-"""The grader runs where no model ever does."""
+"""The grader and `weir data` run where no model ever does, and load no more than they need."""
 
 from __future__ import annotations
 
@@ -12,22 +12,32 @@ pytestmark = pytest.mark.slow
 SCRIPT = """
 import importlib, pkgutil, sys
 sys.path[:0] = ["proto", "."]
-import services.grader
-found = pkgutil.walk_packages(services.grader.__path__, "services.grader.")
-names = [module.name for module in found]
-assert {"services.grader.__main__", "services.grader.verifiers.math_answer"} <= set(names), names
-service = [name for name in names if not name.startswith("services.grader.answers.algebra.")]
-for name in service:
-    importlib.import_module(name)
-assert not {"sympy", "math_verify"} & set(sys.modules), "only the workers need computer algebra"
-importlib.import_module("services.grader.answers.algebra.pool")
-heavy = {"torch", "vllm", "deepspeed", "ray", "transformers"} & set(sys.modules)
-siblings = [name for name in sys.modules if name.startswith("services.")]
-strange = [name for name in siblings if name.split(".")[1] not in {"grader", "chassis"}]
-sys.exit(f"loaded: {sorted(heavy)} {strange}" if heavy or strange else 0)
+package, others, unwanted = sys.argv[1], set(sys.argv[2].split()), set(sys.argv[3].split())
+path = importlib.import_module(package).__path__
+names = [module.name for module in pkgutil.walk_packages(path, f"{package}.")]
+assert f"{package}.__main__" in names, names
+for name in names:
+    if ".algebra." not in name:
+        importlib.import_module(name)
+loaded = unwanted & set(sys.modules)
+siblings = {name.split(".")[1] for name in sys.modules if name.startswith("services.")}
+strange = siblings - others
+sys.exit(f"loaded: {loaded} {strange}" if loaded or strange else 0)
 """
+HEAVY = "torch vllm deepspeed ray transformers"
+OF_WORKERS = "sympy math_verify"  # computer algebra
 
 
-def test_importing_every_part_of_the_grader_loads_no_engine_and_no_other_service() -> None:
-    finished = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("package", "services", "unwanted"),
+    [
+        ("services.grader", "grader chassis", f"{HEAVY} {OF_WORKERS}"),
+        ("services.data", "data grader chassis", f"{HEAVY} {OF_WORKERS} datasets pyarrow pandas"),
+    ],
+)
+def test_importing_every_part_loads_no_engine_no_algebra_and_no_other_service(
+    package: str, services: str, unwanted: str
+) -> None:
+    command = [sys.executable, "-c", SCRIPT, package, services, unwanted]
+    finished = subprocess.run(command, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr

@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 
 import pytest
+from protocol.messages import Graded
 
-from services.grader.templates import UnknownField, fill, problem_of, without_thinking
+from services.grader.templates import NoOutput, UnknownField, fill, problem_of, without_thinking
 from tests.builders import a_task
 
 TASK = a_task(
-    solution="one and one", metadata={"level": 3, "source": {"book": "Euklid"}, "tags": ["é"]}
+    solution="one and one",
+    metadata={
+        **{"level": 3, "source": {"book": "Euklid"}, "tags": ["é"]},
+        **{"unit": "apples", "list": [{"n": 7}]},
+    },
 )
 
 
@@ -20,14 +25,23 @@ TASK = a_task(
         ("{{item.prompt}}{{item.answer}}", "1+1=2"),
         ("{{ item.id }}: {{item.solution}}", "sum-1: one and one"),
         ("{{item.metadata.level}} {{item.metadata.source.book}}", "3 Euklid"),
-        ("{{item.metadata.tags}}", '["é"]'),
         ("{{item.level}} {{item.source.book}} {{item.tags}}", '3 Euklid ["é"]'),
         (r"\boxed{{{item.answer}}} \frac{{1}}{{2}}", r"\boxed{2} \frac{{1}}{{2}}"),
+        ("{{item.list[0].n}} of {{item.unit}}", "7 of apples"),
         ("it said {{sample.output_text}}", "it said {{item.answer}} \\1"),
     ],
 )
 def test_fields_are_filled_in_once(template: str, filled: str) -> None:
     assert fill(template, TASK, r"{{item.answer}} \1") == filled
+
+
+def test_a_part_of_the_response_s_json_is_filled_in_or_missing() -> None:
+    template = "{{sample.output_json.a[1].b}}"
+    assert fill(template, TASK, '{"a": [0, {"b": "7apples"}]}') == "7apples"
+    for text in ("no JSON", '{"a": [0]}'):
+        with pytest.raises(NoOutput) as missing:
+            fill(template, TASK, text)
+        assert missing.value.score == Graded(value=0, reason="no_output")
 
 
 LACKED = ("item.answer", "item.solution")  # where a task has neither

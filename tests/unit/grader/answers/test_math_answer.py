@@ -1,33 +1,35 @@
 """What becomes of a response: its own faults, the system's faults, and how it was decided.
 
-Verdicts on hundreds of answers are in the truth table; the pool and its algebra are real.
+Verdicts on thousands of answers are in the truth table.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 from protocol.messages import Graded, Mark, Score, Ungradable
 from protocol.rewards import MathAnswer
 
+from services.grader.answers.boxes import last_box
 from services.grader.judge.judge import Judge
 from services.grader.pool import Cause, Failed
 from services.grader.tools import Tools
 from services.grader.verifiers import math_answer
 from services.grader.verifiers.math_answer import decide, decide_response
 from tests.builders import a_task
-from tests.unit.grader.failing_pool import FailingPool
 from tests.unit.grader.judge_server import ScriptedServer, says, settings_for
+from tests.unit.grader.pools import failing_tools
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.anyio
 
 CHECK = MathAnswer()
-HANGS = r"\sum_{k=1}^{10^{12}}\sin(k^2)"
+LEFT_TO_THE_POOL = r"\sum_{k=1}^{10^{12}}\sin(k^2)"
+NOT_PARSABLE = Graded(value=0, reason="not_parsable")
 TOO_HARD = Graded(value=0, reason="too_hard")
+STARVED = Ungradable(reason="starved")
 
 
 @pytest.mark.parametrize(
@@ -59,47 +61,34 @@ async def test_a_task_without_a_readable_answer_is_never_a_zero(
     assert score == Ungradable(reason=reason)
 
 
-async def test_an_expression_too_hard_to_evaluate_is_wrong_after_a_second_longer_try(
-    tools: Tools,
-) -> None:
-    while True:
-        started = time.monotonic()
-        decision = await decide("5", rf"{HANGS}-1", tools)
-        if decision.score != Ungradable(reason="starved"):  # as it is on a busy machine
-            break
-    assert (decision.score, decision.path) == (TOO_HARD, "algebra")
-    assert time.monotonic() - started > tools.quick_deadline_s + tools.compare_deadline_s
-
-
 @pytest.mark.parametrize(
-    ("cpu_s", "cause", "score", "calls"),
+    ("cause", "cpu_s", "score", "calls"),
     [
-        (0.1, Cause.TIMEOUT, Ungradable(reason="starved"), [False, True, True]),
-        (None, Cause.KILLED, Ungradable(reason="starved"), [False, True, True]),
-        (4.9, Cause.TIMEOUT, TOO_HARD, [False, True, False]),
-        (None, Cause.TIMEOUT, Ungradable(reason="starved"), [False, True, True]),
-        (0.1, Cause.CRASH, TOO_HARD, [False, True, False]),
-        (0.1, Cause.MEMORY, TOO_HARD, [False, True, False]),
-        (0.1, Cause.ERROR, Graded(value=0, reason="not_parsable"), [False, False]),
+        (Cause.TIMEOUT, 1.1, TOO_HARD, [False, True, False]),  # of 2 s: then the gold is examined
+        (Cause.TIMEOUT, 0.9, STARVED, [False, True, True]),
+        (Cause.TIMEOUT, None, STARVED, [False, True, True]),
+        (Cause.KILLED, None, STARVED, [False, True, True]),
+        (Cause.CRASH, 0.1, TOO_HARD, [False, True, False]),
+        (Cause.MEMORY, 0.1, TOO_HARD, [False, True, False]),
+        (Cause.ERROR, 0.1, NOT_PARSABLE, [False, False]),
     ],
 )
-async def test_a_worker_that_got_no_time_is_the_fault_of_the_machine(
-    cpu_s: float | None, cause: Cause, score: Score, calls: list[bool]
+async def test_what_fails_twice_is_wrong_unless_the_machine_gave_it_no_time(
+    cause: Cause, cpu_s: float | None, score: Score, calls: list[bool]
 ) -> None:
-    pool: Any = FailingPool(Failed(cause, cpu_s=cpu_s))
-    assert await math_answer.compare("5", HANGS, Tools(pool)) == score
-    assert pool.calls == calls
+    tools, asked = failing_tools(Failed(cause, cpu_s=cpu_s))
+    assert await math_answer.compare("5", LEFT_TO_THE_POOL, tools) == score
+    assert asked == calls
 
 
 @pytest.mark.parametrize(("cpu_s", "calls"), [(4.9, [3, 3]), (0.1, [3, 6])])
 async def test_equal_answers_are_compared_once_and_again_if_they_could_not_be_graded(
     cpu_s: float, calls: list[int]
 ) -> None:
-    pool: Any = FailingPool(Failed(Cause.TIMEOUT, cpu_s=cpu_s))
-    tools = Tools(pool)
+    tools, asked = failing_tools(Failed(Cause.TIMEOUT, cpu_s=cpu_s))
     for num_calls in calls:
-        await asyncio.gather(*(math_answer.compare("5", HANGS, tools) for _ in range(8)))
-        assert len(pool.calls) == num_calls
+        await asyncio.gather(*(math_answer.compare("5", LEFT_TO_THE_POOL, tools) for _ in range(8)))
+        assert len(asked) == num_calls
 
 
 @pytest.mark.parametrize(
@@ -107,15 +96,9 @@ async def test_equal_answers_are_compared_once_and_again_if_they_could_not_be_gr
     [
         ("42", "42", "exact"),
         ("42", "43", "number"),
-        (r"\frac{\sqrt{3}}{2}", r"\frac{\sqrt{2}}{2}", "expression"),
         ("2k+2", "2(k+1)", "algebra"),
-        ("yes", "no", "words"),
-        (r"\text{(B)}", "A", "choice"),
         ("1,2", "2,1", "set"),
-        ("(1,2)", "(1,3)", "tuple"),
-        ("204_5", "204", "numeral"),
         ("x=5", "5", "equation"),
-        (r"\cot x", r"\tan x", "algebra"),
     ],
 )
 async def test_a_decision_says_how_it_was_made(
@@ -150,19 +133,25 @@ async def test_what_nothing_settles_may_be_left_to_the_judge(
     assert isinstance(settled, Graded)
     reason = None if value else "wrong"
     assert (score.value, score.reason, settled.reason) == (value, reason, "wrong")
+    assert len(server.asked) == 1
     verdict = "right" if value else "wrong"
     box = Mark(start=7, end=len(TIGERS) - 1, verdict=verdict, note=reason or "")
     assert score.marks == (box,)
 
 
-async def test_long_texts_are_scanned_without_stopping_the_loop(tools: Tools) -> None:
+async def test_long_texts_are_scanned_beside_the_event_loop(
+    tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = r"\boxed{" * 140_000 + r"\boxed{5}"
-    scan = asyncio.create_task(decide_response(text, "5", tools))
-    worst = 0.0
-    while not scan.done():
-        before = time.process_time()  # whoever else runs on this machine
-        await asyncio.sleep(0.001)
-        worst = max(worst, time.process_time() - before)
+    in_loop: list[bool] = []
+
+    def scan(text: str) -> tuple[int, int] | None:
+        in_loop.append(asyncio._get_running_loop() is not None)
+        return last_box(text)
+
+    monkeypatch.setattr(math_answer, "last_box", scan)
+    decision = await decide_response(text, "5", tools)
     marks = (Mark(start=len(text) - 2, end=len(text) - 1, verdict="right"),)
-    assert (await scan).score == Graded(value=1, marks=marks)
-    assert worst < 0.2
+    assert decision.score == Graded(value=1, marks=marks)
+    await decide_response(r"\boxed{5}", "5", tools)
+    assert in_loop == [False, True]

@@ -1,4 +1,4 @@
-"""What verifiers of this folder's tests ask of a judge whose server is scripted."""
+"""What the tests of this folder ask of a judge whose server is scripted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from prometheus_client import REGISTRY
 from protocol.messages import Graded, Score
 from protocol.rewards import ModelJudge
 
-from services.grader.judge.judge import Judge
+from services.grader.judge.form import Form, one_of, words
+from services.grader.judge.judge import Answer, Judge
+from services.grader.judge.question import Question
 from services.grader.tools import Tools
 from services.grader.verifiers import model_judge
 from tests.builders import a_task
@@ -24,18 +26,27 @@ PERFECT = Graded(
     comments={"analysis": "I have looked."},
 )
 WELL = '{"analysis": "sound", "solution": "complete"}'
+FORM = Form({"analysis": words("your reasons"), "verdict": one_of(("yes", "no"))})
+YES = {"analysis": "I have looked.", "verdict": "yes"}
+
+
+def a_question(text: str = "Is it?", **changes: Any) -> Question:
+    turn = {"role": "user", "content": text}
+    return replace(Question((turn,), FORM), **changes)
+
+
+async def ask(judge: Judge, text: str = "Is it?") -> Answer:
+    [answer] = await judge.ask(a_question(text))
+    return answer
 
 
 async def verify(judge: Judge, tools: Tools, text: str = "It is 2.", **check: Any) -> Score:
     asked = replace(tools, judge=judge)
-    async with asyncio.timeout(60):
-        return await model_judge.verify(TASK, text, ModelJudge.model_validate(check), asked)
+    return await model_judge.verify(TASK, text, ModelJudge.model_validate(check), asked)
 
 
-async def score(
-    server: ScriptedServer, tools: Tools, timeout_s: float = 5.0, **check: Any
-) -> Score:
-    async with Judge(settings_for(server, timeout_s=timeout_s)) as judge:
+async def score(server: ScriptedServer, tools: Tools, **check: Any) -> Score:
+    async with Judge(settings_for(server)) as judge:
         return await verify(judge, tools, **check)
 
 
@@ -43,6 +54,6 @@ def counted(metric: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(metric, labels) or 0.0
 
 
-async def ended(*tasks: Awaitable[Any], within_s: float = 60) -> list[Any]:
-    async with asyncio.timeout(within_s):
+async def ended(*tasks: Awaitable[Any]) -> list[Any]:
+    async with asyncio.timeout(60):
         return await asyncio.gather(*tasks, return_exceptions=True)

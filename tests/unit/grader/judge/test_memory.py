@@ -8,12 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from prometheus_client import REGISTRY
 from protocol.messages import Ungradable
 
 from services.grader.judge.form import Form, one_of, words
 from services.grader.judge.judge import Judge
-from services.grader.judge.question import Question
+from tests.unit.grader.judge.asked import YES, a_question, counted
 from tests.unit.grader.judge_server import (
     CONTEXT,
     MODEL,
@@ -29,25 +28,20 @@ from tests.unit.grader.judge_server import (
 
 pytestmark = pytest.mark.anyio
 
-FORM = Form({"analysis": words("your reasons"), "verdict": one_of(("yes", "no"))})
-QUESTION = Question(({"role": "user", "content": "Is it?"},), FORM)
+QUESTION = a_question()
 IDENTITY = ("http://h/v1", "judge", "/models/judge", CONTEXT)
-YES = {"analysis": "I have looked.", "verdict": "yes"}
 
 
 def digest_at(server: ScriptedServer) -> str:
     return QUESTION.digest((server.url, MODEL, server.root, str(server.max_model_len)))
 
 
-def results() -> dict[str, float]:
-    return {
-        name: REGISTRY.get_sample_value("weir_judge_cache_total", {"result": name}) or 0
-        for name in ("hit", "miss", "shared")
-    }
+def results() -> list[float]:
+    return [counted("weir_judge_cache_total", result=name) for name in ("hit", "miss", "shared")]
 
 
-def moved(before: dict[str, float]) -> dict[str, float]:
-    return {name: count - before[name] for name, count in results().items()}
+def moved(before: list[float]) -> list[float]:
+    return [now - then for now, then in zip(results(), before, strict=True)]
 
 
 async def test_a_verdict_is_remembered(server: ScriptedServer) -> None:
@@ -57,7 +51,7 @@ async def test_a_verdict_is_remembered(server: ScriptedServer) -> None:
             assert await judge.ask(QUESTION) == [YES]
     assert len(server.asked) == 1
     assert list(memory.verdicts) == [digest_at(server)]
-    assert moved(before) == {"hit": 1, "miss": 1, "shared": 0}
+    assert moved(before) == [1, 1, 0]
 
 
 async def test_a_verdict_is_remembered_for_the_model_that_gave_it(server: ScriptedServer) -> None:
@@ -77,7 +71,6 @@ async def test_a_verdict_is_remembered_for_the_model_that_gave_it(server: Script
 @pytest.mark.parametrize(
     "change",
     [
-        {"messages": ({"role": "system", "content": "Is it?"},)},
         {"messages": ({"role": "user", "content": "Is it so?"},)},
         {"form": Form({"verdict": one_of(("yes", "no")), "analysis": words("your reasons")})},
         {"form": Form({"analysis": words("your reasons"), "verdict": one_of(("yes", "perhaps"))})},
@@ -90,15 +83,12 @@ async def test_a_verdict_is_remembered_for_the_model_that_gave_it(server: Script
 def test_whatever_decides_the_verdict_makes_another_digest(change: dict[str, Any]) -> None:
     assert replace(QUESTION, **change).digest(IDENTITY) != QUESTION.digest(IDENTITY)
     assert replace(QUESTION).digest(IDENTITY) == QUESTION.digest(IDENTITY)
+    for place in range(len(IDENTITY)):
+        another = [None if at == place else value for at, value in enumerate(IDENTITY)]
+        assert QUESTION.digest(another) != QUESTION.digest(IDENTITY)
 
 
-@pytest.mark.parametrize("place", range(len(IDENTITY)))
-def test_whoever_judges_makes_another_digest(place: int) -> None:
-    another = [None if at == place else value for at, value in enumerate(IDENTITY)]
-    assert QUESTION.digest(another) != QUESTION.digest(IDENTITY)
-
-
-@pytest.mark.parametrize("behaviour", [says(None), replies(b"", 500), replies(b"", 400)])
+@pytest.mark.parametrize("behaviour", [says(None), replies(b"", 400)])
 async def test_a_failure_is_not_remembered(behaviour: Any, server: ScriptedServer) -> None:
     server.script = [behaviour]
     memory = Memory()
@@ -110,31 +100,12 @@ async def test_a_failure_is_not_remembered(behaviour: Any, server: ScriptedServe
         assert await judge.ask(QUESTION) == [YES]
 
 
-@pytest.mark.parametrize("stored", ["", "{}", '{"analysis": "", "verdict": "maybe"}', "yes"])
+@pytest.mark.parametrize("stored", ["", '{"analysis": "", "verdict": "maybe"}'])
 async def test_what_was_spoilt_is_asked_anew(stored: str, server: ScriptedServer) -> None:
     memory = Memory({digest_at(server): stored})
     async with Judge(settings_for(server), memory) as judge:
         assert await judge.ask(QUESTION) == [YES]
     assert json.loads(memory.verdicts[digest_at(server)]) == YES
-
-
-async def test_of_the_analysis_the_beginning_is_remembered(server: ScriptedServer) -> None:
-    server.script = [says(json.dumps({"analysis": "\ud800é" * 1000, "verdict": "no"}))]
-    memory = Memory()
-    async with Judge(settings_for(server), memory) as judge:
-        await judge.ask(QUESTION)
-    [stored] = memory.verdicts.values()
-    assert json.loads(stored) == {"analysis": "\ud800é" * 750, "verdict": "no"}
-    assert stored.isascii()
-
-
-async def test_a_cache_of_no_bytes_is_off(server: ScriptedServer) -> None:
-    memory = Memory()
-    async with Judge(settings_for(server, cache_bytes=0), memory) as judge:
-        await judge.ask(QUESTION)
-        await judge.ask(QUESTION)
-    assert len(server.asked) == 2
-    assert memory.verdicts == {}
 
 
 async def test_equal_questions_at_one_time_are_one_call(server: ScriptedServer) -> None:
@@ -144,4 +115,4 @@ async def test_equal_questions_at_one_time_are_one_call(server: ScriptedServer) 
         answers = await asyncio.gather(*(judge.ask(QUESTION) for _ in range(8)))
     assert answers == [[YES]] * 8
     assert len(server.asked) == 1
-    assert moved(before) == {"hit": 0, "miss": 1, "shared": 7}
+    assert moved(before) == [0, 1, 7]

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import IO
 
@@ -42,15 +41,7 @@ def _heed_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def write(command: subprocess.Popen[bytes], lines: bytes) -> None:
-    assert command.stdin is not None
-    command.stdin.write(lines)
-    command.stdin.flush()
-
-
-@pytest.mark.parametrize(
-    ("waits_for", "status"), [("input", 130), ("its reader", 130), ("its reader", 141)]
-)
+@pytest.mark.parametrize(("waits_for", "status"), [("input", 130), ("its reader", 141)])
 def test_interrupted_or_with_nobody_to_read_its_output_it_ends_with_all_its_processes(
     waits_for: str, status: int, tmp_path: Path
 ) -> None:
@@ -60,50 +51,14 @@ def test_interrupted_or_with_nobody_to_read_its_output_it_ends_with_all_its_proc
     assert command.stdout is not None
     assert command.stderr is not None
     if waits_for == "input":
-        asyncio.run(until(lambda: family_of(command.pid), 20))
+        asyncio.run(until(lambda: len(family_of(command.pid)) > 1))  # a worker is there
     else:
         assert json.loads(command.stdout.readline())["verdict"] is True
-    time.sleep(1)
     family = family_of(command.pid)
-    assert family
     if status == 130:
         command.send_signal(signal.SIGINT)
     else:
         command.stdout.close()
-    assert command.wait(20) == status
+    assert command.wait(60) == status
     asyncio.run(until_gone(family))
     assert command.stderr.read() == b""
-
-
-def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "one.jsonl"
-    path.write_bytes(a_line())
-    with open("/dev/full", "wb") as full:
-        command = start(path, stdout=full)
-        _, errors = command.communicate(timeout=30)
-    assert command.returncode == 2
-    assert errors == b"weir grade: standard output: No space left on device\n"
-
-
-def test_standard_input_may_come_slowly_and_memory_does_not_grow_with_it(tmp_path: Path) -> None:
-    path, peaks = tmp_path / "verdicts", []
-    with path.open("wb") as file:
-        command = start("-", stdout=file)
-    for _ in range(2):
-        for _ in range(150):
-            write(command, a_line("x" * 900_000))
-        peaks.append(peak_bytes(command.pid))
-    for number in range(3):
-        write(command, a_line(rf"\boxed{{{number}}}", "1"))
-        time.sleep(0.2)
-    _, errors = command.communicate(timeout=60)
-    assert (command.returncode, errors) == (0, b"")
-    verdicts = [json.loads(line)["verdict"] for line in path.read_text().splitlines()]
-    assert verdicts[300:] == [False, True, False]
-    assert peaks[1] - peaks[0] < 60 << 20  # of 135 MB that came between
-
-
-def peak_bytes(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    (peak,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
-    return int(peak.split()[1]) << 10

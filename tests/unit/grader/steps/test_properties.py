@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
 from fractions import Fraction
 
 import pytest
@@ -12,17 +10,9 @@ from hypothesis import strategies as st
 
 from services.grader.steps.finding import relations
 from services.grader.steps.judging import judge
+from tests.unit.grader.pools import calls_of
 
 pytestmark = pytest.mark.slow
-
-
-@dataclass(frozen=True)
-class Printed:
-    """An expression in LaTeX or plain, its value, and whether it is a single factor."""
-
-    text: str
-    value: Fraction
-    is_factor: bool = True
 
 
 def verdicts(text: str) -> list[str]:
@@ -30,59 +20,37 @@ def verdicts(text: str) -> list[str]:
 
 
 @st.composite
-def expressions(draw: st.DrawFn, style: str, depth: int = 3) -> Printed:
-    kinds = ["number", "number", "sum", "product", "fraction", "power"]
-    kind = draw(st.sampled_from(kinds)) if depth else "number"
-    below = expressions(style, max(0, depth - 1))
+def expressions(draw: st.DrawFn, is_plain: bool, depth: int = 3) -> tuple[str, Fraction]:
+    """An expression in plain text or LaTeX, in brackets if it is a sum, and its value."""
+    kind = draw(st.sampled_from(["number", "+", "-", "*", "/", "^"])) if depth else "number"
     if kind == "number":
         number = draw(st.integers(1, 99))
-        return Printed(str(number), Fraction(number))
-    one, two = draw(below), draw(below)
-    if kind == "sum":
-        sign = draw(st.sampled_from("+-"))
-        other = two.value if sign == "+" else -two.value
-        return Printed(f"{one.text} {sign} {_factor(two, style)}", one.value + other, False)
-    if kind == "product":
-        dot = draw(st.sampled_from(["*", " × "] if style == "plain" else [r" \cdot ", r"\times "]))
-        return Printed(f"{_factor(one, style)}{dot}{_factor(two, style)}", one.value * two.value)
-    if kind == "power":
-        exponent = draw(st.integers(2, 3))
-        raised = f"{exponent}" if style == "plain" else f"{{{exponent}}}"
-        return Printed(f"{_grouped(one, style)}^{raised}", one.value**exponent)
-    bottom = draw(st.integers(2, 30))
-    if style == "latex":
-        return Printed(rf"\frac{{{one.text}}}{{{bottom}}}", one.value / bottom)
-    return Printed(f"({one.text})/{bottom}", one.value / bottom)
+        return str(number), Fraction(number)
+    one, value = draw(expressions(is_plain, depth - 1))
+    if kind == "^":
+        return (f"({one})^2" if is_plain else rf"\left({one}\right)^{{2}}"), value**2
+    if kind == "/":
+        bottom = draw(st.integers(2, 30))
+        return (f"({one})/{bottom}" if is_plain else rf"\frac{{{one}}}{{{bottom}}}"), value / bottom
+    two, other = draw(expressions(is_plain, depth - 1))
+    sign = kind if is_plain or kind != "*" else r" \cdot "
+    values = {"+": value + other, "-": value - other, "*": value * other}
+    return f"(({one}){sign}({two}))", values[kind]
 
 
-def _factor(part: Printed, style: str) -> str:
-    return part.text if part.is_factor and not part.text.startswith("-") else _grouped(part, style)
-
-
-def _grouped(part: Printed, style: str) -> str:
-    return f"({part.text})" if style == "plain" else rf"\left({part.text}\right)"
-
-
-def _literal(value: Fraction, style: str) -> str:
-    if value.denominator == 1:
-        return str(value)
-    top, bottom = abs(value.numerator), value.denominator
-    sign = "-" if value < 0 else ""
-    return f"{sign}{top}/{bottom}" if style == "plain" else rf"{sign}\frac{{{top}}}{{{bottom}}}"
-
-
-@given(st.data(), st.sampled_from(["plain", "latex"]))
+@settings(max_examples=60)
+@given(st.data(), st.booleans())
 def test_true_arithmetic_is_right_and_perturbed_it_is_wrong(
-    data: st.DataObject, style: str
+    data: st.DataObject, is_plain: bool
 ) -> None:
-    left = data.draw(expressions(style))
+    left, value = data.draw(expressions(is_plain))
     off = data.draw(st.integers(1, 9))
-    right, wrong = (f"0 + {_literal(left.value + error, style)}" for error in (0, off))
-    sentence = "So: {} {} {}." if style == "plain" else "Thus, ${} {} {}$ holds."
-    assert verdicts(sentence.format(left.text, "=", right)) == ["right"]
-    assert verdicts(sentence.format(left.text, "=", wrong)) == ["wrong"]
-    assert verdicts(sentence.format(left.text, "<", wrong)) == ["right"]
-    assert verdicts(sentence.format(left.text, ">", wrong)) == ["wrong"]
+    right, wrong = (f"0 + {value + error}" for error in (0, off))
+    sentence = "So: {} {} {}." if is_plain else "Thus, ${} {} {}$ holds."
+    assert verdicts(sentence.format(left, "=", right)) == ["right"]
+    assert verdicts(sentence.format(left, "=", wrong)) == ["wrong"]
+    assert verdicts(sentence.format(left, "<", wrong)) == ["right"]
+    assert verdicts(sentence.format(left, ">", wrong)) == ["wrong"]
 
 
 PIECES = r"""
@@ -93,7 +61,7 @@ PIECES = r"""
 PIECES_AND_GAPS = [*PIECES.split(), " ", "\n", "\n\n", "\u200b"]
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.lists(st.sampled_from(PIECES_AND_GAPS), max_size=40))
 def test_steps_lie_in_the_text_one_behind_the_other(pieces: list[str]) -> None:
     text, ends = "".join(pieces), 0
@@ -118,10 +86,10 @@ def test_steps_lie_in_the_text_one_behind_the_other(pieces: list[str]) -> None:
         r"\frac{50\%}{1/2\pi}\log 3 \sin 3 ^\circ 2\frac12 = 1/2\pi\%",
     ],
 )
-def test_hostile_steps_are_refused_or_decided_at_once(step: str) -> None:
-    started = time.process_time()
-    assert "wrong" not in verdicts(f"${step}$") or "frac{50" in step or "cdot" in step
-    assert time.process_time() - started < 3
+def test_hostile_steps_are_refused_or_decided_with_little_work(step: str) -> None:
+    found: list[str] = []
+    assert calls_of(lambda: found.extend(verdicts(f"${step}$"))) < 400_000  # some 50 ms
+    assert "wrong" not in found or "frac{50" in step or "cdot" in step
 
 
 @pytest.mark.parametrize(
@@ -130,26 +98,24 @@ def test_hostile_steps_are_refused_or_decided_at_once(step: str) -> None:
         r"\log x+\sin y+50\%+1\frac12+x/2y+30^\circ=3+\log x",
         r"\pi^{\pi^{\pi}}+e^{\sqrt{2}}=\sqrt[7]{3}+x^{x^{x}}",
         "x^{20000}+y^{20000}+1=x",
-        "9^{300}=9^{301}",
     ],
 )
-def test_many_heavy_steps_are_done_within_the_deadline(step: str) -> None:
-    started = time.process_time()
-    assert len(judge(f"${step}$.\n" * 500, 5_001)) == 500
-    assert time.process_time() - started < 6  # 5,000 of them have 20 s, and a machine may be slow
+def test_heavy_steps_are_bounded_work(step: str) -> None:
+    text = f"${step}$.\n" * 20
+    assert calls_of(lambda: judge(text, 100)) < 20 * 6_000  # 5,000 of them have 20 s
+    assert len(judge(text, 100)) == 20
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        *(piece * 50_000 for piece in ("=", "1+1=2;", "1=1+", "-", "=(", "|1=", "{|", "x^", "$")),
-        *(piece * 50_000 for piece in ("\\[", "\\\\", "\n(", "<", "1=2 (a ", "1=$5 ")),
-        "(" * 50_000 + "1=1)" * 50_000,
+        *(piece * 20_000 for piece in ("=", "1+1=2;", "-", "|1=", "x^", "$", "\n(")),
+        *(piece * 20_000 for piece in ("1=2 (a ", "1=$5 ")),
+        "(" * 20_000 + "1=1)" * 20_000,
     ],
     ids=lambda text: text[:8],
 )
-def test_finding_relations_takes_time_in_proportion_to_the_text(text: str) -> None:
-    # Linear work on this takes a second; quadratic work would take an hour.
-    started = time.process_time()
-    list(relations(text))
-    assert time.process_time() - started < 20
+def test_finding_relations_takes_work_in_proportion_to_the_text(text: str) -> None:
+    once, twice = (calls_of(lambda n=n: relations(text[:n])) for n in (5_000, 10_000))
+    assert twice < 2.1 * once
+    relations(text)  # for patterns, whose steps are no calls: quadratic ones would not end

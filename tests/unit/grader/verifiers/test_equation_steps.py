@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import random
-from typing import Any
-
 import pytest
 from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import Check
 
-from examples.arithmetic import authors, tasks
 from services.grader.pool import Cause, Failed
 from services.grader.steps import Step
 from services.grader.tools import Tools
 from services.grader.verifiers import equation_steps
 from services.grader.verifiers.equation_steps import MAX_STEPS
 from tests.builders import a_task
-from tests.unit.grader.failing_pool import FailingPool
+from tests.unit.grader.pools import failing_tools
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.anyio
 
 SOLUTION = r"47+8=55;55-6=49;49+7=56;\boxed{56}"
 NOT_READ = Ungradable(reason="equations_not_read")
@@ -105,29 +101,13 @@ async def test_padding_and_repetition_do_not_raise_the_score(tools: Tools) -> No
 async def test_only_what_no_worker_survives_is_the_fault_of_the_response(
     failed: Failed, expected: Ungradable | str
 ) -> None:
-    pool: Any = FailingPool(failed)
-    score = await scored("2(3)=6", None, Tools(pool))
+    tools, calls = failing_tools(failed)
+    score = await scored("2(3)=6", None, tools)
     assert (score if isinstance(score, Ungradable) else score.reason) == expected
-    assert pool.calls == [False, True]
-    assert await scored("2(3)=6", "1+1=2", Tools(pool)) == NOT_READ
+    assert calls == [False, True]
+    assert await scored("2(3)=6", "1+1=2", tools) == NOT_READ
 
 
 async def test_a_solution_that_is_too_long_is_not_read(tools: Tools) -> None:
     too_long = await scored("1+1=2", " " * 1_000_001, tools)
     assert too_long == Ungradable(reason="solution_too_long")
-
-
-async def test_the_sums_of_the_arithmetic_example_are_worth_what_they_say(tools: Tools) -> None:
-    """The share of right ones of those written, of at least three: each task has three."""
-    chance = random.Random(7)
-    for _ in range(100):
-        task = tasks.draw_task(chance)
-        text = authors.write_careless_solution(task, chance)
-        score = await graded(text, task.solution, tools)
-        assert score.value == pytest.approx(share_right(text)), text
-
-
-def share_right(text: str) -> float:
-    sums = (each.split("=") for each in dict.fromkeys(text.split(";")[:-1]))
-    right = [sum(map(int, left.replace("-", "+-").split("+"))) == int(end) for left, end in sums]
-    return min(sum(right), 3) / max(3, len(right))
