@@ -51,18 +51,13 @@ def test_a_plain_body_is_a_whole_recipe() -> None:
 
 @pytest.mark.parametrize(
     ("num_tasks", "batch", "steps"),
-    [(8, 8, 10), (100, 16, 63), (100, 8, 100), (250, 8, 125), (100_000, 16, 6250)],
+    [(8, 8, 10), (100, 16, 63), (250, 8, 125)],
 )
 def test_auto_sees_all_tasks_and_makes_a_hundred_steps_if_ten_epochs_suffice(
     num_tasks: int, batch: int, steps: int
 ) -> None:
     recipe = the_recipe(num_tasks=num_tasks, batch_size=batch, n_epochs="auto")
     assert recipe.training.steps == steps
-
-
-def test_the_context_is_that_of_a_small_model() -> None:
-    recipe = the_recipe(facts=ModelFacts(context=256))
-    assert (recipe.model.max_context, recipe.rollout.sampling.max_tokens) == (256, 128)
 
 
 def test_a_model_without_a_chat_template_reads_the_prompt_as_it_is() -> None:
@@ -137,13 +132,6 @@ def test_multipliers_multiply_what_the_recipe_says() -> None:
     assert (recipe.optimizer.learning_rate, recipe.rollout.group_size) == (1e-6, 8)
 
 
-def test_hyperparameters_may_stand_in_their_place_of_old() -> None:
-    body = {"hyperparameters": {"batch_size": 5, "n_epochs": 2, "learning_rate_multiplier": 3}}
-    recipe = the_recipe(body)
-    assert (recipe.training.groups_per_step, recipe.training.steps) == (5, 40)
-    assert recipe.optimizer.learning_rate == pytest.approx(3e-6)
-
-
 def a_file(folder: Path, text: str) -> dict[str, str]:
     (folder / "defaults.toml").write_text(text)
     return {"WEIR_RECIPE_DEFAULTS": str(folder / "defaults.toml")}
@@ -163,9 +151,7 @@ def test_a_deployment_names_a_file_of_tables(tmp_path: Path) -> None:
     [
         ("[training]\nstepz = 3\n", "training.stepz"),
         ("[model]\npath = 'a'\n", "every job has its own"),
-        ("[tasks]\ntrain = 'a'\n", "every job has its own"),
         ("model = 3\n", "model: must be a table"),
-        ("[model\n", "not valid TOML"),
         ("[algorithm]\nadvantage = 'papo'\n", "reward.process"),
     ],
 )
@@ -175,8 +161,3 @@ def test_a_wrong_file_is_named_with_its_field_when_the_gateway_starts(
     with pytest.raises(DeploymentError, match=r"WEIR_RECIPE_DEFAULTS=.*defaults\.toml") as caught:
         tables_of_the_deployment(a_file(tmp_path, text))
     assert named in str(caught.value)
-
-
-def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DeploymentError, match="no such file"):
-        tables_of_the_deployment({"WEIR_RECIPE_DEFAULTS": str(tmp_path / "absent")})

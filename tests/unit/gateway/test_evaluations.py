@@ -79,11 +79,6 @@ def test_groups_that_failed_are_shown_with_how_many_were_asked_for() -> None:
     assert evaluation_line(an_event(untold)).endswith("  length 12.2")
 
 
-def test_results_are_found_among_other_events() -> None:
-    events = [an_event(a_result(0, 1)), {"data": {"step": 1}}, an_event(a_result(2, 2))]
-    assert [result["step"] for result in evaluations_in(events)] == [0, 2]
-
-
 def test_the_gain_is_from_the_first_to_the_last_and_says_how_it_was_compared() -> None:
     results = [a_result(0, 1), a_result(5, 4), a_result(10, 2)]
     text = gain_line(results)

@@ -41,9 +41,3 @@ def test_a_file_of_that_name_stays_until_the_new_one_is_whole(tmp_path: Path) ->
     assert (tmp_path / "a").read_bytes() == b"older"
     part.finish()
     assert (tmp_path / "a").read_bytes() == b"newer"
-
-
-def test_an_empty_file_is_made(tmp_path: Path) -> None:
-    part = PartFile(tmp_path / "a", 0, NOON)
-    part.finish()
-    assert part.is_complete

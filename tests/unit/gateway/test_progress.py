@@ -57,13 +57,6 @@ def test_what_a_terminal_would_obey_is_shown() -> None:
         assert not {"\x07", "\x9b"} & set(text)
 
 
-def test_messages_and_evaluations_have_lines_of_their_own() -> None:
-    result = {"step": 4, "accuracy": 0.75, "process": None, "samples": 8}
-    evaluation = an_event("metrics", "evaluation at step 4", step=4, evaluation=result)
-    lines = shown(an_event("message", "paused [by the user]"), evaluation).splitlines()
-    assert lines == ["info: paused [by the user]", "evaluation at step 4  accuracy 0.750"]
-
-
 def test_a_step_of_the_critic_alone_has_a_line_of_its_own_and_no_curve() -> None:
     lines = shown(
         an_event("metrics", "pretrain step 3", pretrain_step=3, tokens_per_second=9.0),
@@ -84,7 +77,3 @@ def test_a_terminal_shows_a_bar_and_curves() -> None:
 )
 def test_a_spark_line_spans_from_lowest_to_highest(curve: list[float], bars: str) -> None:
     assert spark(curve) == bars
-
-
-def test_a_spark_line_shows_only_the_newest_values() -> None:
-    assert spark([1.0] * 100 + [0.0] * 31 + [1.0]) == "▁" * 31 + "█"

@@ -16,7 +16,7 @@ from services.gateway.samples.catalog import catalog_of
 from services.gateway.samples.group import group_json
 from services.gateway.samples.pieces import text_pieces, tokenizer_of
 from tests.builders import a_graded_group, a_group, a_request, a_task
-from tests.sample_stores import failed_facts, response_facts, sample_facts, sampled_group
+from tests.sample_stores import failed_facts, sample_facts, sampled_group
 
 END = "<end>"
 
@@ -56,29 +56,12 @@ def test_a_special_token_that_is_not_in_the_text_has_no_piece(tokenizer: Tokeniz
     assert text_pieces(tokenizer, ids, "ab") == ["a", "", "b", ""]
 
 
-def test_what_an_unfinished_character_shows_as_belongs_to_the_last_token(
-    tokenizer: Tokenizer,
-) -> None:
-    ids = ids_of(tokenizer, "ok😀")[:-1]
-    text = tokenizer.decode(ids)
-    assert text == "ok\ufffd"
-    assert text_pieces(tokenizer, ids, text) == ["o", "k", "", "", "\ufffd"]
-
-
 def test_bytes_that_are_no_text_still_make_up_the_text(tokenizer: Tokenizer) -> None:
     half = ids_of(tokenizer, "😀")[:2]
     for ids in (half * 3, [*half, *ids_of(tokenizer, "x")]):
         text = tokenizer.decode(ids)
         pieces = text_pieces(tokenizer, ids, text)
         assert ("".join(pieces), len(pieces)) == (text, len(ids))
-
-
-def test_a_long_run_of_bytes_that_are_no_text_is_not_decoded_token_by_token(
-    tokenizer: Tokenizer,
-) -> None:
-    ids = [*ids_of(tokenizer, "ok"), *ids_of(tokenizer, "😀")[:2] * 100]
-    text = tokenizer.decode(ids)
-    assert text_pieces(tokenizer, ids, text) == [text, *[""] * 201]
 
 
 @pytest.mark.parametrize("text", ["another text", "Hi worlds apart", ""])
@@ -90,10 +73,6 @@ def test_where_tokens_do_not_make_up_the_text_it_is_the_first_piece(
     assert text_pieces(None, ids, text) == expected
     if not text.startswith("Hi there"):
         assert text_pieces(tokenizer, ids, text) == expected
-
-
-def test_no_tokens_have_no_pieces(tokenizer: Tokenizer) -> None:
-    assert text_pieces(tokenizer, [], "") == text_pieces(None, [], "") == []
 
 
 def test_a_store_may_have_no_tokenizer_or_one_that_cannot_be_read(
@@ -174,12 +153,6 @@ def test_a_group_is_shown_with_every_number_of_every_token(tokenizer: Tokenizer)
     assert second["advantage"] is None
     assert second["logprobs"] == [-0.1, -4]
     assert second["tokens"] == ["n", "o"]
-
-
-def test_without_a_tokenizer_the_prompt_is_that_of_the_task() -> None:
-    answer = shown(sample_facts(0, response_facts()))
-    assert answer["prompt"] == answer["task"]["prompt"] == "1+1="
-    assert answer["responses"][0]["tokens"] == ["response 0", ""]
 
 
 def test_a_group_that_failed_says_why_and_has_no_responses() -> None:

@@ -66,14 +66,6 @@ def test_a_group_is_shown_with_its_task_grades_marks_and_comments() -> None:
     assert "say \x1b[31m2+2=5\x1b[0m then" in printed(group_view(answer), color=True)
 
 
-def test_a_conversation_is_shown_turn_by_turn() -> None:
-    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
-    answer = group_of(
-        ["2", "3"], [Grade(outcome=Graded(value=1.0))] * 2, prompt=None, messages=turns
-    )
-    assert "system: Be brief.\nuser: 1+1?\n" in printed(group_view(answer))
-
-
 def test_a_group_that_failed_is_shown_with_the_reason() -> None:
     facts = failed_facts(0, "it failed in \x1b[31mthree\x1b[0m seats")
     group = catalog_of("", [(0, facts)]).groups[0]

@@ -51,11 +51,6 @@ def test_a_key_may_be_in_a_file_or_among_those_of_the_gateway(
     assert find_stack({"WEIR_URL": "http://u"} | given) == Stack("http://u", key, is_local=False)
 
 
-def test_a_key_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NoStack, match=r"WEIR_API_KEY_FILE='.*absent' cannot be read"):
-        find_stack({"WEIR_URL": "http://u", "WEIR_API_KEY_FILE": str(tmp_path / "absent")})
-
-
 def test_half_of_an_address_is_refused() -> None:
     with pytest.raises(NoStack, match="WEIR_API_KEY is not"):
         find_stack({"WEIR_URL": "http://there", "WEIR_API_KEYS": " ,"})

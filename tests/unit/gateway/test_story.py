@@ -95,12 +95,6 @@ def test_the_ledger_is_that_of_the_last_event_until_the_job_has_a_result() -> No
     assert told(story, "weir_job_groups_dropped", "train", "surplus") == 1
 
 
-def test_events_of_an_earlier_release_are_told_without_what_they_lack() -> None:
-    story = a_story(("step:1", 10, step(1, reward=1.0, groups=LEDGER)))
-    assert told(story, "weir_job_metric", "reward") == 1
-    assert told(story, "weir_job_phase_seconds_total", "train") is None
-
-
 def test_without_a_checkpoint_its_age_is_that_of_the_job() -> None:
     story = a_story(started_at=100.0)
     assert told(story, "weir_job_checkpoint_age_seconds", now=160.0) == 60
