@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai.types.graders import (
@@ -18,42 +17,9 @@ from tests.contract.gateway.stack import (
     RECIPE,
     TASKS,
     Stack,
-    a_job,
-    record_events,
-    take_up,
 )
 
 pytestmark = pytest.mark.redis
-
-
-def test_the_openai_sdk_uploads_submits_reads_pages_and_cancels(
-    stack: Stack, sdk: openai.OpenAI
-) -> None:
-    file = sdk.files.create(file=("its-own.jsonl", TASKS.encode()), purpose="fine-tune")
-    assert (file.object, file.status, file.bytes) == ("file", "processed", len(TASKS))
-    assert sdk.files.content(file.id).read() == TASKS.encode()
-    job = sdk.fine_tuning.jobs.create(
-        model="tiny",
-        training_file=file.id,
-        seed=7,
-        metadata={"team": "sdk"},
-        extra_body={"recipe": RECIPE},
-    )
-    assert job.id.startswith("ftjob-")
-    assert (job.object, job.status, job.model, job.seed) == (
-        "fine_tuning.job",
-        "queued",
-        "tiny",
-        7,
-    )
-    assert sdk.fine_tuning.jobs.retrieve(job.id).training_file == file.id
-    assert [found.id for found in sdk.fine_tuning.jobs.list(metadata={"team": "sdk"})] == [job.id]
-    record_events(stack, job.id, range(45))
-    events = list(sdk.fine_tuning.jobs.list_events(job.id, limit=20))
-    assert [event.message for event in events] == [f"m{44 - number}" for number in range(45)]
-    assert list(sdk.fine_tuning.jobs.checkpoints.list(job.id)) == []
-    assert sdk.fine_tuning.jobs.cancel(job.id).status == "cancelled"
-    assert sdk.files.delete(file.id).deleted
 
 
 def test_a_plain_body_of_the_openai_sdk_is_a_job_and_its_method_comes_back(
@@ -98,25 +64,6 @@ def test_a_plain_body_of_the_openai_sdk_is_a_job_and_its_method_comes_back(
     }
     assert job.estimated_finish is None
     sdk.fine_tuning.jobs.cancel(job.id)
-
-
-def test_the_openai_sdk_pages_through_all_jobs_newest_first(
-    http: httpx.Client, sdk: openai.OpenAI
-) -> None:
-    made = [a_job(http, metadata={"batch": "paging"})["id"] for _ in range(5)]
-    listed = [job.id for job in sdk.fine_tuning.jobs.list(limit=2, metadata={"batch": "paging"})]
-    assert listed == made[::-1]
-
-
-def test_the_openai_sdk_pauses_and_resumes(
-    stack: Stack, http: httpx.Client, sdk: openai.OpenAI
-) -> None:
-    job_id = a_job(http)["id"]
-    take_up(stack, job_id, state="running")
-    assert sdk.fine_tuning.jobs.pause(job_id).status == "pausing"
-    take_up(stack, job_id, state="paused")
-    assert sdk.fine_tuning.jobs.retrieve(job_id).status == "paused"
-    assert sdk.fine_tuning.jobs.resume(job_id).status == "queued"
 
 
 def test_a_grader_of_the_openai_sdk_becomes_the_outcome_of_the_reward(

@@ -64,12 +64,6 @@ def test_the_table_has_a_row_per_evaluation_and_a_column_per_k() -> None:
     ]
 
 
-def test_the_table_tolerates_an_evaluation_that_nothing_could_be_graded_in() -> None:
-    nothing = {"accuracy": None, "accuracy_low": None, "accuracy_high": None, "tasks": 0}
-    empty = a_result(0, 1, **nothing, process=None, response_length=None, truncated=None)
-    assert rows_of(empty)[1] == "0 0 40 - - 0.900 1.000 - - - 3 0"
-
-
 def test_groups_that_failed_are_shown_with_how_many_were_asked_for() -> None:
     some = a_result(0, 1, tasks=3, failed=7)
     assert rows_of(some)[1].endswith(" 3 7 of 10")
@@ -90,20 +84,6 @@ def test_the_gain_is_from_the_first_to_the_last_and_says_how_it_was_compared() -
     unpaired = gain_line(results)
     assert unpaired is not None
     assert "(unpaired" in unpaired
-
-
-def test_there_is_no_gain_without_two_evaluations_of_two_tasks() -> None:
-    nothing = a_result(3, 0, accuracy=None, accuracy_low=None, accuracy_high=None)
-    assert gain_line([]) is None
-    assert gain_line([a_result(0, 1)]) is None
-    assert gain_line([a_result(0, 1), nothing]) is None
-
-
-def test_an_evaluation_has_a_line_with_its_largest_k() -> None:
-    assert evaluation_line(an_event(a_result(4, 2, process=0.0))) == (
-        "evaluation at step 4  accuracy 0.500 (0.375 to 0.625)  pass@4 1.000  process 0.000  "
-        "length 12.2"
-    )
 
 
 def test_evaluations_on_further_files_have_rows_with_their_names() -> None:

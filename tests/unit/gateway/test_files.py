@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from pathlib import Path
@@ -47,16 +46,6 @@ def test_a_file_whose_description_was_lost_is_not_listed_until_it_is_uploaded_ag
     assert {stored.id for stored in shelf.all()} == {lost.id, kept.id}
 
 
-def test_a_file_of_an_earlier_release_is_listed(tmp_path: Path) -> None:
-    name = "file-" + "0" * 24
-    (tmp_path / f"{name}.json").write_text(
-        f'{{"id":"{name}","object":"file","bytes":3,"created_at":1,"filename":"a.jsonl",'
-        '"purpose":"fine-tune","status":"processed","tasks":1}'
-    )
-    (found,) = FileShelf(tmp_path).all()
-    assert (found.id, found.expires_at, found.columns) == (name, None, None)
-
-
 def test_of_two_uploads_of_a_file_the_longer_one_counts(tmp_path: Path) -> None:
     shelf = FileShelf(tmp_path)
     assert put(shelf, "a", expires_at=100).expires_at == 100
@@ -83,18 +72,6 @@ def test_what_a_killed_gateway_left_goes(tmp_path: Path) -> None:
     shelf.remove_leftovers()
     assert not list(tmp_path.glob(".upload-*"))
     assert shelf.all() == [kept]
-
-
-def test_of_a_file_whose_description_finds_no_room_nothing_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path, text: str) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("services.gateway.files.shelf.write_through", full)
-    with pytest.raises(OSError, match="No space"):
-        put(FileShelf(tmp_path), "t.jsonl")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("left", [None, TASK[:5]])

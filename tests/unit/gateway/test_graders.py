@@ -9,8 +9,6 @@ from protocol.formula import read_formula
 from protocol.rewards import (
     Check,
     LabelModel,
-    MathAnswer,
-    ModelJudge,
     PythonSource,
     Reward,
     ScoreModel,
@@ -131,11 +129,6 @@ def test_blocks_of_text_are_one_text() -> None:
     ]
 
 
-def test_weirs_own_verifiers_may_be_graders() -> None:
-    assert checks({"type": "math_answer", "name": "m"}) == (MathAnswer(),)
-    assert checks({"type": "model_judge"}) == (ModelJudge(),)
-
-
 def test_multi_gives_each_grader_its_name_and_weight() -> None:
     found = checks(BOTH | {"graders": {"exact": EXACT, "alike": {"type": "math_answer"}}})
     assert [(check.label, check.verifier, check.weight) for check in found] == [
@@ -151,13 +144,6 @@ def test_any_other_formula_is_reckoned_from_grades_without_weights() -> None:
     assert reward(BOTH).formula is None
 
 
-def test_a_formula_is_about_the_numbers_that_a_model_gives_on_its_own_scale() -> None:
-    graders = {"exact": EXACT, "alike": JUDGED | {"range": [1, 7]}}
-    found = reward(BOTH | {"graders": graders})
-    assert found.formula == BOTH["calculate_output"]
-    assert found.outcome[1].as_meant(0.5) == 4
-
-
 def test_label_model_and_python_keep_their_fields() -> None:
     (labelled,) = checks(LABELLED)
     assert isinstance(labelled, LabelModel)
@@ -165,27 +151,15 @@ def test_label_model_and_python_keep_their_fields() -> None:
     assert checks(SOURCE) == (PythonSource(source=SOURCE["source"]),)
 
 
-@pytest.mark.parametrize(
-    "place", ["item.reference_answer", "sample.output_json", "sample.output_json.steps[0].text"]
-)
-def test_columns_and_json_may_stand_in_templates(place: str) -> None:
-    (check,) = checks(EXACT | {"reference": f"{{{{ {place} }}}}"})
-    assert isinstance(check, StringCheck)
-
-
 REFUSED: dict[str, tuple[object, str]] = {
     "a source that is no Python": (SOURCE | {"source": "def grade("}, "grader.source"),
     "a source without a function": (SOURCE | {"source": "x = 1"}, "grader.source"),
-    "a source that is too long": (SOURCE | {"source": "#" * 300_000}, "grader.source"),
     "a label that is none": (LABELLED | {"passing_labels": ["fine"]}, "grader"),
-    "a label twice": (LABELLED | {"labels": ["good", "good"]}, "grader"),
     "nothing passes": (LABELLED | {"passing_labels": []}, "grader.passing_labels"),
     "endpoint": ({"type": "endpoint", "url": "x"}, "grader"),
     "no type": ({"name": "x"}, "grader"),
-    "no object": ("string_check", "grader"),
     "an operation": (EXACT | {"operation": "neq"}, "grader.operation"),
     "an unknown key": (EXACT | {"refrence": "x"}, "grader.refrence"),
-    "tools of a response": (EXACT | {"input": "{{ sample.output_tools }}"}, "grader.input"),
     "the whole item": (EXACT | {"reference": "{{item}}"}, "grader.reference"),
     "a template of nothing known": (
         JUDGED | {"input": [{"role": "user", "content": "{{ question }}"}]},
@@ -197,11 +171,6 @@ REFUSED: dict[str, tuple[object, str]] = {
     ),
     "a long template": (EXACT | {"reference": "x" * 100_001}, "grader.reference"),
     "top_p": (JUDGED | {"sampling_params": {"top_p": 0.5}}, "grader.sampling_params.top_p"),
-    "no tokens": (
-        JUDGED | {"sampling_params": {"max_completions_tokens": 0}},
-        "grader.sampling_params.max_completions_tokens",
-    ),
-    "a range that falls": (JUDGED | {"range": [7, 1]}, "grader"),
     "an image": (
         JUDGED | {"input": [{"role": "user", "content": {"type": "input_image"}}]},
         "grader.input.0.content",
@@ -219,10 +188,6 @@ REFUSED: dict[str, tuple[object, str]] = {
     "a name that is a word of the grammar": (BOTH | {"graders": {"if": EXACT}}, "grader.graders"),
     "code in a formula": (
         BOTH | {"calculate_output": "exact.real + alike"},
-        "grader.calculate_output",
-    ),
-    "a formula about others": (
-        BOTH | {"calculate_output": "max(exact, alike, other)"},
         "grader.calculate_output",
     ),
     "a formula that leaves one out": (

@@ -71,18 +71,6 @@ def test_an_entry_that_is_neither_is_refused_by_its_place_and_not_shown(entry: s
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("keys", "name"),
-    [
-        ((an_entry("alice", "read", "a"), "plain", an_entry("alice", "admin", "b")), "alice"),
-        ((an_entry("key-2", "read", "a"), "plain"), "key-2"),
-    ],
-)
-def test_two_keys_of_one_name_are_refused(keys: tuple[str, ...], name: str) -> None:
-    with pytest.raises(DeploymentError, match=f"WEIR_API_KEYS.*'{name}'"):
-        parse_keys(keys)
-
-
 def test_the_line_of_the_readme_makes_a_key(tmp_path: Path) -> None:
     readme = Path("services/gateway/README.md").read_text()
     (block,) = re.findall(r"```bash\n(key=.*?)```", readme, re.DOTALL)

@@ -11,7 +11,7 @@ from protocol.capacity import worst_case_bytes
 from protocol.exchange.connection import Memory
 
 from services.gateway.errors import Problem
-from services.gateway.jobs.memory import check_memory
+from services.gateway.jobs.memory import check_memory, check_room
 from services.gateway.jobs.refusals import check
 from services.gateway.models.facts import NOTHING_KNOWN, ModelFacts, facts_of
 from tests.builders import a_recipe
@@ -175,3 +175,12 @@ def test_what_dynamic_sampling_adds_to_the_memory_is_counted_and_said() -> None:
     plain = worst_case_bytes(a_recipe(), {})
     with pytest.raises(Problem, match=r"24,576 bytes .* x 3"):
         check_memory(recipe, {}, Memory(0, 2 * plain))
+
+
+def test_a_job_is_refused_while_memory_is_nearly_full() -> None:
+    for room in (Memory(10**9, None), Memory(75, 100)):
+        check_room(room)
+    with pytest.raises(Problem, match="DELETE") as caught:
+        check_room(Memory(76, 100))
+    assert caught.value.status_code == 507
+    assert caught.value.headers == {"x-should-retry": "false"}

@@ -83,30 +83,10 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
         "rollout-1 has it",
         USUAL_S,
     ),
-    "an engine samples for long": (
-        a_snapshot(
-            waiting_learner("train:412", "train:413"),
-            a_process("rollout", "samples groups", holds={"train:412": 95.0}),
-            step_s=20.0,
-        ),
-        Edge.SAMPLING,
-        "rollout-0 has it",
-        60.0,
-    ),
     "no learner was ever there": (
         a_snapshot(ROLLOUT, IDLE_GRADER, job=a_job_record()),
         Edge.NO_LEARNER,
         "no learner is there",
-        CERTAIN_S,
-    ),
-    "the learner is frozen": (
-        a_snapshot(
-            a_process("learner", "trains step 6", silent_s=20.0, name="learner"),
-            ROLLOUT,
-            IDLE_GRADER,
-        ),
-        Edge.NO_LEARNER,
-        "no learner lives",
         CERTAIN_S,
     ),
     "a learner that ended by itself starts anew": (
@@ -138,17 +118,6 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
         "no rollout lives",
         CERTAIN_S,
     ),
-    "one of two rollouts is frozen with the group": (
-        a_snapshot(
-            LEARNER,
-            a_process("rollout", "samples groups", silent_s=20.0, holds={"train:412": 9.0}),
-            a_process("rollout", "is idle", name="rollout-1", seat="rollout-1"),
-            requests=one("train:412", claimed=1),
-        ),
-        Edge.SAMPLING,
-        "rollout-0 has it",
-        CERTAIN_S,
-    ),
     "an engine starts": (
         a_snapshot(
             LEARNER,
@@ -174,16 +143,6 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
         ),
         Edge.CANNOT_START,
         "no such layer",
-        CERTAIN_S,
-    ),
-    "an engine is killed whenever it starts": (
-        a_snapshot(
-            LEARNER,
-            a_process("rollout", "starts", ready=False, phase="starting", starts=3, silent_s=16.0),
-            requests=one("train:412"),
-        ),
-        Edge.CANNOT_START,
-        "rollout-0",
         CERTAIN_S,
     ),
     "weights that cannot be loaded": (
@@ -215,39 +174,10 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
         "HTTP 503",
         CERTAIN_S,
     ),
-    "the judge goes down under a group": (
-        a_snapshot(
-            LEARNER,
-            a_process(
-                "grader",
-                "the judge is not up: HTTP 503",
-                ready=False,
-                phase="waiting",
-                holds={"train:412": 60.0},
-                for_s=50.0,
-            ),
-            rollouts=one("train:412", claimed=1),
-        ),
-        Edge.JUDGE,
-        "grader-0 has it",
-        CERTAIN_S,
-    ),
     "a collective hangs": (
         a_snapshot(a_process("learner", "trains step 17", for_s=340.0), ROLLOUT, step_s=100.0),
         Edge.TRAINING,
         "trains step 17",
-        300.0,
-    ),
-    "the first step compiles": (
-        a_snapshot(a_process("learner", "trains step 1", for_s=60.0), step_s=None),
-        Edge.TRAINING,
-        "trains step 1,",
-        600.0,
-    ),
-    "a slow disk takes a checkpoint": (
-        a_snapshot(a_process("learner", "writes a checkpoint", for_s=900.0)),
-        Edge.LEARNER,
-        "writes a checkpoint",
         300.0,
     ),
     "a large model is loaded": (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import time
 from pathlib import Path
@@ -94,22 +93,3 @@ async def test_an_upload_that_nobody_has_touched_for_ten_minutes_makes_room(
         await uploads.cancel(second)
     for upload_id in (first, newest):
         assert (await uploads.cancel(upload_id)).status == "cancelled"
-
-
-@pytest.mark.parametrize("room_for_record", [True, False])
-async def test_on_a_full_disk_a_cancel_makes_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, room_for_record: bool
-) -> None:
-    uploads = Uploads(Intake(FileShelf(tmp_path)))
-    upload_id, _ = await one_part(uploads)
-
-    def write(path: Path, text: str) -> None:
-        if list(path.parent.glob("part_*")) or not room_for_record:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        path.write_text(text)
-
-    monkeypatch.setattr("services.gateway.files.uploads.write_through", write)
-    assert (await uploads.cancel(upload_id)).status == "cancelled"
-    assert not list(tmp_path.glob(f"uploads/{upload_id}/part_*"))
-    with pytest.raises(Problem, match="is cancelled" if room_for_record else "no upload"):
-        await uploads.complete(upload_id, Completion(part_ids=["part_x"]), a_waiting_request())
