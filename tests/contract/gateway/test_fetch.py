@@ -203,50 +203,6 @@ def test_a_fetch_goes_on_where_the_line_broke(
     assert [here for _, here, _ in told] == sorted(here for _, here, _ in told)
 
 
-def test_a_fetch_that_was_ended_is_gone_on_with_and_one_that_is_done_is_not_repeated(
-    stack: Stack, http: httpx.Client, tmp_path: Path
-) -> None:
-    job_id, folder = a_trained_job(stack, http)
-    end_after(stack, job_id, tmp_path, MIB)
-    assert not (tmp_path / WEIGHTS).exists()
-    line = Cuts()
-    with WeirClient(stack.url, KEY, transport=line) as client:
-        client.fetch_model(job_id, tmp_path)
-    assert [name for name, _ in line.asked] == ["model", WEIGHTS]
-    assert ranges(line)[0] >= MIB
-    assert content(tmp_path) == content(folder)
-    line.asked.clear()
-    with WeirClient(stack.url, KEY, transport=line) as client:
-        client.fetch_model(job_id, tmp_path)
-    assert [name for name, _ in line.asked] == ["model"]
-
-
-def end_after(stack: Stack, job_id: str, folder: Path, num_bytes: int) -> None:
-    """Fetch, and press Ctrl-C once so much of the model is here."""
-
-    def press(_: str, here: int, __: int) -> None:
-        if here >= num_bytes:
-            raise KeyboardInterrupt
-
-    with WeirClient(stack.url, KEY) as client, pytest.raises(KeyboardInterrupt):
-        client.fetch_model(job_id, folder, press)
-
-
-def test_two_models_of_one_size_are_never_mixed(
-    stack: Stack, http: httpx.Client, tmp_path: Path
-) -> None:
-    first, _ = a_trained_job(stack, http)
-    second, folder = a_trained_job(stack, http)
-    (tmp_path / "notes.txt").write_text("mine")
-    end_after(stack, first, tmp_path, 2 * MIB)
-    with WeirClient(stack.url, KEY) as client:
-        client.fetch_model(second, tmp_path)
-        assert content(tmp_path) == content(folder)
-        client.fetch_model(first, tmp_path)
-    assert content(tmp_path) == content(stack.data_dir / "jobs" / first / "model")
-    assert (tmp_path / "notes.txt").read_text() == "mine"
-
-
 class Replaces(Cuts):
     """A line behind which the weights are replaced once they have been listed."""
 
@@ -255,7 +211,7 @@ class Replaces(Cuts):
         self.weights = weights
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        if request.url.path.endswith(WEIGHTS):
+        if request.url.path.endswith(WEIGHTS) and not self.asked[1:]:
             later = self.weights.stat().st_mtime + 2
             self.weights.write_bytes(secrets.token_bytes(3 * MIB))
             os.utime(self.weights, (later, later))
@@ -266,43 +222,34 @@ def test_weights_that_are_replaced_under_way_are_not_glued(
     stack: Stack, http: httpx.Client, tmp_path: Path
 ) -> None:
     job_id, folder = a_trained_job(stack, http)
-    end_after(stack, job_id, tmp_path, 2 * MIB)
+
+    def press(_: str, here: int, __: int) -> None:
+        if here >= 2 * MIB:
+            raise KeyboardInterrupt
+
+    with WeirClient(stack.url, KEY) as client, pytest.raises(KeyboardInterrupt):
+        client.fetch_model(job_id, tmp_path, press)
+    assert not (tmp_path / WEIGHTS).exists()
     line = Replaces(folder / WEIGHTS)
     with WeirClient(stack.url, KEY, transport=line) as client:
         client.fetch_model(job_id, tmp_path)
-    assert ranges(line)[0] >= 2 * MIB - 100
-    assert content(tmp_path) == content(folder)
+        assert ranges(line)[0] >= 2 * MIB - 100
+        assert content(tmp_path) == content(folder)
+        line.asked.clear()
+        client.fetch_model(job_id, tmp_path)  # which is done, and not repeated
+    assert [name for name, _ in line.asked] == ["model"]
 
 
-# ------------------------------------------------------------------------------------ the command
-
-
-def test_the_command_names_the_folder_and_makes_it(
+def test_the_command_names_a_full_disk_and_goes_on_with_what_has_arrived(
     stack: Stack, http: httpx.Client, tmp_path: Path
 ) -> None:
     know(tmp_path, stack.url)
     job_id, folder = a_trained_job(stack, http)
-    status, out, err = weir(tmp_path, "fetch", job_id, "models/mine")
-    assert (status, out) == (
-        0,
-        f"the model of {job_id} is in {tmp_path.resolve()}/models/mine\n",
-    ), err
-    assert content(tmp_path / "models" / "mine") == content(folder)
-    status, _, err = weir(tmp_path, "fetch", a_job(http)["id"], "other")
-    assert (status, "is queued" in err) == (2, True)
-
-
-def test_a_full_disk_is_named_and_what_has_arrived_is_used(
-    stack: Stack, http: httpx.Client, tmp_path: Path
-) -> None:
-    know(tmp_path, stack.url)
-    job_id, folder = a_trained_job(stack, http)
-    full = 2 * MIB - 1000
-    status, _, err = weir(tmp_path, "fetch", job_id, "mine", most_bytes=full)
+    mine, full = tmp_path / "models/mine", 2 * MIB - 1000
+    fetch = ("fetch", job_id, "models/mine")
+    status, _, err = weir(tmp_path, *fetch, most_bytes=full)
     assert (status, "mine: File too large" in err) == (2, True), err
-    assert (tmp_path / "mine" / f"{WEIGHTS}.part").stat().st_size == full
-    line = Cuts()
-    with WeirClient(stack.url, KEY, transport=line) as client:
-        client.fetch_model(job_id, tmp_path / "mine")
-    assert ranges(line) == [full]
-    assert content(tmp_path / "mine") == content(folder)
+    assert (mine / f"{WEIGHTS}.part").stat().st_size == full
+    status, out, err = weir(tmp_path, *fetch)
+    assert (status, out) == (0, f"the model of {job_id} is in {mine.resolve()}\n"), err
+    assert content(mine) == content(folder)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import secrets
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -233,16 +232,6 @@ async def test_a_search_looks_at_all_jobs_a_thousand_at_a_time(
 # ---------------------------------------------------------------------- submitted again
 
 
-def test_a_retry_after_two_time_limits_of_the_sdk_finds_the_job_of_the_first_try(
-    stack: Stack, http: httpx.Client
-) -> None:
-    body = a_body(http, metadata={"try": secrets.token_hex(4)})
-    first = http.post(JOBS, json=body).json()["id"]
-    age(stack, first, seconds=1_230)
-    retry = http.post(JOBS, json=body, headers={"x-stainless-retry-count": "2"})
-    assert retry.json()["id"] == first
-
-
 def test_a_key_whose_job_was_forgotten_makes_no_other_job_over_what_that_one_has_left(
     stack: Stack, http: httpx.Client
 ) -> None:
@@ -307,10 +296,3 @@ async def test_a_job_that_is_being_submitted_is_not_deleted(
     copied.set()
     assert (await submitting).id == repeat.job_id
     assert (tmp_path / "jobs" / repeat.job_id / "base/model").is_dir()
-
-
-def age(stack: Stack, job_id: str, seconds: float) -> None:
-    created_at = time.time() - seconds
-    with stack.server.client() as client:
-        client.hset(streams.job_key(job_id), "created_at", json.dumps(created_at))
-        client.zadd(JOB_INDEX, {job_id: created_at})

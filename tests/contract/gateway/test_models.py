@@ -10,10 +10,8 @@ import openai
 import pytest
 from protocol.messages import JobRecord
 
-from services.gateway.client.client import WeirClient, WeirError
 from tests.contract.gateway.stack import (
     JOBS,
-    KEY,
     RECIPE,
     Stack,
     a_body,
@@ -139,19 +137,6 @@ def test_the_openai_sdk_pages_checkpoints_newest_first_with_what_their_steps_tol
     assert (metrics.step, metrics.train_loss, metrics.valid_loss) == (10, 5.0, None)
     assert metrics.to_dict() == {"step": 10, "train_loss": 5.0, "reward": 0.25, "grad_norm": None}
     assert {checkpoint.fine_tuning_job_id for checkpoint in kept} == {job_id}
-
-
-def test_the_model_of_a_checkpoint_is_fetched_while_its_job_runs(
-    stack: Stack, http: httpx.Client, tmp_path: Path
-) -> None:
-    job_id = a_job(http)["id"]
-    take_up(stack, job_id, state="running", step=4)
-    a_checkpoint(stack, job_id, 4)
-    with WeirClient(stack.url, KEY) as client:
-        client.fetch_model(f"ftckpt-{job_id}-4", tmp_path / "here")
-        with pytest.raises(WeirError, match=f"ftckpt-{job_id}-2"):
-            client.fetch_model(f"ftckpt-{job_id}-2", tmp_path / "none")
-    assert (tmp_path / "here/model.safetensors").read_text() == "weights of step 4"
 
 
 # ---------------------------------------------------------------------- deleting

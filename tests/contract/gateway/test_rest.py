@@ -126,20 +126,6 @@ def test_a_running_job_is_cancelling_until_the_learner_says_so(
     assert_refused(http.post(f"{JOBS}/{job_id}/pause"), 400, "id")
 
 
-def test_an_ended_job_tells_its_model_or_its_error(stack: Stack, http: httpx.Client) -> None:
-    good, bad = a_job(http)["id"], a_job(http)["id"]
-    result = {"model": "/data/jobs/x/final", "trained_tokens": 12}
-    take_up(stack, good, state="succeeded", result=result, finished_at=5.5)
-    take_up(stack, bad, state="failed", error="the judge is away")
-    job = http.get(f"{JOBS}/{good}").json()
-    assert job["fine_tuned_model"] == good
-    assert job["weir"]["result"]["model"] == "/data/jobs/x/final"
-    assert (job["trained_tokens"], job["finished_at"], job["error"]) == (12, 5, None)
-    job = http.get(f"{JOBS}/{bad}").json()
-    assert job["error"] == {"code": "job_failed", "message": "the judge is away", "param": None}
-    assert job["fine_tuned_model"] is None
-
-
 def test_a_failed_job_is_resumed_and_an_ended_one_is_not(stack: Stack, http: httpx.Client) -> None:
     failed, succeeded, cancelled = (a_job(http)["id"] for _ in range(3))
     take_up(stack, failed, state="failed", step=2, error="the judge is away", finished_at=5.5)

@@ -106,13 +106,6 @@ def test_every_answer_forbids_to_guess_its_type(traced: Traced) -> None:
     assert reply.headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_no_page_of_the_gateway_names_another_host(traced: Traced) -> None:
-    with traced.stack.http(None) as anyone:
-        for path in ("/docs", "/redoc", "/docs/oauth2-redirect"):
-            assert anyone.get(path).status_code == 404
-        assert anyone.get("/openapi.json").json()["info"]["title"] == "Weir"
-
-
 def test_metrics_on_a_port_of_their_own_are_nowhere_else(traced: Traced) -> None:
     with traced.stack.http() as http:
         assert http.get("/metrics").status_code == 404

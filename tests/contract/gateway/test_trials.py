@@ -117,9 +117,9 @@ def test_what_no_grader_can_do_is_refused_by_name(http: httpx.Client, sdk: opena
 
 
 def test_no_body_breaks_a_trial(stack: Stack) -> None:
-    found = try_trials(stack, seed=1, numbers=range(60))
+    found = try_trials(stack, seed=1, numbers=range(40))
     assert found.faults == []
-    assert {status for _, status in found.statuses} >= {200, 400}
+    assert set(found.statuses) >= {200, 400}
 
 
 def a_trial() -> Trial:

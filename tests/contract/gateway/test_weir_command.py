@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,20 +202,6 @@ def test_jobs_and_watch_say_what_a_job_waits_for(
     assert watching.stdout.readline() == expected
     take_up(stack, job_id, state="succeeded", error=None)
     assert watching.wait(timeout=60) == 0
-
-
-def test_why_says_where_a_job_is_and_what_it_waits_for(
-    stack: Stack, http: httpx.Client, weir: Weir
-) -> None:
-    job_id = a_job(http)["id"]
-    status, out, err = weir("why", job_id)
-    assert (status, err) == (0, "")
-    assert out.startswith(f"{job_id} is queued at step 0/3")
-    take_up(stack, job_id, state="failed", error="the disk is gone", finished_at=time.time())
-    status, out, _ = weir("why", job_id)
-    assert out.startswith(f"{job_id} is failed at step 0/3")
-    assert "the disk is gone" in out
-    assert weir("why", "ftjob-absent")[0] == 2
 
 
 def test_evaluations_shows_what_a_job_did_on_held_out_tasks(

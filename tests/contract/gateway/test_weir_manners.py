@@ -170,17 +170,6 @@ SAMPLE = dict.fromkeys(("accuracy", "process", "reward", "advantage", "surprise"
 }
 
 
-def test_jobs_shows_how_long_one_still_takes(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with answering({"/jobs": a_page(a_job(status="running", model="m"))}) as url:
-        know(here, url)
-        assert main(["jobs"]) == 0
-        head, row, *_ = capsys.readouterr().out.splitlines()
-    assert head.split() == ["job", "name", "status", "step", "left", "model"]
-    assert row.split()[-5:] == ["running", "1/3", "30", "min", "m"]
-
-
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

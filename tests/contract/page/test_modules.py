@@ -29,10 +29,6 @@ def test_smoothing_begins_at_the_first_value_and_passes_over_gaps(call: Any) -> 
     assert second == pytest.approx((0.5 * 0.5 * 2 + 0.5 * 4) / 0.75)
 
 
-def test_stacked_curves_stand_on_each_other_and_a_gap_adds_nothing(call: Any) -> None:
-    assert call("data/series", "stacked", [[1, 2], [None, 3]]) == [[1, 2], [1, 5]]
-
-
 def test_a_text_is_cut_at_tokens_and_marks_in_characters_beyond_the_first_plane(
     call: Any,
 ) -> None:
@@ -107,8 +103,3 @@ def test_what_was_measured_on_no_token_is_a_gap_in_its_curve(page: Page) -> None
         {"step": 2, "parity_tokens": 0},
     ]
     assert page.evaluate(script, told) == [[1, 2], [2e-6, None]]
-
-
-def test_a_link_holds_its_query_and_leaves_out_what_is_not_set(call: Any) -> None:
-    link = call("shell/router", "href", ["jobs", "a/b"], {"text": "1&2", "none": None, "empty": ""})
-    assert link == "#/jobs/a%2Fb?text=1%262"
