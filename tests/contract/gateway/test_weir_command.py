@@ -216,8 +216,9 @@ def test_evaluations_shows_what_a_job_did_on_held_out_tasks(
         for number in range(1002):
             told: dict[str, Any] = {}
             if number in {0, 1001}:
-                told = evaluations.an_event(evaluations.a_result(number, 2 if number else 1))
-            await exchange.record_event(an_event(job_id, number, **told | {"message": "m"}))
+                result = evaluations.a_result(number, 2 if number else 1)
+                told = {"type": "metrics", "data": {"step": number, "evaluation": result}}
+            await exchange.record_event(an_event(job_id, number, **told))
 
     stack.exchange(report)
     status, out, err = weir("evaluations", job_id)
@@ -253,12 +254,20 @@ def test_jobs_are_listed_paused_resumed_cancelled_and_deleted(
     assert line.rstrip().endswith(job["model"])
     status, out, _ = weir("jobs", "--limit", "1", "--json")
     assert (status, [json.loads(line)["id"] for line in out.splitlines()]) == (0, [job_id])
-    assert weir("cancel", job_id) == (0, f"{job_id} is cancelling\n", "")
+    assert weir("cancel", job_id) == (0, f"{job_id} is cancelled\n", "")
     assert weir("pause", job_id)[0] == 2
-    take_up(stack, job_id, state="cancelled")
     assert weir("watch", job_id)[0] == 1
     assert weir("delete", job_id) == (0, f"{job_id} is deleted\n", "")
     assert http.get(f"{JOBS}/{job_id}").status_code == 404
+
+
+def test_a_verb_of_the_grader_is_run_by_its_module(here: Path) -> None:
+    response = {"response": r"So it is \boxed{42}.", "answer": "42"}
+    (here / "responses.jsonl").write_text(json.dumps(response))
+    grading = start_weir(here, "grade", "responses.jsonl")
+    out, err = grading.communicate(timeout=120)
+    assert (grading.returncode, err) == (0, "")
+    assert json.loads(out)["verdict"] is True
 
 
 # ---------------------------------------------------------------------- what is wrong
@@ -274,7 +283,6 @@ def test_wrong_input_is_named_and_exits_with_2(stack: Stack, here: Path, weir: W
         ("run", "absent.toml"): "absent.toml",
         ("watch", "ftjob-none"): "ftjob-none",
         ("evaluations", "ftjob-none"): "ftjob-none",
-        ("grade", "absent.jsonl"): "absent.jsonl",
     }.items():
         status, out, err = weir(*words)
         assert (status, out, named in err) == (2, "", True), err
