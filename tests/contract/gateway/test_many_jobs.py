@@ -26,7 +26,7 @@ from services.gateway.jobs.desk import JobDesk, Repeat
 from services.gateway.jobs.folders import put_aside
 from services.gateway.openai.submission import JobRequest
 from services.gateway.watch.tidying import tidy_forever
-from tests.builders import a_job_record, a_recipe, an_event
+from tests.builders import a_job_record, an_event
 from tests.contract.gateway.stack import (
     GOOD_LINE,
     JOBS,
@@ -248,24 +248,6 @@ def test_a_key_whose_job_was_forgotten_makes_no_other_job_over_what_that_one_has
     assert checkpoint.exists()
     assert http.delete(f"{JOBS}/{job_id}").status_code == 200
     assert http.post(JOBS, json=body, headers=headers).json()["id"] == job_id
-
-
-async def test_a_submission_that_fails_at_last_leaves_no_copy_of_a_model(
-    server: Server, exchange: Exchange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    desk = JobDesk(a_service(server, exchange, tmp_path), FileShelf(tmp_path / "files", 1000))
-    jobs = tmp_path / "jobs"
-    model = a_model(jobs / "trained/model")
-    recipe = a_recipe(model={"path": str(model)})
-
-    async def drawn_up(request: JobRequest, job_id: str) -> JobRecord:
-        return a_job_record(job_id, recipe=recipe)  # whose file has gone since
-
-    monkeypatch.setattr(desk, "_draw_up", drawn_up)
-    request = JobRequest(model="trained", training_file="file-gone")
-    with pytest.raises(Problem, match="training_file"):
-        await desk.submit(request, Repeat())
-    assert [folder.name for folder in jobs.iterdir()] == ["trained"]
 
 
 async def test_a_job_that_is_being_submitted_is_not_deleted(

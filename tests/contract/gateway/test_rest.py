@@ -208,10 +208,6 @@ def test_events_refuse_a_place_that_is_none(http: httpx.Client) -> None:
     assert_refused(http.get(f"{JOBS}/ftjob-none/events?stream=true"), 404, "id")
 
 
-def test_a_slash_at_the_end_leads_nowhere(http: httpx.Client) -> None:
-    assert_refused(http.get("/v1/files/", headers={"Host": "evil.example"}), 404, None)
-
-
 # ---------------------------------------------------------------------- Redis goes away
 
 

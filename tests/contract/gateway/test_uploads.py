@@ -23,7 +23,6 @@ from services.gateway.jobs.desk import JobDesk
 from tests.contract.gateway.stack import (
     JOBS,
     RECIPE,
-    TASKS,
     Stack,
     a_body,
     a_job,
@@ -157,16 +156,6 @@ def test_a_file_whose_content_was_lost_is_refused_and_deleted(
     assert_refused(submitted, 400, "training_file")
     assert sdk.files.delete(file_id).deleted
     assert_refused(http.get(f"/v1/files/{file_id}"), 404, "id")
-
-
-@pytest.mark.parametrize("name", ["n" * 300 + ".jsonl", "a\0b.jsonl", "../x.jsonl"])
-def test_a_strange_name_of_a_file_does_no_harm(http: httpx.Client, name: str) -> None:
-    form = {"files": {"file": (name, TASKS)}, "data": {"purpose": "fine-tune"}}
-    reply = http.post("/v1/files", **form)
-    assert reply.status_code == 200, reply.text
-    content = http.get(f"/v1/files/{reply.json()['id']}/content")
-    assert content.text == TASKS
-    assert content.headers["content-type"] == "application/octet-stream"
 
 
 # ---------------------------------------------------------------------- data as OpenAI has it

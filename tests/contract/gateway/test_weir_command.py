@@ -70,7 +70,9 @@ def weir(here: Path, capsys: pytest.CaptureFixture[str]) -> Weir:
     """Runs a verb there: its exit status, what it said, and what it complained of."""
 
     def run(*words: str) -> tuple[int, str, str]:
-        return main(words), *capsys.readouterr()
+        status = main(words)
+        out, err = capsys.readouterr()
+        return status, out, err
 
     return run
 

@@ -82,14 +82,6 @@ def test_a_number_has_about_three_digits(call: Any, value: float | None, shown: 
     assert call("shell/format", "number", value) == shown
 
 
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [(0, "0.0 s"), (0.0042, "5 ms"), (9.96, "10.0 s"), (95, "95 s"), (600, "10 min")],
-)
-def test_a_time_is_told_in_its_own_unit(call: Any, seconds: float, shown: str) -> None:
-    assert call("shell/format", "duration", seconds) == shown
-
-
 def test_what_was_measured_on_no_token_is_a_gap_in_its_curve(page: Page) -> None:
     page.goto("/")
     script = """async (steps) => {

@@ -80,10 +80,10 @@ def a_refusal(status: int) -> httpx.Response:
 
 
 def test_a_stream_that_was_quiet_for_an_hour_and_broke_goes_on_after_its_last_event() -> None:
-    gateway = Gateway(BROKEN)
+    gateway = Gateway()
     first = a_stream(gateway, an_event("1"), 3600.0, b": still here\n\n", BROKEN)
     second = a_stream(gateway, an_event("2"), b"data: [DONE]\n\n")
-    gateway.replies = [first, a_refusal(503), second]
+    gateway.replies += [first, a_refusal(503), second]
     with gateway.client() as client:
         assert [event["id"] for event in client.events("job")] == ["1", "2"]
     assert [request.headers.get("last-event-id") for request in gateway.asked] == [None, "1", "1"]

@@ -64,15 +64,6 @@ def test_the_lower_bound_takes_the_first_ones_upper_margin() -> None:
     assert (found.low, found.high) == pytest.approx((0.0, 0.5))
 
 
-def test_only_tasks_that_both_could_grade_are_compared() -> None:
-    first, last = a_result([1, 0, 0, 0]), a_result([1, 1, 0, 0])
-    del last["per_task"]["t0"]
-    last |= {"tasks": 3, "accuracy": 1 / 3}
-    found = compare(first, last)
-    assert found is not None
-    assert (found.tasks, found.gain) == (3, pytest.approx(1 / 3))
-
-
 @given(COUNTS, st.randoms())
 def test_the_other_way_round_is_the_same_with_its_sign_changed(
     correct: list[int], random: Any
