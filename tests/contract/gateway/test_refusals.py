@@ -53,16 +53,7 @@ BAD_BODIES: dict[str, tuple[dict[str, Any], str]] = {
         {"recipe": changed(RECIPE, "optimizer.learning_rate", 1e999)},
         "recipe.optimizer.learning_rate",
     ),
-    "an unknown field": ({"modle": "tiny"}, "modle"),
     "half a character": ({"metadata": {"\ud83d": "a"}}, r"metadata.\ud83d"),
-    "a number beyond 64 bits": (
-        {"method": reinforcement(hyperparameters={"n_epochs": 10**400})},
-        "method.reinforcement.hyperparameters.n_epochs",
-    ),
-    "more than can be counted": (
-        {"recipe": changed(RECIPE, "training.steps", 2**62)},
-        "recipe.training.steps",
-    ),
     "no such model": ({"model": "absent"}, "model"),
     "a model out of the roots": ({"model": "../outside"}, "model"),
     "a critic that is none": (
@@ -72,10 +63,6 @@ BAD_BODIES: dict[str, tuple[dict[str, Any], str]] = {
     "a model without a chat template": (
         {"recipe": changed(RECIPE, "model.prompt_template", None)},
         "recipe.model.prompt_template",
-    ),
-    "a formula that no learner has": (
-        {"recipe": changed(RECIPE, "algorithm.advantage", "my_lab.squared")},
-        "recipe.algorithm.advantage",
     ),
     "no such training file": ({"training_file": "file-0"}, "training_file"),
     "a file id that is a path": ({"training_file": "../x"}, "training_file"),
@@ -109,6 +96,7 @@ def test_a_field_that_is_missing_is_named(http: httpx.Client) -> None:
         (b" " * (2**20 + 1), JSON, 413, "body"),
         (gzip.compress(b"{}"), JSON | {"Content-Encoding": "gzip"}, 415, "Content-Encoding"),
     ],
+    ids=["half", "list", "form", "latin", "deep", "large", "compressed"],
 )
 def test_a_body_that_is_no_json_object_is_refused(
     http: httpx.Client, content: bytes, headers: dict[str, str], status: int, param: str

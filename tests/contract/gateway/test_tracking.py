@@ -279,16 +279,3 @@ def test_of_all_jobs_an_older_one_that_goes_on_is_found_until_it_has_ended(
         take_up(stack, older, state="succeeded")
         assert found() == {older: "succeeded", newest: "succeeded"}
         assert found() == {newest: "succeeded"}
-
-
-def test_a_job_that_is_deleted_when_its_events_are_asked_for_has_ended(
-    stack: Stack, http: httpx.Client, tmp_path: Path
-) -> None:
-    job_id = a_job(http)["id"]
-    take_up(stack, job_id, state="succeeded")
-    with WeirClient(stack.url, KEY) as client:
-        job = client.job(job_id)
-        client.delete(job_id)
-        target = tracking.Target("tensorboard", str(tmp_path))
-        tracking.track(client, [target], lambda: [job], until_all_ended=True)
-    assert list(tmp_path.iterdir()) == []

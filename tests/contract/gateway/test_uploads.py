@@ -90,18 +90,6 @@ def test_the_sdk_lists_files_by_order_purpose_and_page(sdk: openai.OpenAI) -> No
         sdk.files.list(after="file-none")
 
 
-def test_a_file_tells_when_it_expires(sdk: openai.OpenAI) -> None:
-    file = sdk.files.create(
-        file=("an-hour.jsonl", tasks("an-hour")), purpose="fine-tune", expires_after=HOUR
-    )
-    assert file.expires_at == file.created_at + 3600
-    assert sdk.files.retrieve(file.id) == file
-    for seconds in (3599, 2592001):
-        with pytest.raises(openai.BadRequestError, match="seconds") as caught:
-            a_file(sdk, "x", expires_after=HOUR | {"seconds": seconds})
-        assert caught.value.param == "expires_after.seconds"
-
-
 def test_an_expired_file_goes_once_no_unfinished_job_needs_it(
     stack: Stack, http: httpx.Client, sdk: openai.OpenAI
 ) -> None:

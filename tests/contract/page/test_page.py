@@ -59,21 +59,6 @@ def test_a_wrong_key_is_refused_and_the_right_one_opens(
     expect(page.get_by_label("API key")).to_be_visible()
 
 
-def test_a_remembered_key_opens_another_tab(context: BrowserContext, site: Site) -> None:
-    page = context.new_page()
-    page.goto("/")
-    page.get_by_label("API key").fill(KEY)
-    page.get_by_label("Remember it").check()
-    page.get_by_role("button", name="Open").click()
-    expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
-    other = context.new_page()
-    other.goto("/")
-    expect(other.get_by_role("heading", name="Jobs")).to_be_visible()
-    other.get_by_role("button", name="Forget key").click()
-    expect(other.get_by_label("API key")).to_be_visible()
-    assert other.evaluate("localStorage.length") == 0
-
-
 def test_a_pasted_recipe_shows_its_plan_and_becomes_a_job(
     page: Page, tmp_path: Path, faults: list[str], http: httpx.Client
 ) -> None:

@@ -8,9 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from services.gateway.cli.evaluations import (
-    all_evaluations_in,
     evaluation_line,
-    evaluations_in,
     evaluations_table,
     gain_line,
 )
@@ -84,18 +82,3 @@ def test_the_gain_is_from_the_first_to_the_last_and_says_how_it_was_compared() -
     unpaired = gain_line(results)
     assert unpaired is not None
     assert "(unpaired" in unpaired
-
-
-def test_evaluations_on_further_files_have_rows_with_their_names() -> None:
-    easy = {**an_event(a_result(4, 3)), "type": "message"}
-    easy["data"] = {"step": 4, "other_evaluation": a_result(4, 3, name="easy")}
-    results = all_evaluations_in([an_event(a_result(0, 2)), easy])
-    assert [result.get("name") for result in results] == [None, "easy"]
-    assert evaluations_in([easy]) == []
-    console = Console(width=200, file=io.StringIO())
-    console.print(evaluations_table(results))
-    rows = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert [row.split()[:2] for row in rows if row.split()][-2:] == [
-        ["held_out", "0"],
-        ["easy", "4"],
-    ]
