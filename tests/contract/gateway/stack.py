@@ -121,7 +121,9 @@ def a_grader(stack: Stack) -> Iterator[None]:
     process = subprocess.Popen([sys.executable, "-m", "services.grader"], env=environment)
     try:
         wait_until_ready(f"http://127.0.0.1:{port}")
+        deadline = time.monotonic() + 60
         while not _tells_what_it_offers(stack):
+            assert time.monotonic() < deadline
             time.sleep(0.1)
         yield
     finally:

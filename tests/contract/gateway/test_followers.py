@@ -90,10 +90,3 @@ async def test_a_feed_reads_once_for_all_and_stops_when_nobody_follows(
     for stream in streams:
         await stream.aclose()
     assert not feeds._open
-
-
-async def test_one_who_comes_after_the_end_gets_all_of_it(feeds: Feeds, exchange: Exchange) -> None:
-    await tell(exchange, 0, 1)
-    await end(exchange)
-    for _ in range(2):
-        assert await steps_of(feeds.follow_until_ended("job", "0")) == all_of(0, 1)

@@ -61,7 +61,7 @@ def test_a_job_that_has_ended_is_deleted_with_all_that_is_left_of_it(
     (folder / "model").mkdir()
     with WeirClient(stack.url, KEY) as weir:
         assert weir.delete(job_id) == {"id": job_id, "object": "fine_tuning.job", "deleted": True}
-        with pytest.raises(WeirError, match="there is no job"):
+        with pytest.raises(WeirError, match="no job"):
             weir.delete(job_id)
     assert_refused(http.get(f"{JOBS}/{job_id}"), 404, "id")
     assert job_id not in {job["id"] for job in http.get(JOBS).json()["data"]}
@@ -272,7 +272,7 @@ async def test_a_job_that_is_being_submitted_is_not_deleted(
         desk.submit(JobRequest(model="trained", training_file="file-1"), repeat)
     )
     await asyncio.to_thread(copying.wait)
-    with pytest.raises(Problem, match="is being submitted") as refused:
+    with pytest.raises(Problem, match="submitted") as refused:
         await desk.delete(repeat.job_id)
     assert refused.value.status_code == 409
     copied.set()

@@ -35,14 +35,6 @@ pytestmark = pytest.mark.redis
 # ---------------------------------------------------------------------- files
 
 
-def test_an_upload_may_be_repeated_without_effect(stack: Stack, http: httpx.Client) -> None:
-    first = upload(http).json()
-    before = stack.left()
-    assert upload(http).json() == first
-    assert stack.left() == before
-    assert first["tasks"] == 8
-
-
 # ---------------------------------------------------------------------- jobs
 
 

@@ -70,7 +70,7 @@ def test_an_answer_bears_the_id_of_its_lines_in_the_log(traced: Traced) -> None:
     assert (line["route"], line["status"]) == (f"{JOBS}/{{job_id}}", 404)
     assert (line["key"], line["address"]) == ("key-2", "127.0.0.1")
     assert line["bytes"] == len(reply.content)
-    assert 0 <= line["seconds"] < 60
+    assert line["seconds"] >= 0
     (line,) = traced.lines(body.headers["X-Request-Id"])
     assert line["status"] == 200
 

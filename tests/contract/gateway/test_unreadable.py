@@ -15,7 +15,6 @@ from tests.contract.gateway.stack import (
     JOBS,
     TASKS,
     Stack,
-    a_body,
     a_job,
     a_model,
     assert_refused,
@@ -102,13 +101,6 @@ def test_events_that_cannot_be_read_hide_none_of_the_others(
     stream = http.get(f"{JOBS}/{job_id}/events", params={"stream": "true"}).text
     assert re.findall(r'"message": "(m\d+)"', stream) == told
     assert stream.endswith("data: [DONE]\n\n")
-
-
-def test_a_key_that_made_it_is_refused(stack: Stack, http: httpx.Client) -> None:
-    body, headers = a_body(http), {"Idempotency-Key": "of one that breaks"}
-    job_id = http.post(JOBS, json=body, headers=headers).json()["id"]
-    damage(stack, job_id, {"created_at": "yesterday"})
-    assert_refused(http.post(JOBS, json=body, headers=headers), 409, "id")
 
 
 def test_its_files_and_the_model_that_it_starts_from_are_kept(

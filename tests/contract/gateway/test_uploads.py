@@ -134,18 +134,6 @@ def test_a_file_that_is_uploaded_again_while_it_expires_stays(
     assert sdk.files.content(file_id).read() == tasks("again")
 
 
-def test_a_file_whose_content_was_lost_is_refused_and_deleted(
-    stack: Stack, http: httpx.Client, sdk: openai.OpenAI
-) -> None:
-    file_id = a_file(sdk, "lost")
-    shelf_of(stack).path(file_id).unlink()
-    assert_refused(http.get(f"/v1/files/{file_id}/content"), 404, "id")
-    submitted = http.post(JOBS, json=a_body(http, training_file=file_id))
-    assert_refused(submitted, 400, "training_file")
-    assert sdk.files.delete(file_id).deleted
-    assert_refused(http.get(f"/v1/files/{file_id}"), 404, "id")
-
-
 # ---------------------------------------------------------------------- data as OpenAI has it
 
 

@@ -27,7 +27,6 @@ from tests.contract.gateway.stack import (
     an_event,
     take_up,
 )
-from tests.unit.gateway import test_evaluations as evaluations
 
 pytestmark = pytest.mark.redis
 
@@ -190,49 +189,6 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(
     assert f"weir watch {job_id}" in out
     assert f"weir cancel {job_id}" in out
     assert http.get(f"{JOBS}/{job_id}").json()["status"] == "running"
-
-
-def test_jobs_and_watch_say_what_a_job_waits_for(
-    stack: Stack, http: httpx.Client, here: Path, weir: Weir
-) -> None:
-    job_id = a_job(http)["id"]
-    take_up(stack, job_id, state="paused", error="the disk [/data] is full")
-    expected = f"{job_id} is paused and waits for this to be mended: the disk [/data] is full\n"
-    assert expected in weir("jobs")[1]
-    watching = start_weir(here, "watch", job_id)
-    assert watching.stdout is not None
-    assert watching.stdout.readline() == expected
-    take_up(stack, job_id, state="succeeded", error=None)
-    assert watching.wait(timeout=60) == 0
-
-
-def test_evaluations_shows_what_a_job_did_on_held_out_tasks(
-    stack: Stack, http: httpx.Client, weir: Weir
-) -> None:
-    job_id = a_job(http)["id"]
-    status, out, err = weir("evaluations", job_id)
-    assert (status, "no evaluation yet" in out) == (0, True), err
-
-    async def report(exchange: Exchange) -> None:
-        """Two evaluations, as many steps apart as a page holds events."""
-        for number in range(1002):
-            told: dict[str, Any] = {}
-            if number in {0, 1001}:
-                result = evaluations.a_result(number, 2 if number else 1)
-                told = {"type": "metrics", "data": {"step": number, "evaluation": result}}
-            await exchange.record_event(an_event(job_id, number, **told))
-
-    stack.exchange(report)
-    status, out, err = weir("evaluations", job_id)
-    assert status == 0, err
-    head, first, last, gain = (line.split() for line in out.splitlines())
-    assert head[:4] == ["step", "tasks", "responses", "avg@k"]
-    assert first[:4] == ["0", "10", "40", "0.250"]
-    assert last[:4] == ["1001", "10", "40", "0.500"]
-    assert gain[:2] == ["accuracy", "+0.250"]
-    take_up(stack, job_id, state="succeeded", result={"model": "/final"})
-    status, out, _ = weir("watch", job_id)
-    assert (status, "accuracy +0.250 from step 0 to step 1001" in out) == (0, True)
 
 
 # ---------------------------------------------------------------------- asking

@@ -49,7 +49,7 @@ async def test_a_check_counts_tasks_and_their_columns(tmp_path: Path) -> None:
 
 
 async def test_a_check_names_what_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(Problem, match="line 1: answer: required") as caught:
+    with pytest.raises(Problem, match="line 1: answer") as caught:
         await TaskCheck().contents(write(tmp_path / "t", a_task(answer=None)))
     assert (caught.value.status_code, caught.value.param) == (400, "file")
 
@@ -138,19 +138,6 @@ async def test_no_more_is_written_than_the_limit(tmp_path: Path) -> None:
     assert (tmp_path / "t").stat().st_size <= 1000
 
 
-async def test_a_client_that_leaves_in_the_middle_is_no_fault_of_the_gateway(
-    tmp_path: Path,
-) -> None:
-    request = a_request(part("file", b"x" * 100, "a")[:-2], b"")
-    request._receive = _disconnecting
-    with pytest.raises(Problem, match="left"):
-        await receive_form(request, tmp_path / "t", file_field="file", max_bytes=MIB)
-
-
-async def _disconnecting() -> dict[str, Any]:
-    return {"type": "http.disconnect"}
-
-
 # ---------------------------------------------------------------------- both
 
 
@@ -162,15 +149,6 @@ async def test_what_a_client_that_has_left_has_sent_is_not_kept(tmp_path: Path) 
         with pytest.raises(Problem, match="left"):
             await unless_gone(a_request(), intake.keep(sent, None))
     assert list(tmp_path.iterdir()) == []
-
-
-async def test_a_client_that_stays_has_its_answer(tmp_path: Path) -> None:
-    stays = asyncio.get_running_loop().create_future()
-    intake = Intake(FileShelf(tmp_path))
-    with intake.scratch() as folder:
-        sent = Received(write(folder / "t", a_task()), "t.jsonl", len(a_task()))
-        stored = await unless_gone(a_request(then=stays), intake.keep(sent, None))
-    assert intake.shelf.all() == [stored]
 
 
 async def test_of_many_uploads_at_once_some_are_told_to_wait(tmp_path: Path) -> None:

@@ -186,6 +186,66 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
         "loads the model",
         600.0,
     ),
+    "the learner is frozen": (
+        a_snapshot(
+            a_process("learner", "trains step 6", silent_s=20.0, name="learner"),
+            ROLLOUT,
+            IDLE_GRADER,
+        ),
+        Edge.NO_LEARNER,
+        "no learner lives",
+        CERTAIN_S,
+    ),
+    "one of two rollouts is frozen with the group": (
+        a_snapshot(
+            LEARNER,
+            a_process("rollout", "samples groups", silent_s=20.0, holds={"train:412": 9.0}),
+            a_process("rollout", "is idle", name="rollout-1", seat="rollout-1"),
+            requests=one("train:412", claimed=1),
+        ),
+        Edge.SAMPLING,
+        "rollout-0 has it",
+        CERTAIN_S,
+    ),
+    "an engine is killed whenever it starts": (
+        a_snapshot(
+            LEARNER,
+            a_process("rollout", "starts", ready=False, phase="starting", starts=3, silent_s=16.0),
+            requests=one("train:412"),
+        ),
+        Edge.CANNOT_START,
+        "rollout-0 does not start",
+        CERTAIN_S,
+    ),
+    "the judge goes down under a group": (
+        a_snapshot(
+            LEARNER,
+            a_process(
+                "grader",
+                "the judge is not up: HTTP 503",
+                ready=False,
+                phase="waiting",
+                holds={"train:412": 60.0},
+                for_s=50.0,
+            ),
+            rollouts=one("train:412", claimed=1),
+        ),
+        Edge.JUDGE,
+        "grader-0 has it",
+        CERTAIN_S,
+    ),
+    "the first step compiles": (
+        a_snapshot(a_process("learner", "trains step 1", for_s=60.0), step_s=None),
+        Edge.TRAINING,
+        "trains step 1,",
+        600.0,
+    ),
+    "a slow disk takes a checkpoint": (
+        a_snapshot(a_process("learner", "writes a checkpoint", for_s=900.0)),
+        Edge.LEARNER,
+        "writes a checkpoint",
+        300.0,
+    ),
     "Redis is full": (
         a_snapshot(
             a_process("learner", "waits", phase="waiting", waits_for_memory=True, name="learner"),
