@@ -134,6 +134,16 @@ def test_a_file_that_is_uploaded_again_while_it_expires_stays(
     assert sdk.files.content(file_id).read() == tasks("again")
 
 
+def test_a_file_whose_content_was_lost_makes_no_job(
+    stack: Stack, http: httpx.Client, sdk: openai.OpenAI
+) -> None:
+    file_id = a_file(sdk, "lost")
+    shelf_of(stack).path(file_id).unlink()
+    assert_refused(http.get(f"/v1/files/{file_id}/content"), 404, "id")
+    reply = http.post(JOBS, json=a_body(http, training_file=file_id))
+    assert_refused(reply, 400, "training_file")
+
+
 # ---------------------------------------------------------------------- data as OpenAI has it
 
 
