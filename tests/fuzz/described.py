@@ -1,17 +1,13 @@
 """Requests as the OpenAPI document describes them, and as it does not, by schemathesis.
 
-``python -m tests.fuzz.described --requests 5000``: with the ids of a job and a file that exist,
-with a key and without. No answer may be a 5xx, and none of a status, type or shape that is
-undocumented.
+With the ids of a job and a file that exist, with a key and without. No answer may be a 5xx, and
+none of a status, type or shape that is undocumented.
 """
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import requests
@@ -30,15 +26,13 @@ from schemathesis.specs.openapi.checks import (
 from tests.contract.gateway.stack import (
     KEY,
     Stack,
-    a_gateway,
     a_job,
     record_events,
     take_up,
     upload,
 )
-from tests.contract.valkey_server import Server
 from tests.fuzz import hostile
-from tests.fuzz.bodies import make_model
+from tests.fuzz.bodies import TRIALS
 
 _CHECKS = [
     not_a_server_error,
@@ -47,7 +41,6 @@ _CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-_TRIALS = "/v1/fine_tuning/alpha/graders/run"  # 503 after 10 s, since no grader runs here
 Answers = Counter[tuple[str, int]]
 
 
@@ -60,7 +53,7 @@ def try_requests(stack: Stack, count: int, number: int) -> Answers:
     document = requests.get(f"{stack.url}/openapi.json", timeout=20).json()
     found = schemathesis.openapi.from_dict(document).get_all_operations()
     operations = [each.ok() for each in found if isinstance(each, Ok)]
-    operations = [each for each in operations if each.path != _TRIALS]
+    operations = [each for each in operations if each.path != TRIALS]
     operations.sort(key=lambda each: each.method == "delete")  # which others ask for
     known, answers = _known(stack), Answers()
     for operation in operations:
@@ -127,22 +120,3 @@ def _known(stack: Stack) -> dict[str, str]:
     take_up(stack, job_id, state="succeeded", result={"model": str(folder)})
     known = {"job_id": job_id, "queued": queued, "file_id": file_id, "upload_id": upload_id}
     return known | {"name": "config.json", "model": "tiny"}
-
-
-def main() -> None:
-    """Try them, and print a table of the answers."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=5000)
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, Server(Path(folder)) as server:
-        make_model(Path(folder))
-        with a_gateway(server, Path(folder)) as stack:
-            answers = try_requests(stack, given.requests, given.seed)
-    for (label, status), times in sorted(answers.items()):
-        print(f"{times:6} x {status}  {label}")
-    print(f"{answers.total()} requests")
-
-
-if __name__ == "__main__":
-    main()

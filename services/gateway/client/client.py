@@ -43,8 +43,17 @@ class WeirClient:
     Requests that fail in transit are repeated; nothing happens twice.
     """
 
-    def __init__(self, url: str, key: str, *, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
+        self._clock, self._sleep = clock, sleep
         self._http = httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"},
@@ -156,11 +165,11 @@ class WeirClient:
         Raises:
             WeirError: if there is no such job, or the gateway was away for a minute.
         """
-        last_heard = time.monotonic()
-        while time.monotonic() - last_heard < _PATIENCE_S:
+        last_heard = self._clock()
+        while self._clock() - last_heard < _PATIENCE_S:
             try:
                 for line in self._stream(job_id, after):
-                    last_heard = time.monotonic()
+                    last_heard = self._clock()
                     if line == "data: [DONE]":
                         return
                     if not line.startswith("data: "):
@@ -170,7 +179,7 @@ class WeirClient:
                     yield event
             except httpx.TransportError:
                 pass  # the next round goes on after the last event
-            time.sleep(_PAUSE_S)
+            self._sleep(_PAUSE_S)
         raise self._silent()
 
     def fetch_model(
@@ -208,19 +217,19 @@ class WeirClient:
         if part.is_complete:
             yield part.size
             return
-        furthest, last_gain = -1, time.monotonic()
-        while time.monotonic() - last_gain < _PATIENCE_S:
+        furthest, last_gain = -1, self._clock()
+        while self._clock() - last_gain < _PATIENCE_S:
             try:
                 for here in self._pieces(url, part):
                     if here > furthest:
-                        furthest, last_gain = here, time.monotonic()
+                        furthest, last_gain = here, self._clock()
                     yield here
             except httpx.TransportError:
                 pass  # the next round goes on after the last piece
             if part.here == part.size:
                 part.finish()
                 return
-            time.sleep(_PAUSE_S)
+            self._sleep(_PAUSE_S)
         raise self._silent()
 
     def _pieces(self, url: str, part: PartFile) -> Iterator[int]:
@@ -285,7 +294,7 @@ class WeirClient:
                 return _content(reply)
             if reply.status_code != httpx.codes.SERVICE_UNAVAILABLE or tries == 1:
                 raise _refused(reply)
-        time.sleep(_PAUSE_S)
+        self._sleep(_PAUSE_S)
         return self._request(method, path, tries=tries - 1, **content)
 
 

@@ -65,6 +65,7 @@ class FileShelf:
 
     folder: Path
     max_bytes: int = MAX_FILE_BYTES
+    orphaned_s: float = _ORPHANED_S
     # With the times of the last changes, of each file and of the folder: only what is new is read.
     _known: dict[str, tuple[int, StoredFile | None]] = field(default_factory=dict)
     _listed: tuple[int | None, list[StoredFile]] = field(default=(None, []))
@@ -187,7 +188,7 @@ class FileShelf:
         if os.path.lexists(self._description(file_id)) or not content.is_file():
             return False
         # Renaming a file leaves its st_mtime.
-        return content.lstat().st_ctime < time.time() - _ORPHANED_S
+        return content.lstat().st_ctime < time.time() - self.orphaned_s
 
     def _description(self, file_id: str) -> Path:
         return self.folder / f"{file_id}.json"

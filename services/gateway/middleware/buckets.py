@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 _MOST = 10_000  # whom a bucket is kept for; the one unused for longest goes first
 
@@ -11,14 +11,17 @@ _MOST = 10_000  # whom a bucket is kept for; the one unused for longest goes fir
 class Buckets:
     """A bucket each for whoever asks: it holds ``size`` tokens, and ``per_s`` come back."""
 
-    def __init__(self, size: float, per_s: float) -> None:
+    def __init__(
+        self, size: float, per_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.size = size
         self.per_s = per_s
+        self.clock = clock
         self._levels: dict[Hashable, tuple[float, float]] = {}  # tokens, and when
 
     def take(self, who: Hashable, tokens: float = 1.0) -> float:
         """Take tokens; 0 if they were there, else how many seconds from now they will be."""
-        now = time.monotonic()
+        now = self.clock()
         level, then = self._levels.pop(who, (self.size, now))
         level = min(self.size, level + (now - then) * self.per_s)
         wait_s = max(0.0, (tokens - level) / self.per_s)

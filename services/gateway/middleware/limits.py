@@ -33,13 +33,17 @@ class Bounded:
 
     app: ASGIApp
     max_file_bytes: int
+    silence_s: float = SILENCE_S
+    slow_start_s: float = _SLOW_START_S
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http" or scope["method"] not in _WITH_BODY:
             return await self.app(scope, receive, send)
         is_upload = _UPLOAD.fullmatch(scope["path"]) is not None
-        body = _Files(receive, self.max_file_bytes) if is_upload else _Json(receive)
+        body: _Files | _Json = _Json(receive, self.silence_s)
+        if is_upload:
+            body = _Files(receive, self.silence_s, self.slow_start_s, self.max_file_bytes)
         coding = Headers(scope=scope).get("content-encoding") or "identity"
         is_plain = coding.lower() == "identity"
         await self.app(scope, body.receive if is_plain else _refusing(coding), send)
@@ -48,6 +52,8 @@ class Bounded:
 @dataclass
 class _Files:
     client: Receive
+    silence_s: float
+    slow_start_s: float
     max_bytes: int
     read: int = 0
     waited_s: float = 0.0
@@ -58,13 +64,13 @@ class _Files:
         if self.is_whole:
             return await self.client()
         began = time.monotonic()
-        message = await _in_time(self.client)
+        message = await _in_time(self.client, self.silence_s)
         self.waited_s += time.monotonic() - began
         self.is_whole = not message.get("more_body", False)
         self.read += len(message.get("body", b""))
         if self.read > self.max_bytes + _MULTIPART_HEAD_BYTES:
             raise too_large("file", self.max_bytes)
-        due = (self.waited_s - _SLOW_START_S) * _FILE_BYTES_PER_S
+        due = (self.waited_s - self.slow_start_s) * _FILE_BYTES_PER_S
         if not self.is_whole and self.read < due:
             raise _late(f"less than {_FILE_BYTES_PER_S:,} bytes a second came")
         return message
@@ -73,6 +79,7 @@ class _Files:
 @dataclass
 class _Json:
     client: Receive
+    silence_s: float
     is_whole: bool = False
 
     async def receive(self) -> Message:
@@ -81,7 +88,7 @@ class _Json:
             return await self.client()
         body = bytearray()
         while not self.is_whole:
-            message = await _in_time(self.client)
+            message = await _in_time(self.client, self.silence_s)
             if message["type"] == "http.disconnect":
                 return message
             body += message.get("body", b"")
@@ -100,12 +107,12 @@ def _refusing(coding: str) -> Receive:
     return receive
 
 
-async def _in_time(receive: Receive) -> Message:
+async def _in_time(receive: Receive, silence_s: float) -> Message:
     try:
-        async with asyncio.timeout(SILENCE_S):
+        async with asyncio.timeout(silence_s):
             return await receive()
     except TimeoutError as error:
-        raise _late(f"nothing came for {SILENCE_S:g} s") from error
+        raise _late(f"nothing came for {silence_s:g} s") from error
 
 
 def _late(why: str) -> Problem:

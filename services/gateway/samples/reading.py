@@ -36,6 +36,7 @@ class SampleQuery(SampleFilter):
 class Samples:
     """The sample stores of jobs; the indexes of those last asked for stay in memory."""
 
+    patience_s: float = _PATIENCE_S  # a search that takes longer answers what it has
     _indexes: OrderedDict[Path, Index] = field(default_factory=OrderedDict)
 
     async def page(self, job_dir: Path, query: SampleQuery) -> bytes:
@@ -44,7 +45,7 @@ class Samples:
         Raises:
             Problem: 400 if the cursor is not one of this list.
         """
-        return await asyncio.to_thread(_page, self._index(job_dir), query)
+        return await asyncio.to_thread(_page, self._index(job_dir), query, self.patience_s)
 
     async def group(self, job_dir: Path, key: str) -> bytes:
         """A group as JSON.
@@ -66,11 +67,11 @@ def _group(index: Index, key: str) -> bytes:
     return group_json(*index.find(key), tokenizer_of(index.folder))
 
 
-def _page(index: Index, query: SampleQuery) -> bytes:
+def _page(index: Index, query: SampleQuery, patience_s: float) -> bytes:
     catalog = index.catalog()
     rows = catalog.select(query, query.order, query.after)
     holds = _always if query.text is None else _Search(index, catalog, query.text).holds
-    found, last, has_more = _take(rows.tolist(), query.limit, holds)
+    found, last, has_more = _take(rows.tolist(), query.limit, holds, patience_s)
     data = [catalog.response(row) for row in found]
     page = {
         "object": "list",
@@ -84,14 +85,14 @@ def _page(index: Index, query: SampleQuery) -> bytes:
 
 
 def _take(
-    rows: Iterable[int], limit: int, holds: Callable[[int], bool]
+    rows: Iterable[int], limit: int, holds: Callable[[int], bool], patience_s: float
 ) -> tuple[list[int], int | None, bool]:
     """Up to ``limit`` rows that hold, the last one looked at, and whether others are left.
 
     Stops early where looking takes long.
     """
     found: list[int] = []
-    last, deadline = None, time.monotonic() + _PATIENCE_S
+    last, deadline = None, time.monotonic() + patience_s
     for row in rows:
         if len(found) == limit or (last is not None and time.monotonic() > deadline):
             return found, last, True

@@ -133,6 +133,7 @@ def track(
     find_jobs: Callable[[], Iterable[Json]],
     *,
     until_all_ended: bool,
+    pause_s: float = _PAUSE_S,
 ) -> None:
     """Write what jobs tell to every target, for ever or until they have ended.
 
@@ -162,7 +163,7 @@ def track(
                 if not is_away:
                     print(f"weir: {error}; this goes on when it answers", file=sys.stderr)
                 is_away = True
-            time.sleep(_PAUSE_S)
+            time.sleep(pause_s)
     finally:
         for one in tracks.values():
             one.leave()
@@ -185,6 +186,7 @@ class BegunJobs:
     """
 
     weir: WeirClient
+    page: int = _PAGE
     _unfinished: set[str] | None = None
 
     def __call__(self) -> list[Json]:
@@ -218,7 +220,7 @@ class BegunJobs:
 
     def _page(self, after: str | None) -> list[Json]:
         try:
-            return self.weir.jobs(_PAGE, after=after)
+            return self.weir.jobs(self.page, after=after)
         except WeirError as error:
             if error.param != "after":
                 raise

@@ -41,7 +41,7 @@ def weir(
     here: Path, *arguments: str, most_bytes: int | None = None, **variables: str
 ) -> tuple[int, str, str]:
     process = start_weir(here, *arguments, most_bytes=most_bytes, **variables)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     return process.returncode, out, err
 
 

@@ -49,7 +49,7 @@ class Stack:
 
     def http(self, key: str | None = KEY) -> httpx.Client:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=20)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=60)
 
     def exchange(self, work: Callable[[Exchange], Awaitable[T]]) -> T:
         async def connected() -> T:
@@ -78,7 +78,7 @@ def a_gateway(
         yield Stack(server, url, folder / "data", folder / "models")
     finally:
         process.terminate()
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=60) == 0
 
 
 def start_gateway(
@@ -121,12 +121,14 @@ def a_grader(stack: Stack) -> Iterator[None]:
     process = subprocess.Popen([sys.executable, "-m", "services.grader"], env=environment)
     try:
         wait_until_ready(f"http://127.0.0.1:{port}")
+        deadline = time.monotonic() + 60
         while not _tells_what_it_offers(stack):
+            assert time.monotonic() < deadline
             time.sleep(0.1)
         yield
     finally:
         process.terminate()
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=60) == 0
 
 
 def _tells_what_it_offers(stack: Stack) -> bool:
@@ -220,7 +222,7 @@ def reinforcement(**settings: Any) -> dict[str, Any]:
 
 
 def wait_until_ready(url: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             if httpx.get(f"{url}/readyz").status_code == 200:

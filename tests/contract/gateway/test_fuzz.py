@@ -1,27 +1,32 @@
-"""Random requests, a small sample: the commands of `tests/fuzz` try thousands."""
+"""Random requests: a small sample, and thousands with `make test-long`."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.contract.gateway.stack import Stack
-from tests.contract.valkey_server import Server
-from tests.fuzz.bodies import try_bodies
+from tests.contract.gateway.stack import Stack, a_grader
+from tests.fuzz.bodies import try_bodies, try_trials
 from tests.fuzz.described import try_requests
 
 pytestmark = pytest.mark.redis
+long = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 
-def test_no_body_breaks_the_gateway_or_queues_what_it_refused(
-    own_server: Server, tmp_path: Path
-) -> None:
-    found = try_bodies(own_server, tmp_path, seed=1, numbers=range(200))
+@pytest.mark.parametrize("count", [150, pytest.param(20_000, marks=long)])
+def test_no_body_breaks_the_gateway_or_queues_what_it_refused(stack: Stack, count: int) -> None:
+    found = try_bodies(stack, seed=1, numbers=range(count))
     assert found.faults == []
-    assert {status for _, status in found.statuses} >= {200, 400, 413}
+    assert set(found.statuses) >= {200, 400, 413}
 
 
-def test_every_answer_is_one_that_the_document_describes(stack: Stack) -> None:
-    answers = try_requests(stack, count=100, number=1)
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_no_body_breaks_a_trial(stack: Stack) -> None:
+    with a_grader(stack):
+        assert try_trials(stack, seed=1, numbers=range(2_000)).faults == []
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(5_000, marks=long)])
+def test_every_answer_is_one_that_the_document_describes(stack: Stack, count: int) -> None:
+    answers = try_requests(stack, count=count, number=1)
     assert {status for _, status in answers} >= {200, 400, 401}

@@ -61,18 +61,7 @@ def test_a_group_is_shown_with_its_responses(http: httpx.Client, job_id: str) ->
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("step", "-1"),
-        ("step", "two"),
-        ("purpose", "fun"),
-        ("correct", "perhaps"),
-        ("order", "best"),
-        ("after", "train:0/0"),
-        ("limit", "0"),
-        ("limit", "1001"),
-        ("text", ""),
-        ("colour", "red"),
-    ],
+    [("step", "-1"), ("purpose", "fun"), ("after", "train:0/0"), ("limit", "0"), ("colour", "red")],
 )
 def test_a_query_that_makes_no_sense_is_refused_by_the_name_of_its_part(
     http: httpx.Client, job_id: str, name: str, value: str

@@ -20,7 +20,7 @@ from tests.contract.valkey_server import Server
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ("--no-sandbox", "--disable-background-networking")
-_PATIENCE_MS = 20_000
+_PATIENCE_MS = 60_000
 expect.set_options(timeout=_PATIENCE_MS)
 
 

@@ -29,10 +29,6 @@ def test_smoothing_begins_at_the_first_value_and_passes_over_gaps(call: Any) -> 
     assert second == pytest.approx((0.5 * 0.5 * 2 + 0.5 * 4) / 0.75)
 
 
-def test_stacked_curves_stand_on_each_other_and_a_gap_adds_nothing(call: Any) -> None:
-    assert call("data/series", "stacked", [[1, 2], [None, 3]]) == [[1, 2], [1, 5]]
-
-
 def test_a_text_is_cut_at_tokens_and_marks_in_characters_beyond_the_first_plane(
     call: Any,
 ) -> None:
@@ -86,14 +82,6 @@ def test_a_number_has_about_three_digits(call: Any, value: float | None, shown: 
     assert call("shell/format", "number", value) == shown
 
 
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [(0, "0.0 s"), (0.0042, "5 ms"), (9.96, "10.0 s"), (95, "95 s"), (600, "10 min")],
-)
-def test_a_time_is_told_in_its_own_unit(call: Any, seconds: float, shown: str) -> None:
-    assert call("shell/format", "duration", seconds) == shown
-
-
 def test_what_was_measured_on_no_token_is_a_gap_in_its_curve(page: Page) -> None:
     page.goto("/")
     script = """async (steps) => {
@@ -107,8 +95,3 @@ def test_what_was_measured_on_no_token_is_a_gap_in_its_curve(page: Page) -> None
         {"step": 2, "parity_tokens": 0},
     ]
     assert page.evaluate(script, told) == [[1, 2], [2e-6, None]]
-
-
-def test_a_link_holds_its_query_and_leaves_out_what_is_not_set(call: Any) -> None:
-    link = call("shell/router", "href", ["jobs", "a/b"], {"text": "1&2", "none": None, "empty": ""})
-    assert link == "#/jobs/a%2Fb?text=1%262"

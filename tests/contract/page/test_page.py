@@ -9,9 +9,9 @@ import httpx
 import pytest
 from playwright.sync_api import BrowserContext, Dialog, Page, Route, expect
 
-from tests.contract.gateway.stack import KEY, TASKS, a_gateway
+from tests.contract.gateway.stack import KEY, TASKS
 from tests.contract.page import story
-from tests.contract.page.conftest import Site, watched
+from tests.contract.page.conftest import Site
 
 pytestmark = pytest.mark.redis
 
@@ -32,12 +32,6 @@ process = "equation_steps"
 steps = 30
 groups_per_step = 4
 """
-
-LOOKS_AT_ONE = (
-    "-c",
-    "import runpy; from services.gateway.samples import reading; reading._PATIENCE_S = 0; "
-    "runpy.run_module('services.gateway', run_name='__main__')",
-)
 
 
 @pytest.fixture(scope="module")
@@ -63,21 +57,6 @@ def test_a_wrong_key_is_refused_and_the_right_one_opens(
     page.evaluate("sessionStorage.setItem('weir.key', 'revoked')")
     page.get_by_role("link", name="Jobs").click()
     expect(page.get_by_label("API key")).to_be_visible()
-
-
-def test_a_remembered_key_opens_another_tab(context: BrowserContext, site: Site) -> None:
-    page = context.new_page()
-    page.goto("/")
-    page.get_by_label("API key").fill(KEY)
-    page.get_by_label("Remember it").check()
-    page.get_by_role("button", name="Open").click()
-    expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
-    other = context.new_page()
-    other.goto("/")
-    expect(other.get_by_role("heading", name="Jobs")).to_be_visible()
-    other.get_by_role("button", name="Forget key").click()
-    expect(other.get_by_label("API key")).to_be_visible()
-    assert other.evaluate("localStorage.length") == 0
 
 
 def test_a_pasted_recipe_shows_its_plan_and_becomes_a_job(
@@ -144,30 +123,6 @@ def test_a_hidden_page_gives_up_its_line_and_catches_up_when_it_is_seen(
     expect(value).to_have_text(f"{event.data['reward']:.3f}")
 
 
-def test_every_number_of_the_steps_can_be_chosen_smoothed_and_kept_in_a_link(
-    page: Page, run: str
-) -> None:
-    page.goto(f"/#/jobs/{run}")
-    page.get_by_text(re.compile("Curves: ")).click()
-    page.get_by_label("mismatch kl").check()
-    expect(page.get_by_role("heading", name="mismatch kl")).to_be_visible()
-    page.get_by_label("Smoothing").fill("0.9")
-    page.get_by_label("Log axis").check()
-    page.reload()
-    expect(page.get_by_role("heading", name="mismatch kl")).to_be_visible()
-    expect(page.get_by_label("Log axis")).to_be_checked()
-    assert "smooth=0.9" in page.url
-
-
-def test_a_chart_tells_its_values_to_the_keyboard(page: Page, run: str) -> None:
-    first, *_ = story.step_events(run, range(1, 2))
-    page.goto(f"/#/jobs/{run}?smooth=0&curves=accuracy")
-    page.get_by_role("img", name=re.compile("accuracy")).focus()
-    page.keyboard.press("Home")
-    expect(page.locator(".curve .value")).to_have_text(f"{first.data['accuracy']:.3f}")
-    expect(page.locator(".curve header")).to_contain_text("step 1")
-
-
 def test_two_jobs_are_chosen_and_compared_in_one_chart(page: Page, site: Site, run: str) -> None:
     other = site.a_run("other", done=12, state="succeeded")
     page.goto("/#/")
@@ -219,26 +174,27 @@ def test_samples_are_filtered_and_one_is_opened_with_its_grades(page: Page, run:
     expect(page.locator(".mark.wrong sup").first).to_have_text("✗")
 
 
-def test_a_search_goes_on_by_itself_until_it_finds_something(
-    page: Page, site: Site, run: str
-) -> None:
+def test_a_search_goes_on_by_itself_until_it_finds_something(page: Page, run: str) -> None:
     held: list[Route] = []
-    with a_gateway(site.stack.server, site.stack.data_dir.parent, LOOKS_AT_ONE) as impatient:
-        samples = f"{impatient.url}/#/jobs/{run}/samples?step=1"
-        page.route(re.compile("text=.*after="), lambda route: held.append(route), times=1)
-        page.goto(f"{samples}&text=46-")  # only the oldest group of the step holds it
-        expect(page.get_by_role("status")).to_have_text("Searching…")
-        expect(page.get_by_role("button", name="More")).to_have_count(0)
-        while not held:
-            page.wait_for_timeout(10)
-        held[0].continue_()
-        rows = page.locator(".samples tbody tr")
-        expect(rows).to_have_count(1)
-        expect(rows.get_by_role("link")).to_have_attribute("aria-label", "train:16/0")
-        page.get_by_role("button", name="More").click()
-        expect(rows).to_have_count(2)
-        page.goto(f"{samples}&task=arithmetic-016&text=nowhere")
-        expect(page.get_by_role("status")).to_have_text("No sample is like that.")
+
+    def takes_long(route: Route) -> None:
+        """At first the gateway has found nothing, and says where to go on."""
+        url, _, place = route.request.url.partition("&after=")
+        if place:
+            held.append(route)
+            return
+        route.fulfill(json=route.fetch(url=url).json() | {"data": [], "has_more": True})
+
+    page.route(re.compile("text="), takes_long)
+    with page.expect_request(re.compile("text=.*after=")):
+        page.goto(f"/#/jobs/{run}/samples?step=1&text=46-")  # a few groups of the step hold it
+    expect(page.get_by_role("status")).to_have_text("Searching…")
+    expect(page.get_by_role("button", name="More")).to_have_count(0)
+    held[0].continue_(url=held[0].request.url.partition("&after=")[0])
+    rows = page.locator(".samples tbody tr")
+    expect(rows.first).to_be_visible()
+    page.goto(f"/#/jobs/{run}/samples?step=1&task=nobody")
+    expect(page.get_by_role("status")).to_have_text("No sample is like that.")
 
 
 def test_tokens_are_coloured_by_what_is_chosen_and_tell_their_numbers(page: Page, run: str) -> None:
@@ -276,14 +232,6 @@ def test_keys_go_from_group_to_group_of_the_list_and_say_what_they_do(page: Page
     expect(page.get_by_label("Order")).to_have_value("oldest")
 
 
-def test_the_answers_to_one_task_stand_in_a_row_of_steps(page: Page, run: str) -> None:
-    page.goto(f"/#/jobs/{run}/samples?task=arithmetic-003&order=oldest")
-    columns = page.locator(".timeline a")
-    expect(columns).to_have_count(3)
-    columns.last.click()
-    expect(page.locator("h2.key")).to_have_text("train:51")
-
-
 def test_evaluations_time_ledger_events_and_recipe_are_told(page: Page, run: str) -> None:
     page.goto(f"/#/jobs/{run}/evaluations")
     expect(page.get_by_role("region", name="Results")).to_contain_text("95 % interval")
@@ -296,16 +244,6 @@ def test_evaluations_time_ledger_events_and_recipe_are_told(page: Page, run: str
     expect(page.get_by_text("evaluation at step 30")).to_be_visible()
     page.get_by_role("link", name="Recipe").click()
     expect(page.get_by_text("lambda_process")).to_be_visible()
-
-
-def test_evaluations_on_further_files_have_a_chart_and_a_table_each(page: Page, site: Site) -> None:
-    job_id = site.a_run("further files", done=30)
-    for step in (0, 30):
-        site.tell(job_id, story.evaluation_event(job_id, step, step / 40, name="hard"))
-    page.goto(f"/#/jobs/{job_id}/evaluations")
-    for name in ("held-out tasks", "hard"):
-        expect(page.get_by_role("heading", name=f"Accuracy on {name}, with")).to_be_visible()
-    expect(page.get_by_role("region", name="Results on hard")).to_contain_text("95 % interval")
 
 
 def test_what_a_model_writes_is_text_and_never_markup(
@@ -347,15 +285,18 @@ def test_a_view_that_a_gateway_does_not_have_says_so(
     faults.clear()
 
 
-def test_the_colours_follow_the_button_over_a_reload(
-    context: BrowserContext, page: Page, run: str
+def test_the_last_step_and_an_evaluation_long_before_it_are_told(
+    site: Site, http: httpx.Client
 ) -> None:
-    page.goto(f"/#/jobs/{run}")
-    paper = "getComputedStyle(document.body).backgroundColor"
-    light = page.evaluate(paper)
-    page.get_by_role("button", name="Dark colours").click()
-    dark = page.evaluate(paper)
-    assert light != dark
-    other = watched(context.new_page(), [])
-    other.goto("/")
-    assert other.evaluate(paper) == dark
+    job_id = site.submit("latest")
+    nothing = http.get(f"/v1/page/jobs/{job_id}/latest").json()
+    assert (nothing["metrics"], nothing["evaluation"], nothing["rewards"]) == (None, None, [])
+    site.tell(job_id, story.evaluation_event(job_id, 0, 0.4))
+    events = list(story.step_events(job_id, range(1, 151)))
+    site.tell(job_id, *events, story.an_event(job_id, "last", "a message"))
+    told = http.get(f"/v1/page/jobs/{job_id}/latest").json()
+    assert told["metrics"] == events[-1].data
+    assert told["rewards"] == [event.data["reward"] for event in events[-40:]]
+    assert told["evaluation"]["step"] == 0
+    assert "per_task" not in told["evaluation"]
+    assert http.get("/v1/page/jobs/ftjob-none/latest").status_code == 404

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,45 +56,12 @@ def test_tasks_that_rise_together_narrow_the_interval() -> None:
     assert unpaired.gain - unpaired.low == pytest.approx(0.1 * 2**0.5)
 
 
-def test_tasks_that_move_apart_widen_it() -> None:
-    found = compare(a_result([0, 1] * 10), a_result([1, 0] * 10))
-    assert found is not None
-    assert found.high - found.gain == pytest.approx(0.1 * (2 + 40 / 21) ** 0.5)
-
-
 def test_the_lower_bound_takes_the_first_ones_upper_margin() -> None:
     first = a_result([1, 1, 0, 0], margins=(0.0, 0.3))
     last = a_result([1, 1, 1, 1], margins=(0.4, 0.0))
     found = compare(first, last)
     assert found is not None
     assert (found.low, found.high) == pytest.approx((0.0, 0.5))
-
-
-def test_two_evaluations_that_agree_are_no_proof_of_equality() -> None:
-    found = compare(a_result([1, 0, 1, 0]), a_result([1, 0, 1, 0]))
-    assert found is not None
-    assert found.low < found.gain == 0 < found.high
-
-
-def test_only_tasks_that_both_could_grade_are_compared() -> None:
-    first, last = a_result([1, 0, 0, 0]), a_result([1, 1, 0, 0])
-    del last["per_task"]["t0"]
-    last |= {"tasks": 3, "accuracy": 1 / 3}
-    found = compare(first, last)
-    assert found is not None
-    assert (found.tasks, found.gain) == (3, pytest.approx(1 / 3))
-
-
-@pytest.mark.parametrize("tasks", [0, 1])
-def test_fewer_than_two_tasks_are_no_comparison(tasks: int) -> None:
-    first, last = a_result([1, 0, 0]), a_result([1, 1, 0])
-    last["per_task"] = {name: last["per_task"][name] for name in list(last["per_task"])[:tasks]}
-    assert compare(first, last) is None
-
-
-def test_an_evaluation_without_an_interval_is_no_comparison() -> None:
-    alone = {"tasks": 1, "accuracy": 1.0, "accuracy_low": None, "accuracy_high": None}
-    assert compare(alone, alone) is None
 
 
 @given(COUNTS, st.randoms())
@@ -111,16 +77,9 @@ def test_the_other_way_round_is_the_same_with_its_sign_changed(
     assert (back.gain, back.low, back.high) == pytest.approx((-there.gain, -there.high, -there.low))
 
 
-def test_over_many_tasks_it_is_the_interval_of_the_paired_differences() -> None:
-    random = np.random.default_rng(0)
-    before = random.beta(0.3, 0.7, 1000)
-    pairs = [random.binomial(4, before), random.binomial(4, before + 0.2 * (1 - before))]
-    margins = [1.96 * (counts / 4).std() / 1000**0.5 for counts in pairs]
-    first, last = (
-        a_result(counts.tolist(), 4, (margin, margin))
-        for counts, margin in zip(pairs, margins, strict=True)
-    )
-    half = 1.96 * ((pairs[1] - pairs[0]) / 4).std() / 1000**0.5
-    found = compare(first, last)
-    assert found is not None
-    assert (found.high - found.low) / 2 == pytest.approx(half, rel=0.01)
+def test_fewer_than_two_tasks_or_no_interval_are_no_comparison() -> None:
+    first, last = a_result([1, 0, 0]), a_result([1, 1, 0])
+    last["per_task"] = {"t0": last["per_task"]["t0"]}
+    assert compare(first, last) is None
+    alone = {"tasks": 1, "accuracy": 1.0, "accuracy_low": None, "accuracy_high": None}
+    assert compare(alone, alone) is None

@@ -8,9 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from services.gateway.cli.evaluations import (
-    all_evaluations_in,
     evaluation_line,
-    evaluations_in,
     evaluations_table,
     gain_line,
 )
@@ -64,12 +62,6 @@ def test_the_table_has_a_row_per_evaluation_and_a_column_per_k() -> None:
     ]
 
 
-def test_the_table_tolerates_an_evaluation_that_nothing_could_be_graded_in() -> None:
-    nothing = {"accuracy": None, "accuracy_low": None, "accuracy_high": None, "tasks": 0}
-    empty = a_result(0, 1, **nothing, process=None, response_length=None, truncated=None)
-    assert rows_of(empty)[1] == "0 0 40 - - 0.900 1.000 - - - 3 0"
-
-
 def test_groups_that_failed_are_shown_with_how_many_were_asked_for() -> None:
     some = a_result(0, 1, tasks=3, failed=7)
     assert rows_of(some)[1].endswith(" 3 7 of 10")
@@ -77,11 +69,6 @@ def test_groups_that_failed_are_shown_with_how_many_were_asked_for() -> None:
     untold = {name: value for name, value in some.items() if name not in {"asked", "failed"}}
     assert rows_of(untold)[1].endswith(" 3 -")
     assert evaluation_line(an_event(untold)).endswith("  length 12.2")
-
-
-def test_results_are_found_among_other_events() -> None:
-    events = [an_event(a_result(0, 1)), {"data": {"step": 1}}, an_event(a_result(2, 2))]
-    assert [result["step"] for result in evaluations_in(events)] == [0, 2]
 
 
 def test_the_gain_is_from_the_first_to_the_last_and_says_how_it_was_compared() -> None:
@@ -95,32 +82,3 @@ def test_the_gain_is_from_the_first_to_the_last_and_says_how_it_was_compared() -
     unpaired = gain_line(results)
     assert unpaired is not None
     assert "(unpaired" in unpaired
-
-
-def test_there_is_no_gain_without_two_evaluations_of_two_tasks() -> None:
-    nothing = a_result(3, 0, accuracy=None, accuracy_low=None, accuracy_high=None)
-    assert gain_line([]) is None
-    assert gain_line([a_result(0, 1)]) is None
-    assert gain_line([a_result(0, 1), nothing]) is None
-
-
-def test_an_evaluation_has_a_line_with_its_largest_k() -> None:
-    assert evaluation_line(an_event(a_result(4, 2, process=0.0))) == (
-        "evaluation at step 4  accuracy 0.500 (0.375 to 0.625)  pass@4 1.000  process 0.000  "
-        "length 12.2"
-    )
-
-
-def test_evaluations_on_further_files_have_rows_with_their_names() -> None:
-    easy = {**an_event(a_result(4, 3)), "type": "message"}
-    easy["data"] = {"step": 4, "other_evaluation": a_result(4, 3, name="easy")}
-    results = all_evaluations_in([an_event(a_result(0, 2)), easy])
-    assert [result.get("name") for result in results] == [None, "easy"]
-    assert evaluations_in([easy]) == []
-    console = Console(width=200, file=io.StringIO())
-    console.print(evaluations_table(results))
-    rows = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert [row.split()[:2] for row in rows if row.split()][-2:] == [
-        ["held_out", "0"],
-        ["easy", "4"],
-    ]

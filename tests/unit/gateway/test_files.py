@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,92 +46,6 @@ def test_a_file_whose_description_was_lost_is_not_listed_until_it_is_uploaded_ag
     assert {stored.id for stored in shelf.all()} == {lost.id, kept.id}
 
 
-@pytest.mark.parametrize("left", [None, TASK[:5]])
-def test_a_file_whose_content_was_lost_is_told_as_such_until_it_is_uploaded_again(
-    tmp_path: Path, left: bytes | None
-) -> None:
-    shelf = FileShelf(tmp_path)
-    lost = put(shelf, "lost.jsonl")
-    spoil(shelf.path(lost.id), left)
-    with pytest.raises(Problem, match="upload it again, or delete it") as caught:
-        shelf.content(lost.id)
-    assert caught.value.status_code == 404
-    assert not shelf.is_whole(lost)
-    assert put(shelf, "lost.jsonl") == lost
-    assert shelf.content(lost.id).read_bytes() == TASK
-    assert shelf.is_whole(lost)
-
-
-@pytest.mark.parametrize(
-    ("said", "changed"),
-    [('"tasks":1', '"tasks":0'), ('"bytes":46', '"bytes":45'), ('"id":"file-', '"id":"file-0')],
-)
-def test_what_a_description_says_wrong_is_mended_by_the_next_upload(
-    tmp_path: Path, said: str, changed: str
-) -> None:
-    shelf = FileShelf(tmp_path)
-    file = put(shelf, "wrong.jsonl")
-    description = tmp_path / f"{file.id}.json"
-    assert said in description.read_text()
-    description.write_text(description.read_text().replace(said, changed))
-    assert shelf.find(file.id) != file
-    assert put(shelf, "wrong.jsonl") == file
-    assert shelf.find(file.id) == file
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_a_link_is_no_content(tmp_path: Path) -> None:
-    shelf = FileShelf(tmp_path / "files")
-    file = put(shelf, "link.jsonl")
-    shelf.path(file.id).rename(tmp_path / "elsewhere")
-    shelf.path(file.id).symlink_to(tmp_path / "elsewhere")
-    assert not shelf.is_whole(file)
-
-
-def test_a_file_whose_content_was_lost_can_be_deleted(tmp_path: Path) -> None:
-    shelf = FileShelf(tmp_path)
-    lost = put(shelf, "lost.jsonl")
-    shelf.path(lost.id).unlink()
-    shelf.delete(lost.id)
-    assert list(tmp_path.iterdir()) == []
-
-
-STRANGE: dict[str, Callable[[Path], None]] = {
-    "a folder": Path.mkdir,
-    "a link to itself": lambda path: path.symlink_to(path),
-    "a link to nowhere": lambda path: path.symlink_to(path.with_name("nowhere")),
-    "a pipe": os.mkfifo,
-}
-
-
-@pytest.mark.parametrize("what", STRANGE)
-def test_what_is_no_file_hides_no_other(
-    tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    shelf, strange = FileShelf(tmp_path), f"file-{0:024x}"
-    kept = put(shelf, "kept.jsonl")
-    STRANGE[what](tmp_path / f"{strange}.json")
-    assert shelf.all() == [kept]
-    assert shelf.find(strange) is None
-    assert f"{strange}.json" in str([vars(record) for record in caplog.records])
-
-
-def spoil(path: Path, left: bytes | None) -> None:
-    path.unlink()
-    if left is not None:
-        path.write_bytes(left)
-
-
-def test_a_file_of_an_earlier_release_is_listed(tmp_path: Path) -> None:
-    name = "file-" + "0" * 24
-    (tmp_path / f"{name}.json").write_text(
-        f'{{"id":"{name}","object":"file","bytes":3,"created_at":1,"filename":"a.jsonl",'
-        '"purpose":"fine-tune","status":"processed","tasks":1}'
-    )
-    (found,) = FileShelf(tmp_path).all()
-    assert (found.id, found.expires_at, found.columns) == (name, None, None)
-
-
 def test_of_two_uploads_of_a_file_the_longer_one_counts(tmp_path: Path) -> None:
     shelf = FileShelf(tmp_path)
     assert put(shelf, "a", expires_at=100).expires_at == 100
@@ -152,28 +64,6 @@ def test_files_expire_at_their_time(tmp_path: Path) -> None:
     assert shelf.expired() == [past.id]
 
 
-def test_a_list_of_many_files_reads_only_what_is_new(tmp_path: Path) -> None:
-    shelf, written = FileShelf(tmp_path), put(FileShelf(tmp_path), "first")
-    for number in range(1000):
-        changed = written.model_copy(update={"id": f"file-{number:024x}", "created_at": number})
-        (tmp_path / f"{changed.id}.json").write_text(changed.model_dump_json())
-    first, again = (_cpu_seconds_of_a_list(shelf) for _ in range(2))
-    assert again < first / 2
-    os.utime(tmp_path, (1, 1))  # long ago
-    _cpu_seconds_of_a_list(shelf)
-    assert _cpu_seconds_of_a_list(shelf) < first / 50
-    shelf.path(f"file-{5:024x}").touch()
-    shelf.delete(f"file-{5:024x}")
-    assert len(shelf.all()) == 1000
-
-
-def _cpu_seconds_of_a_list(shelf: FileShelf) -> float:
-    began = time.process_time()
-    newest, *_ = shelf.all()
-    assert newest.created_at == 999
-    return time.process_time() - began
-
-
 def test_what_a_killed_gateway_left_goes(tmp_path: Path) -> None:
     shelf = FileShelf(tmp_path)
     kept = put(shelf, "kept")
@@ -184,34 +74,57 @@ def test_what_a_killed_gateway_left_goes(tmp_path: Path) -> None:
     assert shelf.all() == [kept]
 
 
-def test_of_a_file_whose_description_finds_no_room_nothing_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("left", [None, TASK[:5]])
+def test_a_file_whose_content_was_lost_is_told_as_such_until_it_is_uploaded_again(
+    tmp_path: Path, left: bytes | None
 ) -> None:
-    def full(path: Path, text: str) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    shelf = FileShelf(tmp_path)
+    lost = put(shelf, "lost.jsonl")
+    shelf.path(lost.id).unlink()
+    if left is not None:
+        shelf.path(lost.id).write_bytes(left)
+    with pytest.raises(Problem) as caught:
+        shelf.content(lost.id)
+    assert (caught.value.status_code, caught.value.code) == (404, "content_lost")
+    assert put(shelf, "lost.jsonl") == lost
+    assert shelf.content(lost.id).read_bytes() == TASK
 
-    monkeypatch.setattr("services.gateway.files.shelf.write_through", full)
-    with pytest.raises(OSError, match="No space"):
-        put(FileShelf(tmp_path), "t.jsonl")
-    assert list(tmp_path.iterdir()) == []
+
+class CountingShelf(FileShelf):
+    """A shelf that counts the descriptions that it reads."""
+
+    reads = 0
+
+    def find(self, file_id: str) -> StoredFile | None:
+        self.reads += 1
+        return super().find(file_id)
 
 
-def test_content_that_a_crash_left_without_a_description_expires(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_of_many_files_reads_only_what_is_new(tmp_path: Path) -> None:
+    shelf, written = CountingShelf(tmp_path), put(FileShelf(tmp_path), "first")
+    for number in range(1, 10):
+        other = written.model_copy(update={"id": f"file-{number:024x}"})
+        (tmp_path / f"{other.id}.json").write_text(other.model_dump_json())
+    for _ in range(2):
+        assert len(shelf.all()) == 10
+    assert shelf.reads == 10
+    os.utime(tmp_path / f"file-{5:024x}.json", (1, 1))
+    shelf.delete(f"file-{6:024x}")
+    assert len(shelf.all()) == 9
+    assert shelf.reads == 11
+
+
+def test_content_that_a_crash_left_without_a_description_expires(tmp_path: Path) -> None:
     shelf = FileShelf(tmp_path)
     orphan, damaged, kept = (put(shelf, name) for name in ("orphan", "damaged", "kept"))
     (tmp_path / f"{orphan.id}.json").unlink()
     (tmp_path / f"{damaged.id}.json").write_text("")
     (tmp_path / "file-of-a-person.jsonl").write_bytes(TASK)
-    shelf.path(f"file-{0:024x}").mkdir()
     assert shelf.expired() == []  # its upload may be about to describe it
-    later = time.time() + 3601
-    monkeypatch.setattr(time, "time", lambda: later)
-    assert shelf.expired() == [orphan.id]
-    shelf.delete(orphan.id)
-    assert shelf.expired() == []
-    assert not shelf.path(orphan.id).exists()
+    an_hour_later = FileShelf(tmp_path, orphaned_s=-60)
+    assert an_hour_later.expired() == [orphan.id]
+    an_hour_later.delete(orphan.id)
+    assert an_hour_later.expired() == []
     assert shelf.path(damaged.id).exists()
     assert shelf.all() == [kept]
 
@@ -220,10 +133,8 @@ def test_content_that_a_crash_left_without_a_description_expires(
     ("sent", "name"),
     [
         ("../../etc/passwd", "passwd"),
-        ("C:\\data\\t.jsonl", "t.jsonl"),
-        ("a\0b\r\nX: y.jsonl", "abX: y.jsonl"),
+        ("C:\\data\\a\0b\r\n.jsonl", "ab.jsonl"),
         ("é" * 300 + ".jsonl", "é" * 124 + ".jsonl"),
-        ("", "tasks.jsonl"),
         ("\ud800", "tasks.jsonl"),
     ],
 )
@@ -237,25 +148,12 @@ def test_a_name_is_what_can_be_shown_of_it(sent: str, name: str) -> None:
         ({}, "purpose"),
         ({"purpose": "batch"}, "purpose"),
         ({"purpose": "fine-tune", "expires_after[seconds]": "4000"}, "expires_after.anchor"),
-        ({"purpose": "fine-tune", "expires_after[anchor]": "created_at"}, "expires_after.seconds"),
-        (
-            {
-                "purpose": "fine-tune",
-                "expires_after[anchor]": "created_at",
-                "expires_after[seconds]": "3599",
-            },
-            "expires_after.seconds",
-        ),
-        ({"purpose": "fine-tune", "expires_after": "1"}, "expires_after"),
-        ({"purpose": "fine-tune", "purpose[a]": "1"}, "purpose[a]"),
+        (HOUR | {"expires_after[seconds]": "3599"}, "expires_after.seconds"),
         (HOUR | {"xexpires_after[seconds]": "4000"}, "xexpires_after[seconds]"),
-        (HOUR | {"expires_after[seconds": "4000"}, "expires_after[seconds"),
-        (HOUR | {"expires_after[seconds]x": "4000"}, "expires_after[seconds]x"),
         ({"purpose": "fine-tune", "file": "text"}, "file"),
     ],
 )
 def test_a_wrong_field_of_a_form_is_named(fields: dict[str, str], param: str) -> None:
     with pytest.raises(Problem) as caught:
         wish_of(fields)
-    assert caught.value.status_code == 400
-    assert caught.value.param == param
+    assert (caught.value.status_code, caught.value.param) == (400, param)

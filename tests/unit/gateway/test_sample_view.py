@@ -9,9 +9,9 @@ from rich.console import Console
 
 from services.gateway.samples.catalog import catalog_of
 from services.gateway.samples.group import group_json
-from services.gateway.samples.view import group_view, samples_table
+from services.gateway.samples.view import group_view
 from tests.builders import a_graded_group, a_group, a_request, a_task
-from tests.sample_stores import failed_facts, response_facts, sample_facts, sampled_group
+from tests.sample_stores import failed_facts, sample_facts, sampled_group
 
 
 def printed(*parts: Any, color: bool = False) -> str:
@@ -26,19 +26,6 @@ def group_of(texts: list[str], grades: list[Grade], **task: Any) -> dict[str, An
     facts = sample_facts(0)
     sampled = sampled_group(facts, graded=a_graded_group(group, grades=grades))
     return json.loads(group_json(catalog_of("", [(0, facts)]).groups[0], sampled, None))
-
-
-def test_the_table_has_a_row_for_every_response() -> None:
-    facts = [
-        sample_facts(0, response_facts(accuracy=None, process=0.5, truncated=True, length=1234)),
-        failed_facts(1),
-    ]
-    catalog = catalog_of("", list(enumerate(facts)))
-    lines = printed(samples_table(map(catalog.response, range(2)))).splitlines()
-    assert " ".join(lines[1].split()) == (
-        "train:0/0 0 task-0 used - 0.50 1.000 +0.500 0.100 1,234 truncated"
-    )
-    assert " ".join(lines[2].split()) == "train:1 1 four deaths - - - - - -"
 
 
 def test_a_group_is_shown_with_its_task_grades_marks_and_comments() -> None:
@@ -64,14 +51,6 @@ def test_a_group_is_shown_with_its_task_grades_marks_and_comments() -> None:
         "outcome: no gold answer",
     ]
     assert "say \x1b[31m2+2=5\x1b[0m then" in printed(group_view(answer), color=True)
-
-
-def test_a_conversation_is_shown_turn_by_turn() -> None:
-    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
-    answer = group_of(
-        ["2", "3"], [Grade(outcome=Graded(value=1.0))] * 2, prompt=None, messages=turns
-    )
-    assert "system: Be brief.\nuser: 1+1?\n" in printed(group_view(answer))
 
 
 def test_a_group_that_failed_is_shown_with_the_reason() -> None:

@@ -95,12 +95,6 @@ def test_the_ledger_is_that_of_the_last_event_until_the_job_has_a_result() -> No
     assert told(story, "weir_job_groups_dropped", "train", "surplus") == 1
 
 
-def test_events_of_an_earlier_release_are_told_without_what_they_lack() -> None:
-    story = a_story(("step:1", 10, step(1, reward=1.0, groups=LEDGER)))
-    assert told(story, "weir_job_metric", "reward") == 1
-    assert told(story, "weir_job_phase_seconds_total", "train") is None
-
-
 def test_without_a_checkpoint_its_age_is_that_of_the_job() -> None:
     story = a_story(started_at=100.0)
     assert told(story, "weir_job_checkpoint_age_seconds", now=160.0) == 60
@@ -115,12 +109,3 @@ def test_a_story_that_is_not_read_to_its_end_tells_nothing_of_old() -> None:
     assert told(story, "weir_job_step") is None
     assert told(story, "weir_job_metric", "reward") is None
     assert told(story, "weir_job_steps") == 2
-
-
-def test_evaluations_on_further_files_are_told_by_name_beside_the_others() -> None:
-    story = a_story(("evaluation:4", 40, {"step": 4, "evaluation": {"accuracy": 0.5}}))
-    other = {"name": "easy", "step": 2, "accuracy": 0.75}
-    story.see(an_event("evaluation:2:easy", data={"step": 2, "other_evaluation": other}))
-    story.see(an_event("evaluation:6:easy", data={"step": 6, "other_evaluation": other}))
-    assert told(story, "weir_job_evaluation", "accuracy") == 0.5
-    assert told(story, "weir_job_evaluation", "easy/accuracy") == 0.75

@@ -51,34 +51,10 @@ def test_fields_take_the_places_of_the_recipes_paths() -> None:
     assert (recipe.tasks.train, recipe.tasks.held_out) == ("file-1", "file-2")
 
 
-@pytest.mark.parametrize(
-    ("epochs", "batch", "tasks", "steps"), [(1, 10, 100, 10), (3, 7, 100, 43), (1, 200, 3, 1)]
-)
-def test_epochs_become_as_many_steps_as_ask_for_every_task(
-    epochs: int, batch: int, tasks: int, steps: int
-) -> None:
-    method = hyperparameters(n_epochs=epochs, batch_size=batch)
-    _, recipe = a_recipe_of(TABLES, num_tasks=tasks, method=method)
-    assert (recipe.training.steps, recipe.training.groups_per_step) == (steps, batch)
-
-
-def test_epochs_count_with_the_recipes_own_batch() -> None:
-    tables = TABLES | {"training": {"groups_per_step": 25}}
-    _, recipe = a_recipe_of(tables, method=hyperparameters(n_epochs=1))
-    assert recipe.training.steps == 4
-
-
 def test_auto_leaves_the_recipes_own_value() -> None:
     tables = TABLES | {"training": {"steps": 9, "groups_per_step": 2}}
     _, recipe = a_recipe_of(tables, method=hyperparameters(n_epochs="auto", batch_size="auto"))
     assert (recipe.training.steps, recipe.training.groups_per_step) == (9, 2)
-
-
-def test_the_same_value_twice_is_no_contradiction() -> None:
-    tables = TABLES | {"training": {"steps": 1, "seed": 5}}
-    assert a_recipe_of(tables, seed=5)[1].training.seed == 5
-    with pytest.raises(Problem, match=r"seed: asks for recipe.training.seed = 6, but .* 5"):
-        a_recipe_of(tables, seed=6)
 
 
 def test_a_recipe_without_a_name_is_called_like_the_suffix() -> None:
@@ -98,29 +74,6 @@ def test_every_problem_is_told_at_once_and_the_first_one_is_the_param() -> None:
     ]
 
 
-def test_an_unsupported_setting_names_its_place_in_the_recipe() -> None:
-    with pytest.raises(ValidationError) as caught:
-        a_recipe_of(TABLES, method=hyperparameters(reasoning_effort="high"))
-    assert explain_body(caught.value) == [
-        "method.reinforcement.hyperparameters.reasoning_effort: not supported; use a system "
-        "message in the tasks, or recipe.model.prompt_template, instead"
-    ]
-    a_recipe_of(TABLES, method=hyperparameters(reasoning_effort="default"))
-
-
-def test_integrations_say_which_command_does_it() -> None:
-    wandb = [{"type": "wandb", "wandb": {"project": "maths"}}]
-    with pytest.raises(ValidationError, match="weir track JOB --to wandb:PROJECT"):
-        a_recipe_of(TABLES, integrations=wandb)
-    for none in (None, []):
-        a_recipe_of(TABLES, integrations=none)
-
-
-def test_hyperparameters_in_two_places_are_refused() -> None:
-    with pytest.raises(ValidationError, match="hyperparameters alone"):
-        a_recipe_of(TABLES, method=hyperparameters(n_epochs=1), hyperparameters={"batch_size": 1})
-
-
 def test_the_critics_path_is_resolved_and_left_alone_where_there_is_none() -> None:
     tables = TABLES | {"training": {"steps": 1}}
     with_critic = tables | {"algorithm": {"advantage": "gae"}, "critic": {"path": "value"}}
@@ -131,3 +84,64 @@ def test_the_critics_path_is_resolved_and_left_alone_where_there_is_none() -> No
     for others in (tables, with_critic | {"critic": {}}):
         _, recipe = a_recipe_of(others)
         assert with_critic_folder(recipe, lambda path: f"/models/{path}") == recipe
+
+
+HYPER = "method.reinforcement.hyperparameters"
+STEPS = {"training": {"steps": 1}}
+MULTI = {"type": "multi", "graders": {"a": {"type": "math_answer"}}, "calculate_output": "a % 2"}
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown table": ({"recipe": {"trainning": {}}}, "recipe.trainning"),
+    "a table that is none": ({"recipe": {"model": 3}}, "recipe.model"),
+    "a wrong type": ({"recipe": {"training": {"steps": "many"}}}, "recipe.training.steps"),
+    "another model": ({"recipe": {"model": {"path": "other"}}}, "recipe.model.path"),
+    "an unknown key of tasks": ({"recipe": {"tasks": {"tran": "x"}}}, "recipe.tasks.tran"),
+    "held-out tasks, no file": ({"recipe": {"tasks": {"held_out": "x"}}}, "validation_file"),
+    "another seed": ({"seed": 5, "recipe": {"training": {"seed": 6}}}, "seed"),
+    "a seed that is a word": ({"seed": "x"}, "seed"),
+    "too much metadata": ({"metadata": {str(n): "x" for n in range(17)}}, "metadata"),
+    "W&B": ({"integrations": [{"type": "wandb", "wandb": {"project": "p"}}]}, "integrations"),
+    "another method": ({"method": {"type": "dpo"}}, "method.type"),
+    "no epochs": ({"method": hyperparameters(n_epochs=0)}, f"{HYPER}.n_epochs"),
+    "an unknown hyperparameter": ({"method": hyperparameters(lr=1)}, f"{HYPER}.lr"),
+    "a hyperparameter that means nothing here": (
+        {"method": hyperparameters(reasoning_effort="high")},
+        f"{HYPER}.reasoning_effort",
+    ),
+    "a hyperparameter against the recipe": (
+        {
+            "method": hyperparameters(batch_size=5),
+            "recipe": {"training": {"groups_per_step": 4, "steps": 1}},
+        },
+        f"{HYPER}.batch_size",
+    ),
+    "hyperparameters in two places": (
+        {"method": hyperparameters(n_epochs=1), "hyperparameters": {"batch_size": 1}},
+        "hyperparameters",
+    ),
+    "a grader that fits no recipe": (
+        {"method": {"type": "reinforcement", "reinforcement": {"grader": MULTI}}},
+        "method.reinforcement.grader.calculate_output",
+    ),
+    "a grader beside an outcome": (
+        {
+            "method": {
+                "type": "reinforcement",
+                "reinforcement": {"grader": {"type": "math_answer"}},
+            },
+            "recipe": {"reward": {"outcome": "math_answer"}},
+        },
+        "method.reinforcement.grader",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_makes_no_recipe_is_refused_by_its_field(case: str) -> None:
+    changes, field = BAD[case]
+    tables = TABLES | STEPS | changes.get("recipe", {})
+    settings = {name: value for name, value in changes.items() if name != "recipe"}
+    with pytest.raises((Problem, ValidationError)) as caught:
+        a_recipe_of(tables, **settings)
+    error = caught.value
+    lines = [error.detail] if isinstance(error, Problem) else explain_body(error)
+    assert lines[0].startswith(f"{field}: "), lines
