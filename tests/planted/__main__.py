@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -21,6 +20,8 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from tests.processes import MARK, kill_marked
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -71,21 +72,22 @@ def copy_tree(tree: Path, tests_of: str | None) -> None:
 def run_tests(tree: Path, tests: str) -> str:
     """What noticed: the first test that failed, or "" if none did."""
     path = os.pathsep.join([str(tree / "proto"), str(tree)])
+    mark = f"/planted-{os.getpid()}"
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests.split()],
         cwd=tree,
         # Bytecode of a fault must not outlive it.
-        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", MARK: mark},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        process_group=0,
     )
     try:
         output, _ = process.communicate(timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
         return "it hangs"
+    finally:
+        kill_marked(mark)
     if process.returncode > 2:
         raise SystemExit(f"pytest {tests}: exit {process.returncode}\n{output[-2000:]}")
     noticed = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]

@@ -1,0 +1,73 @@
+"""What tests start ends with them, however they end: after Ctrl-C, SIGTERM and kill -9, too.
+
+A reaper, a process in a session of its own, waits until the tests are gone. Then it kills every
+process that was started under their mark, a variable of the environment.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+MARK = "STARTED_BY_TESTS"
+_GRACE_S = 45  # after an interrupt, for fixtures to stop their processes in good order
+_LOOK_EVERY_S = 0.2
+
+
+def end_with_me() -> None:
+    """Start the reaper, and let SIGTERM end the tests as Ctrl-C does."""
+    tests = str(os.getpid())
+    mark = f"{os.environ.get(MARK, '')}/{tests}"
+    reaper = subprocess.Popen(
+        [sys.executable, __file__, mark, tests], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert reaper.stdout is not None
+    reaper.stdout.readline()  # it is ready for its signals
+    os.environ[MARK] = mark  # from here on, for whatever is started
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        reaper.terminate()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
+
+
+def reap(mark: str, tests: int) -> None:
+    """Wait for the end of ``tests``, then kill what has ``mark``. SIGTERM bounds the wait."""
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_GRACE_S))
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(tests, signal.SIGKILL))
+    print(flush=True)
+    while os.getppid() == tests:
+        time.sleep(_LOOK_EVERY_S)
+    kill_marked(mark)
+
+
+def kill_marked(mark: str) -> None:
+    """Kill whatever was started under a mark, until nothing is left."""
+    while found := [process for process in processes() if _is_marked(process, mark)]:
+        for process in found:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(_LOOK_EVERY_S)
+
+
+def processes() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _is_marked(process: int, mark: str) -> bool:
+    try:
+        environment = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    wanted = f"{MARK}={mark}".encode()
+    return any(entry == wanted or entry.startswith(wanted + b"/") for entry in environment)
+
+
+if __name__ == "__main__":
+    reap(sys.argv[1], int(sys.argv[2]))
