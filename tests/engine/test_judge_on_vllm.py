@@ -22,7 +22,7 @@ from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import ModelJudge
 
 from deploy.launches import judge_options
-from deploy.placement import Seat
+from deploy.placement import Gpu, Seat
 from services.grader.judge import self_test
 from services.grader.judge.chat import Chat
 from services.grader.judge.form import Form, NoVerdict, number_within, one_of, words
@@ -105,7 +105,7 @@ def command(folder: Path, port: int) -> list[str]:
     small = ["--dtype", "float32", "--max-num-seqs", "8", "--enforce-eager"]
     small += ["--chat-template", str(folder / "chat_template.jinja")]
     server = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--port", str(port)]
-    return [*server, *judge_options(Seat((0,)), str(folder), MODEL), *small]
+    return [*server, *judge_options(Seat("judge", (Gpu(0),)), str(folder), MODEL), *small]
 
 
 def wait_until_healthy(url: str, server: subprocess.Popen[bytes], output: Path) -> None:

@@ -58,9 +58,7 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def everything(
-    ranks: Ranks, folders: list[Path], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def everything(ranks: Ranks, folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three steps of VAPO with every term that a loss can have, on two ranks."""
     out = tmp_path_factory.mktemp("lora") / "out"
     ranks.run(train, ranks=2, model=folders[0], out=out, save_at=2, **SETTINGS)

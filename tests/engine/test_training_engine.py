@@ -231,7 +231,9 @@ def test_a_checkpoint_of_three_ranks_goes_on_with_two(
         saved, loaded = (parameters_in(folder / verb) for verb in ("save", "resume"))
         assert largest_gap(saved, loaded) == 0, each
         assert not list(folder.glob(".*"))
-        whole, resumed = (parameters_in(folder / f"{verb} and train") for verb in ("save", "resume"))
+        whole, resumed = (
+            parameters_in(folder / f"{verb} and train") for verb in ("save", "resume")
+        )
         assert largest_gap(saved, whole) > 1e-4
         # In bfloat16 it is an ulp.
         assert largest_gap(whole, resumed) <= (1e-3 if "dtype" in each else TOLERANCE), each

@@ -54,7 +54,9 @@ def accumulate(size: int = 64, parts: int = 256) -> dict[str, float]:
     """
     init_ranks()
     splits = [(1, "none"), (2, "none"), (3, "none"), (1, "optimizer"), (2, "optimizer"), (3, "all")]
-    return {f"{stage} {offload}": _error_at(stage, offload, size, parts) for stage, offload in splits}
+    return {
+        f"{stage} {offload}": _error_at(stage, offload, size, parts) for stage, offload in splits
+    }
 
 
 def _error_at(stage: Any, offload: Any, size: int, parts: int) -> float:
@@ -265,7 +267,7 @@ def lose_rank_1() -> list[str]:
 
 
 def fail_to_save(model: str, error_number: int) -> list[str]:
-    """What rank 0 hears while it rehearses, of a rank that could not save: no memory, or no room."""
+    """What rank 0 hears, rehearsing, of a rank that could not save: no memory, or no room."""
 
     def fail() -> None:
         if error_number == errno.ENOMEM:
