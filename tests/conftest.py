@@ -29,7 +29,7 @@ def anyio_backend() -> str:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests that take long or change the machine, unless ``-m`` names them."""
-    left_out = {"recipes", "containers", "chaos"} - set(re.findall(r"\w+", config.option.markexpr))
+    left_out = {"recipes", "containers", "chaos", "long"} - set(re.findall(r"\w+", config.option.markexpr))
     unasked = [item for item in items if any(map(item.get_closest_marker, left_out))]
     config.hook.pytest_deselected(items=unasked)
     items[:] = [item for item in items if item not in unasked]
