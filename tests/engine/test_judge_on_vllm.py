@@ -105,7 +105,7 @@ def command(folder: Path, port: int) -> list[str]:
     small = ["--dtype", "float32", "--max-num-seqs", "8", "--enforce-eager"]
     small += ["--chat-template", str(folder / "chat_template.jinja")]
     server = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--port", str(port)]
-    return [*server, *judge_options(Seat("judge", (Gpu(0),)), str(folder), MODEL), *small]
+    return [*server, *judge_options(Seat("judge", (Gpu("", 0),)), str(folder), MODEL), *small]
 
 
 def wait_until_healthy(url: str, server: subprocess.Popen[bytes], output: Path) -> None:
