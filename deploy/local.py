@@ -33,7 +33,7 @@ from deploy.processes import (
     stop_timeout_s,
 )
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0  # a busy machine reads and imports for minutes
 _MOST_FAILURES = 3  # of a process that has never started
 _LOG_TAIL = 2000  # characters
 
