@@ -8,17 +8,18 @@ instead what loading that model in bfloat16 takes on 1, 2 and 4 ranks.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import tempfile
 from pathlib import Path
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from tests.engine.test_training_engine import largest_gap, run, train, trained
+from tests.engine.ranks import Ranks
+from tests.engine.told import largest_gap, parameters_in
+from tests.engine.train_some_steps import train
+from tests.engine.trouble import load_model
 
-LOAD = Path(__file__).parents[1] / "tests/engine/load_model.py"
+RANKS = Ranks()
 SPLITS = [(0, "none"), (1, "none"), (2, "none"), (3, "none")]
 SPLITS += [(1, "optimizer"), (2, "optimizer"), (3, "optimizer"), (3, "all")]
 EVERYTHING = {"vapo": True, "pretrain": 1}
@@ -49,21 +50,22 @@ def print_gaps(folder: Path, num_ranks: list[int]) -> None:
             print(f"| {ranks} | {stage} | {offload} | {stage == 3} | {gap:.1e} |", flush=True)
 
 
-def trained_in(model: Path, out: Path, **settings: object) -> dict[str, torch.Tensor]:
+def trained_in(
+    model: Path, out: Path, ranks: int = 1, **settings: object
+) -> dict[str, torch.Tensor]:
     """The parameters that the settings lead to."""
-    train(model, out, micro_batch_tokens=120, **EVERYTHING, **settings)  # type: ignore[arg-type]
-    return trained(out)
+    settings = {"micro_batch_tokens": 120, **EVERYTHING, **settings}
+    RANKS.run(train, ranks=ranks, model=model, out=out, **settings)
+    return parameters_in(out)
 
 
 def print_memory(model: Path) -> None:
     """One row per number of ranks: the most memory of their own that they held at once."""
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**20)  # what is freed is returned
     print(
         "| ranks | ZeRO | peak of each rank (MiB) | of all | left of all |\n|---|---|---|---|---|"
     )
     for ranks in (1, 2, 4):
-        ended = run([str(LOAD), str(model), "3", "bfloat16"], ranks=ranks)
-        found = json.loads(ended.stdout.splitlines()[-1])["ranks"]
+        found = RANKS.run(load_model, ranks=ranks, folder=model, dtype="bfloat16")["ranks"]
         peaks, left = ([rank[name] / 2**20 for rank in found] for name in ("peak", "left"))
         each = ", ".join(f"{peak:.0f}" for peak in peaks)
         print(f"| {ranks} | 3 | {each} | {sum(peaks):.0f} | {sum(left):.0f} |", flush=True)

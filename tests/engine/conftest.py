@@ -1,8 +1,9 @@
-"""A tiny random model under several weights, and one engine for all tests."""
+"""Tiny random models, one vLLM engine for all tests, and ranks of DeepSpeed that start at once."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from services.rollout.engine import Engine
 from services.rollout.settings import EngineSettings
+from tests.engine.ranks import Ranks
 
 EOS = 2
 MAX_CONTEXT = 512
@@ -21,6 +23,9 @@ TOLERANCE = 1e-3  # nats, in float32
 CHARACTERS = "0123456789+-*/=() abcdefghijklmnopqrstuvwxyz"
 Reference = Callable[..., np.ndarray]
 disable_progress_bar()
+# Small models are computed no sooner by two threads, which take twice the processor time.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -79,6 +84,33 @@ def write_model(folder: Path, seed: int, *, ends_soon: bool = False) -> Path:
 
 
 @pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """Where functions are called on ranks of a learner."""
+    ranks = Ranks()
+    yield ranks
+    ranks.end()
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that is trained: its weights are as small as an untrained model's."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("model")
+    config = Qwen2Config(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Three weights of one shape."""
     root = tmp_path_factory.mktemp("models")
@@ -119,8 +151,20 @@ def settings() -> EngineSettings:
 
 
 @pytest.fixture(scope="session")
-async def engine(folders: list[Path], settings: EngineSettings) -> AsyncIterator[Engine]:
-    """One engine, started on the first weights; a test loads what it needs."""
+async def started(
+    folders: list[Path], settings: EngineSettings
+) -> AsyncIterator[tuple[Engine, object]]:
     engine = await Engine.start(folders[0], "1.0", settings)
-    yield engine
+    yield engine, await engine.llm.compute_weight_checksums()
     engine.shut_down()
+
+
+@pytest.fixture(scope="session")
+def engine(started: tuple[Engine, object]) -> Engine:
+    """One engine, started on the first weights; a test loads what it needs."""
+    return started[0]
+
+
+@pytest.fixture(scope="session")
+def checksums_at_start(started: tuple[Engine, object]) -> object:
+    return started[1]

@@ -76,19 +76,19 @@ class PlainVapo:
 
     def prepare(self, sample: Sample) -> Prepared:
         values = self.values(sample)
-        length = len(values)
+        v, length = values.tolist(), len(values)
         lambda_ = max(0.0, 1 - 1 / (ALPHA * length))
-        advantages = torch.zeros(length)
+        advantages = [0.0] * length
         for t in range(length):
             for k in range(t, length):
                 reward = sample.reward if k == length - 1 else 0.0
-                following = values[k + 1] if k + 1 < length else 0.0
-                advantages[t] += lambda_ ** (k - t) * (reward + following - values[k])
+                following = v[k + 1] if k + 1 < length else 0.0
+                advantages[t] += lambda_ ** (k - t) * (reward + following - v[k])
         return Prepared(
             old=logprobs(self.policy, sample)[0],
             reference=logprobs(self.reference, sample)[0],
             old_values=values,
-            advantages=advantages,
+            advantages=torch.tensor(advantages),
             returns=torch.full((length,), sample.reward),  # lambda 1: Monte-Carlo
         )
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from protocol.recipe import Lora, Sampling
@@ -17,15 +18,16 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from services.learner.training.lora import add_adapter, save_adapter, without_adapter
 from services.learner.training.models import write_merged
 from services.rollout.engine import Engine
+from services.rollout.errors import EngineDied
 from services.rollout.samples import Sample
 from services.rollout.settings import EngineSettings
 from tests.engine.conftest import Reference
 from tests.engine.plain_lora import adapt, adapter_of, trained_parameters
 from tests.engine.plain_vapo import Learns, PlainVapo
+from tests.engine.ranks import Ranks
 from tests.engine.test_rollout_engine import until_sampling
-from tests.engine.test_training_engine import TOLERANCE, largest_gap, train, trained
-from tests.engine.told import metrics_of
-from tests.engine.train_some_steps import samples_of_step
+from tests.engine.told import TOLERANCE, largest_gap, metrics_of, parameters_in
+from tests.engine.train_some_steps import samples_of_step, train
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 LORA = Lora(rank=4, alpha=8)
@@ -47,7 +49,6 @@ def saved(model: PreTrainedModel, folder: Path) -> Path:
 
 
 SETTINGS = {
-    "ranks": 2,
     "zero_stage": 3,
     "micro_batch_tokens": 120,
     "recompute_activations": True,
@@ -56,11 +57,11 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="session")
-def everything(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def everything(ranks: Ranks, folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three steps of VAPO with every term that a loss can have, on two ranks."""
     out = tmp_path_factory.mktemp("lora") / "out"
-    train(folders[0], out, save_at=2, **SETTINGS)
+    ranks.run(train, ranks=2, model=folders[0], out=out, save_at=2, **SETTINGS)
     return out
 
 
@@ -74,21 +75,18 @@ def test_an_adapter_learns_as_in_plain_torch_and_the_reference_is_the_base(
     for step in range(3):
         plain.train(samples_of_step(step))
     learned = load_file(everything / "adapter_model.safetensors")
-    gap = largest_gap(learned, adapter_of(plain.policy))
-    moved = largest_gap(learned, load_file(first))
-    print(f"largest gap {gap:.1e}, moved by {moved:.1e}")
-    assert gap <= TOLERANCE
-    assert moved > 1e-3
+    assert largest_gap(learned, adapter_of(plain.policy)) <= TOLERANCE
+    assert largest_gap(learned, load_file(first)) > 1e-3
     divergences = [metrics["divergence"] for metrics in metrics_of(everything)]
     assert divergences[2] > 3 * divergences[1] > 9 * divergences[0]  # ever further from the base
 
 
 def test_an_adapter_goes_on_from_a_checkpoint_bit_for_bit_and_the_base_is_not_in_it(
-    folders: list[Path], everything: Path, tmp_path: Path
+    ranks: Ranks, folders: list[Path], everything: Path, tmp_path: Path
 ) -> None:
     checkpoint = everything / "checkpoint"
-    train(folders[0], tmp_path / "out", load_from=str(checkpoint), **SETTINGS)
-    assert largest_gap(trained(everything), trained(tmp_path / "out")) == 0
+    ranks.run(train, ranks=2, model=folders[0], out=tmp_path, load_from=checkpoint, **SETTINGS)
+    assert largest_gap(parameters_in(everything), parameters_in(tmp_path)) == 0
     saved_state = next((checkpoint / "policy").glob("*model_states.pt"))
     state = torch.load(saved_state, weights_only=False)
     assert not any("base_layer" in name for name in state["module"])
@@ -115,7 +113,7 @@ def moved(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     return model
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def adapters(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two adapters of one model, each with the merged model beside it."""
     root = tmp_path_factory.mktemp("adapters")
@@ -166,8 +164,7 @@ async def test_adapter_and_merged_weights_give_the_same_logprobs_in_learner_and_
             "adapter, learner": logprobs(folders[0], adapter, sample.token_ids),
         }
         gaps = {name: gap(sample.behavior_logprobs, values) for name, values in expected.items()}
-        print(gaps)
-        assert max(gaps.values()) <= SAME
+        assert max(gaps.values()) <= SAME, gaps
         base = reference(folders[0], PROMPT, sample.token_ids)
         assert gap(sample.behavior_logprobs, base) > APART
     await engine.load(folders[0], "1.0", keep_kv=False)
@@ -203,3 +200,25 @@ async def test_a_sync_in_the_middle_goes_on_under_the_new_adapter(
         assert gap(old[: first.end], sample.behavior_logprobs[: first.end]) <= SAME
         assert gap(new[first.end :], sample.behavior_logprobs[first.end :]) <= SAME
         assert gap(old[first.end :], sample.behavior_logprobs[first.end :]) > APART
+
+
+async def test_a_killed_engine_is_noticed_at_work_and_at_rest(
+    adapted: Engine, adapters: list[Path], engine: Engine
+) -> None:
+    """The last test of this module, whose engine it kills."""
+    cores = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if "EngineCore" in process.name()
+    ]
+    own, *_ = sorted(cores, key=psutil.Process.create_time, reverse=True)
+    working = asyncio.create_task(adapted.generate(PROMPT, Sampling(max_tokens=480), 1, 0))
+    await until_sampling(adapted, 1)
+    assert not adapted.has_died
+    own.kill()
+    with pytest.raises(EngineDied):
+        await asyncio.wait_for(working, 60)
+    assert adapted.has_died
+    assert not engine.has_died
+    with pytest.raises(EngineDied):
+        await adapted.load(adapters[1], "1.4", keep_kv=False)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from tests.engine.conftest import write_model
+from tests.engine.ranks import Ranks
+from tests.engine.told import TOLERANCE, largest_gap
+from tests.engine.trouble import warm_start
 
-pytestmark = pytest.mark.engine
-ROOT = Path(__file__).parents[2]
-TOLERANCE = 2e-6  # float32, three updates of learning rate 1e-3
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 EPOCHS = 3
 SOLUTIONS = {f"{n}+1=": f"{n + 1} is the answer"[: 3 + 2 * n] for n in range(1, 9)}
 HELD_OUT = {"9+1=": "10"}
@@ -52,10 +50,11 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sft(
+    ranks: Ranks,
     folder: Path,
     start: Path,
     *,
-    ranks: int = 1,
+    num_ranks: int = 1,
     shared_by: int = 1,
     zero_stage: int = 1,
     more: str = "",
@@ -70,25 +69,14 @@ def sft(
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
     recipe = RECIPE.format(start=start, folder=folder, shared_by=shared_by, zero_stage=zero_stage)
     (folder / "recipe.toml").write_text(recipe + more)
-    command = [sys.executable, "-m", "services.gateway.cli", "sft"]
-    if ranks > 1:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={ranks}", "-m", "services.learner.sft"]
-    ended = subprocess.run(
-        [*command, str(folder / "recipe.toml"), str(folder / "out")],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "proto"), str(ROOT)]),
-            "DS_ACCELERATOR": "cpu",
-            "OMP_NUM_THREADS": "1",
-            "WEIR_MODEL_ROOTS": str(start.parent),
-        },
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+    status = ranks.run(
+        warm_start,
+        ranks=num_ranks,
+        recipe=folder / "recipe.toml",
+        out=folder / "out",
+        models=start.parent,
     )
-    return ended.returncode, ended.stdout + ended.stderr
+    return status, ranks.output
 
 
 def loss_of(model: Any, tokenizer: Any, solutions: dict[str, str]) -> torch.Tensor:
@@ -103,7 +91,9 @@ def loss_of(model: Any, tokenizer: Any, solutions: dict[str, str]) -> torch.Tens
     return torch.cat(losses).mean()
 
 
-def test_it_learns_what_plain_torch_does_and_says_how_well(start: Path, tmp_path: Path) -> None:
+def test_it_learns_what_plain_torch_does_and_says_how_well(
+    ranks: Ranks, start: Path, tmp_path: Path
+) -> None:
     model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(start)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0, weight_decay=0.01)
@@ -118,31 +108,28 @@ def test_it_learns_what_plain_torch_does_and_says_how_well(start: Path, tmp_path
         losses.append(loss.item())
         held_out.append(loss_of(model, tokenizer, HELD_OUT).item())
 
-    status, said = sft(tmp_path, start)
+    status, said = sft(ranks, tmp_path, start)
 
     assert status == 0, said
     assert "OVERFLOW" not in said  # the rehearsal is quiet
     learned = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
-    assert gap(dict(learned.named_parameters()), dict(model.named_parameters())) <= TOLERANCE
+    assert largest_gap(learned.state_dict(), model.state_dict()) <= TOLERANCE
     assert AutoTokenizer.from_pretrained(tmp_path / "out").get_vocab() == tokenizer.get_vocab()
     for epoch, loss in enumerate(held_out, start=1):
         assert f"epoch {epoch}/3: held-out loss {loss:.4f}" in said
     assert f"update 3/3: loss {sum(losses) / 3:.4f}, " in said
 
-    status, said = sft(tmp_path / "two", start, ranks=2, shared_by=2, zero_stage=3)
+    status, said = sft(ranks, tmp_path / "two", start, num_ranks=2, shared_by=2, zero_stage=3)
     assert status == 0, said
     assert said.count("held-out loss") == EPOCHS
     shared = AutoModelForCausalLM.from_pretrained(tmp_path / "two" / "out", dtype=torch.float32)
-    assert gap(dict(shared.named_parameters()), dict(model.named_parameters())) <= TOLERANCE
+    assert largest_gap(shared.state_dict(), model.state_dict()) <= TOLERANCE
 
 
-def gap(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    assert one.keys() == other.keys()
-    return max((one[name] - other[name]).abs().max().item() for name in one)
-
-
-def test_what_an_adapter_has_learned_is_in_the_model(start: Path, tmp_path: Path) -> None:
-    status, said = sft(tmp_path, start, ranks=2, more="[model.lora]\nrank = 4\n")
+def test_what_an_adapter_has_learned_is_in_the_model(
+    ranks: Ranks, start: Path, tmp_path: Path
+) -> None:
+    status, said = sft(ranks, tmp_path, start, num_ranks=2, more="[model.lora]\nrank = 4\n")
     assert status == 0, said
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     losses = [
@@ -153,12 +140,14 @@ def test_what_an_adapter_has_learned_is_in_the_model(start: Path, tmp_path: Path
     assert abs(losses[1] - losses[0]) > 0.001
 
 
-def test_a_model_that_cannot_learn_is_not_written(start: Path, tmp_path: Path) -> None:
+def test_a_model_that_cannot_learn_is_not_written(
+    ranks: Ranks, start: Path, tmp_path: Path
+) -> None:
     model = AutoModelForCausalLM.from_pretrained(start)
     torch.nn.init.constant_(next(model.parameters()), torch.nan)
     model.save_pretrained(tmp_path / "broken")
     AutoTokenizer.from_pretrained(start).save_pretrained(tmp_path / "broken")
-    status, said = sft(tmp_path, tmp_path / "broken")
+    status, said = sft(ranks, tmp_path, tmp_path / "broken")
     assert status == 1
     assert "update 3/3: loss nan" in said
     assert "3 not made: not finite" in said

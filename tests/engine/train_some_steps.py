@@ -1,21 +1,14 @@
-"""Trains a small model on fixed samples, on as many ranks as torchrun starts, and exports it.
+"""Trains a small model on fixed samples, on as many ranks as call it, and exports it.
 
-``train_some_steps.py MODEL OUT SETTINGS`` where SETTINGS is JSON: zero_stage, micro_batch_tokens,
-steps, and perhaps ``publish`` (a folder that the policy is written into before and after),
-``vapo`` (a critic, and every term that a loss can have), ``pretrain`` (steps of
-the critic alone, first), ``critic`` (its folder), ``save_at`` (save to OUT/checkpoint after so many
-steps), ``hold_at`` (keep the weights before that step, and score them after it),
-``load_from``, ``dtype``, ``offload``, ``lora`` (its table; the merged model goes to
-OUT/merged), ``broken_step`` (whose first sample's advantage is no number), ``slow_rank`` (which
-computes something else in each forward pass).
+``python -m tests.engine.train_some_steps MODEL OUT SETTINGS`` does so in a process of its own;
+SETTINGS are those of `train`, as JSON.
 """
 
 import json
 import math
-import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +21,7 @@ from protocol.recipe import Recipe, parse_recipe
 from services.learner.training.aside import Aside
 from services.learner.training.engine import init_ranks, leave_ranks
 from services.learner.training.measured import Measured
+from services.learner.training.memory import largest_micro_batches
 from services.learner.training.models import Models, write_merged
 from services.learner.training.samples import Sample, placed
 from services.learner.training.trainer import Trainer
@@ -47,7 +41,7 @@ VAPO = {
 def samples_of_step(step: int) -> list[Sample]:
     """Six groups of four responses of odd lengths, one lost, the same in every process."""
     random = np.random.default_rng(step)
-    return [
+    samples = [
         Sample(
             prompt_ids=random.integers(3, 40, 5 + index % 3).astype(np.int32),
             token_ids=random.integers(3, 40, length).astype(np.int32),
@@ -60,10 +54,6 @@ def samples_of_step(step: int) -> list[Sample]:
         )
         for index, length in enumerate(random.integers(1, 30, 23).tolist())
     ]
-
-
-def sent(samples: list[Sample]) -> list[Sample]:
-    """Samples as an order brings them to every rank."""
     return placed(samples)
 
 
@@ -72,7 +62,7 @@ def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
     optimizer = {
         "learning_rate": 1e-3,
         "weight_decay": 0.01,
-        "zero_stage": settings["zero_stage"],
+        "zero_stage": settings.get("zero_stage", 1),
         "offload": settings.get("offload", "none"),
         "warmup_steps": 3,
     }
@@ -91,7 +81,7 @@ def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
             "steps": 10,
             "groups_per_step": settings.get("groups_per_step", 16),
             "updates_per_batch": UPDATES,
-            "micro_batch_tokens": settings["micro_batch_tokens"],
+            "micro_batch_tokens": settings.get("micro_batch_tokens", 4096),
             "logprob_chunk_tokens": 50,
             "recompute_activations": settings.get("recompute_activations", False),
             "sequence_parallel": settings.get("sequence_parallel", 1),
@@ -104,20 +94,72 @@ def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
     return parse_recipe(recipe)
 
 
-def compute_if_slow(settings: dict[str, Any]) -> None:
+def train(model: str, out: str, steps: int = 3, **settings: Any) -> None:
+    """Train, by the settings of `recipe_of`, and leave parameters and what was told in a folder.
+
+    Args:
+        model: the folder of the policy, and of the critic unless ``critic`` names another.
+        out: where everything goes.
+        steps: how many.
+        settings: those of the recipe, and perhaps ``publish`` (a folder that the policy is written
+            into before and after), ``pretrain`` (steps of the critic alone, first), ``save_at``
+            (save to OUT/checkpoint after so many steps), ``hold_at`` (keep the weights before that
+            step, and score them after it), ``load_from``, ``broken_step`` (whose first sample's
+            advantage is no number), ``slow_rank`` (which computes something else in each forward
+            pass).
+    """
+    init_ranks()
+    torch.use_deterministic_algorithms(True)
+    recipe = recipe_of(model, settings)
+    models = Models(recipe, Path(model), Path(settings.get("critic", model)))
+    trainer = Trainer(recipe, models)
+    models.policy.module.register_forward_pre_hook(lambda *_: _compute_if_slow(settings))
+    first, saved = 0, Aside()
+    _publish(models, settings)
+    if "load_from" in settings:
+        models.load(Path(settings["load_from"]))
+        first = models.policy.updates // UPDATES
+    measured = [
+        trainer.pretrain(samples_of_step(100 + step)) for step in range(settings.get("pretrain", 0))
+    ]
+    for step in range(first, steps):
+        samples = samples_of_step(step)
+        if settings.get("broken_step") == step:
+            samples[0] = replace(samples[0], advantage=math.nan)
+        with _held(trainer, samples, beside=settings.get("hold_at") == step):
+            measured.append(trainer.train(samples))
+        if settings.get("save_at") == step + 1:
+            saved = models.save(Path(out) / "checkpoint")
+    saved.write()  # as it was then, though training went on
+    _publish(models, settings)
+    _export(models, Path(out))
+    if torch.distributed.get_rank() == 0:
+        _tell(Path(out), measured)
+        if "lora" in settings:
+            write_merged(Path(model), Path(out), "float32", Path(out) / "merged")
+    leave_ranks()
+
+
+def _compute_if_slow(settings: dict[str, Any]) -> None:
     until = time.thread_time() + 0.03
     while settings.get("slow_rank") == torch.distributed.get_rank() and time.thread_time() < until:
         pass
 
 
-def publish(models: Models, settings: dict[str, Any]) -> None:
+def _publish(models: Models, settings: dict[str, Any]) -> None:
     if "publish" in settings:
         folder = Path(settings["publish"])
         folder.mkdir(exist_ok=True)
         models.publish(folder, slot=0)
 
 
-def tell(out: Path, measured: list[Measured]) -> None:
+def _export(models: Models, folder: Path) -> None:
+    models.export(folder)
+    if models.critic is not None:
+        models.export_critic(folder / "critic")
+
+
+def _tell(out: Path, measured: list[Measured]) -> None:
     (out / "metrics.json").write_text(json.dumps([step.metrics for step in measured]))
     for number, step in enumerate(measured):
         for name, values in step.tokens.items():
@@ -125,14 +167,14 @@ def tell(out: Path, measured: list[Measured]) -> None:
 
 
 @contextmanager
-def held(trainer: Trainer, samples: list[Sample], *, beside: bool) -> Iterator[None]:
+def _held(trainer: Trainer, samples: list[Sample], *, beside: bool) -> Iterator[None]:
     """The weights as they are before the body are kept, and are scored as they were after it."""
     if not beside:
         yield
         return
 
     def logprobs(*, of_held: bool) -> np.ndarray:
-        return trainer.score(sent(samples), 0.9, of_held=of_held).tokens["logprobs"]
+        return trainer.score(samples, 0.9, of_held=of_held).tokens["logprobs"]
 
     trainer.models.held.hold()
     before = logprobs(of_held=False)
@@ -141,41 +183,28 @@ def held(trainer: Trainer, samples: list[Sample], *, beside: bool) -> Iterator[N
     assert np.abs(logprobs(of_held=False) - before).max() > 1e-3
 
 
-def main(model: str, out: str, settings: dict[str, Any]) -> None:
+def save_or_resume(model: str, out: str, verb: str, settings: Sequence[dict[str, Any]]) -> None:
+    """Train a step and ``save``, or ``resume`` from there; export that, and one step later again.
+
+    By each of the settings, into folders below OUT/NUMBER, the place of the settings.
+    """
     init_ranks()
-    torch.use_deterministic_algorithms(True)
-    recipe = recipe_of(model, settings)
-    models = Models(recipe, Path(model), Path(settings.get("critic", model)))
-    trainer = Trainer(recipe, models)
-    models.policy.module.register_forward_pre_hook(lambda *_: compute_if_slow(settings))
-    first, saved = 0, Aside()
-    publish(models, settings)
-    if "load_from" in settings:
-        models.load(Path(settings["load_from"]))
-        first = models.policy.updates // UPDATES
-    measured = [
-        trainer.pretrain(sent(samples_of_step(100 + step)))
-        for step in range(settings.get("pretrain", 0))
-    ]
-    for step in range(first, settings["steps"]):
-        samples = samples_of_step(step)
-        if settings.get("broken_step") == step:
-            samples[0] = replace(samples[0], advantage=math.nan)
-        with held(trainer, samples, beside=settings.get("hold_at") == step):
-            measured.append(trainer.train(sent(samples)))
-        if settings.get("save_at") == step + 1:
-            saved = models.save(Path(out) / "checkpoint")
-    saved.write()  # as it was then, though training went on
-    publish(models, settings)
-    models.export(Path(out))
-    if models.critic is not None:
-        models.export_critic(Path(out) / "critic")
-    if int(os.environ.get("RANK", "0")) == 0:
-        tell(Path(out), measured)
-        if "lora" in settings:
-            write_merged(Path(model), Path(out), "float32", Path(out) / "merged")
+    for number, each in enumerate(settings):
+        recipe = recipe_of(model, each)
+        models = Models(recipe, Path(model), Path(model))
+        trainer = Trainer(recipe, models)
+        trainer.rehearse(placed(largest_micro_batches(recipe, torch.distributed.get_world_size())))
+        place = Path(out) / str(number)
+        if verb == "save":
+            trainer.train(samples_of_step(0))
+            models.save(place / "checkpoint").write()
+        else:
+            models.load(place / "checkpoint")
+        _export(models, place / verb)
+        trainer.train(samples_of_step(1))
+        _export(models, place / f"{verb} and train")
     leave_ranks()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
+    train(sys.argv[1], sys.argv[2], **json.loads(sys.argv[3]))

@@ -31,8 +31,12 @@ class Stack:
     supervisor: subprocess.Popen[bytes]
     facts: Json = field(default_factory=dict)
 
-    def wait_until_up(self, timeout_s: float = 300) -> None:
-        wait_for(lambda: (self.home / "stack.json").exists(), timeout_s, "stack.json")
+    def wait_until_up(self, timeout_s: float = 400) -> None:
+        def is_up() -> bool:
+            assert self.supervisor.poll() is None, "the stack does not start; see its words"
+            return (self.home / "stack.json").exists()
+
+        wait_for(is_up, timeout_s, "stack.json")
         self.facts = json.loads((self.home / "stack.json").read_text())
 
     def client(self) -> WeirClient:
@@ -188,5 +192,5 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield running
     finally:
         running.supervisor.terminate()
-        running.supervisor.wait(60)
+        running.supervisor.wait(240)
         shutil.rmtree(home / "data", ignore_errors=True)

@@ -15,7 +15,7 @@ from openai.types.fine_tuning import FineTuningJob
 
 from tests.stack.conftest import BASE_MODEL, TASKS, Stack, wait_for
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(900)]
 NUM_TASKS, BATCH, EPOCHS = 16, 4, 1
 GRADER: Any = {
     "type": "string_check",

@@ -1,0 +1,339 @@
+"""What ranks go through: sums in bfloat16, numbers that are not finite, full memory, lost ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import math
+import os
+import re
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.utils import safe_get_full_grad
+from protocol.recipe import Model, Optimizer
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from services.learner.sft.__main__ import main as sft_main
+from services.learner.training.attention import PACKED
+from services.learner.training.batching import collate
+from services.learner.training.engine import DTYPES, Engine, FrozenModel, init_ranks, loading
+from services.learner.training.measured import Measured
+from services.learner.training.memory import largest_micro_batches, with_token_budget
+from services.learner.training.models import Policy
+from services.learner.training.ranks import Order, Rank, Team
+from tests.benchmarks import training_memory
+from tests.engine.train_some_steps import recipe_of, samples_of_step
+
+SIZE, PARTS = 8, 3
+SPLITS = [(stage, "none") for stage in range(4)] + [(stage, "optimizer") for stage in (1, 2, 3)]
+SPLITS += [(3, "all")]
+Loss = Callable[[Tensor], Tensor]
+Lead = Callable[[Team], Coroutine[Any, Any, list[str]]]
+BAD: list[Loss] = [
+    lambda out: out.sum() * math.nan,
+    lambda out: out.sum() + math.inf,  # its gradient is finite
+    lambda out: (out * 0).sum().sqrt(),  # is 0, its gradient is not finite
+]
+ROOM = 48 * 2**20
+SMALL, LARGE = 1024, 65536  # tokens of a micro-batch
+
+
+def accumulate(size: int = 64, parts: int = 256) -> dict[str, float]:
+    """How far gradients of many micro-batches in bfloat16 are from the exact one, relatively.
+
+    By ZeRO stage and offload, in the Frobenius norm.
+    """
+    init_ranks()
+    splits = [(1, "none"), (2, "none"), (3, "none"), (1, "optimizer"), (2, "optimizer"), (3, "all")]
+    return {
+        f"{stage} {offload}": _error_at(stage, offload, size, parts) for stage, offload in splits
+    }
+
+
+def _error_at(stage: Any, offload: Any, size: int, parts: int) -> float:
+    torch.manual_seed(0)
+    module = nn.Linear(size, size, bias=False, dtype=torch.bfloat16)
+    inputs = torch.randn(parts, size).to(torch.bfloat16)
+    wanted = torch.rand(parts, size).to(torch.bfloat16)
+    exact = wanted.double().T @ inputs.double()
+    settings = Optimizer(zero_stage=stage, offload=offload)
+    engine = Engine(module, settings, Model(path="none", dtype="bfloat16"))
+    found: list[Tensor] = []
+    step = engine._engine.step
+
+    def look_and_step() -> None:
+        gradient = safe_get_full_grad(module.weight)
+        assert gradient is not None
+        found.append(gradient.double())
+        step()
+
+    engine._engine.step = look_and_step
+    engine.update(range(parts), lambda i: (engine(inputs[i : i + 1]) * wanted[i]).float().sum())
+    return ((found[0] - exact).norm() / exact.norm()).item()
+
+
+def skip_updates() -> list[dict[str, Any]]:
+    """Updates of which some are rehearsed, or have a loss or a gradient that is not finite.
+
+    That is so in one part, on one rank; a last one's gradient differs over ranks. Of each rank:
+    from dtype, ZeRO stage and offload to what the updates left behind.
+    """
+    init_ranks()
+    found = {
+        f"{dtype} {stage} {offload}": _left_behind(dtype, stage, offload)
+        for dtype in ("float32", "bfloat16")
+        for stage, offload in SPLITS
+    }
+    everywhere: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everywhere, found)
+    return everywhere
+
+
+def _left_behind(dtype: str, stage: int, offload: str) -> dict[str, Any]:
+    engine, undisturbed = (_an_engine(dtype, stage, offload) for _ in range(2))
+    with engine.rehearsing():
+        finite = [_update(engine, dtype, 2)]
+    for each in (engine, undisturbed):
+        assert _update(each, dtype, seed=1)
+    states = [_all_of(engine)]
+    for bad in BAD:
+        finite.append(_update(engine, dtype, 2, bad))
+        states.append(_all_of(engine))
+    for each in (engine, undisturbed):
+        assert _update(each, dtype, seed=3)
+    first, *others = states
+    return {
+        "finite": finite,
+        "changed": [not all(map(torch.equal, first, state)) for state in others],
+        "learned": not all(map(torch.equal, first, _all_of(engine))),
+        "as undisturbed": all(map(torch.equal, _all_of(undisturbed), _all_of(engine))),
+        "updates": engine.updates,
+        "norm over ranks": _norm_over_ranks(engine, dtype),
+    }
+
+
+def _an_engine(dtype: Any, stage: Any, offload: Any) -> Engine:
+    torch.manual_seed(0)
+    module = nn.Linear(SIZE, SIZE, bias=False, dtype=DTYPES[dtype])
+    settings = Optimizer(zero_stage=stage, offload=offload, learning_rate=0.01, warmup_steps=3)
+    return Engine(module, settings, Model(path="none", dtype=dtype))
+
+
+def _update(engine: Engine, dtype: str, seed: int, bad: Loss | None = None) -> bool:
+    """Whether the norm was finite."""
+    inputs = torch.randn(PARTS, 2, SIZE, generator=torch.Generator().manual_seed(seed))
+    is_last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
+
+    def loss_of(part: int) -> Tensor:
+        out = engine(inputs[part].to(DTYPES[dtype])).float()
+        return bad(out) if bad and is_last and part == 1 else out.square().sum()
+
+    return math.isfinite(engine.update(range(PARTS), loss_of))
+
+
+def _all_of(engine: Engine) -> list[Tensor]:
+    """Copies of the parameters, and of whatever this rank's optimizer holds."""
+    optimizer = engine._engine.optimizer.state_dict()
+    return [tensor.clone() for tensor in _tensors_in([engine.state_of(engine.module), optimizer])]
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_in(item)
+
+
+def _norm_over_ranks(engine: Engine, dtype: str) -> float:
+    """Of a gradient that is 256 on one rank and 1 on the other: bfloat16 has no 257."""
+    first = torch.eye(1, SIZE, dtype=DTYPES[dtype])
+    size = 256.0 if torch.distributed.get_rank() == 0 else 1.0
+    return engine.update([first], lambda part: engine(part)[0, 0].float() * size)
+
+
+def load_model(folder: str, dtype: Any, zero_stage: Any = 3) -> dict[str, Any]:
+    """What loading a reference model takes of each rank's own memory, and how exact it is.
+
+    Bytes of each rank, at the peak and what is left of them (pages of the file, which ranks share,
+    are not counted), and the largest gap between its log-probs and those of a model that
+    transformers loads by itself.
+    """
+    init_ranks()
+    optimizer, model = Optimizer(zero_stage=zero_stage), Model(path=folder, dtype=dtype)
+    with _growth() as memory:
+        with loading(optimizer, model):
+            policy = _policy_in(folder, dtype)
+        reference = FrozenModel(policy, optimizer, model)
+    batch = collate(samples_of_step(0))
+    logprobs, _ = reference(batch, 1.0)
+    ranks = [memory] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(ranks, memory)
+    with torch.no_grad():
+        expected, _ = _policy_in(folder, dtype)(batch, 1.0)
+    return {"ranks": ranks, "gap": (logprobs - expected).abs().max().item()}
+
+
+def _policy_in(folder: str, dtype: str) -> Policy:
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=DTYPES[dtype], attn_implementation=PACKED
+    )
+    return Policy(model, chunk_tokens=50)
+
+
+@contextmanager
+def _growth() -> Iterator[dict[str, int]]:
+    """Of this process's own memory while the context lasts, filled in at its end."""
+    before, found, done = _own_memory(), {"peak": 0, "left": 0}, threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.002):
+            found["peak"] = max(found["peak"], _own_memory() - before)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    yield found
+    done.set()
+    watching.join()
+    found["left"] = _own_memory() - before
+
+
+def _own_memory() -> int:
+    status = Path("/proc/self/status").read_text()
+    (kilobytes,) = (line.split()[1] for line in status.splitlines() if line.startswith("RssAnon"))
+    return int(kilobytes) * 1024
+
+
+def compare_memory(rows: list[int]) -> None:
+    """Print what the rows of a benchmark measure, as JSON."""
+    sys.argv[1:] = ["--json", "--only", *map(str, rows)]
+    training_memory.main()
+
+
+def warm_start(recipe: str, out: str, models: str) -> int:
+    """``weir sft``; returns its exit status."""
+    os.environ["WEIR_MODEL_ROOTS"] = models
+    return sft_main([recipe, out])
+
+
+class _TroubledRank(Rank):
+    """Trains by one collective that one rank never reaches; there is nothing to save on rank 0."""
+
+    def __init__(self, trouble: Callable[[], None], rank: int, do: str = "train") -> None:
+        super().__init__()
+        self.trouble, self.rank, self.do = trouble, rank, do
+
+    def carry_out(self, order: Order) -> Measured:
+        if order.do == self.do and int(os.environ["RANK"]) == self.rank:
+            self.trouble()
+        if order.do == "train":
+            torch.distributed.all_reduce(torch.zeros(1))
+        elif order.do != "save":
+            return super().carry_out(order)
+        return Measured()
+
+
+def _fail() -> None:
+    raise MemoryError("rank 0 failed")
+
+
+def fail_on_rank_0() -> list[str]:
+    """The errors of an order that fails on rank 0, and of the one that waits behind it."""
+
+    async def lead(team: Team) -> list[str]:
+        orders = team.train([]), team._give(Order(do="idle"))
+        failures = await asyncio.gather(*orders, return_exceptions=True)
+        return [type(failure).__name__ for failure in failures]
+
+    return _led(lead, _TroubledRank(_fail, rank=0))
+
+
+def lose_rank_1() -> list[str]:
+    """The errors of an order in the middle of which rank 1 is killed."""
+
+    async def lead(team: Team) -> list[str]:
+        return await _errors_of(team.train([]))
+
+    return _led(lead, _TroubledRank(lambda: os.kill(os.getpid(), signal.SIGKILL), rank=1))
+
+
+def fail_to_save(model: str, error_number: int) -> list[str]:
+    """What rank 0 hears, rehearsing, of a rank that could not save: no memory, or no room."""
+
+    def fail() -> None:
+        if error_number == errno.ENOMEM:
+            raise MemoryError("nothing left")
+        raise OSError(error_number, "No space left", "a file")
+
+    async def lead(team: Team) -> list[str]:
+        recipe = recipe_of(model, {"micro_batch_tokens": LARGE, "groups_per_step": 128})
+        await team.open(Path(model), recipe)
+        await team.save(Path(model))
+        return await _errors_of(team.rehearse(largest_micro_batches(recipe, team.num_ranks)))
+
+    return _led(lead, _TroubledRank(fail, rank=1, do="save"), stays=True)
+
+
+def run_out_of_memory(model: str, *, stays: bool) -> list[str]:
+    """What rank 0 hears of rehearsals, of which rank 1 has no memory for the last."""
+
+    async def lead(team: Team) -> list[str]:
+        heard = []
+        for tokens in (SMALL, SMALL, LARGE):
+            settings = {"micro_batch_tokens": LARGE, "groups_per_step": 128}
+            fitting = with_token_budget(recipe_of(model, settings), tokens)
+            await team.open(Path(model), fitting)
+            heard += await _errors_of(
+                team.rehearse(largest_micro_batches(fitting, team.num_ranks))
+            ) or ["it fits"]
+        return heard
+
+    return _led(lead, Rank() if os.environ["RANK"] == "0" else _SmallRank(), stays=stays)
+
+
+class _SmallRank(Rank):
+    """May allocate little more once it has rehearsed a small step."""
+
+    is_limited = False
+
+    def carry_out(self, order: Order) -> Measured:
+        measured = super().carry_out(order)
+        if order.do == "rehearse" and not self.is_limited:
+            self.is_limited = True
+            (used,) = re.findall(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())
+            limit = int(used) * 1024 + ROOM
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        return measured
+
+
+async def _errors_of(order: Any) -> list[str]:
+    try:
+        await order
+    except (RuntimeError, MemoryError, OSError) as error:
+        return [f"{type(error).__name__}: {error}"]
+    return []
+
+
+def _led(lead: Lead, rank: Rank, *, stays: bool = False) -> list[str]:
+    """What rank 0 hears; another one that fails is silent then, or ends."""
+    init_ranks()
+    if os.environ["RANK"] == "0":
+        team = Team()
+        team._rank = rank
+        return asyncio.run(lead(team))
+    try:
+        rank.follow()
+    except (MemoryError, OSError):
+        if stays:  # as one does that waits for another one's GPU
+            signal.pause()
+        raise
+    raise SystemExit("it was let go")
