@@ -22,6 +22,7 @@ from protocol.recipe import Model, Optimizer
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from benchmarks import training_memory
 from services.learner.sft.__main__ import main as sft_main
 from services.learner.training.attention import PACKED
 from services.learner.training.batching import collate
@@ -30,7 +31,6 @@ from services.learner.training.measured import Measured
 from services.learner.training.memory import largest_micro_batches, with_token_budget
 from services.learner.training.models import Policy
 from services.learner.training.ranks import Order, Rank, Team
-from tests.benchmarks import training_memory
 from tests.engine.train_some_steps import recipe_of, samples_of_step
 
 SIZE, PARTS = 8, 3
