@@ -299,4 +299,7 @@ def test_the_last_step_and_an_evaluation_long_before_it_are_told(
     assert told["rewards"] == [event.data["reward"] for event in events[-40:]]
     assert told["evaluation"]["step"] == 0
     assert "per_task" not in told["evaluation"]
+    site.tell(job_id, story.evaluation_event(job_id, 150, 0.6))
+    told = http.get(f"/v1/page/jobs/{job_id}/latest").json()
+    assert (told["metrics"], told["evaluation"]["step"]) == (events[-1].data, 150)
     assert http.get("/v1/page/jobs/ftjob-none/latest").status_code == 404
