@@ -61,8 +61,7 @@ def test_what_is_read_is_not_written_over(slots: Slots, tmp_path: Path) -> None:
 def test_the_lease_of_a_reader_that_is_killed_ends(slots: Slots, tmp_path: Path) -> None:
     publish(slots, 0)
     command = [sys.executable, "-c", READER, str(tmp_path / "job/1.0")]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, **pipes) as reader:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
         assert reader.stdout is not None
         assert reader.stdout.readline() == b"reads\n"
         publish(slots, 1)
