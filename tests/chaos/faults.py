@@ -29,7 +29,6 @@ _ANY_S = (0.02, 1.5 * CLAIM_IDLE_S)
 _LATENCY_S = 0.03
 _PHASE_COMES_WITHIN_S = 10.0
 _TAKES_OVER_WITHIN_S = 30.0
-_LEARNS_FOR_S = 1.0  # from one kill to the next, or it would learn nothing
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,11 @@ async def kill_learner(stack: Stack, fault: Fault) -> None:
                 await asyncio.sleep(0.01)
     await kill(stack, fault)
     stack.kills.update(phase for phase in PHASES if stack.switches.is_on(phase))
-    await asyncio.sleep(_LEARNS_FOR_S)
+    before = stack.checkpoints
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_TAKES_OVER_WITHIN_S):
+            while stack.checkpoints == before:  # or it would learn nothing until the next kill
+                await asyncio.sleep(0.05)
 
 
 async def freeze(stack: Stack, fault: Fault) -> None:

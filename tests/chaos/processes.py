@@ -7,7 +7,7 @@ import logging
 import os
 import random
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -130,7 +130,7 @@ async def _worked(place: Place, answer: Callable[[Any], T], message: Any) -> T:
     return answer(message)
 
 
-MAINS: dict[str, Callable[[Service, Place], Awaitable[None]]] = {
+MAINS: dict[str, Callable[[Service, Place], Coroutine[Any, Any, None]]] = {
     "learner": learn,
     "rollout": sample,
     "grader": grade,

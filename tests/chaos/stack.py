@@ -114,6 +114,12 @@ class Stack:
     def switches(self) -> Switches:
         return Switches(self.folder / "switches")
 
+    @property
+    def checkpoints(self) -> set[str]:
+        """The names of all that are there now."""
+        folder = self.folder / "data" / "jobs" / JOB / "checkpoints"
+        return {path.name for path in folder.glob("step-*")}
+
     def place(self, seat: Seat) -> Place:
         return Place(seat, self.machines[seat], self.lines[seat].url, self.folder)
 

@@ -47,7 +47,7 @@ GROUP_SIZE = 8
 GROUPS_AT_ONCE = 64
 BY_RULE = Reward.model_validate({"process": "equation_steps"})
 BY_JUDGE = Reward.model_validate({"process": "model_judge"})
-SOUND, UNSOUND = "Each step is shown.", "It is obvious."
+SOUND, UNSOUND, DARK = "Each step is shown.", "It is obvious.", "Nobody can tell."
 
 # What a response may do to whoever grades it, and what it deserves: nothing.
 HOSTILE = (
@@ -131,9 +131,11 @@ def algebra(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]
 
 
 def proofs(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]]:
-    """Right answers whose reasoning the judge is asked about."""
+    """Right answers whose reasoning the judge is asked about; of one in eight it says nothing."""
 
     def case(number: int) -> Case:
+        if number == 0:
+            return Case(rf"Way {serial}. {DARK} \boxed{{7}}", 1, None)
         sound = chance.random() < 0.5
         reasoning = SOUND if sound else UNSOUND
         return Case(rf"Way {serial}.{number}. {reasoning} \boxed{{7}}", 1, float(sound))
@@ -185,7 +187,9 @@ class FailingServer(ScriptedServer):
 
     def _next(self, body: dict[str, Any]) -> Behaviour:
         number = next(self._numbers)
-        if number % 200 == 100:
+        if DARK in body["messages"][-1]["content"]:
+            self.script = [says(DARK)]
+        elif number % 200 == 100:
             self.script = [next(self._rare)]
         else:
             self.script = [next(self._faults) if number % 4 == 3 else honest]
@@ -278,6 +282,7 @@ async def grade_everything(size: int) -> Census:
     assert census.invented == []
     assert census.graded == GROUP_SIZE * (37 * size + 1)
     assert set(census.ungradable) <= UNGRADABLE
+    assert census.ungradable["no_verdict"] >= 4 * size  # no attempt at these gives a verdict
     return census
 
 

@@ -102,7 +102,7 @@ async def _go(runs: Sequence[Run]) -> None:
 
 def disturbed(folder: Path, seeds: Sequence[int], count: int) -> list[Run]:
     """Runs with so many faults each, all of which came to what they should."""
-    steps = 30 + count * 3 // 5
+    steps = 40 + count
     kinds = os.environ.get("KINDS", ",".join(KINDS)).split(",")
     runs = [
         Run(folder / f"seed-{seed}", steps, bool(seed % 2), draw(seed, count, kinds))
