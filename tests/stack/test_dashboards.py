@@ -17,7 +17,7 @@ from tests.stack.conftest import ROOT, Stack, wait_for
 
 pytestmark = [
     pytest.mark.stack,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1500),
     pytest.mark.skipif(not shutil.which("prometheus"), reason="apt-get install prometheus"),
 ]
 SILENT = {  # what has nothing to say here, and why
@@ -62,10 +62,10 @@ def watched(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         with stack.client() as weir:
             model = str(ROOT / recipe.model.path)
             submitted = weir.submit_recipe(recipe.model_copy(update=tables), model=model)
-        job = stack.wait_for_end(submitted["id"], timeout_s=300)
+        job = stack.wait_for_end(submitted["id"], timeout_s=600)
         assert job["status"] == "succeeded", job["error"]
         ended = f'weir_job_state{{job="{job["id"]}",state="succeeded"}} == 1'
-        wait_for(lambda: bool(prometheus.now(ended, time.time())), 240, "Prometheus to see the end")
+        wait_for(lambda: bool(prometheus.now(ended, time.time())), 300, "Prometheus to see the end")
         yield Watched(prometheus, job, since, time.time())
     finally:
         prometheus.stop()
