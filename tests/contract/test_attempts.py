@@ -1,22 +1,34 @@
-"""What ends an attempt, and what it costs the job: nothing, if the machine was at fault."""
+"""Attempts: what one begins from, what ends it, what that costs the job, and what is left."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import json
 import shutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from protocol.frames import Fields
 from protocol.messages import JobState, Requested
+from protocol.recipe import Recipe
+from protocol.streams import JOBS
 
+from services.learner.durable.checkpoint import Checkpoints
 from services.learner.supply.log import GroupLog
 from services.learner.training.measured import Measured
+from services.learner.training.ranks import BatchTooLarge
 from services.learner.training.samples import Sample
-from tests.contract.attempts import Learner, until
+from tests.contract.attempts import PATIENCE_S, Learner, until
 from tests.contract.fake_team import FakeTeam
+from tests.contract.valkey_server import Server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis, pytest.mark.engine]
+pytestmark = [
+    *(pytest.mark.anyio, pytest.mark.redis, pytest.mark.engine),
+    pytest.mark.usefixtures("answers"),
+]
 
 
 class Breaking(FakeTeam):
@@ -67,7 +79,7 @@ def mend(learner: Learner) -> None:
 
 @pytest.mark.parametrize("fault", [no_task_file, no_space, no_whole_checkpoint])
 async def test_a_fault_of_the_machine_pauses_the_job_until_it_is_mended(
-    learner: Learner, answers: None, monkeypatch: pytest.MonkeyPatch, fault: Callable
+    learner: Learner, monkeypatch: pytest.MonkeyPatch, fault: Callable
 ) -> None:
     whole = await learner.uninterrupted()
     await learner.submit()
@@ -96,9 +108,7 @@ async def test_a_fault_of_the_machine_pauses_the_job_until_it_is_mended(
     assert (record.state, record.attempt) == (JobState.SUCCEEDED, 6)
 
 
-async def test_a_job_goes_on_with_another_number_of_ranks_and_says_so(
-    learner: Learner, answers: None
-) -> None:
+async def test_a_job_goes_on_with_another_number_of_ranks_and_says_so(learner: Learner) -> None:
     whole = await learner.uninterrupted()
     await learner.submit()
     await learner.killed_at(step=3)
@@ -132,9 +142,7 @@ async def test_tasks_with_wrong_content_fail_the_job_at_once(learner: Learner) -
     assert "line 1" in str(record.error)
 
 
-async def test_attempts_that_are_killed_cost_nothing_and_are_told_of(
-    learner: Learner, answers: None
-) -> None:
+async def test_attempts_that_are_killed_cost_nothing_and_are_told_of(learner: Learner) -> None:
     whole = await learner.uninterrupted()
     await learner.submit()
     for _ in range(4):
@@ -147,7 +155,7 @@ async def test_attempts_that_are_killed_cost_nothing_and_are_told_of(
 
 
 async def test_three_attempts_in_a_row_that_break_fail_the_job_with_the_last_error(
-    learner: Learner, answers: None
+    learner: Learner,
 ) -> None:
     learner.make_team = lambda: Breaking(after=0)
     await learner.submit()
@@ -164,9 +172,7 @@ async def test_three_attempts_in_a_row_that_break_fail_the_job_with_the_last_err
     assert len(await learner.events(kind="broke:")) == 2
 
 
-async def test_attempts_that_break_may_be_many_if_each_gets_on(
-    learner: Learner, answers: None
-) -> None:
+async def test_attempts_that_break_may_be_many_if_each_gets_on(learner: Learner) -> None:
     whole = await learner.uninterrupted()
     await learner.submit(checkpoint_every=100)
     for steps in range(1, 5):
@@ -181,7 +187,7 @@ async def test_attempts_that_break_may_be_many_if_each_gets_on(
 
 
 async def test_what_broke_before_and_after_a_replay_without_a_new_step_is_in_a_row(
-    learner: Learner, answers: None
+    learner: Learner,
 ) -> None:
     await learner.submit(checkpoint_every=100)
     learner.make_team = lambda: Breaking(after=2)
@@ -191,3 +197,285 @@ async def test_what_broke_before_and_after_a_replay_without_a_new_step_is_in_a_r
     await learner.attempt()
     record = await learner.record()
     assert (record.state, record.step, record.failures) == (JobState.FAILED, 2, 2)
+
+
+# ---------------------------------------- what an attempt begins from
+
+
+async def interrupted(learner: Learner) -> None:
+    """An attempt that is killed with two checkpoints behind it, and steps since."""
+    await learner.submit()
+    await learner.killed_at(step=5)
+    assert [folder.name for folder in learner.checkpoints] == ["step-000002", "step-000004"]
+
+
+@pytest.mark.parametrize("damage", ["changed", "no state"])
+async def test_in_the_place_of_a_damaged_checkpoint_the_one_before_is_taken(
+    learner: Learner, damage: str
+) -> None:
+    whole = await learner.uninterrupted()
+    await interrupted(learner)
+    older, newest = learner.checkpoints
+    if damage == "changed":
+        (newest / "policy/digest").write_text("damaged")
+    else:  # as a removal leaves it that was killed halfway
+        (newest / "state.json").unlink()
+    assert (await learner.attempt()).digest == whole
+    (event,) = await learner.events(kind="damaged:")
+    assert event.level == "warn"
+    assert str(newest) in event.message
+    assert str(older) in event.message
+    assert (await learner.record()).state is JobState.SUCCEEDED
+    assert [folder.name for folder in learner.checkpoints] == ["step-000002", "step-000006"]
+
+
+async def test_a_job_whose_checkpoints_are_gone_waits_for_them(
+    learner: Learner, tmp_path: Path
+) -> None:
+    whole = await learner.uninterrupted()
+    await interrupted(learner)
+    folder, away = learner.job_dir / "checkpoints", tmp_path / "away"
+    folder.rename(away)
+    await learner.attempt()
+    record = await learner.record()
+    assert record.state is JobState.PAUSED
+    assert "WEIR_DATA_DIR/jobs/job/checkpoints has no checkpoint" in str(record.error)
+    folder.rmdir()
+    away.rename(folder)
+    assert (await learner.attempt()).digest == whole
+
+
+async def test_steps_whose_log_is_gone_are_made_anew_under_weights_that_are_published(
+    learner: Learner, server: Server
+) -> None:
+    whole = await learner.uninterrupted()
+    await interrupted(learner)
+    for segment in (learner.job_dir / "log").iterdir():
+        segment.unlink()
+    with server.client() as client:  # nor does a rollout have the weights of the last attempt
+        client.delete("weir:job:policy")
+    assert (await learner.attempt()).digest == whole
+    (event,) = await learner.events(kind="anew:")
+    assert "from 4 to 5;" in event.message
+
+
+async def test_a_checkpoint_of_an_earlier_release_is_taken_as_it_is(learner: Learner) -> None:
+    whole = await learner.uninterrupted()
+    await interrupted(learner)
+    for folder in learner.checkpoints:
+        (folder / "manifest.json").unlink()
+        state = json.loads((folder / "state.json").read_text())
+        del state["ranks"]
+        (folder / "state.json").write_text(json.dumps(state))
+    assert (await learner.attempt()).digest == whole
+    begins = await learner.events(kind="attempt:2")
+    assert [event.message for event in begins] == ["attempt 2 begins at step 4"]
+
+
+async def test_the_log_keeps_what_its_checkpoints_need(learner: Learner) -> None:
+    await learner.submit(steps=12)
+    await learner.killed_at(step=9, with_log_from="000001-000001.segment")
+    *_, newest = learner.checkpoints
+    (newest / "policy/digest").write_text("damaged")
+    await learner.attempt()
+    assert (await learner.record()).state is JobState.SUCCEEDED
+
+
+async def test_a_failed_job_that_is_revived_goes_on_from_its_last_checkpoint(
+    learner: Learner, server: Server
+) -> None:
+    whole = await learner.uninterrupted()
+    await interrupted(learner)
+    tasks = learner.data_dir / "files/train.jsonl"
+    sound = tasks.read_text()
+    tasks.write_text("{}\n")
+    for _ in range(2):  # it may fail, and be revived, again
+        await learner.attempt()
+        assert (await learner.record()).state is JobState.FAILED
+        for _ in range(2):
+            await learner.exchange.revive("job")
+        record = await learner.record()
+        assert (record.state, record.error, record.finished_at) == (JobState.QUEUED, None, None)
+        assert (await learner.exchange.backlog(JOBS)).entries == 1
+    tasks.write_text(sound)
+    assert (await learner.attempt()).digest == whole
+    record = await learner.record()
+    assert (record.state, record.attempt) == (JobState.SUCCEEDED, 4)
+    begins = await learner.events(kind="attempt:4")
+    assert [event.message for event in begins] == ["attempt 4 begins at step 4"]
+    assert len(await learner.events(kind="end:failed")) == 2
+
+
+async def test_weights_of_jobs_that_have_ended_or_are_unknown_are_swept(learner: Learner) -> None:
+    weights = learner.data_dir / "weights"
+    await learner.submit("ended")
+    await learner.attempt()
+    assert not (weights / "ended").exists()
+    await learner.submit("waiting")
+    for job_id in ("ended", "unknown", "waiting"):
+        shutil.copytree(learner.data_dir / "files", weights / job_id)
+    await learner.attempt()
+    assert (await learner.record("waiting")).state is JobState.SUCCEEDED
+    assert not (weights / "ended").exists()
+    assert not (weights / "unknown").exists()
+
+
+class NotingLife(FakeTeam):
+    shown = False
+
+    async def keep_alive_forever(self) -> None:
+        self.shown = True
+        await super().keep_alive_forever()
+
+
+async def test_the_ranks_are_kept_alive_before_there_is_a_job(learner: Learner) -> None:
+    learner.make_team = NotingLife
+    running = learner.start()
+    await until(lambda: _is_ready(learner))
+    learner.services[-1].stop()
+    team = await running
+    assert isinstance(team, NotingLife)
+    assert team.shown
+
+
+async def _is_ready(learner: Learner) -> bool:
+    return learner.services[-1].readiness.ready
+
+
+# ---------------------------------------- what does not fit the memory
+
+
+class Small(FakeTeam):
+    """Trains so many steps, and then only with micro-batches that are small enough."""
+
+    def __init__(self, fits: int, steps: int, opened_with: list[int]) -> None:
+        super().__init__()
+        self.fits, self.left, self.opened_with = fits, steps, opened_with
+
+    async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
+        await super().open(folder, recipe, critic_folder)
+        self.opened_with.append(recipe.training.micro_batch_tokens)
+
+    async def train(self, samples: Sequence[Sample]) -> Measured:
+        if self.left == 0 and self.opened_with[-1] > self.fits:
+            raise BatchTooLarge("rank 1: CUDA out of memory")
+        self.left -= 1
+        return await super().train(samples)
+
+
+class Tiny(FakeTeam):
+    """Has no room for a single sample of full length."""
+
+    async def rehearse(self, samples: Sequence[Sample]) -> None:
+        raise BatchTooLarge("rank 0: CUDA out of memory")
+
+
+async def test_where_the_memory_runs_out_the_next_attempt_takes_half_as_many_tokens(
+    learner: Learner,
+) -> None:
+    opened_with: list[int] = []
+    learner.make_team = lambda: Small(fits=100, steps=3, opened_with=opened_with)
+    await learner.submit(micro_batch_tokens=256)
+    for lower in (128, 64):
+        await learner.attempt()
+        record = await learner.record()
+        assert (record.state, record.failures) == (JobState.RUNNING, 0)
+        assert (record.micro_batch_tokens, record.attempts_since_checkpoint) == (lower, 0)
+    await learner.attempt()
+    assert opened_with == [256, 128, 64]
+    assert (await learner.record()).state is JobState.SUCCEEDED
+    first, second = await learner.events(kind="memory:")
+    assert first.level == "warn"
+    assert ("128" in first.message, "64" in second.message) == (True, True)
+
+
+async def test_a_job_whose_single_samples_are_too_large_pauses_and_names_the_settings(
+    learner: Learner,
+) -> None:
+    learner.make_team = Tiny
+    await learner.submit(micro_batch_tokens=64)
+    await learner.attempt()
+    record = await learner.record()
+    assert (record.state, record.requested) == (JobState.PAUSED, Requested.RUN)
+    for part in ("rank 0: CUDA", "model.max_context = 64", "training.recompute_activations"):
+        assert part in str(record.error)
+    assert (record.micro_batch_tokens, record.step) == (None, 0)
+    assert not await learner.exchange.under_way("job")
+
+
+# ---------------------------------------- what a job leaves for others to start from
+
+
+class Counting(FakeTeam):
+    """A team that counts how often it has gathered its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exports = 0
+
+    async def export(self, folder: Path) -> None:
+        self.exports += 1
+        await super().export(folder)
+
+
+async def cancelled(learner: Learner, running: asyncio.Task[FakeTeam]) -> None:
+    await learner.exchange.request_state("job", Requested.CANCEL)
+    async with asyncio.timeout(PATIENCE_S):
+        await running
+    assert (await learner.record()).state is JobState.CANCELLED
+
+
+async def test_a_checkpoint_holds_the_policy_as_a_model_with_the_numbers_of_its_step(
+    learner: Learner,
+) -> None:
+    team = Counting()
+    learner.make_team = lambda: team
+    await learner.submit(steps=6, checkpoint_every=2)
+    await learner.attempt()
+    assert team.exports == 7 + 1  # the versions 0 to 6, and the final model
+    assert [folder.name for folder in learner.checkpoints] == ["step-000004", "step-000006"]
+    events = {event.data["step"]: event.data for event in await learner.events(kind="step:")}
+    for folder in learner.checkpoints:
+        state: dict[str, Any] = json.loads((folder / "state.json").read_text())
+        assert state["metrics"]["reward"] == events[state["step"]]["reward"]
+        digest = (folder / "policy/digest").read_text()
+        assert (folder / "model/model.safetensors").read_text() == digest
+        assert [path.name for path in (folder / "model").iterdir()] == ["model.safetensors"]
+
+
+async def test_a_running_job_that_is_cancelled_leaves_a_checkpoint_of_its_last_step(
+    learner: Learner,
+) -> None:
+    await learner.submit(steps=100_000, checkpoint_every=100_000)
+    running = learner.start()
+    await until(learner.has_made(3))
+    await cancelled(learner, running)
+    (folder,) = learner.checkpoints
+    assert folder.name == f"step-{(await learner.record()).step:06d}"
+    digest = (folder / "policy/digest").read_text()
+    assert digest == running.result().digest
+    assert (folder / "model/model.safetensors").read_text() == digest
+
+
+async def test_a_job_whose_last_checkpoint_no_disk_takes_is_cancelled_all_the_same(
+    learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: object) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Checkpoints, "save", full)
+    await learner.submit(steps=100_000, checkpoint_every=100_000)
+    running = learner.start()
+    await until(learner.has_made(1))
+    await cancelled(learner, running)
+    (event,) = await learner.events(kind="unsaved")
+    assert event.level == "warn"
+    assert "No space left" in event.message
+
+
+async def test_a_job_starts_from_what_another_job_has_made(learner: Learner) -> None:
+    shutil.copytree(learner.models / "base-model", learner.data_dir / "jobs" / "base-model")
+    learner.models = learner.data_dir / "none"
+    await learner.submit()
+    await learner.attempt()
+    assert (await learner.record()).state is JobState.SUCCEEDED

@@ -93,30 +93,7 @@ async def test_steps_go_on_while_an_evaluation_is_answered(
     assert team.scored == [(64, True), (64, False)]
 
 
-async def test_an_evaluation_goes_on_at_its_version_when_the_learner_is_killed(
-    learner: Learner, server: Server
-) -> None:
-    evaluates = asyncio.Event()
-    await learner.submit(tables=EVALUATION, steps=7)
-    async with answering(server.url, evaluates=evaluates):
-        await learner.killed_at(5)
-        async with learner.attempting() as attempt:
-            await until(learner.has_made(6))
-            policy = await newest(learner)
-            assert policy.evaluated is not None
-            assert (policy.attempt, policy.evaluated.attempt) == (2, 2)
-            assert policy.evaluated.number == 0
-            first = learner.data_dir / "weights" / policy.evaluated.folder
-            assert (first / "model.safetensors").read_text() == ""  # as it was before any step
-            evaluates.set()
-            await attempt
-    record = await learner.record()
-    assert (record.state, record.attempt) == (JobState.SUCCEEDED, 2), record.error
-    told = await learner.events(kind="evaluation:")
-    assert [event.data["evaluation"]["step"] for event in told] == [0, 7]  # type: ignore[index]
-
-
-async def test_a_checkpoint_keeps_what_it_copies_when_the_evaluation_has_ended_meanwhile(
+async def test_who_is_killed_goes_on_with_an_evaluation_and_its_checkpoint_keeps_what_it_copies(
     learner: Learner, server: Server
 ) -> None:
     evaluates, answered = asyncio.Event(), asyncio.Event()
@@ -144,6 +121,11 @@ async def test_a_checkpoint_keeps_what_it_copies_when_the_evaluation_has_ended_m
         learner.make_team = lambda: team
         async with learner.attempting() as attempt:
             await until(learner.has_made(8))
+            policy = await newest(learner)
+            assert policy.evaluated is not None
+            assert (policy.evaluated.attempt, policy.evaluated.number) == (2, 0)
+            first = learner.data_dir / "weights" / policy.evaluated.folder
+            assert (first / "model.safetensors").read_text() == ""  # as it was before any step
             evaluates.set()
             await until(all_is_taken_in)
             answered.set()
