@@ -81,13 +81,6 @@ def numina_math(folder: Path) -> Path:
     return publish(folder, {"default": [sound | change for change in changes]})
 
 
-def numina_math_cot(folder: Path) -> Path:
-    problem, solution = "What is $3^2$?", r"It is $\boxed{9}$."
-    turns = [{"role": "user", "content": problem}, {"role": "assistant", "content": solution}]
-    row = {"source": "math", "problem": problem, "solution": solution, "messages": turns}
-    return publish(folder, {"default": [row, row | {"problem": "Why?", "solution": "So."}]})
-
-
 def dapo_math_17k(folder: Path) -> Path:
     """Ten copies of each problem, and a problem with two answers."""
 

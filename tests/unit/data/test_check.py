@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
-from protocol.tasks import MAX_LINE_BYTES, TaskFileError, read_tasks
+from protocol.tasks import MAX_LINE_BYTES
 
 from services.data import check as data_check
 from services.data.__main__ import main
-from services.data.lines import read_lines
 from services.grader.pool import Cause, Failed, Value
 from tests.unit.grader.pools import InlinePool
 
@@ -135,27 +132,3 @@ def test_strange_bytes_are_a_problem_and_no_crash(
 
 def test_a_byte_order_mark_and_windows_line_ends_are_fine(tmp_path: Path) -> None:
     assert check(tmp_path, b"\xef\xbb\xbf" + a_line().encode() + b"\r\n") == 0
-
-
-OPENAI = json.dumps({"messages": [{"role": "user", "content": "1+1?"}], "level": 1})
-
-
-@given(
-    st.lists(
-        st.one_of(st.binary(max_size=40), st.sampled_from([a_line().encode(), OPENAI.encode()])),
-        max_size=5,
-    )
-)
-@example([b"\x1c", a_line().encode()])
-def test_lines_are_accepted_exactly_when_a_job_would_accept_them(
-    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "any.jsonl"
-    path.write_bytes(b"\n".join(parts))
-    problems = [problem for line in read_lines(path) for problem in line.problems]
-    try:
-        read_tasks(path)
-    except TaskFileError:
-        assert problems
-    else:
-        assert not problems

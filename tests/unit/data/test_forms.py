@@ -162,17 +162,6 @@ def test_the_rebuilt_number_is_the_number_and_its_integers_are_reduced(
     assert is_squarefree(radicand)
 
 
-@settings(max_examples=50)
-@given(p=NONZERO, q=NONZERO, square=ABOVE_ZERO, r=SQUAREFREE, s=ABOVE_ZERO, factor=ABOVE_ZERO)
-def test_two_spellings_of_a_number_give_the_same_integer(
-    p: int, q: int, square: int, r: int, s: int, factor: int
-) -> None:
-    assume(r > 1)
-    plain = rf"\frac{{{p}+({q * square})\sqrt{{{r}}}}}{{{s}}}"
-    other = rf"\frac{{({q * factor})\sqrt{{{r * square**2}}}+({p * factor})}}{{{s * factor}}}"
-    assert form_of(read_number(plain)) == form_of(read_number(other))
-
-
 def test_the_sentence_says_all_that_makes_the_integers_unique() -> None:
     form = form_of(read_number(r"\frac{11-2\sqrt{6}}{5}"))
     assert dict(form.values) == {"p": 11, "q": -2, "r": 6, "s": 5}

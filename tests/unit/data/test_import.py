@@ -78,11 +78,6 @@ SEEN: dict[str, tuple[str, Rows, Counter[str]]] = {
             }
         ),
     ),
-    "numina_math_cot": (
-        "numina-math",
-        [{"prompt": "What is $3^2$?", "answer": "9", "metadata": {"source": "math"}}],
-        Counter({"no box in 'solution'": 1}),
-    ),
     "dapo_math_17k": (
         "dapo-math-17k",
         [

@@ -95,7 +95,9 @@ async def trickles(_: ScriptedServer, __: dict[str, Any], writer: asyncio.Stream
         await asyncio.sleep(0.01)
 
 
-async def floods(server: ScriptedServer, _: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+async def floods(
+    server: ScriptedServer, body: dict[str, Any], writer: asyncio.StreamWriter
+) -> None:
     """A body of 50 MB, as far as it is read."""
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 50000000\r\n\r\n")
     for _ in range(50):

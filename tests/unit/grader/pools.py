@@ -14,9 +14,6 @@ from services.grader.pool import Cause, Failed, Value
 from services.grader.pool.worker import resolve
 from services.grader.tools import Tools
 
-# Of real pools: no machine is so busy that what ends at all does not end within these.
-PATIENT = {"quick_deadline_s": 120.0, "compare_deadline_s": 240.0}
-
 
 class InlinePool:
     """Calls functions in this process: as quick as they are, and never short of time."""
@@ -40,20 +37,21 @@ class InlinePool:
 
 
 class FailingPool:
-    """Fails each call in the same way, but that gold answers are examined without trouble.
+    """Fails each call in the same way, but to examine a gold answer.
 
     ``calls`` has of each one whether it was asked for as suspect.
     """
 
-    def __init__(self, failed: Failed) -> None:
+    def __init__(self, failed: Failed, examined: Value | Failed) -> None:
         self.failed = failed
+        self.examined = examined
         self.calls: list[bool] = []
 
     async def run(
         self, function: str, *args: Any, deadline_s: float, suspect: bool = False
     ) -> Value | Failed:
         self.calls.append(suspect)
-        return Value(True) if function.endswith(":examine") else self.failed
+        return self.examined if function.endswith(":examine") else self.failed
 
 
 def inline_tools() -> Tools:
@@ -61,9 +59,11 @@ def inline_tools() -> Tools:
     return Tools(pool)
 
 
-def failing_tools(failed: Failed) -> tuple[Tools, list[bool]]:
+def failing_tools(
+    failed: Failed, examined: Value | Failed | None = None
+) -> tuple[Tools, list[bool]]:
     """Tools whose pool fails each call, and the list of the calls."""
-    pool: Any = FailingPool(failed)
+    pool: Any = FailingPool(failed, examined or Value(True))
     return Tools(pool), pool.calls
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,7 @@ from services.grader.pool import Pool
 from services.grader.settings import Settings
 from services.grader.tools import Tools
 from services.grader.verifiers import VERIFIERS
+from tests.architecture.project import ROOT
 from tests.builders import a_graded_group, a_group, a_request, a_task
 
 TEXTS = [r"1+1=2;\boxed{2}", r"1+1=3;\boxed{2}", r"1+1=2;\boxed{3}", "2"]
@@ -116,7 +118,22 @@ async def test_a_verifier_that_fails_costs_one_response_and_says_why_in_the_log(
     assert "could not convert string to float: 'no number'" in caplog.text
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "many", " ", "1.5", "²"])
+MODULE = re.compile(r'```python\n("""my_lab\.brief.*?)```', re.DOTALL)
+
+
+@pytest.mark.anyio
+async def test_the_verifier_of_the_document_grades(
+    tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (module,) = MODULE.findall((ROOT / "CONTRIBUTING.md").read_text())
+    monkeypatch.setitem(VERIFIERS, "my_lab.brief", None)  # it goes with the test
+    exec(module, {"__name__": "my_lab"})
+    check = {"verifier": "my_lab.brief", "settings": {"most_chars": 1}}
+    grades = await grades_of(tools, a_group_of(TEXTS), outcome=check)
+    assert [grade.accuracy for grade in grades] == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("text", ["0", " ", "1.5"])
 def test_a_wrong_setting_is_named_and_none_is_a_default(text: str) -> None:
     assert Settings.from_environment({}).groups_in_flight == 256
     with pytest.raises(DeploymentError, match="WEIR_GRADER_WORKERS"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -106,26 +105,6 @@ async def test_groups_are_graded_and_the_service_leaves_no_process_behind(
     grader.terminate()
     assert await asyncio.to_thread(grader.wait, 60) == 0
     await until_gone(family)
-
-
-MODULE = re.compile(r'```python\n("""my_lab\.brief.*?)```', re.DOTALL)
-
-
-async def test_a_verifier_may_come_from_outside(
-    valkey: Server, start_grader: StartGrader, tmp_path: Path
-) -> None:
-    (module,) = MODULE.findall((Path(__file__).parents[3] / "CONTRIBUTING.md").read_text())
-    (tmp_path / "my_lab.py").write_text(module)
-    check = {"verifier": "my_lab.brief", "settings": {"most_chars": len(TEXTS[2])}}
-    async with connect(valkey.url, me="test") as exchange:
-        await offer(exchange, count=1, outcome=check)
-        start_grader()  # which does not know it, and must leave the group alone
-        waits = await the_event(exchange, "gate:closed")
-        assert "'my_lab.brief'" in waits.message
-        assert "WEIR_GRADER_EXTENSIONS" in waits.message
-        start_grader(WEIR_GRADER_EXTENSIONS="my_lab")
-        (graded,) = await collect(exchange, count=1)
-    assert scores_of(graded) == [(0, None), (0, None), (1, 0)]
 
 
 async def test_groups_wait_while_the_judge_is_away(

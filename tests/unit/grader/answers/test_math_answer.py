@@ -15,7 +15,7 @@ from protocol.rewards import MathAnswer
 
 from services.grader.answers.boxes import last_box
 from services.grader.judge.judge import Judge
-from services.grader.pool import Cause, Failed
+from services.grader.pool import Cause, Failed, Value
 from services.grader.tools import Tools
 from services.grader.verifiers import math_answer
 from services.grader.verifiers.math_answer import decide, decide_response
@@ -79,6 +79,21 @@ async def test_what_fails_twice_is_wrong_unless_the_machine_gave_it_no_time(
     tools, asked = failing_tools(Failed(cause, cpu_s=cpu_s))
     assert await math_answer.compare("5", LEFT_TO_THE_POOL, tools) == score
     assert asked == calls
+
+
+@pytest.mark.parametrize(
+    ("examined", "score"),
+    [
+        (Value(False), Ungradable(reason="gold_not_parsable")),
+        (Failed(Cause.CRASH), Ungradable(reason="gold_not_parsable")),
+        (Failed(Cause.KILLED), STARVED),
+    ],
+)
+async def test_what_fails_beside_a_gold_that_fails_alone_is_no_fault_of_the_response(
+    examined: Value | Failed, score: Score
+) -> None:
+    tools, _ = failing_tools(Failed(Cause.CRASH), examined)
+    assert await math_answer.compare("5", LEFT_TO_THE_POOL, tools) == score
 
 
 @pytest.mark.parametrize(("cpu_s", "calls"), [(4.9, [3, 3]), (0.1, [3, 6])])

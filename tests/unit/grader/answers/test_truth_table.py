@@ -25,7 +25,6 @@ from services.grader.tools import Tools
 from services.grader.verifiers import math_answer
 from services.grader.verifiers.math_answer import Decision
 from tests.golden.evidence import outside_rows, text_of
-from tests.unit.grader.pools import PATIENT
 
 pytestmark = pytest.mark.anyio
 
@@ -87,7 +86,8 @@ async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
 @pytest.mark.slow
 async def test_workers_of_a_real_pool_find_the_same(pool: Pool) -> None:
     rows = list(filter(needs_algebra, ROWS))[::6]
-    assert misjudged(rows, await decided(rows, Tools(pool, **PATIENT))) == []
+    patient = Tools(pool, quick_deadline_s=120, compare_deadline_s=240)
+    assert misjudged(rows, await decided(rows, patient)) == []
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from services.grader.judge.prompt import (
     RUBRIC_FOLDER,
     load_rubric,
     rubric_messages,
-    without_template_tokens,
 )
 from tests.builders import a_task
 
@@ -79,14 +78,6 @@ def test_an_injection_stays_between_the_marks(injection: str) -> None:
     outside = [MARK.sub("", text["content"]) for text in (injected[1], plain[1])]
     assert outside[0].startswith(outside[1].partition("It is 2.")[0])
     assert outside[0].endswith(outside[1].partition("It is 2.")[2])
-
-
-@pytest.mark.parametrize(
-    "formula",
-    ["[ABC] = [ABD] + [ACD]", "[a, b]", "x[INST", r"\sqrt[3]{x} [/ABC]"],
-)
-def test_brackets_of_formulas_stay_as_they_are(formula: str) -> None:
-    assert without_template_tokens(formula) == formula
 
 
 @given(st.text())
