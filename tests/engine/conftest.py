@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,12 +14,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from services.rollout.engine import Engine
 from services.rollout.settings import EngineSettings
 from tests.engine.ranks import Ranks
 
+if TYPE_CHECKING:
+    from services.rollout.engine import Engine
+
 EOS = 2
-MAX_CONTEXT = 512
+MAX_CONTEXT = 4096
+ENDLESS = 4000  # tokens; sampling them takes long enough for anything to happen meanwhile
 TOLERANCE = 1e-3  # nats, in float32
 CHARACTERS = "0123456789+-*/=() abcdefghijklmnopqrstuvwxyz"
 Reference = Callable[..., np.ndarray]
@@ -119,7 +123,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="session")
 def folder_that_ends_soon(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "ends-soon", 0, ends_soon=True)
+    return write_model(tmp_path_factory.mktemp("models") / "ends-soon", 3, ends_soon=True)
 
 
 @pytest.fixture(scope="session")
@@ -154,6 +158,8 @@ def settings() -> EngineSettings:
 async def started(
     folders: list[Path], settings: EngineSettings
 ) -> AsyncIterator[tuple[Engine, object]]:
+    from services.rollout.engine import Engine  # takes seconds, and training needs none of it
+
     engine = await Engine.start(folders[0], "1.0", settings)
     yield engine, await engine.llm.compute_weight_checksums()
     engine.shut_down()

@@ -15,13 +15,13 @@ from protocol.recipe import Lora, Sampling
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from services.learner.training.lora import add_adapter, save_adapter, without_adapter
+from services.learner.training.lora import add_adapter, save_adapter
 from services.learner.training.models import write_merged
 from services.rollout.engine import Engine
 from services.rollout.errors import EngineDied
 from services.rollout.samples import Sample
 from services.rollout.settings import EngineSettings
-from tests.engine.conftest import Reference
+from tests.engine.conftest import ENDLESS, Reference
 from tests.engine.plain_lora import adapt, adapter_of, trained_parameters
 from tests.engine.plain_vapo import Learns, PlainVapo
 from tests.engine.ranks import Ranks
@@ -91,16 +91,6 @@ def test_an_adapter_goes_on_from_a_checkpoint_bit_for_bit_and_the_base_is_not_in
     state = torch.load(saved_state, weights_only=False)
     assert not any("base_layer" in name for name in state["module"])
     assert not state["frozen_param_fragments"]
-
-
-def test_without_its_adapter_a_model_is_the_base(folders: list[Path]) -> None:
-    ids = torch.tensor([PROMPT])
-    base = AutoModelForCausalLM.from_pretrained(folders[0], dtype=torch.float32)
-    model = moved(with_adapter(folders[0]), seed=1)
-    with torch.no_grad():
-        with without_adapter(model):
-            assert model(ids).logits.equal(base(ids).logits)
-        assert (model(ids).logits - base(ids).logits).abs().max() > APART
 
 
 def moved(model: PreTrainedModel, seed: int) -> PreTrainedModel:
@@ -189,7 +179,7 @@ async def test_a_sync_in_the_middle_goes_on_under_the_new_adapter(
     adapted: Engine, adapters: list[Path], reference: Reference
 ) -> None:
     await adapted.load(adapters[0], "1.2", keep_kv=False)
-    sampling = Sampling(max_tokens=300)
+    sampling = Sampling(max_tokens=800)
     under_way = asyncio.create_task(adapted.generate(PROMPT, sampling, 2, 5))
     await until_sampling(adapted, 2)
     await adapted.load(adapters[1], "1.3", keep_kv=False)
@@ -212,7 +202,7 @@ async def test_a_killed_engine_is_noticed_at_work_and_at_rest(
         if "EngineCore" in process.name()
     ]
     own, *_ = sorted(cores, key=psutil.Process.create_time, reverse=True)
-    working = asyncio.create_task(adapted.generate(PROMPT, Sampling(max_tokens=480), 1, 0))
+    working = asyncio.create_task(adapted.generate(PROMPT, Sampling(max_tokens=ENDLESS), 1, 0))
     await until_sampling(adapted, 1)
     assert not adapted.has_died
     own.kill()

@@ -59,9 +59,10 @@ class Line:
                 return delivery.message()
 
     async def until_counted(self, value: float, name: str, **labels: str) -> None:
-        while REGISTRY.get_sample_value(name, labels) != value:
-            assert not self.sampling.done(), self.sampling.exception()
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(60):
+            while REGISTRY.get_sample_value(name, labels) != value:
+                assert not self.sampling.done(), self.sampling.exception()
+                await asyncio.sleep(0.05)
 
 
 @pytest.fixture

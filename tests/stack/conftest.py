@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from protocol.recipe import load_recipe
 
@@ -51,14 +53,13 @@ class Stack:
 
     def leaders(self) -> dict[str, int]:
         """The process that the supervisor runs under each name now."""
-        children = {p: command(p) for p in processes() if parent(p) == self.supervisor.pid}
         programs = {name: f"services.{name}" for name in SERVICES} | {"valkey": "valkey-server"}
-        return {
-            name: process_id
-            for name, program in programs.items()
-            for process_id, line in children.items()
-            if program in line
-        }
+        found = {}
+        for process in psutil.Process(self.supervisor.pid).children():
+            with suppress(psutil.Error):  # it has ended
+                line = " ".join(process.cmdline())
+                found |= {name: process.pid for name in programs if programs[name] in line}
+        return found
 
     def kill(self, name: str) -> int:
         victim = self.leaders()[name]
@@ -88,12 +89,6 @@ class Stack:
         with self.client() as weir:
             return weir.job(job_id)
 
-    def ask(self, job_id: str, verb: str) -> None:
-        """``pause`` or ``resume`` a job."""
-        url = f"{self.facts['url']}/v1/fine_tuning/jobs/{job_id}/{verb}"
-        key = {"Authorization": f"Bearer {self.facts['api_key']}"}
-        httpx.post(url, headers=key, timeout=10).raise_for_status()
-
     def wait_for_step(self, job_id: str, step: int, timeout_s: float = 300) -> None:
         def reached() -> bool:
             job = self.job(job_id)
@@ -106,6 +101,11 @@ class Stack:
         ended = {"succeeded", "failed", "cancelled"}
         wait_for(lambda: self.job(job_id)["status"] in ended, timeout_s, f"the end of {job_id}")
         return self.job(job_id)
+
+    def cancel(self, job_id: str) -> Json:
+        with self.client() as weir:
+            weir.cancel(job_id)
+        return self.wait_for_end(job_id)
 
     def events(self, job_id: str) -> list[Json]:
         with self.client() as weir:
@@ -122,47 +122,13 @@ def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None
         time.sleep(0.3)
 
 
-def processes() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def _stat(process_id: int) -> list[str]:
-    try:
-        content = Path(f"/proc/{process_id}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return ["Z", "0", "0", "0"]
-    return content.rpartition(")")[2].split()
-
-
-def parent(process_id: int) -> int:
-    return int(_stat(process_id)[1])
-
-
-def group(process_id: int) -> int:
-    return int(_stat(process_id)[2])
-
-
-def is_alive(process_id: int) -> bool:
-    return _stat(process_id)[0] != "Z"
-
-
-def command(process_id: int) -> str:
-    try:
-        return Path(f"/proc/{process_id}/cmdline").read_text().replace("\0", " ")
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
 def of_home(home: Path) -> set[int]:
     """Every living process that carries this stack's folder in its environment."""
     found = set()
-    for process_id in processes():
-        try:
-            environment = Path(f"/proc/{process_id}/environ").read_text(errors="replace")
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-        if f"WEIR_HOME={home}\0" in environment and is_alive(process_id):
-            found.add(process_id)
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended
+            if process.environ().get("WEIR_HOME") == str(home):
+                found.add(process.pid)
     return found
 
 

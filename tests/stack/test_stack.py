@@ -5,6 +5,7 @@ import signal
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -13,7 +14,7 @@ from protocol.recipe import Purpose
 
 from services.gateway.client.client import WeirError
 from tests.kept_samples import fates
-from tests.stack.conftest import ROOT, Json, Stack, group, of_home, start, wait_for
+from tests.stack.conftest import ROOT, Json, Stack, of_home, start, wait_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 GROUPS_PER_STEP = 4
@@ -61,12 +62,14 @@ def step_of(stack: Stack, job_id: str) -> int:
 
 
 def test_a_paused_job_checkpoints_and_goes_on_where_it_was(stack: Stack, job: str) -> None:
-    stack.ask(job, "pause")
+    with stack.client() as weir:
+        weir.pause(job)
     wait_for(lambda: stack.job(job)["status"] == "paused", 240, "the pause")
     step = stack.job(job)["weir"]["step"]
     folders = (stack.job_folder(job) / "checkpoints").glob("step-*")
     assert f"step-{step:06d}" in {folder.name for folder in folders}
-    stack.ask(job, "resume")
+    with stack.client() as weir:
+        weir.resume(job)
     stack.wait_for_step(job, step + 1)
 
 
@@ -74,9 +77,7 @@ def test_when_it_is_cancelled_every_group_is_accounted_for_and_what_it_learned_i
     stack: Stack, job: str
 ) -> None:
     following = stack.submit(training={"steps": 1})
-    with stack.client() as weir:
-        weir.cancel(job)
-    ended = stack.wait_for_end(job)
+    ended = stack.cancel(job)
     assert ended["status"] == "cancelled"
     steps = assert_every_group_is_accounted_for(stack, job)
     assert_no_orphan(stack)
@@ -109,11 +110,13 @@ def assert_every_group_is_accounted_for(stack: Stack, job_id: str) -> list[Json]
 def assert_no_orphan(stack: Stack) -> None:
     """Every process of the stack belongs to the group of one that is supervised now."""
 
-    def groups() -> set[int]:
-        return {group(process_id) for process_id in of_home(stack.home)}
+    def is_tidy() -> bool:
+        supervised = {*stack.leaders().values(), os.getpgid(stack.supervisor.pid)}
+        with suppress(ProcessLookupError):  # one has just ended
+            return {os.getpgid(process_id) for process_id in of_home(stack.home)} <= supervised
+        return False
 
-    supervisor = group(stack.supervisor.pid)
-    wait_for(lambda: groups() <= {*stack.leaders().values(), supervisor}, 240, "orphans to end")
+    wait_for(is_tidy, 240, "orphans to end")
 
 
 def replayed(stack: Stack, job_id: str, step: int) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,62 @@
+"""The real stack, disturbed for long: rolling restarts cost nothing, and every kill is got over."""
+
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from tests.stack.conftest import Stack, wait_for
+from tests.stack.test_stack import (
+    ENDLESS,
+    assert_every_group_is_accounted_for,
+    assert_no_orphan,
+    step_of,
+)
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
+KILLS = int(os.environ.get("WEIR_CHAOS_KILLS", "50"))
+
+
+def deaths_noticed(stack: Stack) -> int:
+    logs = (stack.home / "logs").glob("*.log")
+    return sum(log.read_text(errors="replace").count("a worker has died") for log in logs)
+
+
+@pytest.mark.long
+def test_rolling_restarts_of_every_service_are_nobodys_death(stack: Stack) -> None:
+    noticed = deaths_noticed(stack)
+    job_id = stack.submit(training=ENDLESS)
+    stack.wait_for_step(job_id, 2)
+    for name in ("grader", "rollout", "gateway", "learner"):
+        before, step = stack.leaders()[name], step_of(stack, job_id)
+        os.kill(before, signal.SIGTERM)
+        wait_for(lambda n=name, b=before: stack.leaders().get(n, b) != b, 240, f"another {name}")
+        wait_for(lambda s=step: step_of(stack, job_id) > s + 2, 300, f"steps after {name}")
+    assert_every_group_is_accounted_for(stack, job_id)
+    assert deaths_noticed(stack) == noticed
+    stack.cancel(job_id)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(3600)
+def test_every_one_of_many_random_kills_is_got_over(stack: Stack) -> None:
+    seed = int(os.environ.get("SEED", time.time()))
+    draw = random.Random(seed)
+    job_id = stack.submit(training=ENDLESS | {"checkpoint_every": 5})
+    stack.wait_for_step(job_id, 2)
+    seconds: dict[str, list[float]] = {}
+    for _ in range(KILLS):
+        time.sleep(draw.uniform(0, 4))
+        name = draw.choice(sorted(stack.leaders()))
+        step = step_of(stack, job_id)
+        stack.kill(name)
+        began = time.monotonic()
+        wait_for(lambda s=step: step_of(stack, job_id) > s + 2, 300, f"steps after {name}, {seed=}")
+        seconds.setdefault(name, []).append(time.monotonic() - began)
+    for name, each in sorted(seconds.items()):
+        print(f"{name:10} {len(each):3} kills, to the third step {max(each):5.1f} s at the most")
+    assert_every_group_is_accounted_for(stack, job_id)
+    stack.cancel(job_id)
+    assert_no_orphan(stack)
