@@ -39,7 +39,7 @@ def test_rolling_restarts_of_every_service_are_nobodys_death(stack: Stack) -> No
     stack.cancel(job_id)
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_every_one_of_many_random_kills_is_got_over(stack: Stack) -> None:
     seed = int(os.environ.get("SEED", time.time()))

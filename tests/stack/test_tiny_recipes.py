@@ -13,7 +13,7 @@ from protocol.recipe import Recipe, load_recipe
 
 from tests.stack.conftest import ROOT, Stack
 
-pytestmark = [pytest.mark.stack, pytest.mark.recipes, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(1200)]
 TINY = ROOT / "recipes/tiny"
 # At 35 tokens the length-adaptive lambda is 0.43, and a young critic misleads; VAPO itself is held
 # by the loss that this one leaves out.

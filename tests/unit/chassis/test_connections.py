@@ -16,7 +16,7 @@ from services.chassis.connections import MAX_HEAD_BYTES
 from services.chassis.deployment import Deployment
 from services.chassis.service import _serving
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio]
 PATIENCE_S = 0.3
 HERE = "127.0.0.1"
 LARGE = 2**25  # bytes, more than the sockets of both sides hold

@@ -21,7 +21,7 @@ from tests.contract.valkey_server import Server
 from tests.unit.grader.judge_server import MODEL, ScriptedServer, grades
 from tests.unit.grader.processes import family_of, until_gone
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 
 TEXTS = [r"1+1=2;\boxed{2}", r"\boxed{\sqrt{4}}", r"\boxed{3}"]
 

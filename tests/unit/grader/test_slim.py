@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 SCRIPT = """
 import sys
 sys.path[:0] = ["proto", "."]
@@ -16,7 +14,6 @@ sys.exit(f"loaded: {loaded}" if loaded else 0)
 """
 
 
-@pytest.mark.slow
 def test_what_only_workers_and_imports_need_is_not_loaded() -> None:
     finished = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr

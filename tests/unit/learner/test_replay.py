@@ -21,8 +21,6 @@ from services.learner.supply.selection import unselected
 from services.learner.training.scoring import Scoring
 from tests.builders import a_graded_group, a_group, a_request, a_task
 
-pytestmark = pytest.mark.slow
-
 # The answer is 12. By these steps the process scores differ among the correct ones.
 TEXTS = (
     r"3 \cdot 2 = 6, 6 + 6 = 12. So \boxed{12}",

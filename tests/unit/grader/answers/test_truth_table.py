@@ -83,14 +83,12 @@ async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
         yield pool
 
 
-@pytest.mark.slow
 async def test_workers_of_a_real_pool_find_the_same(pool: Pool) -> None:
     rows = list(filter(needs_algebra, ROWS))[::6]
     patient = Tools(pool, quick_deadline_s=120, compare_deadline_s=240)
     assert misjudged(rows, await decided(rows, patient)) == []
 
 
-@pytest.mark.slow
 async def test_answers_that_hang_are_ended_and_never_right(pool: Pool) -> None:
     tools = Tools(pool, quick_deadline_s=0.2, compare_deadline_s=0.4)
     decisions = await decided(HANGING, tools)

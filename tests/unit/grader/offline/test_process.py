@@ -16,8 +16,6 @@ import pytest
 from tests.unit.grader.judge_server import until
 from tests.unit.grader.processes import family_of, until_gone
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[4]
 
 

@@ -22,7 +22,7 @@ from services.grader.verifiers import python
 from tests.builders import a_task
 from tests.unit.grader.pools import failing_tools
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio]
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from services.grader.pool.worker import MAX_LINE_BYTES, as_line
 from tests.unit.grader.judge_server import until
 from tests.unit.grader.processes import family_of, until_gone, workers_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio]
 
 HOSTILE = "tests.unit.grader.hostile"
 SIZE = 3

@@ -12,8 +12,6 @@ from services.grader.steps.finding import relations
 from services.grader.steps.judging import judge
 from tests.unit.grader.pools import calls_of
 
-pytestmark = pytest.mark.slow
-
 
 def verdicts(text: str) -> list[str]:
     return [each.verdict for each in judge(text, 100)]

@@ -27,8 +27,6 @@ from tests.unit.learner.algorithms.random_cases import (
     scores_of,
 )
 
-pytestmark = pytest.mark.slow
-
 CASES = int(os.environ.get("WEIR_FORMULA_CASES", "2000"))
 AT_ONCE = 25  # responses of one micro-batch
 ATOL = 1e-6
