@@ -109,6 +109,7 @@ class Server:
     def _end(self, signum: signal.Signals) -> None:
         if self.process is not None:
             self.process.send_signal(signum)
+            self.resume()  # a test may have failed while it was frozen
             self.process.wait(timeout=20)
             self.process = None
 
