@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -50,9 +51,7 @@ def print_gaps(folder: Path, num_ranks: list[int]) -> None:
             print(f"| {ranks} | {stage} | {offload} | {stage == 3} | {gap:.1e} |", flush=True)
 
 
-def trained_in(
-    model: Path, out: Path, ranks: int = 1, **settings: object
-) -> dict[str, torch.Tensor]:
+def trained_in(model: Path, out: Path, ranks: int = 1, **settings: Any) -> dict[str, torch.Tensor]:
     """The parameters that the settings lead to."""
     settings = {"micro_batch_tokens": 120, **EVERYTHING, **settings}
     RANKS.run(train, ranks=ranks, model=model, out=out, **settings)

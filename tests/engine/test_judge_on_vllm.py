@@ -37,7 +37,7 @@ from tests.builders import a_task
 pytestmark = [pytest.mark.engine, pytest.mark.anyio, pytest.mark.timeout(600)]
 BASE_MODEL = Path(__file__).parents[2] / "examples" / "arithmetic" / "base-model"
 MODEL = "tiny"
-CONTEXT = 32_768  # of `judge_options`; a token of this model is one character
+CONTEXT = 12_000  # a token of this model is one character
 START_S = 240
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }} {% endfor %}judge: "
@@ -103,7 +103,12 @@ def write_model(folder: Path) -> Path:
 def command(folder: Path, port: int) -> list[str]:
     """As the stack starts a judge of its own, but small."""
     small = ["--dtype", "float32", "--max-num-seqs", "8", "--enforce-eager"]
-    small += ["--chat-template", str(folder / "chat_template.jinja")]
+    small += [
+        "--max-model-len",
+        str(CONTEXT),
+        "--chat-template",
+        str(folder / "chat_template.jinja"),
+    ]
     server = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--port", str(port)]
     return [*server, *judge_options(Seat("judge", (Gpu("", 0),)), str(folder), MODEL), *small]
 
@@ -183,11 +188,3 @@ async def test_a_response_gets_a_grade_or_the_reason_why_vllm_refuses_it(
     assert refused == Ungradable(reason="judge_refused")
     answers = [record.__dict__["answer"] for record in caplog.records if hasattr(record, "answer")]
     assert any(" answers 400: " in answer for answer in answers)
-
-
-async def test_a_tiny_model_is_examined_in_earnest(url: str) -> None:
-    async with Judge(JudgeSettings(url, MODEL)) as judge, asyncio.timeout(240):
-        while not judge.is_up and judge.why_down == "starting":
-            await asyncio.sleep(0.1)
-        found = ("it cannot judge; check WEIR_JUDGE_MODEL", "gives no verdict on a solution")
-        assert judge.is_up or any(text in judge.why_down for text in found)

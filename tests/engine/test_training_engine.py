@@ -222,10 +222,11 @@ def test_a_checkpoint_of_three_ranks_goes_on_with_two(
         {"zero_stage": 3, "lora": {"rank": 4, "alpha": 8}},
     ]
     place = tmp_path / "c++ (1"
-    known = {"model": model, "out": place}
-    known["settings"] = [{"micro_batch_tokens": 120, **each} for each in combinations]
-    ranks.run(save_or_resume, ranks=3, verb="save", **known)
-    ranks.run(save_or_resume, ranks=2, verb="resume", **known)
+    settings = [{"micro_batch_tokens": 120, **each} for each in combinations]
+    for number, verb in ((3, "save"), (2, "resume")):
+        ranks.run(
+            save_or_resume, ranks=number, model=model, out=place, verb=verb, settings=settings
+        )
     for number, each in enumerate(combinations):
         folder = place / str(number)
         saved, loaded = (parameters_in(folder / verb) for verb in ("save", "resume"))
