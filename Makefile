@@ -37,16 +37,18 @@ format: install ## rewrite the code in the house format
 	ruff format .
 	ruff check --fix .
 
+# Two targets at once share the processors; threads of their own would only take turns.
+test-parts test-services test-engines test-stacks: export OMP_NUM_THREADS = 1
+
 # ALSO=test-containers: one target more for the same two jobs, as CI wants it.
 test: install ## all checks and tests, ten minutes on two cores; needs no GPU and no server
-	$(MAKE) --jobs 2 test-engines test-services check test-stacks test-parts $(ALSO)
-	pytest -m alone
+	$(MAKE) --jobs 2 --keep-going test-engines test-services check test-stacks test-parts $(ALSO)
 
-test-parts: install ## the tests of parts: no engine, no stack, nothing that needs the machine for itself
-	pytest -m "not alone" tests/architecture tests/unit tests/golden
+test-parts: install ## the tests of parts
+	pytest tests/architecture tests/unit tests/golden
 
 test-services: install ## the tests of services with a real Valkey server
-	pytest -m "not alone" tests/contract tests/chaos
+	pytest tests/contract tests/chaos
 
 test-engines: install ## the tests with real training engines and vLLM
 	pytest tests/engine
