@@ -80,7 +80,7 @@ BREACHES = {
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A copy of the project."""
-    for folder in (*FOLDERS, "docs"):
+    for folder in FOLDERS:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
     for path in ROOT.iterdir():
