@@ -134,18 +134,6 @@ def test_a_step_and_a_backward_pass_take_what_deepspeed_was_measured_to_take(
         assert sum(taken) == of_backward * SMALL.parameters
 
 
-@pytest.mark.parametrize(
-    ("stage", "num_gpus", "gigabytes"),
-    [(3, 4, 4), (3, 64, 2.048), (2, 4, 32.76)],  # 4 bytes of each of 32.76 B / GPUs
-)
-def test_zero_3_steps_through_a_billion_numbers_of_a_share_at_a_time(
-    stage: int, num_gpus: int, gigabytes: float
-) -> None:
-    shape = BUILT_IN["Qwen/Qwen2.5-32B"]
-    (step,) = learner_footprint(at_stage(stage), shape, None, num_gpus).step
-    assert step.bytes / 10**9 == pytest.approx(gigabytes, rel=1e-3)
-
-
 def test_zero_reduces_gradients_in_a_bucket_of_fixed_size_or_the_models() -> None:
     what = ("policy: bucket to reduce gradients", "policy: copy of the bucket")
     for stage in (2, 3):
@@ -158,14 +146,6 @@ def test_only_float32_without_zero_needs_no_copy_of_its_weights() -> None:
     copy, cases = "policy: float32 copy of the weights", [(0, "float32"), (1, "float32")]
     found = [parts(learner_footprint(at_stage(*case), SMALL, None, 1)) for case in cases]
     assert [copy in items for items in found] == [False, True]
-
-
-def test_gradients_that_zero_frees_are_of_the_model_in_its_backward_pass() -> None:
-    recipe = a_recipe(algorithm={"advantage": "gae"}, critic={"pretrain_steps": 1})
-    for policy, critic, who in ((BILLION, SMALL, "policy"), (SMALL, BILLION, "critic")):
-        items = learner_footprint(recipe, policy, critic, 1).backward
-        gradients = [item.what for item in items if "gradients" in item.what]
-        assert gradients == [f"{who}: gradients", f"{who}: bucket to reduce gradients"]
 
 
 def test_the_critic_and_the_reference_count_when_the_recipe_has_them() -> None:
@@ -186,15 +166,6 @@ def test_log_probs_take_a_chunk_and_never_the_whole_micro_batch() -> None:
     (_, chunk, *_) = learner_footprint(chunked, SMALL, None, 1).backward
     assert chunk.bytes == 16 * SMALL.vocabulary * 4 * 7
     assert whole.bytes == longest_micro_batch(a_recipe()) * SMALL.vocabulary * 4 * 7
-
-
-def test_recomputing_keeps_one_layer_and_the_border_of_each() -> None:
-    deep = replace(SMALL, layers=100)
-    (kept, *_) = learner_footprint(a_recipe(), deep, None, 1).backward
-    recompute = a_recipe(training={"recompute_activations": True})
-    (recomputed, *_) = learner_footprint(recompute, deep, None, 1).backward
-    borders = 100 * deep.hidden * longest_micro_batch(recompute) * 4
-    assert recomputed.bytes == kept.bytes // 100 + borders
 
 
 def test_keys_and_values_of_a_known_model() -> None:

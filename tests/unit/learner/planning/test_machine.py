@@ -15,7 +15,6 @@ from services.learner.planning.machine import (
     Options,
     PlanError,
     machine_of,
-    redis_size,
 )
 
 EIGHT = [f"nvidia{index}" for index in range(8)] + ["nvidiactl"]
@@ -133,9 +132,3 @@ def test_models_are_sought_where_the_deployment_seeks_them(tmp_path: Path) -> No
     assert machine().model_roots == (Path.cwd(), Path.cwd() / "models")
     roots = machine(WEIR_MODEL_ROOTS=f"{tmp_path}:{tmp_path}/models/..").model_roots
     assert roots == (tmp_path, tmp_path)
-
-
-@pytest.mark.parametrize(("text", "size"), [("1gb", GIB), ("2G", 2 * 10**9), ("512", 512)])
-def test_sizes_are_written_as_redis_writes_them(text: str, size: int) -> None:
-    assert redis_size(text) == size
-    assert machine(WEIR_REDIS_MAXMEMORY=text).redis_bytes == size

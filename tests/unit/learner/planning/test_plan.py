@@ -123,16 +123,6 @@ def test_a_model_outside_the_allowed_roots_is_not_found(tmp_path: Path) -> None:
         assert make_plan(demo(model={"path": path}), MACHINE).models[0].folder is None
 
 
-@pytest.mark.parametrize(
-    ("config", "named"), [('{"model_type": "qwen2"}', "hidden_size"), ("{", "JSON")]
-)
-def test_a_damaged_config_is_named_with_its_field(config: str, named: str, tmp_path: Path) -> None:
-    folder = a_model(tmp_path / "model")
-    (folder / "config.json").write_text(config)
-    machine = replace(MACHINE, model_roots=(tmp_path,))
-    assert about(demo(model={"path": str(folder)}), "config.json", named, machine=machine)
-
-
 def test_lambda_above_the_order_safe_bound() -> None:
     assert about(demo(algorithm={"lambda_process": 1.1}), "algorithm.lambda_process", "1.058")
     assert about(demo(rollout={"group_size": 16}), "algorithm.lambda_process", "0.693")
@@ -175,13 +165,6 @@ def test_a_learner_that_does_not_fit_names_what_makes_it_fit(
     assert make_plan(changed_recipe(recipe, advice), machine).learner_fits
 
 
-def test_where_the_host_cannot_take_the_optimizer_more_gpus_are_named() -> None:
-    recomputed = {"recompute_activations": True}
-    recipe = demo(model=LONG, optimizer={"zero_stage": 3}, training=recomputed)
-    assert about(recipe, "4 GPUs", "learner=", machine=replace(MACHINE, host_bytes=96 * GIB))
-    assert about(recipe, "optimizer.offload", machine=replace(MACHINE, host_bytes=300 * GIB))
-
-
 def test_a_host_too_small_for_an_offload_is_named() -> None:
     optimizer = {"zero_stage": 3, "offload": "optimizer"}
     recipe = demo(model={"path": SEVEN, "dtype": "bfloat16"}, optimizer=optimizer)
@@ -220,30 +203,17 @@ def test_a_sample_too_long_for_a_gpu_is_advised_to_be_shared() -> None:
     assert about(demo(**long), "sequence_parallel = 2", "2 GPUs")
 
 
-def test_an_engine_too_small_for_a_group_names_the_gpus_to_split_over() -> None:
-    recipe = demo(model=LONG | {"path": "Qwen/Qwen2.5-32B", "max_context": 22528})
-    assert about(recipe, "holds 1 ", "WEIR_GPUS", "rollout=1")
-    assert about(recipe, "holds", "rollout=0@0.8", machine=on("learner=0 rollout=0@0.8"))
-    assert not about(recipe, "holds", machine=on("learner=0-3 rollout=4-7"))
-
-
-@pytest.mark.parametrize(
-    ("path", "engine", "heads"),
-    [(SEVEN, "rollout=4-6", "28"), (SEVEN, "rollout=4-10", "4 key-value")],
-)
-def test_a_split_that_the_heads_do_not_allow_names_the_engine_and_the_heads(
-    path: str, engine: str, heads: str
-) -> None:
+def test_a_split_that_the_heads_do_not_allow_names_the_engine_and_the_heads() -> None:
     recipe = demo(
-        model={"path": path, "dtype": "bfloat16"},
+        model={"path": SEVEN, "dtype": "bfloat16"},
         optimizer={"zero_stage": 3},
         training={"recompute_activations": True},
     )
-    wrong, right = on(f"learner=0-3 {engine}"), on("learner=0-3 rollout=4-7")
-    assert about(recipe, engine, heads, "WEIR_GPUS", machine=wrong)
+    wrong = on("learner=0-3 rollout=4-6")
+    assert about(recipe, "rollout=4-6", "28", "WEIR_GPUS", machine=wrong)
     plan = make_plan(recipe, wrong)
     assert (plan.works, plan.seconds) == (False, None)
-    assert make_plan(recipe, right).works
+    assert make_plan(recipe, on("learner=0-3 rollout=4-7")).works
 
 
 def test_a_cache_of_set_size_is_what_an_engine_has_for_keys_and_values() -> None:
