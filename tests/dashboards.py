@@ -28,7 +28,6 @@ class Query:
     """One expression of a panel or of an annotation."""
 
     expression: str
-    legend: str = ""
     is_instant: bool = False
 
     def filled(self, seconds: int) -> str:
@@ -37,10 +36,6 @@ class Query:
         values = {"__range": f"{seconds}s", "__rate_interval": f"{max(4, step + 1) * INTERVAL_S}s"}
         values |= {"job": ".*", "service": ".*"}
         return re.sub(r"\$(\w+)", lambda match: values[match[1]], self.expression)
-
-    def name_of(self, labels: Mapping[str, str]) -> str:
-        """What the legend calls a series."""
-        return re.sub(r"{{(\w+)}}", lambda match: labels.get(match[1], ""), self.legend).strip()
 
 
 def dashboard(file: Path) -> Json:
@@ -53,10 +48,7 @@ def panels(content: Json) -> list[Json]:
 
 
 def queries(panel: Json) -> list[Query]:
-    return [
-        Query(target["expr"], target.get("legendFormat", ""), target.get("instant", False))
-        for target in panel["targets"]
-    ]
+    return [Query(target["expr"], target.get("instant", False)) for target in panel["targets"]]
 
 
 def marks(content: Json) -> list[tuple[str, Query]]:
@@ -114,12 +106,7 @@ class Prometheus:
 
     def now(self, expression: str, at: float) -> list[Json]:
         """The series that an expression has at a moment; each with its ``value``."""
-        return self._get("query", query=expression, time=str(at))
-
-    def over(self, expression: str, since: float, until: float, step: float) -> list[Json]:
-        """The series that an expression has over a time; each with its ``values``."""
-        times = {"start": str(since), "end": str(until), "step": str(step)}
-        return self._get("query_range", query=expression, **times)
+        return self._get("query", query=expression, time=at)
 
     def answer(self, query: Query, since: float, until: float) -> list[Json]:
         """What Grafana would draw of a query; each series has its ``values``."""
@@ -128,7 +115,8 @@ class Prometheus:
         if query.is_instant:
             found = self.now(expression, until)
             return [{**series, "values": [series["value"]]} for series in found]
-        return self.over(expression, since, until, max(1, seconds // 300))
+        times = {"start": since, "end": until, "step": max(1, seconds // 300)}
+        return self._get("query_range", query=expression, **times)
 
     def _is_ready(self) -> bool:
         try:
@@ -136,7 +124,7 @@ class Prometheus:
         except httpx.HTTPError:
             return False
 
-    def _get(self, path: str, **parameters: str) -> list[Json]:
+    def _get(self, path: str, **parameters: str | float) -> list[Json]:
         response = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=30)
         assert response.is_success, f"{parameters['query']}: {response.text}"
         return response.json()["data"]["result"]
