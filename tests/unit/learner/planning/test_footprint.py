@@ -142,12 +142,6 @@ def test_zero_reduces_gradients_in_a_bucket_of_fixed_size_or_the_models() -> Non
             assert [held[name] for name in what] == [numbers * 4] * 2
 
 
-def test_only_float32_without_zero_needs_no_copy_of_its_weights() -> None:
-    copy, cases = "policy: float32 copy of the weights", [(0, "float32"), (1, "float32")]
-    found = [parts(learner_footprint(at_stage(*case), SMALL, None, 1)) for case in cases]
-    assert [copy in items for items in found] == [False, True]
-
-
 def test_the_critic_and_the_reference_count_when_the_recipe_has_them() -> None:
     plain = learner_footprint(a_recipe(), SMALL, None, 1)
     with_reference = a_recipe(algorithm={"divergence_weight": 0.04})
@@ -158,14 +152,6 @@ def test_the_critic_and_the_reference_count_when_the_recipe_has_them() -> None:
     # weights, two moments and a copy, all in float32
     assert total(critic.held) - total(plain.held) == SMALL.critic_parameters * 16
     assert learner_footprint(with_critic, SMALL, BILLION, 1).step[0].what.startswith("critic")
-
-
-def test_log_probs_take_a_chunk_and_never_the_whole_micro_batch() -> None:
-    (_, whole, *_) = learner_footprint(a_recipe(), SMALL, None, 1).backward
-    chunked = a_recipe(training={"logprob_chunk_tokens": 16})
-    (_, chunk, *_) = learner_footprint(chunked, SMALL, None, 1).backward
-    assert chunk.bytes == 16 * SMALL.vocabulary * 4 * 7
-    assert whole.bytes == longest_micro_batch(a_recipe()) * SMALL.vocabulary * 4 * 7
 
 
 def test_keys_and_values_of_a_known_model() -> None:

@@ -46,15 +46,6 @@ def test_an_offload_takes_what_deepspeed_was_measured_to_take(
     assert total([*host, *footprint.held, *used]) - gathered == measured * 2**20
 
 
-def test_an_offloaded_optimizer_leaves_weights_and_a_bucket_on_the_gpu() -> None:
-    footprint = learner_footprint(offloading("optimizer"), SEVEN, None, 4)
-    assert [named(item) for item in footprint.held] == ["weights", "bucket to reduce gradients"]
-    assert footprint.step == ()
-    everything = learner_footprint(offloading("all"), SEVEN, None, 4)
-    assert everything.held[0].bytes == 2 * 10**9  # what is gathered for the moment
-    assert everything.host_bytes - footprint.host_bytes == 4 * 4 * GIB  # 3.8 GB a rank, pinned
-
-
 def test_pinned_memory_is_in_blocks_of_a_power_of_two() -> None:
     """torch 2.13 was measured to take 4 GiB for 2.25 (DeepSpeed pins by torch)."""
     footprint = learner_footprint(offloading("optimizer"), SEVEN, None, 5)

@@ -214,16 +214,3 @@ def test_a_split_that_the_heads_do_not_allow_names_the_engine_and_the_heads() ->
     plan = make_plan(recipe, wrong)
     assert (plan.works, plan.seconds) == (False, None)
     assert make_plan(recipe, on("learner=0-3 rollout=4-7")).works
-
-
-def test_a_cache_of_set_size_is_what_an_engine_has_for_keys_and_values() -> None:
-    set_aside = replace(MACHINE, engine_cache_bytes=4 * GIB, engine_share=0.1)
-    plan = make_plan(demo(model=LONG), set_aside)
-    assert plan.rollout is not None
-    # 4 GiB / (10,240 tokens x 57,344 bytes) = 7.3
-    assert (plan.rollout.room, plan.rollout.responses_held) == (4 * GIB, 7)
-    assert about(demo(model=LONG), "holds 7 ", "WEIR_ROLLOUT_KV_CACHE_MIB", machine=set_aside)
-    large = replace(MACHINE, engine_cache_bytes=70 * GIB)  # beside 14.2 GiB of weights, of 80
-    assert about(demo(model=LONG), "14.2 GiB", "WEIR_ROLLOUT_KV_CACHE_MIB", machine=large)
-    small = replace(MACHINE, engine_cache_bytes=65 * GIB)
-    assert not about(demo(model=LONG), "KV_CACHE", machine=small)

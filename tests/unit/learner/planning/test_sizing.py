@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from protocol.recipe import load_recipe
 
+from deploy.compose import REDIS_MAXMEMORY
 from services.learner.planning.machine import Here, Options, machine_of
 from services.learner.planning.plan import make_plan
 from services.learner.planning.sizing import Option, best
@@ -20,7 +21,7 @@ RECIPES = sorted((ROOT / "recipes").glob("*/*.toml"))
 def test_every_published_recipe_fits_on_the_machine_that_it_names(path: Path) -> None:
     recipe = load_recipe(path)
     assert recipe.machine is not None
-    redis = {"WEIR_REDIS_MAXMEMORY": "48gb", "WEIR_MODEL_HUB": "on"}
+    redis = {"WEIR_REDIS_MAXMEMORY": REDIS_MAXMEMORY, "WEIR_MODEL_HUB": "on"}
     plan = make_plan(recipe, machine_of(Options(), recipe.machine, redis, Here()))
     assert plan.works
     assert plan.seconds is not None
