@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from protocol.recipe import Recipe, load_recipe, parse_recipe
 
+from deploy.compose import REDIS_MAXMEMORY
 from deploy.placement import divide, on_cpus, parse
-from services.learner.planning.machine import GIB, Machine
+from services.learner.planning.machine import GIB, Here, Machine, Options, machine_of
 from services.learner.planning.plan import make_plan
 from services.learner.planning.remedies import changed_recipe
+from services.learner.planning.sizing import Option, best
 from services.learner.planning.warnings import warnings
-from tests.architecture.project import ROOT
+from tests.architecture.project import ROOT, name_of
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 MACHINE = Machine(
@@ -165,6 +167,13 @@ def test_a_learner_that_does_not_fit_names_what_makes_it_fit(
     assert make_plan(changed_recipe(recipe, advice), machine).learner_fits
 
 
+def test_where_the_host_cannot_take_the_optimizer_more_gpus_are_named() -> None:
+    recomputed = {"recompute_activations": True}
+    recipe = demo(model=LONG, optimizer={"zero_stage": 3}, training=recomputed)
+    assert about(recipe, "4 GPUs", "learner=", machine=replace(MACHINE, host_bytes=96 * GIB))
+    assert about(recipe, "optimizer.offload", machine=replace(MACHINE, host_bytes=300 * GIB))
+
+
 def test_a_host_too_small_for_an_offload_is_named() -> None:
     optimizer = {"zero_stage": 3, "offload": "optimizer"}
     recipe = demo(model={"path": SEVEN, "dtype": "bfloat16"}, optimizer=optimizer)
@@ -214,3 +223,32 @@ def test_a_split_that_the_heads_do_not_allow_names_the_engine_and_the_heads() ->
     plan = make_plan(recipe, wrong)
     assert (plan.works, plan.seconds) == (False, None)
     assert make_plan(recipe, on("learner=0-3 rollout=4-7")).works
+
+
+# ---------------------------------------------------------------------- the published recipes
+
+RECIPES = sorted((ROOT / "recipes").glob("*/*.toml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=name_of)
+def test_every_published_recipe_fits_on_the_machine_that_it_names(path: Path) -> None:
+    recipe = load_recipe(path)
+    assert recipe.machine is not None
+    redis = {"WEIR_REDIS_MAXMEMORY": REDIS_MAXMEMORY, "WEIR_MODEL_HUB": "on"}
+    plan = make_plan(recipe, machine_of(Options(), recipe.machine, redis, Here()))
+    assert plan.works
+    assert plan.seconds is not None
+    assert [text for text in warnings(plan) if not text.startswith("tasks.")] == []
+
+
+def test_what_fits_with_one_setting_names_it_and_what_does_not_the_gib_that_are_missing() -> None:
+    names = ("papo/qwen2.5-7b", "dapo/qwen2.5-32b")
+    seven, large = (load_recipe(ROOT / f"recipes/{name}.toml") for name in names)
+    option = best(seven, 2, 80)
+    assert isinstance(option, Option)
+    assert option.plan.works
+    assert list(option.settings) == ["optimizer.offload"]
+    assert str(option).startswith("1 + 1x1: ")
+    assert best(large, 1, 80) == "engine 66.6 of 48 GiB"
+    # An engine of 32 B needs four GPUs of 24 GiB, so that four are left to learn.
+    assert best(large, 8, 24) == "learner 46.0 of 21.6 GiB"
