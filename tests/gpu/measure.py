@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from protocol.recipe import Recipe, parse_recipe
 from transformers import AutoModelForCausalLM
@@ -20,9 +18,8 @@ from transformers import AutoModelForCausalLM
 from services.learner.planning.footprint import learner_footprint
 from services.learner.planning.shape import ModelShape
 from services.learner.training.attention import PACKED
-from services.learner.training.engine import init_ranks, leave_ranks, name_of_device
-from services.learner.training.flops import Flops
-from services.learner.training.memory import blank_sample, largest_micro_batches
+from services.learner.training.engine import init_ranks, leave_ranks
+from services.learner.training.memory import largest_micro_batches
 from services.learner.training.models import Models
 from services.learner.training.samples import placed
 from services.learner.training.trainer import Trainer
@@ -33,7 +30,7 @@ Json = dict[str, Any]
 def main() -> None:
     """Measure what the command line names."""
     what, settings = sys.argv[1], json.loads(sys.argv[2])
-    measured = {"step": step, "lengths": lengths, "attention": attention, "export": export}
+    measured = {"step": step, "attention": attention}
     print(json.dumps(measured[what](**settings)))
 
 
@@ -46,18 +43,6 @@ def step(model: str, shape: Json, recipe: Json) -> Json:
     seconds = _timed(lambda: trainer.train(samples))
     planned = learner_footprint(made, ModelShape(**shape), None, num_gpus=1).peak
     return {"seconds": seconds, "peak": _peak(), "planned": planned, **_left()}
-
-
-def lengths(model: str, shape: Json, recipe: Json, longest: int) -> Json:
-    """A step on 64 samples of log-normal lengths: the share of the GPU's arithmetic it used."""
-    made, random = _recipe(model, recipe), np.random.default_rng(0)
-    trainer = _trainer(made)
-    drawn = random.lognormal(np.log(longest / 6), 0.9, size=64).clip(2, longest - 2).astype(int)
-    samples = placed([blank_sample(int(n) + 1, int(n)) for n in drawn])
-    trainer.train(samples)
-    seconds = _timed(lambda: trainer.train(samples))
-    flops = Flops.of_models(made, Path(model), None, 1, name_of_device())
-    return {"seconds": seconds, **flops.of([int(n) for n in drawn], seconds), **_left()}
 
 
 def attention(model: str, shape: Json, tokens: int) -> Json:
@@ -96,13 +81,6 @@ def attention(model: str, shape: Json, tokens: int) -> Json:
     norm = gradients["no mask"].norm()
     found["gap"] = float((gradients["packed"] - gradients["no mask"]).norm() / norm)
     return found
-
-
-def export(model: str, shape: Json, recipe: Json) -> Json:
-    """The policy as a Hugging Face folder, as it is published."""
-    trainer = _trainer(_recipe(model, recipe))
-    with tempfile.TemporaryDirectory() as folder:
-        return {"seconds": _timed(lambda: trainer.models.export(Path(folder) / "out")), **_left()}
 
 
 def _recipe(model: str, tables: Json) -> Recipe:

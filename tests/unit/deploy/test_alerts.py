@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.dashboards import FILES, dashboard, panels
-
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy/prometheus"
 RULES = yaml.safe_load((FOLDER / "rules.yml").read_text())["groups"]
 ALERTS = {rule["alert"]: rule for group in RULES for rule in group["rules"] if "alert" in rule}
+BOARDS = sorted((ROOT / "deploy/grafana/generated").glob("*.json"))
 SERIES = yaml.safe_load(Path(__file__).with_name("alerts.yml").read_text())
 
 
@@ -68,22 +67,4 @@ def test_an_alert_says_how_bad_it_is_and_has_a_section_and_a_panel(alert: str) -
     assert rule["annotations"]["summary"]
     assert rule["annotations"]["runbook_url"] == f"deploy/runbooks.md#{alert.lower()}"
     assert f"\n## {alert}\n" in (ROOT / "deploy/runbooks.md").read_text()
-    assert any(f'"title": "Runbook: {alert}"' in path.read_text() for path in FILES)
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_panel_says_what_it_shows_and_lies_beside_the_others(file: Path) -> None:
-    content = dashboard(file)
-    for panel in panels(content):
-        assert panel["description"].endswith("."), panel["title"]
-        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
-        legends = {target["legendFormat"] for target in panel["targets"]}
-        assert panel["type"] == "table" or len(legends) == len(panel["targets"]), panel["title"]
-    cells = [
-        (at["x"] + right, at["y"] + down)
-        for at in (panel["gridPos"] for panel in content["panels"])
-        for right in range(at["w"])
-        for down in range(at["h"])
-    ]
-    assert len(set(cells)) == len(cells)
-    assert max(right for right, _ in cells) < 24
+    assert any(f'"title": "Runbook: {alert}"' in path.read_text() for path in BOARDS)

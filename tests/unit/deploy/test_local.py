@@ -217,18 +217,6 @@ def test_a_process_that_cannot_start_is_told_with_its_last_words(
         start(broken)
 
 
-def test_a_process_that_cannot_be_started_now_is_tried_again(home: Home) -> None:
-    grader = program(home, "grader", SERVE)
-    (home.path / "logs").rename(home.path / "elsewhere")
-    grader.start()
-    assert grader.running is None
-    (home.path / "elsewhere").rename(home.path / "logs")
-    grader.restart_at = 0.0
-    grader.revive()
-    assert grader.running is not None
-    grader.stop(5)
-
-
 @pytest.mark.parametrize("how", ["restart", "stop"])
 def test_what_a_process_has_started_ends_with_it(home: Home, how: str) -> None:
     code = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import combinations
 
-import numpy as np
 import pytest
 from protocol.messages import Grade, Graded, GradedGroup, Response, Ungradable
 from protocol.recipe import Purpose
@@ -70,23 +69,6 @@ def test_unanimous_tasks_have_an_interval_as_wide_as_their_number_allows(share: 
 def test_one_task_has_no_interval_and_none_has_no_mean() -> None:
     assert estimate([0.25], 4) == Estimate(0.25, None, None)
     assert estimate([], 0) is None
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "samples", "low", "high"),
-    [(0.3, 0.7, 1, 0.91, 1.0), (3.0, 3.0, 32, 0.91, 1.0), (0.05, 2.0, 32, 0.80, 0.88)],
-)
-def test_the_interval_holds_the_truth_as_often_as_the_readme_says(
-    a: float, b: float, samples: int, low: float, high: float
-) -> None:
-    """30 tasks whose difficulty has a Beta distribution; 400 evaluations with a fixed seed."""
-    random = np.random.default_rng(1)
-    held = 0
-    for _ in range(400):
-        shares = random.binomial(samples, random.beta(a, b, 30)) / samples
-        least, most = the_interval(shares.tolist(), 30 * samples)
-        held += least <= a / (a + b) <= most
-    assert low <= held / 400 <= high
 
 
 def graded(number: int, *grades: Grade) -> GradedGroup:

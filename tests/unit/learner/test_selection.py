@@ -3,7 +3,6 @@
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -147,63 +146,42 @@ def test_a_checked_window_is_never_smaller_than_a_step() -> None:
     assert checked == [[], [], [], [0, 1, 2, 3], [], [2, 3, 4, 5]]
 
 
-@dataclass
-class Line:
-    """Learner, exchange and rollouts, without their clocks: ``chance`` says who is when at work."""
-
-    recipe: Recipe
-    chance: random.Random
-    keep_share: float
-    asked: dict[int, RolloutRequest] = field(default_factory=dict)
-    feeder: Feeder = field(init=False)
-    answered: dict[int, GradedGroup] = field(default_factory=dict)
-    step: int = 0
-    position: int = 0
-    keep_rate: float = 1.0
-    taken: list[tuple[int, list[int], list[str]]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        attempt = Attempt(cast(Exchange, None), "job", 1, self.recipe, Path("unused"))
-        self.feeder = Feeder(attempt, (a_task(),), Purpose.TRAIN, lambda _: False)
-
-    def selection(self) -> Selection:
-        return Selection(self.recipe, has_signal, self.step, self.position, self.keep_rate)
-
-    def train_step(self) -> None:
-        selection = self.selection()
+def train(
+    recipe: Recipe,
+    chance: random.Random,
+    keep_share: float,
+    asked: dict[int, RolloutRequest],
+    answered: dict[int, GradedGroup],
+) -> list[tuple[list[int], list[str]]]:
+    """What six steps keep and drop, while ``chance`` says when which request is answered."""
+    attempt = Attempt(cast(Exchange, None), "job", 1, recipe, Path("unused"))
+    feeder = Feeder(attempt, (a_task(),), Purpose.TRAIN, lambda _: False)
+    training, taken, position, keep_rate = recipe.training, [], 0, 1.0
+    for step in range(6):
+        selection = Selection(recipe, has_signal, step, position, keep_rate)
         while not selection.is_complete:
-            self.ask(selection.outlook)
-            while selection.next_number not in self.answered:
-                assert self.asked[selection.next_number].min_version <= self.step
-                self.sample()
-            selection.look(self.answered[selection.next_number])
-        self.taken.append((self.step, numbers(selection.kept), selection.dropped))
-        assert selection.surplus <= self.recipe.groups_in_flight
-        limit = math.ceil(3 * self.recipe.training.max_oversampling)
+            outlook = selection.outlook
+            assert outlook.admitted <= outlook.position + recipe.groups_in_flight
+            feeder.admit(outlook)
+            for number in range(len(asked), outlook.admitted):
+                asked[number] = request = feeder.request(number)
+                assert request.step - training.max_staleness <= request.min_version <= step
+            while selection.next_number not in answered:
+                assert asked[selection.next_number].min_version <= step, "it waits for itself"
+                able = [n for n, request in asked.items() if request.min_version <= step]
+                waiting = [n for n in able if n not in answered]
+                for number in chance.sample(waiting, chance.randint(0, len(waiting))):
+                    outcomes = [1, 0] if chance.random() < keep_share else [1, 1]
+                    group = a_group(asked[number], [1, 1], version=step)
+                    answered[number] = a_graded_group(group, outcomes)
+            selection.look(answered[selection.next_number])
+        limit = math.ceil(3 * training.max_oversampling)
         assert not selection.is_undersampled or selection.judged == limit
-        oldest = [oldest_version(group, self.step) for group in selection.kept]
-        assert min(oldest, default=self.step) >= self.step - self.recipe.training.max_staleness
-        self.step += 1
-        self.position, self.keep_rate = selection.next_number, selection.keep_rate
-        self.ask(self.selection().outlook)
-
-    def ask(self, outlook: Outlook) -> None:
-        assert outlook.admitted <= outlook.position + self.recipe.groups_in_flight
-        self.feeder.admit(outlook)
-        for number in range(len(self.asked), outlook.admitted):
-            request = self.feeder.request(number)
-            assert request.step - request.min_version <= self.recipe.training.max_staleness
-            assert request.min_version <= self.step, "asked for a version that waits for the answer"
-            self.asked[number] = request
-
-    def sample(self) -> None:
-        """Some of the requests are answered, by the newest weights, if those may."""
-        numbers = [n for n, request in self.asked.items() if request.min_version <= self.step]
-        waiting = [n for n in numbers if n not in self.answered]
-        for number in self.chance.sample(waiting, self.chance.randint(0, len(waiting))):
-            group = a_group(self.asked[number], [1, 1], version=self.step)
-            signal = self.chance.random() < self.keep_share
-            self.answered[number] = a_graded_group(group, [1, 0] if signal else [1, 1])
+        oldest = [oldest_version(group, step) for group in selection.kept]
+        assert min(oldest, default=step) >= step - training.max_staleness
+        taken.append((numbers(selection.kept), selection.dropped))
+        position, keep_rate = selection.next_number, selection.keep_rate
+    return taken
 
 
 def has_signal(group: GradedGroup) -> bool:
@@ -228,20 +206,9 @@ def test_every_step_ends_on_fresh_groups_and_a_repeated_step_decides_the_same(
         "dynamic_sampling": dynamic,
         "max_oversampling": max_oversampling,
     }
-    line = Line(a_recipe(training=training), random.Random(seed), keep_share)
-    for _ in range(6):
-        line.train_step()
-    if not dynamic:
-        assert line.position == 18
-
-    again = Line(line.recipe, random.Random(seed + 1), keep_share)
-    again.asked, again.answered = line.asked, dict(line.answered)
-    for _ in range(6):
-        again.train_step()
-    assert again.taken == line.taken
-    assert again.answered == line.answered, "it waited for nothing"
-    for _ in range(2):
-        again.train_step()
-    assert len(again.asked) >= again.position
-    if not dynamic:
-        assert len(again.asked) == again.position == 24
+    recipe = a_recipe(training=training)
+    asked, answered = dict[int, RolloutRequest](), dict[int, GradedGroup]()
+    taken = train(recipe, random.Random(seed), keep_share, asked, answered)
+    known = dict(answered)
+    assert train(recipe, random.Random(seed + 1), keep_share, asked, answered) == taken
+    assert answered == known, "it waited for nothing"

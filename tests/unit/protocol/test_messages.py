@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import protocol
 import pytest
-from protocol.messages import GradedGroup, JobState
+from protocol.messages import GradedGroup
 from pydantic import ValidationError
 
 from tests.builders import a_graded_group, a_group, a_request, a_span
@@ -59,11 +59,6 @@ def test_a_graded_group_is_either_graded_or_failed() -> None:
         a_graded_group(failure="and yet")
     with pytest.raises(ValidationError, match="1 grades"):
         a_graded_group(a_group(lengths=[1, 1]), outcomes=[1.0])
-
-
-def test_only_three_states_are_final() -> None:
-    final = {state for state in JobState if state.is_final}
-    assert final == {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
 
 
 def test_nothing_is_ever_unpickled() -> None:

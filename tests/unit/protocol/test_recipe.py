@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from protocol.recipe import Recipe, RecipeError, load_recipe, parse_recipe
+from protocol.recipe import RecipeError, load_recipe, parse_recipe
 
 from tests.builders import a_recipe
 
@@ -48,31 +48,19 @@ def test_a_short_recipe_is_filled_with_defaults(tmp_path: Path) -> None:
     assert recipe.evaluations == {}
 
 
-def test_a_recipe_survives_json() -> None:
-    recipe = a_recipe(evaluation={"samples": 2}, tasks={"held_out": "held_out.jsonl"})
-    assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
-
-
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
         ({"training": {"step": 3}}, "training.step: unknown key"),
-        ({"learning": {}}, "learning: unknown key"),
         ({"training": {"steps": 0}}, "training.steps: "),
         ({"algorithm": {"advantage": "magic"}}, "algorithm.advantage: 'magic' is none of grpo"),
         ({"algorithm": {"advantage": "papa"}}, "did you mean 'papo'?"),
-        ({"algorithm": {"clip_low": 1.0}}, "algorithm: clip_low must be below 1"),
         ({"algorithm": {"correction": "token_tis"}}, "set old_logprobs = 'recompute'"),
         ({"algorithm": {"advantage": "grpo", "lambda_process": 0.5}}, "lambda_process does noth"),
-        ({"algorithm": {"dual_clip": 10.0}}, "algorithm: dual_clip does nothing"),
-        ({"algorithm": {"divergence": "k1"}}, "algorithm: divergence does nothing"),
         ({"optimizer": {"zero_stage": 0, "offload": "optimizer"}}, "needs zero_stage >= 1"),
-        ({"critic": {"optimizer": {"offload": "all"}}}, "critic.optimizer: offload = 'all' needs"),
-        ({"reward": {"overlong_factor": 2.0}}, "reward: overlong_factor does nothing"),
         ({"rollout": {"sampling": {"max_tokens": 8, "top_p": 0.9}}}, "sampling.top_p must be 1"),
         ({"reward": {"outcome": "my-lab.oracle"}}, "reward.outcome.0.verifier: 'my-lab.oracle' "),
         ({"reward": {"values": [1, 1]}}, "reward: values must be [wrong, right]"),
-        ({"reward": {"overlong_buffer": 9}}, "reward.overlong_buffer must be at most"),
         ({"model": {"prompt_template": "Solve it"}}, "prompt_template must contain {prompt}"),
         ({"reward": {"process": None}}, "'papo' needs reward.process"),
         ({"algorithm": {"advantage": "process_only"}}, "needs process_for = 'all'"),
@@ -86,8 +74,6 @@ def test_a_recipe_survives_json() -> None:
         ({"evaluation": {"samples": 1}}, "evaluation needs tasks.held_out"),
         ({"rollout": {"sampling": {"max_tokens": 64}}}, "rollout.sampling.max_tokens must be belo"),
         ({"training": {"updates_per_batch": 3}}, "updates_per_batch must be at most groups_per_s"),
-        ({"model": {"max_context": 10**400}}, "model.max_context: a whole number"),
-        ({"tasks": {"train": "a\0b"}}, "tasks.train: no path"),
         ({"model": {"path": "\0"}}, "model.path: no path"),
     ],
 )
@@ -99,11 +85,6 @@ def test_what_is_wrong_is_named(overrides: dict[str, Any], expected: str) -> Non
 def test_a_formula_with_a_dot_in_its_name_is_left_to_the_learner(field: str) -> None:
     recipe = a_recipe(algorithm={field: "my_lab.squared", "divergence_weight": 0.1})
     assert getattr(recipe.algorithm, field) == "my_lab.squared"
-
-
-def test_settings_of_an_extension_are_its_own_business() -> None:
-    settings = {"advantage": "my_lab.squared", "gamma": 0.9, "lambda_process": 0.5}
-    assert a_recipe(algorithm=settings).algorithm.gamma == 0.9
 
 
 def test_a_critic_learns_at_its_own_rate_whatever_else_of_its_optimizer_is_set() -> None:

@@ -65,10 +65,7 @@ def test_each_wrong_line_is_reported() -> None:
     ("changes", "field"),
     [
         ({"id": 7}, "id"),
-        ({"id": ""}, "id"),
         ({"prompt": ""}, "prompt"),
-        ({"answer": ""}, "answer"),
-        ({"answer": 4}, "answer"),
         ({"prompt": None}, "task"),
         ({"messages": [{"role": "user", "content": "1+1?"}]}, "task"),
         ({"prompt": None, "messages": [{"role": "robot", "content": "?"}]}, "messages.0.role"),
@@ -166,8 +163,6 @@ def test_a_line_without_an_id_has_one_that_its_text_makes() -> None:
         ({"reference_answer": ""}, None),
         ({"reference_answer": 0}, "0"),
         ({"reference_answer": {"a": "é"}}, '{"a": "é"}'),
-        ({"answer": "7", "reference_answer": "8"}, "7"),
-        ({"complies": "no"}, None),
     ],
 )
 def test_the_answer_is_the_reference_answer_where_there_is_no_other(
@@ -182,7 +177,6 @@ def test_the_answer_is_the_reference_answer_where_there_is_no_other(
     [
         ({"tools": []}, "tools"),
         ({"metadata": {"a": 1}, "a": 2}, "a"),
-        ({"metadata": "x"}, "metadata"),
         ({"prompt": "x"}, "task"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": [{}]}]}, "messages.0.content"),

@@ -41,14 +41,6 @@ def test_no_response_and_no_process_score_are_no_error(name: str) -> None:
     assert ADVANTAGES[name](scores([1, 1, 0])).isfinite().all()
 
 
-@every_advantage
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_scores_of_half_precision_are_computed_in_float32(name: str, dtype: torch.dtype) -> None:
-    group = Group([1.0, 1, 1, 0, 0], [True] * 3 + [False] * 2, [1.0, 0.5, None, 0.25, 0], [0.0] * 5)
-    half = ADVANTAGES[name](scores_of(group, dtype))
-    torch.testing.assert_close(half, ADVANTAGES[name](scores_of(group, torch.float32)))
-
-
 def test_a_std_at_the_gate_is_no_difference_only_where_eps_is_added() -> None:
     at_gate = double([0.0, 1.0])  # whose std is 0.5
     assert not standardized(at_gate, ddof=0, denominator="add", std_eps=0.5).any()

@@ -27,7 +27,7 @@ from tests.unit.learner.algorithms.random_cases import (
     scores_of,
 )
 
-CASES = int(os.environ.get("WEIR_FORMULA_CASES", "2000"))
+CASES = int(os.environ.get("WEIR_FORMULA_CASES", "500"))
 AT_ONCE = 25  # responses of one micro-batch
 ATOL = 1e-6
 

@@ -14,9 +14,6 @@ from services.learner.algorithms.objectives import (
     MAX_LOG_RATIO,
     OBJECTIVES,
     TokenBatch,
-    dual_clip,
-    means_by,
-    sums_by,
 )
 from tests.unit.learner.algorithms.random_cases import double, random_responses
 
@@ -64,18 +61,6 @@ def test_a_bound_ends_the_gradient_and_cispos_only_limits_it(
     tokens = batch([math.log(ratio)], [advantage])
     found = {n: gradient(of(tokens)[0], tokens).item() for n, of in CHOSEN.items()}
     assert found == pytest.approx(slopes)
-
-
-def test_gspo_moves_all_tokens_of_a_response_alike() -> None:
-    tokens = batch([0.3, -0.1, 0.4, 0.9], [1.0, 1.0, 1.0, -1.0], [0, 0, 0, 1])
-    expected = [-math.exp(0.2)] * 3 + [math.exp(0.9)]
-    assert gradient(CHOSEN["gspo"](tokens)[0], tokens).tolist() == pytest.approx(expected)
-
-
-def test_a_loss_exactly_at_the_dual_bound_is_not_held() -> None:
-    tokens = batch([math.log(3.0)], [-2.0])
-    losses, held = dual_clip(tokens, **BOUNDS, dual_clip=tokens.ratio.item())
-    assert (losses.item(), held.item()) == (2 * tokens.ratio.item(), 0)
 
 
 @every_objective
@@ -137,12 +122,6 @@ def test_half_precision_is_computed_in_float32(objective: Objective) -> None:
 def test_lengths_are_counted_exactly_in_any_precision(dtype: torch.dtype) -> None:
     tokens = batch([0.0] * 3003, [0.0] * 3003, [0] * 3000 + [1] * 3, dtype)
     assert tokens.lengths[[0, 2999, 3000, 3002]].tolist() == [3000, 3000, 3, 3]
-
-
-def test_sums_and_means_are_those_of_each_response() -> None:
-    rows, values = torch.tensor([1, 0, 1, 3]), double([1.0, 10.0, 2.0, 5.0])
-    assert sums_by(rows, values).tolist() == [3.0, 10.0, 3.0, 5.0]
-    assert means_by(rows, values).tolist() == [1.5, 10.0, 1.5, 5.0]
 
 
 @every_objective

@@ -1,8 +1,9 @@
-"""The arithmetic of GPU memory, against real models where there are some."""
+"""The arithmetic of GPU and host memory, against real models where there are some."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from protocol.recipe import Recipe
@@ -134,38 +135,12 @@ def test_a_step_and_a_backward_pass_take_what_deepspeed_was_measured_to_take(
         assert sum(taken) == of_backward * SMALL.parameters
 
 
-@pytest.mark.parametrize(
-    ("stage", "num_gpus", "gigabytes"),
-    [(3, 4, 4), (3, 64, 2.048), (2, 4, 32.76)],  # 4 bytes of each of 32.76 B / GPUs
-)
-def test_zero_3_steps_through_a_billion_numbers_of_a_share_at_a_time(
-    stage: int, num_gpus: int, gigabytes: float
-) -> None:
-    shape = BUILT_IN["Qwen/Qwen2.5-32B"]
-    (step,) = learner_footprint(at_stage(stage), shape, None, num_gpus).step
-    assert step.bytes / 10**9 == pytest.approx(gigabytes, rel=1e-3)
-
-
 def test_zero_reduces_gradients_in_a_bucket_of_fixed_size_or_the_models() -> None:
     what = ("policy: bucket to reduce gradients", "policy: copy of the bucket")
     for stage in (2, 3):
         for shape, numbers in ((BILLION, 5 * 10**8), (SMALL, SMALL.parameters)):
             held = parts(learner_footprint(at_stage(stage), shape, None, 8))
             assert [held[name] for name in what] == [numbers * 4] * 2
-
-
-def test_only_float32_without_zero_needs_no_copy_of_its_weights() -> None:
-    copy, cases = "policy: float32 copy of the weights", [(0, "float32"), (1, "float32")]
-    found = [parts(learner_footprint(at_stage(*case), SMALL, None, 1)) for case in cases]
-    assert [copy in items for items in found] == [False, True]
-
-
-def test_gradients_that_zero_frees_are_of_the_model_in_its_backward_pass() -> None:
-    recipe = a_recipe(algorithm={"advantage": "gae"}, critic={"pretrain_steps": 1})
-    for policy, critic, who in ((BILLION, SMALL, "policy"), (SMALL, BILLION, "critic")):
-        items = learner_footprint(recipe, policy, critic, 1).backward
-        gradients = [item.what for item in items if "gradients" in item.what]
-        assert gradients == [f"{who}: gradients", f"{who}: bucket to reduce gradients"]
 
 
 def test_the_critic_and_the_reference_count_when_the_recipe_has_them() -> None:
@@ -178,23 +153,6 @@ def test_the_critic_and_the_reference_count_when_the_recipe_has_them() -> None:
     # weights, two moments and a copy, all in float32
     assert total(critic.held) - total(plain.held) == SMALL.critic_parameters * 16
     assert learner_footprint(with_critic, SMALL, BILLION, 1).step[0].what.startswith("critic")
-
-
-def test_log_probs_take_a_chunk_and_never_the_whole_micro_batch() -> None:
-    (_, whole, *_) = learner_footprint(a_recipe(), SMALL, None, 1).backward
-    chunked = a_recipe(training={"logprob_chunk_tokens": 16})
-    (_, chunk, *_) = learner_footprint(chunked, SMALL, None, 1).backward
-    assert chunk.bytes == 16 * SMALL.vocabulary * 4 * 7
-    assert whole.bytes == longest_micro_batch(a_recipe()) * SMALL.vocabulary * 4 * 7
-
-
-def test_recomputing_keeps_one_layer_and_the_border_of_each() -> None:
-    deep = replace(SMALL, layers=100)
-    (kept, *_) = learner_footprint(a_recipe(), deep, None, 1).backward
-    recompute = a_recipe(training={"recompute_activations": True})
-    (recomputed, *_) = learner_footprint(recompute, deep, None, 1).backward
-    borders = 100 * deep.hidden * longest_micro_batch(recompute) * 4
-    assert recomputed.bytes == kept.bytes // 100 + borders
 
 
 def test_keys_and_values_of_a_known_model() -> None:
@@ -222,3 +180,75 @@ def test_engines_share_responses_and_split_key_value_heads_as_far_as_they_go() -
     assert engine("rollout=1-4").bytes_per_token == split.bytes_per_token
     tiny = rollout_footprint(a_recipe(), SMALL, replace(MACHINE, gpu_bytes=100))
     assert (tiny.room, tiny.responses_held) == (0, 0)
+
+
+# ---------------------------------------------------------------------- host memory, adapters
+
+SEVEN = BUILT_IN["Qwen/Qwen2.5-7B"]  # 7,615,616,512 parameters
+LOADED = 2 * 7_615_616_512
+
+
+def offloading(offload: str, stage: int = 3, **training: Any) -> Recipe:
+    optimizer = {"zero_stage": stage, "offload": offload}
+    return a_recipe(model={"dtype": "bfloat16"}, optimizer=optimizer, training=training)
+
+
+@pytest.mark.parametrize(
+    ("stage", "offload", "measured"),
+    [(1, "optimizer", 32), (2, "optimizer", 32), (3, "optimizer", 30), (3, "all", 30)],
+)
+def test_an_offload_takes_what_deepspeed_was_measured_to_take(
+    stage: int, offload: str, measured: int
+) -> None:
+    """Bytes per parameter of bfloat16 on GPU and host together, at the fullest moment.
+
+    Measured as without an offload. Left out: up to 0.75 for the layers in work, gloo's copy at
+    stage 3, and what torch rounds up when it pins memory, which a power of two does not show.
+    """
+    shape = replace(SMALL, layers=0, vocabulary=2**17 - 1, tied=True)
+    assert shape.parameters == 2**20
+    footprint = learner_footprint(offloading(offload, stage), shape, None, 1)
+    whole, published, *host = footprint.host
+    assert (whole.bytes, published.bytes) == (2 * 2**20, 6 * 2**20)
+    of_samples = {"activations", "log-probs of a chunk"}
+    used: list[Item] = [item for item in footprint.backward if named(item) not in of_samples]
+    gathered = 2 * 2**20 if stage == 3 else 0  # of a large model only a part at a time
+    assert total([*host, *footprint.held, *used]) - gathered == measured * 2**20
+
+
+def test_pinned_memory_is_in_blocks_of_a_power_of_two() -> None:
+    """torch 2.13 was measured to take 4 GiB for 2.25 (DeepSpeed pins by torch)."""
+    footprint = learner_footprint(offloading("optimizer"), SEVEN, None, 5)
+    on_node = learner_footprint(offloading("optimizer"), SEVEN, None, 5, 2)  # of the 5 ranks
+    assert 5 * (on_node.host_bytes - 4 * LOADED) == 2 * (footprint.host_bytes - 4 * LOADED)
+    by_name = {named(item): item for item in footprint.host}
+    assert by_name["sum of gradients"].bytes == 5 * 8 * GIB  # of 5.67 each
+    assert by_name["Adam's moments"].bytes == pytest.approx(8 * 7_615_616_512, abs=5)
+
+
+def test_an_adapter_is_all_that_learns() -> None:
+    recipe = a_recipe(
+        model={"dtype": "bfloat16", "lora": {"rank": 16}},
+        optimizer={"zero_stage": 2},
+        algorithm={"divergence_weight": 0.04},
+    )
+    held = parts(learner_footprint(recipe, SEVEN, None, 1))
+    learned = SEVEN.adapter_parameters(16)
+    assert learned == 40_370_176  # as peft counts for all linear layers of this model
+    assert held["policy: weights"] == 2 * (SEVEN.parameters + learned)
+    assert held["policy: Adam's moments"] == 8 * learned
+    assert held["policy: gradients"] == 4 * learned
+    assert "reference: weights" not in held  # it is the base, with the adapter off
+    queries = a_recipe(model={"lora": {"rank": 16, "targets": ["q_proj"]}})
+    some = parts(learner_footprint(queries, SEVEN, None, 1))
+    assert some["policy: Adam's moments"] == 8 * 28 * 16 * (3584 + 3584)
+
+
+def test_what_an_evaluation_measures_stays_while_training_goes_on() -> None:
+    evaluated = {"tasks": {"held_out": "held_out.jsonl"}, "evaluation": {"samples": 1}}
+    plain = learner_footprint(offloading("none"), SEVEN, None, 8).host
+    assert [item.bytes for item in plain] == [LOADED, 3 * LOADED]
+    for stage, copies in ((1, 8), (3, 1)):  # the ranks have all of the weights, or their part
+        recipe = a_recipe(model={"dtype": "bfloat16"}, optimizer={"zero_stage": stage}, **evaluated)
+        _, published, measured = learner_footprint(recipe, SEVEN, None, 8).host
+        assert (published.bytes, measured.bytes) == (4 * LOADED, copies * LOADED)

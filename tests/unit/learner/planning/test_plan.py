@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from protocol.recipe import Recipe, load_recipe, parse_recipe
 
+from deploy.compose import REDIS_MAXMEMORY
 from deploy.placement import divide, on_cpus, parse
-from services.learner.planning.machine import GIB, Machine
+from services.learner.planning.machine import GIB, Here, Machine, Options, machine_of
 from services.learner.planning.plan import make_plan
 from services.learner.planning.remedies import changed_recipe
+from services.learner.planning.sizing import Option, best
 from services.learner.planning.warnings import warnings
-from tests.architecture.project import ROOT
+from tests.architecture.project import ROOT, name_of
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 MACHINE = Machine(
@@ -123,16 +125,6 @@ def test_a_model_outside_the_allowed_roots_is_not_found(tmp_path: Path) -> None:
         assert make_plan(demo(model={"path": path}), MACHINE).models[0].folder is None
 
 
-@pytest.mark.parametrize(
-    ("config", "named"), [('{"model_type": "qwen2"}', "hidden_size"), ("{", "JSON")]
-)
-def test_a_damaged_config_is_named_with_its_field(config: str, named: str, tmp_path: Path) -> None:
-    folder = a_model(tmp_path / "model")
-    (folder / "config.json").write_text(config)
-    machine = replace(MACHINE, model_roots=(tmp_path,))
-    assert about(demo(model={"path": str(folder)}), "config.json", named, machine=machine)
-
-
 def test_lambda_above_the_order_safe_bound() -> None:
     assert about(demo(algorithm={"lambda_process": 1.1}), "algorithm.lambda_process", "1.058")
     assert about(demo(rollout={"group_size": 16}), "algorithm.lambda_process", "0.693")
@@ -220,40 +212,43 @@ def test_a_sample_too_long_for_a_gpu_is_advised_to_be_shared() -> None:
     assert about(demo(**long), "sequence_parallel = 2", "2 GPUs")
 
 
-def test_an_engine_too_small_for_a_group_names_the_gpus_to_split_over() -> None:
-    recipe = demo(model=LONG | {"path": "Qwen/Qwen2.5-32B", "max_context": 22528})
-    assert about(recipe, "holds 1 ", "WEIR_GPUS", "rollout=1")
-    assert about(recipe, "holds", "rollout=0@0.8", machine=on("learner=0 rollout=0@0.8"))
-    assert not about(recipe, "holds", machine=on("learner=0-3 rollout=4-7"))
-
-
-@pytest.mark.parametrize(
-    ("path", "engine", "heads"),
-    [(SEVEN, "rollout=4-6", "28"), (SEVEN, "rollout=4-10", "4 key-value")],
-)
-def test_a_split_that_the_heads_do_not_allow_names_the_engine_and_the_heads(
-    path: str, engine: str, heads: str
-) -> None:
+def test_a_split_that_the_heads_do_not_allow_names_the_engine_and_the_heads() -> None:
     recipe = demo(
-        model={"path": path, "dtype": "bfloat16"},
+        model={"path": SEVEN, "dtype": "bfloat16"},
         optimizer={"zero_stage": 3},
         training={"recompute_activations": True},
     )
-    wrong, right = on(f"learner=0-3 {engine}"), on("learner=0-3 rollout=4-7")
-    assert about(recipe, engine, heads, "WEIR_GPUS", machine=wrong)
+    wrong = on("learner=0-3 rollout=4-6")
+    assert about(recipe, "rollout=4-6", "28", "WEIR_GPUS", machine=wrong)
     plan = make_plan(recipe, wrong)
     assert (plan.works, plan.seconds) == (False, None)
-    assert make_plan(recipe, right).works
+    assert make_plan(recipe, on("learner=0-3 rollout=4-7")).works
 
 
-def test_a_cache_of_set_size_is_what_an_engine_has_for_keys_and_values() -> None:
-    set_aside = replace(MACHINE, engine_cache_bytes=4 * GIB, engine_share=0.1)
-    plan = make_plan(demo(model=LONG), set_aside)
-    assert plan.rollout is not None
-    # 4 GiB / (10,240 tokens x 57,344 bytes) = 7.3
-    assert (plan.rollout.room, plan.rollout.responses_held) == (4 * GIB, 7)
-    assert about(demo(model=LONG), "holds 7 ", "WEIR_ROLLOUT_KV_CACHE_MIB", machine=set_aside)
-    large = replace(MACHINE, engine_cache_bytes=70 * GIB)  # beside 14.2 GiB of weights, of 80
-    assert about(demo(model=LONG), "14.2 GiB", "WEIR_ROLLOUT_KV_CACHE_MIB", machine=large)
-    small = replace(MACHINE, engine_cache_bytes=65 * GIB)
-    assert not about(demo(model=LONG), "KV_CACHE", machine=small)
+# ---------------------------------------------------------------------- the published recipes
+
+RECIPES = sorted((ROOT / "recipes").glob("*/*.toml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=name_of)
+def test_every_published_recipe_fits_on_the_machine_that_it_names(path: Path) -> None:
+    recipe = load_recipe(path)
+    assert recipe.machine is not None
+    redis = {"WEIR_REDIS_MAXMEMORY": REDIS_MAXMEMORY, "WEIR_MODEL_HUB": "on"}
+    plan = make_plan(recipe, machine_of(Options(), recipe.machine, redis, Here()))
+    assert plan.works
+    assert plan.seconds is not None
+    assert [text for text in warnings(plan) if not text.startswith("tasks.")] == []
+
+
+def test_what_fits_with_one_setting_names_it_and_what_does_not_the_gib_that_are_missing() -> None:
+    names = ("papo/qwen2.5-7b", "dapo/qwen2.5-32b")
+    seven, large = (load_recipe(ROOT / f"recipes/{name}.toml") for name in names)
+    option = best(seven, 2, 80)
+    assert isinstance(option, Option)
+    assert option.plan.works
+    assert list(option.settings) == ["optimizer.offload"]
+    assert str(option).startswith("1 + 1x1: ")
+    assert best(large, 1, 80) == "engine 66.6 of 48 GiB"
+    # An engine of 32 B needs four GPUs of 24 GiB, so that four are left to learn.
+    assert best(large, 8, 24) == "learner 46.0 of 21.6 GiB"

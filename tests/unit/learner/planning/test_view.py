@@ -93,21 +93,6 @@ def test_json_holds_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None
     assert data["seconds_by_arithmetic"] is None  # of a float32 model
 
 
-def test_seconds_are_told_part_by_part_with_what_is_assumed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    arguments = ("recipes/papo/qwen2.5-7b.toml", "--gpus", "8")
-    seconds = json.loads(page(capsys, *arguments, "--json"))["seconds_by_arithmetic"]
-    parts = {part["what"]: part["seconds"] for part in seconds["parts"]}
-    assert set(parts) == {"sampling", "training", "publishing", "verifying", "loading"}
-    sampler, learner = parts["sampling"] + parts["loading"], parts["training"] + parts["publishing"]
-    assert seconds["total"]["seconds"] == pytest.approx(max(sampler, learner))
-    text = page(capsys, *arguments)
-    assert "(H100 SXM; no GPU was measured)" in text
-    assert f"\na step {seconds['total']['seconds']:,.1f} s" in text
-    assert "\nassumed " in text
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

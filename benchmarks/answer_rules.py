@@ -1,8 +1,9 @@
-"""What each rule of the comparer is there for: ``python -m tests.golden.evidence``.
+"""What each rule of the comparer is there for: ``python -m benchmarks.answer_rules``.
 
 Of each rule: how many rows of which source it decides first, and how many that are right with it
-turn wrong, or are left to algebra, without it. Rows are the own ones beside this file, and those of
-other people in ``../shared/data/answers_external.jsonl`` where it is there.
+turn wrong, or are left to algebra, without it. Rows are the own ones in
+``tests/golden/answers.jsonl``, and those of other people in
+``../shared/data/answers_external.jsonl`` where it is there.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from services.grader.answers.boxes import last_boxed
 from services.grader.answers.values import Value
 from services.grader.answers.verdict import Comparison, Rule, Verdict
 
-HERE = Path(__file__).parent
-OUTSIDE = HERE.parents[2] / "shared" / "data" / "answers_external.jsonl"
+ROOT = Path(__file__).parents[1]
+OWN = ROOT / "tests/golden/answers.jsonl"
+OUTSIDE = ROOT.parent / "shared/data/answers_external.jsonl"
 _MAX_CHARS = 500  # of an answer that is settled without algebra
 
 
@@ -49,7 +51,7 @@ def outside_rows() -> list[dict[str, Any]]:
 
 def rows() -> Iterator[Row]:
     """All rows that rules can be asked about."""
-    for line in (HERE / "answers.jsonl").read_text().splitlines():
+    for line in OWN.read_text().splitlines():
         row = json.loads(line)
         if row["kind"] == "hostile responses":
             continue  # which `math_answer` refuses before anything is compared
