@@ -16,16 +16,17 @@ from prometheus_client import REGISTRY
 from protocol import weights
 from protocol.exchange import Exchange, connect
 from protocol.messages import ActiveJob, JobRecord, PolicyVersion, RolloutGroup
-from protocol.streams import ROLLOUTS
+from protocol.recipe import Sampling
+from protocol.streams import REQUESTS, ROLLOUTS
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
 from services.rollout.engine import Engine
-from services.rollout.errors import EngineUnfit
+from services.rollout.errors import EngineDied, EngineUnfit
 from services.rollout.worker import sample_groups
 from tests.builders import a_recipe, a_request
 from tests.contract.valkey_server import Server
-from tests.engine.conftest import MAX_CONTEXT, TOLERANCE, Reference
+from tests.engine.conftest import ENDLESS, MAX_CONTEXT, TOLERANCE, Reference
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio, pytest.mark.timeout(600)]
 
@@ -140,3 +141,22 @@ async def test_it_answers_follows_the_policy_and_ends_for_one_that_needs_another
     error = line.sampling.exception()
     assert isinstance(error, ExceptionGroup)
     assert error.subgroup(EngineUnfit)
+
+
+async def test_what_it_held_when_its_engine_died_may_have_killed_it(
+    line: Line, engine: Engine, folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with asyncio.timeout(240):
+        await line.announce(0, folders[0])
+        endless = Sampling(max_tokens=ENDLESS)
+        await line.exchange.ask(a_request(prompt_template="{prompt}", sampling=endless))
+        while (await line.exchange.backlog(REQUESTS, "job")).claimed == 0:
+            await asyncio.sleep(0.01)
+        with monkeypatch.context() as patched:
+            patched.setattr(type(engine.llm), "errored", property(lambda _: True))
+            await asyncio.wait({line.sampling})
+        (left,) = await line.exchange.reclaim(REQUESTS, "job", count=9)
+    error = line.sampling.exception()
+    assert isinstance(error, ExceptionGroup)
+    assert error.subgroup(EngineDied)
+    assert (len(left.deaths), left.failures) == (1, ())
