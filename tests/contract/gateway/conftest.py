@@ -53,11 +53,6 @@ def a_models_root(folder: Path) -> None:
     (models / "escape").symlink_to(outside)
     leak = _a_folder(models / "leak", "config.json")
     (leak / "model.safetensors").symlink_to(outside / "model.safetensors")
-    tokenizer = _a_folder(models / "leak-tokenizer", "config.json", "model.safetensors")
-    (tokenizer / "tokenizer.json").symlink_to(outside / "config.json")
-    (models / "loop").symlink_to("loop")
-    looped = _a_folder(models / "looped", "config.json") / "model.safetensors"
-    looped.symlink_to(looped)
 
 
 def _a_folder(folder: Path, *files: str) -> Path:

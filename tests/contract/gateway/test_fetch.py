@@ -137,15 +137,6 @@ def test_a_job_without_a_model_says_why(
     assert not (tmp_path / "model").exists()
 
 
-def test_a_model_needs_a_job_and_a_key(stack: Stack, http: httpx.Client) -> None:
-    job_id, _ = a_trained_job(stack, http, size=10)
-    assert_refused(http.get(f"{JOBS}/ftjob-none/model"), 404, "id")
-    for key in (None, "wrong"):
-        with stack.http(key) as stranger:
-            for route in ("model", "model/config.json"):
-                assert_refused(stranger.get(f"{JOBS}/{job_id}/{route}"), 401, "Authorization")
-
-
 # ------------------------------------------------------------------------------------- the client
 
 

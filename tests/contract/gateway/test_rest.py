@@ -7,7 +7,6 @@ import secrets
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx
 import pytest
@@ -30,9 +29,6 @@ from tests.contract.gateway.stack import (
 )
 
 pytestmark = pytest.mark.redis
-
-
-# ---------------------------------------------------------------------- files
 
 
 # ---------------------------------------------------------------------- jobs
@@ -167,26 +163,6 @@ def test_the_event_stream_ends_with_done_after_every_event_and_goes_on_after_the
     assert [f"id: {event['id']}" for event in events] == lines[::2]
     with http.stream("GET", url, headers={"Last-Event-ID": events[1]["id"]}) as reply:
         assert list(lines_of(reply)) == [*lines[4:], "data: [DONE]"]
-
-
-@pytest.mark.parametrize(
-    ("order", "pages"),
-    [
-        ("desc", [["m4", "m3"], ["m2", "m1"], ["m0"]]),
-        ("asc", [["m0", "m1"], ["m2", "m3"], ["m4"]]),
-    ],
-)
-def test_events_page_by_the_last_id(
-    stack: Stack, http: httpx.Client, order: str, pages: list[list[str]]
-) -> None:
-    job_id = a_job(http)["id"]
-    record_events(stack, job_id, range(5))
-    query: dict[str, Any] = {"limit": "2"} | ({"order": "asc"} if order == "asc" else {})
-    for expected in pages:
-        page = http.get(f"{JOBS}/{job_id}/events", params=query).json()
-        assert [item["message"] for item in page["data"]] == expected
-        assert page["has_more"] == (expected is not pages[-1])
-        query["after"] = page["last_id"]
 
 
 def test_events_refuse_a_place_that_is_none(http: httpx.Client) -> None:

@@ -8,10 +8,17 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from protocol.exchange import Exchange
 
-from tests.builders import an_event
-from tests.contract.gateway.stack import JOBS, Stack, a_job, assert_refused, take_up
+from tests.contract.gateway.stack import (
+    JOBS,
+    Stack,
+    a_job,
+    an_event,
+    assert_refused,
+    record_events,
+    take_up,
+    tell,
+)
 
 pytestmark = pytest.mark.redis
 TOLD: list[dict[str, Any]] = [
@@ -24,23 +31,15 @@ TOLD: list[dict[str, Any]] = [
 ]
 
 
-def told(stack: Stack, job_id: str) -> None:
-    async def record(exchange: Exchange) -> None:
-        await exchange.record_event(an_event("word", job_id=job_id))
-        for number, data in enumerate(TOLD):
-            event = an_event(f"e{number}", job_id=job_id, type="metrics", data=data)
-            await exchange.record_event(event)
-
-    stack.exchange(record)
-
-
 def test_an_ended_jobs_result_file_has_a_row_for_each_step(
     stack: Stack, http: httpx.Client, sdk: openai.OpenAI
 ) -> None:
     job_id = a_job(http)["id"]
     assert sdk.fine_tuning.jobs.retrieve(job_id).result_files == []
     assert http.get(f"/v1/files/file-{job_id}").status_code == 404
-    told(stack, job_id)
+    record_events(stack, job_id, range(1))
+    for number, data in enumerate(TOLD, start=1):
+        tell(stack, an_event(job_id, number, type="metrics", data=data))
     take_up(stack, job_id, state="succeeded", step=2, finished_at=1_800_000_000.0)
     (file_id,) = sdk.fine_tuning.jobs.retrieve(job_id).result_files
     content = sdk.files.content(file_id).read()

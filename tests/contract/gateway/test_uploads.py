@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,10 +14,7 @@ from protocol.exchange import Exchange
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
-from services.gateway.errors import Problem
-from services.gateway.files.intake import Intake
 from services.gateway.files.shelf import FileShelf
-from services.gateway.files.uploads import NewUpload, Uploads
 from services.gateway.jobs.desk import JobDesk
 from tests.contract.gateway.stack import (
     JOBS,
@@ -227,24 +223,3 @@ def test_what_is_wrong_with_an_upload_is_named_and_can_be_mended(
     refused(409, "upload_id", lambda: parts_of(sdk, upload_id, b"x"))
     left = [path.name for path in (stack.data_dir / "files/uploads" / upload_id).iterdir()]
     assert left == ["upload.json"]
-
-
-def test_a_bad_beginning_of_an_upload_is_refused(http: httpx.Client) -> None:
-    body = {"bytes": 3, "filename": "t", "mime_type": "text/jsonl", "purpose": "fine-tune"}
-    for name, value, status in (("bytes", 101 * 2**20, 413), ("purpose", "batch", 400)):
-        assert_refused(http.post("/v1/uploads", json=body | {name: value}), status, name)
-    for name in ("upload_none", "upload_" + "0" * 24):
-        assert_refused(http.post(f"/v1/uploads/{name}/cancel"), 404, "id")
-
-
-@pytest.mark.anyio
-async def test_uploads_expire(tmp_path: Path) -> None:
-    uploads = Uploads(Intake(FileShelf(tmp_path)))
-    new = NewUpload(bytes=3, filename="t", mime_type="text/jsonl", purpose="fine-tune")
-    first, _ = [await uploads.create(new) for _ in range(2)]
-    record = tmp_path / "uploads" / first.id / "upload.json"
-    record.write_text(record.read_text().replace(str(first.expires_at), "1"))
-    with pytest.raises(Problem, match="expired"):
-        await uploads.cancel(first.id)
-    await uploads.expire()
-    assert len(list((tmp_path / "uploads").iterdir())) == 1
