@@ -100,7 +100,9 @@ async def test_uploads_expire(tmp_path: Path) -> None:
     uploads = Uploads(Intake(FileShelf(tmp_path)))
     first, _ = [(await one_part(uploads))[0] for _ in range(2)]
     record = tmp_path / "uploads" / first / "upload.json"
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"expires_at": 1}))
+    told = json.loads(record.read_text())
+    told["upload"]["expires_at"] = 1
+    record.write_text(json.dumps(told))
     with pytest.raises(Problem, match="expired"):
         await uploads.cancel(first)
     await uploads.expire()
