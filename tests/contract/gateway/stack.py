@@ -1,10 +1,12 @@
-"""A running gateway, and builders of what is sent to it."""
+"""A running gateway, builders of what is sent to it, and the ``weir`` command beside it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +22,7 @@ import httpx
 from protocol.exchange import Exchange, connect
 from protocol.messages import JobEvent, JobState
 
+from tests.architecture.project import ROOT
 from tests.contract.valkey_server import Server
 from tests.sample_stores import record, sample_facts, write_segment
 
@@ -266,3 +269,46 @@ def wait_until_ready(url: str) -> None:
             pass
         time.sleep(0.1)
     raise AssertionError("the gateway did not get ready")
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def know(here: Path, url: str, key: str = KEY) -> None:
+    (here / ".weir").mkdir(exist_ok=True)
+    (here / ".weir" / "stack.json").write_text(json.dumps({"url": url, "api_key": key}))
+
+
+def start_weir(
+    here: Path, *arguments: str, most_bytes: int | None = None, **variables: str
+) -> subprocess.Popen[str]:
+    """The command in ``here``; no file that it writes can get larger than ``most_bytes``."""
+    environment = {name: value for name, value in os.environ.items() if "WEIR" not in name}
+    environment["PYTHONPATH"] = f"{ROOT / 'proto'}{os.pathsep}{ROOT}"
+    return subprocess.Popen(
+        [sys.executable, "-m", "services.gateway.cli", *arguments],
+        cwd=here,
+        env=environment | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_before(most_bytes),
+    )
+
+
+def weir(
+    here: Path, *arguments: str, most_bytes: int | None = None, **variables: str
+) -> tuple[int, str, str]:
+    process = start_weir(here, *arguments, most_bytes=most_bytes, **variables)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def _before(most_bytes: int | None) -> Callable[[], None]:
+    def prepare() -> None:
+        # A shell that runs the tests in the background has its children ignore Ctrl-C.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if most_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+
+    return prepare

@@ -24,8 +24,7 @@ from pydantic import BaseModel
 from services.learner.algorithms import advantages
 from services.learner.sft.recipe import SftRecipe
 from tests.architecture.project import ROOT
-from tests.contract.gateway.command import know
-from tests.contract.gateway.stack import Stack, a_learner
+from tests.contract.gateway.stack import Stack, a_learner, know
 
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 # How the blocks begin that need a GPU, docker, a cluster or minutes; the others run in a test.

@@ -14,8 +14,16 @@ import httpx
 import pytest
 
 from services.gateway.client.client import WeirClient, WeirError
-from tests.contract.gateway.command import know, weir
-from tests.contract.gateway.stack import JOBS, KEY, Stack, a_job, assert_refused, take_up
+from tests.contract.gateway.stack import (
+    JOBS,
+    KEY,
+    Stack,
+    a_job,
+    assert_refused,
+    know,
+    take_up,
+    weir,
+)
 
 pytestmark = pytest.mark.redis
 

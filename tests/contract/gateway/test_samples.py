@@ -9,8 +9,7 @@ import httpx
 import pytest
 
 from services.gateway.cli.main import main
-from tests.contract.gateway.command import know
-from tests.contract.gateway.stack import JOBS, Stack, a_job, assert_refused
+from tests.contract.gateway.stack import JOBS, Stack, a_job, assert_refused, know
 from tests.sample_stores import record, response_facts, sample_facts, write_segment
 
 pytestmark = pytest.mark.redis

@@ -17,8 +17,18 @@ from wandb.proto import wandb_internal_pb2
 from services.gateway.cli.main import main
 from services.gateway.client.client import WeirClient
 from services.gateway.tracking import follow as tracking
-from tests.contract.gateway.command import know, start_weir, weir
-from tests.contract.gateway.stack import JOBS, KEY, Stack, a_job, an_event, take_up, tell
+from tests.contract.gateway.stack import (
+    JOBS,
+    KEY,
+    Stack,
+    a_job,
+    an_event,
+    know,
+    start_weir,
+    take_up,
+    tell,
+    weir,
+)
 
 pytestmark = pytest.mark.redis
 

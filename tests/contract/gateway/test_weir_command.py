@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from services.gateway.cli.main import main
-from tests.contract.gateway.command import know, start_weir
 from tests.contract.gateway.stack import (
     JOBS,
     RECIPE,
@@ -22,6 +21,8 @@ from tests.contract.gateway.stack import (
     a_job,
     a_learner,
     an_event,
+    know,
+    start_weir,
     take_up,
     tell,
 )

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from services.gateway.cli.main import main
-from tests.contract.gateway.command import know, start_weir
+from tests.contract.gateway.stack import know, start_weir
 
 
 @contextmanager
