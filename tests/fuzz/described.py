@@ -7,7 +7,7 @@ none of a status, type or shape that is undocumented.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import requests
@@ -27,12 +27,12 @@ from tests.contract.gateway.stack import (
     KEY,
     Stack,
     a_job,
+    a_model,
     record_events,
     take_up,
     upload,
 )
-from tests.fuzz import hostile
-from tests.fuzz.bodies import TRIALS
+from tests.fuzz.bodies import TRIALS, UPLOAD
 
 _CHECKS = [
     not_a_server_error,
@@ -41,6 +41,12 @@ _CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
+_KEY = {"Authorization": f"Bearer {KEY}"}
+_WAYS: Sequence[tuple[GenerationMode, dict[str, str], float]] = (
+    (GenerationMode.POSITIVE, _KEY, 0.6),
+    (GenerationMode.NEGATIVE, _KEY, 0.3),
+    (GenerationMode.POSITIVE, {}, 0.1),
+)
 Answers = Counter[tuple[str, int]]
 
 
@@ -61,7 +67,7 @@ def try_requests(stack: Stack, count: int, number: int) -> Answers:
         if operation.method == "post":  # a job that has ended is asked for nothing
             there = known | {"job_id": known["queued"]}
         taken = {name: there[name] for name in there if f"{{{name}}}" in operation.path}
-        for mode, headers, share in _ways():
+        for mode, headers, share in _WAYS:
             cases = operation.as_strategy(mode, path_parameters=taken or None)
             if mode is GenerationMode.POSITIVE:
                 cases = cases.map(lambda case: _with_known(case, known))
@@ -73,17 +79,9 @@ def try_requests(stack: Stack, count: int, number: int) -> Answers:
 def _with_known(case: Case, known: dict[str, str]) -> Case:
     """The names in a body are of what exists."""
     if isinstance(case.body, dict):
-        for field, name in (("model", "model"), ("training_file", "file_id")):
-            if field in case.body:
-                case.body[field] = known[name]
+        names = {"model": known["model"], "training_file": known["file_id"]}
+        case.body.update({name: names[name] for name in names if name in case.body})
     return case
-
-
-def _ways() -> Iterator[tuple[GenerationMode, dict[str, str], float]]:
-    key = {"Authorization": f"Bearer {KEY}"}
-    yield GenerationMode.POSITIVE, key, 0.6
-    yield GenerationMode.NEGATIVE, key, 0.3
-    yield GenerationMode.POSITIVE, {}, 0.1
 
 
 def _try(
@@ -112,11 +110,9 @@ def _known(stack: Stack) -> dict[str, str]:
     """Ids of what exists; the job has ended, so that its events do, and has a model."""
     with stack.http() as http:
         job_id, queued, file_id = a_job(http)["id"], a_job(http)["id"], upload(http).json()["id"]
-        upload_id = http.post("/v1/uploads", json=hostile.UPLOAD).json()["id"]
+        upload_id = http.post("/v1/uploads", json=UPLOAD).json()["id"]
     record_events(stack, job_id, range(3))
-    folder = stack.data_dir / "jobs" / job_id / "model"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
+    folder = a_model(stack.data_dir / "jobs" / job_id / "model")
     take_up(stack, job_id, state="succeeded", result={"model": str(folder)})
     known = {"job_id": job_id, "queued": queued, "file_id": file_id, "upload_id": upload_id}
     return known | {"name": "config.json", "model": "tiny"}

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.contract.gateway.stack import KEY, Stack, a_gateway
+from tests.contract.gateway.stack import KEY, Stack, a_gateway, a_model
 from tests.contract.valkey_server import Server
 
 
@@ -41,27 +41,13 @@ def sdk(stack: Stack) -> Iterator[openai.OpenAI]:
 
 
 def a_models_root(folder: Path) -> None:
-    """One good model, and one of every kind that must be refused."""
-    models = folder / "models"
-    outside = _a_folder(folder / "outside", "config.json", "model.safetensors")
-    _a_folder(models / "tiny", "config.json", "model.safetensors")
-    _a_folder(models / "examples/arithmetic/base-model", "config.json", "model.safetensors")
-    chat = _a_folder(models / "chat", "config.json", "model.safetensors")
-    (chat / "chat_template.jinja").write_text("{{ messages }}")
-    _a_folder(models / "pickled", "config.json", "pytorch_model.bin")
-    _a_folder(models / "no-config", "model.safetensors")
+    """Good models, and one of every kind that must be refused."""
+    models, outside = folder / "models", a_model(folder / "outside")
+    for name in ("tiny", "examples/arithmetic/base-model", "chat", "pickled", "no-config", "leak"):
+        a_model(models / name)
+    (models / "chat/chat_template.jinja").write_text("{{ messages }}")
+    (models / "pickled/model.safetensors").rename(models / "pickled/pytorch_model.bin")
+    (models / "no-config/config.json").unlink()
     (models / "escape").symlink_to(outside)
-    leak = _a_folder(models / "leak", "config.json")
-    (leak / "model.safetensors").symlink_to(outside / "model.safetensors")
-    tokenizer = _a_folder(models / "leak-tokenizer", "config.json", "model.safetensors")
-    (tokenizer / "tokenizer.json").symlink_to(outside / "config.json")
-    (models / "loop").symlink_to("loop")
-    looped = _a_folder(models / "looped", "config.json") / "model.safetensors"
-    looped.symlink_to(looped)
-
-
-def _a_folder(folder: Path, *files: str) -> Path:
-    folder.mkdir(parents=True)
-    for name in files:
-        (folder / name).write_text("{}")
-    return folder
+    (models / "leak/model.safetensors").unlink()
+    (models / "leak/model.safetensors").symlink_to(outside / "model.safetensors")

@@ -1,10 +1,12 @@
-"""A running gateway, and builders of what is sent to it."""
+"""A running gateway, builders of what is sent to it, and the ``weir`` command beside it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -13,13 +15,16 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 from typing import IO, Any, TypeVar
 
 import httpx
 from protocol.exchange import Exchange, connect
-from protocol.messages import JobEvent
+from protocol.messages import JobEvent, JobState
 
+from tests.architecture.project import ROOT
 from tests.contract.valkey_server import Server
+from tests.sample_stores import record, sample_facts, write_segment
 
 T = TypeVar("T")
 KEY = "test-key"
@@ -29,6 +34,10 @@ TASKS = "".join(
     for n in range(8)
 )
 GOOD_LINE = '{"id": "a", "prompt": "1+1=?", "answer": "2"}\n'
+EXACT: Any = {
+    **{"type": "string_check", "name": "exact", "operation": "eq"},
+    **{"input": "{{sample.output_text}}", "reference": "{{item.answer}}"},
+}
 RECIPE: dict[str, Any] = {
     "name": "tiny",
     "rollout": {"group_size": 4, "sampling": {"max_tokens": 16}},
@@ -190,12 +199,16 @@ def an_event(job_id: str, number: int, **values: Any) -> JobEvent:
     )
 
 
-def record_events(stack: Stack, job_id: str, numbers: range) -> None:
-    async def record(exchange: Exchange) -> None:
-        for number in numbers:
-            await exchange.record_event(an_event(job_id, number))
+def tell(stack: Stack, *events: JobEvent) -> None:
+    async def tell_all(exchange: Exchange) -> None:
+        for event in events:
+            await exchange.record_event(event)
 
-    stack.exchange(record)
+    stack.exchange(tell_all)
+
+
+def record_events(stack: Stack, job_id: str, numbers: range) -> None:
+    tell(stack, *(an_event(job_id, number) for number in numbers))
 
 
 def take_up(stack: Stack, job_id: str, **values: Any) -> None:
@@ -206,6 +219,31 @@ def take_up(stack: Stack, job_id: str, **values: Any) -> None:
         await exchange.update_job(job_id, attempt, **values)
 
     stack.exchange(begin)
+
+
+@contextmanager
+def a_learner(stack: Stack) -> Iterator[list[str]]:
+    """Be the learner of every job that is submitted meanwhile: a sample, an event, a success."""
+    before, stop, learned = stack.left()[0], Event(), list[str]()
+
+    def learn() -> None:
+        while not stop.wait(0.1):
+            for job_id in stack.left()[0] - before - {*learned}:
+                folder = stack.data_dir / "jobs" / job_id / "samples"
+                facts = sample_facts(97, step=12)
+                write_segment(folder, "000001-000000", record(facts, ["It is 3.", "No."]))
+                take_up(stack, job_id, state=JobState.RUNNING)
+                record_events(stack, job_id, range(12, 13))
+                take_up(stack, job_id, state=JobState.SUCCEEDED, result={"model": "/final"})
+                learned.append(job_id)
+
+    thread = Thread(target=learn)
+    thread.start()
+    try:
+        yield learned
+    finally:
+        stop.set()
+        thread.join()
 
 
 def assert_refused(reply: httpx.Response, status: int, param: str | None) -> None:
@@ -231,3 +269,46 @@ def wait_until_ready(url: str) -> None:
             pass
         time.sleep(0.1)
     raise AssertionError("the gateway did not get ready")
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def know(here: Path, url: str, key: str = KEY) -> None:
+    (here / ".weir").mkdir(exist_ok=True)
+    (here / ".weir" / "stack.json").write_text(json.dumps({"url": url, "api_key": key}))
+
+
+def start_weir(
+    here: Path, *arguments: str, most_bytes: int | None = None, **variables: str
+) -> subprocess.Popen[str]:
+    """The command in ``here``; no file that it writes can get larger than ``most_bytes``."""
+    environment = {name: value for name, value in os.environ.items() if "WEIR" not in name}
+    environment["PYTHONPATH"] = f"{ROOT / 'proto'}{os.pathsep}{ROOT}"
+    return subprocess.Popen(
+        [sys.executable, "-m", "services.gateway.cli", *arguments],
+        cwd=here,
+        env=environment | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_before(most_bytes),
+    )
+
+
+def weir(
+    here: Path, *arguments: str, most_bytes: int | None = None, **variables: str
+) -> tuple[int, str, str]:
+    process = start_weir(here, *arguments, most_bytes=most_bytes, **variables)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def _before(most_bytes: int | None) -> Callable[[], None]:
+    def prepare() -> None:
+        # A shell that runs the tests in the background has its children ignore Ctrl-C.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if most_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+
+    return prepare

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,93 +23,34 @@ from pydantic import BaseModel
 
 from services.learner.algorithms import advantages
 from services.learner.sft.recipe import SftRecipe
-from tests.architecture.project import DOCUMENTS, ROOT, name_of
-from tests.contract.gateway.command import know
-from tests.contract.gateway.learner import a_learner
-from tests.contract.gateway.stack import Stack
+from tests.architecture.project import ROOT
+from tests.contract.gateway.stack import Stack, a_learner, know
 
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+# How the blocks begin that need a GPU, docker, a cluster or minutes; the others run in a test.
+ELSEWHERE = (
+    *("make demo", ". .venv/bin/activate", "make secrets", "export WEIR_REDIS_URL"),
+    *("ray job submit", "python -m services.grader", "WEIR_JUDGE_URL", "weir grade --cal"),
+    '"""my_lab.',  # the learner's and the grader's own tests run these
+)
 
 
 @dataclass(frozen=True)
 class Block:
     """One code block; ``language`` is empty where the document says none."""
 
-    document: str
     language: str
     text: str
-
-    @property
-    def is_elsewhere(self) -> bool:
-        return any(self.begins(*place) for place in ELSEWHERE)
-
-    def begins(self, document: str, words: str) -> bool:
-        return self.document == document and self.text.lstrip().startswith(words)
-
-
-# By document and the block's first words: who runs it instead, or why it cannot run in a test.
-ELSEWHERE = {
-    ("ARCHITECTURE.md", "gateway ──jobs──►"): "a picture",
-    ("CONTRIBUTING.md", '"""my_lab.squared'): "tests/unit/learner/test_extensions.py runs it",
-    ("CONTRIBUTING.md", '"""my_lab.brief'): "tests/unit/grader/test_service.py runs it",
-    ("README.md", "REST (OpenAI"): "a picture",
-    (
-        "README.md",
-        "make demo",
-    ): "minutes; CI runs `make test`, whose stack tests do what the demo does",
-    ("README.md", ". .venv/bin/activate"): "a whole stack: tests/stack starts it and runs jobs",
-    ("README.md", "make secrets"): "docker and GPUs; tests/containers runs the same on CPUs",
-    ("deploy/README.md", "export WEIR_REDIS_URL"): "nodes of a Ray cluster",
-    ("deploy/README.md", "ray job submit"): "a Ray cluster",
-    ("deploy/README.md", "make secrets"): "docker; tests/containers runs it",
-    (
-        "deploy/README.md",
-        "COMPOSE_PROFILES",
-    ): "lines of a file; tests/unit/deploy reads the profile",
-    ("examples/arithmetic/README.md", "47+8=55"): "an answer of the model",
-    ("examples/arithmetic/README.md", "python -m examples"): "five minutes of training",
-    ("services/grader/README.md", "python -m services.grader"): "runs until it is stopped",
-    ("services/grader/README.md", "async def verify"): "a signature",
-    ("services/grader/README.md", "WEIR_JUDGE_URL"): "variables with a remark each",
-    ("services/grader/README.md", "weir grade --cal"): "tests/unit/grader/offline/ does",
-    ("services/data/README.md", "weir data import SOURCE"): "a summary of three commands",
-    ("services/data/README.md", "weir data import dapo"): "the hub; tests/unit/data/test_import.py",
-}
-RUN = {  # by the tests below: documents, and languages of their blocks
-    ("CONTRIBUTING.md", "python"),
-    ("README.md", "bash"),
-    ("README.md", "toml"),
-    ("deploy/README.md", "bash"),
-    ("services/gateway/README.md", "bash"),
-    ("services/gateway/README.md", "python"),
-    ("services/grader/README.md", ""),
-    ("services/grader/README.md", "toml"),
-    ("services/learner/README.md", "toml"),
-}
-
-
-def blocks() -> Iterator[Block]:
-    for path in DOCUMENTS:
-        for language, text in BLOCK.findall(path.read_text()):
-            yield Block(name_of(path), language, text)
-
-
-BLOCKS = list(blocks())
 
 
 def run_here(document: str, *languages: str) -> list[Block]:
     """The blocks of a document that run in a test, in their order."""
+    found = [Block(*groups) for groups in BLOCK.findall((ROOT / document).read_text())]
     return [
         block
-        for block in BLOCKS
-        if block.document == document and block.language in languages and not block.is_elsewhere
+        for block in found
+        if block.language in languages and not block.text.lstrip().startswith(ELSEWHERE)
     ]
-
-
-def test_every_block_that_is_left_out_is_there() -> None:
-    assert [place for place in ELSEWHERE if not any(b.begins(*place) for b in BLOCKS)] == []
-    run = {(block.document, block.language) for block in BLOCKS if not block.is_elsewhere}
-    assert run == RUN
 
 
 @pytest.mark.skipif(not shutil.which("jq"), reason="the documents use jq")

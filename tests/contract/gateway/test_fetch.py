@@ -14,8 +14,16 @@ import httpx
 import pytest
 
 from services.gateway.client.client import WeirClient, WeirError
-from tests.contract.gateway.command import know, weir
-from tests.contract.gateway.stack import JOBS, KEY, Stack, a_job, assert_refused, take_up
+from tests.contract.gateway.stack import (
+    JOBS,
+    KEY,
+    Stack,
+    a_job,
+    assert_refused,
+    know,
+    take_up,
+    weir,
+)
 
 pytestmark = pytest.mark.redis
 
@@ -135,15 +143,6 @@ def test_a_job_without_a_model_says_why(
     with WeirClient(stack.url, KEY) as client, pytest.raises(WeirError, match=reason):
         client.fetch_model(job_id, tmp_path / "model")
     assert not (tmp_path / "model").exists()
-
-
-def test_a_model_needs_a_job_and_a_key(stack: Stack, http: httpx.Client) -> None:
-    job_id, _ = a_trained_job(stack, http, size=10)
-    assert_refused(http.get(f"{JOBS}/ftjob-none/model"), 404, "id")
-    for key in (None, "wrong"):
-        with stack.http(key) as stranger:
-            for route in ("model", "model/config.json"):
-                assert_refused(stranger.get(f"{JOBS}/{job_id}/{route}"), 401, "Authorization")
 
 
 # ------------------------------------------------------------------------------------- the client

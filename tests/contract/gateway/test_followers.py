@@ -16,6 +16,7 @@ from services.gateway.jobs.following import Feeds
 from tests.builders import a_job_record
 from tests.contract.test_work_loop import DEPLOYMENT
 
+MOST = 501  # events of a test, and the end
 pytestmark = [pytest.mark.redis, pytest.mark.anyio]
 
 
@@ -40,8 +41,11 @@ async def end(exchange: Exchange) -> None:
 
 
 async def steps_of(stream: AsyncIterator[str]) -> list[str]:
-    events = "".join([text async for text in stream]).split("\n\n")
-    events = [event for event in events if event and not event.startswith(":")]
+    events = list[str]()
+    async for text in stream:
+        told = text.split("\n\n")
+        events += [event for event in told if event and not event.startswith(":")]
+        assert len(events) <= MOST, "it tells them for ever"
     assert events.pop() == "data: [DONE]"
     return [event.split('"message": "')[1].split('"')[0] for event in events]
 

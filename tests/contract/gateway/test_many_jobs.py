@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,12 @@ import pytest
 from protocol import streams
 from protocol.exchange import Exchange
 from protocol.exchange.jobs import JOB_INDEX
-from protocol.messages import JobRecord, JobState, Requested
-from protocol.recipe import Recipe
+from protocol.messages import JobState, Requested
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
 from services.gateway.client.client import WeirClient, WeirError
-from services.gateway.errors import Problem
-from services.gateway.files.shelf import FileShelf
-from services.gateway.jobs.desk import JobDesk, Repeat
 from services.gateway.jobs.folders import put_aside
-from services.gateway.openai.submission import JobRequest
 from services.gateway.watch.tidying import tidy_forever
 from tests.builders import a_job_record, an_event
 from tests.contract.gateway.stack import (
@@ -36,7 +30,6 @@ from tests.contract.gateway.stack import (
     a_body,
     a_checkpoint,
     a_job,
-    a_model,
     assert_refused,
     record_events,
     take_up,
@@ -108,40 +101,6 @@ def test_a_file_is_kept_for_a_job_that_waits_and_not_for_one_that_only_names_it(
     assert http.delete(f"/v1/files/{file}").status_code == 200
 
 
-@pytest.mark.parametrize("damage", [{}, {"recipe": '{"new_table": {}}'}])
-async def test_a_delete_that_gets_no_answer_leaves_the_folder_of_the_job(
-    server: Server,
-    exchange: Exchange,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    damage: dict[Any, Any],
-) -> None:
-    await exchange.submit(a_job_record("job"))
-    await exchange.request_state("job", Requested.CANCEL)
-    with server.client() as client:
-        for name, value in damage.items():
-            client.hset(streams.job_key("job"), name, value)
-    kept = tmp_path / "jobs/job/checkpoints"
-    kept.mkdir(parents=True)
-    desk = JobDesk(a_service(server, exchange, tmp_path), FileShelf(tmp_path / "files", 1000))
-
-    async def no_answer(job_id: str) -> bool:
-        raise TimeoutError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(exchange, "forget_job", no_answer)
-        with pytest.raises(Problem) as refused:
-            await desk.delete("job")
-    assert refused.value.status_code == 503
-    assert kept.exists()
-    assert not (await desk.delete("job")).with_name("job").exists()
-
-
-def a_service(server: Server, exchange: Exchange, data_dir: Path) -> Service:
-    environment = {"WEIR_REDIS_URL": server.url, "WEIR_DATA_DIR": str(data_dir), "WEIR_PORT": "0"}
-    return Service("gateway", Deployment.from_environment(environment), exchange)
-
-
 # ---------------------------------------------------------------------- bounded
 
 
@@ -172,7 +131,8 @@ async def test_what_a_gateway_had_no_time_to_remove_goes_later(
     job_dir = tmp_path / "jobs" / "job"
     (job_dir / "samples").mkdir(parents=True)
     put_aside(job_dir)
-    service = a_service(server, exchange, tmp_path)
+    values = {"WEIR_REDIS_URL": server.url, "WEIR_DATA_DIR": str(tmp_path), "WEIR_PORT": "0"}
+    service = Service("gateway", Deployment.from_environment(values), exchange)
     tidying = asyncio.create_task(tidy_forever(service))
     async with asyncio.timeout(60):
         while list((tmp_path / "jobs").iterdir()):
@@ -248,33 +208,3 @@ def test_a_key_whose_job_was_forgotten_makes_no_other_job_over_what_that_one_has
     assert checkpoint.exists()
     assert http.delete(f"{JOBS}/{job_id}").status_code == 200
     assert http.post(JOBS, json=body, headers=headers).json()["id"] == job_id
-
-
-async def test_a_job_that_is_being_submitted_is_not_deleted(
-    server: Server, exchange: Exchange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    desk = JobDesk(a_service(server, exchange, tmp_path), FileShelf(tmp_path / "files", 1000))
-    repeat, copying, copied = Repeat("key"), threading.Event(), threading.Event()
-
-    async def drawn_up(request: JobRequest, job_id: str) -> JobRecord:
-        return a_job_record(job_id)
-
-    def copy(recipe: Recipe, *_: object) -> Recipe:
-        a_model(tmp_path / "jobs" / repeat.job_id / "base/model")
-        copying.set()
-        copied.wait()
-        return recipe
-
-    monkeypatch.setattr(desk, "_draw_up", drawn_up)
-    monkeypatch.setattr(desk, "_check_files", lambda record: asyncio.sleep(0))
-    monkeypatch.setattr("services.gateway.jobs.desk.with_own_models", copy)
-    submitting = asyncio.create_task(
-        desk.submit(JobRequest(model="trained", training_file="file-1"), repeat)
-    )
-    await asyncio.to_thread(copying.wait)
-    with pytest.raises(Problem, match="submitted") as refused:
-        await desk.delete(repeat.job_id)
-    assert refused.value.status_code == 409
-    copied.set()
-    assert (await submitting).id == repeat.job_id
-    assert (tmp_path / "jobs" / repeat.job_id / "base/model").is_dir()

@@ -9,9 +9,7 @@ import httpx
 import pytest
 
 from services.gateway.cli.main import main
-from services.gateway.client.client import WeirClient
-from tests.contract.gateway.command import know
-from tests.contract.gateway.stack import JOBS, KEY, Stack, a_job, assert_refused
+from tests.contract.gateway.stack import JOBS, Stack, a_job, assert_refused, know
 from tests.sample_stores import record, response_facts, sample_facts, write_segment
 
 pytestmark = pytest.mark.redis
@@ -79,14 +77,6 @@ def test_samples_of_a_job_that_does_not_exist_are_not_found(
         assert http.get(f"{JOBS}/{job_id}/samples/{key}").status_code == 404, key
     with stack.http(key=None) as stranger:
         assert stranger.get(f"{JOBS}/{job_id}/samples").status_code == 401
-
-
-def test_the_client_reads_page_after_page(stack: Stack, job_id: str) -> None:
-    with WeirClient(stack.url, KEY) as client:
-        found = list(client.samples(job_id, limit=5, order="oldest"))
-    assert [sample["id"] for sample in found] == [
-        f"train:{n}/{i}" for n in range(6) for i in (0, 1)
-    ]
 
 
 def test_the_command_lists_samples_and_shows_a_group(

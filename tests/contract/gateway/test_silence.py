@@ -1,14 +1,16 @@
-"""Redis falls silent while the desk waits for it."""
+"""The desk of jobs while Redis falls silent, and while two want something of one job."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
+from protocol import streams
 from protocol.exchange import Exchange
-from protocol.messages import JobRecord
+from protocol.messages import JobRecord, Requested
 from protocol.recipe import Recipe
 
 from services.chassis.deployment import Deployment
@@ -19,6 +21,7 @@ from services.gateway.jobs.desk import JobDesk, Repeat
 from services.gateway.openai.submission import JobRequest
 from services.gateway.openai.trials import GraderToRun, run_trial
 from tests.builders import a_job_record
+from tests.contract.valkey_server import Server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 REQUEST = JobRequest(model="tiny", training_file="file-1")
@@ -172,3 +175,52 @@ async def test_a_trial_of_a_grader_looks_often_and_is_no_long_wait_for_a_silent_
         monkeypatch.setattr(silence, name, looking, raising=False)
     await refusal(run_trial(silence, trial))  # type: ignore[arg-type]
     assert max(waits) <= 1
+
+
+@pytest.mark.parametrize("damage", [{}, {"recipe": '{"new_table": {}}'}])
+async def test_a_delete_that_gets_no_answer_leaves_the_folder_of_the_job(
+    desk: JobDesk,
+    silence: FallsSilent,
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: dict[Any, Any],
+) -> None:
+    await silence.submit(a_job_record("job"))
+    await silence.request_state("job", Requested.CANCEL)
+    with server.client() as client:
+        for name, value in damage.items():
+            client.hset(streams.job_key("job"), name, value)
+    kept = desk.service.deployment.job_dir("job") / "checkpoints"
+    kept.mkdir(parents=True)
+
+    async def no_answer(job_id: str) -> bool:
+        raise TimeoutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(silence, "forget_job", no_answer, raising=False)
+        await refusal(desk.delete("job"))
+    assert kept.exists()
+    assert not (await desk.delete("job")).with_name("job").exists()
+
+
+async def test_a_job_that_is_being_submitted_is_not_deleted(
+    desk: JobDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repeat, copying, copied = Repeat("key"), Event(), Event()
+    copy_of_a_model = desk.service.deployment.job_dir(repeat.job_id) / "base/model"
+
+    def copy(recipe: Recipe, *_: object) -> Recipe:
+        copy_of_a_model.mkdir(parents=True)
+        copying.set()
+        copied.wait(60)
+        return recipe
+
+    monkeypatch.setattr("services.gateway.jobs.desk.with_own_models", copy)
+    submitting = asyncio.create_task(desk.submit(REQUEST, repeat))
+    assert await asyncio.to_thread(copying.wait, 60)
+    with pytest.raises(Problem, match="submitted") as refused:
+        await desk.delete(repeat.job_id)
+    assert refused.value.status_code == 409
+    copied.set()
+    assert (await submitting).id == repeat.job_id
+    assert copy_of_a_model.is_dir()

@@ -11,16 +11,24 @@ from typing import Any
 
 import httpx
 import pytest
-from protocol.exchange import Exchange
-from protocol.messages import JobEvent
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto import wandb_internal_pb2
 
 from services.gateway.cli.main import main
 from services.gateway.client.client import WeirClient
 from services.gateway.tracking import follow as tracking
-from tests.contract.gateway.command import know, start_weir, weir
-from tests.contract.gateway.stack import JOBS, KEY, Stack, a_job, an_event, take_up
+from tests.contract.gateway.stack import (
+    JOBS,
+    KEY,
+    Stack,
+    a_job,
+    an_event,
+    know,
+    start_weir,
+    take_up,
+    tell,
+    weir,
+)
 
 pytestmark = pytest.mark.redis
 
@@ -52,14 +60,6 @@ def evaluation(step: int) -> dict[str, Any]:
 
 def pretrain(step: int) -> dict[str, Any]:
     return {"pretrain_step": step, "value_loss": 1.0 / step}
-
-
-def tell(stack: Stack, *events: JobEvent) -> None:
-    async def record(exchange: Exchange) -> None:
-        for event in events:
-            await exchange.record_event(event)
-
-    stack.exchange(record)
 
 
 def tell_step(stack: Stack, job_id: str, step: int) -> None:

@@ -15,6 +15,7 @@ from services.gateway.errors import Problem
 from services.gateway.openai.trials import GraderToRun, run_trial
 from tests.contract.conftest import OpenExchange
 from tests.contract.gateway.stack import (
+    EXACT,
     JOBS,
     Stack,
     a_body,
@@ -22,17 +23,10 @@ from tests.contract.gateway.stack import (
     assert_refused,
     reinforcement,
 )
-from tests.fuzz.bodies import try_trials
+from tests.fuzz.bodies import TRIALS, try_bodies
 
 pytestmark = pytest.mark.redis
 
-EXACT: dict[str, Any] = {
-    "type": "string_check",
-    "name": "exact",
-    "input": "{{sample.output_text}}",
-    "reference": "{{item.reference_answer}}",
-    "operation": "eq",
-}
 SOURCE = {
     "type": "python",
     "name": "own",
@@ -58,7 +52,7 @@ def run(sdk: openai.OpenAI, grader: Any, text: str, **item: Any) -> Any:
 
 
 def test_a_grader_is_run_in_the_shape_of_the_sdk(sdk: openai.OpenAI) -> None:
-    result = run(sdk, EXACT, "Paris", reference_answer="Paris")
+    result = run(sdk, EXACT, "Paris", answer="Paris")
     assert result.reward == 1
     assert result.sub_rewards == {}
     assert (result.metadata.name, result.metadata.type) == ("exact", "string_check")
@@ -73,11 +67,11 @@ def test_a_multi_is_reckoned_by_its_formula(sdk: openai.OpenAI) -> None:
     graders = {"exact": EXACT, "maths": {"type": "math_answer"}}
     grader = {"type": "multi", "name": "m", "graders": graders}
     best = grader | {"calculate_output": "max(exact, 0.25 + maths / 2)"}
-    result = run(sdk, best, r"\boxed{\frac{4}{2}}", reference_answer="2")
+    result = run(sdk, best, r"\boxed{\frac{4}{2}}", answer="2")
     assert result.reward == 0.75
     assert result.sub_rewards == {"exact": 0, "maths": 1}
     undefined = grader | {"calculate_output": "maths / exact"}
-    result = run(sdk, undefined, r"\boxed{2}", reference_answer="2")
+    result = run(sdk, undefined, r"\boxed{2}", answer="2")
     assert result.reward is None
     assert result.metadata.errors.formula_parse_error
 
@@ -93,7 +87,7 @@ def test_a_clients_function_is_run_and_its_error_told(sdk: openai.OpenAI) -> Non
 def test_what_a_template_asks_for_and_the_item_lacks_is_an_error_of_a_variable(
     sdk: openai.OpenAI,
 ) -> None:
-    result = run(sdk, EXACT, "Paris", answer="Paris")
+    result = run(sdk, EXACT, "Paris", question="Paris")
     assert result.reward is None
     assert result.metadata.errors.invalid_variable_error
 
@@ -116,8 +110,11 @@ def test_what_no_grader_can_do_is_refused_by_name(http: httpx.Client, sdk: opena
     assert_refused(reply, 400, "recipe.reward.process.0")
 
 
-def test_no_body_breaks_a_trial(stack: Stack) -> None:
-    found = try_trials(stack, seed=1, numbers=range(40))
+@pytest.mark.parametrize(
+    "count", [40, pytest.param(2_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
+)
+def test_no_body_breaks_a_trial(stack: Stack, count: int) -> None:
+    found = try_bodies(stack, seed=1, numbers=range(count), routes=[TRIALS])
     assert found.faults == []
     assert set(found.statuses) >= {200, 400}
 

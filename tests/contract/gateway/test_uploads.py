@@ -1,11 +1,11 @@
-"""Files and uploads as the SDK of OpenAI knows them, and data as OpenAI has it."""
+"""Files, uploads and result files as OpenAI's SDK knows them, and data as OpenAI has it."""
 
 from __future__ import annotations
 
+import csv
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,10 +15,7 @@ from protocol.exchange import Exchange
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
-from services.gateway.errors import Problem
-from services.gateway.files.intake import Intake
 from services.gateway.files.shelf import FileShelf
-from services.gateway.files.uploads import NewUpload, Uploads
 from services.gateway.jobs.desk import JobDesk
 from tests.contract.gateway.stack import (
     JOBS,
@@ -26,8 +23,12 @@ from tests.contract.gateway.stack import (
     Stack,
     a_body,
     a_job,
+    an_event,
     assert_refused,
+    record_events,
     reinforcement,
+    take_up,
+    tell,
     upload,
 )
 
@@ -229,22 +230,47 @@ def test_what_is_wrong_with_an_upload_is_named_and_can_be_mended(
     assert left == ["upload.json"]
 
 
-def test_a_bad_beginning_of_an_upload_is_refused(http: httpx.Client) -> None:
-    body = {"bytes": 3, "filename": "t", "mime_type": "text/jsonl", "purpose": "fine-tune"}
-    for name, value, status in (("bytes", 101 * 2**20, 413), ("purpose", "batch", 400)):
-        assert_refused(http.post("/v1/uploads", json=body | {name: value}), status, name)
-    for name in ("upload_none", "upload_" + "0" * 24):
-        assert_refused(http.post(f"/v1/uploads/{name}/cancel"), 404, "id")
+# ---------------------------------------------------------------------- results
+
+TOLD: list[dict[str, Any]] = [
+    {"step": 0, "evaluation": {"step": 0, "accuracy": 0.25}},
+    {"step": 1, "reward": 0.5, "loss": 1e-7, "phase_seconds": {"train": 1.0}, "mode": "a,b"},
+    {"step": 2, "reward": 0.75, "kl": None},
+    {"step": 2, "evaluation": {"step": 2, "accuracy": 0.5}},
+    {"pretrain_step": 1, "loss": 9.0},
+    {"evaluation": {}},
+]
 
 
-@pytest.mark.anyio
-async def test_uploads_expire(tmp_path: Path) -> None:
-    uploads = Uploads(Intake(FileShelf(tmp_path)))
-    new = NewUpload(bytes=3, filename="t", mime_type="text/jsonl", purpose="fine-tune")
-    first, _ = [await uploads.create(new) for _ in range(2)]
-    record = tmp_path / "uploads" / first.id / "upload.json"
-    record.write_text(record.read_text().replace(str(first.expires_at), "1"))
-    with pytest.raises(Problem, match="expired"):
-        await uploads.cancel(first.id)
-    await uploads.expire()
-    assert len(list((tmp_path / "uploads").iterdir())) == 1
+def test_an_ended_jobs_result_file_has_a_row_for_each_step(
+    stack: Stack, http: httpx.Client, sdk: openai.OpenAI
+) -> None:
+    job_id = a_job(http)["id"]
+    assert sdk.fine_tuning.jobs.retrieve(job_id).result_files == []
+    assert http.get(f"/v1/files/file-{job_id}").status_code == 404
+    record_events(stack, job_id, range(1))
+    for number, data in enumerate(TOLD, start=1):
+        tell(stack, an_event(job_id, number, type="metrics", data=data))
+    take_up(stack, job_id, state="succeeded", step=2, finished_at=1_800_000_000.0)
+    (file_id,) = sdk.fine_tuning.jobs.retrieve(job_id).result_files
+    content = sdk.files.content(file_id).read()
+    assert list(csv.DictReader(content.decode().splitlines())) == [
+        {"step": "0", "evaluation_accuracy": "0.25", "reward": "", "loss": ""},
+        {"step": "1", "evaluation_accuracy": "", "reward": "0.5", "loss": "1e-07"},
+        {"step": "2", "evaluation_accuracy": "0.5", "reward": "0.75", "loss": ""},
+    ]
+    file = sdk.files.retrieve(file_id)
+    assert (file.bytes, file.created_at) == (len(content), 1_800_000_000)
+    assert (file.filename, file.purpose) == ("step_metrics.csv", "fine-tune-results")
+
+
+def test_a_result_file_goes_with_its_job_and_not_before(stack: Stack, http: httpx.Client) -> None:
+    job_id = a_job(http)["id"]
+    take_up(stack, job_id, state="failed", step=1)
+    url = f"/v1/files/file-{job_id}"
+    assert http.get(f"{url}/content").text == "step\n"
+    assert_refused(http.delete(url), 409, "file_id")
+    assert_refused(http.delete(f"/v1/files/file-ftjob-{24 * '0'}"), 404, "id")
+    assert http.delete(f"{JOBS}/{job_id}").status_code == 200
+    for reply in (http.get(url), http.get(f"{url}/content")):
+        assert reply.status_code == 404

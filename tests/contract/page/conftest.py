@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 from protocol.messages import JobEvent
 
-from tests.contract.gateway.stack import KEY, Stack, a_body, a_gateway, take_up
+from tests.contract.gateway.stack import KEY, Stack, a_body, a_gateway, a_model, take_up, tell
 from tests.contract.page import story
 from tests.contract.valkey_server import Server
 
@@ -45,12 +45,7 @@ class Site:
 
     def tell(self, job_id: str, *events: JobEvent) -> None:
         """Record events of the job."""
-
-        async def record(exchange: Any) -> None:
-            for event in events:
-                await exchange.record_event(event)
-
-        _aside(self.stack.exchange, record)
+        _aside(tell, self.stack, *events)
 
     def a_run(
         self, name: str, *, steps: int = 40, done: int = 30, state: str = "running", seed: int = 1
@@ -74,18 +69,10 @@ def _aside(work: Callable[..., Any], *args: Any, **values: Any) -> Any:
         return thread.submit(work, *args, **values).result()
 
 
-def a_models_root(folder: Path) -> None:
-    """One model, as far as the gateway looks."""
-    model = folder / "models/tiny"
-    model.mkdir(parents=True)
-    for name in ("config.json", "model.safetensors"):
-        (model / name).write_text("{}")
-
-
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("page")
-    a_models_root(folder)
+    a_model(folder / "models/tiny")
     with Server(tmp_path_factory.mktemp("page-valkey")) as server, a_gateway(server, folder) as up:
         yield Site(up)
 

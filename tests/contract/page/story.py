@@ -51,13 +51,8 @@ def step_events(job_id: str, steps: range, *, seed: int = 1) -> Iterator[JobEven
         yield an_event(job_id, f"step:{step}", f"step {step}", type="metrics", at=step, data=data)
 
 
-def evaluation_event(
-    job_id: str, step: int, accuracy: float, *, tasks: int = 40, name: str = ""
-) -> JobEvent:
-    """An evaluation of tasks that are right as often as ``accuracy`` says, on average.
-
-    With a name it is on a further file, of which the learner tells in a message.
-    """
+def evaluation_event(job_id: str, step: int, accuracy: float, *, tasks: int = 40) -> JobEvent:
+    """An evaluation of tasks that are right as often as ``accuracy`` says, on average."""
     chance = random.Random(step)
     shares = [min(1.0, max(0.0, accuracy + chance.gauss(0, 0.25))) for _ in range(tasks)]
     per_task = {
@@ -66,26 +61,12 @@ def evaluation_event(
     }
     mean = sum(right for right, _ in per_task.values()) / (4 * tasks)
     result = {
-        "step": step,
-        "asked": tasks,
-        "failed": 0,
-        "tasks": tasks,
-        "samples": 4 * tasks,
-        "accuracy": mean,
-        "accuracy_low": max(0.0, mean - 0.06),
-        "accuracy_high": min(1.0, mean + 0.05),
-        "pass@1": mean,
-        "pass@4": min(1.0, mean + 0.15),
-        "process": 0.7 + mean / 4,
-        "response_length": 21.4,
-        "truncated": 0.01,
-        "ungradable": 0,
-        "per_task": per_task,
+        **{"step": step, "asked": tasks, "failed": 0, "tasks": tasks, "samples": 4 * tasks},
+        **{"accuracy": mean, "accuracy_low": mean - 0.06, "accuracy_high": mean + 0.05},
+        **{"pass@1": mean, "pass@4": min(1.0, mean + 0.15), "process": 0.7 + mean / 4},
+        **{"response_length": 21.4, "truncated": 0.01, "ungradable": 0, "per_task": per_task},
     }
     message, key = f"evaluation at step {step}", f"evaluation:{step}"
-    if name:
-        data = {"step": step, "other_evaluation": {"name": name, **result}}
-        return an_event(job_id, f"{key}:{name}", f"{message} on {name}", at=step, data=data)
     data = {"step": step, "evaluation": result}
     return an_event(job_id, key, message, type="metrics", at=step, data=data)
 
@@ -114,11 +95,7 @@ def _sample(
     lengths = [len(one) for one in ids]
     tokens = sum(lengths)
     request = a_request(
-        job_id=job_id,
-        number=number,
-        step=step,
-        task=task,
-        group_size=size,
+        **{"job_id": job_id, "number": number, "step": step, "task": task, "group_size": size},
         prompt_template="{prompt}",
     )
     rollout = a_group(
@@ -135,25 +112,19 @@ def _sample(
     outcome = rewards - np.nanmean(rewards)
     process = np.array([_or_nan(grade.process_score) for grade in grades]) - 0.5
     advantages = outcome + np.nan_to_num(process)
-    facts = sample_facts(
-        number,
-        *(
-            response_facts(
-                accuracy=grade.accuracy,
-                process=grade.process_score,
-                reward=_or_none(reward),
-                advantage=_or_none(advantage),
-                length=length,
-                surprise=chance.random(),
-            )
-            for grade, reward, advantage, length in zip(
-                grades, rewards, advantages, lengths, strict=True
-            )
-        ),
-        step=step,
-        fate="stale" if number % 29 == 28 else USED,
-        task_id=task.id,
-    )
+    responses = [
+        response_facts(
+            accuracy=grade.accuracy,
+            process=grade.process_score,
+            **{"reward": _or_none(reward), "advantage": _or_none(advantage)},
+            **{"length": length, "surprise": chance.random()},
+        )
+        for grade, reward, advantage, length in zip(
+            grades, rewards, advantages, lengths, strict=True
+        )
+    ]
+    fate = "stale" if number % 29 == 28 else USED
+    facts = sample_facts(number, *responses, step=step, fate=fate, task_id=task.id)
     group = sampled_group(
         facts,
         graded=a_graded_group(rollout, grades=grades),

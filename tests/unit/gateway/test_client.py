@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -133,20 +132,6 @@ def test_a_file_that_is_not_as_it_was_listed_or_would_lie_elsewhere_is_not_taken
     with Gateway(listed, httpx.Response(**reply)).client() as client, pytest.raises(WeirError):
         client.fetch_model("job", tmp_path / "here")
     assert not list(tmp_path.rglob("a"))
-
-
-def test_pieces_go_on_where_the_last_ones_ended(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"older")
-    part = PartFile(tmp_path / "a", 6, NOON)
-    assert (part.here, part.is_complete) == (0, False)
-    assert list(part.write([b"ab", b"cd"], 0)) == [2, 4]
-    again = PartFile(tmp_path / "a", 6, NOON)
-    assert again.here == 4
-    assert list(again.write([b"ef"], again.here)) == [6]
-    assert (tmp_path / "a").read_bytes() == b"older"
-    again.finish()
-    assert (again.is_complete, (tmp_path / "a").read_bytes()) == (True, b"abcdef")
-    assert os.listdir(tmp_path) == ["a"]
 
 
 def test_what_bears_another_time_counts_for_nothing(tmp_path: Path) -> None:

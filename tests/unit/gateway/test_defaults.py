@@ -41,8 +41,10 @@ def the_recipe(
 
 
 def test_a_plain_body_is_a_whole_recipe() -> None:
+    recipe = the_recipe({"recipe": {"reward": {"process": "equation_steps"}}})
+    assert [check.verifier for check in recipe.reward.outcome] == ["string_check"]
+    assert [check.verifier for check in recipe.reward.process] == ["equation_steps"]
     recipe = the_recipe()
-    assert recipe.reward.outcome[0].verifier == "string_check"
     assert recipe.algorithm.advantage == "grpo"
     assert (recipe.model.max_context, recipe.rollout.sampling.max_tokens) == (4096, 2048)
     assert recipe.model.prompt_template is None

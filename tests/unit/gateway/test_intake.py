@@ -48,12 +48,6 @@ async def test_a_check_counts_tasks_and_their_columns(tmp_path: Path) -> None:
     assert contents.columns == {"prompt": 2, "answer": 2, "level": 1, "solution": 1}
 
 
-async def test_a_check_names_what_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(Problem, match="line 1: answer") as caught:
-        await TaskCheck().contents(write(tmp_path / "t", a_task(answer=None)))
-    assert (caught.value.status_code, caught.value.param) == (400, "file")
-
-
 async def test_the_check_of_a_caller_who_has_left_ends_and_frees_its_place(tmp_path: Path) -> None:
     check, pipes = TaskCheck(), [tmp_path / name for name in ("one", "two")]
     for pipe in pipes:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
-import subprocess
-from pathlib import Path
 
 import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
-from services.chassis.deployment import Deployment, DeploymentError, words
+from services.chassis.deployment import Deployment, DeploymentError
 from services.gateway.middleware.buckets import Buckets
 from services.gateway.middleware.keys import Guarded, parse_keys
 
@@ -71,21 +68,6 @@ def test_an_entry_that_is_neither_is_refused_by_its_place_and_not_shown(entry: s
     assert "secret" not in str(caught.value)
 
 
-def test_the_line_of_the_readme_makes_a_key(tmp_path: Path) -> None:
-    readme = Path("services/gateway/README.md").read_text()
-    (block,) = re.findall(r"```bash\n(key=.*?)```", readme, re.DOTALL)
-    (tmp_path / "api_keys").write_text("first")  # `make secrets` ends without a new line
-    for name in ("alice", "bob"):
-        line = block.replace("alice", name)
-        made = subprocess.run(
-            ["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True
-        ).stdout.strip()
-        last = parse_keys(words((tmp_path / "api_keys").read_text()))[-1]
-        assert (last.name, last.role) == (name, "read")
-        assert last.digest == hashlib.sha256(made.encode()).hexdigest()
-    assert len(parse_keys(words((tmp_path / "api_keys").read_text()))) == 3
-
-
 @pytest.mark.parametrize(
     ("role", "allowed"),
     [
@@ -99,14 +81,10 @@ async def test_a_key_may_do_what_its_role_says(role: str, allowed: set[str]) -> 
     for method in ("GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "MADE-UP"):
         reply = await door.ask(f"{role}-key", method)
         assert reply.status_code == (200 if method in allowed else 403), method
-
-
-async def test_a_refusal_names_the_role_that_would_do() -> None:
-    door = Door(*KEYS)
-    error = (await door.ask("read-key", "POST")).json()["error"]
-    assert error["code"] == "insufficient_role"
-    assert "role write" in error["message"]
-    assert "the role admin" in (await door.ask("write-key", "DELETE")).json()["detail"]
+        if method not in allowed:
+            needed = "write" if method == "POST" else "admin"
+            assert reply.json()["error"]["code"] == "insufficient_role"
+            assert f"role {needed}" in reply.json()["detail"]
 
 
 @pytest.mark.parametrize("given", ["read-ke", "read-keys", KEYS[0], KEYS[0][-64:], "é"])

@@ -79,9 +79,7 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     "an adapter": (lambda model: (model / "adapter_config.json").write_text("{}"), "LoRA"),
     "no config": (lambda model: (model / "config.json").unlink(), "config.json"),
     "pickled weights": (lambda model: (model / WEIGHTS).rename(model / "a.bin"), "safetensors"),
-    "a link to nothing": (lambda model: (model / "a").symlink_to("nowhere"), "a, a link"),
     "a link to a folder": (lambda model: (model / "a").symlink_to(".."), "a, a link"),
-    "a link to itself": (lambda model: (model / "a").symlink_to("a"), "a, a link"),
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.page.recipe_text import RecipeTextError, arithmetic, read_recipe
+from services.gateway.page.recipe_text import RecipeTextError, read_recipe
 
 DEMO = Path(__file__).parents[3] / "recipes/demo.toml"
 
@@ -33,12 +33,3 @@ def test_what_is_wrong_is_named_with_its_place(text: str, told: str) -> None:
     with pytest.raises(RecipeTextError) as refused:
         read_recipe(text)
     assert any(line.startswith(told) for line in str(refused.value).splitlines())
-
-
-def test_the_demo_asks_for_what_its_table_says() -> None:
-    plan = dict(arithmetic(read_recipe(DEMO.read_text())))
-    assert plan["responses in all"] == "220 steps × 128 = 28,160"
-    assert plan["tokens, at most"] == "28,160 × 48 = 1,351,680"
-    assert plan["updates"] == "220 × 2 = 440"
-    assert plan["evaluations"] == "2 × 256 held-out tasks × 4 responses"
-    assert "critic alone" not in plan

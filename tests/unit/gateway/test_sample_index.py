@@ -21,11 +21,6 @@ def ids(index: Index) -> list[str]:
     return [found.response(row)["id"] for row in rows]
 
 
-def test_a_job_without_a_store_has_no_samples(index: Index) -> None:
-    assert ids(index) == []
-    assert index.catalog().summary["groups"] == 0
-
-
 def test_every_response_is_listed_and_a_group_that_failed_once(index: Index) -> None:
     facts = sample_facts(
         7,

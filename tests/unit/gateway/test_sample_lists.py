@@ -59,20 +59,16 @@ def job_dir(tmp_path: Path) -> Path:
         ({"truncated": False}, ["train:0/0", "train:0/1", "train:1/1", "eval:0/0"]),
         ({"zero_advantage": True}, ["train:1/0"]),
         ({"zero_advantage": False}, ["train:0/0", "train:0/1", "eval:0/0"]),
-        ({"correct": True, "purpose": "train"}, ["train:0/0"]),
         ({"text": "RESPONSE 1"}, ["train:0/1", "train:1/1"]),
-        ({"text": "response", "correct": False}, ["train:0/1", "train:1/0"]),
     ],
 )
 def test_filters_leave_what_they_say(
     job_dir: Path, query: dict[str, Any], expected: list[str]
 ) -> None:
     assert listed(job_dir, order="oldest", **query) == expected
-
-
-def test_the_newest_groups_come_first_unless_asked_otherwise(job_dir: Path) -> None:
-    expected = ["train:2", "eval:0/0", "train:1/0", "train:1/1", "train:0/0", "train:0/1"]
-    assert listed(job_dir) == listed(job_dir, order="newest") == expected
+    groups = [sample.partition("/")[0] for sample in expected]
+    newest = [sample.partition("/")[0] for sample in listed(job_dir, **query)]
+    assert newest == groups[::-1]
 
 
 def test_each_order_puts_first_what_it_is_named_for(tmp_path: Path) -> None:

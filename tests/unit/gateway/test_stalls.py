@@ -64,197 +64,108 @@ def one(key: str, *, claimed: int = 0) -> Backlog:
     return Backlog(1, claimed, 95.0, key)
 
 
+def asked(*processes: Process, claimed: int = 0) -> Snapshot:
+    """The learner waits for a group that a rollout must sample."""
+    return a_snapshot(LEARNER, *processes, requests=one("train:412", claimed=claimed))
+
+
+def sampled(*processes: Process, claimed: int = 0) -> Snapshot:
+    """The learner waits for a group that the grader must grade."""
+    return a_snapshot(LEARNER, *processes, rollouts=one("train:412", claimed=claimed))
+
+
+def a_learner(doing: str, **changes: Any) -> Snapshot:
+    seen = {name: changes.pop(name) for name in ("step_s", "job") if name in changes}
+    return a_snapshot(a_process("learner", doing, name="learner", **changes), ROLLOUT, **seen)
+
+
+STARTING: dict[str, Any] = {"doing": "starts its engine", "ready": False, "phase": "starting"}
+NO_JUDGE: dict[str, Any] = {
+    **{"doing": "the judge is not up: HTTP 503", "ready": False, "phase": "waiting"},
+    "for_s": 50.0,
+}
+HELD = {"train:412": 95.0}
+LOADING = a_process(
+    "rollout", "loads version 17", phase="loading", for_s=40.0, name="rollout-1", holds=HELD
+)
+NOT_STARTED = a_process("rollout", **STARTING, starts=4, error="vLLM did not start: no such layer")
+DAMAGED = a_process("rollout", "weights damaged: no such file", ready=False, phase="waiting")
+FROZEN = a_process("rollout", "samples groups", silent_s=20.0, holds=HELD)
+IDLE = a_process("rollout", "is idle", name="rollout-1", seat="rollout-1")
+KILLED = a_process("rollout", **STARTING, starts=3, silent_s=16.0)
+UNJUDGED = a_process("grader", **NO_JUDGE, holds=HELD)
+FIRST, AGAIN = a_job_record(), a_job_record(state="running", attempts_since_checkpoint=4)
+FULL = {"phase": "waiting", "waits_for_memory": True}
+
 STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
     "a rollout loads weights": (
-        a_snapshot(
-            LEARNER,
-            a_process(
-                "rollout",
-                "loads version 17",
-                phase="loading",
-                for_s=40.0,
-                name="rollout-1",
-                holds={"train:412": 95.0},
-            ),
-            IDLE_GRADER,
-            requests=one("train:412", claimed=1),
-        ),
-        Edge.LOADING,
-        "rollout-1 has it",
-        USUAL_S,
+        asked(LOADING, IDLE_GRADER, claimed=1),
+        *(Edge.LOADING, "rollout-1 has it", USUAL_S),
     ),
     "no learner was ever there": (
-        a_snapshot(ROLLOUT, IDLE_GRADER, job=a_job_record()),
-        Edge.NO_LEARNER,
-        "no learner is there",
-        CERTAIN_S,
+        a_snapshot(ROLLOUT, IDLE_GRADER, job=FIRST),
+        *(Edge.NO_LEARNER, "no learner is there", CERTAIN_S),
     ),
     "a learner that ended by itself starts anew": (
-        a_snapshot(a_process("learner", "ends", phase="starting", silent_s=20.0, name="learner")),
-        Edge.NO_LEARNER,
-        "learner starts anew",
-        60.0,
+        a_learner("ends", phase="starting", silent_s=20.0),
+        *(Edge.NO_LEARNER, "learner starts anew", 60.0),
     ),
     "a learner that is killed again and again": (
-        a_snapshot(LEARNER, job=a_job_record(state="running", attempts_since_checkpoint=4)),
-        Edge.NO_LEARNER,
-        "4 attempts",
-        CERTAIN_S,
+        a_snapshot(LEARNER, job=AGAIN),
+        *(Edge.NO_LEARNER, "4 attempts", CERTAIN_S),
     ),
-    "no rollout": (
-        a_snapshot(LEARNER, IDLE_GRADER, requests=one("train:412")),
-        Edge.NO_ROLLOUT,
-        "no rollout is there",
-        CERTAIN_S,
-    ),
+    "no rollout": (asked(IDLE_GRADER), Edge.NO_ROLLOUT, "no rollout is there", CERTAIN_S),
     "the only rollout is frozen with the group": (
-        a_snapshot(
-            LEARNER,
-            IDLE_GRADER,
-            a_process("rollout", "samples groups", silent_s=20.0, holds={"train:412": 9.0}),
-            requests=one("train:412", claimed=1),
-        ),
-        Edge.NO_ROLLOUT,
-        "no rollout lives",
-        CERTAIN_S,
-    ),
-    "an engine starts": (
-        a_snapshot(
-            LEARNER,
-            a_process("rollout", "starts its engine", ready=False, phase="starting", starts=1),
-            requests=one("train:412"),
-        ),
-        Edge.STARTING,
-        "rollout-0 starts",
-        600.0,
-    ),
-    "an engine does not start": (
-        a_snapshot(
-            LEARNER,
-            a_process(
-                "rollout",
-                "starts its engine",
-                ready=False,
-                phase="starting",
-                starts=4,
-                error="vLLM did not start: no such layer",
-            ),
-            requests=one("train:412"),
-        ),
-        Edge.CANNOT_START,
-        "no such layer",
-        CERTAIN_S,
-    ),
-    "weights that cannot be loaded": (
-        a_snapshot(
-            LEARNER,
-            a_process("rollout", "weights damaged: no such file", ready=False, phase="waiting"),
-            requests=one("train:412"),
-        ),
-        Edge.LOADING,
-        "no such file",
-        CERTAIN_S,
-    ),
-    "no grader": (
-        a_snapshot(LEARNER, ROLLOUT, rollouts=one("train:412"), requests=Backlog(4, 0)),
-        Edge.NO_GRADER,
-        "no grader is there",
-        CERTAIN_S,
-    ),
-    "the judge is down": (
-        a_snapshot(
-            LEARNER,
-            ROLLOUT,
-            a_process(
-                "grader", "the judge is not up: HTTP 503", ready=False, phase="waiting", for_s=50.0
-            ),
-            rollouts=one("train:412"),
-        ),
-        Edge.JUDGE,
-        "HTTP 503",
-        CERTAIN_S,
-    ),
-    "a collective hangs": (
-        a_snapshot(a_process("learner", "trains step 17", for_s=340.0), ROLLOUT, step_s=100.0),
-        Edge.TRAINING,
-        "trains step 17",
-        300.0,
-    ),
-    "a large model is loaded": (
-        a_snapshot(a_process("learner", "loads the model", phase="starting"), job=a_job_record()),
-        Edge.STARTING,
-        "loads the model",
-        600.0,
-    ),
-    "the learner is frozen": (
-        a_snapshot(
-            a_process("learner", "trains step 6", silent_s=20.0, name="learner"),
-            ROLLOUT,
-            IDLE_GRADER,
-        ),
-        Edge.NO_LEARNER,
-        "no learner lives",
-        CERTAIN_S,
+        asked(IDLE_GRADER, FROZEN, claimed=1),
+        *(Edge.NO_ROLLOUT, "no rollout lives", CERTAIN_S),
     ),
     "one of two rollouts is frozen with the group": (
-        a_snapshot(
-            LEARNER,
-            a_process("rollout", "samples groups", silent_s=20.0, holds={"train:412": 9.0}),
-            a_process("rollout", "is idle", name="rollout-1", seat="rollout-1"),
-            requests=one("train:412", claimed=1),
-        ),
-        Edge.SAMPLING,
-        "rollout-0 has it",
-        CERTAIN_S,
+        asked(FROZEN, IDLE, claimed=1),
+        *(Edge.SAMPLING, "rollout-0 has it", CERTAIN_S),
+    ),
+    "an engine starts": (
+        asked(a_process("rollout", **STARTING, starts=1)),
+        *(Edge.STARTING, "rollout-0 starts", 600.0),
+    ),
+    "an engine does not start": (
+        asked(NOT_STARTED),
+        *(Edge.CANNOT_START, "no such layer", CERTAIN_S),
     ),
     "an engine is killed whenever it starts": (
-        a_snapshot(
-            LEARNER,
-            a_process("rollout", "starts", ready=False, phase="starting", starts=3, silent_s=16.0),
-            requests=one("train:412"),
-        ),
-        Edge.CANNOT_START,
-        "rollout-0 does not start",
-        CERTAIN_S,
+        asked(KILLED),
+        *(Edge.CANNOT_START, "rollout-0 does not start", CERTAIN_S),
+    ),
+    "weights that cannot be loaded": (asked(DAMAGED), Edge.LOADING, "no such file", CERTAIN_S),
+    "no grader": (sampled(ROLLOUT), Edge.NO_GRADER, "no grader is there", CERTAIN_S),
+    "the judge is down": (
+        sampled(ROLLOUT, a_process("grader", **NO_JUDGE)),
+        *(Edge.JUDGE, "HTTP 503", CERTAIN_S),
     ),
     "the judge goes down under a group": (
-        a_snapshot(
-            LEARNER,
-            a_process(
-                "grader",
-                "the judge is not up: HTTP 503",
-                ready=False,
-                phase="waiting",
-                holds={"train:412": 60.0},
-                for_s=50.0,
-            ),
-            rollouts=one("train:412", claimed=1),
-        ),
-        Edge.JUDGE,
-        "grader-0 has it",
-        CERTAIN_S,
+        sampled(UNJUDGED, claimed=1),
+        *(Edge.JUDGE, "grader-0 has it", CERTAIN_S),
+    ),
+    "a collective hangs": (
+        a_learner("trains step 17", for_s=340.0, step_s=100.0),
+        *(Edge.TRAINING, "trains step 17", 300.0),
     ),
     "the first step compiles": (
-        a_snapshot(a_process("learner", "trains step 1", for_s=60.0), step_s=None),
-        Edge.TRAINING,
-        "trains step 1,",
-        600.0,
+        a_learner("trains step 1", for_s=60.0, step_s=None),
+        *(Edge.TRAINING, "trains step 1,", 600.0),
+    ),
+    "a large model is loaded": (
+        a_learner("loads the model", phase="starting", job=FIRST),
+        *(Edge.STARTING, "loads the model", 600.0),
+    ),
+    "the learner is frozen": (
+        a_learner("trains step 6", silent_s=20.0),
+        *(Edge.NO_LEARNER, "no learner lives", CERTAIN_S),
     ),
     "a slow disk takes a checkpoint": (
-        a_snapshot(a_process("learner", "writes a checkpoint", for_s=900.0)),
-        Edge.LEARNER,
-        "writes a checkpoint",
-        300.0,
+        a_learner("writes a checkpoint", for_s=900.0),
+        *(Edge.LEARNER, "writes a checkpoint", 300.0),
     ),
-    "Redis is full": (
-        a_snapshot(
-            a_process("learner", "waits", phase="waiting", waits_for_memory=True, name="learner"),
-            ROLLOUT,
-        ),
-        Edge.MEMORY,
-        "learner waits for room",
-        CERTAIN_S,
-    ),
+    "Redis is full": (a_learner("waits", **FULL), Edge.MEMORY, "waits for room", CERTAIN_S),
 }
 
 
@@ -288,7 +199,7 @@ def test_a_queued_job_names_the_job_before_it_and_what_keeps_that_one() -> None:
     running = a_snapshot(LEARNER, a_process("rollout", "is idle"), IDLE_GRADER)
     waits = "it waits for job job, which is running at step 5/2"
     assert why_not_first(job, running.job, why_first(running, 1.0)).because == waits
-    stalled = a_snapshot(LEARNER, IDLE_GRADER, requests=one("train:412"))
+    stalled = asked(IDLE_GRADER)
     because = why_not_first(job, stalled.job, why_first(stalled, 99.0)).because
     assert str(because).startswith(f"{waits}: learner waits for group")
     assert why_not_first(job, None, why_first(running, 1.0)).moving

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from pathlib import Path
@@ -93,3 +94,16 @@ async def test_an_upload_that_nobody_has_touched_for_ten_minutes_makes_room(
         await uploads.cancel(second)
     for upload_id in (first, newest):
         assert (await uploads.cancel(upload_id)).status == "cancelled"
+
+
+async def test_uploads_expire(tmp_path: Path) -> None:
+    uploads = Uploads(Intake(FileShelf(tmp_path)))
+    first, _ = [(await one_part(uploads))[0] for _ in range(2)]
+    record = tmp_path / "uploads" / first / "upload.json"
+    told = json.loads(record.read_text())
+    told["upload"]["expires_at"] = 1
+    record.write_text(json.dumps(told))
+    with pytest.raises(Problem, match="expired"):
+        await uploads.cancel(first)
+    await uploads.expire()
+    assert len(list((tmp_path / "uploads").iterdir())) == 1
