@@ -1,4 +1,4 @@
-"""What grows when a job goes on and on? 300 steps, or with `make soak` as many as STEPS says.
+"""What grows when a job goes on and on? 300 steps, or as many as STEPS says.
 
 The learner, a rollout and a grader, the product's own, work in this process as fast as they can,
 with a real server. A table tells what they need of memory and disk as the steps go by. In the end
