@@ -73,7 +73,7 @@ sbom: ## list the packages of every image in dist/sbom; needs docker
 benchmarks: install ## measure the exchange, the overlap of stages, the pipeline, and Weir against TRL, into docs/performance.md; three quarters of an hour, on an idle machine
 	python -m benchmarks
 
-planted: install ## plant a fault at a time into the product: do the tests notice? FAULTS="gateway learner" for some; half an hour
+planted: install ## plant a fault at a time into the product: do the tests notice? FAULTS="gateway learner" for some; all take hours
 	python -m tests.planted $(FAULTS)
 
 mutants: install ## break the formulas, one place at a time: do the tests notice? Takes 15 minutes

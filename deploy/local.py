@@ -47,6 +47,7 @@ appendfsync always
 save ""
 maxmemory {maxmemory}
 maxmemory-policy noeviction
+set-proc-title no
 """
 
 

@@ -1,7 +1,8 @@
 """What tests start ends with them, however they end: after Ctrl-C, SIGTERM and kill -9, too.
 
 A reaper, a process in a session of its own, waits until the tests are gone. Then it kills every
-process that was started under their mark, a variable of the environment.
+process that was started under their mark, a variable of the environment. It does not see children
+that were forked without a new program, confined code and containers: those end by other means.
 """
 
 import os
@@ -28,6 +29,7 @@ def end_with_me() -> None:
     assert reaper.stdout is not None
     reaper.stdout.readline()  # it is ready for its signals
     os.environ[MARK] = mark  # from here on, for whatever is started
+    os.environ["SPT_NOENV"] = "1"  # setproctitle, as vLLM uses it, leaves the environment readable
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         reaper.terminate()
@@ -44,6 +46,7 @@ def reap(mark: str, tests: int) -> None:
     print(flush=True)
     while os.getppid() == tests:
         time.sleep(_LOOK_EVERY_S)
+    signal.alarm(0)
     kill_marked(mark)
 
 
@@ -51,7 +54,7 @@ def kill_marked(mark: str) -> None:
     """Kill whatever was started under a mark, until nothing is left."""
     while found := [process for process in processes() if _is_marked(process, mark)]:
         for process in found:
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(_LOOK_EVERY_S)
 

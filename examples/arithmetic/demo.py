@@ -27,7 +27,7 @@ from services.gateway.client.stack import find_stack, model_for
 
 PAPO, GRPO = Path("recipes/demo.toml"), Path("recipes/demo-grpo.toml")
 RUNS = Path("runs/demo")
-_START_TIMEOUT_S = 180.0
+_START_TIMEOUT_S = 320.0  # longer than `weir up` waits, which says what is missing
 _EVERY_STEPS = 10
 
 Json = dict[str, Any]

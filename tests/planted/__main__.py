@@ -72,7 +72,7 @@ def copy_tree(tree: Path, tests_of: str | None) -> None:
 def run_tests(tree: Path, tests: str) -> str:
     """What noticed: the first test that failed, or "" if none did."""
     path = os.pathsep.join([str(tree / "proto"), str(tree)])
-    mark = f"/planted-{os.getpid()}"
+    mark = f"{os.environ.get(MARK, '')}/planted-{os.getpid()}"
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests.split()],
         cwd=tree,

@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(1200)]
 QUICK_TO_NOTICE = {
     "health_check_initial_delay_ms": 1000,
     "health_check_period_ms": 1000,
-    "health_check_timeout_ms": 2000,
-    "health_check_failure_threshold": 3,
+    "health_check_timeout_ms": 10_000,
+    "health_check_failure_threshold": 5,
 }
 PLACEMENT = "learner=a:0,c:0 rollout=a:1 rollout=b:0 idle=b:1,c:1"
 
@@ -53,12 +53,14 @@ class Nodes:
 def nodes() -> Iterator[Nodes]:
     """Three nodes; their GPUs are declared and not there, so all compute on the CPU."""
     made = Nodes(Cluster())
-    made.add("a", include_dashboard=True, _system_config=QUICK_TO_NOTICE)
-    made.add("b")
-    made.add("c")
-    yield made
-    ray.shutdown()
-    made.cluster.shutdown()
+    try:
+        made.add("a", include_dashboard=True, _system_config=QUICK_TO_NOTICE)
+        made.add("b")
+        made.add("c")
+        yield made
+    finally:
+        ray.shutdown()
+        made.cluster.shutdown()
 
 
 @pytest.fixture

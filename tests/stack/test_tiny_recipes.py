@@ -1,7 +1,6 @@
 """Every twin of a published recipe runs as it is, from the front door to the final model.
 
-Not part of `make test`, for it takes most of an hour: ``pytest -m recipes``, or some of them with
-``-k papo``.
+It takes most of an hour: ``make test-long TESTS=tests/stack/test_tiny_recipes.py``.
 """
 
 import math

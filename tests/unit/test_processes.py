@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 TESTS = """
-import subprocess, time
+import subprocess, sys, time
 from tests import processes
 processes.end_with_me()
-print(subprocess.Popen(["sleep", "300"], start_new_session=True).pid, flush=True)
+titled = "import setproctitle, time; setproctitle.setproctitle('sleep'); time.sleep(300)"
+print(subprocess.Popen([sys.executable, "-c", titled], start_new_session=True).pid, flush=True)
 time.sleep(300)
 """
 
@@ -23,10 +24,13 @@ def test_what_tests_started_ends_with_them(end: signal.Signals) -> None:
     tests = subprocess.Popen([sys.executable, "-c", TESTS], stdout=subprocess.PIPE, text=True)
     assert tests.stdout is not None
     started = int(tests.stdout.readline())
+    deadline = time.monotonic() + 60
+    while _command(started).strip("\0 ") != "sleep":  # until it has its title
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     os.kill(tests.pid, end)
     tests.wait()
-    deadline = time.monotonic() + 60
-    while "sleep" in _command(started):
+    while _command(started):
         assert time.monotonic() < deadline
         time.sleep(0.1)
 

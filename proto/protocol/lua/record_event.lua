@@ -11,7 +11,7 @@ if surplus > 0 then
   for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', math.min(surplus, 10))) do
     redis.call('XDEL', KEYS[1], entry[1])
     local readable, id = pcall(function() return cjson.decode(entry[2][2])['body']['id'] end)
-    if readable and id then
+    if readable and type(id) == 'string' then
       redis.call('SREM', KEYS[2], id)
     end
   end

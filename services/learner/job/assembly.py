@@ -120,9 +120,7 @@ def assemble(
         control=control,
         reporter=reporter,
         intake=intake,
-        reconciler=Reconciler(
-            attempt, askers, intake, publisher, look_every_s=3 * service.deployment.heartbeat_s
-        ),
+        reconciler=Reconciler(attempt, askers, intake, publisher),
         versions=versions,
         scoring=Scoring.of(attempt.recipe),
     )

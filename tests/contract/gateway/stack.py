@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ import httpx
 from protocol.exchange import Exchange, connect
 from protocol.messages import JobEvent, JobState
 
+from deploy.processes import free_ports
 from tests.architecture.project import ROOT
 from tests.contract.valkey_server import Server
 from tests.sample_stores import record, sample_facts, write_segment
@@ -99,7 +99,7 @@ def start_gateway(
     **variables: str,
 ) -> tuple[subprocess.Popen[bytes], str]:
     """The process, and where it will answer."""
-    port = free_port()
+    port = next(free_ports())
     environment = os.environ | {
         "WEIR_REDIS_URL": server.url,
         "WEIR_DATA_DIR": str(folder / "data"),
@@ -118,7 +118,7 @@ def start_gateway(
 @contextmanager
 def a_grader(stack: Stack) -> Iterator[None]:
     """A grader process without a judge, which runs clients' code."""
-    port = free_port()
+    port = next(free_ports())
     environment = os.environ | {
         "WEIR_REDIS_URL": stack.server.url,
         "WEIR_DATA_DIR": str(stack.data_dir),
@@ -143,12 +143,6 @@ def a_grader(stack: Stack) -> Iterator[None]:
 def _tells_what_it_offers(stack: Stack) -> bool:
     statuses = stack.exchange(lambda exchange: exchange.statuses())
     return any(status.offers is not None for status in statuses.values())
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def upload(http: httpx.Client, content: str | bytes = TASKS) -> httpx.Response:

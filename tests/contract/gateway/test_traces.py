@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.contract.gateway.stack import JOBS, KEY, Stack, a_gateway, free_port, upload
+from deploy.processes import free_ports
+from tests.contract.gateway.stack import JOBS, KEY, Stack, a_gateway, upload
 from tests.contract.valkey_server import Server
 
 pytestmark = pytest.mark.redis
@@ -45,7 +46,7 @@ class Traced:
 @pytest.fixture(scope="module")
 def traced(gateway_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     folder = tmp_path_factory.mktemp("traced")
-    log, port = folder / "log", free_port()
+    log, port = folder / "log", next(free_ports())
     with (
         log.open("wb") as stderr,
         a_gateway(

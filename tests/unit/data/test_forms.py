@@ -21,7 +21,6 @@ def is_squarefree(number: int) -> bool:
 
 
 INTEGERS = st.integers(-200, 200)
-NONZERO = INTEGERS.filter(bool)
 ABOVE_ZERO = st.integers(1, 200)
 SQUAREFREE = st.integers(1, 500).filter(is_squarefree)
 
