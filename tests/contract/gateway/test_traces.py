@@ -131,11 +131,17 @@ def test_what_is_stored_is_for_its_owner_alone(traced: Traced) -> None:
 def test_health_and_metrics_are_open_and_count_the_requests(
     stack: Stack,
 ) -> None:
+    with stack.http() as http:
+        upload(http)  # makes the folder whose disk is measured
     with stack.http(None) as anyone:
         assert anyone.get("/healthz").status_code == 200
         assert anyone.get("/readyz").status_code == 200
         for method in ("GET", "MADEUP"):
             assert anyone.request(method, "/v1/files").status_code == 401
+        deadline = time.monotonic() + 60
+        while re.search(r"^weir_data_free_bytes 0.0$", anyone.get("/metrics").text, re.MULTILINE):
+            assert time.monotonic() < deadline, "the disk is not measured"
+            time.sleep(0.05)
         metrics = anyone.get("/metrics").text
     assert 'weir_requests_total{method="GET",route="none",status="401"}' in metrics
     assert 'weir_requests_total{method="other",route="none",status="401"}' in metrics
