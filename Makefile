@@ -40,9 +40,9 @@ format: install ## rewrite the code in the house format
 # Two targets at once share the processors; threads of their own would only take turns.
 test-parts test-services test-engines test-stacks: export OMP_NUM_THREADS = 1
 
-# ALSO=test-containers: a third job beside the two, as CI wants it; containers wait more than they compute.
+# ALSO=test-containers: one target more for the same two jobs, as CI wants it.
 test: install ## all checks and tests, ten minutes on two cores; needs no GPU and no server
-	$(MAKE) --jobs $(if $(ALSO),3,2) --keep-going $(ALSO) test-stacks test-engines test-services test-parts check
+	$(MAKE) --jobs 2 --keep-going test-engines test-services check test-parts $(ALSO) test-stacks
 
 test-parts: install ## the tests of parts
 	pytest tests/architecture tests/unit tests/golden

@@ -15,6 +15,7 @@ from deploy.placement import Placement, PlacementError, Seat, environment_of, nu
 _JUDGE_CONTEXT = 32768  # tokens: a prompt, its solution, a response, and the judge's own thoughts
 _ROOT = Path(__file__).parents[1]
 
+_MOST_NICE = 19
 # Its ranks save a checkpoint when they are told to leave: who supervises it has the last word.
 _PATIENT_TORCHRUN = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "86400"}
 
@@ -72,11 +73,15 @@ def launches(
     """
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if placement.uses_gpus and visible else {}
 
+    nice = niceness_of(environment)
+
     def on_cpu(role: str, name: str) -> Launch:
-        return Launch(name, role, _module(f"services.{role}"), {**shared, **hidden})
+        own = {**shared, **hidden}
+        return Launch(name, role, _module(f"services.{role}"), own, niceness=nice)
 
     def on_seat(role: str, name: str, seat: Seat, command: Sequence[str]) -> Launch:
-        return Launch(name, role, tuple(command), {**shared, **environment_of(seat, visible)}, seat)
+        own = {**shared, **environment_of(seat, visible)}
+        return Launch(name, role, tuple(command), own, seat, niceness=nice)
 
     port = port_of(environment, "WEIR_GATEWAY_PORT")
     yield replace(on_cpu("gateway", "gateway"), port=port, niceness=0)
@@ -113,6 +118,18 @@ def port_of(environment: Mapping[str, str], variable: str) -> int:
     text = environment.get(variable) or "0"
     if not text.isdecimal() or int(text) >= 2**16:
         raise PlacementError(f"{variable}={text!r}: give a port, from 1 to {2**16 - 1}")
+    return int(text)
+
+
+def niceness_of(environment: Mapping[str, str]) -> int:
+    """WEIR_NICENESS, by which engines, learner and graders give way to others.
+
+    Raises:
+        PlacementError: naming the variable.
+    """
+    text = environment.get("WEIR_NICENESS") or "10"
+    if not text.isdecimal() or int(text) > _MOST_NICE:
+        raise PlacementError(f"WEIR_NICENESS={text!r}: give a number from 0 to {_MOST_NICE}")
     return int(text)
 
 

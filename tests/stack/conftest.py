@@ -139,6 +139,7 @@ def start(home: Path, *command: str, **environment: str) -> Stack:
         "WEIR_MODEL_ROOTS": f"{ROOT}{os.pathsep}{home / 'models'}",
         "WEIR_CLAIM_IDLE_S": "3",
         "WEIR_HEARTBEAT_S": "0.5",
+        "WEIR_NICENESS": "0",  # the machine may be busy
         "SPT_NOENV": "1",  # a process that sets its title keeps its environment, for `of_home`
         "PYTHONPATH": os.pathsep.join([str(ROOT / "proto"), str(ROOT)]),
     }

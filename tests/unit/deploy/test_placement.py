@@ -209,6 +209,14 @@ def test_a_process_takes_its_gpus_of_its_node_and_graders_take_none() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in made["rollout-0"].environment, "Ray chooses"
 
 
+def test_what_computes_is_as_nice_as_it_is_told() -> None:
+    placement = parse("learner=a:0 rollout=a:1")
+    told = {each.niceness for each in launches(placement, {}, {"WEIR_NICENESS": "3"})}
+    assert told == {0, 3}  # the gateway's is 0
+    with pytest.raises(PlacementError, match="WEIR_NICENESS"):
+        list(launches(placement, {}, {"WEIR_NICENESS": "20"}))
+
+
 def test_processes_of_a_cluster_get_what_the_driver_has_but_no_path_to_its_keys() -> None:
     driver = {"WEIR_API_KEYS_FILE": "/mine", "HF_TOKEN": "t", "EDITOR": "vi"}
     shared = shared_variables(driver, "a-key", parse("learner=a:0 rollout=a:1"))
