@@ -42,7 +42,7 @@ test-parts test-services test-engines test-stacks: export OMP_NUM_THREADS = 1
 
 # ALSO=test-containers: one target more for the same two jobs, as CI wants it.
 test: install ## all checks and tests, ten minutes on two cores; needs no GPU and no server
-	$(MAKE) --jobs 2 --keep-going test-engines test-services check test-parts $(ALSO) test-stacks
+	$(MAKE) --jobs 2 --keep-going test-engines test-services test-stacks $(ALSO) test-parts check
 
 test-parts: install ## the tests of parts
 	pytest tests/architecture tests/unit tests/golden
