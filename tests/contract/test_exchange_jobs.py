@@ -119,7 +119,7 @@ async def test_a_learner_that_waits_is_woken_by_a_submission(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
     async with open_exchange("learner-2") as learner:
-        waiting = asyncio.create_task(learner.next_job(wait_s=20))
+        waiting = asyncio.create_task(learner.next_job(wait_s=60))
         await asyncio.sleep(0.05)
         await exchange.submit(a_job_record())
         delivery = await waiting

@@ -60,7 +60,7 @@ async def test_a_second_learner_takes_up_nothing_until_the_first_one_falls_silen
     first, second = await open_learner("first"), await open_learner("second")
     team = Stalling(steps=2)
     first.make_team = lambda: team
-    first.claim_idle_s = second.claim_idle_s = 0.3
+    first.claim_idle_s = second.claim_idle_s = 2.0
     await first.submit()
     async with answering(server.url), asyncio.timeout(PATIENCE_S):
         working = first.start()

@@ -88,7 +88,7 @@ def test_no_other_name_reaches_a_file(stack: Stack, http: httpx.Client, name: st
 def get_verbatim(stack: Stack, path: str) -> tuple[int, bytes]:
     """What is answered to a path that no client has put in order."""
     host, port = stack.url.removeprefix("http://").split(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=20)
+    connection = http.client.HTTPConnection(host, int(port), timeout=60)
     connection.putrequest("GET", path, skip_host=True)
     connection.putheader("Host", host)
     connection.putheader("Authorization", f"Bearer {KEY}")

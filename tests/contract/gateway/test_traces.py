@@ -31,7 +31,7 @@ class Traced:
 
     def lines(self, request_id: str) -> list[dict[str, Any]]:
         """Of a request, the last of which is written when the answer is out."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             whole = self.log.read_text().rpartition("\n")[0].splitlines()
             lines = [

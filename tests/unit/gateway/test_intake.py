@@ -28,7 +28,7 @@ def a_task(**changes: Any) -> bytes:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -64,7 +64,7 @@ async def test_the_check_of_a_caller_who_has_left_ends_and_frees_its_place(tmp_p
 
 
 async def _opened_by_a_reader(pipe: Path) -> int:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             try:
                 return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
