@@ -98,7 +98,8 @@ class Prometheus:
             for address, service in targets.items()
         ]
         written["scrape_configs"] = [of_weir]
-        written["global"] |= {"scrape_interval": f"{INTERVAL_S}s", "scrape_timeout": f"{INTERVAL_S}s"}
+        every = f"{INTERVAL_S}s"
+        written["global"] |= {"scrape_interval": every, "scrape_timeout": every}
         written["rule_files"] = [str(ROOT / "deploy/prometheus/rules.yml")]
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "prometheus.yml").write_text(yaml.safe_dump(written))
