@@ -11,6 +11,7 @@ _BRACES = re.compile(
     re.DOTALL,
 )
 _SAYS_WHAT_IS_IN_BOX = re.compile(r"(?:=|\\text ?\{[^{}]*\})\s*\Z")
+_BOLD = re.compile(r"\s*\*\*((?:(?!\*\*).)+)\*\*\s*", re.DOTALL)
 _WHOLE_BOX = re.compile(r"\s*\\(?:boxed|fbox)\s*\{(.*)\}\s*", re.DOTALL)
 
 
@@ -46,7 +47,11 @@ def last_box(text: str) -> tuple[int, int] | None:
 
 
 def unwrapped(content: str) -> str:
-    r"""``\boxed{\boxed{5}}`` holds 5, and ``n = \boxed{5}`` says ``n = 5``."""
+    r"""``\boxed{\boxed{5}}`` and ``**5**`` hold 5, and ``n = \boxed{5}`` says ``n = 5``."""
+    if bold := _BOLD.fullmatch(content):
+        return unwrapped(bold[1])
+    if "box" not in content:
+        return content
     while (box := _WHOLE_BOX.fullmatch(content)) and last_boxed(content) == box.group(1):
         content = box.group(1)
     begin = _BOX.search(content)

@@ -7,6 +7,7 @@ unknown. In the pool the same rules have computer algebra for what they cannot s
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from functools import lru_cache
 
 from services.grader.answers.question import Question
@@ -18,9 +19,18 @@ from services.grader.answers.rules.names import choices, residues, symbols, time
 from services.grader.answers.rules.numbers import expressions, numbers, numerals
 from services.grader.answers.rules.quantities import quantities
 from services.grader.answers.rules.relations import approximations, relations
-from services.grader.answers.values import Choice, Set
+from services.grader.answers.values import (
+    Choice,
+    Expression,
+    Number,
+    Quantity,
+    Set,
+    Value,
+)
 from services.grader.answers.verdict import Algebra, Comparison, OutOfWork, Rule, Verdict
 
+_SCIENTIFIC = re.compile(r"-?[0-9]{1,20}[eE]-[0-9]{1,2}")  # or 2e minus 3
+_BARE_UNIT = re.compile(r"(.*[0-9}]) ([a-zA-Z]{1,3}(?:/[a-zA-Z]{1,3})?(?:\^\{?[23]\}?)?)")
 _SAYS_NOTHING = re.compile(r"\\(?:left|right)(?![a-zA-Z.])| (?![0-9a-zA-Z])|(?<=[^0-9a-zA-Z\\,]) ")
 RULES: list[Rule] = [
     numbers, approximations, numerals, times, ratios, residues, symbols, choices,
@@ -50,6 +60,9 @@ def compare_with(algebra: Algebra | None, gold: str, answer: str, problem: str =
         return Verdict(True, "exact")
     comparison, expected = Comparison(Question(problem), RULES, algebra), read_answer(gold)
     found = read_chosen(answer) if isinstance(expected, Choice) else read_answer(answer)
+    if isinstance(expected, Number) and _SCIENTIFIC.fullmatch(answer):
+        found = Number(Fraction(answer))
+    expected, found = _with_unit(gold, expected, found), _with_unit(answer, found, expected)
     verdict = comparison.same(expected, found)
     if verdict.equal is False and ("," in gold or "," in answer):
         return _as_lists(comparison, gold, answer) or verdict
@@ -69,6 +82,14 @@ def _at_sight(gold: str, answer: str) -> Verdict | None:
 def _squeezed(text: str) -> str:
     """Without what is around or between marks and says nothing: equal texts are equal answers."""
     return _SAYS_NOTHING.sub("", text).replace(r"\dfrac", r"\frac")
+
+
+def _with_unit(text: str, value: Value, other: Value) -> Value:
+    """``9 m/s`` is a speed beside another one."""
+    if not (isinstance(value, Expression) and isinstance(other, Quantity)):
+        return value
+    bare = _BARE_UNIT.fullmatch(text)
+    return read_answer(rf"{bare[1]}\text{{ {bare[2]}}}") if bare else value
 
 
 def _as_lists(comparison: Comparison, gold: str, answer: str) -> Verdict | None:

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from services.grader.answers.tokens import Side, Token, tokens
 
 _STATEMENT = re.compile(
-    r"(?:(?:the )?(?:final )?answer(?: is)? ?:?|thus,?|so,?|therefore,?)", re.IGNORECASE
+    r"(?:(?:the )?(?:final )?answer(?: is)? ?:?|thus,?|so,?|therefore,?|[一总]?共有?|答案?[是为]?)",
+    re.IGNORECASE,
 )
 _FOR_ALL = re.compile(r"for(?: all| any| every)?(?: real)?(?: numbers?)?(?: [a-zA-Z])?")
 

@@ -27,6 +27,12 @@ _ASKING = re.compile(
 )
 _NO_LETTER = re.compile(r"(?<![a-zA-Z\\])\Z")
 _NO_MORE = re.compile(r"(?![a-zA-Z0-9({])(?!\s?[\^_+*/=-])")
+_ROUNDS = re.compile(r"(?i)\b(?:nearest|round\w*|approximat\w*|estimat\w*|about)\b")
+_ORDERS = re.compile(
+    r"(?i)\b(?:arrange|sort|(?:a|de)scending|(?:in|de)creasing order|ordered (?:pair|triple|list)"
+    r"|(?:first|next|last) (?:\w+ ){0,2}terms|(?:least|smallest|lowest) to (?:great|larg|high)est"
+    r"|(?:greatest|largest|highest) to (?:least|smallest|lowest))\b"
+)
 _ALWAYS = frozenset(
     vocabulary(
         "a an and answer amount are cost count final for in is max maximum min minimum number of "
@@ -50,6 +56,16 @@ class Question:
     def asks_ratio(self) -> bool:
         """Whether 3:30 may be a ratio."""
         return "ratio" in self.text.casefold()
+
+    @property
+    def asks_order(self) -> bool:
+        """Whether the members of a list have their places."""
+        return _ORDERS.search(self.text) is not None
+
+    @property
+    def asks_rounding(self) -> bool:
+        """Whether a whole number may be a rounding."""
+        return _ROUNDS.search(self.text) is not None
 
     def names(self, name: str) -> bool:
         """Whether a name without its index is a letter, or its words are the problem's.

@@ -51,6 +51,10 @@ _MAX_DEPTH = 12  # of values in values
 _MAX_TOKENS = 2_000
 _MATRICES = frozenset(["pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix", "array"])
 _CONSTANTS = {r"\mathbb R": REALS, r"\emptyset": EMPTY}
+_REMARK = re.compile(
+    r"(?:\s|\\[,;:! ]|\\q?quad)*+(?:\\text ?\{\s?)?\(\s?(?:\\text ?\{\s?)?"
+    r"(?:about|approx\w*\.?|roughly|\\approx)(?![a-z])[^()]*\)[\s}.]*\Z"
+)
 _PLAIN = re.compile(r"-?[0-9]{1,300}(?:\.[0-9]{1,300})?", re.ASCII)
 _CLOCK = re.compile(r"[0-9]{1,2}(?: ?: ?[0-5][0-9]){1,2}")
 _POINTS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -73,7 +77,7 @@ def read_answer(text: str, *, is_list: bool = False) -> Value:
         return Number(
             Fraction(int(text) if is_whole else text), len(text.partition(".")[2]) or None
         )
-    text = unwrapped(text) if "box" in text else text
+    text = _without_remark(unwrapped(text))
     found = flat(tokens(text))
     if len(found) > _MAX_TOKENS or "\\boxed" in text or not text.strip():
         return Expression(None, text)
@@ -94,6 +98,12 @@ def read_chosen(text: str) -> Value:
     if choice is None:
         return read_answer(text)
     return Choice(choice[0], read_answer(choice[1]) if choice[1] else None)
+
+
+def _without_remark(text: str) -> str:
+    r"""``\frac{1}{3} \text{ (about } 0.33)`` is a third."""
+    rest = text[: remark.start()] if (remark := _REMARK.search(text)) else text
+    return rest if rest.count("{") == rest.count("}") else text
 
 
 def read(side: Side, depth: int = 0) -> Value:

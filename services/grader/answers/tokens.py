@@ -35,7 +35,10 @@ class Token(NamedTuple):
 Side = tuple[Token, ...]  # what stands between two marks
 
 FUNCTIONS = frozenset(
-    vocabulary("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp")
+    vocabulary(
+        "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth sech csch arcsinh "
+        "arccosh arctanh log ln lg exp"
+    )
 )
 GREEK = frozenset(
     vocabulary(
@@ -73,7 +76,7 @@ _TOKEN = re.compile(
     + _END
     + r"))"
     rf"|(?P<money>\\\$|€|£|\\(?:euro|pounds){_END})"
-    r"|(?P<relation>\\not\s?=|:=|<=|>=|!=|==|[=<>≤≥⩽⩾≠≈≡∈]"
+    r"|(?P<relation>\\not\s?=|:=|<=|>=|(?<![0-9)])!=|!=(?![0-9])|==|[=<>≤≥⩽⩾≠≈≡∈]"
     rf"|\\(?:{_RELATIONS}){_END})"
     r"|(?P<colon>:|\{:\}|\\colon" + _END + r")"
     r"|(?P<open>[(\[{]|\\\{|\\(?:lbrace|langle|lfloor|lceil|lvert)" + _END + r"|[⟨⌊⌈]"
@@ -86,6 +89,7 @@ _TOKEN = re.compile(
     r"|(?P<and>\\(?:land|lor|wedge|vee)" + _END + r")"
     r"|(?P<comma>,)|(?P<semicolon>;)|(?P<ampersand>&)"
     r"|(?P<raised>[⁺⁻]?[⁰¹²³⁴-⁹]{1,9})|(?P<lowered>[₀-₉]{1,9})|(?P<vulgar>[¼½¾⅐⅑⅓-⅞])"
+    r"|(?P<han>[\u4e00-\u9fff]++)"
     r"|(?P<letters>[a-zA-Z]++(?:['’][a-zA-Z]{1,2}(?![a-zA-Z]))?)"
     r"|(?P<command>\\[a-zA-Z]++)"
     r"|(?P<unknown>\\.|.)",
@@ -118,7 +122,7 @@ _ESCAPED_COMMA = re.compile(r"\{,\}|,?\s?\\[!,;: ]\s?|~|\s")
 _ROMAN = frozenset({"gcd", "lcm", "det"})
 _BLACKBOARD = re.compile(r"\\(?:mathbb|Bbb)\s?\{?\s?([A-Z])\s?\}?")
 _INVERSE = re.compile(r"\s?\^\s?(?:\{\s?-\s?1\s?\}|-1(?![0-9]))")
-_HAS_INVERSE = frozenset({"sin", "cos", "tan"})
+_HAS_INVERSE = frozenset({"sin", "cos", "tan", "cot", "sinh", "cosh", "tanh"})
 
 
 def tokens(text: str) -> list[Token]:
@@ -241,6 +245,7 @@ _READ: Mapping[str, Callable[[re.Match[str]], Iterable[Token]]] = {
     "vulgar": _vulgar,
     "words": _words,
     "area": _area,
+    "han": lambda match: (Token("words", match.group()),),
     "accent": _accent,
     "letters": _letters,
     "command": _command,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
@@ -200,6 +200,20 @@ def trees_of(value: Value) -> Iterator[Node]:
         waiting += parts_of(each)
         if isinstance(each, Expression) and each.tree:
             yield each.tree
+
+
+def rounded_as_written(value: Value) -> Value:
+    """A value whose numbers are roundings to the places that are written."""
+    if isinstance(value, Number):
+        is_fraction = value.places is None and value.value.denominator != 1
+        return value if is_fraction else Number(value.value, value.places or 0, is_asked=True)
+    if isinstance(value, Quantity):
+        return replace(value, head=rounded_as_written(value.head))
+    if isinstance(value, Tuple | Set | Union):
+        return replace(value, parts=tuple(map(rounded_as_written, value.parts)))
+    if isinstance(value, Relation):
+        return replace(value, sides=tuple(map(rounded_as_written, value.sides)))
+    return value
 
 
 EMPTY = Set(())

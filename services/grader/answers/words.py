@@ -15,6 +15,7 @@ _BARE_WORDS = re.compile(
     re.IGNORECASE,
 )
 _KEPT = re.compile(r"[^\W_]+|[-/](?= ?\.?[0-9])|\.(?=[0-9])")  # words, signs of numbers
+_YES_AND_NO = {"是": "yes", "否": "no", "不是": "no"}
 _JOINING = re.compile(r"\b(?:or|and)\b")
 _ARTICLE = re.compile(r"(?:an?|the) (?=..)")
 _CHOICE = re.compile(
@@ -86,6 +87,8 @@ def read_words(plain: str, *, is_marked: bool) -> str | None:
 
     None for anything that may be mathematics; a short run of bare letters is a product.
     """
+    if plain in _YES_AND_NO:
+        return _YES_AND_NO[plain]
     if is_marked:
         if not _PROSE.fullmatch(plain) or not _WORD.search(_JOINING.sub("", plain)):
             return None

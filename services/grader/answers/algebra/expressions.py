@@ -64,10 +64,11 @@ def _log(inside: Expr, base: Expr | None = None) -> Expr:
 
 _FUNCTIONS: Mapping[str, Callable[..., Expr]] = {
     **{name: getattr(sympy, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "exp")},
-    **{name: getattr(sympy, name) for name in ("sinh", "cosh", "tanh")},
-    "arcsin": sympy.asin,
-    "arccos": sympy.acos,
-    "arctan": sympy.atan,
+    **{name: getattr(sympy, name) for name in ("sinh", "cosh", "tanh", "coth", "sech", "csch")},
+    **{
+        f"arc{name}": getattr(sympy, f"a{name}")
+        for name in ("sin", "cos", "tan", "cot", "sinh", "cosh", "tanh")
+    },
     "ln": sympy.log,
     "lg": _log,
     "log": _log,

@@ -14,6 +14,7 @@ from math_verify import parse
 from sympy import Basic, Expr, Integral, Limit, Product, Sum, Symbol, oo
 from sympy.core.function import AppliedUndef
 
+from services.grader.answers.algebra.expressions import TooLarge
 from services.grader.answers.nodes import Unreadable
 from services.grader.answers.tokens import GREEK
 
@@ -40,6 +41,8 @@ _IS_LOST = re.compile(
     r"|[_^] ?\\(?!(?:frac|sqrt|pi|infty)(?![a-zA-Z]))|\\int(?!.*d ?[a-z])"
     r"|[0-9})] ?\\binom|\\binom[^+-]*\\binom|\}\s*\(|\) ?\(|[0-9] ?\(|\) ?[0-9]"
 )
+_LIMIT = re.compile(r"\\lim ?_ ?\{[a-z] ?\\to [^{}]*\}\s*(?=\()")
+_MAX_TERMS = 10_000
 _IS_KNOWN = re.compile(
     r"\\(?:sum|prod|int|lim|gcd|lcm|max|min|infty)(?![a-zA-Z])|\^ ?\{ ?-|\|[^|]+\|"
     r"|(?<![a-zA-Z\\])[fghFGP] ?\("
@@ -85,7 +88,15 @@ def guessed(latex: str) -> Expr:
         raise Unreadable
     if not all(name.casefold() in names for name in GREEK.intersection(_COMMAND.findall(latex))):
         raise Unreadable
+    if any(_terms(each) > _MAX_TERMS for each in read.atoms(Sum, Product)):
+        raise TooLarge("very many terms")
     return read.subs([(each, _letter(str(each), letters)) for each in read.free_symbols]).doit()
+
+
+def _terms(series: Basic) -> int:
+    """How many there are to add or multiply; none of an infinite series, which has a formula."""
+    (_, first, last), *_ = series.limits  # pyright: ignore[reportAttributeAccessIssue]
+    return int(last - first) if (last - first).is_Integer else 0
 
 
 def _letter(name: str, written: set[str]) -> Expr:
@@ -103,7 +114,7 @@ def _has_arrived(latex: str, read: Expr) -> bool:
 def _is_refused(latex: str) -> bool:
     """Whether it is of a kind that math-verify is not known to read in full."""
     return (
-        _IS_LOST.search(latex) is not None
+        _IS_LOST.search(_LIMIT.sub("+", latex)) is not None
         or _IS_KNOWN.search(latex) is None
         or _REFUSED.search(latex) is not None
         or _DANGLES.search(latex) is not None

@@ -18,7 +18,7 @@ from sympy import Expr, Interval, Symbol, numer, oo, together
 
 from services.grader.answers.algebra.expressions import TooLarge, expression
 from services.grader.answers.algebra.guessing import guessed
-from services.grader.answers.algebra.sampling import agreement, decimal_of, sign_of_factor, value_of
+from services.grader.answers.algebra.sampling import agreement, decimal_of, factor_between, value_of
 from services.grader.answers.compare import compare_with
 from services.grader.answers.nodes import Unreadable
 from services.grader.answers.read import read_answer
@@ -123,8 +123,9 @@ def _same_relations(gold: Relation, answer: Relation) -> bool | None:
     expected, found = _difference(gold), _difference(answer)
     seed = "\n".join((*gold.texts, *answer.texts))
     if gold.signs in (("=",), ("!=",)):
-        return bool(sign_of_factor(_numerator(expected), _numerator(found), seed))
-    return sign_of_factor(expected, found, seed) == 1
+        factor = factor_between(_numerator(expected), _numerator(found), seed)
+        return None if factor is None else factor != 0
+    return factor_between(expected, found, seed) == 1
 
 
 def _numerator(difference: Expr) -> Expr:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from itertools import islice
+from itertools import islice, product
 from random import Random
 from types import MappingProxyType
 from typing import Any
@@ -32,6 +32,7 @@ from sympy import (
     simplify,
     zoo,
 )
+from sympy.functions.elementary.trigonometric import TrigonometricFunction
 
 _DIGITS = 50
 _MAX_DIGITS = 3000  # of numbers that are not rational; of larger ones not all digits count
@@ -39,15 +40,17 @@ _MAX_DIGITS_OF_ZERO = 1000
 _MAX_DIGITS_AT_POINT = 250  # beyond, the gamma function is slow
 _mp: Any = MPContext()  # of our own: SymPy computes with the shared one
 _mp.dps = _MAX_DIGITS + 2 * _DIGITS
-_CLOSE, _TINY = _mp.mpf(10) ** -40, _mp.mpf(10) ** -500  # what is 0 comes to less
+_CLOSE = _mp.mpf(10) ** -40
 _MAX_EXACT_DEGREE = 200
+_MAX_PROOF_OPS = 40
 _POINTS = 90  # few of them may be in the order that a root of b - a asks for
-_ENOUGH, _MOST = 3, 16  # points at which both have a value
+_ENOUGH, _MOST = 3, 24  # points at which both have a value
 _SIZES = (120, 1.3, 0.05, 14, 2.8, 31, 0.3, 5.1)
 _LARGEST_WHOLE = 9_999
 _PIECES = (Abs, floor, ceiling)
 _COUNTS = (factorial, gamma)  # of whole numbers, C(n, 99) is 0 up to 98
-_NAMES_OF_WHOLES = frozenset("kmn")
+_NAMES_OF_WHOLES = frozenset("ijklmnN")
+_MAX_LARGE, _LARGEST = 3, 10**12  # numbers in the expressions about which there are points
 
 Point = dict[Basic, Expr]  # letters and their values
 Value = Any  # a Rational, or a number of mpmath, which has no types
@@ -57,8 +60,9 @@ def agreement(gold: Expr, answer: Expr, seed: str = "") -> bool | None:
     """Whether both have the same value, everywhere; None if that cannot be found out.
 
     What is under a root or a logarithm counts only where it is not negative. The points come from
-    the seed. A letter that the gold does not have makes another answer, and what an answer may hide
-    where no point lies, in more pieces than the gold has, is not known.
+    the seed. A letter that the gold does not have makes another answer, unless it is proven to say
+    nothing, as in sin²x + cos²x; and what an answer may hide where no point lies, in more pieces
+    than the gold has, is not known.
     """
     difference = gold - answer
     if difference.is_Rational:
@@ -66,7 +70,8 @@ def agreement(gold: Expr, answer: Expr, seed: str = "") -> bool | None:
     if not gold.free_symbols | answer.free_symbols:
         return _same_value(gold, answer)
     if not answer.free_symbols <= gold.free_symbols:
-        return False
+        is_short = difference.has(TrigonometricFunction) and difference.count_ops() < _MAX_PROOF_OPS
+        return is_short and bool(simplify(difference) == 0)
     if answer.has(nan, zoo):
         return None
     agreed, wholes, kinds = _agree(gold, answer, seed, frozenset()), _wholes_in(gold), _PIECES
@@ -85,8 +90,8 @@ def _agree(gold: Expr, answer: Expr, seed: str, wholes: frozenset[Basic]) -> boo
     return True if found >= _ENOUGH else None
 
 
-def sign_of_factor(gold: Expr, answer: Expr, seed: str = "") -> int | None:
-    """1 or -1 if ``answer`` is everywhere a real c times ``gold``, the sign of c; otherwise 0.
+def factor_between(gold: Expr, answer: Expr, seed: str = "") -> complex | None:
+    """The c of an ``answer`` that is everywhere c times ``gold``; 0 if there is none.
 
     None if that cannot be found out.
     """
@@ -102,7 +107,7 @@ def sign_of_factor(gold: Expr, answer: Expr, seed: str = "") -> int | None:
     if len(ratios) < _ENOUGH:
         return None
     ratio = _float(ratios[0])
-    return int(_mp.sign(ratio.real)) if _is_real(ratio) else 0
+    return _mp.sign(ratio.real) if _is_real(ratio) else ratio
 
 
 def decimal_of(expression: Expr) -> Decimal | None:
@@ -116,23 +121,23 @@ def decimal_of(expression: Expr) -> Decimal | None:
 def value_of(expression: Expr, point: Mapping[Basic, Expr] = MappingProxyType({})) -> Value | None:
     """The value to fifty digits, and to fifty places; None where there is none.
 
-    At a point it is None, too, where it has so many digits that not all can be known.
+    At a point a very large one has fifty digits.
     """
     if isinstance(expression, Rational):
         return expression
     value = _evaluated(expression, _DIGITS, point)
     digits = _mp.mag(value) // 3 if value else 0
-    if value is None or digits <= 0:
+    if value is None or digits <= 0 or (point and digits > _MAX_DIGITS_AT_POINT):
         return value
-    if point and digits > _MAX_DIGITS_AT_POINT:
-        return None
     return _evaluated(expression, _DIGITS + min(digits, _MAX_DIGITS), point)
 
 
 def _evaluated(expression: Expr, digits: int, point: Mapping[Basic, Expr]) -> Value | None:
+    """The value; what has no digit that is known, as all cancelled each other, is 0."""
     value = expression.evalf(digits, subs=dict(point), maxn=max(digits, _MAX_DIGITS_OF_ZERO))
+    parts = [part for part in value.as_real_imag() if part.is_Float and part._prec > 1]  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        number = _mp.convert(value)
+        number = _mp.convert(value) if parts or value.is_Rational else _mp.mpf(0 * value)
     except (TypeError, ValueError):  # it is no number
         return None
     return number if _mp.isfinite(number) else None
@@ -149,27 +154,38 @@ def _is_real(value: Value) -> bool:
 def _values(
     gold: Expr, answer: Expr, seed: str, wholes: frozenset[Basic]
 ) -> Iterator[tuple[Value, Value]]:
-    """The values of both wherever both are defined, and not too large to know all digits.
+    """The values of both wherever both are defined, but for very large ones that seem the same.
 
     Whole numbers are put in exactly, and all numbers into what is only worked out with the four
     operations; an exact power of fractions may take for ever.
     """
     exactly = gold.free_symbols if _is_plain(gold) and _is_plain(answer) else wholes
-    for point in _points(gold, seed, wholes):
+    has_counts = gold.has(*_COUNTS) or answer.has(*_COUNTS)  # of which few digits may be right
+    for point in _points(gold, answer, seed, wholes):
         if _is_defined(gold, point) and _is_defined(answer, point):
             exact = [(letter, point[letter]) for letter in exactly]
             value, other = (value_of(each.subs(exact), point) for each in (gold, answer))
-            if value is not None and other is not None:
+            if value is None or other is None:
+                continue
+            is_large = any(map(_is_very_large, (value, other)))
+            if not is_large or not (has_counts or _are_alike(value, other)):
                 yield value, other
 
 
-def _points(gold: Expr, seed: str, wholes: frozenset[Basic]) -> Iterator[Point]:
-    """Values of all letters, of one sign but beside |xy|, which else could not be told from xy.
+def _points(gold: Expr, answer: Expr, seed: str, wholes: frozenset[Basic]) -> Iterator[Point]:
+    """Values of all letters, first about the large numbers in both, where corners may be.
 
     Each letter's is drawn for itself, at each point: if their ratios were the same everywhere,
-    ``x/y = 5`` could not be told from ``x/y = 7``. What is rounded is whole now and then.
+    ``x/y = 5`` could not be told from ``x/y = 7``. Of one sign but beside |xy|, which else could
+    not be told from xy. What is rounded is whole now and then.
     """
     draw, letters = Random(seed), sorted(gold.free_symbols, key=str)
+    for number, sign, is_beyond in product(_large_numbers(gold, answer), (1, -1), (False, True)):
+        values = {letter: _beside(number, draw, is_beyond=is_beyond) for letter in letters}
+        wholes_beside = {
+            letter: Integer(int(values[letter])) for letter in letters if letter in wholes
+        }
+        yield {letter: sign * value for letter, value in values.items()} | wholes_beside
     for at in range(_POINTS):
         point, size = Point(), _SIZES[at // 2 % len(_SIZES)]
         for letter in letters:
@@ -182,6 +198,18 @@ def _points(gold: Expr, seed: str, wholes: frozenset[Basic]) -> Iterator[Point]:
         yield point
 
 
+def _large_numbers(*expressions: Expr) -> list[int]:
+    numbers = [number for each in expressions for number in each.atoms(Rational)]
+    found = {abs(int(part)) for number in numbers for part in (number.p, number.q)}
+    return sorted(n for n in found if max(_SIZES) < n < _LARGEST)[:_MAX_LARGE]
+
+
+def _beside(number: int, draw: Random, *, is_beyond: bool) -> Expr:
+    """Just above a number, or far beyond."""
+    value = number * draw.uniform(1, 2) if is_beyond else number + draw.random()
+    return Rational(str(round(value, 6)))
+
+
 def _is_plain(expression: Expr) -> bool:
     """Whether it is a fraction of polynomials of a small degree."""
     degrees = (abs(power.exp) for power in expression.atoms(Pow) if power.exp.is_Integer)
@@ -189,16 +217,18 @@ def _is_plain(expression: Expr) -> bool:
 
 
 def _num_pieces(expression: Expr, kinds: tuple[type[Basic], ...]) -> int:
-    """|xy| has as many as |x||y|."""
-    return sum(len(part.free_symbols) for part in expression.atoms(*kinds))
+    r"""|xy| has as many as |x||y|, and ``\sqrt{x^2}`` as |x|."""
+    roots = [each for each in expression.atoms(Pow) if each.exp == Rational(1, 2)]
+    pieces = [each for each in roots if each.base.is_Pow and each.base.exp.is_even]
+    return sum(len(part.free_symbols) for part in (*pieces, *expression.atoms(*kinds)))
 
 
 def _wholes_in(gold: Expr) -> frozenset[Basic]:
-    """The letters that stand for whole numbers: exponents of -1, and n if it is rounded."""
-    raised = [power.exp for power in gold.atoms(Pow) if power.base.is_negative]
-    rounded = {letter for part in gold.atoms(floor, ceiling) for letter in part.free_symbols}
-    named = {letter for letter in rounded if str(letter) in _NAMES_OF_WHOLES}
-    return frozenset(named.union(*(exponent.free_symbols for exponent in raised)))
+    """The letters for whole numbers that are exponents of -1, or rounded."""
+    parts = [power.exp for power in gold.atoms(Pow) if power.base.is_negative]
+    parts += gold.atoms(floor, ceiling)
+    letters = frozenset[Basic]().union(*(part.free_symbols for part in parts))
+    return frozenset(letter for letter in letters if str(letter) in _NAMES_OF_WHOLES)
 
 
 def _is_defined(expression: Expr, point: Point) -> bool:
@@ -215,7 +245,7 @@ def _same_value(gold: Expr, answer: Expr) -> bool | None:
     value, other = value_of(gold), value_of(answer)
     if value is None or other is None:
         return None
-    if max(abs(_float(value)), abs(_float(other))) < _TINY:
+    if not value and not other:
         return bool(simplify(gold - answer) == 0)
     return _are_close(value, other)
 
@@ -224,5 +254,15 @@ def _are_close(value: Value, other: Value) -> bool:
     if isinstance(value, Rational) and isinstance(other, Rational):
         return value == other
     value, other = _float(value), _float(other)
-    largest = max(abs(value), abs(other))
-    return bool(largest < _TINY or abs(value - other) <= _CLOSE * min(1, largest))
+    return bool(abs(value - other) <= _CLOSE * min(1, max(abs(value), abs(other))))
+
+
+def _are_alike(value: Value, other: Value) -> bool:
+    """Whether their first digits are the same."""
+    value, other = _float(value), _float(other)
+    return bool(abs(value - other) <= _CLOSE * max(abs(value), abs(other)))
+
+
+def _is_very_large(value: Value) -> bool:
+    is_float = value and not isinstance(value, Rational)
+    return bool(is_float and _mp.mag(value) // 3 > _MAX_DIGITS_AT_POINT)

@@ -27,12 +27,15 @@ def _is_tuple(value: Value) -> bool:
 
 
 def _assigned(value: Value) -> Value:
-    """``(y,x) = (1,2)`` as the list of its assignments; any other answer as it is."""
-    if not isinstance(value, Relation) or value.signs != ("=",):
+    """``(y,x) = (1,2)`` and ``x=y=3`` as the list of assignments; any other answer as it is."""
+    if not isinstance(value, Relation) or set(value.signs) != {"="}:
         return value
-    if not all(map(_is_tuple, value.sides)):
-        return value
-    names, values = map(parts_of, value.sides)
+    *names, last = value.sides
+    values = (last,) * len(names)
+    if len(names) == 1:
+        if not all(map(_is_tuple, value.sides)):
+            return value
+        names, values = map(parts_of, value.sides)
     if len(names) != len(values) or not all(map(letter_of, names)):
         return value
     pairs = zip(names, values, strict=True)

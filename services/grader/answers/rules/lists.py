@@ -56,14 +56,56 @@ def _shape(value: Value) -> list[Fraction]:
 
 
 def sets(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
-    """Each member has its like on the other side; a lone value is a set of its own.
+    """Each member has its like on the other side; a lone value is a list of its own.
 
-    Inequalities in several letters are a set of their own kind, in which each keeps its letter.
+    A list says how often and, where the problem asks for it, in which order. Inequalities in
+    several letters are a set of their own kind, in which each keeps its letter.
     """
     kinds = {type(gold), type(answer)}
     if Conditions in kinds:
         return Verdict(len(kinds) == 1 and _without_order(gold, answer, by), "conditions")
-    return Verdict(_without_order(gold, answer, by), "set") if Set in kinds else None
+    if Set not in kinds:
+        return None
+    if isinstance(gold, Set) and not gold.joint:
+        return Verdict(_without_order(gold, answer, by), "set")
+    golds, answers = _members(gold), _members(answer)
+    if len(golds) != len(answers):
+        return Verdict(False, "list")
+    if isinstance(gold, Set) and gold.joint == "," and by.question.asks_order:
+        pairs = zip(golds, answers, strict=True)
+        return Verdict(all_of(by.same(g, a).equal for g, a in pairs), "list")
+    return Verdict(_one_to_one(golds, answers, by), "list")
+
+
+def _one_to_one(golds: Sequence[Value], answers: Sequence[Value], by: Comparison) -> bool | None:
+    """Whether each member has a like of its own."""
+    alone, strange = list(golds), list(answers)
+    for each in golds:
+        if each in strange:
+            alone.remove(each)
+            strange.remove(each)
+    if len(alone) > _MAX_MEMBERS // 2:
+        return None
+    rows = [[by.same(gold, answer).equal for answer in strange] for gold in alone]
+    if _can_pair(rows, {True}):
+        return True
+    return None if _can_pair(rows, {True, None}) else False
+
+
+def _can_pair(rows: list[list[bool | None]], liked: set[bool | None]) -> bool:
+    """Whether each row can have a column of its own that it likes (Kuhn's algorithm)."""
+    taken: dict[int, int] = {}
+
+    def finds(row: int, seen: set[int]) -> bool:
+        for column, verdict in enumerate(rows[row]):
+            if verdict in liked and column not in seen:
+                seen.add(column)
+                if column not in taken or finds(taken[column], seen):
+                    taken[column] = row
+                    return True
+        return False
+
+    return all(finds(row, set()) for row in range(len(rows)))
 
 
 def _without_order(gold: Value, answer: Value, by: Comparison) -> bool | None:

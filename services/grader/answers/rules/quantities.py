@@ -45,6 +45,8 @@ _ASKS = re.compile(r"(?i:\b(?:how|what|which|find|determine|compute|calculate)\b
 _ONE, _HUNDREDTH, _HUNDRED = (Number(Fraction(each)) for each in ("1", "1/100", "100"))
 _HALF_TURN = Expression.of(Node("fraction", (Node("pi"), integer(180))))
 _DEGREES_OF_RADIAN = Expression.of(Node("fraction", (integer(180), Node("pi"))))
+_HAN = re.compile(r"[\u4e00-\u9fff ]+")
+_COUNTS_IN_HAN = re.compile(r"[一二两三四五六七八九十百千万亿半双对打倍成分之多余约几负不非]")
 Scale = Number | Expression
 _UNKNOWN = Measure((("unknown", 1),))  # words that nobody knows to say another value
 
@@ -112,6 +114,8 @@ def _measure(value: Value, question: Question, *, is_answer: bool = False) -> Me
     unit = value.unit.replace("°", "degree")
     if (measure := measure_of(unit)) is not None:
         return measure
+    if _HAN.fullmatch(unit):
+        return not _COUNTS_IN_HAN.search(unit) and THINGS
     words = _AND.sub(lambda match: _joined(match, question), value.unit)
     kept = _PLURAL.sub(lambda match: "" if question.counts(match[0]) else match[0], words)
     if _CHANGES_VALUE.search(kept) or not re.fullmatch(r"[A-Za-z'’ ./-]+", words):

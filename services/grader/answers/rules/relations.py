@@ -14,11 +14,14 @@ from services.grader.answers.values import (
     Tuple,
     Union,
     Value,
+    parts_of,
+    rounded_as_written,
 )
-from services.grader.answers.verdict import Comparison, Verdict, all_of
+from services.grader.answers.verdict import Comparison, Verdict, all_of, any_of
 
 _INDEX = re.compile(
-    r"_(?:\w|\{[^{}]*\}|\{ ?\\(?:text|max|min) ?(?:\{[^{}]*\})? ?\})|(?<=[a-zA-Z]) ?\([^()]*\)"
+    r"_(?:\w|\{[^{}]*\}|\{ ?\\(?:text|max|min) ?(?:\{[^{}]*\})? ?\})"
+    r"|(?<=([a-zA-Z])) ?\((?:(?!\1)[^()])*\)"  # but w(5 - w) is a product
     r"|\\(?:text|overline|angle) ?"
 )
 _NAME = re.compile(
@@ -32,25 +35,51 @@ _EXPECTED = re.compile(r"(?:E|\\mathbb ?\{ ?E ?\}|\\text\{E\}) ?[\[(] ?[A-Za-z] 
 _COMMON = re.compile(r"\\(?:gcd|lcm) ?\([^()]*\)")
 _BOUND = re.compile(r"(?P<head>[a-zA-Z])(?P<opens>[(_]\{?)(?P<letter>[a-zA-Z])[)}]?")
 _VALUE_OF_X = re.compile(r"[a-z]\([a-z]\)")
+_OPERATOR = re.compile(r"[+*-]")
 
 
 def approximations(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
-    r"""Of ``\sqrt{2} \approx 1.41`` the exact part counts, or else its correct rounding."""
+    r"""Of ``\sqrt{2} \approx 1.41`` the exact part counts, or else its correct rounding.
+
+    A gold ``x \approx 1.41`` is its number, at its own precision.
+    """
+    if isinstance(gold, Relation) and r"\approx" in gold.signs:
+        exact, rounded = _around_approx(gold, by.question)
+        rounded = rounded_as_written(rounded)
+        equal = any_of(by.same(each, answer).equal for each in (exact, rounded) if each)
+        if isinstance(answer, Relation) and r"\approx" in answer.signs:
+            equal = all_of(
+                (equal, by.same(gold.sides[-1], rounded_as_written(answer.sides[-1])).equal)
+            )
+        return Verdict(equal, "approximation")
     if isinstance(answer, Relation) and r"\approx" in answer.signs:
-        exact, rounded = _around_approx(answer)
+        exact, rounded = _around_approx(answer, by.question)
+        if exact is None:
+            is_exact = isinstance(gold, Number) and not (gold.places or gold.is_asked)
+            return None if is_exact and not by.question.asks_rounding else by.same(gold, rounded)
         verdict = by.same(gold, exact)
         return verdict if verdict.equal else _as_asked(gold, exact, rounded, by) or verdict
-    if isinstance(gold, Relation) and r"\approx" in gold.signs:
-        exact, rounded = _around_approx(gold)
-        verdict = by.same(exact, answer)
-        return verdict if verdict.equal else by.same(rounded, answer)
     return None
 
 
-def _around_approx(value: Relation) -> tuple[Value, Value]:
-    at = value.signs.index(r"\approx")
+def _around_approx(value: Relation, question: Question) -> tuple[Value | None, Value]:
+    r"""What is exact in ``x = \ln 3 \approx 1.1``, ``x = \ln 3``, and ``x = 1.1``.
+
+    What only names the number, or cannot be read, is nothing exact.
+    """
+    at, last = value.signs.index(r"\approx"), value.sides[-1]
+    side, text = value.sides[at], value.texts[at]
+    is_named = at == 0 and bool(text) and _is_name(side, text, question)
+    rounded = Relation((side, last), ("=",), (text, value.texts[-1])) if is_named else last
+    if is_named or not (isinstance(side, Number | Quantity) or _has_tree(side)):
+        return None, rounded
     exact = Relation(value.sides[: at + 1], value.signs[:at], value.texts[: at + 1])
-    return exact if at else value.sides[0], value.sides[-1]
+    return exact if at else side, last
+
+
+def _has_tree(value: Value) -> bool:
+    parts = parts_of(value)
+    return all(map(_has_tree, parts)) if parts else getattr(value, "tree", None) is not None
 
 
 def _as_asked(gold: Value, exact: Value, rounded: Value, by: Comparison) -> Verdict | None:
@@ -62,7 +91,7 @@ def _as_asked(gold: Value, exact: Value, rounded: Value, by: Comparison) -> Verd
         return None  # 1/3 is no rounding of 1/2
     if isinstance(exact, Number) and exact.places and not gold.places:
         return None
-    return by.same(exact, Number(gold.value, gold.places or 0, is_asked=True))
+    return by.same(exact, rounded_as_written(gold))
 
 
 def relations(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
@@ -73,11 +102,14 @@ def relations(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     answers, other = _links(answer, by.question)
     if name and other and answers and (renamed := _with_letter_of(name, other, answers)):
         answers, other = renamed, name
+    if name and isinstance(answer, Relation) and len(set(answer.sides)) == 1:
+        return Verdict(False, "equation")  # 1 = 1 is no solution
     if golds and answers and (None in (name, other) or _is_same_name(name, other)):
         return Verdict(all_of(by.same(golds[-1], link).equal for link in answers), "equation")
     if not (isinstance(gold, Relation) and isinstance(answer, Relation)):
         return _as_region(gold, answer, by)
-    if golds and _is_constant(golds[-1]) and not (name and _is_line(answer)):
+    is_solved = golds and _is_constant(golds[-1]) and not (name and _OPERATOR.search(name))
+    if is_solved and not (name and _is_line(answer)):
         return Verdict(False, "equation")  # an equation that is not solved
     sides = (*gold.sides, *answer.sides)
     are_expressions = all(isinstance(side, Number | Expression) for side in sides)

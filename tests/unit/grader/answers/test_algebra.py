@@ -12,7 +12,7 @@ from services.grader.answers.algebra.pool import (
     WRONG,
     compare,
 )
-from services.grader.answers.algebra.sampling import agreement, sign_of_factor
+from services.grader.answers.algebra.sampling import agreement, factor_between
 
 a, b, c, k, n, x, y, z = symbols("a b c k n x y z")
 SEEDS = range(3)
@@ -76,6 +76,6 @@ def test_what_differs_anywhere_is_not_equal(gold: Expr, answer: Expr) -> None:
 
 @pytest.mark.parametrize("seed", list(map(str, SEEDS)))
 def test_each_letter_is_drawn_for_itself_at_each_point(seed: str) -> None:
-    assert sign_of_factor(x - 5 * y, x - 7 * y, seed) == 0
-    assert sign_of_factor(x / y - 5, x / y - 7, seed) == 0
-    assert sign_of_factor(x - 5 * y, 10 * y - 2 * x, seed) == -1
+    assert factor_between(x - 5 * y, x - 7 * y, seed) == 0
+    assert factor_between(x / y - 5, x / y - 7, seed) == 0
+    assert factor_between(x - 5 * y, 10 * y - 2 * x, seed) == -1
