@@ -24,8 +24,8 @@ class Tools:
     judge: Judge | None = None
     other_judges: Mapping[str, Judge] = field(default_factory=dict)  # by the deployment's names
     sandbox: Pool | None = None  # for clients' code; none: it is not run
-    quick_deadline_s: float = 0.5  # for the first try of a comparison
-    compare_deadline_s: float = 2.0  # for the second, in a fresh worker
+    quick_deadline_s: float = 0.3  # for the first try of a comparison
+    compare_deadline_s: float = 0.7  # for the second, in a fresh worker
     comparisons: SharedWork[Score] = field(default_factory=SharedWork, compare=False)
     examinations: SharedWork[Ungradable | None] = field(default_factory=SharedWork, compare=False)
 

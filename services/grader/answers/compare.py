@@ -13,9 +13,8 @@ from functools import lru_cache
 from services.grader.answers.question import Question
 from services.grader.answers.read import read_answer, read_chosen
 from services.grader.answers.rules.assignments import assignments
-from services.grader.answers.rules.domains import domains
 from services.grader.answers.rules.lists import in_order, ratios, sets, unions
-from services.grader.answers.rules.names import choices, residues, symbols, times, words
+from services.grader.answers.rules.names import choices, words
 from services.grader.answers.rules.numbers import expressions, numbers, numerals
 from services.grader.answers.rules.quantities import quantities
 from services.grader.answers.rules.relations import approximations, relations
@@ -33,9 +32,8 @@ _SCIENTIFIC = re.compile(r"-?[0-9]{1,20}[eE]-[0-9]{1,2}")  # or 2e minus 3
 _BARE_UNIT = re.compile(r"(.*[0-9}]) ([a-zA-Z]{1,3}(?:/[a-zA-Z]{1,3})?(?:\^\{?[23]\}?)?)")
 _SAYS_NOTHING = re.compile(r"\\(?:left|right)(?![a-zA-Z.])| (?![0-9a-zA-Z])|(?<=[^0-9a-zA-Z\\,]) ")
 RULES: list[Rule] = [
-    numbers, approximations, numerals, times, ratios, residues, symbols, choices,
-    assignments, domains, relations, sets, unions, in_order, quantities, words,
-    expressions,
+    numbers, approximations, numerals, ratios, choices, assignments, relations, sets, unions,
+    in_order, quantities, words, expressions,
 ]  # fmt: skip
 
 

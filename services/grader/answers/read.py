@@ -123,13 +123,12 @@ def read(side: Side, depth: int = 0) -> Value:
 def _said(side: Side) -> Value | None:
     """An answer that is no formula."""
     marked, plain = any(token.kind == "words" for token in side), plain_of(side)
-    found = remainder_of(side) or words.read_time(plain, is_marked=marked) or words.read_name(plain)
-    if found is None and ("_" in plain or "base" in plain):
-        found = words.read_numeral(plain)
-    if found is None and "mod" in plain:
-        found = words.read_residues(plain)
-    if found is not None:
-        return found
+    if (remainder := remainder_of(side)) is not None:
+        return remainder
+    if named := words.read_time(plain) or words.read_congruence(plain) or words.read_name(plain):
+        return Words(named)
+    if ("_" in plain or "base" in plain) and (numeral := words.read_numeral(plain)):
+        return numeral
     if side[0].kind in ("number", "money", "operator") or not (
         said := words.read_words(plain, is_marked=marked)
     ):

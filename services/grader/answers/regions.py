@@ -10,13 +10,13 @@ from services.grader.answers.nodes import Node
 from services.grader.answers.values import (
     Conditions,
     Expression,
-    Name,
     Number,
     Relation,
     Set,
     Tuple,
     Union,
     Value,
+    Words,
 )
 
 _FLIPPED = {">": "<", ">=": "<="}
@@ -41,7 +41,7 @@ def read_relation(relation: Relation) -> Value:
         region = sides[1]
         if isinstance(region, Tuple):
             region = Tuple(region.parts, region.brackets, letter_of(sides[0]))
-        return relation if isinstance(region, Name) else region
+        return relation if isinstance(region, Words) else region
     if all(sign in _FLIPPED for sign in signs):
         signs = tuple(_FLIPPED[sign] for sign in reversed(signs))
         sides = sides[::-1]

@@ -75,32 +75,6 @@ class Numeral:
 
 
 @dataclass(frozen=True)
-class Time:
-    """A time of day: minutes since midnight or noon, and which half of the day, if that is said."""
-
-    minutes: int
-    half: str | None = None
-    is_bare: bool = field(default=False, compare=False)  # ``6 pm`` may be a product
-
-
-@dataclass(frozen=True)
-class Residues:
-    """The classes of integers that a letter, if there is one, may be of."""
-
-    residues: frozenset[int]
-    modulus: int
-    letter: str = ""
-
-
-@dataclass(frozen=True)
-class Name:
-    r"""What only names a thing: ``\angle ABC``, ``\overline{AB}``, ``\mathbb{Z}``."""
-
-    kind: str
-    name: str
-
-
-@dataclass(frozen=True)
 class Tuple:
     """Coordinates, or an interval, in brackets; ``(1,2)`` may be both. `RATIO` and `CLOCK` too."""
 
@@ -174,8 +148,8 @@ class Open:
 
 
 Value = (
-    Number | Expression | Quantity | Numeral | Time | Residues | Name | Tuple | Set | Union
-    | Conditions | Relation | Matrix | Choice | Words | Open
+    Number | Expression | Quantity | Numeral | Tuple | Set | Union | Conditions | Relation | Matrix
+    | Choice | Words | Open
 )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from services.grader.answers.tokens import vocabulary
-from services.grader.answers.values import Name, Numeral, Residues, Time
+from services.grader.answers.values import Numeral
 
 _PROSE = re.compile(r"[\w '’.,:;()!?\"/-]+")
 _WORD = re.compile(r"[^\W\d_]{2}")
@@ -51,7 +51,7 @@ _BEHIND_LETTER = re.compile(
 _CHOICES = re.compile(r"(?:(?:[A-J]|\([A-J]\)|\[[A-J]\])(?:[ ,;&]|and )*)+")
 _CLOCK = re.compile(
     r"(?P<hour>[0-9]{1,2})(?: ?: ?(?P<minute>[0-5][0-9]))?(?P<gap> ?)"
-    r"(?:(?P<half>[ap])(?:m|\. ?m\.?|\.m\.?))?",
+    r"(?P<half>[ap])(?:m|\. ?m\.?|\.m\.?)",
     re.IGNORECASE,
 )
 _DIGITS = r"(?:[0-9A-F]+|(?=[a-f]*[0-9])[0-9a-f]+)"  # a_2 is a letter with an index
@@ -66,18 +66,16 @@ _BASES = {
         vocabulary("two three four five six seven eight nine ten eleven twelve"), start=2
     )
 }
-_INTEGERS = r"-?[0-9]{1,99}(?: ?(?:,|or|and) ?-?[0-9]{1,99})*"
+
+
 _CONGRUENCE = re.compile(
-    rf"(?:(?P<letter>[a-zA-Z]) ?\\equiv ?)?(?P<residues>{_INTEGERS}) ?"
-    r"\(?(?:\\[pb]?mod|\(?mod) ?\{? ?(?P<modulus>[0-9]{1,99}) ?\}?\)?"
-)
-_PROGRESSION = re.compile(
-    r"(?:(?P<letter>[a-zA-Z]) ?= ?)?(?P<modulus>[0-9]{1,99}) ?[a-zA-Z] ?"
-    r"(?P<residue>[+-] ?[0-9]{1,99})"
+    r"(?:(?P<letter>[a-zA-Z]) ?\\equiv ?)?"
+    r"(?P<classes>-?[0-9]{1,99}(?: ?(?:,|or|and) ?-?[0-9]{1,99})*) ?"
+    r"\(?(?:\\[pb]?mod|\(?mod) ?\{? ?(?P<modulus>0*[1-9][0-9]{0,98}) ?\}?\)?"
 )
 _NAME = re.compile(
     r"\\(?P<kind>angle|triangle|overline|overrightarrow|overleftrightarrow|mathbb|mathcal)"
-    r"(?![a-zA-Z]) ?\{? ?(?P<name>[A-Z]{1,6}) ?\}?"
+    r"(?![a-zA-Z]) ?\{? ?(?P<name>(?!R\b)[A-Z]{1,6}) ?\}?"
 )
 
 
@@ -132,18 +130,28 @@ def _leaves_open(rest: str) -> bool:
     return bool(is_joined or _HEDGE.search(_NAMED.sub("it", rest)))
 
 
-def read_time(plain: str, *, is_marked: bool) -> Time | None:
-    """``6:00 p.m.``, ``6 PM``; without its half of the day it may be a ratio."""
+def read_time(plain: str) -> str | None:
+    """``6 PM`` and ``6:00 p.m.`` as words; ``5am`` is a product."""
     match = _CLOCK.fullmatch(plain)
-    if match is None or not match["half"]:
+    if match is None or not (match["minute"] or match["gap"]):
         return None
-    if not match["minute"] and not match["gap"]:  # 5am is a product
+    return f"{int(match['hour'])}:{match['minute'] or '00'} {match['half'].casefold()}m"
+
+
+def read_congruence(plain: str) -> str | None:
+    r"""``x \equiv 8 \pmod 5`` as the words of ``x \equiv 3 \pmod 5``."""
+    match = _CONGRUENCE.fullmatch(plain)
+    if match is None:
         return None
-    is_bare = not (match["minute"] or is_marked or "." in plain)
-    hour, half = int(match["hour"]), match["half"].casefold()
-    return (
-        Time(hour % 12 * 60 + int(match["minute"] or 0), half, is_bare) if 0 < hour <= 12 else None
-    )
+    modulus = int(match["modulus"])
+    classes = {int(each) % modulus for each in re.findall(r"-?[0-9]+", match["classes"])}
+    return f"{match['letter'] or ''} {sorted(classes)} modulo {modulus}"
+
+
+def read_name(plain: str) -> str | None:
+    r"""What only names a thing: ``\angle ABC``, ``\overline{AB}``, ``\mathbb{Z}``."""
+    match = _NAME.fullmatch(plain)
+    return match and f"{match['kind']} {match['name']}"
 
 
 def read_numeral(plain: str) -> Numeral | None:
@@ -155,30 +163,3 @@ def read_numeral(plain: str) -> Numeral | None:
     number = int(base) if base.isdigit() and len(base) < 3 else _BASES.get(base, 0)
     digits = match["digits"].upper().lstrip("0") or "0"
     return Numeral(digits, number) if int(max(digits), 16) < number else None
-
-
-def read_residues(plain: str) -> Residues | None:
-    r"""``x \equiv 3 \pmod 5``, or ``3 \pmod 5``."""
-    match = _CONGRUENCE.fullmatch(plain)
-    return match and _reduced(match, re.findall(r"-?[0-9]+", match["residues"]))
-
-
-def read_progression(plain: str) -> Residues | None:
-    """``5k + 3``, which is all of a class."""
-    match = _PROGRESSION.fullmatch(plain)
-    return match and _reduced(match, [match["residue"].replace(" ", "")])
-
-
-def _reduced(match: re.Match[str], residues: list[str]) -> Residues | None:
-    if not (modulus := int(match["modulus"])):
-        return None
-    classes = frozenset(int(residue) % modulus for residue in residues)
-    return Residues(classes, modulus, match["letter"] or "")
-
-
-def read_name(plain: str) -> Name | None:
-    r"""``\angle ABC``, ``\overline{AB}``, ``\mathbb{Z}``."""
-    match = _NAME.fullmatch(plain)
-    if match is None or (match["kind"], match["name"]) == ("mathbb", "R"):
-        return None
-    return Name(match["kind"], match["name"])

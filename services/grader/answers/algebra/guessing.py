@@ -41,7 +41,7 @@ _IS_LOST = re.compile(
     r"|[_^] ?\\(?!(?:frac|sqrt|pi|infty)(?![a-zA-Z]))|\\int(?!.*d ?[a-z])"
     r"|[0-9})] ?\\binom|\\binom[^+-]*\\binom|\}\s*\(|\) ?\(|[0-9] ?\(|\) ?[0-9]"
 )
-_LIMIT = re.compile(r"\\lim ?_ ?\{[a-z] ?\\to [^{}]*\}\s*(?=\()")
+_LIMIT = re.compile(r"\\lim ?_ ?\{[a-z] ?\\to [^{}]*\}")
 _MAX_TERMS = 10_000
 _IS_KNOWN = re.compile(
     r"\\(?:sum|prod|int|lim|gcd|lcm|max|min|infty)(?![a-zA-Z])|\^ ?\{ ?-|\|[^|]+\|"

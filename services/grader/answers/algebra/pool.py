@@ -52,7 +52,9 @@ _TYPICAL = (
     (r"\sqrt{x+1} \sin 2x", r"2 \sqrt{1+x} \sin x \cos x"),
     (r"y = 2^x + 1", r"2^x - y + 1 = 0"),
     (r"\sin\frac{\pi}{6} + \log_2 8", r"\cos 0 + e^{2i\pi} + 3! + \binom{5}{2} + |-3|"),
-    (r"\sum_{k=1}^{5} k", r"15"),
+    (r"\sum_{k=1}^{5} k + \int_0^1 x^2 dx", r"15 + \lim_{x \to 0} \frac{x}{3x}"),
+    (r"f(x) = 1", r"f(x) = \sin^2 x + \cos^2 x"),
+    (r"(-1)^n |x|", r"n!"),
     (r"5\text{ km}", r"5000\text{ m}"),
 )
 

@@ -135,12 +135,14 @@ def value_of(expression: Expr, point: Mapping[Basic, Expr] = MappingProxyType({}
 def _evaluated(expression: Expr, digits: int, point: Mapping[Basic, Expr]) -> Value | None:
     """The value; what has no digit that is known, as all cancelled each other, is 0."""
     value = expression.evalf(digits, subs=dict(point), maxn=max(digits, _MAX_DIGITS_OF_ZERO))
-    parts = [part for part in value.as_real_imag() if part.is_Float and part._prec > 1]  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        number = _mp.convert(value) if parts or value.is_Rational else _mp.mpf(0 * value)
+        number = _mp.convert(value)
     except (TypeError, ValueError):  # it is no number
         return None
-    return number if _mp.isfinite(number) else None
+    if not _mp.isfinite(number):
+        return None
+    precisions = [getattr(part, "_prec", _DIGITS) for part in value.as_real_imag()]
+    return number if max(precisions) > 1 else _mp.mpf(0)
 
 
 def _float(value: Value) -> Value:
