@@ -64,8 +64,8 @@ async def test_a_task_without_a_readable_answer_is_never_a_zero(
 @pytest.mark.parametrize(
     ("cause", "cpu_s", "score", "calls"),
     [
-        (Cause.TIMEOUT, 1.1, TOO_HARD, [False, True, False]),  # of 2 s: then the gold is examined
-        (Cause.TIMEOUT, 0.9, STARVED, [False, True, True]),
+        (Cause.TIMEOUT, 0.4, TOO_HARD, [False, True, False]),  # of 0.7 s: then the gold is examined
+        (Cause.TIMEOUT, 0.3, STARVED, [False, True, True]),
         (Cause.TIMEOUT, None, STARVED, [False, True, True]),
         (Cause.KILLED, None, STARVED, [False, True, True]),
         (Cause.CRASH, 0.1, TOO_HARD, [False, True, False]),
