@@ -11,6 +11,7 @@ from services.grader.answers.values import (
     Number,
     Quantity,
     Relation,
+    Set,
     Tuple,
     Union,
     Value,
@@ -146,7 +147,9 @@ def _links(value: Value, question: Question) -> tuple[tuple[Value, ...] | None, 
 
 
 def _is_constant(value: Value) -> bool:
-    """A number, be it one to be computed, and perhaps its unit."""
+    """A number, be it one to be computed, and perhaps its unit; or several of them."""
+    if isinstance(value, Set):
+        return all(map(_is_constant, value.parts))
     value = value.head if isinstance(value, Quantity) else value
     if isinstance(value, Expression):
         return value.tree is not None and not value.letters
