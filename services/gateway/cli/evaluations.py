@@ -83,14 +83,15 @@ def evaluation_line(event: Mapping[str, Any]) -> str:
     names = [f"pass@{k}" for k in _passes(result)[-1:]]
     parts = [
         (name, _number(result[name]))
-        for name in (*names, "process")
+        for name in (*names, "process", "process_wrong")
         if result.get(name) is not None
     ]
     if result.get("response_length") is not None:
         parts.append(("length", _number(result["response_length"], "{:.1f}")))
     if result.get("failed"):
         parts.append(("failed", _failed(result)))
-    return "  ".join([event["message"], accuracy, *(f"{name} {text}" for name, text in parts)])
+    told = (f"{name.replace('_', ' ')} {text}" for name, text in parts)
+    return "  ".join([event["message"], accuracy, *told])
 
 
 def _failed(result: Result) -> str:
