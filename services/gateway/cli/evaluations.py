@@ -12,7 +12,7 @@ from services.gateway.cli.terminal import cell, table
 
 Result = Mapping[str, Any]
 _BEFORE = ("step", "tasks", "responses", "avg@k", "95 % interval")
-_AFTER = ("process", "length", "truncated", "ungradable", "failed")
+_AFTER = ("process", "of wrong", "length", "truncated", "ungradable", "failed")
 
 
 def evaluations_in(events: Iterable[Mapping[str, Any]]) -> list[Result]:
@@ -46,6 +46,7 @@ def evaluations_table(results: Sequence[Result]) -> Table:
             _interval(result.get("accuracy_low"), result.get("accuracy_high")),
             *(_number(result.get(f"pass@{k}")) for k in passes),
             _number(result["process"]),
+            _number(result.get("process_wrong")),
             _number(result["response_length"], "{:.1f}"),
             _number(result.get("truncated"), "{:.1%}"),
             result["ungradable"],
