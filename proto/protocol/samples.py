@@ -51,7 +51,7 @@ class SampledGroup(Message):
     attempt: int
     step: int  # that were done when it was used or dropped; of a pretrain group, the critic's own
     fate: str  # `USED`, or why it was dropped
-    rewards: Float32Array  # [group], shaped
+    rewards: Float32Array  # [group], which the advantage compares; NaN too where it leaves one out
     advantages: Float32Array  # [group], that of all tokens; NaN where a critic estimates it
     outcome_advantages: Float32Array  # [group], NaN unless the advantage has such a part
     process_advantages: Float32Array  # [group], likewise, before its weight

@@ -37,6 +37,7 @@ SILENT = {  # what has nothing to say here, and why
     "redis_": "its exporter runs in containers only",
     "weir_judge_": "there is no judge",
     'name="value_loss"': "the recipe has no critic",
+    'name="process_wrong"': "the recipe scores the process of correct responses alone",
     'name="divergence"': "the recipe has no reference",
     "ALERTS{": "nothing is wrong",
     'weir_job_stalled{job=~"$job"} == 1': "nothing stands still",

@@ -12,11 +12,49 @@ BOARD = board(
     "Learning",
     "Does a job learn, and is what it learns from sound?",
     (
+        "Is the reward gamed?",
+        [
+            graph(
+                "Process, and accuracy on held-out tasks",
+                "Mean process score of the correct and of the wrong responses of a step, the share "
+                "of its groups whose outcomes are all the same, and avg@k of the last evaluation. "
+                "Process that rises while accuracy falls is gamed; where outcomes are exhausted "
+                "process alone is trained on.",
+                "percentunit",
+                of_evaluation("accuracy", "held-out accuracy"),
+                of_step("process", "process of correct"),
+                of_step("process_wrong", "process of wrong"),
+                of_step("outcome_exhausted", "outcome exhausted"),
+                alerts=("RewardGamed", "OutcomeExhausted"),
+                minimum=0,
+                maximum=1,
+            ),
+            graph(
+                "Response length",
+                "Mean number of tokens of a response.",
+                "none",
+                of_step("length_correct", "correct"),
+                of_step("length_wrong", "wrong"),
+                of_evaluation("response_length", "held out"),
+                minimum=0,
+            ),
+            graph(
+                "Truncated",
+                "Share of responses that reached their limit of tokens.",
+                "percentunit",
+                of_step("truncated", "trained"),
+                of_evaluation("truncated", "held out"),
+                alerts=("ResponsesAtTheLimit",),
+                minimum=0,
+            ),
+        ],
+    ),
+    (
         "How good",
         [
             graph(
                 "Reward",
-                "Mean reward of the responses of a step.",
+                "Mean over the responses of a step of what the advantage compares.",
                 "short",
                 of_step("reward"),
             ),
@@ -25,15 +63,6 @@ BOARD = board(
                 "Share of the sampled responses of a step that are correct.",
                 "percentunit",
                 of_step("accuracy"),
-                minimum=0,
-                maximum=1,
-            ),
-            graph(
-                "Process score",
-                "Mean process score of the correct responses of a step; no line where the recipe "
-                "scores no process.",
-                "percentunit",
-                of_step("process"),
                 minimum=0,
                 maximum=1,
             ),
@@ -60,9 +89,11 @@ BOARD = board(
             ),
             graph(
                 "Held-out process score",
-                "Mean process score of the correct responses of the last evaluation.",
+                "Mean process score of the correct and of the wrong responses of the last "
+                "evaluation; no line where the recipe scores none.",
                 "percentunit",
-                of_evaluation("process"),
+                of_evaluation("process", "correct"),
+                of_evaluation("process_wrong", "wrong"),
                 minimum=0,
                 maximum=1,
                 stairs=True,
@@ -98,22 +129,6 @@ BOARD = board(
                 of_job("weir_job_empty_steps_total", word="steps"),
                 minimum=0,
                 stairs=True,
-            ),
-            graph(
-                "Response length",
-                "Mean number of tokens of a response.",
-                "none",
-                of_step("response_length", "trained"),
-                of_evaluation("response_length", "held out"),
-                minimum=0,
-            ),
-            graph(
-                "Truncated",
-                "Share of responses that reached their limit of tokens.",
-                "percentunit",
-                of_step("truncated", "trained"),
-                of_evaluation("truncated", "held out"),
-                minimum=0,
             ),
             graph(
                 "Ungradable",

@@ -12,7 +12,7 @@ from services.gateway.cli.terminal import cell, table
 
 Result = Mapping[str, Any]
 _BEFORE = ("step", "tasks", "responses", "avg@k", "95 % interval")
-_AFTER = ("process", "length", "truncated", "ungradable", "failed")
+_AFTER = ("process", "of wrong", "length", "truncated", "ungradable", "failed")
 
 
 def evaluations_in(events: Iterable[Mapping[str, Any]]) -> list[Result]:
@@ -46,6 +46,7 @@ def evaluations_table(results: Sequence[Result]) -> Table:
             _interval(result.get("accuracy_low"), result.get("accuracy_high")),
             *(_number(result.get(f"pass@{k}")) for k in passes),
             _number(result["process"]),
+            _number(result.get("process_wrong")),
             _number(result["response_length"], "{:.1f}"),
             _number(result.get("truncated"), "{:.1%}"),
             result["ungradable"],
@@ -83,14 +84,15 @@ def evaluation_line(event: Mapping[str, Any]) -> str:
     names = [f"pass@{k}" for k in _passes(result)[-1:]]
     parts = [
         (name, _number(result[name]))
-        for name in (*names, "process")
+        for name in (*names, "process", "process_wrong")
         if result.get(name) is not None
     ]
     if result.get("response_length") is not None:
         parts.append(("length", _number(result["response_length"], "{:.1f}")))
     if result.get("failed"):
         parts.append(("failed", _failed(result)))
-    return "  ".join([event["message"], accuracy, *(f"{name} {text}" for name, text in parts)])
+    told = (f"{name.replace('_', ' ')} {text}" for name, text in parts)
+    return "  ".join([event["message"], accuracy, *told])
 
 
 def _failed(result: Result) -> str:

@@ -27,6 +27,8 @@ _SHOWN = (
     ("reward", "reward", "{:.3f}"),
     ("accuracy", "accuracy", "{:.3f}"),
     ("process", "process", "{:.3f}"),
+    ("process_wrong", "of wrong", "{:.3f}"),
+    ("outcome_exhausted", "exhausted", "{:.2f}"),
     ("response_length", "length", "{:.1f}"),
     ("entropy", "entropy", "{:.3f}"),
     ("staleness", "staleness", "{:.2f}"),

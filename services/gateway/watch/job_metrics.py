@@ -116,6 +116,11 @@ def _of_events() -> list[CounterMetricFamily | GaugeMetricFamily]:
         GaugeMetricFamily(
             "weir_job_evaluation", "Every number of the last evaluation", labels=[*_JOB, "name"]
         ),
+        GaugeMetricFamily(
+            "weir_job_best_evaluation",
+            "Every number of the evaluation with the highest accuracy so far",
+            labels=[*_JOB, "name"],
+        ),
         CounterMetricFamily("weir_job_tokens_total", "Response tokens trained on", labels=_JOB),
         CounterMetricFamily("weir_job_samples_total", "Responses trained on", labels=_JOB),
         CounterMetricFamily("weir_job_empty_steps_total", "Steps that made no update", labels=_JOB),

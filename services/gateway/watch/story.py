@@ -6,6 +6,7 @@ import statistics
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from protocol.messages import JobEvent, JobRecord, JobState
@@ -47,6 +48,7 @@ class Story:
     metric: dict[str, float] = field(default_factory=dict)
     pretrain_metric: dict[str, float] = field(default_factory=dict)
     evaluation: dict[str, float] = field(default_factory=dict)
+    best_evaluation: dict[str, float] = field(default_factory=dict)  # of the highest accuracy
     other_evaluations: dict[str, float] = field(default_factory=dict)  # by "name/number"
     accounts: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # ledgers, by purpose
     totals: dict[str, float] = field(default_factory=dict)
@@ -71,6 +73,8 @@ class Story:
         purpose, self.progress_at = Purpose.TRAIN, event.created_at
         if "evaluation" in data:
             purpose, self.evaluation = Purpose.EVAL, _numbers(data["evaluation"])
+            told = (e for e in (self.best_evaluation, self.evaluation) if "accuracy" in e)
+            self.best_evaluation = max(told, key=itemgetter("accuracy"), default={})
             since = max(since, self.evaluation.get("seconds", 0.0))
             self.evaluation_seconds_max = max(self.evaluation_seconds_max, since)
         elif "pretrain_step" in data:
@@ -106,6 +110,8 @@ class Story:
             yield "weir_job_pretrain_metric", (name,), value
         for name, value in (self.evaluation | self.other_evaluations).items():
             yield "weir_job_evaluation", (name,), value
+        for name, value in self.best_evaluation.items():
+            yield "weir_job_best_evaluation", (name,), value
         for name, metric in _TOTALS.items():
             yield metric, (), self.totals.get(name, 0.0)
         for phase, seconds in self.phases.items():

@@ -171,7 +171,7 @@ def multiplicative(scores: GroupScores) -> Tensor:
     Made for outcomes of 0 and 1. The process score of a wrong response without one is 0; a correct
     one without has no reward, and is left out.
     """
-    return _of_the_judged(scores.outcome * _process_of_all(scores) + scores.penalty)
+    return _of_the_judged(_product(scores))
 
 
 def process_only(scores: GroupScores) -> Tensor:
@@ -179,7 +179,15 @@ def process_only(scores: GroupScores) -> Tensor:
 
     Wrong responses are judged too. A response without a process score is left out.
     """
-    return _of_the_judged(scores.process + scores.penalty)
+    return _of_the_judged(_process_alone(scores))
+
+
+def _product(scores: GroupScores) -> Tensor:
+    return scores.outcome * _process_of_all(scores) + scores.penalty
+
+
+def _process_alone(scores: GroupScores) -> Tensor:
+    return scores.process + scores.penalty
 
 
 def _over_sample_std(values: Tensor, eps: float = EPS) -> Tensor:
@@ -217,6 +225,13 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "papo_full_norm": papo_full_norm,
     "multiplicative": multiplicative,
     "process_only": process_only,
+}
+
+# What an advantage compares within the group, [group], where that is not the shaped reward; NaN for
+# a response that it leaves out.
+REWARDS: dict[str, Callable[[GroupScores], Tensor]] = {
+    "multiplicative": _product,
+    "process_only": _process_alone,
 }
 
 # What an advantage adds up, the second part times lambda_process.

@@ -101,7 +101,7 @@ def _values(graded: GradedGroup, scoring: Scoring) -> dict[str, np.ndarray]:
     is_graded = np.array([grade.accuracy is not None for grade in graded.grades], dtype=bool)
     if graded.purpose is not Purpose.EVAL and is_graded.any():
         scores = scoring.scores(*gradable(graded))
-        found["rewards"] = scores.reward.numpy()
+        found["rewards"] = scoring.rewards(scores).numpy()
         if scoring.gives_advantages:
             found["advantages"] = scoring.advantage(scores).numpy()
         if scoring.terms is not None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, filterfalse
 
 import numpy as np
 from protocol.messages import (
@@ -17,6 +18,7 @@ from protocol.messages import (
 )
 
 from services.learner.algorithms.advantages import GroupScores
+from services.learner.algorithms.shaping import accuracy_varies
 from services.learner.training.scoring import Scoring, gradable
 
 
@@ -29,7 +31,7 @@ class Sample:
     behavior_logprobs: np.ndarray  # [token] float32
     on_version: np.ndarray  # [token] int32, 1 where the learner's own version sampled it
     advantage: float  # 0 where a critic estimates it per token
-    reward: float  # of the whole response, shaped
+    reward: float  # which the advantage compares; NaN where it leaves the response out
     correct: bool  # by raw accuracy
     group: int
     first_token: int = 0  # its place among the response tokens of the step: see `placed`
@@ -41,8 +43,10 @@ class GroupFacts:
 
     responses: int = 0
     correct: int = 0
-    reward_sum: float = 0.0
+    correct_tokens: int = 0
+    rewards: list[float] = field(default_factory=list)  # of responses that have one
     process: list[float] = field(default_factory=list)  # of correct responses
+    process_wrong: list[float] = field(default_factory=list)
     has_terms: bool = False  # the advantage is a sum with one of the process
     active_process: int = 0  # responses for which that is not 0
     tokens: int = 0
@@ -50,6 +54,7 @@ class GroupFacts:
     staleness_token_sum: float = 0.0
     staleness_max: int = 0
     groups_with_signal: int = 0
+    groups_exhausted: int = 0  # whose outcomes are all the same
     dropped_responses: Counter[str] = field(default_factory=Counter)
     ungradable_process: int = 0
     filtered: int = 0  # truncated, and left out of the loss
@@ -67,26 +72,26 @@ class GroupFacts:
         }
 
     def means(self, num_groups: int) -> dict[str, float]:
-        """The facts as the metrics of a step."""
-        responses, tokens = max(1, self.responses), max(1, self.tokens)
-        lost = self.dropped_responses.total()
-        ungradable = lost + self.ungradable_process
-        facts = {
-            "reward": self.reward_sum / responses,
-            "accuracy": self.correct / responses,
-            "response_length": self.tokens / responses,
-            "truncated": self.truncated / responses,
-            "filtered": self.filtered / responses,
-            "staleness": self.staleness_token_sum / tokens,
-            "staleness_max": float(self.staleness_max),
-            "signal": self.groups_with_signal / max(1, num_groups),
-            "ungradable": ungradable / max(1, self.responses + lost),
+        """The facts as the metrics of a step, each a part over its whole; no mean of nothing."""
+        responses, lost = self.responses, self.dropped_responses.total()
+        means = {
+            "reward": (sum(self.rewards), len(self.rewards)),
+            "accuracy": (self.correct, responses),
+            "process": (sum(self.process), len(self.process)),
+            "process_wrong": (sum(self.process_wrong), len(self.process_wrong)),
+            "active_process": (self.active_process, responses if self.has_terms else 0),
+            "response_length": (self.tokens, responses),
+            "length_correct": (self.correct_tokens, self.correct),
+            "length_wrong": (self.tokens - self.correct_tokens, responses - self.correct),
+            "truncated": (self.truncated, responses),
+            "filtered": (self.filtered, responses),
+            "staleness": (self.staleness_token_sum, self.tokens),
+            "signal": (self.groups_with_signal, num_groups),
+            "outcome_exhausted": (self.groups_exhausted, num_groups),
+            "ungradable": (lost + self.ungradable_process, responses + lost),
         }
-        if self.process:
-            facts["process"] = sum(self.process) / len(self.process)
-            if self.has_terms:
-                facts["active_process"] = self.active_process / responses
-        return facts
+        found = {name: part / whole for name, (part, whole) in means.items() if whole}
+        return found | {"staleness_max": float(self.staleness_max)}
 
 
 def samples_of(
@@ -114,7 +119,8 @@ def samples_of(
         responses = _responses(graded.group, (attempt, version), whole=kept_kv)
         samples += _samples_of_group(index, graded, list(responses), scores, scoring)
         _note(facts, graded, version)
-        facts.reward_sum += scores.reward.sum().item()
+        facts.rewards += filterfalse(math.isnan, scoring.rewards(scores).tolist())
+        facts.groups_exhausted += not accuracy_varies(scores)
         facts.groups_with_signal += scoring.has_signal(graded)
         facts.active_process += scoring.active_process(scores)
     facts.filtered = facts.responses - len(samples)
@@ -131,7 +137,7 @@ def _samples_of_group(
 ) -> Iterator[Sample]:
     """The samples of those responses that have an outcome and are in the loss."""
     assert graded.group is not None
-    advantages, rewards = scoring.advantage(scores).tolist(), scores.reward.tolist()
+    advantages, rewards = scoring.advantage(scores).tolist(), scoring.rewards(scores).tolist()
     kept = [i for i, grade in enumerate(graded.grades) if grade.accuracy is not None]
     trained = in_loss(graded, scoring)
     for place, i in enumerate(kept):
@@ -180,16 +186,19 @@ def _responses(
 
 def _note(facts: GroupFacts, graded: GradedGroup, version: int) -> None:
     assert graded.group is not None
-    for response, grade in zip(graded.group.responses, graded.grades, strict=True):
+    lengths = graded.group.lengths.tolist()
+    for response, length, grade in zip(graded.group.responses, lengths, graded.grades, strict=True):
         if isinstance(grade.outcome, Ungradable):
             facts.dropped_responses[grade.outcome.reason] += 1
             continue
+        is_correct = grade.outcome.value == 1.0
         facts.responses += 1
-        facts.correct += grade.outcome.value == 1.0
+        facts.correct += is_correct
+        facts.correct_tokens += length * is_correct
         facts.ungradable_process += isinstance(grade.process, Ungradable)
         facts.truncated += response.finish_reason is FinishReason.LENGTH
-        if grade.outcome.value == 1.0 and grade.process_score is not None:
-            facts.process.append(grade.process_score)
+        if grade.process_score is not None:
+            (facts.process if is_correct else facts.process_wrong).append(grade.process_score)
         _note_staleness(facts, response, version)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import torch
 from protocol.messages import Grade, GradedGroup
@@ -12,7 +13,7 @@ from protocol.recipe import Recipe, Reward
 from torch import Tensor
 
 from services.learner.algorithms import pick
-from services.learner.algorithms.advantages import ADVANTAGES, TERMS, GroupScores
+from services.learner.algorithms.advantages import ADVANTAGES, REWARDS, TERMS, GroupScores
 from services.learner.algorithms.gae import CRITIC_ADVANTAGES
 from services.learner.algorithms.shaping import (
     accuracy_varies,
@@ -32,6 +33,7 @@ class Scoring:
     terms: Callable[[GroupScores], tuple[Tensor, Tensor]] | None = (
         None  # of the outcome, of process
     )
+    rewards: Callable[[GroupScores], Tensor] = attrgetter("reward")  # which the advantage compares
 
     @classmethod
     def of(cls, recipe: Recipe) -> Scoring:
@@ -45,7 +47,8 @@ class Scoring:
         if name in CRITIC_ADVANTAGES:
             return cls(recipe.reward, max_tokens, _left_to_the_critic)
         terms = pick(TERMS, name, settings) if name in TERMS else None
-        return cls(recipe.reward, max_tokens, pick(ADVANTAGES, name, settings), terms)
+        rewards = REWARDS.get(name, cls.rewards)
+        return cls(recipe.reward, max_tokens, pick(ADVANTAGES, name, settings), terms, rewards)
 
     @property
     def without_advantage(self) -> Scoring:

@@ -124,11 +124,11 @@ def rows_of(*results: dict[str, Any]) -> list[str]:
 
 
 def test_the_table_has_a_row_per_evaluation_and_a_column_per_k() -> None:
-    assert rows_of(a_result(0, 1), a_result(1200, 2, process=0.5)) == [
+    assert rows_of(a_result(0, 1), a_result(1200, 2, process=0.5, process_wrong=0.75)) == [
         "step tasks responses avg@k 95 % interval pass@2 pass@4 "
-        "process length truncated ungradable failed",
-        "0 10 40 0.250 0.125 to 0.375 0.900 1.000 - 12.2 2.5% 3 0",
-        "1200 10 40 0.500 0.375 to 0.625 0.900 1.000 0.500 12.2 2.5% 3 0",
+        "process of wrong length truncated ungradable failed",
+        "0 10 40 0.250 0.125 to 0.375 0.900 1.000 - - 12.2 2.5% 3 0",
+        "1200 10 40 0.500 0.375 to 0.625 0.900 1.000 0.500 0.750 12.2 2.5% 3 0",
     ]
 
 

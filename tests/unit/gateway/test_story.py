@@ -68,6 +68,16 @@ def test_the_median_step_leaves_out_what_is_no_step_and_the_longest_evaluation_i
     assert told(story, "weir_job_progress_timestamp_seconds") == 312
 
 
+def test_the_best_evaluation_stays_with_all_its_numbers() -> None:
+    results = [{"accuracy": 0.5}, {"accuracy": 0.75, "process": 0.5}, {"accuracy": None}]
+    results.append({"accuracy": 0.25, "process": 1.0})
+    story = a_story(
+        *((f"evaluation:{n}", n, {"step": n, "evaluation": r}) for n, r in enumerate(results))
+    )
+    assert told(story, "weir_job_evaluation", "process") == 1
+    assert told(story, "weir_job_best_evaluation", "process") == 0.5
+
+
 def test_a_resumed_job_makes_progress() -> None:
     story = a_story(("step:1", 10, step(1)), ("state:1:2", 5000, None))
     assert told(story, "weir_job_progress_timestamp_seconds") == 5000

@@ -111,13 +111,14 @@ def test_partial_credit_counts_in_accuracy_and_does_not_pass() -> None:
     assert (result["accuracy"], result["pass@1"], result["pass@2"]) == (0.625, 0.25, 0.5)
 
 
-def test_process_is_the_mean_over_correct_responses_that_have_a_score() -> None:
+def test_process_is_told_of_correct_and_of_wrong_responses_that_have_a_score() -> None:
     grades = (
         Grade(outcome=RIGHT, process=Graded(value=0.5)),
         Grade(outcome=RIGHT, process=UNGRADABLE),
         Grade(outcome=WRONG, process=Graded(value=0.9)),
     )
-    assert summarize(0, [graded(0, *grades)])["process"] == 0.5
+    summary = summarize(0, [graded(0, *grades)])
+    assert (summary["process"], summary["process_wrong"]) == (0.5, 0.9)
     assert summarize(0, [outcomes(0, 1, 1)])["process"] is None
 
 

@@ -161,6 +161,42 @@ def test_a_shaped_reward_does_not_decide_what_is_correct() -> None:
     assert facts.correct == 1
 
 
+@pytest.mark.parametrize(
+    ("advantage", "rewards"),
+    [
+        ("grpo", [0.5, 1, 0, 1]),
+        ("papo", [0.5, 1, 0, 1]),
+        ("multiplicative", [0.5, 0.25, 0, math.nan]),
+        ("process_only", [0.5, 0.25, 0.75, math.nan]),
+    ],
+)
+def test_the_reward_that_is_told_is_what_the_advantage_compares(
+    advantage: str, rewards: list[float]
+) -> None:
+    of_recipe = scoring(advantage, process_for="all", overlong_buffer=4, overlong_factor=0.5)
+    grades = [a_grade(1.0, 1.0), a_grade(1.0, 0.25), a_grade(0.0, 0.75), a_grade(1.0)]
+    group = graded(grades, lengths=[8, 1, 1, 1])  # max_tokens is 8
+    samples, facts = samples_of([group], of_recipe, attempt=1, version=0)
+    assert [sample.reward for sample in samples] == pytest.approx(rewards, nan_ok=True)
+    assert sampled(group, of_recipe).rewards.tolist() == pytest.approx(rewards, nan_ok=True)
+    assert facts.means(1)["reward"] == pytest.approx(np.nanmean(rewards))
+
+
+def test_a_judge_that_is_fooled_and_outcomes_that_are_exhausted_show_in_a_step() -> None:
+    solved = [a_grade(1.0, 1.0), a_grade(1.0, 0.5)]
+    groups = [
+        *[graded(solved, lengths=[2, 4])] * 2,
+        graded([a_grade(0.0, 1.0), a_grade(0.0, 0.5)], lengths=[8, 8]),
+        graded([a_grade(1.0, 0.75), a_grade(0.0)], lengths=[3, 8]),
+    ]
+    told = samples_of(groups, papo, attempt=1, version=0)[1].means(len(groups))
+    assert (told["signal"], told["outcome_exhausted"]) == (0.75, 0.75)
+    assert (told["process"], told["process_wrong"]) == (0.75, 0.75)
+    assert (told["length_correct"], told["length_wrong"]) == (3, 8)
+    wrong = samples_of([graded([a_grade(0.0)])], papo, attempt=1, version=0)[1].means(1)
+    assert not {"process", "process_wrong", "length_correct"} & wrong.keys()
+
+
 @pytest.mark.parametrize("name", CRITIC_ADVANTAGES)
 def test_where_a_critic_estimates_advantages_a_sample_has_its_reward_only(name: str) -> None:
     group = graded(RIGHT_AND_WRONG)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from protocol.messages import FinishReason, GradedGroup, RolloutGroup
+from protocol.messages import FinishReason, Grade, GradedGroup, RolloutGroup
 
 from services.learner.job.phases.estimates import Estimate, estimate, pass_at_k
 
@@ -42,7 +42,6 @@ def summarize(step: int, groups: Sequence[GradedGroup]) -> dict[str, Any]:
     answered = [group.group for group in groups if group.group is not None]
     results = [result for result in map(_task_result, groups) if result.graded]
     grades = [grade for group in groups for grade in group.grades]
-    process = [grade.process_score for grade in grades if grade.accuracy == 1.0]
     summary = {
         "step": step,
         "asked": len(groups),
@@ -51,7 +50,8 @@ def summarize(step: int, groups: Sequence[GradedGroup]) -> dict[str, Any]:
         "samples": sum(len(group.responses) for group in answered),
         **_accuracy(results),
         **_pass_at_each_k(results, max((len(g.responses) for g in answered), default=0)),
-        "process": _mean(score for score in process if score is not None),
+        "process": _process(grade for grade in grades if grade.accuracy == 1.0),
+        "process_wrong": _process(grade for grade in grades if grade.accuracy not in (1.0, None)),
         "response_length": _mean(n for group in answered for n in group.lengths.tolist()),
         "truncated": _mean(_truncated(answered)),
         "ungradable": sum(grade.accuracy is None for grade in grades),
@@ -91,6 +91,10 @@ def _flat(name: str, value: Estimate | None) -> dict[str, float | None]:
     if value is None:
         return {name: None, f"{name}_low": None, f"{name}_high": None}
     return {name: value.mean, f"{name}_low": value.low, f"{name}_high": value.high}
+
+
+def _process(grades: Iterable[Grade]) -> float | None:
+    return _mean(grade.process_score for grade in grades if grade.process_score is not None)
 
 
 def _truncated(groups: Iterable[RolloutGroup]) -> Iterator[bool]:

@@ -103,6 +103,7 @@ function Results({ results, label }) {
             "95 % interval",
             ...passes,
             "process",
+            "of wrong",
             "length",
             "truncated",
             "ungradable",
@@ -121,6 +122,7 @@ function Results({ results, label }) {
               <td class="num">${number(one.accuracy_low)} – ${number(one.accuracy_high)}</td>
               ${passes.map((name) => html`<td class="num">${number(one[name])}</td>`)}
               <td class="num">${number(one.process)}</td>
+              <td class="num">${number(one.process_wrong)}</td>
               <td class="num">${number(one.response_length)}</td>
               <td class="num">${percent(one.truncated)}</td>
               <td class="num">${number(one.ungradable)}</td>
