@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
@@ -164,16 +163,6 @@ def parts_of(value: Value) -> tuple[Value, ...]:
     if isinstance(value, Choice):
         return (value.rest,) if value.rest else ()
     return value.cells if isinstance(value, Matrix) else ()
-
-
-def trees_of(value: Value) -> Iterator[Node]:
-    """All expressions in a value."""
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        waiting += parts_of(each)
-        if isinstance(each, Expression) and each.tree:
-            yield each.tree
 
 
 def rounded_as_written(value: Value) -> Value:

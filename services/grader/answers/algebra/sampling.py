@@ -121,14 +121,16 @@ def decimal_of(expression: Expr) -> Decimal | None:
 def value_of(expression: Expr, point: Mapping[Basic, Expr] = MappingProxyType({})) -> Value | None:
     """The value to fifty digits, and to fifty places; None where there is none.
 
-    At a point a very large one has fifty digits.
+    At a point it is None, too, where it has so many digits that not all can be known.
     """
     if isinstance(expression, Rational):
         return expression
     value = _evaluated(expression, _DIGITS, point)
     digits = _mp.mag(value) // 3 if value else 0
-    if value is None or digits <= 0 or (point and digits > _MAX_DIGITS_AT_POINT):
+    if value is None or digits <= 0:
         return value
+    if point and digits > _MAX_DIGITS_AT_POINT:
+        return None
     return _evaluated(expression, _DIGITS + min(digits, _MAX_DIGITS), point)
 
 
@@ -156,21 +158,17 @@ def _is_real(value: Value) -> bool:
 def _values(
     gold: Expr, answer: Expr, seed: str, wholes: frozenset[Basic]
 ) -> Iterator[tuple[Value, Value]]:
-    """The values of both wherever both are defined, but for very large ones that seem the same.
+    """The values of both wherever both are defined, and not too large to know all digits.
 
     Whole numbers are put in exactly, and all numbers into what is only worked out with the four
     operations; an exact power of fractions may take for ever.
     """
     exactly = gold.free_symbols if _is_plain(gold) and _is_plain(answer) else wholes
-    has_counts = gold.has(*_COUNTS) or answer.has(*_COUNTS)  # of which few digits may be right
     for point in _points(gold, answer, seed, wholes):
         if _is_defined(gold, point) and _is_defined(answer, point):
             exact = [(letter, point[letter]) for letter in exactly]
             value, other = (value_of(each.subs(exact), point) for each in (gold, answer))
-            if value is None or other is None:
-                continue
-            is_large = any(map(_is_very_large, (value, other)))
-            if not is_large or not (has_counts or _are_alike(value, other)):
+            if value is not None and other is not None:
                 yield value, other
 
 
@@ -257,14 +255,3 @@ def _are_close(value: Value, other: Value) -> bool:
         return value == other
     value, other = _float(value), _float(other)
     return bool(abs(value - other) <= _CLOSE * min(1, max(abs(value), abs(other))))
-
-
-def _are_alike(value: Value, other: Value) -> bool:
-    """Whether their first digits are the same."""
-    value, other = _float(value), _float(other)
-    return bool(abs(value - other) <= _CLOSE * max(abs(value), abs(other)))
-
-
-def _is_very_large(value: Value) -> bool:
-    is_float = value and not isinstance(value, Rational)
-    return bool(is_float and _mp.mag(value) // 3 > _MAX_DIGITS_AT_POINT)

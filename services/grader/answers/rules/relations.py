@@ -49,9 +49,8 @@ def approximations(gold: Value, answer: Value, by: Comparison) -> Verdict | None
         rounded = rounded_as_written(rounded)
         equal = any_of(by.same(each, answer).equal for each in (exact, rounded) if each)
         if isinstance(answer, Relation) and r"\approx" in answer.signs:
-            equal = all_of(
-                (equal, by.same(gold.sides[-1], rounded_as_written(answer.sides[-1])).equal)
-            )
+            about = by.same(gold.sides[-1], rounded_as_written(answer.sides[-1])).equal
+            equal = all_of((equal, about))
         return Verdict(equal, "approximation")
     if isinstance(answer, Relation) and r"\approx" in answer.signs:
         exact, rounded = _around_approx(answer, by.question)
