@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 from textwrap import indent
 from typing import Any
 
@@ -97,9 +98,54 @@ async def test_a_function_that_hangs_reads_whether_it_computed(
     assert told.endswith(words)
 
 
-async def test_no_call_leaves_anything_to_the_next(sandboxed: Tools) -> None:
-    body = "import json\nfound = getattr(json, 'mine', 0)\njson.mine = 1\nreturn found"
+@pytest.mark.parametrize(
+    ("error", "is_told"),
+    [("import missing_module", True), ("raise PermissionError('mine')", False)],
+)
+def test_only_a_module_that_is_not_found_may_be_the_operator_s_fault(
+    error: str, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_code, "can_read_python", lambda: False)
+    found = client_code.grade(f"def grade(sample, item):\n    {error}", {}, {})
+    assert ("its operator must" in found["error"]) is is_told
+
+
+MODULE = """
+import json
+found = getattr(json, 'mine', 0)
+json.mine = 1
+return found
+"""
+MEMORY_KEY = 0x57000000 + os.getpid()  # of System V, which outlives whoever made it
+MEMORY = f"""
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmat.restype = ctypes.POINTER(ctypes.c_char)
+number = libc.shmget({MEMORY_KEY}, 1, 0o1666)
+assert number >= 0, ctypes.get_errno()
+memory = libc.shmat(number, None, 0)
+found, memory[0] = memory[0], b"x"
+return found != b"\\0"
+"""
+KEYRING = """
+import ctypes, platform
+libc = ctypes.CDLL(None)
+add_key, keyctl = dict(x86_64=(248, 250), aarch64=(217, 219))[platform.machine()]
+found = libc.syscall(keyctl, 10, RING, b"user", b"weir", 0)
+libc.syscall(add_key, b"user", b"weir", b"x", 1, RING)
+return found >= 0
+"""
+OF_THE_SESSION, OF_THE_USER = (KEYRING.replace("RING", number) for number in ("-3", "-4"))
+
+
+@pytest.mark.parametrize("body", [MODULE, MEMORY, OF_THE_SESSION, OF_THE_USER])
+async def test_no_call_leaves_anything_to_the_next(sandboxed: Tools, body: str) -> None:
+    if body != MODULE and not await asyncio.to_thread(in_a_child, confinement.leave_network):
+        pytest.skip("not allowed here")
+    if body == OF_THE_USER and os.geteuid() != 0:
+        pytest.skip("other users' calls share one user namespace")
     assert [await graded(sandboxed, body) for _ in range(4)] == [(Graded(value=0), "")] * 4
+    assert str(MEMORY_KEY) not in Path("/proc/sysvipc/shm").read_text().split()
 
 
 RIGHTS = """
@@ -118,6 +164,7 @@ BOUNDING = "1 in [libc.prctl(23, number, 0, 0, 0) for number in range(64)]"
         "return any(name.startswith('WEIR') for name in os.environ)",
         "return b'secret' in open(f'/proc/{os.getppid()}/environ', 'rb').read()",
         "return os.fork() >= 0",
+        "import ctypes; return ctypes.CDLL(None).unshare(0x10000000) == 0",  # all rights, in there
         "return os.write(os.open(f'/tmp/weir-{os.getpid()}', 65), b'x') > 0",
         f"return os.kill({os.getpid()}, 0) is None",
         f"{RIGHTS}return has_any",
