@@ -14,7 +14,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from protocol.tables import Table
 
-_TAKEN = {"analysis", "samples"}  # the judge's own text; how many verdicts a score is the mean of
+# The judge's own text; how many verdicts a score is the mean of; what the judge was not told.
+_TAKEN = {"analysis", "samples", "reference_left_out", "problem_left_out"}
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 

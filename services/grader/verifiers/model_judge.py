@@ -24,5 +24,5 @@ async def verify(task: Task, text: str, check: ModelJudge, tools: Tools) -> Scor
 
     form = rubric_form(rubric)
     return await judged(
-        text, check, tools, form, lambda said: rubric_messages(rubric, task, said), worth
+        task, text, check, tools, form, lambda *told: rubric_messages(rubric, *told), worth
     )

@@ -16,7 +16,14 @@ from services.grader.tools import Tools
 from services.grader.verifiers import model_judge
 from tests.builders import a_graded_group, a_task
 from tests.unit.grader.judge.asked import counted, score, verify
-from tests.unit.grader.judge_server import ScriptedServer, grades, replies, says, settings_for
+from tests.unit.grader.judge_server import (
+    ScriptedServer,
+    grades,
+    has_room_for,
+    replies,
+    says,
+    settings_for,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -145,6 +152,42 @@ async def test_a_response_that_no_judge_could_read_is_its_own_fault(
     assert isinstance(graded, Graded)
     assert (graded.value, graded.reason) == (value, reason)
     assert len(server.asked) == value
+
+
+@pytest.mark.parametrize(
+    ("adapts", "problem", "response", "left_out", "num_asked"),
+    [
+        (False, 600, 4000, (5000, 0), 2),
+        (False, 600, 8000, (8000, 0), 3),
+        (False, 5000, 12_288, (8000, 3000), 4),
+        (False, 5000, 16_000, None, 4),
+        (True, 600, 10_000, (0, 0), 1),
+        (True, 600, 12_000, (5000, 0), 2),  # after an answer that is cut off
+    ],
+)
+async def test_what_a_context_of_8192_does_not_hold_is_cut_and_the_response_never(
+    adapts: bool,
+    problem: int,
+    response: int,
+    left_out: tuple[int, int] | None,
+    num_asked: int,
+    server: ScriptedServer,
+    tools: Tools,
+) -> None:
+    server.script = [has_room_for(8192, adapts=adapts)]
+    task = a_task(prompt="p" * problem, solution=f"({'r' * 8998})")
+    async with Judge(settings_for(server)) as judge:
+        found = await verify(judge, tools, "s" * response, task)
+    assert len(server.asked) == num_asked
+    told = server.asked[-1]["messages"][-1]["content"]
+    assert all(text in told for text in ("s" * response, "\n(r", "r)\n"))
+    if left_out is None:
+        assert found == Ungradable(reason="over_judge_context")
+    else:
+        assert isinstance(found, Graded)
+        names = ("reference_left_out", "problem_left_out")
+        assert tuple(found.breakdown.get(name, 0) for name in names) == left_out
+        assert told.count(" characters left out …]") == sum(number > 0 for number in left_out)
 
 
 async def test_calls_and_tokens_are_counted(server: ScriptedServer, tools: Tools) -> None:

@@ -98,16 +98,13 @@ async def test_a_function_that_hangs_reads_whether_it_computed(
     assert told.endswith(words)
 
 
-@pytest.mark.parametrize(
-    ("error", "is_told"),
-    [("import missing_module", True), ("raise PermissionError('mine')", False)],
-)
-def test_only_a_module_that_is_not_found_may_be_the_operator_s_fault(
-    error: str, is_told: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", ["PermissionError('mine')", "PermissionError(13, 'no', '/x')"])
+def test_what_a_function_may_not_do_is_no_fault_of_the_operator(
+    error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_code, "can_read_python", lambda: False)
-    found = client_code.grade(f"def grade(sample, item):\n    {error}", {}, {})
-    assert ("its operator must" in found["error"]) is is_told
+    found = client_code.grade(f"def grade(sample, item): raise {error}", {}, {})
+    assert "operator" not in found["error"]
 
 
 MODULE = """
@@ -127,23 +124,23 @@ memory = libc.shmat(number, None, 0)
 found, memory[0] = memory[0], b"x"
 return found != b"\\0"
 """
-KEYRING = """
+KEYRINGS = """
 import ctypes, platform
 libc = ctypes.CDLL(None)
 add_key, keyctl = dict(x86_64=(248, 250), aarch64=(217, 219))[platform.machine()]
-found = libc.syscall(keyctl, 10, RING, b"user", b"weir", 0)
-libc.syscall(add_key, b"user", b"weir", b"x", 1, RING)
-return found >= 0
+for keyring in (-3, -4):  # of the session, of the user
+  if libc.syscall(keyctl, 10, keyring, b"user", b"weir", 0) >= 0:
+    return 1
+  libc.syscall(add_key, b"user", b"weir", b"x", 1, keyring)
+return 0
 """
-OF_THE_SESSION, OF_THE_USER = (KEYRING.replace("RING", number) for number in ("-3", "-4"))
 
 
-@pytest.mark.parametrize("body", [MODULE, MEMORY, OF_THE_SESSION, OF_THE_USER])
+@pytest.mark.parametrize("body", [MODULE, MEMORY, KEYRINGS], ids=["module", "memory", "keyrings"])
 async def test_no_call_leaves_anything_to_the_next(sandboxed: Tools, body: str) -> None:
-    if body != MODULE and not await asyncio.to_thread(in_a_child, confinement.leave_network):
+    may = os.geteuid() == 0 and await asyncio.to_thread(in_a_child, confinement.leave_network)
+    if body != MODULE and not may:
         pytest.skip("not allowed here")
-    if body == OF_THE_USER and os.geteuid() != 0:
-        pytest.skip("other users' calls share one user namespace")
     assert [await graded(sandboxed, body) for _ in range(4)] == [(Graded(value=0), "")] * 4
     assert str(MEMORY_KEY) not in Path("/proc/sysvipc/shm").read_text().split()
 
