@@ -14,8 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from protocol.tables import Table
 
-# The judge's own text; how many verdicts a score is the mean of; what the judge was not told.
-_TAKEN = {"analysis", "samples", "reference_left_out", "problem_left_out"}
+_TAKEN = {"analysis", "samples", "reference_left_out", "problem_left_out"}  # of a grade
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 

@@ -23,7 +23,7 @@ from services.grader.trial_record import record_tokens
 
 CALLS = born_at_zero(
     Counter("weir_judge_calls_total", "Calls to the judge's server by how they ended", ["outcome"]),
-    *("verdict", "no_verdict", "too_long", "refused", "failed", "timeout"),
+    *("verdict", "no_verdict", "over_context", "refused", "failed", "timeout"),
 )
 TOKENS = born_at_zero(
     Counter("weir_judge_tokens_total", "Tokens that the judge's server has counted", ["kind"]),
@@ -111,8 +111,7 @@ class Chat:
                 raise ChatError(FAILED, what) from error
             written = _count_tokens(completion.get("usage"), self.server.model)
             if ended == "length" and 0 < written < question.max_tokens:
-                what = f"{self.server.url} left {written} tokens for an answer"
-                raise ChatError(OVER_CONTEXT, what, is_of_request=True)
+                raise ChatError(OVER_CONTEXT, f"it left {written} tokens", is_of_request=True)
             if ended != "stop":
                 why = f"it ended by {str(ended)[:20]!r}"
                 raise NoVerdict(why, is_cut_short=ended == "length")
@@ -186,8 +185,7 @@ def _counted() -> Iterator[None]:
         CALLS.labels("no_verdict").inc()
         raise
     except ChatError as error:
-        kind = "too_long" if error.reason == OVER_CONTEXT else error.reason
-        CALLS.labels(kind.removeprefix("judge_")).inc()
+        CALLS.labels(error.reason.replace("judge_", "")).inc()
         raise
     CALLS.labels("verdict").inc()
 

@@ -75,12 +75,12 @@ def shortened(task: Task, reference_chars: int, problem_chars: int) -> tuple[Tas
     """The task with no more of its solution and its prompt, and how much of each is left out."""
     reference, reference_left_out = _without_middle(task.solution, reference_chars)
     problem, problem_left_out = _without_middle(problem_of(task), problem_chars)
-    told = {"solution": reference, "prompt": problem, "messages": None}
+    told = task.model_copy(update={"solution": reference, "prompt": problem, "messages": None})
     left_out = {"reference_left_out": reference_left_out, "problem_left_out": problem_left_out}
-    return task.model_copy(update=told), {name: n for name, n in left_out.items() if n}
+    return told, {name: number for name, number in left_out.items() if number}
 
 
-def without_template_tokens(text: str) -> str:
+def quoted(text: str) -> str:
     """Text without anything that a chat template could take for its own tokens."""
     return _TEMPLATE_TOKEN.sub(r"\g<0> ", text)
 
@@ -98,12 +98,11 @@ def _criterion(criterion: Criterion) -> str:
 
 def _marked(text: str) -> str:
     mark = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
-    return f"----- {mark} begins -----\n{without_template_tokens(text)}\n----- {mark} ends -----"
+    return f"----- {mark} begins -----\n{quoted(text)}\n----- {mark} ends -----"
 
 
 def _without_middle(text: str | None, kept_chars: int) -> tuple[str | None, int]:
-    # A beginning says what is asked and how it is done, an end what comes out.
-    left_out, end = len(text or "") - kept_chars, kept_chars // 2
+    left_out, end = len(text or "") - kept_chars, kept_chars // 2  # an end has what comes out
     if text is None or left_out <= 0:
         return text, 0
     return f"{text[:end]}\n[… {left_out:,} characters left out …]\n{text[-end:]}", left_out

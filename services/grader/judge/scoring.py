@@ -18,10 +18,10 @@ from services.grader.templates import without_thinking
 from services.grader.tools import Tools
 
 _LOW = 0.5  # a score below has a reason
-_ALL = 200_000  # characters: far above what a judge's context takes
+_MOST = 200_000  # characters: far above what a judge's context takes
 # Characters told of the reference and the problem, one pair after the other while the judge's
 # context is too short. With the last it also has half of its tokens, and thinks less.
-_TRIES = ((_ALL, _ALL), (4000, _ALL), (1000, _ALL), (1000, 2000))
+_TRIES = ((_MOST, _MOST), (4000, _MOST), (1000, _MOST), (1000, 2000))
 
 Worth = Callable[[Verdict], tuple[float, Mapping[str, float]]]  # a value, and its breakdown
 
@@ -38,15 +38,14 @@ async def judged(
     """The mean of what a judge's verdicts on a response are worth.
 
     ``messages`` makes what the judge is told of a task, and of what the response says without its
-    thinking: it is the response's own fault if that is nothing, or far too much for any judge. If
-    the judge's context is too short, the task is shortened, and the breakdown says by how much. The
-    response never is: one that still does not fit is ungradable.
+    thinking: it is the response's own fault if that is nothing, or far too much for any judge. What
+    the judge's context does not hold of the task is left out, and told; the response is never cut.
     """
     judge = tools.named_judges.get(check.model)
     if judge is None:
         return Ungradable(reason="no_judge")
     solution = without_thinking(text).strip()
-    if len(solution) > _ALL:
+    if len(solution) > _MOST:
         return Graded(value=0, reason="too_long")
     if not solution:
         return Graded(value=0, reason="no_solution")

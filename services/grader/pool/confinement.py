@@ -2,10 +2,9 @@
 
 A process that runs it has no variable of the deployment, writes nothing into files, starts no
 process and no thread, has no more memory than it may, has no capability, and is traced by no other
-such process. Where the grader is root it is nobody. Where the kernel has Landlock it reads nothing
-but Python's own files, connects to nobody (6.7), and signals nobody (6.12). Where unshare is
-allowed, as it is to root, there is no network at all, and System V memory is its own; so are the
-keyrings of a grader that is root where users may have namespaces.
+such process. Where the grader is root it is nobody, with keyrings of its own. Where the kernel has
+Landlock it reads nothing but Python's own files, connects to nobody (6.7), and signals nobody
+(6.12). Where unshare is allowed, as it is to root, it has no network and its own System V memory.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _ABI, _BENEATH = 1, 1
 _ALL_OF_FILES, _ALL_OF_TCP, _ALL_SCOPES = (1 << 13) - 1, 0b11, 0b11
 _TO_READ = 1 << 2 | 1 << 3  # files, folders
 _LIBRARIES = ("/usr/lib", "/lib", "/lib64")  # which Python's modules load
-_KEYCTL, _JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}, 1
+_KEYCTL, _JOIN_SESSION = {"x86_64": 250, "aarch64": 219}, 1
 _NOBODY = 65534
 _MAX_FILES = 64  # open at once
 
@@ -52,7 +51,7 @@ def lock_in() -> None:
     """Give up every right that code of a client does not need."""
     libc = _libc()
     libc.unshare(_CLONE_NEWIPC)
-    libc.syscall(_KEYCTL.get(platform.machine(), -1), _JOIN_SESSION_KEYRING, None)  # a new one
+    libc.syscall(_KEYCTL.get(platform.machine(), -1), _JOIN_SESSION, None)  # a new keyring's
     _give_up_capabilities()
     if os.geteuid() == 0:
         os.setgroups([])

@@ -6,7 +6,7 @@ from protocol.messages import Score, Task
 from protocol.rewards import LabelModel, ScoreModel
 
 from services.grader.judge.form import ANALYSIS, Form, Verdict, number_within, one_of, words
-from services.grader.judge.prompt import without_template_tokens
+from services.grader.judge.prompt import quoted
 from services.grader.judge.question import Turn
 from services.grader.judge.scoring import Worth, judged
 from services.grader.templates import NotGiven, fill
@@ -43,7 +43,6 @@ async def _judged(
 ) -> Score:
     def messages(task: Task, solution: str) -> tuple[Turn, ...]:
         """The check's messages filled in; the first one, of the system, also says how to answer."""
-        quoted = without_template_tokens
         turns = [
             {"role": turn.role, "content": fill(turn.content, task, solution, quoted)}
             for turn in check.input

@@ -52,27 +52,8 @@ def replies(body: bytes, status: int = 200, **headers: str) -> Behaviour:
 
 
 def says(content: object, finish_reason: str | None = "stop") -> Behaviour:
-    """A completion with this content, cut off where all tokens that were granted are written."""
+    """A completion with this content, which is cut off after all tokens that were granted."""
     return replies(completion(content, finish_reason, 4096 if finish_reason == "length" else 20))
-
-
-def has_room_for(tokens: int, *, adapts: bool) -> Behaviour:
-    """A context of so many tokens of three characters, of which an answer needs 800.
-
-    Prompt and answer together must fit; a server that ``adapts``, as vLLM 0.32 does, refuses only
-    long prompts, and cuts an answer off where its context ends.
-    """
-
-    async def behave(
-        server: ScriptedServer, body: dict[str, Any], writer: asyncio.StreamWriter
-    ) -> None:
-        room = tokens - sum(len(turn["content"]) for turn in body["messages"]) // 3
-        reply = replies(b"This model's maximum context length is less", 400)
-        if room >= (1 if adapts else body["max_completion_tokens"]):
-            reply = grades() if room >= 800 else replies(completion(None, "length", room))
-        await reply(server, body, writer)
-
-    return behave
 
 
 def breaks_off(head: bytes) -> Behaviour:

@@ -17,9 +17,10 @@ from services.grader.verifiers import model_judge
 from tests.builders import a_graded_group, a_task
 from tests.unit.grader.judge.asked import counted, score, verify
 from tests.unit.grader.judge_server import (
+    Behaviour,
     ScriptedServer,
+    completion,
     grades,
-    has_room_for,
     replies,
     says,
     settings_for,
@@ -28,6 +29,8 @@ from tests.unit.grader.judge_server import (
 pytestmark = pytest.mark.anyio
 
 BEST, WORST = grades(), grades(right=False)
+REFUSED = replies(b"This model's maximum context length is 8192 tokens.", 400)
+CUT_OFF = replies(completion(None, "length", written=90))
 
 
 async def test_caps_and_weights_hold(server: ScriptedServer, tools: Tools) -> None:
@@ -155,39 +158,33 @@ async def test_a_response_that_no_judge_could_read_is_its_own_fault(
 
 
 @pytest.mark.parametrize(
-    ("adapts", "problem", "response", "left_out", "num_asked"),
+    ("script", "left_out"),
     [
-        (False, 600, 4000, (5000, 0), 2),
-        (False, 600, 8000, (8000, 0), 3),
-        (False, 5000, 12_288, (8000, 3000), 4),
-        (False, 5000, 16_000, None, 4),
-        (True, 600, 10_000, (0, 0), 1),
-        (True, 600, 12_000, (5000, 0), 2),  # after an answer that is cut off
+        ([REFUSED, BEST], {"reference_left_out": 5000}),
+        ([CUT_OFF, CUT_OFF, BEST], {"reference_left_out": 8000}),
+        ([REFUSED, REFUSED, CUT_OFF, BEST], {"reference_left_out": 8000, "problem_left_out": 1000}),
+        ([REFUSED, REFUSED, REFUSED, REFUSED], None),
     ],
 )
-async def test_what_a_context_of_8192_does_not_hold_is_cut_and_the_response_never(
-    adapts: bool,
-    problem: int,
-    response: int,
-    left_out: tuple[int, int] | None,
-    num_asked: int,
+async def test_what_a_context_does_not_hold_is_left_out_and_the_response_is_whole(
+    script: list[Behaviour],
+    left_out: dict[str, float] | None,
     server: ScriptedServer,
     tools: Tools,
 ) -> None:
-    server.script = [has_room_for(8192, adapts=adapts)]
-    task = a_task(prompt="p" * problem, solution=f"({'r' * 8998})")
+    server.script = [*script]
+    task = a_task(prompt="p" * 3000, solution=f"({'r' * 8998})")
     async with Judge(settings_for(server)) as judge:
-        found = await verify(judge, tools, "s" * response, task)
-    assert len(server.asked) == num_asked
+        found = await verify(judge, tools, "s" * 9000, task)
+    assert len(server.asked) == len(script)
     told = server.asked[-1]["messages"][-1]["content"]
-    assert all(text in told for text in ("s" * response, "\n(r", "r)\n"))
+    assert all(text in told for text in ("s" * 9000, "\n(r", "r)\n"))
     if left_out is None:
         assert found == Ungradable(reason="over_judge_context")
     else:
         assert isinstance(found, Graded)
-        names = ("reference_left_out", "problem_left_out")
-        assert tuple(found.breakdown.get(name, 0) for name in names) == left_out
-        assert told.count(" characters left out …]") == sum(number > 0 for number in left_out)
+        assert found.breakdown == {"solution": 1, "samples": 1, **left_out}
+        assert told.count(" characters left out …]") == len(left_out)
 
 
 async def test_calls_and_tokens_are_counted(server: ScriptedServer, tools: Tools) -> None:

@@ -13,9 +13,9 @@ from protocol.names import RUBRICS
 from services.grader.judge.prompt import (
     RUBRIC_FOLDER,
     load_rubric,
+    quoted,
     rubric_messages,
     shortened,
-    without_template_tokens,
 )
 from services.grader.templates import problem_of
 from tests.builders import a_task
@@ -94,7 +94,7 @@ def test_an_injection_stays_between_the_marks(injection: str, place: str) -> Non
 
 @given(st.text())
 def test_any_solution_stands_between_marks_of_its_own(solution: str) -> None:
-    assert told(solution=solution)[1]["solution"] == without_template_tokens(solution)
+    assert told(solution=solution)[1]["solution"] == quoted(solution)
 
 
 def test_a_conversation_is_cut_as_the_one_text_that_the_judge_is_told() -> None:
