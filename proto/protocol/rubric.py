@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from protocol.tables import Table
 
-_TAKEN = {"analysis", "samples"}  # the judge's own text; how many verdicts a score is the mean of
+_TAKEN = {"analysis", "samples", "reference_left_out", "problem_left_out"}  # of a grade
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 

@@ -58,16 +58,14 @@ class NoOutput(NotGiven):
 
 
 def fill(template: str, task: Task, text: str, quoted: Callable[[str], str] = str) -> str:
-    """The template with the fields and metadata of ``item``, the task, and of the response.
-
-    What the response says is put in as ``quoted`` makes it.
+    """The template with the fields and metadata of ``item``, the task, and the response, quoted.
 
     Raises:
         UnknownField: if it names anything else, or something that this task lacks.
         NoOutput: if it names a part of ``sample.output_json`` that the response lacks.
     """
     try:
-        return _PLACE.sub(lambda place: _value(place[1], task, text, quoted), template)
+        return _PLACE.sub(lambda place: quoted(_value(place[1], task, text)), template)
     except UnknownField as error:
         record_failure("unknown_field", f"there is no {error.args[0]}")
         raise
@@ -132,12 +130,12 @@ def output_json(text: str) -> JsonValue:
         raise NoOutput(_JSON) from error
 
 
-def _value(name: str, task: Task, text: str, quoted: Callable[[str], str]) -> str:
+def _value(name: str, task: Task, text: str) -> str:
     if name == _TEXT:
-        return quoted(text)
+        return text
     space, *path = _STEP.findall(name)
     if space == "sample" and path[:1] == [_JSON]:
-        return quoted(_looked_up(output_json(text), path[1:], NoOutput(name)))
+        return _looked_up(output_json(text), path[1:], NoOutput(name))
     if space == "item" and path:
         return _looked_up(columns_of(task), path, UnknownField(name))
     raise UnknownField(name)

@@ -24,7 +24,7 @@ from protocol.rewards import ModelJudge
 from deploy.launches import judge_options
 from deploy.placement import Gpu, Seat
 from services.grader.judge import self_test
-from services.grader.judge.chat import Chat
+from services.grader.judge.chat import Chat, ChatError
 from services.grader.judge.form import Form, NoVerdict, number_within, one_of, words
 from services.grader.judge.judge import Judge
 from services.grader.judge.question import Question
@@ -146,6 +146,9 @@ async def test_a_reply_follows_the_schema_whatever_the_model_would_say(chat: Cha
         assert set(verdict.values()) <= set(LETTERS)
     number = await chat.ask(a_question(form=Form({"result": number_within(2, 5)})))
     assert 2 <= float(number["result"]) <= 5
+    long = ({"role": "user", "content": "1" * (CONTEXT - 40)},)
+    with pytest.raises(ChatError, match=r"left [123]. tokens"):
+        await chat.ask(a_question(messages=long))
     endless = Form({"analysis": words("your reasons"), "grade": one_of(LETTERS)})
     with pytest.raises(NoVerdict, match="length"):
         await chat.ask(a_question(form=endless, max_tokens=30))
@@ -159,14 +162,15 @@ async def test_a_verdict_is_the_same_for_its_seed(chat: Chat) -> None:
     assert warm[0] != warm[2]
 
 
-async def graded(url: str, text: str, *, seed: int = 0) -> Score:
+async def graded(
+    url: str, text: str, *, seed: int = 0, solution: str = "One and one make two."
+) -> Score:
     asked = ModelJudge.model_validate({"rubric": RUBRIC, "max_tokens": 100})
     settings = JudgeSettings(url, MODEL, pauses_s=(0.1, 0.1), retest_s=(0.1, 1))
     async with Judge(settings) as judge, asyncio.timeout(240):
         tools = Tools(cast(Pool, None), judge)
         asked = asked.model_copy(update={"seed": seed})
-        task = a_task(solution="One and one make two.")
-        return await model_judge.verify(task, text, asked, tools)
+        return await model_judge.verify(a_task(solution=solution), text, asked, tools)
 
 
 async def test_a_response_gets_a_grade_or_the_reason_why_vllm_refuses_it(
@@ -180,6 +184,9 @@ async def test_a_response_gets_a_grade_or_the_reason_why_vllm_refuses_it(
     assert isinstance(score, Graded)
     assert score.breakdown.keys() == {"correctness", "rigor", "samples"}
     assert {score.breakdown[name] for name in ("correctness", "rigor")} <= {0, 0.25, 1}
+    cut = await graded(url, "It is 2.", solution="1" * CONTEXT)
+    assert isinstance(cut, Graded)
+    assert cut.breakdown["reference_left_out"] == CONTEXT - 4000
     for length in (CONTEXT, 15 * CONTEXT):
         too_long = await graded(url, "1" * length)
         assert too_long == Ungradable(reason="over_judge_context")

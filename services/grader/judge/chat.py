@@ -23,7 +23,7 @@ from services.grader.trial_record import record_tokens
 
 CALLS = born_at_zero(
     Counter("weir_judge_calls_total", "Calls to the judge's server by how they ended", ["outcome"]),
-    *("verdict", "no_verdict", "refused", "failed", "timeout"),
+    *("verdict", "no_verdict", "over_context", "refused", "failed", "timeout"),
 )
 TOKENS = born_at_zero(
     Counter("weir_judge_tokens_total", "Tokens that the judge's server has counted", ["kind"]),
@@ -37,7 +37,7 @@ SECONDS = Histogram(
 IN_FLIGHT = Gauge("weir_judge_in_flight", "Calls that the judge's server is working on")
 
 FAILED, TIMEOUT, REFUSED = "judge_failed", "judge_timeout", "judge_refused"
-OVER_CONTEXT = "over_judge_context"  # a refusal, too
+OVER_CONTEXT = "over_judge_context"
 _MAX_REPLY_BYTES = 8 * 2**20
 _CONNECT_TIMEOUT_S = 10.0
 _SHOWN_CHARS = 300
@@ -109,7 +109,9 @@ class Chat:
             except _NOT_AS_DESCRIBED as error:
                 what = f"{self.server.url} sends no chat completion; check {URL}"
                 raise ChatError(FAILED, what) from error
-            _count_tokens(completion.get("usage"), self.server.model)
+            written = _count_tokens(completion.get("usage"), self.server.model)
+            if ended == "length" and 0 < written < question.max_tokens:
+                raise ChatError(OVER_CONTEXT, f"it left {written} tokens", is_of_request=True)
             if ended != "stop":
                 why = f"it ended by {str(ended)[:20]!r}"
                 raise NoVerdict(why, is_cut_short=ended == "length")
@@ -183,14 +185,13 @@ def _counted() -> Iterator[None]:
         CALLS.labels("no_verdict").inc()
         raise
     except ChatError as error:
-        kind = REFUSED if error.reason == OVER_CONTEXT else error.reason
-        CALLS.labels(kind.removeprefix("judge_")).inc()
+        CALLS.labels(error.reason.replace("judge_", "")).inc()
         raise
     CALLS.labels("verdict").inc()
 
 
-def _count_tokens(usage: object, model: str) -> None:
-    """Count what the server says that it has counted; it may say anything, or nothing."""
+def _count_tokens(usage: object, model: str) -> int:
+    """Count what the server says that it has counted, which may be anything; of the completion."""
     counts = usage if isinstance(usage, dict) else {}
     details = counts.get("completion_tokens_details")
     found = {
@@ -198,8 +199,9 @@ def _count_tokens(usage: object, model: str) -> None:
         "completion": counts.get("completion_tokens"),
         "reasoning": details.get("reasoning_tokens") if isinstance(details, dict) else None,
     }
-    for kind, count in found.items():
-        if isinstance(count, int) and 0 < count < _MOST_TOKENS:
-            TOKENS.labels(kind).inc(count)
-            if kind != "reasoning":  # which are among the completion's
-                record_tokens(model, count)
+    told = {kind: n for kind, n in found.items() if isinstance(n, int) and 0 < n < _MOST_TOKENS}
+    for kind, count in told.items():
+        TOKENS.labels(kind).inc(count)
+        if kind != "reasoning":  # which are among the completion's
+            record_tokens(model, count)
+    return told.get("completion", 0)

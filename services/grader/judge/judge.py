@@ -15,7 +15,7 @@ from protocol.messages import Ungradable
 from services.chassis.metrics import born_at_zero
 from services.grader.judge import self_test
 from services.grader.judge.cache import VerdictCache
-from services.grader.judge.chat import FAILED, Chat, ChatError
+from services.grader.judge.chat import FAILED, OVER_CONTEXT, Chat, ChatError
 from services.grader.judge.form import NoVerdict, Verdict
 from services.grader.judge.health import WAITING, Health
 from services.grader.judge.question import Question
@@ -39,7 +39,7 @@ class Judge(Health):
 
     While the judge is down, questions wait, or raise `JudgeDown` if its settings are not patient.
     A question is *ungradable* for one of these reasons: ``no_verdict`` (no attempt gave a form
-    filled in), ``over_judge_context`` (the server finds it too long), ``judge_refused``,
+    filled in), ``over_judge_context`` (it leaves no room for an answer), ``judge_refused``,
     ``judge_failed`` and ``judge_timeout`` (so its attempts ended, though the judge is up).
     """
 
@@ -167,7 +167,7 @@ class Judge(Health):
 
 
 def _ungradable(error: ChatError) -> Ungradable:
-    if not error.may_pass:
+    if not error.may_pass and error.reason != OVER_CONTEXT:
         log.error("the judge refused a request", extra={"answer": str(error)})
     record_failure(error.reason, str(error))
     return Ungradable(reason=error.reason)

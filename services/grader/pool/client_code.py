@@ -50,6 +50,6 @@ def _told(error: BaseException) -> str:
     """The error, and where in the source it was; no place on this machine."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame[0] == _FILE]
     told = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
-    if isinstance(error, ImportError | PermissionError) and not can_read_python():
+    if isinstance(error, ImportError) and not can_read_python():
         told.append(_UNREADABLE)
     return "".join(told)

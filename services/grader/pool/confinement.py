@@ -2,21 +2,23 @@
 
 A process that runs it has no variable of the deployment, writes nothing into files, starts no
 process and no thread, has no more memory than it may, has no capability, and is traced by no other
-such process. Where the grader is root it is nobody. Where the kernel has Landlock it reads nothing
-but Python's own files, connects to nobody (6.7), and signals nobody (6.12). Where unshare is
-allowed, as it is to root, there is no network at all.
+such process. Where the grader is root it is nobody, with keyrings of its own. Where the kernel has
+Landlock it reads nothing but Python's own files, connects to nobody (6.7), and signals nobody
+(6.12). Where unshare is allowed, as it is to root, it has no network and its own System V memory.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import resource
 import struct
 import sys
 from contextlib import suppress
+from pathlib import Path
 
-_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWNET = 0x08000000, 0x10000000, 0x40000000
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 24, 38
 _CAPABILITIES_V3, _MAX_CAPABILITIES = 0x20080522, 64
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # of Landlock
@@ -24,6 +26,7 @@ _ABI, _BENEATH = 1, 1
 _ALL_OF_FILES, _ALL_OF_TCP, _ALL_SCOPES = (1 << 13) - 1, 0b11, 0b11
 _TO_READ = 1 << 2 | 1 << 3  # files, folders
 _LIBRARIES = ("/usr/lib", "/lib", "/lib64")  # which Python's modules load
+_KEYCTL, _JOIN_SESSION = {"x86_64": 250, "aarch64": 219}, 1
 _NOBODY = 65534
 _MAX_FILES = 64  # open at once
 
@@ -47,12 +50,17 @@ def can_read_python() -> bool:
 def lock_in() -> None:
     """Give up every right that code of a client does not need."""
     libc = _libc()
-    for capability in range(_MAX_CAPABILITIES):  # fails where there is none to give up
-        libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+    libc.unshare(_CLONE_NEWIPC)
+    libc.syscall(_KEYCTL.get(platform.machine(), -1), _JOIN_SESSION, None)  # a new keyring's
+    _give_up_capabilities()
     if os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
         os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+    if libc.unshare(_CLONE_NEWUSER) == 0:  # of its own, as keyrings are; it makes no other
+        _give_up_capabilities()
+        with suppress(OSError):
+            Path("/proc/sys/user/max_user_namespaces").write_text("0")
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     os.chdir("/")
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -88,6 +96,12 @@ def _read_only_python() -> None:
     if libc.syscall(_RESTRICT_SELF, ruleset, 0) != 0:
         raise OSError(ctypes.get_errno(), "landlock_restrict_self")
     os.close(ruleset)
+
+
+def _give_up_capabilities() -> None:
+    libc = _libc()
+    for capability in range(_MAX_CAPABILITIES):  # fails where there is none to give up
+        libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
 
 
 def _folders_of_python() -> tuple[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from protocol.messages import Score, Task, Ungradable
 from protocol.rewards import ModelJudge
 
@@ -22,7 +24,5 @@ async def verify(task: Task, text: str, check: ModelJudge, tools: Tools) -> Scor
         parts = {each.name: each.score_of(levels[each.name]) for each in rubric.criteria}
         return rubric.score(levels), parts
 
-    form = rubric_form(rubric)
-    return await judged(
-        text, check, tools, form, lambda said: rubric_messages(rubric, task, said), worth
-    )
+    form, messages = rubric_form(rubric), partial(rubric_messages, rubric)
+    return await judged(task, text, check, tools, form, messages, worth)

@@ -6,7 +6,7 @@ from protocol.messages import Score, Task
 from protocol.rewards import LabelModel, ScoreModel
 
 from services.grader.judge.form import ANALYSIS, Form, Verdict, number_within, one_of, words
-from services.grader.judge.prompt import without_template_tokens
+from services.grader.judge.prompt import quoted
 from services.grader.judge.question import Turn
 from services.grader.judge.scoring import Worth, judged
 from services.grader.templates import NotGiven, fill
@@ -41,20 +41,18 @@ async def verify_label(task: Task, text: str, check: LabelModel, tools: Tools) -
 async def _judged(
     task: Task, text: str, check: ScoreModel | LabelModel, tools: Tools, form: Form, worth: Worth
 ) -> Score:
-    def messages(solution: str) -> tuple[Turn, ...]:
+    def messages(task: Task, solution: str) -> tuple[Turn, ...]:
         """The check's messages filled in; the first one, of the system, also says how to answer."""
         turns = [
-            dict(
-                role=turn.role, content=fill(turn.content, task, solution, without_template_tokens)
-            )
+            {"role": turn.role, "content": fill(turn.content, task, solution, quoted)}
             for turn in check.input
         ]
         if turns[0]["role"] not in {"system", "developer"}:
             return ({"role": "system", "content": form.instructions}, *turns)
-        first, *others = turns
-        return ({**first, "content": f"{first['content']}\n\n{form.instructions}"}, *others)
+        turns[0]["content"] += f"\n\n{form.instructions}"
+        return tuple(turns)
 
     try:
-        return await judged(text, check, tools, form, messages, worth)
+        return await judged(task, text, check, tools, form, messages, worth)
     except NotGiven as missing:
         return missing.score

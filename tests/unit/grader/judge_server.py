@@ -31,10 +31,10 @@ def _filled(schema: dict[str, Any], right: bool) -> str | float:
     return "I have looked."
 
 
-def completion(content: object, finish_reason: str | None = "stop") -> bytes:
+def completion(content: object, finish_reason: str | None = "stop", written: int = 20) -> bytes:
     message = {"role": "assistant", "content": content}
-    details = {"reasoning_tokens": 5}
-    usage = {"prompt_tokens": 100, "completion_tokens": 20, "completion_tokens_details": details}
+    usage = {"prompt_tokens": 100, "completion_tokens": written}
+    usage |= {"completion_tokens_details": {"reasoning_tokens": 5}}
     choice = {"index": 0, "message": message, "finish_reason": finish_reason}
     return json.dumps({"choices": [choice], "usage": usage}).encode()
 
@@ -52,8 +52,8 @@ def replies(body: bytes, status: int = 200, **headers: str) -> Behaviour:
 
 
 def says(content: object, finish_reason: str | None = "stop") -> Behaviour:
-    """A completion with this content."""
-    return replies(completion(content, finish_reason))
+    """A completion with this content, which is cut off after all tokens that were granted."""
+    return replies(completion(content, finish_reason, 4096 if finish_reason == "length" else 20))
 
 
 def breaks_off(head: bytes) -> Behaviour:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from prometheus_client import REGISTRY
-from protocol.messages import Graded, Score
+from protocol.messages import Graded, Score, Task
 from protocol.rewards import ModelJudge
 
 from services.grader.judge.form import Form, one_of, words
@@ -19,7 +19,7 @@ from services.grader.verifiers import model_judge
 from tests.builders import a_task
 from tests.unit.grader.judge_server import ScriptedServer, settings_for
 
-TASK = a_task(solution="One and one make two.")
+TASK = a_task(solution="One and one make two. </s>")
 PERFECT = Graded(
     value=1,
     breakdown={"solution": 1.0, "samples": 1},
@@ -40,9 +40,11 @@ async def ask(judge: Judge, text: str = "Is it?") -> Answer:
     return answer
 
 
-async def verify(judge: Judge, tools: Tools, text: str = "It is 2.", **check: Any) -> Score:
+async def verify(
+    judge: Judge, tools: Tools, text: str = "It is 2.", task: Task = TASK, **check: Any
+) -> Score:
     asked = replace(tools, judge=judge)
-    return await model_judge.verify(TASK, text, ModelJudge.model_validate(check), asked)
+    return await model_judge.verify(task, text, ModelJudge.model_validate(check), asked)
 
 
 async def score(server: ScriptedServer, tools: Tools, **check: Any) -> Score:

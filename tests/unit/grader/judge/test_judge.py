@@ -16,11 +16,21 @@ from services.grader.tools import Tools
 from services.grader.verifiers import model_judge
 from tests.builders import a_graded_group, a_task
 from tests.unit.grader.judge.asked import counted, score, verify
-from tests.unit.grader.judge_server import ScriptedServer, grades, replies, says, settings_for
+from tests.unit.grader.judge_server import (
+    Behaviour,
+    ScriptedServer,
+    completion,
+    grades,
+    replies,
+    says,
+    settings_for,
+)
 
 pytestmark = pytest.mark.anyio
 
 BEST, WORST = grades(), grades(right=False)
+REFUSED = replies(b"This model's maximum context length is 8192 tokens.", 400)
+CUT_OFF = replies(completion(None, "length", written=90))
 
 
 async def test_caps_and_weights_hold(server: ScriptedServer, tools: Tools) -> None:
@@ -145,6 +155,36 @@ async def test_a_response_that_no_judge_could_read_is_its_own_fault(
     assert isinstance(graded, Graded)
     assert (graded.value, graded.reason) == (value, reason)
     assert len(server.asked) == value
+
+
+@pytest.mark.parametrize(
+    ("script", "left_out"),
+    [
+        ([REFUSED, BEST], {"reference_left_out": 5000}),
+        ([CUT_OFF, CUT_OFF, BEST], {"reference_left_out": 8000}),
+        ([REFUSED, REFUSED, CUT_OFF, BEST], {"reference_left_out": 8000, "problem_left_out": 1000}),
+        ([REFUSED, REFUSED, REFUSED, REFUSED], None),
+    ],
+)
+async def test_what_a_context_does_not_hold_is_left_out_and_the_response_is_whole(
+    script: list[Behaviour],
+    left_out: dict[str, float] | None,
+    server: ScriptedServer,
+    tools: Tools,
+) -> None:
+    server.script = [*script]
+    task = a_task(prompt="p" * 3000, solution=f"({'r' * 8998})")
+    async with Judge(settings_for(server)) as judge:
+        found = await verify(judge, tools, "s" * 9000, task)
+    assert len(server.asked) == len(script)
+    told = server.asked[-1]["messages"][-1]["content"]
+    assert all(text in told for text in ("s" * 9000, "\n(r", "r)\n"))
+    if left_out is None:
+        assert found == Ungradable(reason="over_judge_context")
+    else:
+        assert isinstance(found, Graded)
+        assert found.breakdown == {"solution": 1, "samples": 1, **left_out}
+        assert told.count(" characters left out …]") == len(left_out)
 
 
 async def test_calls_and_tokens_are_counted(server: ScriptedServer, tools: Tools) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 from textwrap import indent
 from typing import Any
 
@@ -97,9 +98,51 @@ async def test_a_function_that_hangs_reads_whether_it_computed(
     assert told.endswith(words)
 
 
-async def test_no_call_leaves_anything_to_the_next(sandboxed: Tools) -> None:
-    body = "import json\nfound = getattr(json, 'mine', 0)\njson.mine = 1\nreturn found"
+@pytest.mark.parametrize("error", ["PermissionError('mine')", "PermissionError(13, 'no', '/x')"])
+def test_what_a_function_may_not_do_is_no_fault_of_the_operator(
+    error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_code, "can_read_python", lambda: False)
+    found = client_code.grade(f"def grade(sample, item): raise {error}", {}, {})
+    assert "operator" not in found["error"]
+
+
+MODULE = """
+import json
+found = getattr(json, 'mine', 0)
+json.mine = 1
+return found
+"""
+MEMORY_KEY = 0x57000000 + os.getpid()  # of System V, which outlives whoever made it
+MEMORY = f"""
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmat.restype = ctypes.POINTER(ctypes.c_char)
+number = libc.shmget({MEMORY_KEY}, 1, 0o1666)
+assert number >= 0, ctypes.get_errno()
+memory = libc.shmat(number, None, 0)
+found, memory[0] = memory[0], b"x"
+return found != b"\\0"
+"""
+KEYRINGS = """
+import ctypes, platform
+libc = ctypes.CDLL(None)
+add_key, keyctl = dict(x86_64=(248, 250), aarch64=(217, 219))[platform.machine()]
+for keyring in (-3, -4):  # of the session, of the user
+  if libc.syscall(keyctl, 10, keyring, b"user", b"weir", 0) >= 0:
+    return 1
+  libc.syscall(add_key, b"user", b"weir", b"x", 1, keyring)
+return 0
+"""
+
+
+@pytest.mark.parametrize("body", [MODULE, MEMORY, KEYRINGS], ids=["module", "memory", "keyrings"])
+async def test_no_call_leaves_anything_to_the_next(sandboxed: Tools, body: str) -> None:
+    may = os.geteuid() == 0 and await asyncio.to_thread(in_a_child, confinement.leave_network)
+    if body != MODULE and not may:
+        pytest.skip("not allowed here")
     assert [await graded(sandboxed, body) for _ in range(4)] == [(Graded(value=0), "")] * 4
+    assert str(MEMORY_KEY) not in Path("/proc/sysvipc/shm").read_text().split()
 
 
 RIGHTS = """
@@ -118,6 +161,7 @@ BOUNDING = "1 in [libc.prctl(23, number, 0, 0, 0) for number in range(64)]"
         "return any(name.startswith('WEIR') for name in os.environ)",
         "return b'secret' in open(f'/proc/{os.getppid()}/environ', 'rb').read()",
         "return os.fork() >= 0",
+        "import ctypes; return ctypes.CDLL(None).unshare(0x10000000) == 0",  # all rights, in there
         "return os.write(os.open(f'/tmp/weir-{os.getpid()}', 65), b'x') > 0",
         f"return os.kill({os.getpid()}, 0) is None",
         f"{RIGHTS}return has_any",

@@ -51,13 +51,14 @@ async def test_a_number_out_of_range_is_no_verdict(
 async def test_messages_are_filled_in_once_behind_a_single_system_message(
     server: ScriptedServer, tools: Tools
 ) -> None:
-    turns = [{"role": "system", "content": "Be fair."}, *SCORE["input"]]
+    turns = [{"role": "system", "content": "Be fair. {{item.solution}}"}, *SCORE["input"]]
     await number(server, tools, text="{{item.solution}} <|im_end|>")
     await number(server, tools, input=turns)
     (system, user), (own_system, _) = (asked["messages"] for asked in server.asked)
     assert user == {"role": "user", "content": "2? {{item.solution}} < |im_end|>"}
     assert '"result": a number from 0 to 1' in system["content"]
-    assert own_system["content"].startswith("Be fair.\n\nAnswer with one JSON object")
+    expected = "Be fair. One and one make two. < /s>\n\nAnswer with one JSON object"
+    assert own_system["content"].startswith(expected)
 
 
 async def test_an_unknown_field_is_no_score(server: ScriptedServer, tools: Tools) -> None:
