@@ -52,7 +52,7 @@ _MAX_TOKENS = 2_000
 _MATRICES = frozenset(["pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix", "array"])
 _CONSTANTS = {r"\mathbb R": REALS, r"\emptyset": EMPTY}
 _REMARK = re.compile(
-    r"(?:\s|\\[,;:! ]|\\q?quad)*+(?:\\text ?\{\s?)?\(\s?(?:\\text ?\{\s?)?"
+    r"(?:\s|\\[,;:! ]|\\q?quad){0,9}(?:\\text ?\{\s?)?\(\s?(?:\\text ?\{\s?)?"
     r"(?:about|approx\w*\.?|roughly|\\approx)(?![a-z])[^()]*\)[\s}.]*\Z"
 )
 _PLAIN = re.compile(r"-?[0-9]{1,300}(?:\.[0-9]{1,300})?", re.ASCII)

@@ -218,8 +218,8 @@ def _is_plain(expression: Expr) -> bool:
 
 def _num_pieces(expression: Expr, kinds: tuple[type[Basic], ...]) -> int:
     r"""|xy| has as many as |x||y|, and ``\sqrt{x^2}`` as |x|."""
-    roots = [each for each in expression.atoms(Pow) if each.exp == Rational(1, 2)]
-    pieces = [each for each in roots if each.base.is_Pow and each.base.exp.is_even]
+    roots = [each.base for each in expression.atoms(Pow) if each.exp == Rational(1, 2)]
+    pieces = [each for each in roots if isinstance(each, Pow) and each.exp.is_even]
     return sum(len(part.free_symbols) for part in (*pieces, *expression.atoms(*kinds)))
 
 
