@@ -4,7 +4,7 @@
 a side in every way to read it, `judging` gives the verdicts. In the pool only.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 RIGHT, WRONG, OPEN = "right", "wrong", "open"
 
@@ -21,3 +21,5 @@ class Step(NamedTuple):
     start: int = 0
     end: int = 0
     note: str = ""
+    sides: Any = ()
+    results: tuple[float, ...] = ()

@@ -22,9 +22,11 @@ _MAX_SIDE = 300  # tokens
 _NEAR = 200  # characters of a sentence on each side of a relation
 _SENTENCE_ENDS = re.compile(r"(?<=[.?!;])(?=[\s$])|\n")
 _DOUBT = re.compile(
-    r"(?i)\b(?:not|cannot|never|false|wrong|incorrect|contradict\w*|impossible|fails?"
-    r"|mod\w*|base|round\w*|nearest|remainders?)\b|n['’]t\b|\?|[✗❌]"
+    r"(?i)\b(?:false|wrong|incorrect|contradict\w*|impossible|fails?|no solutions?"
+    r"|mod|modul[oa]r?|base|round\w*|nearest|remainders?)\b|\?|[✗❌]"
 )
+_DENIAL = re.compile(r"(?i)\b(?:not|cannot|never)\b|n['’]t\b")  # before a relation
+_DENIAL_BEHIND = re.compile(r"(?i)\b(?:is|are|was|were|do|does|did)(?: not|n['’]t)\b")
 
 
 class Relation(NamedTuple):
@@ -46,12 +48,13 @@ class Relation(NamedTuple):
         """Whether its sentence denies or asks something, rounds, or counts in another way."""
         before = _SENTENCE_ENDS.split(text[max(0, self.start - _NEAR) : self.start])[-1]
         behind = _SENTENCE_ENDS.split(text[self.end : self.end + _NEAR], maxsplit=1)[0]
-        return self.named or bool(_DOUBT.search(f"{before} {behind}"))
+        is_denied = _DENIAL.search(before) or _DENIAL_BEHIND.search(behind)
+        return self.named or bool(is_denied or _DOUBT.search(f"{before} {behind}"))
 
 
 def relations(text: str) -> list[Relation]:
     """Every relation whose sides can be told, in order."""
-    found = list(pieces(text))
+    found = pieces(text)
     return [each for places in sorted(_chains(found)) for each in _relations(found, places)]
 
 
@@ -102,7 +105,10 @@ def _relations(found: list[Token], places: list[int]) -> Iterator[Relation]:
         if left and right and found[sign].text in _SIGNS:
             is_first = sign == places[1]
             start = left[0].start if is_first else found[sign].start
-            named = is_first and first.kind == "word" and len(left) == 1
+            is_behind_word = is_first and first.kind == "word"
+            is_alone = len(left) == 1 and (is_behind_word or found[sign - 1].kind == "unit")
+            is_mixed = is_behind_word and first.text == "and" and [*left[1:2]] == [piece for piece in left[1:2] if piece.text == "/"] and len(left) > 1 and found[places[0] - 1].kind == "number"
+            named = is_alone or is_mixed
             yield Relation(left, found[sign].text, right, start, right[-1].end, modulus, named)
 
 
@@ -110,8 +116,8 @@ def _side(found: list[Token], before: int, behind: int) -> list[Token]:
     """The side between two places; empty where it cannot be told."""
     if not 0 < behind - before - 1 <= _MAX_SIDE or found[before].text in MODULO:
         return []
-    side = found[before + 1 : behind]
-    if any(piece.kind in _ENDS for piece in side):
+    side = [piece for piece in found[before + 1 : behind] if piece.kind != "unit"]
+    if not side or any(piece.kind in _ENDS for piece in side):
         return []
     joins = side[0].text in set("+*/^!%") or (side[0].text == "-" and side[1:] and side[1].gap)
     return [] if found[before].kind == "word" and (joins or not side[0].gap) else side

@@ -20,6 +20,7 @@ _CLOSE, _FAR = 0.005, 0.1  # shares by which rounding may spoil an equation, and
 _TYPICAL = r"$\frac{1}{2}\sqrt{8} = \sqrt{2} \approx 1.41$ and $\sin 30^\circ + x = x + 2^{-1}$"
 _ORDERS = {"=": {0}, "!=": {-1, 1}, "<": {-1}, ">": {1}, "<=": {-1, 0}, ">=": {0, 1}}
 _ORDERS |= {r"\approx": {0}, r"\equiv": {0}}
+_INEXACT = frozenset({"/", "fraction", "root", "^", "slash", "function", "pi"})
 _SYMMETRIC = {"=", "!=", r"\approx", r"\equiv"}
 
 Sides = tuple[Node, Node]
@@ -28,16 +29,22 @@ Pair = tuple[Value, Value]
 
 def judge(text: str, most: int) -> list[Step]:
     """The relations of a text that have a verdict, among the first ``most``."""
-    judged = list[Step]()
+    return [step for step, _ in judged(text, most) if step]
+
+
+def judged(text: str, most: int) -> list[tuple[Step | None, Relation]]:
+    """The first relations of a text that say something; no step where one cannot be read."""
+    found = list[tuple[Step | None, Relation]]()
     for relation in relations(text)[:most]:
         try:
-            found = _judged(relation)
+            step = _judged(relation)
         except (Unreadable, NoValue):
+            found.append((None, relation))
             continue
         is_meant = relation.modulus is not None or not relation.is_doubtful(text)
-        if found and (found.verdict != WRONG or is_meant):
-            judged.append(found)
-    return judged
+        if step and (step.verdict != WRONG or is_meant):
+            found.append((step, relation))
+    return found
 
 
 def warm_up() -> None:
@@ -49,20 +56,22 @@ def _judged(relation: Relation) -> Step | None:
     """None if it says nothing or cannot be decided."""
     sides = tree_of(relation.left), tree_of(relation.right)
     letters = {node.letter for side in sides for node in side.walk() if node.kind == "letter"}
-    note = ""
+    pair = ()
     if relation.modulus is not None:
         verdict = OPEN if letters else _congruence(relation.sign, relation.modulus, sides)
     elif letters:
         is_right = relation.sign in {"=", r"\equiv"} and _is_identity(sides, sorted(letters))
         verdict = RIGHT if is_right else OPEN
     else:
-        verdict, note = _of_numbers(relation.sign, sides)
+        verdict, pair = _of_numbers(relation.sign, sides)
     keys = [_key(side) for side in sides]
     if verdict is None or (keys[0] == keys[1] and verdict != WRONG):
         return None
+    results = tuple(map(float, pair))
+    note = _note(*pair) if pair and verdict == WRONG else ""
     left, right = sorted(keys) if relation.sign in _SYMMETRIC else keys
     identity = f"{left} {relation.sign} {right} {relation.modulus or ''}"
-    return Step(verdict, identity, relation.start, relation.end, note)
+    return Step(verdict, identity, relation.start, relation.end, note, sides, results)
 
 
 def _key(node: Node) -> str:
@@ -77,16 +86,17 @@ def _key(node: Node) -> str:
     return f"{kind}{node.letter}({' '.join(ordered)})"
 
 
-def _of_numbers(sign: str, sides: Sides) -> tuple[str | None, str]:
-    """Right if it is in one way to read it, wrong if it is in all; with a note."""
-    if all(side.is_literal for side in sides):
-        return None, ""
+def _of_numbers(sign: str, sides: Sides) -> tuple[str | None, Pair]:
+    """Right if it is in one way to read it, wrong if it is in all; with the values."""
     pairs = list(product(*(values(side, {}) for side in sides)))
     outcomes = [_holds(sign, sides, pair) for pair in pairs]
+    if all(side.is_literal for side in sides):
+        return None, pairs[0]
     if True in outcomes:
-        return RIGHT, ""
-    is_share = any(node.kind == "percent" for side in sides for node in side.walk())
-    return (None, "") if None in outcomes or is_share else (WRONG, _note(*pairs[0]))
+        return RIGHT, pairs[outcomes.index(True)]
+    sums = (node for side in sides for node in side.walk() if node.kind in {"+", "-"})
+    is_share = any(part.kind == "percent" for node in sums for part in node.parts)
+    return OPEN if None in outcomes or is_share else WRONG, pairs[0]
 
 
 def _note(a: Value, b: Value) -> str:
@@ -108,14 +118,22 @@ def _holds(sign: str, sides: Sides, pair: Pair) -> bool | None:
     is_rounded = any(node.places for side in sides for node in side.walk())
     is_close, is_near = share < _CLOSE, away < 0.9999 * max(map(_last_place, sides))
     if sign == "=":
-        return None if is_close + is_rounded + is_near >= 2 else False
+        divides = any(node.kind in _INEXACT for side in sides for node in side.walk())
+        is_doubtful = is_near if is_close or is_rounded else False
+        return None if is_doubtful or (divides and is_close and is_rounded) or _is_hundredfold(pair) else False
     return True if is_close or is_near else False if share > _FAR else None
+
+
+def _is_hundredfold(pair: Pair) -> bool:
+    """Whether one side may be in cents, per cent or centimetres."""
+    return any(compare(100 * a, b) == 0 for a, b in (pair, pair[::-1]))
 
 
 def _last_place(side: Node) -> float:
     """What one in the last place of a plain number is worth; 0 for what is computed."""
-    plain = side.parts[0] if side.kind == "negative" else side
-    return 10.0**-plain.places if plain.kind == "number" else 0.0
+    plain = side.parts[0] if side.kind in {"negative", "percent"} else side
+    unit = 0.01 if side.kind == "percent" else 1.0
+    return unit * 10.0**-plain.places if plain.kind == "number" else 0.0
 
 
 def _congruence(sign: str, modulus: int, sides: Sides) -> str | None:
