@@ -4,9 +4,9 @@
 a side in every way to read it, `judging` gives the verdicts. In the pool only.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-RIGHT, WRONG, OPEN = "right", "wrong", "open"
+RIGHT, WRONG, OPEN, UNREAD = "right", "wrong", "open", "unread"
 
 
 class Step(NamedTuple):
@@ -21,5 +21,3 @@ class Step(NamedTuple):
     start: int = 0
     end: int = 0
     note: str = ""
-    sides: Any = ()
-    results: tuple[float, ...] = ()

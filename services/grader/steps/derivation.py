@@ -1,167 +1,231 @@
-"""Which steps belong to the derivation of the answer.
+"""Which steps belong to the derivation of the answer, and how much of one they are.
 
-Numbers are compared by nine digits, without their signs, and as hundredths.
+A step is *grounded* if each number that it computes with is of the problem, of an earlier step, or
+a constant such as 60. Those that lead to the answer, found backwards from it, are its derivation.
+Numbers are compared by nine digits, without signs, and as hundredths. In the pool only.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from services.grader.answers.boxes import last_boxed
 from services.grader.answers.grammar import read_expression
 from services.grader.answers.nodes import Node, Unreadable
-from services.grader.steps import OPEN, RIGHT, WRONG, Step
-from services.grader.steps.judging import judged
-from services.grader.steps.values import NoValue, values
+from services.grader.steps import WRONG, Step
+from services.grader.steps.judging import Judged, judged
+from services.grader.steps.values import NoValue, Value, values
 
-_NUMBER = re.compile(r"(?<![\d.])(\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(\.\d+)?(?:\s*(%|\\%|percent))?(?:\s*/\s*(\d+))?")
-_FREE = frozenset({2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 12.0, 24.0, 30.0, 52.0, 60.0, 100.0, 365.0, 1000.0, 1.0})
-_PRODUCTS = frozenset({"*", "/", "fraction", "^", "root", "mixed", "slash", "percent"})
-_ONES = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty".split()
-_WORDS = {word: n for n, word in enumerate(_ONES, 1)}
-_WORDS |= {w: 10 * n for n, w in enumerate("thirty forty fifty sixty seventy eighty ninety hundred".split(), 3)}
-_WORDS |= {"once": 1, "single": 1, "another": 1, "first": 1, "half": 2, "halves": 2, "twice": 2, "double": 2, "doubled": 2, "doubles": 2, "pair": 2, "couple": 2,
-  "both": 2, "second": 2, "third": 3, "thirds": 3, "thrice": 3, "triple": 3, "tripled": 3, "quarter": 4, "quarters": 4, "quadruple": 4, "fourth": 4, "fourths": 4,
-  "fifth": 5, "fifths": 5, "sixth": 6, "sixths": 6, "seventh": 7, "eighth": 8, "eighths": 8, "ninth": 9, "tenth": 10, "tenths": 10, "dozen": 12, "dozens": 12, "thousand": 1000, "decade": 10, "century": 100}
+_NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?|\.\d+)(\s?\\?%|\s?percent)?(?:\s?/\s?(\d+))?")
+_FREE = frozenset({1, 2, 3, 4, 5, 7, 10, 12, 24, 30, 52, 60, 100, 365, 1000})  # as factors
+_FACTORS = frozenset({"*", "/", "fraction", "^", "root", "mixed", "slash", "percent"})
+_IRRATIONAL = frozenset({"pi", "root"})
+_NAMES = """1 one once single another first;2 two twice half halves double doubled doubles pair couple
+both second;3 three third thirds thrice triple tripled triples;4 four quarter quarters fourth fourths
+quadruple;5 five fifth fifths nickel nickels;6 six sixth sixths;7 seven seventh;8 eight eighth eighths;9 nine ninth
+10 ten tenth tenths decade dime dimes;12 twelve dozen dozens;11 eleven;13 thirteen;14 fourteen;15 fifteen
+16 sixteen;17 seventeen;18 eighteen;19 nineteen;20 twenty;25 quarter quarters;30 thirty;40 forty;50 fifty;60 sixty
+70 seventy;80 eighty;90 ninety;100 hundred century penny pennies;1000 thousand"""
+_NAMED = [(float(n), names.split()) for n, names in re.findall(r"(\d+)([^\d;]+)", _NAMES)]
 _UNGROUNDED, _UNKNOWN, _GROUNDED = range(3)
+_ENOUGH = 2 / 3  # of the solution's results, or of its given numbers: there are many ways
 
 
-def _key(number: float) -> float:
-    return float(f"{abs(number):.9g}")
+class Derivation(NamedTuple):
+    """The steps of a text; ``low`` if what cannot be judged is worth nothing, ``high`` if all."""
+
+    steps: list[Step]
+    used: list[bool]
+    required: int
+    low: float
+    high: float
 
 
-def given(problem: str) -> set[float]:
-    """The numbers of a problem."""
-    found = set[float]()
-    for whole, rest, percent, bottom in _NUMBER.findall(problem):
-        if not whole and not rest: continue
-        n = float(whole.replace(",", "") + rest)
-        found |= {n}
-        if percent: found |= {n, 100 - n, 100 + n}
-        if bottom: found |= {float(bottom), float(bottom) - n}
-    for w in re.findall("[a-z]+", problem.lower()):
-        if w in _WORDS: found.add(float(_WORDS[w]))
-    for a, b in re.findall("([a-z]+ty)[- ]([a-z]+)", problem.lower()):
-        if a in _WORDS and b in _WORDS: found.add(float(_WORDS[a] + _WORDS[b]))
-    return {_key(n) for n in found}
+class _Link(NamedTuple):
+    """A step: the numbers it computes with and results in, and the earlier links that it needs."""
+
+    judged: Judged
+    status: int
+    operands: tuple[float, ...] = ()
+    results: tuple[float, ...] = ()
+    needs: tuple[int, ...] = ()
 
 
-def _has(known, number: float) -> float | None:
-    return next((k for k in (number, _key(number * 100), _key(number / 100)) if k in known), None)
+def derive(text: str, problem: str, solution: str, answer: str, most: int) -> Derivation:
+    """How far a text derives the answer from the problem, held against a solution if there is one.
+
+    The value of a derivation is 1, or the share of the solution that it has, and less with each
+    step that is wrong, or on its way but not grounded; never more with more steps.
+    """
+    known = _numbers_of(problem)
+    reference = _Links(solution, known, most)
+    results = {n for link in reference.links if link.judged.sides for n in link.results}
+    operands = {n for link in reference.links for n in link.operands}
+    known |= operands - results
+    goals = _values_of(answer) or _values_of(last_boxed(text) or "")
+    asked, given = results - known - goals, operands & known
+    found = _Links(text, known, most)
+    steps = [link.judged.step for link in found.links]
+    wrong = len({step.identity for step in steps if step.verdict == WRONG})
+    low, path = found.worth(goals, asked, given, wrong, sure=True)
+    high, _ = found.worth(goals, asked, given, wrong, sure=False)
+    used = [at in path for at in range(len(steps))]
+    return Derivation(steps, used, len(asked) + 1, low, low if wrong else max(low, high))
+
+
+class _Links:
+    """The steps of a text, each with the earlier ones that made its numbers."""
+
+    def __init__(self, text: str, known: Collection[float], most: int) -> None:
+        self.links = list[_Link]()
+        self._known = known
+        self._makers = dict[float, int]()  # of each number, the first link of the best status
+        for each in judged(text, most):
+            link = self._linked(each)
+            self.links.append(link)
+            for number in link.results:
+                before = self._makers.get(number)
+                if before is None or self.links[before].status < link.status:
+                    self._makers[number] = len(self.links) - 1
+
+    def worth(
+        self, goals: set[float], asked: set[float], given: set[float], wrong: int, *, sure: bool
+    ) -> tuple[float, set[int]]:
+        """The value, if what cannot be judged is worth nothing (``sure``) or all, and the path."""
+        path = self._path(goals, sure=sure)
+        is_reached = bool(path)
+        path = path or self._path(asked, sure=sure)
+        on_way = [self.links[at] for at in path]
+        ungrounded = sum(link.status == _UNGROUNDED for link in on_way)
+        if ungrounded == len(on_way):
+            unknown = not (goals or sure) and bool(self.links)
+            return float(unknown), set()
+        results = {n for link in on_way for n in link.results}
+        part = _share(asked, results) if asked else 0.0
+        if is_reached:
+            used = {n for link in on_way for n in link.operands}
+            part = max(part, _share(given, used))
+        if not is_reached and goals:
+            part *= len(asked) / (len(asked) + 1)
+        elif part > _ENOUGH - 0.01:
+            part = 1.0
+        size = len(asked) + 1
+        return part * size / (size + wrong + ungrounded), path
+
+    def _path(self, goals: Iterable[float], *, sure: bool) -> set[int]:
+        """The links that lead to the goals: of each the last of the best status, and its needs."""
+        makers = dict[float, int]()
+        for at, link in enumerate(self.links):
+            if self._counts(at, sure=sure):
+                for number in link.results:
+                    before = makers.get(number)
+                    if before is None or self.links[before].status <= link.status:
+                        makers[number] = at
+        waiting = [makers[n] for goal in goals if (n := _match(makers, goal)) is not None]
+        path = set[int]()
+        while waiting:
+            at = waiting.pop()
+            if at not in path and self._counts(at, sure=sure):
+                path.add(at)
+                waiting += self.links[at].needs
+        return path
+
+    def _counts(self, at: int, *, sure: bool) -> bool:
+        link = self.links[at]
+        return link.judged.step.verdict != WRONG and not (sure and link.status == _UNKNOWN)
+
+    def _linked(self, each: Judged) -> _Link:
+        last = self.links[-1] if self.links else None
+        computed = [side for side in each.sides if not side.is_literal]
+        if not computed:
+            return _Link(each, _UNKNOWN, results=tuple(map(_key, each.claims)))
+        status, operands = max(map(self._grounds, computed), key=lambda grounds: grounds[0])
+        results = tuple(map(_key, each.values))
+        if each.step.verdict == WRONG:
+            results = results[-1:]
+        if not each.is_close:
+            status = min(status, _UNKNOWN)
+        if last and each.continues(last.judged) and last.status > status:
+            return _Link(each, last.status, (), results, (len(self.links) - 1,))
+        if status == _UNGROUNDED and len(each.sides) > len(computed) and self._status(results[0]):
+            return _Link(each, _UNKNOWN, results[:1], operands, self._needs(results[:1]))
+        return _Link(each, status, operands, results, self._needs(operands))
+
+    def _grounds(self, side: Node) -> tuple[int, tuple[float, ...]]:
+        """How far the numbers of a side are known, and which of them are no mere constants."""
+        found = dict(_operands(side))
+        operands = tuple(n for n, is_free in found.items() if not is_free or self._status(n))
+        return min(map(self._status, operands), default=_UNGROUNDED), operands
+
+    def _status(self, number: float) -> int:
+        if _match(self._known, number) is not None:
+            return _GROUNDED
+        maker = _match(self._makers, number)
+        if maker is None:
+            return _UNGROUNDED
+        return _UNKNOWN if self.links[self._makers[maker]].status == _UNKNOWN else _GROUNDED
+
+    def _needs(self, operands: Iterable[float]) -> tuple[int, ...]:
+        """The links that made the operands; of what is known, only those that are grounded."""
+        made = [(n, self._makers[maker]) for n in operands if (maker := _match(self._makers, n)) is not None]
+        return tuple(at for n, at in made if self.links[at].status == _GROUNDED or _match(self._known, n) is None)
 
 
 def _operands(tree: Node, parent: str = "") -> Iterator[tuple[float, bool]]:
+    """The numbers in a tree, and whether each may be a constant: a factor, or ``1 - 0.2``."""
     if tree.kind == "number":
-        yield _key(float(tree.number)), parent in _PRODUCTS and float(tree.number) in _FREE
-        return
+        is_constant = tree.number in _FREE or (tree.number and 1 / tree.number in _FREE)
+        yield _key(float(tree.number)), parent in _FACTORS and bool(is_constant)
     kind = parent if tree.kind in {"negative", "grouped"} else tree.kind
     for at, part in enumerate(tree.parts):
-        is_base = at == 0 and tree.kind in "+-" and part.kind == "number" and part.number in (1, 100)
-        if not is_base:
+        if not (kind in {"+", "-"} and at == 0 and part.kind == "number" and part.number in {1, 100}):
             yield from _operands(part, kind)
 
 
-class Move(NamedTuple):
-    step: Step
-    status: int
-    operands: tuple[float, ...]
-    results: tuple[float, ...]
-    needs: tuple[int, ...]
-
-
-def moves(steps: list[Step], base: set[float]) -> list[Move]:
-    made = list[Move]()
-    producers = dict[float, int]()
-
-    def status_of(number):
-        p = _has(producers, number)
-        if _has(base, number) is not None: return _GROUNDED
-        if p is None: return _UNGROUNDED
-        return _UNKNOWN if made[producers[p]].status == _UNKNOWN else _GROUNDED
-
-    for step in steps:
-        results = tuple(map(_key, step.results))
-        if not step.results:  # letters
-            operands, status = (), _UNKNOWN
-            results = tuple(x for side in step.sides for x, _ in _operands(side)) if step.verdict == OPEN else ()
-            needs = ()
-        else:
-            computed = [side for side in step.sides if not side.is_literal]
-            options = []
-            for side in computed:
-                ops = tuple(n for n, free in dict(_operands(side)).items() if not free or status_of(n))
-                options.append((min(map(status_of, ops), default=_UNGROUNDED), ops))
-            literal = [side for side in step.sides if side.is_literal]
-            status, operands = max(options, key=lambda o: o[0])
-            if status == _UNGROUNDED and literal and status_of(results[0]) != _UNGROUNDED:
-                status = _UNKNOWN; results += operands; operands = (results[0],)
-            needs = tuple(producers[p] for n in operands if (p := _has(producers, n)) is not None and (_has(base, n) is None or made[producers[p]].status == _GROUNDED))
-            if made and made[-1].step.end + 3 > step.start and made[-1].step.results and status < made[-1].status and made[-1].step.verdict != WRONG:
-                status = made[-1].status; needs = (len(made) - 1,); operands = ()
-        at = len(made)
-        made.append(Move(step, status, operands, results, needs))
-        for r in results:
-            if r not in producers or made[producers[r]].status < status:
-                producers[r] = at
-    return made
-
-
-def goal_of(answer: str | None) -> set[float]:
-    if not answer: return set()
+def _numbers_of(problem: str) -> set[float]:
+    """The numbers of a problem, in digits or words; of percentages and fractions the rest, too."""
     found = set[float]()
-    for part in answer.replace("\\$","").split(", "):
+    for digits, percent, bottom in _NUMBER.findall(problem):
+        number = float(digits.replace(",", ""))
+        found |= {number, 100 - number, 100 + number} if percent else {number}
+        found |= {float(bottom), float(bottom) - number} if bottom else set()
+    words = re.findall("[a-z]+", problem.lower())
+    numbers = [_NAMED.get(word, 0.0) for word in words]
+    found |= {n for n in numbers if n} | {a + b for a, b in pairwise(numbers) if a >= 20 > b > 0}
+    return set(map(_key, found))
+
+
+def _values_of(answer: str) -> set[float]:
+    """The numbers that an answer names."""
+    found = set[float]()
+    for part in answer.replace(r"\$", "").split(", "):
         try:
             tree = read_expression(part)
-            found.add(_key(float(values(tree, {})[0])))
-            if any(n.kind in ("pi", "root") for n in tree.walk()):
-                found |= {x for x, _ in _operands(tree)}
+            found.add(_key(values(tree, {})[0]))
+            if any(node.kind in _IRRATIONAL for node in tree.walk()):
+                found |= set(dict(_operands(tree)))
         except (Unreadable, NoValue, KeyError):
-            ns = re.findall(r"\d[\d,]*\.?\d*", part)
-            if len(ns) == 1: found.add(_key(float(ns[0].replace(",", "").rstrip("."))))
+            numbers = [digits for digits, _, _ in _NUMBER.findall(part)]
+            found |= {_key(float(numbers[0].replace(",", "")))} if len(numbers) == 1 else set()
     return found
 
 
-def used(made: list[Move], goals: Iterable[float], *, sure: bool) -> list[int]:
-    kept = [at for at, m in enumerate(made) if m.step.verdict != WRONG and (m.status != _UNKNOWN or not sure)]
-    best = dict[float, int]()
-    for at in kept:
-        for r in made[at].results:
-            if r not in best or made[best[r]].status < made[at].status:
-                best[r] = at
-    waiting = [best[g] for goal in goals if (g := _has(best, goal)) is not None]
-    seen = set[int]()
-    while waiting:
-        at = waiting.pop()
-        if at not in seen:
-            seen.add(at)
-            waiting += [n for n in made[at].needs if not (sure and made[n].status == _UNKNOWN) and made[n].step.verdict != WRONG]
-    return sorted(seen)
+def _key(number: Value) -> float:
+    return float(f"{abs(float(number)):.9g}")
 
 
-def assess(text, problem, solution, answer, most=5000):
-    base = given(problem)
-    ref = [m for m in moves([s for s, _ in judged(solution, most) if s and s.verdict != WRONG], base)]
-    refres = {r for m in ref if m.step.results and m.step.verdict == RIGHT for r in m.results[-1:]}
-    base |= {o for m in ref for o in m.operands if o not in refres}
-    refres -= base
-    refgiven = {o for m in ref for o in m.operands if o in base}
-    rel = judged(text, most)
-    made = moves([s for s, _ in rel if s], base)
-    goal = goal_of(answer) or goal_of(last_boxed(text))
-    wrong = len({m.step.identity for m in made if m.step.verdict == WRONG})
-    n = max(1, len(refres))
-    out = []
-    for sure in (True, False):
-        reach = used(made, goal, sure=sure)
-        path = reach or used(made, refres, sure=sure)
-        res = {r for at in path for r in made[at].results}
-        giv = {g for at in path for o in made[at].operands if (g := _has(base, o)) is not None}
-        ungrounded = sum(made[at].status == _UNGROUNDED for at in path)
-        grounded = len(path) - ungrounded
-        mids = refres - goal
-        share_r = sum(_has(res, r) is not None for r in mids) / len(mids) if mids else None
-        share_g = sum(_has(giv, r) is not None for r in refgiven) / len(refgiven) if refgiven else None
-        out.append(dict(reached=bool(reach), path=path, share_r=share_r, share_g=share_g, ungrounded=ungrounded, grounded=grounded))
-    return dict(made=made, wrong=wrong, n=n, sure=out[0], maybe=out[1], unread=sum(s is None for s, _ in rel), refres=refres, base=base)
+def _match(found: Collection[float], number: float) -> float | None:
+    """The number as it is found, or a hundredth or a hundred of it if either is no integer."""
+    if number in found:
+        return number
+    for other in (_key(number * 100), _key(number / 100)):
+        if other in found and not (number.is_integer() and other.is_integer()):
+            return other
+    return None
+
+
+def _share(asked: Collection[float], found: Collection[float]) -> float:
+    return sum(_match(found, n) is not None for n in asked) / len(asked) if asked else 1.0

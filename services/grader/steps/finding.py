@@ -108,7 +108,9 @@ def _relations(found: list[Token], places: list[int]) -> Iterator[Relation]:
             is_behind_word = is_first and first.kind == "word"
             is_alone = len(left) == 1 and (is_behind_word or found[sign - 1].kind == "unit")
             is_mixed = is_behind_word and first.text == "and" and [*left[1:2]] == [piece for piece in left[1:2] if piece.text == "/"] and len(left) > 1 and found[places[0] - 1].kind == "number"
-            named = is_alone or is_mixed
+            near = [piece.kind for piece in found[max(0, places[0] - 3) : places[0]]]
+            is_share = is_behind_word and first.text in {"in", "per", "of", "for"} and "number" in near
+            named = is_alone or is_mixed or is_share
             yield Relation(left, found[sign].text, right, start, right[-1].end, modulus, named)
 
 

@@ -6,12 +6,14 @@ and else *open*: a definition, a condition, a question. Runs in a worker of the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from random import Random
+from typing import NamedTuple
 
 from services.grader.answers.grammar import tree_of
 from services.grader.answers.nodes import Node, Unreadable
-from services.grader.steps import OPEN, RIGHT, WRONG, Step
+from services.grader.steps import OPEN, RIGHT, UNREAD, WRONG, Step
 from services.grader.steps.finding import Relation, relations
 from services.grader.steps.values import E, NoValue, Value, compare, number, values, whole
 
@@ -21,29 +23,58 @@ _TYPICAL = r"$\frac{1}{2}\sqrt{8} = \sqrt{2} \approx 1.41$ and $\sin 30^\circ + 
 _ORDERS = {"=": {0}, "!=": {-1, 1}, "<": {-1}, ">": {1}, "<=": {-1, 0}, ">=": {0, 1}}
 _ORDERS |= {r"\approx": {0}, r"\equiv": {0}}
 _INEXACT = frozenset({"/", "fraction", "root", "^", "slash", "function", "pi"})
-_SYMMETRIC = {"=", "!=", r"\approx", r"\equiv"}
+_EQUALITIES = {"=", r"\approx", r"\equiv"}
+_SYMMETRIC = _EQUALITIES | {"!="}
 
 Sides = tuple[Node, Node]
 Pair = tuple[Value, Value]
 
 
+class Judged(NamedTuple):
+    """A step, its sides without letters, and their values; none of what is no equation."""
+
+    step: Step
+    relation: Relation
+    sides: Sequence[Node] = ()
+    values: Sequence[float] = ()
+
+    @property
+    def claims(self) -> list[float]:
+        """The numbers that stand there, where what is said of them cannot be judged."""
+        if self.step.verdict not in {OPEN, UNREAD}:
+            return []
+        pieces = [*self.relation.left, *self.relation.right]
+        return [float(piece.text.replace(",", "")) for piece in pieces if piece.kind == "number"]
+
+    @property
+    def is_close(self) -> bool:
+        """Whether the values may be the same, but for rounding or hundredths."""
+        least, most = min(self.values), max(self.values)
+        return self.step.verdict != OPEN or most - least <= _FAR * abs(most) or most == 100 * least
+
+    def continues(self, before: Judged) -> bool:
+        """Whether the left side is the right one of a step before that is not wrong."""
+        return before.relation.right is self.relation.left and before.step.verdict != WRONG
+
+
 def judge(text: str, most: int) -> list[Step]:
     """The relations of a text that have a verdict, among the first ``most``."""
-    return [step for step, _ in judged(text, most) if step]
+    return [each.step for each in judged(text, most) if each.step.verdict != UNREAD]
 
 
-def judged(text: str, most: int) -> list[tuple[Step | None, Relation]]:
-    """The first relations of a text that say something; no step where one cannot be read."""
-    found = list[tuple[Step | None, Relation]]()
+def judged(text: str, most: int) -> list[Judged]:
+    """The first relations of a text that say something, those too that cannot be read."""
+    found = list[Judged]()
     for relation in relations(text)[:most]:
+        unread = Judged(Step(UNREAD, "", relation.start, relation.end), relation)
         try:
-            step = _judged(relation)
+            each = _judged(relation)
         except (Unreadable, NoValue):
-            found.append((None, relation))
+            found.append(unread)
             continue
-        is_meant = relation.modulus is not None or not relation.is_doubtful(text)
-        if step and (step.verdict != WRONG or is_meant):
-            found.append((step, relation))
+        if each and each.step.verdict == WRONG and relation.modulus is None and relation.is_doubtful(text):
+            each = unread if relation.named else None
+        found += [each] if each else []
     return found
 
 
@@ -52,26 +83,30 @@ def warm_up() -> None:
     judge(_TYPICAL, 10)
 
 
-def _judged(relation: Relation) -> Step | None:
+def _judged(relation: Relation) -> Judged | None:
     """None if it says nothing or cannot be decided."""
     sides = tree_of(relation.left), tree_of(relation.right)
     letters = {node.letter for side in sides for node in side.walk() if node.kind == "letter"}
-    pair = ()
+    plain, note = list[Node](), ""
     if relation.modulus is not None:
         verdict = OPEN if letters else _congruence(relation.sign, relation.modulus, sides)
     elif letters:
         is_right = relation.sign in {"=", r"\equiv"} and _is_identity(sides, sorted(letters))
         verdict = RIGHT if is_right else OPEN
+        plain = [side for side in sides if not any(n.kind == "letter" for n in side.walk())]
     else:
         verdict, pair = _of_numbers(relation.sign, sides)
+        note = _note(*pair) if verdict == WRONG else ""
     keys = [_key(side) for side in sides]
     if verdict is None or (keys[0] == keys[1] and verdict != WRONG):
         return None
-    results = tuple(map(float, pair))
-    note = _note(*pair) if pair and verdict == WRONG else ""
     left, right = sorted(keys) if relation.sign in _SYMMETRIC else keys
     identity = f"{left} {relation.sign} {right} {relation.modulus or ''}"
-    return Step(verdict, identity, relation.start, relation.end, note, sides, results)
+    step = Step(verdict, identity, relation.start, relation.end, note)
+    if relation.sign not in _EQUALITIES: return Judged(step, relation)
+    plain = plain if letters else list(sides)
+    found = [float(v) for v in pair] if not letters and relation.modulus is None else [float(values(side, {})[0]) for side in plain]
+    return Judged(step, relation, plain, found)
 
 
 def _key(node: Node) -> str:

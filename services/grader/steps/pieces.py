@@ -19,7 +19,7 @@ _OPERATORS = frozenset({"+", "-", "*", "/", r"\times", "x", "X"})
 _ORDINALS = frozenset({"st", "nd", "rd", "th"})
 _UNITS = frozenset("kg km cm mm ml ft lb lbs oz hr hrs min mph".split())
 _LONGEST_PRODUCT = 3  # letters, of which more are a word
-_SPOKEN = {"times": "*", "plus": "+", "minus": "-"}  # between numbers
+_SPOKEN = {"times": "*", "plus": "+", "minus": "-", "equals": "="}  # between numbers
 _MAX_UNIT = 5  # pieces, as of "duck eggs per day"
 _NO_UNIT = frozenset(
     "and are as at because but by for from gives has have he her his how i if is it its makes"
@@ -58,7 +58,8 @@ def _read_words(found: list[Token], start: int) -> None:
     is_share = "%" == found[start - 1].text or "/" == found[start - 2].text
     spoken = "*" if word.text == "of" and is_share else _SPOKEN.get(word.text)
     if spoken and found[start + 1].kind == "number":
-        found[start] = word._replace(kind="operator", text=spoken)
+        kind = "relation" if spoken == "=" else "operator"
+        found[start] = word._replace(kind=kind, text=spoken)
         return
     end = start
     while end < min(start + _MAX_UNIT, len(found)) and _is_unit(found, end, is_first=end == start):
@@ -66,7 +67,9 @@ def _read_words(found: list[Token], start: int) -> None:
     ahead = found[end] if end < len(found) else word
     goes_on = ahead.text in _OPERATORS and found[end + 1].kind != "word"
     is_term = ahead.kind == "relation" or ahead.text == ")" or goes_on
-    if end > start and is_term:
+    if not is_term and word.text == "/":
+        end = min(end, start + 2)
+    if end > start and (is_term or word.text == "/"):
         found[start:end] = [piece._replace(kind="unit") for piece in found[start:end]]
 
 
