@@ -15,7 +15,7 @@ from typing import NamedTuple
 from services.grader.answers.boxes import last_boxed
 from services.grader.answers.grammar import read_expression
 from services.grader.answers.nodes import Node, Unreadable
-from services.grader.steps import WRONG, Step
+from services.grader.steps import RIGHT, WRONG, Derivation
 from services.grader.steps.judging import Judged, judged
 from services.grader.steps.values import NoValue, Value, values
 
@@ -27,21 +27,16 @@ _NAMES = """1 one once single another first;2 two twice half halves double doubl
 both second;3 three third thirds thrice triple tripled triples;4 four quarter quarters fourth fourths
 quadruple;5 five fifth fifths nickel nickels;6 six sixth sixths;7 seven seventh;8 eight eighth eighths;9 nine ninth
 10 ten tenth tenths decade dime dimes;12 twelve dozen dozens;11 eleven;13 thirteen;14 fourteen;15 fifteen
-16 sixteen;17 seventeen;18 eighteen;19 nineteen;20 twenty;25 quarter quarters;30 thirty;40 forty;50 fifty;60 sixty
+16 sixteen;17 seventeen;18 eighteen;19 nineteen;20 twenty;30 thirty;40 forty;50 fifty;60 sixty
 70 seventy;80 eighty;90 ninety;100 hundred century penny pennies;1000 thousand"""
-_NAMED = [(float(n), names.split()) for n, names in re.findall(r"(\d+)([^\d;]+)", _NAMES)]
+_NAMED = {
+    name: float(number)
+    for number, names in re.findall(r"(\d+)([^\d;]+)", _NAMES)
+    for name in names.split()
+}
 _UNGROUNDED, _UNKNOWN, _GROUNDED = range(3)
+_GAP, _LEAST = 0.25, 4
 _ENOUGH = 2 / 3  # of the solution's results, or of its given numbers: there are many ways
-
-
-class Derivation(NamedTuple):
-    """The steps of a text; ``low`` if what cannot be judged is worth nothing, ``high`` if all."""
-
-    steps: list[Step]
-    used: list[bool]
-    required: int
-    low: float
-    high: float
 
 
 class _Link(NamedTuple):
@@ -73,7 +68,8 @@ def derive(text: str, problem: str, solution: str, answer: str, most: int) -> De
     low, path = found.worth(goals, asked, given, wrong, sure=True)
     high, _ = found.worth(goals, asked, given, wrong, sure=False)
     used = [at in path for at in range(len(steps))]
-    return Derivation(steps, used, len(asked) + 1, low, low if wrong else max(low, high))
+    required = len(asked) + 1 if results else 0
+    return Derivation(steps, used, required, low, low if wrong else max(low, high))
 
 
 class _Links:
@@ -99,21 +95,24 @@ class _Links:
         is_reached = bool(path)
         path = path or self._path(asked, sure=sure)
         on_way = [self.links[at] for at in path]
-        ungrounded = sum(link.status == _UNGROUNDED for link in on_way)
-        if ungrounded == len(on_way):
+        gaps = sum(link.status == _UNGROUNDED for link in on_way)
+        if gaps == len(on_way):
             unknown = not (goals or sure) and bool(self.links)
             return float(unknown), set()
         results = {n for link in on_way for n in link.results}
-        part = _share(asked, results) if asked else 0.0
-        if is_reached:
-            used = {n for link in on_way for n in link.operands}
-            part = max(part, _share(given, used))
-        if not is_reached and goals:
-            part *= len(asked) / (len(asked) + 1)
-        elif part > _ENOUGH - 0.01:
+        used = {n for link in on_way for n in link.operands}
+        part, whole = (_share(asked, results) if asked else 0.0), _share(given, used)
+        if is_reached and (whole > _ENOUGH - 0.01 or any(link.status == _UNKNOWN for link in on_way)):
             part = 1.0
+        elif is_reached:
+            part = max(part, whole / 2)
+        elif goals:
+            part *= len(asked) / (len(asked) + 1)
+        if (is_reached or not goals) and part > _ENOUGH - 0.01: part = 1.0
+        right = {link.judged.step.identity for link in self.links if link.judged.step.verdict == RIGHT}
+        part *= min(1.0, _LEAST * len(path) / max(1, len(right)))
         size = len(asked) + 1
-        return part * size / (size + wrong + ungrounded), path
+        return part * _GAP**gaps * size / (size + wrong), path
 
     def _path(self, goals: Iterable[float], *, sure: bool) -> set[int]:
         """The links that lead to the goals: of each the last of the best status, and its needs."""
@@ -158,7 +157,9 @@ class _Links:
         """How far the numbers of a side are known, and which of them are no mere constants."""
         found = dict(_operands(side))
         operands = tuple(n for n, is_free in found.items() if not is_free or self._status(n))
-        return min(map(self._status, operands), default=_UNGROUNDED), operands
+        constants = found.keys() - {*operands, 1, 100}
+        is_grounded = 0 < len(operands) >= len(constants)
+        return min(map(self._status, operands)) if is_grounded else _UNGROUNDED, operands
 
     def _status(self, number: float) -> int:
         if _match(self._known, number) is not None:
@@ -178,7 +179,8 @@ def _operands(tree: Node, parent: str = "") -> Iterator[tuple[float, bool]]:
     """The numbers in a tree, and whether each may be a constant: a factor, or ``1 - 0.2``."""
     if tree.kind == "number":
         is_constant = tree.number in _FREE or (tree.number and 1 / tree.number in _FREE)
-        yield _key(float(tree.number)), parent in _FACTORS and bool(is_constant)
+        is_free = (parent in _FACTORS and bool(is_constant)) or tree.number in {12, 24, 60}
+        yield _key(float(tree.number)), is_free
     kind = parent if tree.kind in {"negative", "grouped"} else tree.kind
     for at, part in enumerate(tree.parts):
         if not (kind in {"+", "-"} and at == 0 and part.kind == "number" and part.number in {1, 100}):

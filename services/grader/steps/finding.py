@@ -25,15 +25,18 @@ _DOUBT = re.compile(
     r"(?i)\b(?:false|wrong|incorrect|contradict\w*|impossible|fails?|no solutions?"
     r"|mod|modul[oa]r?|base|round\w*|nearest|remainders?)\b|\?|[✗❌]"
 )
-_DENIAL = re.compile(r"(?i)\b(?:not|cannot|never)\b|n['’]t\b")  # before a relation
+_DENIAL = re.compile(r"(?i)\b(?:not|cannot|never)\b|n['’]t\b")  # before a relation, and behind
 _DENIAL_BEHIND = re.compile(r"(?i)\b(?:is|are|was|were|do|does|did)(?: not|n['’]t)\b")
+_NAME = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,} ?\$?\Z")  # before a single number
+_UNIT = re.compile(r"[ /-][A-Za-z]{2}")  # behind one
+_SHARE = re.compile(r"[0-9] [a-z]+ (?:in|per|of|for) \$?\Z")
+_MIXED = re.compile(r"[0-9] and \Z")
 
 
 class Relation(NamedTuple):
     r"""Two sides and one of ``= < > <= >= != \approx \equiv``, perhaps modulo a number.
 
-    It stands from ``start``, in a chain from its sign, to before ``end``. The left side of a
-    ``named`` one may belong to a word, as in ``Week 2 = 35 + 35``.
+    It stands from ``start``, in a chain from its sign, to before ``end``.
     """
 
     left: list[Token]
@@ -42,19 +45,29 @@ class Relation(NamedTuple):
     start: int
     end: int
     modulus: int | None = None
-    named: bool = False
 
     def is_doubtful(self, text: str) -> bool:
         """Whether its sentence denies or asks something, rounds, or counts in another way."""
         before = _SENTENCE_ENDS.split(text[max(0, self.start - _NEAR) : self.start])[-1]
         behind = _SENTENCE_ENDS.split(text[self.end : self.end + _NEAR], maxsplit=1)[0]
         is_denied = _DENIAL.search(before) or _DENIAL_BEHIND.search(behind)
-        return self.named or bool(is_denied or _DOUBT.search(f"{before} {behind}"))
+        return bool(is_denied or _DOUBT.search(f"{before} {behind}"))
+
+    def is_loose(self, text: str) -> bool:
+        """Whether its left side may belong to words beside it, as in ``Week 2 = 35 + 35``."""
+        before = text[max(0, self.start - _NEAR) : self.start]
+        if self.start != self.left[0].start:
+            before = ""
+        if len(self.left) > 1:
+            is_fraction = self.left[1].text == "/"
+            return bool(_SHARE.search(before) or (is_fraction and _MIXED.search(before)))
+        sign = text[self.left[-1].end : self.right[0].start]
+        return bool(_NAME.search(before) or _UNIT.match(sign))
 
 
 def relations(text: str) -> list[Relation]:
     """Every relation whose sides can be told, in order."""
-    found = pieces(text)
+    found = list(pieces(text))
     return [each for places in sorted(_chains(found)) for each in _relations(found, places)]
 
 
@@ -105,21 +118,15 @@ def _relations(found: list[Token], places: list[int]) -> Iterator[Relation]:
         if left and right and found[sign].text in _SIGNS:
             is_first = sign == places[1]
             start = left[0].start if is_first else found[sign].start
-            is_behind_word = is_first and first.kind == "word"
-            is_alone = len(left) == 1 and (is_behind_word or found[sign - 1].kind == "unit")
-            is_mixed = is_behind_word and first.text == "and" and [*left[1:2]] == [piece for piece in left[1:2] if piece.text == "/"] and len(left) > 1 and found[places[0] - 1].kind == "number"
-            near = [piece.kind for piece in found[max(0, places[0] - 3) : places[0]]]
-            is_share = is_behind_word and first.text in {"in", "per", "of", "for"} and "number" in near
-            named = is_alone or is_mixed or is_share
-            yield Relation(left, found[sign].text, right, start, right[-1].end, modulus, named)
+            yield Relation(left, found[sign].text, right, start, right[-1].end, modulus)
 
 
 def _side(found: list[Token], before: int, behind: int) -> list[Token]:
     """The side between two places; empty where it cannot be told."""
     if not 0 < behind - before - 1 <= _MAX_SIDE or found[before].text in MODULO:
         return []
-    side = [piece for piece in found[before + 1 : behind] if piece.kind != "unit"]
-    if not side or any(piece.kind in _ENDS for piece in side):
+    side = found[before + 1 : behind]
+    if any(piece.kind in _ENDS for piece in side):
         return []
     joins = side[0].text in set("+*/^!%") or (side[0].text == "-" and side[1:] and side[1].gap)
     return [] if found[before].kind == "word" and (joins or not side[0].gap) else side

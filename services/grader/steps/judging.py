@@ -66,16 +66,19 @@ def judged(text: str, most: int) -> list[Judged]:
     """The first relations of a text that say something, those too that cannot be read."""
     found = list[Judged]()
     for relation in relations(text)[:most]:
-        unread = Judged(Step(UNREAD, "", relation.start, relation.end), relation)
         try:
             each = _judged(relation)
         except (Unreadable, NoValue):
-            found.append(unread)
-            continue
-        if each and each.step.verdict == WRONG and relation.modulus is None and relation.is_doubtful(text):
-            each = unread if relation.named else None
+            each = _unread(relation)
+        if each and each.step.verdict == WRONG and relation.modulus is None:
+            each = _unread(relation) if relation.is_loose(text) else each
+            each = None if relation.is_doubtful(text) else each
         found += [each] if each else []
     return found
+
+
+def _unread(relation: Relation) -> Judged:
+    return Judged(Step(UNREAD, "", relation.start, relation.end), relation)
 
 
 def warm_up() -> None:
@@ -93,7 +96,7 @@ def _judged(relation: Relation) -> Judged | None:
     elif letters:
         is_right = relation.sign in {"=", r"\equiv"} and _is_identity(sides, sorted(letters))
         verdict = RIGHT if is_right else OPEN
-        plain = [side for side in sides if not any(n.kind == "letter" for n in side.walk())]
+        plain = [b for a, b in (sides, sides[::-1]) if a.kind == "letter" and not any(n.kind == "letter" for n in b.walk())]
     else:
         verdict, pair = _of_numbers(relation.sign, sides)
         note = _note(*pair) if verdict == WRONG else ""

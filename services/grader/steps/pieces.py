@@ -15,17 +15,7 @@ MODULO = frozenset({"mod", "modulo", r"\pmod", r"\bmod", r"\mod"})
 _STOPS = MODULO | frozenset('.?"“”`#•→⇒∴✓✅✗❌。')
 _STOPS |= frozenset(vocabulary(r"\implies \iff \to \therefore \because \Rightarrow \rightarrow"))
 _GOES_ON = frozenset("+-*/^")
-_OPERATORS = frozenset({"+", "-", "*", "/", r"\times", "x", "X"})
-_ORDINALS = frozenset({"st", "nd", "rd", "th"})
-_UNITS = frozenset("kg km cm mm ml ft lb lbs oz hr hrs min mph".split())
 _LONGEST_PRODUCT = 3  # letters, of which more are a word
-_SPOKEN = {"times": "*", "plus": "+", "minus": "-", "equals": "="}  # between numbers
-_MAX_UNIT = 5  # pieces, as of "duck eggs per day"
-_NO_UNIT = frozenset(
-    "and are as at because but by for from gives has have he her his how i if is it its makes"
-    " means or she so since than that the their then there they this to up was we were when"
-    " where which while will with you".split()
-)
 _EDGE = re.compile(r"\\[\[\]()]|\$\$|(?<!\\)\$|\n\s*\n")  # of mathematics
 _DISPLAY = re.compile(r"\\[\[\]]|\$\$|\n\s*\n")
 _APART = re.compile("quad|box")
@@ -34,58 +24,34 @@ _MONEY = re.compile(  # before a word, before more of it, at the end of a senten
     r"\$[0-9.,;]++(?:[^$\\\n]{0,200}?(?:[ (][A-Za-z][a-z]|[-−–+*/×=x(] ?\$[0-9])"
     r"|\s*\n\s*[A-Z0-9]|[^$]{0,500}\Z)"
 )
+_NO_UNIT = (
+    "and|are|because|but|by|for|from|gives|has|have|his|how|makes|means|mod|she|since|than|that|the"
+    "|their|then|there|they|this|was|were|when|where|which|while|will|with|you"
+)
+_MEASURE = r"(?:kg|km|cm|mm|ml|ft|lbs?|oz|hrs?|min|mph)\b"
+_WORD = rf"(?:(?!(?:{_NO_UNIT})\b)[A-Za-z]{{3,20}}+|{_MEASURE}|(?:an?|of|on|in|to|[hs])\b)"
+_AHEAD = r"(?=\s?(?:=|\)|(?:[-–−+*/×]|x(?= ))\s?[$(0-9]))"
+_TEXT = r"\s?\\text\s?\{[^{}$]{1,40}\}(?:\^\{?[23]\}?)?(?=\s?(?:[-+=]|\\times|\\cdot))"
+_UNIT = rf"(?<=[0-9)%])(?:{_MEASURE}|(?:[ -]| ?/ ?){_WORD})(?:(?:[ -]| ?/ ?){_WORD}){{0,5}}{_AHEAD}"
 _FULL_STOP = re.compile(r"(?<=[0-9])\.(?![0-9.]|\\(?:over|dot|bar))")  # and no decimal point
 _SPELLED_ALIKE = [  # of which every place stays where it is
     (re.compile(rf"\\begin{_FLAT}"), r"\["),
     (re.compile(rf"\\end{_FLAT}"), r"\]"),
     (re.compile(r"(?<!\\)\\\$|[&€£]"), " "),  # money and alignment say nothing
     (_FULL_STOP, ";"),
+    (re.compile("[-=]>"), "→"),
+    (re.compile(r"(?<=[a-z]) a (?=[0-9])"), " ;"),
+    (re.compile(r"(?<=[0-9)]) plus (?= ?[0-9])"), " +"),
+    (re.compile(r"(?<=[0-9)]) minus (?= ?[0-9])"), " -"),
+    (re.compile(r"(?<=[0-9)]) equals (?= ?[0-9])"), " ="),
+    (re.compile(r"(?<=[0-9)]) (?:times|x) (?=[0-9(])|(?:(?<=%)|(?<=/[0-9])) of (?=[0-9])"), " *"),
+    (re.compile(rf"(?<=[0-9])(?:st|nd|rd|th)\b|(?<=[0-9)]) ?/ ?[a-z]{{3,20}}+(?!\()|{_UNIT}|{_TEXT}"), ""),
+    (re.compile(r"(?<=[a-z]) [-–] (?=[$0-9])"), " ;"),
 ]
 
 
-def pieces(text: str) -> list[Token]:
-    """The tokens of a text, between two walls; the units behind numbers are of kind ``unit``."""
-    found = list(_pieces(text))
-    for at, before in enumerate(found):
-        if before.kind in {"number", "close"} or before.text == "%":
-            _read_words(found, at + 1)
-    return found
-
-
-def _read_words(found: list[Token], start: int) -> None:
-    """Make an operator, or the unit of the number before, of what goes on with an operation."""
-    word = found[start] if start + 1 < len(found) else found[-1]
-    is_share = "%" == found[start - 1].text or "/" == found[start - 2].text
-    spoken = "*" if word.text == "of" and is_share else _SPOKEN.get(word.text)
-    if spoken and found[start + 1].kind == "number":
-        kind = "relation" if spoken == "=" else "operator"
-        found[start] = word._replace(kind=kind, text=spoken)
-        return
-    end = start
-    while end < min(start + _MAX_UNIT, len(found)) and _is_unit(found, end, is_first=end == start):
-        end += 1
-    ahead = found[end] if end < len(found) else word
-    goes_on = ahead.text in _OPERATORS and found[end + 1].kind != "word"
-    is_term = ahead.kind == "relation" or ahead.text == ")" or goes_on
-    if not is_term and word.text == "/":
-        end = min(end, start + 2)
-    if end > start and (is_term or word.text == "/"):
-        found[start:end] = [piece._replace(kind="unit") for piece in found[start:end]]
-
-
-def _is_unit(found: list[Token], at: int, *, is_first: bool) -> bool:
-    """Whether a piece goes on with a unit: a word, a slash before one, or a power behind one."""
-    piece, ahead = found[at], found[at + 1] if at + 1 < len(found) else found[at]
-    if piece.text == "/" or (piece.text == "-" and not (is_first or piece.gap or ahead.gap)):
-        return ahead.kind in {"word", "letters"}
-    if piece.kind == "letters":  # as in km/h
-        return found[at - 1].text == "/" and not is_first
-    if piece.kind != "word":
-        return False
-    return not _NO_UNIT & set(piece.text.lower().split())
-
-
-def _pieces(text: str) -> Iterator[Token]:
+def pieces(text: str) -> Iterator[Token]:
+    """The tokens of a text, between two walls."""
     for pattern, spelled in _SPELLED_ALIKE:
         text = pattern.sub(lambda found, s=spelled: s.ljust(len(found[0])), text)
     end = Token("wall", "", gap=True, start=len(text), end=len(text))
@@ -108,8 +74,6 @@ def _pieces(text: str) -> Iterator[Token]:
         elif in_math and text[token.start : token.end] == "!=":  # 5!=120
             yield Token("operator", "!", token.gap, token.start, token.start + 1)
             yield Token("relation", "=", False, token.start + 1, token.end)
-        elif token.text in {"x", "X"} and token.gap and behind.gap and behind.kind in {"number", "open"} and (before.kind in {"number", "close"} or len(before.text) > 1) and not in_math:
-            yield token._replace(kind="operator", text="*")
         elif token.kind != "row":
             yield token._replace(kind=_kind(before, token, behind, in_math=in_math))
 
@@ -132,10 +96,8 @@ def _goes_on(before: Token, ahead: Token, *, is_dash: bool) -> bool:
 def _kind(before: Token, token: Token, behind: Token, *, in_math: bool) -> str:
     if token.kind == "words" or (token.kind == "unknown" and token.text.isalpha()):
         return "word"
-    if token.kind == "letters":
-        is_article = token.text in "aA" and behind.gap and behind.kind in {"letters", "number"}
-        if _is_word(before, token, in_math=in_math) or (is_article and token.gap and not in_math):
-            return "word"
+    if token.kind == "letters" and _is_word(before, token, in_math=in_math):
+        return "word"
     if token.kind in {"comma", "colon"}:  # perhaps of a number, a ratio or a time of day
         is_inside = before.kind == behind.kind == "number" and not behind.gap
         return token.kind if is_inside else "stop"
@@ -146,9 +108,7 @@ def _kind(before: Token, token: Token, behind: Token, *, in_math: bool) -> str:
 
 def _is_word(before: Token, token: Token, *, in_math: bool) -> bool:
     """And no product of letters, as in LaTeX or behind a number: ``2ab``."""
-    if len(token.text) > _LONGEST_PRODUCT or token.text in MODULO | _ORDINALS:
-        return True
-    if before.kind == "number" and token.text in _UNITS:
+    if len(token.text) > _LONGEST_PRODUCT or token.text in MODULO:
         return True
     if in_math or token.text in "xX":
         return False
