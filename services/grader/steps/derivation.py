@@ -21,7 +21,7 @@ from services.grader.steps.values import NoValue, Value, values
 
 _NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?|\.\d+)(\s?\\?%|\s?percent)?(?:\s?/\s?(\d+))?")
 _FREE = frozenset({1, 2, 3, 4, 5, 7, 10, 12, 24, 30, 52, 60, 100, 365, 1000})  # as factors
-_FACTORS = frozenset({"*", "/", "fraction", "^", "root", "mixed", "slash", "percent"})
+_FACTORS = frozenset({"*", "/", "fraction", "^", "root", "mixed", "slash", "percent", "binomial"})
 _IRRATIONAL = frozenset({"pi", "root"})
 _NAMES = """1 one once single another first;2 two twice half halves double doubled doubles pair couple
 both second;3 three third thirds thrice triple tripled triples;4 four quarter quarters fourth fourths
@@ -93,6 +93,8 @@ class _Links:
         """The value, if what cannot be judged is worth nothing (``sure``) or all, and the path."""
         path = self._path(goals, sure=sure)
         is_reached = bool(path)
+        if not (sure or is_reached or not goals):
+            return 0.0, path
         path = path or self._path(asked, sure=sure)
         on_way = [self.links[at] for at in path]
         gaps = sum(link.status == _UNGROUNDED for link in on_way)
@@ -105,9 +107,9 @@ class _Links:
         if is_reached and (whole > _ENOUGH - 0.01 or any(link.status == _UNKNOWN for link in on_way)):
             part = 1.0
         elif is_reached:
-            part = max(part, whole / 2)
+            part = max(part, whole / 2) if asked else whole
         elif goals:
-            part *= len(asked) / (len(asked) + 1)
+            part *= len(asked) / (len(asked) + 1) / 2
         if (is_reached or not goals) and part > _ENOUGH - 0.01: part = 1.0
         right = {link.judged.step.identity for link in self.links if link.judged.step.verdict == RIGHT}
         part *= min(1.0, _LEAST * len(path) / max(1, len(right)))
@@ -149,17 +151,37 @@ class _Links:
             status = min(status, _UNKNOWN)
         if last and each.continues(last.judged) and last.status > status:
             return _Link(each, last.status, (), results, (len(self.links) - 1,))
-        if status == _UNGROUNDED and len(each.sides) > len(computed) and self._status(results[0]):
+        is_split = len(each.sides) > len(computed) and results[0] not in operands
+        if status == _UNGROUNDED and is_split and self._status(results[0]):  # 25 = 20 + 5
             return _Link(each, _UNKNOWN, results[:1], operands, self._needs(results[:1]))
         return _Link(each, status, operands, results, self._needs(operands))
 
     def _grounds(self, side: Node) -> tuple[int, tuple[float, ...]]:
         """How far the numbers of a side are known, and which of them are no mere constants."""
-        found = dict(_operands(side))
+        found = dict(self._operands(side))
         operands = tuple(n for n, is_free in found.items() if not is_free or self._status(n))
         constants = found.keys() - {*operands, 1, 100}
         is_grounded = 0 < len(operands) >= len(constants)
         return min(map(self._status, operands)) if is_grounded else _UNGROUNDED, operands
+
+    def _operands(self, tree: Node, parent: str = "") -> Iterator[tuple[float, bool]]:
+        """The numbers in a tree, and whether each may be a constant: a factor, or ``1 - 0.2``."""
+        if tree.kind == "number":
+            is_constant = tree.number in _FREE or (tree.number and 1 / tree.number in _FREE)
+            is_free = (parent in _FACTORS and bool(is_constant)) or tree.number in {12, 24, 60}
+            yield _key(float(tree.number)), is_free
+            return
+        if tree.kind in {"/", "fraction"} and all(part.kind == "number" for part in tree.parts):
+            top, bottom = (part.number for part in tree.parts)
+            if not (self._status(_key(top)) and self._status(_key(bottom))) and bottom:
+                if self._status(_key(top / bottom)):  # a fraction that was made before
+                    yield _key(top / bottom), False
+                    return
+        kind = parent if tree.kind in {"negative", "grouped"} else tree.kind
+        for at, part in enumerate(tree.parts):
+            is_all = kind in {"+", "-"} and at == 0 and part.kind == "number" and part.number in {1, 100}
+            if not is_all:
+                yield from self._operands(part, kind)
 
     def _status(self, number: float) -> int:
         if _match(self._known, number) is not None:
@@ -173,18 +195,6 @@ class _Links:
         """The links that made the operands; of what is known, only those that are grounded."""
         made = [(n, self._makers[maker]) for n in operands if (maker := _match(self._makers, n)) is not None]
         return tuple(at for n, at in made if self.links[at].status == _GROUNDED or _match(self._known, n) is None)
-
-
-def _operands(tree: Node, parent: str = "") -> Iterator[tuple[float, bool]]:
-    """The numbers in a tree, and whether each may be a constant: a factor, or ``1 - 0.2``."""
-    if tree.kind == "number":
-        is_constant = tree.number in _FREE or (tree.number and 1 / tree.number in _FREE)
-        is_free = (parent in _FACTORS and bool(is_constant)) or tree.number in {12, 24, 60}
-        yield _key(float(tree.number)), is_free
-    kind = parent if tree.kind in {"negative", "grouped"} else tree.kind
-    for at, part in enumerate(tree.parts):
-        if not (kind in {"+", "-"} and at == 0 and part.kind == "number" and part.number in {1, 100}):
-            yield from _operands(part, kind)
 
 
 def _numbers_of(problem: str) -> set[float]:
@@ -208,7 +218,7 @@ def _values_of(answer: str) -> set[float]:
             tree = read_expression(part)
             found.add(_key(values(tree, {})[0]))
             if any(node.kind in _IRRATIONAL for node in tree.walk()):
-                found |= set(dict(_operands(tree)))
+                found |= {_key(float(node.number)) for node in tree.walk() if node.kind == "number"}
         except (Unreadable, NoValue, KeyError):
             numbers = [digits for digits, _, _ in _NUMBER.findall(part)]
             found |= {_key(float(numbers[0].replace(",", "")))} if len(numbers) == 1 else set()

@@ -44,7 +44,8 @@ class Judged(NamedTuple):
         if self.step.verdict not in {OPEN, UNREAD}:
             return []
         pieces = [*self.relation.left, *self.relation.right]
-        return [float(piece.text.replace(",", "")) for piece in pieces if piece.kind == "number"]
+        numbers = [float(piece.text.replace(",", "")) for piece in pieces if piece.kind == "number"]
+        return [*numbers, *self.values]
 
     @property
     def is_close(self) -> bool:
@@ -90,13 +91,14 @@ def _judged(relation: Relation) -> Judged | None:
     """None if it says nothing or cannot be decided."""
     sides = tree_of(relation.left), tree_of(relation.right)
     letters = {node.letter for side in sides for node in side.walk() if node.kind == "letter"}
-    plain, note = list[Node](), ""
+    plain, note, is_named = list[Node](), "", True
     if relation.modulus is not None:
         verdict = OPEN if letters else _congruence(relation.sign, relation.modulus, sides)
     elif letters:
         is_right = relation.sign in {"=", r"\equiv"} and _is_identity(sides, sorted(letters))
         verdict = RIGHT if is_right else OPEN
-        plain = [b for a, b in (sides, sides[::-1]) if a.kind == "letter" and not any(n.kind == "letter" for n in b.walk())]
+        plain = [side for side in sides if not any(n.kind == "letter" for n in side.walk())]
+        is_named = any(side.kind == "letter" for side in sides)
     else:
         verdict, pair = _of_numbers(relation.sign, sides)
         note = _note(*pair) if verdict == WRONG else ""
@@ -109,7 +111,7 @@ def _judged(relation: Relation) -> Judged | None:
     if relation.sign not in _EQUALITIES: return Judged(step, relation)
     plain = plain if letters else list(sides)
     found = [float(v) for v in pair] if not letters and relation.modulus is None else [float(values(side, {})[0]) for side in plain]
-    return Judged(step, relation, plain, found)
+    return Judged(step, relation, plain if is_named else [], found)
 
 
 def _key(node: Node) -> str:
