@@ -29,7 +29,7 @@ _DENIAL = re.compile(r"(?i)\b(?:not|cannot|never)\b|n['’]t\b")  # before a rel
 _DENIAL_BEHIND = re.compile(r"(?i)\b(?:is|are|was|were|do|does|did)(?: not|n['’]t)\b")
 _NAME = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,} ?\$?\Z")  # before a single number
 _UNIT = re.compile(r"[ /-][A-Za-z]{2}")  # behind one
-_SHARE = re.compile(r"[0-9] [a-z]+ (?:in|per|of|for) \$?\Z")
+_SHARE = re.compile(r"[0-9] [a-z]+ (?:in|per|of|for) \Z")
 _MIXED = re.compile(r"[0-9] and \Z")
 
 

@@ -46,7 +46,6 @@ _SPELLED_ALIKE = [  # of which every place stays where it is
     (re.compile(r"(?<=[0-9)]) equals (?= ?[0-9])"), " ="),
     (re.compile(r"(?<=[0-9)]) (?:times|x) (?=[0-9(])|(?:(?<=%)|(?<=/[0-9])) of (?=[0-9])"), " *"),
     (re.compile(rf"(?<=[0-9])(?:st|nd|rd|th)\b|(?<=[0-9)]) ?/ ?[a-z]{{3,20}}+(?!\()|{_UNIT}|{_TEXT}"), ""),
-    (re.compile(r"(?<=[a-z]) [-–] (?=[$0-9])"), " ;"),
 ]
 
 
@@ -71,6 +70,8 @@ def pieces(text: str) -> Iterator[Token]:
             yield Token("stop", "", start=token.start, end=token.start)
         if is_dash and (before.kind == "wall" or "\n" in gap):  # of a list, or a sign
             yield token._replace(text=r"\pm")
+        elif is_dash and gap and before.kind == "letters" and len(before.text) > 2:  # Pens - 3 * 2
+            yield Token("stop", "", start=token.start, end=token.start)
         elif in_math and text[token.start : token.end] == "!=":  # 5!=120
             yield Token("operator", "!", token.gap, token.start, token.start + 1)
             yield Token("relation", "=", False, token.start + 1, token.end)
