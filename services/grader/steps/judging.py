@@ -6,7 +6,9 @@ and else *open*: a definition, a condition, a question. Runs in a worker of the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import product
 from random import Random
 from typing import NamedTuple
@@ -31,31 +33,29 @@ Pair = tuple[Value, Value]
 
 
 class Judged(NamedTuple):
-    """A step, its sides without letters, and their values; none of what is no equation."""
+    """A step; and of an equation both sides, and those without letters, with their values."""
 
     step: Step
     relation: Relation
     sides: Sequence[Node] = ()
-    values: Sequence[float] = ()
+    letters: frozenset[str] = frozenset()
+    plain: Sequence[Node] = ()
+    values: Sequence[Value] = ()
 
     @property
-    def claims(self) -> list[float]:
+    def claims(self) -> list[Value]:
         """The numbers that stand there, where what is said of them cannot be judged."""
         if self.step.verdict not in {OPEN, UNREAD}:
             return []
         pieces = [*self.relation.left, *self.relation.right]
-        numbers = [float(piece.text.replace(",", "")) for piece in pieces if piece.kind == "number"]
-        return [*numbers, *self.values]
+        found = [float(piece.text.replace(",", "")) for piece in pieces if piece.kind == "number"]
+        return [*found, *self.values]
 
     @property
-    def is_close(self) -> bool:
-        """Whether the values may be the same, but for rounding or hundredths."""
-        least, most = min(self.values), max(self.values)
-        return self.step.verdict != OPEN or most - least <= _FAR * abs(most) or most == 100 * least
-
-    def continues(self, before: Judged) -> bool:
-        """Whether the left side is the right one of a step before that is not wrong."""
-        return before.relation.right is self.relation.left and before.step.verdict != WRONG
+    def named(self) -> str:
+        """The letter whose value it states, as in ``x = 3/4``."""
+        names = [side.letter for side in self.sides if side.kind == "letter"]
+        return names[0] if names and len(self.plain) == 1 and self.relation.sign == "=" else ""
 
 
 def judge(text: str, most: int) -> list[Step]:
@@ -65,21 +65,14 @@ def judge(text: str, most: int) -> list[Step]:
 
 def judged(text: str, most: int) -> list[Judged]:
     """The first relations of a text that say something, those too that cannot be read."""
-    found = list[Judged]()
-    for relation in relations(text)[:most]:
-        try:
-            each = _judged(relation)
-        except (Unreadable, NoValue):
-            each = _unread(relation)
-        if each and each.step.verdict == WRONG and relation.modulus is None:
-            each = _unread(relation) if relation.is_loose(text) else each
-            each = None if relation.is_doubtful(text) else each
-        found += [each] if each else []
-    return found
-
-
-def _unread(relation: Relation) -> Judged:
-    return Judged(Step(UNREAD, "", relation.start, relation.end), relation)
+    found = [each for relation in relations(text)[:most] if (each := _meant(relation, text))]
+    stated = defaultdict[str, set[Value]](set)
+    for each in found:
+        if each.named:
+            others = {None} if each.relation.is_listed(text) else set[Value]()
+            stated[each.named] |= {each.values[0]} | others
+    known = {name: one for name, (one, *more) in stated.items() if not more and one is not None}
+    return [_with_values(each, known, text) for each in found]
 
 
 def warm_up() -> None:
@@ -87,31 +80,57 @@ def warm_up() -> None:
     judge(_TYPICAL, 10)
 
 
+def _meant(relation: Relation, text: str) -> Judged | None:
+    """None if it says nothing, or looks wrong and is not meant so."""
+    unread = Judged(Step(UNREAD, "", relation.start, relation.end), relation)
+    try:
+        found = _judged(relation)
+    except (Unreadable, NoValue):
+        return unread
+    if found is None or found.step.verdict != WRONG or relation.modulus is not None:
+        return found
+    return None if relation.is_doubtful(text) else unread if relation.is_loose(text) else found
+
+
+def _with_values(each: Judged, known: Mapping[str, Value], text: str) -> Judged:
+    """Wrong if it is so for the only values that the text states of its letters."""
+    relation, is_open = each.relation, each.step.verdict == OPEN and not each.named
+    if not (is_open and relation.sign == "=" and each.letters and each.letters <= known.keys()):
+        return each
+    with suppress(NoValue):
+        verdict, pair = _of_values("=", each.sides, known)
+        if verdict == WRONG and not (relation.is_doubtful(text) or relation.is_supposed(text)):
+            return each._replace(step=each.step._replace(verdict=WRONG, note=_note(*pair)))
+    return each
+
+
 def _judged(relation: Relation) -> Judged | None:
-    """None if it says nothing or cannot be decided."""
+    """None if it says nothing."""
     sides = tree_of(relation.left), tree_of(relation.right)
-    letters = {node.letter for side in sides for node in side.walk() if node.kind == "letter"}
-    plain, note, is_named = list[Node](), "", True
+    letters = frozenset(node.letter for side in sides for node in side.walk() if node.kind == "letter")
+    plain, found, note = list[Node](), list[Value](), ""
     if relation.modulus is not None:
         verdict = OPEN if letters else _congruence(relation.sign, relation.modulus, sides)
     elif letters:
         is_right = relation.sign in {"=", r"\equiv"} and _is_identity(sides, sorted(letters))
         verdict = RIGHT if is_right else OPEN
-        plain = [side for side in sides if not any(n.kind == "letter" for n in side.walk())]
-        is_named = any(side.kind == "letter" for side in sides)
+        plain = [side for side in sides if all(node.kind != "letter" for node in side.walk())]
+        found = [values(side, {})[0] for side in plain]
+        plain = plain if any(side.kind == "letter" for side in sides) else []
     else:
-        verdict, pair = _of_numbers(relation.sign, sides)
+        verdict, pair = _of_values(relation.sign, sides, {})
         note = _note(*pair) if verdict == WRONG else ""
+        is_far = verdict == OPEN and abs(pair[0] - pair[1]) > _FAR * max(map(abs, pair))
+        plain, found = ([], []) if is_far else (list(sides), list(pair))
     keys = [_key(side) for side in sides]
     if verdict is None or (keys[0] == keys[1] and verdict != WRONG):
         return None
     left, right = sorted(keys) if relation.sign in _SYMMETRIC else keys
     identity = f"{left} {relation.sign} {right} {relation.modulus or ''}"
     step = Step(verdict, identity, relation.start, relation.end, note)
-    if relation.sign not in _EQUALITIES: return Judged(step, relation)
-    plain = plain if letters else list(sides)
-    found = [float(v) for v in pair] if not letters and relation.modulus is None else [float(values(side, {})[0]) for side in plain]
-    return Judged(step, relation, plain if is_named else [], found)
+    if relation.sign not in _EQUALITIES:
+        return Judged(step, relation)
+    return Judged(step, relation, sides, letters - {"e"}, plain, found)
 
 
 def _key(node: Node) -> str:
@@ -126,17 +145,20 @@ def _key(node: Node) -> str:
     return f"{kind}{node.letter}({' '.join(ordered)})"
 
 
-def _of_numbers(sign: str, sides: Sides) -> tuple[str | None, Pair]:
+def _of_values(
+    sign: str, sides: Sequence[Node], letters: Mapping[str, Value]
+) -> tuple[str | None, Pair]:
     """Right if it is in one way to read it, wrong if it is in all; with the values."""
-    pairs = list(product(*(values(side, {}) for side in sides)))
+    left, right = sides
+    pairs = list(product(values(left, letters), values(right, letters)))
     outcomes = [_holds(sign, sides, pair) for pair in pairs]
-    if all(side.is_literal for side in sides):
-        return None, pairs[0]
     if True in outcomes:
-        return RIGHT, pairs[outcomes.index(True)]
+        is_bare = left.is_literal and right.is_literal
+        return None if is_bare else RIGHT, pairs[outcomes.index(True)]
     sums = (node for side in sides for node in side.walk() if node.kind in {"+", "-"})
     is_share = any(part.kind == "percent" for node in sums for part in node.parts)
-    return OPEN if None in outcomes or is_share else WRONG, pairs[0]
+    is_open = None in outcomes or is_share
+    return None if left.is_literal and right.is_literal else OPEN if is_open else WRONG, pairs[0]
 
 
 def _note(a: Value, b: Value) -> str:
@@ -145,7 +167,7 @@ def _note(a: Value, b: Value) -> str:
     return f"left {left}, right {right}" if left != right else ""
 
 
-def _holds(sign: str, sides: Sides, pair: Pair) -> bool | None:
+def _holds(sign: str, sides: Sequence[Node], pair: Pair) -> bool | None:
     """None where that cannot be told."""
     if compare(*pair) in _ORDERS[sign]:
         return True
