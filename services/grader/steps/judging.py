@@ -98,7 +98,7 @@ def _with_values(each: Judged, known: Mapping[str, Value], text: str) -> Judged:
     if not (is_open and relation.sign == "=" and each.letters and each.letters <= known.keys()):
         return each
     with suppress(NoValue):
-        verdict, pair = _of_values("=", each.sides, known)
+        verdict, pair = _of_values("=", each.sides, {**known, "e": E})
         if verdict == WRONG and not (relation.is_doubtful(text) or relation.is_supposed(text)):
             return each._replace(step=each.step._replace(verdict=WRONG, note=_note(*pair)))
     return each

@@ -29,10 +29,10 @@ _NO_UNIT = (
     "|their|then|there|they|this|was|were|when|where|which|while|will|with|you"
 )
 _MEASURE = r"(?:kg|km|cm|mm|ml|ft|lbs?|oz|hrs?|min|mph)\b"
-_WORD = rf"(?:(?!(?:{_NO_UNIT})\b)[A-Za-z]{{3,20}}+|{_MEASURE}|(?:an?|of|on|in|to|[hs])\b)"
+_WORD = rf"(?:(?:an?|of|on|in|to) )?(?:(?!(?:{_NO_UNIT})\b)[A-Za-z]{{3,20}}+|{_MEASURE})"
 _AHEAD = r"(?=\s?(?:=|\)|(?:[-–−+*/×]|x(?= ))\s?[$(0-9]))"
 _TEXT = r"\s?\\text\s?\{[^{}$]{1,40}\}(?:\^\{?[23]\}?)?(?=\s?(?:[-+=]|\\times|\\cdot))"
-_UNIT = rf"(?<=[0-9)%])(?:{_MEASURE}|(?:[ -]| ?/ ?){_WORD})(?:(?:[ -]| ?/ ?){_WORD}){{0,5}}{_AHEAD}"
+_UNIT = rf"(?<=[0-9)%])(?:{_MEASURE}|(?:[ -]| ?/ ?){_WORD})(?:(?:[ -]| ?/ ?){_WORD}|/[hs]\b){{0,5}}{_AHEAD}"
 _FULL_STOP = re.compile(r"(?<=[0-9])\.(?![0-9.]|\\(?:over|dot|bar))")  # and no decimal point
 _SPELLED_ALIKE = [  # of which every place stays where it is
     (re.compile(rf"\\begin{_FLAT}"), r"\["),
