@@ -58,7 +58,7 @@ def derive(text: str, problem: str, solution: str, answer: str, most: int) -> De
     """
     known = _numbers_of(problem)
     reference = _Links(solution, known, most).links
-    results = {n for link in reference if link.judged.plain for n in link.results}
+    results = {n for link in reference if link.judged.sides for n in link.results}
     operands = {n for link in reference for n in link.operands}
     known |= operands - results
     goals = _values_of(answer) or _values_of(last_boxed(text) or "")
@@ -127,7 +127,7 @@ class _Links:
         return path
 
     def _linked(self, each: Judged) -> _Link:
-        computed = [side for side in each.plain if not side.is_literal]
+        computed = [side for side in each.sides if not side.is_literal]
         if not computed:
             return _Link(each, _UNKNOWN, results=tuple(map(_key, each.claims)))
         status, operands = max(map(self._grounds, computed), key=lambda grounds: grounds[0])
@@ -137,7 +137,7 @@ class _Links:
         last = self.links[-1] if self.links else None
         if last and last.status > status and last.judged.relation.right is each.relation.left and last.judged.step.verdict != WRONG:
             return _Link(each, last.status, (), results, (len(self.links) - 1,))
-        is_split = len(each.plain) > len(computed) and results[0] not in operands
+        is_split = len(each.sides) > len(computed) and results[0] not in operands
         if status == _UNGROUNDED and is_split and self._status(results[0]):  # 25 = 20 + 5
             return _Link(each, _UNKNOWN, results[:1], operands, self._needs(results[:1]))
         return _Link(each, status, operands, results, self._needs(operands))

@@ -29,8 +29,6 @@ _DENIAL = re.compile(r"(?i)\b(?:not|cannot|never)\b|n['’]t\b")  # before a rel
 _DENIAL_BEHIND = re.compile(r"(?i)\b(?:is|are|was|were|do|does|did)(?: not|n['’]t)\b")
 _NAME = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,} ?\$?\Z")  # before a single number
 _UNIT = re.compile(r"[ /-][A-Za-z]{2}")  # behind one
-_IF = re.compile(r"(?i)\b(?:if|suppose|assume|when)\b")
-_LIST = re.compile(r"\s*(?:,|\bor\b|\band\b)\s*[-0-9\\]")
 _SHARE = re.compile(r"[0-9] [a-z]+ (?:in|per|of|for) \Z")
 _MIXED = re.compile(r"[0-9] and \Z")
 
@@ -54,14 +52,6 @@ class Relation(NamedTuple):
         behind = _SENTENCE_ENDS.split(text[self.end : self.end + _NEAR], maxsplit=1)[0]
         is_denied = _DENIAL.search(before) or _DENIAL_BEHIND.search(behind)
         return bool(is_denied or _DOUBT.search(f"{before} {behind}"))
-
-    def is_supposed(self, text: str) -> bool:
-        """Whether its sentence so far supposes something."""
-        return bool(_IF.search(_SENTENCE_ENDS.split(text[max(0, self.start - _NEAR) : self.start])[-1]))
-
-    def is_listed(self, text: str) -> bool:
-        """Whether other numbers follow it, as in ``x = 1, 5``."""
-        return bool(_LIST.match(text, self.end))
 
     def is_loose(self, text: str) -> bool:
         """Whether its left side may belong to words beside it, as in ``Week 2 = 35 + 35``."""

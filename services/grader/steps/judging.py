@@ -6,9 +6,7 @@ and else *open*: a definition, a condition, a question. Runs in a worker of the 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from itertools import product
 from random import Random
 from typing import NamedTuple
@@ -33,13 +31,11 @@ Pair = tuple[Value, Value]
 
 
 class Judged(NamedTuple):
-    """A step; and of an equation both sides, and those without letters, with their values."""
+    """A step; and of an equation the sides that can be worked out, with their values."""
 
     step: Step
     relation: Relation
     sides: Sequence[Node] = ()
-    letters: frozenset[str] = frozenset()
-    plain: Sequence[Node] = ()
     values: Sequence[Value] = ()
 
     @property
@@ -51,12 +47,6 @@ class Judged(NamedTuple):
         found = [float(piece.text.replace(",", "")) for piece in pieces if piece.kind == "number"]
         return [*found, *self.values]
 
-    @property
-    def named(self) -> str:
-        """The letter whose value it states, as in ``x = 3/4``."""
-        names = [side.letter for side in self.sides if side.kind == "letter"]
-        return names[0] if names and len(self.plain) == 1 and self.relation.sign == "=" else ""
-
 
 def judge(text: str, most: int) -> list[Step]:
     """The relations of a text that have a verdict, among the first ``most``."""
@@ -65,14 +55,7 @@ def judge(text: str, most: int) -> list[Step]:
 
 def judged(text: str, most: int) -> list[Judged]:
     """The first relations of a text that say something, those too that cannot be read."""
-    found = [each for relation in relations(text)[:most] if (each := _meant(relation, text))]
-    stated = defaultdict[str, set[Value]](set)
-    for each in found:
-        if each.named:
-            others = {None} if each.relation.is_listed(text) else set[Value]()
-            stated[each.named] |= {each.values[0]} | others
-    known = {name: one for name, (one, *more) in stated.items() if not more and one is not None}
-    return [_with_values(each, known, text) for each in found]
+    return [each for relation in relations(text)[:most] if (each := _meant(relation, text))]
 
 
 def warm_up() -> None:
@@ -92,45 +75,32 @@ def _meant(relation: Relation, text: str) -> Judged | None:
     return None if relation.is_doubtful(text) else unread if relation.is_loose(text) else found
 
 
-def _with_values(each: Judged, known: Mapping[str, Value], text: str) -> Judged:
-    """Wrong if it is so for the only values that the text states of its letters."""
-    relation, is_open = each.relation, each.step.verdict == OPEN and not each.named
-    if not (is_open and relation.sign == "=" and each.letters and each.letters <= known.keys()):
-        return each
-    with suppress(NoValue):
-        verdict, pair = _of_values("=", each.sides, {**known, "e": E})
-        if verdict == WRONG and not (relation.is_doubtful(text) or relation.is_supposed(text)):
-            return each._replace(step=each.step._replace(verdict=WRONG, note=_note(*pair)))
-    return each
-
-
 def _judged(relation: Relation) -> Judged | None:
     """None if it says nothing."""
     sides = tree_of(relation.left), tree_of(relation.right)
-    letters = frozenset(node.letter for side in sides for node in side.walk() if node.kind == "letter")
-    plain, found, note = list[Node](), list[Value](), ""
+    plain = [side for side in sides if all(node.kind != "letter" for node in side.walk())]
+    found, note = list[Value](), ""
     if relation.modulus is not None:
-        verdict = OPEN if letters else _congruence(relation.sign, relation.modulus, sides)
-    elif letters:
-        is_right = relation.sign in {"=", r"\equiv"} and _is_identity(sides, sorted(letters))
+        is_open = len(plain) < len(sides)
+        verdict = OPEN if is_open else _congruence(relation.sign, relation.modulus, sides)
+    elif len(plain) < len(sides):
+        is_right = relation.sign in {"=", r"\equiv"} and _is_identity(sides)
         verdict = RIGHT if is_right else OPEN
-        plain = [side for side in sides if all(node.kind != "letter" for node in side.walk())]
         found = [values(side, {})[0] for side in plain]
         plain = plain if any(side.kind == "letter" for side in sides) else []
     else:
-        verdict, pair = _of_values(relation.sign, sides, {})
-        note = _note(*pair) if verdict == WRONG else ""
-        is_far = verdict == OPEN and abs(pair[0] - pair[1]) > _FAR * max(map(abs, pair))
-        plain, found = ([], []) if is_far else (list(sides), list(pair))
+        verdict, found = _of_numbers(relation.sign, sides)
+        note = _note(*found) if verdict == WRONG else ""
+        is_far = abs(found[0] - found[1]) > _FAR * max(map(abs, found))
+        plain = [] if verdict == OPEN and is_far else plain
     keys = [_key(side) for side in sides]
     if verdict is None or (keys[0] == keys[1] and verdict != WRONG):
         return None
     left, right = sorted(keys) if relation.sign in _SYMMETRIC else keys
     identity = f"{left} {relation.sign} {right} {relation.modulus or ''}"
     step = Step(verdict, identity, relation.start, relation.end, note)
-    if relation.sign not in _EQUALITIES:
-        return Judged(step, relation)
-    return Judged(step, relation, sides, letters - {"e"}, plain, found)
+    is_equation = found and relation.sign in _EQUALITIES
+    return Judged(step, relation, plain, found) if is_equation else Judged(step, relation)
 
 
 def _key(node: Node) -> str:
@@ -145,20 +115,17 @@ def _key(node: Node) -> str:
     return f"{kind}{node.letter}({' '.join(ordered)})"
 
 
-def _of_values(
-    sign: str, sides: Sequence[Node], letters: Mapping[str, Value]
-) -> tuple[str | None, Pair]:
+def _of_numbers(sign: str, sides: Sides) -> tuple[str | None, Pair]:
     """Right if it is in one way to read it, wrong if it is in all; with the values."""
-    left, right = sides
-    pairs = list(product(values(left, letters), values(right, letters)))
+    pairs: list[Pair] = list(product(values(sides[0], {}), values(sides[1], {})))
     outcomes = [_holds(sign, sides, pair) for pair in pairs]
+    if all(side.is_literal for side in sides):
+        return None, pairs[0]
     if True in outcomes:
-        is_bare = left.is_literal and right.is_literal
-        return None if is_bare else RIGHT, pairs[outcomes.index(True)]
+        return RIGHT, pairs[outcomes.index(True)]
     sums = (node for side in sides for node in side.walk() if node.kind in {"+", "-"})
     is_share = any(part.kind == "percent" for node in sums for part in node.parts)
-    is_open = None in outcomes or is_share
-    return None if left.is_literal and right.is_literal else OPEN if is_open else WRONG, pairs[0]
+    return OPEN if None in outcomes or is_share else WRONG, pairs[0]
 
 
 def _note(a: Value, b: Value) -> str:
@@ -167,7 +134,7 @@ def _note(a: Value, b: Value) -> str:
     return f"left {left}, right {right}" if left != right else ""
 
 
-def _holds(sign: str, sides: Sequence[Node], pair: Pair) -> bool | None:
+def _holds(sign: str, sides: Sides, pair: Pair) -> bool | None:
     """None where that cannot be told."""
     if compare(*pair) in _ORDERS[sign]:
         return True
@@ -205,9 +172,10 @@ def _congruence(sign: str, modulus: int, sides: Sides) -> str | None:
     return RIGHT if (a - b) % modulus == 0 else WRONG if sign == r"\equiv" else None
 
 
-def _is_identity(sides: Sides, names: list[str]) -> bool:
+def _is_identity(sides: Sides) -> bool:
     """Whether the sides are equal at random points, in some way to read them."""
     chance, held = Random(0), 0
+    names = sorted({node.letter for s in sides for node in s.walk() if node.kind == "letter"})
     counts = any(node.kind in {"factorial", "binomial"} for s in sides for node in s.walk())
     for _ in range(_MAX_POINTS):
         point = {name: _coordinate(chance, whole=counts) for name in names}
