@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator
 from itertools import pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 from services.grader.answers.boxes import last_boxed
@@ -20,20 +21,18 @@ from services.grader.steps.judging import Judged, judged
 from services.grader.steps.values import NoValue, Value, values
 
 _NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?|\.\d+)(\s?\\?%|\s?percent)?(?:\s?/\s?(\d+))?")
-_NAMES = """1 one once single another first; 2 two twice half halves double doubled doubles pair both
-couple second; 3 three third thirds thrice triple tripled; 4 four quarter quarters fourth fourths
-quadruple; 5 five fifth fifths nickel nickels; 6 six sixth sixths; 7 seven seventh; 8 eight eighth
-eighths; 9 nine ninth; 10 ten tenth tenths decade dime dimes; 11 eleven; 12 twelve dozen dozens;
-13 thirteen; 14 fourteen; 15 fifteen; 16 sixteen; 17 seventeen; 18 eighteen; 19 nineteen; 20 twenty;
-30 thirty; 40 forty; 50 fifty; 60 sixty; 70 seventy; 80 eighty; 90 ninety; 100 hundred; 1000 thousand"""
+_NAMES = """1 one once single another first; 2 two twice half halves double doubled doubles pair
+both couple second; 3 three third thirds thrice triple tripled; 4 four quarter quarters fourth
+fourths; 5 five fifth fifths nickel nickels; 6 six sixth; 7 seven seventh; 8 eight eighth eighths;
+9 nine ninth; 10 ten tenth decade dime dimes; 11 eleven; 12 twelve dozen dozens; 13 thirteen;
+14 fourteen; 15 fifteen; 16 sixteen; 17 seventeen; 18 eighteen; 19 nineteen; 20 twenty; 30 thirty;
+40 forty; 50 fifty; 60 sixty; 70 seventy; 80 eighty; 90 ninety; 100 hundred; 1000 thousand"""
 _NAMED = {
-    name: float(number)
-    for number, *names in map(str.split, _NAMES.split(";"))
-    for name in names
+    name: float(number) for number, *names in map(str.split, _NAMES.split(";")) for name in names
 }
 _CONSTANTS = frozenset({1, 2, 3, 4, 5, 7, 10, 12, 24, 30, 52, 60, 100, 365, 1000})  # as factors
 _TERMS = frozenset({12, 24, 60})  # and as terms
-_FACTORS = frozenset("* / fraction ^ root mixed slash percent binomial".split())
+_FACTORS = frozenset({"*", "/", "fraction", "^", "root", "mixed", "slash", "percent", "binomial"})
 _UNGROUNDED, _UNKNOWN, _GROUNDED = range(3)
 _ENOUGH = 0.66  # of the solution's results, or of its given numbers: there are many ways
 _GAP = 0.25  # what a step on the way that is not grounded leaves
@@ -53,8 +52,8 @@ class _Link(NamedTuple):
 def derive(text: str, problem: str, solution: str, answer: str, most: int) -> Derivation:
     """How far a text derives the answer from the problem, held against a solution if there is one.
 
-    It is worth 1 if it has enough of the solution's results or given numbers, else their share, and
-    less with each step that is wrong, or on its way but not grounded. Splitting steps gains nothing.
+    It is worth 1 if it has enough of the solution's results or given numbers, else their share;
+    less with each step that is wrong, or on its way but not grounded. Splitting gains nothing.
     """
     known = _numbers_of(problem)
     reference = _Links(solution, known, most).links
@@ -66,12 +65,11 @@ def derive(text: str, problem: str, solution: str, answer: str, most: int) -> De
     found = _Links(text, known, most)
     low, path = found.worth(goals, asked, operands & known, sure=True)
     high, _ = found.worth(goals, asked, operands & known, sure=False)
-    steps = [link.judged.step for link in found.links]
+    steps, size = [link.judged.step for link in found.links], len(asked) + 1
     wrong = len({step.identity for step in steps if step.verdict == WRONG})
-    low *= (len(asked) + 1) / (len(asked) + 1 + wrong)
+    low *= size / (size + wrong)
     used = [at in path for at in range(len(steps))]
-    required = len(asked) + 1 if results else 0
-    return Derivation(steps, used, required, low, low if wrong else max(low, high))
+    return Derivation(steps, used, size if results else 0, low, low if wrong else max(low, high))
 
 
 class _Links:
@@ -81,12 +79,11 @@ class _Links:
         self.links = list[_Link]()
         self._known = known
         self._makers = dict[float, int]()  # of each number, the last link of the best status
-        for each in judged(text, most):
+        for at, each in enumerate(judged(text, most)):
             self.links.append(link := self._linked(each))
             for number in link.results:
-                before = self.links[self._makers.setdefault(number, -1)]
-                if before.status <= link.status:
-                    self._makers[number] = len(self.links) - 1
+                if self.links[self._makers.setdefault(number, at)].status <= link.status:
+                    self._makers[number] = at
 
     def worth(
         self, goals: set[float], asked: set[float], given: set[float], *, sure: bool
@@ -115,7 +112,8 @@ class _Links:
 
     def _path(self, goals: Iterable[float], *, sure: bool) -> set[int]:
         """The links that lead to the goals."""
-        waiting = [at for goal in goals if (at := self._maker(goal)) is not None]
+        made = [n for goal in goals if (n := _match(self._makers, goal)) is not None]
+        waiting = [self._makers[n] for n in made]
         path = set[int]()
         while waiting:
             at = waiting.pop()
@@ -130,63 +128,48 @@ class _Links:
         computed = [side for side in each.sides if not side.is_literal]
         if not computed:
             return _Link(each, _UNKNOWN, results=tuple(map(_key, each.claims)))
-        status, operands = max(map(self._grounds, computed), key=lambda grounds: grounds[0])
         results = tuple(map(_key, each.values))
         if each.step.verdict == WRONG:
             return _Link(each, _UNGROUNDED, results=results[-1:])
-        last = self.links[-1] if self.links else None
-        if last and last.status > status and last.judged.relation.right is each.relation.left and last.judged.step.verdict != WRONG:
+        link = max(
+            (self._grounded(each, side, results) for side in computed), key=attrgetter("status")
+        )
+        last = self.links[-1] if self.links else link
+        is_chain = (
+            last.judged.relation.right is each.relation.left and last.judged.step.verdict != WRONG
+        )
+        if is_chain and last.status > link.status:
             return _Link(each, last.status, (), results, (len(self.links) - 1,))
-        is_split = len(each.sides) > len(computed) and results[0] not in operands
-        if status == _UNGROUNDED and is_split and self._status(results[0]):  # 25 = 20 + 5
-            return _Link(each, _UNKNOWN, results[:1], operands, self._needs(results[:1]))
-        return _Link(each, status, operands, results, self._needs(operands))
+        return link
 
-    def _grounds(self, side: Node) -> tuple[int, tuple[float, ...]]:
-        """How far the numbers of a side are known, and which of them are no mere constants."""
-        found = dict(self._operands(side))
-        operands = tuple(n for n, is_free in found.items() if not is_free or self._status(n))
-        constants = found.keys() - {*operands, 1, 100}
-        is_enough = 0 < len(operands) >= len(constants)
-        return min(map(self._status, operands)) if is_enough else _UNGROUNDED, operands
+    def _grounded(self, each: Judged, side: Node, results: tuple[float, ...]) -> _Link:
+        """The step as far as the numbers of a side ground it; constants need no others."""
+        found = {n: (self._source(n), is_free) for n, is_free in self._operands(side)}
+        sources = {n: source for n, (source, is_free) in found.items() if source[0] or not is_free}
+        constants = found.keys() - {*sources, 1, 100}
+        is_enough = 0 < len(sources) >= len(constants)
+        status = min(status for status, _ in sources.values()) if is_enough else _UNGROUNDED
+        needs = tuple(at for _, at in sources.values() if at is not None)
+        return _Link(each, status, tuple(sources), results, needs)
 
     def _operands(self, tree: Node, parent: str = "") -> Iterator[tuple[float, bool]]:
         """The numbers in a tree, and whether each may be a constant: a factor, or ``1 - 0.2``."""
-        numbers = [part.number for part in tree.parts if part.kind == "number"]
         if tree.kind == "number":
             is_factor = not _CONSTANTS.isdisjoint({tree.number, tree.number and 1 / tree.number})
             yield _key(tree.number), (is_factor and parent in _FACTORS) or tree.number in _TERMS
-        elif tree.kind in {"/", "fraction"} and len(numbers) == 2 and self._is_made(*numbers):
-            yield _key(numbers[0] / numbers[1]), False
-        else:
-            kind = parent if tree.kind in {"negative", "grouped"} else tree.kind
-            is_rest = kind in {"+", "-"} and tree.parts and tree.parts[0].number in {1, 100}
-            for part in tree.parts[1 if is_rest else 0 :]:
-                yield from self._operands(part, kind)
+        kind = parent if tree.kind in {"negative", "grouped"} else tree.kind
+        is_rest = kind in {"+", "-"} and tree.parts[0].number in {1, 100}
+        for part in tree.parts[1 if is_rest else 0 :]:
+            yield from self._operands(part, kind)
 
-    def _is_made(self, top: Value, bottom: Value) -> bool:
-        """Whether a fraction has been made as a whole, and not from its parts."""
-        is_of_parts = self._status(_key(top)) and self._status(_key(bottom))
-        return bool(bottom and not is_of_parts and self._status(_key(top / bottom)))
-
-    def _maker(self, number: float) -> int | None:
+    def _source(self, number: float) -> tuple[int, int | None]:
+        """The status of a number, and the link that made it; none where it need not be made."""
         made = _match(self._makers, number)
-        return None if made is None else self._makers[made]
-
-    def _status(self, number: float) -> int:
+        at = None if made is None else self._makers[made]
+        status = _UNGROUNDED if at is None else self.links[at].status
         if _match(self._known, number) is not None:
-            return _GROUNDED
-        maker = self._maker(number)
-        if maker is None:
-            return _UNGROUNDED
-        return _UNKNOWN if self.links[maker].status == _UNKNOWN else _GROUNDED
-
-    def _needs(self, operands: Iterable[float]) -> tuple[int, ...]:
-        """The links that made the operands; of what is known, only those that are grounded."""
-        made = [(self._maker(n), _match(self._known, n) is None) for n in operands]
-        return tuple(
-            at for at, is_new in made if at is not None and (is_new or self.links[at].status > 1)
-        )
+            return _GROUNDED, at if status == _GROUNDED else None
+        return (_UNGROUNDED if at is None else status or _GROUNDED), at
 
 
 def _numbers_of(problem: str) -> set[float]:

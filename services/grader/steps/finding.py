@@ -55,14 +55,13 @@ class Relation(NamedTuple):
 
     def is_loose(self, text: str) -> bool:
         """Whether its left side may belong to words beside it, as in ``Week 2 = 35 + 35``."""
-        before = text[max(0, self.start - _NEAR) : self.start]
-        if self.start != self.left[0].start:
-            before = ""
-        if len(self.left) > 1:
-            is_fraction = self.left[1].text == "/"
-            return bool(_SHARE.search(before) or (is_fraction and _MIXED.search(before)))
-        sign = text[self.left[-1].end : self.right[0].start]
-        return bool(_NAME.search(before) or _UNIT.match(sign))
+        is_first = self.start == self.left[0].start
+        before = text[max(0, self.start - _NEAR) : self.start] if is_first else ""
+        if len(self.left) == 1:
+            sign = text[self.left[0].end : self.right[0].start]
+            return bool(_NAME.search(before) or _UNIT.match(sign))
+        is_fraction = self.left[1].text == "/"
+        return bool(_SHARE.search(before) or (is_fraction and _MIXED.search(before)))
 
 
 def relations(text: str) -> list[Relation]:

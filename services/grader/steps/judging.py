@@ -149,7 +149,11 @@ def _holds(sign: str, sides: Sides, pair: Pair) -> bool | None:
     if sign == "=":
         divides = any(node.kind in _INEXACT for side in sides for node in side.walk())
         is_doubtful = is_near if is_close or is_rounded else False
-        return None if is_doubtful or (divides and is_close and is_rounded) or _is_hundredfold(pair) else False
+        return (
+            None
+            if is_doubtful or (divides and is_close and is_rounded) or _is_hundredfold(pair)
+            else False
+        )
     return True if is_close or is_near else False if share > _FAR else None
 
 

@@ -57,8 +57,8 @@ async def _derived(text: str, given: tuple[Any, ...], tools: Tools) -> Derivatio
         if outcome.cause is Cause.ERROR or outcome.is_machines_fault(_DEADLINE_S):
             return _NOT_READ
         return Graded(value=0, reason="too_hard")
-    steps, *rest = cast(tuple[list[Any], list[bool], int, float, float], outcome.value)
-    return Derivation([Step(*step) for step in steps], *rest)
+    found = Derivation(*cast(tuple[Any, ...], outcome.value))
+    return found._replace(steps=[Step(*step) for step in found.steps])
 
 
 def score(found: Derivation) -> Score:
