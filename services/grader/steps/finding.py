@@ -29,8 +29,9 @@ _DENIAL = re.compile(r"(?i)\b(?:not|cannot|never)\b|n['’]t\b")  # before a rel
 _DENIAL_BEHIND = re.compile(r"(?i)\b(?:is|are|was|were|do|does|did)(?: not|n['’]t)\b")
 _NAME = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,} ?\$?\Z")  # before a single number
 _UNIT = re.compile(r"[ /-][A-Za-z]{2}")  # behind one
-_SHARE = re.compile(r"[0-9] [a-z]+ (?:in|per|of|for) \Z")
-_MIXED = re.compile(r"[0-9] and \Z")
+_SHARE = re.compile(r"(?:[0-9] [a-z]+ (?:in|per|of|for)|[-+*/] [a-z]+) \Z")
+_MIXED = re.compile(r"[0-9] and \Z")  # before a fraction
+_DASH = re.compile(r"[0-9][^.\n]*[a-z] \Z")  # before a dash that may be a minus
 
 
 class Relation(NamedTuple):
@@ -60,8 +61,9 @@ class Relation(NamedTuple):
         if len(self.left) == 1:
             sign = text[self.left[0].end : self.right[0].start]
             return bool(_NAME.search(before) or _UNIT.match(sign))
-        is_fraction = self.left[1].text == "/"
-        return bool(_SHARE.search(before) or (is_fraction and _MIXED.search(before)))
+        pattern = _MIXED if self.left[1].text == "/" else _SHARE
+        is_dash = self.left[0].text == r"\pm" and _DASH.search(before)
+        return bool(is_dash or pattern.search(before))
 
 
 def relations(text: str) -> list[Relation]:

@@ -31,7 +31,7 @@ _NO_UNIT = (
 _MEASURE = r"(?:kg|km|cm|mm|ml|ft|lbs?|oz|hrs?|min|mph)\b"
 _WORD = rf"(?:(?:an?|of|on|in|to) )?(?:(?!(?:{_NO_UNIT})\b)[A-Za-z]{{3,20}}+|{_MEASURE})"
 _MORE = rf"(?:(?:[ -]| ?/ ?){_WORD}|/[hs]\b){{0,5}}"
-_AHEAD = r"(?=\s?(?:=|\)|(?:[-–−+*/×]|x(?= ))\s?[$(0-9]))"
+_AHEAD = r"(?=\s?(?:=|\)\s?[-–−+*/×=]|(?:[-–−+*/×]|x(?= ))\s?[$(0-9]))"
 _TEXT = r"\s?\\text\s?\{[^{}$]{1,40}\}(?:\^\{?[23]\}?)?(?=\s?(?:[-+=]|\\times|\\cdot))"
 _SPELLED_ALIKE = [  # of which every place stays where it is
     (re.compile(pattern), spelled)
