@@ -205,7 +205,8 @@ def groups(size: int) -> Iterator[tuple[Reward, RolloutGroup, list[Case]]]:
     serials = {kind: count() for kind in set(kinds)}
     for number, kind in enumerate(kinds):
         reward, gold, cases = kind(chance, next(serials[kind]))
-        task = a_task(answer=gold, solution="1+1=2")
+        solution = f"{int(gold) - 7}+7={gold}" if gold.isdecimal() else "1+1=2"
+        task = a_task(answer=gold, solution=solution)
         request = a_request(number=number, group_size=GROUP_SIZE, task=task)
         yield reward, a_group(request, texts=[case.text for case in cases]), cases
 

@@ -192,7 +192,9 @@ def _values_of(answer: str) -> set[float]:
         try:
             found.add(_key(values(read_expression(part), {})[0]))
             found |= numbers if re.search("pi|sqrt", part) else set()
-        except (Unreadable, NoValue, KeyError):
+        except KeyError:  # a formula
+            continue
+        except (Unreadable, NoValue):
             found |= numbers if len(numbers) == 1 else set()
     return found
 
