@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.grader.steps.derivation import derive
 from services.grader.steps.finding import relations
 from services.grader.steps.judging import judge
 from tests.unit.grader.pools import calls_of
@@ -69,6 +70,8 @@ def test_steps_lie_in_the_text_one_behind_the_other(pieces: list[str]) -> None:
         assert not text[step.start].isspace()
         assert not text[step.end - 1].isspace()
         ends = step.end
+    found = derive(text, text, text, text, 100)
+    assert 0 <= found.low <= found.high <= 1
 
 
 @pytest.mark.parametrize(
