@@ -65,11 +65,17 @@ def derive(text: str, problem: str, solution: str, answer: str, most: int) -> De
     found = _Links(text, known, most)
     low, path = found.worth(goals, asked, operands & known, sure=True)
     high, _ = found.worth(goals, asked, operands & known, sure=False)
+    if _is_open(found.links) and (_is_open(reference) or not reference):
+        high = 1.0  # what is missing may follow from that
     steps, size = [link.judged.step for link in found.links], len(asked) + 1
     wrong = len({step.identity for step in steps if step.verdict == WRONG})
     low *= size / (size + wrong)
     used = [at in path for at in range(len(steps))]
     return Derivation(steps, used, size if results else 0, low, low if wrong else max(low, high))
+
+
+def _is_open(links: Iterable[_Link]) -> bool:
+    return any(link.status == _UNKNOWN and link.results for link in links)
 
 
 class _Links:

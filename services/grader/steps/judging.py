@@ -42,7 +42,7 @@ class Judged(NamedTuple):
     def claims(self) -> list[Value]:
         """The numbers that stand there, where what is said of them cannot be judged."""
         if self.step.verdict not in {OPEN, UNREAD}:
-            return []
+            return list(self.values)
         pieces = [*self.relation.left, *self.relation.right]
         found = [float(piece.text.replace(",", "")) for piece in pieces if piece.kind == "number"]
         return [*found, *self.values]
