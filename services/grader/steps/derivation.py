@@ -56,26 +56,22 @@ def derive(text: str, problem: str, solution: str, answer: str, most: int) -> De
     less with each step that is wrong, or on its way but not grounded. Splitting gains nothing.
     """
     known = _numbers_of(problem)
-    reference = _Links(solution, known, most).links
-    results = {n for link in reference if link.judged.sides for n in link.results}
-    operands = {n for link in reference for n in link.operands}
+    reference = _Links(solution, known, most)
+    results = {n for link in reference.links if link.judged.sides for n in link.results}
+    operands = {n for link in reference.links for n in link.operands}
     known |= operands - results
     goals = _values_of(answer) or _values_of(last_boxed(text) or "")
     asked = results - known - goals
     found = _Links(text, known, most)
-    low, path = found.worth(goals, asked, operands & known, sure=True)
-    high, _ = found.worth(goals, asked, operands & known, sure=False)
-    if _is_open(found.links) and (_is_open(reference) or not reference):
-        high = 1.0  # what is missing may follow from that
+    low, path = found.worth(goals, asked, operands & known)
     steps, size = [link.judged.step for link in found.links], len(asked) + 1
     wrong = len({step.identity for step in steps if step.verdict == WRONG})
     low *= size / (size + wrong)
+    may_follow = not goals or (found.is_open() and (not reference.links or reference.is_open()))
+    is_open = bool(steps) and (may_follow or found.is_open(found.path(goals, sure=False)))
+    high = 1.0 if is_open and not wrong else low
     used = [at in path for at in range(len(steps))]
-    return Derivation(steps, used, size if results else 0, low, low if wrong else max(low, high))
-
-
-def _is_open(links: Iterable[_Link]) -> bool:
-    return any(link.status == _UNKNOWN and link.results for link in links)
+    return Derivation(steps, used, size if results else 0, low, high)
 
 
 class _Links:
@@ -91,24 +87,26 @@ class _Links:
                 if self.links[self._makers.setdefault(number, at)].status <= link.status:
                     self._makers[number] = at
 
+    def is_open(self, among: Iterable[int] | None = None) -> bool:
+        """Whether a link of these says something that cannot be judged."""
+        links = self.links if among is None else [self.links[at] for at in among]
+        return any(link.status == _UNKNOWN and link.results for link in links)
+
     def worth(
-        self, goals: set[float], asked: set[float], given: set[float], *, sure: bool
+        self, goals: set[float], asked: set[float], given: set[float]
     ) -> tuple[float, set[int]]:
-        """The value, if what cannot be judged is worth nothing (``sure``) or all, and the path."""
-        path = self._path(goals, sure=sure)
-        is_reached = bool(path)
-        if not path and (sure or not goals):
-            path = self._path(asked, sure=sure)
+        """The value, if what cannot be judged is worth nothing and nothing is wrong; the path."""
+        way = self.path(goals)
+        path = way or self.path(asked)
         links = [self.links[at] for at in path]
         gaps = sum(link.status == _UNGROUNDED for link in links)
         if gaps == len(links):
-            return float(bool(self.links) and not (goals or sure)), set()
+            return 0.0, set()
         part = _share(asked, {n for link in links for n in link.results}) if asked else 0.0
-        if is_reached:
+        if way:
             whole = _share(given, {n for link in links for n in link.operands})
-            is_open = any(link.status == _UNKNOWN for link in links)
-            part = 1.0 if is_open or whole > _ENOUGH else max(part, whole / 2)
-        if goals and not is_reached:
+            part = max(part, whole if whole > _ENOUGH else whole / 2)
+        if goals and not way:
             part /= 2
         elif part > _ENOUGH:
             part = 1.0
@@ -116,15 +114,13 @@ class _Links:
         right = len({step.identity for step in steps if step.verdict == RIGHT})
         return part * _GAP**gaps * min(1.0, _LEAST * len(path) / max(1, right)), path
 
-    def _path(self, goals: Iterable[float], *, sure: bool) -> set[int]:
-        """The links that lead to the goals."""
+    def path(self, goals: Iterable[float], *, sure: bool = True) -> set[int]:
+        """The links that lead to the goals; where it must be sure, over none that is open."""
         made = [n for goal in goals if (n := _match(self._makers, goal)) is not None]
-        waiting = [self._makers[n] for n in made]
-        path = set[int]()
+        waiting, path = [self._makers[n] for n in made], set[int]()
         while waiting:
-            at = waiting.pop()
-            link = self.links[at]
-            is_unsure = link.status == _UNKNOWN and sure
+            link = self.links[at := waiting.pop()]
+            is_unsure = sure and link.status == _UNKNOWN
             if at not in path and not is_unsure and link.judged.step.verdict != WRONG:
                 path.add(at)
                 waiting += link.needs
