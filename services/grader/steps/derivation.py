@@ -133,14 +133,10 @@ class _Links:
         results = tuple(map(_key, each.values))
         if each.step.verdict == WRONG:
             return _Link(each, _UNGROUNDED, results=results[-1:])
-        link = max(
-            (self._grounded(each, side, results) for side in computed), key=attrgetter("status")
-        )
+        grounded = (self._grounded(each, side, results) for side in computed)
+        link = max(grounded, key=attrgetter("status"))
         last = self.links[-1] if self.links else link
-        is_chain = (
-            last.judged.relation.right is each.relation.left and last.judged.step.verdict != WRONG
-        )
-        if is_chain and last.status > link.status:
+        if last.status > link.status and last.judged.relation.right is each.relation.left:
             return _Link(each, last.status, (), results, (len(self.links) - 1,))
         return link
 

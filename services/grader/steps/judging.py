@@ -148,18 +148,10 @@ def _holds(sign: str, sides: Sides, pair: Pair) -> bool | None:
     is_close, is_near = share < _CLOSE, away < 0.9999 * max(map(_last_place, sides))
     if sign == "=":
         divides = any(node.kind in _INEXACT for side in sides for node in side.walk())
-        is_doubtful = is_near if is_close or is_rounded else False
-        return (
-            None
-            if is_doubtful or (divides and is_close and is_rounded) or _is_hundredfold(pair)
-            else False
-        )
+        may_round = (is_close or is_rounded) if is_near else is_close and is_rounded and divides
+        is_hundredfold = 0 in {compare(100 * pair[0], pair[1]), compare(pair[0], 100 * pair[1])}
+        return None if may_round or is_hundredfold else False  # such as cents, and per cent
     return True if is_close or is_near else False if share > _FAR else None
-
-
-def _is_hundredfold(pair: Pair) -> bool:
-    """Whether one side may be in cents, per cent or centimetres."""
-    return any(compare(100 * a, b) == 0 for a, b in (pair, pair[::-1]))
 
 
 def _last_place(side: Node) -> float:
