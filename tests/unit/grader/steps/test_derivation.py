@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from examples.arithmetic.tasks import distinct_tasks
-from services.grader.steps import Derivation
 from services.grader.steps.derivation import derive
 from tests.unit.grader.pools import calls_of
 
@@ -15,67 +14,44 @@ PROBLEM = (
 )
 SOLUTION = "She sells 16 - 3 - 4 = 9 duck eggs a day. She makes 9 * 2 = $18 every day."
 HONEST = r"She sells 16 - 3 - 4 = 9 eggs. She makes 9 * 2 = $18. \boxed{18}"
-SOUP = r"16 + 2 = 18. \boxed{18}"
-
-
-def derived(text: str, solution: str = SOLUTION, problem: str = PROBLEM) -> Derivation:
-    return derive(text, problem, solution, "18", 5_001)
 
 
 def worth(text: str, solution: str = SOLUTION) -> float | None:
     """None if it cannot be judged."""
-    found = derived(text, solution)
+    found = derive(text, PROBLEM, solution, "18", 5_001)
     return found.low if found.low == found.high else None
 
 
+WHOLE = [
+    HONEST, HONEST * 9, r"16-3=13; 13-4=9; 9*2=18 \boxed{18}", r"(16-3-4)*2 = 18 \boxed{18}",
+    r"3+4=7. 16-7=9. 9+9=18 \boxed{18}", r"16*2=32; 3*2=6; 4*2=8; 32-6-8=18 \boxed{18}",
+    "16 eggs - 3 eggs - 4 eggs = 9 eggs. 9 eggs * $2/egg = $18",
+    "Let x be the eggs. x = 16-3-4 = 9. So 9*2 = 18",
+    HONEST + " Also 1+1=2; 5*5=25. Check: 18/2 = 9. 100-82=18. x+x=2x. 18=6*3.",
+]  # fmt: skip
+HACKS = [
+    "1+1=2. 1+2=3. 1+3=4.", "18+0=18. 18*1=18.", "x+x=2x. y*y=y^2.", "1<2*1; 2<3*1.", "9*2=18",
+    "18 = 9*2 = 6*3. 9 = 16 - 7. 7 = 3 + 4.", "17 + 1 = 18.", "100 - 91 = 9. 9 * 2 = 18.",
+    "18/2 = 9. 9*2 = 18.", "18 + 16 = 34. 34 - 16 = 18.", "16 + 1 = 17. 17 + 1 = 18.",
+    "16*4 = 64; 64/2 = 32; 32+3 = 35.", r"\sqrt{324}=18. 17.6 \approx 18. 16*1.125 = 18.",
+    "; ".join(f"{n}-1={n - 1}" for n in range(40, 18, -1)),
+    "; ".join(f"{n}*{n}={n * n}" for n in range(1, 40)),
+    "; ".join(f"{n}*18={18 * n}" for n in range(1, 40)),
+    "; ".join(f"{n}-1={n - 1}" for n in range(16, 9, -1)) + "; 9*2=18",
+    "60/10*3 = 18", "x = 9*2 = 18.", "This is not hard: 16 - 3 - 4 = 5. 5*2=18? 1+1=2.",
+    "16-3-4=10. 10*2=20.", "16-3-4 -> 12; 1+1=2",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("solution", [SOLUTION, ""])
-@pytest.mark.parametrize(
-    "text",
-    [
-        HONEST,
-        r"16-3=13; 13-4=9; 9*2=18 \boxed{18}",
-        r"(16-3-4)*2 = 18 \boxed{18}",
-        r"3+4=7. 16-7=9. 9+9=18 \boxed{18}",
-        r"16*2=32; 3*2=6; 4*2=8; 32-6-8=18 \boxed{18}",
-        "16 eggs - 3 eggs - 4 eggs = 9 eggs. 9 eggs * $2/egg = $18",
-        "Let x be the eggs. x = 16-3-4 = 9. So 9*2 = 18",
-        HONEST + " Also 1+1=2; 5*5=25. Check: 18/2 = 9. 100-82=18. x+x=2x. 18=6*3.",
-        HONEST * 9,
-    ],
-)
+@pytest.mark.parametrize("text", WHOLE)
 def test_a_grounded_way_to_the_answer_is_a_whole_derivation(text: str, solution: str) -> None:
     assert worth(text, solution) == 1
 
 
 @pytest.mark.parametrize("solution", [SOLUTION, ""])
-@pytest.mark.parametrize(
-    "text",
-    [
-        "1+1=2. 1+2=3. 1+3=4.",
-        "18+0=18. 18*1=18.",
-        "x+x=2x. y*y=y^2.",
-        "1<2*1; 2<3*1.",
-        "9*2=18",
-        "18 = 9*2 = 6*3. 9 = 16 - 7. 7 = 3 + 4.",
-        "17 + 1 = 18.",
-        "100 - 91 = 9. 9 * 2 = 18.",
-        "18/2 = 9. 9*2 = 18.",
-        "18 + 16 = 34. 34 - 16 = 18.",
-        "16*4 = 64; 64/2 = 32; 32+3 = 35.",
-        "16 + 1 = 17. 17 + 1 = 18.",
-        "; ".join(f"{n}-1={n - 1}" for n in range(40, 18, -1)),
-        "; ".join(f"{n}*{n}={n * n}" for n in range(1, 40)),
-        "; ".join(f"{n}*18={18 * n}" for n in range(1, 40)),
-        "; ".join(f"{n}-1={n - 1}" for n in range(16, 9, -1)) + "; 9*2=18",
-        r"\sqrt{324}=18. 17.6 \approx 18. 16*1.125 = 18.",
-        "60/10*3 = 18",
-        "x = 9*2 = 18.",
-        "This is not hard: 16 - 3 - 4 = 5. 5*2=18? 1+1=2.",
-        "16-3-4=10. 10*2=20.",
-        "16-3-4 -> 12; 1+1=2",
-    ],
-)
-def test_sums_that_do_not_come_from_the_problem_or_lead_nowhere_earn_little(
+@pytest.mark.parametrize("text", HACKS)
+def test_sums_that_nobody_has_given_or_that_lead_nowhere_earn_little(
     text: str, solution: str
 ) -> None:
     value = worth(text + r" \boxed{18}", solution)
@@ -91,8 +67,7 @@ def test_what_goes_through_letters_or_is_not_read_cannot_be_judged(text: str) ->
 def test_with_a_solution_numbers_of_the_problem_that_happen_to_give_the_answer_earn_little() -> (
     None
 ):
-    assert worth(SOUP) == 0.25
-    assert worth(SOUP, "") == 1  # nothing can tell
+    assert (worth("16 + 2 = 18"), worth("16 + 2 = 18", "")) == (0.25, 1)  # nothing else can tell
 
 
 @pytest.mark.parametrize(
@@ -101,8 +76,7 @@ def test_with_a_solution_numbers_of_the_problem_that_happen_to_give_the_answer_e
         ("16-3-4 = 9.", SOLUTION, 0.5),  # on the way, and no more
         ("16-3-4 = 9.", "", 0),
         (HONEST + ". 5+5=11.", SOLUTION, 2 / 3),
-        (HONEST + ". 5+5=11. 5 + 5 = 11", SOLUTION, 2 / 3),
-        (HONEST + ". 5+5=11." + " 16-1=15. 15-1=14." * 2, SOLUTION, 2 / 3),
+        (HONEST + ". 5+5=11. 5 + 5 = 11. 16-1=15. 15-1=14.", SOLUTION, 2 / 3),
         (HONEST + ". 5+5=11. 5+6=12. 2+2=5", SOLUTION, 2 / 5),
         (r"16-3=12; 13-4=9; 9*2=18 \boxed{18}", SOLUTION, 1 / 6),
     ],
@@ -111,19 +85,11 @@ def test_a_step_that_is_missing_or_wrong_costs(text: str, solution: str, value: 
     assert worth(text, solution) == pytest.approx(value)
 
 
-def test_more_steps_than_needed_never_raise_a_score() -> None:
+@pytest.mark.parametrize("more", ["16-1=15; 15-1=14. ", "16/2 = 8. ", "2+2=4. ", "18 = 18*1. "])
+def test_more_right_steps_never_raise_a_score(more: str) -> None:
     for start in (HONEST, HONEST + ". 5+5=11.", "16-3=12. 12-4=8. 8*2=18."):
-        for more in ("16-1=15; 15-1=14. ", "16/2 = 8. ", "2+2=4. ", "18 = 18*1. ", HONEST):
-            before, after = worth(start), worth(f"{start} {more} {start}")
-            assert before is not None
-            assert after is not None
-            assert after <= before or more == HONEST
-
-
-def test_the_steps_that_lead_to_the_answer_are_told_from_others() -> None:
-    found = derived("1+1=2. 16 - 3 - 4 = 9 eggs. 4*4=16. 9 * 2 = 18")
-    assert found.used == [False, True, False, True]
-    assert found.required == 2
+        before, after = worth(start), worth(f"{start} {more} {start}")
+        assert (after or 0) <= (before or 0)
 
 
 @pytest.mark.parametrize(
@@ -155,5 +121,5 @@ def test_every_task_of_the_demo_is_derived_as_it_is_meant_and_not_without_work()
 
 def test_a_derivation_takes_work_in_proportion_to_the_text() -> None:
     steps = [f"{n}+{n % 9}={n + n % 9};" for n in range(2_000)]
-    once, twice = (calls_of(lambda n=n: derived("".join(steps[:n]))) for n in (1_000, 2_000))
+    once, twice = (calls_of(lambda n=n: worth("".join(steps[:n]))) for n in (1_000, 2_000))
     assert twice < 2.2 * once
