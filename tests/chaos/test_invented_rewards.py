@@ -145,8 +145,8 @@ def proofs(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]]
 
 def too_long(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]]:
     """Responses of 50 MB beside short ones."""
-    long = Case("1" * 50_000_000 + r"\boxed{7}", 0, None)
-    return BY_RULE, "7", [long, *[Case("1+1=2\n\\boxed{7}", 1, 1)] * (GROUP_SIZE - 1)]
+    long = Case("1" * 50_000_000 + r"\boxed{9}", 0, None)
+    return BY_RULE, "9", [long, *[Case("2+7=9\n\\boxed{9}", 1, 1)] * (GROUP_SIZE - 1)]
 
 
 async def honest(
