@@ -41,10 +41,11 @@ async def verify(task: Task, text: str, check: Check, tools: Tools) -> Score:
         return Ungradable(reason="solution_too_long")
     if len(text) > _MAX_TEXT_CHARS:
         return Graded(value=0, reason="too_long")
-    if solution.strip() and not isinstance(await _derived("", given, tools), Derivation):
-        return _NOT_READ
     found = await _derived(text, given, tools)
-    return score(found) if isinstance(found, Derivation) else found
+    if isinstance(found, Derivation):
+        return score(found)
+    is_blameless = solution and not isinstance(await _derived("", given, tools), Derivation)
+    return _NOT_READ if is_blameless else found
 
 
 async def _derived(text: str, given: tuple[Any, ...], tools: Tools) -> Derivation | Score:

@@ -110,7 +110,7 @@ def test_heavy_steps_are_bounded_work(step: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *(piece * 20_000 for piece in ("=", "1+1=2;", "-", "|1=", "x^", "$", "\n(")),
+        *(piece * 20_000 for piece in ("=", "1+1=2;", "-", "|1=", "x^", "$", "\n(", "1 aaa ")),
         *(piece * 20_000 for piece in ("1=2 (a ", "1=$5 ")),
         "(" * 20_000 + "1=1)" * 20_000,
     ],
