@@ -20,6 +20,7 @@ from services.grader.steps import RIGHT, WRONG, Derivation
 from services.grader.steps.judging import Judged, judged
 from services.grader.steps.values import NoValue, Value, values
 
+_TYPICAL = r"$\frac{1}{2}\sqrt{8} = \sqrt{2} \approx 1.41$ and $\sin 30^\circ + x = x + 2^{-1}$"
 _NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?|\.\d+)(\s?\\?%|\s?percent)?(?:\s?/\s?(\d+))?")
 _NAMES = """1 one once single another first; 2 two twice half halves double doubled doubles pair
 both couple second; 3 three third thirds thrice triple tripled; 4 four quarter quarters fourth
@@ -47,6 +48,11 @@ class _Link(NamedTuple):
     operands: tuple[float, ...] = ()
     results: tuple[float, ...] = ()
     needs: tuple[int, ...] = ()
+
+
+def warm_up() -> None:
+    """Load and compute a little of everything, so that forked workers begin warm."""
+    derive(_TYPICAL, _TYPICAL, _TYPICAL, "1", 10)
 
 
 def derive(text: str, problem: str, solution: str, answer: str, most: int) -> Derivation:

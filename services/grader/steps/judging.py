@@ -19,7 +19,6 @@ from services.grader.steps.values import E, NoValue, Value, compare, number, val
 
 _POINTS, _MAX_POINTS = 6, 24  # at which an identity must hold, and that are tried
 _CLOSE, _FAR = 0.005, 0.1  # shares by which rounding may spoil an equation, and surely does not
-_TYPICAL = r"$\frac{1}{2}\sqrt{8} = \sqrt{2} \approx 1.41$ and $\sin 30^\circ + x = x + 2^{-1}$"
 _ORDERS = {"=": {0}, "!=": {-1, 1}, "<": {-1}, ">": {1}, "<=": {-1, 0}, ">=": {0, 1}}
 _ORDERS |= {r"\approx": {0}, r"\equiv": {0}}
 _INEXACT = frozenset({"/", "fraction", "root", "^", "slash", "function", "pi"})
@@ -48,19 +47,9 @@ class Judged(NamedTuple):
         return [*found, *self.values]
 
 
-def judge(text: str, most: int) -> list[Step]:
-    """The relations of a text that have a verdict, among the first ``most``."""
-    return [each.step for each in judged(text, most) if each.step.verdict != UNREAD]
-
-
 def judged(text: str, most: int) -> list[Judged]:
     """The first relations of a text that say something, those too that cannot be read."""
     return [each for relation in relations(text)[:most] if (each := _meant(relation, text))]
-
-
-def warm_up() -> None:
-    """Load and compute a little of everything, so that forked workers begin warm."""
-    judge(_TYPICAL, 10)
 
 
 def _meant(relation: Relation, text: str) -> Judged | None:

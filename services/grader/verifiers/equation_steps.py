@@ -19,7 +19,7 @@ from services.grader.templates import problem_of
 from services.grader.tools import Tools
 
 MAX_STEPS = 5_000
-WARM_UP = "services.grader.steps.judging:warm_up"
+WARM_UP = "services.grader.steps.derivation:warm_up"
 
 _DERIVE = "services.grader.steps.derivation:derive"
 _DEADLINE_S = 20.0

@@ -7,10 +7,10 @@ from protocol.messages import Graded, Score
 from protocol.rewards import Check, MathAnswer
 
 from services.grader.steps import Derivation
-from services.grader.steps.judging import judge
 from services.grader.tools import Tools
 from services.grader.verifiers import equation_steps, math_answer
 from tests.builders import a_task
+from tests.unit.grader.steps.found import judge
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from services.grader.steps.derivation import derive
 from services.grader.steps.finding import relations
-from services.grader.steps.judging import judge
 from tests.unit.grader.pools import calls_of
+from tests.unit.grader.steps.found import judge
 
 
 def verdicts(text: str) -> list[str]:
