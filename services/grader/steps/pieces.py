@@ -66,7 +66,8 @@ def pieces(text: str) -> Iterator[Token]:
         is_line = "\n" in gap and not (was_in_math and in_math)
         is_dash = token.text == "-" and behind.gap and not in_math
         is_apart = is_dash and bool(gap) and before.kind == "letters" and len(before.text) > 2
-        may_end = is_line or is_apart or token.kind == "row" or _APART.search(gap)
+        is_behind = before.text == "}" and token.kind == "number" and gap.isspace() and not in_math
+        may_end = is_line or is_apart or is_behind or token.kind == "row" or _APART.search(gap)
         ahead = behind if token.kind == "row" else token
         if _DISPLAY.search(gap):
             yield Token("wall", "", start=token.start, end=token.start)

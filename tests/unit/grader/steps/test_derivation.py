@@ -75,7 +75,7 @@ def test_with_a_solution_numbers_of_the_problem_that_happen_to_give_the_answer_e
     [
         ("16-3-4 = 9.", SOLUTION, 0.5),  # on the way, and no more
         ("16-3-4 = 9.", "", 0),
-        (HONEST + ". 5+5=11.", SOLUTION, 2 / 3),
+        (HONEST + " 5+5=11.", SOLUTION, 2 / 3),
         (HONEST + ". 5+5=11. 5 + 5 = 11. 16-1=15. 15-1=14.", SOLUTION, 2 / 3),
         (HONEST + ". 5+5=11. 5+6=12. 2+2=5", SOLUTION, 2 / 5),
         (r"16-3=12; 13-4=9; 9*2=18 \boxed{18}", SOLUTION, 1 / 6),
