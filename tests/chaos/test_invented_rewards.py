@@ -145,8 +145,8 @@ def proofs(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]]
 
 def too_long(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]]:
     """Responses of 50 MB beside short ones."""
-    long = Case("1" * 50_000_000 + r"\boxed{7}", 0, None)
-    return BY_RULE, "7", [long, *[Case("1+1=2\n\\boxed{7}", 1, 1)] * (GROUP_SIZE - 1)]
+    long = Case("1" * 50_000_000 + r"\boxed{9}", 0, None)
+    return BY_RULE, "9", [long, *[Case("2+7=9\n\\boxed{9}", 1, 1)] * (GROUP_SIZE - 1)]
 
 
 async def honest(
@@ -205,7 +205,8 @@ def groups(size: int) -> Iterator[tuple[Reward, RolloutGroup, list[Case]]]:
     serials = {kind: count() for kind in set(kinds)}
     for number, kind in enumerate(kinds):
         reward, gold, cases = kind(chance, next(serials[kind]))
-        task = a_task(answer=gold, solution="1+1=2")
+        solution = f"{int(gold) - 7}+7={gold}" if gold.isdecimal() else "1+1=2"
+        task = a_task(answer=gold, solution=solution)
         request = a_request(number=number, group_size=GROUP_SIZE, task=task)
         yield reward, a_group(request, texts=[case.text for case in cases]), cases
 

@@ -6,7 +6,7 @@ a side in every way to read it, `judging` gives the verdicts. In the pool only.
 
 from typing import NamedTuple
 
-RIGHT, WRONG, OPEN = "right", "wrong", "open"
+RIGHT, WRONG, OPEN, UNREAD = "right", "wrong", "open", "unread"
 
 
 class Step(NamedTuple):
@@ -21,3 +21,16 @@ class Step(NamedTuple):
     start: int = 0
     end: int = 0
     note: str = ""
+
+
+class Derivation(NamedTuple):
+    """The steps of a text, which of them lead to the answer, and how many the solution has.
+
+    It is worth ``low`` if what cannot be judged is worth nothing, and ``high`` if it is right.
+    """
+
+    steps: list[Step]
+    used: list[bool]
+    required: int
+    low: float
+    high: float

@@ -22,16 +22,22 @@ _MAX_SIDE = 300  # tokens
 _NEAR = 200  # characters of a sentence on each side of a relation
 _SENTENCE_ENDS = re.compile(r"(?<=[.?!;])(?=[\s$])|\n")
 _DOUBT = re.compile(
-    r"(?i)\b(?:not|cannot|never|false|wrong|incorrect|contradict\w*|impossible|fails?"
-    r"|mod\w*|base|round\w*|nearest|remainders?)\b|n['’]t\b|\?|[✗❌]"
+    r"(?i)\b(?:false|wrong|incorrect|contradict\w*|impossible|fails?|no solutions?"
+    r"|mod|modul[oa]r?|base|round\w*|nearest|remainders?)\b|\?|[✗❌]"
 )
+_DENIAL = re.compile(r"(?i)\b(?:not|cannot|never)\b|n['’]t\b")  # before a relation, and behind
+_DENIAL_BEHIND = re.compile(r"(?i)\b(?:is|are|was|were|do|does|did)(?: not|n['’]t)\b")
+_NAME = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,} ?\$?\Z")  # before a single number
+_UNIT = re.compile(r"[ /-][A-Za-z]{2}")  # behind one
+_SHARE = re.compile(r"(?:[0-9] [a-z]+ (?:in|per|of|for)|[-+*/] [a-z]+) \Z")
+_MIXED = re.compile(r"[0-9] and \Z")  # before a fraction
+_DASH = re.compile(r"[0-9][^.\n]*[a-z] \Z")  # before a dash that may be a minus
 
 
 class Relation(NamedTuple):
     r"""Two sides and one of ``= < > <= >= != \approx \equiv``, perhaps modulo a number.
 
-    It stands from ``start``, in a chain from its sign, to before ``end``. The left side of a
-    ``named`` one may belong to a word, as in ``Week 2 = 35 + 35``.
+    It stands from ``start``, in a chain from its sign, to before ``end``.
     """
 
     left: list[Token]
@@ -40,13 +46,24 @@ class Relation(NamedTuple):
     start: int
     end: int
     modulus: int | None = None
-    named: bool = False
 
     def is_doubtful(self, text: str) -> bool:
         """Whether its sentence denies or asks something, rounds, or counts in another way."""
         before = _SENTENCE_ENDS.split(text[max(0, self.start - _NEAR) : self.start])[-1]
         behind = _SENTENCE_ENDS.split(text[self.end : self.end + _NEAR], maxsplit=1)[0]
-        return self.named or bool(_DOUBT.search(f"{before} {behind}"))
+        is_denied = _DENIAL.search(before) or _DENIAL_BEHIND.search(behind)
+        return bool(is_denied or _DOUBT.search(f"{before} {behind}"))
+
+    def is_loose(self, text: str) -> bool:
+        """Whether its left side may belong to words beside it, as in ``Week 2 = 35 + 35``."""
+        is_first = self.start == self.left[0].start
+        before = text[max(0, self.start - _NEAR) : self.start] if is_first else ""
+        if len(self.left) == 1:
+            sign = text[self.left[0].end : self.right[0].start]
+            return bool(_NAME.search(before) or _UNIT.match(sign))
+        pattern = _MIXED if self.left[1].text == "/" else _SHARE
+        is_dash = self.left[0].text == r"\pm" and _DASH.search(before)
+        return bool(is_dash or pattern.search(before))
 
 
 def relations(text: str) -> list[Relation]:
@@ -102,8 +119,7 @@ def _relations(found: list[Token], places: list[int]) -> Iterator[Relation]:
         if left and right and found[sign].text in _SIGNS:
             is_first = sign == places[1]
             start = left[0].start if is_first else found[sign].start
-            named = is_first and first.kind == "word" and len(left) == 1
-            yield Relation(left, found[sign].text, right, start, right[-1].end, modulus, named)
+            yield Relation(left, found[sign].text, right, start, right[-1].end, modulus)
 
 
 def _side(found: list[Token], before: int, behind: int) -> list[Token]:

@@ -6,63 +6,90 @@ and else *open*: a definition, a condition, a question. Runs in a worker of the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from random import Random
+from typing import NamedTuple
 
 from services.grader.answers.grammar import tree_of
 from services.grader.answers.nodes import Node, Unreadable
-from services.grader.steps import OPEN, RIGHT, WRONG, Step
+from services.grader.steps import OPEN, RIGHT, UNREAD, WRONG, Step
 from services.grader.steps.finding import Relation, relations
 from services.grader.steps.values import E, NoValue, Value, compare, number, values, whole
 
 _POINTS, _MAX_POINTS = 6, 24  # at which an identity must hold, and that are tried
 _CLOSE, _FAR = 0.005, 0.1  # shares by which rounding may spoil an equation, and surely does not
-_TYPICAL = r"$\frac{1}{2}\sqrt{8} = \sqrt{2} \approx 1.41$ and $\sin 30^\circ + x = x + 2^{-1}$"
 _ORDERS = {"=": {0}, "!=": {-1, 1}, "<": {-1}, ">": {1}, "<=": {-1, 0}, ">=": {0, 1}}
 _ORDERS |= {r"\approx": {0}, r"\equiv": {0}}
-_SYMMETRIC = {"=", "!=", r"\approx", r"\equiv"}
+_INEXACT = frozenset({"/", "fraction", "root", "^", "slash", "function", "pi"})
+_EQUALITIES = {"=", r"\approx", r"\equiv"}
+_SYMMETRIC = _EQUALITIES | {"!="}
 
 Sides = tuple[Node, Node]
 Pair = tuple[Value, Value]
 
 
-def judge(text: str, most: int) -> list[Step]:
-    """The relations of a text that have a verdict, among the first ``most``."""
-    judged = list[Step]()
-    for relation in relations(text)[:most]:
-        try:
-            found = _judged(relation)
-        except (Unreadable, NoValue):
-            continue
-        is_meant = relation.modulus is not None or not relation.is_doubtful(text)
-        if found and (found.verdict != WRONG or is_meant):
-            judged.append(found)
-    return judged
+class Judged(NamedTuple):
+    """A step; and of an equation the sides that can be worked out, with their values."""
+
+    step: Step
+    relation: Relation
+    sides: Sequence[Node] = ()
+    values: Sequence[Value] = ()
+
+    @property
+    def claims(self) -> list[Value]:
+        """The numbers that stand there, where what is said of them cannot be judged."""
+        if self.step.verdict not in {OPEN, UNREAD}:
+            return list(self.values)
+        pieces = [*self.relation.left, *self.relation.right]
+        found = [float(piece.text.replace(",", "")) for piece in pieces if piece.kind == "number"]
+        return [*found, *self.values]
 
 
-def warm_up() -> None:
-    """Load and compute a little of everything, so that forked workers begin warm."""
-    judge(_TYPICAL, 10)
+def judged(text: str, most: int) -> list[Judged]:
+    """The first relations of a text that say something, those too that cannot be read."""
+    return [each for relation in relations(text)[:most] if (each := _meant(relation, text))]
 
 
-def _judged(relation: Relation) -> Step | None:
-    """None if it says nothing or cannot be decided."""
+def _meant(relation: Relation, text: str) -> Judged | None:
+    """None if it says nothing, or looks wrong and is not meant so."""
+    unread = Judged(Step(UNREAD, "", relation.start, relation.end), relation)
+    try:
+        found = _judged(relation)
+    except (Unreadable, NoValue):
+        return unread
+    if found is None or found.step.verdict != WRONG or relation.modulus is not None:
+        return found
+    return None if relation.is_doubtful(text) else unread if relation.is_loose(text) else found
+
+
+def _judged(relation: Relation) -> Judged | None:
+    """None if it says nothing."""
     sides = tree_of(relation.left), tree_of(relation.right)
-    letters = {node.letter for side in sides for node in side.walk() if node.kind == "letter"}
-    note = ""
+    plain = [side for side in sides if all(node.kind != "letter" for node in side.walk())]
+    found, note = list[Value](), ""
     if relation.modulus is not None:
-        verdict = OPEN if letters else _congruence(relation.sign, relation.modulus, sides)
-    elif letters:
-        is_right = relation.sign in {"=", r"\equiv"} and _is_identity(sides, sorted(letters))
+        is_open = len(plain) < len(sides)
+        verdict = OPEN if is_open else _congruence(relation.sign, relation.modulus, sides)
+    elif len(plain) < len(sides):
+        is_right = relation.sign in {"=", r"\equiv"} and _is_identity(sides)
         verdict = RIGHT if is_right else OPEN
+        found = [values(side, {})[0] for side in plain]
+        plain = plain if any(side.kind == "letter" for side in sides) else []
     else:
-        verdict, note = _of_numbers(relation.sign, sides)
+        verdict, found = _of_numbers(relation.sign, sides)
+        note = _note(*found) if verdict == WRONG else ""
+        is_far = abs(found[0] - found[1]) > _FAR * max(map(abs, found))
+        plain = [] if verdict == OPEN and is_far else plain
     keys = [_key(side) for side in sides]
     if verdict is None or (keys[0] == keys[1] and verdict != WRONG):
         return None
     left, right = sorted(keys) if relation.sign in _SYMMETRIC else keys
     identity = f"{left} {relation.sign} {right} {relation.modulus or ''}"
-    return Step(verdict, identity, relation.start, relation.end, note)
+    step = Step(verdict, identity, relation.start, relation.end, note)
+    is_equation = found and relation.sign in _EQUALITIES
+    return Judged(step, relation, plain, found) if is_equation else Judged(step, relation)
 
 
 def _key(node: Node) -> str:
@@ -77,16 +104,17 @@ def _key(node: Node) -> str:
     return f"{kind}{node.letter}({' '.join(ordered)})"
 
 
-def _of_numbers(sign: str, sides: Sides) -> tuple[str | None, str]:
-    """Right if it is in one way to read it, wrong if it is in all; with a note."""
-    if all(side.is_literal for side in sides):
-        return None, ""
-    pairs = list(product(*(values(side, {}) for side in sides)))
+def _of_numbers(sign: str, sides: Sides) -> tuple[str | None, Pair]:
+    """Right if it is in one way to read it, wrong if it is in all; with the values."""
+    pairs: list[Pair] = list(product(values(sides[0], {}), values(sides[1], {})))
     outcomes = [_holds(sign, sides, pair) for pair in pairs]
+    if all(side.is_literal for side in sides):
+        return None, pairs[0]
     if True in outcomes:
-        return RIGHT, ""
-    is_share = any(node.kind == "percent" for side in sides for node in side.walk())
-    return (None, "") if None in outcomes or is_share else (WRONG, _note(*pairs[0]))
+        return RIGHT, pairs[outcomes.index(True)]
+    sums = (node for side in sides for node in side.walk() if node.kind in {"+", "-"})
+    is_share = any(part.kind == "percent" for node in sums for part in node.parts)
+    return OPEN if None in outcomes or is_share else WRONG, pairs[0]
 
 
 def _note(a: Value, b: Value) -> str:
@@ -108,14 +136,18 @@ def _holds(sign: str, sides: Sides, pair: Pair) -> bool | None:
     is_rounded = any(node.places for side in sides for node in side.walk())
     is_close, is_near = share < _CLOSE, away < 0.9999 * max(map(_last_place, sides))
     if sign == "=":
-        return None if is_close + is_rounded + is_near >= 2 else False
+        divides = any(node.kind in _INEXACT for side in sides for node in side.walk())
+        may_round = (is_close or is_rounded) if is_near else is_close and is_rounded and divides
+        is_hundredfold = 0 in {compare(100 * pair[0], pair[1]), compare(pair[0], 100 * pair[1])}
+        return None if may_round or is_hundredfold else False  # such as cents, and per cent
     return True if is_close or is_near else False if share > _FAR else None
 
 
 def _last_place(side: Node) -> float:
     """What one in the last place of a plain number is worth; 0 for what is computed."""
-    plain = side.parts[0] if side.kind == "negative" else side
-    return 10.0**-plain.places if plain.kind == "number" else 0.0
+    plain = side.parts[0] if side.kind in {"negative", "percent"} else side
+    unit = 0.01 if side.kind == "percent" else 1.0
+    return unit * 10.0**-plain.places if plain.kind == "number" else 0.0
 
 
 def _congruence(sign: str, modulus: int, sides: Sides) -> str | None:
@@ -125,9 +157,10 @@ def _congruence(sign: str, modulus: int, sides: Sides) -> str | None:
     return RIGHT if (a - b) % modulus == 0 else WRONG if sign == r"\equiv" else None
 
 
-def _is_identity(sides: Sides, names: list[str]) -> bool:
+def _is_identity(sides: Sides) -> bool:
     """Whether the sides are equal at random points, in some way to read them."""
     chance, held = Random(0), 0
+    names = sorted({node.letter for s in sides for node in s.walk() if node.kind == "letter"})
     counts = any(node.kind in {"factorial", "binomial"} for s in sides for node in s.walk())
     for _ in range(_MAX_POINTS):
         point = {name: _coordinate(chance, whole=counts) for name in names}

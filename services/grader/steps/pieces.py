@@ -20,13 +20,35 @@ _EDGE = re.compile(r"\\[\[\]()]|\$\$|(?<!\\)\$|\n\s*\n")  # of mathematics
 _DISPLAY = re.compile(r"\\[\[\]]|\$\$|\n\s*\n")
 _APART = re.compile("quad|box")
 _FLAT = r"\s?\{(?:align(?:ed|at)?|equation|gather(?:ed)?|split|eqnarray|multline)\*?\}"
-_MONEY = re.compile(r"\$[0-9.,]++(?:[^$\\\n]{0,200}?[ (][a-z]{2,}|[^$]{0,500}\Z)")
-_FULL_STOP = re.compile(r"(?<=[0-9])\.(?![0-9.]|\\(?:over|dot|bar))")  # and no decimal point
+_MONEY = re.compile(  # before a word, before more of it, at the end of a sentence or of the text
+    r"\$[0-9.,;]++(?:[^$\\\n]{0,200}?(?:[ (][A-Za-z][a-z]|[-−–+*/×=x(] ?\$[0-9])"
+    r"|\s*\n\s*[A-Z0-9]|[^$]{0,500}\Z)"
+)
+_NO_UNIT = (
+    "and|are|because|but|by|cos|exp|for|from|gives|has|have|his|how|log|makes|means|mod|she|sin"
+    "|since|sqrt|tan|than|that|the|their|then|there|they|this|was|were|when|where|which|while|you"
+)
+_MEASURE = r"(?:kg|km|cm|mm|ml|ft|lbs?|oz|hrs?|min|mph)\b"
+_WORD = rf"(?:(?:an?|of|on|in|to) )?(?:(?!(?:{_NO_UNIT})\b)[A-Za-z]{{3,20}}+|{_MEASURE})"
+_MORE = rf"(?:(?:[ -]| ?/ ?){_WORD}|/[hs]\b){{0,5}}"
+_AHEAD = r"(?=\s?(?:=|\)\s?[-–−+*/×=]|(?:[-–−+*/×]|x(?= ))\s?[$(0-9]))"
+_TEXT = r"\s?\\text\s?\{[^{}$]{1,40}\}(?:\^\{?[23]\}?)?(?=\s?(?:[-+=]|\\times|\\cdot))"
 _SPELLED_ALIKE = [  # of which every place stays where it is
-    (re.compile(rf"\\begin{_FLAT}"), r"\["),
-    (re.compile(rf"\\end{_FLAT}"), r"\]"),
-    (re.compile(r"(?<!\\)\\\$|[&€£]"), " "),  # money and alignment say nothing
-    (_FULL_STOP, ";"),
+    (re.compile(pattern), spelled)
+    for pattern, spelled in (
+        (rf"\\begin{_FLAT}", r"\["),
+        (rf"\\end{_FLAT}", r"\]"),
+        (r"(?<!\\)\\\$|[&€£]", " "),  # money and alignment say nothing
+        (r"(?<=[0-9])\.(?![0-9.]|\\(?:over|dot|bar))", ";"),  # a full stop, no decimal point
+        (r"[-=]>", "→"),
+        (r"(?<=[a-z]) a (?=[0-9])", " ;"),
+        (r"(?<=[0-9)]) plus (?=[0-9])", " +"),
+        (r"(?<=[0-9)]) minus (?=[0-9])", " -"),
+        (r"(?<=[0-9)]) equals (?=[0-9])", " ="),
+        (r"(?<=[0-9)]) (?:times|x) (?=[0-9(])|(?:(?<=%)|(?<=/[0-9])) of (?=[0-9])", " *"),
+        (rf"(?<=[0-9)%])(?:{_MEASURE}|(?:[ -]| ?/ ?){_WORD}){_MORE}{_AHEAD}|{_TEXT}", ""),  # units
+        (rf"(?<=[0-9)]) ?/ ?{_WORD}(?![\w(])|(?<=[0-9])(?:st|nd|rd|th)\b", ""),
+    )
 ]
 
 
@@ -43,13 +65,15 @@ def pieces(text: str) -> Iterator[Token]:
         in_math = _is_math(text, gap, token.start, was_in_math)
         is_line = "\n" in gap and not (was_in_math and in_math)
         is_dash = token.text == "-" and behind.gap and not in_math
-        may_end = is_line or token.kind == "row" or _APART.search(gap)
+        is_apart = is_dash and bool(gap) and before.kind == "letters" and len(before.text) > 2
+        is_behind = before.text == "}" and token.kind == "number" and gap.isspace() and not in_math
+        may_end = is_line or is_apart or is_behind or token.kind == "row" or _APART.search(gap)
         ahead = behind if token.kind == "row" else token
         if _DISPLAY.search(gap):
             yield Token("wall", "", start=token.start, end=token.start)
         elif may_end and not _goes_on(before, ahead, is_dash=is_dash):
             yield Token("stop", "", start=token.start, end=token.start)
-        if is_dash and (before.kind == "wall" or "\n" in gap):  # of a list, or a sign
+        if is_dash and (before.kind == "wall" or "\n" in gap or is_apart):  # of a list, or a sign
             yield token._replace(text=r"\pm")
         elif in_math and text[token.start : token.end] == "!=":  # 5!=120
             yield Token("operator", "!", token.gap, token.start, token.start + 1)

@@ -1,91 +1,94 @@
-"""Process by program: the share of right steps in the reasoning. No model is needed.
+"""Process by program: how much of a derivation of the answer the right steps are. No model needed.
 
-Its weakness is known: it asks whether steps are right, not whether they lead anywhere. A task's
-solution says how many steps are expected.
+A response without any equation is worth 0 where the solution has some: if it were ungradable, it
+would take no part in the group's mean, and be better off than one whose steps are below that.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, cast
+from collections.abc import Mapping
+from typing import Any, Literal, cast
 
 from protocol.messages import Graded, Mark, Score, Task, Ungradable
 from protocol.rewards import Check
 
 from services.grader.pool import Cause, Failed
-from services.grader.steps import OPEN, RIGHT, WRONG, Step
+from services.grader.steps import OPEN, RIGHT, WRONG, Derivation, Step
+from services.grader.templates import problem_of
 from services.grader.tools import Tools
 
 MAX_STEPS = 5_000
-WARM_UP = "services.grader.steps.judging:warm_up"
+WARM_UP = "services.grader.steps.derivation:warm_up"
 
-_JUDGE = "services.grader.steps.judging:judge"
+_DERIVE = "services.grader.steps.derivation:derive"
 _DEADLINE_S = 20.0
 _MAX_TEXT_CHARS = 1_000_000
+_NOT_READ = Ungradable(reason="equations_not_read")
 _MARKED: Mapping[str, Literal["right", "wrong", "unknown"]]
 _MARKED = {RIGHT: "right", WRONG: "wrong", OPEN: "unknown"}
 
 
 async def verify(task: Task, text: str, check: Check, tools: Tools) -> Score:
-    """The share of right steps among those written, or those that ``task.solution`` has."""
+    """The share of a derivation that the text has, held against ``task.solution`` if there is one.
+
+    Ungradable is what cannot be judged: mathematics that is not read, or steps in letters.
+    """
     solution = task.solution or ""
-    if len(solution) > _MAX_TEXT_CHARS:
+    answer = task.answer or ""
+    given = (problem_of(task), solution, answer, MAX_STEPS + 1)
+    if max(map(len, given[:3])) > _MAX_TEXT_CHARS:
         return Ungradable(reason="solution_too_long")
     if len(text) > _MAX_TEXT_CHARS:
         return Graded(value=0, reason="too_long")
-    expected = await _steps(solution, tools)
-    if not isinstance(expected, list):
-        return Ungradable(reason="equations_not_read")
-    found = await _steps(text, tools)
-    if not isinstance(found, list):
-        return found
-    required = sum(step.verdict != OPEN for step in distinct(expected))
-    graded = score(distinct(found), required)
-    return graded.model_copy(update={"marks": tuple(map(_mark, found))})
+    found = await _derived(text, given, tools)
+    if isinstance(found, Derivation):
+        return score(found)
+    is_blameless = solution and not isinstance(await _derived("", given, tools), Derivation)
+    return _NOT_READ if is_blameless else found
 
 
-async def _steps(text: str, tools: Tools) -> list[Step] | Score:
-    """The steps of a text, in order, or what it is worth if a worker hangs or crashes at it."""
-    if not text.strip():
-        return []
-    call = (_JUDGE, text, MAX_STEPS + 1)
+async def _derived(text: str, given: tuple[Any, ...], tools: Tools) -> Derivation | Score:
+    """What a text derives, or what it is worth if a worker hangs or crashes at it."""
+    call = (_DERIVE, text, *given)
     outcome = await tools.pool.run(*call, deadline_s=_DEADLINE_S)
     if isinstance(outcome, Failed):  # perhaps through others in its worker
         outcome = await tools.pool.run(*call, deadline_s=_DEADLINE_S, suspect=True)
     if isinstance(outcome, Failed):
         if outcome.cause is Cause.ERROR or outcome.is_machines_fault(_DEADLINE_S):
-            return Ungradable(reason="equations_not_read")
+            return _NOT_READ
         return Graded(value=0, reason="too_hard")
-    return [Step(*judged) for judged in cast(list[tuple[str, str, int, int, str]], outcome.value)]
+    found = Derivation(*cast(tuple[Any, ...], outcome.value))
+    return found._replace(steps=[Step(*step) for step in found.steps])
 
 
-def _mark(step: Step) -> Mark:
-    return Mark(start=step.start, end=step.end, verdict=_MARKED[step.verdict], note=step.note)
-
-
-def distinct(found: Iterable[Step]) -> list[Step]:
-    """The first of all that are the same."""
-    by_identity: dict[str, Step] = {}
-    for step in found:
-        by_identity.setdefault(step.identity, step)
-    return list(by_identity.values())
-
-
-def score(found: Sequence[Step], required: int) -> Graded:
-    """Right steps, at most those required, over these plus the wrong ones, at least those required.
-
-    So neither more right steps than the solution has nor repeated ones make up for a wrong one, and
-    leaving out a step costs as much as a wrong one. Without required steps it is right ÷ written.
-    """
-    number = Counter(step.verdict for step in found)
+def score(found: Derivation) -> Score:
+    """The value of a derivation, with its counts of distinct steps, and a mark for each step."""
+    number = Counter({step.identity: step.verdict for step in found.steps}.values())
     right, wrong = number[RIGHT], number[WRONG]
     counts = {"written": right + wrong, "right": right, "wrong": wrong, "open": number[OPEN]}
-    breakdown: dict[str, float] = {**counts, "required": required}
-    if len(found) > MAX_STEPS:
+    breakdown: dict[str, float] = {**counts, "required": found.required, "used": sum(found.used)}
+    if len(found.steps) > MAX_STEPS:
         return Graded(value=0, reason="too_long", breakdown=breakdown)
-    enough = min(right, required) if required else right
-    value = enough / max(required, enough + wrong, 1)
-    missing = "missing_steps" if right + wrong < required else None
-    reason = "wrong_equations" if wrong else missing if right else "no_equations"
-    return Graded(value=value, reason=reason, breakdown=breakdown)
+    if not found.steps and found.required:
+        return Graded(value=0, reason="no_equations", breakdown=breakdown)
+    if not right + wrong:
+        return Ungradable(reason="no_steps_read")
+    if found.low < found.high:
+        return Ungradable(reason="steps_open")
+    reason = "wrong_equations" if wrong else "missing_steps" if found.low else "nothing_derived"
+    marks = tuple(map(_mark, found.steps, found.used))
+    return Graded(
+        value=found.low,
+        reason=None if found.low == 1 else reason,
+        breakdown=breakdown,
+        marks=tuple(mark for mark in marks if mark),
+    )
+
+
+def _mark(step: Step, is_used: bool) -> Mark | None:
+    place = {"start": step.start, "end": step.end}
+    if step.verdict == RIGHT and not is_used:
+        return Mark(verdict="unknown", note="not used", **place)
+    verdict = _MARKED.get(step.verdict)
+    return Mark(verdict=verdict, note=step.note, **place) if verdict else None

@@ -62,8 +62,8 @@ THREE_TO_ONE = [
     [
         ({}, [None, None, None, None]),
         ({"process": "equation_steps"}, [1, 0, None, None]),
-        ({"process": "equation_steps", "process_for": "all"}, [1, 0, 1, 0]),
-        ({"process": THREE_TO_ONE, "process_for": "all"}, [1, 0.25, 1, 0]),
+        ({"process": "equation_steps", "process_for": "all"}, [1, 0, 1, None]),
+        ({"process": THREE_TO_ONE, "process_for": "all"}, [1, 0.25, 1, None]),
     ],
 )
 async def test_the_process_is_asked_about_the_responses_that_the_recipe_says(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from protocol.messages import Graded
+from protocol.messages import Graded, Score
 from protocol.rewards import Check, MathAnswer
 
+from services.grader.steps import Derivation
 from services.grader.tools import Tools
 from services.grader.verifiers import equation_steps, math_answer
 from tests.builders import a_task
+from tests.unit.grader.steps.found import judge
 
 pytestmark = pytest.mark.anyio
 
@@ -47,12 +49,21 @@ MARKED = [
 
 
 @pytest.mark.parametrize(("text", "expected"), MARKED)
-async def test_every_step_is_marked_where_it_stands(
-    text: str, expected: list[str], tools: Tools
-) -> None:
-    score = await equation_steps.verify(a_task(), text, Check(verifier="equation_steps"), tools)
+async def test_every_step_is_marked_where_it_stands(text: str, expected: list[str]) -> None:
+    steps = judge(text, 99)
+    score = equation_steps.score(Derivation(steps, [True] * len(steps), 1, 1, 1))
+    assert expected == marks_of(score, text)
+
+
+async def test_a_right_step_that_leads_nowhere_is_marked_as_not_used(tools: Tools) -> None:
+    text, check = r"2+2=4. 1+1=2 \boxed{2}", Check(verifier="equation_steps")
+    score = await equation_steps.verify(a_task(), text, check, tools)
+    assert marks_of(score, text) == ["unknown 2+2=4 (not used)", "right 1+1=2"]
+
+
+def marks_of(score: Score, text: str) -> list[str]:
     assert isinstance(score, Graded)
-    assert expected == [
+    return [
         f"{mark.verdict} {text[mark.start : mark.end]}" + (mark.note and f" ({mark.note})")
         for mark in score.marks
         if mark.start < mark.end <= len(text)

@@ -37,8 +37,8 @@ async def test_math_answer_agrees_with_every_label_and_equation_steps_with_some(
     assert [solution.id for solution, case in pairs if case.given != case.label] == []
     cases = await cases_of(process, process_label, solutions, tools)
     whole = agreement(cases)
-    assert whole["graded"] == len(solutions)
-    assert (whole["kappa"] or 0) > 0.1  # better than chance
+    assert (whole["graded"] or 0) > 0.75 * len(solutions)
+    assert (whole["kappa"] or 0) > 0.35
     assert agreement([case for case in cases if case.kind == "empty"])["same_level"] == 1
 
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from services.grader.steps.judging import judge
 from tests.architecture.project import ROOT
+from tests.unit.grader.steps.found import judge
 
 
 def verdicts(text: str) -> list[str]:

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.grader.steps.derivation import derive
 from services.grader.steps.finding import relations
-from services.grader.steps.judging import judge
 from tests.unit.grader.pools import calls_of
+from tests.unit.grader.steps.found import judge
 
 
 def verdicts(text: str) -> list[str]:
@@ -69,6 +70,8 @@ def test_steps_lie_in_the_text_one_behind_the_other(pieces: list[str]) -> None:
         assert not text[step.start].isspace()
         assert not text[step.end - 1].isspace()
         ends = step.end
+    found = derive(text, text, text, text, 100)
+    assert 0 <= found.low <= found.high <= 1
 
 
 @pytest.mark.parametrize(
@@ -107,7 +110,7 @@ def test_heavy_steps_are_bounded_work(step: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *(piece * 20_000 for piece in ("=", "1+1=2;", "-", "|1=", "x^", "$", "\n(")),
+        *(piece * 20_000 for piece in ("=", "1+1=2;", "-", "|1=", "x^", "$", "\n(", "1 aaa ")),
         *(piece * 20_000 for piece in ("1=2 (a ", "1=$5 ")),
         "(" * 20_000 + "1=1)" * 20_000,
     ],

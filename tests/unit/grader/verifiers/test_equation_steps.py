@@ -7,7 +7,7 @@ from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import Check
 
 from services.grader.pool import Cause, Failed
-from services.grader.steps import Step
+from services.grader.steps import Derivation, Step
 from services.grader.tools import Tools
 from services.grader.verifiers import equation_steps
 from services.grader.verifiers.equation_steps import MAX_STEPS
@@ -28,64 +28,56 @@ async def graded(text: str, solution: str | None, tools: Tools) -> Graded:
 
 
 async def scored(text: str, solution: str | None, tools: Tools) -> Score:
-    return await equation_steps.verify(a_task(solution=solution), text, CHECK, tools)
+    task = a_task(prompt="47+8-6+7=?", answer="56", solution=solution)
+    return await equation_steps.verify(task, text, CHECK, tools)
 
 
-def some_steps(right: int, wrong: int, others: int) -> list[Step]:
-    verdicts = ["right"] * right + ["wrong"] * wrong + ["open"] * others
-    return [Step(verdict, str(at)) for at, verdict in enumerate(verdicts)]
+def a_derivation(verdicts: str, low: float, high: float, required: int = 3) -> Derivation:
+    """Of right, wrong, open and unread steps, of which the right ones are used."""
+    names = {"r": "right", "w": "wrong", "o": "open", "u": "unread"}
+    steps = [Step(names[verdict], str(at)) for at, verdict in enumerate(verdicts)]
+    return Derivation(steps, [verdict == "r" for verdict in verdicts], required, low, high)
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "required", "value", "reason"),
+    ("found", "expected"),
     [
-        (3, 0, 3, 1, None),
-        (2, 1, 3, 2 / 3, "wrong_equations"),
-        (2, 0, 3, 2 / 3, "missing_steps"),
-        (3, 1, 3, 3 / 4, "wrong_equations"),
-        (9, 1, 3, 3 / 4, "wrong_equations"),  # more right ones do not dilute a wrong one
-        (0, 0, 3, 0, "no_equations"),
-        (0, 0, 0, 0, "no_equations"),
-        (2, 2, 0, 1 / 2, "wrong_equations"),
-        (MAX_STEPS - 1, 0, 3, 0, "too_long"),  # with the two others
+        (a_derivation("rrro", 1, 1), (1, None)),
+        (a_derivation("rrw", 0.5, 0.5), (0.5, "wrong_equations")),
+        (a_derivation("rr", 0.5, 0.5), (0.5, "missing_steps")),
+        (a_derivation("rr", 0, 0), (0, "nothing_derived")),
+        (a_derivation("rro", 0, 1), "steps_open"),
+        (a_derivation("ou", 0, 1), "no_steps_read"),
+        (a_derivation("", 0, 0), (0, "no_equations")),  # or hiding would pay more than being judged
+        (a_derivation("", 0, 0, required=0), "no_steps_read"),
+        (a_derivation("r" * (MAX_STEPS + 1), 1, 1), (0, "too_long")),
     ],
 )
-def test_the_score_is_the_share_of_right_steps(
-    right: int, wrong: int, required: int, value: float, reason: str | None
+def test_a_score_has_its_reason_and_what_cannot_be_judged_is_ungradable(
+    found: Derivation, expected: tuple[float, str | None] | str
 ) -> None:
-    score = equation_steps.score(some_steps(right, wrong, others=2), required)
-    assert score.value == pytest.approx(value)
-    assert score.reason == reason
-    assert score.breakdown["written"] == right + wrong
-    assert score.breakdown["open"] == 2
+    score = equation_steps.score(found)
+    if isinstance(score, Graded):
+        assert (score.value, score.reason) == expected
+        assert score.breakdown["required"] == found.required
+    else:
+        assert score.reason == expected
 
 
 @pytest.mark.parametrize(
     ("solution", "text", "value"),
     [
         (SOLUTION, SOLUTION, 1),
-        (SOLUTION, r"47+8=55;55+1=56;\boxed{56}", 2 / 3),
-        ("by inspection", "1+1=2", 1),
-        (SOLUTION, "1+1=2;1+2=3;1+3=4;" + "so " * 5000, 1),
+        (SOLUTION, r"47+8=55;55+1=56;\boxed{56}", 1 / 8),
+        (None, SOLUTION, 1),
+        (SOLUTION, "1+1=2;1+2=3;1+3=4;" + "so " * 5000, 0),
         (None, "1+1=2;" * 3 + "x" * 1_000_000, 0),
-        (r"$2(3) = 6$ and $x = 3$", r"Since $x = 3$, $x + x = 2x = 6$ and $2(3) = 6$.", 1),
-        (r"$2(3) = 6$, $\sqrt{4} = 2$", r"$2(3) = 6$, $\sqrt{4} = 3$", 1 / 2),
     ],
 )
-async def test_a_solution_says_how_many_steps_are_required(
+async def test_the_problem_the_solution_and_the_answer_are_those_of_the_task(
     tools: Tools, solution: str | None, text: str, value: float
 ) -> None:
     assert (await graded(text, solution, tools)).value == pytest.approx(value)
-
-
-async def test_padding_and_repetition_do_not_raise_the_score(tools: Tools) -> None:
-    honest = "47+8=55;55-6=48;"
-    padding = [honest, "1=1;7=7;", "47+8=55;" * 20, "55 = 8 + 47;" * 20, "x=x;", r"$(3)=(3)$;"]
-    many = "".join(f"{at}+1={at + 1};" for at in range(50))
-    before = (await graded(honest, SOLUTION, tools)).value
-    for padded in padding:
-        assert (await graded(honest + padded, SOLUTION, tools)).value <= before
-    assert (await graded(honest + many, SOLUTION, tools)).value < 1
 
 
 @pytest.mark.parametrize(

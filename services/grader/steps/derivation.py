@@ -1,0 +1,220 @@
+"""Which steps belong to the derivation of the answer, and how much of one they are.
+
+A step is *grounded* if each number that it computes with is of the problem, an earlier result, or a
+constant such as 60. Those that lead to the answer, found backwards from it, are its derivation.
+Numbers are compared by nine digits, without signs, and as hundredths. In the pool only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from itertools import pairwise
+from operator import attrgetter
+from typing import NamedTuple
+
+from services.grader.answers.boxes import last_boxed
+from services.grader.answers.grammar import read_expression
+from services.grader.answers.nodes import Node, Unreadable
+from services.grader.steps import RIGHT, WRONG, Derivation
+from services.grader.steps.judging import Judged, judged
+from services.grader.steps.values import NoValue, Value, values
+
+_TYPICAL = r"$\frac{1}{2}\sqrt{8} = \sqrt{2} \approx 1.41$ and $\sin 30^\circ + x = x + 2^{-1}$"
+_NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?|\.\d+)(\s?\\?%|\s?percent)?(?:\s?/\s?(\d+))?")
+_NAMES = """1 one once single another first; 2 two twice half halves double doubled doubles pair
+both couple second; 3 three third thirds thrice triple tripled; 4 four quarter quarters fourth
+fourths; 5 five fifth fifths nickel nickels; 6 six sixth; 7 seven seventh; 8 eight eighth eighths;
+9 nine ninth; 10 ten tenth decade dime dimes; 11 eleven; 12 twelve dozen dozens; 13 thirteen;
+14 fourteen; 15 fifteen; 16 sixteen; 17 seventeen; 18 eighteen; 19 nineteen; 20 twenty; 30 thirty;
+40 forty; 50 fifty; 60 sixty; 70 seventy; 80 eighty; 90 ninety; 100 hundred; 1000 thousand"""
+_NAMED = {
+    name: float(number) for number, *names in map(str.split, _NAMES.split(";")) for name in names
+}
+_CONSTANTS = frozenset({1, 2, 3, 4, 5, 7, 10, 12, 24, 30, 52, 60, 100, 365, 1000})  # as factors
+_TERMS = frozenset({12, 24, 60})  # and as terms
+_FACTORS = frozenset({"*", "/", "fraction", "^", "root", "mixed", "slash", "percent", "binomial"})
+_UNGROUNDED, _UNKNOWN, _GROUNDED = range(3)
+_ENOUGH = 0.66  # of the solution's results, or of its given numbers: there are many ways
+_GAP = 0.25  # what a step on the way that is not grounded leaves
+_LEAST = 4  # the derivation is at least one of so many right steps, or they are all sorts of things
+
+
+class _Link(NamedTuple):
+    """A step: the numbers it computes with and results in, and the earlier links that it needs."""
+
+    judged: Judged
+    status: int
+    operands: tuple[float, ...] = ()
+    results: tuple[float, ...] = ()
+    needs: tuple[int, ...] = ()
+
+
+def warm_up() -> None:
+    """Load and compute a little of everything, so that forked workers begin warm."""
+    derive(_TYPICAL, _TYPICAL, _TYPICAL, "1", 10)
+
+
+def derive(text: str, problem: str, solution: str, answer: str, most: int) -> Derivation:
+    """How far a text derives the answer from the problem, held against a solution if there is one.
+
+    It is worth 1 if it has enough of the solution's results or given numbers, else their share;
+    less with each step that is wrong, or on its way but not grounded. Splitting gains nothing.
+    """
+    known = _numbers_of(problem)
+    reference = _Links(solution, known, most)
+    results = {n for link in reference.links if link.judged.sides for n in link.results}
+    operands = {n for link in reference.links for n in link.operands}
+    known |= operands - results
+    goals = _values_of(answer) or _values_of(last_boxed(text) or "")
+    asked = results - known - goals
+    found = _Links(text, known, most)
+    low, path = found.worth(goals, asked, operands & known)
+    steps, size = [link.judged.step for link in found.links], len(asked) + 1
+    wrong = len({step.identity for step in steps if step.verdict == WRONG})
+    low *= size / (size + wrong)
+    may_follow = not goals or (found.is_open() and (not reference.links or reference.is_open()))
+    is_open = bool(steps) and (may_follow or found.is_open(found.path(goals, sure=False)))
+    high = 1.0 if is_open and not wrong else low
+    used = [at in path for at in range(len(steps))]
+    return Derivation(steps, used, size if results else 0, low, high)
+
+
+class _Links:
+    """The steps of a text, each with the earlier ones that made its numbers."""
+
+    def __init__(self, text: str, known: Collection[float], most: int) -> None:
+        self.links = list[_Link]()
+        self._known = known
+        self._makers = dict[float, int]()  # of each number, the last link of the best status
+        for at, each in enumerate(judged(text, most)):
+            self.links.append(link := self._linked(each))
+            for number in link.results:
+                if self.links[self._makers.setdefault(number, at)].status <= link.status:
+                    self._makers[number] = at
+
+    def is_open(self, among: Iterable[int] | None = None) -> bool:
+        """Whether a link of these says something that cannot be judged."""
+        links = self.links if among is None else [self.links[at] for at in among]
+        return any(link.status == _UNKNOWN and link.results for link in links)
+
+    def worth(
+        self, goals: set[float], asked: set[float], given: set[float]
+    ) -> tuple[float, set[int]]:
+        """The value, if what cannot be judged is worth nothing and nothing is wrong; the path."""
+        way = self.path(goals)
+        path = way or self.path(asked)
+        links = [self.links[at] for at in path]
+        gaps = sum(link.status == _UNGROUNDED for link in links)
+        if gaps == len(links):
+            return 0.0, set()
+        part = _share(asked, {n for link in links for n in link.results}) if asked else 0.0
+        if way:
+            whole = _share(given, {n for link in links for n in link.operands})
+            part = max(part, whole if whole > _ENOUGH else whole / 2)
+        if goals and not way:
+            part /= 2
+        elif part > _ENOUGH:
+            part = 1.0
+        steps = [link.judged.step for link in self.links]
+        right = len({step.identity for step in steps if step.verdict == RIGHT})
+        return part * _GAP**gaps * min(1.0, _LEAST * len(path) / max(1, right)), path
+
+    def path(self, goals: Iterable[float], *, sure: bool = True) -> set[int]:
+        """The links that lead to the goals; where it must be sure, over none that is open."""
+        made = [n for goal in goals if (n := _match(self._makers, goal)) is not None]
+        waiting, path = [self._makers[n] for n in made], set[int]()
+        while waiting:
+            link = self.links[at := waiting.pop()]
+            is_unsure = sure and link.status == _UNKNOWN
+            if at not in path and not is_unsure and link.judged.step.verdict != WRONG:
+                path.add(at)
+                waiting += link.needs
+        return path
+
+    def _linked(self, each: Judged) -> _Link:
+        computed = [side for side in each.sides if not side.is_literal]
+        if not computed:
+            return _Link(each, _UNKNOWN, results=tuple(map(_key, each.claims)))
+        results = tuple(map(_key, each.values))
+        if each.step.verdict == WRONG:
+            return _Link(each, _UNGROUNDED, results=results[-1:])
+        grounded = (self._grounded(each, side, results) for side in computed)
+        link = max(grounded, key=attrgetter("status"))
+        last = self.links[-1] if self.links else link
+        if last.status > link.status and last.judged.relation.right is each.relation.left:
+            return _Link(each, last.status, (), results, (len(self.links) - 1,))
+        return link
+
+    def _grounded(self, each: Judged, side: Node, results: tuple[float, ...]) -> _Link:
+        """The step as far as the numbers of a side ground it; constants need no others."""
+        found = {n: (self._source(n), is_free) for n, is_free in self._operands(side)}
+        sources = {n: source for n, (source, is_free) in found.items() if source[0] or not is_free}
+        constants = found.keys() - {*sources, 1, 100}
+        is_enough = 0 < len(sources) >= len(constants)
+        status = min(status for status, _ in sources.values()) if is_enough else _UNGROUNDED
+        needs = tuple(at for _, at in sources.values() if at is not None)
+        return _Link(each, status, tuple(sources), results, needs)
+
+    def _operands(self, tree: Node, parent: str = "") -> Iterator[tuple[float, bool]]:
+        """The numbers in a tree, and whether each may be a constant: a factor, or ``1 - 0.2``."""
+        if tree.kind == "number":
+            is_factor = not _CONSTANTS.isdisjoint({tree.number, tree.number and 1 / tree.number})
+            yield _key(tree.number), (is_factor and parent in _FACTORS) or tree.number in _TERMS
+        kind = parent if tree.kind in {"negative", "grouped"} else tree.kind
+        is_rest = kind in {"+", "-"} and tree.parts[0].number in {1, 100}
+        for part in tree.parts[1 if is_rest else 0 :]:
+            yield from self._operands(part, kind)
+
+    def _source(self, number: float) -> tuple[int, int | None]:
+        """The status of a number, and the link that made it; none where it need not be made."""
+        made = _match(self._makers, number)
+        at = None if made is None else self._makers[made]
+        status = _UNGROUNDED if at is None else self.links[at].status
+        if _match(self._known, number) is not None:
+            return _GROUNDED, at if status == _GROUNDED else None
+        return (_UNGROUNDED if at is None else status or _GROUNDED), at
+
+
+def _numbers_of(problem: str) -> set[float]:
+    """The numbers of a problem, in digits or words; of percentages and fractions the rest, too."""
+    found = set[float]()
+    for digits, percent, bottom in _NUMBER.findall(problem):
+        number = float(digits.replace(",", ""))
+        found |= {number, 100 - number, 100 + number} if percent else {number}
+        found |= {float(bottom), float(bottom) - number} if bottom else set()
+    named = [_NAMED.get(word, 0.0) for word in re.findall("[a-z]+", problem.lower())]
+    found |= {*filter(None, named), *(a + b for a, b in pairwise(named) if a >= 20 > b > 0)}
+    return set(map(_key, found))
+
+
+def _values_of(answer: str) -> set[float]:
+    r"""The numbers that an answer names; of ``100\pi`` 100, too."""
+    found = set[float]()
+    for part in answer.replace(r"\$", "").split(", "):
+        numbers = {_key(float(digits.replace(",", ""))) for digits, _, _ in _NUMBER.findall(part)}
+        try:
+            found.add(_key(values(read_expression(part), {})[0]))
+            found |= numbers if re.search("pi|sqrt", part) else set()
+        except KeyError:  # a formula
+            continue
+        except (Unreadable, NoValue):
+            found |= numbers if len(numbers) == 1 else set()
+    return found
+
+
+def _key(number: Value) -> float:
+    return float(f"{abs(float(number)):.9g}")
+
+
+def _match(found: Collection[float], number: float) -> float | None:
+    """The number as it is found, or a hundredth or a hundred of it if either is no integer."""
+    if number in found:
+        return number
+    others = (_key(number * 100), _key(number / 100))
+    is_whole = number.is_integer()
+    return next((n for n in others if n in found and not (is_whole and n.is_integer())), None)
+
+
+def _share(asked: Collection[float], found: Collection[float]) -> float:
+    return sum(_match(found, n) is not None for n in asked) / len(asked) if asked else 1.0
