@@ -46,7 +46,9 @@ _ONE, _HUNDREDTH, _HUNDRED = (Number(Fraction(each)) for each in ("1", "1/100", 
 _HALF_TURN = Expression.of(Node("fraction", (Node("pi"), integer(180))))
 _DEGREES_OF_RADIAN = Expression.of(Node("fraction", (integer(180), Node("pi"))))
 _HAN = re.compile(r"[\u4e00-\u9fff ]+")
-_COUNTS_IN_HAN = re.compile(r"[一二两三四五六七八九十百千万亿半双对打倍成分之多余约几负不非错误假否无未]")
+_COUNTS_IN_HAN = re.compile(
+    "[一二两三四五六七八九十百千万亿半双对打倍成分之多余约几负]|[不非错误假否无未]"
+)
 Scale = Number | Expression
 _UNKNOWN = Measure((("unknown", 1),))  # words that nobody knows to say another value
 
