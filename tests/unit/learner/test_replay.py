@@ -89,7 +89,8 @@ def graded() -> GradedGroup:
         for value, reason in process
     ]
     wrong = [Grade(outcome=Graded(value=0.0, reason=why)) for why in ("wrong", "no_answer")]
-    request = a_request(number=5, group_size=len(TEXTS), task=a_task(answer="12"))
+    task = a_task(prompt="Add 6 to 3 times 2.", answer="12")
+    request = a_request(number=5, group_size=len(TEXTS), task=task)
     group = a_group(request, lengths=[2, 3, 4, 2, 8], texts=TEXTS)
     return a_graded_group(group, grades=[*right, *wrong])
 
