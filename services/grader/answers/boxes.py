@@ -48,12 +48,10 @@ def last_box(text: str) -> tuple[int, int] | None:
 
 def unwrapped(content: str) -> str:
     r"""``\boxed{\boxed{5}}`` and ``**5**`` hold 5, and ``n = \boxed{5}`` says ``n = 5``."""
-    if bold := _BOLD.fullmatch(content):
-        return unwrapped(bold[1])
-    if "box" not in content:
-        return content
     while (box := _WHOLE_BOX.fullmatch(content)) and last_boxed(content) == box.group(1):
         content = box.group(1)
+    if bold := _BOLD.fullmatch(content):
+        return unwrapped(bold[1])
     begin = _BOX.search(content)
     box = _WHOLE_BOX.fullmatch(content, begin.start()) if begin else None
     if box and _SAYS_WHAT_IS_IN_BOX.search(content[: box.start()]):

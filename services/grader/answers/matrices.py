@@ -8,6 +8,7 @@ from services.grader.answers.nodes import Node
 from services.grader.answers.values import Expression, Matrix, Number, Value
 
 _MAX_CELLS = 36
+_MAX_NODES = 500  # a product has each cell several times
 
 
 def scaled(factor: Node, matrix: Matrix) -> Matrix | None:
@@ -26,6 +27,8 @@ def multiplied(left: Matrix, right: Matrix) -> Matrix | None:
     if inner != right.num_rows or len(first) + len(second) > _MAX_CELLS:
         return None
     if not all(first) or not all(second):
+        return None
+    if sum(1 for cell in (*first, *second) if cell for _ in cell.walk()) > _MAX_NODES:
         return None
     cells = list[Value]()
     for row in range(left.num_rows):

@@ -103,7 +103,7 @@ def read_chosen(text: str) -> Value:
 def _without_remark(text: str) -> str:
     r"""``\frac{1}{3} \text{ (about } 0.33)`` is a third."""
     rest = text[: remark.start()] if (remark := _REMARK.search(text)) else text
-    return rest if rest.count("{") == rest.count("}") else text
+    return rest if rest.strip() and rest.count("{") == rest.count("}") else text
 
 
 def read(side: Side, depth: int = 0) -> Value:

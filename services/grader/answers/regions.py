@@ -122,7 +122,7 @@ def _pieces(members: tuple[Value, ...]) -> Value | None:
         else:
             letters |= {member.letter} if isinstance(member, Tuple) else set()
             pieces.append(member)
-    return Union(tuple(pieces)) if len(letters) < 2 else Expression(None, "")
+    return Union(tuple(pieces)) if len(letters) < 2 else Expression(None, repr(members))
 
 
 def _intersection(intervals: Sequence[Tuple]) -> Tuple | None:

@@ -18,6 +18,7 @@ _SIGNS = frozenset({"=", "<", ">", "<=", ">=", "!=", r"\approx", r"\equiv"})
 _ENDS = frozenset({"relation", "word", "stop", "wall"})
 _OPENERS = {")": "([", "]": "([", "}": "{", r"\}": r"\{", r"\rangle": r"\langle"}
 _OPENERS |= {r"\rfloor": r"\lfloor", r"\rceil": r"\lceil"}
+_MODULUS = re.compile("[0-9]{1,300}")
 _MAX_SIDE = 300  # tokens
 _NEAR = 200  # characters of a sentence on each side of a relation
 _SENTENCE_ENDS = re.compile(r"(?<=[.?!;])(?=[\s$])|\n")
@@ -136,5 +137,5 @@ def _side(found: list[Token], before: int, behind: int) -> list[Token]:
 def _modulus(found: list[Token], at: int) -> int | None:
     r"""The number of ``mod 7``, ``(mod 7)`` or ``\pmod{7}``, where that begins."""
     near = [piece.text for piece in found[at : at + 5] if piece.text not in {"", "(", "{"}]
-    is_modulus = len(near) > 1 and near[0] in MODULO and near[1].isdecimal()
+    is_modulus = len(near) > 1 and near[0] in MODULO and _MODULUS.fullmatch(near[1])
     return int(near[1]) if is_modulus else None

@@ -22,7 +22,7 @@ _APART = re.compile("quad|box")
 _FLAT = r"\s?\{(?:align(?:ed|at)?|equation|gather(?:ed)?|split|eqnarray|multline)\*?\}"
 _MONEY = re.compile(  # before a word, before more of it, at the end of a sentence or of the text
     r"\$[0-9.,;]++(?:[^$\\\n]{0,200}?(?:[ (][A-Za-z][a-z]|[-−–+*/×=x(] ?\$[0-9])"
-    r"|\s*\n\s*[A-Z0-9]|[^$]{0,500}\Z)"
+    r"|\s{0,9}\n\s{0,9}[A-Z0-9]|[^$]{0,500}\Z)"
 )
 _NO_UNIT = (
     "and|are|because|but|by|cos|exp|for|from|gives|has|have|his|how|log|makes|means|mod|she|sin"

@@ -46,9 +46,7 @@ _ONE, _HUNDREDTH, _HUNDRED = (Number(Fraction(each)) for each in ("1", "1/100", 
 _HALF_TURN = Expression.of(Node("fraction", (Node("pi"), integer(180))))
 _DEGREES_OF_RADIAN = Expression.of(Node("fraction", (integer(180), Node("pi"))))
 _HAN = re.compile(r"[\u4e00-\u9fff ]+")
-_COUNTS_IN_HAN = re.compile(
-    "[一二两三四五六七八九十百千万亿半双对打倍成分之多余约几负]|[不非错误假否无未]"
-)
+_COUNTERS = re.compile("[个人只本元块件条张台辆棵头匹家名位岁种组箱袋瓶盒支枝朵颗粒套]{1,2}")
 Scale = Number | Expression
 _UNKNOWN = Measure((("unknown", 1),))  # words that nobody knows to say another value
 
@@ -117,7 +115,7 @@ def _measure(value: Value, question: Question, *, is_answer: bool = False) -> Me
     if (measure := measure_of(unit)) is not None:
         return measure
     if _HAN.fullmatch(unit):
-        return not _COUNTS_IN_HAN.search(unit) and THINGS
+        return THINGS if _COUNTERS.fullmatch(unit) else False
     words = _AND.sub(lambda match: _joined(match, question), value.unit)
     kept = _PLURAL.sub(lambda match: "" if question.counts(match[0]) else match[0], words)
     if _CHANGES_VALUE.search(kept) or not re.fullmatch(r"[A-Za-z'’ ./-]+", words):
