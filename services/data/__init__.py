@@ -1,1 +1,1 @@
-"""Task files before a job: brought in, checked, rewritten so that answers are integers."""
+"""Task files before a job: imported and checked."""

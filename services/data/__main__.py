@@ -1,4 +1,4 @@
-"""``weir data``: bring tasks in, check them, or rewrite them so that answers are integers.
+"""``weir data``: bring tasks in, or check them.
 
 Exit status: 0 the file has no problem, or OUT was written in full; 2 anything else; 130 Ctrl-C.
 """
@@ -7,30 +7,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TextIO
-
-from protocol.tasks import Line
 
 from services.chassis.deployment import DeploymentError, count
 from services.data.check import check
 from services.data.importing import held_out, import_tasks
-from services.data.integers import How, Outcome, rewrite_all, summary
-from services.data.lines import read_lines
 from services.data.presets import PRESETS, Preset, Taken
 from services.data.rows import rows_of
 from services.data.target import RefusedError, file_to_write, replacing
-from services.grader.pool import NoWorkerError, Pool
-from services.grader.settings import Settings
-from services.grader.tools import Tools
-from services.grader.verifiers.math_answer import WARM_UP
+from services.grader.pool import NoWorkerError
 
 DONE, NOT_DONE = 0, 2
 
@@ -57,11 +47,6 @@ def _parser() -> argparse.ArgumentParser:
     verb.set_defaults(run=_check)
     text = "make a task file of a dataset: each problem once, each answer checked"
     _add_import(verbs.add_parser("import", help=text, description=text))
-    text = "rewrite problems so that every answer is an integer, each one checked by the grader"
-    verb = verbs.add_parser("integers", help=text, description=text)
-    verb.add_argument("source", metavar="IN", type=Path)
-    verb.add_argument("target", metavar="OUT", type=Path)
-    verb.set_defaults(run=_integers)
     return parser
 
 
@@ -148,41 +133,6 @@ def _preset(preset: Preset, given: argparse.Namespace) -> Preset:
         only=only,
         required=frozenset(asked),
     )
-
-
-def _integers(given: argparse.Namespace) -> int:
-    ways: Counter[How] = Counter()
-    with replacing(file_to_write(given.target, given.source)) as file:
-        asyncio.run(_rewrite(_sound_lines(given.source), file, ways))
-        if ways.total() == ways[How.LEFT_OUT]:
-            raise RefusedError(f"no task is left, {given.target} was not written")
-    return DONE
-
-
-def _sound_lines(path: Path) -> list[Line]:
-    lines = list(read_lines(path))
-    problems = [f"line {line.number}: {text}" for line in lines for text in line.problems]
-    if problems:
-        remedy = f"correct {path} first; `weir data check` says more"
-        raise RefusedError("\n".join([*problems, remedy]))
-    return lines
-
-
-async def _rewrite(lines: Sequence[Line], file: TextIO, ways: Counter[How]) -> None:
-    """Write every task that has an integer answer now, and report and count the way of each."""
-    async with Pool(Settings.from_environment().workers, warm_ups=[WARM_UP]) as pool:
-        async for outcome in rewrite_all(lines, Tools(pool)):
-            ways[outcome.how] += 1
-            if outcome.how is How.LEFT_OUT:
-                _report(outcome)
-            else:
-                file.write(f"{json.dumps(outcome.fields, ensure_ascii=False)}\n")
-    print(summary(ways), file=sys.stderr)
-
-
-def _report(outcome: Outcome) -> None:
-    task_id = outcome.line.task.id if outcome.line.task else None
-    print(f"line {outcome.line.number}: {task_id!r}: {outcome.reason}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from protocol.tasks import Line
+from protocol.messages import Task
+from protocol.tasks import Line, parse_lines, raw_lines
 
-from services.data.lines import read_lines
-from services.data.reading import is_plain
+from services.grader.answers.read import read_answer
+from services.grader.answers.values import Number, Words
 from services.grader.pool import Cause, Failed, Pool
 from services.grader.settings import Settings
 from services.grader.tools import Tools
@@ -18,6 +20,7 @@ from services.grader.verifiers.math_answer import EXAMINE, WARM_UP
 
 _MAX_ANSWER_CHARS = 2_000
 _BATCH = 256
+_EMPTY = re.compile(r": (?:String|Tuple) should have at least 1 (?:character|item).*")
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,40 @@ async def check(path: Path) -> tuple[int, list[Finding]]:
     return num_tasks, sorted(found, key=lambda finding: finding.line)
 
 
+def read_lines(path: Path) -> Iterator[Line]:
+    """Every line of a task file; a file without any task is a problem of line 1.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
+    line = None
+    with path.open("rb") as file:
+        for line in examined(raw_lines(file)):
+            yield line
+    if line is None:
+        yield Line(1, "", None, ("the file holds no task",))
+
+
+def examined(lines: Iterable[bytes]) -> Iterator[Line]:
+    """Every line that is not blank, with all that is wrong with it."""
+    for line in parse_lines(lines):
+        blanks = () if line.task is None else tuple(_blanks(line.task))
+        yield replace(line, problems=(*map(_plain, line.problems), *blanks))
+
+
+def _plain(problem: str) -> str:
+    """An empty field, in the words of this report instead of the validator's."""
+    return _EMPTY.sub(": empty; fill it in, or remove the task", problem)
+
+
+def _blanks(task: Task) -> Iterator[str]:
+    if task.answer is not None and not task.answer.strip():
+        yield "answer: blank; give the answer, or remove the task"
+    texts = [task.prompt] if task.messages is None else [turn.content for turn in task.messages]
+    if not any((text or "").strip() for text in texts):
+        yield "prompt: blank; give the problem, or remove the task"
+
+
 async def faults_of(answers: Mapping[int, str]) -> dict[int, Fault]:
     """What keeps the grader from comparing with answers, by their numbers.
 
@@ -97,7 +134,9 @@ def _missing_answers(lines: Sequence[Line]) -> Iterator[Finding]:
 
 
 def _needs_algebra(answer: str) -> bool:
-    return bool(answer.strip()) and not is_plain(answer[: _MAX_ANSWER_CHARS + 1])
+    """Whether it is neither a number nor words, which are compared without algebra."""
+    value = read_answer(answer[: _MAX_ANSWER_CHARS + 1])
+    return bool(answer.strip()) and not isinstance(value, Number | Words)
 
 
 async def _fault(answer: str, tools: Tools) -> Fault | None:

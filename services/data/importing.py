@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.data.check import faults_of
-from services.data.lines import examined
+from services.data.check import examined, faults_of
 from services.data.mapping import Dropped, resolved, task_fields
 from services.data.presets import Preset
 from services.data.rows import Row

@@ -21,7 +21,7 @@ OF_OTHER_SERVICES = {
     ),
     "data": (
         "services.data.__main__",
-        "Bring tasks in, check task files, rewrite their answers as integers.",
+        "Import tasks from a dataset, and check task files.",
     ),
     "replay": ("services.learner.replay", "Grade a step again, and show what a recipe changes."),
     "compose": ("deploy.compose", "Write what a machine's GPUs add to docker-compose.yml."),

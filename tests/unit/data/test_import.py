@@ -307,3 +307,25 @@ def test_a_csv_may_begin_with_a_mark_or_an_index(content: str, tmp_path: Path, o
     (tmp_path / "rows.csv").write_text(content)
     (task,) = imported(tmp_path / "rows.csv", out)
     assert (task["prompt"], task["answer"]) == ("1+1?", "2")
+
+
+def test_the_file_that_is_read_is_not_overwritten(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = out.with_name("rows.jsonl")
+    source.write_text(row := '{"problem": "1+1", "answer": "2"}\n')
+    out.symlink_to(source)
+    for target in (source, out):
+        assert main(["import", str(source), str(target)]) == 2
+        assert "is the file to read" in capsys.readouterr().err
+    assert source.read_text() == row
+
+
+@pytest.mark.parametrize("folder", ["no/such", "/proc/self"])
+def test_a_folder_that_cannot_be_written_is_told_before_the_work(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "broken.jsonl"
+    source.write_text("{")
+    assert main(["import", str(source), str(tmp_path / folder / "out.jsonl")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
