@@ -129,5 +129,4 @@ class Versions:
     async def _commit(self) -> None:
         """The fence: a superseded attempt stops here, before its checkpoint counts."""
         await self.store.sync()
-        await self.intake.roll_log()
         await self.attempt.update(attempts_since_checkpoint=0, failures=0, error=None)
