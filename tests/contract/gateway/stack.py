@@ -280,7 +280,7 @@ def start_weir(
     environment = {name: value for name, value in os.environ.items() if "WEIR" not in name}
     environment["PYTHONPATH"] = f"{ROOT / 'proto'}{os.pathsep}{ROOT}"
     return subprocess.Popen(
-        [sys.executable, "-m", "services.gateway.cli", *arguments],
+        [sys.executable, "-m", "weir", *arguments],
         cwd=here,
         env=environment | variables,
         stdout=subprocess.PIPE,

@@ -19,10 +19,10 @@ from protocol.recipe import Model
 from deploy import compose
 from deploy.placement import parse
 from services.chassis.deployment import Deployment
-from services.gateway.client.stack import find_stack
 from services.grader.judge.settings import JudgeSettings
 from services.grader.settings import Settings
 from services.rollout.settings import EngineSettings
+from weir.stack import find_stack
 
 ROOT = Path(__file__).parents[3]
 SERVICES = ("gateway", "grader", "rollout", "learner")

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from services.gateway.cli.comparison import compare
-from services.gateway.cli.evaluations import evaluation_line, evaluations_table, gain_line
-from services.gateway.cli.progress import LiveView, Progress, spark
-from services.gateway.cli.terminal import cell, complain, say, show, table, tell
+from weir.evaluations import compare, evaluation_line, evaluations_table, gain_line
+from weir.progress import LiveView, Progress, spark
+from weir.terminal import cell, complain, say, show, table, tell
 
 
 def a_step(step: int, **data: Any) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from services.chassis.deployment import home_dir
-from services.gateway.client.client import WeirClient, WeirError
-from services.gateway.tracking.trackers import TRACKERS, Entry, Run, Tracker
+from weir.client import WeirClient, WeirError
+from weir.trackers import TRACKERS, Entry, Run, Tracker
 
 _FINAL = {"succeeded", "failed", "cancelled"}
 _PAUSE_S = 2.0

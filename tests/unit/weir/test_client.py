@@ -10,8 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.gateway.client.client import WeirClient, WeirError
-from services.gateway.client.part_file import PartFile
+from weir.client import PartFile, WeirClient, WeirError
 
 NOON = 1_700_000_000_123_456
 BROKEN = httpx.ReadError("the line broke")

@@ -14,4 +14,8 @@ from services.chassis.command import run_command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit status."""
     words = sys.argv[1:] if arguments is None else arguments
-    return run_command("services.gateway.cli.verbs", words)
+    return run_command("weir.verbs", words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

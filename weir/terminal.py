@@ -56,3 +56,10 @@ def tell(objects: Iterable[Any]) -> None:
     """Write one JSON object a line; JSON escapes what a terminal would obey."""
     for each in objects:
         print(json.dumps(each), flush=True)
+
+
+def duration(seconds: float) -> str:
+    """In the unit that a person would use."""
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

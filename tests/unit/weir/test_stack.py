@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.client.stack import NoStack, Stack, find_stack, model_for
+from weir.stack import NoStack, Stack, find_stack, model_for
 
 
 def a_home(folder: Path, text: str) -> dict[str, str]:

@@ -1,16 +1,21 @@
-"""Which gateway the ``weir`` command talks to."""
+"""The gateway that the ``weir`` command talks to."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
 from services.chassis.deployment import DeploymentError, home_dir, variable, words
+from weir.client import WeirClient, WeirError
+
+# What reading an answer ends in that has another shape than a gateway's.
+_ODD = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 
 
 class NoStack(Exception):
@@ -86,3 +91,29 @@ def _address(text: str) -> str:
 def model_for(stack: Stack, model: str) -> str:
     """How the stack knows a model: a folder of this machine by its full path, else as it is."""
     return str(Path(model).resolve()) if stack.is_local and Path(model).is_dir() else model
+
+
+@contextmanager
+def connected(stack: Stack | None = None) -> Iterator[WeirClient]:
+    """A client of the stack, else of the one that is found; answers are to be read in its body.
+
+    Raises:
+        NoStack: if no gateway is known, or the environment does not allow a connection.
+        WeirError: if an answer makes no sense.
+    """
+    stack = stack or find_stack()
+    try:
+        client = WeirClient(stack.url, stack.api_key)
+    except (OSError, ValueError, ImportError, httpx.InvalidURL) as error:
+        raise NoStack(
+            f"no connection can be made: {error}; see the variables HTTP_PROXY, HTTPS_PROXY, "
+            "ALL_PROXY, SSL_CERT_FILE and SSL_CERT_DIR"
+        ) from error
+    with client:
+        try:
+            yield client
+        except (*_ODD, httpx.HTTPError, httpx.InvalidURL) as error:
+            raise WeirError(
+                f"{stack.url} gave an answer that cannot be read ({type(error).__name__}: "
+                f"{error}); is it a Weir gateway, and of this release?"
+            ) from error

@@ -1,4 +1,4 @@
-"""What a terminal shows of samples: a table of many, one group in full."""
+"""What a terminal shows of samples, and of what a job waits for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from services.gateway.cli.terminal import cell, table, visible
+from weir.terminal import cell, duration, table, visible
 
 Json = Mapping[str, Any]
 _STYLES = {"right": "green", "wrong": "red", "unknown": "yellow"}
@@ -93,3 +93,26 @@ def _text(raw: str, style: str = "") -> Text:
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
+
+
+def in_a_sentence(job: Json, why: Json) -> str:
+    """Where a job is, and what it waits for."""
+    own, because = job["weir"], why["because"]
+    words = f"{job['id']} is {job['status']} at step {own['step']}/{own['steps']}"
+    if job["status"] in {"running", "queued"} and why["edge"] is not None:
+        return f"{words}, and nothing has moved for {duration(why['still_s'])}: {because}"
+    return f"{words}: {because}" if because else words
+
+
+def tables(why: Json) -> Iterator[Table]:
+    """What every process does, and how full the job's streams are."""
+    services = table("process", "ready", "does", "for")
+    for each in why["services"]:
+        ready = "yes" if each["ready"] else "no"
+        doing = (each["name"], ready, each["doing"], duration(each["for_s"]))
+        services.add_row(*map(cell, doing))
+    streams = table("stream", "waiting", "claimed", "oldest")
+    for each in why["streams"]:
+        counts = (each["stream"], each["waiting"], each["claimed"], duration(each["oldest_s"]))
+        streams.add_row(*map(cell, counts))
+    return (rows for rows in (services, streams) if rows.row_count)

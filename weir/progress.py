@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,11 +16,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from services.gateway.cli.evaluations import evaluation_line, evaluations_in
-from services.gateway.cli.terminal import cell, visible
-from services.gateway.watch.stalls import duration
-from services.gateway.watch.story import KEPT_STEPS, median_of
+from weir.evaluations import evaluation_line, evaluations_in
+from weir.terminal import cell, duration, visible
 
+_KEPT_STEPS = 51  # of which the median is taken
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 32
 # name in an event's data, label, format
@@ -45,7 +45,7 @@ class Progress:
     step: int = 0
     curves: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     evaluations: list[Mapping[str, Any]] = field(default_factory=list)
-    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
+    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
 
     def see(self, event: Mapping[str, Any]) -> None:
         """Take in the numbers of a metrics event; whatever is missing is not shown."""
@@ -63,8 +63,10 @@ class Progress:
     @property
     def left(self) -> str:
         """How long the rest takes at the median time of the last steps; empty if unknown."""
-        median = median_of(self.step_seconds)
-        return "" if median is None else f"{duration((self.steps - self.step) * median)} left"
+        if len(self.step_seconds) < 3:  # the first takes long
+            return ""
+        seconds = (self.steps - self.step) * statistics.median(self.step_seconds)
+        return f"{duration(seconds)} left"
 
     def line(self) -> str:
         """The newest numbers in one plain line."""
