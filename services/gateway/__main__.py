@@ -36,11 +36,10 @@ class Gateway:
 
     async def watch(self, service: Service) -> None:
         """Watch the stack and the files until told to stop."""
-        desk, uploads = self.app.state.desk, self.app.state.uploads
         await asyncio.gather(
             watch_forever(service),
             self.watchdog.watch_forever(service),
-            expire_forever(service, desk, uploads),
+            expire_forever(service, self.app.state.desk),
             tidy_forever(service),
         )
 

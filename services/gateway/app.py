@@ -9,8 +9,6 @@ from services.gateway import errors, openapi
 from services.gateway.files.intake import Intake
 from services.gateway.files.routes import files
 from services.gateway.files.shelf import MAX_FILE_BYTES, FileShelf
-from services.gateway.files.upload_routes import uploads
-from services.gateway.files.uploads import Uploads
 from services.gateway.jobs.desk import JobDesk
 from services.gateway.jobs.following import Feeds
 from services.gateway.jobs.routes import jobs
@@ -44,12 +42,10 @@ def create_app(
     shelf = FileShelf(service.deployment.files_dir, max_file_bytes)
     app.state.desk = JobDesk(service, shelf, tables_of_the_deployment())
     app.state.intake = Intake(shelf)
-    app.state.uploads = Uploads(app.state.intake)
     app.state.feeds = Feeds(app.state.desk)
     app.state.samples = Samples()
     app.state.watchdog = watchdog or Watchdog()
     app.include_router(files)
-    app.include_router(uploads)
     app.include_router(jobs)
     app.include_router(models)
     app.include_router(samples)

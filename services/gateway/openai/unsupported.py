@@ -11,6 +11,7 @@ _FEATURES = {
     "completions": _SERVE,
     "responses": _SERVE,
     "embeddings": _SERVE,
+    "uploads": "a file has at most 100 MiB; send it whole with POST /v1/files",
     "batches": "each request is answered at once; send them one by one",
     "evals": "give the job a validation_file; its evaluations are among its events",
     "fine_tuning/checkpoints": "a gateway has no projects to share one with; each of its keys "

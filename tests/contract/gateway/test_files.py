@@ -1,11 +1,10 @@
-"""Files, uploads and result files as OpenAI's SDK knows them, and data as OpenAI has it."""
+"""Files and result files as OpenAI's SDK knows them, and data as OpenAI has it."""
 
 from __future__ import annotations
 
 import csv
 import json
 import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -33,7 +32,6 @@ from tests.contract.gateway.stack import (
 )
 
 pytestmark = pytest.mark.redis
-HOUR: Any = {"anchor": "created_at", "seconds": 3600}
 
 
 def tasks(name: str, count: int = 1) -> bytes:
@@ -43,17 +41,6 @@ def tasks(name: str, count: int = 1) -> bytes:
 
 def a_file(sdk: openai.OpenAI, name: str, **options: Any) -> str:
     return sdk.files.create(file=(name, tasks(name)), purpose="fine-tune", **options).id
-
-
-def parts_of(sdk: openai.OpenAI, upload_id: str, *contents: bytes) -> list[str]:
-    return [sdk.uploads.parts.create(upload_id, data=each).id for each in contents]
-
-
-def begun(sdk: openai.OpenAI, size: int, **options: Any) -> str:
-    new = sdk.uploads.create(
-        bytes=size, filename="t.jsonl", mime_type="text/jsonl", purpose="fine-tune", **options
-    )
-    return new.id
 
 
 def shelf_of(stack: Stack) -> FileShelf:
@@ -181,53 +168,6 @@ def test_a_column_that_tasks_lack_is_refused_at_submission(http: httpx.Client) -
         assert repr(name) in reply.json()["detail"]
     evaluated = {"recipe": RECIPE | {"evaluation": {"samples": 1}}, "validation_file": lacks}
     assert_refused(http.post(JOBS, json=a_body(http, **evaluated)), 400, "validation_file")
-
-
-# ---------------------------------------------------------------------- uploads
-
-
-def test_parts_stand_in_the_order_of_their_ids(sdk: openai.OpenAI) -> None:
-    content = tasks("ordered", 2)
-    upload_id = begun(sdk, len(content), expires_after=HOUR)
-    second, first = parts_of(sdk, upload_id, content[30:], content[:30])
-    done = sdk.uploads.complete(upload_id, part_ids=[first, second])
-    assert done.file is not None
-    assert sdk.files.content(done.file.id).read() == content
-    assert done.file.expires_at == done.file.created_at + 3600
-    assert sdk.uploads.complete(upload_id, part_ids=[first, second]) == done
-    for refused in (lambda: parts_of(sdk, upload_id, b"x"), lambda: sdk.uploads.cancel(upload_id)):
-        with pytest.raises(openai.ConflictError, match="is completed"):
-            refused()
-
-
-def test_what_is_wrong_with_an_upload_is_named_and_can_be_mended(
-    stack: Stack, sdk: openai.OpenAI
-) -> None:
-    content = tasks("mended")
-    upload_id = begun(sdk, len(content))
-
-    def refused(status: int, param: str, work: Callable[[], object]) -> None:
-        with pytest.raises(openai.APIStatusError) as caught:
-            work()
-        assert (caught.value.status_code, caught.value.body["param"]) == (status, param)  # type: ignore[index]
-
-    def complete(*parts: str, **options: Any) -> Callable[[], object]:
-        return lambda: sdk.uploads.complete(upload_id, part_ids=parts, **options)
-
-    refused(413, "data", lambda: parts_of(sdk, upload_id, content + b"\n"))
-    (broken,) = parts_of(sdk, upload_id, b"x" * (len(content) - 1))
-    refused(413, "data", lambda: parts_of(sdk, upload_id, content))  # more than is left
-    refused(400, "part_ids", complete(broken))
-    refused(400, "part_ids", complete(broken, "part_" + "0" * 24))
-    refused(400, "part_ids", complete("../upload.json"))
-    (rest,) = parts_of(sdk, upload_id, b"\n")
-    refused(400, "md5", complete(broken, rest, md5="0" * 32))
-    refused(400, "file", complete(broken, rest))
-    for _ in range(2):
-        assert sdk.uploads.cancel(upload_id).status == "cancelled"
-    refused(409, "upload_id", lambda: parts_of(sdk, upload_id, b"x"))
-    left = [path.name for path in (stack.data_dir / "files/uploads" / upload_id).iterdir()]
-    assert left == ["upload.json"]
 
 
 # ---------------------------------------------------------------------- results
