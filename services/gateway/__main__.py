@@ -10,9 +10,8 @@ from fastapi import FastAPI
 from services.chassis.deployment import DeploymentError
 from services.chassis.service import Service, run_service
 from services.gateway.app import create_app
-from services.gateway.files.expiry import expire_forever
 from services.gateway.watch.fleet import watch_forever
-from services.gateway.watch.tidying import tidy_forever
+from services.gateway.watch.tidying import expire_forever, tidy_forever
 from services.gateway.watch.watchdog import Watchdog
 
 
@@ -39,7 +38,7 @@ class Gateway:
         await asyncio.gather(
             watch_forever(service),
             self.watchdog.watch_forever(service),
-            expire_forever(service, self.app.state.desk),
+            expire_forever(service, self.app.state.jobs),
             tidy_forever(service),
         )
 

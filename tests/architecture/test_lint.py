@@ -60,6 +60,7 @@ BREACHES = {
         "services/data/check.py",
         "services.grader.judge",
     ),
+    "the rooms of the gateway": ("services/gateway/models/folders.py", "services.gateway.jobs"),
     "the rooms of the learner": (
         "services/learner/supply/feeder.py",
         "services.learner.job.learning",

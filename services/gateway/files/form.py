@@ -15,8 +15,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
-from services.gateway.errors import Problem
-from services.gateway.files.shelf import too_large
+from services.gateway.errors import Problem, too_large
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks

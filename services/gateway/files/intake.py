@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from services.gateway.errors import Problem, explain_body, from_lines
 from services.gateway.files.check import TaskCheck
 from services.gateway.files.form import Received, content_id, gone
-from services.gateway.files.shelf import FileShelf, StoredFile
+from services.gateway.files.store import FileStore, StoredFile
 
 T = TypeVar("T")
 _AT_ONCE = 16
@@ -47,7 +47,7 @@ class FileWish(BaseModel):
 class Intake:
     """Takes files in, up to sixteen at once."""
 
-    shelf: FileShelf
+    shelf: FileStore
     check: TaskCheck = field(default_factory=TaskCheck)
     _under_way: int = 0
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 import ast
 import keyword
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
+from protocol.exchange import Exchange
 from protocol.formula import Formula, FormulaError, read_formula
+from protocol.messages import Offers
+from protocol.offers import lacking
 from protocol.recipe import explain
 from protocol.rewards import (
     JUDGE,
@@ -20,6 +23,7 @@ from protocol.rewards import (
     MathAnswer,
     ModelJudge,
     PythonSource,
+    Reward,
     ScoreModel,
     StringCheck,
     TextSimilarity,
@@ -34,9 +38,8 @@ from pydantic import (
     ValidationError,
 )
 
-from services.gateway.errors import Problem, from_lines
+from services.gateway.errors import Problem, from_lines, in_time
 from services.gateway.openai.body import Body, Part
-from services.gateway.openai.templates import Template
 from services.gateway.openai.weighted_mean import weights_of
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -51,6 +54,41 @@ _REFUSED_METRICS = {
     "cosine": "it needs a model of embeddings; use score_model",
     "meteor": "it needs a dictionary of synonyms; use rouge_l or gleu",
 }
+_PLACE = re.compile(r"\{\{([^{}]*)\}\}")  # as the grader reads it; in time linear in the text
+_PATH = r"(?:\.\w+|\[\d+\])"  # a key, or the number of an entry of a list
+_KNOWN_PLACE = re.compile(
+    rf"\s*(?:sample\.output_text|sample\.output_json{_PATH}*|item\.\w+{_PATH}*)\s*"
+)
+_MAX_CHARS = 100_000
+_SHOWN_CHARS = 60  # of what is wrong
+
+
+def _template(text: str) -> str:
+    if len(text) > _MAX_CHARS:
+        raise ValueError(f"holds {len(text)} characters; shorten it to {_MAX_CHARS}")
+    for place in _PLACE.findall(text):
+        if not _KNOWN_PLACE.fullmatch(place):
+            shown = place[:_SHOWN_CHARS]
+            raise ValueError(f"{{{{{shown}}}}} is not known here; {_instead_of(place)}")
+    _, opened, behind = _PLACE.sub("…", text).partition("{{")
+    if opened:
+        raise ValueError(
+            f"'{{{{{behind[:_SHOWN_CHARS]}' names no field; close it with }}}}, or write '{{ {{' "
+            "for braces that are text"
+        )
+    return text
+
+
+def _instead_of(place: str) -> str:
+    if "output_tools" in place:
+        return "a response is text: use {{sample.output_text}} or {{sample.output_json}}"
+    return (
+        "use {{sample.output_text}}, {{sample.output_json.NAME}}, or {{item.NAME}} with a column "
+        "of the data set, such as {{item.prompt}}, {{item.answer}} or {{item.solution}}"
+    )
+
+
+Template = Annotated[str, AfterValidator(_template)]
 
 
 def _supported_metric(value: object) -> object:
@@ -358,3 +396,36 @@ def _below(path: str, line: str) -> str:
 
 def _problem(field: str, text: str) -> Problem:
     return from_lines([f"{field}: {text}"], code="invalid_grader")
+
+
+async def refuse_what_graders_lack(exchange: Exchange, reward: Reward, grader: str | None) -> None:
+    """Refuse a reward that no grader that runs could give; while none runs, nothing is refused.
+
+    ``grader`` is the place in the body of the grader that became the outcome, if there is one.
+
+    Raises:
+        Problem: 400 naming the field, what the graders lack, and the remedy; 503 without Redis.
+    """
+    statuses = await in_time(exchange.statuses())
+    told = [status.offers for status in statuses.values() if status.offers is not None]
+    if not told:
+        return
+    offers = Offers(
+        verifiers=tuple(_union(each.verifiers for each in told)),
+        judges=tuple(_union(each.judges for each in told)),
+    )
+    fields = _fields(reward, grader)
+    lines = [f"{field}: {why}" for field, check in fields if (why := lacking(offers, check))]
+    if lines:
+        raise from_lines(lines, code="invalid_grader")
+
+
+def _fields(reward: Reward, grader: str | None) -> Iterable[tuple[str, Check]]:
+    for number, check in enumerate(reward.outcome):
+        yield grader or f"recipe.reward.outcome.{number}", check
+    for number, check in enumerate(reward.process):
+        yield f"recipe.reward.process.{number}", check
+
+
+def _union(parts: Iterable[Iterable[str]]) -> dict[str, None]:
+    return {name: None for part in parts for name in part}

@@ -106,8 +106,6 @@ def start_gateway(
         "WEIR_MODEL_ROOTS": str(folder / "models"),
         "WEIR_PORT": str(port),
         "WEIR_API_KEYS": f"other-key,{KEY}",
-        "WEIR_REQUESTS_PER_S": "100000",
-        "WEIR_WRONG_KEYS_PER_MINUTE": "100000",
         "PYTHONPATH": f"proto{os.pathsep}.",
         **variables,
     }

@@ -14,8 +14,8 @@ from protocol.exchange import Exchange
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
-from services.gateway.files.shelf import FileShelf
-from services.gateway.jobs.desk import JobDesk
+from services.gateway.files.store import FileStore
+from services.gateway.jobs.service import JobService
 from tests.contract.gateway.stack import (
     JOBS,
     RECIPE,
@@ -43,8 +43,8 @@ def a_file(sdk: openai.OpenAI, name: str, **options: Any) -> str:
     return sdk.files.create(file=(name, tasks(name)), purpose="fine-tune", **options).id
 
 
-def shelf_of(stack: Stack) -> FileShelf:
-    return FileShelf(stack.data_dir / "files")
+def shelf_of(stack: Stack) -> FileStore:
+    return FileStore(stack.data_dir / "files")
 
 
 def end_now(stack: Stack, file_id: str) -> None:
@@ -53,12 +53,12 @@ def end_now(stack: Stack, file_id: str) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"expires_at": int(time.time())}))
 
 
-def expire(stack: Stack, shelf: FileShelf | None = None) -> None:
+def expire(stack: Stack, shelf: FileStore | None = None) -> None:
     async def work(exchange: Exchange) -> None:
         values = {"WEIR_REDIS_URL": stack.server.url, "WEIR_DATA_DIR": str(stack.data_dir)}
         deployment = Deployment.from_environment(values | {"WEIR_PORT": "1"})
         service = Service("gateway", deployment, exchange)
-        await JobDesk(service, shelf or shelf_of(stack)).expire_files()
+        await JobService(service, shelf or shelf_of(stack)).expire_files()
 
     stack.exchange(work)
 
@@ -106,7 +106,7 @@ def test_an_expired_file_goes_once_no_unfinished_job_needs_it(
 def test_a_file_that_is_uploaded_again_while_it_expires_stays(
     stack: Stack, sdk: openai.OpenAI, *, is_described: bool
 ) -> None:
-    class BusyShelf(FileShelf):
+    class BusyShelf(FileStore):
         def expired(self) -> list[str]:
             found = super().expired()
             assert file_id in found

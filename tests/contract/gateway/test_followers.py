@@ -10,9 +10,9 @@ from protocol.exchange import Exchange
 from protocol.messages import JobEvent, JobState
 
 from services.chassis.service import Service
-from services.gateway.files.shelf import FileShelf
-from services.gateway.jobs.desk import JobDesk
-from services.gateway.jobs.following import Feeds
+from services.gateway.files.store import FileStore
+from services.gateway.jobs.events import Feeds
+from services.gateway.jobs.service import JobService
 from tests.builders import a_job_record
 from tests.contract.test_work_loop import DEPLOYMENT
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.redis, pytest.mark.anyio]
 async def feeds(exchange: Exchange, tmp_path: Path) -> Feeds:
     await exchange.submit(a_job_record("job"))
     service = Service("gateway", DEPLOYMENT, exchange)
-    return Feeds(JobDesk(service, FileShelf(tmp_path, 1000)))
+    return Feeds(JobService(service, FileStore(tmp_path, 1000)))
 
 
 async def tell(exchange: Exchange, *numbers: int) -> None:

@@ -36,10 +36,8 @@ OF_ONE = {  # the chassis reads it for all
     "WEIR_EXTENSIONS": "learner",
     "WEIR_KEEP_SAMPLES_BYTES": "learner",
     "WEIR_KEEP_SAMPLES_DAYS": "learner",
-    "WEIR_REQUESTS_PER_S": "gateway",
     "WEIR_TRUSTED_PROXIES": "gateway",
     "WEIR_WEIGHTS": "learner",
-    "WEIR_WRONG_KEYS_PER_MINUTE": "gateway",
 }
 NOT_OF_CONTAINERS = {"WEIR_API_KEY", "WEIR_HOME", "WEIR_ROLLOUTS"}
 

@@ -12,7 +12,7 @@ import pytest
 from services.gateway.errors import Problem
 from services.gateway.files.form import content_id, file_name
 from services.gateway.files.intake import wish_of
-from services.gateway.files.shelf import FileShelf, StoredFile
+from services.gateway.files.store import FileStore, StoredFile
 
 HOUR = {
     "purpose": "fine-tune",
@@ -22,7 +22,7 @@ HOUR = {
 TASK = b'{"id": "a", "prompt": "1+1=?", "answer": "2"}\n'
 
 
-def put(shelf: FileShelf, name: str, **changes: Any) -> StoredFile:
+def put(shelf: FileStore, name: str, **changes: Any) -> StoredFile:
     with shelf.scratch() as folder:
         part = folder / "part"
         part.write_bytes(TASK)
@@ -35,11 +35,11 @@ def put(shelf: FileShelf, name: str, **changes: Any) -> StoredFile:
 def test_a_file_whose_description_was_lost_is_not_listed_until_it_is_uploaded_again(
     tmp_path: Path,
 ) -> None:
-    shelf = FileShelf(tmp_path)
+    shelf = FileStore(tmp_path)
     lost, kept = put(shelf, "lost.jsonl"), put(shelf, "kept.jsonl")
     assert {stored.id for stored in shelf.all()} == {lost.id, kept.id}
     (tmp_path / f"{lost.id}.json").write_text("")
-    shelf = FileShelf(tmp_path)
+    shelf = FileStore(tmp_path)
     assert shelf.all() == [kept]
     assert shelf.find(lost.id) is None
     assert put(shelf, "lost.jsonl").id == lost.id
@@ -47,7 +47,7 @@ def test_a_file_whose_description_was_lost_is_not_listed_until_it_is_uploaded_ag
 
 
 def test_of_two_uploads_of_a_file_the_longer_one_counts(tmp_path: Path) -> None:
-    shelf = FileShelf(tmp_path)
+    shelf = FileStore(tmp_path)
     assert put(shelf, "a", expires_at=100).expires_at == 100
     assert put(shelf, "a", expires_at=50).expires_at == 100
     assert put(shelf, "a", expires_at=200).expires_at == 200
@@ -58,14 +58,14 @@ def test_of_two_uploads_of_a_file_the_longer_one_counts(tmp_path: Path) -> None:
 
 
 def test_files_expire_at_their_time(tmp_path: Path) -> None:
-    shelf = FileShelf(tmp_path)
+    shelf = FileStore(tmp_path)
     past, _ = put(shelf, "past", expires_at=int(time.time())), put(shelf, "for ever")
     put(shelf, "later", expires_at=int(time.time()) + 1000)
     assert shelf.expired() == [past.id]
 
 
 def test_what_a_killed_gateway_left_goes(tmp_path: Path) -> None:
-    shelf = FileShelf(tmp_path)
+    shelf = FileStore(tmp_path)
     kept = put(shelf, "kept")
     (tmp_path / ".upload-killed").mkdir()
     (tmp_path / ".upload-killed" / "tasks.jsonl").write_bytes(TASK)
@@ -78,7 +78,7 @@ def test_what_a_killed_gateway_left_goes(tmp_path: Path) -> None:
 def test_a_file_whose_content_was_lost_is_told_as_such_until_it_is_uploaded_again(
     tmp_path: Path, left: bytes | None
 ) -> None:
-    shelf = FileShelf(tmp_path)
+    shelf = FileStore(tmp_path)
     lost = put(shelf, "lost.jsonl")
     shelf.path(lost.id).unlink()
     if left is not None:
@@ -90,7 +90,7 @@ def test_a_file_whose_content_was_lost_is_told_as_such_until_it_is_uploaded_agai
     assert shelf.content(lost.id).read_bytes() == TASK
 
 
-class CountingShelf(FileShelf):
+class CountingShelf(FileStore):
     """A shelf that counts the descriptions that it reads."""
 
     reads = 0
@@ -101,7 +101,7 @@ class CountingShelf(FileShelf):
 
 
 def test_a_list_of_many_files_reads_only_what_is_new(tmp_path: Path) -> None:
-    shelf, written = CountingShelf(tmp_path), put(FileShelf(tmp_path), "first")
+    shelf, written = CountingShelf(tmp_path), put(FileStore(tmp_path), "first")
     for number in range(1, 10):
         other = written.model_copy(update={"id": f"file-{number:024x}"})
         (tmp_path / f"{other.id}.json").write_text(other.model_dump_json())
@@ -115,13 +115,13 @@ def test_a_list_of_many_files_reads_only_what_is_new(tmp_path: Path) -> None:
 
 
 def test_content_that_a_crash_left_without_a_description_expires(tmp_path: Path) -> None:
-    shelf = FileShelf(tmp_path)
+    shelf = FileStore(tmp_path)
     orphan, damaged, kept = (put(shelf, name) for name in ("orphan", "damaged", "kept"))
     (tmp_path / f"{orphan.id}.json").unlink()
     (tmp_path / f"{damaged.id}.json").write_text("")
     (tmp_path / "file-of-a-person.jsonl").write_bytes(TASK)
     assert shelf.expired() == []  # its upload may be about to describe it
-    an_hour_later = FileShelf(tmp_path, orphaned_s=-60)
+    an_hour_later = FileStore(tmp_path, orphaned_s=-60)
     assert an_hour_later.expired() == [orphan.id]
     an_hour_later.delete(orphan.id)
     assert an_hour_later.expired() == []

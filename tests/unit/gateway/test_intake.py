@@ -17,7 +17,7 @@ from services.gateway.errors import Problem
 from services.gateway.files.check import TaskCheck
 from services.gateway.files.form import Received, receive_form
 from services.gateway.files.intake import Intake, unless_gone
-from services.gateway.files.shelf import FileShelf
+from services.gateway.files.store import FileStore
 
 pytestmark = pytest.mark.anyio
 MIB = 2**20
@@ -136,7 +136,7 @@ async def test_no_more_is_written_than_the_limit(tmp_path: Path) -> None:
 
 
 async def test_what_a_client_that_has_left_has_sent_is_not_kept(tmp_path: Path) -> None:
-    intake = Intake(FileShelf(tmp_path))
+    intake = Intake(FileStore(tmp_path))
     lines = b"".join(a_task(id=str(number)) for number in range(20_000))
     with intake.scratch() as folder:
         sent = Received(write(folder / "t", lines), "t.jsonl", len(lines))
@@ -146,7 +146,7 @@ async def test_what_a_client_that_has_left_has_sent_is_not_kept(tmp_path: Path) 
 
 
 async def test_of_many_uploads_at_once_some_are_told_to_wait(tmp_path: Path) -> None:
-    intake = Intake(FileShelf(tmp_path))
+    intake = Intake(FileStore(tmp_path))
     under_way = [intake.scratch() for _ in range(16)]
     for upload in under_way:
         upload.__enter__()

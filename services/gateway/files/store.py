@@ -60,7 +60,7 @@ class StoredFile(BaseModel):
 
 
 @dataclass
-class FileShelf:
+class FileStore:
     """The folder of uploaded files. Its methods block, so routes call them in a thread."""
 
     folder: Path
@@ -220,12 +220,6 @@ class FileShelf:
             except FileNotFoundError:  # deleted meanwhile
                 continue
         return found
-
-
-def too_large(param: str, max_bytes: int) -> Problem:
-    """413 that names the limit."""
-    message = f"{param}: larger than the limit of {max_bytes:,} bytes; split it or leave tasks out"
-    return Problem(413, message, param=param, code="too_large")
 
 
 def read_record(path: Path) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -21,18 +22,13 @@ from protocol.recipe import Recipe
 from services.chassis.service import Service
 from services.gateway.errors import PATIENCE_S, Problem, conflict, in_time, not_found
 from services.gateway.files.check_process import MESSAGES
-from services.gateway.files.columns import refuse_missing_columns
-from services.gateway.files.shelf import LOST, FileShelf, StoredFile
-from services.gateway.jobs.folders import holds_work, put_aside, remove
-from services.gateway.jobs.memory import check_memory, check_room
-from services.gateway.jobs.refusals import check
-from services.gateway.jobs.repeats import Repeat
-from services.gateway.models.facts import facts_of
-from services.gateway.models.files import remove_model
-from services.gateway.models.folders import JOB_ID, resolve_model
-from services.gateway.models.own import with_own_models
+from services.gateway.files.store import LOST, FileStore, StoredFile
+from services.gateway.jobs.folders import holds_work, put_aside, remove, with_own_models
+from services.gateway.jobs.refusals import check, check_memory, check_room, refuse_missing_columns
+from services.gateway.models.catalog import remove_model
+from services.gateway.models.folders import JOB_ID, facts_of, resolve_model
+from services.gateway.openai.graders import refuse_what_graders_lack
 from services.gateway.openai.job_object import AnyJob, status_of
-from services.gateway.openai.offers import refuse_what_graders_lack
 from services.gateway.openai.submission import (
     GRADER,
     JobRequest,
@@ -44,12 +40,29 @@ from services.gateway.openai.submission import (
 _REPEAT_WINDOW_S = 3600.0
 
 
+@dataclass(frozen=True)
+class Repeat:
+    """What a submission says about being a repeat of an earlier one."""
+
+    key: str | None = None  # the Idempotency-Key
+    caller: str = ""  # whose key it is
+    retry_count: int = 0  # x-stainless-retry-count, from the OpenAI SDK
+
+    @property
+    def job_id(self) -> str:
+        """The id of the job: the same one for the same key, else a new one."""
+        if self.key is None:
+            return f"ftjob-{secrets.token_hex(12)}"
+        digest = hashlib.sha256(f"{self.caller}\0{self.key}".encode()).hexdigest()
+        return f"ftjob-{digest[:24]}"
+
+
 @dataclass
-class JobDesk:
+class JobService:
     """Where jobs are handed in and asked after."""
 
     service: Service
-    files: FileShelf
+    files: FileStore
     defaults: Mapping[str, Any] = field(default_factory=dict)  # tables of a recipe
     # A retry waits for the first try, and finds its job.
     _tries: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
@@ -387,8 +400,8 @@ def _readable(job: AnyJob) -> JobRecord:
     return job
 
 
-def _desk(request: Request) -> JobDesk:
-    return request.app.state.desk
+def _jobs(request: Request) -> JobService:
+    return request.app.state.jobs
 
 
-Desk = Annotated[JobDesk, Depends(_desk)]
+Jobs = Annotated[JobService, Depends(_jobs)]

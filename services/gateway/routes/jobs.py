@@ -10,18 +10,16 @@ from fastapi import APIRouter, BackgroundTasks, Depends, Header, Request, Respon
 from fastapi.responses import StreamingResponse
 from protocol.messages import Requested
 
-from services.gateway.jobs.desk import Desk
-from services.gateway.jobs.events import Order, checked_place, events_page
+from services.gateway.jobs.events import Feeds, Order, checked_place, end_quietly, events_page
 from services.gateway.jobs.folders import remove
-from services.gateway.jobs.following import Feeds, end_quietly
-from services.gateway.jobs.repeats import Repeat
+from services.gateway.jobs.service import Jobs, Repeat
 from services.gateway.models.checkpoints import checkpoint_object, kept_checkpoints
 from services.gateway.openai.job_object import AnyJob, job_object
 from services.gateway.openai.submission import JobRequest
 from services.gateway.openapi import EVENT_STREAM, METADATA, problems
 from services.gateway.paging import Json, Limit, LongLimit, after_id, page_of
 
-jobs = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["jobs"])
+router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["jobs"])
 
 
 def _repeat(
@@ -42,66 +40,66 @@ def _metadata(request: Request) -> dict[str, str]:
     }
 
 
-@jobs.post("", responses=problems(409, 422))
+@router.post("", responses=problems(409, 422))
 async def submit_job(
-    body: JobRequest, desk: Desk, repeat: Annotated[Repeat, Depends(_repeat)]
+    body: JobRequest, jobs: Jobs, repeat: Annotated[Repeat, Depends(_repeat)]
 ) -> Json:
     """Queue a job."""
-    return job_object(await desk.submit(body, repeat))
+    return job_object(await jobs.submit(body, repeat))
 
 
 def _with_estimate(job: AnyJob, request: Request) -> Json:
     return job_object(job) | {"estimated_finish": request.app.state.watchdog.estimated_finish(job)}
 
 
-@jobs.get("", openapi_extra=METADATA)
+@router.get("", openapi_extra=METADATA)
 async def list_jobs(
-    desk: Desk,
+    jobs: Jobs,
     request: Request,
     metadata: Annotated[dict[str, str], Depends(_metadata)],
     after: str | None = None,
     limit: Limit = 20,
 ) -> Json:
     """Jobs, newest first."""
-    records, has_more = await desk.page(after, limit, metadata)
+    records, has_more = await jobs.page(after, limit, metadata)
     return page_of((_with_estimate(record, request) for record in records), has_more)
 
 
-@jobs.get("/{job_id}")
-async def get_job(job_id: str, desk: Desk, request: Request) -> Json:
+@router.get("/{job_id}")
+async def get_job(job_id: str, jobs: Jobs, request: Request) -> Json:
     """One job."""
-    return _with_estimate(await desk.find(job_id), request)
+    return _with_estimate(await jobs.find(job_id), request)
 
 
-@jobs.delete("/{job_id}", responses=problems(409))
-async def delete_job(job_id: str, desk: Desk, background: BackgroundTasks) -> Json:
+@router.delete("/{job_id}", responses=problems(409))
+async def delete_job(job_id: str, jobs: Jobs, background: BackgroundTasks) -> Json:
     """Delete all of a job that has ended: record, events, samples, checkpoints and model."""
-    background.add_task(remove, await desk.delete(job_id))
+    background.add_task(remove, await jobs.delete(job_id))
     return {"id": job_id, "object": "fine_tuning.job", "deleted": True}
 
 
-@jobs.post("/{job_id}/cancel", responses=problems(409))
-async def cancel_job(job_id: str, desk: Desk) -> Json:
+@router.post("/{job_id}/cancel", responses=problems(409))
+async def cancel_job(job_id: str, jobs: Jobs) -> Json:
     """Ask a job to end."""
-    return job_object(await desk.ask(job_id, Requested.CANCEL))
+    return job_object(await jobs.ask(job_id, Requested.CANCEL))
 
 
-@jobs.post("/{job_id}/pause", responses=problems(409))
-async def pause_job(job_id: str, desk: Desk) -> Json:
+@router.post("/{job_id}/pause", responses=problems(409))
+async def pause_job(job_id: str, jobs: Jobs) -> Json:
     """Ask a job to write a checkpoint and rest."""
-    return job_object(await desk.ask(job_id, Requested.PAUSE))
+    return job_object(await jobs.ask(job_id, Requested.PAUSE))
 
 
-@jobs.post("/{job_id}/resume", responses=problems(409))
-async def resume_job(job_id: str, desk: Desk) -> Json:
+@router.post("/{job_id}/resume", responses=problems(409))
+async def resume_job(job_id: str, jobs: Jobs) -> Json:
     """Ask a paused job to go on."""
-    return job_object(await desk.ask(job_id, Requested.RUN))
+    return job_object(await jobs.ask(job_id, Requested.RUN))
 
 
-@jobs.get("/{job_id}/events", response_model=None, responses=EVENT_STREAM)
+@router.get("/{job_id}/events", response_model=None, responses=EVENT_STREAM)
 async def list_events(
     job_id: str,
-    desk: Desk,
+    jobs: Jobs,
     request: Request,
     after: str | None = None,
     limit: LongLimit = 20,
@@ -111,9 +109,9 @@ async def list_events(
 ) -> Json | Response:
     """A job's events, newest first; with ``stream=true`` as server-sent events, oldest first."""
     place = checked_place(after, "after")
-    await desk.find(job_id)
+    await jobs.find(job_id)
     if not stream:
-        return page_of(*await events_page(desk, job_id, place, limit, order))
+        return page_of(*await events_page(jobs, job_id, place, limit, order))
     if last_event_id:
         place = checked_place(last_event_id, "Last-Event-ID")
     feeds: Feeds = request.app.state.feeds
@@ -122,20 +120,20 @@ async def list_events(
     return StreamingResponse(chunks, 200, headers, media_type="text/event-stream")
 
 
-@jobs.get("/{job_id}/why")
-async def get_why(job_id: str, request: Request, desk: Desk) -> Json:
+@router.get("/{job_id}/why")
+async def get_why(job_id: str, request: Request, jobs: Jobs) -> Json:
     """Whether a job moves, what it waits for, and what every process does and stream holds."""
-    return request.app.state.watchdog.why(await desk.find(job_id))
+    return request.app.state.watchdog.why(await jobs.find(job_id))
 
 
-@jobs.get("/{job_id}/checkpoints")
+@router.get("/{job_id}/checkpoints")
 async def list_checkpoints(
-    job_id: str, desk: Desk, after: str | None = None, limit: Limit = 10
+    job_id: str, jobs: Jobs, after: str | None = None, limit: Limit = 10
 ) -> Json:
     """The checkpoints that a job has kept, newest first."""
-    await desk.find(job_id)
+    await jobs.find(job_id)
     return await asyncio.to_thread(
-        _checkpoints, desk.service.deployment.job_dir(job_id), after, limit
+        _checkpoints, jobs.service.deployment.job_dir(job_id), after, limit
     )
 
 
