@@ -149,7 +149,7 @@ def test_secrets_volumes_and_networks_are_declared_and_no_secret_is_a_variable(
 @every_stack
 def test_every_variable_of_a_container_is_read_there(services: dict[str, Any]) -> None:
     for name, service in ours(services).items():
-        known = read_by(f"services/{name.partition('-')[0]}", "services/chassis", "deploy")
+        known = read_by(f"services/{name.partition('-')[0]}", "services/chassis", "deploy", "weir")
         given = {key.removesuffix("_FILE") for key in service["environment"]}
         assert {key for key in given if key.startswith("WEIR_")} <= known, name
 
