@@ -6,7 +6,6 @@ from fastapi import FastAPI
 
 from services.chassis.service import Service
 from services.gateway import errors, openapi
-from services.gateway.files.intake import Intake
 from services.gateway.files.store import MAX_FILE_BYTES, FileStore
 from services.gateway.jobs.events import Feeds
 from services.gateway.jobs.service import JobService
@@ -19,9 +18,7 @@ from services.gateway.samples.routes import samples
 from services.gateway.watch.watchdog import Watchdog
 
 
-def create_app(
-    service: Service, *, watchdog: Watchdog | None = None, max_file_bytes: int = MAX_FILE_BYTES
-) -> FastAPI:
+def create_app(service: Service, *, watchdog: Watchdog | None = None) -> FastAPI:
     """The gateway's application; the chassis adds /healthz, /readyz and the like in front of it.
 
     Raises:
@@ -34,9 +31,9 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,  # it believes the Host header
     )
-    shelf = FileStore(service.deployment.files_dir, max_file_bytes)
-    app.state.jobs = JobService(service, shelf, tables_of_the_deployment())
-    app.state.intake = Intake(shelf)
+    store = FileStore(service.deployment.files_dir)
+    app.state.jobs = JobService(service, store, tables_of_the_deployment())
+    app.state.uploads = files.Uploads(store)
     app.state.feeds = Feeds(app.state.jobs)
     app.state.samples = Samples()
     app.state.watchdog = watchdog or Watchdog()
@@ -47,7 +44,7 @@ def create_app(
     errors.install(app)
     openapi.install(app)
     # The last one added is the first one passed.
-    app.add_middleware(Bounded, max_file_bytes=max_file_bytes)
+    app.add_middleware(Bounded, max_file_bytes=MAX_FILE_BYTES)
     app.add_middleware(Guarded, keys=parse_keys(service.deployment.api_keys))
     app.add_middleware(Measured)
     return app

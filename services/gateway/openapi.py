@@ -43,17 +43,6 @@ METADATA: dict[str, Any] = {  # the names are the client's, so they are read fro
 }
 
 
-def form(file: str, *required: str, **fields: dict[str, Any]) -> dict[str, Any]:
-    """The form of a route that reads its upload as it comes, for its ``openapi_extra``."""
-    schema = {
-        "type": "object",
-        "required": [*required, file],
-        "properties": {file: {"type": "string", "format": "binary"}, **fields},
-    }
-    content = {"multipart/form-data": {"schema": schema}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """What a route refuses beside what every route does, for its ``responses``."""
     return {status: _problem(status) for status in statuses}

@@ -1,12 +1,13 @@
 """Uploaded task files: checked before they come here, then put in place by one rename.
 
 A file's id derives from its name and content, so that an upload may be repeated without effect.
-The shelf is a folder with ``{id}.jsonl``, which the learner reads, and ``{id}.json``, what is known
+The store is a folder with ``{id}.jsonl``, which the learner reads, and ``{id}.json``, what is known
 about it; a file exists from the moment when the latter does.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
@@ -16,10 +17,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, BinaryIO, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -28,14 +29,13 @@ from services.gateway.errors import Problem, not_found
 log = logging.getLogger(__name__)
 MAX_FILE_BYTES = 100 * 2**20
 _FILE_ID = re.compile(r"file-[0-9a-f]{24}")
-_SETTLED_NS = 10**9  # two changes within the grain of the clock have one time
-_ORPHANED_S = 3600  # no upload takes so long from the content to its description
+_MAX_NAME_BYTES = 255
 _SCRATCH = ".upload-"
 LOST = "was lost or changed on the disk"
 
 
 class StoredFile(BaseModel):
-    """A task file on the shelf, in OpenAI's shape; ``tasks`` is how many it holds.
+    """A task file of the store, in OpenAI's shape; ``tasks`` is how many it holds.
 
     ``columns`` says how many have each field that graders may name, and how many have
     ``(messages)`` for a prompt; None where that is not known.
@@ -65,10 +65,8 @@ class FileStore:
 
     folder: Path
     max_bytes: int = MAX_FILE_BYTES
-    orphaned_s: float = _ORPHANED_S
-    # With the times of the last changes, of each file and of the folder: only what is new is read.
+    # With the time of each one's last change: only what is new is read.
     _known: dict[str, tuple[int, StoredFile | None]] = field(default_factory=dict)
-    _listed: tuple[int | None, list[StoredFile]] = field(default=(None, []))
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @contextmanager
@@ -84,7 +82,7 @@ class FileStore:
             shutil.rmtree(folder, ignore_errors=True)
 
     def keep(self, part: Path, stored: StoredFile) -> StoredFile:
-        """Put a file on the shelf that lies in a scratch folder.
+        """Take in a file that lies in a scratch folder.
 
         One that is there already stays as long as either upload wants it to. Its content is
         replaced all the same, as it may have been lost or changed on the disk.
@@ -97,9 +95,10 @@ class FileStore:
                 kept = {"created_at": known.created_at, "expires_at": later}
                 stored = stored.model_copy(update=kept)
             description = folder / "description.json"
-            write_through(description, stored.model_dump_json())
-            with part.open("rb") as file:
-                os.fsync(file.fileno())
+            description.write_text(stored.model_dump_json(), encoding="utf-8")
+            for path in (part, description):  # so that both outlive a power cut
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
             part.rename(self.path(stored.id))
             description.rename(self._description(stored.id))
         return stored
@@ -109,10 +108,11 @@ class FileStore:
 
         One whose description is damaged is not there either: uploading it again mends it.
         """
-        if _FILE_ID.fullmatch(file_id) is None:
+        path = self._description(file_id)
+        if _FILE_ID.fullmatch(file_id) is None or not path.is_file():
             return None
         try:
-            stored = StoredFile.model_validate_json(read_record(self._description(file_id)))
+            stored = StoredFile.model_validate_json(path.read_bytes())
         except (FileNotFoundError, PermissionError, ValidationError):
             return None
         return stored if stored.id == file_id else None
@@ -130,29 +130,34 @@ class FileStore:
 
     def all(self) -> list[StoredFile]:
         """Every file, newest first."""
-        changed = self.folder.stat().st_mtime_ns if self.folder.is_dir() else 0
-        listed_at, files = self._listed
-        if listed_at != changed:
-            files = self._read_all()
-            is_settled = time.time_ns() - changed > _SETTLED_NS
-            self._listed = (changed if is_settled else None), files
-        return list(files)
+        changes = self._changes()
+        for file_id in set(self._known) - set(changes):
+            self._known.pop(file_id, None)
+        for file_id, changed in changes.items():
+            if self._known.get(file_id, (None,))[0] != changed:
+                stored = self.find(file_id)
+                self._known[file_id] = changed, stored
+                if stored is None:
+                    name = self._description(file_id).name
+                    log.warning("this describes no file; it is left alone", extra={"entry": name})
+        files = [known for _, known in list(self._known.values()) if known is not None]
+        return sorted(files, key=lambda stored: (stored.created_at, stored.id), reverse=True)
 
     def expired(self) -> list[str]:
-        """The files whose time is over, and those that a crash left without a description."""
-        return [each.id for each in self.all() if each.has_expired] + self._orphans()
+        """The files whose time is over."""
+        return [each.id for each in self.all() if each.has_expired]
 
     def delete(self, file_id: str) -> None:
-        """Take a file off the shelf, or what is left of it."""
+        """Delete a file, or what is left of it."""
         with self._lock:
             self._description(file_id).unlink(missing_ok=True)
             self.path(file_id).unlink(missing_ok=True)
 
     def delete_expired(self, file_id: str) -> None:
-        """Take a file off the shelf unless it has been uploaded again since it expired."""
+        """Delete a file unless it has been uploaded again since it expired."""
         with self._lock:
             stored = self.find(file_id)
-            if self._is_orphaned(file_id) if stored is None else stored.has_expired:
+            if stored is not None and stored.has_expired:
                 self.delete(file_id)
 
     def content(self, file_id: str) -> Path:
@@ -178,64 +183,33 @@ class FileStore:
         """Where the tasks of a file lie, if there is such a file."""
         return self.folder / f"{file_id}.jsonl"
 
-    def _orphans(self) -> list[str]:
-        """Content that has had no description for an hour."""
-        ids = [path.stem for path in self.folder.glob("file-*.jsonl")]
-        return [each for each in ids if _FILE_ID.fullmatch(each) and self._is_orphaned(each)]
-
-    def _is_orphaned(self, file_id: str) -> bool:
-        content = self.path(file_id)
-        if os.path.lexists(self._description(file_id)) or not content.is_file():
-            return False
-        # Renaming a file leaves its st_mtime.
-        return content.lstat().st_ctime < time.time() - self.orphaned_s
-
     def _description(self, file_id: str) -> Path:
         return self.folder / f"{file_id}.json"
 
-    def _read_all(self) -> list[StoredFile]:
-        changes = self._changes()
-        for file_id in set(self._known) - set(changes):
-            self._known.pop(file_id, None)
-        for file_id, changed in changes.items():
-            if self._known.get(file_id, (None,))[0] != changed:
-                stored = self.find(file_id)
-                self._known[file_id] = changed, stored
-                if stored is None:
-                    name = self._description(file_id).name
-                    log.warning("this describes no file; it is left alone", extra={"entry": name})
-        files = [known for _, known in list(self._known.values()) if known is not None]
-        return sorted(files, key=lambda stored: (stored.created_at, stored.id), reverse=True)
-
     def _changes(self) -> dict[str, int]:
         """When each file's description was written last, in nanoseconds."""
-        if not self.folder.is_dir():
-            return {}
-        with os.scandir(self.folder) as entries:
-            names = {entry.name.removesuffix(".json"): entry for entry in entries}
         found: dict[str, int] = {}
-        for file_id in filter(_FILE_ID.fullmatch, names):
-            try:
-                found[file_id] = names[file_id].stat(follow_symlinks=False).st_mtime_ns
-            except FileNotFoundError:  # deleted meanwhile
-                continue
+        with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
+            for entry in entries:
+                file_id, end = os.path.splitext(entry.name)
+                if end == ".json" and _FILE_ID.fullmatch(file_id):
+                    with suppress(FileNotFoundError):  # deleted meanwhile
+                        found[file_id] = entry.stat(follow_symlinks=False).st_mtime_ns
         return found
 
 
-def read_record(path: Path) -> bytes:
-    """What is in a file.
+def copy_with_id(file: BinaryIO, filename: str, to: Path) -> str:
+    """Copy a file; returns its id, which derives from its name and content."""
+    digest = hashlib.sha256(filename.encode() + b"\0")
+    with to.open("wb") as copy:
+        while chunk := file.read(2**20):
+            digest.update(chunk)
+            copy.write(chunk)
+    return f"file-{digest.hexdigest()[:24]}"
 
-    Raises:
-        FileNotFoundError: too if it is a folder, a pipe, or a link to nowhere or to itself.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(path)
-    return path.read_bytes()
 
-
-def write_through(path: Path, text: str) -> None:
-    """Write a file that outlives a power cut once it has been renamed."""
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+def file_name(sent: str) -> str:
+    """The last part of a path, as far as it can be printed, and at most 255 bytes of it."""
+    name = sent.replace("\\", "/").split("/")[-1]
+    name = "".join(character for character in name if character.isprintable())
+    return name.encode()[-_MAX_NAME_BYTES:].decode(errors="ignore") or "tasks.jsonl"

@@ -21,7 +21,7 @@ from protocol.recipe import Recipe
 
 from services.chassis.service import Service
 from services.gateway.errors import PATIENCE_S, Problem, conflict, in_time, not_found
-from services.gateway.files.check_process import MESSAGES
+from services.gateway.files.check import MESSAGES
 from services.gateway.files.store import LOST, FileStore, StoredFile
 from services.gateway.jobs.folders import holds_work, put_aside, remove, with_own_models
 from services.gateway.jobs.refusals import check, check_memory, check_room, refuse_missing_columns

@@ -43,7 +43,7 @@ def a_file(sdk: openai.OpenAI, name: str, **options: Any) -> str:
     return sdk.files.create(file=(name, tasks(name)), purpose="fine-tune", **options).id
 
 
-def shelf_of(stack: Stack) -> FileStore:
+def store_of(stack: Stack) -> FileStore:
     return FileStore(stack.data_dir / "files")
 
 
@@ -53,12 +53,12 @@ def end_now(stack: Stack, file_id: str) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"expires_at": int(time.time())}))
 
 
-def expire(stack: Stack, shelf: FileStore | None = None) -> None:
+def expire(stack: Stack) -> None:
     async def work(exchange: Exchange) -> None:
         values = {"WEIR_REDIS_URL": stack.server.url, "WEIR_DATA_DIR": str(stack.data_dir)}
         deployment = Deployment.from_environment(values | {"WEIR_PORT": "1"})
         service = Service("gateway", deployment, exchange)
-        await JobService(service, shelf or shelf_of(stack)).expire_files()
+        await JobService(service, store_of(stack)).expire_files()
 
     stack.exchange(work)
 
@@ -91,7 +91,7 @@ def test_an_expired_file_goes_once_no_unfinished_job_needs_it(
     for file_id in (idle, trained, held_out):
         end_now(stack, file_id)
     expire(stack)
-    assert shelf_of(stack).find(idle) is None
+    assert store_of(stack).find(idle) is None
     assert not list((stack.data_dir / "files").glob(f"{idle}*"))
     assert sdk.files.retrieve(trained).id == trained
     assert sdk.files.content(held_out).read() == tasks("c")
@@ -102,31 +102,11 @@ def test_an_expired_file_goes_once_no_unfinished_job_needs_it(
     assert not {trained, held_out} & left
 
 
-@pytest.mark.parametrize("is_described", [True, False])
-def test_a_file_that_is_uploaded_again_while_it_expires_stays(
-    stack: Stack, sdk: openai.OpenAI, *, is_described: bool
-) -> None:
-    class BusyShelf(FileStore):
-        def expired(self) -> list[str]:
-            found = super().expired()
-            assert file_id in found
-            assert a_file(sdk, "again") == file_id
-            return found
-
-    file_id = a_file(sdk, "again")
-    if is_described:
-        end_now(stack, file_id)
-    else:  # as a crash leaves it
-        (stack.data_dir / "files" / f"{file_id}.json").unlink()
-    expire(stack, BusyShelf(stack.data_dir / "files", orphaned_s=-60))
-    assert sdk.files.content(file_id).read() == tasks("again")
-
-
 def test_a_file_whose_content_was_lost_makes_no_job(
     stack: Stack, http: httpx.Client, sdk: openai.OpenAI
 ) -> None:
     file_id = a_file(sdk, "lost")
-    shelf_of(stack).path(file_id).unlink()
+    store_of(stack).path(file_id).unlink()
     assert_refused(http.get(f"/v1/files/{file_id}/content"), 404, "id")
     reply = http.post(JOBS, json=a_body(http, training_file=file_id))
     assert_refused(reply, 400, "training_file")
