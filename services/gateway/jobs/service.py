@@ -8,7 +8,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +20,7 @@ from protocol.messages import JobRecord, JobState, Requested
 from protocol.recipe import Recipe
 
 from services.chassis.service import Service
-from services.gateway.errors import PATIENCE_S, Problem, conflict, in_time, not_found
+from services.gateway.errors import Problem, conflict, in_time, not_found
 from services.gateway.files.check import MESSAGES
 from services.gateway.files.store import LOST, FileStore, StoredFile
 from services.gateway.jobs.folders import holds_work, put_aside, remove, with_own_models
@@ -38,6 +38,7 @@ from services.gateway.openai.submission import (
 
 # The OpenAI SDK gives each of its three tries ten minutes.
 _REPEAT_WINDOW_S = 3600.0
+_LONGEST_TURN_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,6 @@ class JobService:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # tables of a recipe
     # A retry waits for the first try, and finds its job.
     _tries: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
-    _coming: set[str] = field(default_factory=set)  # jobs that are about to be queued
     one_result: asyncio.Lock = field(default_factory=asyncio.Lock)  # for one result file at a time
     # No file goes between the last look at it and the moment when its job is queued.
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -88,12 +88,7 @@ class JobService:
             known = await self._known(request, repeat)
             if known is not None:
                 return known
-            record = await self._draw_up(request, repeat.job_id)
-            self._coming.add(record.id)
-            try:
-                return await self._queue(record)
-            finally:
-                self._coming.discard(record.id)
+            return await self._queue(await self._draw_up(request, repeat.job_id))
 
     async def find(self, job_id: str) -> AnyJob:
         """One job, whether its record can be read or not.
@@ -192,48 +187,33 @@ class JobService:
             if record is not None and not record.state.is_final:
                 message = f"job {job_id} has not ended; cancel the job first"
                 raise conflict(message, param="id")
-            await self._check_unneeded(job_id)
             await asyncio.to_thread(remove_model, self.service.deployment.job_dir(job_id))
-
-    async def _check_unneeded(self, job_id: str) -> None:
-        """Only jobs of earlier releases start from a model without a copy of their own."""
-        for record in await in_time(self.exchange.jobs_that_name(f"/{job_id}/")):
-            message = f"job {record.id} starts from a model of {job_id}; cancel it first"
-            raise conflict(message, param="id")
 
     async def delete(self, job_id: str) -> Path:
         """Forget a job that has ended; returns the folder that is left of it, to be removed.
 
         Raises:
-            Problem: 404, or 409 if it has not ended or another job is to start from its model.
+            Problem: 404, or 409 if it has not ended.
         """
         async with self._holding(self._turn):
-            if job_id in self._coming:
-                raise conflict(f"job {job_id} is being submitted; cancel it then", param="id")
             if not await self.is_forgotten(job_id):
                 state = (await self.find(job_id)).state
                 if not state.is_final:
                     raise conflict(f"job {job_id} is {state}; cancel it first", param="id")
-            await self._check_unneeded(job_id)
             # An unreadable job may be running: only its stored state says whether it has ended.
             if not await in_time(self.exchange.forget_job(job_id)):
                 raise conflict(f"job {job_id} has not ended; cancel it first", param="id")
             return await asyncio.to_thread(put_aside, self.service.deployment.job_dir(job_id))
 
+    @staticmethod
     @asynccontextmanager
-    async def _holding(self, lock: asyncio.Lock) -> AsyncIterator[None]:
-        """Hold a lock; who holds it may take long over files, but nobody queues for a silent Redis.
+    async def _holding(lock: asyncio.Lock) -> AsyncIterator[None]:
+        """Hold a lock, for which nobody waits long: others may hold it while Redis is silent.
 
         Raises:
-            Problem: 503 if it is silent.
+            Problem: 503 if others hold it for too long.
         """
-        while True:
-            if lock.locked():
-                await in_time(self.exchange.ping())
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE_S):
-                    await lock.acquire()
-                    break
+        await in_time(lock.acquire(), _LONGEST_TURN_S)
         try:
             yield
         finally:
@@ -288,7 +268,6 @@ class JobService:
 
     async def _queue(self, record: JobRecord) -> JobRecord:
         """Queue a job with its own copies of the models that it starts from."""
-        await self._clear(record.id)  # an earlier try may have left copies
         deployment, sent = self.service.deployment, False
         try:
             recipe = await asyncio.to_thread(with_own_models, record.recipe, deployment, record.id)
@@ -297,16 +276,13 @@ class JobService:
                 await self._check_files(record)
                 sent = True
                 await in_time(self.exchange.submit(record))
-        except Exception:
-            try:
-                found = await self._read(record.id) if sent else None
-            except Problem as silent:
-                raise _perhaps_queued(record.id, silent) from silent
-            if isinstance(found, JobRecord):
-                return found  # and has its copies
-            if found is None:
-                await self._clear(record.id)
+        except Problem as problem:
+            if sent:
+                raise _perhaps_queued(record.id, problem) from problem
             raise
+        finally:
+            if not sent:
+                await self._clear(record.id)
         return record
 
     async def _clear(self, job_id: str) -> None:

@@ -1,10 +1,9 @@
-"""The jobs of jobs while Redis falls silent, and while two want something of one job."""
+"""What is asked of jobs while Redis falls silent."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from protocol.recipe import Recipe
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
-from services.gateway.errors import Problem
+from services.gateway.errors import PATIENCE_S, Problem, in_time
 from services.gateway.files.store import FileStore
 from services.gateway.jobs.service import JobService, Repeat
 from services.gateway.openai.submission import JobRequest
@@ -34,7 +33,7 @@ class Jobs(JobService):
         return a_job_record(job_id, request=request.as_sent())
 
     async def _check_files(self, record: JobRecord) -> None:
-        pass
+        await in_time(self.exchange.ping())
 
 
 class FallsSilent:
@@ -96,18 +95,6 @@ async def test_who_gets_no_answer_to_a_submission_is_told_that_the_job_may_be_qu
     assert await jobs.exchange.job_ids() == [key.job_id]
 
 
-async def test_a_submission_whose_answer_is_lost_is_answered_if_redis_is_back_to_tell(
-    jobs: JobService, silence: FallsSilent, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def submit_and_lose_the_answer(record: JobRecord) -> bool:
-        await silence.exchange.submit(record)
-        raise TimeoutError
-
-    monkeypatch.setattr(silence, "submit", submit_and_lose_the_answer, raising=False)
-    record = await jobs.submit(REQUEST, Repeat("key", "caller"))
-    assert await jobs.exchange.job_ids() == [record.id]
-
-
 async def test_a_submission_that_was_never_sent_leaves_no_copies_and_is_no_perhaps(
     jobs: JobService, silence: FallsSilent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,40 +109,24 @@ async def test_a_submission_that_was_never_sent_leaves_no_copies_and_is_no_perha
     monkeypatch.setattr(
         "services.gateway.jobs.service.with_own_models", copy_while_redis_falls_silent
     )
-    await jobs._turn.acquire()
     told = await refusal(jobs.submit(REQUEST, key))
     assert key.job_id not in told.detail
     assert not job_dir.exists()
 
 
-async def test_nobody_queues_behind_others_for_a_silent_redis_but_for_slow_files(
-    jobs: JobService, silence: FallsSilent
+async def test_who_waits_too_long_for_others_is_told_to_come_again(
+    jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("services.gateway.jobs.service._LONGEST_TURN_S", -PATIENCE_S)
     await jobs._turn.acquire()
+    await refusal(jobs.delete("nobody"))
+    monkeypatch.undo()
     waiting = asyncio.create_task(jobs.delete("nobody"))
     await asyncio.sleep(0)
-    silence.is_silent = True
-    await refusal(jobs.delete("nobody"))
-    silence.is_silent = False
-    assert not waiting.done()
     jobs._turn.release()
     with pytest.raises(Problem) as refused:
         await waiting
     assert refused.value.status_code == 404
-
-
-async def test_tries_of_one_submission_do_not_add_up_what_each_waits_for_a_silent_redis(
-    jobs: JobService, silence: FallsSilent, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def never(*_: object) -> None:
-        await asyncio.get_running_loop().create_future()
-
-    for name in ("job", "ping"):
-        monkeypatch.setattr(silence, name, never, raising=False)
-    tries = (jobs.submit(REQUEST, Repeat("key", "caller")) for _ in range(50))
-    async with asyncio.timeout(60):  # one after the other they take 150 s
-        refused = await asyncio.gather(*tries, return_exceptions=True)
-    assert [type(problem) for problem in refused] == [Problem] * 50
 
 
 @pytest.mark.parametrize("silent_at", ["trial_is_taken", "trial_result"])
@@ -203,26 +174,3 @@ async def test_a_delete_that_gets_no_answer_leaves_the_folder_of_the_job(
         await refusal(jobs.delete("job"))
     assert kept.exists()
     assert not (await jobs.delete("job")).with_name("job").exists()
-
-
-async def test_a_job_that_is_being_submitted_is_not_deleted(
-    jobs: JobService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    repeat, copying, copied = Repeat("key"), Event(), Event()
-    copy_of_a_model = jobs.service.deployment.job_dir(repeat.job_id) / "base/model"
-
-    def copy(recipe: Recipe, *_: object) -> Recipe:
-        copy_of_a_model.mkdir(parents=True)
-        copying.set()
-        copied.wait(60)
-        return recipe
-
-    monkeypatch.setattr("services.gateway.jobs.service.with_own_models", copy)
-    submitting = asyncio.create_task(jobs.submit(REQUEST, repeat))
-    assert await asyncio.to_thread(copying.wait, 60)
-    with pytest.raises(Problem, match="submitted") as refused:
-        await jobs.delete(repeat.job_id)
-    assert refused.value.status_code == 409
-    copied.set()
-    assert (await submitting).id == repeat.job_id
-    assert copy_of_a_model.is_dir()
