@@ -7,7 +7,6 @@ from fastapi import FastAPI
 from services.chassis.service import Service
 from services.gateway import errors, openapi
 from services.gateway.files.store import MAX_FILE_BYTES, FileStore
-from services.gateway.jobs.events import Feeds
 from services.gateway.jobs.service import JobService
 from services.gateway.middleware import Bounded, Guarded, Measured, parse_keys
 from services.gateway.openai.defaults import tables_of_the_deployment
@@ -34,7 +33,6 @@ def create_app(service: Service, *, watchdog: Watchdog | None = None) -> FastAPI
     store = FileStore(service.deployment.files_dir)
     app.state.jobs = JobService(service, store, tables_of_the_deployment())
     app.state.uploads = files.Uploads(store)
-    app.state.feeds = Feeds(app.state.jobs)
     app.state.samples = Samples()
     app.state.watchdog = watchdog or Watchdog()
     for routes in (files, jobs, models, graders):

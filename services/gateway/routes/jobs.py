@@ -10,7 +10,13 @@ from fastapi import APIRouter, BackgroundTasks, Depends, Header, Request, Respon
 from fastapi.responses import StreamingResponse
 from protocol.messages import Requested
 
-from services.gateway.jobs.events import Feeds, Order, checked_place, end_quietly, events_page
+from services.gateway.jobs.events import (
+    Order,
+    checked_place,
+    end_quietly,
+    events_page,
+    follow_until_ended,
+)
 from services.gateway.jobs.folders import remove
 from services.gateway.jobs.service import Jobs, Repeat
 from services.gateway.models.checkpoints import checkpoint_object, kept_checkpoints
@@ -114,8 +120,7 @@ async def list_events(
         return page_of(*await events_page(jobs, job_id, place, limit, order))
     if last_event_id:
         place = checked_place(last_event_id, "Last-Event-ID")
-    feeds: Feeds = request.app.state.feeds
-    chunks = end_quietly(feeds.follow_until_ended(job_id, place or "0"))
+    chunks = end_quietly(follow_until_ended(jobs, job_id, place or "0"))
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     return StreamingResponse(chunks, 200, headers, media_type="text/event-stream")
 
