@@ -23,9 +23,9 @@ from protocol.recipe import load_recipe
 from benchmarks import methods
 from deploy import metrics_table
 from deploy.grafana.__main__ import generated
-from services.gateway.cli.main import main as weir
 from services.learner.planning.sizing import page_of
 from tests.architecture.project import DOCUMENTS, FOLDERS, MODULES, ROOT
+from weir.__main__ import main as weir
 
 FILE = re.compile(r"(?!-)[\w./*-]+(?:\.(?:py|md|toml|lua|yml|png|jsonl)|/)")
 PATH_FROM_ROOT = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})/[\w./*-]*[\w/*]")

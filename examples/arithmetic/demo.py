@@ -23,8 +23,8 @@ from typing import Any
 from protocol.recipe import load_recipe
 
 from examples.arithmetic.curves import draw
-from services.gateway.client.client import WeirClient
-from services.gateway.client.stack import find_stack, model_for
+from weir.client import WeirClient
+from weir.stack import find_stack, model_for
 
 PAPO, GRPO = Path("recipes/demo.toml"), Path("recipes/demo-grpo.toml")
 RUNS = Path("runs/demo")

@@ -23,12 +23,13 @@ from protocol.exchange.connection import Refused
 
 from services.chassis import metrics
 from services.chassis.activity import PARTING_S, Activity, StatusTeller
-from services.chassis.connections import MAX_HEAD_BYTES, LimitedConnection
 from services.chassis.deployment import Deployment, DeploymentError
 from services.chassis.logs import set_up_logs
 
 Asgi = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 log = logging.getLogger(__name__)
+_MAX_HEAD_BYTES = 2**15
+_MAX_CONNECTIONS = 800  # with a file for each, 1,600 of those that a process may have open
 _PATHS = "/healthz, /startupz, /readyz, and /metrics on WEIR_METRICS_PORT"
 
 
@@ -244,8 +245,9 @@ class _serving:
                 app,
                 host=deployment.host,
                 port=port,
-                http=LimitedConnection,
-                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+                http="h11",
+                h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
+                limit_concurrency=_MAX_CONNECTIONS,
                 ws="none",
                 headers=[("X-Content-Type-Options", "nosniff")],
                 forwarded_allow_ips=list(deployment.trusted_proxies),

@@ -14,9 +14,6 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto import wandb_internal_pb2
 
-from services.gateway.cli.main import main
-from services.gateway.client.client import WeirClient
-from services.gateway.tracking import follow as tracking
 from tests.contract.gateway.stack import (
     JOBS,
     KEY,
@@ -29,6 +26,9 @@ from tests.contract.gateway.stack import (
     tell,
     weir,
 )
+from weir import tracking as tracking
+from weir.__main__ import main
+from weir.client import WeirClient
 
 pytestmark = pytest.mark.redis
 
