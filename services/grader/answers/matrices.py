@@ -40,26 +40,13 @@ def multiplied(left: Matrix, right: Matrix) -> Matrix | None:
 
 
 def determinant(matrix: Value) -> Expression | None:
-    """Of a small square matrix, by its first row."""
-    if not isinstance(matrix, Matrix) or not matrix.num_rows == matrix.num_columns <= 3:
+    """Of two rows and columns; None for any other."""
+    if not isinstance(matrix, Matrix) or (matrix.num_rows, matrix.num_columns) != (2, 2):
         return None
-    cells = [cell for cell in map(_tree, matrix.cells) if cell]
-    width = matrix.num_rows
-    if len(cells) < width * width:
+    a, b, c, d = map(_tree, matrix.cells)
+    if not (a and b and c and d):
         return None
-    rows = [cells[at : at + width] for at in range(0, width**2, width)]
-    return Expression.of(_determinant(rows))
-
-
-def _determinant(rows: list[list[Node]]) -> Node:
-    if len(rows) == 1:
-        return rows[0][0]
-    minors = ([row[:at] + row[at + 1 :] for row in rows[1:]] for at in range(len(rows)))
-    terms = [
-        Node("*", (cell, _determinant(minor))) for cell, minor in zip(rows[0], minors, strict=True)
-    ]
-    signed = [Node("negative", (term,)) if at % 2 else term for at, term in enumerate(terms)]
-    return reduce(lambda a, b: Node("+", (a, b)), signed)
+    return Expression.of(Node("-", (Node("*", (a, d)), Node("*", (b, c)))))
 
 
 def _tree(value: Value) -> Node | None:

@@ -28,7 +28,7 @@ from services.grader.answers.nodes import Node, Unreadable, integer
 from services.grader.answers.regions import REALS, read_relation, united
 from services.grader.answers.scalars import expression_of, remainder_of, split_unit
 from services.grader.answers.thousands import joined
-from services.grader.answers.tokens import Side, latex_of, plain_of, spelled, tokens
+from services.grader.answers.tokens import Side, latex_of, plain_of, tokens
 from services.grader.answers.values import (
     CLOCK,
     EMPTY,
@@ -37,7 +37,6 @@ from services.grader.answers.values import (
     Expression,
     Matrix,
     Number,
-    Open,
     Quantity,
     Relation,
     Set,
@@ -116,7 +115,7 @@ def read(side: Side, depth: int = 0) -> Value:
     if depth > _MAX_DEPTH or not side:
         return Expression(None, latex_of(side))
     if any(token.kind == "ellipsis" for token in side):
-        return Open(spelled(side))
+        return Words(latex_of(side).replace(" ", ""))
     return _said(side) or _parted(side, depth)
 
 

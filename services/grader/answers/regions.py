@@ -2,13 +2,8 @@ r"""Relations as what they leave to a letter: ``1 < x \le 2`` is an interval."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from decimal import Decimal
-
-from services.grader.answers.estimates import estimate
 from services.grader.answers.nodes import Node
 from services.grader.answers.values import (
-    Conditions,
     Expression,
     Number,
     Relation,
@@ -96,14 +91,12 @@ def united(members: tuple[Value, ...], *, has_or: bool, has_and: bool) -> Value 
     intervals = [member for member in members if isinstance(member, Tuple)]
     letters = {interval.letter for interval in intervals}
     if len(intervals) < len(members) or len(letters) > 1:
-        return Union(members, r"\cap") if has_and and len(letters) < 2 else _conditions(members)
-    if common := _intersection(intervals):
-        return common
-    return Union(members, r"\cap" if has_and else r"\cup")
+        return Union(members, r"\cap") if has_and and len(letters) < 2 else _lettered(members)
+    return Union(members, r"\cap" if has_and else ",")
 
 
-def _conditions(members: tuple[Value, ...]) -> Conditions:
-    return Conditions(members, tuple(getattr(member, "letter", "") for member in members))
+def _lettered(members: tuple[Value, ...]) -> Set:
+    return Set(tuple(Tuple((Words(getattr(each, "letter", "")), each)) for each in members))
 
 
 def _is_inequality(value: Value) -> bool:
@@ -123,35 +116,3 @@ def _pieces(members: tuple[Value, ...]) -> Value | None:
             letters |= {member.letter} if isinstance(member, Tuple) else set()
             pieces.append(member)
     return Union(tuple(pieces)) if len(letters) < 2 else Expression(None, repr(members))
-
-
-def _intersection(intervals: Sequence[Tuple]) -> Tuple | None:
-    """What several of one letter have in common; None if that is empty or cannot be told."""
-    low = _tightest([(each.parts[0], each.brackets[0]) for each in intervals], sign=1)
-    high = _tightest([(each.parts[1], each.brackets[1]) for each in intervals], sign=-1)
-    if low is None or high is None:
-        return None
-    least, most = _size(low[0]), _size(high[0])
-    if least is not None and most is not None and least >= most:
-        is_point = least == most and (low[1], high[1]) == ("[", "]")
-        return Tuple((low[0], high[0]), "[]", intervals[0].letter) if is_point else None
-    return Tuple((low[0], high[0]), low[1] + high[1], intervals[0].letter)
-
-
-def _tightest(ends: list[tuple[Value, str]], *, sign: int) -> tuple[Value, str] | None:
-    """The largest of lower ends (``sign`` 1), the smallest of upper ones (-1)."""
-    finite = [end for end in ends if end[0] not in (INFINITY, MINUS_INFINITY)]
-    if len(finite) < 2:
-        return finite[0] if finite else ends[0]
-    ranked = [(_size(end), bracket in "()", (end, bracket)) for end, bracket in finite]
-    if any(value is None for value, _, _ in ranked):
-        return None
-    return max(ranked, key=lambda each: (sign * (each[0] or Decimal(0)), each[1]))[2]
-
-
-def _size(value: Value) -> Decimal | None:
-    if value in (INFINITY, MINUS_INFINITY):
-        return Decimal("Infinity" if value == INFINITY else "-Infinity")
-    if not isinstance(value, Number | Expression) or value.tree is None:
-        return None
-    return None if isinstance(value, Expression) and value.letters else estimate(value.tree)

@@ -142,8 +142,8 @@ def _two(tree: Node) -> Set:
 
 def remainder_of(side: Side) -> Number | None:
     r"""``13 \bmod 7`` is 6."""
-    if [token.text for token in side[1:2]] == [r"\bmod"] and len(side) == 3:
-        number, modulus = (expression_of(each) for each in (side[:1], side[2:]))
+    if len(side) == 3 and side[1].text == r"\bmod":
+        number, modulus = expression_of(side[:1]), expression_of(side[2:])
         if isinstance(number, Number) and isinstance(modulus, Number) and modulus.value:
             return Number(number.value % modulus.value)
     return None
@@ -155,8 +155,6 @@ def _number(tree: Node) -> Number | None:
     sign = -1 if tree.kind == "negative" else 1
     if plain.kind == "number":
         return Number(sign * plain.number, plain.places or None)
-    if plain.kind == "repeating":
-        return Number(sign * plain.parts[0].number)
     value = _fraction(plain)
     return None if value is None else Number(sign * value)
 

@@ -132,8 +132,6 @@ _OPERATIONS: Mapping[str, Callable[..., Expr]] = {
     "fraction": lambda a, b: a / b,
     "mixed": lambda a, b: a + b,
     "negative": lambda a: -a,
-    "numeral": lambda a: a,
-    "repeating": lambda a: a,
     "grouped": lambda a: a,
     "degree": lambda a: a * sympy.pi / 180,
     "absolute": sympy.Abs,

@@ -26,7 +26,6 @@ from services.grader.answers.regions import INFINITY, MINUS_INFINITY
 from services.grader.answers.values import (
     Expression,
     Number,
-    Open,
     Relation,
     Set,
     Tuple,
@@ -40,7 +39,15 @@ RIGHT, WRONG, UNKNOWN, TOO_HARD = "right", "wrong", "unknown", "too_hard"
 NOT_PARSABLE, GOLD_NOT_PARSABLE = "not_parsable", "gold_not_parsable"
 
 _ENDS = {INFINITY: oo, MINUS_INFINITY: -oo}
+
+
+def _common(*parts: sympy.Set) -> sympy.Set:
+    """What inequalities with a comma between them have in common, or else all of them."""
+    return common if (common := sympy.Intersection(*parts)) else sympy.Union(*parts)
+
+
 _JOINTS: dict[str, Callable[..., sympy.Set]] = {
+    ",": _common,
     r"\cup": sympy.Union,
     r"\cap": sympy.Intersection,
     r"\setminus": sympy.Complement,
@@ -94,7 +101,7 @@ def _is_comparable(gold: Value) -> bool:
     parts = parts_of(gold)
     if isinstance(gold, Relation):
         parts = parts[-1:]  # a name may be anything
-    return not isinstance(gold, Open) and all(map(_is_comparable, parts))
+    return all(map(_is_comparable, parts))
 
 
 def _same(gold: Value, answer: Value) -> bool | None:

@@ -8,7 +8,6 @@ from fractions import Fraction
 from services.grader.answers.values import (
     CLOCK,
     RATIO,
-    Conditions,
     Matrix,
     Number,
     Quantity,
@@ -17,7 +16,6 @@ from services.grader.answers.values import (
     Tuple,
     Union,
     Value,
-    Words,
     parts_of,
 )
 from services.grader.answers.verdict import Comparison, Verdict, all_of, any_of
@@ -58,13 +56,9 @@ def _shape(value: Value) -> list[Fraction]:
 def sets(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     """Each member has its like on the other side; a lone value is a list of its own.
 
-    A list says how often and, where the problem asks for it, in which order. Inequalities in
-    several letters are a set of their own kind, in which each keeps its letter.
+    A list says how often and, where the problem asks for it, in which order.
     """
-    kinds = {type(gold), type(answer)}
-    if Conditions in kinds:
-        return Verdict(len(kinds) == 1 and _without_order(gold, answer, by), "conditions")
-    if Set not in kinds:
+    if Set not in {type(gold), type(answer)}:
         return None
     if isinstance(gold, Set) and not gold.joint:
         return Verdict(_without_order(gold, answer, by), "set")
@@ -120,9 +114,6 @@ def _without_order(gold: Value, answer: Value, by: Comparison) -> bool | None:
 
 
 def _members(value: Value) -> Sequence[Value]:
-    if isinstance(value, Conditions):
-        lettered = zip(map(Words, value.letters), value.parts, strict=True)
-        return [Tuple(pair) for pair in lettered]
     return value.parts if isinstance(value, Set | Union) else (value,)
 
 

@@ -11,7 +11,7 @@ from services.grader.answers.nodes import Node, integer
 from services.grader.answers.question import MAX_CHARS, Question
 from services.grader.answers.tokens import vocabulary
 from services.grader.answers.units import DEGREE, PERCENT, RADIAN, THINGS, Measure, measure_of
-from services.grader.answers.values import Expression, Number, Open, Quantity, Value, Words
+from services.grader.answers.values import Expression, Number, Quantity, Value, Words
 from services.grader.answers.verdict import Comparison, Verdict, any_of
 
 _CHANGES_VALUE = re.compile(
@@ -28,7 +28,6 @@ _CHANGES_VALUE = re.compile(
     re.IGNORECASE,
 )
 _PLURAL = re.compile(r"\b(?:squares|cubes|pairs|quarters|roots|halves|thirds)\b")
-_AND = re.compile(r"\b([a-zA-Z]+) and (?=([a-zA-Z]+))")
 _SAYS_NOTHING = frozenset(
     vocabulary(
         "a additional all altogether an apart at away day days deep different each every extra "
@@ -103,7 +102,7 @@ def _scaled(value: Value, scale: Scale) -> Value:
     if isinstance(value, Number) and isinstance(scale, Number):
         return Number(value.value * scale.value, value.places)
     if not isinstance(value, Number | Expression) or not (value.tree and scale.tree):
-        return Open("")
+        return Expression(None, "")
     return Expression.of(Node("*", (scale.tree, value.tree)))
 
 
@@ -116,17 +115,10 @@ def _measure(value: Value, question: Question, *, is_answer: bool = False) -> Me
         return measure
     if _HAN.fullmatch(unit):
         return THINGS if _COUNTERS.fullmatch(unit) else False
-    words = _AND.sub(lambda match: _joined(match, question), value.unit)
-    kept = _PLURAL.sub(lambda match: "" if question.counts(match[0]) else match[0], words)
-    if _CHANGES_VALUE.search(kept) or not re.fullmatch(r"[A-Za-z'’ ./-]+", words):
+    kept = _PLURAL.sub(lambda match: "" if question.counts(match[0]) else match[0], value.unit)
+    if _CHANGES_VALUE.search(kept) or not re.fullmatch(r"[A-Za-z'’ ./-]+", value.unit):
         return False
-    return _of_words(words.replace(".", "").split(), value.is_bare and is_answer, question)
-
-
-def _joined(match: re.Match[str], question: Question) -> str:
-    """``dogs and`` without its "and", if the problem has the same words, ``dogs and cats``."""
-    is_known = all(map(question.counts, match.groups()))
-    return f"{match[1]} " if is_known and question.mentions(match[0] + match[2]) else match[0]
+    return _of_words(value.unit.replace(".", "").split(), value.is_bare and is_answer, question)
 
 
 def _of_words(words: list[str], is_bare: bool, question: Question) -> Measure | bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from services.grader.answers.nodes import Node, rebuilt
 from services.grader.answers.question import Question
 from services.grader.answers.values import (
     Expression,
@@ -33,8 +32,6 @@ _NAME = re.compile(
 )
 _SIZE = re.compile(r"\| ?[A-Z] ?\||\[ ?[A-Z]{3,6} ?\]")  # of a set, of a figure
 _EXPECTED = re.compile(r"(?:E|\\mathbb ?\{ ?E ?\}|\\text\{E\}) ?[\[(] ?[A-Za-z] ?[\])]")
-_COMMON = re.compile(r"\\(?:gcd|lcm) ?\([^()]*\)")
-_BOUND = re.compile(r"(?P<head>[a-zA-Z])(?P<opens>[(_]\{?)(?P<letter>[a-zA-Z])[)}]?")
 _VALUE_OF_X = re.compile(r"[a-z]\([a-z]\)")
 _OPERATOR = re.compile(r"[+*-]")
 
@@ -100,8 +97,6 @@ def relations(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
         return None
     golds, name = _links(gold, by.question)
     answers, other = _links(answer, by.question)
-    if name and other and answers and (renamed := _with_letter_of(name, other, answers)):
-        answers, other = renamed, name
     if name and isinstance(answer, Relation) and len(set(answer.sides)) == 1:
         return Verdict(False, "equation")  # 1 = 1 is no solution
     if golds and answers and (None in (name, other) or _is_same_name(name, other)):
@@ -159,14 +154,12 @@ def _is_name(side: Value, text: str, question: Question) -> bool:
     r"""``x``, ``f(3)``, ``a_1``, ``\angle ABC`` or ``m+n``: no digits but in an index."""
     if _is_constant(side) and text not in ("e", "i"):
         return False
-    if _SIZE.fullmatch(text):
-        return question.names(text)
     if _EXPECTED.fullmatch(text):
         return not question.text or any(map(question.counts, ("expected", "expectation", "mean")))
-    if _COMMON.fullmatch(text) and not question.text:
-        return True
     bare = _INDEX.sub("", text)
-    if _NAME.fullmatch(bare) and (question.names(bare) or question.mentions(text)):
+    if (_NAME.fullmatch(bare) or _SIZE.fullmatch(text)) and (
+        question.names(bare) or question.mentions(text)
+    ):
         return True
     return question.asks_for(text)
 
@@ -175,28 +168,6 @@ def _is_same_name(name: str | None, other: str | None) -> bool:
     """``y`` is ``f(x)`` too."""
     names = {name, other}
     return len(names) == 1 or ("y" in names and any(_VALUE_OF_X.fullmatch(n or "") for n in names))
-
-
-def _with_letter_of(name: str, other: str, links: tuple[Value, ...]) -> tuple[Value, ...] | None:
-    """The links of ``f(n) = 2n`` as those of ``f(x)``, if they have an n and no x."""
-    bound, own = _BOUND.fullmatch(name), _BOUND.fullmatch(other)
-    if not (bound and own) or (bound["head"], bound["opens"]) != (own["head"], own["opens"]):
-        return None
-    letter, old = bound["letter"], own["letter"]
-    found = [link for link in links if isinstance(link, Expression) and link.tree]
-    letters = {each for link in found for each in link.letters}
-    if len(found) < len(links) or letter in letters or old not in letters:
-        return None
-    return tuple(Expression.of(_renamed(link.tree, old, letter)) for link in found if link.tree)
-
-
-def _renamed(tree: Node, old: str, letter: str) -> Node:
-    return rebuilt(tree, lambda node: _with_letter(node, old, letter))
-
-
-def _with_letter(node: Node, old: str, letter: str) -> Node:
-    is_letter = node.kind == "letter" and node.letter == old
-    return Node("letter", letter=letter) if is_letter else node
 
 
 def _is_line(relation: Relation) -> bool:
