@@ -16,13 +16,12 @@ from functools import lru_cache
 import sympy
 from sympy import Expr, Interval, Symbol, numer, oo, together
 
-from services.grader.answers.algebra.expressions import TooLarge, expression
-from services.grader.answers.algebra.guessing import guessed
+from services.grader.answers.algebra.expressions import TooLarge, expression, guessed
 from services.grader.answers.algebra.sampling import agreement, decimal_of, factor_between, value_of
 from services.grader.answers.compare import compare_with
 from services.grader.answers.nodes import Unreadable
-from services.grader.answers.read import read_answer
-from services.grader.answers.regions import INFINITY, MINUS_INFINITY
+from services.grader.answers.read import INFINITY, MINUS_INFINITY, read_answer
+from services.grader.answers.rules import all_of
 from services.grader.answers.values import (
     Expression,
     Number,
@@ -33,7 +32,6 @@ from services.grader.answers.values import (
     Value,
     parts_of,
 )
-from services.grader.answers.verdict import all_of
 
 RIGHT, WRONG, UNKNOWN, TOO_HARD = "right", "wrong", "unknown", "too_hard"
 NOT_PARSABLE, GOLD_NOT_PARSABLE = "not_parsable", "gold_not_parsable"
