@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, reduce
+from typing import NamedTuple
 
 from services.grader.answers import words
 from services.grader.answers.boxes import unwrapped
@@ -20,15 +21,13 @@ from services.grader.answers.marks import (
     closes,
     cuts_of,
     flat,
+    joined,
     parted_at,
     without_open_brace,
 )
-from services.grader.answers.matrices import determinant, multiplied, scaled
-from services.grader.answers.nodes import Node, Unreadable, integer
-from services.grader.answers.regions import REALS, read_relation, united
-from services.grader.answers.scalars import expression_of, remainder_of, split_unit
-from services.grader.answers.thousands import joined
-from services.grader.answers.tokens import Side, latex_of, plain_of, spelled, tokens
+from services.grader.answers.nodes import Node, Unreadable, integer, rebuilt
+from services.grader.answers.tokens import Side, latex_of, plain_of, tokens
+from services.grader.answers.units import measure_of
 from services.grader.answers.values import (
     CLOCK,
     EMPTY,
@@ -37,7 +36,6 @@ from services.grader.answers.values import (
     Expression,
     Matrix,
     Number,
-    Open,
     Quantity,
     Relation,
     Set,
@@ -50,7 +48,6 @@ from services.grader.answers.values import (
 _MAX_DEPTH = 12  # of values in values
 _MAX_TOKENS = 2_000
 _MATRICES = frozenset(["pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix", "array"])
-_CONSTANTS = {r"\mathbb R": REALS, r"\emptyset": EMPTY}
 _REMARK = re.compile(
     r"(?:\s|\\[,;:! ]|\\q?quad){0,9}(?:\\text ?\{\s?)?\(\s?(?:\\text ?\{\s?)?"
     r"(?:about|approx\w*\.?|roughly|\\approx)(?![a-z])[^()]*\)[\s}.]*\Z"
@@ -67,6 +64,22 @@ _NOTHING = re.compile(
     r"(?:there (?:is|are) )?(?:no (?:real )?(?:solutions?|roots?|values?)(?: exists?)?|none)"
     r"|empty set"
 )
+_MANY = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_ORDINAL = re.compile(r"(?:st|nd|rd|th)\b")
+_WORDS = frozenset({"words", "roman", "letters"})
+_ENDS_NUMBER = frozenset({"number", "repeating", "close", "letters", "accent", "roman"})
+_RAISED = re.compile(r" ?\$?\^ ?\{? ?([0-9]) ?\}?\$?")
+_LONG = re.compile(r"[a-zA-Z]{4}")
+_MAX_CELLS = 36
+_MAX_NODES = 500  # a product has each cell several times
+_FLIPPED = {">": "<", ">=": "<="}
+_BRACKETS = {"<": "()", "<=": "[]"}
+_INFINITY = Node("infinity")
+INFINITY = Expression(_INFINITY, r"\infty")
+MINUS_INFINITY = Expression(Node("negative", (_INFINITY,)), r"-\infty")
+REALS = Tuple((MINUS_INFINITY, INFINITY))
+_CONSTANTS = {r"\mathbb R": REALS, r"\emptyset": EMPTY}
+_INEQUALITIES = frozenset({"<", "<=", "!="})
 
 
 @lru_cache(4096)
@@ -116,7 +129,7 @@ def read(side: Side, depth: int = 0) -> Value:
     if depth > _MAX_DEPTH or not side:
         return Expression(None, latex_of(side))
     if any(token.kind == "ellipsis" for token in side):
-        return Open(spelled(side))
+        return Words(latex_of(side).replace(" ", ""))
     return _said(side) or _parted(side, depth)
 
 
@@ -335,3 +348,295 @@ def _matrix_product(side: Side, depth: int) -> Value | None:
     except Unreadable:
         return None
     return scaled(tree, first)
+
+
+class WithUnit(NamedTuple):
+    """A number, and the unit that was around it; without one it is only to be read anew."""
+
+    head: Side
+    unit: str
+    is_bare: bool = False
+
+
+def split_unit(side: Side) -> WithUnit | None:
+    """A number apart from the words, the unit or the sign around it; None if there is none."""
+    at = int(len(side) > 1 and side[0].text in ("+", "-"))
+    if side[at].kind == "money":
+        return _money((*side[:at], *side[at + 1 :]), side[at].text)
+    last = side[len(side) - 1]
+    is_degree = last.text == "°" and not any(token.kind == "function" for token in side)
+    if last.kind == "money" or (last.kind == "operator" and (last.text == "%" or is_degree)):
+        return WithUnit(side[:-1], last.text)
+    start = _tail(side)
+    return _with_words(side[:start], side[start:]) if 0 < start < len(side) else None
+
+
+def _money(head: Side, unit: str) -> WithUnit:
+    """``$5 dollars`` is said twice; ``$5 per hour`` is a rate."""
+    inner = split_unit(head) if head and head[0].kind != "money" else None
+    if inner is None:
+        return WithUnit(head, unit)
+    if unit in inner.unit:
+        return inner
+    return WithUnit(inner.head, f"{unit} {inner.unit}".strip())
+
+
+def _with_words(head: Side, tail: Side) -> WithUnit | None:
+    unit = _RAISED.sub(r"^\1", plain_of(tail)).strip(" .")
+    is_bare = not any(token.kind in ("words", "roman") for token in tail)
+    if head[len(head) - 1].text == "°":
+        return WithUnit(head[:-1], f"degree {unit}") if unit.upper() in ("C", "F", "K") else None
+    if unit.casefold() in _MANY:
+        power = tokens(rf"\cdot 10^{{{_MANY[unit.casefold()]}}}")
+        return WithUnit((*head, *power), "")
+    if _ORDINAL.fullmatch(unit):
+        return WithUnit(head, "")
+    is_letter = len(tail) == 1 and tail[0].kind == "roman"
+    is_long = _LONG.search(unit) or unit.startswith("per ")
+    if (is_letter or (is_bare and not is_long)) and not measure_of(unit):
+        return None
+    return WithUnit(head, unit, is_bare)
+
+
+def _tail(side: Side) -> int:
+    """Where the words begin that end an answer, perhaps raised, behind what may be a number."""
+    at = len(side)
+    while at > 0:
+        token = side[at - 1]
+        if token.kind in ("words", "roman") or (
+            token.kind == "letters" and (len(token.text) > 1 or _ends_unit(side, at - 1))
+        ):
+            at -= 1
+        elif (raised := _raised(side, at)) or (token.text == "/" and _is_in_unit(side, at - 1)):
+            at -= raised or 1
+        else:
+            break
+    before = side[at - 1] if at else None
+    if at == len(side) or side[at].kind not in _WORDS:
+        return 0
+    if before is None or not (before.kind in _ENDS_NUMBER or before.text in (r"\pi", "°")):
+        return 0
+    return at
+
+
+def _is_in_unit(side: Side, at: int) -> bool:
+    """Whether a slash or a letter stands between words: ``km/h``."""
+    near = side[max(0, at - 1) : at + 2]
+    return (
+        len(near) == 3
+        and side[at].text == "/"
+        and all(t.kind in _WORDS or t.text == "/" for t in near)
+    )
+
+
+def _ends_unit(side: Side, at: int) -> bool:
+    """Whether a lone letter is of a unit: the h of km/h, the C of 20°C."""
+    if at and side[at - 1].text == "°":
+        return side[at].text in ("C", "F", "K")
+    return at > 1 and side[at - 1].text == "/" and side[at - 2].kind in _WORDS
+
+
+def _raised(side: Side, at: int) -> int:
+    """How many tokens raise a unit by 2 or 3, before a place."""
+    for length in (2, 4):
+        part = [token.text for token in side[max(0, at - length) : at]]
+        digits = [text for text in part if text not in "^{}"]
+        if part[:1] == ["^"] and digits in (["2"], ["3"]):
+            is_unit = at > length and side[at - length - 1].kind in _WORDS
+            return length if is_unit else 0
+    return 0
+
+
+def expression_of(side: Side) -> Value:
+    r"""A number, a tree, two of them for a ``\pm``; or, not read, only LaTeX."""
+    try:
+        tree = tree_of(side, as_answer=True)
+    except Unreadable:
+        return Expression(None, latex_of(side))
+    signs = [node for node in tree.walk() if node.kind == "plusminus"]
+    if signs:
+        return _two(tree) if len(signs) == 1 else Expression(None, latex_of(side))
+    return _number(tree) or Expression(tree, latex_of(side))
+
+
+def _two(tree: Node) -> Set:
+    r"""``1 \pm \sqrt{2}`` are two numbers."""
+    both = [
+        rebuilt(
+            tree, lambda node, s=sign: Node(s, node.parts) if node.kind == "plusminus" else node
+        )
+        for sign in "+-"
+    ]
+    return Set(tuple(_number(each) or Expression.of(each) for each in both), "pm")
+
+
+def remainder_of(side: Side) -> Number | None:
+    r"""``13 \bmod 7`` is 6."""
+    if len(side) == 3 and side[1].text == r"\bmod":
+        number, modulus = expression_of(side[:1]), expression_of(side[2:])
+        if isinstance(number, Number) and isinstance(modulus, Number) and modulus.value:
+            return Number(number.value % modulus.value)
+    return None
+
+
+def _number(tree: Node) -> Number | None:
+    """A plain number: an integer, a decimal, a fraction, a mixed number."""
+    plain = tree.parts[0] if tree.kind == "negative" else tree
+    sign = -1 if tree.kind == "negative" else 1
+    if plain.kind == "number":
+        return Number(sign * plain.number, plain.places or None)
+    value = _fraction(plain)
+    return None if value is None else Number(sign * value)
+
+
+def _fraction(node: Node) -> Fraction | None:
+    """The value of a fraction of integers, or of a mixed number."""
+    if node.kind == "grouped":
+        node = node.parts[0]
+    if node.kind == "mixed":
+        part = _fraction(node.parts[1])
+        return None if part is None else node.parts[0].number + part
+    if node.kind not in ("fraction", "/"):
+        return None
+    top, bottom = map(_integer, node.parts)
+    return None if top is None or not bottom else top / bottom
+
+
+def _integer(node: Node) -> Fraction | None:
+    plain = node.parts[0] if node.kind == "negative" else node
+    if plain.kind != "number" or plain.places:
+        return None
+    return -plain.number if node.kind == "negative" else plain.number
+
+
+def scaled(factor: Node, matrix: Matrix) -> Matrix | None:
+    """A number times a matrix; None if a cell is no expression."""
+    cells = [_tree(cell) for cell in matrix.cells]
+    if not all(cells):
+        return None
+    products = (Expression.of(Node("*", (factor, cell))) for cell in cells if cell)
+    return Matrix(tuple(products), matrix.num_rows, matrix.num_columns)
+
+
+def multiplied(left: Matrix, right: Matrix) -> Matrix | None:
+    """The product of two matrices; None if there is none, or it is large."""
+    first, second = [_tree(c) for c in left.cells], [_tree(c) for c in right.cells]
+    inner, width = left.num_columns, right.num_columns
+    if inner != right.num_rows or len(first) + len(second) > _MAX_CELLS:
+        return None
+    if not all(first) or not all(second):
+        return None
+    if sum(1 for cell in (*first, *second) if cell for _ in cell.walk()) > _MAX_NODES:
+        return None
+    cells = list[Value]()
+    for row in range(left.num_rows):
+        for column in range(width):
+            pairs = ((first[row * inner + k], second[k * width + column]) for k in range(inner))
+            products = [Node("*", (a, b)) for a, b in pairs if a and b]
+            cells.append(Expression.of(reduce(lambda a, b: Node("+", (a, b)), products)))
+    return Matrix(tuple(cells), left.num_rows, width)
+
+
+def determinant(matrix: Value) -> Expression | None:
+    """Of two rows and columns; None for any other."""
+    if not isinstance(matrix, Matrix) or (matrix.num_rows, matrix.num_columns) != (2, 2):
+        return None
+    a, b, c, d = map(_tree, matrix.cells)
+    if not (a and b and c and d):
+        return None
+    return Expression.of(Node("-", (Node("*", (a, d)), Node("*", (b, c)))))
+
+
+def letter_of(value: Value) -> str:
+    """The letter that a value is; empty if it is none."""
+    is_letter = isinstance(value, Expression) and value.tree and value.tree.kind == "letter"
+    return value.tree.letter if is_letter and isinstance(value, Expression) and value.tree else ""
+
+
+def read_relation(relation: Relation) -> Value:
+    r"""An interval, the set behind ``x \in``, or the relation with all its signs upwards."""
+    sides, signs = relation.sides, relation.signs
+    if signs == (r"\in",) and _are_letters(sides[0]):
+        region = sides[1]
+        if isinstance(region, Tuple):
+            region = Tuple(region.parts, region.brackets, letter_of(sides[0]))
+        return relation if isinstance(region, Words) else region
+    if all(sign in _FLIPPED for sign in signs):
+        signs = tuple(_FLIPPED[sign] for sign in reversed(signs))
+        sides = sides[::-1]
+        relation = Relation(sides, signs, relation.texts[::-1])
+    if (interval := _interval(relation)) is not None:
+        return interval
+    if signs == ("!=",) and letter_of(sides[0]) and isinstance(sides[1], Number | Expression):
+        pieces = Tuple((MINUS_INFINITY, sides[1])), Tuple((sides[1], INFINITY))
+        if isinstance(sides[1], Number) or not sides[1].letters:
+            return Union(pieces)
+    return relation
+
+
+def _are_letters(value: Value) -> bool:
+    parts = value.parts if isinstance(value, Tuple) else (value,)
+    return all(map(letter_of, parts))
+
+
+def _interval(relation: Relation) -> Tuple | None:
+    r"""The interval that ``<`` and ``<=`` leave to a letter; None if there is none."""
+    sides, signs = relation.sides, relation.signs
+    if len(signs) > 2 or not all(sign in _BRACKETS for sign in signs):
+        return None
+    frames = [_BRACKETS[sign] for sign in signs]
+    if len(signs) == 2:
+        low, letter, high, opens, closes = *sides, frames[0][0], frames[1][1]
+    elif letter_of(sides[0]):
+        low, letter, high, opens, closes = MINUS_INFINITY, *sides, "(", frames[0][1]
+    else:
+        low, letter, high, opens, closes = *sides, INFINITY, frames[0][0], ")"
+    name = letter_of(letter)
+    if not name or not all(_is_end(end, name) for end in (low, high)):
+        return None
+    return Tuple((low, high), opens + closes, name)
+
+
+def _is_end(value: Value, letter: str) -> bool:
+    if isinstance(value, Expression):
+        return letter not in value.letters and letter not in ("e", "i")
+    return not isinstance(value, Relation | Set | Union)
+
+
+def united(members: tuple[Value, ...], *, has_or: bool, has_and: bool) -> Value | None:
+    """What several inequalities leave to their letters; None if they are members of a list."""
+    inequalities = [member for member in members if _is_inequality(member)]
+    if len(members) < 2 or not inequalities:
+        return None
+    if has_or:
+        return _pieces(members)
+    if len(inequalities) < len(members):
+        return None
+    intervals = [member for member in members if isinstance(member, Tuple)]
+    letters = {interval.letter for interval in intervals}
+    if len(intervals) < len(members) or len(letters) > 1:
+        return Union(members, r"\cap") if has_and and len(letters) < 2 else _lettered(members)
+    return Union(members, r"\cap" if has_and else ",")
+
+
+def _lettered(members: tuple[Value, ...]) -> Set:
+    return Set(tuple(Tuple((Words(getattr(each, "letter", "")), each)) for each in members))
+
+
+def _is_inequality(value: Value) -> bool:
+    if isinstance(value, Relation):
+        return not _INEQUALITIES.isdisjoint(value.signs)
+    return isinstance(value, Tuple) and bool(value.letter)
+
+
+def _pieces(members: tuple[Value, ...]) -> Value | None:
+    """One of them holds: ``x = 0`` or ``1 < x``; of different letters they are no union."""
+    letters, pieces = set[str](), list[Value]()
+    for member in members:
+        if isinstance(member, Relation) and member.signs == ("=",) and letter_of(member.sides[0]):
+            letters.add(letter_of(member.sides[0]))
+            pieces.append(Set((member.sides[1],)))
+        else:
+            letters |= {member.letter} if isinstance(member, Tuple) else set()
+            pieces.append(member)
+    return Union(tuple(pieces)) if len(letters) < 2 else Expression(None, repr(members))
