@@ -12,30 +12,33 @@ from protocol.recipe import Purpose
 from services.learner.durable.sample_facts import sampled_groups
 from services.learner.job.learning import Learning
 from services.learner.supply.selection import SURPLUS
+from services.learner.training.scoring import ScoredGroup
 
 log = logging.getLogger(__name__)
 
 
 async def settle(
-    learning: Learning, purpose: Purpose, fates: Sequence[str], tokens: Mapping[str, np.ndarray]
+    learning: Learning,
+    purpose: Purpose,
+    groups: Sequence[ScoredGroup],
+    tokens: Mapping[str, np.ndarray],
 ) -> None:
     """Enter what became of the next groups into the ledger and the sample store.
 
     Args:
         learning: what they were for.
         purpose: of the groups.
-        fates: `USED`, or why each is dropped.
-        tokens: what was measured for each token of those that are used, in their order.
+        groups: with their fates, in the order of their numbers.
+        tokens: what was measured for each token of the samples, in their order.
     """
-    ledger, scoring = learning.progress.ledgers[purpose], learning.scoring
+    ledger = learning.progress.ledgers[purpose]
     first, step = ledger.position, learning.progress.steps_of(purpose)
-    ledger.enter(fates)
-    groups = learning.intake.finish(purpose, range(first, ledger.position))
-    for group in groups:
-        if group.failure is not None:
-            log.warning("dropped", extra={"key": group.key, "reason": group.failure})
-    number = learning.attempt.number
-    sampled = sampled_groups(groups, fates, scoring, tokens, attempt=number, step=step)
+    ledger.enter([group.fate for group in groups])
+    learning.intake.finish(purpose, range(first, ledger.position))
+    for graded in (group.graded for group in groups):
+        if graded.failure is not None:
+            log.warning("dropped", extra={"key": graded.key, "reason": graded.failure})
+    sampled = sampled_groups(groups, tokens, attempt=learning.attempt.number, step=step)
     with learning.control.doing("keeps samples", timed="keep_samples"):
         await learning.versions.store.append(sampled)
 

@@ -103,12 +103,11 @@ class Intake:
         """The keys of the groups with these numbers that have not arrived."""
         return [group_key(purpose, n) for n in numbers if (purpose, n) not in self.waiting]
 
-    def finish(self, purpose: Purpose, numbers: range) -> list[GradedGroup]:
+    def finish(self, purpose: Purpose, numbers: range) -> None:
         """Give up the groups with these numbers: they have been used, no checkpoint needs them."""
         self._finished[purpose] = max(self._finished[purpose], numbers.stop)
         for number in numbers:
-            del self._segments[purpose, number]
-        return [self.waiting.pop((purpose, number)) for number in numbers]
+            del self._segments[purpose, number], self.waiting[purpose, number]
 
     async def drop_segments(self, first_needed: str) -> None:
         """Delete the segments before the first one that a checkpoint needs."""

@@ -10,7 +10,7 @@ from typing import Literal
 from protocol.messages import GradedGroup, Ungradable
 from protocol.recipe import Purpose, Recipe
 
-from services.learner.supply.selection import failure_kind
+from services.learner.training.scoring import failure_kind
 
 _LONGEST_EXAMPLE = 500
 _UNWORKABLE = "unworkable"  # how failures begin that would be the same in every worker

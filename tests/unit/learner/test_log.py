@@ -19,7 +19,7 @@ from protocol.streams import GRADED
 from services.learner.attempt import Attempt
 from services.learner.supply.intake import Intake
 from services.learner.supply.log import GroupLog, read_log, retain
-from services.learner.supply.selection import failure_kind
+from services.learner.training.scoring import failure_kind
 from tests.builders import a_recipe
 
 

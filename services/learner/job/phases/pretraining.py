@@ -17,8 +17,9 @@ from services.learner.job.accounts import account_of, settle
 from services.learner.job.learning import Learning
 from services.learner.job.limits import check_finite, check_lost
 from services.learner.supply.feeder import Feeder
-from services.learner.supply.selection import Outlook, unselected, whole
+from services.learner.supply.selection import Outlook, used
 from services.learner.training.samples import GroupFacts, samples_of
+from services.learner.training.scoring import ScoredGroup
 
 
 @dataclass
@@ -38,16 +39,14 @@ class Pretraining:
         numbers = self._admit(progress.pretrained)
         groups = await learning.groups(Purpose.PRETRAIN, numbers)
         await check_lost(learning, groups, f"pretrain step {progress.pretrained}")
+        scored = [ScoredGroup(group, learning.scoring) for group in groups]
         samples, facts = samples_of(
-            whole(groups),
-            learning.scoring,
-            attempt=learning.attempt.number,
-            version=progress.step,
+            used(scored), attempt=learning.attempt.number, version=progress.step
         )
         words = f"pretrains step {progress.pretrained + 1}"
         with learning.control.doing(words, timed="pretrain"):
             measured = await learning.team.pretrain(samples)
-        await settle(learning, Purpose.PRETRAIN, unselected(groups), measured.tokens)
+        await settle(learning, Purpose.PRETRAIN, scored, measured.tokens)
         progress.pretrained += 1
         await self._report(facts, measured.metrics, time.monotonic() - began)
         await self._keep()
