@@ -15,7 +15,7 @@ from services.grader.shared_work import SharedWork
 
 @dataclass(frozen=True)
 class Tools:
-    """The shared resources of one grader. Deadlines are wall-clock seconds in the pool.
+    """The shared resources of one grader. Deadlines are seconds of CPU time in the pool.
 
     ``comparisons`` and ``examinations`` of gold answers are what the pool was asked for lately.
     """

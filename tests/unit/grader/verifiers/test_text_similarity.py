@@ -100,5 +100,5 @@ async def test_the_score_is_the_metric_of_the_filled_templates_or_says_whose_fau
 
 
 async def test_a_worker_that_is_stopped_says_nothing_about_the_response() -> None:
-    tools, _ = failing_tools(Failed(Cause.TIMEOUT, cpu_s=60.0))
+    tools, _ = failing_tools(Failed(Cause.TIMEOUT))
     assert await checked("x", "y", {}, tools) == Ungradable(reason="not_measured")
