@@ -10,10 +10,9 @@ from protocol.messages import Graded, Score, Task, Ungradable
 from protocol.rewards import AskedOfAJudge
 
 from services.grader.judge.chat import OVER_CONTEXT
-from services.grader.judge.form import ANALYSIS, Form, Verdict
 from services.grader.judge.judge import Answer
 from services.grader.judge.prompt import shortened
-from services.grader.judge.question import Question, Turn
+from services.grader.judge.question import ANALYSIS, Form, Question, Turn, Verdict
 from services.grader.templates import without_thinking
 from services.grader.tools import Tools
 

@@ -7,8 +7,8 @@ from functools import partial
 from protocol.messages import Score, Task, Ungradable
 from protocol.rewards import ModelJudge
 
-from services.grader.judge.form import Verdict
 from services.grader.judge.prompt import load_rubric, rubric_form, rubric_messages
+from services.grader.judge.question import Verdict
 from services.grader.judge.scoring import judged
 from services.grader.tools import Tools
 

@@ -5,9 +5,16 @@ from __future__ import annotations
 from protocol.messages import Score, Task
 from protocol.rewards import LabelModel, ScoreModel
 
-from services.grader.judge.form import ANALYSIS, Form, Verdict, number_within, one_of, words
 from services.grader.judge.prompt import quoted
-from services.grader.judge.question import Turn
+from services.grader.judge.question import (
+    ANALYSIS,
+    Form,
+    Turn,
+    Verdict,
+    number_within,
+    one_of,
+    words,
+)
 from services.grader.judge.scoring import Worth, judged
 from services.grader.templates import NotGiven, fill
 from services.grader.tools import Tools

@@ -11,9 +11,8 @@ from prometheus_client import REGISTRY
 from protocol.messages import Graded, Score, Task
 from protocol.rewards import ModelJudge
 
-from services.grader.judge.form import Form, one_of, words
 from services.grader.judge.judge import Answer, Judge
-from services.grader.judge.question import Question
+from services.grader.judge.question import Form, Question, one_of, words
 from services.grader.tools import Tools
 from services.grader.verifiers import model_judge
 from tests.builders import a_task

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from services.grader.judge.judge import Judge
 from services.grader.tools import Tools
 from services.grader.verifiers import model_judge
 from tests.builders import a_graded_group, a_task
-from tests.unit.grader.judge.asked import counted, score, verify
+from tests.unit.grader.judge.asked import YES, a_question, counted, score, verify
 from tests.unit.grader.judge_server import (
     Behaviour,
     ScriptedServer,
@@ -203,3 +204,12 @@ async def test_calls_and_tokens_are_counted(server: ScriptedServer, tools: Tools
     moved = [now - then for now, then in zip(counts(), before, strict=True)]
     assert moved == [1, 1, 1, 200, 40, 10]
     assert counted("weir_judge_in_flight") == counted("weir_judge_waiting") == 0
+
+
+async def test_equal_questions_at_one_time_are_one_call(server: ScriptedServer) -> None:
+    server.script = [grades(after_s=0.1)]
+    async with Judge(settings_for(server)) as judge:
+        answers = await asyncio.gather(*(judge.ask(a_question()) for _ in range(8)))
+        assert await judge.ask(a_question(seed=1)) == [YES]
+    assert answers == [[YES]] * 8
+    assert len(server.asked) == 2
