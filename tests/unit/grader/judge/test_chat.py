@@ -115,7 +115,7 @@ async def test_odd_counts_of_tokens_spoil_no_verdict(
     odd: bytes, count: int, server: ScriptedServer
 ) -> None:
     server.script = [replies(completion('{"verdict": "yes"}').replace(b" 100", b" " + odd))]
-    with recorded() as record:
-        async with a_chat(server) as chat:
-            assert await chat.ask(QUESTION) == {"verdict": "yes"}
+    record = recorded()
+    async with a_chat(server) as chat:
+        assert await chat.ask(QUESTION) == {"verdict": "yes"}
     assert record.tokens == {MODEL: count}

@@ -39,8 +39,8 @@ async def graded(tools: Tools, body: str) -> tuple[Score, str]:
     """The score of a function with this body, and what was noted of its failure."""
     source = PythonSource(source="def grade(sample, item):\n" + indent(body, "    "))
     task, text = a_task(metadata={"unit": "m"}), '<think>5</think> {"value": 4}'
-    with recorded() as notes:
-        score = await python.verify(task, text, source, tools)
+    notes = recorded()
+    score = await python.verify(task, text, source, tools)
     return score, "".join(notes.details.values())
 
 
