@@ -28,8 +28,7 @@ from services.data.presets import PRESETS, Preset, Taken
 from services.data.rows import rows_of
 from services.data.target import RefusedError, file_to_write, replacing
 from services.grader.pool import NoWorkerError, Pool
-from services.grader.settings import Settings
-from services.grader.tools import Tools
+from services.grader.tools import Settings, Tools
 from services.grader.verifiers.math_answer import WARM_UP
 
 DONE, NOT_DONE = 0, 2

@@ -12,8 +12,7 @@ from protocol.tasks import Line
 from services.data.lines import read_lines
 from services.data.reading import is_plain
 from services.grader.pool import Cause, Failed, Pool
-from services.grader.settings import Settings
-from services.grader.tools import Tools
+from services.grader.tools import Settings, Tools
 from services.grader.verifiers.math_answer import EXAMINE, WARM_UP
 
 _MAX_ANSWER_CHARS = 2_000

@@ -21,8 +21,7 @@ from services.grader.judge.judge import Judge
 from services.grader.judge.settings import deployed_judges
 from services.grader.pool import Pool, client_code
 from services.grader.pool.confinement import keep_memory_private
-from services.grader.settings import Settings
-from services.grader.tools import Tools
+from services.grader.tools import Settings, Tools
 from services.grader.verifiers import equation_steps, math_answer
 
 log = logging.getLogger(__name__)

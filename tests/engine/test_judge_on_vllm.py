@@ -29,7 +29,7 @@ from services.grader.judge.question import Form, NoVerdict, Question, number_wit
 from services.grader.judge.settings import JudgeSettings
 from services.grader.pool import Pool
 from services.grader.tools import Tools
-from services.grader.verifiers import model_judge
+from services.grader.verifiers.judges import model_judge
 from tests.builders import a_task
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio, pytest.mark.timeout(600)]
@@ -166,7 +166,7 @@ async def graded(
     async with Judge(settings) as judge, asyncio.timeout(240):
         tools = Tools(cast(Pool, None), judge)
         asked = asked.model_copy(update={"seed": seed})
-        return await model_judge.verify(a_task(solution=solution), text, asked, tools)
+        return await model_judge(a_task(solution=solution), text, asked, tools)
 
 
 async def test_a_response_gets_a_grade_or_the_reason_why_vllm_refuses_it(

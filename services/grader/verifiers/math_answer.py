@@ -21,7 +21,7 @@ from services.grader.answers.question import MAX_CHARS
 from services.grader.pool import Cause, Failed, Value
 from services.grader.templates import problem_of
 from services.grader.tools import Tools
-from services.grader.verifiers import model_judge
+from services.grader.verifiers.judges import model_judge
 
 WARM_UP = "services.grader.answers.algebra.pool:warm_up"
 EXAMINE = "services.grader.answers.algebra.pool:examine"
@@ -69,7 +69,7 @@ async def verify(task: Task, text: str, check: MathAnswer, tools: Tools) -> Scor
         return score
     if check.unknown == "ungradable":
         return Ungradable(reason="unknown")
-    judged = await model_judge.verify(task, text, _JUDGE, tools)
+    judged = await model_judge(task, text, _JUDGE, tools)
     if isinstance(judged, Ungradable):
         return judged
     value, reason = (1.0, None) if judged.value == 1 else (0.0, _WRONG.reason)

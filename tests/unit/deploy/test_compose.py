@@ -21,7 +21,7 @@ from deploy.placement import parse
 from services.chassis.deployment import Deployment
 from services.gateway.client.stack import find_stack
 from services.grader.judge.settings import JudgeSettings
-from services.grader.settings import Settings
+from services.grader.tools import Settings
 from services.rollout.settings import EngineSettings
 
 ROOT = Path(__file__).parents[3]

@@ -15,8 +15,7 @@ from services.chassis.service import Service
 from services.grader import worker
 from services.grader.grading import grade_response
 from services.grader.judge.judge import Judge
-from services.grader.settings import Settings
-from services.grader.tools import Tools
+from services.grader.tools import Settings, Tools
 from services.grader.trials import AT_ONCE, tried, try_forever
 from services.grader.verifiers import VERIFIERS
 from tests.builders import a_task

@@ -14,7 +14,7 @@ from protocol.rewards import ModelJudge
 
 from services.grader.judge.judge import Judge
 from services.grader.tools import Tools
-from services.grader.verifiers import model_judge
+from services.grader.verifiers.judges import model_judge
 from tests.builders import a_graded_group, a_task
 from tests.unit.grader.judge.asked import YES, a_question, counted, score, verify
 from tests.unit.grader.judge_server import (
@@ -133,7 +133,7 @@ async def test_thinking_is_not_graded_and_nothing_else_is_no_solution(
 async def test_a_rubric_may_need_a_solution(server: ScriptedServer, tools: Tools) -> None:
     async with Judge(settings_for(server)) as judge:
         asked = replace(tools, judge=judge)
-        bare = await model_judge.verify(a_task(), "2", ModelJudge(), asked)
+        bare = await model_judge(a_task(), "2", ModelJudge(), asked)
     assert bare == Ungradable(reason="no_reference")
     assert server.asked == []
 

@@ -10,7 +10,7 @@ from services.grader.pool import Cause, Failed
 from services.grader.similarity import similarity
 from services.grader.templates import MAX_CHARS
 from services.grader.tools import Tools
-from services.grader.verifiers import text_similarity
+from services.grader.verifiers.texts import text_similarity
 from tests.builders import a_task
 from tests.unit.grader.pools import failing_tools
 
@@ -72,7 +72,7 @@ SWAPPED = {
 
 async def checked(text: str, solution: str, settings: dict[str, str], tools: Tools) -> Score:
     task = a_task(answer=ANSWER, solution=solution)
-    return await text_similarity.verify(task, text, TextSimilarity.model_validate(settings), tools)
+    return await text_similarity(task, text, TextSimilarity.model_validate(settings), tools)
 
 
 @pytest.mark.parametrize(
