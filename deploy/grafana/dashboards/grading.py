@@ -141,15 +141,6 @@ BOARD = board(
                 ("sum(weir_judge_waiting)", "waiting"),
                 minimum=0,
             ),
-            graph(
-                "Cache",
-                "Questions per second whose verdict was known, shared with one that is asked, or "
-                "not; and verdicts that could not be kept.",
-                "short",
-                rate("weir_judge_cache_total", "result"),
-                (rate("weir_judge_cache_trouble_total")[0], "trouble"),
-                minimum=0,
-            ),
         ],
     ),
 )

@@ -30,8 +30,7 @@ from services.grader.offline.verdicts import (
     verdict_on,
 )
 from services.grader.pool import Pool
-from services.grader.settings import Settings
-from services.grader.tools import Tools
+from services.grader.tools import Settings, Tools
 from services.grader.verifiers.math_answer import WARM_UP
 from services.grader.worker import opened
 

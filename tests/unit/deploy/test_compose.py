@@ -20,7 +20,7 @@ from deploy import compose
 from deploy.placement import parse
 from services.chassis.deployment import Deployment
 from services.grader.judge.settings import JudgeSettings
-from services.grader.settings import Settings
+from services.grader.tools import Settings
 from services.rollout.settings import EngineSettings
 from weir.stack import find_stack
 
