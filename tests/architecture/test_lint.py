@@ -34,7 +34,7 @@ MISTAKES = {
         '__doc__ = __doc__.replace("\\nactive ", "\\nextra  X  x  all\\nactive ")\n',
         ("alone has extra | X | x | all",),
     ),
-    "deploy/grafana/generated/more.json": ("{}", ("not what python -m deploy.grafana writes",)),
+    "deploy/runbooks.md": ("Look again.\n", ("DataDiskFull is not what runbooks.json says",)),
     "deploy/home.py": (
         f'_X = "/root/x", r"(a)++b"{LONG}',
         ("/root/ is of one machine", "a possessive group", "endless has 51 lines"),

@@ -215,10 +215,10 @@ def test_prometheus_finds_what_runs_and_grafana_shows_it() -> None:
     assert source["datasources"][0]["url"] == "http://prometheus:9090"
     provider = yaml.safe_load((provisioning / "dashboards/weir.yml").read_text())["providers"][0]
     inside = provider["options"]["path"]
-    assert f"./deploy/grafana/generated:{inside}:ro" in grafana["volumes"]
+    assert f"./deploy/grafana/dashboards:{inside}:ro" in grafana["volumes"]
     home = grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
-    assert (ROOT / "deploy/grafana/generated" / home.removeprefix(f"{inside}/")).exists()
-    for path in (ROOT / "deploy/grafana/generated").glob("*.json"):
+    assert (ROOT / "deploy/grafana/dashboards" / home.removeprefix(f"{inside}/")).exists()
+    for path in (ROOT / "deploy/grafana/dashboards").glob("*.json"):
         assert f'"value": "{source["datasources"][0]["uid"]}"' in path.read_text(), path.name
 
 
