@@ -54,6 +54,7 @@ _REMARK = re.compile(
     r"(?:about|approx\w*\.?|roughly|\\approx)(?![a-z])[^()]*\)[\s}.]*\Z"
 )
 _PLAIN = re.compile(r"-?[0-9]{1,300}(?:\.[0-9]{1,300})?", re.ASCII)
+_APART = re.compile(r"(?<![0-9.,^_])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9])")  # 12 000
 _CLOCK = re.compile(r"[0-9]{1,2}(?: ?: ?[0-5][0-9]){1,2}")
 _POINTS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _SUCH_THAT = frozenset({"bar", "colon", "relation"})
@@ -93,7 +94,7 @@ def read_answer(text: str, *, is_list: bool = False) -> Value:
     """What an answer says, without its boxes; with ``is_list`` each comma parts two members."""
     if _PLAIN.fullmatch(text):
         return Number(Fraction(text), len(text.partition(".")[2]) or None)
-    text = _without_remark(unwrapped(text))
+    text = _APART.sub(lambda each: each[0].replace(" ", ""), _without_remark(unwrapped(text)))
     found = flat(tokens(text))
     if len(found) > _MAX_TOKENS or "\\boxed" in text or not text.strip():
         return Expression(None, text)
@@ -335,11 +336,10 @@ def _matrix_product(side: Side, depth: int) -> Value | None:
         product = _multiplied(product, read(rest[rest[0].text in _TIMES :], depth + 1))
     if not factor or not isinstance(product, Matrix):
         return product if isinstance(product, Matrix) else None
-    factor = factor[:-1] if factor[-1].text in _TIMES else factor
+    if factor[-1].text in (*_TIMES, "+", "-"):
+        factor = (*factor, *tokens("1"))
     try:
-        tree = tree_of(
-            factor if factor[-1].text not in "+-" else (*factor, *tokens("1")), as_answer=True
-        )
+        tree = tree_of(factor, as_answer=True)
     except Unreadable:
         return None
     cells = [_tree(cell) for cell in product.cells]
@@ -529,7 +529,8 @@ def _interval(relation: Relation) -> Tuple | None:
     sides, signs = relation.sides, relation.signs
     if len(signs) > 2 or not {"<", "<="}.issuperset(signs):
         return None
-    opens, closes = "(["[signs[0] == "<="], ")]"[signs[-1] == "<="]
+    opens = "[" if signs[:1] == ("<=",) else "("
+    closes = "]" if signs[-1:] == ("<=",) else ")"
     if len(signs) == 1 and letter_of(sides[0]):
         sides, opens = (MINUS_INFINITY, *sides), "("
     elif len(signs) == 1:
