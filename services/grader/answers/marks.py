@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from itertools import chain
+from typing import NamedTuple
 
 from services.grader.answers.tokens import Side, Token, tokens
 
@@ -114,48 +115,49 @@ def parted_at(side: Side, at: list[int]) -> list[Side]:
     return [side[a:b] for a, b in zip(begins, ends, strict=True)]
 
 
-@dataclass
-class _Level:
-    """What stands between two brackets, and how its members are parted."""
+class _Level(NamedTuple):
+    """What stands between two brackets."""
 
-    parts_members: bool = False
-    runs: list[int] = field(default_factory=list)  # places of numbers with commas
-    apart: int = 0
-    has_tight: bool = False
+    has_members: bool
+    runs: list[int]  # places of numbers with commas
+    gaps: list[bool]  # of each other comma, whether a space is behind it
 
     @property
     def is_joined(self) -> bool:
         """Whether a comma between three digits each is one of thousands."""
-        is_parted = self.apart not in (0, len(self.runs)) or not self.parts_members
-        return not self.has_tight and is_parted
+        is_parted = not self.has_members or len(self.gaps) not in (0, len(self.runs))
+        return False not in self.gaps and is_parted
 
 
 def joined(found: list[Token], *, is_list: bool = False) -> list[Token]:
-    """Tokens in which a number has no comma: joined, or parted where they are of a list."""
-    if any("," in token.text and token.kind == "number" for token in found):
-        together = set() if is_list else _joined_at(found)
-        found = [part for at, token in enumerate(found) for part in _parted(token, at in together)]
-    return _blanks_joined(found)
+    r"""Tokens in which a number has no comma: joined, or parted where they are of a list.
+
+    A group that begins with 0 is never a member: its commas are always of thousands. Any others are
+    outside of brackets, as in ``1,234\pi``; in a tuple, set or interval they part the members,
+    unless others with a space behind them do, as in ``(1,250, 2,500)`` and ``\{1, 5, 1,200\}``; in
+    ``(1,100, 2)`` one comma has a space and one has none, and both part.
+    """
+    if not any("," in token.text and token.kind == "number" for token in found):
+        return found
+    together = set() if is_list else _joined_at(found)
+    return [part for at, token in enumerate(found) for part in _parted(token, at in together)]
 
 
 def _joined_at(found: list[Token]) -> set[int]:
-    levels = [_Level()]
-    closed = list[_Level]()
+    levels, closed = [_Level(False, [], [])], list[_Level]()
     for at, token in enumerate(found):
         if token.kind == "number" and "," in token.text:
             if _is_tight(found, at):
-                levels[-1].has_tight = True
+                levels[-1].gaps.append(False)
             else:
                 levels[-1].runs.append(at)
         elif token.kind == "open":
-            before = found[at - 1].text if at else ""
-            levels.append(_Level(token.text in _PARTS_MEMBERS or before in ("=", "_")))
+            is_behind = at > 0 and found[at - 1].text in ("=", "_")
+            levels.append(_Level(token.text in _PARTS_MEMBERS or is_behind, [], []))
         elif token.kind == "close" and len(levels) > 1:
             closed.append(levels.pop())
-        elif token.kind == "semicolon" or (token.kind == "comma" and _has_gap(found, at)):
-            levels[-1].apart += 1
-        elif token.kind == "comma":
-            levels[-1].has_tight = True
+        elif token.kind in ("semicolon", "comma"):
+            levels[-1].gaps.append(token.kind == "semicolon" or _has_gap(found, at))
     runs = ((at, level) for level in (*levels, *closed) for at in level.runs)
     return {at for at, level in runs if level.is_joined or ",0" in found[at].text}
 
@@ -171,33 +173,11 @@ def _is_tight(found: list[Token], at: int) -> bool:
     return before or (after and at + 2 < len(found)) or found[at].text.startswith("0")
 
 
-def _parted(token: Token, is_joined: bool) -> Iterator[Token]:
+def _parted(token: Token, is_joined: bool) -> list[Token]:
     if token.kind != "number" or "," not in token.text:
-        yield token
-    elif is_joined:
-        yield token._replace(text=token.text.replace(",", ""))
-    else:
-        for at, part in enumerate(token.text.split(",")):
-            if at:
-                yield Token("comma", ",")
-            yield token._replace(text=part, gap=token.gap and not at)
-
-
-def _blanks_joined(found: list[Token]) -> list[Token]:
-    """``12 000`` is a number too."""
-    kept = list[Token]()
-    for token in found:
-        if kept and _is_group(kept[-1], token):
-            kept[-1] = kept[-1]._replace(text=kept[-1].text + token.text, end=-1)
-        else:
-            kept.append(token)
-    return kept
-
-
-def _is_group(before: Token, token: Token) -> bool:
-    """Whether three digits continue the number before them, whose end is -1 if it is joined."""
-    if not (token.gap and token.kind == before.kind == "number" and before.text.isdigit()):
-        return False
-    whole = token.text.partition(".")[0]
-    is_head = before.text[0] != "0" and (len(before.text) <= 3 or before.end == -1)
-    return is_head and len(whole) == 3 and whole.isdigit()
+        return [token]
+    head, *rest = token.text.split(",")
+    if is_joined:
+        return [token._replace(text="".join((head, *rest)))]
+    others = ((Token("comma", ","), token._replace(text=part, gap=False)) for part in rest)
+    return [token._replace(text=head), *chain(*others)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 
@@ -41,17 +41,13 @@ class Node:
             return self.parts[0].is_literal
         return self.kind == "number"
 
-    def with_parts(self, parts: tuple[Node, ...]) -> Node:
-        """The same of other operands."""
-        return Node(self.kind, parts, self.number, self.places, self.letter)
-
 
 def rebuilt(tree: Node, change: Callable[[Node], Node]) -> Node:
     """A tree in which each node, after its parts, has been changed; of any depth."""
     built: dict[int, Node] = {}
     for node in reversed(list(tree.walk())):
         parts = tuple(built[id(part)] for part in node.parts)
-        built[id(node)] = change(node.with_parts(parts) if parts else node)
+        built[id(node)] = change(replace(node, parts=parts) if parts else node)
     return built[id(tree)]
 
 

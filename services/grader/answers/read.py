@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from functools import lru_cache, reduce
+from itertools import chain
 from typing import NamedTuple
 
 from services.grader.answers import words
@@ -25,8 +26,8 @@ from services.grader.answers.marks import (
     parted_at,
     without_open_brace,
 )
-from services.grader.answers.nodes import Node, Unreadable, integer, rebuilt
-from services.grader.answers.tokens import Side, latex_of, plain_of, tokens
+from services.grader.answers.nodes import Node, Unreadable, rebuilt
+from services.grader.answers.tokens import Side, Token, latex_of, plain_of, tokens
 from services.grader.answers.units import measure_of
 from services.grader.answers.values import (
     CLOCK,
@@ -53,6 +54,7 @@ _REMARK = re.compile(
     r"(?:about|approx\w*\.?|roughly|\\approx)(?![a-z])[^()]*\)[\s}.]*\Z"
 )
 _PLAIN = re.compile(r"-?[0-9]{1,300}(?:\.[0-9]{1,300})?", re.ASCII)
+_APART = re.compile(r"(?<![0-9.,^_])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9])")  # 12 000
 _CLOCK = re.compile(r"[0-9]{1,2}(?: ?: ?[0-5][0-9]){1,2}")
 _POINTS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _SUCH_THAT = frozenset({"bar", "colon", "relation"})
@@ -66,17 +68,22 @@ _NOTHING = re.compile(
 )
 _MANY = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _ORDINAL = re.compile(r"(?:st|nd|rd|th)\b")
-_WORDS = frozenset({"words", "roman", "letters"})
-_ENDS_NUMBER = frozenset({"number", "repeating", "close", "letters", "accent", "roman"})
+_CODES = {"words": "w", "roman": "w", "letters": "L"}
+_ENDS_NUMBER = frozenset({"number", "repeating", "close", "accent"})
+# The words that end an answer, perhaps raised, behind what may be a number; a letter alone is a
+# unit only in km/h and 20°C.
+_TAIL = re.compile(
+    r"(?<=[n2}°lc])(?!/)(?:(?:[wL]|(?<=°)c|(?<=[wLlc]/)[lc])(?:\^(?:2|\{2\}))?"
+    r"|(?<=[wLlc])/(?=[wLlc]))+\Z"
+)
 _RAISED = re.compile(r" ?\$?\^ ?\{? ?([0-9]) ?\}?\$?")
-_LONG = re.compile(r"[a-zA-Z]{4}")
+_LONG = re.compile(r"[a-zA-Z]{4}|per ")
+_TIMES = ("*", r"\times")
 _MAX_CELLS = 36
 _MAX_NODES = 500  # a product has each cell several times
 _FLIPPED = {">": "<", ">=": "<="}
-_BRACKETS = {"<": "()", "<=": "[]"}
-_INFINITY = Node("infinity")
-INFINITY = Expression(_INFINITY, r"\infty")
-MINUS_INFINITY = Expression(Node("negative", (_INFINITY,)), r"-\infty")
+INFINITY = Expression(Node("infinity"), r"\infty")
+MINUS_INFINITY = Expression(Node("negative", (Node("infinity"),)), r"-\infty")
 REALS = Tuple((MINUS_INFINITY, INFINITY))
 _CONSTANTS = {r"\mathbb R": REALS, r"\emptyset": EMPTY}
 _INEQUALITIES = frozenset({"<", "<=", "!="})
@@ -86,11 +93,8 @@ _INEQUALITIES = frozenset({"<", "<=", "!="})
 def read_answer(text: str, *, is_list: bool = False) -> Value:
     """What an answer says, without its boxes; with ``is_list`` each comma parts two members."""
     if _PLAIN.fullmatch(text):
-        is_whole = "." not in text
-        return Number(
-            Fraction(int(text) if is_whole else text), len(text.partition(".")[2]) or None
-        )
-    text = _without_remark(unwrapped(text))
+        return Number(Fraction(text), len(text.partition(".")[2]) or None)
+    text = _APART.sub(lambda each: each[0].replace(" ", ""), _without_remark(unwrapped(text)))
     found = flat(tokens(text))
     if len(found) > _MAX_TOKENS or "\\boxed" in text or not text.strip():
         return Expression(None, text)
@@ -173,8 +177,11 @@ def _by_cuts(side: Side, cuts: dict[str, list[int]], depth: int) -> Value | None
     if "relation" in cuts:
         return _related(side, cuts["relation"], depth)
     joint = next((joint for joint in JOINTS if joint in cuts), None)
-    parts = parted_at(side, cuts[joint]) if joint else []
-    return Union(tuple(read(part, depth + 1) for part in parts), joint) if joint else None
+    return Union(_parts(side, cuts[joint], depth), joint) if joint else None
+
+
+def _parts(side: Side, cuts: list[int], depth: int) -> tuple[Value, ...]:
+    return tuple(read(part, depth + 1) for part in parted_at(side, cuts))
 
 
 def _with_unit(side: Side, depth: int) -> Value | None:
@@ -198,7 +205,7 @@ def _in_brackets(side: Side, depth: int) -> Value | None:
 
 def _ratio(side: Side, cuts: list[int], depth: int) -> Value | None:
     """``3:4``; beside a relation, ``V_1:V_2 = 3:4``, each side is one."""
-    parts = tuple(read(part, depth + 1) for part in parted_at(side, cuts))
+    parts = _parts(side, cuts, depth)
     is_ratio = all(isinstance(part, Number | Expression) for part in parts)
     if not is_ratio or len(parts) > 8 or not all(map(_tree, parts)):
         return None
@@ -238,11 +245,9 @@ def _doubled(members: tuple[Value, ...]) -> tuple[Value, ...]:
 
 
 def _related(side: Side, cuts: list[int], depth: int) -> Value:
-    parts = parted_at(side, cuts)
-    sides = tuple(read(part, depth + 1) for part in parts)
     signs = tuple(side[at].text for at in cuts)
-    texts = tuple(latex_of(bare(part)) for part in parts)
-    return read_relation(Relation(sides, signs, texts))
+    texts = tuple(latex_of(bare(part)) for part in parted_at(side, cuts))
+    return read_relation(Relation(_parts(side, cuts, depth), signs, texts))
 
 
 def _environment(side: Side, depth: int) -> Value | None:
@@ -255,7 +260,7 @@ def _environment(side: Side, depth: int) -> Value | None:
     if opens in _MATRICES:
         return _matrix(side, depth)
     if opens == "vmatrix":
-        return determinant(_matrix(side, depth)) or Expression(None, latex_of(side))
+        return _determinant(_matrix(side, depth)) or Expression(None, latex_of(side))
     return None
 
 
@@ -272,8 +277,7 @@ def _enclosed(side: Side, depth: int) -> Value:
     if opens == "{":
         return _members(inner, depth)
     opens, closes = ("(", ")") if opens == r"\langle" else (opens, closes)
-    parts = tuple(read(part, depth + 1) for part in parted_at(inner, cuts["and"]))
-    return _both_ways(parts, opens + closes)
+    return _both_ways(_parts(inner, cuts["and"], depth), opens + closes)
 
 
 def _both_ways(parts: tuple[Value, ...], brackets: str) -> Value:
@@ -293,35 +297,32 @@ def _members(inner: Side, depth: int) -> Value:
         is_letter = inner[0].kind in ("letters", "accent") and inner[1].kind in _SUCH_THAT
         if is_letter and token.kind in ("bar", "colon"):
             return read(inner[at + 1 :], depth + 1)
-    cuts = cuts_of(inner) or {}
-    parts = parted_at(inner, cuts.get("and", []))
-    return Set(_doubled(tuple(read(part, depth + 1) for part in parts)))
+    return Set(_doubled(_parts(inner, (cuts_of(inner) or {}).get("and", []), depth)))
 
 
-def _rows(inner: Side) -> list[Side]:
+def _rows(inner: Side) -> list[list[Side]]:
+    """The cells of each row."""
     rows = parted_at(inner, [at for at, token in enumerate(inner) if token.kind == "row"])
-    return [row for row in rows if row]
+    return [
+        parted_at(row, [at for at, token in enumerate(row) if token.kind == "ampersand"])
+        for row in rows
+        if row
+    ]
 
 
 def _system(inner: Side, depth: int) -> Value | None:
     """One value for each of several letters."""
-    rows = [tuple(t for t in row if t.kind != "ampersand") for row in _rows(inner)]
-    found = tuple(read(row, depth + 1) for row in rows)
-    values = [f for f in found if isinstance(f, Relation) and f.signs == ("=",)]
-    is_assigned = len(values) == len(found) > 1
-    return Set(found, ",") if is_assigned else None
+    found = tuple(read(tuple(chain(*row)), depth + 1) for row in _rows(inner))
+    are_values = all(isinstance(each, Relation) and each.signs == ("=",) for each in found)
+    return Set(found, ",") if are_values and len(found) > 1 else None
 
 
 def _matrix(side: Side, depth: int) -> Value:
-    rows = [
-        parted_at(r, [at for at, t in enumerate(r) if t.kind == "ampersand"])
-        for r in _rows(side[1:-1])
-    ]
+    rows = _rows(side[1:-1])
     widths = {len(row) for row in rows}
     if len(widths) != 1:
         return Expression(None, latex_of(side))
-    cells = tuple(read(cell, depth + 1) for row in rows for cell in row)
-    return Matrix(cells, len(rows), widths.pop())
+    return Matrix(tuple(read(cell, depth + 1) for cell in chain(*rows)), len(rows), widths.pop())
 
 
 def _matrix_product(side: Side, depth: int) -> Value | None:
@@ -329,25 +330,21 @@ def _matrix_product(side: Side, depth: int) -> Value | None:
     at = next((i for i, token in enumerate(side) if token.text in _MATRICES), None)
     if at is None:
         return None
-    end = at + closes(side[at:])
-    first = _matrix(side[at : end + 1], depth)
-    rest = tuple(token for token in side[end + 1 :])
-    if rest and rest[0].text in ("*", r"\times"):
-        rest = rest[1:]
-    second = read(rest, depth + 1) if rest else None
-    if isinstance(first, Matrix) and isinstance(second, Matrix):
-        first = multiplied(first, second)
-    elif second is not None or not isinstance(first, Matrix):
-        return None
-    factor = side[:at][:-1] if at and side[at - 1].text in ("*", r"\times") else side[:at]
-    if not factor or first is None:
-        return first
+    end = at + closes(side[at:]) + 1
+    factor, product, rest = side[:at], _matrix(side[at:end], depth), side[end:]
+    if rest:
+        product = _multiplied(product, read(rest[rest[0].text in _TIMES :], depth + 1))
+    if not factor or not isinstance(product, Matrix):
+        return product if isinstance(product, Matrix) else None
+    if factor[-1].text in (*_TIMES, "+", "-"):
+        factor = (*factor, *tokens("1"))
     try:
-        sign = factor[0].text if len(factor) == 1 and factor[0].text in "+-" else ""
-        tree = integer(-1 if sign == "-" else 1) if sign else tree_of(factor, as_answer=True)
+        tree = tree_of(factor, as_answer=True)
     except Unreadable:
         return None
-    return scaled(tree, first)
+    cells = [_tree(cell) for cell in product.cells]
+    scaled = tuple(Expression.of(Node("*", (tree, cell))) for cell in cells if cell)
+    return Matrix(scaled, product.num_rows, product.num_columns) if all(cells) else None
 
 
 class WithUnit(NamedTuple):
@@ -367,8 +364,8 @@ def split_unit(side: Side) -> WithUnit | None:
     is_degree = last.text == "°" and not any(token.kind == "function" for token in side)
     if last.kind == "money" or (last.kind == "operator" and (last.text == "%" or is_degree)):
         return WithUnit(side[:-1], last.text)
-    start = _tail(side)
-    return _with_words(side[:start], side[start:]) if 0 < start < len(side) else None
+    tail = _TAIL.search("".join(map(_code, side)))
+    return _with_words(side[: tail.start()], side[tail.start() :]) if tail else None
 
 
 def _money(head: Side, unit: str) -> WithUnit:
@@ -392,59 +389,20 @@ def _with_words(head: Side, tail: Side) -> WithUnit | None:
     if _ORDINAL.fullmatch(unit):
         return WithUnit(head, "")
     is_letter = len(tail) == 1 and tail[0].kind == "roman"
-    is_long = _LONG.search(unit) or unit.startswith("per ")
-    if (is_letter or (is_bare and not is_long)) and not measure_of(unit):
+    if (is_letter or (is_bare and not _LONG.search(unit))) and not measure_of(unit):
         return None
     return WithUnit(head, unit, is_bare)
 
 
-def _tail(side: Side) -> int:
-    """Where the words begin that end an answer, perhaps raised, behind what may be a number."""
-    at = len(side)
-    while at > 0:
-        token = side[at - 1]
-        if token.kind in ("words", "roman") or (
-            token.kind == "letters" and (len(token.text) > 1 or _ends_unit(side, at - 1))
-        ):
-            at -= 1
-        elif (raised := _raised(side, at)) or (token.text == "/" and _is_in_unit(side, at - 1)):
-            at -= raised or 1
-        else:
-            break
-    before = side[at - 1] if at else None
-    if at == len(side) or side[at].kind not in _WORDS:
-        return 0
-    if before is None or not (before.kind in _ENDS_NUMBER or before.text in (r"\pi", "°")):
-        return 0
-    return at
-
-
-def _is_in_unit(side: Side, at: int) -> bool:
-    """Whether a slash or a letter stands between words: ``km/h``."""
-    near = side[max(0, at - 1) : at + 2]
-    return (
-        len(near) == 3
-        and side[at].text == "/"
-        and all(t.kind in _WORDS or t.text == "/" for t in near)
-    )
-
-
-def _ends_unit(side: Side, at: int) -> bool:
-    """Whether a lone letter is of a unit: the h of km/h, the C of 20°C."""
-    if at and side[at - 1].text == "°":
-        return side[at].text in ("C", "F", "K")
-    return at > 1 and side[at - 1].text == "/" and side[at - 2].kind in _WORDS
-
-
-def _raised(side: Side, at: int) -> int:
-    """How many tokens raise a unit by 2 or 3, before a place."""
-    for length in (2, 4):
-        part = [token.text for token in side[max(0, at - length) : at]]
-        digits = [text for text in part if text not in "^{}"]
-        if part[:1] == ["^"] and digits in (["2"], ["3"]):
-            is_unit = at > length and side[at - length - 1].kind in _WORDS
-            return length if is_unit else 0
-    return 0
+def _code(token: Token) -> str:
+    """The token as a letter of `_TAIL`: w and L words, l and c single letters, n ends a number."""
+    if token.kind == "letters" and len(token.text) == 1:
+        return "c" if token.text in "CFK" else "l"
+    if token.kind in _CODES:
+        return _CODES[token.kind]
+    if token.text in "/^{}°23":
+        return "2" if token.text == "3" else token.text
+    return "n" if token.kind in _ENDS_NUMBER or token.text == r"\pi" else "."
 
 
 def expression_of(side: Side) -> Value:
@@ -461,12 +419,10 @@ def expression_of(side: Side) -> Value:
 
 def _two(tree: Node) -> Set:
     r"""``1 \pm \sqrt{2}`` are two numbers."""
-    both = [
-        rebuilt(
-            tree, lambda node, s=sign: Node(s, node.parts) if node.kind == "plusminus" else node
-        )
-        for sign in "+-"
-    ]
+    both = (
+        rebuilt(tree, lambda node, s=s: Node(s, node.parts) if node.kind == "plusminus" else node)
+        for s in "+-"
+    )
     return Set(tuple(_number(each) or Expression.of(each) for each in both), "pm")
 
 
@@ -509,35 +465,24 @@ def _integer(node: Node) -> Fraction | None:
     return -plain.number if node.kind == "negative" else plain.number
 
 
-def scaled(factor: Node, matrix: Matrix) -> Matrix | None:
-    """A number times a matrix; None if a cell is no expression."""
-    cells = [_tree(cell) for cell in matrix.cells]
-    if not all(cells):
+def _multiplied(left: Value, right: Value) -> Matrix | None:
+    """The product of two matrices, not worked out; None if there is none, or it is large."""
+    if not (isinstance(left, Matrix) and isinstance(right, Matrix)):
         return None
-    products = (Expression.of(Node("*", (factor, cell))) for cell in cells if cell)
-    return Matrix(tuple(products), matrix.num_rows, matrix.num_columns)
+    first, second = list(map(_tree, left.cells)), list(map(_tree, right.cells))
+    cells = [cell for cell in (*first, *second) if cell]
+    is_large = len(cells) > _MAX_CELLS or sum(1 for c in cells for _ in c.walk()) > _MAX_NODES
+    width, inner = right.num_columns, right.num_rows
+    if is_large or left.num_columns != inner or len(cells) < len(first) + len(second):
+        return None
+    rows = [cells[at : at + inner] for at in range(0, len(first), inner)]
+    columns = [cells[len(first) + at :: width] for at in range(width)]
+    products = (map(lambda *pair: Node("*", pair), r, c) for r in rows for c in columns)
+    sums = (reduce(lambda a, b: Node("+", (a, b)), each) for each in products)
+    return Matrix(tuple(map(Expression.of, sums)), left.num_rows, width)
 
 
-def multiplied(left: Matrix, right: Matrix) -> Matrix | None:
-    """The product of two matrices; None if there is none, or it is large."""
-    first, second = [_tree(c) for c in left.cells], [_tree(c) for c in right.cells]
-    inner, width = left.num_columns, right.num_columns
-    if inner != right.num_rows or len(first) + len(second) > _MAX_CELLS:
-        return None
-    if not all(first) or not all(second):
-        return None
-    if sum(1 for cell in (*first, *second) if cell for _ in cell.walk()) > _MAX_NODES:
-        return None
-    cells = list[Value]()
-    for row in range(left.num_rows):
-        for column in range(width):
-            pairs = ((first[row * inner + k], second[k * width + column]) for k in range(inner))
-            products = [Node("*", (a, b)) for a, b in pairs if a and b]
-            cells.append(Expression.of(reduce(lambda a, b: Node("+", (a, b)), products)))
-    return Matrix(tuple(cells), left.num_rows, width)
-
-
-def determinant(matrix: Value) -> Expression | None:
+def _determinant(matrix: Value) -> Expression | None:
     """Of two rows and columns; None for any other."""
     if not isinstance(matrix, Matrix) or (matrix.num_rows, matrix.num_columns) != (2, 2):
         return None
@@ -549,8 +494,8 @@ def determinant(matrix: Value) -> Expression | None:
 
 def letter_of(value: Value) -> str:
     """The letter that a value is; empty if it is none."""
-    is_letter = isinstance(value, Expression) and value.tree and value.tree.kind == "letter"
-    return value.tree.letter if is_letter and isinstance(value, Expression) and value.tree else ""
+    tree = _tree(value)
+    return tree.letter if tree and tree.kind == "letter" else ""
 
 
 def read_relation(relation: Relation) -> Value:
@@ -582,15 +527,15 @@ def _are_letters(value: Value) -> bool:
 def _interval(relation: Relation) -> Tuple | None:
     r"""The interval that ``<`` and ``<=`` leave to a letter; None if there is none."""
     sides, signs = relation.sides, relation.signs
-    if len(signs) > 2 or not all(sign in _BRACKETS for sign in signs):
+    if len(signs) > 2 or not {"<", "<="}.issuperset(signs):
         return None
-    frames = [_BRACKETS[sign] for sign in signs]
-    if len(signs) == 2:
-        low, letter, high, opens, closes = *sides, frames[0][0], frames[1][1]
-    elif letter_of(sides[0]):
-        low, letter, high, opens, closes = MINUS_INFINITY, *sides, "(", frames[0][1]
-    else:
-        low, letter, high, opens, closes = *sides, INFINITY, frames[0][0], ")"
+    opens = "[" if signs[:1] == ("<=",) else "("
+    closes = "]" if signs[-1:] == ("<=",) else ")"
+    if len(signs) == 1 and letter_of(sides[0]):
+        sides, opens = (MINUS_INFINITY, *sides), "("
+    elif len(signs) == 1:
+        sides, closes = (*sides, INFINITY), ")"
+    low, letter, high = sides
     name = letter_of(letter)
     if not name or not all(_is_end(end, name) for end in (low, high)):
         return None

@@ -267,7 +267,7 @@ def approximations(gold: Value, answer: Value, by: Comparison) -> Verdict | None
         exact, rounded = _around_approx(answer, by.question)
         if exact is None:
             is_exact = isinstance(gold, Number) and not (gold.places or gold.is_asked)
-            return None if is_exact and not by.question.asks_rounding else by.same(gold, rounded)
+            return None if is_exact and not by.question.asks("rounding") else by.same(gold, rounded)
         verdict = by.same(gold, exact)
         return verdict if verdict.equal else _as_asked(gold, exact, rounded, by) or verdict
     return None
@@ -460,7 +460,7 @@ def ratios(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     if isinstance(answer, Relation | Set):
         return None
     is_ratio = isinstance(answer, Tuple) and answer.brackets in (RATIO, CLOCK)
-    if gold.brackets == CLOCK and not by.question.asks_ratio:
+    if gold.brackets == CLOCK and not by.question.asks("ratio"):
         return Verdict(is_ratio and _clock(answer) == _clock(gold), "time")
     if isinstance(answer, Quantity) and answer.unit == "%" and isinstance(answer.head, Number):
         answer = Number(answer.head.value / 100)
@@ -495,7 +495,7 @@ def sets(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     golds, answers = _members(gold), _members(answer)
     if len(golds) != len(answers):
         return Verdict(False, "list")
-    if isinstance(gold, Set) and gold.joint == "," and by.question.asks_order:
+    if isinstance(gold, Set) and gold.joint == "," and by.question.asks("order"):
         pairs = zip(golds, answers, strict=True)
         return Verdict(all_of(by.same(g, a).equal for g, a in pairs), "list")
     return Verdict(_one_to_one(golds, answers, by), "list")
@@ -709,7 +709,7 @@ def _beside_none(
     if gold == PERCENT:
         yield from (_ONE, _HUNDRED)
     elif answer == PERCENT:
-        if question.asks_percent:
+        if question.asks("percent"):
             yield _ONE
         yield _HUNDREDTH
     else:
