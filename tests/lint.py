@@ -21,7 +21,6 @@ from protocol import streams
 from protocol.recipe import load_recipe
 
 from benchmarks import methods
-from services.learner.planning.sizing import page_of
 from tests.architecture.project import DOCUMENTS, FOLDERS, MODULES, ROOT
 from weir.__main__ import main as weir
 
@@ -121,9 +120,6 @@ def architecture() -> Iterator[Fault]:
 
 def written_files() -> Iterator[Fault]:
     """What a command writes is what it would write now."""
-    page = ROOT / "deploy/sizing.md"
-    if not page.exists() or page.read_text() != page_of(INDEX.parent):
-        yield page, 1, "not what python -m services.learner.planning.sizing writes"
     table = methods.table(json.loads((ROOT / methods.RESULTS).read_text()))
     if f"<!-- methods table -->\n{table}\n<!--" not in INDEX.read_text():
         yield INDEX, 1, "not the table that python -m benchmarks.methods prints"
