@@ -118,10 +118,9 @@ class WeirClient:
         """Whether a job moves, what it waits for, and who does what."""
         return self._request("GET", _path(job_id, "why"))
 
-    def jobs(self, limit: int = 20, *, after: str | None = None) -> list[Json]:
-        """The newest jobs, or those that are older than the job ``after``; newest first."""
-        query = {"limit": min(limit, _JOBS_A_PAGE)} | ({"after": after} if after else {})
-        return list(islice(self._pages(JOBS, query), limit))
+    def jobs(self, limit: int = 20) -> list[Json]:
+        """The newest jobs, newest first."""
+        return list(islice(self._pages(JOBS, {"limit": min(limit, _JOBS_A_PAGE)}), limit))
 
     def checkpoints(self, job_id: str) -> list[Json]:
         """The checkpoints that a job has kept, newest first."""

@@ -25,7 +25,7 @@ _FINAL = {"succeeded", "failed", "cancelled"}
 _PAUSE_S = 2.0
 _BATCH = 500  # events
 _MOST_AT_RISK = 2000  # events that a killed process may have to write again: they must be there
-_PAGE = 100  # jobs
+_NEWEST, _ALL = 100, 10**6  # jobs
 _NOT_FOUND = 404
 _GATEWAY_IS_AWAY = {None, 500, 502, 503, 504}
 Json = dict[str, Any]
@@ -186,7 +186,7 @@ class BegunJobs:
     """
 
     weir: WeirClient
-    page: int = _PAGE
+    newest: int = _NEWEST
     _unfinished: set[str] | None = None
 
     def __call__(self) -> list[Json]:
@@ -195,7 +195,9 @@ class BegunJobs:
         Raises:
             WeirError: if the gateway refuses, or does not answer.
         """
-        found = {job["id"]: job for job in self._listed()}
+        listed = self.weir.jobs(_ALL if self._unfinished is None else self.newest)
+        found = {job["id"]: job for job in listed[: self.newest]}
+        found |= {job["id"]: job for job in listed if job["status"] not in _FINAL}
         for job_id in (self._unfinished or set()) - found.keys():
             try:
                 found[job_id] = self.weir.job(job_id)
@@ -204,27 +206,6 @@ class BegunJobs:
                     raise
         self._unfinished = {job_id for job_id, job in found.items() if job["status"] not in _FINAL}
         return [job for job in found.values() if job["status"] != "queued"]
-
-    def _listed(self) -> Iterator[Json]:
-        """The jobs of the newest pages, until one whose jobs have all ended.
-
-        At the first call also the older ones that have not.
-        """
-        is_new, after = True, None
-        while page := self._page(after):
-            yield from (job for job in page if is_new or job["status"] not in _FINAL)
-            is_new = is_new and any(job["status"] not in _FINAL for job in page)
-            if not is_new and self._unfinished is not None:
-                return
-            after = page[-1]["id"]
-
-    def _page(self, after: str | None) -> list[Json]:
-        try:
-            return self.weir.jobs(self.page, after=after)
-        except WeirError as error:
-            if error.param != "after":
-                raise
-            return self._page(None)  # that job was deleted: begin again
 
 
 def entry_of(event: Mapping[str, Any]) -> Entry | None:

@@ -7,11 +7,10 @@ import csv
 import io
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from protocol.exchange import UnreadableRecord
 from protocol.messages import JobEvent, JobRecord
-from pydantic import BaseModel
 
 from services.gateway.errors import in_time, not_found
 from services.gateway.jobs.service import JobService
@@ -22,20 +21,6 @@ RESULT_NAME = "step_metrics.csv"
 _RESULT_ID = re.compile(rf"file-({JOB_ID.pattern})")
 _AT_ONCE = 100  # events: nobody else is served while they are decoded
 _NUMBERS = {int, float}  # a bool is none
-
-
-class ResultFile(BaseModel):
-    """What is known about a result file, in OpenAI's shape."""
-
-    id: str
-    object: Literal["file"] = "file"
-    bytes: int
-    created_at: int
-    expires_at: int | None = None
-    filename: str = RESULT_NAME
-    purpose: Literal["fine-tune-results"] = "fine-tune-results"
-    status: Literal["processed"] = "processed"
-    status_details: None = None
 
 
 def result_job(file_id: str) -> str | None:
@@ -56,17 +41,24 @@ async def job_with_results(jobs: JobService, job_id: str) -> JobRecord:
     return job
 
 
-async def result_file(jobs: JobService, job_id: str) -> ResultFile:
-    """What is known about a job's result file.
+async def result_file(jobs: JobService, job_id: str) -> dict[str, Any]:
+    """What is known about a job's result file, in OpenAI's shape.
 
     Raises:
         Problem: 404 if there is none.
     """
-    job = await job_with_results(jobs, job_id)
-    content = await result_content(jobs, job_id)
-    return ResultFile(
-        id=result_id(job_id), bytes=len(content), created_at=int(job.finished_at or job.created_at)
-    )
+    job, content = await job_with_results(jobs, job_id), await result_content(jobs, job_id)
+    return {
+        "id": result_id(job_id),
+        "object": "file",
+        "bytes": len(content),
+        "created_at": int(job.finished_at or job.created_at),
+        "expires_at": None,
+        "filename": RESULT_NAME,
+        "purpose": "fine-tune-results",
+        "status": "processed",
+        "status_details": None,
+    }
 
 
 async def result_content(jobs: JobService, job_id: str) -> bytes:

@@ -18,7 +18,6 @@ from services.gateway.files.check import TaskCheck
 from services.gateway.files.store import FileStore, StoredFile, copy_with_id, file_name
 from services.gateway.jobs.results import (
     RESULT_NAME,
-    ResultFile,
     job_with_results,
     result_content,
     result_file,
@@ -150,11 +149,11 @@ def list_files(
 
 
 @router.get("/{file_id}")
-async def get_file(file_id: str, jobs: Jobs) -> StoredFile | ResultFile:
+async def get_file(file_id: str, jobs: Jobs) -> Json:
     """What is known about a file."""
     if job_id := result_job(file_id):
         return await result_file(jobs, job_id)
-    return await asyncio.to_thread(jobs.files.get, file_id)
+    return (await asyncio.to_thread(jobs.files.get, file_id)).model_dump()
 
 
 @router.get("/{file_id}/content", response_class=FileResponse, responses=DOWNLOAD)

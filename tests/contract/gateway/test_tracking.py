@@ -265,7 +265,7 @@ def test_of_all_jobs_an_older_one_that_goes_on_is_found_until_it_has_ended(
     for job_id in (newer, newest):
         take_up(stack, job_id, state="succeeded")
     with WeirClient(stack.url, KEY) as client:
-        find = tracking.BegunJobs(client, page=1)
+        find = tracking.BegunJobs(client, newest=1)
 
         def found() -> dict[str, str]:
             mine = (older, deleted, newer, newest)
