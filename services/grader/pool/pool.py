@@ -75,8 +75,6 @@ class NoWorkerError(WorkerFault):
 
 @dataclass(frozen=True)
 class Value:
-    """What the function returned."""
-
     value: JsonValue
 
 
@@ -308,7 +306,10 @@ class _Worker(asyncio.Protocol):
                 return _death(told["died"], deadline_s)
             if before or told["number"] != number:
                 raise ValueError("no answer to this call")
-            outcome = Value(told["value"]) if "value" in told else _failed(told)
+            if "failed" in told:
+                outcome = Failed(Cause(told["failed"]), told["detail"])
+            else:
+                outcome = Value(told["value"])
         except (ValueError, TypeError, KeyError, RecursionError):  # of whatever a process may write
             if self._transport.is_closing() and self._parent.poll() is not None:
                 return None
@@ -321,13 +322,11 @@ class _Worker(asyncio.Protocol):
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It will be forked."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         ALIVE.inc()
 
     def data_received(self, data: bytes) -> None:
-        """A part of a line."""
         self._received += data
         if len(self._received) > MAX_LINE_BYTES:
             self._transport.abort()
@@ -335,7 +334,6 @@ class _Worker(asyncio.Protocol):
             self._said.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has ended, or ends."""
         ALIVE.dec()
         if self._pidfd is not None:
             with suppress(ProcessLookupError):
@@ -345,13 +343,8 @@ class _Worker(asyncio.Protocol):
             self._said.set_result(None)
 
     def _listen(self) -> None:
-        """Wait for a line."""
         self._received = bytearray()
         self._said: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-
-def _failed(told: dict[str, str]) -> Failed:
-    return Failed(Cause(told["failed"]), told["detail"])
 
 
 def _death(code: int, deadline_s: float) -> Failed:

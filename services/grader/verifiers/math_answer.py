@@ -10,7 +10,7 @@ the comparison no time.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from protocol.messages import Graded, Mark, Score, Task, Ungradable
 from protocol.rewards import MathAnswer, ModelJudge
@@ -47,8 +47,7 @@ _SCORES: dict[object, Score] = {
 }
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """A score, and the way it was found: by which rule, or by ``algebra``."""
 
     score: Score
