@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from protocol.messages import Doing
 from protocol.recipe import Purpose
 
 from services.learner.durable.sample_facts import sampled_groups
@@ -36,7 +37,7 @@ async def settle(
             log.warning("dropped", extra={"key": group.key, "reason": group.failure})
     number = learning.attempt.number
     sampled = sampled_groups(groups, fates, scoring, tokens, attempt=number, step=step)
-    with learning.control.doing("keeps samples", timed="keep_samples"):
+    with learning.control.doing(Doing.KEEPS_SAMPLES, timed="keep_samples"):
         await learning.versions.store.append(sampled)
 
 

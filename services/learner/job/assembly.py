@@ -13,12 +13,11 @@ from protocol.messages import JobRecord, Task
 from protocol.recipe import Purpose
 
 from services.chassis.service import Service
-from services.learner.attempt import Attempt
+from services.learner.attempt import Attempt, MachineFault
 from services.learner.durable.checkpoint import Checkpoints, LearnerState
 from services.learner.durable.progress import Progress
 from services.learner.durable.publish import Publisher
 from services.learner.durable.sample_store import SampleStore
-from services.learner.faults import MachineFault
 from services.learner.job.control import Control
 from services.learner.job.learning import Learning
 from services.learner.job.phases import Phase

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from protocol.messages import GradedGroup
+from protocol.messages import Doing, GradedGroup
 from protocol.recipe import Purpose, Recipe
 
-from services.learner.attempt import Attempt
-from services.learner.durable.progress import LearnedNothing, Progress
+from services.learner.attempt import Attempt, JobFault
+from services.learner.durable.progress import Progress
 from services.learner.job.control import Control
 from services.learner.job.phases import Phase
 from services.learner.job.reconciler import Reconciler
@@ -46,7 +46,7 @@ class Learning:
 
         Raises:
             PauseRequested: if the user wants that, or is to decide how it goes on.
-            LearnedNothing: if no step has changed the policy.
+            JobFault: if no step has changed the policy.
         """
         await self.control.refresh()
         await self.versions.publish()
@@ -54,7 +54,7 @@ class Learning:
             self.control.obey()
             await due.advance()
         if why := self.progress.why_nothing_was_learned():
-            raise LearnedNothing(why)
+            raise JobFault(why)
 
     async def groups(
         self, purpose: Purpose, numbers: range, phase: str = "wait_for_groups"
@@ -66,7 +66,7 @@ class Learning:
             await self._end_replay()
         window = intake.window(purpose, numbers)
         missing = partial(intake.missing, purpose, numbers)
-        with control.doing("waits", "waiting", missing, timed=phase):
+        with control.doing(Doing.WAITS_FOR_GROUPS, waits_for=missing, timed=phase):
             return await control.unless_interrupted(self.reconciler.beside(window))
 
     def lap(self) -> float:

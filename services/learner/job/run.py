@@ -15,42 +15,33 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from protocol.exchange import Delivery, Disconnected, Fenced
-from protocol.messages import JobRecord, JobRef, JobState, Requested
+from protocol.exchange import Delivery
+from protocol.messages import Doing, JobRecord, JobRef, JobState, Requested
 from protocol.recipe import Purpose, Recipe
-from protocol.tasks import TaskFileError
 
 from services.chassis.service import Service
-from services.learner.algorithms import UnknownName
 from services.learner.attempt import Attempt
 from services.learner.durable.checkpoint import Checkpoints, remove_leftovers, write_whole
-from services.learner.durable.progress import LearnedNothing, Progress
+from services.learner.durable.progress import Progress
 from services.learner.durable.sample_store import remove_old
-from services.learner.faults import cause_of, machine_fault
 from services.learner.formulas import check_formulas
 from services.learner.job.accounts import account_of, drop_leftovers
 from services.learner.job.assembly import Assembly, assemble, newest_checkpoint
-from services.learner.job.control import CancelRequested, PauseRequested, StopRequested, Wish
-from services.learner.job.engines import watch_engines_forever
+from services.learner.job.control import CancelRequested, PauseRequested, StopRequested
 from services.learner.job.inputs import checked_models, tasks_of
 from services.learner.job.learning import Learning
+from services.learner.job.limits import watch_engines_forever
 from services.learner.job.outcome import Outcome
 from services.learner.job.report import Reporter
-from services.learner.model_source import NotOnHub
 from services.learner.ordering import order_warnings
-from services.learner.supply.lost import NothingCanWork
 from services.learner.training.flops import Flops
 from services.learner.training.memory import largest_micro_batches, with_token_budget
-from services.learner.training.model_check import UnsupportedModel, check_sequence
+from services.learner.training.model_check import check_sequence
 from services.learner.training.models import write_merged
-from services.learner.training.ranks import BatchTooLarge, Team, TeamBroken, machine_errors
+from services.learner.training.ranks import Team, machine_errors
 
 log = logging.getLogger(__name__)
 Writer = Callable[[Path], Awaitable[None]]
-_FAULTS_OF_THE_USER = (
-    *(LearnedNothing, NothingCanWork, NotOnHub, TaskFileError),
-    *(UnknownName, UnsupportedModel),
-)
 
 
 @dataclass
@@ -72,29 +63,16 @@ class Run:
         outcome = Outcome(self.service, self.delivery, record, attempt)
         try:
             await self._work(attempt, outcome)
-        except Wish as wish:
-            await outcome.obey(wish)
-        except _FAULTS_OF_THE_USER as error:
-            await outcome.end(JobState.FAILED, error=str(error))
-        except BatchTooLarge as error:
-            await outcome.make_smaller(error)
-        except (*Disconnected, Fenced, TeamBroken):
-            raise  # no fault of the job, and nobody to tell or nothing to say
         except Exception as error:
-            problem = machine_fault(error, "WEIR_DATA_DIR or WEIR_MEMORY_DIR")
-            if problem is not None:
-                log.exception("the machine's fault")
-                await outcome.hold_up(problem, cause_of(error))
-            elif not await outcome.fail(error):
-                raise
+            await outcome.after(error)
 
     async def _work(self, attempt: Attempt, outcome: Outcome) -> None:
         if self.record.requested is Requested.CANCEL:  # whatever else may be wrong
             raise CancelRequested
         await outcome.tell_of_silence()
         activity = self.service.activity
-        activity.rests(f"works on {attempt.job_id}")
-        with activity.during("loads the model", "starting"):
+        activity.rests(Doing.WORKS)
+        with activity.during(Doing.LOADS_MODEL):
             assembly = await self._prepare(attempt)
             await self._activate(assembly.learning)
         learning = assembly.learning
@@ -105,7 +83,7 @@ class Run:
                 learning.intake.take_in_forever(),
                 learning.control.watch_forever(),
                 learning.versions.watch_forever(),
-                watch_engines_forever(self.service, learning, self.record.error),
+                watch_engines_forever(self.service, learning, self.record.fault),
             )
             await self._succeed(learning, outcome)
         except PauseRequested:
@@ -156,13 +134,13 @@ class Run:
     async def _activate(self, learning: Learning) -> None:
         attempt, record, reporter = learning.attempt, self.record, learning.reporter
         started_at = record.started_at or time.time()
-        await attempt.update(state=JobState.RUNNING, error=None, started_at=started_at)
+        await attempt.update(state=JobState.RUNNING, error=None, fault=None, started_at=started_at)
         await attempt.exchange.activate(attempt.active)
         message = f"attempt {attempt.number} begins at step {learning.progress.step}"
         event_id = f"attempt:{attempt.number}"
         if record.state is JobState.PAUSED and record.error is not None:
             event_id = f"again:{record.step}"  # it may be one of many tries
-        await reporter.say(event_id, message)
+        await reporter.say(event_id, message, begins=True)
         for warning in order_warnings(attempt.recipe):
             await reporter.say("order", warning, level="warn")
 
@@ -171,7 +149,7 @@ class Run:
         drop_leftovers(learning)
         await learning.versions.save_if_ahead()
         writers, models = _writers(self.record.recipe, self.team, learning.attempt.folder), {}
-        with self.service.activity.during("writes the model"):
+        with self.service.activity.during(Doing.WRITES_MODEL):
             for name, write in writers.items():
                 models[name] = learning.attempt.folder / name
                 await write_whole(models[name], write, attempt=learning.attempt.number)

@@ -13,7 +13,7 @@ from typing import Any
 
 from protocol.exchange import Delivery, Exchange, Fenced, UnreadableRecord
 from protocol.exchange.connection import Refused
-from protocol.messages import JobRef, JobState
+from protocol.messages import Doing, JobRef, JobState
 
 from services.chassis.metrics import DEVICES, PHASES
 from services.chassis.service import Service
@@ -45,7 +45,7 @@ async def _work_in_role(service: Service, team: Team) -> None:
     role = Role(service)
     if await role.acquire():
         service.readiness.set(True)
-        service.activity.rests("waits for a job", "waiting")
+        service.activity.rests(Doing.WAITS_FOR_JOB)
         await first_to_end(_take_up_one_job(service, team), role.hold_forever())
         await role.release()
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from protocol.messages import GradedGroup
+from protocol.messages import Doing, GradedGroup
 from protocol.recipe import Purpose
 
 from services.learner.job.accounts import account_of, settle
@@ -124,7 +124,7 @@ class Evaluation:
         some = samples[:_PARITY_RESPONSES] if can_be_compared else []
         measured = Measured()
         if some:
-            with learning.control.doing("measures parity"):
+            with learning.control.doing(Doing.MEASURES_PARITY):
                 of_held = has_gone_on
                 measured = await learning.team.score(some, sampling.temperature, of_held=of_held)
             learning.progress.note_parity(measured.metrics)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from protocol.messages import Doing
 from protocol.recipe import Purpose
 
 from services.learner.durable.checkpoint import write_whole
@@ -44,8 +45,8 @@ class Pretraining:
             attempt=learning.attempt.number,
             version=progress.step,
         )
-        words = f"pretrains step {progress.pretrained + 1}"
-        with learning.control.doing(words, timed="pretrain"):
+        step = progress.pretrained + 1
+        with learning.control.doing(Doing.PRETRAINS, step, timed="pretrain"):
             measured = await learning.team.pretrain(samples)
         await settle(learning, Purpose.PRETRAIN, unselected(groups), measured.tokens)
         progress.pretrained += 1

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from protocol.messages import GradedGroup
+from protocol.messages import Doing, GradedGroup
 from protocol.recipe import Purpose
 
 from services.learner.job.accounts import account_of, settle
@@ -37,7 +37,7 @@ class Training:
         selection = await self._select()
         samples, facts = self._samples_of(selection.kept)
         assert facts.staleness_max <= learning.recipe.training.max_staleness, "stale are dropped"
-        with learning.control.doing(f"trains step {progress.step + 1}", timed="train"):
+        with learning.control.doing(Doing.TRAINS, progress.step + 1, timed="train"):
             measured = await learning.team.train(samples)
         await settle(learning, Purpose.TRAIN, selection.fates, measured.tokens)
         progress.step += 1
