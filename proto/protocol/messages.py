@@ -342,40 +342,38 @@ class Phase(StrEnum):
 
 
 class Doing(StrEnum):
-    """What a process does; the gateway has the words for it."""
+    """What a process does: a code, which the gateway reads out to people."""
 
     STARTS = "starts"
-    STARTS_ENGINE = "starts_engine"
-    LOADS_MODEL = "loads_model"
+    STARTS_ENGINE = "starts_its_engine"
+    LOADS_MODEL = "loads_the_model"
     LOADS_VERSION = "loads_version"
-    IDLE = "idle"
-    JOB_PAUSED = "job_paused"
-    WAITS_FOR_JOB = "waits_for_job"
-    WAITS_FOR_GROUPS = "waits_for_groups"
-    NOT_READY = "not_ready"
+    IDLE = "is_idle"
+    IS_NOT_READY = "is_not_ready"
+    JOB_IS_PAUSED = "waits_while_the_job_is_paused"
+    WAITS_FOR_JOB = "waits_for_a_job"
+    WAITS_FOR_GROUPS = "waits"
     WORKS = "works"
-    SAMPLES = "samples"
-    GRADES = "grades"
-    TRAINS = "trains"
-    PRETRAINS = "pretrains"
-    PUBLISHES = "publishes"
-    SAVES = "saves"
+    SAMPLES = "samples_groups"
+    GRADES = "grades_groups"
+    TRAINS = "trains_step"
+    PRETRAINS = "pretrains_step"
+    PUBLISHES = "publishes_version"
+    SAVES = "writes_a_checkpoint"
     KEEPS_SAMPLES = "keeps_samples"
     MEASURES_PARITY = "measures_parity"
-    WRITES_MODEL = "writes_model"
+    WRITES_MODEL = "writes_the_model"
 
     @property
     def phase(self) -> Phase:
         """What it means for those that wait for the process."""
-        return _PHASES.get(self, Phase.WORKING)
-
-
-_PHASES = {
-    **dict.fromkeys((Doing.STARTS, Doing.STARTS_ENGINE, Doing.LOADS_MODEL), Phase.STARTING),
-    Doing.LOADS_VERSION: Phase.LOADING,
-    **dict.fromkeys((Doing.IDLE, Doing.JOB_PAUSED, Doing.NOT_READY), Phase.WAITING),
-    **dict.fromkeys((Doing.WAITS_FOR_JOB, Doing.WAITS_FOR_GROUPS), Phase.WAITING),
-}
+        if self in {Doing.STARTS, Doing.STARTS_ENGINE, Doing.LOADS_MODEL}:
+            return Phase.STARTING
+        if self in {Doing.IDLE, Doing.IS_NOT_READY, Doing.JOB_IS_PAUSED}:
+            return Phase.WAITING
+        if self in {Doing.WAITS_FOR_JOB, Doing.WAITS_FOR_GROUPS}:
+            return Phase.WAITING
+        return Phase.LOADING if self is Doing.LOADS_VERSION else Phase.WORKING
 
 
 class Failure(Message):

@@ -205,7 +205,7 @@ class StatusTeller:
         self.beats += 1
         now, work = time.monotonic(), activity.now
         if work is activity.rest and readiness.started and not readiness.ready:
-            work = Work(Doing.NOT_READY, since=readiness.since)
+            work = Work(Doing.IS_NOT_READY, since=readiness.since)
         return Status(
             name=self.service.deployment.name or self._seat.rpartition("-")[0] or self._seat,
             service=self.service.name,
@@ -324,30 +324,27 @@ async def _serving_all(service: Service, inner: Asgi | None) -> AsyncIterator[No
         yield
 
 
-class _serving:
+@asynccontextmanager
+async def _serving(app: Asgi, deployment: Deployment, port: int) -> AsyncIterator[_Server]:
     """Serve an application while the body of ``async with`` runs."""
-
-    def __init__(self, app: Asgi, deployment: Deployment, port: int) -> None:
-        self.server = _Server(
-            uvicorn.Config(
-                app,
-                host=deployment.host,
-                port=port,
-                http=LimitedConnection,
-                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-                ws="none",
-                headers=[("X-Content-Type-Options", "nosniff")],
-                forwarded_allow_ips=list(deployment.trusted_proxies),
-                log_config=None,
-                lifespan="off",
-                timeout_graceful_shutdown=3,
-            )
+    server = _Server(
+        uvicorn.Config(
+            app,
+            host=deployment.host,
+            port=port,
+            http=LimitedConnection,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+            ws="none",
+            headers=[("X-Content-Type-Options", "nosniff")],
+            forwarded_allow_ips=list(deployment.trusted_proxies),
+            log_config=None,
+            lifespan="off",
+            timeout_graceful_shutdown=3,
         )
-
-    async def __aenter__(self) -> _serving:
-        self.task = asyncio.create_task(self.server.serve())
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        self.server.should_exit = True
-        await self.task
+    )
+    task = asyncio.create_task(server.serve())
+    try:
+        yield server
+    finally:
+        server.should_exit = True
+        await task

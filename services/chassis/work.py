@@ -234,7 +234,7 @@ class _Worker(Generic[I, O]):
         if held:
             activity.rests(self.station.doing)
         elif self.job is not None and self.paused:
-            activity.rests(Doing.JOB_PAUSED)
+            activity.rests(Doing.JOB_IS_PAUSED)
         else:
             activity.rests(Doing.IDLE)
 

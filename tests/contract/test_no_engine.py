@@ -23,7 +23,9 @@ WORDS = "whatever the engine says"
 def a_rollout(starts: int, job: str = "job") -> Status:
     """A rollout in so many lives in a row that were never ready."""
     failure = Failure(words=WORDS, job_id=job) if starts > 1 else None
-    return a_status("rollout", "starts_engine", ready=starts == 0, starts=starts, failure=failure)
+    return a_status(
+        "rollout", "starts_its_engine", ready=starts == 0, starts=starts, failure=failure
+    )
 
 
 async def attempted(learner: Learner, starts: int) -> JobRecord:

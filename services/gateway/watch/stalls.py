@@ -38,34 +38,6 @@ class Edge(StrEnum):
     MEMORY = "memory"
 
 
-_NOBODY = {
-    "learner": Edge.NO_LEARNER,
-    "rollout": Edge.NO_ROLLOUT,
-    "grader": Edge.NO_GRADER,
-}
-_WORDS = {
-    Doing.STARTS: "starts",
-    Doing.STARTS_ENGINE: "starts its engine",
-    Doing.LOADS_MODEL: "loads the model",
-    Doing.LOADS_VERSION: "loads version {number}",
-    Doing.IDLE: "is idle",
-    Doing.JOB_PAUSED: "waits, since the job is paused",
-    Doing.WAITS_FOR_JOB: "waits for a job",
-    Doing.WAITS_FOR_GROUPS: "waits",
-    Doing.NOT_READY: "{why}",
-    Doing.WORKS: "works on the job",
-    Doing.SAMPLES: "samples groups",
-    Doing.GRADES: "grades groups",
-    Doing.TRAINS: "trains step {number}",
-    Doing.PRETRAINS: "pretrains step {number}",
-    Doing.PUBLISHES: "publishes version {number}",
-    Doing.SAVES: "writes a checkpoint",
-    Doing.KEEPS_SAMPLES: "keeps samples",
-    Doing.MEASURES_PARITY: "measures parity",
-    Doing.WRITES_MODEL: "writes the model",
-}
-
-
 @dataclass(frozen=True)
 class Blocked:
     """What a job waits for. It is a stall if nothing has moved for ``patience_s``."""
@@ -168,7 +140,7 @@ def _lies(seen: Snapshot, service: str, key: str, words: str) -> Blocked:
 
 def _nobody(seen: Snapshot, service: str, words: str) -> Blocked:
     """No process of a service lives."""
-    team, edge = seen.of(service), _NOBODY[service]
+    team, edge = seen.of(service), Edge(f"no_{service}")
     if blocked := _cannot_start(seen, [process.status for process in team], words):
         return blocked
     if not team:
@@ -262,13 +234,16 @@ def _why_paused(job: JobRecord) -> str:
 
 
 def words_of(status: Status) -> str:
-    """What a process does, for people."""
-    return _WORDS[status.doing].format(number=status.number, why=status.why)
+    """What a process does, for people: "trains step 17"."""
+    if status.doing is Doing.IS_NOT_READY:
+        return status.why
+    number = "" if status.number is None else f" {status.number}"
+    return f"{status.doing.replace('_', ' ')}{number}"
 
 
 def _in_words(status: Status, subject: str = "") -> str:
     """What a process does, and for how long: "rollout-1 samples groups, 12 s"."""
-    subject = f"{subject or status.name}{':' if status.doing is Doing.NOT_READY else ''} "
+    subject = f"{subject or status.name}{':' if status.doing is Doing.IS_NOT_READY else ''} "
     return f"{subject}{words_of(status)}, {duration(status.for_s)}"
 
 

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
+import numpy as np
 from protocol.messages import Doing, GradedGroup
 from protocol.recipe import Purpose, Recipe
 
 from services.learner.attempt import Attempt, JobFault
 from services.learner.durable.progress import Progress
+from services.learner.durable.sample_facts import sampled_groups
 from services.learner.job.control import Control
 from services.learner.job.phases import Phase
 from services.learner.job.reconciler import Reconciler
 from services.learner.job.report import Reporter
 from services.learner.job.versions import Versions
 from services.learner.supply.intake import Intake
+from services.learner.supply.selection import SURPLUS
 from services.learner.training.ranks import Team
 from services.learner.training.scoring import Scoring
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -68,6 +75,42 @@ class Learning:
         missing = partial(intake.missing, purpose, numbers)
         with control.doing(Doing.WAITS_FOR_GROUPS, waits_for=missing, timed=phase):
             return await control.unless_interrupted(self.reconciler.beside(window))
+
+    async def settle(
+        self, purpose: Purpose, fates: Sequence[str], tokens: Mapping[str, np.ndarray]
+    ) -> None:
+        """Enter what became of the next groups into the ledger and the sample store.
+
+        Args:
+            purpose: of the groups.
+            fates: `USED`, or why each is dropped.
+            tokens: what was measured for each token of those that are used, in their order.
+        """
+        ledger = self.progress.ledgers[purpose]
+        first, step = ledger.position, self.progress.steps_of(purpose)
+        ledger.enter(fates)
+        groups = self.intake.finish(purpose, range(first, ledger.position))
+        for group in groups:
+            if group.failure is not None:
+                log.warning("dropped", extra={"key": group.key, "reason": group.failure})
+        number = self.attempt.number
+        sampled = sampled_groups(groups, fates, self.scoring, tokens, attempt=number, step=step)
+        with self.control.doing(Doing.KEEPS_SAMPLES, timed="keep_samples"):
+            await self.versions.store.append(sampled)
+
+    async def account_of(self, purpose: Purpose) -> dict[str, Any]:
+        """The ledger of a purpose at this moment: asked = trained + dropped + under way."""
+        under_way = await self.attempt.exchange.under_way(self.attempt.job_id)
+        there = under_way | self.intake.keys_waiting()
+        return self.progress.ledgers[purpose].account(self._asked(purpose), there)
+
+    def drop_leftovers(self) -> None:
+        """All steps are made: what was asked for beyond them serves nobody."""
+        ledger = self.progress.ledgers[Purpose.TRAIN]
+        ledger.drop(SURPLUS, self._asked(Purpose.TRAIN) - ledger.position)
+
+    def _asked(self, purpose: Purpose) -> int:
+        return self.reconciler.askers[purpose].asked
 
     def lap(self) -> float:
         """Seconds since this was called last."""

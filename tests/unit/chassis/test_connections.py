@@ -56,10 +56,10 @@ async def serving(
         probe.bind((HERE, 0))
         number = probe.getsockname()[1]
     environment = {"WEIR_REDIS_URL": "redis://x", "WEIR_DATA_DIR": "/x", "WEIR_PORT": str(number)}
-    async with _serving(answer, Deployment.from_environment(environment), number) as serving:
-        while not serving.server.started:
+    async with _serving(answer, Deployment.from_environment(environment), number) as server:
+        while not server.started:
             await asyncio.sleep(0.01)
-        yield serving.server
+        yield server
 
 
 @pytest.fixture

@@ -32,11 +32,11 @@ def a_process(service: str, doing: str, *, silent_s: float = 0.0, **changes: Any
 
 
 def waiting_learner(*keys: str) -> Process:
-    return a_process("learner", "waits_for_groups", waits_for=keys, name="learner")
+    return a_process("learner", "waits", waits_for=keys, name="learner")
 
 
-ROLLOUT = a_process("rollout", "samples")
-IDLE_GRADER = a_process("grader", "idle")
+ROLLOUT = a_process("rollout", "samples_groups")
+IDLE_GRADER = a_process("grader", "is_idle")
 LEARNER = waiting_learner("train:412")
 RUNNING = a_job_record(state="running", step=5)
 
@@ -63,14 +63,14 @@ def a_learner(doing: str, *, step_s: float | None = 2.0, **changes: Any) -> Snap
     return a_snapshot(a_process("learner", doing, name="learner", **changes), step_s=step_s)
 
 
-STARTING: dict[str, Any] = {"doing": "starts_engine", "ready": False}
-NO_JUDGE: dict[str, Any] = {"doing": "not_ready", "ready": False, "why": "HTTP 503"}
-DAMAGED: dict[str, Any] = {"doing": "not_ready", "ready": False, "why": "no such file"}
+STARTING: dict[str, Any] = {"doing": "starts_its_engine", "ready": False}
+NO_JUDGE: dict[str, Any] = {"doing": "is_not_ready", "ready": False, "why": "HTTP 503"}
+DAMAGED: dict[str, Any] = {"doing": "is_not_ready", "ready": False, "why": "no such file"}
 HELD = {"train:412": 95.0}
 LOADING = a_process("rollout", "loads_version", number=17, for_s=40.0, name="rollout-1", holds=HELD)
 NOT_STARTED = a_process("rollout", **STARTING, starts=4, failure=Failure(words="no such layer"))
-FROZEN = a_process("rollout", "samples", silent_s=20.0, holds=HELD)
-IDLE = a_process("rollout", "idle", name="rollout-1", seat="rollout-1")
+FROZEN = a_process("rollout", "samples_groups", silent_s=20.0, holds=HELD)
+IDLE = a_process("rollout", "is_idle", name="rollout-1", seat="rollout-1")
 KILLED = a_process("rollout", **STARTING, starts=3, silent_s=16.0)
 AGAIN = a_job_record(state="running", attempts_since_checkpoint=4)
 
@@ -105,21 +105,22 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
         sampled(a_process("grader", **NO_JUDGE, holds=HELD), claimed=1),
         *(Edge.JUDGE, "grader-0 has it", CERTAIN_S)),
     "a group is graded": (
-        sampled(a_process("grader", "grades", holds=HELD)), Edge.GRADING, "it grades", USUAL_S),
+        sampled(a_process("grader", "grades_groups", holds=HELD)),
+        *(Edge.GRADING, "it grades", USUAL_S)),
     "a collective hangs": (
-        a_learner("trains", number=17, step_s=100.0), Edge.TRAINING, "trains step 17", 300.0),
+        a_learner("trains_step", number=17, step_s=100.0), Edge.TRAINING, "trains step 17", 300.0),
     "the first step compiles": (
-        a_learner("trains", number=1, step_s=None), Edge.TRAINING, "trains step 1,", 600.0),
+        a_learner("trains_step", number=1, step_s=None), Edge.TRAINING, "trains step 1,", 600.0),
     "the critic alone": (
-        a_learner("pretrains", number=1), Edge.TRAINING, "pretrains step 1,", USUAL_S),
+        a_learner("pretrains_step", number=1), Edge.TRAINING, "pretrains step 1,", USUAL_S),
     "a large model is loaded": (
-        a_learner("loads_model"), Edge.STARTING, "loads the model", 600.0),
+        a_learner("loads_the_model"), Edge.STARTING, "loads the model", 600.0),
     "the learner is frozen": (
-        a_learner("trains", silent_s=20.0), Edge.NO_LEARNER, "no learner lives", CERTAIN_S),
+        a_learner("trains_step", silent_s=20.0), Edge.NO_LEARNER, "no learner lives", CERTAIN_S),
     "a slow disk takes a checkpoint": (
-        a_learner("saves", for_s=900.0), Edge.LEARNER, "writes a checkpoint", 300.0),
+        a_learner("writes_a_checkpoint", for_s=900.0), Edge.LEARNER, "writes a checkpoint", 300.0),
     "Redis is full": (
-        a_learner("waits_for_groups", waits_for_memory=True), Edge.MEMORY, "for room", CERTAIN_S),
+        a_learner("waits", waits_for_memory=True), Edge.MEMORY, "for room", CERTAIN_S),
 }  # fmt: skip
 
 
@@ -185,7 +186,9 @@ def test_a_moment_differs_from_the_next_when_work_moves_and_not_when_somebody_is
     assert mark_of(before) == mark_of(a_snapshot(LEARNER, ROLLOUT, requests=Backlog(4, 2)))
     assert mark_of(before) != mark_of(a_snapshot(LEARNER, requests=Backlog(4, 3)))
     assert mark_of(before) != mark_of(a_snapshot(waiting_learner("train:413")))
-    assert mark_of(a_learner("trains", number=1)) != mark_of(a_learner("trains", number=2))
+    assert mark_of(a_learner("trains_step", number=1)) != mark_of(
+        a_learner("trains_step", number=2)
+    )
     one_life = a_snapshot(LEARNER, job=AGAIN, requests=Backlog(4, 2))
     assert mark_of(one_life) == mark_of(a_snapshot(job=AGAIN))  # it is killed again and again
 

@@ -89,7 +89,12 @@ def test_what_no_worker_can_work_on_is_told_only_where_it_is_all() -> None:
 def a_rollout(starts: int, seat: str = "rollout-1", job: str | None = "job", **more: Any) -> Status:
     """A rollout in so many lives in a row that were never ready."""
     failure = Failure(words="any words at all", job_id=job) if starts > 1 else None
-    doing = {"ready": starts == 0, "doing": "starts_engine", "starts": starts, "failure": failure}
+    doing = {
+        "ready": starts == 0,
+        "doing": "starts_its_engine",
+        "starts": starts,
+        "failure": failure,
+    }
     return a_status("rollout", **(doing | {"seat": seat} | more))
 
 

@@ -14,7 +14,6 @@ import numpy as np
 from protocol.messages import Doing, GradedGroup
 from protocol.recipe import Purpose
 
-from services.learner.job.accounts import account_of, settle
 from services.learner.job.learning import Learning
 from services.learner.job.limits import check_lost
 from services.learner.job.phases.summary import summarize
@@ -87,10 +86,10 @@ class Evaluation:
         }
         measured = {name: await self._measure(name, part) for name, part in parts.items()}
         tokens = joined([each.tokens for each in measured.values()])
-        await settle(learning, Purpose.EVAL, unselected(groups), tokens)
+        await learning.settle(Purpose.EVAL, unselected(groups), tokens)
         progress.evaluating = None
         await self._forget_version()
-        account = await account_of(learning, Purpose.EVAL)
+        account = await learning.account_of(Purpose.EVAL)
         for name, part in parts.items():
             result = ({"name": name} if name else {}) | summarize(step, part)
             progress.note_evaluation(result)

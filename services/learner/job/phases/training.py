@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from protocol.messages import Doing, GradedGroup
 from protocol.recipe import Purpose
 
-from services.learner.job.accounts import account_of, settle
 from services.learner.job.learning import Learning
 from services.learner.job.limits import check_finite, check_lost
 from services.learner.job.report import numbers_in
@@ -39,7 +38,7 @@ class Training:
         assert facts.staleness_max <= learning.recipe.training.max_staleness, "stale are dropped"
         with learning.control.doing(Doing.TRAINS, progress.step + 1, timed="train"):
             measured = await learning.team.train(samples)
-        await settle(learning, Purpose.TRAIN, selection.fates, measured.tokens)
+        await learning.settle(Purpose.TRAIN, selection.fates, measured.tokens)
         progress.step += 1
         progress.keep_rate = selection.keep_rate
         self.feeder.admit(self._selection().outlook)
@@ -104,7 +103,7 @@ class Training:
             **progress.note_phases(spent),
             "step": progress.step,
             "dropped_responses": dict(facts.dropped_responses),
-            "groups": await account_of(learning, Purpose.TRAIN),
+            "groups": await learning.account_of(Purpose.TRAIN),
         }
         progress.metrics = numbers_in(data)
         await learning.reporter.step(progress.step, data)
