@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from protocol.messages import ActiveJob, GradedGroup, RolloutGroup
+from protocol.messages import ActiveJob, Doing, GradedGroup, RolloutGroup
 from protocol.streams import GRADED, ROLLOUTS
 
 from services.chassis.deployment import import_extensions
@@ -81,7 +81,7 @@ def station(tools: Tools, capacity: int) -> Station[RolloutGroup, GradedGroup]:
         handle=handle,
         room=up_to(capacity),
         is_open=entry.is_open,
-        verb="grades",
+        doing=Doing.GRADES,
     )
 
 

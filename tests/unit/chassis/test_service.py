@@ -64,16 +64,16 @@ async def test_headers_that_are_too_large_and_one_connection_too_many_are_refuse
         service._serving(answering, Deployment.from_environment(values), port) as serving,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
     ):
-        while not serving.server.started:
+        while not serving.started:
             await asyncio.sleep(0.01)
         assert (await client.get("/")).text == "in"
         assert (await client.get("/", headers={"X-A": "a" * 2**16})).status_code == 400
         others = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        while len(serving.server.server_state.connections) < 2:
+        while len(serving.server_state.connections) < 2:
             await asyncio.sleep(0.01)
         assert (await client.get("/")).status_code == 503
         for _, writer in others:
             writer.close()
-        while serving.server.server_state.connections:
+        while serving.server_state.connections:
             await asyncio.sleep(0.01)
         assert (await client.get("/")).text == "in"

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from protocol.messages import Doing
 from protocol.recipe import Purpose
 
-from services.learner.job.accounts import account_of, settle
 from services.learner.job.learning import Learning
 from services.learner.job.limits import check_lost
 from services.learner.job.phases.summary import summarize
@@ -89,10 +89,10 @@ class Evaluation:
         }
         measured = {name: await self._measure(name, part) for name, part in parts.items()}
         tokens = joined([each.tokens for each in measured.values()])
-        await settle(learning, Purpose.EVAL, scored, tokens)
+        await learning.settle(Purpose.EVAL, scored, tokens)
         progress.evaluating = None
         await self._forget_version()
-        account = await account_of(learning, Purpose.EVAL)
+        account = await learning.account_of(Purpose.EVAL)
         for name, part in parts.items():
             result = ({"name": name} if name else {}) | summarize(
                 step, [group.graded for group in part]
@@ -123,7 +123,7 @@ class Evaluation:
         some = samples[:_PARITY_RESPONSES] if can_be_compared else []
         measured = Measured()
         if some:
-            with learning.control.doing("measures parity"):
+            with learning.control.doing(Doing.MEASURES_PARITY):
                 of_held = has_gone_on
                 measured = await learning.team.score(some, sampling.temperature, of_held=of_held)
             learning.progress.note_parity(measured.metrics)

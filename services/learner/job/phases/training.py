@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from protocol.messages import Doing
 from protocol.recipe import Purpose
 
-from services.learner.job.accounts import account_of, settle
 from services.learner.job.learning import Learning
 from services.learner.job.limits import check_finite, check_lost
 from services.learner.job.report import numbers_in
@@ -37,9 +37,9 @@ class Training:
         selection = await self._select()
         samples, facts = self._samples_of(selection.kept)
         assert facts.staleness_max <= learning.recipe.training.max_staleness, "stale are dropped"
-        with learning.control.doing(f"trains step {progress.step + 1}", timed="train"):
+        with learning.control.doing(Doing.TRAINS, progress.step + 1, timed="train"):
             measured = await learning.team.train(samples)
-        await settle(learning, Purpose.TRAIN, selection.looked_at, measured.tokens)
+        await learning.settle(Purpose.TRAIN, selection.looked_at, measured.tokens)
         progress.step += 1
         progress.keep_rate = selection.keep_rate
         self.feeder.admit(self._selection().outlook)
@@ -103,7 +103,7 @@ class Training:
             **progress.note_phases(spent),
             "step": progress.step,
             "dropped_responses": dict(facts.dropped_responses),
-            "groups": await account_of(learning, Purpose.TRAIN),
+            "groups": await learning.account_of(Purpose.TRAIN),
         }
         progress.metrics = numbers_in(data)
         await learning.reporter.step(progress.step, data)
