@@ -142,10 +142,11 @@ def _said(side: Side) -> Value | None:
     marked, plain = any(token.kind == "words" for token in side), plain_of(side)
     if (remainder := remainder_of(side)) is not None:
         return remainder
-    if named := words.read_time(plain) or words.read_congruence(plain) or words.read_name(plain):
+    if numeral := ("_" in plain or "base" in plain) and words.read_numeral(plain):
+        digits, base = numeral
+        return Number(Fraction(int(digits))) if base == 10 else Words(f"{digits} base {base}")
+    if named := words.read_named(plain):
         return Words(named)
-    if ("_" in plain or "base" in plain) and (numeral := words.read_numeral(plain)):
-        return numeral
     if side[0].kind in ("number", "money", "operator") or not (
         said := words.read_words(plain, is_marked=marked)
     ):

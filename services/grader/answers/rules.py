@@ -10,10 +10,9 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import permutations
 
-from services.grader.answers.estimates import are_different
-from services.grader.answers.nodes import Node, integer, written
+from services.grader.answers.nodes import Node, are_different, integer, written
 from services.grader.answers.question import MAX_CHARS, Question
-from services.grader.answers.read import letter_of
+from services.grader.answers.read import INFINITY, MINUS_INFINITY, letter_of
 from services.grader.answers.tokens import vocabulary
 from services.grader.answers.units import DEGREE, PERCENT, RADIAN, THINGS, Measure, measure_of
 from services.grader.answers.values import (
@@ -23,7 +22,6 @@ from services.grader.answers.values import (
     Expression,
     Matrix,
     Number,
-    Numeral,
     Quantity,
     Relation,
     Set,
@@ -35,6 +33,7 @@ from services.grader.answers.values import (
     rounded_as_written,
 )
 
+_INFINITE = frozenset(written(end.tree) for end in (INFINITY, MINUS_INFINITY) if end.tree)
 _MAX_PAIRS = 130  # of parts, in the event loop
 _INDEX = re.compile(
     r"_(?:\w|\{[^{}]*\}|\{ ?\\(?:text|max|min) ?(?:\{[^{}]*\})? ?\})"
@@ -160,28 +159,11 @@ def numbers(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
         return Verdict(True, "number")
     if gold.places is None and answer.places is None:
         return Verdict(False, "number")
-    decimal, exact = sorted((gold, answer), key=_places)
-    return Verdict(
-        decimal.rounds(Decimal(exact.value.numerator) / exact.value.denominator), "number"
-    )
-
-
-def _places(number: Number) -> int:
-    """An exact number has no end of them."""
-    return 10**6 if number.places is None else number.places
-
-
-def numerals(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
-    """Numbers in a named base are the same if their digits are: to convert was the question."""
-    if isinstance(gold, Numeral) and not isinstance(answer, Relation):
-        if isinstance(answer, Number):
-            digits = str(answer.value) if answer.places is None else ""
-            return Verdict(digits == gold.digits, "numeral")
-        return Verdict(gold == answer, "numeral")
-    if isinstance(answer, Numeral):
-        is_plain = isinstance(gold, Number) and str(gold.value) == answer.digits
-        return Verdict(is_plain and answer.base == 10, "numeral")
-    return None
+    rounded, exact = gold, answer
+    if gold.places is None or (answer.places is not None and answer.places < gold.places):
+        rounded, exact = answer, gold
+    value = Decimal(exact.value.numerator) / exact.value.denominator
+    return Verdict(rounded.rounds(value), "number")
 
 
 def expressions(gold: Value, answer: Value, by: Comparison) -> Verdict:
@@ -191,37 +173,24 @@ def expressions(gold: Value, answer: Value, by: Comparison) -> Verdict:
     """
     if not isinstance(gold, Number | Expression) or not isinstance(answer, Number | Expression):
         return Verdict(False, "kind")
-    if "infinity" in (_kind(gold), _kind(answer)):
-        is_like = _kind(gold) == _kind(answer) and _is_negative(gold) == _is_negative(answer)
-        return Verdict(is_like, "infinity")
     if gold.tree and answer.tree:
-        if written(gold.tree) == written(answer.tree):
+        spelled, other = written(gold.tree), written(answer.tree)
+        if spelled == other:
             return Verdict(True, "expression")
-        if are_different(gold.tree, answer.tree) and not _may_be_rounded(gold, answer):
+        may_be_rounded = any(isinstance(v, Number) and v.places is not None for v in (gold, answer))
+        is_far = are_different(gold.tree, answer.tree) and not may_be_rounded
+        if is_far or not _INFINITE.isdisjoint((spelled, other)):
             return Verdict(False, "expression")
     return Verdict(by.by_algebra(gold, answer), "algebra")
 
 
-def _may_be_rounded(*values: Number | Expression) -> bool:
-    return any(isinstance(value, Number) and value.places is not None for value in values)
-
-
-def _kind(value: Number | Expression) -> str:
-    tree = value.tree
-    if tree is not None and tree.kind == "negative":
-        tree = tree.parts[0]
-    return tree.kind if tree else ""
-
-
-def _is_negative(value: Number | Expression) -> bool:
-    return value.tree is not None and value.tree.kind == "negative"
-
-
 def words(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
-    """Without capitals, articles and marks."""
+    """Without capitals, articles and marks; of a numeral, ``204 base 5``, the digits are enough."""
     if not (isinstance(gold, Words) or isinstance(answer, Words)):
         return None
     said, other = _letters(gold).casefold(), _letters(answer).casefold()
+    if isinstance(answer, Number) and answer.places is None:
+        return Verdict(said.startswith(f"{answer.value} base "), "words")
     return Verdict(said == other != "", "words")
 
 
@@ -237,17 +206,17 @@ def _letters(value: Value) -> str:
 def choices(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     """``(B) 12`` is B, and for a gold 12 its value counts."""
     if not isinstance(gold, Choice):
-        if isinstance(answer, Choice) and answer.rest is not None:
-            return by.same(gold, answer.rest)
-        return None
-    if not isinstance(answer, Choice):
-        is_letter = isinstance(answer, Expression) and answer.latex.upper() == gold.letters
-        if is_letter or gold.rest is None:
-            return Verdict(is_letter, "choice")
-        return by.same(gold.rest, answer)
-    if answer.letters != gold.letters or gold.rest is None or answer.rest is None:
-        return Verdict(answer.letters == gold.letters, "choice")
-    return by.same(gold.rest, answer.rest)
+        is_said = isinstance(answer, Choice) and answer.rest is not None
+        return by.same(gold, answer.rest) if is_said else None
+    if isinstance(answer, Choice):
+        is_same, rest = answer.letters == gold.letters, answer.rest
+        if is_same and gold.rest and rest:
+            return by.same(gold.rest, rest)
+        return Verdict(is_same, "choice")
+    is_letter = isinstance(answer, Expression) and answer.latex.upper() == gold.letters
+    return (
+        Verdict(is_letter, "choice") if is_letter or not gold.rest else by.same(gold.rest, answer)
+    )
 
 
 def approximations(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
@@ -457,23 +426,21 @@ def ratios(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     """``6:8`` and ``3/4`` are ``3:4``; but ``3:30`` is a time, if no ratio is asked for."""
     if not isinstance(gold, Tuple) or gold.brackets not in (RATIO, CLOCK):
         return None
-    if isinstance(answer, Relation | Set):
-        return None
     is_ratio = isinstance(answer, Tuple) and answer.brackets in (RATIO, CLOCK)
+    if not is_ratio and not isinstance(answer, Number | Quantity):
+        return None
     if gold.brackets == CLOCK and not by.question.asks("ratio"):
         return Verdict(is_ratio and _clock(answer) == _clock(gold), "time")
     if isinstance(answer, Quantity) and answer.unit == "%" and isinstance(answer.head, Number):
         answer = Number(answer.head.value / 100)
-    if not (is_ratio or isinstance(answer, Number)):
-        return None
     shape, other = _shape(gold), _shape(answer)
     return Verdict(shape == other, "ratio") if shape and other else None
 
 
 def _clock(value: Value) -> tuple[Value, ...]:
     """Without the seconds, where there are none."""
-    *parts, last = parts_of(value)
-    return tuple(parts) if len(parts) == 2 and last == Number(Fraction(0)) else (*parts, last)
+    parts = parts_of(value)
+    return parts[:2] if parts[2:] == (Number(Fraction(0)),) else parts
 
 
 def _shape(value: Value) -> list[Fraction]:
@@ -533,7 +500,7 @@ def _can_pair(rows: list[list[bool | None]], liked: set[bool | None]) -> bool:
 
 
 def _without_order(gold: Value, answer: Value, by: Comparison) -> bool | None:
-    golds, answers = (_members(each) for each in (gold, answer))
+    golds, answers = _members(gold), _members(answer)
     if len(golds) + len(answers) > _MAX_MEMBERS:
         return None
     alone = [each for each in golds if each not in answers]
@@ -587,7 +554,7 @@ def quantities(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     if not (isinstance(gold, Quantity) or isinstance(answer, Quantity)):
         return None
     if not all(isinstance(each, Quantity | Number | Expression) for each in (gold, answer)):
-        return None if not _is_word(gold, answer) else Verdict(False, "words")
+        return Verdict(False, "words") if Words in (type(gold), type(answer)) else None
     measure, other = _measure(gold, by.question), _measure(answer, by.question, is_answer=True)
     if False in (measure, other):  # words that change the value are only themselves
         return Verdict(_said(gold) == _said(answer) and by.same(_head(gold), _head(answer)).equal,
@@ -606,10 +573,6 @@ def quantities(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     if equal and other is _UNKNOWN:
         return Verdict(None, "words")
     return Verdict(equal, "unit" if len(scales) > 1 or scales[0] != _ONE else verdicts[0].path)
-
-
-def _is_word(gold: Value, answer: Value) -> bool:
-    return isinstance(gold, Words) or isinstance(answer, Words)
 
 
 def _head(value: Value) -> Value:
@@ -719,6 +682,6 @@ def _beside_none(
 
 
 RULES: list[Rule] = [
-    numbers, approximations, numerals, ratios, choices, assignments, relations, sets, unions,
+    numbers, approximations, ratios, choices, assignments, relations, sets, unions,
     in_order, quantities, words, expressions,
 ]  # fmt: skip

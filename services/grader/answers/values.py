@@ -66,14 +66,6 @@ class Quantity:
 
 
 @dataclass(frozen=True)
-class Numeral:
-    """Digits in a base that is named, such as ``1011_2``."""
-
-    digits: str
-    base: int
-
-
-@dataclass(frozen=True)
 class Tuple:
     """Coordinates, or an interval, in brackets; ``(1,2)`` may be both. `RATIO` and `CLOCK` too."""
 
@@ -135,7 +127,7 @@ class Words:
 
 
 Value = (
-    Number | Expression | Quantity | Numeral | Tuple | Set | Union | Relation | Matrix
+    Number | Expression | Quantity | Tuple | Set | Union | Relation | Matrix
     | Choice | Words
 )  # fmt: skip
 
