@@ -36,7 +36,6 @@ class Node:
     letter: str = ""
 
     def walk(self) -> Iterator[Node]:
-        """This node and all below."""
         waiting: list[Node] = [self]
         while waiting:
             node = waiting.pop()
@@ -74,7 +73,6 @@ def written(tree: Node) -> str:
 
 
 def integer(value: int) -> Node:
-    """A whole number, as if it were written."""
     return Node("number", number=Fraction(value))
 
 

@@ -131,6 +131,9 @@ class Comparison:
                 return verdict
         return Verdict(False, "kind")
 
+    def in_order(self, golds: Iterable[Value], answers: Iterable[Value]) -> bool | None:
+        return all_of(self.same(*pair).equal for pair in zip(golds, answers, strict=True))
+
     def by_algebra(self, gold: Value, answer: Value) -> bool | None:
         """Whether two values are the same mathematics; None where there is no algebra."""
         return self.algebra(gold, answer) if self.algebra else None
@@ -206,17 +209,17 @@ def _letters(value: Value) -> str:
 def choices(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     """``(B) 12`` is B, and for a gold 12 its value counts."""
     if not isinstance(gold, Choice):
-        is_said = isinstance(answer, Choice) and answer.rest is not None
-        return by.same(gold, answer.rest) if is_said else None
+        said = answer.rest if isinstance(answer, Choice) else None
+        return by.same(gold, said) if said else None
     if isinstance(answer, Choice):
         is_same, rest = answer.letters == gold.letters, answer.rest
         if is_same and gold.rest and rest:
             return by.same(gold.rest, rest)
         return Verdict(is_same, "choice")
     is_letter = isinstance(answer, Expression) and answer.latex.upper() == gold.letters
-    return (
-        Verdict(is_letter, "choice") if is_letter or not gold.rest else by.same(gold.rest, answer)
-    )
+    if is_letter or not gold.rest:
+        return Verdict(is_letter, "choice")
+    return by.same(gold.rest, answer)
 
 
 def approximations(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
@@ -282,7 +285,9 @@ def relations(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     answers, other = _links(answer, by.question)
     if name and isinstance(answer, Relation) and len(set(answer.sides)) == 1:
         return Verdict(False, "equation")  # 1 = 1 is no solution
-    if golds and answers and (None in (name, other) or _is_same_name(name, other)):
+    is_function = any(_VALUE_OF_X.fullmatch(each or "") for each in (name, other))
+    is_named = None in (name, other) or name == other or ("y" in (name, other) and is_function)
+    if golds and answers and is_named:
         return Verdict(all_of(by.same(golds[-1], link).equal for link in answers), "equation")
     if not (isinstance(gold, Relation) and isinstance(answer, Relation)):
         return _as_region(gold, answer, by)
@@ -345,12 +350,6 @@ def _is_name(side: Value, text: str, question: Question) -> bool:
     ):
         return True
     return question.asks_for(text)
-
-
-def _is_same_name(name: str | None, other: str | None) -> bool:
-    """``y`` is ``f(x)`` too."""
-    names = {name, other}
-    return len(names) == 1 or ("y" in names and any(_VALUE_OF_X.fullmatch(n or "") for n in names))
 
 
 def _is_line(relation: Relation) -> bool:
@@ -416,8 +415,8 @@ def _order(names: list[str], question: Question, *, in_brackets: bool) -> list[s
         for order in permutations(names):
             if question.mentions(f"({','.join(order)})"):
                 return list(order)
-    letters = [ord(name[0]) for name in names]
-    is_far = max(letters) - min(letters) >= max(len(names), _MAX_LOOKED_FOR)
+    letters = sorted(ord(name[0]) for name in names)
+    is_far = letters[-1] - letters[0] >= max(len(names), _MAX_LOOKED_FOR)
     is_kept = any("\\" in name for name in names) or (in_brackets and is_far)
     return names if is_kept else sorted(names)
 
@@ -463,8 +462,7 @@ def sets(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     if len(golds) != len(answers):
         return Verdict(False, "list")
     if isinstance(gold, Set) and gold.joint == "," and by.question.asks("order"):
-        pairs = zip(golds, answers, strict=True)
-        return Verdict(all_of(by.same(g, a).equal for g, a in pairs), "list")
+        return Verdict(by.in_order(golds, answers), "list")
     return Verdict(_one_to_one(golds, answers, by), "list")
 
 
@@ -534,8 +532,7 @@ def in_order(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     parts, others = parts_of(gold), parts_of(answer)
     if _frame(gold) != _frame(answer) or len(parts) != len(others):
         return Verdict(False, "tuple")
-    pairs = zip(parts, others, strict=True)
-    return Verdict(all_of(by.same(g, a).equal for g, a in pairs), "tuple")
+    return Verdict(by.in_order(parts, others), "tuple")
 
 
 def _vector(value: Value) -> Value:
@@ -556,41 +553,21 @@ def quantities(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     if not all(isinstance(each, Quantity | Number | Expression) for each in (gold, answer)):
         return Verdict(False, "words") if Words in (type(gold), type(answer)) else None
     measure, other = _measure(gold, by.question), _measure(answer, by.question, is_answer=True)
-    if False in (measure, other):  # words that change the value are only themselves
-        return Verdict(_said(gold) == _said(answer) and by.same(_head(gold), _head(answer)).equal,
-                       "words")  # fmt: skip
-    assert not isinstance(measure, bool)
-    assert not isinstance(other, bool)
+    head, found = (each.head if isinstance(each, Quantity) else each for each in (gold, answer))
+    if isinstance(measure, bool) or isinstance(other, bool):  # words that are only themselves
+        unit, said = (each.unit if isinstance(each, Quantity) else "" for each in (gold, answer))
+        is_said = unit.casefold().split() == said.casefold().split()
+        return Verdict(is_said and by.same(head, found).equal, "words")
     scales = list(_factors(measure, other, by.question))
     if not scales:
         return Verdict(False, "unit")
-    is_rounded = len({measure, other}) == 1 or (
-        PERCENT not in (measure, other) and None in (measure, other)
-    )
-    head = _head(answer)
-    verdicts = [_same(_head(gold), head, scale, by, is_rounded) for scale in scales]
+    if measure != other and (PERCENT in (measure, other) or None not in (measure, other)):
+        head, found = (Number(v.value) if isinstance(v, Number) else v for v in (head, found))
+    verdicts = [by.same(head, found if s == _ONE else _scaled(found, s)) for s in scales]
     equal = any_of(verdict.equal for verdict in verdicts)
     if equal and other is _UNKNOWN:
         return Verdict(None, "words")
     return Verdict(equal, "unit" if len(scales) > 1 or scales[0] != _ONE else verdicts[0].path)
-
-
-def _head(value: Value) -> Value:
-    return value.head if isinstance(value, Quantity) else value
-
-
-def _said(value: Value) -> str:
-    return " ".join(value.unit.casefold().split()) if isinstance(value, Quantity) else ""
-
-
-def _same(gold: Value, answer: Value, scale: Scale, by: Comparison, is_rounded: bool) -> Verdict:
-    if not is_rounded:
-        gold, answer = _without_places(gold), _without_places(answer)
-    return by.same(gold, answer if scale == _ONE else _scaled(answer, scale))
-
-
-def _without_places(value: Value) -> Value:
-    return Number(value.value) if isinstance(value, Number) else value
 
 
 def _scaled(value: Value, scale: Scale) -> Value:
@@ -632,21 +609,23 @@ def _of_words(words: list[str], is_bare: bool, question: Question) -> Measure | 
 
 def _factors(gold: Measure | None, answer: Measure | None, question: Question) -> Iterator[Scale]:
     """By what the answer's number may be multiplied before it is compared with the gold's."""
-    asked = (
-        _unit_of(question.text[-MAX_CHARS:])
-        if gold is None and answer not in (None, PERCENT, DEGREE)
-        else None
-    )
-    if asked and answer and not _shares(asked, answer):
-        gold = asked
-    if gold is None or answer is None or gold.is_any or answer.is_any:
-        yield from _beside_none(gold, answer, question)
-    elif gold.dimension == answer.dimension:
-        yield Number(answer.size / gold.size)
-    elif {gold, answer} <= {THINGS, _UNKNOWN}:
-        yield _ONE
-    elif {gold, answer} == {DEGREE, RADIAN}:
-        yield _DEGREES_OF_RADIAN if gold == DEGREE else _HALF_TURN
+    gold = gold or _asked(answer, question)
+    angle = _DEGREES_OF_RADIAN if gold == DEGREE else _HALF_TURN
+    if gold and answer and not (gold.is_any or answer.is_any):
+        if gold.dimension == answer.dimension:
+            yield Number(answer.size / gold.size)
+        elif {gold, answer} <= {THINGS, _UNKNOWN}:
+            yield _ONE
+        elif {gold, answer} == {DEGREE, RADIAN}:
+            yield angle
+    elif gold == PERCENT:  # which takes its number for itself
+        yield from (_ONE, _HUNDRED)
+    elif answer == PERCENT:
+        if question.asks("percent"):
+            yield _ONE
+        yield _HUNDREDTH
+    else:  # degrees may be radians left out
+        yield from (_ONE, angle) if DEGREE in (gold, answer) else (_ONE,)
 
 
 @lru_cache(1024)
@@ -658,27 +637,14 @@ def _unit_of(problem: str) -> Measure | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _shares(asked: Measure, answer: Measure) -> bool:
-    """Whether an answer says more than was asked: dollars per day, if dollars are."""
-    bases = {base for base, _ in answer.dimension}
-    is_more = bases > {base for base, _ in asked.dimension}
-    return is_more or answer.is_any or answer in (THINGS, _UNKNOWN)
-
-
-def _beside_none(
-    gold: Measure | None, answer: Measure | None, question: Question
-) -> Iterator[Scale]:
-    """A gold percentage takes its number for itself, and degrees may be radians left out."""
-    if gold == PERCENT:
-        yield from (_ONE, _HUNDRED)
-    elif answer == PERCENT:
-        if question.asks("percent"):
-            yield _ONE
-        yield _HUNDREDTH
-    else:
-        yield _ONE
-        if DEGREE in (gold, answer):
-            yield _DEGREES_OF_RADIAN if gold == DEGREE else _HALF_TURN
+def _asked(answer: Measure | None, question: Question) -> Measure | None:
+    """The unit asked for, if the answer says no more than that: dollars per day, or its own."""
+    if answer in (None, PERCENT, DEGREE, THINGS, _UNKNOWN) or not answer or answer.is_any:
+        return None
+    if (asked := _unit_of(question.text[-MAX_CHARS:])) is None:
+        return None
+    bases, others = ({base for base, _ in each.dimension} for each in (answer, asked))
+    return None if bases > others else asked
 
 
 RULES: list[Rule] = [

@@ -23,7 +23,6 @@ class Number:
 
     @cached_property
     def tree(self) -> Node:
-        """The number as an expression."""
         top, bottom = integer(self.value.numerator), integer(self.value.denominator)
         return top if self.value.denominator == 1 else Node("fraction", (top, bottom))
 
@@ -104,8 +103,6 @@ class Relation:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Cells by rows."""
-
     cells: tuple[Value, ...]
     num_rows: int
     num_columns: int

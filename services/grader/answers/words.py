@@ -130,7 +130,7 @@ def _leaves_open(rest: str) -> bool:
 
 
 def read_named(plain: str) -> str | None:
-    r"""What only names a thing: ``\angle ABC``, ``\overline{AB}``, ``\mathbb{Z}``; times and residues.
+    r"""What only names a thing: ``\angle ABC``, ``\mathbb{Z}``; times and residues.
 
     ``6 PM`` and ``6:00 p.m.`` are the same, but ``5am`` is a product; and so are
     ``x \equiv 8 \pmod 5`` and ``x \equiv 3 \pmod 5``.
