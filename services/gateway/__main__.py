@@ -14,7 +14,7 @@ from services.gateway.jobs.service import JobService
 from services.gateway.middleware import Bounded, Guarded, Measured, parse_keys
 from services.gateway.openai.defaults import tables_of_the_deployment
 from services.gateway.page import routes as page
-from services.gateway.routes import files, graders, jobs, models
+from services.gateway.routes import files, jobs, models
 from services.gateway.samples.reading import Samples
 from services.gateway.samples.routes import samples
 from services.gateway.watch.fleet import watch_forever
@@ -48,9 +48,8 @@ class Gateway:
         app.state.uploads = files.Uploads(store)
         app.state.samples = Samples()
         app.state.watchdog = Watchdog()
-        for routes in (files, jobs, models, graders):
-            app.include_router(routes.router)
-        app.include_router(samples)
+        for router in (files.router, jobs.router, models.router, samples, jobs.graders):
+            app.include_router(router)
         page.install(app)
         errors.install(app)
         openapi.install(app)
