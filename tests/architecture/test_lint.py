@@ -27,7 +27,7 @@ MISTAKES = {
         ),
     ),
     "ARCHITECTURE.md": (
-        "| `services/grader/gate.py` | `Gate.never` | is not there |\n",
+        "| `services/grader/worker.py` | `Gate.never` | is not there |\n",
         ("there is no Gate.never",),
     ),
     "proto/protocol/streams.py": (
@@ -53,7 +53,7 @@ MISTAKES = {
 BREACHES = {
     "services -> chassis -> protocol": ("proto/protocol/tasks.py", "services.chassis"),
     "services meet only in the protocol": ("services/gateway/jobs/events.py", "services.grader"),
-    "protocol, chassis, gateway, grader and data are slim": ("services/grader/gate.py", "torch"),
+    "protocol, chassis, gateway, grader and data are slim": ("services/grader/worker.py", "torch"),
     "answers are a library": ("services/grader/answers/compare.py", "services.grader.tools"),
     "data is prepared with the grader's reader, comparer and pool": (
         "services/data/check.py",
