@@ -23,6 +23,7 @@ from protocol.recipe import load_recipe
 from benchmarks import methods
 from deploy import metrics_table
 from deploy.grafana.__main__ import generated
+from docs.reference import recipe as recipe_page
 from services.gateway.cli.main import main as weir
 from services.learner.planning.sizing import page_of
 from tests.architecture.project import DOCUMENTS, FOLDERS, MODULES, ROOT
@@ -124,6 +125,7 @@ def written_files() -> Iterator[Fault]:
     """What a command writes is what it would write now."""
     wanted = {path: (text, "deploy.grafana") for path, text in generated().items()}
     wanted[metrics_table.TABLE] = metrics_table.table(), "deploy.metrics_table"
+    wanted[recipe_page.PAGE] = recipe_page.page(), "docs.reference.recipe"
     wanted[ROOT / "deploy/sizing.md"] = page_of(INDEX.parent), "services.learner.planning.sizing"
     for path in {*wanted, *BOARDS.glob("*.json")}:
         text, module = wanted.get(path, ("", "deploy.grafana"))
