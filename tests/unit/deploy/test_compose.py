@@ -23,6 +23,7 @@ from services.gateway.client.stack import find_stack
 from services.grader.judge.settings import JudgeSettings
 from services.grader.settings import Settings
 from services.rollout.settings import EngineSettings
+from tests.architecture.project import DOCUMENTS
 
 ROOT = Path(__file__).parents[3]
 SERVICES = ("gateway", "grader", "rollout", "learner")
@@ -165,8 +166,7 @@ def test_every_variable_that_the_code_reads_reaches_it(name: str) -> None:
 
 
 def test_every_variable_of_a_person_is_documented() -> None:
-    documents = [ROOT / "README.md", ROOT / "deploy/README.md", *ROOT.glob("services/*/*.md")]
-    text = "\n".join(path.read_text() for path in documents)
+    text = "\n".join(path.read_text() for path in DOCUMENTS)
     for match in VARIABLE.finditer(BASE_TEXT + "".join(TEXTS.values())):
         assert f"`{match[1]}" in text or f"{match[1]}=" in text, match[1]
 
