@@ -43,7 +43,7 @@ _OF_CHECKS: Mapping[str, type[Table]] = {
 }
 _TYPES = {"string": "text", "boolean": "`true`, `false`", "object": "table"}
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-_BEYOND = 2**40  # bounds that no recipe meets
+_BEYOND = 2**20  # no recipe comes near it
 _FORMULAS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "`advantage`": ADVANTAGES,
     "`advantage`, with `[critic]`": CRITIC_ADVANTAGES,
@@ -58,24 +58,20 @@ _COLUMNS = "setting | type | default | meaning"
 def page() -> str:
     """The text of ``docs/reference/recipe.md``."""
     seen: set[type] = {Table, Rubric}
-    sections = [_HEAD]
-    for name, field in Recipe.model_fields.items():
-        if table := _table_in(field.annotation):
-            text = (table.__doc__ or "").split("\n")[0].replace("``", "`")
-            sections.append(_section(f"`[{name}]`", text, _COLUMNS, _rows(table, "", seen)))
+    sections = [_HEAD, _section("Settings", "", _COLUMNS, _rows(Recipe, "", seen))]
     checks = [(of, row) for of, table in _OF_CHECKS.items() for row in _rows(table, "", seen)]
     told = "A check is a verifier's name, or a table with `verifier` and these settings."
     rows = (f"{of} | {row}" for of, row in checks)
     sections.append(_section("Checks", told, f"of | {_COLUMNS}", rows))
     rubric = _rows(Rubric, "", seen - {Rubric})
-    sections.append(_section("Rubrics", (Rubric.__doc__ or ""), _COLUMNS, rubric))
+    sections.append(_section("Rubrics", Rubric.__doc__ or "", _COLUMNS, rubric))
     told = "`settings` are those of `[algorithm]` that a formula reads, or of the sampling."
     sections.append(_section("Formulas", told, "of | name | meaning | settings", _formulas()))
     return "\n".join(sections)
 
 
 def _section(title: str, text: str, columns: str, rows: Iterator[str]) -> str:
-    lines = [f"## {title}", "", text, "", f"| {columns} |"]
+    lines = [f"## {title}", "", *([text, ""] if text else []), f"| {columns} |"]
     lines += ["|---" * len(columns.split("|")) + "|", *(f"| {row} |" for row in rows)]
     return "\n".join(lines) + "\n"
 
@@ -93,11 +89,12 @@ def _rows(table: type[Table], prefix: str, seen: set[type]) -> Iterator[str]:
         if name not in schema or (name == "verifier" and table is not rewards.Check):
             continue
         field, type_ = table.model_fields[name], _type(schema[name])
-        if not field.description:
+        below = _table_in(field.annotation)
+        if not (meaning := field.description or _first_line(below)):
             raise ValueError(f"{table.__name__}.{name} has no description")
         default = "required" if field.is_required() else _default(field.get_default())
-        yield f"`{prefix}{name}` | {type_} | {default} | {_in_a_cell(field.description)}"
-        if (below := _table_in(field.annotation)) and below not in seen:
+        yield f"`{prefix}{name}` | {type_} | {default} | {_in_a_cell(meaning)}"
+        if below and below not in seen:
             by_name = "NAME." if type_ == "table" and name == "others" else ""
             yield from _rows(below, f"{prefix}{name}.{by_name}", seen)
 
@@ -130,18 +127,24 @@ def _type(schema: Mapping[str, Any]) -> str:
 
 
 def _default(value: Any) -> str:
-    if value is None or isinstance(value, Table) or value is PydanticUndefined:
+    if value is None or value is PydanticUndefined:
         return "none"
+    if isinstance(value, Table):
+        return "its defaults"
     return f"`{json.dumps(value, default=lambda check: check.verifier)}`"
 
 
 def _formulas() -> Iterator[str]:
     for of, table in _FORMULAS.items():
         for name, function in table.items():
-            text = re.sub(r", \[[^]]*\](?=[.,: ])", "", (function.__doc__ or "").split("\n")[0])
+            text = re.sub(r", \[[^]]*\](?=[.,: ]|$)", "", _first_line(function))
             parameters = inspect.signature(function).parameters.values()
             settings = (f"`{each.name}`" for each in parameters if each.kind is each.KEYWORD_ONLY)
             yield f"{of} | `{name}` | {_in_a_cell(text)} | {', '.join(settings)}"
+
+
+def _first_line(documented: object) -> str:
+    return (documented.__doc__ or "").split("\n")[0].removesuffix(".")
 
 
 def _in_a_cell(text: str) -> str:

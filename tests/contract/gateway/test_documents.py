@@ -100,10 +100,8 @@ def reward_of(tables: dict[str, Any]) -> Reward:
     ("document", "read"),
     [
         ("README.md", [reward_of]),
-        (
-            "services/learner/README.md",
-            [SftRecipe.model_validate, lambda tables: Evaluations(**tables["evaluation"])],
-        ),
+        ("services/learner/README.md", [lambda tables: Evaluations(**tables["evaluation"])]),
+        ("docs/how-to/data.md", [SftRecipe.model_validate]),
         ("docs/reference/rewards.md", [reward_of]),
         ("docs/how-to/judge.md", [reward_of, reward_of]),
     ],
