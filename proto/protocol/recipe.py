@@ -57,7 +57,7 @@ class Lora(Table):
     )
     merge: bool = Field(
         default=False,
-        description="write the merged model as the result, and the adapter next to it",
+        description="the result is the merged model, which other jobs can start from",
     )
 
 
@@ -209,11 +209,15 @@ class Training(Table):
         default="skip",
         description="after an update is left out for a loss or gradient that is not finite",
     )
-    micro_batch_tokens: int = Field(default=16384, ge=1, description="of a forward pass, per rank")
+    micro_batch_tokens: int = Field(
+        default=16384, ge=1, description="of a forward pass, per rank; a longer sample goes alone"
+    )
     logprob_chunk_tokens: int = Field(
         default=1024, ge=1, description="tokens whose logits exist at once"
     )
-    sequence_parallel: int = Field(default=1, ge=1, description="ranks that share each sample")
+    sequence_parallel: int = Field(
+        default=1, ge=1, description="ranks that share each sample, for contexts of 32k and more"
+    )
     checkpoint_every: int = Field(default=10, ge=1, description="steps between checkpoints")
     recompute_activations: bool = Field(
         default=False, description="in the backward pass: less memory, a third more time"
@@ -285,9 +289,9 @@ class Critic(Table):
 
 
 class Machine(Table):
-    """The machine that `weir plan` assumes where there are no GPUs. Nothing runs by it."""
+    """The machine that `weir plan` assumes where there are no GPUs; nothing runs by it."""
 
-    gpus: str = Field(min_length=1, description="who has which GPU, as in `WEIR_GPUS`")
+    gpus: str = Field(min_length=1, description="GPUs of each service, as in `WEIR_GPUS`")
     gpu_memory: float = Field(gt=0, le=2**20, description="GiB of a GPU")
     host_memory: float = Field(gt=0, le=2**20, description="GiB of a node's own memory")
 

@@ -250,7 +250,7 @@ Checks = Annotated[tuple[AnyCheck, ...], BeforeValidator(_as_checks)]
 
 
 class Reward(Table):
-    """Which verifiers say what is right, which ones score how it was reached, and what that pays.
+    """The checks of a response, and the reward that they give.
 
     The reward of a response is its outcome's value plus the overlong punishment (DAPO,
     arXiv:2503.14476, equation 13): 0 up to ``max_tokens - overlong_buffer`` tokens, from there

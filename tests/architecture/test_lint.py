@@ -35,7 +35,6 @@ MISTAKES = {
         ("alone has extra | X | x | all",),
     ),
     "deploy/grafana/generated/more.json": ("{}", ("not what python -m deploy.grafana writes",)),
-    "docs/reference/recipe.md": (" ", ("not what python -m docs.reference.recipe writes",)),
     "deploy/home.py": (
         f'_X = "/root/x", r"(a)++b"{LONG}',
         ("/root/ is of one machine", "a possessive group", "endless has 51 lines"),
