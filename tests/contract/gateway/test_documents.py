@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from protocol.recipe import Evaluations
 from protocol.rewards import Reward
 from pydantic import BaseModel
 
@@ -100,7 +99,6 @@ def reward_of(tables: dict[str, Any]) -> Reward:
     ("document", "read"),
     [
         ("README.md", [reward_of]),
-        ("services/learner/README.md", [lambda tables: Evaluations(**tables["evaluation"])]),
         ("docs/how-to/data.md", [SftRecipe.model_validate]),
         ("docs/reference/rewards.md", [reward_of]),
         ("docs/how-to/judge.md", [reward_of, reward_of]),
