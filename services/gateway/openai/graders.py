@@ -30,7 +30,7 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, Val
 from services.gateway.errors import Problem, from_lines, in_time
 from services.gateway.openai.body import Body, Part
 
-_CHECKS: Mapping[str, tuple[type[Check], set[str]]] = {  # by type; what a client may say of each
+_CHECKS: Mapping[str, tuple[type[Check], set[str]]] = {  # by type, with the fields it may have
     "string_check": (StringCheck, {"input", "reference", "operation"}),
     "text_similarity": (TextSimilarity, {"input", "reference", "evaluation_metric"}),
     "score_model": (ScoreModel, {"model", "input", "range", "sampling_params"}),
