@@ -1,4 +1,4 @@
-"""``python -m deploy.metrics_table``: write the table of all metrics, ``deploy/metrics.md``.
+"""``python -m deploy.metrics_table``: write the table of all metrics, docs/reference/metrics.md.
 
 With ``--check`` it writes nothing and fails where the table is not what the code exports. It reads
 the code without importing it, so it needs no service's packages.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TABLE = ROOT / "deploy" / "metrics.md"
+TABLE = ROOT / "docs/reference/metrics.md"
 _KINDS = {
     "Counter": "counter",
     "CounterMetricFamily": "counter",
@@ -24,10 +24,9 @@ _KINDS = {
 _HEAD = """\
 # Metrics
 
-Every metric that a service exports at `/metrics`. `python -m deploy.metrics_table` writes this file
-from the code, and `make check` fails where they differ. What begins with `weir_job_` is
-exported by the gateway for the newest 20 jobs and all others that go on. A histogram has
-the series `_bucket`, `_sum` and `_count`.
+What the services export at `/metrics`, written from the code by `python -m deploy.metrics_table`.
+The gateway exports `weir_job_*` for the newest 20 jobs and all unfinished ones. A histogram has the
+series `_bucket`, `_sum` and `_count`.
 
 | metric | type | labels | service | meaning |
 |---|---|---|---|---|
@@ -64,7 +63,7 @@ def metrics_of(root: Path = ROOT) -> list[Metric]:
 
 
 def table(root: Path = ROOT) -> str:
-    """The text of ``deploy/metrics.md``."""
+    """The text of the document."""
     return _HEAD + "".join(f"{metric.row}\n" for metric in metrics_of(root))
 
 

@@ -105,7 +105,7 @@ def blocks() -> Iterator[Fault]:
 
 
 def architecture() -> Iterator[Fault]:
-    """The walk names functions that there are, and the streams are those of the code."""
+    """The walks name functions that there are, and the streams are among those of the code."""
     for at, line in lines(ARCHITECTURE):
         if (row := re.match(r"\| `([\w/]+\.py)` \| (.+?) \|", line)) and (ROOT / row[1]).exists():
             code = (ROOT / row[1]).read_text()
@@ -116,8 +116,8 @@ def architecture() -> Iterator[Fault]:
     in_code = (streams.__doc__ or "").split("\n====", 3)[2].splitlines()[1:]
     section = ARCHITECTURE.read_text().split("## The streams\n")[1].split("\n## ")[0]
     _, *rows = re.findall(r"^\| (.+) \|$", section.replace("`", ""), re.M)
-    for row in set(rows) ^ {re.sub(r" {2,}", " | ", line.strip()) for line in in_code}:
-        yield ARCHITECTURE, 1, f"of the streams, document or code alone has {row}"
+    for row in set(rows) - {re.sub(r" {2,}", " | ", line.strip()) for line in in_code}:
+        yield ARCHITECTURE, 1, f"the code has no stream {row}"
 
 
 def written_files() -> Iterator[Fault]:

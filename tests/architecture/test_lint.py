@@ -31,8 +31,8 @@ MISTAKES = {
         ("there is no Gate.never",),
     ),
     "proto/protocol/streams.py": (
-        '__doc__ = __doc__.replace("\\nactive ", "\\nextra  X  x  all\\nactive ")\n',
-        ("alone has extra | X | x | all",),
+        '__doc__ = __doc__.replace("ActiveJob  ", "IdleJob    ")\n',
+        ("no stream active | ActiveJob | learner",),
     ),
     "deploy/grafana/generated/more.json": ("{}", ("not what python -m deploy.grafana writes",)),
     "deploy/home.py": (

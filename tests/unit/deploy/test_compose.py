@@ -166,6 +166,7 @@ def test_every_variable_that_the_code_reads_reaches_it(name: str) -> None:
 
 def test_every_variable_of_a_person_is_documented() -> None:
     documents = [ROOT / "README.md", ROOT / "deploy/README.md", *ROOT.glob("services/*/*.md")]
+    documents += (ROOT / "docs").rglob("*.md")
     text = "\n".join(path.read_text() for path in documents)
     for match in VARIABLE.finditer(BASE_TEXT + "".join(TEXTS.values())):
         assert f"`{match[1]}" in text or f"{match[1]}=" in text, match[1]
