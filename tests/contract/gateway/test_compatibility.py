@@ -37,7 +37,8 @@ def rows_of_the_table() -> dict[str, str]:
     """What the reference says of each call."""
     text = REFERENCE.read_text(encoding="utf-8")
     table = text.split("<!-- compatibility")[1].split("<!-- end")[0]
-    return dict(re.findall(r"^\| `(.*)` \| (.*) \|$", table, re.MULTILINE))
+    rows = re.findall(r"^\| (`.*`) \| (.*) \|$", table, re.MULTILINE)
+    return {name: told for names, told in rows for name in re.findall("`([^`]+)`", names)}
 
 
 def methods() -> set[str]:
