@@ -2,8 +2,8 @@
 
 First the demo's job on a real stack against its simulation (`benchmarks.simulator`), whose costs
 come from the evaluation and the steps without staleness. ``--simulate`` leaves that out. Then a
-simulated 7B model on H100s: costs by the arithmetic of `weir plan`, log-normal lengths to 20,000
-tokens, a learner as fast as all rollouts when they are full.
+simulated 7B model on H100s: costs from data sheets, log-normal lengths to 20,000 tokens, a learner
+as fast as all rollouts when they are full.
 """
 
 from __future__ import annotations
