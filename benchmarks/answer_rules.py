@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from services.grader.answers import compare
 from services.grader.answers.boxes import last_boxed
+from services.grader.answers.rules import Comparison, Rule, Verdict
 from services.grader.answers.values import Value
-from services.grader.answers.verdict import Comparison, Rule, Verdict
 
 ROOT = Path(__file__).parents[1]
 OWN = ROOT / "tests/golden/answers.jsonl"

@@ -20,8 +20,8 @@ from typing import Any
 from protocol.recipe import Evaluation, Recipe, Sampling, load_recipe
 
 from examples.arithmetic.demo import running_stack
-from services.gateway.client.client import WeirClient
-from services.gateway.client.stack import find_stack, model_for
+from weir.client import WeirClient
+from weir.stack import find_stack, model_for
 
 RESULTS = Path("benchmarks/methods.json")
 HOME = Path("runs/methods")

@@ -21,8 +21,7 @@ from protocol.recipe import Model, Optimizer, Recipe, parse_recipe
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from services.learner.planning.footprint import Item, learner_footprint, total
-from services.learner.planning.shape import ModelShape
+from services.learner.planning.footprint import Item, ModelShape, learner_footprint, total
 from services.learner.training import engine as engines
 
 _KEPT: list[engines.Engine] = []  # what is freed later is not freed while the next is measured

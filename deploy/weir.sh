@@ -11,7 +11,7 @@ case "${1:-}" in
   replay) owner=learner module=services.learner.replay ;;
   grade) owner=grader module=services.grader.offline.__main__ ;;
   data) owner=grader module=services.data.__main__ ;;
-  *) owner=gateway module=services.gateway.cli.verbs ;;
+  *) owner=gateway module=weir.verbs ;;
 esac
 if [ "$SERVICE" != "$owner" ]; then
   [ "$owner" = gateway ] && how=exec || how='run --rm'  # a command of the gateway's talks to it

@@ -16,6 +16,7 @@ from protocol.messages import (
     Response,
     RolloutGroup,
     RolloutRequest,
+    Status,
     Task,
     VersionSpan,
 )
@@ -140,3 +141,11 @@ def an_event(event_id: str = "event-1", *, job_id: str = "job", **changes: Any) 
         "message": "something happened",
     }
     return JobEvent.model_validate({**values, **changes})
+
+
+def a_status(service: str, doing: str = "is_idle", **changes: Any) -> Status:
+    values = {
+        **{"name": f"{service}-0", "service": service, "seat": f"{service}-0", "beats": 7},
+        **{"ready": True, "doing": doing, "for_s": 95.0, "starts": 0},
+    }
+    return Status.model_validate(values | changes)

@@ -14,18 +14,16 @@ import re
 import sys
 import textwrap
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from protocol import streams
 from protocol.recipe import load_recipe
 
 from benchmarks import methods
-from deploy import metrics_table
-from deploy.grafana.__main__ import generated
-from services.gateway.cli.main import main as weir
-from services.learner.planning.sizing import page_of
 from tests.architecture.project import DOCUMENTS, FOLDERS, MODULES, ROOT
+from weir.__main__ import main as weir
 
 FILE = re.compile(r"(?!-)[\w./*-]+(?:\.(?:py|md|toml|lua|yml|png|jsonl)|/)")
 PATH_FROM_ROOT = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})/[\w./*-]*[\w/*]")
@@ -39,7 +37,9 @@ METRIC = re.compile(r"((?:rate|increase)\()?\b(weir_[a-z_]+)\b(?:\{([^}]*)\})?")
 LABELS_OF_SCRAPES = {"service", "instance", "le"}
 RISING_GAUGES = {"weir_backpressure_seconds", "weir_jobs"}
 ARCHITECTURE, INDEX = ROOT / "ARCHITECTURE.md", ROOT / "recipes/README.md"
-RULES, BOARDS = ROOT / "deploy/prometheus/rules.yml", ROOT / "deploy/grafana/generated"
+RULES, BOARDS = ROOT / "deploy/prometheus/rules.yml", ROOT / "deploy/grafana/dashboards"
+METRICS = ROOT / "docs/reference/metrics.md"
+RUNBOOKS, BOOKS = ROOT / "deploy/runbooks.md", BOARDS / "runbooks.json"
 Fault = tuple[Path, int, str]
 
 
@@ -122,13 +122,6 @@ def architecture() -> Iterator[Fault]:
 
 def written_files() -> Iterator[Fault]:
     """What a command writes is what it would write now."""
-    wanted = {path: (text, "deploy.grafana") for path, text in generated().items()}
-    wanted[metrics_table.TABLE] = metrics_table.table(), "deploy.metrics_table"
-    wanted[ROOT / "deploy/sizing.md"] = page_of(INDEX.parent), "services.learner.planning.sizing"
-    for path in {*wanted, *BOARDS.glob("*.json")}:
-        text, module = wanted.get(path, ("", "deploy.grafana"))
-        if not path.exists() or path.read_text() != text:
-            yield path, 1, f"not what python -m {module} writes"
     table = methods.table(json.loads((ROOT / methods.RESULTS).read_text()))
     if f"<!-- methods table -->\n{table}\n<!--" not in INDEX.read_text():
         yield INDEX, 1, "not the table that python -m benchmarks.methods prints"
@@ -157,14 +150,67 @@ def shapes() -> Iterator[Fault]:
                 yield module, at, "a possessive group"
 
 
+def texts(node: ast.expr | None, constants: Mapping[str, ast.expr]) -> tuple[str, ...]:
+    """The texts in a display of them, in which module-level constants may stand for others."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return (text,)
+        case ast.Name(id=name):
+            return texts(constants.get(name), constants)
+        case ast.Starred(value=value):
+            return texts(value, constants)
+        case ast.List(elts=parts) | ast.Tuple(elts=parts):
+            return tuple(text for part in parts for text in texts(part, constants))
+    return ()
+
+
+class Metric(NamedTuple):
+    """A row of the reference of metrics; ``service`` is "every" for those of the chassis."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    service: str
+    meaning: str
+
+    @property
+    def row(self) -> str:
+        labels = ", ".join(f"`{label}`" for label in self.labels)
+        return f"| `{self.name}` | {self.kind} | {labels} | {self.service} | {self.meaning} |"
+
+
+def exported() -> Iterator[Metric]:
+    """Each metric that the code of a service defines."""
+    for module in MODULES:
+        code, part = ast.parse(module.read_text()), module.relative_to(ROOT).parts[1]
+        service = "every" if part == "chassis" else part
+        constants = {
+            target.id: node.value
+            for node in code.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for node in ast.walk(code):
+            match node:
+                case ast.Call(
+                    ast.Name(kind), [ast.Constant(str(name)), ast.Constant(str(meaning)), *more]
+                ) if name.startswith("weir_"):
+                    named = [k.value for k in node.keywords if k.arg in {"labelnames", "labels"}]
+                    labels = texts(next(iter([*more, *named]), None), constants)
+                    kind = kind.removesuffix("MetricFamily").lower()
+                    yield Metric(name, kind, labels, service, meaning)
+
+
 def metrics() -> Iterator[Fault]:
     """Alerts and dashboards name metrics that services export, and labels that these have."""
-    known = {metric.name: metric for metric in metrics_table.metrics_of()}
+    known = {metric.name: metric for metric in exported()}
     for path in (RULES, *BOARDS.glob("*.json")):
         for at, line in lines(path):
             for rate, name, selector in METRIC.findall(line):
-                metric = known.get(name) or known.get(re.sub(r"_(bucket|sum|count)$", "", name))
-                if metric is None or (metric.kind == "histogram") == (name == metric.name):
+                series = name if name in known else re.sub(r"_(bucket|sum|count)$", "", name)
+                metric = known.get(series)
+                if metric is None or (metric.kind == "histogram") == (name == series):
                     yield path, at, f"no service exports {name}"
                     continue
                 for label in re.findall(r"(\w+)[=!]", selector):
@@ -172,6 +218,42 @@ def metrics() -> Iterator[Fault]:
                         yield path, at, f"{name} has no label {label}"
                 if rate and metric.kind == "gauge" and name not in RISING_GAUGES:
                     yield path, at, f"{name} is a gauge and has no rate"
+
+
+def reference() -> Iterator[Fault]:
+    """The table of metrics is that of the code."""
+    in_document = {line for _, line in lines(METRICS) if line.startswith("| `")}
+    for row in in_document ^ {metric.row for metric in exported()}:
+        yield METRICS, 1, f"document or code alone has {row}"
+
+
+def panels() -> Iterator[Fault]:
+    """Panels say what they show, and ask the data source that a person has chosen."""
+    for path in BOARDS.glob("*.json"):
+        every = json.loads(path.read_text())["panels"]
+        if len({panel["id"] for panel in every}) < len(every):
+            yield path, 1, "two panels have one id"
+        for panel in (panel for panel in every if panel["type"] not in {"row", "text"}):
+            asked = [panel["datasource"], *(target["datasource"] for target in panel["targets"])]
+            if not panel.get("description"):
+                yield path, 1, f"{panel['title']} has no description"
+            if any(source["uid"] != "${datasource}" for source in asked):
+                yield path, 1, f"{panel['title']} has a data source of its own"
+
+
+def runbooks() -> Iterator[Fault]:
+    """The dashboard of runbooks says what the document does, and panels link to its panels."""
+    sections = re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", RUNBOOKS.read_text(), re.M | re.S)
+    books = {book["title"]: book for book in json.loads(BOOKS.read_text())["panels"]}
+    for name, text in sections:
+        if name not in books or books[name]["options"]["content"] != text.strip():
+            yield RUNBOOKS, 1, f"{name} is not what {BOOKS.name} says"
+    links = {f"Runbook: {name}": f"viewPanel={book['id']}" for name, book in books.items()}
+    for path in BOARDS.glob("*.json"):
+        for panel in json.loads(path.read_text())["panels"]:
+            for link in panel.get("links", ()):
+                if link["url"] != f"/d/weir-runbooks?{links.get(link['title'])}":
+                    yield path, 1, f"{panel['title']} links to another runbook: {link['title']}"
 
 
 def recipes() -> Iterator[Fault]:
@@ -191,7 +273,10 @@ def recipes() -> Iterator[Fault]:
                 yield path, 1, f"{file} is not there"
 
 
-CHECKS = (paths, commands, blocks, architecture, written_files, places, shapes, metrics, recipes)
+CHECKS = (
+    *(paths, commands, blocks, architecture, written_files, places, shapes),
+    *(metrics, reference, panels, runbooks, recipes),
+)
 
 if __name__ == "__main__":
     found = sorted(fault for check in CHECKS for fault in check())

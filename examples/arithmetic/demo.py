@@ -8,6 +8,7 @@ result.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -22,8 +23,8 @@ from typing import Any
 from protocol.recipe import load_recipe
 
 from examples.arithmetic.curves import draw
-from services.gateway.client.client import WeirClient
-from services.gateway.client.stack import find_stack, model_for
+from weir.client import WeirClient
+from weir.stack import find_stack, model_for
 
 PAPO, GRPO = Path("recipes/demo.toml"), Path("recipes/demo-grpo.toml")
 RUNS = Path("runs/demo")
@@ -46,9 +47,11 @@ class DemoFailed(RuntimeError):
     """The demo cannot go on; the text says where to look."""
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
     """Run the demo; returns the exit status."""
-    recipes = [PAPO, GRPO] if "--compare" in arguments else [PAPO]
+    parser = argparse.ArgumentParser(description="Train a tiny model with PAPO on this machine.")
+    parser.add_argument("--compare", action="store_true", help="train with GRPO, too")
+    recipes = [PAPO, GRPO] if parser.parse_args().compare else [PAPO]
     RUNS.mkdir(parents=True, exist_ok=True)
     home = RUNS / "stack"
     os.environ["WEIR_HOME"] = str(home)
@@ -162,4 +165,4 @@ def print_table(runs: list[Run]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

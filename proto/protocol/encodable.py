@@ -3,28 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
-from itertools import accumulate
 from typing import Any
 
 MAX_DEPTH = 64  # pydantic's reader gives up at 200, and what comes in travels within other values
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_TURN = {ord(bracket): turn for bracket, turn in zip("[{]}", (1, 1, -1, -1), strict=True)}
-
-
-def nests_too_deep(text: bytes) -> bool:
-    """Whether arrays and objects in a text of JSON nest deeper than `MAX_DEPTH`, unparsed."""
-    if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
-        return False
-    brackets = without_texts(text).translate(None, _NO_BRACKETS)
-    return max(accumulate(map(_TURN.__getitem__, brackets)), default=0) > MAX_DEPTH
-
-
-def without_texts(text: bytes) -> bytes:
-    """A text of JSON without what stands in quotes, unparsed."""
-    return _STRING.sub(b"", text)
 
 
 def unencodable(value: Any, path: str = "") -> Iterator[str]:

@@ -145,16 +145,19 @@ def mark(place: int) -> bytes:
     return _seal(_MARK.pack(_MARK_MAGIC, place))
 
 
-def unpack_all(segment: BinaryIO) -> Iterator[dict[bytes, bytes]]:
-    """The records of a segment, up to its end or to a torn one, which was never acknowledged.
-
-    What cannot be read is damaged if a mark follows, or, in a segment without marks, a record. Else
-    it is torn. After each record, and after the last, ``segment.tell()`` is where it ends.
+def unpack_all(file: BinaryIO) -> Iterator[dict[bytes, bytes]]:
+    """The records of a file.
 
     Raises:
-        FrameError: if the bytes are damaged.
+        FrameError: if one is damaged, or not all there; the text names the byte where it begins.
     """
-    return _unpack(segment, _read_record)
+    place = 0
+    while head := file.read(_HEAD_SIZE):
+        try:
+            yield _read_record(file, head)
+        except FrameError as error:
+            raise FrameError(f"byte {place}: {error}") from None
+        place += _HEAD_SIZE + _RECORD.unpack_from(head)[2]
 
 
 def unpack_first(segment: BinaryIO) -> Iterator[dict[bytes, bytes]]:

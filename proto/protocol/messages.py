@@ -245,6 +245,15 @@ class Grade(Message):
         return self.process.value if isinstance(self.process, Graded) else None
 
 
+class Loss(StrEnum):
+    """Why a group could not be made: how its ``failure`` begins."""
+
+    DEATHS = "deaths"
+    FAILURES = "failures"
+    UNREADABLE = "unreadable"
+    UNWORKABLE = "unworkable"  # it would be the same in every worker
+
+
 class GradedGroup(Message):
     """A group with one grade per response, or the reason why it could not be made."""
 
@@ -252,7 +261,7 @@ class GradedGroup(Message):
     number: int
     group: RolloutGroup | None = None
     grades: tuple[Grade, ...] = ()
-    failure: str | None = None
+    failure: str | None = None  # a `Loss`, a colon, and the words
     grading_seconds: float = 0.0
 
     @property
@@ -313,6 +322,7 @@ class JobEvent(Message):
     type: Literal["message", "metrics"] = "message"
     message: str
     data: Mapping[str, JsonValue] = Field(default_factory=dict)
+    begins: bool = False  # an attempt, by which the job is under way again
 
 
 class Offers(Message):
@@ -320,6 +330,57 @@ class Offers(Message):
 
     verifiers: tuple[str, ...]
     judges: tuple[str, ...]
+
+
+class Phase(StrEnum):
+    """How far a process is, for those that wait for it."""
+
+    STARTING = "starting"
+    LOADING = "loading"
+    WORKING = "working"
+    WAITING = "waiting"
+
+
+class Doing(StrEnum):
+    """What a process does: a code, which the gateway reads out to people."""
+
+    STARTS = "starts"
+    STARTS_ENGINE = "starts_its_engine"
+    LOADS_MODEL = "loads_the_model"
+    LOADS_VERSION = "loads_version"
+    IDLE = "is_idle"
+    IS_NOT_READY = "is_not_ready"
+    JOB_IS_PAUSED = "waits_while_the_job_is_paused"
+    WAITS_FOR_JOB = "waits_for_a_job"
+    WAITS_FOR_GROUPS = "waits"
+    WORKS = "works"
+    SAMPLES = "samples_groups"
+    GRADES = "grades_groups"
+    TRAINS = "trains_step"
+    PRETRAINS = "pretrains_step"
+    PUBLISHES = "publishes_version"
+    SAVES = "writes_a_checkpoint"
+    KEEPS_SAMPLES = "keeps_samples"
+    MEASURES_PARITY = "measures_parity"
+    WRITES_MODEL = "writes_the_model"
+
+    @property
+    def phase(self) -> Phase:
+        """What it means for those that wait for the process."""
+        if self in {Doing.STARTS, Doing.STARTS_ENGINE, Doing.LOADS_MODEL}:
+            return Phase.STARTING
+        if self in {Doing.IDLE, Doing.IS_NOT_READY, Doing.JOB_IS_PAUSED}:
+            return Phase.WAITING
+        if self in {Doing.WAITS_FOR_JOB, Doing.WAITS_FOR_GROUPS}:
+            return Phase.WAITING
+        return Phase.LOADING if self is Doing.LOADS_VERSION else Phase.WORKING
+
+
+class Failure(Message):
+    """What ended a process that was never ready."""
+
+    words: str
+    job_id: str | None = None  # of the model that no engine started on; None: it was no job's
 
 
 class Status(Message):
@@ -330,14 +391,15 @@ class Status(Message):
     seat: str
     beats: int  # whoever sees it stand still knows that the process shows no life
     ready: bool
-    doing: str
-    phase: Literal["starting", "loading", "working", "waiting"]
+    doing: Doing
+    number: int | None = None  # of the step or the version that it does it to
+    why: str = ""  # where it is not ready, for people
     for_s: float = Field(ge=0)  # by the process's own clock
     waits_for: tuple[str, ...] = ()  # keys of groups that have not arrived
     holds: Mapping[str, float] = Field(default_factory=dict)  # groups it has, by key; seconds
     waits_for_memory: bool = False
     starts: int = 1  # in a row, this one included, since it was last ready
-    error: str | None = None  # that ended the last of them
+    failure: Failure | None = None  # of the last of them
     offers: Offers | None = None  # of a grader
 
 
@@ -371,6 +433,17 @@ class JobState(StrEnum):
         return self in {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
 
 
+class Fault(StrEnum):
+    """Whose fault ended an attempt at a job, and so what that costs the job."""
+
+    NOBODY = "nobody"  # nothing: it goes on
+    JOB = "job"  # it fails at once
+    UNKNOWN = "unknown"  # it goes on; the third in a row without progress fails it
+    MEMORY = "memory"  # it goes on in smaller micro-batches, or is held up if there are none
+    MACHINE = "machine"  # it is held up, and tried again when others have had their turn
+    ENGINES = "engines"  # the same, for rollouts whose engines failed before it came
+
+
 class JobRecord(Message):
     """Everything the stack knows about one job."""
 
@@ -389,6 +462,7 @@ class JobRecord(Message):
     started_at: FiniteFloat | None = None
     finished_at: FiniteFloat | None = None
     error: str | None = None
+    fault: Fault | None = None  # for which it is held up
     result: Mapping[str, JsonValue] = Field(default_factory=dict)
 
 

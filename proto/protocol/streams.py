@@ -19,9 +19,6 @@ lives:{group}         heartbeats of workers, a hash       rollout, grader     ro
 status                Status by seat, a hash              all but gateway     gateway
 {job}:event_ids       ids of recorded events, a set       all                 all
 starts                processes started, by service       all                 gateway
-verdicts              a judge's verdicts, a hash          grader              grader
-verdict_uses          when each was used, a sorted set    grader              grader
-verdict_bytes         how much the verdicts hold          grader              grader
 trials                Trial, a list that expires          gateway             grader
 trial:{id}            TrialResult, a list that expires    grader              gateway
 ====================  ==================================  ==================  =====================
@@ -82,9 +79,6 @@ ACTIVE = PREFIX + "active"
 LEARNER = PREFIX + "learner"
 STARTS = PREFIX + "starts"
 STATUS = PREFIX + "status"
-VERDICTS = PREFIX + "verdicts"
-VERDICT_USES = PREFIX + "verdict_uses"
-VERDICT_BYTES = PREFIX + "verdict_bytes"
 TRIALS = PREFIX + "trials"
 
 

@@ -35,8 +35,6 @@ class Deployment:
     metrics_port: int  # the same as `port`, or another that serves nothing else
     trusted_proxies: tuple[str, ...]
     api_keys: tuple[str, ...]
-    requests_per_s: float
-    wrong_keys_per_minute: float
     heartbeat_s: float
     claim_idle_s: float
     drain_s: float
@@ -70,8 +68,6 @@ class Deployment:
             metrics_port=read("WEIR_METRICS_PORT", int, str(port)),
             trusted_proxies=read("WEIR_TRUSTED_PROXIES", words, ""),
             api_keys=read("WEIR_API_KEYS", words, ""),
-            requests_per_s=read("WEIR_REQUESTS_PER_S", positive, "200"),
-            wrong_keys_per_minute=read("WEIR_WRONG_KEYS_PER_MINUTE", positive, "20"),
             heartbeat_s=read("WEIR_HEARTBEAT_S", positive, "1"),
             claim_idle_s=read("WEIR_CLAIM_IDLE_S", positive, "15"),
             drain_s=read("WEIR_DRAIN_S", float, "10"),

@@ -19,3 +19,11 @@ class WorkerFault(RuntimeError):
 
 class WorkerBroken(WorkerFault):
     """Everything fails in this worker; its process must end, to be started anew."""
+
+
+class NotStarted(WorkerFault):
+    """What the worker needs for a job does not start; the text says why."""
+
+    def __init__(self, why: str, job_id: str) -> None:
+        super().__init__(why)
+        self.job_id = job_id

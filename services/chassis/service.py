@@ -18,38 +18,24 @@ from typing import Any
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from protocol.exchange import Disconnected, Exchange, connect
+from protocol.exchange import Disconnected, Exchange, connect, seat_of
 from protocol.exchange.connection import Refused
+from protocol.messages import Doing, Failure, JobEvent, Status
 
 from services.chassis import metrics
-from services.chassis.activity import PARTING_S, Activity, StatusTeller
-from services.chassis.connections import MAX_HEAD_BYTES, LimitedConnection
+from services.chassis.activity import Activity, Readiness, Work
 from services.chassis.deployment import Deployment, DeploymentError
+from services.chassis.faults import NotStarted
 from services.chassis.logs import set_up_logs
 
 Asgi = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 log = logging.getLogger(__name__)
+_PARTING_S = 2.0
+_MAX_HEAD_BYTES = 2**15
+_MAX_CONNECTIONS = 800  # with a file for each, 1,600 of those that a process may have open
+_MOST_KEYS = 64  # told with a status
+_MOST_WORDS = 300  # characters of a failure
 _PATHS = "/healthz, /startupz, /readyz, and /metrics on WEIR_METRICS_PORT"
-
-
-@dataclass
-class Readiness:
-    """Whether the service can do its work now, and if not, what it waits for."""
-
-    ready: bool = False
-    why: str = "starting"
-    started: bool = False  # it has said for itself whether it is ready
-    was_ready: bool = False
-    since: float = field(default_factory=time.monotonic)
-
-    def set(self, ready: bool, why: str = "") -> None:
-        """Say whether the service can work; ``why`` names what it waits for."""
-        if (ready, why) != (self.ready, self.why):
-            log.info("ready" if ready else "not ready", extra={"why": why})
-            self.since = time.monotonic()
-        self.ready, self.why, self.started = ready, why, True
-        self.was_ready = self.was_ready or ready
-        metrics.READY.set(ready)
 
 
 @dataclass
@@ -138,7 +124,7 @@ async def _run(
                 log.exception("stopped by an error")
                 return 1
             finally:
-                await asyncio.wait({counting}, timeout=PARTING_S)
+                await asyncio.wait({counting}, timeout=_PARTING_S)
                 counting.cancel()
     return 0
 
@@ -161,8 +147,112 @@ async def telling(service: Service, main: Main) -> None:
         raise
     finally:
         teller.ended.set()  # not cancelled: what is on its way would come after the last word
-        await asyncio.wait({telling}, timeout=PARTING_S)
+        await asyncio.wait({telling}, timeout=_PARTING_S)
         await teller.leave(error)
+
+
+@dataclass
+class StatusTeller:
+    """Tells the status of one life of a process."""
+
+    service: Service
+    starts: int = 1
+    failure: Failure | None = None  # of the last of them
+    beats: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def follow_on(self) -> None:
+        """Count on from the last life in this seat, if that was never ready."""
+        with suppress(Refused, *Disconnected):
+            last = (await self.service.exchange.statuses()).get(self._seat)
+            if last is not None and last.starts > 0:
+                self.starts, self.failure = last.starts + 1, last.failure
+
+    async def tell_until_ended(self) -> None:
+        """Consumes the service's activity and readiness; produces its status in the exchange.
+
+        Waits for: the next heartbeat. Unblocked by: time. It goes on where the exchange fails: what
+        follows from that is for the service's own work to say.
+        """
+        while not self.ended.is_set():
+            with suppress(Refused, *Disconnected):
+                await self.service.exchange.show_status(self.status())
+            await set_within(self.ended, self.service.deployment.heartbeat_s)
+
+    async def leave(self, error: BaseException | None = None) -> None:
+        """Leave a status behind that tells of the next life, unless the process was told to stop.
+
+        Args:
+            error: that ended it; the active job hears of it if the process was never ready.
+        """
+        exchange = self.service.exchange
+        with suppress(TimeoutError, Refused, *Disconnected):
+            async with asyncio.timeout(_PARTING_S):
+                if self.service.stopping.is_set():
+                    await exchange.forget_status(self._seat)
+                    return
+                if error is not None and not self.service.readiness.was_ready:
+                    self.failure = failure_of(error)
+                    await self._tell_of(self.failure)
+                self.service.activity = Activity()
+                self.service.readiness.started = self.service.readiness.ready = False
+                await exchange.show_status(self.status())
+
+    def status(self) -> Status:
+        """What the process is doing now."""
+        readiness, activity = self.service.readiness, self.service.activity
+        if readiness.was_ready:
+            self.starts, self.failure = 0, None
+        self.beats += 1
+        now, work = time.monotonic(), activity.now
+        if work is activity.rest and readiness.started and not readiness.ready:
+            work = Work(Doing.IS_NOT_READY, since=readiness.since)
+        return Status(
+            name=self.service.deployment.name or self._seat.rpartition("-")[0] or self._seat,
+            service=self.service.name,
+            seat=self._seat,
+            beats=self.beats,
+            ready=readiness.ready,
+            doing=work.doing,
+            number=work.number,
+            why=readiness.why,
+            for_s=now - work.since,
+            waits_for=tuple(work.waits_for())[:_MOST_KEYS],
+            holds={key: now - since for key, since in list(activity.holds.items())[:_MOST_KEYS]},
+            waits_for_memory=self.service.exchange.waiting_for_memory > 0,
+            starts=self.starts,
+            failure=self.failure,
+            offers=activity.offers,
+        )
+
+    async def _tell_of(self, failure: Failure) -> None:
+        """Tell the active job, at the first time, the second, the fourth, and so on."""
+        job = await self.service.exchange.active()
+        if job is None or self.starts & (self.starts - 1):
+            return
+        name, starts = self.status().name, self.starts
+        event = JobEvent(
+            id=f"start:{self.service.exchange.me}",
+            job_id=job.job_id,
+            created_at=time.time(),
+            level="warn",
+            message=f"{name} does not start: {failure.words}; attempt {starts}; see its log",
+            data={"service": self.service.name, "attempt": starts},
+        )
+        await self.service.exchange.record_event(event)
+
+    @property
+    def _seat(self) -> str:
+        return seat_of(self.service.exchange.me)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What an error says, on one line; of a group of errors, the first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    text = " ".join(str(error).split()) or type(error).__name__
+    words = text if len(text) <= _MOST_WORDS else text[: _MOST_WORDS - 1] + "…"
+    return Failure(words=words, job_id=error.job_id if isinstance(error, NotStarted) else None)
 
 
 def _log_what_waits() -> None:
@@ -235,30 +325,28 @@ async def _serving_all(service: Service, inner: Asgi | None) -> AsyncIterator[No
         yield
 
 
-class _serving:
+@asynccontextmanager
+async def _serving(app: Asgi, deployment: Deployment, port: int) -> AsyncIterator[_Server]:
     """Serve an application while the body of ``async with`` runs."""
-
-    def __init__(self, app: Asgi, deployment: Deployment, port: int) -> None:
-        self.server = _Server(
-            uvicorn.Config(
-                app,
-                host=deployment.host,
-                port=port,
-                http=LimitedConnection,
-                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-                ws="none",
-                headers=[("X-Content-Type-Options", "nosniff")],
-                forwarded_allow_ips=list(deployment.trusted_proxies),
-                log_config=None,
-                lifespan="off",
-                timeout_graceful_shutdown=3,
-            )
+    server = _Server(
+        uvicorn.Config(
+            app,
+            host=deployment.host,
+            port=port,
+            http="h11",
+            h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
+            limit_concurrency=_MAX_CONNECTIONS,
+            ws="none",
+            headers=[("X-Content-Type-Options", "nosniff")],
+            forwarded_allow_ips=list(deployment.trusted_proxies),
+            log_config=None,
+            lifespan="off",
+            timeout_graceful_shutdown=3,
         )
-
-    async def __aenter__(self) -> _serving:
-        self.task = asyncio.create_task(self.server.serve())
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        self.server.should_exit = True
-        await self.task
+    )
+    task = asyncio.create_task(server.serve())
+    try:
+        yield server
+    finally:
+        server.should_exit = True
+        await task

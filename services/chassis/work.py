@@ -22,7 +22,7 @@ from protocol.exchange import Delivery, Disconnected, Place, Verdict, seat_of
 from protocol.exchange.connection import Refused
 from protocol.exchange.roster import Roster
 from protocol.frames import FrameError
-from protocol.messages import ActiveJob, GradedGroup, JobEvent, Message, Requested
+from protocol.messages import ActiveJob, Doing, GradedGroup, JobEvent, Loss, Message, Requested
 from protocol.streams import Stream
 
 from services.chassis import metrics
@@ -64,7 +64,7 @@ class Station(Generic[I, O]):
     is_open: Callable[[ActiveJob], bool] = _always
     has_died: Callable[[], bool] = lambda: False  # a part that any entry may have killed
     leaves: Callable[[int, int], Set[Stream]] = lambda *_: set()  # to others: place, of how many
-    verb: str = "works on"
+    doing: Doing = Doing.WORKS
 
     @property
     def group(self) -> str:
@@ -228,15 +228,15 @@ class _Worker(Generic[I, O]):
                 self._lose(delivery)
 
     def _tell(self, held: Sequence[Delivery[I]]) -> None:
-        """Say in words what is being done."""
+        """Say what is being done."""
         activity = self.service.activity
         activity.holding(delivery.key for delivery in held)
         if held:
-            activity.rests(f"{self.station.verb} groups")  # how many: see `Status.holds`
+            activity.rests(self.station.doing)
         elif self.job is not None and self.paused:
-            activity.rests("waits, since the job is paused", "waiting")
+            activity.rests(Doing.JOB_IS_PAUSED)
         else:
-            activity.rests("is idle", "waiting")
+            activity.rests(Doing.IDLE)
 
     def _lose(self, delivery: Delivery[I]) -> None:
         """Others have taken it over."""
@@ -282,7 +282,7 @@ class _Worker(Generic[I, O]):
             await self._release(delivery)
         elif is_hopeless(delivery.deaths, MAX_DEATHS, self._seats):
             died = ", ".join(delivery.deaths)
-            await self._give_up(delivery, "deaths", f"workers died holding it: {died}")
+            await self._give_up(delivery, Loss.DEATHS, f"workers died holding it: {died}")
         elif len(delivery.deaths) >= ALONE_AFTER_DEATHS:
             self.troubled.append(delivery)
         else:
@@ -313,9 +313,9 @@ class _Worker(Generic[I, O]):
             result = await self.station.handle(self.job, delivery.message())
             await self._hand_off(delivery, result)
         except FrameError as error:
-            await self._give_up(delivery, "unreadable", str(error))
+            await self._give_up(delivery, Loss.UNREADABLE, str(error))
         except Unworkable as error:
-            await self._give_up(delivery, "unworkable", str(error))
+            await self._give_up(delivery, Loss.UNWORKABLE, str(error))
         except Unable as error:
             await self._unable(delivery, error)
         except NotNow:
@@ -338,7 +338,7 @@ class _Worker(Generic[I, O]):
         me = self.service.exchange.me
         tried, seats = {seat_of(life) for life in (*delivery.failures, me)}, self.roster.seats
         if seat_of(me) in seats and seats <= tried:  # else it has not looked who else is there
-            await self._give_up(delivery, "unworkable", str(error))
+            await self._give_up(delivery, Loss.UNWORKABLE, str(error))
         else:
             await self._release(delivery, "failures")
 
@@ -351,7 +351,7 @@ class _Worker(Generic[I, O]):
         if isinstance(error, WorkerFault):
             await self._release(delivery)
         elif is_hopeless(failures, MAX_FAILURES, self._seats):
-            await self._give_up(delivery, "failures", f"{type(error).__name__}: {error}")
+            await self._give_up(delivery, Loss.FAILURES, f"{type(error).__name__}: {error}")
         else:
             await self._release(delivery, "failures")
 
@@ -378,7 +378,7 @@ class _Worker(Generic[I, O]):
         )
         raise WorkerBroken(why)
 
-    async def _give_up(self, delivery: Delivery[I], why: str, reason: str) -> None:
+    async def _give_up(self, delivery: Delivery[I], why: Loss, reason: str) -> None:
         metrics.GIVEN_UP.labels(why).inc()
         log.error("given up", extra={"key": delivery.key, "reason": reason})
         failure = delivery.as_failed(f"{why}: {reason}")

@@ -14,8 +14,7 @@ from protocol.tasks import Line, parse_lines, raw_lines
 from services.grader.answers.read import read_answer
 from services.grader.answers.values import Number, Words
 from services.grader.pool import Cause, Failed, Pool
-from services.grader.settings import Settings
-from services.grader.tools import Tools
+from services.grader.tools import Settings, Tools
 from services.grader.verifiers.math_answer import EXAMINE, WARM_UP
 
 _MAX_ANSWER_CHARS = 2_000

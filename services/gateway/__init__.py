@@ -1,1 +1,1 @@
-"""The front door: files and jobs over REST, progress as events, and the ``weir`` command."""
+"""The front door: files and jobs over REST, progress as events."""

@@ -10,9 +10,8 @@ from fastapi import FastAPI
 from services.chassis.deployment import DeploymentError
 from services.chassis.service import Service, run_service
 from services.gateway.app import create_app
-from services.gateway.files.expiry import expire_forever
 from services.gateway.watch.fleet import watch_forever
-from services.gateway.watch.tidying import tidy_forever
+from services.gateway.watch.tidying import expire_forever, tidy_forever
 from services.gateway.watch.watchdog import Watchdog
 
 
@@ -36,11 +35,10 @@ class Gateway:
 
     async def watch(self, service: Service) -> None:
         """Watch the stack and the files until told to stop."""
-        desk, uploads = self.app.state.desk, self.app.state.uploads
         await asyncio.gather(
             watch_forever(service),
             self.watchdog.watch_forever(service),
-            expire_forever(service, desk, uploads),
+            expire_forever(service, self.app.state.jobs),
             tidy_forever(service),
         )
 

@@ -6,29 +6,18 @@ from fastapi import FastAPI
 
 from services.chassis.service import Service
 from services.gateway import errors, openapi
-from services.gateway.files.intake import Intake
-from services.gateway.files.routes import files
-from services.gateway.files.shelf import MAX_FILE_BYTES, FileShelf
-from services.gateway.files.upload_routes import uploads
-from services.gateway.files.uploads import Uploads
-from services.gateway.jobs.desk import JobDesk
-from services.gateway.jobs.following import Feeds
-from services.gateway.jobs.routes import jobs
-from services.gateway.middleware.keys import Guarded, parse_keys
-from services.gateway.middleware.limits import Bounded
-from services.gateway.middleware.measured import Measured
-from services.gateway.models.routes import models
+from services.gateway.files.store import MAX_FILE_BYTES, FileStore
+from services.gateway.jobs.service import JobService
+from services.gateway.middleware import Bounded, Guarded, Measured, parse_keys
 from services.gateway.openai.defaults import tables_of_the_deployment
-from services.gateway.openai.grader_routes import graders
 from services.gateway.page import routes as page
+from services.gateway.routes import files, graders, jobs, models
 from services.gateway.samples.reading import Samples
 from services.gateway.samples.routes import samples
 from services.gateway.watch.watchdog import Watchdog
 
 
-def create_app(
-    service: Service, *, watchdog: Watchdog | None = None, max_file_bytes: int = MAX_FILE_BYTES
-) -> FastAPI:
+def create_app(service: Service, *, watchdog: Watchdog | None = None) -> FastAPI:
     """The gateway's application; the chassis adds /healthz, /readyz and the like in front of it.
 
     Raises:
@@ -41,25 +30,19 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,  # it believes the Host header
     )
-    shelf = FileShelf(service.deployment.files_dir, max_file_bytes)
-    app.state.desk = JobDesk(service, shelf, tables_of_the_deployment())
-    app.state.intake = Intake(shelf)
-    app.state.uploads = Uploads(app.state.intake)
-    app.state.feeds = Feeds(app.state.desk)
+    store = FileStore(service.deployment.files_dir)
+    app.state.jobs = JobService(service, store, tables_of_the_deployment())
+    app.state.uploads = files.Uploads(store)
     app.state.samples = Samples()
     app.state.watchdog = watchdog or Watchdog()
-    app.include_router(files)
-    app.include_router(uploads)
-    app.include_router(jobs)
-    app.include_router(models)
+    for routes in (files, jobs, models, graders):
+        app.include_router(routes.router)
     app.include_router(samples)
-    app.include_router(graders)
     page.install(app)
     errors.install(app)
     openapi.install(app)
     # The last one added is the first one passed.
-    app.add_middleware(Bounded, max_file_bytes=max_file_bytes)
-    keys = parse_keys(service.deployment.api_keys)
-    app.add_middleware(Guarded, keys=keys, deployment=service.deployment)
+    app.add_middleware(Bounded, max_file_bytes=MAX_FILE_BYTES)
+    app.add_middleware(Guarded, keys=parse_keys(service.deployment.api_keys))
     app.add_middleware(Measured)
     return app

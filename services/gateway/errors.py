@@ -20,13 +20,27 @@ from protocol.recipe import explain
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
-from services.gateway.openai.unsupported import remedy_for
-
 T = TypeVar("T")
 PATIENCE_S = 3.0
 _RETRY_AFTER_S = 2
 _MAX_DETAIL_CHARS = 10_000  # it may quote what was sent
 _PLACES = ("body.", "query.", "header.", "path.")
+# Parts of OpenAI's API that are not here, and what to do instead.
+_SERVE = (
+    "this gateway trains models and does not serve them; `weir fetch JOB DIR` brings a trained "
+    "model, which vLLM serves in OpenAI's shape"
+)
+_FEATURES = {
+    "chat/completions": _SERVE,
+    "completions": _SERVE,
+    "responses": _SERVE,
+    "embeddings": _SERVE,
+    "uploads": "a file has at most 100 MiB; send it whole with POST /v1/files",
+    "batches": "each request is answered at once; send them one by one",
+    "evals": "give the job a validation_file; its evaluations are among its events",
+    "fine_tuning/checkpoints": "a gateway has no projects to share one with; each of its keys "
+    "reads every checkpoint",
+}
 
 
 class OpenAIError(BaseModel):
@@ -68,6 +82,17 @@ class Problem(HTTPException):
 def not_found(kind: str, name: str) -> Problem:
     """404 for a file or job that does not exist."""
     return Problem(404, f"there is no {kind} {name!r}", param="id", code="not_found")
+
+
+def too_large(param: str, max_bytes: int) -> Problem:
+    """413 that names the limit."""
+    message = f"{param}: larger than the limit of {max_bytes:,} bytes; split it or leave tasks out"
+    return Problem(413, message, param=param, code="too_large")
+
+
+def no_model(message: str) -> Problem:
+    """404 for a job or checkpoint without a model."""
+    return Problem(404, message, param="id", code="no_model")
 
 
 def conflict(message: str, *, param: str) -> Problem:
@@ -156,7 +181,7 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
     param = "body" if error.status_code == HTTPStatus.BAD_REQUEST else None  # it was not readable
     headers = dict(error.headers or {})
     message = str(error.detail)
-    if error.status_code == HTTPStatus.NOT_FOUND and (remedy := remedy_for(request.url.path)):
+    if error.status_code == HTTPStatus.NOT_FOUND and (remedy := _remedy_for(request.url.path)):
         message, code = remedy, "not_supported"
     return respond(Problem(error.status_code, message, param=param, code=code, headers=headers))
 
@@ -164,3 +189,11 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
 async def _on_invalid_request(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     return respond(from_lines(explain_body(error), code="invalid_request"))
+
+
+def _remedy_for(path: str) -> str | None:
+    """What to do instead, for a path below /v1 of OpenAI's API that has no route; else None."""
+    own = path.removeprefix("/v1/")
+    features = (name for name in _FEATURES if own == name or own.startswith(f"{name}/"))
+    feature = next(features, None)
+    return f"{feature} is not supported: {_FEATURES[feature]}" if feature else None

@@ -10,8 +10,8 @@ from fastapi import FastAPI
 
 from services.gateway.errors import ProblemDetails
 
-_EVERY_ROUTE = (401, 403, 429, 503)
-_WITH_BODY = (400, 408, 413, 415, 507)
+_EVERY_ROUTE = (401, 403, 503)
+_WITH_BODY = (400, 413, 415, 507)
 _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 DOWNLOAD: dict[int | str, dict[str, Any]] = {
     200: {"description": "The file", "content": _BYTES},
@@ -41,17 +41,6 @@ METADATA: dict[str, Any] = {  # the names are the client's, so they are read fro
         }
     ]
 }
-
-
-def form(file: str, *required: str, **fields: dict[str, Any]) -> dict[str, Any]:
-    """The form of a route that reads its upload as it comes, for its ``openapi_extra``."""
-    schema = {
-        "type": "object",
-        "required": [*required, file],
-        "properties": {file: {"type": "string", "format": "binary"}, **fields},
-    }
-    content = {"multipart/form-data": {"schema": schema}}
-    return {"requestBody": {"required": True, "content": content}}
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterable
 
 from protocol.messages import ActiveJob, JobEvent, Offers
 from protocol.offers import lacking
@@ -34,25 +33,18 @@ def what_is_missing(reward: Reward, tools: Tools) -> str | None:
     return next(filter(None, found), None)
 
 
-def what_is_in_the_way(reward: Reward, tools: Tools) -> str | None:
-    """Why groups with this reward must wait, in words; None if they can be graded."""
-    return what_is_missing(reward, tools) or _trouble_of(_judges_for(reward, tools))
+def what_is_in_the_way(reward: Reward, tools: Tools, *, for_good: bool = False) -> str | None:
+    """Why groups with this reward must wait, in words; None if they can be graded.
+
+    ``for_good`` leaves out a judge that may come up: it has not refused every call.
+    """
+    judges = (tools.named_judges[check.model] for check in reward.checks_of_a_judge)
+    down = (_trouble_of(judge) for judge in judges if judge.refuses_all or not for_good)
+    return what_is_missing(reward, tools) or next(filter(None, down), None)
 
 
-def what_no_waiting_mends(reward: Reward, tools: Tools) -> str | None:
-    """What is missing here, or a judge that has refused every call; None if there is neither."""
-    return what_is_missing(reward, tools) or _trouble_of(
-        judge for judge in _judges_for(reward, tools) if judge.refuses_all
-    )
-
-
-def _judges_for(reward: Reward, tools: Tools) -> list[Judge]:
-    return [tools.named_judges[check.model] for check in reward.checks_of_a_judge]
-
-
-def _trouble_of(judges: Iterable[Judge]) -> str | None:
-    troubles = (f"the judge is not up: {judge.why_down}" for judge in judges if not judge.is_up)
-    return next(troubles, None)
+def _trouble_of(judge: Judge) -> str | None:
+    return None if judge.is_up else f"the judge is not up: {judge.why_down}"
 
 
 class Gate:
@@ -71,7 +63,7 @@ class Gate:
     def is_open(self, job: ActiveJob) -> bool:
         """Whether groups of the job may be claimed."""
         reward = job.recipe.reward
-        if what_no_waiting_mends(reward, self._tools) is None:
+        if what_is_in_the_way(reward, self._tools, for_good=True) is None:
             self._job_id = ""
             return what_is_in_the_way(reward, self._tools) is None
         if self._job_id != job.job_id:
@@ -84,7 +76,7 @@ class Gate:
         Raises:
             Unable: if this grader lacks something for its job.
         """
-        if (why := what_no_waiting_mends(job.recipe.reward, self._tools)) is not None:
+        if why := what_is_in_the_way(job.recipe.reward, self._tools, for_good=True):
             raise Unable(why)
 
 
@@ -97,8 +89,9 @@ async def tell_forever(service: Service, tools: Tools) -> None:
     numbers = itertools.count()
     while True:
         job = await service.exchange.active()
-        own = [tools.judge] if tools.judge else []
-        obstacle = what_is_in_the_way(job.recipe.reward, tools) if job else _trouble_of(own)
+        obstacle = tools.judge and _trouble_of(tools.judge)
+        if job:
+            obstacle = what_is_in_the_way(job.recipe.reward, tools)
         service.readiness.set(obstacle is None, obstacle or "")
         now = (job.job_id, obstacle) if job and obstacle else None
         was_told = told is not None and job is not None and told[0] == job.job_id

@@ -30,10 +30,6 @@ class SharedWork(Generic[T]):
         self._under_way: dict[Hashable, _UnderWay[T]] = {}  # as long as somebody waits
         self._results: OrderedDict[Hashable, T] = OrderedDict()
 
-    def is_under_way(self, key: Hashable) -> bool:
-        """Whether `once` would join work that somebody else began."""
-        return key in self._under_way
-
     async def once(
         self,
         key: Hashable,

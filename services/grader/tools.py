@@ -1,13 +1,15 @@
-"""What verifiers work with beyond the text itself."""
+"""What verifiers work with beyond the text itself, and the grader's variables."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from protocol.messages import Score, Ungradable
 from protocol.rewards import JUDGE
 
+from services.chassis.deployment import Reader, count, switch, words
 from services.grader.judge.judge import Judge
 from services.grader.pool import Pool
 from services.grader.shared_work import SharedWork
@@ -15,7 +17,7 @@ from services.grader.shared_work import SharedWork
 
 @dataclass(frozen=True)
 class Tools:
-    """The shared resources of one grader. Deadlines are wall-clock seconds in the pool.
+    """The shared resources of one grader. Deadlines are seconds of CPU time in the pool.
 
     ``comparisons`` and ``examinations`` of gold answers are what the pool was asked for lately.
     """
@@ -34,3 +36,29 @@ class Tools:
         """Every judge by the names that a recipe may give it."""
         own = {JUDGE: self.judge, self.judge.settings.model: self.judge} if self.judge else {}
         return {**own, **self.other_judges}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How many groups are graded at once, by how many processes, and by whose verifiers too."""
+
+    groups_in_flight: int
+    workers: int
+    extensions: tuple[str, ...] = ()
+    python: bool = False  # whether clients' code is run
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
+        """Read the ``WEIR_GRADER_*`` variables.
+
+        Raises:
+            DeploymentError: naming the variable that is wrong.
+        """
+        read = Reader(environment)
+        spare_cores = max(1, len(os.sched_getaffinity(0)) - 1)
+        return cls(
+            groups_in_flight=read("WEIR_GRADER_GROUPS_IN_FLIGHT", count, "256"),
+            workers=read("WEIR_GRADER_WORKERS", count, str(spare_cores)),
+            extensions=read("WEIR_GRADER_EXTENSIONS", words, ""),
+            python=read("WEIR_GRADER_PYTHON", switch, "off"),
+        )

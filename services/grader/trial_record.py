@@ -1,13 +1,8 @@
-"""What a trial of a grader tells besides scores: tokens spent, and failures in words.
-
-Whoever grades a job records nothing: its metrics and its log have that.
-"""
+"""What a trial of a grader tells besides scores: tokens spent, and failures in words."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -24,26 +19,21 @@ class TrialRecord:
     details: dict[str, str] = field(default_factory=dict)
 
 
-_RECORD: ContextVar[TrialRecord | None] = ContextVar("record", default=None)
+_OF_JOBS = TrialRecord()  # which nobody reads: metrics and log have that
+_RECORD = ContextVar("record", default=_OF_JOBS)
 
 
-@contextmanager
-def recorded() -> Iterator[TrialRecord]:
-    """The record of what happens in the body, and in the tasks that it starts."""
-    token = _RECORD.set(record := TrialRecord())
-    try:
-        yield record
-    finally:
-        _RECORD.reset(token)
+def recorded() -> TrialRecord:
+    """The record of what happens from here on in this task, and in those that it starts."""
+    _RECORD.set(record := TrialRecord())
+    return record
 
 
 def record_tokens(model: str, count: int) -> None:
-    """A model has spent so many tokens."""
-    if (record := _RECORD.get()) is not None:
-        record.tokens[model] += count
+    """Add to the tokens that a model has spent."""
+    _RECORD.get().tokens[model] += count
 
 
 def record_failure(reason: str, words: str) -> None:
-    """Why a score has this reason."""
-    if (record := _RECORD.get()) is not None:
-        record.details[reason] = shown(words)[:_MAX_CHARS]
+    """Say why a score has this reason."""
+    _RECORD.get().details[reason] = shown(words)[:_MAX_CHARS]

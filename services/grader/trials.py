@@ -42,15 +42,14 @@ async def tried(trial: Trial, tools: Tools, limit_s: float = _LIMIT_S) -> TrialR
     if trouble := gate.what_is_in_the_way(trial.reward, tools):
         down = Ungradable(reason="judge_failed")
         return TrialResult(outcome=down, details={down.reason: trouble})
-    began = time.monotonic()
-    with recorded() as record:
-        try:
-            async with asyncio.timeout(limit_s):
-                outcome, parts = await grading.grade_outcome(
-                    trial.reward, trial.task, trial.text, tools, at_once=False
-                )
-        except TimeoutError:
-            outcome, parts = Ungradable(reason="not_in_time"), ()
+    began, record = time.monotonic(), recorded()
+    try:
+        async with asyncio.timeout(limit_s):
+            outcome, parts = await grading.grade_outcome(
+                trial.reward, trial.task, trial.text, tools, at_once=False
+            )
+    except TimeoutError:
+        outcome, parts = Ungradable(reason="not_in_time"), ()
     return TrialResult(
         outcome=outcome,
         scores={part.check.label: part.score for part in parts},

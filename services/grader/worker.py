@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from protocol.messages import ActiveJob, GradedGroup, RolloutGroup
+from protocol.messages import ActiveJob, Doing, GradedGroup, RolloutGroup
 from protocol.streams import GRADED, ROLLOUTS
 
 from services.chassis.deployment import import_extensions
@@ -17,13 +17,11 @@ from services.chassis.service import Service
 from services.chassis.work import Station, up_to, work_forever
 from services.grader import gate, grading, trials
 from services.grader.answers.units import measure_of
-from services.grader.judge.cache import VerdictCache
 from services.grader.judge.judge import Judge
 from services.grader.judge.settings import deployed_judges
 from services.grader.pool import Pool, client_code
 from services.grader.pool.confinement import keep_memory_private
-from services.grader.settings import Settings
-from services.grader.tools import Tools
+from services.grader.tools import Settings, Tools
 from services.grader.verifiers import equation_steps, math_answer
 
 log = logging.getLogger(__name__)
@@ -39,10 +37,7 @@ async def run(service: Service) -> None:
     settings = Settings.from_environment()
     import_extensions("WEIR_GRADER_EXTENSIONS", settings.extensions)
     await asyncio.to_thread(measure_of, "cm")  # the table of units takes half a second to load
-    judges = {
-        name: Judge(each, VerdictCache(service.exchange, each.cache_bytes))
-        for name, each in deployed_judges().items()
-    }
+    judges = {name: Judge(each) for name, each in deployed_judges().items()}
     async with opened(settings, judges) as tools, asyncio.TaskGroup() as beside:
         service.activity.offers = gate.offers(tools)
         telling = beside.create_task(gate.tell_forever(service, tools))
@@ -86,7 +81,7 @@ def station(tools: Tools, capacity: int) -> Station[RolloutGroup, GradedGroup]:
         handle=handle,
         room=up_to(capacity),
         is_open=entry.is_open,
-        verb="grades",
+        doing=Doing.GRADES,
     )
 
 

@@ -12,6 +12,18 @@ from protocol.messages import ActiveJob, RolloutRequest
 from protocol.recipe import Purpose, Recipe
 
 
+class JobFault(RuntimeError):
+    """The job can never go on as it was given; the text says why."""
+
+
+class MachineFault(RuntimeError):
+    """The job cannot go on until the machine is mended; the text says how."""
+
+
+class EnginesFault(RuntimeError):
+    """No rollout starts an engine, and none did before the job came; the text says how to go on."""
+
+
 @dataclass(frozen=True)
 class Attempt:
     """Whatever it writes carries its number, and is refused once there is a newer one."""

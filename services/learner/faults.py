@@ -1,15 +1,33 @@
-"""Whose fault it was that an attempt at a job ended: the machine's faults never cost the job."""
+"""Whose fault it was that an attempt at a job ended, and so who pays for it. Pure."""
 
 from __future__ import annotations
 
 import errno
 
+from protocol.exchange import Disconnected, Fenced
 from protocol.frames import FrameError
+from protocol.messages import Fault
+from protocol.tasks import TaskFileError
 from protocol.weights import WeightsError
 
 from deploy.placement import PlacementError
-from services.learner.model_source import ModelNotFound
+from services.learner.algorithms import UnknownName
+from services.learner.attempt import EnginesFault, JobFault, MachineFault
+from services.learner.model_source import ModelNotFound, NotOnHub
+from services.learner.training.model_check import UnsupportedModel
+from services.learner.training.ranks import BatchTooLarge, TeamBroken
 
+# The first row counts that has the error. What each fault costs the job, and what people hear of
+# it, is in `Outcome.after`.
+_TABLE: tuple[tuple[Fault, tuple[type[Exception], ...]], ...] = (
+    (Fault.NOBODY, (*Disconnected, Fenced, TeamBroken)),
+    (Fault.JOB, (JobFault, NotOnHub, TaskFileError, UnknownName, UnsupportedModel)),
+    (Fault.MEMORY, (BatchTooLarge,)),
+    (Fault.ENGINES, (EnginesFault,)),
+    (Fault.MACHINE, (MachineFault, ModelNotFound, PlacementError, FrameError, WeightsError)),
+    (Fault.MACHINE, (MemoryError, OSError)),  # whose words lack the remedy
+    (Fault.UNKNOWN, (Exception,)),
+)
 _REMEDIES = {
     errno.ENOSPC: "free space on that disk",
     errno.EDQUOT: "free space within the quota of that disk",
@@ -25,26 +43,25 @@ _REMEDIES = {
 _ANOTHER_REMEDY = "see that the disk has space, or mend it or the connection behind it"
 
 
-class MachineFault(RuntimeError):
-    """The job cannot go on until the machine is mended; the text says how."""
+def fault_of(error: Exception) -> Fault:
+    """Who pays for what ended an attempt."""
+    return next(fault for fault, errors in _TABLE if isinstance(error, errors))
 
 
-_THAT_SAY_IT = (MachineFault, ModelNotFound, PlacementError, FrameError, WeightsError)
-
-
-def machine_fault(error: Exception, place: str) -> str | None:
-    """What is wrong with the machine, and the remedy; None if the error is the job's own.
+def words_of(error: Exception, place: str = "WEIR_DATA_DIR or WEIR_MEMORY_DIR") -> str:
+    """What is wrong, and the remedy as far as it is known.
 
     Args:
         error: what ended an attempt.
         place: what an error that names no file was about, as that of a full disk.
     """
-    if isinstance(error, _THAT_SAY_IT):
-        return str(error)
-    if isinstance(error, MemoryError):
+    fault = fault_of(error)
+    if fault is Fault.UNKNOWN:
+        return f"{type(error).__name__}: {error}"
+    if fault is Fault.MACHINE and isinstance(error, MemoryError):
         return "the learner's machine is out of memory; free memory on it, or give it more"
-    if not isinstance(error, OSError):
-        return None
+    if fault is not Fault.MACHINE or not isinstance(error, OSError):
+        return str(error)
     place = "" if error.filename or error.errno is None else f", below {place}"
     remedy = _REMEDIES.get(error.errno or 0, _ANOTHER_REMEDY)
     return f"{str(error) or type(error).__name__}{place}; {remedy}"

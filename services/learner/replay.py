@@ -40,7 +40,7 @@ from services.chassis.deployment import (
 from services.learner.algorithms import UnknownName
 from services.learner.durable.sample_facts import sampled_groups
 from services.learner.formulas import check_formulas
-from services.learner.training.scoring import Scoring
+from services.learner.training.scoring import ScoredGroup, Scoring
 
 SHOWN, DIFFERENT, BAD_INPUT = 0, 1, 2
 _GRADER = "services.grader.offline.replay"
@@ -159,7 +159,8 @@ def replay(before: Sequence[SampledGroup], recipe: Recipe) -> list[Response]:
 def _valued(old: SampledGroup, graded: GradedGroup, scoring: Scoring) -> SampledGroup:
     if graded.purpose is Purpose.EVAL:
         scoring = scoring.without_advantage
-    (new,) = sampled_groups([graded], [old.fate], scoring, {}, attempt=old.attempt, step=old.step)
+    scored = ScoredGroup(graded, scoring, old.fate)
+    (new,) = sampled_groups([scored], {}, attempt=old.attempt, step=old.step)
     return new
 
 

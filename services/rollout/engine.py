@@ -103,7 +103,7 @@ class Engine:
             if base is not None:
                 await engine._exchange(folder)
         except Exception as error:
-            raise EngineError(f"vLLM did not start on {folder}: {error}") from error
+            raise EngineError(f"vLLM did not start: {error}") from error
         await engine._name_version(label)
         return engine
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Gauge, Histogram
 from protocol import weights
-from protocol.messages import ActiveJob, PolicyVersion, RolloutRequest
+from protocol.messages import ActiveJob, Doing, PolicyVersion, RolloutRequest
 from protocol.weights import WeightsError, WeightsGone
 
-from services.chassis.faults import NotNow
+from services.chassis.faults import NotNow, NotStarted
 from services.chassis.metrics import DEVICES, born_at_zero
 from services.chassis.service import Service
 from services.rollout.demand import Demand
-from services.rollout.errors import EngineDied, EngineUnfit, LoadError
+from services.rollout.errors import EngineDied, EngineError, EngineUnfit, LoadError
 from services.rollout.fetching import Fetcher
 from services.rollout.samples import version_label
 from services.rollout.settings import EngineSettings
@@ -121,7 +121,8 @@ class PolicyFollower:
 
         Raises:
             EngineUnfit: if the policy needs another engine.
-            EngineError: if the engine does not start, has died, or fails to load three times.
+            NotStarted: if no engine starts for the job.
+            EngineError: if the engine has died, or fails to load three times.
         """
         while not self.service.stopping.is_set():
             await self.service.pause(await self._follow_once())
@@ -168,9 +169,9 @@ class PolicyFollower:
     async def _try_to_take(self, newest: PolicyVersion, job: ActiveJob) -> float:
         folder = self.service.deployment.memory_dir / newest.folder
         try:
-            words = f"loads version {newest.number}"
-            doing = self.service.activity.during(words, "loading", timed="loading")
-            with doing, ExitStack() as lease:
+            during = self.service.activity.during
+            loading = during(Doing.LOADS_VERSION, newest.number, timed="loading")
+            with loading, ExitStack() as lease:
                 began, fetched = time.monotonic(), self._fetcher.fetched(newest)
                 folder = await asyncio.to_thread(lease.enter_context, fetched)
                 await self._take(folder, newest, job, {"fetch": time.monotonic() - began})
@@ -215,8 +216,11 @@ class PolicyFollower:
     async def _start(self, folder: Path, serving: Serving, base: Path | None) -> None:
         self.service.readiness.set(False, "the engine is starting")
         label = version_label(serving.policy.attempt, serving.policy.number)
-        with self.service.activity.during("starts its engine", "starting"):
-            self.engine = await self.start_engine(folder, label, serving.settings, base)
+        with self.service.activity.during(Doing.STARTS_ENGINE):
+            try:
+                self.engine = await self.start_engine(folder, label, serving.settings, base)
+            except EngineError as error:
+                raise NotStarted(str(error), serving.policy.job_id) from error
         self._started_with = serving
         DEVICES.set(serving.settings.num_gpus)
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from prometheus_client import Counter, Gauge, Histogram
-from protocol.messages import ActiveJob, FinishReason, RolloutGroup, RolloutRequest
+from protocol.messages import ActiveJob, Doing, FinishReason, RolloutGroup, RolloutRequest
 from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS, ROLLOUTS
 
@@ -51,7 +51,7 @@ async def sample_groups(service: Service) -> None:
         is_open=follower.serves,
         has_died=follower.has_died,
         leaves=follower.demand.left_to_others,
-        verb="samples",
+        doing=Doing.SAMPLES,
     )
     try:
         async with asyncio.TaskGroup() as tasks:

@@ -34,7 +34,7 @@ MISTAKES = {
         '__doc__ = __doc__.replace("ActiveJob  ", "IdleJob    ")\n',
         ("no stream active | ActiveJob | learner",),
     ),
-    "deploy/grafana/generated/more.json": ("{}", ("not what python -m deploy.grafana writes",)),
+    "deploy/runbooks.md": ("Look again.\n", ("DataDiskFull is not what runbooks.json says",)),
     "deploy/home.py": (
         f'_X = "/root/x", r"(a)++b"{LONG}',
         ("/root/ is of one machine", "a possessive group", "endless has 51 lines"),
@@ -42,6 +42,10 @@ MISTAKES = {
     "deploy/prometheus/rules.yml": (
         '# weir_none, weir_ready{colour="red"}, rate(weir_ready[5m])\n',
         ("no service exports weir_none", "weir_ready has no label colour", "weir_ready is a gauge"),
+    ),
+    "docs/reference/metrics.md": (
+        "| `weir_none` | gauge |  | every | Nothing |\n",
+        ("alone has | `weir_none` |",),
     ),
     "recipes/demo.toml": ("tasksize = 1\n", ("tasksize",)),
     "recipes/lost.toml": (
@@ -53,12 +57,14 @@ MISTAKES = {
 BREACHES = {
     "services -> chassis -> protocol": ("proto/protocol/tasks.py", "services.chassis"),
     "services meet only in the protocol": ("services/gateway/jobs/events.py", "services.grader"),
-    "protocol, chassis, gateway, grader and data are slim": ("services/grader/gate.py", "torch"),
+    "the command is a client": ("weir/views.py", "services.gateway"),
+    "all but the engines is slim": ("services/grader/gate.py", "torch"),
     "answers are a library": ("services/grader/answers/compare.py", "services.grader.tools"),
     "data is prepared with the grader's reader, comparer and pool": (
         "services/data/check.py",
         "services.grader.judge",
     ),
+    "the rooms of the gateway": ("services/gateway/models/folders.py", "services.gateway.jobs"),
     "the rooms of the learner": (
         "services/learner/supply/feeder.py",
         "services.learner.job.learning",
@@ -72,7 +78,10 @@ BREACHES = {
     "DeepSpeed has one door": ("services/learner/job/learning.py", "deepspeed"),
     "Ray has one door": ("deploy/local.py", "ray"),
     "deploy starts services and imports none": ("deploy/local.py", "protocol.streams"),
-    "of deploy, the learner reads the placement": ("services/learner/job/run.py", "deploy.local"),
+    "services import neither weir nor, but for the placement, deploy": (
+        "services/learner/job/run.py",
+        "deploy.local",
+    ),
     "a placement is the standard library": ("deploy/placement.py", "numpy"),
 }
 

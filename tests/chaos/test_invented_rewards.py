@@ -224,9 +224,9 @@ async def misfortune(pool: Pool, server: ScriptedServer) -> AsyncIterator[None]:
             function = ("hoard", "segfault", "hang_in_c")[blow % 3]
             outcome = await pool.run(f"tests.unit.grader.hostile:{function}", deadline_s=0.3)
             assert isinstance(outcome, Failed)
-            assert pool._server._process is not None
+            assert pool._server is not None
             with suppress(psutil.NoSuchProcess):  # one that has just been buried
-                parent = psutil.Process(pool._server._process.pid)
+                parent = psutil.Process(pool._server.pid)
                 victims = [parent] if blow % 20 == 4 else parent.children()[:1]
                 for victim in victims:
                     victim.kill()

@@ -137,7 +137,7 @@ def test_a_stopped_stack_keeps_its_jobs_and_models(stack: Stack, trained: Json) 
 
 def test_a_trained_model_can_be_fetched(stack: Stack, trained: Json, tmp_path: Path) -> None:
     url = str(stack.sdk.base_url).removesuffix("/v1/")
-    command = [sys.executable, "-m", "services.gateway.cli", "fetch", trained["id"]]
+    command = [sys.executable, "-m", "weir", "fetch", trained["id"]]
     where = {"WEIR_URL": url, "WEIR_API_KEY": stack.sdk.api_key}
     subprocess.run([*command, str(tmp_path / "model")], env=os.environ | where, check=True)
     assert (tmp_path / "model/model.safetensors").stat().st_size > 1_000_000

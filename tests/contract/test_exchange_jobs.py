@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from protocol import streams
 from protocol.exchange import Delivery, Exchange, Fenced, UnreadableRecord
-from protocol.messages import ActiveJob, JobState, Requested
+from protocol.messages import ActiveJob, Fault, JobState, Requested
 from protocol.streams import EVENTS, GRADED, JOBS, WORK_STREAMS
 
 from tests.builders import a_job_record, a_policy, a_recipe, a_request, an_event
@@ -35,7 +35,7 @@ WRITES_OF_AN_ATTEMPT: dict[str, Callable[[Exchange], Awaitable[object]]] = {
     "announce": lambda exchange: exchange.announce(a_policy(3)),
     "update": lambda exchange: exchange.update_job("job", 1, step=5),
     "activate": lambda exchange: exchange.activate(active()),
-    "lay aside": lambda exchange: exchange.lay_aside("job", 1, "full", held_up=True),
+    "lay aside": lambda exchange: exchange.lay_aside("job", 1, "full", Fault.MACHINE),
     "close": lambda exchange: close(exchange, 1),
 }
 

@@ -1,30 +1,31 @@
-"""A job for which no rollout can start an engine: it fails, and holds the queue no more."""
+"""A job for which no rollout can start an engine: it fails, and holds the queue no more.
+
+Which starts count is a table of `tests/unit/learner/test_limits.py`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 from protocol.exchange import Exchange
-from protocol.messages import JobRecord, JobState, Requested, Status
+from protocol.messages import Failure, JobRecord, JobState, Requested, Status
 
-from services.learner.job.engines import FailedStarts
+from tests.builders import a_status
 from tests.contract.attempts import Learner, answering, until
 from tests.contract.fake_team import Stalling
 from tests.contract.valkey_server import Server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
-WORDS = "architectures ['NoSuchModel'] are not supported"
+WORDS = "whatever the engine says"
 
 
-def a_rollout(starts: int, seat: str = "rollout-1", job: str = "job", **more: Any) -> Status:
+def a_rollout(starts: int, job: str = "job") -> Status:
     """A rollout in so many lives in a row that were never ready."""
-    error = f"vLLM did not start on weights/{job}/1.0: {WORDS}" if starts > 1 else None
-    values = {"beats": 1, "error": error} | more
-    known = {"name": seat, "seat": seat, "service": "rollout", "starts": starts, "for_s": 0}
-    doing = {"ready": starts == 0, "doing": "starts its engine", "phase": "starting"}
-    return Status(**{**known, **doing, **values})
+    failure = Failure(words=WORDS, job_id=job) if starts > 1 else None
+    return a_status(
+        "rollout", "starts_its_engine", ready=starts == 0, starts=starts, failure=failure
+    )
 
 
 async def attempted(learner: Learner, starts: int) -> JobRecord:
@@ -76,42 +77,3 @@ async def test_a_job_that_was_served_in_an_earlier_attempt_waits_for_an_engine(
             await asyncio.wait({attempt}, timeout=0.05)
         await until(learner.is_in(JobState.RUNNING))
         assert not attempt.done()
-
-
-@pytest.mark.parametrize("before", [0, 7])  # 0: the engine of the job before was ready
-def test_only_starts_for_the_job_itself_count(before: int) -> None:
-    starts, first = FailedStarts("job"), max(1, before)
-    assert starts.why_none_works([a_rollout(before, job="another")]) is None
-    for life in (first, first + 1, first + 2):
-        assert starts.why_none_works([a_rollout(life)]) is None
-    assert WORDS in str(starts.why_none_works([a_rollout(first + 3)]))
-    assert starts.failed_before == (before > 1)
-
-
-def test_what_failed_for_the_job_in_an_earlier_attempt_had_not_failed_before_it_came() -> None:
-    starts = FailedStarts("job")
-    for life in (5, 6, 7):
-        assert starts.why_none_works([a_rollout(life)]) is None
-    assert starts.why_none_works([a_rollout(8)])
-    assert not starts.failed_before
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        a_rollout(1, "rollout-2"),  # it is still at its first try
-        a_rollout(0, "rollout-2"),  # it serves
-        a_rollout(9, "rollout-2", error="ModuleNotFoundError: No module named 'vllm'"),
-    ],
-)
-def test_one_rollout_that_has_not_failed_for_the_job_is_enough_to_wait_for(other: Status) -> None:
-    starts = FailedStarts("job")
-    starts.why_none_works([a_rollout(1), a_rollout(min(other.starts, 1), "rollout-2")])
-    assert starts.why_none_works([a_rollout(9), other]) is None
-
-
-def test_what_breaks_once_an_engine_has_served_the_job_costs_it_nothing() -> None:
-    starts = FailedStarts("job")
-    starts.why_none_works([a_rollout(0, holds={"train:0": 1.0})])
-    assert starts.any_served
-    assert starts.why_none_works([a_rollout(9)]) is None

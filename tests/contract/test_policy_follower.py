@@ -17,8 +17,9 @@ from protocol.exchange import Exchange, connect
 from protocol.messages import ActiveJob, PolicyVersion
 
 from services.chassis.deployment import Deployment
+from services.chassis.faults import NotStarted
 from services.chassis.service import Service
-from services.rollout.errors import LoadError
+from services.rollout.errors import EngineError, LoadError
 from services.rollout.policy_sync import PolicyFollower
 from tests.builders import a_job_record, a_recipe, a_request
 from tests.contract.valkey_server import Server
@@ -116,6 +117,19 @@ async def test_a_request_waits_while_weights_are_loaded(server: Server, tmp_path
         await asyncio.wait_for(waiting, 60)
         assert line.follower.serving is not None
         assert line.follower.serving.policy.number == 1
+
+
+async def test_an_engine_that_does_not_start_is_told_of_with_the_job_that_it_was_for(
+    server: Server, tmp_path: Path
+) -> None:
+    async def fail(*_: object) -> Engine:
+        raise EngineError("whatever vLLM says")
+
+    async with following(server, tmp_path) as line:
+        another = PolicyFollower(line.follower.service, fail)
+        with pytest.raises(NotStarted, match="whatever vLLM says") as told:
+            await asyncio.wait_for(another.follow_policy_forever(), 60)
+    assert told.value.job_id == "job"
 
 
 async def test_weights_that_are_taken_away_while_they_are_loaded_are_no_failure(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from protocol.exchange import Exchange, Fenced
-from protocol.messages import ActiveJob, JobState, Requested
+from protocol.messages import ActiveJob, Fault, JobState, Requested
 from protocol.streams import JOBS
 
 from tests.builders import a_job_record, a_recipe, a_request
@@ -104,7 +104,7 @@ async def test_a_learner_that_was_killed_before_it_could_pause_its_job_takes_the
 
 async def hold_up(exchange: Exchange, job_id: str) -> None:
     attempt = await exchange.begin_attempt(job_id)
-    assert await exchange.lay_aside(job_id, attempt, "the disk is full", held_up=True)
+    assert await exchange.lay_aside(job_id, attempt, "the disk is full", Fault.MACHINE)
 
 
 async def test_a_job_that_is_held_up_lets_the_others_run_and_is_tried_when_one_has_ended(
@@ -141,7 +141,7 @@ async def test_a_job_that_is_to_be_cancelled_is_not_held_up_and_ends_in_its_next
     await submit(exchange, "first", "second")
     attempt = await work_on(exchange, "first")
     await exchange.request_state("first", Requested.CANCEL)
-    assert not await exchange.lay_aside("first", attempt, "the disk is full", held_up=True)
+    assert not await exchange.lay_aside("first", attempt, "the disk is full", Fault.MACHINE)
     assert await state_of(exchange, "first") == (JobState.RUNNING, Requested.CANCEL)
     assert await next_id(exchange) == "first"
 

@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 from protocol.exchange import Exchange, connect
-from protocol.messages import ActiveJob
+from protocol.messages import ActiveJob, Doing, Failure
 
-from services.chassis.activity import StatusTeller
-from services.chassis.service import Service, telling
+from services.chassis.faults import NotStarted
+from services.chassis.service import Service, StatusTeller, telling
 from services.gateway.watch.snapshot import Observer
 from services.gateway.watch.stalls import Edge
 from services.gateway.watch.watchdog import Watchdog
-from services.rollout.errors import EngineError
 from tests.builders import a_recipe
 from tests.contract.attempts import Learner, answering, until
 from tests.contract.exchange_steps import begin
@@ -119,16 +118,19 @@ async def test_lives_that_were_never_ready_are_counted_and_told_now_and_then(
     server: Server, exchange: Exchange
 ) -> None:
     async def fail(_: Service) -> None:
-        raise EngineError("the GPU is away:\n  no kernel for it")
+        raise NotStarted("no kernel for this GPU", "job")
 
     await begin(exchange)
     await exchange.activate(ActiveJob(job_id="job", attempt=1, recipe=a_recipe()))
     for life in range(5):
         async with connect(server.url, me=f"rollout-host-1.{life}") as own:
-            with pytest.raises(EngineError):
+            with pytest.raises(NotStarted):
                 await telling(Service("rollout", DEPLOYMENT, own), fail)
     (status,) = (await exchange.statuses()).values()
-    assert (status.starts, status.error) == (5, "the GPU is away: no kernel for it")
+    assert (status.starts, status.failure) == (
+        5,
+        Failure(words="no kernel for this GPU", job_id="job"),
+    )
     told = [event for _, event in await exchange.events("job")]
     assert [event.data["attempt"] for event in told] == [1, 2, 4]
 
@@ -141,7 +143,7 @@ async def test_a_status_is_of_a_seat_and_goes_with_a_process_that_leaves_in_good
         while not await exchange.statuses():
             await asyncio.sleep(0.01)
         (status,) = (await exchange.statuses()).values()
-        assert (status.seat, status.name, status.doing) == ("seat-1", "seat", "starts")
+        assert (status.seat, status.name, status.doing) == ("seat-1", "seat", Doing.STARTS)
         service.stop()
 
     server.exhaust_memory()

@@ -9,7 +9,7 @@ import pytest
 from protocol import streams
 from protocol.exchange import Exchange, connect
 from protocol.exchange.connection import Refused
-from protocol.messages import ActiveJob, GradedGroup, RolloutRequest
+from protocol.messages import ActiveJob, Doing, GradedGroup, RolloutRequest
 from protocol.streams import REQUESTS
 
 from services.chassis.faults import Unable, Unworkable, WorkerBroken, WorkerFault
@@ -44,7 +44,7 @@ async def test_a_job_that_is_to_rest_is_left_alone_until_it_is_to_run(
         client.hset(streams.job_key("job"), "requested", f'"{wish}"')
         async with open_exchange("worker") as own, working(own, answer) as service:
             async with asyncio.timeout(60):
-                while "paused" not in service.activity.now.words:
+                while service.activity.now.doing is not Doing.JOB_IS_PAUSED:
                     await asyncio.sleep(0.01)
             await exchange.ask(a_request(number=0, attempt=1))
             await asyncio.sleep(5 * DEPLOYMENT.heartbeat_s)

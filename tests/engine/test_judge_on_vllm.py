@@ -23,15 +23,13 @@ from protocol.rewards import ModelJudge
 
 from deploy.launches import judge_options
 from deploy.placement import Gpu, Seat
-from services.grader.judge import self_test
 from services.grader.judge.chat import Chat, ChatError
-from services.grader.judge.form import Form, NoVerdict, number_within, one_of, words
 from services.grader.judge.judge import Judge
-from services.grader.judge.question import Question
+from services.grader.judge.question import Form, NoVerdict, Question, number_within, one_of, words
 from services.grader.judge.settings import JudgeSettings
 from services.grader.pool import Pool
 from services.grader.tools import Tools
-from services.grader.verifiers import model_judge
+from services.grader.verifiers.judges import model_judge
 from tests.builders import a_task
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio, pytest.mark.timeout(600)]
@@ -138,8 +136,6 @@ def a_question(**changes: Any) -> Question:
 
 
 async def test_a_reply_follows_the_schema_whatever_the_model_would_say(chat: Chat) -> None:
-    _, model, _, context = await chat.identity()
-    assert (model, context) == (MODEL, str(CONTEXT))
     for seed in range(4):
         verdict = await chat.ask(a_question(temperature=1.0, seed=seed))
         assert list(verdict) == ["first", "second", "third", "fourth"]
@@ -170,7 +166,7 @@ async def graded(
     async with Judge(settings) as judge, asyncio.timeout(240):
         tools = Tools(cast(Pool, None), judge)
         asked = asked.model_copy(update={"seed": seed})
-        return await model_judge.verify(a_task(solution=solution), text, asked, tools)
+        return await model_judge(a_task(solution=solution), text, asked, tools)
 
 
 async def test_a_response_gets_a_grade_or_the_reason_why_vllm_refuses_it(
@@ -179,7 +175,7 @@ async def test_a_response_gets_a_grade_or_the_reason_why_vllm_refuses_it(
     async def passes(_: Chat, seed: int) -> None:
         """The tiny model fails the self-test, as it should; here that does not matter."""
 
-    monkeypatch.setattr(self_test, "examine", passes)
+    monkeypatch.setattr("services.grader.judge.judge.examine", passes)
     score = await graded(url, "It is 2. <|im_end|>")
     assert isinstance(score, Graded)
     assert score.breakdown.keys() == {"correctness", "rigor", "samples"}

@@ -36,8 +36,7 @@ from tests.contract.gateway.stack import (
 
 TRIALS = "/v1/fine_tuning/alpha/graders/run"  # which a grader must be there for
 VALIDATE = "/v1/fine_tuning/alpha/graders/validate"
-ROUTES = (JOBS, JOBS, VALIDATE, "/v1/uploads", "/v1/files", "/v1/page/recipe")
-UPLOAD = {"filename": "t.jsonl", "purpose": "fine-tune", "bytes": 10, "mime_type": "text/jsonl"}
+ROUTES = (JOBS, JOBS, VALIDATE, "/v1/files", "/v1/page/recipe")
 _TEXTS = (
     *("", "\0", "a\0b", "\ud800", "x\udc00", "\N{GRINNING FACE}" * 100, "\u202e", "é" * 200),
     *("b" * 5000, "c" * 100_001, "a/" * 3000, "../..", "%00", "auto", "nan", "a\r\nb"),
@@ -147,8 +146,6 @@ def _request(route: str, draw: Random, file_id: str) -> tuple[bytes, str]:
     elif route == TRIALS:
         item = {"answer": r"\boxed{\frac{1}{2}}", "b": [1, {"c": "d"}]}
         body |= {"model_sample": draw.choice((*_TEXTS[:3], "1 + 1 = 2")), "item": item}
-    elif route == "/v1/uploads":
-        body = UPLOAD
     elif route == "/v1/page/recipe":
         recipe = RECIPE | {"model": {"path": "tiny"}, "tasks": {"train": "x.jsonl"}}
         body = {"text": _written(recipe, draw).decode(errors="replace")}

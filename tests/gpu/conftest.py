@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from services.learner.planning.shape import BUILT_IN, ModelShape
+from services.learner.planning.footprint import BUILT_IN, ModelShape
 from tests.architecture.project import ROOT
 
 REHEARSES = os.environ.get("WEIR_REHEARSE") == "1"

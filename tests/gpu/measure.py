@@ -15,8 +15,7 @@ import torch
 from protocol.recipe import Recipe, parse_recipe
 from transformers import AutoModelForCausalLM
 
-from services.learner.planning.footprint import learner_footprint
-from services.learner.planning.shape import ModelShape
+from services.learner.planning.footprint import ModelShape, learner_footprint
 from services.learner.training.attention import PACKED
 from services.learner.training.engine import init_ranks, leave_ranks
 from services.learner.training.memory import largest_micro_batches

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from protocol.recipe import load_recipe
 
-from services.gateway.client.client import WeirClient
+from weir.client import WeirClient
 
 ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "examples/arithmetic/train.jsonl"

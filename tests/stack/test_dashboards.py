@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.timeout(1500),
     pytest.mark.skipif(not shutil.which("prometheus"), reason="apt-get install prometheus"),
 ]
-FILES = sorted((ROOT / "deploy/grafana/generated").glob("*.json"))
+FILES = sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))
 Json = dict[str, Any]
 INTERVAL_S = 2  # between two scrapes
 WINDOW_S = 20  # for rates and changes: a busy machine misses scrapes

@@ -12,9 +12,9 @@ import psutil
 import pytest
 from protocol.recipe import Purpose
 
-from services.gateway.client.client import WeirError
 from tests.kept_samples import fates
 from tests.stack.conftest import ROOT, Json, Stack, of_home, start, wait_for
+from weir.client import WeirError
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 GROUPS_PER_STEP = 4
@@ -120,7 +120,7 @@ def assert_no_orphan(stack: Stack) -> None:
 
 
 def replayed(stack: Stack, job_id: str, step: int) -> subprocess.CompletedProcess[str]:
-    verb = ["-m", "services.gateway.cli", "replay", job_id, "--step", str(step)]
+    verb = ["-m", "weir", "replay", job_id, "--step", str(step)]
     environment = os.environ | {
         "WEIR_HOME": str(stack.home),
         "PYTHONPATH": os.pathsep.join([str(ROOT / "proto"), str(ROOT)]),

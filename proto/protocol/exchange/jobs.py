@@ -15,7 +15,7 @@ from protocol import __version__, streams
 from protocol.exchange.connection import Connection, block_ms, flat
 from protocol.exchange.work import Delivery
 from protocol.frames import encode
-from protocol.messages import ActiveJob, JobRecord, JobRef, JobState, Requested
+from protocol.messages import ActiveJob, Fault, JobRecord, JobRef, JobState, Requested
 from protocol.recipe import explain
 
 JOB_INDEX = streams.PREFIX + "job_index"
@@ -191,7 +191,7 @@ class Jobs(Connection):
         await self.run("update_job", [streams.job_key(job_id)], [attempt, *flat(fields)])
 
     async def lay_aside(
-        self, job_id: str, attempt: int, why: str | None, *, held_up: bool = False
+        self, job_id: str, attempt: int, why: str | None, held_up_by: Fault | None = None
     ) -> bool:
         """Let the stack work on another job: this one is paused.
 
@@ -202,7 +202,7 @@ class Jobs(Connection):
             job_id: the attempt's job.
             attempt: the attempt, which ends.
             why: what is to be mended, if it is not a person's wish.
-            held_up: it goes on by itself when that is mended; else it waits until it is resumed.
+            held_up_by: it goes on by itself when that is mended; else it waits until it is resumed.
 
         Returns:
             Whether it is paused; one that was resumed or cancelled meanwhile is not.
@@ -211,7 +211,7 @@ class Jobs(Connection):
             Fenced: if ``attempt`` is not the current one, or the job has ended.
         """
         keys = [streams.job_key(job_id), streams.ACTIVE, _HELD_UP, *_keys_of_work(job_id)]
-        args = [attempt, job_id, int(held_up), json.dumps(why)]
+        args = [attempt, job_id, json.dumps(held_up_by), json.dumps(why)]
         return bool(await self.run("lay_aside", keys, args))
 
     async def close_job(self, delivery: Delivery[JobRef], attempt: int, **values: Any) -> None:

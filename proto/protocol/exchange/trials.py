@@ -14,7 +14,6 @@ from protocol import streams
 from protocol.exchange.connection import Connection, block_ms
 from protocol.messages import Trial, TrialResult
 
-_TAKEN = b"taken"
 _KEPT_S = 300
 
 
@@ -31,33 +30,20 @@ class Trials(Connection):
         removed = self.writer.lrem(streams.TRIALS, 1, trial.model_dump_json())
         return bool(await cast(Awaitable[int], removed))
 
-    async def trial_is_taken(self, trial_id: str, wait_s: float) -> bool:
-        """Whether a grader takes it within ``wait_s``."""
-        return await self._popped(streams.trial_key(trial_id), wait_s) is not None
-
     async def trial_result(self, trial_id: str, wait_s: float) -> TrialResult | None:
-        """What became of a trial that was taken, if that is known within ``wait_s``."""
-        key = streams.trial_key(trial_id)
-        text = await self._popped(key, wait_s)
-        if text == _TAKEN:  # only now
-            text = await self._popped(key, wait_s)
+        """What became of a trial, if that is known within ``wait_s``."""
+        text = await self._popped(streams.trial_key(trial_id), wait_s)
         return None if text is None else TrialResult.model_validate_json(text)
 
     async def take_trial(self, wait_s: float) -> Trial | None:
         """The oldest trial that was asked for, if there is one within ``wait_s``."""
         text = await self._popped(streams.TRIALS, wait_s)
-        if text is None:
-            return None
-        trial = Trial.model_validate_json(text)
-        await self._tell(trial.id, _TAKEN)
-        return trial
+        return None if text is None else Trial.model_validate_json(text)
 
     async def answer_trial(self, trial: Trial, result: TrialResult) -> None:
         """Tell whoever asked."""
-        await self._tell(trial.id, result.model_dump_json().encode())
-
-    async def _tell(self, trial_id: str, text: bytes) -> None:
-        await self.run("tell_trial", [streams.trial_key(trial_id)], [text, _KEPT_S])
+        args = [result.model_dump_json(), _KEPT_S]
+        await self.run("tell_trial", [streams.trial_key(trial.id)], args)
 
     async def _popped(self, key: str, wait_s: float) -> bytes | None:
         until = time.monotonic() + wait_s

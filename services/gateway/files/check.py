@@ -1,22 +1,29 @@
-"""Checking a task file in a process of its own, which ends with whoever waits for it."""
+"""Checking a task file in a process of its own. The processes import next to nothing of this."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import multiprocessing
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+import os
+import resource
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from services.gateway.errors import Problem, from_lines
-from services.gateway.files import check_process
+from pebble import ProcessExpired, ProcessPool
+from protocol.messages import Task
+from protocol.tasks import TaskFileError, raw_lines, sound_tasks
+
+from services.chassis.parent import die_with_parent
 
 _AT_ONCE = 2
+_MEMORY_BYTES = 1 << 30  # beyond what a new process has
+_LONGEST_S = 600.0
+_MAX_COLUMNS = 100
 # Forked from a server that has imported what a check needs: a new process takes milliseconds.
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload([check_process.__name__])
+_PROCESSES.set_forkserver_preload([__name__])
+MESSAGES = "(messages)"  # no column: a template sees them as the prompt
 
 
 @dataclass(frozen=True)
@@ -30,41 +37,57 @@ class Contents:
     columns: dict[str, int] | None
 
 
-@dataclass
 class TaskCheck:
     """Checks task files, two at once; more wait."""
 
-    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
+    def __init__(self, longest_s: float = _LONGEST_S) -> None:
+        self._longest_s = longest_s
+        self._pool = ProcessPool(_AT_ONCE, max_tasks=1, initializer=_limit, context=_PROCESSES)
 
     async def contents(self, path: Path) -> Contents:
-        """What a file holds. The check ends when the caller is cancelled.
+        """What a file holds.
 
         Raises:
-            Problem: 400 naming the wrong lines and fields.
+            TaskFileError: naming the wrong lines and fields.
         """
-        async with self._slots:
-            stopped, stop = _PROCESSES.Pipe(duplex=False)
-            with stop:  # closing it is the sign
-                found = await asyncio.to_thread(_outcome, path, stopped)
-        if problems := found.get("problems"):
-            raise from_lines(problems, code="invalid_tasks", param="file")
-        return Contents(**found)
-
-
-def _outcome(path: Path, stopped: Connection) -> dict[str, Any]:
-    outcome, sender = _PROCESSES.Pipe(duplex=False)
-    process = _PROCESSES.Process(target=check_process.report, args=(str(path), sender), daemon=True)
-    with stopped, outcome:
-        with sender:
-            process.start()
+        checking = self._pool.schedule(_contents, [path], timeout=self._longest_s)
         try:
-            if outcome not in wait([outcome, stopped]):
-                return {"problems": ["file: the check was stopped"]}
-            return json.loads(outcome.recv_bytes())
-        except EOFError as error:
-            message = "file: checking it took too long, or too much memory; split it"
-            raise Problem(400, message, param="file", code="invalid_tasks") from error
-        finally:
-            process.kill()
-            process.join()
-            process.close()
+            found = await asyncio.wrap_future(checking)
+        except (TimeoutError, ProcessExpired, MemoryError) as error:
+            problem = "file: checking it took too long, or too much memory; split it"
+            raise TaskFileError([problem]) from error
+        if isinstance(found, Contents):
+            return found
+        raise TaskFileError(found)
+
+
+def _limit() -> None:
+    die_with_parent()
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    memory = pages * os.sysconf("SC_PAGE_SIZE") + _MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(5)
+
+
+def _contents(path: Path) -> Contents | list[str]:
+    """What a file holds, or its problems."""
+    num_tasks = 0
+    columns: Counter[str] | None = Counter()
+    try:
+        with path.open("rb") as file:
+            for task in sound_tasks(raw_lines(file)):
+                num_tasks += 1
+                if columns is not None:
+                    columns.update(_columns(task))
+                    columns = columns if len(columns) <= _MAX_COLUMNS else None
+    except TaskFileError as error:
+        return error.problems
+    return Contents(num_tasks, columns and dict(columns))
+
+
+def _columns(task: Task) -> set[str]:
+    """What a template may name of a task as ``{{item.column}}``."""
+    own = ("prompt", "answer", "solution")
+    named = {name for name in own if getattr(task, name) is not None} | set(task.metadata)
+    return named if task.messages is None else named | {MESSAGES}

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
+from protocol.capacity import worst_case_bytes, worst_case_in_words
+from protocol.exchange.connection import Memory
 from protocol.recipe import Recipe, Sampling
+from protocol.rewards import Check, LabelModel, ScoreModel, StringCheck, TextSimilarity
 
-from services.gateway.errors import from_lines
-from services.gateway.models.facts import ModelFacts
+from services.gateway.errors import Problem, from_lines
+from services.gateway.files.store import StoredFile
+from services.gateway.models.folders import ModelFacts
 
 # What vLLM takes: it refuses more, and silently raises a lower temperature.
 _TEMPERATURES = (0.01, 2.0)
 _LEARNING_RATES = (1e-12, 1.0)
 _MOST_TOKENS = 2**53  # scripts in Redis, metrics and browsers count no further
 _FORMULAS = ("advantage", "objective", "aggregation", "correction", "divergence")
+_FULL = 0.75  # of maxmemory: the rest is for the work of the job that runs
+_NAMED = re.compile(r"\{\{\s*item\.(?:metadata\.)?(\w+)")
+_ALWAYS = {"id", "prompt", "metadata"}  # a template sees messages as the prompt
 
 
 def check(
@@ -119,3 +127,86 @@ def _prompts(recipe: Recipe, facts: ModelFacts, with_messages: Sequence[str]) ->
             "recipe.model.prompt_template: takes a prompt, but the tasks of "
             f"{' and '.join(with_messages)} have messages; {remedy}"
         )
+
+
+def check_room(memory: Memory) -> None:
+    """Refuse a job while Redis is nearly full.
+
+    Raises:
+        Problem: 507 with the remedies.
+    """
+    if memory.limit is None or memory.used <= _FULL * memory.limit:
+        return
+    raise Problem(
+        507,
+        f"Redis holds {memory.used:,} of its maxmemory of {memory.limit:,} bytes; the rest is kept "
+        "for the work of the job that runs. DELETE jobs that have ended, cancel some that are "
+        "queued, or raise maxmemory",
+        code="no_room",
+        headers={"x-should-retry": "false"},
+    )
+
+
+def check_memory(recipe: Recipe, held_out: Mapping[str, int], memory: Memory) -> None:
+    """Refuse a job that can fill more than half of Redis; without a limit, more than its machine.
+
+    Args:
+        recipe: the job's.
+        held_out: tasks in the file of each of its evaluations, by the evaluation's name.
+        memory: what Redis has.
+
+    Raises:
+        Problem: 400 with the arithmetic.
+    """
+    needed = worst_case_bytes(recipe, held_out)
+    if memory.limit is not None:
+        most, whose = memory.limit // 2, f"half of its maxmemory of {memory.limit:,}"
+    else:
+        most = memory.machine or needed
+        whose = f"the {most:,} that its machine has"
+    if needed <= most:
+        return
+    raise Problem(
+        400,
+        f"recipe.rollout: the job can hold {needed:,} bytes in Redis at once, more than {whose}: "
+        f"{worst_case_in_words(recipe, held_out)}. Lower one of them, or give Redis "
+        "more",
+        param="recipe.rollout",
+        code="too_large",
+    )
+
+
+def refuse_missing_columns(recipe: Recipe, stored: StoredFile, param: str) -> None:
+    """Refuse a job whose tasks lack what its graders need.
+
+    Raises:
+        Problem: 400 naming the column, if more tasks lack it than may be ungradable.
+    """
+    if stored.columns is None:
+        return
+    for check in (*recipe.reward.outcome, *recipe.reward.process):
+        for column in sorted(set(_named(check)) - _ALWAYS):
+            have = stored.columns.get(column, 0)
+            if stored.tasks - have > recipe.reward.max_ungradable * stored.tasks:
+                raise Problem(
+                    400,
+                    f"{param}: {have} of {stored.tasks} tasks have {column!r}, which the grader "
+                    f"{check.label!r} needs of each; add it to the tasks, or change the grader",
+                    param=param,
+                    code="missing_column",
+                )
+
+
+def _named(check: Check) -> Iterator[str]:
+    """The columns without which a check cannot grade a task."""
+    texts: list[str] = []
+    if check.if_ungradable == "leave_out":
+        return
+    if check.verifier == "math_answer":
+        yield "answer"
+    if isinstance(check, StringCheck | TextSimilarity):
+        texts = [check.input, check.reference]
+    if isinstance(check, ScoreModel | LabelModel):
+        texts = [message.content for message in check.input]
+    for text in texts:
+        yield from _NAMED.findall(text)

@@ -7,14 +7,13 @@ import csv
 import io
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from protocol.exchange import UnreadableRecord
 from protocol.messages import JobEvent, JobRecord
-from pydantic import BaseModel
 
 from services.gateway.errors import in_time, not_found
-from services.gateway.jobs.desk import JobDesk
+from services.gateway.jobs.service import JobService
 from services.gateway.models.folders import JOB_ID
 from services.gateway.openai.job_object import has_results, result_id
 
@@ -24,62 +23,55 @@ _AT_ONCE = 100  # events: nobody else is served while they are decoded
 _NUMBERS = {int, float}  # a bool is none
 
 
-class ResultFile(BaseModel):
-    """What is known about a result file, in OpenAI's shape."""
-
-    id: str
-    object: Literal["file"] = "file"
-    bytes: int
-    created_at: int
-    expires_at: int | None = None
-    filename: str = RESULT_NAME
-    purpose: Literal["fine-tune-results"] = "fine-tune-results"
-    status: Literal["processed"] = "processed"
-    status_details: None = None
-
-
 def result_job(file_id: str) -> str | None:
     """The job that a file's id names, if it is the id of a result file."""
     found = _RESULT_ID.fullmatch(file_id)
     return found and found[1]
 
 
-async def job_with_results(desk: JobDesk, job_id: str) -> JobRecord:
+async def job_with_results(jobs: JobService, job_id: str) -> JobRecord:
     """A job that has a result file.
 
     Raises:
         Problem: 404 if there is no such job, or it has none (yet).
     """
-    job = await desk.find(job_id)
+    job = await jobs.find(job_id)
     if isinstance(job, UnreadableRecord) or not has_results(job):
         raise not_found("file", result_id(job_id))
     return job
 
 
-async def result_file(desk: JobDesk, job_id: str) -> ResultFile:
-    """What is known about a job's result file.
+async def result_file(jobs: JobService, job_id: str) -> dict[str, Any]:
+    """What is known about a job's result file, in OpenAI's shape.
 
     Raises:
         Problem: 404 if there is none.
     """
-    job = await job_with_results(desk, job_id)
-    content = await result_content(desk, job_id)
-    return ResultFile(
-        id=result_id(job_id), bytes=len(content), created_at=int(job.finished_at or job.created_at)
-    )
+    job, content = await job_with_results(jobs, job_id), await result_content(jobs, job_id)
+    return {
+        "id": result_id(job_id),
+        "object": "file",
+        "bytes": len(content),
+        "created_at": int(job.finished_at or job.created_at),
+        "expires_at": None,
+        "filename": RESULT_NAME,
+        "purpose": "fine-tune-results",
+        "status": "processed",
+        "status_details": None,
+    }
 
 
-async def result_content(desk: JobDesk, job_id: str) -> bytes:
+async def result_content(jobs: JobService, job_id: str) -> bytes:
     """A row for each step of the kept events: ``step``, its numbers, and ``evaluation_…`` ones.
 
     Raises:
         Problem: 404 if there is none.
     """
-    await job_with_results(desk, job_id)
-    async with desk.one_result:
+    await job_with_results(jobs, job_id)
+    async with jobs.one_result:
         rows: dict[int, dict[str, float]] = {}
         place = "0"
-        while events := await in_time(desk.exchange.events(job_id, after=place, count=_AT_ONCE)):
+        while events := await in_time(jobs.exchange.events(job_id, after=place, count=_AT_ONCE)):
             place = events[-1][0]
             for _, event in events:
                 _add(rows, event)

@@ -1,9 +1,14 @@
-"""Every model that a job can start from, as a list."""
+"""Every model that a job can start from, and the files of those that jobs have made.
+
+A file is looked up by its name among the regular files that lie directly in the model's folder. No
+path is made of what a request says, so a request reaches nothing else.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
@@ -11,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from services.chassis.deployment import Deployment
+from services.gateway.errors import no_model, not_found
 from services.gateway.models.checkpoints import kept_checkpoints
 from services.gateway.models.folders import JOB_ID, fault_of, find_folder
 
@@ -97,3 +103,54 @@ def _made_models(jobs_dir: Path) -> Iterator[tuple[str, Path]]:
         yield from (
             (name, path) for name, path in folders.items() if (path / "config.json").is_file()
         )
+
+
+def model_files(folder: Path) -> list[dict[str, Any]]:
+    """Name, bytes and last change, in microseconds since 1970, of each file of a model."""
+    return [
+        {
+            "name": name,
+            "bytes": found.st_size,
+            "modified_us": found.st_mtime_ns // 1000,
+        }
+        for name, (_, found) in sorted(_entries(folder).items())
+    ]
+
+
+def model_file(folder: Path, name: str) -> Path:
+    """Where the file ``name`` of a model lies.
+
+    Raises:
+        Problem: 404 if there is no such file.
+    """
+    entry = _entries(folder).get(name)
+    if entry is None:
+        raise not_found("file in this model,", name)
+    return entry[0]
+
+
+def _entries(folder: Path) -> dict[str, tuple[Path, os.stat_result]]:
+    try:
+        with os.scandir(folder) as entries:
+            return {
+                entry.name: (Path(entry.path), entry.stat(follow_symlinks=False))
+                for entry in entries
+                if entry.is_file(follow_symlinks=False)
+            }
+    except FileNotFoundError as error:
+        raise no_model("the model has just gone") from error
+
+
+def remove_model(job_dir: Path) -> None:
+    """Remove the model that the job of a folder has trained; it goes from one moment to the next.
+
+    Raises:
+        Problem: 404 if there is none.
+    """
+    leaving = job_dir / ".deleted-model"
+    shutil.rmtree(leaving, ignore_errors=True)  # a process may have been killed at it
+    try:
+        (job_dir / "model").rename(leaving)
+    except FileNotFoundError as error:
+        raise not_found("model", job_dir.name) from error
+    shutil.rmtree(leaving, ignore_errors=True)

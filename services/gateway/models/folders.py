@@ -6,18 +6,24 @@ safetensors are taken, and nothing in a model's folder may be a link that leaves
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from services.chassis.deployment import Deployment
+from services.chassis.positions import most_positions
 from services.gateway.errors import Problem
 from services.gateway.models.checkpoints import checkpoint_of, kept_checkpoints
 
 JOB_ID = re.compile(r"ftjob-[0-9a-f]{24}")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SHOWN = 200  # characters of a name
+_OTHER_TOKENIZERS = ("tekken.json", "tokenizer.model.v3")  # which bring their own chat template
+_CHAT_TEMPLATES = ("chat_template.jinja", "additional_chat_templates")
 
 
 def resolve_model(model: str, deployment: Deployment, param: str = "model") -> str:
@@ -128,3 +134,46 @@ def _named(model: str) -> str:
 
 def _refused(param: str, message: str) -> Problem:
     return Problem(400, f"{param}: {message}", param=param, code="invalid_model")
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """None is what is not known, as all of a model that is still on its hub."""
+
+    context: int | None = None  # in tokens; more cannot be read
+    has_chat_template: bool | None = None
+
+
+NOTHING_KNOWN = ModelFacts()
+
+
+def facts_of(model: str, param: str = "model") -> ModelFacts:
+    """The facts of a resolved model: those in its folder, or nothing of a hub id.
+
+    Raises:
+        Problem: 400 if a file of the folder cannot be read.
+    """
+    folder = Path(model)
+    if not folder.is_absolute():
+        return NOTHING_KNOWN
+    tokenizer = _read(folder / "tokenizer_config.json", param)
+    brings_its_own = any((folder / name).exists() for name in _OTHER_TOKENIZERS)
+    has_template = bool(tokenizer.get("chat_template")) or any(
+        (folder / name).exists() for name in _CHAT_TEMPLATES
+    )
+    return ModelFacts(
+        context=most_positions(_read(folder / "config.json", param)),
+        has_chat_template=None if brings_its_own and not has_template else has_template,
+    )
+
+
+def _read(path: Path, param: str) -> Mapping[str, Any]:
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        why = error.strerror if isinstance(error, OSError) else error  # which names no folder
+        what = f"{param}: {path.name} cannot be read: {why}; mend that file of the model"
+        raise Problem(400, what, param=param, code="invalid_model") from error
+    return data if isinstance(data, dict) else {}

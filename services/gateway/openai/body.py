@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from protocol.encodable import unencodable
+from protocol.encodable import MAX_DEPTH, unencodable
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from services.gateway.errors import from_lines
+
+MAX_VALUES = 20_000
 
 
 class Part(BaseModel):
@@ -34,7 +36,24 @@ class Body(Part):
 
 def unusable(data: Any) -> list[str]:
     """One line per value of plain data that not every service and client could read again."""
-    return [*unencodable(data), *_beyond_64_bits(data)]
+    return [*_too_much(data)] or [*unencodable(data), *_beyond_64_bits(data)]
+
+
+def _too_much(data: Any) -> Iterator[str]:
+    """What would keep other requests waiting, or is nested deeper than its readers go."""
+    level, depth, values = [data], 0, 0
+    while level := [each for each in level if isinstance(each, Mapping | list)]:
+        depth += 1
+        level = [
+            v for each in level for v in (each.values() if isinstance(each, Mapping) else each)
+        ]
+        values += len(level)
+        if depth > MAX_DEPTH:
+            yield f"body: nested deeper than {MAX_DEPTH} levels; make it flatter"
+            return
+        if values > MAX_VALUES:
+            yield f"body: more than {MAX_VALUES:,} values; leave some out"
+            return
 
 
 def _beyond_64_bits(value: Any, place: str = "") -> Iterator[str]:

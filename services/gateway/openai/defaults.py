@@ -12,7 +12,7 @@ from typing import Any
 from protocol.recipe import RecipeError, load_tables, parse_recipe
 
 from services.chassis.deployment import DeploymentError, variable
-from services.gateway.models.facts import NOTHING_KNOWN, ModelFacts
+from services.gateway.models.folders import NOTHING_KNOWN, ModelFacts
 
 _VARIABLE = "WEIR_RECIPE_DEFAULTS"
 _TOGETHER = ("algorithm", "outcome", "process")  # their settings mean something only together

@@ -10,7 +10,7 @@ from protocol.recipe import Recipe, RecipeError, parse_recipe
 from pydantic import BeforeValidator, Field, JsonValue, ValidationInfo, field_validator
 
 from services.gateway.errors import Problem, from_lines
-from services.gateway.models.facts import NOTHING_KNOWN, ModelFacts
+from services.gateway.models.folders import NOTHING_KNOWN, ModelFacts
 from services.gateway.openai.body import Body, Part
 from services.gateway.openai.defaults import completed, evaluated, steps_of, with_deployment
 from services.gateway.openai.graders import AnyGrader, outcome_of

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from protocol.exchange import Exchange
 from protocol.messages import NOT_GIVEN, Graded, Score, Task, Trial, TrialResult, Ungradable
@@ -20,7 +19,6 @@ from services.gateway.openai.body import Body
 from services.gateway.openai.graders import AnyGrader, MultiGrader, outcome_of
 from services.gateway.paging import Json
 
-T = TypeVar("T")
 _MOST_WAITING = 32
 _TAKEN_WITHIN_S = 10.0
 _DONE_WITHIN_S = 130.0  # a grader gives up before
@@ -77,13 +75,13 @@ async def run_trial(
     """
     if not await in_time(exchange.ask_trial(trial, _MOST_WAITING)):
         raise _unavailable(f"{_MOST_WAITING} trials of graders wait already")
-    taken = await _waited(partial(exchange.trial_is_taken, trial.id), taken_within_s)
-    if not taken and await in_time(exchange.withdraw_trial(trial)):
+    result = await _result(exchange, trial, taken_within_s)
+    if result is None and await in_time(exchange.withdraw_trial(trial)):
         raise _unavailable(
             f"no grader took it within {taken_within_s:g} s: none runs, or all are busy with "
             "other trials; see that one runs"
         )
-    result = await _waited(partial(exchange.trial_result, trial.id), done_within_s)
+    result = result or await _result(exchange, trial, done_within_s)
     if result is None:
         raise _unavailable("the grader that took it has ended")
     if result.missing:
@@ -92,13 +90,13 @@ async def run_trial(
     return result
 
 
-async def _waited(look: Callable[[float], Awaitable[T]], within_s: float) -> T | None:
+async def _result(exchange: Exchange, trial: Trial, within_s: float) -> TrialResult | None:
     """Look again and again, so that a long wait is none for a Redis that has fallen silent."""
     until = time.monotonic() + within_s
     while (left_s := until - time.monotonic()) > 0:
         wait_s = min(left_s, _LOOK_S)
-        if found := await in_time(look(wait_s), wait_s):
-            return found
+        if result := await in_time(exchange.trial_result(trial.id, wait_s), wait_s):
+            return result
     return None
 
 

@@ -12,7 +12,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from services.gateway.errors import from_lines
-from services.gateway.jobs.desk import JobDesk
+from services.gateway.jobs.service import JobService
 from services.gateway.openai.body import Body
 from services.gateway.page.latest import latest
 from services.gateway.page.recipe_text import RecipeTextError, arithmetic, read_recipe
@@ -70,6 +70,6 @@ def parse_recipe_text(body: RecipeText) -> dict[str, Any]:
 @page.get("/v1/page/jobs/{job_id}/latest")
 async def latest_of_job(job_id: str, request: Request) -> dict[str, Any]:
     """The newest numbers of a job, for the list of all jobs."""
-    desk: JobDesk = request.app.state.desk
-    await desk.find(job_id)
-    return await latest(desk.exchange, job_id)
+    jobs: JobService = request.app.state.jobs
+    await jobs.find(job_id)
+    return await latest(jobs.exchange, job_id)

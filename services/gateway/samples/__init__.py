@@ -1,1 +1,1 @@
-"""The samples of a job: an index of its store, what it answers, and how a terminal shows it."""
+"""The samples of a job: an index of its store, and what it answers."""

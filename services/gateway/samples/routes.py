@@ -7,15 +7,15 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from services.gateway.jobs.desk import JobDesk
+from services.gateway.jobs.service import JobService
 from services.gateway.samples.reading import SampleQuery, Samples
 
 samples = APIRouter(prefix="/v1/fine_tuning/jobs/{job_id}/samples", tags=["samples"])
 
 
 async def _job_dir(job_id: str, request: Request) -> Path:
-    desk: JobDesk = request.app.state.desk
-    return desk.service.deployment.job_dir((await desk.find(job_id)).id)
+    jobs: JobService = request.app.state.jobs
+    return jobs.service.deployment.job_dir((await jobs.find(job_id)).id)
 
 
 def _samples(request: Request) -> Samples:

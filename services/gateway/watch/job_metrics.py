@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily as Counter
+from prometheus_client.core import GaugeMetricFamily as Gauge
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from protocol.exchange import Exchange
@@ -76,92 +77,72 @@ class JobMetrics(Collector):
         return families.values()
 
 
-def _families() -> list[CounterMetricFamily | GaugeMetricFamily]:
-    return [*_of_progress(), *_of_events(), *_of_time()]
-
-
-def _of_progress() -> list[CounterMetricFamily | GaugeMetricFamily]:
+def _families() -> list[Counter | Gauge]:
     return [
-        GaugeMetricFamily(
-            "weir_job_state", "1 for the state that a job is in", labels=[*_JOB, "state"]
-        ),
-        GaugeMetricFamily("weir_job_step", "Training steps made", labels=_JOB),
-        GaugeMetricFamily("weir_job_steps", "Training steps wanted", labels=_JOB),
-        CounterMetricFamily(
-            "weir_job_attempts_total", "Lives of the learner that worked on it", labels=_JOB
-        ),
-        GaugeMetricFamily(
+        Gauge("weir_job_state", "1 for the state that a job is in", labels=[*_JOB, "state"]),
+        Gauge("weir_job_step", "Training steps made", labels=_JOB),
+        Gauge("weir_job_steps", "Training steps wanted", labels=_JOB),
+        Counter("weir_job_attempts_total", "Lives of the learner that worked on it", labels=_JOB),
+        Gauge(
             "weir_job_groups",
             "The ledger: asked = trained + dropped + under_way",
             labels=[*_JOB, "purpose", "state"],
         ),
-        GaugeMetricFamily(
+        Gauge(
             "weir_job_groups_dropped",
             "Groups dropped, by reason",
             labels=[*_JOB, "purpose", "reason"],
         ),
+        *_of_events(),
+        *_of_time(),
     ]
 
 
-def _of_events() -> list[CounterMetricFamily | GaugeMetricFamily]:
+def _of_events() -> list[Counter | Gauge]:
     return [
-        GaugeMetricFamily(
-            "weir_job_metric", "Every number of the last step", labels=[*_JOB, "name"]
-        ),
-        GaugeMetricFamily(
+        Gauge("weir_job_metric", "Every number of the last step", labels=[*_JOB, "name"]),
+        Gauge(
             "weir_job_pretrain_metric",
             "Every number of the critic's last step alone",
             labels=[*_JOB, "name"],
         ),
-        GaugeMetricFamily(
-            "weir_job_evaluation", "Every number of the last evaluation", labels=[*_JOB, "name"]
-        ),
-        GaugeMetricFamily(
+        Gauge("weir_job_evaluation", "Every number of the last evaluation", labels=[*_JOB, "name"]),
+        Gauge(
             "weir_job_best_evaluation",
             "Every number of the evaluation with the highest accuracy so far",
             labels=[*_JOB, "name"],
         ),
-        CounterMetricFamily("weir_job_tokens_total", "Response tokens trained on", labels=_JOB),
-        CounterMetricFamily("weir_job_samples_total", "Responses trained on", labels=_JOB),
-        CounterMetricFamily("weir_job_empty_steps_total", "Steps that made no update", labels=_JOB),
-        CounterMetricFamily(
+        Counter("weir_job_tokens_total", "Response tokens trained on", labels=_JOB),
+        Counter("weir_job_samples_total", "Responses trained on", labels=_JOB),
+        Counter("weir_job_empty_steps_total", "Steps that made no update", labels=_JOB),
+        Counter(
             "weir_job_groups_without_signal_total",
             "Groups whose responses all have advantage 0, trained on or dropped for it",
             labels=_JOB,
         ),
-        CounterMetricFamily(
+        Counter(
             "weir_job_exposed_grading_seconds_total",
             "Time that the learner waited for groups while they were graded",
             labels=_JOB,
         ),
-        CounterMetricFamily(
-            "weir_job_phase_seconds_total",
-            "Where the learner's time went",
-            labels=[*_JOB, "phase"],
+        Counter(
+            "weir_job_phase_seconds_total", "Where the learner's time went", labels=[*_JOB, "phase"]
         ),
     ]
 
 
-def _of_time() -> list[CounterMetricFamily | GaugeMetricFamily]:
+def _of_time() -> list[Counter | Gauge]:
     return [
-        GaugeMetricFamily(
+        Gauge(
             "weir_job_progress_timestamp_seconds",
             "When the last step, evaluation, attempt or resumption was told",
             labels=_JOB,
         ),
-        GaugeMetricFamily(
-            "weir_job_step_seconds_median", "Median of the last 50 steps' times", labels=_JOB
-        ),
-        GaugeMetricFamily(
-            "weir_job_evaluation_seconds_max", "The longest evaluation so far", labels=_JOB
-        ),
-        GaugeMetricFamily(
-            "weir_job_checkpoint_step", "The step of the newest checkpoint", labels=_JOB
-        ),
-        GaugeMetricFamily(
-            "weir_job_checkpoint_every_steps", "Steps between two checkpoints", labels=_JOB
-        ),
-        GaugeMetricFamily(
+        Gauge("weir_job_step_seconds_median", "Median of the last 50 steps' times", labels=_JOB),
+        Gauge("weir_job_evaluation_seconds_max", "The longest evaluation so far", labels=_JOB),
+        Gauge("weir_job_checkpoint_step", "The step of the newest checkpoint", labels=_JOB),
+        Gauge("weir_job_checkpoint_every_steps", "Steps between two checkpoints", labels=_JOB),
+        Gauge(
             "weir_job_checkpoint_age_seconds",
             "Age of the newest checkpoint; before the first, time since the job began",
             labels=_JOB,

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from protocol.messages import JobRecord, JobState, Requested, Status
+from protocol.messages import Doing, JobRecord, JobState, Phase, Requested, Status
 from protocol.recipe import Purpose
 
 from services.gateway.watch.snapshot import Process, Snapshot
@@ -47,13 +47,6 @@ class Blocked:
     patience_s: float
 
 
-_NOBODY = {
-    "learner": Edge.NO_LEARNER,
-    "rollout": Edge.NO_ROLLOUT,
-    "grader": Edge.NO_GRADER,
-}
-
-
 def mark_of(seen: Snapshot) -> Hashable:
     """What differs from look to look while a job moves."""
     job = seen.job
@@ -62,7 +55,8 @@ def mark_of(seen: Snapshot) -> Hashable:
     steps = (job.id, job.state, job.requested, job.step)
     if job.attempts_since_checkpoint >= _SILENT_ATTEMPTS:
         return steps  # a learner that is killed again and again is busy, and does not move
-    learner = [(p.status.doing, p.status.waits_for) for p in seen.of("learner")[:1]]
+    statuses = [process.status for process in seen.of("learner")[:1]]
+    learner = [(status.doing, status.number, status.waits_for) for status in statuses]
     lengths = [(backlog.entries, backlog.claimed) for backlog in seen.streams.values()]
     return (*steps, seen.version, *learner, *lengths)
 
@@ -89,11 +83,11 @@ def what_blocks(seen: Snapshot) -> Blocked:
 
 def _of_learner(seen: Snapshot, learner: Status) -> Blocked:
     words = _in_words(learner)
-    if learner.phase == "starting":
+    if learner.doing.phase is Phase.STARTING:
         return Blocked(Edge.STARTING, words, _LONG_START_S)
-    if learner.phase == "waiting":
+    if learner.doing.phase is Phase.WAITING:
         return Blocked(Edge.LEARNER, words, _certain(seen))
-    if learner.doing.startswith(("trains", "pretrains")):
+    if learner.doing in {Doing.TRAINS, Doing.PRETRAINS}:
         return Blocked(Edge.TRAINING, words, _usual(seen))
     return Blocked(Edge.LEARNER, words, max(_LONG_WORK_S, _usual(seen)))
 
@@ -116,71 +110,71 @@ def _of_group(seen: Snapshot, learner: Status, key: str) -> Blocked:
 
 
 def _held(seen: Snapshot, holder: Process, key: str, words: str) -> Blocked:
-    status = holder.status
+    status, edge = holder.status, _edge_of(holder.status)
     words = f"{words}; {status.name} has it, {duration(status.holds[key] + holder.silent_s)}"
-    if not holder.is_alive:
-        words = f"{words}, and has shown no life for {duration(holder.silent_s)}"
-        if not seen.living(status.service):
-            return _nobody(seen, status.service, words)
-        return Blocked(_edge_of(status), words, _certain(seen))
-    patience_s = _certain(seen) if _edge_of(status) is Edge.JUDGE else _usual(seen, key)
-    return Blocked(_edge_of(status), f"{words}; {_in_words(status, 'it')}", patience_s)
+    if holder.is_alive:
+        patience_s = _certain(seen) if edge is Edge.JUDGE else _usual(seen, key)
+        return Blocked(edge, f"{words}; {_in_words(status, 'it')}", patience_s)
+    if not seen.living(status.service):
+        return _nobody(seen, status.service, words)
+    return Blocked(edge, f"{words}, and {_silent(holder)}", _certain(seen))
 
 
 def _lies(seen: Snapshot, service: str, key: str, words: str) -> Blocked:
     """A group that nobody has claimed."""
-    team = seen.living(service)
+    team = [process.status for process in seen.living(service)]
     if not team:
         return _nobody(seen, service, words)
-    doing = "; ".join(_in_words(process.status) for process in team[:3])
-    edges = [_edge_of(process.status) for process in team]
-    if Edge.STARTING in edges and not any(process.status.ready for process in team):
-        return _cannot_start(seen, team, words) or Blocked(
-            Edge.STARTING, f"{words}; {doing}", _LONG_START_S
-        )
-    if any(process.status.phase == "loading" and not process.status.ready for process in team):
-        patience_s = _LONG_START_S
-    elif edges[0] is Edge.JUDGE or not team[0].status.ready:
-        patience_s = _certain(seen)
-    else:
-        patience_s = _usual(seen, key)
-    return Blocked(edges[0], f"{words}; {doing}", patience_s)
+    edges, any_ready = [_edge_of(status) for status in team], any(each.ready for each in team)
+    if not any_ready and Edge.STARTING in edges and (blocked := _cannot_start(seen, team, words)):
+        return blocked
+    words = "; ".join((words, *(_in_words(status) for status in team[:3])))
+    if not any_ready and Edge.STARTING in edges:
+        return Blocked(Edge.STARTING, words, _LONG_START_S)
+    if any(each.doing.phase is Phase.LOADING and not each.ready for each in team):
+        return Blocked(edges[0], words, _LONG_START_S)
+    if edges[0] is Edge.JUDGE or not team[0].ready:
+        return Blocked(edges[0], words, _certain(seen))
+    return Blocked(edges[0], words, _usual(seen, key))
 
 
 def _nobody(seen: Snapshot, service: str, words: str) -> Blocked:
     """No process of a service lives."""
-    team = seen.of(service)
-    if blocked := _cannot_start(seen, team, words):
+    team, edge = seen.of(service), Edge(f"no_{service}")
+    if blocked := _cannot_start(seen, [process.status for process in team], words):
         return blocked
-    edge = _NOBODY[service]
     if not team:
         return Blocked(edge, f"{words}; no {service} is there", _certain(seen))
     last = min(team, key=lambda process: process.silent_s)
-    if last.status.phase == "starting":
-        words = f"{words}; {last.status.name} starts anew, {duration(last.silent_s)}"
-        return Blocked(edge, words, _RESTART_S)
-    if "no life" not in words:
-        words = f"{words}; {last.status.name} has shown no life for {duration(last.silent_s)}"
-    return Blocked(edge, f"{words}; no {service} lives", _certain(seen))
+    words = f"{words}; {last.status.name}"
+    if last.status.doing.phase is Phase.STARTING:
+        return Blocked(edge, f"{words} starts anew, {duration(last.silent_s)}", _RESTART_S)
+    return Blocked(edge, f"{words} {_silent(last)}; no {service} lives", _certain(seen))
 
 
-def _cannot_start(seen: Snapshot, team: Sequence[Process], words: str) -> Blocked | None:
+def _silent(process: Process) -> str:
+    return f"has shown no life for {duration(process.silent_s)}"
+
+
+def _cannot_start(seen: Snapshot, team: Sequence[Status], words: str) -> Blocked | None:
     """Somebody has tried to start, and failed."""
-    for status in (process.status for process in team):
-        if status.error is not None or status.starts >= _HOPELESS_STARTS:
-            error = status.error or "it ended without a word"
-            words = f"{words}; {status.name} does not start: {error}; attempt {status.starts}"
+    for status in team:
+        if status.failure is not None or status.starts >= _HOPELESS_STARTS:
+            why = status.failure.words if status.failure else "it ended without a word"
+            words = f"{words}; {status.name} does not start: {why}; attempt {status.starts}"
             return Blocked(Edge.CANNOT_START, words, _certain(seen))
     return None
 
 
 def _edge_of(status: Status) -> Edge:
     """What keeps a rollout or a grader."""
-    if status.phase == "starting":
+    if status.doing.phase is Phase.STARTING:
         return Edge.STARTING
     if status.service == "grader":
         return Edge.GRADING if status.ready else Edge.JUDGE
-    return Edge.SAMPLING if status.ready and status.phase != "loading" else Edge.LOADING
+    return (
+        Edge.SAMPLING if status.ready and status.doing.phase is not Phase.LOADING else Edge.LOADING
+    )
 
 
 def _certain(seen: Snapshot) -> float:
@@ -239,11 +233,18 @@ def _why_paused(job: JobRecord) -> str:
     return f"{job.error or 'somebody has paused it'}; `weir resume` has it go on"
 
 
+def words_of(status: Status) -> str:
+    """What a process does, for people: "trains step 17"."""
+    if status.doing is Doing.IS_NOT_READY:
+        return status.why
+    number = "" if status.number is None else f" {status.number}"
+    return f"{status.doing.replace('_', ' ')}{number}"
+
+
 def _in_words(status: Status, subject: str = "") -> str:
     """What a process does, and for how long: "rollout-1 samples groups, 12 s"."""
-    says_why = status.phase == "waiting" and not status.ready
-    subject = f"{subject or status.name}{':' if says_why else ''} "
-    return f"{subject}{status.doing}, {duration(status.for_s)}"
+    subject = f"{subject or status.name}{':' if status.doing is Doing.IS_NOT_READY else ''} "
+    return f"{subject}{words_of(status)}, {duration(status.for_s)}"
 
 
 def duration(seconds: float) -> str:

@@ -9,19 +9,16 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
-from protocol.messages import JobEvent, JobRecord, JobState
+from protocol.messages import JobEvent, JobRecord, JobState, Loss
 from protocol.recipe import Purpose
 
 Sample = tuple[str, tuple[str, ...], float]  # a metric, its labels beyond the job's, its value
 
 KEPT_STEPS = 51  # of which the median is taken
-_GOES_ON = ("attempt:", "again:", "state:")  # ids of events after which a job is under way again
 # A step measures them only if the learner's own version sampled some of it; the last ones stay,
 # or an alert would never have them for long enough.
 _OF_SOME_STEPS = ("parity_max", "parity_mean")
-_NONE_DROPPED = dict.fromkeys(
-    ("no_signal", "surplus", "deaths", "failures", "unreadable", "unworkable"), 0
-)
+_NONE_DROPPED = dict.fromkeys(("no_signal", "surplus", *Loss), 0)
 _IN_RESULT = {
     Purpose.TRAIN: "groups",
     Purpose.EVAL: "evaluation_groups",
@@ -64,7 +61,7 @@ class Story:
         elif isinstance(told := event.data.get("other_evaluation"), Mapping):
             numbers = {f"{told['name']}/{name}": value for name, value in _numbers(told).items()}
             self.other_evaluations |= numbers
-        elif event.id.startswith(_GOES_ON):
+        elif event.begins:
             self.progress_at = event.created_at
 
     def _see_metrics(self, event: JobEvent) -> None:

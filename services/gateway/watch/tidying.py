@@ -1,4 +1,4 @@
-"""Tidying: what ended jobs leave behind takes no more than its share."""
+"""Tidying: what ended jobs leave takes no more than its share, and files go when they expire."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 from services.chassis.service import Service
 from services.gateway.errors import Problem, in_time
 from services.gateway.jobs.folders import remove_leftovers
+from services.gateway.jobs.service import JobService
 
 KEPT_SHARE = 0.25  # of Redis' maxmemory, for records and events of jobs that have ended
 _EVERY_S = 60.0
@@ -37,3 +38,17 @@ async def forget_surplus(service: Service) -> None:
         gone = await service.exchange.forget_oldest(int(KEPT_SHARE * limit))
         if gone:
             log.warning("forgot the oldest jobs; their folders stay", extra={"jobs": gone})
+
+
+async def expire_forever(service: Service, jobs: JobService) -> None:
+    """Delete expired files that no job needs, every minute.
+
+    Waits for: the next look. Unblocked by: time, or the service stopping.
+    """
+    await asyncio.to_thread(jobs.files.remove_leftovers)
+    while not service.stopping.is_set():
+        try:
+            await jobs.expire_files()
+        except (OSError, Problem) as error:
+            log.warning("expired files stay for now", extra={"error": str(error)})
+        await service.pause(_EVERY_S)

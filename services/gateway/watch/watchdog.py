@@ -23,6 +23,7 @@ from services.gateway.watch.stalls import (
     mark_of,
     why_first,
     why_not_first,
+    words_of,
 )
 
 STALLED = Gauge(
@@ -173,7 +174,7 @@ def _export_streams(streams: Mapping[str, Backlog]) -> None:
 
 def _service_object(process: Process) -> dict[str, Any]:
     status = process.status
-    doing, for_s = status.doing, status.for_s
+    doing, for_s = words_of(status), status.for_s
     if not process.is_alive:
         doing, for_s = f"shows no life; last: {doing}", process.silent_s
     return {

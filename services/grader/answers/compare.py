@@ -12,12 +12,7 @@ from functools import lru_cache
 
 from services.grader.answers.question import Question
 from services.grader.answers.read import read_answer, read_chosen
-from services.grader.answers.rules.assignments import assignments
-from services.grader.answers.rules.lists import in_order, ratios, sets, unions
-from services.grader.answers.rules.names import choices, words
-from services.grader.answers.rules.numbers import expressions, numbers, numerals
-from services.grader.answers.rules.quantities import quantities
-from services.grader.answers.rules.relations import approximations, relations
+from services.grader.answers.rules import RULES, Algebra, Comparison, OutOfWork, Verdict
 from services.grader.answers.values import (
     Choice,
     Expression,
@@ -26,15 +21,10 @@ from services.grader.answers.values import (
     Set,
     Value,
 )
-from services.grader.answers.verdict import Algebra, Comparison, OutOfWork, Rule, Verdict
 
 _SCIENTIFIC = re.compile(r"-?[0-9]{1,20}[eE]-[0-9]{1,2}")  # or 2e minus 3
 _BARE_UNIT = re.compile(r"(.*[0-9}]) ([a-zA-Z]{1,3}(?:/[a-zA-Z]{1,3})?(?:\^\{?[23]\}?)?)")
 _SAYS_NOTHING = re.compile(r"\\(?:left|right)(?![a-zA-Z.])| (?![0-9a-zA-Z])|(?<=[^0-9a-zA-Z\\,]) ")
-RULES: list[Rule] = [
-    numbers, approximations, numerals, ratios, choices, assignments, relations, sets, unions,
-    in_order, quantities, words, expressions,
-]  # fmt: skip
 
 
 def compare(gold: str, answer: str, problem: str = "") -> Verdict:

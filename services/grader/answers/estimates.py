@@ -86,7 +86,6 @@ _OPERATIONS: Mapping[str, Callable[..., Decimal]] = {
     "fraction": _quotient,
     "negative": Decimal.__neg__,
     "grouped": Decimal.__pos__,
-    "repeating": Decimal.__pos__,
     "^": _power,
     "root": _root,
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fractions import Fraction
 
-from services.grader.answers.nodes import Node, Unreadable, integer, numeral, repeating, times
+from services.grader.answers.nodes import Node, Unreadable, integer, repeating, times
 from services.grader.answers.tokens import Token, tokens
 
 MAX_DEPTH = 30
@@ -178,7 +178,7 @@ class _Reader:
         if not self._as_answer or self._at == self._rest_at:
             return False
         before, token = self._tokens[self._at - 1 : self._at + 1]
-        is_closed = before.kind == "close" and last.kind != "numeral"
+        is_closed = before.kind == "close"
         if self._at + 1 < len(self._tokens) and self._tokens[self._at + 1].text == "^":
             is_digit = token.gap and len(before.text) == 1 and last.kind == "^"
             return is_closed or before.kind == "name" or before.text == r"\pi" or is_digit
@@ -300,8 +300,6 @@ class _Reader:
         plain = written.replace(",", "")
         if len(plain) > _MAX_DIGITS:
             raise Unreadable("a number of more than a thousand digits")
-        if self.takes("_"):
-            return numeral(plain, self.base())
         if plain.isdigit() and not (self._as_answer and self.token is not None):
             return Node("number", number=Fraction(int(plain)))
         mantissa, _, exponent = plain.partition("e")
@@ -323,12 +321,6 @@ class _Reader:
         self._at += 3
         first, top, bottom = (integer(int(number)) for number in numbers)
         return Node("mixed", (first, Node("fraction", (top, bottom))))
-
-    def base(self) -> int:
-        node = self.argument()
-        if node.kind != "number" or node.number not in range(2, 11):
-            raise Unreadable("a subscript that is no base")
-        return int(node.number)
 
     def subscript(self) -> str:
         """The subscript of a letter, as text without braces."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import chain
+from typing import NamedTuple
 
 from services.grader.answers.tokens import Side, Token, tokens
 
@@ -12,11 +14,10 @@ _STATEMENT = re.compile(
     re.IGNORECASE,
 )
 _FOR_ALL = re.compile(r"for(?: all| any| every)?(?: real)?(?: numbers?)?(?: [a-zA-Z])?")
-
-
 JOINTS = (r"\cup", r"\cap", r"\setminus")
 _MAX_BRACKETS = 40
 SYSTEMS = frozenset(["cases", "aligned", "array"])
+_PARTS_MEMBERS = frozenset({r"\{", r"\langle", "(", "["})
 
 
 def flat(found: Iterable[Token]) -> list[Token]:
@@ -112,3 +113,71 @@ def parted_at(side: Side, at: list[int]) -> list[Side]:
     """What stands between the marks at these places."""
     begins, ends = [0, *(cut + 1 for cut in at)], [*at, len(side)]
     return [side[a:b] for a, b in zip(begins, ends, strict=True)]
+
+
+class _Level(NamedTuple):
+    """What stands between two brackets."""
+
+    has_members: bool
+    runs: list[int]  # places of numbers with commas
+    gaps: list[bool]  # of each other comma, whether a space is behind it
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether a comma between three digits each is one of thousands."""
+        is_parted = not self.has_members or len(self.gaps) not in (0, len(self.runs))
+        return False not in self.gaps and is_parted
+
+
+def joined(found: list[Token], *, is_list: bool = False) -> list[Token]:
+    r"""Tokens in which a number has no comma: joined, or parted where they are of a list.
+
+    A group that begins with 0 is never a member: its commas are always of thousands. Any others are
+    outside of brackets, as in ``1,234\pi``; in a tuple, set or interval they part the members,
+    unless others with a space behind them do, as in ``(1,250, 2,500)`` and ``\{1, 5, 1,200\}``; in
+    ``(1,100, 2)`` one comma has a space and one has none, and both part.
+    """
+    if not any("," in token.text and token.kind == "number" for token in found):
+        return found
+    together = set() if is_list else _joined_at(found)
+    return [part for at, token in enumerate(found) for part in _parted(token, at in together)]
+
+
+def _joined_at(found: list[Token]) -> set[int]:
+    levels, closed = [_Level(False, [], [])], list[_Level]()
+    for at, token in enumerate(found):
+        if token.kind == "number" and "," in token.text:
+            if _is_tight(found, at):
+                levels[-1].gaps.append(False)
+            else:
+                levels[-1].runs.append(at)
+        elif token.kind == "open":
+            is_behind = at > 0 and found[at - 1].text in ("=", "_")
+            levels.append(_Level(token.text in _PARTS_MEMBERS or is_behind, [], []))
+        elif token.kind == "close" and len(levels) > 1:
+            closed.append(levels.pop())
+        elif token.kind in ("semicolon", "comma"):
+            levels[-1].gaps.append(token.kind == "semicolon" or _has_gap(found, at))
+    runs = ((at, level) for level in (*levels, *closed) for at in level.runs)
+    return {at for at, level in runs if level.is_joined or ",0" in found[at].text}
+
+
+def _has_gap(found: list[Token], at: int) -> bool:
+    return at + 1 < len(found) and found[at + 1].gap
+
+
+def _is_tight(found: list[Token], at: int) -> bool:
+    """Whether a comma without a space stands beside a number with commas, or it begins with 0."""
+    before = at > 0 and found[at - 1].kind == "comma" and not found[at].gap
+    after = at + 1 < len(found) and found[at + 1].kind == "comma" and not _has_gap(found, at + 1)
+    return before or (after and at + 2 < len(found)) or found[at].text.startswith("0")
+
+
+def _parted(token: Token, is_joined: bool) -> list[Token]:
+    if token.kind != "number" or "," not in token.text:
+        return [token]
+    head, *rest = token.text.split(",")
+    if is_joined:
+        return [token._replace(text="".join((head, *rest)))]
+    others = ((Token("comma", ","), token._replace(text=part, gap=False)) for part in rest)
+    return [token._replace(text=head), *chain(*others)]

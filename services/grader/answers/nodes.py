@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 
@@ -16,7 +16,7 @@ class Node:
     """An operation and its operands; a number, with its decimal places; or a letter.
 
     Kinds: number letter pi infinity + - * / ^ plusminus negative fraction root absolute factorial
-    double_factorial binomial floor ceiling degree function numeral repeating vector grouped; and
+    double_factorial binomial floor ceiling degree function grouped; and
     where mathematicians would disagree, mixed (``2\\frac12``), slash (``a/bc``) and percent.
     """
 
@@ -37,13 +37,9 @@ class Node:
     @property
     def is_literal(self) -> bool:
         """A number as it is written, perhaps with a sign, a percent sign or a degree sign."""
-        if self.kind in {"negative", "percent", "degree", "repeating"}:
+        if self.kind in {"negative", "percent", "degree"}:
             return self.parts[0].is_literal
         return self.kind == "number"
-
-    def with_parts(self, parts: tuple[Node, ...]) -> Node:
-        """The same of other operands."""
-        return Node(self.kind, parts, self.number, self.places, self.letter)
 
 
 def rebuilt(tree: Node, change: Callable[[Node], Node]) -> Node:
@@ -51,7 +47,7 @@ def rebuilt(tree: Node, change: Callable[[Node], Node]) -> Node:
     built: dict[int, Node] = {}
     for node in reversed(list(tree.walk())):
         parts = tuple(built[id(part)] for part in node.parts)
-        built[id(node)] = change(node.with_parts(parts) if parts else node)
+        built[id(node)] = change(replace(node, parts=parts) if parts else node)
     return built[id(tree)]
 
 
@@ -80,18 +76,7 @@ def repeating(text: str) -> Node:
     start = Fraction(before if before.strip(".") else "0")
     places = len(before.partition(".")[2])
     period = Fraction(int(again), (10 ** len(again) - 1) * 10**places)
-    return Node("repeating", (Node("number", number=start + period),))
-
-
-def numeral(digits: str, base: int) -> Node:
-    """A number written in a base.
-
-    Raises:
-        Unreadable: if it has other digits.
-    """
-    if not digits.isdigit() or any(int(digit) >= base for digit in digits):
-        raise Unreadable("no numeral in this base")
-    return Node("numeral", (integer(int(digits, base)),))
+    return Node("number", number=start + period)
 
 
 def times(factors: list[Node]) -> Node:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from services.grader.answers.tokens import plain_of, tokens, vocabulary
 
@@ -27,12 +28,17 @@ _ASKING = re.compile(
 )
 _NO_LETTER = re.compile(r"(?<![a-zA-Z\\])\Z")
 _NO_MORE = re.compile(r"(?![a-zA-Z0-9({])(?!\s?[\^_+*/=-])")
-_ROUNDS = re.compile(r"(?i)\b(?:nearest|round\w*|approximat\w*|estimat\w*|about)\b")
-_ORDERS = re.compile(
-    r"(?i)\b(?:arrange|sort|(?:a|de)scending|(?:in|de)creasing order|ordered (?:pair|triple|list)"
-    r"|(?:first|next|last) (?:\w+ ){0,2}terms|(?:least|smallest|lowest) to (?:great|larg|high)est"
-    r"|(?:greatest|largest|highest) to (?:least|smallest|lowest))\b"
-)
+_ASKED = {
+    "percent": re.compile("(?i)percent"),
+    "ratio": re.compile("(?i)ratio"),
+    "order": re.compile(
+        r"(?i)\b(?:arrange|sort|(?:a|de)scending|(?:in|de)creasing order|ordered (?:pair|triple"
+        r"|list)|(?:first|next|last) (?:\w+ ){0,2}terms|(?:least|smallest|lowest) to (?:great|larg"
+        r"|high)est"
+        r"|(?:greatest|largest|highest) to (?:least|smallest|lowest))\b"
+    ),
+    "rounding": re.compile(r"(?i)\b(?:nearest|round\w*|approximat\w*|estimat\w*|about)\b"),
+}
 _ALWAYS = frozenset(
     vocabulary(
         "a an and answer amount are cost count final for in is max maximum min minimum number of "
@@ -47,25 +53,11 @@ class Question:
 
     text: str = ""
 
-    @property
-    def asks_percent(self) -> bool:
-        """Whether 12% may be written as 12."""
-        return "percent" in self.text.casefold()
-
-    @property
-    def asks_ratio(self) -> bool:
-        """Whether 3:30 may be a ratio."""
-        return "ratio" in self.text.casefold()
-
-    @property
-    def asks_order(self) -> bool:
-        """Whether the members of a list have their places."""
-        return _ORDERS.search(self.text) is not None
-
-    @property
-    def asks_rounding(self) -> bool:
-        """Whether a whole number may be a rounding."""
-        return _ROUNDS.search(self.text) is not None
+    def asks(self, what: Literal["percent", "ratio", "order", "rounding"]) -> bool:
+        """Whether 12% may be written as 12, 3:30 may be a ratio, the members of a list have their
+        places, or a whole number may be a rounding.
+        """
+        return _ASKED[what].search(self.text) is not None
 
     def names(self, name: str) -> bool:
         """Whether a name without its index is a letter, or its words are the problem's.
@@ -74,8 +66,11 @@ class Question:
         """
         if not self.text or _LETTER.fullmatch(name):
             return True
-        words, said = _RUN.findall(name), _words_of(self.text[-MAX_CHARS:])
-        return not _OPERATOR.search(name) and all(said.has(word) for word in words)
+        stems, points = _words_of(self.text[-MAX_CHARS:])
+        return not _OPERATOR.search(name) and all(
+            points.issuperset(word) or word.casefold() in _ALWAYS or _stem(word) in stems
+            for word in _RUN.findall(name)
+        )
 
     def counts(self, word: str) -> bool:
         """Whether the problem has this word in its prose; the letters of a formula are none."""
@@ -88,20 +83,6 @@ class Question:
     def asks_for(self, side: str) -> bool:
         """Whether the problem has this behind "find" or the like."""
         return _occurs(side, self.text[-MAX_CHARS:], _ASKING)
-
-
-UNKNOWN = Question()
-
-
-@dataclass(frozen=True)
-class _Words:
-    stems: frozenset[str]
-    points: frozenset[str]  # the letters of ABC
-
-    def has(self, word: str) -> bool:
-        if word.isupper() and self.points.issuperset(word):
-            return True
-        return word.casefold() in _ALWAYS or _stem(word) in self.stems
 
 
 def _stem(word: str) -> str:
@@ -129,10 +110,10 @@ def _spelled(problem: str) -> str:
 
 
 @lru_cache(_PROBLEMS)
-def _words_of(problem: str) -> _Words:
+def _words_of(problem: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The stems of its words, and the letters of ABC, which may be points."""
     runs = frozenset(_RUN.findall(problem))
-    points = frozenset("".join(run for run in runs if run.isupper()))
-    return _Words(frozenset(map(_stem, runs)), points)
+    return frozenset(map(_stem, runs)), frozenset("".join(filter(str.isupper, runs)))
 
 
 @lru_cache(_PROBLEMS)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, reduce
+from itertools import chain
+from typing import NamedTuple
 
 from services.grader.answers import words
 from services.grader.answers.boxes import unwrapped
@@ -20,15 +22,13 @@ from services.grader.answers.marks import (
     closes,
     cuts_of,
     flat,
+    joined,
     parted_at,
     without_open_brace,
 )
-from services.grader.answers.matrices import determinant, multiplied, scaled
-from services.grader.answers.nodes import Node, Unreadable, integer
-from services.grader.answers.regions import REALS, read_relation, united
-from services.grader.answers.scalars import expression_of, remainder_of, split_unit
-from services.grader.answers.thousands import joined
-from services.grader.answers.tokens import Side, latex_of, plain_of, spelled, tokens
+from services.grader.answers.nodes import Node, Unreadable, rebuilt
+from services.grader.answers.tokens import Side, Token, latex_of, plain_of, tokens
+from services.grader.answers.units import measure_of
 from services.grader.answers.values import (
     CLOCK,
     EMPTY,
@@ -37,7 +37,6 @@ from services.grader.answers.values import (
     Expression,
     Matrix,
     Number,
-    Open,
     Quantity,
     Relation,
     Set,
@@ -50,12 +49,12 @@ from services.grader.answers.values import (
 _MAX_DEPTH = 12  # of values in values
 _MAX_TOKENS = 2_000
 _MATRICES = frozenset(["pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix", "array"])
-_CONSTANTS = {r"\mathbb R": REALS, r"\emptyset": EMPTY}
 _REMARK = re.compile(
     r"(?:\s|\\[,;:! ]|\\q?quad){0,9}(?:\\text ?\{\s?)?\(\s?(?:\\text ?\{\s?)?"
     r"(?:about|approx\w*\.?|roughly|\\approx)(?![a-z])[^()]*\)[\s}.]*\Z"
 )
 _PLAIN = re.compile(r"-?[0-9]{1,300}(?:\.[0-9]{1,300})?", re.ASCII)
+_APART = re.compile(r"(?<![0-9.,^_])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9])")  # 12 000
 _CLOCK = re.compile(r"[0-9]{1,2}(?: ?: ?[0-5][0-9]){1,2}")
 _POINTS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _SUCH_THAT = frozenset({"bar", "colon", "relation"})
@@ -67,17 +66,35 @@ _NOTHING = re.compile(
     r"(?:there (?:is|are) )?(?:no (?:real )?(?:solutions?|roots?|values?)(?: exists?)?|none)"
     r"|empty set"
 )
+_MANY = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_ORDINAL = re.compile(r"(?:st|nd|rd|th)\b")
+_CODES = {"words": "w", "roman": "w", "letters": "L"}
+_ENDS_NUMBER = frozenset({"number", "repeating", "close", "accent"})
+# The words that end an answer, perhaps raised, behind what may be a number; a letter alone is a
+# unit only in km/h and 20°C.
+_TAIL = re.compile(
+    r"(?<=[n2}°lc])(?!/)(?:(?:[wL]|(?<=°)c|(?<=[wLlc]/)[lc])(?:\^(?:2|\{2\}))?"
+    r"|(?<=[wLlc])/(?=[wLlc]))+\Z"
+)
+_RAISED = re.compile(r" ?\$?\^ ?\{? ?([0-9]) ?\}?\$?")
+_LONG = re.compile(r"[a-zA-Z]{4}|per ")
+_TIMES = ("*", r"\times")
+_MAX_CELLS = 36
+_MAX_NODES = 500  # a product has each cell several times
+_FLIPPED = {">": "<", ">=": "<="}
+INFINITY = Expression(Node("infinity"), r"\infty")
+MINUS_INFINITY = Expression(Node("negative", (Node("infinity"),)), r"-\infty")
+REALS = Tuple((MINUS_INFINITY, INFINITY))
+_CONSTANTS = {r"\mathbb R": REALS, r"\emptyset": EMPTY}
+_INEQUALITIES = frozenset({"<", "<=", "!="})
 
 
 @lru_cache(4096)
 def read_answer(text: str, *, is_list: bool = False) -> Value:
     """What an answer says, without its boxes; with ``is_list`` each comma parts two members."""
     if _PLAIN.fullmatch(text):
-        is_whole = "." not in text
-        return Number(
-            Fraction(int(text) if is_whole else text), len(text.partition(".")[2]) or None
-        )
-    text = _without_remark(unwrapped(text))
+        return Number(Fraction(text), len(text.partition(".")[2]) or None)
+    text = _APART.sub(lambda each: each[0].replace(" ", ""), _without_remark(unwrapped(text)))
     found = flat(tokens(text))
     if len(found) > _MAX_TOKENS or "\\boxed" in text or not text.strip():
         return Expression(None, text)
@@ -116,7 +133,7 @@ def read(side: Side, depth: int = 0) -> Value:
     if depth > _MAX_DEPTH or not side:
         return Expression(None, latex_of(side))
     if any(token.kind == "ellipsis" for token in side):
-        return Open(spelled(side))
+        return Words(latex_of(side).replace(" ", ""))
     return _said(side) or _parted(side, depth)
 
 
@@ -160,8 +177,11 @@ def _by_cuts(side: Side, cuts: dict[str, list[int]], depth: int) -> Value | None
     if "relation" in cuts:
         return _related(side, cuts["relation"], depth)
     joint = next((joint for joint in JOINTS if joint in cuts), None)
-    parts = parted_at(side, cuts[joint]) if joint else []
-    return Union(tuple(read(part, depth + 1) for part in parts), joint) if joint else None
+    return Union(_parts(side, cuts[joint], depth), joint) if joint else None
+
+
+def _parts(side: Side, cuts: list[int], depth: int) -> tuple[Value, ...]:
+    return tuple(read(part, depth + 1) for part in parted_at(side, cuts))
 
 
 def _with_unit(side: Side, depth: int) -> Value | None:
@@ -185,7 +205,7 @@ def _in_brackets(side: Side, depth: int) -> Value | None:
 
 def _ratio(side: Side, cuts: list[int], depth: int) -> Value | None:
     """``3:4``; beside a relation, ``V_1:V_2 = 3:4``, each side is one."""
-    parts = tuple(read(part, depth + 1) for part in parted_at(side, cuts))
+    parts = _parts(side, cuts, depth)
     is_ratio = all(isinstance(part, Number | Expression) for part in parts)
     if not is_ratio or len(parts) > 8 or not all(map(_tree, parts)):
         return None
@@ -225,11 +245,9 @@ def _doubled(members: tuple[Value, ...]) -> tuple[Value, ...]:
 
 
 def _related(side: Side, cuts: list[int], depth: int) -> Value:
-    parts = parted_at(side, cuts)
-    sides = tuple(read(part, depth + 1) for part in parts)
     signs = tuple(side[at].text for at in cuts)
-    texts = tuple(latex_of(bare(part)) for part in parts)
-    return read_relation(Relation(sides, signs, texts))
+    texts = tuple(latex_of(bare(part)) for part in parted_at(side, cuts))
+    return read_relation(Relation(_parts(side, cuts, depth), signs, texts))
 
 
 def _environment(side: Side, depth: int) -> Value | None:
@@ -242,7 +260,7 @@ def _environment(side: Side, depth: int) -> Value | None:
     if opens in _MATRICES:
         return _matrix(side, depth)
     if opens == "vmatrix":
-        return determinant(_matrix(side, depth)) or Expression(None, latex_of(side))
+        return _determinant(_matrix(side, depth)) or Expression(None, latex_of(side))
     return None
 
 
@@ -259,8 +277,7 @@ def _enclosed(side: Side, depth: int) -> Value:
     if opens == "{":
         return _members(inner, depth)
     opens, closes = ("(", ")") if opens == r"\langle" else (opens, closes)
-    parts = tuple(read(part, depth + 1) for part in parted_at(inner, cuts["and"]))
-    return _both_ways(parts, opens + closes)
+    return _both_ways(_parts(inner, cuts["and"], depth), opens + closes)
 
 
 def _both_ways(parts: tuple[Value, ...], brackets: str) -> Value:
@@ -280,35 +297,32 @@ def _members(inner: Side, depth: int) -> Value:
         is_letter = inner[0].kind in ("letters", "accent") and inner[1].kind in _SUCH_THAT
         if is_letter and token.kind in ("bar", "colon"):
             return read(inner[at + 1 :], depth + 1)
-    cuts = cuts_of(inner) or {}
-    parts = parted_at(inner, cuts.get("and", []))
-    return Set(_doubled(tuple(read(part, depth + 1) for part in parts)))
+    return Set(_doubled(_parts(inner, (cuts_of(inner) or {}).get("and", []), depth)))
 
 
-def _rows(inner: Side) -> list[Side]:
+def _rows(inner: Side) -> list[list[Side]]:
+    """The cells of each row."""
     rows = parted_at(inner, [at for at, token in enumerate(inner) if token.kind == "row"])
-    return [row for row in rows if row]
+    return [
+        parted_at(row, [at for at, token in enumerate(row) if token.kind == "ampersand"])
+        for row in rows
+        if row
+    ]
 
 
 def _system(inner: Side, depth: int) -> Value | None:
     """One value for each of several letters."""
-    rows = [tuple(t for t in row if t.kind != "ampersand") for row in _rows(inner)]
-    found = tuple(read(row, depth + 1) for row in rows)
-    values = [f for f in found if isinstance(f, Relation) and f.signs == ("=",)]
-    is_assigned = len(values) == len(found) > 1
-    return Set(found, ",") if is_assigned else None
+    found = tuple(read(tuple(chain(*row)), depth + 1) for row in _rows(inner))
+    are_values = all(isinstance(each, Relation) and each.signs == ("=",) for each in found)
+    return Set(found, ",") if are_values and len(found) > 1 else None
 
 
 def _matrix(side: Side, depth: int) -> Value:
-    rows = [
-        parted_at(r, [at for at, t in enumerate(r) if t.kind == "ampersand"])
-        for r in _rows(side[1:-1])
-    ]
+    rows = _rows(side[1:-1])
     widths = {len(row) for row in rows}
     if len(widths) != 1:
         return Expression(None, latex_of(side))
-    cells = tuple(read(cell, depth + 1) for row in rows for cell in row)
-    return Matrix(cells, len(rows), widths.pop())
+    return Matrix(tuple(read(cell, depth + 1) for cell in chain(*rows)), len(rows), widths.pop())
 
 
 def _matrix_product(side: Side, depth: int) -> Value | None:
@@ -316,22 +330,258 @@ def _matrix_product(side: Side, depth: int) -> Value | None:
     at = next((i for i, token in enumerate(side) if token.text in _MATRICES), None)
     if at is None:
         return None
-    end = at + closes(side[at:])
-    first = _matrix(side[at : end + 1], depth)
-    rest = tuple(token for token in side[end + 1 :])
-    if rest and rest[0].text in ("*", r"\times"):
-        rest = rest[1:]
-    second = read(rest, depth + 1) if rest else None
-    if isinstance(first, Matrix) and isinstance(second, Matrix):
-        first = multiplied(first, second)
-    elif second is not None or not isinstance(first, Matrix):
-        return None
-    factor = side[:at][:-1] if at and side[at - 1].text in ("*", r"\times") else side[:at]
-    if not factor or first is None:
-        return first
+    end = at + closes(side[at:]) + 1
+    factor, product, rest = side[:at], _matrix(side[at:end], depth), side[end:]
+    if rest:
+        product = _multiplied(product, read(rest[rest[0].text in _TIMES :], depth + 1))
+    if not factor or not isinstance(product, Matrix):
+        return product if isinstance(product, Matrix) else None
+    if factor[-1].text in (*_TIMES, "+", "-"):
+        factor = (*factor, *tokens("1"))
     try:
-        sign = factor[0].text if len(factor) == 1 and factor[0].text in "+-" else ""
-        tree = integer(-1 if sign == "-" else 1) if sign else tree_of(factor, as_answer=True)
+        tree = tree_of(factor, as_answer=True)
     except Unreadable:
         return None
-    return scaled(tree, first)
+    cells = [_tree(cell) for cell in product.cells]
+    scaled = tuple(Expression.of(Node("*", (tree, cell))) for cell in cells if cell)
+    return Matrix(scaled, product.num_rows, product.num_columns) if all(cells) else None
+
+
+class WithUnit(NamedTuple):
+    """A number, and the unit that was around it; without one it is only to be read anew."""
+
+    head: Side
+    unit: str
+    is_bare: bool = False
+
+
+def split_unit(side: Side) -> WithUnit | None:
+    """A number apart from the words, the unit or the sign around it; None if there is none."""
+    at = int(len(side) > 1 and side[0].text in ("+", "-"))
+    if side[at].kind == "money":
+        return _money((*side[:at], *side[at + 1 :]), side[at].text)
+    last = side[len(side) - 1]
+    is_degree = last.text == "°" and not any(token.kind == "function" for token in side)
+    if last.kind == "money" or (last.kind == "operator" and (last.text == "%" or is_degree)):
+        return WithUnit(side[:-1], last.text)
+    tail = _TAIL.search("".join(map(_code, side)))
+    return _with_words(side[: tail.start()], side[tail.start() :]) if tail else None
+
+
+def _money(head: Side, unit: str) -> WithUnit:
+    """``$5 dollars`` is said twice; ``$5 per hour`` is a rate."""
+    inner = split_unit(head) if head and head[0].kind != "money" else None
+    if inner is None:
+        return WithUnit(head, unit)
+    if unit in inner.unit:
+        return inner
+    return WithUnit(inner.head, f"{unit} {inner.unit}".strip())
+
+
+def _with_words(head: Side, tail: Side) -> WithUnit | None:
+    unit = _RAISED.sub(r"^\1", plain_of(tail)).strip(" .")
+    is_bare = not any(token.kind in ("words", "roman") for token in tail)
+    if head[len(head) - 1].text == "°":
+        return WithUnit(head[:-1], f"degree {unit}") if unit.upper() in ("C", "F", "K") else None
+    if unit.casefold() in _MANY:
+        power = tokens(rf"\cdot 10^{{{_MANY[unit.casefold()]}}}")
+        return WithUnit((*head, *power), "")
+    if _ORDINAL.fullmatch(unit):
+        return WithUnit(head, "")
+    is_letter = len(tail) == 1 and tail[0].kind == "roman"
+    if (is_letter or (is_bare and not _LONG.search(unit))) and not measure_of(unit):
+        return None
+    return WithUnit(head, unit, is_bare)
+
+
+def _code(token: Token) -> str:
+    """The token as a letter of `_TAIL`: w and L words, l and c single letters, n ends a number."""
+    if token.kind == "letters" and len(token.text) == 1:
+        return "c" if token.text in "CFK" else "l"
+    if token.kind in _CODES:
+        return _CODES[token.kind]
+    if token.text in "/^{}°23":
+        return "2" if token.text == "3" else token.text
+    return "n" if token.kind in _ENDS_NUMBER or token.text == r"\pi" else "."
+
+
+def expression_of(side: Side) -> Value:
+    r"""A number, a tree, two of them for a ``\pm``; or, not read, only LaTeX."""
+    try:
+        tree = tree_of(side, as_answer=True)
+    except Unreadable:
+        return Expression(None, latex_of(side))
+    signs = [node for node in tree.walk() if node.kind == "plusminus"]
+    if signs:
+        return _two(tree) if len(signs) == 1 else Expression(None, latex_of(side))
+    return _number(tree) or Expression(tree, latex_of(side))
+
+
+def _two(tree: Node) -> Set:
+    r"""``1 \pm \sqrt{2}`` are two numbers."""
+    both = (
+        rebuilt(tree, lambda node, s=s: Node(s, node.parts) if node.kind == "plusminus" else node)
+        for s in "+-"
+    )
+    return Set(tuple(_number(each) or Expression.of(each) for each in both), "pm")
+
+
+def remainder_of(side: Side) -> Number | None:
+    r"""``13 \bmod 7`` is 6."""
+    if len(side) == 3 and side[1].text == r"\bmod":
+        number, modulus = expression_of(side[:1]), expression_of(side[2:])
+        if isinstance(number, Number) and isinstance(modulus, Number) and modulus.value:
+            return Number(number.value % modulus.value)
+    return None
+
+
+def _number(tree: Node) -> Number | None:
+    """A plain number: an integer, a decimal, a fraction, a mixed number."""
+    plain = tree.parts[0] if tree.kind == "negative" else tree
+    sign = -1 if tree.kind == "negative" else 1
+    if plain.kind == "number":
+        return Number(sign * plain.number, plain.places or None)
+    value = _fraction(plain)
+    return None if value is None else Number(sign * value)
+
+
+def _fraction(node: Node) -> Fraction | None:
+    """The value of a fraction of integers, or of a mixed number."""
+    if node.kind == "grouped":
+        node = node.parts[0]
+    if node.kind == "mixed":
+        part = _fraction(node.parts[1])
+        return None if part is None else node.parts[0].number + part
+    if node.kind not in ("fraction", "/"):
+        return None
+    top, bottom = map(_integer, node.parts)
+    return None if top is None or not bottom else top / bottom
+
+
+def _integer(node: Node) -> Fraction | None:
+    plain = node.parts[0] if node.kind == "negative" else node
+    if plain.kind != "number" or plain.places:
+        return None
+    return -plain.number if node.kind == "negative" else plain.number
+
+
+def _multiplied(left: Value, right: Value) -> Matrix | None:
+    """The product of two matrices, not worked out; None if there is none, or it is large."""
+    if not (isinstance(left, Matrix) and isinstance(right, Matrix)):
+        return None
+    first, second = list(map(_tree, left.cells)), list(map(_tree, right.cells))
+    cells = [cell for cell in (*first, *second) if cell]
+    is_large = len(cells) > _MAX_CELLS or sum(1 for c in cells for _ in c.walk()) > _MAX_NODES
+    width, inner = right.num_columns, right.num_rows
+    if is_large or left.num_columns != inner or len(cells) < len(first) + len(second):
+        return None
+    rows = [cells[at : at + inner] for at in range(0, len(first), inner)]
+    columns = [cells[len(first) + at :: width] for at in range(width)]
+    products = (map(lambda *pair: Node("*", pair), r, c) for r in rows for c in columns)
+    sums = (reduce(lambda a, b: Node("+", (a, b)), each) for each in products)
+    return Matrix(tuple(map(Expression.of, sums)), left.num_rows, width)
+
+
+def _determinant(matrix: Value) -> Expression | None:
+    """Of two rows and columns; None for any other."""
+    if not isinstance(matrix, Matrix) or (matrix.num_rows, matrix.num_columns) != (2, 2):
+        return None
+    a, b, c, d = map(_tree, matrix.cells)
+    if not (a and b and c and d):
+        return None
+    return Expression.of(Node("-", (Node("*", (a, d)), Node("*", (b, c)))))
+
+
+def letter_of(value: Value) -> str:
+    """The letter that a value is; empty if it is none."""
+    tree = _tree(value)
+    return tree.letter if tree and tree.kind == "letter" else ""
+
+
+def read_relation(relation: Relation) -> Value:
+    r"""An interval, the set behind ``x \in``, or the relation with all its signs upwards."""
+    sides, signs = relation.sides, relation.signs
+    if signs == (r"\in",) and _are_letters(sides[0]):
+        region = sides[1]
+        if isinstance(region, Tuple):
+            region = Tuple(region.parts, region.brackets, letter_of(sides[0]))
+        return relation if isinstance(region, Words) else region
+    if all(sign in _FLIPPED for sign in signs):
+        signs = tuple(_FLIPPED[sign] for sign in reversed(signs))
+        sides = sides[::-1]
+        relation = Relation(sides, signs, relation.texts[::-1])
+    if (interval := _interval(relation)) is not None:
+        return interval
+    if signs == ("!=",) and letter_of(sides[0]) and isinstance(sides[1], Number | Expression):
+        pieces = Tuple((MINUS_INFINITY, sides[1])), Tuple((sides[1], INFINITY))
+        if isinstance(sides[1], Number) or not sides[1].letters:
+            return Union(pieces)
+    return relation
+
+
+def _are_letters(value: Value) -> bool:
+    parts = value.parts if isinstance(value, Tuple) else (value,)
+    return all(map(letter_of, parts))
+
+
+def _interval(relation: Relation) -> Tuple | None:
+    r"""The interval that ``<`` and ``<=`` leave to a letter; None if there is none."""
+    sides, signs = relation.sides, relation.signs
+    if len(signs) > 2 or not {"<", "<="}.issuperset(signs):
+        return None
+    opens = "[" if signs[:1] == ("<=",) else "("
+    closes = "]" if signs[-1:] == ("<=",) else ")"
+    if len(signs) == 1 and letter_of(sides[0]):
+        sides, opens = (MINUS_INFINITY, *sides), "("
+    elif len(signs) == 1:
+        sides, closes = (*sides, INFINITY), ")"
+    low, letter, high = sides
+    name = letter_of(letter)
+    if not name or not all(_is_end(end, name) for end in (low, high)):
+        return None
+    return Tuple((low, high), opens + closes, name)
+
+
+def _is_end(value: Value, letter: str) -> bool:
+    if isinstance(value, Expression):
+        return letter not in value.letters and letter not in ("e", "i")
+    return not isinstance(value, Relation | Set | Union)
+
+
+def united(members: tuple[Value, ...], *, has_or: bool, has_and: bool) -> Value | None:
+    """What several inequalities leave to their letters; None if they are members of a list."""
+    inequalities = [member for member in members if _is_inequality(member)]
+    if len(members) < 2 or not inequalities:
+        return None
+    if has_or:
+        return _pieces(members)
+    if len(inequalities) < len(members):
+        return None
+    intervals = [member for member in members if isinstance(member, Tuple)]
+    letters = {interval.letter for interval in intervals}
+    if len(intervals) < len(members) or len(letters) > 1:
+        return Union(members, r"\cap") if has_and and len(letters) < 2 else _lettered(members)
+    return Union(members, r"\cap" if has_and else ",")
+
+
+def _lettered(members: tuple[Value, ...]) -> Set:
+    return Set(tuple(Tuple((Words(getattr(each, "letter", "")), each)) for each in members))
+
+
+def _is_inequality(value: Value) -> bool:
+    if isinstance(value, Relation):
+        return not _INEQUALITIES.isdisjoint(value.signs)
+    return isinstance(value, Tuple) and bool(value.letter)
+
+
+def _pieces(members: tuple[Value, ...]) -> Value | None:
+    """One of them holds: ``x = 0`` or ``1 < x``; of different letters they are no union."""
+    letters, pieces = set[str](), list[Value]()
+    for member in members:
+        if isinstance(member, Relation) and member.signs == ("=",) and letter_of(member.sides[0]):
+            letters.add(letter_of(member.sides[0]))
+            pieces.append(Set((member.sides[1],)))
+        else:
+            letters |= {member.letter} if isinstance(member, Tuple) else set()
+            pieces.append(member)
+    return Union(tuple(pieces)) if len(letters) < 2 else Expression(None, repr(members))

@@ -252,16 +252,6 @@ _READ: Mapping[str, Callable[[re.Match[str]], Iterable[Token]]] = {
 }
 
 
-def spelled(parts: Iterable[Token]) -> str:
-    """Tokens as one text without spaces, but for those between words and numbers."""
-    pieces, before = list[str](), ""
-    for token in parts:
-        apart = before[-1:].isalnum() and token.text[:1].isalnum()
-        pieces.append(f" {token.text}" if apart else token.text)
-        before = token.text
-    return "".join(pieces)
-
-
 def plain_of(parts: Iterable[Token]) -> str:
     r"""Tokens as a text without ``\text{}``, with their spaces."""
     pieces = list[str]()

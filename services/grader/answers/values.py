@@ -92,18 +92,13 @@ class Set:
 
 @dataclass(frozen=True)
 class Union:
-    r"""Sets of numbers: joined, what they have in common (``\cap``), or less the others."""
+    r"""Sets of numbers: joined, what they have in common (``\cap``), or less the others.
+
+    With a comma between inequalities, what they have in common if that is anything.
+    """
 
     parts: tuple[Value, ...]
     joint: str = r"\cup"
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """Inequalities in different letters, all of which hold."""
-
-    parts: tuple[Value, ...]
-    letters: tuple[str, ...]  # of each
 
 
 @dataclass(frozen=True)
@@ -139,22 +134,15 @@ class Words:
     said: str
 
 
-@dataclass(frozen=True)
-class Open:
-    """What leaves something to the reader: ``1, 2, \\ldots, n``."""
-
-    latex: str
-
-
 Value = (
-    Number | Expression | Quantity | Numeral | Tuple | Set | Union | Conditions | Relation | Matrix
-    | Choice | Words | Open
+    Number | Expression | Quantity | Numeral | Tuple | Set | Union | Relation | Matrix
+    | Choice | Words
 )  # fmt: skip
 
 
 def parts_of(value: Value) -> tuple[Value, ...]:
     """What a value is made of; empty for a number, an expression and for words."""
-    if isinstance(value, Tuple | Set | Union | Conditions):
+    if isinstance(value, Tuple | Set | Union):
         return value.parts
     if isinstance(value, Relation):
         return value.sides

@@ -16,8 +16,7 @@ import httpx
 from prometheus_client import Counter, Gauge, Histogram
 
 from services.chassis.metrics import born_at_zero
-from services.grader.judge.form import NoVerdict, Verdict
-from services.grader.judge.question import Question, as_json
+from services.grader.judge.question import NoVerdict, Question, Verdict, as_json
 from services.grader.judge.settings import API_KEY, MODEL, URL, JudgeSettings
 from services.grader.trial_record import record_tokens
 
@@ -100,8 +99,7 @@ class Chat:
             ChatError: if there is no answer.
         """
         with IN_FLIGHT.track_inprogress(), SECONDS.time(), _counted():
-            request = {"model": self.server.model, **question.request}
-            reply = await self._call("POST", "/chat/completions", request)
+            reply = await self._reply({"model": self.server.model, **question.request})
             try:
                 completion = json.loads(reply)
                 choice = completion["choices"][0]
@@ -117,31 +115,12 @@ class Chat:
                 raise NoVerdict(why, is_cut_short=ended == "length")
             return question.form.read(content)
 
-    async def identity(self) -> tuple[str, ...]:
-        """Who answers: the server, the model, and what the server may say of it on ``/models``.
-
-        Raises:
-            ChatError: if the server does not answer.
-        """
-        told: list[str] = []
-        try:
-            models = json.loads(await self._call("GET", "/models"))["data"]
-            model, *_ = (each for each in models if each.get("id") == self.server.model)
-            told = [str(model.get(name))[:_SHOWN_CHARS] for name in ("root", "max_model_len")]
-        except ChatError as error:
-            if error.may_pass:
-                raise
-        except _NOT_AS_DESCRIBED:
-            pass
-        return self.server.url, self.server.model, *told
-
-    async def _call(self, method: str, path: str, body: object = None) -> bytes:
-        url = self.server.url + path
-        content = None if body is None else as_json(body)
+    async def _reply(self, request: object) -> bytes:
+        url = self.server.url + "/chat/completions"
         try:
             async with (
                 asyncio.timeout(self.server.timeout_s),
-                self._http.stream(method, url, content=content) as response,
+                self._http.stream("POST", url, content=as_json(request)) as response,
             ):
                 reply = await _read(response)
         except TimeoutError as error:

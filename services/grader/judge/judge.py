@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Self
 
-from prometheus_client import Counter
 from protocol.messages import Ungradable
 
-from services.chassis.metrics import born_at_zero
-from services.grader.judge import self_test
-from services.grader.judge.cache import VerdictCache
 from services.grader.judge.chat import FAILED, OVER_CONTEXT, Chat, ChatError
-from services.grader.judge.form import NoVerdict, Verdict
-from services.grader.judge.health import WAITING, Health
-from services.grader.judge.question import Question
+from services.grader.judge.health import WAITING, Health, examine
+from services.grader.judge.question import NoVerdict, Question, Verdict, as_json
 from services.grader.judge.settings import JudgeSettings
 from services.grader.shared_work import SharedWork
 from services.grader.trial_record import record_failure
 
-CACHE = born_at_zero(
-    Counter("weir_judge_cache_total", "Questions whose verdict was known, or not", ["result"]),
-    *("hit", "miss", "shared"),
-)
 log = logging.getLogger(__name__)
 
 _OUTAGES = 2  # under one question, first among others, any of which may have done it, then alone
@@ -43,12 +33,11 @@ class Judge(Health):
     ``judge_failed`` and ``judge_timeout`` (so its attempts ended, though the judge is up).
     """
 
-    def __init__(self, settings: JudgeSettings, cache: VerdictCache | None = None) -> None:
+    def __init__(self, settings: JudgeSettings) -> None:
         super().__init__(settings, self._examine)
         self.refuses_all = False  # it takes no call, as one of another name or key, and never has
-        self._cache = cache if settings.cache_bytes else None
         self._chat = Chat(settings)
-        self._identity: tuple[str, ...] | None = None  # of who has passed the last self-test
+        self._has_passed = False
         self._num_examinations = 0  # each has another seed, so that none is told what was cached
         self._slots = Slots(settings.concurrency)
         self._sharing: SharedWork[Answer] = SharedWork()
@@ -75,34 +64,12 @@ class Judge(Health):
         Raises:
             JudgeDown: if the judge is down, and not patient.
         """
-        numbers = range(samples)
-        return await asyncio.gather(*(self._shared(question.sample(number)) for number in numbers))
+        asked = [question.sample(number) for number in range(samples)]
+        return await asyncio.gather(*map(self._shared, asked))
 
     async def _shared(self, question: Question) -> Answer:
-        await self.until_up()
-        digest = question.digest(self._identity)
-        if self._sharing.is_under_way(digest):
-            CACHE.labels("shared").inc()
-        return await self._sharing.once(digest, lambda: self._remembered(question, digest))
-
-    async def _remembered(self, question: Question, digest: str) -> Answer:
-        known = await self._recalled(question, digest)
-        CACHE.labels("miss" if known is None else "hit").inc()
-        if known is not None:
-            return known
-        answer = await self._asked(question)
-        if self._cache is not None and not isinstance(answer, Ungradable):
-            digest = question.digest(self._identity)  # of who has answered, perhaps another
-            await self._cache.remember(digest, json.dumps(answer))
-        return answer
-
-    async def _recalled(self, question: Question, digest: str) -> Verdict | None:
-        text = None if self._cache is None else await self._cache.recall(digest)
-        try:
-            return None if text is None else question.form.read(text)
-        except NoVerdict as error:
-            log.warning("a remembered verdict is not used", extra={"why": str(error)})
-            return None
+        """Equal questions at one time are one call."""
+        return await self._sharing.once(as_json(question.request), lambda: self._asked(question))
 
     async def _asked(self, question: Question) -> Answer:
         """Ask among others; if the judge goes down under it again and again, alone.
@@ -153,16 +120,15 @@ class Judge(Health):
         return failure
 
     async def _examine(self) -> str | None:
-        """The self-test: on the way of all calls, but past their slots and the cache."""
+        """The self-test: on the way of all calls, but past their slots."""
         self._num_examinations += 1
         try:
-            why = await self_test.examine(self._chat, seed=self._num_examinations)
-            if why is None:
-                self._identity = await self._chat.identity()
+            why = await examine(self._chat, seed=self._num_examinations)
         except ChatError as error:
-            self.refuses_all = self._identity is None and not error.may_pass
+            self.refuses_all = not (self._has_passed or error.may_pass)
             return str(error)
         self.refuses_all = False
+        self._has_passed |= why is None
         return why
 
 

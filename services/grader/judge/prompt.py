@@ -16,8 +16,7 @@ from pathlib import Path
 from protocol.messages import Task
 from protocol.rubric import Criterion, Rubric
 
-from services.grader.judge.form import ANALYSIS, Form, one_of, words
-from services.grader.judge.question import Turn
+from services.grader.judge.question import ANALYSIS, Form, Turn, one_of, words
 from services.grader.templates import problem_of
 
 RUBRIC_FOLDER = Path(__file__).parents[1] / "rubrics"  # those that come with Weir, a TOML file each

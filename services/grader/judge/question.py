@@ -1,17 +1,115 @@
-"""A question to the judge: all that decides its verdict, and nothing else."""
+"""A question to the judge: all that decides its verdict, the form to fill in among it.
+
+A server may promise that its replies follow a schema. The strict reader here does not believe it.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.grader.judge.form import Form, NoVerdict
-
-Turn = dict[str, str]  # {"role": ..., "content": ...}
+ANALYSIS = "analysis"  # written first: a judge that has reasoned decides better
+_KEPT_CHARS = 1_500  # of an analysis
 _BETWEEN_ATTEMPTS = 1_000_003  # so that no attempt takes the seed of another sample
 _SOME_CHANCE = 0.7
+
+Turn = dict[str, str]  # {"role": ..., "content": ...}
+Verdict = dict[str, str | float]
+
+
+class NoVerdict(ValueError):
+    """The judge's text is not a form filled in; the text says why, without quoting the judge."""
+
+    def __init__(self, why: str, *, is_cut_short: bool = False) -> None:
+        super().__init__(why)
+        self.is_cut_short = is_cut_short  # the model's tokens were used up before it had ended
+
+
+def words(what: str) -> Mapping[str, Any]:
+    """The schema of a text, of which the judge is told what it shall be."""
+    # No ``maxLength``: to count characters costs a server's grammar seconds to compile and a
+    # hundred times as long for every token (xgrammar 0.2, 200 000 tokens).
+    return {"type": "string", "description": what}
+
+
+def one_of(names: Sequence[str]) -> Mapping[str, Any]:
+    """The schema of one name out of several."""
+    return {"type": "string", "enum": list(names)}
+
+
+def number_within(lowest: float, highest: float) -> Mapping[str, Any]:
+    """The schema of a number with its bounds."""
+    return {"type": "number", "minimum": lowest, "maximum": highest}
+
+
+@dataclass(frozen=True)
+class Form:
+    """The schema of each field by its name, in the order in which they are filled in."""
+
+    fields: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """An object with every field and nothing else."""
+        return {
+            "type": "object",
+            "properties": dict(self.fields),
+            "required": list(self.fields),
+            "additionalProperties": False,
+        }
+
+    @property
+    def instructions(self) -> str:
+        """What the judge is told of the form: each field's name, and what it holds."""
+        head = "Answer with one JSON object and nothing else. Its fields, in this order:"
+        fields = (f'- "{name}": {_in_words(schema)}' for name, schema in self.fields.items())
+        return "\n".join([head, *fields])
+
+    def read(self, content: object) -> Verdict:
+        """The form filled in, if ``content`` is exactly that; of an analysis its beginning.
+
+        Raises:
+            NoVerdict: if it is anything else.
+        """
+        if not isinstance(content, str):
+            raise NoVerdict("there is no text")
+        try:
+            values = json.loads(content, object_pairs_hook=_without_repeats)
+        except (ValueError, RecursionError) as error:
+            raise NoVerdict(f"it is not JSON: {error}") from error
+        if not isinstance(values, dict) or values.keys() != self.fields.keys():
+            raise NoVerdict("fields are missing or too many")
+        for name, schema in self.fields.items():
+            if not _fits(values[name], schema):
+                raise NoVerdict(f"{name} holds what it may not")
+        if ANALYSIS in values:
+            values[ANALYSIS] = values[ANALYSIS][:_KEPT_CHARS]
+        return values
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a field is there twice")
+    return values
+
+
+def _in_words(schema: Mapping[str, Any]) -> str:
+    if names := schema.get("enum"):
+        return "one of " + ", ".join(json.dumps(name, ensure_ascii=False) for name in names)
+    if schema["type"] == "number":
+        return f"a number from {schema['minimum']:.15g} to {schema['maximum']:.15g}"
+    return schema["description"]
+
+
+def _fits(value: object, schema: Mapping[str, Any]) -> bool:
+    if schema["type"] == "string":
+        return isinstance(value, str) and value in schema.get("enum", [value])
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return schema["minimum"] <= value <= schema["maximum"]
 
 
 def as_json(value: object) -> bytes:
@@ -59,7 +157,3 @@ class Question:
             "temperature": self.temperature,
             "seed": self.seed,
         }
-
-    def digest(self, judge: object) -> str:
-        """Under which a verdict is remembered, of the judge that these values identify."""
-        return hashlib.sha256(as_json([judge, self.request])).hexdigest()

@@ -10,7 +10,7 @@ import httpx
 from protocol.rewards import JUDGE
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from services.chassis.deployment import DeploymentError, Reader, count, positive, variable, whole
+from services.chassis.deployment import DeploymentError, Reader, count, positive, variable
 
 URL, MODEL, API_KEY = "WEIR_JUDGE_URL", "WEIR_JUDGE_MODEL", "WEIR_JUDGE_API_KEY"
 OTHERS = "WEIR_JUDGES"
@@ -27,7 +27,6 @@ class JudgeSettings:
     api_key: str | None = field(default=None, repr=False)
     concurrency: int = 128  # calls in flight at once, of this process
     timeout_s: float = 120.0  # of one attempt, from the first byte sent to the last one read
-    cache_bytes: int = 64 * 2**20  # of remembered verdicts, in all; 0: none
     pauses_s: tuple[float, ...] = (1.0, 4.0)  # before the second attempt, and so on
     retest_s: tuple[float, float] = (1.0, 30.0)  # the first and the longest pause of a judge down
     patient: bool = True  # whether questions wait for a judge that is down
@@ -92,7 +91,6 @@ def _first(environment: Mapping[str, str]) -> JudgeSettings:
         key,
         concurrency=read("WEIR_JUDGE_CONCURRENCY", count, str(JudgeSettings.concurrency)),
         timeout_s=read("WEIR_JUDGE_TIMEOUT_S", positive, str(JudgeSettings.timeout_s)),
-        cache_bytes=read("WEIR_JUDGE_CACHE_BYTES", whole, str(JudgeSettings.cache_bytes)),
     )
 
 

@@ -10,34 +10,35 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, BinaryIO
 
+from protocol.messages import Graded
+from protocol.recipe import explain
 from protocol.tasks import raw_lines
+from pydantic import ValidationError
 
 from services.chassis.deployment import DeploymentError
 from services.chassis.faults import WorkerFault
 from services.grader.judge.judge import Judge
 from services.grader.judge.settings import URL, JudgeSettings
-from services.grader.offline import calibration
-from services.grader.offline.agreement import summary
-from services.grader.offline.verdicts import (
-    MAX_LINE_BYTES,
-    UNREADABLE,
-    UnreadableLine,
-    verdict_on,
-)
+from services.grader.offline.calibration import CALIBRATED, Labelled, cases_of, summary
 from services.grader.pool import Pool
-from services.grader.settings import Settings
-from services.grader.tools import Tools
-from services.grader.verifiers.math_answer import WARM_UP
+from services.grader.tools import Settings, Tools
+from services.grader.verifiers.math_answer import WARM_UP, decide_response
 from services.grader.worker import opened
 
+MAX_LINE_BYTES = 64 << 20
 DONE, NOT_DONE, INTERRUPTED, NOBODY_READS = 0, 2, 130, 141
-_EXPLAINED = DeploymentError, WorkerFault, calibration.LabelledError
+_UNREADABLE = {"verdict": None, "reason": "unreadable_line", "path": None, "ms": 0.0}
 _LINES_AT_ONCE = 32
+
+
+class UnreadableLine(ValueError):
+    """A line that cannot be used; the text says why."""
 
 
 class ReaderGone(RuntimeError):
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return NOBODY_READS
     except OSError as error:
         _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    except _EXPLAINED as error:
+    except (DeploymentError, WorkerFault, UnreadableLine) as error:
         _complain(str(error))
     return NOT_DONE
 
@@ -89,58 +90,111 @@ def _complain(text: str) -> None:
 def _grade(file: BinaryIO) -> int:
     """Verdicts on some lines at a time; lines are read while nothing is under way."""
     settings, status = Settings.from_environment(), DONE
+    pool, places = Pool(settings.workers, warm_ups=[WARM_UP]), asyncio.Semaphore(settings.workers)
+    tools = Tools(pool)
+
+    async def verdicts(lines: Iterable[bytes]) -> list[dict[str, Any] | BaseException]:
+        asked = (_verdict(line, tools, places) for line in lines)
+        return await asyncio.gather(*asked, return_exceptions=True)
+
     with asyncio.Runner() as runner:
-        pool = Pool(settings.workers, warm_ups=[WARM_UP])
         runner.run(pool.__aenter__())
         try:
-            tools, lines = Tools(pool), enumerate(raw_lines(file, MAX_LINE_BYTES), start=1)
+            lines = enumerate(raw_lines(file, MAX_LINE_BYTES), start=1)
             while some := dict(islice(lines, _LINES_AT_ONCE)):
-                graded = runner.run(_verdicts(some.values(), tools, settings.workers))
-                for number, verdict in zip(some, graded, strict=True):
+                found = runner.run(verdicts(some.values()))
+                for number, verdict in zip(some, found, strict=True):
                     if isinstance(verdict, UnreadableLine):
                         _complain(f"line {number}: {verdict}")
-                        status = NOT_DONE
-                    _write(UNREADABLE if isinstance(verdict, UnreadableLine) else verdict)
+                        status, verdict = NOT_DONE, _UNREADABLE
+                    if isinstance(verdict, BaseException):
+                        raise verdict
+                    _write(verdict)
         finally:
-            runner.run(pool.__aexit__(None, None, None))
+            runner.run(pool.__aexit__())
     return status
 
 
-async def _verdicts(
-    lines: Iterable[bytes], tools: Tools, at_once: int
-) -> list[dict[str, Any] | UnreadableLine]:
-    places = asyncio.Semaphore(at_once)
+async def _verdict(line: bytes, tools: Tools, places: asyncio.Semaphore) -> dict[str, Any]:
+    """The verdict on the response of a line; None for what could not be graded.
 
-    async def graded(line: bytes) -> dict[str, Any] | UnreadableLine:
-        async with places:
-            try:
-                return await verdict_on(line, tools)
-            except UnreadableLine as error:
-                return error
+    ``path`` names what decided; ``ms`` is the time that it took, in milliseconds.
 
-    return await asyncio.gather(*map(graded, lines))
+    Raises:
+        UnreadableLine: if there is no response to an answer in it.
+    """
+    response, answer, problem = _texts(line)
+    async with places:
+        began = time.perf_counter()
+        score, path = await decide_response(response, answer, tools, problem=problem)
+        ms = round(1000 * (time.perf_counter() - began), 3)
+    is_right = score.value == 1 if isinstance(score, Graded) else None
+    return {"verdict": is_right, "reason": score.reason, "path": path, "ms": ms}
+
+
+def _texts(line: bytes) -> list[str]:
+    """The response, the answer, and the problem, empty if there is none; others are left alone."""
+    fields = {"problem": "", **_json_object(line)}
+    names = ("response", "answer", "problem")
+    for name in names:
+        if name not in fields:
+            raise UnreadableLine(f"{name}: missing")
+        if not isinstance(fields[name], str):
+            raise UnreadableLine(f"{name}: must be text, in quotes")
+    return [fields[name] for name in names]
+
+
+def _json_object(line: bytes) -> dict[str, Any]:
+    if len(line) > MAX_LINE_BYTES:
+        raise UnreadableLine(f"longer than {MAX_LINE_BYTES >> 20} MiB")
+    try:
+        value = json.loads(line.decode())
+    except (ValueError, RecursionError) as error:
+        raise UnreadableLine(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UnreadableLine("no JSON object")
+    return value
+
+
+def read_labelled(file: BinaryIO) -> list[Labelled]:
+    """Every labelled solution of a file; blank lines are left out.
+
+    Raises:
+        UnreadableLine: naming the first line that is none, or if there is no line.
+    """
+    found: list[Labelled] = []
+    for number, line in enumerate(raw_lines(file, MAX_LINE_BYTES), start=1):
+        try:
+            if line.strip():
+                found.append(Labelled.model_validate(_json_object(line)))
+        except (UnreadableLine, ValidationError) as error:
+            why = explain(error) if isinstance(error, ValidationError) else error
+            raise UnreadableLine(f"line {number}: {why}") from error
+    if not found:
+        raise UnreadableLine("line 1: the file holds no labelled solution")
+    return found
 
 
 def _calibrate(file: BinaryIO) -> int:
-    return asyncio.run(_compare(calibration.read_labelled(file)))
+    return asyncio.run(_compare(read_labelled(file)))
 
 
-async def _compare(solutions: Sequence[calibration.Labelled]) -> int:
+async def _compare(solutions: Sequence[Labelled]) -> int:
     """Write what there is to know about each verifier, a line of JSON each."""
     own = JudgeSettings.from_environment()
     judges = {"": Judge(replace(own, patient=False))} if own else {}
     settings = replace(Settings.from_environment(), python=False)  # nothing here runs clients' code
     async with opened(settings, judges) as tools:
-        for check, label in calibration.CALIBRATED:
+        for check, label in CALIBRATED:
             if check.verifier == "model_judge" and not judges:
                 _complain(f"model_judge was not asked: {URL} is not set")
                 continue
-            cases = await calibration.cases_of(check, label, solutions, tools)
+            cases = await cases_of(check, label, solutions, tools)
             _write({"verifier": check.verifier, "label": label, **summary(cases)})
     return DONE
 
 
-def _write(fields: Mapping[str, Any]) -> None:
+def _write(fields: dict[str, Any]) -> None:
     try:
         print(json.dumps(fields), flush=True)
     except BrokenPipeError as error:

@@ -21,7 +21,7 @@ from services.chassis.faults import WorkerFault
 from services.grader.gate import what_is_missing
 from services.grader.judge.judge import Judge
 from services.grader.judge.settings import deployed_judges
-from services.grader.settings import Settings
+from services.grader.tools import Settings
 from services.grader.worker import grade_group, opened
 
 

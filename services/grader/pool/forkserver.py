@@ -1,92 +1,33 @@
-"""The process that forks workers: it imports once, warms up, and stays single-threaded.
+"""The process that forks workers, and what a worker does.
 
-`processes.py` starts it, and sends it an end of a connection for each worker to be forked. Both
-hold that end. If the pool closes the other one, or only says that it will send no more, this
-process kills the worker; where a worker has ended, this process says how, as the last line of its
-connection. As the only parent of the workers it alone kills and buries them, so that a pid can
-never mean somebody else.
+It imports once, warms up, and stays single-threaded. `pool.py` starts it, and sends it an end of a
+connection for each worker to be forked. A worker answers one call after the other, until its
+connection is closed; a call and its answer are a line of JSON each, and nothing is ever unpickled.
+Where a worker has ended, this process says how, as the last line of its connection.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
+import json
 import os
 import resource
 import select
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 from services.chassis.parent import die_with_parent
 from services.grader.pool.confinement import leave_network, lock_in
-from services.grader.pool.worker import READY, answer_until_closed, as_line, limit_memory, resolve
+from services.grader.pool.pool import as_line
 
 _GIBIBYTE = 1 << 30
-
-
-class _ForkServer:
-    def __init__(self, orders: socket.socket, confined: bool) -> None:
-        self.orders = orders
-        self.confined = confined
-        self.pid = os.getpid()
-        self.workers: dict[int, tuple[int, socket.socket]] = {}  # by pid: pidfd, connection
-        self.news = select.epoll()
-        self.news.register(orders, select.EPOLLIN)
-
-    def serve_until_closed(self) -> None:
-        """Fork, kill and bury until the pool closes its end of the orders, or dies."""
-        serving = True
-        while serving:
-            ready = {fd for fd, _ in self.news.poll()}
-            for pid, (pidfd, connection) in list(self.workers.items()):
-                if pidfd in ready:
-                    self._bury(pid, pidfd, connection)
-                elif connection.fileno() in ready:
-                    os.kill(pid, signal.SIGKILL)
-            if self.orders.fileno() in ready:
-                order, fds, _, _ = socket.recv_fds(self.orders, 1, 1)
-                serving = bool(order)
-                for fd in fds:
-                    self._fork(socket.socket(fileno=fd))
-
-    def _fork(self, connection: socket.socket) -> None:
-        pid = os.fork()
-        if pid == 0:
-            self._work(connection)
-        pidfd = os.pidfd_open(pid)
-        self.workers[pid] = pidfd, connection
-        self.news.register(pidfd, select.EPOLLIN)
-        self.news.register(connection, select.EPOLLRDHUP | select.EPOLLET)  # told once
-
-    def _work(self, connection: socket.socket) -> NoReturn:
-        try:
-            die_with_parent(self.pid)
-            connection.sendall(READY)
-            self.orders.close()
-            self.news.close()
-            for pidfd, other in self.workers.values():
-                os.close(pidfd)
-                other.close()
-            limit_memory(_GIBIBYTE if self.confined else 2 * _GIBIBYTE)
-            if self.confined:
-                lock_in()
-                die_with_parent(self.pid)  # a new user forgets it
-            answer_until_closed(connection)
-            os._exit(0)
-        finally:
-            os._exit(1)
-
-    def _bury(self, pid: int, pidfd: int, connection: socket.socket) -> None:
-        del self.workers[pid]
-        self.news.unregister(pidfd)
-        self.news.unregister(connection)
-        os.close(pidfd)
-        _, status, usage = os.wait4(pid, 0)
-        end = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
-        with connection, suppress(OSError):  # nobody listens any more
-            connection.sendall(b"\n" + as_line(end))  # it may have died in the middle of a line
+_MAX_DETAIL_CHARS = 500
 
 
 def main(fd: str, confined: str, *warm_ups: str) -> None:
@@ -103,7 +44,93 @@ def main(fd: str, confined: str, *warm_ups: str) -> None:
         print("clients' code can reach the network: unshare is not allowed here", file=sys.stderr)
     gc.collect()
     gc.freeze()
-    _ForkServer(socket.socket(fileno=int(fd)), bool(confined)).serve_until_closed()
+    _serve_until_closed(socket.socket(fileno=int(fd)), bool(confined))
+
+
+def resolve(name: str) -> Callable[..., Any]:
+    """The function called ``"package.module:function"``."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def _serve_until_closed(orders: socket.socket, confined: bool) -> None:
+    """Fork and bury until the pool closes its end of the orders, or dies."""
+    woken, deaths = socket.socketpair()
+    deaths.setblocking(False)
+    signal.set_wakeup_fd(deaths.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    connections: dict[int, socket.socket] = {}
+    news, me, serving = select.poll(), os.getpid(), True
+    news.register(orders, select.POLLIN)
+    news.register(woken, select.POLLIN)
+    while serving:
+        ready = {fd for fd, _ in news.poll()}
+        if woken.fileno() in ready:
+            woken.recv(4096)
+            _bury(connections)
+        if orders.fileno() in ready:
+            order, fds, _, _ = socket.recv_fds(orders, 1, 1)
+            serving = bool(order)
+            for fd in fds:
+                connection = socket.socket(fileno=fd)
+                if (pid := os.fork()) == 0:
+                    _work(connection, confined, parent=me)
+                connections[pid] = connection
+
+
+def _bury(connections: dict[int, socket.socket]) -> None:
+    while connections:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        told = as_line({"died": os.waitstatus_to_exitcode(status)})
+        with connections.pop(pid) as connection, suppress(OSError):  # nobody listens any more
+            connection.sendall(b"\n" + told)  # it may have died in the middle of a line
+
+
+def _work(connection: socket.socket, confined: bool, parent: int) -> NoReturn:
+    """The life of a forked process, which has nothing of the others."""
+    try:
+        die_with_parent(parent)
+        signal.set_wakeup_fd(-1)
+        os.closerange(3, connection.fileno())
+        os.closerange(connection.fileno() + 1, 1 << 30)
+        connection.sendall(as_line(os.getpid()))
+        _limit_memory(_GIBIBYTE if confined else 2 * _GIBIBYTE)
+        if confined:
+            lock_in()
+            die_with_parent(parent)  # a new user forgets it
+        for line in connection.makefile("rb"):
+            connection.sendall(_answer(*json.loads(line)))
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def _limit_memory(memory_bytes: int) -> None:
+    """Make allocations beyond this fail, and crashes leave no core file.
+
+    If the machine itself runs out of memory, a worker is what the kernel should kill.
+    """
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError):  # not every sandbox has it
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _answer(number: int, deadline_s: float, function: str, args: list[Any]) -> bytes:
+    """The kernel ends a call that takes more CPU time, in the middle of a C call too."""
+    signal.setitimer(signal.ITIMER_PROF, deadline_s)
+    try:
+        return as_line({"number": number, "value": resolve(function)(*args)})
+    except MemoryError:
+        failed = {"failed": "memory", "detail": "over the memory limit"}
+    except Exception as error:
+        detail = f"{type(error).__name__}: {error}"[:_MAX_DETAIL_CHARS]
+        failed = {"failed": "error", "detail": detail}
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    return as_line({"number": number, **failed})
 
 
 if __name__ == "__main__":

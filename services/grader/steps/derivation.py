@@ -18,6 +18,7 @@ from services.grader.answers.grammar import read_expression
 from services.grader.answers.nodes import Node, Unreadable
 from services.grader.steps import RIGHT, WRONG, Derivation
 from services.grader.steps.judging import Judged, judged
+from services.grader.steps.letters import refuted
 from services.grader.steps.values import NoValue, Value, values
 
 _TYPICAL = r"$\frac{1}{2}\sqrt{8} = \sqrt{2} \approx 1.41$ and $\sin 30^\circ + x = x + 2^{-1}$"
@@ -62,13 +63,13 @@ def derive(text: str, problem: str, solution: str, answer: str, most: int) -> De
     less with each step that is wrong, or on its way but not grounded. Splitting gains nothing.
     """
     known = _numbers_of(problem)
-    reference = _Links(solution, known, most)
+    reference = _Links(solution, known, answer, most)
     results = {n for link in reference.links if link.judged.sides for n in link.results}
     operands = {n for link in reference.links for n in link.operands}
     known |= operands - results
     goals = _values_of(answer) or _values_of(last_boxed(text) or "")
     asked = results - known - goals
-    found = _Links(text, known, most)
+    found = _Links(text, known, answer, most)
     low, path = found.worth(goals, asked, operands & known)
     steps, size = [link.judged.step for link in found.links], len(asked) + 1
     wrong = len({step.identity for step in steps if step.verdict == WRONG})
@@ -83,11 +84,11 @@ def derive(text: str, problem: str, solution: str, answer: str, most: int) -> De
 class _Links:
     """The steps of a text, each with the earlier ones that made its numbers."""
 
-    def __init__(self, text: str, known: Collection[float], most: int) -> None:
+    def __init__(self, text: str, known: Collection[float], answer: str, most: int) -> None:
         self.links = list[_Link]()
         self._known = known
         self._makers = dict[float, int]()  # of each number, the last link of the best status
-        for at, each in enumerate(judged(text, most)):
+        for at, each in enumerate(refuted(judged(text, most), text, answer)):
             self.links.append(link := self._linked(each))
             for number in link.results:
                 if self.links[self._makers.setdefault(number, at)].status <= link.status:

@@ -26,7 +26,7 @@ _DOUBT = re.compile(
     r"(?i)\b(?:false|wrong|incorrect|contradict\w*|impossible|fails?|no solutions?"
     r"|mod|modul[oa]r?|base|round\w*|nearest|remainders?)\b|\?|[✗❌]"
 )
-_DENIAL = re.compile(r"(?i)\b(?:not|cannot|never)\b|n['’]t\b")  # before a relation, and behind
+_DENIAL = re.compile(r"(?i)(?:\b(?:not|cannot|never)|n['’]t)\b[^,.$]{0,20}\$?\Z")  # before
 _DENIAL_BEHIND = re.compile(r"(?i)\b(?:is|are|was|were|do|does|did)(?: not|n['’]t)\b")
 _NAME = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,} ?\$?\Z")  # before a single number
 _UNIT = re.compile(r"[ /-][A-Za-z]{2}")  # behind one

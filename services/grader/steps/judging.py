@@ -34,6 +34,7 @@ class Judged(NamedTuple):
 
     step: Step
     relation: Relation
+    trees: Sequence[Node] = ()
     sides: Sequence[Node] = ()
     values: Sequence[Value] = ()
 
@@ -89,7 +90,7 @@ def _judged(relation: Relation) -> Judged | None:
     identity = f"{left} {relation.sign} {right} {relation.modulus or ''}"
     step = Step(verdict, identity, relation.start, relation.end, note)
     is_equation = found and relation.sign in _EQUALITIES
-    return Judged(step, relation, plain, found) if is_equation else Judged(step, relation)
+    return Judged(step, relation, sides, *((plain, found) if is_equation else ()))
 
 
 def _key(node: Node) -> str:
@@ -107,7 +108,7 @@ def _key(node: Node) -> str:
 def _of_numbers(sign: str, sides: Sides) -> tuple[str | None, Pair]:
     """Right if it is in one way to read it, wrong if it is in all; with the values."""
     pairs: list[Pair] = list(product(values(sides[0], {}), values(sides[1], {})))
-    outcomes = [_holds(sign, sides, pair) for pair in pairs]
+    outcomes = [holds(sign, sides, pair) for pair in pairs]
     if all(side.is_literal for side in sides):
         return None, pairs[0]
     if True in outcomes:
@@ -123,7 +124,7 @@ def _note(a: Value, b: Value) -> str:
     return f"left {left}, right {right}" if left != right else ""
 
 
-def _holds(sign: str, sides: Sides, pair: Pair) -> bool | None:
+def holds(sign: str, sides: Sequence[Node], pair: Pair) -> bool | None:
     """None where that cannot be told."""
     if compare(*pair) in _ORDERS[sign]:
         return True
@@ -163,7 +164,7 @@ def _is_identity(sides: Sides) -> bool:
     names = sorted({node.letter for s in sides for node in s.walk() if node.kind == "letter"})
     counts = any(node.kind in {"factorial", "binomial"} for s in sides for node in s.walk())
     for _ in range(_MAX_POINTS):
-        point = {name: _coordinate(chance, whole=counts) for name in names}
+        point = {name: coordinate(chance, whole=counts) for name in names}
         try:
             left, right = (values(side, point | {"e": E}) for side in sides)
         except NoValue:
@@ -176,7 +177,7 @@ def _is_identity(sides: Sides) -> bool:
     return False
 
 
-def _coordinate(chance: Random, *, whole: bool) -> Value:
+def coordinate(chance: Random, *, whole: bool) -> Value:
     """Positive and negative, large and small, or whole numbers from 3 to 12."""
     if whole:
         return number(chance.randint(3, 12))

@@ -54,6 +54,7 @@ _SPELLED_ALIKE = [  # of which every place stays where it is
 
 def pieces(text: str) -> Iterator[Token]:
     """The tokens of a text, between two walls."""
+    written = text
     for pattern, spelled in _SPELLED_ALIKE:
         text = pattern.sub(lambda found, s=spelled: s.ljust(len(found[0])), text)
     end = Token("wall", "", gap=True, start=len(text), end=len(text))
@@ -69,9 +70,10 @@ def pieces(text: str) -> Iterator[Token]:
         is_behind = before.text == "}" and token.kind == "number" and gap.isspace() and not in_math
         may_end = is_line or is_apart or is_behind or token.kind == "row" or _APART.search(gap)
         ahead = behind if token.kind == "row" else token
+        is_new = token.kind == "row" and "&" not in written[token.end : behind.start]
         if _DISPLAY.search(gap):
             yield Token("wall", "", start=token.start, end=token.start)
-        elif may_end and not _goes_on(before, ahead, is_dash=is_dash):
+        elif may_end and not _goes_on(before, ahead, is_dash=is_dash or is_new):
             yield Token("stop", "", start=token.start, end=token.start)
         if is_dash and (before.kind == "wall" or "\n" in gap or is_apart):  # of a list, or a sign
             yield token._replace(text=r"\pm")

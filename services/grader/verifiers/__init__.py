@@ -13,15 +13,7 @@ from protocol.messages import Score, Task
 from protocol.names import VerifierName
 
 from services.grader.tools import Tools
-from services.grader.verifiers import (
-    equation_steps,
-    math_answer,
-    model_judge,
-    python,
-    score_model,
-    string_check,
-    text_similarity,
-)
+from services.grader.verifiers import equation_steps, judges, math_answer, python, texts
 
 # (task, text of the response, the recipe's settings of this check, tools); each verifier takes the
 # class of checks that `protocol.rewards` makes of its name.
@@ -30,10 +22,10 @@ Verifier = Callable[[Task, str, Any, Tools], Awaitable[Score]]
 VERIFIERS: dict[VerifierName, Verifier] = {
     "math_answer": math_answer.verify,
     "equation_steps": equation_steps.verify,
-    "model_judge": model_judge.verify,
-    "score_model": score_model.verify,
-    "label_model": score_model.verify_label,
-    "string_check": string_check.verify,
-    "text_similarity": text_similarity.verify,
+    "model_judge": judges.model_judge,
+    "score_model": judges.score_model,
+    "label_model": judges.label_model,
+    "string_check": texts.string_check,
+    "text_similarity": texts.text_similarity,
     "python": python.verify,
 }

@@ -10,7 +10,7 @@ the comparison no time.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from protocol.messages import Graded, Mark, Score, Task, Ungradable
 from protocol.rewards import MathAnswer, ModelJudge
@@ -21,7 +21,7 @@ from services.grader.answers.question import MAX_CHARS
 from services.grader.pool import Cause, Failed, Value
 from services.grader.templates import problem_of
 from services.grader.tools import Tools
-from services.grader.verifiers import model_judge
+from services.grader.verifiers.judges import model_judge
 
 WARM_UP = "services.grader.answers.algebra.pool:warm_up"
 EXAMINE = "services.grader.answers.algebra.pool:examine"
@@ -47,8 +47,7 @@ _SCORES: dict[object, Score] = {
 }
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """A score, and the way it was found: by which rule, or by ``algebra``."""
 
     score: Score
@@ -69,7 +68,7 @@ async def verify(task: Task, text: str, check: MathAnswer, tools: Tools) -> Scor
         return score
     if check.unknown == "ungradable":
         return Ungradable(reason="unknown")
-    judged = await model_judge.verify(task, text, _JUDGE, tools)
+    judged = await model_judge(task, text, _JUDGE, tools)
     if isinstance(judged, Ungradable):
         return judged
     value, reason = (1.0, None) if judged.value == 1 else (0.0, _WRONG.reason)
@@ -128,7 +127,7 @@ async def _by_algebra(gold: str, answer: str, problem: str, tools: Tools) -> Sco
     outcome = await _run_twice(_COMPARE, gold, answer, problem, tools=tools)
     if isinstance(outcome, Value):
         return _SCORES[outcome.value]
-    if outcome.is_machines_fault(tools.compare_deadline_s):
+    if outcome.is_machines_fault:
         return _STARVED
     fault = await tools.examinations.once(gold, lambda: _fault_of_gold(gold, tools), _not_starved)
     if fault is not None:
@@ -140,8 +139,7 @@ async def _fault_of_gold(gold: str, tools: Tools) -> Ungradable | None:
     """Why the gold answer cannot be compared with anything; None if it gives no trouble."""
     outcome = await _run_twice(EXAMINE, gold, tools=tools)
     if isinstance(outcome, Failed):
-        is_starved = outcome.is_machines_fault(tools.compare_deadline_s)
-        return _STARVED if is_starved else _GOLD_NOT_PARSABLE
+        return _STARVED if outcome.is_machines_fault else _GOLD_NOT_PARSABLE
     return None if outcome.value else _GOLD_NOT_PARSABLE
 
 
@@ -153,15 +151,16 @@ def _not_starved(score: Score | None) -> bool:
 async def _run_twice(function: str, *args: str, tools: Tools) -> Value | Failed:
     """Run quickly; what hangs or crashes gets a second, longer try in a fresh worker.
 
-    A worker that got little CPU time until its deadline proves nothing: then there is a third.
+    A worker that was killed, or got no CPU time, proves nothing: then there is a third.
     """
     outcome = await tools.pool.run(function, *args, deadline_s=tools.quick_deadline_s)
     for _ in range(2):
         if isinstance(outcome, Value) or outcome.cause is Cause.ERROR:
             return outcome
-        deadline_s = tools.compare_deadline_s
-        outcome = await tools.pool.run(function, *args, deadline_s=deadline_s, suspect=True)
-        if isinstance(outcome, Value) or not outcome.is_machines_fault(deadline_s):
+        outcome = await tools.pool.run(
+            function, *args, deadline_s=tools.compare_deadline_s, suspect=True
+        )
+        if isinstance(outcome, Value) or not outcome.is_machines_fault:
             return outcome
     return outcome
 

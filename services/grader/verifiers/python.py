@@ -27,8 +27,11 @@ async def verify(task: Task, text: str, check: PythonSource, tools: Tools) -> Sc
         GRADE, check.source, _sample(final_text(text)), columns_of(task), deadline_s=DEADLINE_S
     )
     if isinstance(outcome, Failed):
-        starved = outcome.is_machines_fault(DEADLINE_S)
-        return _failed("starved" if starved else f"python_{outcome.cause}", _words(outcome))
+        why = outcome.detail
+        if outcome.cause is Cause.STALL:
+            why += ": it sleeps or waits for something, or the grader's machine is too busy"
+        reason = "starved" if outcome.is_machines_fault else f"python_{outcome.cause}"
+        return _failed(reason, why)
     found = outcome.value if isinstance(outcome.value, dict) else {}
     value = found.get("value")
     if not isinstance(value, float) or not math.isfinite(value):
@@ -41,16 +44,6 @@ def _sample(text: str) -> dict[str, Any]:
         return {"output_text": text, "output_json": output_json(text)}
     except NoOutput:
         return {"output_text": text, "output_json": None}
-
-
-def _words(failed: Failed) -> str:
-    """What is known of it; nobody can tell a function that sleeps from a machine that is busy."""
-    if failed.cause is not Cause.TIMEOUT or failed.cpu_s is None:
-        return failed.detail
-    why = f"{failed.detail}, of which it computed for {failed.cpu_s:.1f} s"
-    if not failed.is_machines_fault(DEADLINE_S):
-        return why
-    return f"{why}: it sleeps or waits for something, or the grader's machine is too busy"
 
 
 def _failed(reason: str, words: str) -> Ungradable:

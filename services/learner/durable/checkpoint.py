@@ -14,7 +14,7 @@ from protocol.messages import Message
 from protocol.recipe import Purpose
 from pydantic import Field
 
-from services.learner.faults import MachineFault
+from services.learner.attempt import MachineFault
 from services.learner.training.ranks import Team
 
 _STATE = "state.json"

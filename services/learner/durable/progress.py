@@ -10,8 +10,7 @@ from typing import Any
 from protocol.recipe import Purpose
 
 from services.learner.durable.checkpoint import LearnerState, checkpoint_name
-from services.learner.supply.ledger import Ledger
-from services.learner.supply.lost import in_words
+from services.learner.supply.ledger import Ledger, in_words
 
 _KEPT_EVALUATIONS = 1000  # beside the first
 
@@ -20,10 +19,6 @@ _TOTALS = (
     *("train_seconds", "samples", "tokens", "updates", "parity_max", "parity_tokens"),
     *("empty_steps", "groups_without_signal", "exposed_grading_seconds"),
 )
-
-
-class LearnedNothing(RuntimeError):
-    """All steps are made, and the policy is as it was; the text says why."""
 
 
 def _no_totals() -> dict[str, float]:

@@ -6,25 +6,17 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from protocol.messages import FinishReason, GradedGroup, RolloutGroup
+from protocol.messages import FinishReason, RolloutGroup
 from protocol.recipe import Purpose
 from protocol.samples import USED, ResponseFacts, SampledGroup, SampleFacts
 
-from services.learner.training.samples import in_loss
-from services.learner.training.scoring import Scoring, gradable
+from services.learner.training.scoring import ScoredGroup
 
-_OF_RESPONSES = ("rewards", "advantages", "outcome_advantages", "process_advantages")
 _OF_TOKENS = ("logprobs", "entropies", "token_advantages")
 
 
 def sampled_groups(
-    groups: Sequence[GradedGroup],
-    fates: Sequence[str],
-    scoring: Scoring,
-    tokens: Mapping[str, np.ndarray],
-    *,
-    attempt: int,
-    step: int,
+    groups: Sequence[ScoredGroup], tokens: Mapping[str, np.ndarray], *, attempt: int, step: int
 ) -> Iterator[SampledGroup]:
     """What the store keeps of the groups that a step used or dropped.
 
@@ -32,22 +24,21 @@ def sampled_groups(
         tokens: what the step measured for each token of its samples, in their order: any of the
             arrays over tokens that a `SampledGroup` has.
     """
-    begin, untrained = 0, scoring.without_advantage
-    for graded, fate in zip(groups, fates, strict=True):
-        by = untrained if graded.purpose is Purpose.EVAL else scoring
-        measured: dict[str, np.ndarray] = {}
-        if fate == USED:
-            is_measured = _tokens_in_loss(graded, by)
-            end = begin + int(is_measured.sum())
-            measured = {n: _spread(a[begin:end], is_measured) for n, a in tokens.items()}
-            begin = end
+    ends = np.cumsum([_tokens_in_loss(group).sum() for group in groups], dtype=int)
+    parts = {name: np.split(values, ends) for name, values in tokens.items()}
+    for place, group in enumerate(groups):
+        measured = parts if group.fate == USED else {}
+        in_loss = _tokens_in_loss(group)
         yield SampledGroup(
-            graded=graded,
+            graded=group.graded,
             attempt=attempt,
             step=step,
-            fate=fate,
-            **_values(graded, by),
-            **{name: measured.get(name, np.zeros(0)) for name in _OF_TOKENS},
+            fate=group.fate,
+            **_values(group),
+            **{
+                name: _spread(measured[name][place], in_loss) if name in measured else np.zeros(0)
+                for name in _OF_TOKENS
+            },
         )
 
 
@@ -95,30 +86,24 @@ def _own(sampled: SampledGroup, index: int, logprobs: np.ndarray) -> np.ndarray:
     return own
 
 
-def _values(graded: GradedGroup, scoring: Scoring) -> dict[str, np.ndarray]:
+def _values(group: ScoredGroup) -> dict[str, np.ndarray]:
     """What the recipe makes of each response's grade, [group]; nothing of an evaluation's."""
-    found: dict[str, np.ndarray] = {}
-    is_graded = np.array([grade.accuracy is not None for grade in graded.grades], dtype=bool)
-    if graded.purpose is not Purpose.EVAL and is_graded.any():
-        scores = scoring.scores(*gradable(graded))
-        found["rewards"] = scoring.rewards(scores).numpy()
-        if scoring.gives_advantages:
-            found["advantages"] = scoring.advantage(scores).numpy()
-        if scoring.terms is not None:
-            outcome, process = scoring.terms(scores)
-            found |= {"outcome_advantages": outcome.numpy(), "process_advantages": process.numpy()}
-    nothing = np.full(int(is_graded.sum()), math.nan)
-    values = {name: _spread(found.get(name, nothing), is_graded) for name in _OF_RESPONSES}
-    is_trained = np.array(in_loss(graded, scoring), dtype=bool)
+    unknown = np.full(len(group.in_loss), math.nan)
+    is_paid = group.graded.purpose is not Purpose.EVAL
     return {
-        n: v if n == "rewards" else np.where(is_trained, v, math.nan) for n, v in values.items()
+        "rewards": group.rewards if is_paid else unknown,
+        "advantages": group.advantages if group.scoring.gives_advantages else unknown,
+        "outcome_advantages": group.outcome_advantages,
+        "process_advantages": group.process_advantages,
     }
 
 
-def _tokens_in_loss(graded: GradedGroup, scoring: Scoring) -> np.ndarray:
-    """Which tokens of a group are those of samples, [token] bool."""
-    assert graded.group is not None
-    return np.repeat(np.array(in_loss(graded, scoring), dtype=bool), graded.group.lengths)
+def _tokens_in_loss(group: ScoredGroup) -> np.ndarray:
+    """Which tokens of a group are those of samples, [token] bool; none of one that is dropped."""
+    rollout = group.graded.group
+    if rollout is None or group.fate != USED:
+        return np.zeros(0, dtype=bool)
+    return np.repeat(group.in_loss, rollout.lengths)
 
 
 def _spread(values: np.ndarray, mask: np.ndarray) -> np.ndarray:

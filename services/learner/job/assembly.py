@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from protocol.messages import JobRecord, Task
-from protocol.recipe import Purpose
+from protocol.recipe import Purpose, Recipe
+from protocol.tasks import TaskFileError, read_tasks
 
+from deploy.placement import parse
+from services.chassis.deployment import Deployment
 from services.chassis.service import Service
-from services.learner.attempt import Attempt
-from services.learner.durable.checkpoint import Checkpoints, LearnerState
+from services.learner.attempt import Attempt, MachineFault
+from services.learner.durable.checkpoint import Checkpoints, LearnerState, remove_leftovers
 from services.learner.durable.progress import Progress
 from services.learner.durable.publish import Publisher
-from services.learner.durable.sample_store import SampleStore
-from services.learner.faults import MachineFault
+from services.learner.durable.sample_store import SampleStore, remove_old
+from services.learner.formulas import check_formulas
 from services.learner.job.control import Control
 from services.learner.job.learning import Learning
 from services.learner.job.phases import Phase
@@ -28,10 +32,18 @@ from services.learner.job.phases.training import Training
 from services.learner.job.reconciler import Reconciler
 from services.learner.job.report import Reporter
 from services.learner.job.versions import Versions
+from services.learner.model_source import model_folder
 from services.learner.supply.evaluator import Evaluator, HeldOut
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.intake import Intake
 from services.learner.training.flops import Flops
+from services.learner.training.memory import largest_micro_batches, with_token_budget
+from services.learner.training.model_check import (
+    check_models,
+    check_sequence,
+    check_split,
+    check_targets,
+)
 from services.learner.training.ranks import Team
 from services.learner.training.scoring import Scoring
 
@@ -60,7 +72,83 @@ class Assembly:
         log.info("restored", extra={"step": step, "logged_groups": logged})
 
 
-async def newest_checkpoint(
+async def prepare(service: Service, team: Team, attempt: Attempt, record: JobRecord) -> Assembly:
+    """Load the models and the tasks, restore the last checkpoint, replay the log after it.
+
+    Args:
+        service: the learner.
+        team: its ranks.
+        attempt: which begins.
+        record: the job's, as it was before.
+
+    Raises:
+        Exception: what the attempt ends with: see `faults`.
+    """
+    recipe, deployment = attempt.recipe, service.deployment
+    for folder in (attempt.folder, attempt.folder / "checkpoints"):
+        await asyncio.to_thread(remove_leftovers, folder, attempt.number)
+    await asyncio.to_thread(remove_old, deployment)
+    check_formulas(recipe)
+    tasks = await asyncio.to_thread(_tasks_of, recipe, deployment.files_dir)
+    policy, critic = await asyncio.to_thread(_checked_models, recipe, deployment)
+    size, num_ranks = recipe.training.sequence_parallel, team.num_ranks
+    await asyncio.to_thread(check_sequence, size, (policy, critic), num_ranks)
+    checkpoints = Checkpoints(attempt.folder / "checkpoints", attempt.number)
+    reporter = Reporter(attempt.exchange, attempt.job_id)
+    newest = await _newest_checkpoint(checkpoints, record, team.num_ranks, reporter)
+    fitting = with_token_budget(recipe, record.micro_batch_tokens)
+    await team.open(policy, fitting, critic)
+    await team.rehearse(largest_micro_batches(fitting, team.num_ranks))
+    progress, saved, first_segment = Progress(), "", ""
+    if newest is not None:
+        folder, state = newest
+        await team.load(folder)
+        progress, saved, first_segment = Progress.of(state), folder.name, state.first_segment
+    progress.made_before = record.step
+    flops = Flops.of_models(recipe, policy, critic, team.num_ranks, team.device_name)
+    assembly = _assemble(service, team, attempt, progress, checkpoints, tasks, flops)
+    versions = assembly.learning.versions
+    await versions.restore(saved)
+    await asyncio.to_thread(versions.store.keep_tokenizer, policy)
+    await asyncio.to_thread(versions.store.keep_recipe, recipe)
+    await assembly.replay(first_segment)
+    return assembly
+
+
+def _tasks_of(recipe: Recipe, files: Path) -> tuple[tuple[Task, ...], HeldOut]:
+    """The tasks to train on, and those that are held out, as many as each evaluation takes."""
+    train = _read_tasks(files / f"{recipe.tasks.train}.jsonl")
+    held_out = {
+        name: _read_tasks(files / f"{recipe.held_out_files[name]}.jsonl")[: evaluation.tasks]
+        for name, evaluation in recipe.evaluations.items()
+    }
+    return train, held_out
+
+
+def _read_tasks(path: Path) -> tuple[Task, ...]:
+    try:
+        return read_tasks(path)
+    except TaskFileError as error:
+        if isinstance(error.__cause__, OSError):  # then its content is not to blame
+            raise error.__cause__ from None
+        raise
+
+
+def _checked_models(recipe: Recipe, deployment: Deployment) -> tuple[Path, Path | None]:
+    """Where the policy and the critic start from; the stack can train them, and sample from one."""
+    policy = critic = model_folder(recipe.model.path, deployment)
+    if recipe.critic is None:
+        critic = None
+    elif recipe.critic.path is not None:
+        critic = model_folder(recipe.critic.path, deployment, "critic.path")
+    check_models(policy, critic, recipe.model.max_context)
+    check_targets(policy, recipe.model.lora)
+    line = os.environ.get("WEIR_GPUS")
+    check_split(policy, parse(line) if line else None)
+    return policy, critic
+
+
+async def _newest_checkpoint(
     checkpoints: Checkpoints, record: JobRecord, num_ranks: int, reporter: Reporter
 ) -> tuple[Path, LearnerState] | None:
     """The newest whole one; people hear of newer ones that are damaged.
@@ -87,7 +175,7 @@ async def newest_checkpoint(
     return newest
 
 
-def assemble(
+def _assemble(
     service: Service,
     team: Team,
     attempt: Attempt,

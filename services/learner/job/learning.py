@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
-from protocol.messages import GradedGroup
+import numpy as np
+from protocol.messages import Doing, GradedGroup
 from protocol.recipe import Purpose, Recipe
 
-from services.learner.attempt import Attempt
-from services.learner.durable.progress import LearnedNothing, Progress
+from services.learner.attempt import Attempt, JobFault
+from services.learner.durable.progress import Progress
+from services.learner.durable.sample_facts import sampled_groups
 from services.learner.job.control import Control
 from services.learner.job.phases import Phase
 from services.learner.job.reconciler import Reconciler
 from services.learner.job.report import Reporter
 from services.learner.job.versions import Versions
 from services.learner.supply.intake import Intake
+from services.learner.supply.selection import SURPLUS
 from services.learner.training.ranks import Team
-from services.learner.training.scoring import Scoring
+from services.learner.training.scoring import ScoredGroup, Scoring
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -46,7 +53,7 @@ class Learning:
 
         Raises:
             PauseRequested: if the user wants that, or is to decide how it goes on.
-            LearnedNothing: if no step has changed the policy.
+            JobFault: if no step has changed the policy.
         """
         await self.control.refresh()
         await self.versions.publish()
@@ -54,7 +61,7 @@ class Learning:
             self.control.obey()
             await due.advance()
         if why := self.progress.why_nothing_was_learned():
-            raise LearnedNothing(why)
+            raise JobFault(why)
 
     async def groups(
         self, purpose: Purpose, numbers: range, phase: str = "wait_for_groups"
@@ -66,8 +73,43 @@ class Learning:
             await self._end_replay()
         window = intake.window(purpose, numbers)
         missing = partial(intake.missing, purpose, numbers)
-        with control.doing("waits", "waiting", missing, timed=phase):
+        with control.doing(Doing.WAITS_FOR_GROUPS, waits_for=missing, timed=phase):
             return await control.unless_interrupted(self.reconciler.beside(window))
+
+    async def settle(
+        self, purpose: Purpose, groups: Sequence[ScoredGroup], tokens: Mapping[str, np.ndarray]
+    ) -> None:
+        """Enter what became of the next groups into the ledger and the sample store.
+
+        Args:
+            purpose: of the groups.
+            groups: with their fates, in the order of their numbers.
+            tokens: what was measured for each token of the samples, in their order.
+        """
+        ledger = self.progress.ledgers[purpose]
+        first, step = ledger.position, self.progress.steps_of(purpose)
+        ledger.enter([group.fate for group in groups])
+        self.intake.finish(purpose, range(first, ledger.position))
+        for graded in (group.graded for group in groups):
+            if graded.failure is not None:
+                log.warning("dropped", extra={"key": graded.key, "reason": graded.failure})
+        sampled = sampled_groups(groups, tokens, attempt=self.attempt.number, step=step)
+        with self.control.doing(Doing.KEEPS_SAMPLES, timed="keep_samples"):
+            await self.versions.store.append(sampled)
+
+    async def account_of(self, purpose: Purpose) -> dict[str, Any]:
+        """The ledger of a purpose at this moment: asked = trained + dropped + under way."""
+        under_way = await self.attempt.exchange.under_way(self.attempt.job_id)
+        there = under_way | self.intake.keys_waiting()
+        return self.progress.ledgers[purpose].account(self._asked(purpose), there)
+
+    def drop_leftovers(self) -> None:
+        """All steps are made: what was asked for beyond them serves nobody."""
+        ledger = self.progress.ledgers[Purpose.TRAIN]
+        ledger.drop(SURPLUS, self._asked(Purpose.TRAIN) - ledger.position)
+
+    def _asked(self, purpose: Purpose) -> int:
+        return self.reconciler.askers[purpose].asked
 
     def lap(self) -> float:
         """Seconds since this was called last."""

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
-from protocol.messages import GradedGroup, Requested
+from protocol.messages import Fault, Graded, GradedGroup, Loss, Requested, Status, Ungradable
+from protocol.recipe import Purpose, Recipe
 
+from services.chassis.service import Service
+from services.learner.attempt import EnginesFault, JobFault
 from services.learner.job.control import PauseRequested
 from services.learner.job.learning import Learning
-from services.learner.supply.lost import NothingCanWork, too_much_lost, why_none_can_work
+from services.learner.supply.ledger import in_words
+from services.learner.training.scoring import failure_kind
+
+_LONGEST_EXAMPLE = 500
+_MOST_STARTS = 3  # of each rollout that fail for the job, in a row
+_LOST = {
+    "ungradable": "paused: {share:.0%} of the scores of {moment} could not be graded ({reasons}), "
+    "more than reward.max_ungradable = {most:.0%}; mend the grader, then resume the job",
+    "failed": "paused: {share:.0%} of the groups of {moment} failed ({reasons}), more than "
+    "training.max_failed = {most:.0%}; mend what made them fail, then resume the job, which goes "
+    "on without them; the last one: {example}",
+}
 
 
 async def check_lost(learning: Learning, groups: Sequence[GradedGroup], moment: str) -> None:
@@ -20,7 +38,7 @@ async def check_lost(learning: Learning, groups: Sequence[GradedGroup], moment: 
 
     Raises:
         PauseRequested: if too much was lost of these groups.
-        NothingCanWork: if no worker can work on any of them, nor could on one before.
+        JobFault: if no worker can work on any of them, nor could on one before.
     """
     progress = learning.progress
     if not groups or progress.is_replayed:
@@ -34,10 +52,13 @@ async def check_lost(learning: Learning, groups: Sequence[GradedGroup], moment: 
         progress.accepted[last.purpose] = last.number + 1
     if end:
         await learning.versions.save()
-        raise NothingCanWork(f"none of the {len(groups)} groups of {moment} can work: {end}")
-    number = learning.attempt.number
-    if why := [await learning.reporter.lost(number, moment, part, most) for part, most in lost]:
-        await _pause(learning, "\n".join(why))
+        raise JobFault(f"none of the {len(groups)} groups of {moment} can work: {end}")
+    for part in lost:
+        data = {"share": part.share, "reasons": dict(part.reasons)}
+        event_id = f"{part.kind}:{learning.attempt.number}"
+        await learning.reporter.say(event_id, part.words(moment), level="warn", data=data)
+    if lost:
+        await _pause(learning, "\n".join(part.words(moment) for part in lost))
 
 
 async def check_finite(learning: Learning, moment: str, metrics: Mapping[str, float]) -> None:
@@ -49,7 +70,13 @@ async def check_finite(learning: Learning, moment: str, metrics: Mapping[str, fl
     names = [name for name, value in metrics.items() if not math.isfinite(value)]
     if not names:
         return
-    why = await learning.reporter.non_finite(moment, names)
+    why = (
+        f"{moment}: not finite: {', '.join(names)}; no update was made of a loss or a gradient "
+        "that is not finite. If this goes on, lower optimizer.learning_rate, or look at the "
+        "samples of the step"
+    )
+    data = {"metrics": names}
+    await learning.reporter.say(f"non_finite:{moment}", why, level="warn", data=data)
     if learning.recipe.training.on_nonfinite == "pause" and not learning.progress.is_replayed:
         await _pause(learning, why)
 
@@ -60,3 +87,132 @@ async def _pause(learning: Learning, why: str) -> None:
     await learning.control.refresh()
     if learning.control.requested is Requested.PAUSE:
         raise PauseRequested(why)
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The share of scores or groups that was lost, how many by reason, and one reason in full."""
+
+    kind: Literal["ungradable", "failed"]
+    share: float
+    most: float  # that the recipe allows
+    reasons: Mapping[str, int]
+    example: str = ""
+
+    def words(self, moment: str) -> str:
+        """Why the job pauses at a moment, for example "step 7"."""
+        return _LOST[self.kind].format(
+            share=self.share,
+            most=self.most,
+            moment=moment,
+            reasons=in_words(self.reasons),
+            example=self.example,
+        )
+
+
+def too_much_lost(groups: Sequence[GradedGroup], recipe: Recipe, accepted: int) -> list[Lost]:
+    """What was lost of a purpose's groups, as far as it is more than allowed.
+
+    Args:
+        accepted: groups with a number below count as if nothing had been lost of them.
+    """
+    open_groups = [group for group in groups if group.number >= accepted]
+    said = [group.failure for group in open_groups if group.failure]
+    share, example = len(said) / max(1, len(groups)), said[-1][:_LONGEST_EXAMPLE] if said else ""
+    most, reasons = recipe.training.max_failed, Counter(map(failure_kind, said))
+    lost = [Lost("failed", share, most, reasons, example)]
+    if any(group.purpose is not Purpose.EVAL for group in groups):  # its result tells them
+        asked = sum(1 for group in groups for _ in _scores(group))
+        scores = [score for group in open_groups for score in _scores(group)]
+        reasons = Counter(score.reason for score in scores if isinstance(score, Ungradable))
+        share, most = reasons.total() / max(1, asked), recipe.reward.max_ungradable
+        lost.append(Lost("ungradable", share, most, reasons))
+    return [part for part in lost if part.share > part.most]
+
+
+def _scores(group: GradedGroup) -> list[Graded | Ungradable]:
+    scores = (score for grade in group.grades for score in (grade.outcome, grade.process))
+    return [score for score in scores if score is not None]
+
+
+def why_none_can_work(groups: Sequence[GradedGroup], accepted: int) -> str | None:
+    """What the workers said of the last of these groups if they could work on none, and the remedy.
+
+    Args:
+        accepted: the user has accepted what became of the groups below this number.
+    """
+    said = [group.failure for group in groups if group.number >= accepted and group.failure]
+    if len(said) < len(groups) or any(failure_kind(words) != Loss.UNWORKABLE for words in said):
+        return None
+    example = said[-1].removeprefix(f"{Loss.UNWORKABLE}: ")[:_LONGEST_EXAMPLE]
+    return f"{example}; mend that, or resume the job, which goes on without them"
+
+
+async def watch_engines_forever(
+    service: Service, learning: Learning, last_fault: Fault | None
+) -> None:
+    """Consumes what the rollouts tell of themselves; produces an error if none can serve the job.
+
+    Waits for: the next heartbeat; in the end, to be cancelled. Unblocked by: time.
+
+    Args:
+        service: the learner.
+        learning: this attempt at the job.
+        last_fault: what the attempt before this one ended with.
+
+    Raises:
+        JobFault: if no engine has ever started, and each rollout has tried often enough.
+        EnginesFault: if the rollouts had already failed before, so that others may be to blame.
+    """
+    progress = learning.progress
+    starts = FailedStarts(
+        learning.attempt.job_id,
+        any_served=bool(learning.intake.waiting) or any(progress.positions.values()),
+        was_held_up=last_fault is Fault.ENGINES,
+    )
+    while progress.step == progress.made_before == 0 and not starts.any_served:
+        statuses = await service.exchange.statuses()
+        if why := starts.why_none_works([s for s in statuses.values() if s.service == "rollout"]):
+            if starts.failed_before:
+                raise EnginesFault(f"{why}; they had failed before it, too; see to their machine")
+            raise JobFault(
+                f"{why}; mend that and resume the job, or submit it with another model or settings"
+            )
+        await asyncio.sleep(service.deployment.heartbeat_s)
+    await asyncio.Event().wait()
+
+
+@dataclass
+class FailedStarts:
+    """The starts of the rollouts' engines, looked at from the job's activation on."""
+
+    job_id: str
+    any_served: bool = False  # what breaks after that is the machine
+    was_held_up: bool = False  # since the rollouts were failing when the job first came
+    _before: dict[str, int] = field(default_factory=dict)  # starts in earlier attempts, by seat
+    _for_others: set[str] = field(default_factory=set)  # seats that had failed for other jobs
+
+    @property
+    def failed_before(self) -> bool:
+        """Whether a rollout was failing when the job came."""
+        return any(self._before[seat] > 1 for seat in self._for_others)
+
+    def why_none_works(self, rollouts: Collection[Status]) -> str | None:
+        """What the engine said last if every rollout has failed for the job too often."""
+        self.any_served = self.any_served or any(status.holds for status in rollouts)
+        said = [
+            status.failure.words for status in rollouts if self._fails(status) if status.failure
+        ]
+        if self.any_served or not said or len(said) < len(rollouts):
+            return None
+        tried = f"no engine starts for it, tried {_MOST_STARTS} times"
+        return f"{tried}: {said[-1]}; see the rollout's log"
+
+    def _fails(self, status: Status) -> bool:
+        job_id = status.failure.job_id if status.failure else None
+        if status.seat not in self._before and (self.was_held_up or job_id != self.job_id):
+            self._for_others.add(status.seat)
+        before = min(self._before.get(status.seat, status.starts), status.starts)
+        self._before[status.seat] = before
+        failed = status.starts - max(1, before)  # the start that is told of has not failed yet
+        return failed >= _MOST_STARTS and job_id is not None

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.exchange import Delivery
-from protocol.messages import JobRecord, JobRef, JobState
+from protocol.messages import Fault, JobRecord, JobRef, JobState
 
 from services.chassis.service import Service
 from services.learner.attempt import Attempt
 from services.learner.durable.publish import withdraw
+from services.learner.faults import cause_of, fault_of, words_of
 from services.learner.job.control import CancelRequested, PauseRequested, Wish
 from services.learner.job.report import Reporter
 from services.learner.training.memory import smaller_token_budget, with_token_budget
-from services.learner.training.ranks import BatchTooLarge
 
 log = logging.getLogger(__name__)
 _MOST_FAILURES = 3  # in a row, without progress
@@ -40,6 +40,25 @@ class Outcome:
     record: JobRecord
     attempt: Attempt
 
+    async def after(self, error: Exception) -> None:
+        """What ended the attempt costs the job as much as it is its fault.
+
+        Raises:
+            Exception: ``error`` where the process has to end by it.
+        """
+        fault = fault_of(error)
+        if isinstance(error, Wish):
+            await self._obey(error)
+        elif fault is Fault.JOB:
+            await self.end(JobState.FAILED, error=words_of(error))
+        elif fault is Fault.MEMORY:
+            await self._make_smaller(str(error))
+        elif fault in {Fault.MACHINE, Fault.ENGINES}:
+            log.error("the machine's fault", exc_info=error)
+            await self._hold_up(words_of(error), cause_of(error), fault)
+        elif fault is Fault.NOBODY or not await self._fail(words_of(error)):
+            raise error
+
     async def end(self, state: JobState, error: str | None = None, **values: Any) -> None:
         """The job ends with the attempt."""
         failed, error = state is JobState.FAILED, error and self._without_places(error)
@@ -52,7 +71,7 @@ class Outcome:
         await withdraw(self.service.deployment, self.record.id)
         log.info("job ends", extra={"job": self.record.id, "state": state})
 
-    async def obey(self, wish: Wish) -> None:
+    async def _obey(self, wish: Wish) -> None:
         """The job is cancelled, or paused, or goes on in the next attempt."""
         if isinstance(wish, CancelRequested):
             await self.end(JobState.CANCELLED)
@@ -62,29 +81,31 @@ class Outcome:
             await self.attempt.update(attempts_since_checkpoint=0)
             log.info("told to stop; the job goes on in the next attempt")
 
-    async def hold_up(self, problem: str, cause: str) -> None:
-        """The machine is at fault: the job waits until it is worth another attempt.
+    async def _hold_up(self, problem: str, cause: str, fault: Fault) -> None:
+        """The job waits until it is worth another attempt.
 
         Args:
             problem: what is wrong, and the remedy.
             cause: the same for the same problem; people are told once per step and cause.
+            fault: whose it is.
         """
         self.service.readiness.set(False, problem)
         problem = self._without_places(problem)
         exchange = self.service.exchange
-        if await exchange.lay_aside(self.record.id, self.attempt.number, problem, held_up=True):
+        if await exchange.lay_aside(self.record.id, self.attempt.number, problem, fault):
             step = (await self._current()).step
             message = f"paused at step {step}: {problem}. It goes on by itself when that is mended"
             await self._reporter.say(f"machine:{step}:{cause}", message, level="warn")
         # The next attempt, at this job or another one, may meet the same.
         await self.service.pause(_RETRY_HEARTBEATS * self.service.deployment.heartbeat_s)
 
-    async def make_smaller(self, error: BatchTooLarge) -> None:
+    async def _make_smaller(self, error: str) -> None:
         """The next attempt takes micro-batches of half as many tokens, as far as that helps."""
         recipe = with_token_budget(self.record.recipe, self.record.micro_batch_tokens)
         tokens = smaller_token_budget(recipe)
         if tokens is None:
-            await self.hold_up(_NO_SMALLER.format(error, recipe.model.max_context), "memory")
+            problem = _NO_SMALLER.format(error, recipe.model.max_context)
+            await self._hold_up(problem, "memory", Fault.MEMORY)
             return
         await self.attempt.update(micro_batch_tokens=tokens, attempts_since_checkpoint=0)
         message = (
@@ -94,18 +115,20 @@ class Outcome:
         )
         await self._reporter.say(f"memory:{self.attempt.number}", message, level="warn")
 
-    async def fail(self, error: Exception) -> bool:
+    async def _fail(self, reason: str) -> bool:
         """The job itself is at fault: it ends if that happens too often; returns whether it does.
 
         What counts is failures in a row without a step or a checkpoint in between.
         """
         failures = (await self._current()).failures + 1
-        reason = self._without_places(f"{type(error).__name__}: {error}")
+        reason = self._without_places(reason)
         if failures >= _MOST_FAILURES:
             last = f"{failures} attempts in a row broke without progress; the last one: {reason}"
             await self.end(JobState.FAILED, error=last)
             return True
-        await self.attempt.update(failures=failures, attempts_since_checkpoint=0, error=reason)
+        await self.attempt.update(
+            failures=failures, attempts_since_checkpoint=0, error=reason, fault=None
+        )
         number = self.attempt.number
         message = f"attempt {number} broke, {failures} of {_MOST_FAILURES} in a row: {reason}"
         await self._reporter.say(f"broke:{number}", message, level="warn")

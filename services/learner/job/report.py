@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
@@ -15,16 +15,7 @@ from protocol.exchange import Exchange
 from protocol.messages import JobEvent
 
 from services.chassis.metrics import PHASES
-from services.learner.supply.lost import Lost, in_words
 from services.learner.supply.selection import Selection
-
-_LOST = {
-    "ungradable": "paused: {share:.0%} of the scores of {moment} could not be graded ({reasons}), "
-    "more than reward.max_ungradable = {most:.0%}; mend the grader, then resume the job",
-    "failed": "paused: {share:.0%} of the groups of {moment} failed ({reasons}), more than "
-    "training.max_failed = {most:.0%}; mend what made them fail, then resume the job, which goes "
-    "on without them; the last one: {example}",
-}
 
 
 class Reporter:
@@ -41,11 +32,9 @@ class Reporter:
         spent = {name: s - before.get(name, 0.0) for name, s in self._told_seconds.items()}
         return {name: seconds for name, seconds in spent.items() if seconds > 0}
 
-    async def say(
-        self, event_id: str, message: str, *, level: Any = "info", data: Any = None
-    ) -> None:
+    async def say(self, event_id: str, message: str, *, data: Any = None, **values: Any) -> None:
         """Record a message; the same ``event_id`` is recorded once."""
-        await self._record(event_id, message, level=level, type="message", data=data or {})
+        await self._record(event_id, message, data=data or {}, **values)
 
     async def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Record the metrics of a training step."""
@@ -70,34 +59,6 @@ class Reporter:
         )
         data = {"kept": kept, "judged": selection.judged, "surplus": selection.surplus}
         await self.say(f"undersampled:{step}", message, level="warn", data=data)
-
-    async def lost(self, attempt: int, moment: str, lost: Lost, most: float) -> str:
-        """Say why the job pauses: too much was lost of the groups that a moment looked at.
-
-        Args:
-            attempt: which ends with this pause.
-            moment: for example "step 7".
-            lost: what was lost of them.
-            most: the share that the recipe allows.
-
-        Returns:
-            What was said.
-        """
-        words = {"reasons": in_words(lost.reasons), "example": lost.example}
-        message = _LOST[lost.kind].format(share=lost.share, moment=moment, most=most, **words)
-        data = {"share": lost.share, "reasons": dict(lost.reasons)}
-        await self.say(f"{lost.kind}:{attempt}", message, level="warn", data=data)
-        return message
-
-    async def non_finite(self, moment: str, names: Sequence[str]) -> str:
-        """Warn of metrics that are infinite or no number; returns what was said."""
-        message = (
-            f"{moment}: not finite: {', '.join(names)}; no update was made of a loss or a gradient "
-            "that is not finite. If this goes on, lower optimizer.learning_rate, or look at the "
-            "samples of the step"
-        )
-        await self.say(f"non_finite:{moment}", message, level="warn", data={"metrics": list(names)})
-        return message
 
     async def evaluation(self, result: Mapping[str, Any], account: Mapping[str, Any]) -> None:
         """Record the result of an evaluation, and the ledger of all of them.

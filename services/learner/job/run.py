@@ -15,42 +15,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from protocol.exchange import Delivery, Disconnected, Fenced
-from protocol.messages import JobRecord, JobRef, JobState, Requested
+from protocol.exchange import Delivery
+from protocol.messages import Doing, JobRecord, JobRef, JobState, Requested
 from protocol.recipe import Purpose, Recipe
-from protocol.tasks import TaskFileError
 
 from services.chassis.service import Service
-from services.learner.algorithms import UnknownName
 from services.learner.attempt import Attempt
-from services.learner.durable.checkpoint import Checkpoints, remove_leftovers, write_whole
-from services.learner.durable.progress import LearnedNothing, Progress
-from services.learner.durable.sample_store import remove_old
-from services.learner.faults import cause_of, machine_fault
-from services.learner.formulas import check_formulas
-from services.learner.job.accounts import account_of, drop_leftovers
-from services.learner.job.assembly import Assembly, assemble, newest_checkpoint
-from services.learner.job.control import CancelRequested, PauseRequested, StopRequested, Wish
-from services.learner.job.engines import watch_engines_forever
-from services.learner.job.inputs import checked_models, tasks_of
+from services.learner.durable.checkpoint import write_whole
+from services.learner.job.assembly import prepare
+from services.learner.job.control import CancelRequested, PauseRequested, StopRequested
 from services.learner.job.learning import Learning
+from services.learner.job.limits import watch_engines_forever
 from services.learner.job.outcome import Outcome
-from services.learner.job.report import Reporter
-from services.learner.model_source import NotOnHub
 from services.learner.ordering import order_warnings
-from services.learner.supply.lost import NothingCanWork
-from services.learner.training.flops import Flops
-from services.learner.training.memory import largest_micro_batches, with_token_budget
-from services.learner.training.model_check import UnsupportedModel, check_sequence
 from services.learner.training.models import write_merged
-from services.learner.training.ranks import BatchTooLarge, Team, TeamBroken, machine_errors
+from services.learner.training.ranks import Team, machine_errors
 
 log = logging.getLogger(__name__)
 Writer = Callable[[Path], Awaitable[None]]
-_FAULTS_OF_THE_USER = (
-    *(LearnedNothing, NothingCanWork, NotOnHub, TaskFileError),
-    *(UnknownName, UnsupportedModel),
-)
 
 
 @dataclass
@@ -72,30 +54,17 @@ class Run:
         outcome = Outcome(self.service, self.delivery, record, attempt)
         try:
             await self._work(attempt, outcome)
-        except Wish as wish:
-            await outcome.obey(wish)
-        except _FAULTS_OF_THE_USER as error:
-            await outcome.end(JobState.FAILED, error=str(error))
-        except BatchTooLarge as error:
-            await outcome.make_smaller(error)
-        except (*Disconnected, Fenced, TeamBroken):
-            raise  # no fault of the job, and nobody to tell or nothing to say
         except Exception as error:
-            problem = machine_fault(error, "WEIR_DATA_DIR or WEIR_MEMORY_DIR")
-            if problem is not None:
-                log.exception("the machine's fault")
-                await outcome.hold_up(problem, cause_of(error))
-            elif not await outcome.fail(error):
-                raise
+            await outcome.after(error)
 
     async def _work(self, attempt: Attempt, outcome: Outcome) -> None:
         if self.record.requested is Requested.CANCEL:  # whatever else may be wrong
             raise CancelRequested
         await outcome.tell_of_silence()
         activity = self.service.activity
-        activity.rests(f"works on {attempt.job_id}")
-        with activity.during("loads the model", "starting"):
-            assembly = await self._prepare(attempt)
+        activity.rests(Doing.WORKS)
+        with activity.during(Doing.LOADS_MODEL):
+            assembly = await prepare(self.service, self.team, attempt, self.record)
             await self._activate(assembly.learning)
         learning = assembly.learning
         try:
@@ -105,7 +74,7 @@ class Run:
                 learning.intake.take_in_forever(),
                 learning.control.watch_forever(),
                 learning.versions.watch_forever(),
-                watch_engines_forever(self.service, learning, self.record.error),
+                watch_engines_forever(self.service, learning, self.record.fault),
             )
             await self._succeed(learning, outcome)
         except PauseRequested:
@@ -121,57 +90,25 @@ class Run:
             await learning.versions.give_up()
             await learning.versions.publisher.stop()
 
-    async def _prepare(self, attempt: Attempt) -> Assembly:
-        """Load the models and the tasks, restore the last checkpoint, replay the log after it."""
-        recipe, deployment = attempt.recipe, self.service.deployment
-        for folder in (attempt.folder, attempt.folder / "checkpoints"):
-            await asyncio.to_thread(remove_leftovers, folder, attempt.number)
-        await asyncio.to_thread(remove_old, deployment)
-        check_formulas(recipe)
-        tasks = await asyncio.to_thread(tasks_of, recipe, deployment.files_dir)
-        policy, critic = await asyncio.to_thread(checked_models, recipe, deployment)
-        size, num_ranks = recipe.training.sequence_parallel, self.team.num_ranks
-        await asyncio.to_thread(check_sequence, size, (policy, critic), num_ranks)
-        checkpoints = Checkpoints(attempt.folder / "checkpoints", attempt.number)
-        reporter = Reporter(attempt.exchange, attempt.job_id)
-        newest = await newest_checkpoint(checkpoints, self.record, self.team.num_ranks, reporter)
-        fitting = with_token_budget(recipe, self.record.micro_batch_tokens)
-        await self.team.open(policy, fitting, critic)
-        await self.team.rehearse(largest_micro_batches(fitting, self.team.num_ranks))
-        progress, saved, first_segment = Progress(), "", ""
-        if newest is not None:
-            folder, state = newest
-            await self.team.load(folder)
-            progress, saved, first_segment = Progress.of(state), folder.name, state.first_segment
-        progress.made_before = self.record.step
-        flops = Flops.of_models(recipe, policy, critic, self.team.num_ranks, self.team.device_name)
-        assembly = assemble(self.service, self.team, attempt, progress, checkpoints, tasks, flops)
-        versions = assembly.learning.versions
-        await versions.restore(saved)
-        await asyncio.to_thread(versions.store.keep_tokenizer, policy)
-        await asyncio.to_thread(versions.store.keep_recipe, recipe)
-        await assembly.replay(first_segment)
-        return assembly
-
     async def _activate(self, learning: Learning) -> None:
         attempt, record, reporter = learning.attempt, self.record, learning.reporter
         started_at = record.started_at or time.time()
-        await attempt.update(state=JobState.RUNNING, error=None, started_at=started_at)
+        await attempt.update(state=JobState.RUNNING, error=None, fault=None, started_at=started_at)
         await attempt.exchange.activate(attempt.active)
         message = f"attempt {attempt.number} begins at step {learning.progress.step}"
         event_id = f"attempt:{attempt.number}"
         if record.state is JobState.PAUSED and record.error is not None:
             event_id = f"again:{record.step}"  # it may be one of many tries
-        await reporter.say(event_id, message)
+        await reporter.say(event_id, message, begins=True)
         for warning in order_warnings(attempt.recipe):
             await reporter.say("order", warning, level="warn")
 
     async def _succeed(self, learning: Learning, outcome: Outcome) -> None:
         """Save the final weights beside a last checkpoint, and say how it went."""
-        drop_leftovers(learning)
+        learning.drop_leftovers()
         await learning.versions.save_if_ahead()
         writers, models = _writers(self.record.recipe, self.team, learning.attempt.folder), {}
-        with self.service.activity.during("writes the model"):
+        with self.service.activity.during(Doing.WRITES_MODEL):
             for name, write in writers.items():
                 models[name] = learning.attempt.folder / name
                 await write_whole(models[name], write, attempt=learning.attempt.number)
@@ -221,13 +158,13 @@ async def _result(learning: Learning, models: Mapping[str, Path]) -> dict[str, A
         "trained_tokens": int(totals["tokens"]),
         "parity_max_abs": totals["parity_max"],
         "parity_tokens": int(totals["parity_tokens"]),
-        "groups": await account_of(learning, Purpose.TRAIN),
-        "evaluation_groups": await account_of(learning, Purpose.EVAL),
+        "groups": await learning.account_of(Purpose.TRAIN),
+        "evaluation_groups": await learning.account_of(Purpose.EVAL),
         "evaluated": progress.evaluated,
         "evaluations": progress.evaluations,
     }
     if learning.recipe.num_pretrain_steps:
-        result["pretraining_groups"] = await account_of(learning, Purpose.PRETRAIN)
+        result["pretraining_groups"] = await learning.account_of(Purpose.PRETRAIN)
     if evaluations:
         result |= {
             f"{name}_{when}": evaluation[name]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from protocol.messages import PolicyVersion
+from protocol.messages import Doing, PolicyVersion
 
 from services.learner.attempt import Attempt
 from services.learner.durable.checkpoint import EVALUATED, MODEL, Checkpoints
@@ -48,7 +48,7 @@ class Versions:
         """Publish the policy, unless an earlier attempt's steps are replayed: nobody waits then."""
         step = self.progress.step
         if not self.progress.is_replayed:
-            with self.control.doing(f"publishes version {step}", timed="publish"):
+            with self.control.doing(Doing.PUBLISHES, step, timed="publish"):
                 await self.publisher.publish(self.team, step)
 
     async def begin_evaluation(self, step: int) -> None:
@@ -56,7 +56,7 @@ class Versions:
         await self.publisher.announced()
         newest, now = self.publisher.newest, self.progress.step
         if newest is None or newest.number != now:
-            with self.control.doing(f"publishes version {now}", timed="publish"):
+            with self.control.doing(Doing.PUBLISHES, now, timed="publish"):
                 await self.publisher.publish(self.team, now)
         if step == now < self.attempt.recipe.training.steps:
             await self.publisher.evaluate()
@@ -68,7 +68,7 @@ class Versions:
 
     async def begin_save(self) -> None:
         """The same, written while training goes on; the last one first has to be there."""
-        with self.control.doing("writes a checkpoint", timed="checkpoint"):
+        with self.control.doing(Doing.SAVES, timed="checkpoint"):
             await self.saved_whole()
             copied = asyncio.Event()
             copying = asyncio.create_task(copied.wait())
@@ -85,7 +85,7 @@ class Versions:
             OSError: if it could not be written.
         """
         if self._writing is not None:
-            with self.control.doing("writes a checkpoint", timed="checkpoint"):
+            with self.control.doing(Doing.SAVES, timed="checkpoint"):
                 await asyncio.wait({self._writing})
             self._writing.result()
 
@@ -129,5 +129,4 @@ class Versions:
     async def _commit(self) -> None:
         """The fence: a superseded attempt stops here, before its checkpoint counts."""
         await self.store.sync()
-        await self.intake.roll_log()
         await self.attempt.update(attempts_since_checkpoint=0, failures=0, error=None)

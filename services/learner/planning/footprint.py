@@ -1,23 +1,25 @@
-"""What a recipe takes of GPU and host memory: arithmetic, with the formula of every number. Pure.
+"""A model's shape and what follows from it: parameters, FLOPs, GPU and host memory. Pure.
 
-The learner's numbers follow what `services/learner/training/engine.py` asks of DeepSpeed 0.19:
-gradients of bfloat16 summed in float32 under ZeRO and over ranks, torch's fused AdamW on float32
-copies. They were held against each ZeRO stage, with offload and without, on one CPU rank. Buffers
-of CUDA, NCCL and the allocator are not counted.
+Every number has its formula. The learner's follow what `services/learner/training/engine.py` asks
+of DeepSpeed 0.19: gradients of bfloat16 summed in float32 under ZeRO and over ranks, torch's fused
+AdamW on float32 copies. They were held against each ZeRO stage, with offload and without, on one
+CPU rank. Buffers of CUDA, NCCL and the allocator are not counted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 from protocol.capacity import responses_in_flight
 from protocol.recipe import Optimizer, Recipe
 
+from deploy.placement import Placement, split_problem
+from services.chassis.positions import most_positions
 from services.learner.planning.machine import GIB, Machine
-from services.learner.planning.shape import ModelShape
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 REDUCE_BUCKET = 500_000_000  # DeepSpeed's default, in numbers; a smaller model has a smaller one
@@ -26,6 +28,179 @@ LIVE_PARAMETERS = 1_000_000_000  # so many are gathered at once under ZeRO-3, by
 SUB_GROUP = 1_000_000_000  # ZeRO-3 steps through so many numbers of a rank's share at a time
 # `token_logprobs` with its backward pass held 6.2 (bfloat16) and 6.3 (float32) at its peak.
 LOGIT_COPIES = 7
+_LARGEST_COUNT = 10**9
+_GPUS_OF_A_BOX = 8
+
+
+class UnknownModel(ValueError):
+    """A ``config.json`` whose memory cannot be computed; the text names the field and says why."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A dense decoder as the Llama and Qwen families build it."""
+
+    hidden: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    head_size: int
+    intermediate: int  # of the gated feed-forward network
+    vocabulary: int
+    max_positions: int
+    tied: bool = False  # the head is the embedding
+    attention_bias: bool = False  # of queries, keys and values
+    query_key_norm: bool = False
+
+    @property
+    def query_width(self) -> int:
+        """All queries of a token, in numbers."""
+        return self.heads * self.head_size
+
+    @property
+    def key_width(self) -> int:
+        """All keys of a token, in numbers; its values are as many."""
+        return self.key_value_heads * self.head_size
+
+    @property
+    def body_parameters(self) -> int:
+        """Those of the embedding, the layers and the last norm: all but the head."""
+        inputs = self.query_width + 2 * self.key_width
+        attention = self.hidden * (inputs + self.query_width) + inputs * self.attention_bias
+        norms = 2 * self.hidden + 2 * self.head_size * self.query_key_norm
+        layer = attention + 3 * self.hidden * self.intermediate + norms
+        return self.vocabulary * self.hidden + self.layers * layer + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        return self.body_parameters + (0 if self.tied else self.vocabulary * self.hidden)
+
+    @property
+    def critic_parameters(self) -> int:
+        """Those of the body, and of a head with one output."""
+        return self.body_parameters + self.hidden + 1
+
+    def adapted(self, targets: Sequence[str] = ()) -> list[int]:
+        """Inputs and outputs of each linear map of a layer that adapters are for; default: all."""
+        query, key, inner, hidden = self.query_width, self.key_width, self.intermediate, self.hidden
+        widths = {"q_proj": query, "k_proj": key, "v_proj": key, "o_proj": query}
+        widths |= {"gate_proj": inner, "up_proj": inner, "down_proj": inner}
+        return [hidden + width for name, width in widths.items() if not targets or name in targets]
+
+    def adapter_parameters(self, rank: int, targets: Sequence[str] = ()) -> int:
+        """Parameters of an adapter of low rank: two matrices for each linear map."""
+        return self.layers * rank * sum(self.adapted(targets))
+
+    def forward_flops(self, length: float) -> float:
+        """FLOPs of a token of a sequence of so many, causal attention included.
+
+        The embedding is looked up, not multiplied by; it is as large as the head, which is.
+        """
+        return 2 * self.body_parameters + 2 * length * self.query_width * self.layers
+
+    def critic_flops(self, length: float) -> float:
+        """The same of a critic, which has not the head."""
+        return self.forward_flops(length) - 2 * self.vocabulary * self.hidden
+
+
+def trained_flops(
+    policy: ModelShape, critic: ModelShape | None, length: int, *, adapter: bool = False
+) -> float:
+    """FLOPs to learn from a sequence of so many tokens, once: a backward pass is two forward ones.
+
+    It is one where only an adapter of the policy learns, whose own FLOPs are not counted. Nor is
+    what is computed again, or for a reference: this is what model FLOPs are.
+    """
+    flops = (2 if adapter else 3) * policy.forward_flops(length)
+    if critic is not None:
+        flops += 3 * critic.critic_flops(length)
+    return length * flops
+
+
+def shape_of_config(config: Any) -> ModelShape:
+    """The shape that a Hugging Face ``config.json`` describes.
+
+    Raises:
+        UnknownModel: if it is of a family whose arithmetic is not known, or a field is damaged.
+    """
+    if not isinstance(config, dict):
+        raise UnknownModel("it must be a JSON object: {...}")
+    family = config.get("model_type")
+    if family not in ("llama", "qwen2", "qwen3"):
+        raise UnknownModel(f"model_type {family!r} is none of llama, qwen2, qwen3")
+    hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
+    key_value_heads = _count(config, "num_key_value_heads", default=heads)
+    if heads % key_value_heads:
+        raise UnknownModel(f"field num_key_value_heads must divide num_attention_heads = {heads}")
+    tied = config.get("tie_word_embeddings", False)
+    if not isinstance(tied, bool):
+        raise UnknownModel(f"field tie_word_embeddings must be true or false, not {str(tied)[:40]}")
+    return ModelShape(
+        hidden=hidden,
+        layers=_count(config, "num_hidden_layers"),
+        heads=heads,
+        key_value_heads=key_value_heads,
+        head_size=_count(config, "head_dim", default=hidden // heads or None),
+        intermediate=_count(config, "intermediate_size"),
+        vocabulary=_count(config, "vocab_size"),
+        max_positions=most_positions(config) or _count(config, "max_position_embeddings"),
+        tied=tied,
+        attention_bias=family == "qwen2",
+        query_key_norm=family == "qwen3",
+    )
+
+
+def _count(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
+    """A number of something; null and a missing field are the default, if there is one."""
+    value = config.get(field)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _LARGEST_COUNT:
+        raise UnknownModel(f"field {field} must be a whole number, not {str(value)[:40]}")
+    return value
+
+
+def sequence_problem(size: int, heads: int, key_value_heads: int, num_ranks: int) -> str | None:
+    """Why so many ranks cannot share each sample of such a model, with the remedy, if so."""
+    possible = [
+        each
+        for each in range(1, num_ranks + 1)
+        if num_ranks % each == 0 and split_problem(each, heads, key_value_heads) is None
+    ]
+    if size in possible:
+        return None
+    problem = split_problem(size, heads, key_value_heads)
+    return (
+        f"training.sequence_parallel = {size}: "
+        + (problem or f"it does not divide the learner's {num_ranks} ranks")
+        + f"; choose {' or '.join(map(str, possible))}, or give the learner other GPUs"
+    )
+
+
+def split_problems(placement: Placement, heads: int, key_value_heads: int) -> Iterator[str]:
+    """Each engine of a placement that cannot hold such a model, with the reason and the remedy."""
+    sizes = range(1, _GPUS_OF_A_BOX + 1)
+    possible = [str(size) for size in sizes if not split_problem(size, heads, key_value_heads)]
+    choice = f"in WEIR_GPUS write rollout= with {' or '.join(possible)} GPUs"
+    for engine in placement.rollouts:
+        if problem := split_problem(max(1, len(engine.gpus)), heads, key_value_heads):
+            yield f"{engine}: {problem}; {choice}"
+
+
+_QWEN25 = partial(ModelShape, attention_bias=True)
+# From the models' published config.json, for planning before a model is there; the numbers are
+# hidden, layers, heads, key-value heads, size of a head, intermediate, vocabulary, positions.
+BUILT_IN: Mapping[str, ModelShape] = {
+    "Qwen/Qwen2.5-3B": _QWEN25(2048, 36, 16, 2, 128, 11008, 151936, 32768, tied=True),
+    "Qwen/Qwen2.5-7B": _QWEN25(3584, 28, 28, 4, 128, 18944, 152064, 131072),
+    "Qwen/Qwen2.5-14B": _QWEN25(5120, 48, 40, 8, 128, 13824, 152064, 131072),
+    "Qwen/Qwen2.5-32B": _QWEN25(5120, 64, 40, 8, 128, 27648, 152064, 131072),
+    "Qwen/Qwen2.5-Math-7B": _QWEN25(3584, 28, 28, 4, 128, 18944, 152064, 4096),
+    "Qwen/Qwen3-4B-Base": ModelShape(
+        2560, 36, 32, 8, 128, 9728, 151936, 32768, tied=True, query_key_norm=True
+    ),
+    "deepseek-ai/deepseek-math-7b-instruct": ModelShape(4096, 30, 32, 32, 128, 11008, 102400, 4096),
+}
 
 
 @dataclass(frozen=True)
@@ -37,10 +212,9 @@ class Item:
     formula: str
 
 
-# When something is in memory: on a GPU all the time, during the larger backward pass, the
-# policy's or the critic's, or during an optimizer step, when that is over; or in host memory.
-Place = Literal["held", "backward", "step", "host"]
-Row = tuple[Place, bool, Item]  # with whether it is there
+# On a GPU all the time, during the larger backward pass, the policy's or the critic's, or during an
+# optimizer's step, when that is over; or in host memory. With whether the item is there.
+Row = tuple[Literal["held", "backward", "step", "host"], bool, Item]
 
 
 @dataclass(frozen=True)
@@ -56,10 +230,6 @@ class LearnerFootprint:
     def peak(self) -> int:
         """Bytes of the GPU when it is fullest."""
         return total(self.held) + max(total(self.backward), total(self.step))
-
-    @property
-    def host_bytes(self) -> int:
-        return total(self.host)
 
 
 @dataclass(frozen=True)
@@ -96,57 +266,6 @@ def longest_slice(recipe: Recipe) -> int:
     return math.ceil(longest_micro_batch(recipe) / recipe.training.sequence_parallel)
 
 
-def learner_footprint(
-    recipe: Recipe, policy: ModelShape, critic: ModelShape | None, num_gpus: int, on_node: int = 0
-) -> LearnerFootprint:
-    """What one of ``num_gpus`` GPUs of the learner holds, and the host of so many of them.
-
-    Args:
-        recipe: what is trained, and how.
-        policy: its shape.
-        critic: its shape, if the recipe has one.
-        num_gpus: ranks of the learner.
-        on_node: how many of them are on the node that has most; 0: all.
-    """
-    models = trained_models(recipe, policy, critic, num_gpus)
-    ranks = on_node or num_gpus
-    tables = [
-        [
-            *_of_weights(model, ranks),
-            *_of_samples(model, recipe),
-            *_of_learning(model),
-            *_of_offload(model, ranks),
-        ]
-        for model in models
-    ]
-    largest = max(models, key=lambda model: model.weights)
-    loaded = largest.item("", largest.size, numbers=largest.weights)
-    # The two newest; what a checkpoint copies and what an evaluation measures stay meanwhile.
-    evaluates = recipe.evaluation is not None
-    versions, copies = 4 if evaluates else 3, ranks * models[0].parameters
-    published = models[0].item("", models[0].size, numbers=versions * models[0].weights)
-    measured = models[0].item("", models[0].size, models[0].shards(3), numbers=copies)
-    everywhere: list[Row] = [
-        ("host", True, replace(loaded, what="a whole model, to load and to export")),
-        (
-            "host",
-            recipe.model.lora is None,
-            replace(published, what=f"{versions} published versions"),
-        ),
-        ("host", evaluates, replace(measured, what="what an evaluation measures, on each rank")),
-        *(row for table in tables for row in table),
-    ]
-    if recipe.algorithm.divergence_weight > 0 and recipe.model.lora is None:
-        # With an adapter it is the base, which is there anyway.
-        everywhere += _of_weights(replace(models[0], who="reference"), ranks)
-    return LearnerFootprint(
-        _at("held", everywhere),
-        max((_at("backward", table) for table in tables), key=total),
-        max((_at("step", table) for table in tables), key=total),
-        _at("host", everywhere),
-    )
-
-
 def rollout_footprint(recipe: Recipe, shape: ModelShape, machine: Machine) -> RolloutFootprint:
     """What one GPU of the smallest engine holds, if all engines have an equal share of the work."""
     num_gpus, size = machine.gpus_per_engine, DTYPE_BYTES[recipe.model.dtype]
@@ -169,12 +288,37 @@ def rollout_footprint(recipe: Recipe, shape: ModelShape, machine: Machine) -> Ro
     return RolloutFootprint(weights, cache, room, per_token, responses, held)
 
 
-def count(number: int) -> str:
-    """A number of parameters for people: ``7.62 B``."""
-    for size, letter in ((10**9, "B"), (10**6, "M")):
-        if number >= size:
-            return f"{number / size:.2f} {letter}"
-    return f"{number:,}"
+def learner_footprint(
+    recipe: Recipe, policy: ModelShape, critic: ModelShape | None, num_gpus: int, on_node: int = 0
+) -> LearnerFootprint:
+    """What one of ``num_gpus`` GPUs of the learner holds, and the host of so many of them.
+
+    Args:
+        recipe: what is trained, and how.
+        policy: its shape.
+        critic: its shape, if the recipe has one.
+        num_gpus: ranks of the learner.
+        on_node: how many of them are on the node that has most; 0: all.
+    """
+    models = trained_models(recipe, policy, critic, num_gpus, on_node or num_gpus)
+    tables = [
+        [*_of_weights(m), *_of_samples(m, recipe), *_of_learning(m), *_of_offload(m)]
+        for m in models
+    ]
+    everywhere = [*_of_all(models, recipe), *(row for table in tables for row in table)]
+    if recipe.algorithm.divergence_weight > 0 and recipe.model.lora is None:
+        # With an adapter it is the base, which is there anyway.
+        everywhere += _of_weights(replace(models[0], who="reference"))
+
+    def at(place: str, rows: Sequence[Row]) -> tuple[Item, ...]:
+        return tuple(item for when, is_there, item in rows if is_there and when == place)
+
+    return LearnerFootprint(
+        at("held", everywhere),
+        max((at("backward", table) for table in tables), key=total),
+        max((at("step", table) for table in tables), key=total),
+        at("host", everywhere),
+    )
 
 
 @dataclass(frozen=True)
@@ -189,6 +333,12 @@ class Trained:
     settings: Optimizer
     dtype: str
     num_gpus: int
+    ranks: int  # of a node
+
+    @property
+    def size(self) -> int:
+        """Bytes of a number of its dtype."""
+        return DTYPE_BYTES[self.dtype]
 
     @property
     def stage(self) -> int:
@@ -199,16 +349,6 @@ class Trained:
     def offloads(self) -> bool:
         """Whether its optimizer is in host memory."""
         return self.settings.offload != "none"
-
-    @property
-    def size(self) -> int:
-        """Bytes of a number of its dtype."""
-        return DTYPE_BYTES[self.dtype]
-
-    @property
-    def bucket(self) -> int:
-        """Numbers in the bucket in which gradients are reduced."""
-        return min(REDUCE_BUCKET, self.parameters)
 
     @property
     def sums_in_float32(self) -> bool:
@@ -228,31 +368,53 @@ class Trained:
         """Numbers of so many bytes, by default one per parameter, split over so many GPUs."""
         return _item(f"{self.who}: {what}", numbers or self.parameters, size, shards)
 
+    def on_host(self, what: str, size: int, numbers: int = 0, *, pinned: bool = True) -> Item:
+        """The ranks' shares of something; torch pins memory in blocks of a power of two."""
+        whole = self.item(what, size, numbers=numbers)
+        share, formula = math.ceil(whole.bytes / self.num_gpus), whole.formula
+        if self.ranks != self.num_gpus:
+            formula += f", {self.ranks} of {self.num_gpus} ranks"
+        if pinned:
+            share = 1 << (share - 1).bit_length()
+            formula += f", pinned in blocks of {share / GIB:,.3g} GiB"
+        return Item(whole.what, self.ranks * share, formula)
+
 
 def trained_models(
-    recipe: Recipe, policy: ModelShape, critic: ModelShape | None, num_gpus: int
+    recipe: Recipe, policy: ModelShape, critic: ModelShape | None, num_gpus: int, ranks: int
 ) -> list[Trained]:
     """The policy, and the critic if the recipe has one."""
-    dtype, lora = recipe.model.dtype, recipe.model.lora
-    weights, parameters, adapted = policy.parameters, policy.parameters, 0
+    lora, where = recipe.model.lora, (recipe.model.dtype, num_gpus, ranks)
+    weights, learned, adapted = policy.parameters, policy.parameters, 0
     if lora is not None:
-        parameters = policy.adapter_parameters(lora.rank, lora.targets)
-        weights += parameters
-        adapted = lora.rank * len(policy.adapted(lora.targets))
-    models = [
-        Trained("policy", policy, weights, parameters, adapted, recipe.optimizer, dtype, num_gpus)
-    ]
+        learned = policy.adapter_parameters(lora.rank, lora.targets)
+        weights, adapted = weights + learned, lora.rank * len(policy.adapted(lora.targets))
+    models = [Trained("policy", policy, weights, learned, adapted, recipe.optimizer, *where)]
     if recipe.critic is not None and critic is not None:
         weights, settings = critic.critic_parameters, recipe.critic.optimizer
-        models.append(Trained("critic", critic, weights, weights, 0, settings, dtype, num_gpus))
+        models.append(Trained("critic", critic, weights, weights, 0, settings, *where))
     return models
 
 
-def _at(place: Place, rows: Sequence[Row]) -> tuple[Item, ...]:
-    return tuple(item for when, is_there, item in rows if is_there and when == place)
+def _of_all(models: Sequence[Trained], recipe: Recipe) -> list[Row]:
+    """What the host holds whatever the optimizers do."""
+    policy, largest = models[0], max(models, key=lambda model: model.weights)
+    loaded = largest.item("", largest.size, numbers=largest.weights)
+    # The two newest; what a checkpoint copies and what an evaluation measures stay meanwhile.
+    evaluates = recipe.evaluation is not None
+    versions = 4 if evaluates else 3
+    published = policy.item("", policy.size, numbers=versions * policy.weights)
+    copies = policy.ranks * policy.parameters
+    measured = policy.item("", policy.size, policy.shards(3), numbers=copies)
+    rows = (
+        (True, loaded, "a whole model, to load and to export"),
+        (recipe.model.lora is None, published, f"{versions} published versions"),
+        (evaluates, measured, "what an evaluation measures, on each rank"),
+    )
+    return [("host", is_there, replace(item, what=what)) for is_there, item, what in rows]
 
 
-def _of_weights(model: Trained, ranks: int) -> list[Row]:
+def _of_weights(model: Trained) -> list[Row]:
     """Those that stay on a GPU, and under ZeRO-3 those that are gathered for a moment."""
     size, weights, all_away = model.size, model.weights, model.settings.offload == "all"
     here = model.item("weights", size, model.shards(3), numbers=weights)
@@ -261,7 +423,7 @@ def _of_weights(model: Trained, ranks: int) -> list[Row]:
         words = f"{count(gathered)} gathered x {size} bytes"
         words, kept = (words, 0) if all_away else (f"{here.formula} + {words}", here.bytes)
         here = Item(here.what, kept + gathered * size, words)
-    away = _on_host(model, "weights", size, ranks, numbers=weights)
+    away = model.on_host("weights", size, weights)
     return [("held", True, here), ("host", all_away, away)]
 
 
@@ -273,21 +435,22 @@ def _of_learning(model: Trained) -> list[Row]:
     weights = model.item("float32 copy of the weights", 4, model.shards(1))
     summed = model.item("float32 sum of gradients", 4)
     summed = replace(summed, formula=f"{summed.formula} on every GPU: ZeRO-1 does not split it")
-    bucket = model.item("bucket to reduce gradients", REDUCED_SIZE, numbers=model.bucket)
-    copy = model.item("copy of the bucket", REDUCED_SIZE, numbers=model.bucket)
+    reduced = min(REDUCE_BUCKET, model.parameters)
+    bucket = model.item("bucket to reduce gradients", REDUCED_SIZE, numbers=reduced)
+    copy = model.item("copy of the bucket", REDUCED_SIZE, numbers=reduced)
     own = model.item("gradients", model.size, model.shards(2))
     return [
         ("held", on_gpu, moments),
         ("held", stage == 0 or (stage == 3 and on_gpu), gradients),
         ("held", apart, summed),
         ("held", stage == 3, bucket),  # below, it is gone when the backward pass is over
-        ("held", on_gpu and (stage >= 1 or model.dtype != "float32"), weights),
+        ("held", on_gpu and (stage >= 1 or model.size < 4), weights),
         ("backward", stage == 1 or (stage == 2 and (float32 or on_gpu)), gradients),
         ("backward", stage in {1, 2} and not apart, bucket),
         ("backward", stage == 3 or (stage == 2 and float32), copy),
         ("step", apart or (offloads and float32 and stage < 3), gradients),
         ("step", on_gpu and not float32 and stage in {1, 2}, own),
-        ("step", on_gpu and not apart, _stepped_through(model)),
+        ("step", on_gpu and not apart, _stepped_through(model, reduced)),
     ]
 
 
@@ -304,15 +467,15 @@ def _gradients(model: Trained) -> Item:
     return model.item("gradients", model.size, model.shards(2))
 
 
-def _stepped_through(model: Trained) -> Item:
+def _stepped_through(model: Trained, reduced: int) -> Item:
     """What fused AdamW makes of the gradients; without ZeRO, or what reduces them if that is more.
 
     Then all gradients are copied to be reduced, bucket by bucket.
     """
     if model.stage == 0:
-        if model.dtype == "float32":
-            return model.item("copy of the bucket", REDUCED_SIZE, numbers=model.bucket)
-        copy = model.item("copy of the bucket", REDUCED_SIZE + model.size, numbers=model.bucket)
+        if model.size == 4:
+            return model.item("copy of the bucket", REDUCED_SIZE, numbers=reduced)
+        copy = model.item("copy of the bucket", REDUCED_SIZE + model.size, numbers=reduced)
         return max(copy, model.item("float32 gradients", 4), key=lambda item: item.bytes)
     share = model.item("float32 gradients", 4, model.num_gpus)
     if model.stage == 3 and share.bytes > 4 * SUB_GROUP:
@@ -323,7 +486,12 @@ def _stepped_through(model: Trained) -> Item:
 def _of_samples(model: Trained, recipe: Recipe) -> list[Row]:
     """What the layers keep for the backward pass, within 4 % on a CPU with SDPA; and log-probs."""
     shape, size, positions = model.shape, model.size, longest_slice(recipe)
-    layer = _numbers_of_layer(shape, size) + model.adapted
+    upcast = 1 if size < 4 else 0  # norms compute in float32, and keep that too
+    wide, narrow = shape.hidden + shape.query_width, shape.key_width
+    # Of a position: norms, projections, attention, feed-forward, adapters.
+    layer = (5 + upcast) * wide + 2 * narrow + 4 * shape.intermediate + model.adapted
+    if shape.query_key_norm:
+        layer += (1 + upcast) * shape.query_width + (2 + upcast) * narrow
     numbers, words = shape.layers * layer, f"{shape.layers} layers x {layer:,}"
     if recipe.training.recompute_activations:
         numbers = shape.layers * shape.hidden + layer
@@ -342,18 +510,8 @@ def _of_samples(model: Trained, recipe: Recipe) -> list[Row]:
     return [("backward", True, activations), ("backward", model.who == "policy", logprobs)]
 
 
-def _numbers_of_layer(shape: ModelShape, size: int) -> int:
-    """What a layer keeps of a position, in numbers: norms, projections, attention, feed-forward."""
-    upcast = 1 if size < 4 else 0  # norms compute in float32, and keep that too
-    wide, narrow = shape.hidden + shape.query_width, shape.key_width
-    numbers = (5 + upcast) * wide + 2 * narrow + 4 * shape.intermediate
-    if shape.query_key_norm:
-        numbers += (1 + upcast) * shape.query_width + (2 + upcast) * narrow
-    return numbers
-
-
-def _of_offload(model: Trained, ranks: int) -> list[Row]:
-    """What the optimizers of so many ranks hold in the memory of their node."""
+def _of_offload(model: Trained) -> list[Row]:
+    """What the optimizers of a node's ranks hold in its memory."""
     stage, float32, size = model.stage, model.sums_in_float32, model.size
     rows = [
         (True, "Adam's moments", 8, False),
@@ -363,23 +521,17 @@ def _of_offload(model: Trained, ranks: int) -> list[Row]:
         (stage < 3, "weights on their way to the GPU", size, True),
     ]
     return [
-        ("host", model.offloads and is_there, _on_host(model, what, size, ranks, pinned=pinned))
+        ("host", model.offloads and is_there, model.on_host(what, size, pinned=pinned))
         for is_there, what, size, pinned in rows
     ]
 
 
-def _on_host(
-    model: Trained, what: str, size: int, ranks: int, numbers: int = 0, *, pinned: bool = True
-) -> Item:
-    """Ranks' shares of something; torch pins memory in blocks of a power of two."""
-    whole = model.item(what, size, numbers=numbers)
-    share, formula = math.ceil(whole.bytes / model.num_gpus), whole.formula
-    if ranks != model.num_gpus:
-        formula += f", {ranks} of {model.num_gpus} ranks"
-    if pinned:
-        share = 1 << (share - 1).bit_length()
-        formula += f", pinned in blocks of {share / GIB:,.3g} GiB"
-    return Item(whole.what, ranks * share, formula)
+def count(number: int) -> str:
+    """A number of parameters for people: ``7.62 B``."""
+    for size, letter in ((10**9, "B"), (10**6, "M")):
+        if number >= size:
+            return f"{number / size:.2f} {letter}"
+    return f"{number:,}"
 
 
 def _item(what: str, numbers: int, size: int, shards: int) -> Item:

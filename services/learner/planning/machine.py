@@ -18,7 +18,6 @@ T = TypeVar("T", int, float)
 GIB = 2**30
 MOST = 2**20  # GiB of a GPU, or of anything: what is above is a mistake
 _MOST_GPUS = 1024
-_LARGEST_REDIS = 2**63
 _ASSUMED_GPU = 80 * GIB  # of a GPU of which nothing is said but that it is there
 _CPU_CACHE_BYTES = 512 * 2**20  # of an engine that computes on a CPU, unless a size is set
 _MOST_OF_A_HOST = 0.9  # the rest is for the system, for Redis and for what files leave in memory
@@ -28,6 +27,31 @@ _UNITS = {"": 1, "b": 1, "k": 1000, "kb": 2**10, "m": 10**6, "mb": 2**20, "g": 1
 
 class PlanError(ValueError):
     """An option, variable or setting that cannot be used; the text names it."""
+
+
+@dataclass(frozen=True)
+class GpuKind:
+    """What a kind of GPU can do, from its data sheet."""
+
+    name: str
+    gib: int
+    flops: float  # a second, dense bfloat16 with sums in float32
+    bandwidth: float  # of its memory, bytes a second
+    devices: tuple[str, ...]  # the names by which a driver calls it
+
+
+_A100 = ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB")
+KINDS = (
+    GpuKind("RTX 4090", 24, 165e12, 1.008e12, ("NVIDIA GeForce RTX 4090",)),
+    GpuKind("A100 SXM 40", 40, 312e12, 1.555e12, _A100),
+    GpuKind("H100 SXM", 80, 989e12, 3.35e12, ("NVIDIA H100 80GB HBM3",)),
+    GpuKind("H200", 141, 989e12, 4.8e12, ("NVIDIA H200",)),
+)
+
+
+def peak_flops(device: str) -> float | None:
+    """FLOPs a second in bfloat16 of the GPU that a driver calls so, if that is known."""
+    return next((kind.flops for kind in KINDS if device in kind.devices), None)
 
 
 @dataclass(frozen=True)
@@ -66,6 +90,11 @@ class Machine:
     @property
     def on_cpus(self) -> bool:
         return not self.placement.uses_gpus
+
+    @property
+    def kind(self) -> GpuKind:
+        """The kind of the table whose memory comes nearest."""
+        return min(KINDS, key=lambda kind: abs(kind.gib * GIB - self.gpu_bytes))
 
     @property
     def usable_host_bytes(self) -> int:
@@ -134,12 +163,6 @@ def machine_of(
 
     Without GPUs here it is the machine that the recipe names, else the CPUs that there are.
 
-    Args:
-        options: of the command line.
-        named: the recipe's.
-        environment: the variables of the stack.
-        here: what this machine has.
-
     Raises:
         PlanError: naming the variable, option or setting that is wrong.
     """
@@ -151,27 +174,25 @@ def machine_of(
     if not is_here:
         here = Here()
     gpu_gib, host_gib = (named.gpu_memory, named.host_memory) if named else (None, None)
-    read = _Variables(environment)
-    cache = read("WEIR_ROLLOUT_KV_CACHE_MIB", int, "0", least=0) * 2**20
     gpu_bytes = _bytes(options.gpu_gib, here.gpu_bytes, gpu_gib) or _ASSUMED_GPU
-    sequences = read("WEIR_ROLLOUT_MAX_SEQUENCES", int, "0", least=0)
+    cache = _number(environment, "WEIR_ROLLOUT_KV_CACHE_MIB", int, "0") * 2**20
+    # vLLM's own default; on an A100 it would be 256.
+    by_default = 1024 if placement.uses_gpus and gpu_bytes >= 70 * GIB else 256
+    share = _number(environment, "WEIR_ROLLOUT_GPU_MEMORY", float, "0.9")
+    if share > 1:
+        raise PlanError(f"WEIR_ROLLOUT_GPU_MEMORY={share}: is a part of a GPU, at most 1")
     return Machine(
         placement=placement,
         how=how,
         gpu_bytes=gpu_bytes,
-        engine_share=read("WEIR_ROLLOUT_GPU_MEMORY", float, "0.9", most=1.0),
-        engine_sequences=sequences or default_sequences(gpu_bytes if placement.uses_gpus else 0),
-        redis_bytes=read("WEIR_REDIS_MAXMEMORY", redis_size, "1gb", most=_LARGEST_REDIS),
+        engine_share=share,
+        engine_sequences=_number(environment, "WEIR_ROLLOUT_MAX_SEQUENCES", int, "0") or by_default,
+        redis_bytes=_number(environment, "WEIR_REDIS_MAXMEMORY", redis_size, "1gb"),
         model_roots=model_roots,
         model_hub=model_hub,
         engine_cache_bytes=cache or (0 if placement.uses_gpus else _CPU_CACHE_BYTES),
         host_bytes=_bytes(options.host_gib, here.host_bytes, host_gib),
     )
-
-
-def default_sequences(gpu_bytes: int) -> int:
-    """How many responses vLLM samples at once by default; on an A100 it would be 256."""
-    return 1024 if gpu_bytes >= 70 * GIB else 256
 
 
 def redis_size(text: str) -> int:
@@ -221,26 +242,15 @@ def _bytes(asked: float | None, here: int | None, named: float | None) -> int | 
     return None if gib is None else int(gib * GIB)
 
 
-@dataclass(frozen=True)
-class _Variables:
-    environment: Mapping[str, str]
-
-    def __call__(
-        self,
-        name: str,
-        parse: Callable[[str], T],
-        default: str,
-        *,
-        least: int | None = None,
-        most: float = MOST,
-    ) -> T:
-        """The number of a variable: above 0, or from ``least`` on, and at most ``most``."""
-        text = self.environment.get(name) or default
-        try:
-            value = parse(text)
-        except ValueError as error:
-            raise PlanError(f"{name}={text!r}: give a number, such as {default}") from error
-        if not (value > 0 or value == least) or value > most:
-            lower = "above 0" if least is None else f"at least {least}"
-            raise PlanError(f"{name}={text!r}: must be {lower} and at most {most:,}")
-        return value
+def _number(
+    environment: Mapping[str, str], name: str, parse: Callable[[str], T], default: str
+) -> T:
+    """The number of a variable: above 0, or 0 if that is its default."""
+    text = environment.get(name) or default
+    try:
+        value = parse(text)
+    except ValueError as error:
+        raise PlanError(f"{name}={text!r}: give a number, such as {default}") from error
+    if not (0 < value < _NO_LIMIT or (value == 0 and default == "0")):
+        raise PlanError(f"{name}={text!r}: must be above 0")
+    return value

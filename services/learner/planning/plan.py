@@ -1,46 +1,120 @@
-"""A plan: a recipe, where it would run, and what it takes there."""
+"""A plan: a recipe, where it would run, what it takes there, and what will not work.
+
+The seconds are arithmetic: every assumption is a constant here, beside where it comes from.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+import operator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import combinations
+from pathlib import Path
+from typing import Any
 
+from huggingface_hub import constants
 from protocol.capacity import worst_case_bytes
 from protocol.recipe import Recipe
+from protocol.tasks import TaskFileError, read_tasks
 
+from deploy.placement import MOST_OF_A_GPU
+from services.learner.model_source import folder_under_roots
+from services.learner.ordering import order_warnings
 from services.learner.planning.footprint import (
+    BUILT_IN,
+    DTYPE_BYTES,
     Item,
     LearnerFootprint,
+    ModelShape,
     RolloutFootprint,
+    UnknownModel,
     learner_footprint,
     rollout_footprint,
+    sequence_problem,
+    shape_of_config,
+    split_problems,
     total,
+    trained_models,
 )
-from services.learner.planning.machine import Machine
-from services.learner.planning.provisions import (
-    ModelProvision,
-    TasksProvision,
-    models_of,
-    tasks_of,
+from services.learner.planning.machine import (
+    GIB,
+    Machine,
 )
-from services.learner.planning.shape import ModelShape, split_problems
-from services.learner.planning.speed import StepSeconds, step_seconds
+
+FLOPS_USED = 0.4  # Llama 3 was trained at 0.38 to 0.43 of H100s' peak (arXiv:2407.21783, table 4)
+BANDWIDTH_USED = 0.6  # an assumption: decoding also waits for kernels, sampling and scheduling
+LENGTH_USED = 0.5  # of max_tokens, by the mean response: an assumption, since a limit leaves room
+PROMPT_USED = 0.25  # of the context beyond max_tokens, by the mean prompt: an assumption
+GROUPS_KEPT = 0.5  # of those that dynamic sampling looks at: an assumption
+LEARNER_COPIES = 4e9  # bytes a second that a rank copies into memory not pinned: an estimate
+# Parameters a second of torch's fused AdamW on one core, as each rank has: 47 GB/s of host memory,
+# measured on an AMD EPYC.
+HOST_ADAMW = 1.6e9
+LINK = 2e10  # bytes a second between a GPU and its host: an assumption, PCIe 4.0 x16 has 3.2e10
+ROLLOUT_VERIFIES = 1.7e9  # bytes a second, sha256 by one thread
+ROLLOUT_LOADS = 4.3e9  # bytes a second, from files in the page cache
+ASSUMED = (
+    f"{FLOPS_USED:.0%} of a GPU's FLOP/s, {BANDWIDTH_USED:.0%} of its memory bandwidth; the mean "
+    f"response has {LENGTH_USED:.0%} of max_tokens, the mean prompt {PROMPT_USED:.0%} of the rest "
+    f"of the context; dynamic sampling keeps {GROUPS_KEPT:.0%} of the groups. Not counted: "
+    "grading, evaluation, checkpoints, communication between GPUs"
+)
+_MOST_GPUS = 1024
+_SMALL_CHUNK = 256
+_LINKED_GPUS = 8  # of a box
+
+# ------------------------------------------------------------------------------ what it takes
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """Where a model is, and its shape if that is known."""
+
+    role: str  # policy or critic
+    path: str  # as the recipe has it
+    folder: Path | None = None  # none: the job would not find it on this machine
+    shape: ModelShape | None = None
+    shape_source: str = "from the built-in table"  # or why the shape is not known
+    problem: str | None = None  # why the job would refuse what is there
+
+
+@dataclass(frozen=True)
+class TaskFile:
+    """A task file, and how many tasks it holds or what is wrong with it."""
+
+    field: str  # of the recipe
+    path: str
+    num_tasks: int | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Span:
+    """One part of a step, or of a run."""
+
+    what: str
+    seconds: float
+    formula: str
 
 
 @dataclass(frozen=True)
 class Plan:
     """What a recipe takes on a machine.
 
-    Footprints are missing where the model is not known, seconds also where it does not fit, and
-    on CPUs.
+    Footprints are missing where the model is not known, seconds also where it does not fit, on
+    CPUs, and for a float32 model, of which the table of GPUs says nothing.
     """
 
     recipe: Recipe
     machine: Machine
-    models: tuple[ModelProvision, ...]
-    tasks: tuple[TasksProvision, ...]
+    models: tuple[ModelFiles, ...]
+    tasks: tuple[TaskFile, ...]
     learner: LearnerFootprint | None = None
     rollout: RolloutFootprint | None = None
-    seconds: StepSeconds | None = None
+    seconds: tuple[Span, ...] = ()  # the parts of a step, the step, the run
 
     @property
     def shapes(self) -> tuple[ModelShape | None, ModelShape | None]:
@@ -81,10 +155,10 @@ class Plan:
     @property
     def split_problems(self) -> list[str]:
         """Engines over whose GPUs the policy's heads cannot be split, with the remedy."""
-        policy, _ = self.shapes
+        policy, placement = self.shapes[0], self.machine.placement
         if policy is None:
             return []
-        return list(split_problems(self.machine.placement, policy.heads, policy.key_value_heads))
+        return list(split_problems(placement, policy.heads, policy.key_value_heads))
 
     @property
     def works(self) -> bool:
@@ -108,13 +182,7 @@ class Plan:
 
 def make_plan(recipe: Recipe, machine: Machine) -> Plan:
     """Look for what the recipe needs, and compute what it takes."""
-    models = tuple(models_of(recipe, machine.model_roots, hub=machine.model_hub))
-    return computed(Plan(recipe, machine, models, tuple(tasks_of(recipe))))
-
-
-def computed(plan: Plan) -> Plan:
-    """The plan with what it takes, if the shapes of its models are known. Pure."""
-    recipe, machine = plan.recipe, plan.machine
+    plan = Plan(recipe, machine, tuple(_models(recipe, machine)), tuple(_tasks(recipe)))
     policy, critic = plan.shapes
     if policy is None or (recipe.critic is not None and critic is None):
         return plan
@@ -122,6 +190,377 @@ def computed(plan: Plan) -> Plan:
     rollout = rollout_footprint(recipe, policy, machine)
     learner = learner_footprint(recipe, policy, critic, gpus, on_node)
     plan = replace(plan, learner=learner, rollout=rollout)
-    if machine.on_cpus or not plan.works:
+    if machine.on_cpus or recipe.model.dtype == "float32" or not plan.works:
         return plan
-    return replace(plan, seconds=step_seconds(recipe, policy, critic, machine, rollout))
+    return replace(plan, seconds=seconds_of(recipe, policy, critic, machine, rollout))
+
+
+def _models(recipe: Recipe, machine: Machine) -> Iterator[ModelFiles]:
+    """The policy's model, and the critic's if the recipe has one, as the job would find them."""
+    wanted = [("policy", "model.path", recipe.model.path)]
+    if recipe.critic is not None:
+        own = recipe.critic.path
+        wanted += [("critic", "critic.path", own) if own else ("critic", *wanted[0][1:])]
+    for role, field, path in wanted:
+        folder = problem = None
+        try:
+            folder = folder_under_roots(path, machine.model_roots, field)
+            folder = folder or (_downloaded(path) if machine.model_hub else None)
+        except (OSError, ValueError) as error:
+            problem = str(error)
+        if folder is not None:
+            yield ModelFiles(role, path, folder, *_shape_in(folder))
+        elif path in BUILT_IN:
+            yield ModelFiles(role, path, shape=BUILT_IN[path], problem=problem)
+        else:
+            why = f"not on this machine, and not in the built-in table ({', '.join(BUILT_IN)})"
+            yield ModelFiles(role, path, shape_source=why, problem=problem)
+
+
+def _shape_in(folder: Path) -> tuple[ModelShape | None, str]:
+    """The shape and where it comes from, or why it is not known."""
+    config = folder / "config.json"
+    try:
+        return shape_of_config(json.loads(config.read_bytes())), "its config.json"
+    except UnknownModel as error:
+        return None, f"{config}: {error}"
+    except (OSError, ValueError, RecursionError) as error:
+        return None, f"{config} is not valid JSON: {error}"
+
+
+def _downloaded(path: str) -> Path | None:
+    """Where `huggingface_hub` keeps a model that it has downloaded, weights included."""
+    cache = Path(constants.HF_HUB_CACHE) / f"models--{path.replace('/', '--')}"
+    for folder in sorted(cache.glob("snapshots/*")):
+        if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+            return folder
+    return None
+
+
+def _tasks(recipe: Recipe) -> Iterator[TaskFile]:
+    """The task files, read and checked; paths are relative to the current directory."""
+    files = {"tasks.train": recipe.tasks.train, "tasks.held_out": recipe.tasks.held_out}
+    others = {name: path for name, path in recipe.held_out_files.items() if name}
+    files |= {f"evaluation.others.{name}.held_out": path for name, path in others.items()}
+    for field, path in files.items():
+        if path is None:
+            continue
+        try:
+            yield TaskFile(field, path, len(read_tasks(Path(path))))
+        except TaskFileError as error:
+            cause = error.__cause__
+            problem = cause.strerror if isinstance(cause, OSError) else error.problems[0]
+            yield TaskFile(field, path, problem=problem)
+
+
+# ------------------------------------------------------------------------------ seconds
+
+
+def seconds_of(
+    recipe: Recipe,
+    policy: ModelShape,
+    critic: ModelShape | None,
+    machine: Machine,
+    rollout: RolloutFootprint,
+) -> tuple[Span, ...]:
+    """The seconds of the parts of a step, of a step, and of the run."""
+    gpus, steps, first = machine.learner_gpus, recipe.training.steps, recipe.num_pretrain_steps
+    learns, *_ = trained_models(recipe, policy, critic, gpus, gpus)
+    published = learns.parameters * learns.size
+    copied = f"{published / 1e9:,.1f} GB into memory, side by side; the learner waits"
+    sampling = _sampling(recipe, policy, machine, rollout)
+    verifying = Span("verifying", published / ROLLOUT_VERIFIES, "sha256, while the rollout samples")
+    loading = Span("loading", published / ROLLOUT_LOADS, "while an engine pauses")
+    learning = (
+        _training(recipe, policy, critic, machine),
+        *_offloading(recipe, policy, critic, gpus),
+        Span("publishing", published / machine.ranks_of_node / LEARNER_COPIES, copied),
+    )
+    parts = (sampling, verifying, loading, *learning)
+    if recipe.training.max_staleness and not machine.shares_a_gpu:
+        longer = max(sampling.seconds + loading.seconds, sum(part.seconds for part in learning))
+        names = " + ".join(part.what for part in learning)
+        step = Span("a step", longer, f"the larger of sampling + loading and {names}")
+    else:
+        why = "they share a GPU" if machine.shares_a_gpu else "max_staleness 0"
+        step = Span("a step", sum(part.seconds for part in parts), f"one after the other: {why}")
+    before = f" + {first} of the critic alone" if first else ""
+    words = f"({steps:,} steps{before}) x {step.seconds:,.1f} s"
+    return (*parts, step, Span("the run", (steps + first) * step.seconds, words))
+
+
+def _lengths(recipe: Recipe) -> tuple[float, float]:
+    """Tokens of the mean prompt and of the mean response."""
+    max_tokens = recipe.rollout.sampling.max_tokens
+    return PROMPT_USED * (recipe.model.max_context - max_tokens), LENGTH_USED * max_tokens
+
+
+def _tokens(recipe: Recipe) -> float:
+    """Of a step, prompts included."""
+    return recipe.training.groups_per_step * recipe.rollout.group_size * sum(_lengths(recipe))
+
+
+def _sampling(
+    recipe: Recipe, shape: ModelShape, machine: Machine, rollout: RolloutFootprint
+) -> Span:
+    """Prompts, bound by arithmetic; then token after token, bound by what is slower."""
+    prompt, response = _lengths(recipe)
+    kept = GROUPS_KEPT if recipe.training.dynamic_sampling else 1.0
+    groups = math.ceil(recipe.training.groups_per_step / kept / machine.num_engines)
+    responses = groups * recipe.rollout.group_size  # of one engine
+    held = int(rollout.room / (rollout.bytes_per_token * (prompt + response)))
+    at_once = max(1, min(responses, machine.engine_sequences, held))
+    # At the end the longest response goes on alone.
+    rounds = max(responses * response / at_once, recipe.rollout.sampling.max_tokens)
+    context = prompt + response / 2  # of the mean token
+    keys = responses * response * context * rollout.bytes_per_token
+    weights = shape.parameters * DTYPE_BYTES[recipe.model.dtype] / machine.gpus_per_engine
+    reading = (rounds * weights + keys) / (machine.kind.bandwidth * BANDWIDTH_USED)
+    flops = machine.kind.flops * FLOPS_USED * machine.gpus_per_engine
+    computing = responses * response * shape.forward_flops(2 * context) / flops
+    prefill = groups * prompt * shape.forward_flops(prompt) / flops
+    return Span(
+        "sampling",
+        prefill + max(reading, computing),
+        f"{responses:,} responses of {response:,.0f} tokens an engine, {at_once:,} at once: "
+        f"prompts {prefill:,.1f} s, then the larger of reading weights and cache {reading:,.1f} s "
+        f"and computing {computing:,.1f} s",
+    )
+
+
+def _training(
+    recipe: Recipe, policy: ModelShape, critic: ModelShape | None, machine: Machine
+) -> Span:
+    """Forward passes, and backward ones, which count as two, or one of an adapter."""
+    algorithm, training, length = recipe.algorithm, recipe.training, sum(_lengths(recipe))
+    old_logprobs = algorithm.old_logprobs == "recompute" and training.updates_per_batch > 1
+    backward, words = (2, "two") if recipe.model.lora is None else (1, "one")
+    passes = 1 + backward + training.recompute_activations + old_logprobs
+    passes += algorithm.divergence_weight > 0
+    flops, of_critic = passes * policy.forward_flops(length), ""
+    if critic is not None:
+        of_values = 4 + training.recompute_activations  # values first, then it learns
+        flops += of_values * critic.critic_flops(length)
+        of_critic = f", {of_values} of the critic"
+    num_gpus, peak, tokens = machine.learner_gpus, machine.kind.flops, _tokens(recipe)
+    return Span(
+        "training",
+        tokens * flops / (num_gpus * peak * FLOPS_USED),
+        f"{tokens / 1e6:,.1f} M tokens, {passes} passes of the policy{of_critic}, a backward pass "
+        f"being {words}; {num_gpus} GPUs at {FLOPS_USED:.0%} of {peak / 1e12:,.0f} TFLOP/s",
+    )
+
+
+def _offloading(
+    recipe: Recipe, policy: ModelShape, critic: ModelShape | None, num_gpus: int
+) -> Iterator[Span]:
+    """What optimizers in host memory cost: gradients and weights on the link, AdamW on cores."""
+    training, updates = recipe.training, recipe.training.updates_per_batch
+    # Micro-batches of a rank in an update.
+    batches = math.ceil(_tokens(recipe) / updates / training.micro_batch_tokens / num_gpus)
+    link = cores = 0.0
+    for model in trained_models(recipe, policy, critic, num_gpus, num_gpus):
+        if not model.offloads:
+            continue
+        numbers = 8 + 8 * batches if model.stage == 3 else 4 + model.size
+        link += updates * numbers * model.parameters / num_gpus
+        if model.settings.offload == "all":  # forward, recomputed and backward
+            gathered = batches * (2 + training.recompute_activations) * model.weights
+            link += updates * gathered * model.size / num_gpus
+        cores += updates * model.parameters / num_gpus
+    if cores:
+        yield Span(
+            "offloading",
+            link / LINK + cores / HOST_ADAMW,
+            f"{updates} updates of {batches} micro-batches a rank: {link / 1e9:,.1f} GB to and "
+            f"from the host {link / LINK:,.1f} s, AdamW there {cores / HOST_ADAMW:,.1f} s",
+        )
+
+
+# ------------------------------------------------------------------------------ warnings, remedies
+
+
+def warnings(plan: Plan) -> list[str]:
+    """Everything that will not work, or not as one may expect, each with the setting that helps."""
+    checks = (_of_settings, _of_files, _of_learner, _of_host, _of_heads, _of_engine)
+    return [*order_warnings(plan.recipe), *(text for check in checks for text in check(plan))]
+
+
+def _of_settings(plan: Plan) -> Iterator[str]:
+    recipe, shape, limit = plan.recipe, plan.models[0].shape, plan.machine.redis_bytes
+    algorithm, staleness = recipe.algorithm, recipe.training.max_staleness
+    if staleness and algorithm.old_logprobs == "recompute" and algorithm.correction == "none":
+        yield (
+            f"training.max_staleness = {staleness}, but nothing corrects for it: with old_logprobs "
+            "= 'recompute' the ratio is taken against the policy as each step begins. Set "
+            "algorithm.correction = 'token_tis', or old_logprobs = 'rollout'"
+        )
+    if shape is not None and recipe.model.max_context > shape.max_positions:
+        yield (
+            f"model.max_context = {recipe.model.max_context}, but the model knows "
+            f"{shape.max_positions} positions; lower it"
+        )
+    if plan.redis_bytes > limit // 2:
+        yield (
+            f"the job can hold {plan.redis_bytes / GIB:.1f} GiB in Redis at once and is refused "
+            f"where that is more than half of maxmemory, {limit / GIB:.1f} GiB here; set "
+            f"WEIR_REDIS_MAXMEMORY to {2 * plan.redis_bytes:,} or more"
+        )
+
+
+def _of_files(plan: Plan) -> Iterator[str]:
+    for model in plan.models:
+        if model.problem is not None:
+            yield f"the job would refuse the model of the {model.role}: {model.problem}"
+        elif model.folder is None and not plan.machine.model_hub:
+            yield (
+                f"the model {model.path!r} ({model.role}) is not under "
+                f"{':'.join(map(str, plan.machine.model_roots))} (WEIR_MODEL_ROOTS); to take it "
+                "from a model hub set WEIR_MODEL_HUB=on"
+            )
+        if model.shape is None:
+            yield f"the memory of {model.path!r} ({model.role}) is not known: {model.shape_source}"
+    for tasks in plan.tasks:
+        if tasks.problem is not None:
+            yield f"{tasks.field} = {tasks.path!r}: {tasks.problem}"
+
+
+def _of_learner(plan: Plan) -> Iterator[str]:
+    if plan.learner is not None and not plan.learner_fits and not plan.machine.on_cpus:
+        yield (
+            f"the learner does not fit: {plan.learner.peak / GIB:.1f} GiB at its peak, of each of "
+            f"its GPUs {plan.machine.learner_bytes / GIB:.1f} GiB are usable. {remedy(plan)}"
+        )
+
+
+def _of_host(plan: Plan) -> Iterator[str]:
+    if not plan.host_fits:
+        advice = "offload less (optimizer.offload), or take nodes with more memory"
+        if plan.machine.on_cpus:
+            advice = "lower training.micro_batch_tokens, or see what it takes on GPUs: --gpus 8"
+        needed, usable = total(plan.host) / GIB, plan.machine.usable_host_bytes / GIB
+        yield f"a node's memory is not enough: {needed:.1f} of {usable:.1f} usable GiB; {advice}"
+
+
+def _of_heads(plan: Plan) -> Iterator[str]:
+    for text in plan.split_problems:
+        yield f"the job would refuse the model {plan.recipe.model.path!r} on {text}"
+    size, ranks = plan.recipe.training.sequence_parallel, plan.machine.learner_gpus
+    for shape in filter(None, plan.shapes):
+        if problem := sequence_problem(size, shape.heads, shape.key_value_heads, ranks):
+            yield problem
+
+
+def _of_engine(plan: Plan) -> Iterator[str]:
+    rollout, machine = plan.rollout, plan.machine
+    if rollout is None:
+        return
+    advice = f"in WEIR_GPUS split it over more GPUs than {machine.engine}"
+    if machine.on_cpus:
+        advice = "sample on GPUs (WEIR_GPUS)"
+    elif machine.engine.share is not None:
+        advice = f"in WEIR_GPUS give it a larger share than {machine.engine}, or a GPU of its own"
+    wanted = min(plan.recipe.rollout.group_size, rollout.responses_asked)
+    if not plan.engine_fits or rollout.responses_held < wanted:
+        fixed = ", or set WEIR_ROLLOUT_KV_CACHE_MIB otherwise" * bool(machine.engine_cache_bytes)
+        yield (
+            f"an engine of the rollout holds {rollout.responses_held} responses of "
+            f"{plan.recipe.model.max_context} tokens at once beside {size(rollout.weights.bytes)} "
+            f"of weights, in {size(machine.engine_bytes)}; a group has {wanted}: {advice}{fixed}"
+        )
+
+
+def remedy(plan: Plan) -> str:
+    """The fewest settings that make the learner fit, on more GPUs only if it must be."""
+    for num_gpus, usable, words in _more_and_more(plan.machine):
+        for shared in ({}, *_shared_samples(plan, num_gpus)):
+            recipe = changed_recipe(plan.recipe, shared)
+            settings = _fitting(replace(plan, recipe=recipe), num_gpus, usable)
+            if settings is None:
+                continue
+            settings = shared | settings
+            values = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
+            text = " and ".join([*([f"set {', '.join(values)}"] if values else []), *words])
+            return text[:1].upper() + text[1:]
+    return "Lower model.max_context, or take larger GPUs or a larger host"
+
+
+def _more_and_more(machine: Machine) -> Iterator[tuple[int, int, list[str]]]:
+    """GPUs of the learner, bytes of each, and how to have them: what there is, then more."""
+    num_gpus, whole = machine.learner_gpus, int(machine.gpu_bytes * MOST_OF_A_GPU)
+    yield num_gpus, machine.learner_bytes, []
+    if machine.learner_bytes < whole:
+        yield num_gpus, whole, ["give the learner its GPUs alone (learner= in WEIR_GPUS)"]
+    for power in range(num_gpus.bit_length(), _MOST_GPUS.bit_length()):
+        yield 2**power, whole, [f"give the learner {2**power} GPUs (learner= in WEIR_GPUS)"]
+
+
+def _shared_samples(plan: Plan, num_gpus: int) -> Iterator[dict[str, Any]]:
+    """More ranks for each sample, which helps where one alone is too long."""
+    for size in range(plan.recipe.training.sequence_parallel + 1, _LINKED_GPUS + 1):
+        shapes = filter(None, plan.shapes)
+        if not any(sequence_problem(size, s.heads, s.key_value_heads, num_gpus) for s in shapes):
+            yield {"training.sequence_parallel": size}
+
+
+def _fitting(plan: Plan, num_gpus: int, usable: int) -> dict[str, Any] | None:
+    """The settings with which the learner fits on so many GPUs of so many bytes, if it can."""
+    policy, critic = plan.shapes
+    assert policy is not None, "there is a footprint, so its shape is known"
+    on_node, savings = min(num_gpus, plan.machine.ranks_of_node), list(_savings(plan.recipe))
+
+    def footprint(settings: Mapping[str, Any]) -> LearnerFootprint:
+        recipe = changed_recipe(plan.recipe, settings)
+        return learner_footprint(recipe, policy, critic, num_gpus, on_node)
+
+    if footprint(reduce(operator.or_, savings, {})).peak > usable:
+        return None
+    for number in range(len(savings) + 1):
+        for chosen in combinations(savings, number):
+            settings = reduce(operator.or_, chosen, {})
+            taken = footprint(settings)
+            if taken.peak <= usable and total(taken.host) <= plan.machine.usable_host_bytes:
+                return settings
+    return None
+
+
+def _savings(recipe: Recipe) -> Iterator[dict[str, Any]]:
+    """Settings that save memory, those that cost least first."""
+    optimizers = ["optimizer", *(["critic.optimizer"] if recipe.critic is not None else [])]
+    shortest = math.ceil(recipe.model.max_context / recipe.training.sequence_parallel)
+    savings = [
+        *({f"{each}.zero_stage": 3} for each in optimizers),
+        {"training.recompute_activations": True},
+        {"training.micro_batch_tokens": shortest},
+        {"training.logprob_chunk_tokens": _SMALL_CHUNK},
+        *(
+            {f"{each}.zero_stage": 3, f"{each}.offload": offload}
+            for offload in ("optimizer", "all")
+            for each in optimizers
+        ),
+    ]
+    for saving in savings:
+        present = {name: reduce(getattr, name.split("."), recipe) for name in saving}
+        if changes := {name: saving[name] for name in saving if saving[name] != present[name]}:
+            yield changes
+
+
+def changed_recipe(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """The recipe with the settings of these dotted names changed."""
+    data = recipe.model_dump()
+    for name, value in changes.items():
+        *tables, last = name.split(".")
+        reduce(dict.__getitem__, tables, data)[last] = value
+    return Recipe.model_validate(data)
+
+
+def size(number: float) -> str:
+    """Bytes for people.
+
+    >>> size(3 * 2**30), size(5)
+    ('3.0 GiB', '5 bytes')
+    """
+    for name, unit in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if number >= unit:
+            return f"{number / unit:,.1f} {name}"
+    return f"{number:,.0f} bytes"

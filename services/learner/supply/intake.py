@@ -103,17 +103,11 @@ class Intake:
         """The keys of the groups with these numbers that have not arrived."""
         return [group_key(purpose, n) for n in numbers if (purpose, n) not in self.waiting]
 
-    def finish(self, purpose: Purpose, numbers: range) -> list[GradedGroup]:
+    def finish(self, purpose: Purpose, numbers: range) -> None:
         """Give up the groups with these numbers: they have been used, no checkpoint needs them."""
         self._finished[purpose] = max(self._finished[purpose], numbers.stop)
         for number in numbers:
-            del self._segments[purpose, number]
-        return [self.waiting.pop((purpose, number)) for number in numbers]
-
-    async def roll_log(self) -> None:
-        """Begin a new segment, so that a checkpoint can name where its log begins."""
-        async with self._writing:
-            self.log.roll()
+            del self._segments[purpose, number], self.waiting[purpose, number]
 
     async def drop_segments(self, first_needed: str) -> None:
         """Delete the segments before the first one that a checkpoint needs."""
@@ -129,10 +123,11 @@ class Intake:
 
     async def _log(self, groups: Collection[tuple[GradedGroup, Fields]]) -> None:
         async with self._writing:
-            await asyncio.to_thread(self.log.append, [fields for _, fields in groups])
+            frames = [fields for _, fields in groups]
+            segment = await asyncio.to_thread(self.log.append, frames)
             for group, _ in groups:
                 TAKEN_IN.labels(group.purpose).inc()
-                self._keep(group, self.log.segment)
+                self._keep(group, segment)
 
     def _keep(self, group: GradedGroup, segment: str) -> None:
         if not self.has(group.purpose, group.number):

@@ -66,3 +66,8 @@ class Ledger:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""
         self.trained, self.dropped = state["trained"], dict(state["dropped"])
+
+
+def in_words(reasons: Mapping[str, int]) -> str:
+    """How many were lost by reason."""
+    return ", ".join(f"{reason} {count}" for reason, count in reasons.items())

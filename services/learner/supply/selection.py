@@ -18,12 +18,14 @@ it is answered, weights that are fresh enough may still answer it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from protocol.messages import GradedGroup
 from protocol.recipe import Recipe
 from protocol.samples import USED
+
+from services.learner.training.scoring import ScoredGroup, Scoring
 
 NO_SIGNAL = "no_signal"
 SURPLUS = "surplus"
@@ -58,12 +60,11 @@ class Selection:
     """One step's selection, group by group."""
 
     recipe: Recipe
-    has_signal: Callable[[GradedGroup], bool]
+    scoring: Scoring
     step: int
     first: int  # the first number that the step looks at
     keep_rate: float = 1.0  # the recent share of groups that were kept
-    looked_at: list[GradedGroup] = field(default_factory=list)
-    fates: list[str] = field(default_factory=list)  # of each: `USED`, or why it is dropped
+    looked_at: list[ScoredGroup] = field(default_factory=list)
     exposed_grading_seconds: float = 0.0  # that the step waited for while groups were graded
 
     def __post_init__(self) -> None:
@@ -73,13 +74,12 @@ class Selection:
         self._limit = math.ceil(self._per_step * self._oversampling)  # to be judged
 
     @property
-    def kept(self) -> list[GradedGroup]:
-        pairs = zip(self.looked_at, self.fates, strict=True)
-        return [group for group, fate in pairs if fate == USED]
+    def kept(self) -> list[ScoredGroup]:
+        return used(self.looked_at)
 
     @property
     def dropped(self) -> list[str]:
-        return [fate for fate in self.fates if fate != USED]
+        return [group.fate for group in self.looked_at if group.fate != USED]
 
     @property
     def next_number(self) -> int:
@@ -129,20 +129,21 @@ class Selection:
         score that could not be graded outweigh them.
         """
         is_due = self.is_complete or len(self.looked_at) % self._per_step == 0
-        return self.looked_at[-self._per_step :] if is_due else []
+        return [group.graded for group in self.looked_at[-self._per_step :]] if is_due else []
 
     def look(self, group: GradedGroup, waited_s: float = 0.0) -> None:
         """Keep the next group, for which the step has waited so long, or drop it for a reason."""
         assert group.number == self.next_number, (
             "groups are looked at in the order of their numbers"
         )
-        fate = self._fate_of(group)
-        self.looked_at.append(group)
-        self.fates.append(fate)
+        scored = ScoredGroup(group, self.scoring)
+        if scored.fate == USED:
+            scored.fate = self._fate_of(scored)
+        self.looked_at.append(scored)
         self.exposed_grading_seconds += min(waited_s, group.grading_seconds)
-        if fate != SURPLUS:  # its age says nothing about what the tasks have to teach
+        if scored.fate != SURPLUS:  # its age says nothing about what the tasks have to teach
             memory = 2 * self._per_step
-            self.keep_rate += (float(fate == USED) - self.keep_rate) / memory
+            self.keep_rate += (float(scored.fate == USED) - self.keep_rate) / memory
 
     @property
     def outlook(self) -> Outlook:
@@ -157,12 +158,10 @@ class Selection:
         needs = (max(0, now), *ahead) if self.step < training.steps else ()
         return Outlook(self.step, self.next_number, needs, self.recipe.groups_in_flight)
 
-    def _fate_of(self, group: GradedGroup) -> str:
-        if group.failure is not None:
-            return failure_kind(group.failure)
-        if oldest_version(group, self.step) < self.step - self.recipe.training.max_staleness:
+    def _fate_of(self, group: ScoredGroup) -> str:
+        if oldest_version(group.graded, self.step) < self.step - self.recipe.training.max_staleness:
             return SURPLUS
-        return NO_SIGNAL if self._dynamic and not self.has_signal(group) else USED
+        return NO_SIGNAL if self._dynamic and not group.has_signal else USED
 
     def _to_keep(self, groups: int) -> int:
         """How many groups to look at, by experience, until so many are kept."""
@@ -183,16 +182,6 @@ def oldest_version(group: GradedGroup, default: int) -> int:
     return min((span.version for r in responses for span in r.spans), default=default)
 
 
-def unselected(groups: Sequence[GradedGroup]) -> list[str]:
-    """The fates of groups that are all used, as far as they have not failed."""
-    return [USED if group.failure is None else failure_kind(group.failure) for group in groups]
-
-
-def failure_kind(failure: str) -> str:
-    """Why a group failed, without the details."""
-    return failure.split(":")[0]
-
-
-def whole(groups: Sequence[GradedGroup]) -> list[GradedGroup]:
-    """The groups that have not failed."""
-    return [group for group in groups if group.failure is None]
+def used(groups: Iterable[ScoredGroup]) -> list[ScoredGroup]:
+    """The groups that are not dropped."""
+    return [group for group in groups if group.fate == USED]

@@ -10,8 +10,12 @@ from pathlib import Path
 
 from protocol.recipe import Recipe
 
-from services.learner.planning.shape import DamagedConfig, ModelShape, UnknownModel, shape_of_config
-from services.learner.planning.speed import peak_flops, trained_flops
+from services.learner.planning.footprint import (
+    ModelShape,
+    shape_of_config,
+    trained_flops,
+)
+from services.learner.planning.machine import peak_flops
 
 
 @dataclass(frozen=True)
@@ -66,5 +70,5 @@ def work_of(policy: Path, critic: Path | None) -> Callable[[int], float]:
 def _shape(folder: Path) -> ModelShape | None:
     try:
         return shape_of_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, DamagedConfig, UnknownModel):
+    except (OSError, ValueError):
         return None

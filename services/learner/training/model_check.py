@@ -18,7 +18,7 @@ from transformers import (
 
 from deploy.placement import Placement, PlacementError
 from services.chassis.positions import most_positions
-from services.learner.planning.shape import sequence_problem, split_problems
+from services.learner.planning.footprint import sequence_problem, split_problems
 from services.learner.training.lora import linear_layers
 
 _LOGITS_CHANGED_BY = ("final_logit_softcapping", "logit_scale", "logits_scaling")

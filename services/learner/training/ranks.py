@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from services.learner.faults import MachineFault
+from services.learner.attempt import MachineFault
 from services.learner.training.aside import Aside
 from services.learner.training.engine import device_of_rank, name_of_device
 from services.learner.training.measured import Measured

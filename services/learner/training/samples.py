@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, filterfalse
+from itertools import accumulate
 
 import numpy as np
-from protocol.messages import (
-    FinishReason,
-    GradedGroup,
-    Response,
-    RolloutGroup,
-    Ungradable,
-)
+from protocol.messages import FinishReason, GradedGroup, Response, Ungradable
 
-from services.learner.algorithms.advantages import GroupScores
 from services.learner.algorithms.shaping import accuracy_varies
-from services.learner.training.scoring import Scoring, gradable
+from services.learner.training.scoring import ScoredGroup
 
 
 @dataclass(frozen=True)
@@ -95,8 +87,7 @@ class GroupFacts:
 
 
 def samples_of(
-    groups: Sequence[GradedGroup],
-    scoring: Scoring,
+    groups: Sequence[ScoredGroup],
     *,
     attempt: int,
     version: int,
@@ -112,76 +103,55 @@ def samples_of(
     response that ``overlong_filter`` leaves out does take part in them.
     """
     samples: list[Sample] = []
-    facts = GroupFacts(has_terms=scoring.terms is not None)
-    for index, graded in enumerate(groups):
-        assert graded.group is not None
-        scores = scoring.scores(*gradable(graded))
-        responses = _responses(graded.group, (attempt, version), whole=kept_kv)
-        samples += _samples_of_group(index, graded, list(responses), scores, scoring)
-        _note(facts, graded, version)
-        facts.rewards += filterfalse(math.isnan, scoring.rewards(scores).tolist())
-        facts.groups_exhausted += not accuracy_varies(scores)
-        facts.groups_with_signal += scoring.has_signal(graded)
-        facts.active_process += scoring.active_process(scores)
+    facts = GroupFacts()
+    for index, group in enumerate(groups):
+        samples += _samples_of_group(index, group, (attempt, version), whole=kept_kv)
+        _note(facts, group.graded, version)
+        facts.rewards += group.rewards[~np.isnan(group.rewards)].tolist()
+        facts.groups_exhausted += not accuracy_varies(group.scores)
+        facts.groups_with_signal += group.has_signal
+        facts.has_terms |= group.scoring.terms is not None
+        facts.active_process += group.active_process
     facts.filtered = facts.responses - len(samples)
     facts.trained_lengths = [len(s.prompt_ids) + len(s.token_ids) for s in samples]
     return samples, facts
 
 
 def _samples_of_group(
-    index: int,
-    graded: GradedGroup,
-    responses: Sequence[tuple[np.ndarray, ...]],
-    scores: GroupScores,
-    scoring: Scoring,
+    index: int, group: ScoredGroup, wanted: tuple[int, int], *, whole: bool
 ) -> Iterator[Sample]:
-    """The samples of those responses that have an outcome and are in the loss."""
-    assert graded.group is not None
-    advantages, rewards = scoring.advantage(scores).tolist(), scoring.rewards(scores).tolist()
-    kept = [i for i, grade in enumerate(graded.grades) if grade.accuracy is not None]
-    trained = in_loss(graded, scoring)
-    for place, i in enumerate(kept):
-        if trained[i]:
+    """The samples of the responses that are in the loss."""
+    rollout, grades = group.graded.group, group.graded.grades
+    assert rollout is not None
+    for i, (start, end) in enumerate(rollout.bounds()):
+        if group.in_loss[i]:
             yield Sample(
-                *responses[i],
-                advantage=advantages[place],
-                reward=rewards[place],
-                correct=bool(scores.correct[place]),
+                prompt_ids=rollout.prompt_ids,
+                token_ids=rollout.token_ids[start:end],
+                behavior_logprobs=rollout.behavior_logprobs[start:end],
+                on_version=_on_version(rollout.responses[i], end - start, wanted, whole=whole),
+                advantage=float(group.advantages[i]),
+                reward=float(group.rewards[i]),
+                correct=grades[i].accuracy == 1.0,
                 group=index,
             )
 
 
-def in_loss(graded: GradedGroup, scoring: Scoring) -> list[bool]:
-    """Which responses become samples, [group]: those with an outcome that no filter leaves out."""
-    responses = () if graded.group is None else graded.group.responses
-    return [
-        grade.accuracy is not None
-        and not (scoring.reward.overlong_filter and response.finish_reason is FinishReason.LENGTH)
-        for response, grade in zip(responses, graded.grades, strict=True)
-    ]
+def _on_version(
+    response: Response, length: int, wanted: tuple[int, int], *, whole: bool
+) -> np.ndarray:
+    """Which tokens an attempt's version sampled, [token] int32."""
+    on_version = np.zeros(length, dtype=np.int32)
+    matches = [(span.attempt, span.version) == wanted for span in response.spans]
+    for span, matches_version in zip(response.spans, matches, strict=True):
+        on_version[span.start : span.end] = all(matches) if whole else matches_version
+    return on_version
 
 
 def placed(samples: Sequence[Sample]) -> list[Sample]:
     """The samples of a step, each with the place of its first response token among all of them."""
     ends = accumulate((len(sample.token_ids) for sample in samples), initial=0)
     return [replace(s, first_token=first) for s, first in zip(samples, ends, strict=False)]
-
-
-def _responses(
-    group: RolloutGroup, wanted: tuple[int, int], *, whole: bool
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    for (start, end), response in zip(group.bounds(), group.responses, strict=True):
-        on_version = np.zeros(end - start, dtype=np.int32)
-        matches = [(span.attempt, span.version) == wanted for span in response.spans]
-        for span, matches_version in zip(response.spans, matches, strict=True):
-            counts = all(matches) if whole else matches_version
-            on_version[span.start : span.end] = counts
-        yield (
-            group.prompt_ids,
-            group.token_ids[start:end],
-            group.behavior_logprobs[start:end],
-            on_version,
-        )
 
 
 def _note(facts: GroupFacts, graded: GradedGroup, version: int) -> None:

@@ -1,15 +1,18 @@
-"""Scoring: how a recipe turns a group's grades into scores, advantages and a signal."""
+"""Scoring: what a recipe makes of a group's grades, each part of it computed once."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import attrgetter
 
+import numpy as np
 import torch
-from protocol.messages import Grade, GradedGroup
+from protocol.messages import FinishReason, Grade, GradedGroup, Response
 from protocol.recipe import Recipe, Reward
+from protocol.samples import USED
 from torch import Tensor
 
 from services.learner.algorithms import pick
@@ -77,20 +80,6 @@ class Scoring:
             penalty=self._penalty(torch.tensor(lengths, dtype=torch.float64)),
         )
 
-    def has_signal(self, graded: GradedGroup) -> bool:
-        """Whether the group has anything to teach; one that lost all but one response has not."""
-        grades, lengths = gradable(graded)
-        if len(grades) < min(2, len(graded.grades)):
-            return False
-        scores = self.scores(grades, lengths)
-        if self.gives_advantages:
-            return has_signal(scores, self.advantage)
-        return accuracy_varies(scores)
-
-    def active_process(self, scores: GroupScores) -> int:
-        """How many of a group's responses have an A_proc other than 0, of advantages with terms."""
-        return 0 if self.terms is None else int((self.terms(scores)[1] != 0).sum())
-
     def _penalty(self, lengths: Tensor) -> Tensor:
         buffer = self.reward.overlong_buffer
         if buffer is None:
@@ -99,14 +88,106 @@ class Scoring:
         return overlong_penalty(lengths, limit=self.max_tokens, buffer=buffer, factor=factor)
 
 
-def gradable(graded: GradedGroup) -> tuple[list[Grade], list[int]]:
-    """The grades whose outcome is a value, and the lengths of their responses in tokens."""
-    assert graded.group is not None
-    pairs = zip(graded.grades, graded.group.lengths.tolist(), strict=True)
-    kept = [(grade, length) for grade, length in pairs if grade.accuracy is not None]
-    return [grade for grade, _ in kept], [length for _, length in kept]
-
-
 def _left_to_the_critic(scores: GroupScores) -> Tensor:
     """Zeros, [group]: the advantages of such a recipe are estimated per token, by the learner."""
     return torch.zeros_like(scores.outcome)
+
+
+@dataclass
+class ScoredGroup:
+    """A graded group, and what a recipe makes of it; each value is computed when first read.
+
+    The arrays over responses are [group]: float64, NaN where a response has no such value.
+    """
+
+    graded: GradedGroup
+    scoring: Scoring
+    fate: str = USED  # or why it is dropped
+
+    def __post_init__(self) -> None:
+        if self.graded.failure is not None:
+            self.fate = failure_kind(self.graded.failure)
+
+    @property
+    def responses(self) -> Sequence[Response]:
+        """None of a group that failed."""
+        return () if self.graded.group is None else self.graded.group.responses
+
+    @cached_property
+    def is_graded(self) -> np.ndarray:
+        """Which responses have an outcome, bool."""
+        return np.array([grade.accuracy is not None for grade in self.graded.grades], dtype=bool)
+
+    @cached_property
+    def in_loss(self) -> np.ndarray:
+        """Which responses become samples, bool: those with an outcome that no filter leaves out."""
+        if not self.scoring.reward.overlong_filter:
+            return self.is_graded
+        ended = [response.finish_reason is not FinishReason.LENGTH for response in self.responses]
+        return self.is_graded & np.array(ended, dtype=bool)
+
+    @cached_property
+    def scores(self) -> GroupScores:
+        """The scores of the responses that have an outcome."""
+        grades = [grade for grade in self.graded.grades if grade.accuracy is not None]
+        lengths = (
+            [] if self.graded.group is None else self.graded.group.lengths[self.is_graded].tolist()
+        )
+        return self.scoring.scores(grades, lengths)
+
+    @cached_property
+    def rewards(self) -> np.ndarray:
+        """What the advantage compares; NaN too where it leaves a response out."""
+        return self._over_group(self.scoring.rewards(self.scores), self.is_graded)
+
+    @cached_property
+    def advantages(self) -> np.ndarray:
+        """Of the responses in the loss, each that of all its tokens; 0 where a critic estimates."""
+        return self._over_group(self._advantages, self.in_loss)
+
+    @cached_property
+    def outcome_advantages(self) -> np.ndarray:
+        """The part of the advantages that the outcome makes, if they are such a sum."""
+        return self._over_group(self._terms and self._terms[0], self.in_loss)
+
+    @cached_property
+    def process_advantages(self) -> np.ndarray:
+        """The part that the process makes, before its weight."""
+        return self._over_group(self._terms and self._terms[1], self.in_loss)
+
+    @property
+    def active_process(self) -> int:
+        """How many responses have an advantage of the process other than 0."""
+        return int((self._terms[1] != 0).sum()) if self._terms else 0
+
+    @cached_property
+    def has_signal(self) -> bool:
+        """Whether it has anything to teach; a group that lost all but one response has not."""
+        if len(self.scores) < min(2, len(self.graded.grades)):
+            return False
+        if not self.scoring.gives_advantages:
+            return accuracy_varies(self.scores)
+        return has_signal(self.scores, self._advantage_of)
+
+    def _advantage_of(self, scores: GroupScores) -> Tensor:
+        """Without a punishment in the group its own advantages are those without any."""
+        return self.scoring.advantage(scores) if self.scores.penalty.any() else self._advantages
+
+    @cached_property
+    def _advantages(self) -> Tensor:
+        return self.scoring.advantage(self.scores)
+
+    @cached_property
+    def _terms(self) -> tuple[Tensor, Tensor] | None:
+        return None if self.scoring.terms is None else self.scoring.terms(self.scores)
+
+    def _over_group(self, values: Tensor | None, kept: np.ndarray) -> np.ndarray:
+        spread = np.full(kept.shape, math.nan)
+        if values is not None:
+            spread[self.is_graded] = values
+        return np.where(kept, spread, math.nan)
+
+
+def failure_kind(failure: str) -> str:
+    """Why a group failed, without the details."""
+    return failure.split(":")[0]

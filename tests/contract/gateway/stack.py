@@ -106,8 +106,6 @@ def start_gateway(
         "WEIR_MODEL_ROOTS": str(folder / "models"),
         "WEIR_PORT": str(port),
         "WEIR_API_KEYS": f"other-key,{KEY}",
-        "WEIR_REQUESTS_PER_S": "100000",
-        "WEIR_WRONG_KEYS_PER_MINUTE": "100000",
         "PYTHONPATH": f"proto{os.pathsep}.",
         **variables,
     }
@@ -280,7 +278,7 @@ def start_weir(
     environment = {name: value for name, value in os.environ.items() if "WEIR" not in name}
     environment["PYTHONPATH"] = f"{ROOT / 'proto'}{os.pathsep}{ROOT}"
     return subprocess.Popen(
-        [sys.executable, "-m", "services.gateway.cli", *arguments],
+        [sys.executable, "-m", "weir", *arguments],
         cwd=here,
         env=environment | variables,
         stdout=subprocess.PIPE,

@@ -56,7 +56,7 @@ def run_here(document: str, *languages: str) -> list[Block]:
 
 @pytest.mark.skipif(not shutil.which("jq"), reason="the documents use jq")
 @pytest.mark.redis
-@pytest.mark.parametrize("document", ["services/gateway/README.md"])
+@pytest.mark.parametrize("document", ["services/gateway/README.md", "weir/README.md"])
 def test_jobs_by_hand_run_as_they_stand(stack: Stack, tmp_path: Path, document: str) -> None:
     know(tmp_path, stack.url)
     (tmp_path / "secrets").mkdir()
@@ -70,10 +70,8 @@ def test_jobs_by_hand_run_as_they_stand(stack: Stack, tmp_path: Path, document: 
     with a_learner(stack) as learned:
         done = run(document, tmp_path, CURL_HOME=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
-    wanted = len(run_here(document, "python")) + 1
-    assert len(learned) == wanted, done.stdout
-    assert "data: [DONE]" in done.stdout
-    assert done.stdout.count("m12") == wanted
+    assert len(learned) == 1, done.stdout
+    assert done.stdout.count("m12") == 1
 
 
 def test_a_division_of_gpus_makes_a_compose_file(tmp_path: Path) -> None:
@@ -154,7 +152,7 @@ def in_a_shell(script: str, folder: Path, **variables: str) -> subprocess.Comple
     """With the ``weir`` and the ``python`` of these tests."""
     programs = folder / "programs"
     programs.mkdir()
-    for name, options in (("weir", "-m services.gateway.cli"), ("python", "")):
+    for name, options in (("weir", "-m weir"), ("python", "")):
         (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {options} "$@"\n')
         (programs / name).chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if "WEIR" not in name}

@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 
-from services.gateway.client.client import WeirClient, WeirError
 from tests.contract.gateway.stack import (
     JOBS,
     KEY,
@@ -24,6 +23,7 @@ from tests.contract.gateway.stack import (
     take_up,
     weir,
 )
+from weir.client import WeirClient, WeirError
 
 pytestmark = pytest.mark.redis
 

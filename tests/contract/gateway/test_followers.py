@@ -10,9 +10,9 @@ from protocol.exchange import Exchange
 from protocol.messages import JobEvent, JobState
 
 from services.chassis.service import Service
-from services.gateway.files.shelf import FileShelf
-from services.gateway.jobs.desk import JobDesk
-from services.gateway.jobs.following import Feeds
+from services.gateway.files.store import FileStore
+from services.gateway.jobs.events import follow_until_ended
+from services.gateway.jobs.service import JobService
 from tests.builders import a_job_record
 from tests.contract.test_work_loop import DEPLOYMENT
 
@@ -21,10 +21,10 @@ pytestmark = [pytest.mark.redis, pytest.mark.anyio]
 
 
 @pytest.fixture
-async def feeds(exchange: Exchange, tmp_path: Path) -> Feeds:
+async def jobs(exchange: Exchange, tmp_path: Path) -> JobService:
     await exchange.submit(a_job_record("job"))
     service = Service("gateway", DEPLOYMENT, exchange)
-    return Feeds(JobDesk(service, FileShelf(tmp_path, 1000)))
+    return JobService(service, FileStore(tmp_path, 1000))
 
 
 async def tell(exchange: Exchange, *numbers: int) -> None:
@@ -55,42 +55,28 @@ def all_of(*numbers: int) -> list[str]:
 
 
 async def test_everyone_gets_every_event_once_from_where_they_begin(
-    feeds: Feeds, exchange: Exchange
+    jobs: JobService, exchange: Exchange
 ) -> None:
     await tell(exchange, *range(5))
     third = (await exchange.events("job", count=3))[-1][0]
-    early = [asyncio.create_task(steps_of(feeds.follow_until_ended("job", "0"))) for _ in range(20)]
-    midway = asyncio.create_task(steps_of(feeds.follow_until_ended("job", third)))
+    early = [asyncio.create_task(steps_of(follow_until_ended(jobs, "job", "0"))) for _ in range(20)]
+    midway = asyncio.create_task(steps_of(follow_until_ended(jobs, "job", third)))
     for number in range(5, 9):
         await tell(exchange, number)
         await asyncio.sleep(0)
-    late = asyncio.create_task(steps_of(feeds.follow_until_ended("job", "0")))
+    late = asyncio.create_task(steps_of(follow_until_ended(jobs, "job", "0")))
     await tell(exchange, 9)
     await end(exchange)
     assert await asyncio.gather(*early, late) == [all_of(*range(10))] * 21
     assert await midway == all_of(*range(3, 10))
 
 
-async def test_who_reads_slowly_misses_nothing(feeds: Feeds, exchange: Exchange) -> None:
-    quick = asyncio.create_task(steps_of(feeds.follow_until_ended("job", "0")))
-    slow = feeds.follow_until_ended("job", "0")
+async def test_who_reads_slowly_misses_nothing(jobs: JobService, exchange: Exchange) -> None:
+    quick = asyncio.create_task(steps_of(follow_until_ended(jobs, "job", "0")))
+    slow = follow_until_ended(jobs, "job", "0")
     await tell(exchange, 0)
     assert "step 0" in await anext(slow)
     await tell(exchange, *range(1, 500))  # several pages
     await end(exchange)
     assert await quick == all_of(*range(500))
     assert await steps_of(slow) == all_of(*range(1, 500))
-
-
-async def test_a_feed_reads_once_for_all_and_stops_when_nobody_follows(
-    feeds: Feeds, exchange: Exchange
-) -> None:
-    streams = [feeds.follow_until_ended("job", "0") for _ in range(50)]
-    waiting = [asyncio.ensure_future(anext(stream)) for stream in streams]
-    await tell(exchange, 0)
-    assert all("step 0" in chunk for chunk in await asyncio.gather(*waiting))
-    (feed,) = [feed for feed, _ in feeds._open.values()]
-    assert feed.followers == 50
-    for stream in streams:
-        await stream.aclose()
-    assert not feeds._open

@@ -17,7 +17,6 @@ from protocol.messages import JobState, Requested
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
-from services.gateway.client.client import WeirClient, WeirError
 from services.gateway.jobs.folders import put_aside
 from services.gateway.watch.tidying import tidy_forever
 from tests.builders import a_job_record, an_event
@@ -36,6 +35,7 @@ from tests.contract.gateway.stack import (
     upload,
 )
 from tests.contract.valkey_server import Server
+from weir.client import WeirClient, WeirError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 

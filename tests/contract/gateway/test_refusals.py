@@ -8,19 +8,14 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from services.chassis.deployment import Deployment
-from services.chassis.service import Service
-from services.gateway.app import create_app
 from tests.contract.gateway.stack import (
     GOOD_LINE,
     JOBS,
-    KEY,
     RECIPE,
     Stack,
     a_body,
@@ -123,26 +118,3 @@ def test_a_bad_task_file_is_refused_naming_line_and_field(http: httpx.Client, ca
     reply = upload(http, content)
     assert_refused(reply, 400, "file")
     assert place in reply.json()["detail"]
-
-
-@pytest.mark.anyio
-async def test_a_file_beyond_the_limit_is_refused_whether_it_says_its_size_or_not(
-    stack: Stack, tmp_path: Path
-) -> None:
-    environment = {
-        "WEIR_REDIS_URL": stack.server.url,
-        "WEIR_DATA_DIR": str(tmp_path),
-        "WEIR_PORT": "1",
-        "WEIR_API_KEYS": KEY,
-    }
-    unused: Any = None  # uploads never reach the exchange
-    service = Service("gateway", Deployment.from_environment(environment), unused)
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(create_app(service, max_file_bytes=2000)),
-        base_url="http://gateway",
-        headers={"Authorization": f"Bearer {KEY}"},
-    ) as client:
-        for size in (2001, 2**20):
-            form = {"files": {"file": ("t.jsonl", "x" * size)}, "data": {"purpose": "fine-tune"}}
-            assert_refused(await client.post("/v1/files", **form), 413, "file")
-    assert list((tmp_path / "files").glob("*")) == []

@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.gateway.cli.main import main
 from tests.contract.gateway.stack import JOBS, Stack, a_job, assert_refused, know
 from tests.sample_stores import record, response_facts, sample_facts, write_segment
+from weir.__main__ import main
 
 pytestmark = pytest.mark.redis
 

@@ -1,10 +1,9 @@
-"""The desk of jobs while Redis falls silent, and while two want something of one job."""
+"""What is asked of jobs while Redis falls silent."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
@@ -15,9 +14,9 @@ from protocol.recipe import Recipe
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
-from services.gateway.errors import Problem
-from services.gateway.files.shelf import FileShelf
-from services.gateway.jobs.desk import JobDesk, Repeat
+from services.gateway.errors import PATIENCE_S, Problem, in_time
+from services.gateway.files.store import FileStore
+from services.gateway.jobs.service import JobService, Repeat
 from services.gateway.openai.submission import JobRequest
 from services.gateway.openai.trials import GraderToRun, run_trial
 from tests.builders import a_job_record
@@ -27,14 +26,14 @@ pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 REQUEST = JobRequest(model="tiny", training_file="file-1")
 
 
-class Desk(JobDesk):
+class Jobs(JobService):
     """It has drawn up the record already, from files and models that are not there."""
 
     async def _draw_up(self, request: JobRequest, job_id: str) -> JobRecord:
         return a_job_record(job_id, request=request.as_sent())
 
     async def _check_files(self, record: JobRecord) -> None:
-        pass
+        await in_time(self.exchange.ping())
 
 
 class FallsSilent:
@@ -68,10 +67,10 @@ def silence(exchange: Exchange) -> FallsSilent:
 
 
 @pytest.fixture
-def desk(silence: FallsSilent, tmp_path: Path) -> JobDesk:
+def jobs(silence: FallsSilent, tmp_path: Path) -> JobService:
     environment = {"WEIR_REDIS_URL": "unused", "WEIR_PORT": "0", "WEIR_DATA_DIR": str(tmp_path)}
     service = Service("gateway", Deployment.from_environment(environment), silence)  # type: ignore[arg-type]
-    return Desk(service, FileShelf(service.deployment.files_dir, 1000))
+    return Jobs(service, FileStore(service.deployment.files_dir, 1000))
 
 
 async def refusal(work: Any) -> Problem:
@@ -84,102 +83,72 @@ async def refusal(work: Any) -> Problem:
 
 
 async def test_who_gets_no_answer_to_a_submission_is_told_that_the_job_may_be_queued(
-    desk: JobDesk, silence: FallsSilent
+    jobs: JobService, silence: FallsSilent
 ) -> None:
     key = Repeat("key", "caller")
     silence.silent_after = "submit"
-    told = await refusal(desk.submit(REQUEST, key))
+    told = await refusal(jobs.submit(REQUEST, key))
     assert key.job_id in told.detail
     assert "Idempotency-Key" in told.detail
     silence.is_silent, silence.silent_after = False, ""
-    assert (await desk.submit(REQUEST, key)).id == key.job_id
-    assert await desk.exchange.job_ids() == [key.job_id]
-
-
-async def test_a_submission_whose_answer_is_lost_is_answered_if_redis_is_back_to_tell(
-    desk: JobDesk, silence: FallsSilent, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def submit_and_lose_the_answer(record: JobRecord) -> bool:
-        await silence.exchange.submit(record)
-        raise TimeoutError
-
-    monkeypatch.setattr(silence, "submit", submit_and_lose_the_answer, raising=False)
-    record = await desk.submit(REQUEST, Repeat("key", "caller"))
-    assert await desk.exchange.job_ids() == [record.id]
+    assert (await jobs.submit(REQUEST, key)).id == key.job_id
+    assert await jobs.exchange.job_ids() == [key.job_id]
 
 
 async def test_a_submission_that_was_never_sent_leaves_no_copies_and_is_no_perhaps(
-    desk: JobDesk, silence: FallsSilent, monkeypatch: pytest.MonkeyPatch
+    jobs: JobService, silence: FallsSilent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = Repeat("key", "caller")
-    job_dir = desk.service.deployment.job_dir(key.job_id)
+    job_dir = jobs.service.deployment.job_dir(key.job_id)
 
     def copy_while_redis_falls_silent(recipe: Recipe, *_: object) -> Recipe:
         (job_dir / "base").mkdir(parents=True)
         silence.is_silent = True
         return recipe
 
-    monkeypatch.setattr("services.gateway.jobs.desk.with_own_models", copy_while_redis_falls_silent)
-    await desk._turn.acquire()
-    told = await refusal(desk.submit(REQUEST, key))
+    monkeypatch.setattr(
+        "services.gateway.jobs.service.with_own_models", copy_while_redis_falls_silent
+    )
+    told = await refusal(jobs.submit(REQUEST, key))
     assert key.job_id not in told.detail
     assert not job_dir.exists()
 
 
-async def test_nobody_queues_behind_others_for_a_silent_redis_but_for_slow_files(
-    desk: JobDesk, silence: FallsSilent
+async def test_who_waits_too_long_for_others_is_told_to_come_again(
+    jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await desk._turn.acquire()
-    waiting = asyncio.create_task(desk.delete("nobody"))
+    monkeypatch.setattr("services.gateway.jobs.service._LONGEST_TURN_S", -PATIENCE_S)
+    await jobs._turn.acquire()
+    await refusal(jobs.delete("nobody"))
+    monkeypatch.undo()
+    waiting = asyncio.create_task(jobs.delete("nobody"))
     await asyncio.sleep(0)
-    silence.is_silent = True
-    await refusal(desk.delete("nobody"))
-    silence.is_silent = False
-    assert not waiting.done()
-    desk._turn.release()
+    jobs._turn.release()
     with pytest.raises(Problem) as refused:
         await waiting
     assert refused.value.status_code == 404
 
 
-async def test_tries_of_one_submission_do_not_add_up_what_each_waits_for_a_silent_redis(
-    desk: JobDesk, silence: FallsSilent, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def never(*_: object) -> None:
-        await asyncio.get_running_loop().create_future()
-
-    for name in ("job", "ping"):
-        monkeypatch.setattr(silence, name, never, raising=False)
-    tries = (desk.submit(REQUEST, Repeat("key", "caller")) for _ in range(50))
-    async with asyncio.timeout(60):  # one after the other they take 150 s
-        refused = await asyncio.gather(*tries, return_exceptions=True)
-    assert [type(problem) for problem in refused] == [Problem] * 50
-
-
-@pytest.mark.parametrize("silent_at", ["trial_is_taken", "trial_result"])
 async def test_a_trial_of_a_grader_looks_often_and_is_no_long_wait_for_a_silent_redis(
-    silence: FallsSilent, monkeypatch: pytest.MonkeyPatch, silent_at: str
+    silence: FallsSilent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grader = {"type": "text_similarity", "input": "{{sample.output_text}}", "reference": "x"}
     body = {"grader": {**grader, "evaluation_metric": "bleu"}, "model_sample": "x"}
-    trial, waits = GraderToRun.model_validate(body).trial(), list[float]()
+    waits: list[float] = []
 
-    async def look(name: str, wait_s: float) -> bool:
+    async def look(_: str, wait_s: float) -> None:
         waits.append(wait_s)
-        if name == silent_at:
-            raise TimeoutError
-        return True
+        raise TimeoutError
 
-    for name in ("trial_is_taken", "trial_result"):
-        looking = lambda _, wait_s, name=name: look(name, wait_s)  # noqa: E731
-        monkeypatch.setattr(silence, name, looking, raising=False)
+    monkeypatch.setattr(silence, "trial_result", look, raising=False)
+    trial = GraderToRun.model_validate(body).trial()
     await refusal(run_trial(silence, trial))  # type: ignore[arg-type]
     assert max(waits) <= 1
 
 
 @pytest.mark.parametrize("damage", [{}, {"recipe": '{"new_table": {}}'}])
 async def test_a_delete_that_gets_no_answer_leaves_the_folder_of_the_job(
-    desk: JobDesk,
+    jobs: JobService,
     silence: FallsSilent,
     server: Server,
     monkeypatch: pytest.MonkeyPatch,
@@ -190,7 +159,7 @@ async def test_a_delete_that_gets_no_answer_leaves_the_folder_of_the_job(
     with server.client() as client:
         for name, value in damage.items():
             client.hset(streams.job_key("job"), name, value)
-    kept = desk.service.deployment.job_dir("job") / "checkpoints"
+    kept = jobs.service.deployment.job_dir("job") / "checkpoints"
     kept.mkdir(parents=True)
 
     async def no_answer(job_id: str) -> bool:
@@ -198,29 +167,6 @@ async def test_a_delete_that_gets_no_answer_leaves_the_folder_of_the_job(
 
     with monkeypatch.context() as patch:
         patch.setattr(silence, "forget_job", no_answer, raising=False)
-        await refusal(desk.delete("job"))
+        await refusal(jobs.delete("job"))
     assert kept.exists()
-    assert not (await desk.delete("job")).with_name("job").exists()
-
-
-async def test_a_job_that_is_being_submitted_is_not_deleted(
-    desk: JobDesk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    repeat, copying, copied = Repeat("key"), Event(), Event()
-    copy_of_a_model = desk.service.deployment.job_dir(repeat.job_id) / "base/model"
-
-    def copy(recipe: Recipe, *_: object) -> Recipe:
-        copy_of_a_model.mkdir(parents=True)
-        copying.set()
-        copied.wait(60)
-        return recipe
-
-    monkeypatch.setattr("services.gateway.jobs.desk.with_own_models", copy)
-    submitting = asyncio.create_task(desk.submit(REQUEST, repeat))
-    assert await asyncio.to_thread(copying.wait, 60)
-    with pytest.raises(Problem, match="submitted") as refused:
-        await desk.delete(repeat.job_id)
-    assert refused.value.status_code == 409
-    copied.set()
-    assert (await submitting).id == repeat.job_id
-    assert copy_of_a_model.is_dir()
+    assert not (await jobs.delete("job")).with_name("job").exists()

@@ -14,9 +14,6 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto import wandb_internal_pb2
 
-from services.gateway.cli.main import main
-from services.gateway.client.client import WeirClient
-from services.gateway.tracking import follow as tracking
 from tests.contract.gateway.stack import (
     JOBS,
     KEY,
@@ -29,6 +26,9 @@ from tests.contract.gateway.stack import (
     tell,
     weir,
 )
+from weir import tracking as tracking
+from weir.__main__ import main
+from weir.client import WeirClient
 
 pytestmark = pytest.mark.redis
 
@@ -265,7 +265,7 @@ def test_of_all_jobs_an_older_one_that_goes_on_is_found_until_it_has_ended(
     for job_id in (newer, newest):
         take_up(stack, job_id, state="succeeded")
     with WeirClient(stack.url, KEY) as client:
-        find = tracking.BegunJobs(client, page=1)
+        find = tracking.BegunJobs(client, newest=1)
 
         def found() -> dict[str, str]:
             mine = (older, deleted, newer, newest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -136,11 +137,11 @@ async def test_a_grader_that_ends_meanwhile_and_too_many_that_wait_are_503(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
     trial = a_trial()
+    asked = asyncio.create_task(run_trial(exchange, trial, taken_within_s=1, done_within_s=0.05))
     async with open_exchange("grader") as other:
-        assert await exchange.ask_trial(trial, most=1)
-        assert await other.take_trial(wait_s=5) == trial
+        assert await other.take_trial(wait_s=60) == trial
     with pytest.raises(Problem, match="has ended"):
-        await run_trial(exchange, trial, done_within_s=0.05)
+        await asked
     for _ in range(32):
         await exchange.ask_trial(a_trial(), most=32)
     with pytest.raises(Problem, match="32 trials") as caught:
@@ -154,7 +155,6 @@ async def test_what_the_grader_lacks_is_the_callers_to_mend(
 ) -> None:
     trial = a_trial()
     async with open_exchange("grader") as other:
-        await other.answer_trial(trial, TrialResult())  # in the place of "taken"
         await other.answer_trial(trial, TrialResult(missing="no judge"))
     with pytest.raises(Problem, match="no judge") as caught:
         await run_trial(exchange, trial)

@@ -16,7 +16,6 @@ from tests.contract.gateway.stack import (
     TASKS,
     Stack,
     a_job,
-    a_model,
     assert_refused,
     record_events,
     take_up,
@@ -103,18 +102,10 @@ def test_events_that_cannot_be_read_hide_none_of_the_others(
     assert stream.endswith("data: [DONE]\n\n")
 
 
-def test_its_files_and_the_model_that_it_starts_from_are_kept(
-    stack: Stack, http: httpx.Client
-) -> None:
+def test_its_files_are_kept(stack: Stack, http: httpx.Client) -> None:
     file = upload(http, TASKS.replace("t0", "kept")).json()["id"]
-    trained, job_id = a_job(http)["id"], a_job(http, training_file=file)["id"]
-    model = a_model(stack.data_dir / "jobs" / trained / "model")
-    take_up(stack, trained, state="succeeded", result={"model": str(model)})
-    recipe = {"tasks": {"train": file}, "model": {"path": str(model)}, "new_table": {}}
-    damage(stack, job_id, {"recipe": json.dumps(recipe)})
+    job_id = a_job(http, training_file=file)["id"]
+    damage(stack, job_id, {"recipe": json.dumps({"tasks": {"train": file}, "new_table": {}})})
     assert_refused(http.delete(f"/v1/files/{file}"), 409, "file_id")
-    assert_refused(http.delete(f"/v1/models/{trained}"), 409, "id")
-    assert_refused(http.delete(f"{JOBS}/{trained}"), 409, "id")
     http.post(f"{JOBS}/{job_id}/cancel")
     assert http.delete(f"/v1/files/{file}").status_code == 200
-    assert http.delete(f"/v1/models/{trained}").status_code == 200

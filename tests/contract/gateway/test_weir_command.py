@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-from services.gateway.cli.main import main
 from tests.contract.gateway.stack import (
     JOBS,
     RECIPE,
@@ -26,6 +25,7 @@ from tests.contract.gateway.stack import (
     take_up,
     tell,
 )
+from weir.__main__ import main
 
 pytestmark = pytest.mark.redis
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.cli.main import main
 from tests.contract.gateway.stack import know, start_weir
+from weir.__main__ import main
 
 
 @contextmanager

@@ -1,9 +1,14 @@
-"""Waiting for an event: it ends with the event, with its time, and with a cancellation."""
+"""A wait ends with its event, its time or a cancellation; and what a connection may cost."""
 
 import asyncio
+from typing import Any
 
+import httpx
 import pytest
 
+from deploy.processes import free_ports
+from services.chassis import service
+from services.chassis.deployment import Deployment
 from services.chassis.service import set_within
 
 pytestmark = pytest.mark.anyio
@@ -42,3 +47,33 @@ async def test_a_cancellation_that_comes_with_the_end_of_the_wait_is_not_swallow
     done, _ = await asyncio.wait({going_on}, timeout=30)
     going_on.cancel()
     assert done
+
+
+async def answering(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"in"})
+
+
+async def test_headers_that_are_too_large_and_one_connection_too_many_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "_MAX_CONNECTIONS", 3)
+    port = next(free_ports())
+    values = {"WEIR_REDIS_URL": "redis://x", "WEIR_DATA_DIR": "/x", "WEIR_PORT": str(port)}
+    async with (
+        service._serving(answering, Deployment.from_environment(values), port) as serving,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+    ):
+        while not serving.started:
+            await asyncio.sleep(0.01)
+        assert (await client.get("/")).text == "in"
+        assert (await client.get("/", headers={"X-A": "a" * 2**16})).status_code == 400
+        others = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        while len(serving.server_state.connections) < 2:
+            await asyncio.sleep(0.01)
+        assert (await client.get("/")).status_code == 503
+        for _, writer in others:
+            writer.close()
+        while serving.server_state.connections:
+            await asyncio.sleep(0.01)
+        assert (await client.get("/")).text == "in"

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy/prometheus"
 RULES = yaml.safe_load((FOLDER / "rules.yml").read_text())["groups"]
 ALERTS = {rule["alert"]: rule for group in RULES for rule in group["rules"] if "alert" in rule}
-BOARDS = sorted((ROOT / "deploy/grafana/generated").glob("*.json"))
+BOARDS = sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))
 SERIES = yaml.safe_load(Path(__file__).with_name("alerts.yml").read_text())
 
 

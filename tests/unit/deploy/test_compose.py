@@ -19,10 +19,10 @@ from protocol.recipe import Model
 from deploy import compose
 from deploy.placement import parse
 from services.chassis.deployment import Deployment
-from services.gateway.client.stack import find_stack
 from services.grader.judge.settings import JudgeSettings
-from services.grader.settings import Settings
+from services.grader.tools import Settings
 from services.rollout.settings import EngineSettings
+from weir.stack import find_stack
 
 ROOT = Path(__file__).parents[3]
 SERVICES = ("gateway", "grader", "rollout", "learner")
@@ -36,10 +36,8 @@ OF_ONE = {  # the chassis reads it for all
     "WEIR_EXTENSIONS": "learner",
     "WEIR_KEEP_SAMPLES_BYTES": "learner",
     "WEIR_KEEP_SAMPLES_DAYS": "learner",
-    "WEIR_REQUESTS_PER_S": "gateway",
     "WEIR_TRUSTED_PROXIES": "gateway",
     "WEIR_WEIGHTS": "learner",
-    "WEIR_WRONG_KEYS_PER_MINUTE": "gateway",
 }
 NOT_OF_CONTAINERS = {"WEIR_API_KEY", "WEIR_HOME", "WEIR_ROLLOUTS"}
 
@@ -151,7 +149,7 @@ def test_secrets_volumes_and_networks_are_declared_and_no_secret_is_a_variable(
 @every_stack
 def test_every_variable_of_a_container_is_read_there(services: dict[str, Any]) -> None:
     for name, service in ours(services).items():
-        known = read_by(f"services/{name.partition('-')[0]}", "services/chassis", "deploy")
+        known = read_by(f"services/{name.partition('-')[0]}", "services/chassis", "deploy", "weir")
         given = {key.removesuffix("_FILE") for key in service["environment"]}
         assert {key for key in given if key.startswith("WEIR_")} <= known, name
 
@@ -218,10 +216,10 @@ def test_prometheus_finds_what_runs_and_grafana_shows_it() -> None:
     assert source["datasources"][0]["url"] == "http://prometheus:9090"
     provider = yaml.safe_load((provisioning / "dashboards/weir.yml").read_text())["providers"][0]
     inside = provider["options"]["path"]
-    assert f"./deploy/grafana/generated:{inside}:ro" in grafana["volumes"]
+    assert f"./deploy/grafana/dashboards:{inside}:ro" in grafana["volumes"]
     home = grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
-    assert (ROOT / "deploy/grafana/generated" / home.removeprefix(f"{inside}/")).exists()
-    for path in (ROOT / "deploy/grafana/generated").glob("*.json"):
+    assert (ROOT / "deploy/grafana/dashboards" / home.removeprefix(f"{inside}/")).exists()
+    for path in (ROOT / "deploy/grafana/dashboards").glob("*.json"):
         assert f'"value": "{source["datasources"][0]["uid"]}"' in path.read_text(), path.name
 
 

@@ -8,7 +8,7 @@ import protocol
 
 from deploy.compose import BASE_IMAGE
 from deploy.install import constraints, own, package
-from services.gateway.cli.processes import OF_OTHER_SERVICES
+from weir.verbs import OF_OTHER_SERVICES
 
 ROOT = Path(__file__).parents[3]
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()

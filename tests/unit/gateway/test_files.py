@@ -1,18 +1,27 @@
-"""The shelf of task files: after a power cut, with an end, and with many files."""
+"""Task files: how they come in, what is checked in them, and what the store keeps."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from protocol.tasks import TaskFileError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
+from services.gateway import errors
 from services.gateway.errors import Problem
-from services.gateway.files.form import content_id, file_name
-from services.gateway.files.intake import wish_of
-from services.gateway.files.shelf import FileShelf, StoredFile
+from services.gateway.files.check import TaskCheck
+from services.gateway.files.store import FileStore, StoredFile, copy_with_id, file_name
+from services.gateway.routes.files import Uploads
 
 HOUR = {
     "purpose": "fine-tune",
@@ -22,111 +31,74 @@ HOUR = {
 TASK = b'{"id": "a", "prompt": "1+1=?", "answer": "2"}\n'
 
 
-def put(shelf: FileShelf, name: str, **changes: Any) -> StoredFile:
-    with shelf.scratch() as folder:
-        part = folder / "part"
-        part.write_bytes(TASK)
-        stored = StoredFile(
-            id=content_id(part, name), bytes=len(TASK), created_at=1, filename=name, tasks=1
-        )
-        return shelf.keep(part, stored.model_copy(update=changes))
+# ---------------------------------------------------------------------- the store
+
+
+def put(store: FileStore, name: str, **changes: Any) -> StoredFile:
+    with store.scratch() as folder:
+        (folder / "sent").write_bytes(TASK)
+        with (folder / "sent").open("rb") as sent:
+            file_id = copy_with_id(sent, name, folder / "part")
+        stored = StoredFile(id=file_id, bytes=len(TASK), created_at=1, filename=name, tasks=1)
+        return store.keep(folder / "part", stored.model_copy(update=changes))
 
 
 def test_a_file_whose_description_was_lost_is_not_listed_until_it_is_uploaded_again(
     tmp_path: Path,
 ) -> None:
-    shelf = FileShelf(tmp_path)
-    lost, kept = put(shelf, "lost.jsonl"), put(shelf, "kept.jsonl")
-    assert {stored.id for stored in shelf.all()} == {lost.id, kept.id}
+    store = FileStore(tmp_path)
+    lost, kept = put(store, "lost.jsonl"), put(store, "kept.jsonl")
+    assert {stored.id for stored in store.all()} == {lost.id, kept.id}
     (tmp_path / f"{lost.id}.json").write_text("")
-    shelf = FileShelf(tmp_path)
-    assert shelf.all() == [kept]
-    assert shelf.find(lost.id) is None
-    assert put(shelf, "lost.jsonl").id == lost.id
-    assert {stored.id for stored in shelf.all()} == {lost.id, kept.id}
+    assert store.all() == [kept]
+    assert store.find(lost.id) is None
+    assert put(store, "lost.jsonl").id == lost.id
+    assert {stored.id for stored in store.all()} == {lost.id, kept.id}
 
 
 def test_of_two_uploads_of_a_file_the_longer_one_counts(tmp_path: Path) -> None:
-    shelf = FileShelf(tmp_path)
-    assert put(shelf, "a", expires_at=100).expires_at == 100
-    assert put(shelf, "a", expires_at=50).expires_at == 100
-    assert put(shelf, "a", expires_at=200).expires_at == 200
-    assert put(shelf, "a", expires_at=None).expires_at is None
-    (only,) = shelf.all()
-    assert put(shelf, "a", expires_at=300) == only
-    assert shelf.expired() == []
+    store = FileStore(tmp_path)
+    for ends, later in ((100, 100), (50, 100), (200, 200), (None, None), (300, None)):
+        assert put(store, "a", expires_at=ends).expires_at == later
+    assert len(store.all()) == 1
+    assert store.expired() == []
 
 
-def test_files_expire_at_their_time(tmp_path: Path) -> None:
-    shelf = FileShelf(tmp_path)
-    past, _ = put(shelf, "past", expires_at=int(time.time())), put(shelf, "for ever")
-    put(shelf, "later", expires_at=int(time.time()) + 1000)
-    assert shelf.expired() == [past.id]
+def test_files_expire_at_their_time_unless_they_are_uploaded_again(tmp_path: Path) -> None:
+    store, now = FileStore(tmp_path), int(time.time())
+    past, again = (put(store, name, expires_at=now) for name in ("past", "again"))
+    later = put(store, "later", expires_at=now + 1000)
+    expired = store.expired()
+    assert sorted(expired) == sorted([past.id, again.id])
+    again = put(store, "again", expires_at=now + 1000)
+    for file_id in (*expired, later.id):
+        store.delete_expired(file_id)
+    assert {stored.id for stored in store.all()} == {again.id, later.id}
 
 
 def test_what_a_killed_gateway_left_goes(tmp_path: Path) -> None:
-    shelf = FileShelf(tmp_path)
-    kept = put(shelf, "kept")
+    store = FileStore(tmp_path)
+    kept = put(store, "kept")
     (tmp_path / ".upload-killed").mkdir()
-    (tmp_path / ".upload-killed" / "tasks.jsonl").write_bytes(TASK)
-    shelf.remove_leftovers()
+    store.remove_leftovers()
     assert not list(tmp_path.glob(".upload-*"))
-    assert shelf.all() == [kept]
+    assert store.all() == [kept]
 
 
 @pytest.mark.parametrize("left", [None, TASK[:5]])
 def test_a_file_whose_content_was_lost_is_told_as_such_until_it_is_uploaded_again(
     tmp_path: Path, left: bytes | None
 ) -> None:
-    shelf = FileShelf(tmp_path)
-    lost = put(shelf, "lost.jsonl")
-    shelf.path(lost.id).unlink()
+    store = FileStore(tmp_path)
+    lost = put(store, "lost.jsonl")
+    store.path(lost.id).unlink()
     if left is not None:
-        shelf.path(lost.id).write_bytes(left)
+        store.path(lost.id).write_bytes(left)
     with pytest.raises(Problem) as caught:
-        shelf.content(lost.id)
+        store.content(lost.id)
     assert (caught.value.status_code, caught.value.code) == (404, "content_lost")
-    assert put(shelf, "lost.jsonl") == lost
-    assert shelf.content(lost.id).read_bytes() == TASK
-
-
-class CountingShelf(FileShelf):
-    """A shelf that counts the descriptions that it reads."""
-
-    reads = 0
-
-    def find(self, file_id: str) -> StoredFile | None:
-        self.reads += 1
-        return super().find(file_id)
-
-
-def test_a_list_of_many_files_reads_only_what_is_new(tmp_path: Path) -> None:
-    shelf, written = CountingShelf(tmp_path), put(FileShelf(tmp_path), "first")
-    for number in range(1, 10):
-        other = written.model_copy(update={"id": f"file-{number:024x}"})
-        (tmp_path / f"{other.id}.json").write_text(other.model_dump_json())
-    for _ in range(2):
-        assert len(shelf.all()) == 10
-    assert shelf.reads == 10
-    os.utime(tmp_path / f"file-{5:024x}.json", (1, 1))
-    shelf.delete(f"file-{6:024x}")
-    assert len(shelf.all()) == 9
-    assert shelf.reads == 11
-
-
-def test_content_that_a_crash_left_without_a_description_expires(tmp_path: Path) -> None:
-    shelf = FileShelf(tmp_path)
-    orphan, damaged, kept = (put(shelf, name) for name in ("orphan", "damaged", "kept"))
-    (tmp_path / f"{orphan.id}.json").unlink()
-    (tmp_path / f"{damaged.id}.json").write_text("")
-    (tmp_path / "file-of-a-person.jsonl").write_bytes(TASK)
-    assert shelf.expired() == []  # its upload may be about to describe it
-    an_hour_later = FileShelf(tmp_path, orphaned_s=-60)
-    assert an_hour_later.expired() == [orphan.id]
-    an_hour_later.delete(orphan.id)
-    assert an_hour_later.expired() == []
-    assert shelf.path(damaged.id).exists()
-    assert shelf.all() == [kept]
+    assert put(store, "lost.jsonl") == lost
+    assert store.content(lost.id).read_bytes() == TASK
 
 
 @pytest.mark.parametrize(
@@ -142,18 +114,90 @@ def test_a_name_is_what_can_be_shown_of_it(sent: str, name: str) -> None:
     assert file_name(sent) == name
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({}, "purpose"),
-        ({"purpose": "batch"}, "purpose"),
-        ({"purpose": "fine-tune", "expires_after[seconds]": "4000"}, "expires_after.anchor"),
-        (HOUR | {"expires_after[seconds]": "3599"}, "expires_after.seconds"),
-        (HOUR | {"xexpires_after[seconds]": "4000"}, "xexpires_after[seconds]"),
-        ({"purpose": "fine-tune", "file": "text"}, "file"),
-    ],
-)
-def test_a_wrong_field_of_a_form_is_named(fields: dict[str, str], param: str) -> None:
-    with pytest.raises(Problem) as caught:
-        wish_of(fields)
-    assert (caught.value.status_code, caught.value.param) == (400, param)
+# ---------------------------------------------------------------------- the check
+
+
+@pytest.mark.anyio
+async def test_a_check_counts_tasks_and_their_columns(tmp_path: Path) -> None:
+    second = json.loads(TASK) | {"id": "b", "solution": "1", "metadata": {"level": 1}}
+    (tmp_path / "t").write_bytes(TASK + json.dumps(second).encode())
+    contents = await TaskCheck().contents(tmp_path / "t")
+    assert contents.tasks == 2
+    assert contents.columns == {"prompt": 2, "answer": 2, "level": 1, "solution": 1}
+
+
+@pytest.mark.anyio
+async def test_a_check_that_takes_too_long_is_given_up_and_makes_room(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # who reads it waits for ever
+    (tmp_path / "t").write_bytes(TASK)
+    check = TaskCheck(longest_s=0.2)
+    endless = [check.contents(tmp_path / "pipe") for _ in range(4)]
+    found = await asyncio.gather(*endless, return_exceptions=True)
+    assert [type(each) for each in found] == [TaskFileError] * 4
+    check = TaskCheck()
+    assert (await check.contents(tmp_path / "t")).tasks == 1
+
+
+# ---------------------------------------------------------------------- the form
+
+
+async def upload(folder: Path, *files: tuple[str, bytes], **fields: str) -> httpx.Response:
+    store = FileStore(folder, max_bytes=1000)
+
+    async def receive(request: Request) -> Response:
+        return JSONResponse((await Uploads(store).receive(request)).model_dump())
+
+    app: Any = Starlette(routes=[Route("/", receive, methods=["POST"])])
+    errors.install(app)
+    sent = [(name, ("../t.jsonl", content)) for name, content in files]
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://here"
+    ) as client:
+        return await client.post("/", files=sent, data=fields)
+
+
+@pytest.mark.anyio
+async def test_a_file_is_kept_under_its_name_until_it_expires(tmp_path: Path) -> None:
+    stored = StoredFile.model_validate((await upload(tmp_path, ("file", TASK), **HOUR)).json())
+    assert (stored.filename, stored.tasks, stored.bytes) == ("t.jsonl", 1, len(TASK))
+    assert stored.expires_at == stored.created_at + 3600
+    assert FileStore(tmp_path).content(stored.id).read_bytes() == TASK
+
+
+GOOD = {"purpose": "fine-tune"}
+BAD_FORMS: dict[str, tuple[list[tuple[str, bytes]], dict[str, str], int, str]] = {
+    "no purpose": ([("file", TASK)], {}, 400, "purpose"),
+    "another purpose": ([("file", TASK)], {"purpose": "batch"}, 400, "purpose"),
+    "no anchor": (
+        [("file", TASK)],
+        GOOD | {"expires_after[seconds]": "4000"},
+        400,
+        "expires_after.anchor",
+    ),
+    "too short": (
+        [("file", TASK)],
+        HOUR | {"expires_after[seconds]": "3599"},
+        400,
+        "expires_after.seconds",
+    ),
+    "an unknown field": ([("file", TASK)], GOOD | {"purposes": "x"}, 400, "purposes"),
+    "no file": ([], GOOD, 400, "file"),
+    "a text for a file": ([], GOOD | {"file": "text"}, 400, "file"),
+    "a file of another name": ([("data", TASK)], GOOD, 400, "file"),
+    "two files": ([("file", TASK)] * 2, GOOD, 400, "body"),
+    "a long field": ([("file", TASK)], {"purpose": "x" * 2000}, 400, "body"),
+    "many fields": ([("file", TASK)], {str(number): "x" for number in range(9)}, 400, "body"),
+    "a large file": ([("file", b"x" * 1001)], GOOD, 413, "file"),
+    "no tasks": ([("file", b"x")], GOOD, 400, "file"),
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("case", BAD_FORMS)
+async def test_a_bad_form_is_refused_naming_the_field_and_leaves_nothing(
+    tmp_path: Path, case: str
+) -> None:
+    files, fields, status, param = BAD_FORMS[case]
+    reply = await upload(tmp_path, *files, **fields)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (status, param)
+    assert list(tmp_path.iterdir()) == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from protocol.formula import read_formula
 from protocol.rewards import (
     Check,
     LabelModel,
@@ -19,7 +18,6 @@ from pydantic import ValidationError
 
 from services.gateway.errors import Problem, explain_body
 from services.gateway.openai.graders import GraderToValidate, outcome_of
-from services.gateway.openai.weighted_mean import weights_of
 
 EXACT: dict[str, Any] = {
     "type": "string_check",
@@ -128,19 +126,13 @@ def test_blocks_of_text_are_one_text() -> None:
     ]
 
 
-def test_multi_gives_each_grader_its_name_and_weight() -> None:
-    found = checks(BOTH | {"graders": {"exact": EXACT, "alike": {"type": "math_answer"}}})
-    assert [(check.label, check.verifier, check.weight) for check in found] == [
-        ("exact", "string_check", pytest.approx(0.7)),
-        ("alike", "math_answer", pytest.approx(0.3)),
+def test_multi_is_a_formula_of_checks_by_the_names_of_its_graders() -> None:
+    found = reward(BOTH | {"graders": {"exact": EXACT, "alike": {"type": "math_answer"}}})
+    assert found.formula == BOTH["calculate_output"]
+    assert [(check.label, check.verifier) for check in found.outcome] == [
+        ("exact", "string_check"),
+        ("alike", "math_answer"),
     ]
-
-
-def test_any_other_formula_is_reckoned_from_grades_without_weights() -> None:
-    found = reward(BOTH | {"calculate_output": "max(exact, 0.5 * alike)"})
-    assert found.formula == "max(exact, 0.5 * alike)"
-    assert [(check.label, check.weight) for check in found.outcome] == [("exact", 1), ("alike", 1)]
-    assert reward(BOTH).formula is None
 
 
 def test_label_model_and_python_keep_their_fields() -> None:
@@ -153,7 +145,7 @@ def test_label_model_and_python_keep_their_fields() -> None:
 REFUSED: dict[str, tuple[object, str]] = {
     "a source without a function": (SOURCE | {"source": "x = 1"}, "grader.source"),
     "a label that is none": (LABELLED | {"passing_labels": ["fine"]}, "grader"),
-    "endpoint": ({"type": "endpoint", "url": "x"}, "grader"),
+    "endpoint": ({"type": "endpoint", "url": "x"}, "grader.type"),
     "a long template": (EXACT | {"reference": "x" * 100_001}, "grader.reference"),
     "an unknown key": (EXACT | {"refrence": "x"}, "grader.refrence"),
     "the whole item": (EXACT | {"reference": "{{item}}"}, "grader.reference"),
@@ -166,7 +158,7 @@ REFUSED: dict[str, tuple[object, str]] = {
         "grader.reference",
     ),
     "top_p": (JUDGED | {"sampling_params": {"top_p": 0.5}}, "grader.sampling_params.top_p"),
-    "multi in multi": (BOTH | {"graders": {"x": BOTH}}, "grader.graders.x"),
+    "multi in multi": (BOTH | {"graders": {"x": BOTH}}, "grader.graders.x.type"),
     "a bad source in multi": (
         BOTH | {"graders": {"exact": EXACT, "alike": SOURCE | {"source": "def grade("}}},
         "grader.graders.alike.source",
@@ -175,7 +167,19 @@ REFUSED: dict[str, tuple[object, str]] = {
         BOTH | {"graders": {f"g{number}": EXACT for number in range(21)}},
         "grader.graders",
     ),
-    "a name that is a word of the grammar": (BOTH | {"graders": {"if": EXACT}}, "grader.graders"),
+    "a metric that needs a model": (
+        ALIKE | {"evaluation_metric": "cosine"},
+        "grader.evaluation_metric",
+    ),
+    "a field of a recipe alone": (EXACT | {"weight": 2.0}, "grader.weight"),
+    "a number that is none": (
+        JUDGED | {"sampling_params": {"max_completions_tokens": "many"}},
+        "grader.sampling_params.max_completions_tokens",
+    ),
+    "a picture": (
+        JUDGED | {"input": [{"role": "user", "content": {"type": "input_image"}}]},
+        "grader.input.0.content",
+    ),
     "code in a formula": (
         BOTH | {"calculate_output": "exact.real + alike"},
         "grader.calculate_output",
@@ -197,26 +201,3 @@ def test_what_the_recipe_cannot_say_is_refused_with_its_field(case: str) -> None
 def test_braces_around_a_field_are_text() -> None:
     boxed = EXACT | {"reference": r"\boxed{{{item.answer}}} }} and { {x}^{2}}"}
     assert checks(boxed) == (StringCheck(reference=boxed["reference"]),)
-
-
-# ---------------------------------------------------------------------- formulas
-
-
-@pytest.mark.parametrize(
-    ("formula", "weights"),
-    [
-        ("0.7 * a + 0.3 * b", (0.7, 0.3)),
-        ("(a + b) / 2", (0.5, 0.5)),
-        ("a / 4 + 3 * b / 4", (0.25, 0.75)),
-        (" -(-a - b) * 0.5 ", (0.5, 0.5)),
-        ("a + 0.5 * (b - a)", (0.5, 0.5)),
-        ("1 - 1 + (a + b) * (1 / 2)", (0.5, 0.5)),
-        *((other, None) for other in ("a + b", "2 * a - b", "a + 0 * b", "a", "(a + b + c) / 3")),
-        *((other, None) for other in ("(a + b) / 2 + 0.1", "a * b", "(a + b) / 0", "max(a, b)")),
-    ],
-)
-def test_a_weighted_mean_is_read_however_it_is_written_and_no_other_formula_is(
-    formula: str, weights: tuple[float, float] | None
-) -> None:
-    expected = weights and pytest.approx(dict(zip("ab", weights, strict=True)))
-    assert weights_of(read_formula(formula), ["a", "b"]) == expected

@@ -8,7 +8,7 @@ import pytest
 from openai.types.fine_tuning import FineTuningJob
 from protocol.messages import JobRecord, JobState, Requested
 
-from services.gateway.jobs.desk import Repeat
+from services.gateway.jobs.service import Repeat
 from services.gateway.openai.job_object import job_object, status_of
 from tests.builders import a_recipe
 

@@ -11,9 +11,8 @@ from protocol.capacity import worst_case_bytes
 from protocol.exchange.connection import Memory
 
 from services.gateway.errors import Problem
-from services.gateway.jobs.memory import check_memory, check_room
-from services.gateway.jobs.refusals import check
-from services.gateway.models.facts import NOTHING_KNOWN, ModelFacts, facts_of
+from services.gateway.jobs.refusals import check, check_memory, check_room
+from services.gateway.models.folders import NOTHING_KNOWN, ModelFacts, facts_of
 from tests.builders import a_recipe
 
 SAMPLING = {"max_tokens": 8}

@@ -18,9 +18,9 @@ from tokenizers.pre_tokenizers import ByteLevel
 from services.gateway.samples.catalog import catalog_of
 from services.gateway.samples.group import group_json
 from services.gateway.samples.pieces import text_pieces, tokenizer_of
-from services.gateway.samples.view import group_view
 from tests.builders import a_graded_group, a_group, a_request, a_task
 from tests.sample_stores import failed_facts, sample_facts, sampled_group
+from weir.views import group_view
 
 END = "<end>"
 

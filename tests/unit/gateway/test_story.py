@@ -10,12 +10,12 @@ from tests.builders import a_job_record, an_event
 LEDGER = {"asked": 9, "trained": 6, "under_way": 1, "dropped": {"no_signal": 2}}
 
 
-def a_story(*events: tuple[str, float, dict[str, Any] | None], **record: Any) -> Story:
-    """The story of events: id, time, and data where it is one of metrics."""
+def a_story(*events: tuple[str, float, Any], **record: Any) -> Story:
+    """The story of events: id, time, and the data of a metrics event, or whether one begins."""
     story = Story(a_job_record(**record), is_current=True)
     for event_id, created_at, data in events:
-        kind = "message" if data is None else "metrics"
-        story.see(an_event(event_id, created_at=created_at, type=kind, data=data or {}))
+        more = {"type": "metrics", "data": data} if isinstance(data, dict) else {"begins": data}
+        story.see(an_event(event_id, created_at=created_at, **more))
     return story
 
 
@@ -52,14 +52,14 @@ def test_the_parity_that_was_measured_last_stays() -> None:
 
 def test_the_median_step_leaves_out_what_is_no_step_and_the_longest_evaluation_is_told() -> None:
     story = a_story(
-        ("attempt:1", 0, None),
+        ("attempt:1", 0, True),
         ("evaluation:0", 40, {"step": 0, "evaluation": {"accuracy": 0.5, "per_task": {}}}),
         ("step:1", 100, step(1, seconds=11)),
         ("step:2", 110, step(2, seconds=9)),
         ("step:3", 130, step(3, seconds=20)),
         ("evaluation:3", 180, {"step": 3, "evaluation": {"accuracy": 0.75, "seconds": 60}}),
         ("step:4", 300, step(4, seconds=12)),
-        ("undersampled:4", 301, None),
+        ("undersampled:4", 301, False),
         ("step:5", 312, step(5, seconds=13)),
     )
     assert told(story, "weir_job_step_seconds_median") == 12
@@ -78,8 +78,8 @@ def test_the_best_evaluation_stays_with_all_its_numbers() -> None:
     assert told(story, "weir_job_best_evaluation", "process") == 0.5
 
 
-def test_a_resumed_job_makes_progress() -> None:
-    story = a_story(("step:1", 10, step(1)), ("state:1:2", 5000, None))
+def test_a_job_is_under_way_again_when_an_attempt_begins() -> None:
+    story = a_story(("step:1", 10, step(1)), ("any id", 5000, True), ("attempt:2", 6000, False))
     assert told(story, "weir_job_progress_timestamp_seconds") == 5000
 
 

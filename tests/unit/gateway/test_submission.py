@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from protocol.encodable import MAX_DEPTH
 from protocol.recipe import Recipe
 from pydantic import ValidationError
 
 from services.gateway.errors import Problem, explain_body
+from services.gateway.openai.body import MAX_VALUES, unusable
 from services.gateway.openai.submission import JobRequest, build_recipe, with_critic_folder
 
 TABLES: dict[str, Any] = {
@@ -139,3 +142,19 @@ def test_what_makes_no_recipe_is_refused_by_its_field(case: str) -> None:
     error = caught.value
     lines = [error.detail] if isinstance(error, Problem) else explain_body(error)
     assert lines[0].startswith(f"{field}: "), lines
+
+
+@pytest.mark.parametrize(
+    ("body", "fits"),
+    [
+        (json.loads("[" * MAX_DEPTH + "]" * MAX_DEPTH), True),
+        (json.loads("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1)), False),
+        ({"a": [1] * (MAX_VALUES - 1)}, True),
+        ({"a": [1] * MAX_VALUES}, False),
+        ([{"a": "[," * MAX_VALUES}], True),
+    ],
+)
+def test_a_body_nests_no_deeper_and_holds_no_more_values_than_its_readers_take(
+    body: Any, fits: bool
+) -> None:
+    assert (unusable(body) == []) is fits

@@ -8,12 +8,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from services.grader.judge.cache import VerdictCache
-from services.grader.judge.self_test import RIGHT, WRONG
+from services.grader.judge.health import RIGHT, WRONG
 from services.grader.judge.settings import JudgeSettings
 
 MODEL = "judge"
-CONTEXT = 32_768
 Behaviour = Callable[["ScriptedServer", dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -119,12 +117,8 @@ class ScriptedServer:
 
     script: list[Behaviour] = field(default_factory=lambda: [grades()])
     exam: Behaviour = tells_right_from_wrong
-    root: str | None = "/models/judge"
-    max_model_len: int | None = CONTEXT
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
-    told: Behaviour | None = None  # of its models, if not what it knows of this one
-    num_told: int = 0
     num_exams: int = 0
     in_flight: int = 0
     flooded_bytes: int = 0
@@ -177,23 +171,13 @@ class ScriptedServer:
             writer.close()
 
     async def _answer(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        if path == "/v1/models":
-            behave = self.told or replies(json.dumps({"data": [self._model()]}).encode())
-        else:
-            assert path == "/v1/chat/completions"
-            behave = self._next(body)
+        assert path == "/v1/chat/completions"
+        behave = self._next(body)
         self.in_flight += 1
         try:
             await behave(self, body, writer)
         finally:
             self.in_flight -= 1
-
-    def _model(self) -> dict[str, Any]:
-        """As vLLM writes it, with a time of creation that is another one each time."""
-        self.num_told += 1
-        told = {"root": self.root, "max_model_len": self.max_model_len}
-        told = {name: value for name, value in told.items() if value is not None}
-        return {"id": MODEL, "created": self.num_told, **told}
 
     def _next(self, body: dict[str, Any]) -> Behaviour:
         text = body["messages"][-1]["content"]
@@ -202,19 +186,6 @@ class ScriptedServer:
             return self.exam
         self.asked.append(body)
         return self.script.pop(0) if len(self.script) > 1 else self.script[0]
-
-
-class Memory(VerdictCache):
-    """A cache of verdicts in this process."""
-
-    def __init__(self, verdicts: dict[str, str] | None = None) -> None:
-        self.verdicts = verdicts or {}
-
-    async def recall(self, digest: str) -> str | None:
-        return self.verdicts.get(digest)
-
-    async def remember(self, digest: str, verdict: str) -> None:
-        self.verdicts[digest] = verdict
 
 
 def settings_for(server: ScriptedServer, **changes: Any) -> JudgeSettings:

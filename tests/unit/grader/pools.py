@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any, Self
 
 from services.grader.pool import Cause, Failed, Value
-from services.grader.pool.worker import resolve
+from services.grader.pool.forkserver import resolve
 from services.grader.tools import Tools
 
 

@@ -26,8 +26,7 @@ from services.chassis.deployment import DeploymentError
 from services.grader import grading
 from services.grader.grading import MAX_COMMENT_CHARS, MAX_MARKS, Scored
 from services.grader.pool import Pool
-from services.grader.settings import Settings
-from services.grader.tools import Tools
+from services.grader.tools import Settings, Tools
 from services.grader.verifiers import VERIFIERS
 from tests.architecture.project import ROOT
 from tests.builders import a_graded_group, a_group, a_request, a_task

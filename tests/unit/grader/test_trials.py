@@ -15,8 +15,7 @@ from services.chassis.service import Service
 from services.grader import worker
 from services.grader.grading import grade_response
 from services.grader.judge.judge import Judge
-from services.grader.settings import Settings
-from services.grader.tools import Tools
+from services.grader.tools import Settings, Tools
 from services.grader.trials import AT_ONCE, tried, try_forever
 from services.grader.verifiers import VERIFIERS
 from tests.builders import a_task
@@ -123,9 +122,9 @@ async def test_trials_that_hang_hold_up_neither_a_job_nor_more_trials_than_a_few
         for trial in trials:
             assert await exchange.ask_trial(trial, most=10)
         await until(lambda: held.under_way == AT_ONCE)
-        with valkey.client() as client:  # all expire: those that wait, and what is told of others
+        with valkey.client() as client:  # all expire
             keys = cast(list[bytes], client.keys("weir:trial*"))
-            assert len(keys) == 1 + AT_ONCE
+            assert len(keys) == 1
             assert all(cast(int, client.ttl(key)) > 0 for key in keys)
         grade = await grade_response(Reward(), a_task(), RIGHT, tools)
         assert grade.accuracy == 1
@@ -133,7 +132,6 @@ async def test_trials_that_hang_hold_up_neither_a_job_nor_more_trials_than_a_few
         assert not await exchange.withdraw_trial(trials[0])
         held.let_go.set()
         for trial in trials[:-1]:
-            assert await exchange.trial_is_taken(trial.id, wait_s=60)
             result = await exchange.trial_result(trial.id, wait_s=60)
             assert result is not None
             assert result.outcome == Graded(value=1)

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.learner.algorithms.aggregation import Totals
-from services.learner.planning.shape import BUILT_IN
-from services.learner.planning.speed import trained_flops
+from services.learner.planning.footprint import BUILT_IN, trained_flops
 from services.learner.training.batching import collate, micro_batches, mini_batches, totals_of
 from services.learner.training.samples import Sample, placed
 

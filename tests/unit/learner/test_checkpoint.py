@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 from protocol.recipe import Purpose
 
+from services.learner.attempt import MachineFault
 from services.learner.durable.checkpoint import (
     Checkpoints,
     LearnerState,
@@ -15,7 +16,6 @@ from services.learner.durable.checkpoint import (
     write_whole,
 )
 from services.learner.durable.progress import Progress
-from services.learner.faults import MachineFault
 from services.learner.training.ranks import Team
 from tests.contract.fake_team import FakeTeam
 

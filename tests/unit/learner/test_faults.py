@@ -9,15 +9,21 @@ from typing import Any
 
 import pytest
 import torch
+from protocol.exchange import Disconnected, Fenced
 from protocol.frames import FrameError
+from protocol.messages import Fault
+from protocol.tasks import TaskFileError
 from protocol.weights import WeightsGone
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from deploy.placement import PlacementError
-from services.learner.faults import MachineFault, cause_of, machine_fault
-from services.learner.model_source import ModelNotFound
-from services.learner.training.ranks import Order, Rank
+from services.learner.algorithms import UnknownName
+from services.learner.attempt import EnginesFault, JobFault, MachineFault
+from services.learner.faults import cause_of, fault_of, words_of
+from services.learner.model_source import ModelNotFound, NotOnHub
+from services.learner.training.model_check import UnsupportedModel
+from services.learner.training.ranks import BatchTooLarge, Order, Rank, TeamBroken
 
 DATA = "/data"
 
@@ -41,14 +47,25 @@ DATA = "/data"
 def test_what_is_wrong_with_the_machine_is_said_with_the_remedy(
     error: Exception, parts: list[str]
 ) -> None:
-    problem = machine_fault(error, DATA)
-    assert problem is not None
+    assert fault_of(error) is Fault.MACHINE
+    problem = words_of(error, DATA)
     assert [part for part in parts if part not in problem] == []
 
 
-@pytest.mark.parametrize("error", [ValueError("no such token"), RuntimeError("shapes differ")])
-def test_what_is_wrong_with_the_job_is_no_fault_of_the_machine(error: Exception) -> None:
-    assert machine_fault(error, DATA) is None
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        *((Fault.NOBODY, error()) for error in (*Disconnected, Fenced, TeamBroken)),
+        *((Fault.JOB, error("why")) for error in (JobFault, NotOnHub, UnknownName)),
+        *((Fault.JOB, error) for error in (TaskFileError(["why"]), UnsupportedModel("why"))),
+        (Fault.MEMORY, BatchTooLarge("CUDA out of memory")),
+        (Fault.ENGINES, EnginesFault("why")),
+        *((Fault.UNKNOWN, error("why")) for error in (ValueError, RuntimeError, AssertionError)),
+    ],
+)
+def test_what_ended_an_attempt_has_one_who_pays_for_it(fault: Fault, error: Exception) -> None:
+    assert fault_of(error) is fault
+    assert str(error) in words_of(error)
 
 
 def test_the_same_cause_is_the_same_whichever_attempt_meets_it() -> None:
@@ -105,7 +122,7 @@ def test_the_machines_errors_are_known_whichever_library_meets_them(
     with pytest.raises(raised) as caught:
         rank.carry_out(Order(do="save", folder=str(tmp_path)))
     assert caught.type is raised
-    assert (machine_fault(caught.value, DATA) is None) == (raised is RuntimeError)
+    assert (fault_of(caught.value) is Fault.UNKNOWN) == (raised is RuntimeError)
     if cause is not None:
         assert cause_of(caught.value) == cause
         assert str(tmp_path) in str(caught.value)

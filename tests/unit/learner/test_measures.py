@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch._C._distributed_c10d import HashStore
 
 from services.learner.planning.footprint import longest_micro_batch, longest_slice
-from services.learner.planning.speed import peak_flops
+from services.learner.planning.machine import peak_flops
 from services.learner.training import aside, shares
 from services.learner.training.batching import micro_batches
 from services.learner.training.flops import Flops, work_of

@@ -17,8 +17,7 @@ from services.chassis.deployment import Deployment
 from services.learner import replay
 from services.learner.durable.sample_facts import sampled_groups
 from services.learner.durable.sample_store import SampleStore
-from services.learner.supply.selection import unselected
-from services.learner.training.scoring import Scoring
+from services.learner.training.scoring import ScoredGroup, Scoring
 from tests.builders import a_graded_group, a_group, a_request, a_task
 
 # The answer is 12. By these steps the process scores differ among the correct ones.
@@ -64,9 +63,8 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
                     scoring = Scoring.of(recipe)
                     if group.purpose is Purpose.EVAL:
                         scoring = scoring.without_advantage
-                    kept = sampled_groups(
-                        [moved], unselected([moved]), scoring, {}, attempt=attempt, step=step
-                    )
+                    scored = ScoredGroup(moved, scoring)
+                    kept = sampled_groups([scored], {}, attempt=attempt, step=step)
                     await store.append(kept)
             await store.sync()
 

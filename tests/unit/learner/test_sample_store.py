@@ -20,7 +20,7 @@ from services.chassis.deployment import Deployment
 from services.learner.durable import sample_store
 from services.learner.durable.sample_facts import sampled_groups
 from services.learner.durable.sample_store import SampleStore, remove_old
-from services.learner.training.scoring import Scoring
+from services.learner.training.scoring import ScoredGroup, Scoring
 from tests.builders import a_recipe
 from tests.kept_samples import all_samples, fates
 
@@ -40,7 +40,10 @@ def a_store(folder: Path, attempt: int = 1, most: int = 10**9) -> SampleStore:
 
 def groups(*numbers: int, fate: str = "deaths") -> Iterator[SampledGroup]:
     failed = [GradedGroup(purpose=Purpose.TRAIN, number=n, failure="deaths: two") for n in numbers]
-    return sampled_groups(failed, [fate] * len(failed), SCORING, {}, attempt=1, step=0)
+    scored = [ScoredGroup(group, SCORING) for group in failed]
+    for group in scored:
+        group.fate = fate
+    return sampled_groups(scored, {}, attempt=1, step=0)
 
 
 def write(store: SampleStore, *numbers: int, fate: str = "deaths") -> None:

@@ -1,7 +1,8 @@
 """What becomes of a graded group: samples, facts about it, and what the sample store says of it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ from protocol.recipe import Purpose
 from protocol.samples import USED, SampledGroup
 
 from services.learner.durable.sample_facts import facts_of, sampled_groups
-from services.learner.training.samples import samples_of
-from services.learner.training.scoring import Scoring
+from services.learner.supply.selection import Selection
+from services.learner.training import samples
+from services.learner.training.samples import GroupFacts, Sample
+from services.learner.training.scoring import ScoredGroup, Scoring
 from tests.builders import a_graded_group, a_group, a_recipe, a_request
 
 RIGHT, WRONG = Graded(value=1), Graded(value=0, reason="wrong")
@@ -57,9 +60,20 @@ def graded(
     return a_graded_group(group.model_copy(update={"responses": responses}), grades=grades)
 
 
+def samples_of(
+    groups: Sequence[GradedGroup], scoring: Scoring, *, attempt: int = 1, **of_step: Any
+) -> tuple[list[Sample], GroupFacts]:
+    scored = [ScoredGroup(group, scoring) for group in groups]
+    return samples.samples_of(scored, attempt=attempt, **{"version": 0, **of_step})
+
+
+def has_signal(scoring: Scoring, group: GradedGroup) -> bool:
+    return ScoredGroup(group, scoring).has_signal
+
+
 def test_each_response_becomes_a_sample_with_its_advantage() -> None:
     group = graded(RIGHT_AND_WRONG)
-    samples, facts = samples_of([group], grpo, attempt=1, version=0)
+    samples, facts = samples_of([group], grpo)
     assert [s.advantage for s in samples] == pytest.approx([0.707106, -0.707106], abs=1e-6)
     assert group.group is not None
     assert np.array_equal(samples[1].token_ids, group.group.token_ids[3:6])
@@ -71,8 +85,6 @@ def test_a_response_that_cannot_be_graded_is_dropped_and_counted() -> None:
     samples, facts = samples_of(
         [graded([Grade(outcome=RIGHT), a_grade(None), Grade(outcome=WRONG)])],
         grpo,
-        attempt=1,
-        version=0,
     )
     assert len(samples) == 2
     assert sum(s.advantage for s in samples) == pytest.approx(0, abs=1e-9)
@@ -85,7 +97,7 @@ def test_a_missing_process_score_is_no_zero() -> None:
         Grade(outcome=RIGHT, process=Graded(value=0.5)),
         Grade(outcome=RIGHT, process=Ungradable(reason="timeout")),
     ]
-    samples, facts = samples_of([graded(grades)], papo, attempt=1, version=0)
+    samples, facts = samples_of([graded(grades)], papo)
     assert [s.advantage for s in samples] == pytest.approx([0.707105, -0.707105, 0], abs=1e-5)
     assert facts.process == [1.0, 0.5]
     assert facts.ungradable_process == 1
@@ -93,7 +105,7 @@ def test_a_missing_process_score_is_no_zero() -> None:
 
 def test_only_tokens_of_the_learners_own_version_count_for_parity() -> None:
     group = graded([Grade(outcome=RIGHT)], version=4)
-    (same,), facts = samples_of([group], grpo, attempt=1, version=4)
+    (same,), facts = samples_of([group], grpo, version=4)
     assert same.on_version.all()
     assert facts.staleness_max == 0
     for attempt, version in ((1, 6), (2, 4)):
@@ -118,7 +130,7 @@ def test_after_a_sync_that_kept_the_cache_only_whole_responses_count_for_parity(
         update={"group": group.group.model_copy(update={"responses": responses})}
     )
     for kept_kv, expected in ((False, [0, 1, 1]), (True, [0, 0, 0])):
-        (first, second), _ = samples_of([mixed], grpo, attempt=1, version=4, kept_kv=kept_kv)
+        (first, second), _ = samples_of([mixed], grpo, version=4, kept_kv=kept_kv)
         assert first.on_version.tolist() == expected
         assert second.on_version.tolist() == [1, 1, 1]
 
@@ -131,31 +143,31 @@ def test_a_truncated_response_can_be_left_out_of_the_loss_but_not_of_the_statist
     assert sample.advantage == pytest.approx(0.707106, abs=1e-6)
     assert (facts.responses, facts.truncated, facts.filtered) == (2, 1, 1)
     assert facts.means(1)["filtered"] == 0.5
-    samples, facts = samples_of([group], grpo, attempt=1, version=0)
+    samples, facts = samples_of([group], grpo)
     assert (len(samples), facts.filtered) == (2, 0)
     both = graded(RIGHT_AND_WRONG, truncated=(0, 1))
-    samples, facts = samples_of([both], scoring("grpo", overlong_filter=True), attempt=1, version=0)
+    samples, facts = samples_of([both], scoring("grpo", overlong_filter=True))
     assert (samples, facts.filtered, facts.tokens) == ([], 2, 6)
     compared = scoring("grpo", overlong_filter=True).without_advantage
-    samples, _ = samples_of([both], compared, attempt=1, version=0)
+    samples, _ = samples_of([both], compared)
     assert [sample.advantage for sample in samples] == [0, 0]
 
 
 def test_an_overlong_response_pays_but_its_group_gains_no_signal() -> None:
     shaped = scoring("grpo", overlong_buffer=4, overlong_factor=0.5)  # max_tokens is 8
     both_wrong = graded([Grade(outcome=WRONG)] * 2, lengths=[4, 8])
-    samples, facts = samples_of([both_wrong], shaped, attempt=1, version=0)
+    samples, facts = samples_of([both_wrong], shaped)
     assert [sample.reward for sample in samples] == pytest.approx([0, -0.5])
     assert samples[0].advantage > 0 > samples[1].advantage
     assert facts.groups_with_signal == 0
-    assert not shaped.has_signal(both_wrong)
-    assert shaped.has_signal(graded(RIGHT_AND_WRONG, lengths=[8, 4]))
+    assert not has_signal(shaped, both_wrong)
+    assert has_signal(shaped, graded(RIGHT_AND_WRONG, lengths=[8, 4]))
 
 
 def test_a_shaped_reward_does_not_decide_what_is_correct() -> None:
     shaped = scoring("papo", overlong_buffer=8, values=(-1.0, 1.0))
     group = graded(RIGHT_AND_WRONG, lengths=[8, 1])
-    samples, facts = samples_of([group], shaped, attempt=1, version=0)
+    samples, facts = samples_of([group], shaped)
     assert [sample.correct for sample in samples] == [True, False]
     assert [sample.reward for sample in samples] == pytest.approx([0.0, -1.125])
     assert facts.correct == 1
@@ -176,7 +188,7 @@ def test_the_reward_that_is_told_is_what_the_advantage_compares(
     of_recipe = scoring(advantage, process_for="all", overlong_buffer=4, overlong_factor=0.5)
     grades = [a_grade(1.0, 1.0), a_grade(1.0, 0.25), a_grade(0.0, 0.75), a_grade(1.0)]
     group = graded(grades, lengths=[8, 1, 1, 1])  # max_tokens is 8
-    samples, facts = samples_of([group], of_recipe, attempt=1, version=0)
+    samples, facts = samples_of([group], of_recipe)
     assert [sample.reward for sample in samples] == pytest.approx(rewards, nan_ok=True)
     assert sampled(group, of_recipe).rewards.tolist() == pytest.approx(rewards, nan_ok=True)
     assert facts.means(1)["reward"] == pytest.approx(np.nanmean(rewards))
@@ -189,11 +201,11 @@ def test_a_judge_that_is_fooled_and_outcomes_that_are_exhausted_show_in_a_step()
         graded([a_grade(0.0, 1.0), a_grade(0.0, 0.5)], lengths=[8, 8]),
         graded([a_grade(1.0, 0.75), a_grade(0.0)], lengths=[3, 8]),
     ]
-    told = samples_of(groups, papo, attempt=1, version=0)[1].means(len(groups))
+    told = samples_of(groups, papo)[1].means(len(groups))
     assert (told["signal"], told["outcome_exhausted"]) == (0.75, 0.75)
     assert (told["process"], told["process_wrong"]) == (0.75, 0.75)
     assert (told["length_correct"], told["length_wrong"]) == (3, 8)
-    wrong = samples_of([graded([a_grade(0.0)])], papo, attempt=1, version=0)[1].means(1)
+    wrong = samples_of([graded([a_grade(0.0)])], papo)[1].means(1)
     assert not {"process", "process_wrong", "length_correct"} & wrong.keys()
 
 
@@ -201,27 +213,54 @@ def test_a_judge_that_is_fooled_and_outcomes_that_are_exhausted_show_in_a_step()
 def test_where_a_critic_estimates_advantages_a_sample_has_its_reward_only(name: str) -> None:
     group = graded(RIGHT_AND_WRONG)
     with_critic = scoring(name, values=(-1.0, 1.0))
-    samples, _ = samples_of([group], with_critic, attempt=1, version=0)
+    samples, _ = samples_of([group], with_critic)
     assert [sample.advantage for sample in samples] == [0, 0]
     assert [sample.reward for sample in samples] == [1, -1]
-    assert with_critic.has_signal(group)
-    assert not with_critic.has_signal(graded([Grade(outcome=RIGHT)] * 2))
+    assert has_signal(with_critic, group)
+    assert not has_signal(with_critic, graded([Grade(outcome=RIGHT)] * 2))
 
 
 def test_a_group_that_lost_all_but_one_response_has_no_signal_but_a_lone_response_has() -> None:
     for of_recipe in (grpo, scoring("grpo_verl"), scoring("gae")):
-        assert not of_recipe.has_signal(graded([a_grade(None), a_grade(None)]))
-        assert not of_recipe.has_signal(
-            graded([Grade(outcome=RIGHT), a_grade(None), a_grade(None)])
+        assert not has_signal(of_recipe, graded([a_grade(None), a_grade(None)]))
+        assert not has_signal(
+            of_recipe, graded([Grade(outcome=RIGHT), a_grade(None), a_grade(None)])
         )
-    assert scoring("gae").has_signal(graded([Grade(outcome=WRONG)]))
+    assert has_signal(scoring("gae"), graded([Grade(outcome=WRONG)]))
 
 
 def test_accuracy_is_a_signal_to_a_critic_and_only_by_its_advantage_to_a_group() -> None:
     same_process = [Grade(outcome=g, process=Graded(value=0.5)) for g in (RIGHT, WRONG)]
-    assert scoring("gae").has_signal(graded(same_process))
-    assert papo.has_signal(graded(same_process))
-    assert not scoring("process_only", process_for="all").has_signal(graded(same_process))
+    assert has_signal(scoring("gae"), graded(same_process))
+    assert has_signal(papo, graded(same_process))
+    assert not has_signal(scoring("process_only", process_for="all"), graded(same_process))
+
+
+def test_a_step_computes_the_values_of_each_group_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[str] = []
+    assert papo.terms is not None
+
+    def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*arguments: Any) -> Any:
+            computed.append(name)
+            return function(*arguments)
+
+        return count
+
+    monkeypatch.setattr(Scoring, "scores", counting("scores", Scoring.scores))
+    of_recipe = replace(
+        papo,
+        advantage=counting("advantage", papo.advantage),
+        terms=counting("terms", papo.terms),
+        rewards=counting("rewards", papo.rewards),
+    )
+    training = {"groups_per_step": 1, "dynamic_sampling": True}
+    selection = Selection(a_recipe(training=training), of_recipe, step=0, first=0)
+    selection.look(graded([a_grade(1.0, 1.0), a_grade(1.0, 0.5), a_grade(None), a_grade(0.0)]))
+    samples.samples_of(selection.kept, attempt=1, version=0)
+    (kept,) = sampled_groups(selection.looked_at, {}, attempt=1, step=0)
+    facts_of(kept, 0.0)
+    assert sorted(computed) == ["advantage", "rewards", "scores", "terms"]
 
 
 # ---------------------------------------------------------------------- what the store says
@@ -229,11 +268,9 @@ def test_accuracy_is_a_signal_to_a_critic_and_only_by_its_advantage_to_a_group()
 NOW: dict[str, Any] = {"attempt": 2, "version": 7}
 
 
-def sampled(
-    group: GradedGroup, scoring: Scoring, fate: str = USED, **tokens: Sequence[float]
-) -> SampledGroup:
+def sampled(group: GradedGroup, scoring: Scoring, **tokens: Sequence[float]) -> SampledGroup:
     arrays = {name: np.array(values, dtype=np.float32) for name, values in tokens.items()}
-    (found,) = sampled_groups([group], [fate], scoring, arrays, attempt=2, step=7)
+    (found,) = sampled_groups([ScoredGroup(group, scoring)], arrays, attempt=2, step=7)
     return found
 
 
@@ -276,7 +313,7 @@ def test_papo_tells_its_two_terms_before_the_weight(advantage: str, process: lis
 
 def test_advantages_are_those_that_the_step_trains_with() -> None:
     group = graded([a_grade(1.0, 1.0), a_grade(None), a_grade(1.0, 0.3), a_grade(0.0)])
-    samples, _ = samples_of([group], scoring("papo"), attempt=1, version=0)
+    samples, _ = samples_of([group], scoring("papo"))
     found = sampled(group, scoring("papo"))
     trained = [np.float32(sample.advantage) for sample in samples]
     assert found.advantages[[0, 2, 3]].tolist() == trained
@@ -293,9 +330,7 @@ def test_each_token_finds_its_response_though_some_take_no_part() -> None:
     tokens = np.arange(3 + 1 + 2, dtype=np.float32)
     found = list(
         sampled_groups(
-            [first, second, third],
-            [USED, USED, USED],
-            filtering,
+            [ScoredGroup(group, filtering) for group in (first, second, third)],
             {"logprobs": tokens, "entropies": -tokens},
             attempt=1,
             step=0,
@@ -307,7 +342,7 @@ def test_each_token_finds_its_response_though_some_take_no_part() -> None:
         assert group.logprobs.tolist() == pytest.approx(values, nan_ok=True)
         assert (-group.entropies).tolist() == pytest.approx(values, nan_ok=True)
         assert group.token_advantages.size == 0
-    samples, _ = samples_of([first, second, third], filtering, attempt=1, version=0)
+    samples, _ = samples_of([first, second, third], filtering)
     assert sum(len(sample.token_ids) for sample in samples) == len(tokens)
     # A filtered response has a reward, which is in its group's mean, and no advantage.
     assert found[1].rewards.tolist() == [1.0, 0.0]
@@ -319,11 +354,12 @@ def test_a_dropped_group_takes_no_tokens_from_the_others() -> None:
     groups = [graded([a_grade(1.0), a_grade(1.0)], lengths=[1, 1], number=n) for n in range(3)]
     arrays = {"logprobs": np.array([-1, -2, -3, -4], dtype=np.float32)}
     groups.append(GradedGroup(purpose=Purpose.TRAIN, number=3, failure="deaths: two workers"))
-    fates = [USED, "no_signal", USED, "deaths"]
-    found = list(sampled_groups(groups, fates, scoring("grpo"), arrays, attempt=1, step=0))
+    scored = [ScoredGroup(group, grpo) for group in groups]
+    scored[1].fate = "no_signal"
+    found = list(sampled_groups(scored, arrays, attempt=1, step=0))
     facts = facts_of(found.pop(), 0.0)
     assert (facts.failure, facts.task_id, facts.responses) == ("deaths: two workers", "", ())
-    assert [group.fate for group in found] == fates[:3]
+    assert [group.fate for group in found] == [USED, "no_signal", USED]
     assert [group.logprobs.tolist() for group in found] == [[-1, -2], [], [-3, -4]]
     assert found[1].rewards.tolist() == [1, 1]
     assert facts_of(found[1], 0.0).responses[0].parity_gap is None
@@ -339,7 +375,8 @@ def test_of_a_critic_the_advantage_is_the_mean_over_tokens() -> None:
 def test_an_evaluation_pays_nothing() -> None:
     grades = [a_grade(1.0), a_grade(None)]
     group = graded(grades, lengths=[1, 1], truncated=(0,), purpose=Purpose.EVAL, **NOW)
-    found = sampled(group, scoring("papo", overlong_filter=True), logprobs=[-2.5])
+    untrained = scoring("papo", overlong_filter=True).without_advantage
+    found = sampled(group, untrained, logprobs=[-2.5])
     assert np.isnan(found.rewards).all()
     assert np.isnan(found.advantages).all()
     one, other = facts_of(found, 0.0).responses

@@ -22,14 +22,14 @@ from services.learner.supply.selection import (
     Selection,
     oldest_version,
 )
-from services.learner.training.scoring import Scoring
+from services.learner.training.scoring import ScoredGroup, Scoring
 from tests.builders import a_graded_group, a_group, a_recipe, a_request, a_task
 
 
 def a_selection(*, step: int = 0, first: int = 0, **training: Any) -> Selection:
     defaults = {"steps": 10, "groups_per_step": 4, "max_staleness": 1, "max_oversampling": 3}
     recipe = a_recipe(training=defaults | {"dynamic_sampling": True} | training)
-    return Selection(recipe, Scoring.of(recipe).has_signal, step, first)
+    return Selection(recipe, Scoring.of(recipe), step, first)
 
 
 def a_graded(number: int, *, signal: bool = True, version: int = 0) -> GradedGroup:
@@ -47,8 +47,8 @@ def look_until_complete(selection: Selection, group_of: Callable[[int], GradedGr
     return selection
 
 
-def numbers(groups: list[GradedGroup]) -> list[int]:
-    return [group.number for group in groups]
+def numbers(groups: list[ScoredGroup]) -> list[int]:
+    return [group.graded.number for group in groups]
 
 
 def test_groups_without_a_signal_are_dropped_and_replaced_by_the_next() -> None:
@@ -92,7 +92,7 @@ def test_a_group_that_is_too_old_by_the_time_it_is_looked_at_is_surplus(
     selection = a_selection(step=5)
     selection.look(a_graded(0, version=version))
     assert selection.dropped == dropped
-    assert oldest_version(selection.looked_at[0], 5) == version
+    assert oldest_version(selection.looked_at[0].graded, 5) == version
 
 
 def test_surplus_costs_a_step_nothing_of_what_it_may_judge() -> None:
@@ -142,7 +142,7 @@ def test_a_checked_window_is_never_smaller_than_a_step() -> None:
     checked = []
     while not selection.is_complete:
         selection.look(a_graded(selection.next_number, signal=selection.next_number == 0))
-        checked.append(numbers(selection.to_check))
+        checked.append([group.number for group in selection.to_check])
     assert checked == [[], [], [], [0, 1, 2, 3], [], [2, 3, 4, 5]]
 
 
@@ -158,7 +158,7 @@ def train(
     feeder = Feeder(attempt, (a_task(),), Purpose.TRAIN, lambda _: False)
     training, taken, position, keep_rate = recipe.training, [], 0, 1.0
     for step in range(6):
-        selection = Selection(recipe, has_signal, step, position, keep_rate)
+        selection = Selection(recipe, Scoring.of(recipe), step, position, keep_rate)
         while not selection.is_complete:
             outlook = selection.outlook
             assert outlook.admitted <= outlook.position + recipe.groups_in_flight
@@ -177,15 +177,11 @@ def train(
             selection.look(answered[selection.next_number])
         limit = math.ceil(3 * training.max_oversampling)
         assert not selection.is_undersampled or selection.judged == limit
-        oldest = [oldest_version(group, step) for group in selection.kept]
+        oldest = [oldest_version(group.graded, step) for group in selection.kept]
         assert min(oldest, default=step) >= step - training.max_staleness
         taken.append((numbers(selection.kept), selection.dropped))
         position, keep_rate = selection.next_number, selection.keep_rate
     return taken
-
-
-def has_signal(group: GradedGroup) -> bool:
-    return group.grades[1].accuracy == 0
 
 
 @settings(max_examples=40, deadline=None)

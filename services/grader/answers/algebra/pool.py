@@ -16,17 +16,15 @@ from functools import lru_cache
 import sympy
 from sympy import Expr, Interval, Symbol, numer, oo, together
 
-from services.grader.answers.algebra.expressions import TooLarge, expression
-from services.grader.answers.algebra.guessing import guessed
+from services.grader.answers.algebra.expressions import TooLarge, expression, guessed
 from services.grader.answers.algebra.sampling import agreement, decimal_of, factor_between, value_of
 from services.grader.answers.compare import compare_with
 from services.grader.answers.nodes import Unreadable
-from services.grader.answers.read import read_answer
-from services.grader.answers.regions import INFINITY, MINUS_INFINITY
+from services.grader.answers.read import INFINITY, MINUS_INFINITY, read_answer
+from services.grader.answers.rules import all_of
 from services.grader.answers.values import (
     Expression,
     Number,
-    Open,
     Relation,
     Set,
     Tuple,
@@ -34,13 +32,20 @@ from services.grader.answers.values import (
     Value,
     parts_of,
 )
-from services.grader.answers.verdict import all_of
 
 RIGHT, WRONG, UNKNOWN, TOO_HARD = "right", "wrong", "unknown", "too_hard"
 NOT_PARSABLE, GOLD_NOT_PARSABLE = "not_parsable", "gold_not_parsable"
 
 _ENDS = {INFINITY: oo, MINUS_INFINITY: -oo}
+
+
+def _common(*parts: sympy.Set) -> sympy.Set:
+    """What inequalities with a comma between them have in common, or else all of them."""
+    return common if (common := sympy.Intersection(*parts)) else sympy.Union(*parts)
+
+
 _JOINTS: dict[str, Callable[..., sympy.Set]] = {
+    ",": _common,
     r"\cup": sympy.Union,
     r"\cap": sympy.Intersection,
     r"\setminus": sympy.Complement,
@@ -94,7 +99,7 @@ def _is_comparable(gold: Value) -> bool:
     parts = parts_of(gold)
     if isinstance(gold, Relation):
         parts = parts[-1:]  # a name may be anything
-    return not isinstance(gold, Open) and all(map(_is_comparable, parts))
+    return all(map(_is_comparable, parts))
 
 
 def _same(gold: Value, answer: Value) -> bool | None:

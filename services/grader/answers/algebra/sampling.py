@@ -14,24 +14,9 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
+import sympy
 from mpmath.ctx_mp import MPContext
-from sympy import (
-    Abs,
-    Basic,
-    Expr,
-    I,
-    Integer,
-    Pow,
-    Rational,
-    ceiling,
-    factorial,
-    floor,
-    gamma,
-    log,
-    nan,
-    simplify,
-    zoo,
-)
+from sympy import Abs, Basic, Expr, Integer, Pow, Rational, ceiling, floor
 from sympy.functions.elementary.trigonometric import TrigonometricFunction
 
 _DIGITS = 50
@@ -48,7 +33,7 @@ _ENOUGH, _MOST = 3, 24  # points at which both have a value
 _SIZES = (120, 1.3, 0.05, 14, 2.8, 31, 0.3, 5.1)
 _LARGEST_WHOLE = 9_999
 _PIECES = (Abs, floor, ceiling)
-_COUNTS = (factorial, gamma)  # of whole numbers, C(n, 99) is 0 up to 98
+_COUNTS = (sympy.factorial, sympy.gamma)  # of whole numbers, C(n, 99) is 0 up to 98
 _NAMES_OF_WHOLES = frozenset("ijklmnN")
 _MAX_LARGE, _LARGEST = 3, 10**12  # numbers in the expressions about which there are points
 
@@ -71,8 +56,8 @@ def agreement(gold: Expr, answer: Expr, seed: str = "") -> bool | None:
         return _same_value(gold, answer)
     if not answer.free_symbols <= gold.free_symbols:
         is_short = difference.has(TrigonometricFunction) and difference.count_ops() < _MAX_PROOF_OPS
-        return is_short and bool(simplify(difference) == 0)
-    if answer.has(nan, zoo):
+        return is_short and bool(sympy.simplify(difference) == 0)
+    if answer.has(sympy.nan, sympy.zoo):
         return None
     agreed, wholes, kinds = _agree(gold, answer, seed, frozenset()), _wholes_in(gold), _PIECES
     if wholes and not agreed:
@@ -233,10 +218,10 @@ def _wholes_in(gold: Expr) -> frozenset[Basic]:
 
 def _is_defined(expression: Expr, point: Point) -> bool:
     """Whether nothing negative stands under a root or a logarithm."""
-    if expression.has(I):
+    if expression.has(sympy.I):
         return all(bool(value > 0) for value in point.values())
     inside = [power.base for power in expression.atoms(Pow) if not power.exp.is_integer]
-    inside += [logarithm.args[0] for logarithm in expression.atoms(log)]
+    inside += [logarithm.args[0] for logarithm in expression.atoms(sympy.log)]
     values = [part.evalf(15, subs=dict(point)) for part in inside if part.free_symbols]
     return all(bool(value.is_real and value > 0) for value in values)
 
@@ -246,7 +231,7 @@ def _same_value(gold: Expr, answer: Expr) -> bool | None:
     if value is None or other is None:
         return None
     if not value and not other:
-        return bool(simplify(gold - answer) == 0)
+        return bool(sympy.simplify(gold - answer) == 0)
     return _are_close(value, other)
 
 

@@ -11,17 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from protocol.messages import GradedGroup
+from protocol.messages import Doing
 from protocol.recipe import Purpose
 
-from services.learner.job.accounts import account_of, settle
 from services.learner.job.learning import Learning
 from services.learner.job.limits import check_lost
 from services.learner.job.phases.summary import summarize
 from services.learner.supply.evaluator import Evaluator
-from services.learner.supply.selection import unselected, whole
+from services.learner.supply.selection import used
 from services.learner.training.measured import Measured
 from services.learner.training.samples import samples_of
+from services.learner.training.scoring import ScoredGroup
 
 _PARITY_RESPONSES = 64
 
@@ -82,17 +82,21 @@ class Evaluation:
         groups = await learning.groups(Purpose.EVAL, evaluator.open_numbers, phase="evaluate")
         await check_lost(learning, groups, f"the evaluation at step {step}")
         first = evaluator.open_numbers.start
+        untrained = learning.scoring.without_advantage
+        scored = [ScoredGroup(group, untrained) for group in groups]
         parts = {
-            name: groups[n.start - first : n.stop - first] for name, n in evaluator.due.items()
+            name: scored[n.start - first : n.stop - first] for name, n in evaluator.due.items()
         }
         measured = {name: await self._measure(name, part) for name, part in parts.items()}
         tokens = joined([each.tokens for each in measured.values()])
-        await settle(learning, Purpose.EVAL, unselected(groups), tokens)
+        await learning.settle(Purpose.EVAL, scored, tokens)
         progress.evaluating = None
         await self._forget_version()
-        account = await account_of(learning, Purpose.EVAL)
+        account = await learning.account_of(Purpose.EVAL)
         for name, part in parts.items():
-            result = ({"name": name} if name else {}) | summarize(step, part)
+            result = ({"name": name} if name else {}) | summarize(
+                step, [group.graded for group in part]
+            )
             progress.note_evaluation(result)
             result |= {"seconds": time.monotonic() - self._began, **measured[name].metrics}
             await learning.reporter.evaluation(result, account)
@@ -105,7 +109,7 @@ class Evaluation:
             self._held = None
         await self.learning.versions.publisher.end_evaluation()
 
-    async def _measure(self, name: str, groups: Sequence[GradedGroup]) -> Measured:
+    async def _measure(self, name: str, groups: Sequence[ScoredGroup]) -> Measured:
         """All responses were sampled under one version: compare log-probs on some of them.
 
         Its tokens are those of all responses, with NaN for what was not compared.
@@ -113,18 +117,13 @@ class Evaluation:
         learning, recipe, step = self.learning, self.learning.recipe, self.evaluator.step
         assert step is not None, "an evaluation has begun"
         sampling = recipe.sampling_of(recipe.evaluations[name])
-        samples, _ = samples_of(
-            whole(groups),
-            learning.scoring.without_advantage,
-            attempt=learning.attempt.number,
-            version=step,
-        )
+        samples, _ = samples_of(used(groups), attempt=learning.attempt.number, version=step)
         has_gone_on = learning.progress.step > step
         can_be_compared = sampling.top_p == 1 and (self._held == step or not has_gone_on)
         some = samples[:_PARITY_RESPONSES] if can_be_compared else []
         measured = Measured()
         if some:
-            with learning.control.doing("measures parity"):
+            with learning.control.doing(Doing.MEASURES_PARITY):
                 of_held = has_gone_on
                 measured = await learning.team.score(some, sampling.temperature, of_held=of_held)
             learning.progress.note_parity(measured.metrics)

@@ -10,15 +10,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from protocol.messages import Doing
 from protocol.recipe import Purpose
 
 from services.learner.durable.checkpoint import write_whole
-from services.learner.job.accounts import account_of, settle
 from services.learner.job.learning import Learning
 from services.learner.job.limits import check_finite, check_lost
 from services.learner.supply.feeder import Feeder
-from services.learner.supply.selection import Outlook, unselected, whole
+from services.learner.supply.selection import Outlook, used
 from services.learner.training.samples import GroupFacts, samples_of
+from services.learner.training.scoring import ScoredGroup
 
 
 @dataclass
@@ -38,16 +39,14 @@ class Pretraining:
         numbers = self._admit(progress.pretrained)
         groups = await learning.groups(Purpose.PRETRAIN, numbers)
         await check_lost(learning, groups, f"pretrain step {progress.pretrained}")
+        scored = [ScoredGroup(group, learning.scoring) for group in groups]
         samples, facts = samples_of(
-            whole(groups),
-            learning.scoring,
-            attempt=learning.attempt.number,
-            version=progress.step,
+            used(scored), attempt=learning.attempt.number, version=progress.step
         )
-        words = f"pretrains step {progress.pretrained + 1}"
-        with learning.control.doing(words, timed="pretrain"):
+        step = progress.pretrained + 1
+        with learning.control.doing(Doing.PRETRAINS, step, timed="pretrain"):
             measured = await learning.team.pretrain(samples)
-        await settle(learning, Purpose.PRETRAIN, unselected(groups), measured.tokens)
+        await learning.settle(Purpose.PRETRAIN, scored, measured.tokens)
         progress.pretrained += 1
         await self._report(facts, measured.metrics, time.monotonic() - began)
         await self._keep()
@@ -79,7 +78,7 @@ class Pretraining:
             **facts.throughput(seconds, learning.team.num_ranks),
             **learning.progress.note_phases(learning.reporter.phase_seconds()),
             "pretrain_step": step,
-            "groups": await account_of(learning, Purpose.PRETRAIN),
+            "groups": await learning.account_of(Purpose.PRETRAIN),
         }
         await learning.reporter.pretrain_step(step, data)
 

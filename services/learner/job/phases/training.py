@@ -6,10 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from protocol.messages import GradedGroup
+from protocol.messages import Doing
 from protocol.recipe import Purpose
 
-from services.learner.job.accounts import account_of, settle
 from services.learner.job.learning import Learning
 from services.learner.job.limits import check_finite, check_lost
 from services.learner.job.report import numbers_in
@@ -17,6 +16,7 @@ from services.learner.supply.feeder import Feeder
 from services.learner.supply.selection import Selection
 from services.learner.training.flops import Flops
 from services.learner.training.samples import GroupFacts, Sample, samples_of
+from services.learner.training.scoring import ScoredGroup
 
 
 @dataclass
@@ -37,9 +37,9 @@ class Training:
         selection = await self._select()
         samples, facts = self._samples_of(selection.kept)
         assert facts.staleness_max <= learning.recipe.training.max_staleness, "stale are dropped"
-        with learning.control.doing(f"trains step {progress.step + 1}", timed="train"):
+        with learning.control.doing(Doing.TRAINS, progress.step + 1, timed="train"):
             measured = await learning.team.train(samples)
-        await settle(learning, Purpose.TRAIN, selection.fates, measured.tokens)
+        await learning.settle(Purpose.TRAIN, selection.looked_at, measured.tokens)
         progress.step += 1
         progress.keep_rate = selection.keep_rate
         self.feeder.admit(self._selection().outlook)
@@ -67,17 +67,16 @@ class Training:
         learning, progress = self.learning, self.learning.progress
         return Selection(
             recipe=learning.recipe,
-            has_signal=learning.scoring.has_signal,
+            scoring=learning.scoring,
             step=progress.step,
             first=progress.ledgers[Purpose.TRAIN].position,
             keep_rate=progress.keep_rate,
         )
 
-    def _samples_of(self, groups: Sequence[GradedGroup]) -> tuple[list[Sample], GroupFacts]:
+    def _samples_of(self, groups: Sequence[ScoredGroup]) -> tuple[list[Sample], GroupFacts]:
         learning = self.learning
         return samples_of(
             groups,
-            learning.scoring,
             attempt=learning.attempt.number,
             version=learning.progress.step,
             kept_kv=learning.recipe.rollout.kv_after_sync == "keep",
@@ -104,7 +103,7 @@ class Training:
             **progress.note_phases(spent),
             "step": progress.step,
             "dropped_responses": dict(facts.dropped_responses),
-            "groups": await account_of(learning, Purpose.TRAIN),
+            "groups": await learning.account_of(Purpose.TRAIN),
         }
         progress.metrics = numbers_in(data)
         await learning.reporter.step(progress.step, data)

@@ -85,7 +85,7 @@ def test_whatever_is_repeated_or_nested_is_read_without_an_error(opens: str, clo
 @pytest.mark.anyio
 async def test_a_long_answer_is_left_to_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(math_answer, "compare_here")  # which nobody may ask
-    tools, calls = failing_tools(Failed(Cause.TIMEOUT))
+    tools, calls = failing_tools(Failed(Cause.STALL))
     long = "+".join([POWER] * 190)
     assert await math_answer.compare("5", long, tools) == Ungradable(reason="starved")
     assert len(calls) == 3

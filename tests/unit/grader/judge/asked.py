@@ -11,11 +11,10 @@ from prometheus_client import REGISTRY
 from protocol.messages import Graded, Score, Task
 from protocol.rewards import ModelJudge
 
-from services.grader.judge.form import Form, one_of, words
 from services.grader.judge.judge import Answer, Judge
-from services.grader.judge.question import Question
+from services.grader.judge.question import Form, Question, one_of, words
 from services.grader.tools import Tools
-from services.grader.verifiers import model_judge
+from services.grader.verifiers.judges import model_judge
 from tests.builders import a_task
 from tests.unit.grader.judge_server import ScriptedServer, settings_for
 
@@ -44,7 +43,7 @@ async def verify(
     judge: Judge, tools: Tools, text: str = "It is 2.", task: Task = TASK, **check: Any
 ) -> Score:
     asked = replace(tools, judge=judge)
-    return await model_judge.verify(task, text, ModelJudge.model_validate(check), asked)
+    return await model_judge(task, text, ModelJudge.model_validate(check), asked)
 
 
 async def score(server: ScriptedServer, tools: Tools, **check: Any) -> Score:

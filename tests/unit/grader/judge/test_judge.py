@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from typing import Any
@@ -13,9 +14,9 @@ from protocol.rewards import ModelJudge
 
 from services.grader.judge.judge import Judge
 from services.grader.tools import Tools
-from services.grader.verifiers import model_judge
+from services.grader.verifiers.judges import model_judge
 from tests.builders import a_graded_group, a_task
-from tests.unit.grader.judge.asked import counted, score, verify
+from tests.unit.grader.judge.asked import YES, a_question, counted, score, verify
 from tests.unit.grader.judge_server import (
     Behaviour,
     ScriptedServer,
@@ -132,7 +133,7 @@ async def test_thinking_is_not_graded_and_nothing_else_is_no_solution(
 async def test_a_rubric_may_need_a_solution(server: ScriptedServer, tools: Tools) -> None:
     async with Judge(settings_for(server)) as judge:
         asked = replace(tools, judge=judge)
-        bare = await model_judge.verify(a_task(), "2", ModelJudge(), asked)
+        bare = await model_judge(a_task(), "2", ModelJudge(), asked)
     assert bare == Ungradable(reason="no_reference")
     assert server.asked == []
 
@@ -203,3 +204,12 @@ async def test_calls_and_tokens_are_counted(server: ScriptedServer, tools: Tools
     moved = [now - then for now, then in zip(counts(), before, strict=True)]
     assert moved == [1, 1, 1, 200, 40, 10]
     assert counted("weir_judge_in_flight") == counted("weir_judge_waiting") == 0
+
+
+async def test_equal_questions_at_one_time_are_one_call(server: ScriptedServer) -> None:
+    server.script = [grades(after_s=0.1)]
+    async with Judge(settings_for(server)) as judge:
+        answers = await asyncio.gather(*(judge.ask(a_question()) for _ in range(8)))
+        assert await judge.ask(a_question(seed=1)) == [YES]
+    assert answers == [[YES]] * 8
+    assert len(server.asked) == 2

@@ -21,14 +21,14 @@ def test_without_a_url_there_is_no_judge_and_what_is_not_given_has_a_default() -
 
 def test_everything_can_be_given_and_the_key_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("secret\n")
-    numbers = {"CONCURRENCY": "7", "TIMEOUT_S": "2.5", "CACHE_BYTES": "0"}
+    numbers = {"CONCURRENCY": "7", "TIMEOUT_S": "2.5"}
     given = {f"WEIR_JUDGE_{name}": text for name, text in numbers.items()}
     for name, value in (("", "secret"), ("_FILE", str(tmp_path / "key"))):
         key = {f"WEIR_JUDGE_API_KEY{name}": value}
         settings = JudgeSettings.from_environment(GIVEN | given | key)
         assert settings is not None
-        found = (settings.api_key, settings.concurrency, settings.timeout_s, settings.cache_bytes)
-        assert found == ("secret", 7, 2.5, 0)
+        found = (settings.api_key, settings.concurrency, settings.timeout_s)
+        assert found == ("secret", 7, 2.5)
         assert "secret" not in repr(settings)
 
 
@@ -52,7 +52,6 @@ def test_a_password_in_the_url_is_refused_and_not_shown(url: str) -> None:
         ("WEIR_JUDGE_API_KEY", "a\nb"),
         ("WEIR_JUDGE_CONCURRENCY", "0"),
         ("WEIR_JUDGE_TIMEOUT_S", "nan"),
-        ("WEIR_JUDGE_CACHE_BYTES", "-1"),
     ],
 )
 def test_what_is_wrong_is_named(name: str, value: str) -> None:

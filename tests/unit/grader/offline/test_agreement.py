@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.grader.offline.agreement import Case, agreement, level_of, summary
+from services.grader.offline.calibration import Case, agreement, level_of, summary
 
 Pairs = list[tuple[float, float | None]]  # a label and what was given
 

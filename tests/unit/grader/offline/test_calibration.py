@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from services.grader import worker
-from services.grader.offline.__main__ import main
-from services.grader.offline.agreement import agreement
-from services.grader.offline.calibration import CALIBRATED, Labelled, cases_of, read_labelled
+from services.grader.offline.__main__ import main, read_labelled
+from services.grader.offline.calibration import CALIBRATED, Labelled, agreement, cases_of
 from services.grader.tools import Tools
 from tests.unit.grader.judge_server import MODEL, ScriptedServer
 from tests.unit.grader.pools import InlinePool

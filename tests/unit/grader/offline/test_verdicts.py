@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from services.grader.offline import __main__ as command
-from services.grader.offline.verdicts import MAX_LINE_BYTES
+from services.grader.offline.__main__ import MAX_LINE_BYTES
 from tests.unit.grader.pools import InlinePool
 
 Grade = Callable[[bytes], tuple[int, list[dict[str, Any]], list[str]]]

@@ -20,10 +20,9 @@ from pathlib import Path
 
 import pytest
 
-from services.grader.pool import Cause, Failed, NoWorkerError, Pool, Value, processes
-from services.grader.pool.pool import BACKLOG, KILLED
-from services.grader.pool.processes import ALIVE
-from services.grader.pool.worker import MAX_LINE_BYTES, as_line
+import services.grader.pool.pool
+from services.grader.pool import Cause, Failed, NoWorkerError, Pool, Value
+from services.grader.pool.pool import ALIVE, BACKLOG, KILLED, MAX_LINE_BYTES, as_line
 from tests.unit.grader.judge_server import until
 from tests.unit.grader.processes import family_of, until_gone, workers_of
 
@@ -31,18 +30,20 @@ pytestmark = [pytest.mark.anyio]
 
 HOSTILE = "tests.unit.grader.hostile"
 SIZE = 3
-AMPLE_S = 60
+AMPLE_S, STALLED_S = 60, 3
 
 
 @pytest.fixture(scope="module")
 async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
-    async with Pool(SIZE) as pool:
-        yield pool
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(services.grader.pool.pool, "_PATIENCE_S", STALLED_S)
+        async with Pool(SIZE) as pool:
+            yield pool
 
 
 def forkserver(pool: Pool) -> subprocess.Popen[bytes]:
-    assert pool._server._process is not None
-    return pool._server._process
+    assert pool._server is not None
+    return pool._server
 
 
 async def told(calls: Iterable) -> set[int]:
@@ -61,15 +62,15 @@ async def test_a_call_returns_what_the_function_returned(pool: Pool, text: str) 
     assert await pool.run("builtins:str", text, deadline_s=AMPLE_S) == Value(text)
 
 
-FORGED = as_line({"number": 1_000_000, "value": "lie", "cpu_s": 0.0}).hex()
+FORGED = as_line({"number": 1_000_000, "value": "lie", "unasked": 0}).hex()
 SCRIBBLED = "a1b2c3", FORGED, FORGED * 2
 Fault = tuple[str, tuple, Cause, str]
 
 FAULTS: tuple[Fault, ...] = (
-    (f"{HOSTILE}:spin", (), Cause.TIMEOUT, "not done after 0.2 s"),
-    (f"{HOSTILE}:hang_in_c", (), Cause.TIMEOUT, "not done after 0.2 s"),
-    (f"{HOSTILE}:send_itself", ("SIGSTOP",), Cause.TIMEOUT, "not done"),
-    (f"{HOSTILE}:close_pipe", (9,), Cause.TIMEOUT, "not done"),
+    (f"{HOSTILE}:spin", (), Cause.TIMEOUT, "not done after 0.1 s of CPU time"),
+    (f"{HOSTILE}:hang_in_c", (), Cause.TIMEOUT, "not done after 0.1 s of CPU time"),
+    (f"{HOSTILE}:send_itself", ("SIGSTOP",), Cause.STALL, "not done after 3.2 s"),
+    (f"{HOSTILE}:close_pipe", (9,), Cause.STALL, "not done after 3.2 s"),
     (f"{HOSTILE}:close_pipe", (0,), Cause.CRASH, "exit status 1"),
     (f"{HOSTILE}:hang_up", (), Cause.CRASH, "its answer cannot be read"),
     (f"{HOSTILE}:segfault", (), Cause.CRASH, "SIGSEGV"),
@@ -88,12 +89,11 @@ FAULTS: tuple[Fault, ...] = (
 
 async def fail(pool: Pool, fault: Fault, *, suspect: bool = False) -> None:
     function, args, cause, detail = fault
-    deadline_s = 0.2 if cause is Cause.TIMEOUT else AMPLE_S
+    deadline_s = 0.1 if cause in {Cause.TIMEOUT, Cause.STALL} else AMPLE_S
     outcome = await pool.run(function, *args, deadline_s=deadline_s, suspect=suspect)
     assert isinstance(outcome, Failed)
     assert outcome.cause is cause, (fault, outcome)
     assert outcome.detail.startswith(detail)
-    assert (outcome.cpu_s is None) is function.endswith(":hang_up")  # then nobody can tell
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
@@ -102,9 +102,7 @@ async def test_a_failure_names_its_cause_and_leaves_the_pool_at_full_strength(
 ) -> None:
     *_, cause, _ = fault
     before, killed = await workers_of(pool, SIZE), KILLED.labels(cause.value)._value.get()
-    started = time.monotonic()
     await fail(pool, fault)
-    assert time.monotonic() - started >= 0.2 * (cause is Cause.TIMEOUT)
     assert KILLED.labels(cause.value)._value.get() - killed == (cause is not Cause.ERROR)
     replaced = before - await workers_of(pool, SIZE)
     assert len(replaced) == (cause is not Cause.ERROR)
@@ -122,7 +120,7 @@ async def test_callers_are_served_in_order_beside_those_that_hang(pool: Pool) ->
     hangs = [pool.run("time:sleep", 999, deadline_s=999)]
     hangs += [pool.run("time:sleep", 999, deadline_s=999, suspect=True) for _ in range(50)]
     hanging = [asyncio.create_task(hang) for hang in hangs]
-    await asyncio.gather(*map(call, range(50)))
+    await asyncio.wait_for(asyncio.gather(*map(call, range(50))), AMPLE_S)
     assert served == list(range(50))
     assert all(hang.cancel() for hang in hanging)
     await asyncio.wait(hanging)
@@ -166,35 +164,23 @@ async def test_arguments_that_are_no_json_are_the_callers_mistake(pool: Pool) ->
         Pool(0)
 
 
-async def test_a_failure_says_what_cpu_time_the_call_took_and_not_the_calls_before() -> None:
-    async def spent(function: str, *args: float, deadline_s: float) -> float:
-        await pool.run(f"{HOSTILE}:burn", 0.5, deadline_s=AMPLE_S)
-        outcome = await pool.run(function, *args, deadline_s=deadline_s)
-        assert isinstance(outcome, Failed)
-        assert outcome.cpu_s is not None
-        return outcome.cpu_s
-
-    async with Pool(1) as pool:
-        assert await spent("time:sleep", 9, deadline_s=0.1) < 0.4
-        assert 0.1 <= await spent(f"{HOSTILE}:burn", 0.1, True, deadline_s=AMPLE_S) < 0.5
+async def test_a_deadline_is_the_cpu_time_of_its_call_alone(pool: Pool) -> None:
+    for _ in range(3):
+        assert await pool.run(f"{HOSTILE}:burn", 0.2, deadline_s=0.4) == Value(None)
+    assert await pool.run("time:sleep", 0.6, deadline_s=0.2) == Value(None)
 
 
-async def test_a_deadline_is_kept_even_if_the_forkserver_stands_still(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with Pool(1) as pool:
-        pids, alive = await workers_of(pool, 1), ALIVE._value.get()
-        forkserver(pool).send_signal(signal.SIGSTOP)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
-                await pool.run("os:getpid", deadline_s=AMPLE_S, suspect=True)
-        await until(lambda: ALIVE._value.get() == alive, AMPLE_S)
-        with monkeypatch.context() as patch:
-            patch.setattr(processes, "_DYING_S", 0.3)
-            outcome = await pool.run(f"{HOSTILE}:spin", deadline_s=0.1)
-        assert outcome == Failed(Cause.TIMEOUT, "not done after 0.1 s")
-        await until_gone(pids)
-        assert await pool.run("math:sqrt", 4, deadline_s=AMPLE_S) == Value(2.0)
+async def test_a_call_ends_even_if_the_forkserver_stands_still(pool: Pool) -> None:
+    pids, alive = await workers_of(pool, SIZE), ALIVE._value.get()
+    forkserver(pool).send_signal(signal.SIGSTOP)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await pool.run("os:getpid", deadline_s=AMPLE_S, suspect=True)
+    await until(lambda: ALIVE._value.get() == alive, AMPLE_S)
+    outcome = await pool.run(f"{HOSTILE}:spin", deadline_s=0.1)
+    assert outcome == Failed(Cause.STALL, "not done after 3.2 s")
+    forkserver(pool).send_signal(signal.SIGCONT)
+    await until_gone(pids - await workers_of(pool, SIZE))
 
 
 @pytest.fixture
@@ -280,7 +266,7 @@ async def test_a_killed_parent_leaves_no_orphan_even_in_the_middle_of_a_c_call()
 
 
 HONEST = 150
-EACH_FAULT = 4
+EACH_FAULT = 2
 
 
 def open_files(pid: int | str) -> int:

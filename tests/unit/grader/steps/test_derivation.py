@@ -123,3 +123,20 @@ def test_a_derivation_takes_work_in_proportion_to_the_text() -> None:
     steps = [f"{n}+{n % 9}={n + n % 9};" for n in range(2_000)]
     once, twice = (calls_of(lambda n=n: worth("".join(steps[:n]))) for n in (1_000, 2_000))
     assert twice < 2.2 * once
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "wrong"),
+    [
+        (r"16-3-4=9; 9*2=\boxed{17}", "18", 1),
+        (r"x+2=8, so $x=\boxed{12}$", "6", 1),
+        (r"$x=\boxed{12}$", "6", 1),
+        (r"$x=\boxed{6.01}$", "6", 0),
+        (r"$x=\boxed{12}$, no: $x=\boxed{6}$", "6", 0),
+        (r"$x=\boxed{60^\circ}$", r"\frac{\pi}{3}", 0),
+        (r"$x=\boxed{1,200}$", "1200", 0),
+    ],
+)
+def test_a_step_that_ends_in_another_answer_is_wrong(text: str, answer: str, wrong: int) -> None:
+    steps = derive(text, "", "", answer, 9).steps
+    assert sum(step.verdict == "wrong" for step in steps) == wrong

@@ -12,7 +12,7 @@ from protocol.rewards import ScoreModel
 
 from services.grader.judge.judge import Judge
 from services.grader.tools import Tools
-from services.grader.verifiers import score_model
+from services.grader.verifiers.judges import score_model
 from tests.unit.grader.judge.asked import TASK
 from tests.unit.grader.judge_server import ScriptedServer, says, settings_for
 
@@ -24,7 +24,7 @@ SCORE = {"input": [{"role": "user", "content": "{{item.answer}}? {{sample.output
 async def number(server: ScriptedServer, tools: Tools, text: str = "2", **check: Any) -> Score:
     async with Judge(settings_for(server)) as judge, asyncio.timeout(60):
         asked = ScoreModel.model_validate({**SCORE, **check})
-        return await score_model.verify(TASK, text, asked, replace(tools, judge=judge))
+        return await score_model(TASK, text, asked, replace(tools, judge=judge))
 
 
 @pytest.mark.parametrize(("result", "value"), [("1", 0.0), ("5.5", 0.75), ("7", 1.0), ("7e0", 1.0)])

@@ -8,7 +8,7 @@ from protocol.rewards import StringCheck
 
 from services.grader.templates import MAX_CHARS
 from services.grader.tools import Tools
-from services.grader.verifiers.string_check import verify
+from services.grader.verifiers.texts import string_check
 from tests.builders import a_task
 
 pytestmark = pytest.mark.anyio
@@ -47,4 +47,4 @@ async def test_each_operation_compares_what_its_templates_say(
     operation: str, text: str, templates: dict[str, str], score: Score, tools: Tools
 ) -> None:
     check = StringCheck.model_validate({"operation": operation, **templates})
-    assert await verify(TASK, text, check, tools) == score
+    assert await string_check(TASK, text, check, tools) == score

@@ -10,7 +10,7 @@ from services.grader.pool import Cause, Failed
 from services.grader.similarity import similarity
 from services.grader.templates import MAX_CHARS
 from services.grader.tools import Tools
-from services.grader.verifiers import text_similarity
+from services.grader.verifiers.texts import text_similarity
 from tests.builders import a_task
 from tests.unit.grader.pools import failing_tools
 
@@ -72,7 +72,7 @@ SWAPPED = {
 
 async def checked(text: str, solution: str, settings: dict[str, str], tools: Tools) -> Score:
     task = a_task(answer=ANSWER, solution=solution)
-    return await text_similarity.verify(task, text, TextSimilarity.model_validate(settings), tools)
+    return await text_similarity(task, text, TextSimilarity.model_validate(settings), tools)
 
 
 @pytest.mark.parametrize(
@@ -100,5 +100,5 @@ async def test_the_score_is_the_metric_of_the_filled_templates_or_says_whose_fau
 
 
 async def test_a_worker_that_is_stopped_says_nothing_about_the_response() -> None:
-    tools, _ = failing_tools(Failed(Cause.TIMEOUT, cpu_s=60.0))
+    tools, _ = failing_tools(Failed(Cause.TIMEOUT))
     assert await checked("x", "y", {}, tools) == Ungradable(reason="not_measured")

@@ -12,10 +12,9 @@ import pytest
 from protocol.recipe import load_recipe, parse_recipe
 
 from services.learner import plan as command
+from services.learner.plan import as_json, duration, resolved
 from services.learner.planning.plan import make_plan
-from services.learner.planning.view import defaults_of, resolved
 from tests.architecture.project import ROOT
-from tests.builders import a_recipe
 from tests.unit.learner.planning.test_plan import MACHINE
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
@@ -37,11 +36,9 @@ def test_what_the_file_left_out_is_marked() -> None:
     recipe = load_recipe(ROOT / "recipes/tiny/vapo/qwen2.5-32b.toml")
     lines = ["gamma = 1.0", "ddof = 1  # default", "# value_clip is not set  # default"]
     assert set(lines) < set(resolved(recipe))
-    defaults = {"algorithm.ddof", "rollout.sampling.top_p", "critic.optimizer.betas"}
-    assert defaults < defaults_of(recipe)
-    assert "critic.optimizer.learning_rate" not in defaults_of(recipe)
-    given = a_recipe(algorithm={"advantage": "gae"}, critic={"pretrain_steps": 1})
-    assert "critic.optimizer.learning_rate" in defaults_of(given)  # of a table left out
+    defaults = set(as_json(make_plan(recipe, MACHINE))["defaults"])
+    assert {"algorithm.ddof", "rollout.sampling.top_p", "critic.optimizer.betas"} < defaults
+    assert "critic.optimizer.learning_rate" not in defaults
 
 
 def test_the_page_shows_the_recipe_the_files_and_the_memory(
@@ -59,21 +56,24 @@ def test_the_page_shows_the_recipe_the_files_and_the_memory(
     assert text.count("\n! ") > 1
 
 
-def test_the_page_says_who_has_which_gpu_and_what_fits_where(
+def test_the_page_says_what_fits_and_how_long_the_run_is(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     line = "learner=0-3 rollout=4-6 rollout=7-8 rollout=9@0.5 judge=9@0.4 idle=10"
     text = page(capsys, "recipes/papo/qwen2.5-7b.toml", "--gpus", line)
-    for row in (
-        "learner GPU 0-3 4 ranks, each 48.9 GiB of 72.0 GiB: fits",
-        "rollout GPU 4-6 does not work: ",
-        "rollout GPU 7-8 counted as the smallest engine, rollout=9@0.5",
-        "rollout GPU 9@0.5 14.2 GiB of weights, 25.8 GiB for keys and values, of 40.0 GiB: fits",
-        "judge GPU 9@0.4 ",
-        "idle GPU 10",
-    ):
-        assert f"\n{row}" in text
-    assert "Seconds of a step" not in text
+    assert f"\nPlacement: {line} (as --gpus says)" in text
+    assert "\npeak 48.9 GiB" in text
+    assert "\nfits 72.0 GiB are usable" in text
+    assert "of the smallest engine, rollout=9@0.5\n" in text
+    assert "\ndoes not fit 40.0 GiB are usable" in text  # rollout=4-6 cannot be split
+    assert "Time, by arithmetic" not in text
+    text = page(capsys, "recipes/dapo/qwen2.5-32b.toml")
+    assert "\nthe run 169 days (313 steps) x 46,744.5 s" in text
+
+
+def test_durations_are_in_the_unit_that_a_person_would_take() -> None:
+    told = [duration(seconds) for seconds in (36.94, 1880.0, 82_523.0, 259_200, 14_631_019.0)]
+    assert told == ["36.9 s", "31 min", "23 h", "3.0 days", "169 days"]
 
 
 def test_json_holds_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +84,6 @@ def test_json_holds_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None
     assert data["learner"]["peak"] == plan.learner.peak
     assert data["in_flight"] == {"groups": 64, "responses": 512}
     assert data["tokens_per_step"] == 128 * 48
-    assert data["staleness"] == {"min": 0, "max": 0}
     assert data["redis"]["bytes"] == (512 + 512) * 96 * 16
     assert data["recipe"]["training"]["dynamic_sampling"] is True
     assert data["warnings"] == []

@@ -1,1 +1,0 @@
-"""The dashboards, as code. ``python -m deploy.grafana`` writes them to ``generated/``."""

@@ -1,1 +1,0 @@
-"""One module per dashboard; each has the dashboard as ``BOARD``."""

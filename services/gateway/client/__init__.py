@@ -1,1 +1,0 @@
-"""A client of the gateway, for the command and for scripts."""

@@ -1,0 +1,215 @@
+"""Uploaded task files: checked before they come here, then put in place by one rename.
+
+A file's id derives from its name and content, so that an upload may be repeated without effect.
+The store is a folder with ``{id}.jsonl``, which the learner reads, and ``{id}.json``, what is known
+about it; a file exists from the moment when the latter does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import shutil
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, BinaryIO, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from services.gateway.errors import Problem, not_found
+
+log = logging.getLogger(__name__)
+MAX_FILE_BYTES = 100 * 2**20
+_FILE_ID = re.compile(r"file-[0-9a-f]{24}")
+_MAX_NAME_BYTES = 255
+_SCRATCH = ".upload-"
+LOST = "was lost or changed on the disk"
+
+
+class StoredFile(BaseModel):
+    """A task file of the store, in OpenAI's shape; ``tasks`` is how many it holds.
+
+    ``columns`` says how many have each field that graders may name, and how many have
+    ``(messages)`` for a prompt; None where that is not known.
+    """
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: int | None = None
+    filename: str
+    purpose: Literal["fine-tune"] = "fine-tune"
+    status: Literal["processed"] = "processed"
+    status_details: None = None
+    tasks: Annotated[int, Field(ge=1)]
+    columns: dict[str, int] | None = None
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether its time is over."""
+        return self.expires_at is not None and self.expires_at <= time.time()
+
+
+@dataclass
+class FileStore:
+    """The folder of uploaded files. Its methods block, so routes call them in a thread."""
+
+    folder: Path
+    max_bytes: int = MAX_FILE_BYTES
+    # With the time of each one's last change: only what is new is read.
+    _known: dict[str, tuple[int, StoredFile | None]] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A folder beside the files that goes when the block ends."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=self.folder) as folder:
+            yield Path(folder)
+
+    def remove_leftovers(self) -> None:
+        """Remove what a gateway left that was killed while it received files."""
+        for folder in self.folder.glob(f"{_SCRATCH}*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def keep(self, part: Path, stored: StoredFile) -> StoredFile:
+        """Take in a file that lies in a scratch folder.
+
+        One that is there already stays as long as either upload wants it to. Its content is
+        replaced all the same, as it may have been lost or changed on the disk.
+        """
+        with self._lock, self.scratch() as folder:
+            known = self.find(stored.id)
+            if known is not None:
+                ends = (known.expires_at, stored.expires_at)
+                later = None if None in ends else max(filter(None, ends))
+                kept = {"created_at": known.created_at, "expires_at": later}
+                stored = stored.model_copy(update=kept)
+            description = folder / "description.json"
+            description.write_text(stored.model_dump_json(), encoding="utf-8")
+            for path in (part, description):  # so that both outlive a power cut
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            part.rename(self.path(stored.id))
+            description.rename(self._description(stored.id))
+        return stored
+
+    def find(self, file_id: str) -> StoredFile | None:
+        """What is known about a file, None if there is no such file.
+
+        One whose description is damaged is not there either: uploading it again mends it.
+        """
+        path = self._description(file_id)
+        if _FILE_ID.fullmatch(file_id) is None or not path.is_file():
+            return None
+        try:
+            stored = StoredFile.model_validate_json(path.read_bytes())
+        except (FileNotFoundError, PermissionError, ValidationError):
+            return None
+        return stored if stored.id == file_id else None
+
+    def get(self, file_id: str) -> StoredFile:
+        """What is known about a file.
+
+        Raises:
+            Problem: 404 if there is no such file.
+        """
+        stored = self.find(file_id)
+        if stored is None:
+            raise not_found("file", file_id)
+        return stored
+
+    def all(self) -> list[StoredFile]:
+        """Every file, newest first."""
+        changes = self._changes()
+        for file_id in set(self._known) - set(changes):
+            self._known.pop(file_id, None)
+        for file_id, changed in changes.items():
+            if self._known.get(file_id, (None,))[0] != changed:
+                stored = self.find(file_id)
+                self._known[file_id] = changed, stored
+                if stored is None:
+                    name = self._description(file_id).name
+                    log.warning("this describes no file; it is left alone", extra={"entry": name})
+        files = [known for _, known in list(self._known.values()) if known is not None]
+        return sorted(files, key=lambda stored: (stored.created_at, stored.id), reverse=True)
+
+    def expired(self) -> list[str]:
+        """The files whose time is over."""
+        return [each.id for each in self.all() if each.has_expired]
+
+    def delete(self, file_id: str) -> None:
+        """Delete a file, or what is left of it."""
+        with self._lock:
+            self._description(file_id).unlink(missing_ok=True)
+            self.path(file_id).unlink(missing_ok=True)
+
+    def delete_expired(self, file_id: str) -> None:
+        """Delete a file unless it has been uploaded again since it expired."""
+        with self._lock:
+            stored = self.find(file_id)
+            if stored is not None and stored.has_expired:
+                self.delete(file_id)
+
+    def content(self, file_id: str) -> Path:
+        """Where the tasks of a file lie.
+
+        Raises:
+            Problem: 404 if there is no such file, or if its content is not what was uploaded.
+        """
+        if not self.is_whole(self.get(file_id)):
+            message = f"the content of {file_id} {LOST}; upload it again, or delete it"
+            raise Problem(404, message, param="id", code="content_lost")
+        return self.path(file_id)
+
+    def is_whole(self, stored: StoredFile) -> bool:
+        """Whether the content of a file is on the disk, as far as its size tells."""
+        try:
+            content = self.path(stored.id).lstat()
+            return stat.S_ISREG(content.st_mode) and content.st_size == stored.bytes
+        except OSError:  # whatever it is, nobody can read the file
+            return False
+
+    def path(self, file_id: str) -> Path:
+        """Where the tasks of a file lie, if there is such a file."""
+        return self.folder / f"{file_id}.jsonl"
+
+    def _description(self, file_id: str) -> Path:
+        return self.folder / f"{file_id}.json"
+
+    def _changes(self) -> dict[str, int]:
+        """When each file's description was written last, in nanoseconds."""
+        found: dict[str, int] = {}
+        with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
+            for entry in entries:
+                file_id, end = os.path.splitext(entry.name)
+                if end == ".json" and _FILE_ID.fullmatch(file_id):
+                    with suppress(FileNotFoundError):  # deleted meanwhile
+                        found[file_id] = entry.stat(follow_symlinks=False).st_mtime_ns
+        return found
+
+
+def copy_with_id(file: BinaryIO, filename: str, to: Path) -> str:
+    """Copy a file; returns its id, which derives from its name and content."""
+    digest = hashlib.sha256(filename.encode() + b"\0")
+    with to.open("wb") as copy:
+        while chunk := file.read(2**20):
+            digest.update(chunk)
+            copy.write(chunk)
+    return f"file-{digest.hexdigest()[:24]}"
+
+
+def file_name(sent: str) -> str:
+    """The last part of a path, as far as it can be printed, and at most 255 bytes of it."""
+    name = sent.replace("\\", "/").split("/")[-1]
+    name = "".join(character for character in name if character.isprintable())
+    return name.encode()[-_MAX_NAME_BYTES:].decode(errors="ignore") or "tasks.jsonl"

@@ -1,0 +1,255 @@
+"""What every request passes: its id and its line in the log, its key, the limits of its body."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from prometheus_client import Counter, Histogram
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.chassis.deployment import DeploymentError
+from services.chassis.logs import REQUEST_ID
+from services.gateway.errors import Problem, own_fault, respond, too_large
+
+log = logging.getLogger(__name__)
+REQUESTS = Counter("weir_requests_total", "Requests answered", ["method", "route", "status"])
+SECONDS = Histogram(
+    "weir_request_seconds",
+    "Time until the answer began",
+    ["method", "route"],
+    buckets=(0.005, 0.02, 0.1, 0.5, 1, 2, 5, 30),
+)
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_MAX_PATH_CHARS = 256
+_SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+ROLES = ("read", "write", "admin")  # each may also do what those before it may
+_ENTRY = re.compile(r"([\w.@-]{1,64}):(read|write|admin):sha256:([0-9a-fA-F]{64})")
+_ROLE_FOR = {"GET": "read", "HEAD": "read", "OPTIONS": "read", "POST": "write"}
+MAX_JSON_BYTES = 2**20
+_FORM_BYTES = 2**16  # of a form, beside its file
+
+# ---------------------------------------------------------------------- the log
+
+
+@dataclass
+class _Answer:
+    request_id: str
+    began: float
+    status: int = 0  # none was begun
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Names, counts, times and logs every request; what fails in it is answered with 500."""
+
+    app: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        answer = _Answer(_request_id(scope), time.perf_counter())
+
+        async def send_measured(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                _begin(answer, scope, message)
+            answer.bytes += len(message.get("body", b""))
+            await send(message)
+
+        token = REQUEST_ID.set(answer.request_id)
+        try:
+            await self.app(scope, receive, send_measured)
+        except ClientDisconnect:
+            pass  # nobody is there to be answered
+        except Exception as error:
+            log.exception("the gateway failed")
+            if answer.status:
+                raise  # half an answer is there: the connection ends with it
+            await respond(own_fault(error))(scope, receive, send_measured)
+        finally:
+            _log(answer, scope)
+            REQUEST_ID.reset(token)
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's own id of the request, where a log can hold it, else a new one."""
+    given = Headers(scope=scope).get("x-request-id", "")
+    return given if _SANE_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+
+
+def _begin(answer: _Answer, scope: Scope, message: Message) -> None:
+    answer.status = message["status"]
+    MutableHeaders(scope=message)["X-Request-Id"] = answer.request_id
+    # Anyone may make up methods, and each would be a series for ever.
+    method = scope["method"] if scope["method"] in _METHODS else "other"
+    REQUESTS.labels(method, _route(scope), answer.status).inc()
+    SECONDS.labels(method, _route(scope)).observe(time.perf_counter() - answer.began)
+
+
+def _log(answer: _Answer, scope: Scope) -> None:
+    log.info(
+        "request",
+        extra={
+            "method": scope["method"],
+            "path": scope["path"][:_MAX_PATH_CHARS],
+            "route": _route(scope),
+            "status": answer.status or None,
+            "seconds": round(time.perf_counter() - answer.began, 4),
+            "bytes": answer.bytes,
+            "key": scope.get("key_name"),
+            "address": _address(scope),
+        },
+    )
+
+
+def _route(scope: Scope) -> str:
+    return getattr(scope.get("route"), "path", "none")
+
+
+# ---------------------------------------------------------------------- keys
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """A key of the deployment; of the key itself only its SHA-256 is kept."""
+
+    name: str
+    role: str
+    digest: str
+
+    def may(self, role: str) -> bool:
+        """Whether its role includes another."""
+        return ROLES.index(self.role) >= ROLES.index(role)
+
+
+def parse_keys(entries: Iterable[str]) -> tuple[ApiKey, ...]:
+    """The keys that WEIR_API_KEYS lists: ``NAME:ROLE:sha256:HEX``, or a plain key of an admin.
+
+    Raises:
+        DeploymentError: naming the place of an entry that is neither, or a name that two have.
+    """
+    keys = tuple(_parse(number, entry) for number, entry in enumerate(entries, start=1))
+    names = [key.name for key in keys]
+    for name in names:
+        if names.count(name) > 1:
+            raise DeploymentError(
+                f"WEIR_API_KEYS: several keys have the name {name!r}; give each a name of its own"
+            )
+    return keys
+
+
+def _parse(number: int, entry: str) -> ApiKey:
+    if ":" not in entry:
+        return ApiKey(f"key-{number}", "admin", _digest(entry.encode()))
+    match = _ENTRY.fullmatch(entry)
+    if match is None:
+        raise DeploymentError(
+            f"WEIR_API_KEYS: entry {number} is not NAME:ROLE:sha256:HEX, with the role read, write "
+            "or admin and the 64 hex digits of the key's SHA-256; a plain key has no colon: write "
+            "one that has as NAME:admin:sha256:HEX, or choose one without"
+        )
+    return ApiKey(match[1], match[2], match[3].lower())
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """Lets requests below /v1 pass with a key whose role allows them."""
+
+    app: ASGIApp
+    keys: tuple[ApiKey, ...]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or answer 401 or 403."""
+        if scope["type"] == "http" and scope["path"].startswith("/v1"):
+            try:
+                self._admit(scope)
+            except Problem as problem:
+                return await respond(problem)(scope, receive, send)
+        await self.app(scope, receive, send)
+
+    def _admit(self, scope: Scope) -> None:
+        """Note the key's name in the scope.
+
+        Raises:
+            Problem: if the request may not pass.
+        """
+        presented = _bearer(scope)
+        if presented is None:
+            raise _unauthorized("no API key: send 'Authorization: Bearer KEY'")
+        digest = _digest(presented)
+        found = [key for key in self.keys if hmac.compare_digest(key.digest, digest)]
+        if not found:
+            log.warning("a wrong API key", extra={"address": _address(scope)})
+            raise _unauthorized("wrong API key: it is not in WEIR_API_KEYS")
+        key = found[0]
+        scope["key_name"] = key.name
+        role = _ROLE_FOR.get(scope["method"], "admin")
+        if not key.may(role):
+            message = f"{scope['method']} needs a key with the role {role}; this one has {key.role}"
+            raise Problem(403, message, param="Authorization", code="insufficient_role")
+
+
+def _digest(key: bytes) -> str:
+    return hashlib.sha256(key).hexdigest()
+
+
+def _bearer(scope: Scope) -> bytes | None:
+    scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+    return key.strip().encode("latin-1") or None if scheme.lower() == "bearer" else None
+
+
+def _address(scope: Scope) -> str | None:
+    return (scope.get("client") or (None,))[0]
+
+
+def _unauthorized(message: str) -> Problem:
+    headers = {"WWW-Authenticate": "Bearer"}
+    return Problem(401, message, param="Authorization", code="invalid_api_key", headers=headers)
+
+
+# ---------------------------------------------------------------------- bodies
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """Stops reading a body that is too large, and reads none that is compressed."""
+
+    app: ASGIApp
+    max_file_bytes: int
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        coding = Headers(scope=scope).get("content-encoding") or "identity"
+        if coding.lower() != "identity":
+            message = f"Content-Encoding: bodies in {coding} are not read; send it uncompressed"
+            problem = Problem(415, message, param="Content-Encoding", code="unsupported_encoding")
+            return await respond(problem)(scope, receive, send)
+        await self.app(scope, self._limited(scope["path"], receive), send)
+
+    def _limited(self, path: str, receive: Receive) -> Receive:
+        param, limit, beside = "body", MAX_JSON_BYTES, 0
+        if path == "/v1/files":
+            param, limit, beside = "file", self.max_file_bytes, _FORM_BYTES
+        read = 0
+
+        async def receive_some() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > limit + beside:
+                raise too_large(param, limit)
+            return message
+
+        return receive_some

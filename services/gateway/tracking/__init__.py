@@ -1,1 +1,0 @@
-"""Experiment trackers, told what jobs tell."""

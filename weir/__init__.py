@@ -1,0 +1,1 @@
+"""A client of the gateway: the ``weir`` command, and ``WeirClient`` for scripts."""

@@ -1,0 +1,21 @@
+"""The ``weir`` command: a stack on this machine, and jobs on any stack.
+
+Exit status: 0 the job succeeded (or the command did its work), 1 it failed or was cancelled, 2 the
+input was wrong or no gateway answered, 130 Ctrl-C, which leaves the job running, 141 nobody reads
+the output any more.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from services.chassis.command import run_command
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit status."""
+    words = sys.argv[1:] if arguments is None else arguments
+    return run_command("weir.verbs", words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""What a person sees of a running job: a table that lives, or one plain line per step."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich import progress
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from weir.evaluations import evaluation_line, evaluations_in
+from weir.terminal import cell, duration, visible
+
+_KEPT_STEPS = 51  # of which the median is taken
+_SPARKS = "▁▂▃▄▅▆▇█"
+_SPARK_WIDTH = 32
+# name in an event's data, label, format
+_SHOWN = (
+    ("reward", "reward", "{:.3f}"),
+    ("accuracy", "accuracy", "{:.3f}"),
+    ("process", "process", "{:.3f}"),
+    ("process_wrong", "of wrong", "{:.3f}"),
+    ("outcome_exhausted", "exhausted", "{:.2f}"),
+    ("response_length", "length", "{:.1f}"),
+    ("entropy", "entropy", "{:.3f}"),
+    ("staleness", "staleness", "{:.2f}"),
+    ("tokens_per_second", "tokens/s", "{:,.0f}"),
+)
+
+
+@dataclass
+class Progress:
+    """What a job's events have told so far."""
+
+    job_id: str
+    steps: int
+    step: int = 0
+    curves: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    evaluations: list[Mapping[str, Any]] = field(default_factory=list)
+    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
+
+    def see(self, event: Mapping[str, Any]) -> None:
+        """Take in the numbers of a metrics event; whatever is missing is not shown."""
+        data = event["data"]
+        if event["type"] != "metrics" or "pretrain_step" in data:
+            return
+        self.evaluations += evaluations_in([event])
+        self.step = max(self.step, _number(data.get("step"), self.step))
+        if isinstance(data.get("seconds"), int | float):
+            self.step_seconds.append(data["seconds"])
+        for name, _, _ in _SHOWN:
+            if isinstance(data.get(name), int | float):
+                self.curves[name].append(float(data[name]))
+
+    @property
+    def left(self) -> str:
+        """How long the rest takes at the median time of the last steps; empty if unknown."""
+        if len(self.step_seconds) < 3:  # the first takes long
+            return ""
+        seconds = (self.steps - self.step) * statistics.median(self.step_seconds)
+        return f"{duration(seconds)} left"
+
+    def line(self) -> str:
+        """The newest numbers in one plain line."""
+        parts = [f"step {self.step}/{self.steps}"]
+        for name, label, form in _SHOWN:
+            if self.curves[name]:
+                parts.append(f"{label} {form.format(self.curves[name][-1])}")
+        return "  ".join(filter(None, [*parts, self.left]))
+
+    def table(self) -> RenderableType:
+        """The newest numbers with their curves, under a bar."""
+        head = Table.grid(padding=(0, 1))
+        bar = ProgressBar(total=self.steps, completed=self.step, width=40)
+        head.add_row(cell(self.job_id, "bold"), bar, f"{self.step}/{self.steps}  {self.left}")
+        rows = Table.grid(padding=(0, 2))
+        for name, label, form in _SHOWN:
+            if curve := self.curves[name]:
+                rows.add_row(label, Text(form.format(curve[-1]), justify="right"), spark(curve))
+        return Group(head, rows)
+
+
+class LiveView:
+    """Shows progress on a terminal as a table that changes in place, else as plain lines."""
+
+    def __init__(self, progress: Progress, console: Console) -> None:
+        self.progress = progress
+        self.console = console
+        self._live = Live(progress.table(), console=console) if console.is_terminal else None
+
+    def __enter__(self) -> LiveView:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, event: Mapping[str, Any]) -> None:
+        """Take in an event and show what is new."""
+        self.progress.see(event)
+        if event["type"] == "message":
+            self._say(f"{event['level']}: {event['message']}")
+        elif "pretrain_step" in event["data"]:
+            self._say(event["message"])
+        elif "evaluation" in event["data"]:
+            self._say(evaluation_line(event))
+        elif self._live is not None:
+            self._live.update(self.progress.table(), refresh=True)
+        else:
+            self._say(self.progress.line())
+
+    def _say(self, line: str) -> None:
+        self.console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def download_bar(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on a terminal: tell it the file at hand, the bytes that are here, the bytes of all."""
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    is_off = not console.is_terminal
+    with progress.Progress(*columns, console=console, transient=True, disable=is_off) as bar:
+        download = bar.add_task("", total=None)
+        yield lambda name, here, total: bar.update(
+            download, description=name, completed=here, total=total
+        )
+
+
+def spark(curve: list[float]) -> str:
+    """The last values of a curve as a row of bars."""
+    tail = curve[-_SPARK_WIDTH:]
+    low, high = min(tail), max(tail)
+    height = (high - low) or 1.0
+    return "".join(_SPARKS[round((value - low) / height * (len(_SPARKS) - 1))] for value in tail)
+
+
+def _number(value: Any, default: int) -> int:
+    return int(value) if isinstance(value, int | float) else default
