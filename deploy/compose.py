@@ -6,44 +6,77 @@ of its own: ``rollout`` is the first, and ``rollout-1`` and so on extend it. Pur
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import yaml
+from collections.abc import Iterator, Mapping, Sequence
 
 from deploy.launches import judge_options
 from deploy.placement import Placement, PlacementError, Seat, divide, environment_of, parse
 
 BASE_IMAGE = "vllm/vllm-openai:v0.32.0"  # the vLLM of the CPU stack
 REDIS_MAXMEMORY = "48gb"  # twice the largest recipe's work under way, rounded up
-_LIMITS = {
-    "shm_size": "16gb",  # NCCL between the GPUs of a container
-    "ulimits": {"memlock": -1, "stack": 2**26},  # soft and hard; pinned memory has no bound
-}
 _USAGE = "usage: weir compose [NUMBER OF GPUS]; without the number WEIR_GPUS says who has which"
+_JUDGE = "${WEIR_JUDGE_MODEL:-gpt-oss-20b}"
+
+_HEAD = """\
+# {placement}
+# Made by `{how}`. On top of docker-compose.yml, or copied to docker-compose.override.yml.
+services:
+  redis: {{environment: {{WEIR_REDIS_MAXMEMORY: "{maxmemory}"}}}}
+  learner:
+    image: weir/learner-gpu
+    build: {{args: {{BASE: "{base}"}}}}
+    environment:
+      DS_ACCELERATOR: cuda
+      WEIR_LEARNER_RANKS: "{ranks}"
+      WEIR_GPUS: {placement}
+      WEIR_REDIS_MAXMEMORY: "{maxmemory}"
+{gpus}
+  rollout:
+    image: weir/rollout-gpu
+    build: {{args: {{BASE: "{base}"}}}}
+"""
+# One more engine: the image that `rollout` builds, and a target of Prometheus like it.
+_FURTHER = """\
+  rollout-{number}:
+    extends: {{file: docker-compose.yml, service: rollout}}
+    image: weir/rollout-gpu
+    build: !reset null
+    pull_policy: never
+    networks: {{inside: {{aliases: [rollout]}}}}
+"""
+_OF_JUDGE = """\
+  judge:
+    profiles: !reset null
+    command: {command}
+{gpus}
+  grader: {{environment: {{WEIR_JUDGE_URL: "http://judge:8000/v1", WEIR_JUDGE_MODEL: "{model}"}}}}
+"""
+# NCCL needs shared memory between the GPUs of a container; pinned memory has no bound.
+_GPUS = """\
+    shm_size: 16gb
+    ulimits: {{memlock: -1, stack: 67108864}}
+    deploy:
+      resources:
+        reservations:
+          devices: {replacing}[{{driver: nvidia, device_ids: {indices}, capabilities: [gpu]}}]"""
+# The GPUs' metrics; those of profiling need root with SYS_ADMIN.
+_EXPORTER = """\
+  dcgm-exporter:
+    image: nvidia/dcgm-exporter:4.5.2-4.8.1-distroless
+    restart: unless-stopped
+    cap_drop: [ALL]
+    cap_add: [SYS_ADMIN]
+    security_opt: ["no-new-privileges:true"]
+    networks: [inside]
+    deploy:
+      resources: {reservations: {devices: [{driver: nvidia, count: all, capabilities: [gpu]}]}}
+"""
 
 
-class Instead(list[Any]):
-    """A list that replaces the base's; compose would append it."""
-
-
-class Nothing:
-    """Takes away what the base says."""
-
-
-class _Dumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-_Dumper.add_representer(Instead, lambda dumper, data: dumper.represent_sequence("!override", data))
-_Dumper.add_representer(Nothing, lambda dumper, _: dumper.represent_scalar("!reset", "null"))
-
-
-def overrides(placement: Placement) -> dict[str, Any]:
+def written(placement: Placement, how: str) -> str:
     """The compose file that, on top of docker-compose.yml, gives each service its GPUs.
 
     Raises:
@@ -54,126 +87,48 @@ def overrides(placement: Placement) -> dict[str, Any]:
             f"{placement}: compose runs on one machine, and this names nodes; use Ray for several, "
             "or leave out the names"
         )
-    services: dict[str, Any] = {
-        "redis": {"environment": {"WEIR_REDIS_MAXMEMORY": _maxmemory()}},
-        "learner": _learner(placement),
-        "rollout": _built("rollout") | _engine(placement.rollouts[0]),
-    }
-    for number, seat in enumerate(placement.rollouts[1:], start=1):
-        services[f"rollout-{number}"] = _further() | _engine(seat)
-    if placement.judge:
-        services["judge"] = _judge(placement.judge)
-        services["grader"] = {"environment": _where_the_judge_is()}
-    services["dcgm-exporter"] = _exporter()
-    return {"services": services}
+    return "".join(_parts(placement, how))
 
 
-def written(placement: Placement, how: str) -> str:
-    """The file as YAML, with a header that says how it was made."""
-    header = (
-        f"# {placement}\n# Made by `{how}`. On top of docker-compose.yml, or copied to "
-        "docker-compose.override.yml.\n"
-    )
-    return header + yaml.dump(overrides(placement), Dumper=_Dumper, sort_keys=False, width=100)
+def _parts(placement: Placement, how: str) -> Iterator[str]:
+    (learner,) = placement.learner
+    fixed = {"maxmemory": f"${{WEIR_REDIS_MAXMEMORY:-{REDIS_MAXMEMORY}}}", "base": BASE_IMAGE}
+    seat = {"ranks": learner.ranks, "gpus": _gpus(learner)}
+    yield _HEAD.format(placement=placement, how=how, **fixed, **seat)
+    for number, engine in enumerate(placement.rollouts):
+        if number:
+            yield _FURTHER.format(number=number)
+        # What CUDA may see is settled by device_ids.
+        own = {name: text for name, text in environment_of(engine).items() if "WEIR_" in name}
+        yield f"    environment: {json.dumps(own)}\n{_gpus(engine)}\n"
+    if judge := placement.judge:
+        command = json.dumps(judge_options(judge, f"/workspace/models/{_JUDGE}", _JUDGE))
+        yield _OF_JUDGE.format(command=command, model=_JUDGE, gpus=_gpus(judge, "!override "))
+    yield _EXPORTER
+
+
+def _gpus(seat: Seat, replacing: str = "") -> str:
+    """What reserves a seat's GPUs, in place of the base's or after them."""
+    indices = json.dumps([str(gpu.index) for gpu in seat.gpus])
+    return _GPUS.format(indices=indices, replacing=replacing)
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
     """Print the file; returns the exit status."""
+    line = environment.get("WEIR_GPUS")
     try:
-        placement, how = _asked_for(arguments, environment)
-        print(written(placement, how), end="")
+        if len(arguments) == 1 and re.fullmatch(r"[1-9]\d{0,2}", arguments[0]):
+            text = written(divide(int(arguments[0])), f"weir compose {arguments[0]}")
+        elif line and not arguments:
+            placement = parse(line)
+            text = written(placement, f"WEIR_GPUS='{placement}' weir compose")
+        else:
+            raise PlacementError(_USAGE)
     except PlacementError as error:
         print(f"weir: {error}", file=sys.stderr)
         return 2
+    print(text, end="")
     return 0
-
-
-def _asked_for(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Placement, str]:
-    if len(arguments) == 1 and re.fullmatch(r"[1-9]\d{0,2}", arguments[0]):
-        return divide(int(arguments[0])), f"weir compose {arguments[0]}"
-    line = environment.get("WEIR_GPUS")
-    if arguments or not line:
-        raise PlacementError(_USAGE)
-    placement = parse(line)
-    return placement, f"WEIR_GPUS='{placement}' weir compose"
-
-
-def _learner(placement: Placement) -> dict[str, Any]:
-    (seat,) = placement.learner
-    return {
-        **_built("learner"),
-        "environment": {
-            "DS_ACCELERATOR": "cuda",
-            "WEIR_LEARNER_RANKS": str(seat.ranks),
-            "WEIR_GPUS": str(placement),  # for `weir plan`
-            "WEIR_REDIS_MAXMEMORY": _maxmemory(),
-        },
-        **_gpus(seat),
-    }
-
-
-def _built(service: str) -> dict[str, Any]:
-    return {"image": f"weir/{service}-gpu", "build": {"args": {"BASE": BASE_IMAGE}}}
-
-
-def _further() -> dict[str, Any]:
-    """One more engine: the image that `rollout` builds, and a target of Prometheus like it."""
-    return {
-        "extends": {"file": "docker-compose.yml", "service": "rollout"},
-        "image": "weir/rollout-gpu",
-        "build": Nothing(),
-        "pull_policy": "never",
-        "networks": {"inside": {"aliases": ["rollout"]}},
-    }
-
-
-def _engine(seat: Seat) -> dict[str, Any]:
-    # What CUDA may see is settled by device_ids.
-    own = {name: text for name, text in environment_of(seat).items() if name.startswith("WEIR_")}
-    return {"environment": own, **_gpus(seat)}
-
-
-def _judge(seat: Seat) -> dict[str, Any]:
-    model = "${WEIR_JUDGE_MODEL:-gpt-oss-20b}"
-    return {
-        "profiles": Nothing(),
-        "command": judge_options(seat, f"/workspace/models/{model}", model),
-        **_gpus(seat, Instead),
-    }
-
-
-def _where_the_judge_is() -> dict[str, str]:
-    return {
-        "WEIR_JUDGE_URL": "http://judge:8000/v1",
-        "WEIR_JUDGE_MODEL": "${WEIR_JUDGE_MODEL:-gpt-oss-20b}",
-    }
-
-
-def _gpus(seat: Seat, devices: type[list[Any]] = list) -> dict[str, Any]:
-    indices = [str(gpu.index) for gpu in seat.gpus]
-    reserved = devices([{"driver": "nvidia", "device_ids": indices, "capabilities": ["gpu"]}])
-    return {**_LIMITS, **_reserved(reserved)}
-
-
-def _reserved(devices: list[Any]) -> dict[str, Any]:
-    return {"deploy": {"resources": {"reservations": {"devices": devices}}}}
-
-
-def _exporter() -> dict[str, Any]:
-    """The GPUs' metrics; those of profiling need root with SYS_ADMIN."""
-    return {
-        "image": "nvidia/dcgm-exporter:4.5.2-4.8.1-distroless",
-        "restart": "unless-stopped",
-        "cap_drop": ["ALL"],
-        "cap_add": ["SYS_ADMIN"],
-        "security_opt": ["no-new-privileges:true"],
-        "networks": ["inside"],
-        **_reserved([{"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}]),
-    }
-
-
-def _maxmemory() -> str:
-    return f"${{WEIR_REDIS_MAXMEMORY:-{REDIS_MAXMEMORY}}}"
 
 
 if __name__ == "__main__":

@@ -54,10 +54,6 @@ class Home:
             if self._clock() - began > stop_timeout_s(self.path / "data"):
                 self._kill_what_is_left()
             time.sleep(0.1)
-        self._pid_path.write_text("", encoding="utf-8")  # it may name who was killed
-        # Closed in children: held by this process alone. Whoever looks shares it, for a moment.
-        while _lock(self._pid_path) < 0:
-            time.sleep(0.01)
         self.forget()  # what a killed stack has left
         self._pid_path.write_text(str(os.getpid()), encoding="utf-8")
 
@@ -145,13 +141,12 @@ class Home:
 
     def _supervisor(self) -> int | None:
         """The process that runs the stack; None if it has ended, whatever it has left behind."""
-        if not self._pid_path.exists():
-            return None
-        if (free := _lock(self._pid_path, fcntl.LOCK_SH)) >= 0:
-            os.close(free)
-            return None
-        text = self._pid_path.read_text(encoding="utf-8")
-        return int(text) if text.isdecimal() else None
+        with suppress(OSError):
+            process_id = self._pid_path.read_text(encoding="utf-8")
+            # Its number may be somebody else's by now, who has not the lock's file open.
+            if process_id.isdecimal() and _has_open(process_id, self._lock_path.resolve()):
+                return int(process_id)
+        return None
 
 
 def _first_plain(keys: str) -> str:
@@ -179,11 +174,11 @@ def _has_open(process_id: str, file: Path) -> bool:
     return False
 
 
-def _lock(path: Path, kind: int = fcntl.LOCK_EX) -> int:
+def _lock(path: Path) -> int:
     """A descriptor that holds the lock of a file; -1 if someone else does."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         return -1

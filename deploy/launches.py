@@ -14,8 +14,6 @@ from deploy.placement import Placement, PlacementError, Seat, environment_of, nu
 
 _JUDGE_CONTEXT = 32768  # tokens: a prompt, its solution, a response, and the judge's own thoughts
 _ROOT = Path(__file__).parents[1]
-
-_MOST_NICE = 19
 # Its ranks save a checkpoint when they are told to leave: who supervises it has the last word.
 _PATIENT_TORCHRUN = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "86400"}
 
@@ -72,8 +70,7 @@ def launches(
         PlacementError: if a variable is no number.
     """
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if placement.uses_gpus and visible else {}
-
-    nice = niceness_of(environment)
+    nice = number_of(environment, "WEIR_NICENESS", 10, least=0, most=19)
 
     def on_cpu(role: str, name: str) -> Launch:
         own = {**shared, **hidden}
@@ -115,22 +112,7 @@ def port_of(environment: Mapping[str, str], variable: str) -> int:
     Raises:
         PlacementError: naming the variable.
     """
-    text = environment.get(variable) or "0"
-    if not text.isdecimal() or int(text) >= 2**16:
-        raise PlacementError(f"{variable}={text!r}: give a port, from 1 to {2**16 - 1}")
-    return int(text)
-
-
-def niceness_of(environment: Mapping[str, str]) -> int:
-    """WEIR_NICENESS, by which engines, learner and graders give way to others.
-
-    Raises:
-        PlacementError: naming the variable.
-    """
-    text = environment.get("WEIR_NICENESS") or "10"
-    if not text.isdecimal() or int(text) > _MOST_NICE:
-        raise PlacementError(f"WEIR_NICENESS={text!r}: give a number from 0 to {_MOST_NICE}")
-    return int(text)
+    return number_of(environment, variable, 0, least=0, most=2**16 - 1)
 
 
 def model_roots(environment: Mapping[str, str]) -> str:

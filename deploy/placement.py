@@ -222,15 +222,17 @@ def visible_gpus(environment: Mapping[str, str], device_files: Iterable[str]) ->
     return tuple(names)
 
 
-def number_of(environment: Mapping[str, str], name: str) -> int:
-    """A variable that counts processes; 1 if it is not set.
+def number_of(
+    environment: Mapping[str, str], name: str, default: int = 1, *, least: int = 1, most: int = 9999
+) -> int:
+    """The number of a variable, within bounds.
 
     Raises:
         PlacementError: naming the variable.
     """
-    text = environment.get(name) or "1"
-    if not re.fullmatch(r"[1-9]\d{0,3}", text):
-        raise PlacementError(f"{name}={text!r}: give a whole number from 1 to 9999")
+    text = environment.get(name) or str(default)
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise PlacementError(f"{name}={text!r}: give a whole number from {least} to {most}")
     return int(text)
 
 

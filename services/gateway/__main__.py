@@ -3,48 +3,75 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 
 from fastapi import FastAPI
 
 from services.chassis.deployment import DeploymentError
 from services.chassis.service import Service, run_service
-from services.gateway.app import create_app
+from services.gateway import errors, openapi
+from services.gateway.files.store import MAX_FILE_BYTES, FileStore
+from services.gateway.jobs.service import JobService
+from services.gateway.middleware import Bounded, Guarded, Measured, parse_keys
+from services.gateway.openai.defaults import tables_of_the_deployment
+from services.gateway.page import routes as page
+from services.gateway.routes import files, jobs, models
+from services.gateway.samples.reading import Samples
+from services.gateway.samples.routes import samples
 from services.gateway.watch.fleet import watch_forever
-from services.gateway.watch.tidying import expire_forever, tidy_forever
+from services.gateway.watch.tidying import tidy_forever
 from services.gateway.watch.watchdog import Watchdog
 
 
-@dataclass
 class Gateway:
     """The application, and what goes on beside its requests."""
 
-    watchdog: Watchdog = field(default_factory=Watchdog)
-    app: FastAPI = field(default_factory=FastAPI)
+    app: FastAPI
 
     def make_app(self, service: Service) -> FastAPI:
-        """The application; it is never served without a key.
+        """The application; the chassis adds /healthz, /readyz and the like in front of it.
 
         Raises:
-            DeploymentError: if there is no key.
+            DeploymentError: if there is no key, or one that cannot be read.
         """
-        if not service.deployment.api_keys:
+        keys = parse_keys(service.deployment.api_keys)
+        if not keys:
             raise DeploymentError("WEIR_API_KEYS is empty; set it to one or more keys, by commas")
-        self.app = create_app(service, watchdog=self.watchdog)
-        return self.app
+        app = FastAPI(
+            title="Weir",
+            description="Reinforcement learning for language models",
+            docs_url=None,  # FastAPI's pages load scripts from another host
+            redoc_url=None,
+            redirect_slashes=False,  # it believes the Host header
+        )
+        store = FileStore(service.deployment.files_dir)
+        app.state.jobs = JobService(service, store, tables_of_the_deployment())
+        app.state.uploads = files.Uploads(store)
+        app.state.samples = Samples()
+        app.state.watchdog = Watchdog()
+        for router in (files.router, jobs.router, models.router, samples, jobs.graders):
+            app.include_router(router)
+        page.install(app)
+        errors.install(app)
+        openapi.install(app)
+        # The last one added is the first one passed.
+        app.add_middleware(Bounded, max_file_bytes=MAX_FILE_BYTES)
+        app.add_middleware(Guarded, keys=keys)
+        app.add_middleware(Measured)
+        self.app = app
+        return app
 
     async def watch(self, service: Service) -> None:
-        """Watch the stack and the files until told to stop."""
+        """Watch the stack, and tidy, until told to stop."""
+        state = self.app.state
         await asyncio.gather(
             watch_forever(service),
-            self.watchdog.watch_forever(service),
-            expire_forever(service, self.app.state.jobs),
-            tidy_forever(service),
+            state.watchdog.watch_forever(service),
+            tidy_forever(service, state.jobs),
         )
 
 
 def main() -> None:
-    """Run the gateway, whose watchdog both watches and answers."""
+    """Run the gateway."""
     gateway = Gateway()
     run_service("gateway", gateway.watch, gateway.make_app)
 

@@ -32,8 +32,6 @@ SECONDS = Histogram("weir_grade_seconds", "Time to score one response", ["verifi
 
 
 class Scored(NamedTuple):
-    """What one check has found."""
-
     check: Check
     score: Score
 
@@ -121,18 +119,12 @@ async def _all(scoring: Iterable[Awaitable[T]]) -> tuple[T, ...]:
 
 
 def combined(parts: Sequence[Scored], *, of: int, formula: str | None = None) -> Score:
-    """The weighted mean of at least one check; where the recipe has one, its score as it is.
+    """The weighted mean of at least one check, or the formula's value, cut to [0, 1].
 
-    With a formula, its value, cut to [0, 1]; where it has none, as in a division by zero, the whole
-    is ungradable.
-
-    ``of`` is how many checks the recipe has, of which some may not see this response.
-
-    A check that could not grade makes the whole ungradable, unless the recipe says to leave it out;
-    if nothing is left, the whole is ungradable. The breakdown holds every check's value under its
-    label, and its own breakdown below that; the reason is that of the check with the lowest value.
-    The marks are those of all checks, and the comments too, under their labels, as far as
-    `MAX_MARKS` and `MAX_COMMENT_CHARS` allow.
+    ``of`` is how many checks the recipe has, of which some may not see this response; the score of
+    a single one stays as it is. A check that could not grade makes the whole ungradable, unless the
+    recipe leaves it out and others are left; so does a formula without a value. The reason is that
+    of the check with the lowest value; all else is that of all checks, under their labels.
     """
     if of == 1 and formula is None:
         return _bounded(parts[0].score)

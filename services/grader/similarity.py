@@ -1,7 +1,6 @@
 """How alike two texts are, in [0, 1]. Runs in the pool: time grows with the product of lengths.
 
-Tokens of BLEU and GLEU are those of mteval-v13a, as is usual; those of ROUGE are words in small
-letters. ROUGE is the F-measure, without stemming.
+Tokens of BLEU and GLEU are those of mteval-v13a; those of ROUGE are words in small letters.
 """
 
 from __future__ import annotations

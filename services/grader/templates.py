@@ -46,14 +46,10 @@ class NotGiven(KeyError):
 
 
 class UnknownField(NotGiven):
-    """A field that the task does not have."""
-
     score = Ungradable(reason="unknown_field")
 
 
 class NoOutput(NotGiven):
-    """A part of the response's JSON that the response does not have."""
-
     score = Graded(value=0, reason="no_output")
 
 

@@ -1,30 +1,57 @@
-"""The grader as a station of the line: a rollout group comes in, a graded group goes out."""
+"""The grader as a station of the line: a rollout group comes in, a graded group goes out.
+
+A group is let in once it can be graded. Trials of graders, of one response each, are done beside
+the line.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from protocol.messages import ActiveJob, Doing, GradedGroup, RolloutGroup
+from protocol.exchange import Exchange
+from protocol.messages import (
+    ActiveJob,
+    Doing,
+    GradedGroup,
+    JobEvent,
+    Offers,
+    RolloutGroup,
+    Trial,
+    TrialResult,
+    Ungradable,
+)
+from protocol.offers import lacking
+from protocol.rewards import Reward
 from protocol.streams import GRADED, ROLLOUTS
+from pydantic import ValidationError
 
 from services.chassis.deployment import import_extensions
+from services.chassis.faults import Unable
 from services.chassis.metrics import PHASES
 from services.chassis.service import Service
 from services.chassis.work import Station, up_to, work_forever
-from services.grader import gate, grading, trials
+from services.grader import grading
 from services.grader.answers.units import measure_of
 from services.grader.judge.judge import Judge
 from services.grader.judge.settings import deployed_judges
 from services.grader.pool import Pool, client_code
 from services.grader.pool.confinement import keep_memory_private
 from services.grader.tools import Settings, Tools
-from services.grader.verifiers import equation_steps, math_answer
+from services.grader.trial_record import recorded
+from services.grader.verifiers import VERIFIERS, equation_steps, math_answer
 
 log = logging.getLogger(__name__)
+
+_LOOK_AGAIN_S = 0.5
+_PATIENCE_S = 20.0
+TRIALS_AT_ONCE = 4  # each in one place of the pool or judges that the job waits for, too
+_TRIAL_LIMIT_S = 120.0
+_TRIAL_LOOK_S = 5.0
 
 
 async def run(service: Service) -> None:
@@ -39,9 +66,9 @@ async def run(service: Service) -> None:
     await asyncio.to_thread(measure_of, "cm")  # the table of units takes half a second to load
     judges = {name: Judge(each) for name, each in deployed_judges().items()}
     async with opened(settings, judges) as tools, asyncio.TaskGroup() as beside:
-        service.activity.offers = gate.offers(tools)
-        telling = beside.create_task(gate.tell_forever(service, tools))
-        trying = beside.create_task(trials.try_forever(service, tools))
+        service.activity.offers = offers(tools)
+        telling = beside.create_task(tell_forever(service, tools))
+        trying = beside.create_task(try_forever(service, tools))
         await work_forever(service, station(tools, settings.groups_in_flight))
         telling.cancel()
         trying.cancel()
@@ -68,7 +95,7 @@ def _sandbox(settings: Settings) -> Pool:
 
 def station(tools: Tools, capacity: int) -> Station[RolloutGroup, GradedGroup]:
     """The place in the line where groups are graded, as many at once as ``capacity``."""
-    entry = gate.Gate(tools)
+    entry = Gate(tools)
 
     async def handle(job: ActiveJob, group: RolloutGroup) -> GradedGroup:
         entry.admit(job)
@@ -97,3 +124,151 @@ async def grade_group(job: ActiveJob, group: RolloutGroup, tools: Tools) -> Grad
         grades=grades,
         grading_seconds=time.monotonic() - started,
     )
+
+
+def offers(tools: Tools) -> Offers:
+    """What a grader with these tools can be asked for."""
+    known = [name for name in VERIFIERS if name != "python" or tools.sandbox is not None]
+    return Offers(verifiers=tuple(known), judges=tuple(tools.named_judges))
+
+
+def what_is_missing(reward: Reward, tools: Tools) -> str | None:
+    """What this grader will never have for this reward, in words; None if it has everything."""
+    own = offers(tools)
+    found = (lacking(own, check) for check in (*reward.outcome, *reward.process))
+    return next(filter(None, found), None)
+
+
+def what_is_in_the_way(reward: Reward, tools: Tools, *, for_good: bool = False) -> str | None:
+    """Why groups with this reward must wait, in words; None if they can be graded.
+
+    ``for_good`` leaves out a judge that may come up: it has not refused every call.
+    """
+    judges = (tools.named_judges[check.model] for check in reward.checks_of_a_judge)
+    down = (_trouble_of(judge) for judge in judges if judge.refuses_all or not for_good)
+    return what_is_missing(reward, tools) or next(filter(None, down), None)
+
+
+def _trouble_of(judge: Judge) -> str | None:
+    return None if judge.is_up else f"the judge is not up: {judge.why_down}"
+
+
+class Gate:
+    """Lets a job's groups in once they can be graded, or have waited for what will not come.
+
+    The latter are not graded: another grader may have what this one lacks, and until then somebody
+    may start one. If all lack it, the groups are handed on as unworkable.
+    """
+
+    def __init__(self, tools: Tools, patience_s: float = _PATIENCE_S) -> None:
+        self._tools = tools
+        self._patience_s = patience_s
+        self._job_id = ""
+        self._since = 0.0  # this job lacks something here
+
+    def is_open(self, job: ActiveJob) -> bool:
+        """Whether groups of the job may be claimed."""
+        reward = job.recipe.reward
+        if what_is_in_the_way(reward, self._tools, for_good=True) is None:
+            self._job_id = ""
+            return what_is_in_the_way(reward, self._tools) is None
+        if self._job_id != job.job_id:
+            self._job_id, self._since = job.job_id, time.monotonic()
+        return time.monotonic() - self._since >= self._patience_s
+
+    def admit(self, job: ActiveJob) -> None:
+        """Let a claimed group pass.
+
+        Raises:
+            Unable: if this grader lacks something for its job.
+        """
+        if why := what_is_in_the_way(job.recipe.reward, self._tools, for_good=True):
+            raise Unable(why)
+
+
+async def tell_forever(service: Service, tools: Tools) -> None:
+    """Consumes the judge's state and the active job; produces readiness and the job's events.
+
+    Waits for: the next look. Unblocked by: time.
+    """
+    told: tuple[str, str] | None = None  # the job, and what it was told to wait for
+    numbers = itertools.count()
+    while True:
+        job = await service.exchange.active()
+        obstacle = tools.judge and _trouble_of(tools.judge)
+        if job:
+            obstacle = what_is_in_the_way(job.recipe.reward, tools)
+        service.readiness.set(obstacle is None, obstacle or "")
+        now = (job.job_id, obstacle) if job and obstacle else None
+        was_told = told is not None and job is not None and told[0] == job.job_id
+        if job and now != told and (obstacle or was_told):
+            await service.exchange.record_event(_event(service, job, obstacle, next(numbers)))
+        told = now
+        await asyncio.sleep(_LOOK_AGAIN_S)
+
+
+def _event(service: Service, job: ActiveJob, obstacle: str | None, number: int) -> JobEvent:
+    """Every grader tells for itself: they need not see the judge come and go in the same order."""
+    return JobEvent(
+        id=f"gate:{'closed' if obstacle else 'open'}:{service.exchange.me}:{number}",
+        job_id=job.job_id,
+        created_at=time.time(),
+        level="warn" if obstacle else "info",
+        message=f"a grader waits: {obstacle}" if obstacle else "a grader grades again",
+    )
+
+
+async def try_forever(service: Service, tools: Tools, limit_s: float = _TRIAL_LIMIT_S) -> None:
+    """Consumes trials; produces their results.
+
+    Waits for: a free place, a trial. Unblocked by: ``limit_s`` of each trial, somebody asking.
+    """
+    free = asyncio.Semaphore(TRIALS_AT_ONCE)
+    async with asyncio.TaskGroup() as under_way:
+        while True:
+            await free.acquire()
+            trial = await _next_trial(service.exchange)
+            answer = under_way.create_task(_answer_trial(service.exchange, trial, tools, limit_s))
+            answer.add_done_callback(lambda _: free.release())
+
+
+async def tried(trial: Trial, tools: Tools, limit_s: float = _TRIAL_LIMIT_S) -> TrialResult:
+    """Grade one response, within ``limit_s``."""
+    if missing := what_is_missing(trial.reward, tools):
+        return TrialResult(missing=missing)
+    if trouble := what_is_in_the_way(trial.reward, tools):
+        down = Ungradable(reason="judge_failed")
+        return TrialResult(outcome=down, details={down.reason: trouble})
+    began, record = time.monotonic(), recorded()
+    try:
+        async with asyncio.timeout(limit_s):
+            outcome, parts = await grading.grade_outcome(
+                trial.reward, trial.task, trial.text, tools, at_once=False
+            )
+    except TimeoutError:
+        outcome, parts = Ungradable(reason="not_in_time"), ()
+    return TrialResult(
+        outcome=outcome,
+        scores={part.check.label: part.score for part in parts},
+        details=record.details,
+        tokens=record.tokens,
+        seconds=time.monotonic() - began,
+    )
+
+
+async def _next_trial(exchange: Exchange) -> Trial:
+    while True:
+        try:
+            if (trial := await exchange.take_trial(_TRIAL_LOOK_S)) is not None:
+                return trial
+        except ValidationError as error:  # of another release
+            log.warning("a trial cannot be read", extra={"why": str(error)[:300]})
+
+
+async def _answer_trial(exchange: Exchange, trial: Trial, tools: Tools, limit_s: float) -> None:
+    try:
+        result = await tried(trial, tools, limit_s)
+    except Exception:
+        log.exception("a trial failed")
+        result = TrialResult(outcome=Ungradable(reason="verifier_failed"))
+    await exchange.answer_trial(trial, result)

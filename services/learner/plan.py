@@ -236,8 +236,8 @@ def _rollout_rows(plan: Plan, rollout: RolloutFootprint) -> Iterator[Row]:
     words = "at once in an engine; the others wait, or share as long as they are short"
     yield "responses at full length", held, words
     if not machine.on_cpus:
-        fits = _FITS[plan.engine_fits and not plan.split_problems]
-        yield fits, size(machine.engine_bytes), "are usable"
+        yield _FITS[plan.engine_fits], size(machine.engine_bytes), "are usable"
+    yield from (("does not work", "", problem) for problem in plan.split_problems)
 
 
 def _rows(items: Iterable[Item]) -> list[Row]:

@@ -27,7 +27,7 @@ MISTAKES = {
         ),
     ),
     "ARCHITECTURE.md": (
-        "| `services/grader/gate.py` | `Gate.never` | is not there |\n",
+        "| `services/grader/worker.py` | `Gate.never` | is not there |\n",
         ("there is no Gate.never",),
     ),
     "proto/protocol/streams.py": (
@@ -58,7 +58,7 @@ BREACHES = {
     "services -> chassis -> protocol": ("proto/protocol/tasks.py", "services.chassis"),
     "services meet only in the protocol": ("services/gateway/jobs/events.py", "services.grader"),
     "the command is a client": ("weir/views.py", "services.gateway"),
-    "all but the engines is slim": ("services/grader/gate.py", "torch"),
+    "all but the engines is slim": ("services/grader/worker.py", "torch"),
     "answers are a library": ("services/grader/answers/compare.py", "services.grader.tools"),
     "data is prepared with the grader's reader, comparer and pool": (
         "services/data/check.py",

@@ -27,20 +27,12 @@ def _use_instead(remedy: str) -> BeforeValidator:
     return BeforeValidator(refuse)
 
 
-def _auto_is_none(value: object) -> object:
-    return None if value == "auto" else value
+def _none_for(nothing: object) -> BeforeValidator:
+    return BeforeValidator(lambda value: None if value == nothing else value)
 
 
-def _empty_is_none(value: object) -> object:
-    return None if value == [] else value
-
-
-def _default_is_none(value: object) -> object:
-    return None if value == "default" else value
-
-
-Count = Annotated[int | None, Field(ge=1), BeforeValidator(_auto_is_none)]
-Multiplier = Annotated[float | None, Field(gt=0, le=1000), BeforeValidator(_auto_is_none)]
+Count = Annotated[int | None, Field(ge=1), _none_for("auto")]
+Multiplier = Annotated[float | None, Field(gt=0, le=1000), _none_for("auto")]
 
 
 class Hyperparameters(Part):
@@ -59,7 +51,7 @@ class Hyperparameters(Part):
     reasoning_effort: Annotated[
         None,
         _use_instead("a system message in the tasks, or recipe.model.prompt_template,"),
-        BeforeValidator(_default_is_none),
+        _none_for("default"),
     ] = None
 
 
@@ -94,7 +86,7 @@ class JobRequest(Body):
     integrations: Annotated[
         None,
         _use_instead("`weir track JOB --to wandb:PROJECT`, which writes a job to W&B,"),
-        BeforeValidator(_empty_is_none),
+        _none_for([]),
     ] = None
 
     @field_validator("metadata")

@@ -85,8 +85,7 @@ async def run_trial(
     if result is None:
         raise _unavailable("the grader that took it has ended")
     if result.missing:
-        message = f"grader: {result.missing}"
-        raise Problem(400, message, param="grader", code="invalid_grader")
+        raise Problem(400, f"grader: {result.missing}", param="grader", code="invalid_grader")
     return result
 
 
@@ -124,11 +123,8 @@ def run_object(grader: AnyGrader, result: TrialResult) -> Json:
 
 
 def _errors(result: TrialResult) -> dict[str, Any]:
-    lost = {
-        score.reason
-        for score in (result.outcome, *result.scores.values())
-        if isinstance(score, Ungradable)
-    }
+    scores = (result.outcome, *result.scores.values())
+    lost = {score.reason for score in scores if isinstance(score, Ungradable)}
     flags = {name: bool(lost & reasons) for name, reasons in _FLAGS.items()}
     known = set().union(*_FLAGS.values())
     details = {
@@ -164,6 +160,5 @@ def _value(score: Score | None) -> float | None:
 
 
 def _unavailable(why: str) -> Problem:
-    headers = {"Retry-After": "2"}
     message = f"{why}; the request may be repeated"
-    return Problem(503, message, code="no_grader", headers=headers)
+    return Problem(503, message, code="no_grader", headers={"Retry-After": "2"})

@@ -1,1 +1,1 @@
-"""The routes of files, jobs, models and graders."""
+"""The routes of files, jobs and models."""

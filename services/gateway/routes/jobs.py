@@ -1,4 +1,4 @@
-"""The routes of jobs."""
+"""The routes of jobs, and of the graders that they may have."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, BackgroundTasks, Depends, Header, Request, Response
 from fastapi.responses import StreamingResponse
 from protocol.messages import Requested
+from protocol.rewards import Reward
 
 from services.gateway.jobs.events import (
     Order,
@@ -20,12 +21,15 @@ from services.gateway.jobs.events import (
 from services.gateway.jobs.folders import remove
 from services.gateway.jobs.service import Jobs, Repeat
 from services.gateway.models.checkpoints import checkpoint_object, kept_checkpoints
+from services.gateway.openai.graders import GraderToValidate, outcome_of, refuse_what_graders_lack
 from services.gateway.openai.job_object import AnyJob, job_object
 from services.gateway.openai.submission import JobRequest
+from services.gateway.openai.trials import GraderToRun, run_object, run_trial
 from services.gateway.openapi import EVENT_STREAM, METADATA, problems
 from services.gateway.paging import Json, Limit, LongLimit, after_id, page_of
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["jobs"])
+graders = APIRouter(prefix="/v1/fine_tuning/alpha/graders", tags=["graders"])
 
 
 def _repeat(
@@ -145,3 +149,17 @@ async def list_checkpoints(
 def _checkpoints(job_dir: Path, after: str | None, limit: int) -> Json:
     kept = list(map(checkpoint_object, kept_checkpoints(job_dir)))
     return page_of(*after_id(kept, after, limit))
+
+
+@graders.post("/validate")
+async def validate_grader(body: GraderToValidate, jobs: Jobs) -> Json:
+    """Say what a job would say about this grader."""
+    reward = Reward.model_validate(outcome_of(body.grader, "grader"))
+    await refuse_what_graders_lack(jobs.exchange, reward, "grader")
+    return body.model_dump(mode="json", exclude_unset=True)
+
+
+@graders.post("/run")
+async def run_grader(body: GraderToRun, jobs: Jobs) -> Json:
+    """Grade one response with this grader, as a job would."""
+    return run_object(body.grader, await run_trial(jobs.exchange, body.trial()))

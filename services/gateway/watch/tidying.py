@@ -15,15 +15,17 @@ _EVERY_S = 60.0
 log = logging.getLogger(__name__)
 
 
-async def tidy_forever(service: Service) -> None:
-    """Consumes records of ended jobs, and folders of deleted ones; produces room.
+async def tidy_forever(service: Service, jobs: JobService) -> None:
+    """Consumes records of ended jobs, folders of deleted ones, and expired files; produces room.
 
     Waits for: the next look. Unblocked by: time, or the service stopping.
     """
+    await asyncio.to_thread(jobs.files.remove_leftovers)
     while not service.stopping.is_set():
         try:
-            await asyncio.to_thread(remove_leftovers, service.deployment.data_dir / "jobs")
+            await asyncio.to_thread(remove_leftovers, service.deployment.jobs_dir)
             await forget_surplus(service)
+            await jobs.expire_files()
         except Problem:  # Redis is away, as /readyz says
             pass
         except Exception:  # whoever only tidies must not end the gateway
@@ -38,17 +40,3 @@ async def forget_surplus(service: Service) -> None:
         gone = await service.exchange.forget_oldest(int(KEPT_SHARE * limit))
         if gone:
             log.warning("forgot the oldest jobs; their folders stay", extra={"jobs": gone})
-
-
-async def expire_forever(service: Service, jobs: JobService) -> None:
-    """Delete expired files that no job needs, every minute.
-
-    Waits for: the next look. Unblocked by: time, or the service stopping.
-    """
-    await asyncio.to_thread(jobs.files.remove_leftovers)
-    while not service.stopping.is_set():
-        try:
-            await jobs.expire_files()
-        except (OSError, Problem) as error:
-            log.warning("expired files stay for now", extra={"error": str(error)})
-        await service.pause(_EVERY_S)

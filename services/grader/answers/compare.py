@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from services.grader.answers.question import Question
-from services.grader.answers.read import read_answer, read_chosen
+from services.grader.answers.read import read_answer
 from services.grader.answers.rules import RULES, Algebra, Comparison, OutOfWork, Verdict
 from services.grader.answers.values import (
     Choice,
@@ -23,6 +23,7 @@ from services.grader.answers.values import (
 )
 
 _SCIENTIFIC = re.compile(r"-?[0-9]{1,20}[eE]-[0-9]{1,2}")  # or 2e minus 3
+_HUNDREDS = re.compile(r"[1-9][0-9]{2}(?:,[1-9][0-9]{2})+")  # but not 1,200 or 100,000
 _BARE_UNIT = re.compile(r"(.*[0-9}]) ([a-zA-Z]{1,3}(?:/[a-zA-Z]{1,3})?(?:\^\{?[23]\}?)?)")
 _SAYS_NOTHING = re.compile(r"\\(?:left|right)(?![a-zA-Z.])| (?![0-9a-zA-Z])|(?<=[^0-9a-zA-Z\\,]) ")
 
@@ -47,7 +48,7 @@ def compare_with(algebra: Algebra | None, gold: str, answer: str, problem: str =
     if _squeezed(gold) == _squeezed(answer):
         return Verdict(True, "exact")
     comparison, expected = Comparison(Question(problem), RULES, algebra), read_answer(gold)
-    found = read_chosen(answer) if isinstance(expected, Choice) else read_answer(answer)
+    found = read_answer(answer, is_chosen=isinstance(expected, Choice))
     if isinstance(expected, Number) and _SCIENTIFIC.fullmatch(answer):
         found = Number(Fraction(answer))
     expected, found = _with_unit(gold, expected, found), _with_unit(answer, found, expected)
@@ -87,12 +88,5 @@ def _as_lists(comparison: Comparison, gold: str, answer: str) -> Verdict | None:
         split = read_answer(answer, is_list=True)
         return comparison.same(expected, split) if split != found else None
     split = read_answer(gold, is_list=True)
-    if isinstance(found, Set) and found.joint and isinstance(split, Set) and _has_hundreds(gold):
-        return comparison.same(split, found)
-    return None
-
-
-def _has_hundreds(gold: str) -> bool:
-    """100,200, but not 1,200 or 100,000."""
-    parts = gold.split(",")
-    return all(len(part) == 3 and part.isdecimal() and part[0] != "0" for part in parts)
+    is_listed = isinstance(found, Set) and found.joint and isinstance(split, Set)
+    return comparison.same(split, found) if is_listed and _HUNDREDS.fullmatch(gold) else None

@@ -151,7 +151,6 @@ class _Reader:
         return total
 
     def factors(self) -> list[Node]:
-        """At least one factor, and those that follow without an operator."""
         found = [self.factor()]
         while self._another_follows(found[-1]):
             found.append(self.factor())
@@ -240,19 +239,13 @@ class _Reader:
             parts = self.argument(single=True), self.argument(single=True)
             return Node(_TWO_ARGUMENTS[text], parts)
         if text == r"\sqrt":
-            index = self.index()
+            index = self.sum() if (is_open := self.takes("[")) else integer(2)
+            if is_open and not self.takes("]"):
+                raise Unreadable("an open index")
             return Node("root", (self.argument(single=True), index))
         if text in ("√", "∛"):
             return Node("root", (self.argument(), integer(2 if text == "√" else 3)))
         raise Unreadable(text)
-
-    def index(self) -> Node:
-        if not self.takes("["):
-            return integer(2)
-        index = self.sum()
-        if not self.takes("]"):
-            raise Unreadable("an open index")
-        return index
 
     def bracketed(self) -> Node:
         opener = self.takes(*_CLOSERS, *_ROUNDINGS)
@@ -300,27 +293,11 @@ class _Reader:
         plain = written.replace(",", "")
         if len(plain) > _MAX_DIGITS:
             raise Unreadable("a number of more than a thousand digits")
-        if plain.isdigit() and not (self._as_answer and self.token is not None):
+        if plain.isdigit():
             return Node("number", number=Fraction(int(plain)))
         mantissa, _, exponent = plain.partition("e")
-        if self._as_answer and (fraction := self.fraction_behind(written)):
-            return fraction
         places = len(mantissa.partition(".")[2]) - int(exponent or 0)
         return Node("number", number=Fraction(plain.rstrip(".")), places=max(0, places))
-
-    def fraction_behind(self, whole: str) -> Node | None:
-        """The mixed number ``1 4/5``, of which the whole has been read."""
-        near = self._tokens[self._at : self._at + 3]
-        if [token.kind for token in near] != ["number", "operator", "number"] or not near[0].gap:
-            return None
-        numbers = [whole, near[0].text, near[2].text]
-        if near[1].text != "/" or not all(map(str.isdigit, numbers)):
-            return None
-        if not 0 < int(numbers[1]) < int(numbers[2]):
-            return None
-        self._at += 3
-        first, top, bottom = (integer(int(number)) for number in numbers)
-        return Node("mixed", (first, Node("fraction", (top, bottom))))
 
     def subscript(self) -> str:
         """The subscript of a letter, as text without braces."""

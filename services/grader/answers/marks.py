@@ -57,17 +57,13 @@ def bare(side: Side) -> Side:
             side = side[:-1]
         if side and side[-1].kind == "number":
             side = (*side[:-1], side[-1]._replace(text=side[-1].text.rstrip(".") or "."))
-        while side and (side[0].text in ("=", ".") or _states(side[0])):
+        while side and (side[0].text in ("=", ".") or _STATEMENT.fullmatch(side[0].text.strip())):
             side = side[1:]
         if len(side) > 1 and side[0].text == "{" and closes(side) == len(side) - 1:
             side = side[1:-1]
         if side == before:
             return side
     return side
-
-
-def _states(token: Token) -> bool:
-    return token.kind == "words" and _STATEMENT.fullmatch(token.text.strip()) is not None
 
 
 def closes(side: Side) -> int:
@@ -110,7 +106,6 @@ def _is_less(side: Side, at: int) -> bool:
 
 
 def parted_at(side: Side, at: list[int]) -> list[Side]:
-    """What stands between the marks at these places."""
     begins, ends = [0, *(cut + 1 for cut in at)], [*at, len(side)]
     return [side[a:b] for a, b in zip(begins, ends, strict=True)]
 

@@ -54,7 +54,10 @@ _REMARK = re.compile(
     r"(?:about|approx\w*\.?|roughly|\\approx)(?![a-z])[^()]*\)[\s}.]*\Z"
 )
 _PLAIN = re.compile(r"-?[0-9]{1,300}(?:\.[0-9]{1,300})?", re.ASCII)
-_APART = re.compile(r"(?<![0-9.,^_])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9])")  # 12 000
+_APART = re.compile(
+    r"(?<![0-9.,^_/])(?:(?P<thousands>[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9]))"
+    r"|(?P<whole>[1-9][0-9]{0,8}) (?P<top>[1-9][0-9]{0,8})/(?P<bottom>[1-9][0-9]{0,8})(?![0-9.]))"
+)
 _CLOCK = re.compile(r"[0-9]{1,2}(?: ?: ?[0-5][0-9]){1,2}")
 _POINTS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _SUCH_THAT = frozenset({"bar", "colon", "relation"})
@@ -90,31 +93,33 @@ _INEQUALITIES = frozenset({"<", "<=", "!="})
 
 
 @lru_cache(4096)
-def read_answer(text: str, *, is_list: bool = False) -> Value:
-    """What an answer says, without its boxes; with ``is_list`` each comma parts two members."""
+def read_answer(text: str, *, is_list: bool = False, is_chosen: bool = False) -> Value:
+    """What an answer says, without its boxes.
+
+    With ``is_list`` each comma parts two members; with ``is_chosen`` a letter in front is surely
+    one of a choice: ``B, 12``.
+    """
     if _PLAIN.fullmatch(text):
         return Number(Fraction(text), len(text.partition(".")[2]) or None)
-    text = _APART.sub(lambda each: each[0].replace(" ", ""), _without_remark(unwrapped(text)))
+    text = _APART.sub(_together, _without_remark(unwrapped(text)))
     found = flat(tokens(text))
     if len(found) > _MAX_TOKENS or "\\boxed" in text or not text.strip():
         return Expression(None, text)
     side = bare(without_open_brace(tuple(joined(found, is_list=is_list))))
     plain = plain_of(side)
-    if choice := words.read_choice(plain):
+    if choice := words.read_choice(plain, is_chosen=is_chosen):
         return Choice(choice[0], read_answer(choice[1]) if choice[1] else None)
     if letters := words.read_letters(plain):
         return Choice(letters)
     return read(side)
 
 
-@lru_cache(4096)
-def read_chosen(text: str) -> Value:
-    """What an answer says where a letter in front is surely one of a choice: ``B, 12``."""
-    side = bare(tuple(joined(flat(tokens(unwrapped(text))))))
-    choice = words.read_choice(plain_of(side), is_chosen=True)
-    if choice is None:
-        return read_answer(text)
-    return Choice(choice[0], read_answer(choice[1]) if choice[1] else None)
+def _together(apart: re.Match[str]) -> str:
+    """``12 000`` and ``1 4/5`` as LaTeX."""
+    if apart["thousands"]:
+        return apart[0].replace(" ", "")
+    _, whole, top, bottom = apart.groups()
+    return rf"{whole}\frac{{{top}}}{{{bottom}}}" if int(top) < int(bottom) else apart[0]
 
 
 def _without_remark(text: str) -> str:
@@ -124,7 +129,6 @@ def _without_remark(text: str) -> str:
 
 
 def read(side: Side, depth: int = 0) -> Value:
-    """The value of tokens."""
     side = bare(side)
     if len(side) == 1 and side[0].kind == "number":
         return expression_of(side)
@@ -142,10 +146,11 @@ def _said(side: Side) -> Value | None:
     marked, plain = any(token.kind == "words" for token in side), plain_of(side)
     if (remainder := remainder_of(side)) is not None:
         return remainder
-    if named := words.read_time(plain) or words.read_congruence(plain) or words.read_name(plain):
+    if numeral := ("_" in plain or "base" in plain) and words.read_numeral(plain):
+        digits, base = numeral
+        return Number(Fraction(int(digits))) if base == 10 else Words(f"{digits} base {base}")
+    if named := words.read_named(plain):
         return Words(named)
-    if ("_" in plain or "base" in plain) and (numeral := words.read_numeral(plain)):
-        return numeral
     if side[0].kind in ("number", "money", "operator") or not (
         said := words.read_words(plain, is_marked=marked)
     ):
@@ -301,7 +306,6 @@ def _members(inner: Side, depth: int) -> Value:
 
 
 def _rows(inner: Side) -> list[list[Side]]:
-    """The cells of each row."""
     rows = parted_at(inner, [at for at, token in enumerate(inner) if token.kind == "row"])
     return [
         parted_at(row, [at for at, token in enumerate(row) if token.kind == "ampersand"])
@@ -437,32 +441,20 @@ def remainder_of(side: Side) -> Number | None:
 
 def _number(tree: Node) -> Number | None:
     """A plain number: an integer, a decimal, a fraction, a mixed number."""
-    plain = tree.parts[0] if tree.kind == "negative" else tree
-    sign = -1 if tree.kind == "negative" else 1
-    if plain.kind == "number":
-        return Number(sign * plain.number, plain.places or None)
-    value = _fraction(plain)
-    return None if value is None else Number(sign * value)
-
-
-def _fraction(node: Node) -> Fraction | None:
-    """The value of a fraction of integers, or of a mixed number."""
-    if node.kind == "grouped":
-        node = node.parts[0]
-    if node.kind == "mixed":
-        part = _fraction(node.parts[1])
-        return None if part is None else node.parts[0].number + part
-    if node.kind not in ("fraction", "/"):
+    if tree.kind == "number":
+        return Number(tree.number, tree.places or None)
+    if tree.kind == "negative":
+        plain = _number(tree.parts[0])
+        return plain and Number(-plain.value, plain.places)
+    if tree.kind == "grouped":
+        return _number(tree.parts[0])
+    if tree.kind not in ("fraction", "/", "mixed"):
         return None
-    top, bottom = map(_integer, node.parts)
-    return None if top is None or not bottom else top / bottom
-
-
-def _integer(node: Node) -> Fraction | None:
-    plain = node.parts[0] if node.kind == "negative" else node
-    if plain.kind != "number" or plain.places:
+    top, bottom = map(_number, tree.parts)
+    if top is None or bottom is None or not bottom.value or top.places or bottom.places:
         return None
-    return -plain.number if node.kind == "negative" else plain.number
+    value = top.value + bottom.value if tree.kind == "mixed" else top.value / bottom.value
+    return Number(value)
 
 
 def _multiplied(left: Value, right: Value) -> Matrix | None:
@@ -501,7 +493,8 @@ def letter_of(value: Value) -> str:
 def read_relation(relation: Relation) -> Value:
     r"""An interval, the set behind ``x \in``, or the relation with all its signs upwards."""
     sides, signs = relation.sides, relation.signs
-    if signs == (r"\in",) and _are_letters(sides[0]):
+    names = sides[0].parts if isinstance(sides[0], Tuple) else sides[:1]
+    if signs == (r"\in",) and all(map(letter_of, names)):
         region = sides[1]
         if isinstance(region, Tuple):
             region = Tuple(region.parts, region.brackets, letter_of(sides[0]))
@@ -517,11 +510,6 @@ def read_relation(relation: Relation) -> Value:
         if isinstance(sides[1], Number) or not sides[1].letters:
             return Union(pieces)
     return relation
-
-
-def _are_letters(value: Value) -> bool:
-    parts = value.parts if isinstance(value, Tuple) else (value,)
-    return all(map(letter_of, parts))
 
 
 def _interval(relation: Relation) -> Tuple | None:
@@ -560,12 +548,10 @@ def united(members: tuple[Value, ...], *, has_or: bool, has_and: bool) -> Value 
     intervals = [member for member in members if isinstance(member, Tuple)]
     letters = {interval.letter for interval in intervals}
     if len(intervals) < len(members) or len(letters) > 1:
-        return Union(members, r"\cap") if has_and and len(letters) < 2 else _lettered(members)
+        if has_and and len(letters) < 2:
+            return Union(members, r"\cap")
+        return Set(tuple(Tuple((Words(getattr(each, "letter", "")), each)) for each in members))
     return Union(members, r"\cap" if has_and else ",")
-
-
-def _lettered(members: tuple[Value, ...]) -> Set:
-    return Set(tuple(Tuple((Words(getattr(each, "letter", "")), each)) for each in members))
 
 
 def _is_inequality(value: Value) -> bool:

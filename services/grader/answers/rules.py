@@ -10,10 +10,9 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import permutations
 
-from services.grader.answers.estimates import are_different
-from services.grader.answers.nodes import Node, integer, written
+from services.grader.answers.nodes import Node, are_different, integer, written
 from services.grader.answers.question import MAX_CHARS, Question
-from services.grader.answers.read import letter_of
+from services.grader.answers.read import INFINITY, MINUS_INFINITY, letter_of
 from services.grader.answers.tokens import vocabulary
 from services.grader.answers.units import DEGREE, PERCENT, RADIAN, THINGS, Measure, measure_of
 from services.grader.answers.values import (
@@ -23,7 +22,6 @@ from services.grader.answers.values import (
     Expression,
     Matrix,
     Number,
-    Numeral,
     Quantity,
     Relation,
     Set,
@@ -35,6 +33,7 @@ from services.grader.answers.values import (
     rounded_as_written,
 )
 
+_INFINITE = frozenset(written(end.tree) for end in (INFINITY, MINUS_INFINITY) if end.tree)
 _MAX_PAIRS = 130  # of parts, in the event loop
 _INDEX = re.compile(
     r"_(?:\w|\{[^{}]*\}|\{ ?\\(?:text|max|min) ?(?:\{[^{}]*\})? ?\})"
@@ -132,6 +131,9 @@ class Comparison:
                 return verdict
         return Verdict(False, "kind")
 
+    def in_order(self, golds: Iterable[Value], answers: Iterable[Value]) -> bool | None:
+        return all_of(self.same(*pair).equal for pair in zip(golds, answers, strict=True))
+
     def by_algebra(self, gold: Value, answer: Value) -> bool | None:
         """Whether two values are the same mathematics; None where there is no algebra."""
         return self.algebra(gold, answer) if self.algebra else None
@@ -160,28 +162,11 @@ def numbers(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
         return Verdict(True, "number")
     if gold.places is None and answer.places is None:
         return Verdict(False, "number")
-    decimal, exact = sorted((gold, answer), key=_places)
-    return Verdict(
-        decimal.rounds(Decimal(exact.value.numerator) / exact.value.denominator), "number"
-    )
-
-
-def _places(number: Number) -> int:
-    """An exact number has no end of them."""
-    return 10**6 if number.places is None else number.places
-
-
-def numerals(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
-    """Numbers in a named base are the same if their digits are: to convert was the question."""
-    if isinstance(gold, Numeral) and not isinstance(answer, Relation):
-        if isinstance(answer, Number):
-            digits = str(answer.value) if answer.places is None else ""
-            return Verdict(digits == gold.digits, "numeral")
-        return Verdict(gold == answer, "numeral")
-    if isinstance(answer, Numeral):
-        is_plain = isinstance(gold, Number) and str(gold.value) == answer.digits
-        return Verdict(is_plain and answer.base == 10, "numeral")
-    return None
+    rounded, exact = gold, answer
+    if gold.places is None or (answer.places is not None and answer.places < gold.places):
+        rounded, exact = answer, gold
+    value = Decimal(exact.value.numerator) / exact.value.denominator
+    return Verdict(rounded.rounds(value), "number")
 
 
 def expressions(gold: Value, answer: Value, by: Comparison) -> Verdict:
@@ -191,37 +176,24 @@ def expressions(gold: Value, answer: Value, by: Comparison) -> Verdict:
     """
     if not isinstance(gold, Number | Expression) or not isinstance(answer, Number | Expression):
         return Verdict(False, "kind")
-    if "infinity" in (_kind(gold), _kind(answer)):
-        is_like = _kind(gold) == _kind(answer) and _is_negative(gold) == _is_negative(answer)
-        return Verdict(is_like, "infinity")
     if gold.tree and answer.tree:
-        if written(gold.tree) == written(answer.tree):
+        spelled, other = written(gold.tree), written(answer.tree)
+        if spelled == other:
             return Verdict(True, "expression")
-        if are_different(gold.tree, answer.tree) and not _may_be_rounded(gold, answer):
+        may_be_rounded = any(isinstance(v, Number) and v.places is not None for v in (gold, answer))
+        is_far = are_different(gold.tree, answer.tree) and not may_be_rounded
+        if is_far or not _INFINITE.isdisjoint((spelled, other)):
             return Verdict(False, "expression")
     return Verdict(by.by_algebra(gold, answer), "algebra")
 
 
-def _may_be_rounded(*values: Number | Expression) -> bool:
-    return any(isinstance(value, Number) and value.places is not None for value in values)
-
-
-def _kind(value: Number | Expression) -> str:
-    tree = value.tree
-    if tree is not None and tree.kind == "negative":
-        tree = tree.parts[0]
-    return tree.kind if tree else ""
-
-
-def _is_negative(value: Number | Expression) -> bool:
-    return value.tree is not None and value.tree.kind == "negative"
-
-
 def words(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
-    """Without capitals, articles and marks."""
+    """Without capitals, articles and marks; of a numeral, ``204 base 5``, the digits are enough."""
     if not (isinstance(gold, Words) or isinstance(answer, Words)):
         return None
     said, other = _letters(gold).casefold(), _letters(answer).casefold()
+    if isinstance(answer, Number) and answer.places is None:
+        return Verdict(said.startswith(f"{answer.value} base "), "words")
     return Verdict(said == other != "", "words")
 
 
@@ -237,17 +209,17 @@ def _letters(value: Value) -> str:
 def choices(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     """``(B) 12`` is B, and for a gold 12 its value counts."""
     if not isinstance(gold, Choice):
-        if isinstance(answer, Choice) and answer.rest is not None:
-            return by.same(gold, answer.rest)
-        return None
-    if not isinstance(answer, Choice):
-        is_letter = isinstance(answer, Expression) and answer.latex.upper() == gold.letters
-        if is_letter or gold.rest is None:
-            return Verdict(is_letter, "choice")
-        return by.same(gold.rest, answer)
-    if answer.letters != gold.letters or gold.rest is None or answer.rest is None:
-        return Verdict(answer.letters == gold.letters, "choice")
-    return by.same(gold.rest, answer.rest)
+        said = answer.rest if isinstance(answer, Choice) else None
+        return by.same(gold, said) if said else None
+    if isinstance(answer, Choice):
+        is_same, rest = answer.letters == gold.letters, answer.rest
+        if is_same and gold.rest and rest:
+            return by.same(gold.rest, rest)
+        return Verdict(is_same, "choice")
+    is_letter = isinstance(answer, Expression) and answer.latex.upper() == gold.letters
+    if is_letter or not gold.rest:
+        return Verdict(is_letter, "choice")
+    return by.same(gold.rest, answer)
 
 
 def approximations(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
@@ -313,7 +285,9 @@ def relations(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     answers, other = _links(answer, by.question)
     if name and isinstance(answer, Relation) and len(set(answer.sides)) == 1:
         return Verdict(False, "equation")  # 1 = 1 is no solution
-    if golds and answers and (None in (name, other) or _is_same_name(name, other)):
+    is_function = any(_VALUE_OF_X.fullmatch(each or "") for each in (name, other))
+    is_named = None in (name, other) or name == other or ("y" in (name, other) and is_function)
+    if golds and answers and is_named:
         return Verdict(all_of(by.same(golds[-1], link).equal for link in answers), "equation")
     if not (isinstance(gold, Relation) and isinstance(answer, Relation)):
         return _as_region(gold, answer, by)
@@ -376,12 +350,6 @@ def _is_name(side: Value, text: str, question: Question) -> bool:
     ):
         return True
     return question.asks_for(text)
-
-
-def _is_same_name(name: str | None, other: str | None) -> bool:
-    """``y`` is ``f(x)`` too."""
-    names = {name, other}
-    return len(names) == 1 or ("y" in names and any(_VALUE_OF_X.fullmatch(n or "") for n in names))
 
 
 def _is_line(relation: Relation) -> bool:
@@ -447,8 +415,8 @@ def _order(names: list[str], question: Question, *, in_brackets: bool) -> list[s
         for order in permutations(names):
             if question.mentions(f"({','.join(order)})"):
                 return list(order)
-    letters = [ord(name[0]) for name in names]
-    is_far = max(letters) - min(letters) >= max(len(names), _MAX_LOOKED_FOR)
+    letters = sorted(ord(name[0]) for name in names)
+    is_far = letters[-1] - letters[0] >= max(len(names), _MAX_LOOKED_FOR)
     is_kept = any("\\" in name for name in names) or (in_brackets and is_far)
     return names if is_kept else sorted(names)
 
@@ -457,23 +425,21 @@ def ratios(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     """``6:8`` and ``3/4`` are ``3:4``; but ``3:30`` is a time, if no ratio is asked for."""
     if not isinstance(gold, Tuple) or gold.brackets not in (RATIO, CLOCK):
         return None
-    if isinstance(answer, Relation | Set):
-        return None
     is_ratio = isinstance(answer, Tuple) and answer.brackets in (RATIO, CLOCK)
+    if not is_ratio and not isinstance(answer, Number | Quantity):
+        return None
     if gold.brackets == CLOCK and not by.question.asks("ratio"):
         return Verdict(is_ratio and _clock(answer) == _clock(gold), "time")
     if isinstance(answer, Quantity) and answer.unit == "%" and isinstance(answer.head, Number):
         answer = Number(answer.head.value / 100)
-    if not (is_ratio or isinstance(answer, Number)):
-        return None
     shape, other = _shape(gold), _shape(answer)
     return Verdict(shape == other, "ratio") if shape and other else None
 
 
 def _clock(value: Value) -> tuple[Value, ...]:
     """Without the seconds, where there are none."""
-    *parts, last = parts_of(value)
-    return tuple(parts) if len(parts) == 2 and last == Number(Fraction(0)) else (*parts, last)
+    parts = parts_of(value)
+    return parts[:2] if parts[2:] == (Number(Fraction(0)),) else parts
 
 
 def _shape(value: Value) -> list[Fraction]:
@@ -496,8 +462,7 @@ def sets(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     if len(golds) != len(answers):
         return Verdict(False, "list")
     if isinstance(gold, Set) and gold.joint == "," and by.question.asks("order"):
-        pairs = zip(golds, answers, strict=True)
-        return Verdict(all_of(by.same(g, a).equal for g, a in pairs), "list")
+        return Verdict(by.in_order(golds, answers), "list")
     return Verdict(_one_to_one(golds, answers, by), "list")
 
 
@@ -533,7 +498,7 @@ def _can_pair(rows: list[list[bool | None]], liked: set[bool | None]) -> bool:
 
 
 def _without_order(gold: Value, answer: Value, by: Comparison) -> bool | None:
-    golds, answers = (_members(each) for each in (gold, answer))
+    golds, answers = _members(gold), _members(answer)
     if len(golds) + len(answers) > _MAX_MEMBERS:
         return None
     alone = [each for each in golds if each not in answers]
@@ -567,8 +532,7 @@ def in_order(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     parts, others = parts_of(gold), parts_of(answer)
     if _frame(gold) != _frame(answer) or len(parts) != len(others):
         return Verdict(False, "tuple")
-    pairs = zip(parts, others, strict=True)
-    return Verdict(all_of(by.same(g, a).equal for g, a in pairs), "tuple")
+    return Verdict(by.in_order(parts, others), "tuple")
 
 
 def _vector(value: Value) -> Value:
@@ -587,47 +551,23 @@ def quantities(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     if not (isinstance(gold, Quantity) or isinstance(answer, Quantity)):
         return None
     if not all(isinstance(each, Quantity | Number | Expression) for each in (gold, answer)):
-        return None if not _is_word(gold, answer) else Verdict(False, "words")
+        return Verdict(False, "words") if Words in (type(gold), type(answer)) else None
     measure, other = _measure(gold, by.question), _measure(answer, by.question, is_answer=True)
-    if False in (measure, other):  # words that change the value are only themselves
-        return Verdict(_said(gold) == _said(answer) and by.same(_head(gold), _head(answer)).equal,
-                       "words")  # fmt: skip
-    assert not isinstance(measure, bool)
-    assert not isinstance(other, bool)
+    head, found = (each.head if isinstance(each, Quantity) else each for each in (gold, answer))
+    if isinstance(measure, bool) or isinstance(other, bool):  # words that are only themselves
+        unit, said = (each.unit if isinstance(each, Quantity) else "" for each in (gold, answer))
+        is_said = unit.casefold().split() == said.casefold().split()
+        return Verdict(is_said and by.same(head, found).equal, "words")
     scales = list(_factors(measure, other, by.question))
     if not scales:
         return Verdict(False, "unit")
-    is_rounded = len({measure, other}) == 1 or (
-        PERCENT not in (measure, other) and None in (measure, other)
-    )
-    head = _head(answer)
-    verdicts = [_same(_head(gold), head, scale, by, is_rounded) for scale in scales]
+    if measure != other and (PERCENT in (measure, other) or None not in (measure, other)):
+        head, found = (Number(v.value) if isinstance(v, Number) else v for v in (head, found))
+    verdicts = [by.same(head, found if s == _ONE else _scaled(found, s)) for s in scales]
     equal = any_of(verdict.equal for verdict in verdicts)
     if equal and other is _UNKNOWN:
         return Verdict(None, "words")
     return Verdict(equal, "unit" if len(scales) > 1 or scales[0] != _ONE else verdicts[0].path)
-
-
-def _is_word(gold: Value, answer: Value) -> bool:
-    return isinstance(gold, Words) or isinstance(answer, Words)
-
-
-def _head(value: Value) -> Value:
-    return value.head if isinstance(value, Quantity) else value
-
-
-def _said(value: Value) -> str:
-    return " ".join(value.unit.casefold().split()) if isinstance(value, Quantity) else ""
-
-
-def _same(gold: Value, answer: Value, scale: Scale, by: Comparison, is_rounded: bool) -> Verdict:
-    if not is_rounded:
-        gold, answer = _without_places(gold), _without_places(answer)
-    return by.same(gold, answer if scale == _ONE else _scaled(answer, scale))
-
-
-def _without_places(value: Value) -> Value:
-    return Number(value.value) if isinstance(value, Number) else value
 
 
 def _scaled(value: Value, scale: Scale) -> Value:
@@ -669,21 +609,23 @@ def _of_words(words: list[str], is_bare: bool, question: Question) -> Measure | 
 
 def _factors(gold: Measure | None, answer: Measure | None, question: Question) -> Iterator[Scale]:
     """By what the answer's number may be multiplied before it is compared with the gold's."""
-    asked = (
-        _unit_of(question.text[-MAX_CHARS:])
-        if gold is None and answer not in (None, PERCENT, DEGREE)
-        else None
-    )
-    if asked and answer and not _shares(asked, answer):
-        gold = asked
-    if gold is None or answer is None or gold.is_any or answer.is_any:
-        yield from _beside_none(gold, answer, question)
-    elif gold.dimension == answer.dimension:
-        yield Number(answer.size / gold.size)
-    elif {gold, answer} <= {THINGS, _UNKNOWN}:
-        yield _ONE
-    elif {gold, answer} == {DEGREE, RADIAN}:
-        yield _DEGREES_OF_RADIAN if gold == DEGREE else _HALF_TURN
+    gold = gold or _asked(answer, question)
+    angle = _DEGREES_OF_RADIAN if gold == DEGREE else _HALF_TURN
+    if gold and answer and not (gold.is_any or answer.is_any):
+        if gold.dimension == answer.dimension:
+            yield Number(answer.size / gold.size)
+        elif {gold, answer} <= {THINGS, _UNKNOWN}:
+            yield _ONE
+        elif {gold, answer} == {DEGREE, RADIAN}:
+            yield angle
+    elif gold == PERCENT:  # which takes its number for itself
+        yield from (_ONE, _HUNDRED)
+    elif answer == PERCENT:
+        if question.asks("percent"):
+            yield _ONE
+        yield _HUNDREDTH
+    else:  # degrees may be radians left out
+        yield from (_ONE, angle) if DEGREE in (gold, answer) else (_ONE,)
 
 
 @lru_cache(1024)
@@ -695,30 +637,17 @@ def _unit_of(problem: str) -> Measure | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _shares(asked: Measure, answer: Measure) -> bool:
-    """Whether an answer says more than was asked: dollars per day, if dollars are."""
-    bases = {base for base, _ in answer.dimension}
-    is_more = bases > {base for base, _ in asked.dimension}
-    return is_more or answer.is_any or answer in (THINGS, _UNKNOWN)
-
-
-def _beside_none(
-    gold: Measure | None, answer: Measure | None, question: Question
-) -> Iterator[Scale]:
-    """A gold percentage takes its number for itself, and degrees may be radians left out."""
-    if gold == PERCENT:
-        yield from (_ONE, _HUNDRED)
-    elif answer == PERCENT:
-        if question.asks("percent"):
-            yield _ONE
-        yield _HUNDREDTH
-    else:
-        yield _ONE
-        if DEGREE in (gold, answer):
-            yield _DEGREES_OF_RADIAN if gold == DEGREE else _HALF_TURN
+def _asked(answer: Measure | None, question: Question) -> Measure | None:
+    """The unit asked for, if the answer says no more than that: dollars per day, or its own."""
+    if answer in (None, PERCENT, DEGREE, THINGS, _UNKNOWN) or not answer or answer.is_any:
+        return None
+    if (asked := _unit_of(question.text[-MAX_CHARS:])) is None:
+        return None
+    bases, others = ({base for base, _ in each.dimension} for each in (answer, asked))
+    return None if bases > others else asked
 
 
 RULES: list[Rule] = [
-    numbers, approximations, numerals, ratios, choices, assignments, relations, sets, unions,
+    numbers, approximations, ratios, choices, assignments, relations, sets, unions,
     in_order, quantities, words, expressions,
 ]  # fmt: skip

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 
 def vocabulary(text: str) -> list[str]:
-    """The words of a text."""
     return text.split()
 
 
@@ -126,7 +125,6 @@ _HAS_INVERSE = frozenset({"sin", "cos", "tan", "cot", "sinh", "cosh", "tanh"})
 
 
 def tokens(text: str) -> list[Token]:
-    """The tokens of a text, in order."""
     return list(_cut(text))
 
 
@@ -166,7 +164,11 @@ def _folded(text: str) -> str:
 def _named(kind: str, match: re.Match[str]) -> Iterable[Token]:
     text = match.group()
     if kind in _READ:
-        return _READ[kind](match)
+        return (_READ[kind](match),)
+    if kind in ("raised", "lowered"):
+        return _raised(match)
+    if kind == "vulgar":
+        return _vulgar(match)
     if kind == "unknown" and text in _LETTERS:
         return (Token("accent", "\\" + _LETTERS[text]),)
     if kind == "unknown" and text in _SPELLED:
@@ -195,60 +197,39 @@ def _vulgar(match: re.Match[str]) -> Iterator[Token]:
         yield from (Token("open", "{"), Token("number", part), Token("close", "}"))
 
 
-def _accent(match: re.Match[str]) -> Iterator[Token]:
-    command, letter = re.findall(r"[a-zA-Z]+", match.group())
-    yield Token("accent", rf"\{command} {letter}")
-
-
-def _area(match: re.Match[str]) -> Iterator[Token]:
-    yield Token("words", match.group().replace("²", "^2").replace("³", "^3"))
-
-
-def _words(match: re.Match[str]) -> Iterator[Token]:
+def _words(match: re.Match[str]) -> Token:
     text, content = match.group(), match["content"].replace("~", " ").replace("\\ ", " ")
     said, is_roman = content.strip(), text.startswith((r"\mathrm", r"\mathsf", r"\operator"))
     if said in FUNCTIONS and said != "sec":  # these are seconds
-        yield Token("function", said)
-    elif (text.startswith(r"\operator") and len(said) > 1) or (is_roman and said in _ROMAN):
-        yield Token("command", f"\\{said}")
-    elif len(said) == 1 and said.isalpha():
-        yield Token("roman", said)
-    else:
-        yield Token("words", content)
+        return Token("function", said)
+    if (text.startswith(r"\operator") and len(said) > 1) or (is_roman and said in _ROMAN):
+        return Token("command", f"\\{said}")
+    is_letter = len(said) == 1 and said.isalpha()
+    return Token("roman", said) if is_letter else Token("words", content)
 
 
-def _letters(match: re.Match[str]) -> Iterator[Token]:
-    lower = match.group().lower()
-    if lower in FUNCTIONS:
-        yield Token("function", lower)
-    elif lower in _PLAIN_COMMANDS:
-        yield Token("command", _PLAIN_COMMANDS[lower])
-    else:
-        yield Token("letters", match.group())
-
-
-def _command(match: re.Match[str]) -> Iterator[Token]:
+def _name(match: re.Match[str]) -> Token:
     text = match.group()
-    if text[1:] in FUNCTIONS:
-        yield Token("function", text[1:])
-    else:
-        yield Token("accent" if text[1:] in GREEK else "command", _SPELLED.get(text, text))
+    name = text[1:] if text[0] == "\\" else text.lower()
+    if name in FUNCTIONS:
+        return Token("function", name)
+    if text[0] == "\\":
+        return Token("accent" if name in GREEK else "command", _SPELLED.get(text, text))
+    is_command = name in _PLAIN_COMMANDS
+    return Token("command", _PLAIN_COMMANDS[name]) if is_command else Token("letters", text)
 
 
-_READ: Mapping[str, Callable[[re.Match[str]], Iterable[Token]]] = {
-    "number": lambda match: (Token("number", _ESCAPED_COMMA.sub("", match.group())),),
-    "scientific": lambda match: (Token("number", match.group().lower()),),
-    "degree": lambda _: (Token("operator", "°"),),
-    "ordinal": lambda _: (Token("words", "th"),),
-    "raised": _raised,
-    "lowered": _raised,
-    "vulgar": _vulgar,
+_READ: Mapping[str, Callable[[re.Match[str]], Token]] = {
+    "number": lambda match: Token("number", _ESCAPED_COMMA.sub("", match.group())),
+    "scientific": lambda match: Token("number", match.group().lower()),
+    "degree": lambda _: Token("operator", "°"),
+    "ordinal": lambda _: Token("words", "th"),
     "words": _words,
-    "area": _area,
-    "han": lambda match: (Token("words", match.group()),),
-    "accent": _accent,
-    "letters": _letters,
-    "command": _command,
+    "area": lambda match: Token("words", match.group().replace("²", "^2").replace("³", "^3")),
+    "han": lambda match: Token("words", match.group()),
+    "accent": lambda m: Token("accent", "\\" + " ".join(re.findall("[a-zA-Z]+", m.group()))),
+    "letters": _name,
+    "command": _name,
 }
 
 
@@ -261,18 +242,11 @@ def plain_of(parts: Iterable[Token]) -> str:
     return " ".join("".join(pieces).split())
 
 
-_AS_LATEX = {
-    "<=": r"\le",
-    ">=": r"\ge",
-    "!=": r"\ne",
-    "*": r"\cdot",
-    "°": r"^\circ",
-    "dollar": r"\$",
-}
+_AS_LATEX = {"<=": r"\le", ">=": r"\ge", "!=": r"\ne", "*": r"\cdot", "°": r"^\circ"}
+_AS_LATEX |= {"dollar": r"\$"}
 
 
 def latex_of(parts: Iterable[Token]) -> str:
-    """Tokens as LaTeX."""
     pieces = list[str]()
     for token in parts:
         text = _AS_LATEX.get(token.text, token.text)

@@ -30,12 +30,10 @@ class Measure:
         return any(base == "any" for base, _ in self.dimension)
 
     def power(self, exponent: int) -> Measure:
-        """A square unit is 2."""
         dimension = tuple((base, power * exponent) for base, power in self.dimension)
         return Measure(dimension, self.size**exponent)
 
     def times(self, other: Measure) -> Measure:
-        """The unit that is the product of both."""
         powers = dict(self.dimension)
         for base, power in other.dimension:
             powers[base] = powers.get(base, 0) + power

@@ -23,7 +23,6 @@ class Number:
 
     @cached_property
     def tree(self) -> Node:
-        """The number as an expression."""
         top, bottom = integer(self.value.numerator), integer(self.value.denominator)
         return top if self.value.denominator == 1 else Node("fraction", (top, bottom))
 
@@ -66,14 +65,6 @@ class Quantity:
 
 
 @dataclass(frozen=True)
-class Numeral:
-    """Digits in a base that is named, such as ``1011_2``."""
-
-    digits: str
-    base: int
-
-
-@dataclass(frozen=True)
 class Tuple:
     """Coordinates, or an interval, in brackets; ``(1,2)`` may be both. `RATIO` and `CLOCK` too."""
 
@@ -112,8 +103,6 @@ class Relation:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Cells by rows."""
-
     cells: tuple[Value, ...]
     num_rows: int
     num_columns: int
@@ -135,7 +124,7 @@ class Words:
 
 
 Value = (
-    Number | Expression | Quantity | Numeral | Tuple | Set | Union | Relation | Matrix
+    Number | Expression | Quantity | Tuple | Set | Union | Relation | Matrix
     | Choice | Words
 )  # fmt: skip
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from services.grader.answers.tokens import vocabulary
-from services.grader.answers.values import Numeral
 
 _PROSE = re.compile(r"[\w '’.,:;()!?\"/-]+")
 _WORD = re.compile(r"[^\W\d_]{2}")
@@ -130,36 +129,28 @@ def _leaves_open(rest: str) -> bool:
     return bool(is_joined or _HEDGE.search(_NAMED.sub("it", rest)))
 
 
-def read_time(plain: str) -> str | None:
-    """``6 PM`` and ``6:00 p.m.`` as words; ``5am`` is a product."""
-    match = _CLOCK.fullmatch(plain)
-    if match is None or not (match["minute"] or match["gap"]):
-        return None
-    return f"{int(match['hour'])}:{match['minute'] or '00'} {match['half'].casefold()}m"
+def read_named(plain: str) -> str | None:
+    r"""What only names a thing: ``\angle ABC``, ``\mathbb{Z}``; times and residues.
+
+    ``6 PM`` and ``6:00 p.m.`` are the same, but ``5am`` is a product; and so are
+    ``x \equiv 8 \pmod 5`` and ``x \equiv 3 \pmod 5``.
+    """
+    if (time := _CLOCK.fullmatch(plain)) and (time["minute"] or time["gap"]):
+        return f"{int(time['hour'])}:{time['minute'] or '00'} {time['half'].casefold()}m"
+    if residue := _CONGRUENCE.fullmatch(plain):
+        modulus = int(residue["modulus"])
+        classes = {int(each) % modulus for each in re.findall(r"-?[0-9]+", residue["classes"])}
+        return f"{residue['letter'] or ''} {sorted(classes)} modulo {modulus}"
+    name = _NAME.fullmatch(plain)
+    return name and f"{name['kind']} {name['name']}"
 
 
-def read_congruence(plain: str) -> str | None:
-    r"""``x \equiv 8 \pmod 5`` as the words of ``x \equiv 3 \pmod 5``."""
-    match = _CONGRUENCE.fullmatch(plain)
-    if match is None:
-        return None
-    modulus = int(match["modulus"])
-    classes = {int(each) % modulus for each in re.findall(r"-?[0-9]+", match["classes"])}
-    return f"{match['letter'] or ''} {sorted(classes)} modulo {modulus}"
-
-
-def read_name(plain: str) -> str | None:
-    r"""What only names a thing: ``\angle ABC``, ``\overline{AB}``, ``\mathbb{Z}``."""
-    match = _NAME.fullmatch(plain)
-    return match and f"{match['kind']} {match['name']}"
-
-
-def read_numeral(plain: str) -> Numeral | None:
-    """``204_5``, ``(204)_{five}``, ``204 base 5``."""
+def read_numeral(plain: str) -> tuple[str, int] | None:
+    """Digits and base of ``204_5``, ``(204)_{five}``, ``204 base 5``."""
     match = _BASED.fullmatch(plain)
     if match is None:
         return None
     base = match["base"] or match["said"]
     number = int(base) if base.isdigit() and len(base) < 3 else _BASES.get(base, 0)
     digits = match["digits"].upper().lstrip("0") or "0"
-    return Numeral(digits, number) if int(max(digits), 16) < number else None
+    return (digits, number) if int(max(digits), 16) < number else None

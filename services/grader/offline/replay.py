@@ -18,11 +18,10 @@ from protocol.rewards import Reward
 
 from services.chassis.deployment import DeploymentError, import_extensions
 from services.chassis.faults import WorkerFault
-from services.grader.gate import what_is_missing
 from services.grader.judge.judge import Judge
 from services.grader.judge.settings import deployed_judges
 from services.grader.tools import Settings
-from services.grader.worker import grade_group, opened
+from services.grader.worker import grade_group, opened, what_is_missing
 
 
 class CannotGrade(Exception):

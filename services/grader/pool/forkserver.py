@@ -74,7 +74,7 @@ def _serve_until_closed(orders: socket.socket, confined: bool) -> None:
             for fd in fds:
                 connection = socket.socket(fileno=fd)
                 if (pid := os.fork()) == 0:
-                    _work(connection, confined, parent=me)
+                    _work(connection, [orders, woken, deaths, *connections.values()], confined, me)
                 connections[pid] = connection
 
 
@@ -88,14 +88,16 @@ def _bury(connections: dict[int, socket.socket]) -> None:
             connection.sendall(b"\n" + told)  # it may have died in the middle of a line
 
 
-def _work(connection: socket.socket, confined: bool, parent: int) -> NoReturn:
-    """The life of a forked process, which has nothing of the others."""
+def _work(
+    connection: socket.socket, others: list[socket.socket], confined: bool, parent: int
+) -> NoReturn:
+    """The life of a forked process, which has no end of the ``others``."""
     try:
         die_with_parent(parent)
-        signal.set_wakeup_fd(-1)
-        os.closerange(3, connection.fileno())
-        os.closerange(connection.fileno() + 1, 1 << 30)
         connection.sendall(as_line(os.getpid()))
+        signal.set_wakeup_fd(-1)
+        for other in others:
+            other.close()
         _limit_memory(_GIBIBYTE if confined else 2 * _GIBIBYTE)
         if confined:
             lock_in()

@@ -199,8 +199,8 @@ def _models(recipe: Recipe, machine: Machine) -> Iterator[ModelFiles]:
     """The policy's model, and the critic's if the recipe has one, as the job would find them."""
     wanted = [("policy", "model.path", recipe.model.path)]
     if recipe.critic is not None:
-        own = recipe.critic.path
-        wanted += [("critic", "critic.path", own) if own else ("critic", *wanted[0][1:])]
+        own, shared = recipe.critic.path, ("critic", "model.path", recipe.model.path)
+        wanted.append(shared if own is None else ("critic", "critic.path", own))
     for role, field, path in wanted:
         folder = problem = None
         try:

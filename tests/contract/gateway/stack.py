@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from threading import Event, Thread
 from typing import IO, Any, TypeVar
@@ -58,7 +60,8 @@ class Stack:
 
     def http(self, key: str | None = KEY) -> httpx.Client:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=60)
+        hooks = {"response": [assert_described]}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=60, event_hooks=hooks)
 
     def exchange(self, work: Callable[[Exchange], Awaitable[T]]) -> T:
         async def connected() -> T:
@@ -71,6 +74,23 @@ class Stack:
         """Every job and every file there is."""
         files = {path.name for path in (self.data_dir / "files").glob("*")}
         return set(self.exchange(lambda exchange: exchange.job_ids())), files
+
+
+@lru_cache
+def _described(url: str) -> dict[str, Any]:
+    return httpx.get(url).json()["paths"]
+
+
+def assert_described(reply: httpx.Response) -> None:
+    """The status and the type of an answer are among those that /openapi.json has for its route."""
+    method, path = reply.request.method.lower(), reply.url.path
+    for template, operations in _described(str(reply.url.join("/openapi.json"))).items():
+        part = ".+" if template.endswith("{model}") else "[^/]+"
+        if method in operations and re.fullmatch(re.sub(r"\{\w+\}", part, template), path):
+            answer = operations[method]["responses"].get(str(reply.status_code))
+            assert answer is not None, (method, template, reply.status_code)
+            kind = reply.headers["content-type"].partition(";")[0]
+            assert kind in answer.get("content", {kind: {}}), (method, template, kind)
 
 
 GATEWAY = ("-m", "services.gateway")

@@ -17,7 +17,9 @@ from protocol.messages import JobState, Requested
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
+from services.gateway.files.store import FileStore
 from services.gateway.jobs.folders import put_aside
+from services.gateway.jobs.service import JobService
 from services.gateway.watch.tidying import tidy_forever
 from tests.builders import a_job_record, an_event
 from tests.contract.gateway.stack import (
@@ -133,7 +135,8 @@ async def test_what_a_gateway_had_no_time_to_remove_goes_later(
     put_aside(job_dir)
     values = {"WEIR_REDIS_URL": server.url, "WEIR_DATA_DIR": str(tmp_path), "WEIR_PORT": "0"}
     service = Service("gateway", Deployment.from_environment(values), exchange)
-    tidying = asyncio.create_task(tidy_forever(service))
+    jobs = JobService(service, FileStore(tmp_path / "files"))
+    tidying = asyncio.create_task(tidy_forever(service, jobs))
     async with asyncio.timeout(60):
         while list((tmp_path / "jobs").iterdir()):
             await asyncio.sleep(0.01)

@@ -53,33 +53,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("variables", "words"),
-    [
-        ({"WEIR_URL": "nonsense"}, "WEIR_URL='nonsense'"),
-        ({"WEIR_URL": "http://[::"}, "WEIR_URL='http://[::'"),
-        ({"WEIR_URL": "http://there"}, "WEIR_API_KEY is not"),
-        ({"WEIR_URL": "http://there", "WEIR_API_KEY": "ключ"}, "WEIR_API_KEY holds"),
-        ({"WEIR_URL": "http://there", "WEIR_API_KEY_FILE": "absent"}, "absent"),
-        ({"WEIR_URL": "http://there", "WEIR_API_KEY": "k", "HTTP_PROXY": "::"}, "HTTP_PROXY"),
-        ({"WEIR_HOME": "elsewhere"}, "elsewhere/stack.json"),
-        ({}, "weir up"),
-    ],
-)
-def test_a_wrong_variable_is_named(
-    here: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    variables: dict[str, str],
-    words: str,
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert main(["jobs"]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.startswith("weir: "), words in err) == ("", True, True), err
-
-
 @pytest.mark.parametrize("end", ["", "/v1/"])
 def test_an_address_may_end_as_openais_does(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], end: str

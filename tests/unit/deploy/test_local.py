@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import socket
@@ -10,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 
@@ -301,23 +299,6 @@ def test_what_a_killed_stack_has_started_is_waited_for_and_killed_if_it_hangs(
         finally:
             left.kill()
             stranger.kill()
-
-
-def test_who_looks_is_no_supervisor_and_a_stack_that_begins_is_not_the_one_before(
-    tmp_path: Path,
-) -> None:
-    named = tmp_path / "supervisor.pid"
-    named.write_text("1")
-    with named.open() as looker, ThreadPoolExecutor(1) as thread:
-        fcntl.flock(looker, fcntl.LOCK_SH)  # as who looks does, who holds up a stack that begins
-        assert Home(tmp_path)._supervisor() is None
-        home = Home(tmp_path)
-        taking = thread.submit(home.take)
-        wait_for(lambda: named.read_text() == "")
-        fcntl.flock(looker, fcntl.LOCK_UN)
-        taking.result()
-    assert named.read_text() == str(os.getpid())
-    os.close(home.lock)
 
 
 def test_a_stop_asks_again_how_long_it_may_take(home: Home) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from services.grader.judge.health import RIGHT, WRONG
+from services.grader.judge.judge import RIGHT, WRONG
 from services.grader.judge.settings import JudgeSettings
 
 MODEL = "judge"

@@ -7,7 +7,7 @@ from protocol.messages import ActiveJob
 from protocol.rewards import Reward
 
 from services.chassis.faults import Unable
-from services.grader import gate
+from services.grader import worker
 from services.grader.judge.judge import Judge
 from services.grader.judge.settings import JudgeSettings
 from services.grader.pool import Pool
@@ -43,7 +43,7 @@ STARTING = "the judge is not up: starting"
 def test_what_a_grader_lacks_is_in_the_way_and_named_with_the_remedy(
     reward: Reward, tools: Tools, words: list[str] | None
 ) -> None:
-    message = gate.what_is_in_the_way(reward, tools)
+    message = worker.what_is_in_the_way(reward, tools)
     assert (message is None) is (words is None)
     assert all(each in (message or "") for each in words or [])
 
@@ -55,7 +55,7 @@ def a_job(reward: Reward) -> ActiveJob:
 
 @pytest.mark.parametrize("reward", [BY_JUDGE, BY_ORACLE])
 def test_what_no_waiting_will_mend_is_handed_on_after_a_while(reward: Reward) -> None:
-    waiting, patient = gate.Gate(NO_JUDGE, patience_s=60), gate.Gate(NO_JUDGE, patience_s=0)
+    waiting, patient = worker.Gate(NO_JUDGE, patience_s=60), worker.Gate(NO_JUDGE, patience_s=0)
     assert not waiting.is_open(a_job(reward))
     assert patient.is_open(a_job(reward))
     with pytest.raises(Unable, match=r"where (they|the graders) run"):
@@ -65,6 +65,6 @@ def test_what_no_waiting_will_mend_is_handed_on_after_a_while(reward: Reward) ->
 
 
 def test_what_waiting_may_mend_is_waited_for() -> None:
-    patient = gate.Gate(JUDGE, patience_s=0)
+    patient = worker.Gate(JUDGE, patience_s=0)
     assert not patient.is_open(a_job(BY_JUDGE))
     patient.admit(a_job(BY_JUDGE))  # it was claimed while the judge was up

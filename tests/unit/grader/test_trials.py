@@ -16,8 +16,8 @@ from services.grader import worker
 from services.grader.grading import grade_response
 from services.grader.judge.judge import Judge
 from services.grader.tools import Settings, Tools
-from services.grader.trials import AT_ONCE, tried, try_forever
 from services.grader.verifiers import VERIFIERS
+from services.grader.worker import TRIALS_AT_ONCE, tried, try_forever
 from tests.builders import a_task
 from tests.contract.valkey_server import Server
 from tests.unit.grader.judge_server import MODEL, ScriptedServer, says, settings_for, until
@@ -115,13 +115,15 @@ async def test_trials_that_hang_hold_up_neither_a_job_nor_more_trials_than_a_few
     tools: Tools, valkey: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch)
-    trials = [a_trial({"outcome": "my_lab.held"}, number=number) for number in range(AT_ONCE + 1)]
+    trials = [
+        a_trial({"outcome": "my_lab.held"}, number=number) for number in range(TRIALS_AT_ONCE + 1)
+    ]
     async with connect(valkey.url, me="test") as exchange:
         service = cast(Service, SimpleNamespace(exchange=exchange))
         trying = asyncio.create_task(try_forever(service, tools))
         for trial in trials:
             assert await exchange.ask_trial(trial, most=10)
-        await until(lambda: held.under_way == AT_ONCE)
+        await until(lambda: held.under_way == TRIALS_AT_ONCE)
         with valkey.client() as client:  # all expire
             keys = cast(list[bytes], client.keys("weir:trial*"))
             assert len(keys) == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weir.stack import NoStack, Stack, find_stack, model_for
+from weir.stack import NoStack, Stack, connected, find_stack, model_for
 
 
 def a_home(folder: Path, text: str) -> dict[str, str]:
@@ -50,11 +50,35 @@ def test_a_key_may_be_in_a_file_or_among_those_of_the_gateway(
     assert find_stack({"WEIR_URL": "http://u"} | given) == Stack("http://u", key, is_local=False)
 
 
-def test_half_of_an_address_is_refused() -> None:
-    with pytest.raises(NoStack, match="WEIR_API_KEY"):
-        find_stack({"WEIR_URL": "http://there", "WEIR_API_KEYS": " ,"})
-    with pytest.raises(NoStack, match="WEIR_API_KEY"):
-        find_stack({"WEIR_URL": "http://there", "WEIR_API_KEYS": "a:read:sha256:00"})
+THERE = {"WEIR_URL": "http://there"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"WEIR_URL": "nonsense"}, "WEIR_URL='nonsense'"),
+        ({"WEIR_URL": "http://[::"}, "WEIR_URL='http://"),
+        (THERE | {"WEIR_API_KEYS": " ,"}, "WEIR_API_KEY is not"),
+        (THERE | {"WEIR_API_KEYS": "a:read:sha256:00"}, "WEIR_API_KEY is not"),
+        (THERE | {"WEIR_API_KEY": "ключ"}, "WEIR_API_KEY holds"),
+        (THERE | {"WEIR_API_KEY_FILE": "absent"}, "absent"),
+        ({"WEIR_HOME": "elsewhere"}, "elsewhere/stack.json.*weir up"),
+    ],
+)
+def test_a_wrong_variable_is_named(variables: dict[str, str], words: str) -> None:
+    with pytest.raises(NoStack, match=words):
+        find_stack(variables)
+
+
+def test_a_connection_that_the_environment_does_not_allow_is_told_with_its_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "::")
+    with (
+        pytest.raises(NoStack, match="HTTP_PROXY"),
+        connected(Stack("http://u", "k", is_local=False)),
+    ):
+        pass
 
 
 def test_only_a_local_stack_gets_a_folder_of_this_machine(tmp_path: Path) -> None:

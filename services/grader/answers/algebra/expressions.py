@@ -83,7 +83,7 @@ for _name in ("sin", "cos", "tan", "cot", "sec", "csc"):
     _ARRIVES_AS[f"arc{_name}"] = (_inverse,)
 _BARE_LETTER = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]+")
 _INDEX = re.compile(r"_ ?([0-9a-z])(?![0-9a-z])")
-_DECIMAL = re.compile(r"([0-9]*)\.([0-9]+)")
+_DECIMAL = re.compile(r"([0-9]*)\.([0-9]+)")  # a float would have sixteen digits
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
@@ -222,11 +222,14 @@ def guessed(latex: str) -> Expr:
     letters = set("".join(_BARE_LETTER.findall(latex)))
     if _is_refused(latex) or any(letter.swapcase() in letters for letter in letters):
         raise Unreadable
-    spelled = _DECIMAL.sub(_as_fraction, _INDEX.sub(r"_{\1}", latex))
+    spelled = _DECIMAL.sub(
+        lambda d: rf"\frac{{{d[1]}{d[2]}}}{{1{'0' * len(d[2])}}}", _INDEX.sub(r"_{\1}", latex)
+    )
     boxed = f"\\boxed{{{spelled}}}"
     found = parse(boxed, fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
     read = found[0] if found else None
-    if not isinstance(read, Expr) or not _has_arrived(latex, read):
+    arrives_as = filter(None, map(_ARRIVES_AS.get, _COMMAND.findall(latex)))
+    if not isinstance(read, Expr) or not all(read.has(*kinds) for kinds in arrives_as):
         raise Unreadable
     names = "".join(str(symbol) for symbol in read.atoms(Symbol, AppliedUndef)).casefold()
     if not all(letter.casefold() in names or letter in "eid" for letter in letters):
@@ -235,25 +238,15 @@ def guessed(latex: str) -> Expr:
         raise Unreadable
     if any(_terms(each) > _MAX_TERMS for each in read.atoms(Sum, Product)):
         raise TooLarge("very many terms")
-    return read.subs([(each, _as_written(str(each), letters)) for each in read.free_symbols]).doit()
+    plain = ((each, str(each)) for each in read.free_symbols)
+    names = {each: name.upper() if name.upper() in letters else name for each, name in plain}
+    return read.subs({a: sympy.I if b == "i" else Symbol(b) for a, b in names.items()}).doit()
 
 
 def _terms(series: Basic) -> int:
     """How many there are to add or multiply; none of an infinite series, which has a formula."""
     (_, first, last), *_ = series.limits  # pyright: ignore[reportAttributeAccessIssue]
     return int(last - first) if (last - first).is_Integer else 0
-
-
-def _as_written(name: str, written: set[str]) -> Expr:
-    """The grammar's letter for that of math-verify, which takes R for r."""
-    upper = name.upper()
-    return sympy.I if name == "i" else Symbol(upper if upper in written else name)
-
-
-def _has_arrived(latex: str, read: Expr) -> bool:
-    """Whether each kind of command has become what it stands for."""
-    known = (_ARRIVES_AS.get(name) for name in _COMMAND.findall(latex))
-    return all(read.has(*kinds) for kinds in known if kinds)
 
 
 def _is_refused(latex: str) -> bool:
@@ -265,8 +258,3 @@ def _is_refused(latex: str) -> bool:
         or _DANGLES.search(latex) is not None
         or not (_COMMANDS | GREEK).issuperset(_COMMAND.findall(latex))
     )
-
-
-def _as_fraction(decimal: re.Match[str]) -> str:
-    """Exact, where a float would have sixteen digits."""
-    return rf"\frac{{{decimal[1]}{decimal[2]}}}{{1{'0' * len(decimal[2])}}}"

@@ -127,22 +127,15 @@ def _same_relations(gold: Relation, answer: Relation) -> bool | None:
         return False
     if len(gold.sides) > 2:
         return all_of(_same(*pair) for pair in zip(gold.sides, answer.sides, strict=True))
-    expected, found = _difference(gold), _difference(answer)
+    expected, found = (
+        _expression(each.sides[0]) - _expression(each.sides[1]) for each in (gold, answer)
+    )
     seed = "\n".join((*gold.texts, *answer.texts))
     if gold.signs in (("=",), ("!=",)):
-        factor = factor_between(_numerator(expected), _numerator(found), seed)
+        # y - 1/x is 0 where xy - 1 is
+        factor = factor_between(numer(together(expected)), numer(together(found)), seed)
         return None if factor is None else factor != 0
     return factor_between(expected, found, seed) == 1
-
-
-def _numerator(difference: Expr) -> Expr:
-    """It is 0 where the difference is, as of ``y - 1/x`` is ``xy - 1``."""
-    return numer(together(difference))
-
-
-def _difference(relation: Relation) -> Expr:
-    left, right = map(_expression, relation.sides)
-    return left - right
 
 
 def _region(value: Value) -> sympy.Set | None:
@@ -156,18 +149,16 @@ def _region(value: Value) -> sympy.Set | None:
         low, high = map(_end, value.parts)
         return Interval(low, high, value.brackets[0] == "(", value.brackets[-1] == ")")
     if isinstance(value, Relation) and value.signs and value.signs[0] in _SIGNS:
-        left, right = (_real(_expression(side)) for side in value.sides[:2])
-        return _SIGNS[value.signs[0]](left, right).as_set()
+        left, right = map(_expression, value.sides[:2])
+        relation = _SIGNS[value.signs[0]](left, right)
+        reals = [(each, Symbol(str(each), real=True)) for each in relation.free_symbols]
+        return relation.subs(reals).as_set()
     _expression(value)
     return None
 
 
 def _end(value: Value) -> Expr:
     return _ENDS[value] if value in _ENDS else _expression(value)
-
-
-def _real(side: Expr) -> Expr:
-    return side.subs([(each, Symbol(str(each), real=True)) for each in side.free_symbols])
 
 
 def _is_rounded(exact: Expr, written: Value) -> bool:

@@ -166,11 +166,12 @@ def _points(gold: Expr, answer: Expr, seed: str, wholes: frozenset[Basic]) -> It
     """
     draw, letters = Random(seed), sorted(gold.free_symbols, key=str)
     for number, sign, is_beyond in product(_large_numbers(gold, answer), (1, -1), (False, True)):
-        values = {letter: _beside(number, draw, is_beyond=is_beyond) for letter in letters}
-        wholes_beside = {
-            letter: Integer(int(values[letter])) for letter in letters if letter in wholes
-        }
-        yield {letter: sign * value for letter, value in values.items()} | wholes_beside
+        point = Point()
+        for letter in letters:
+            beside = number * draw.uniform(1, 2) if is_beyond else number + draw.random()
+            exact = Rational(str(round(beside, 6)))
+            point[letter] = Integer(int(exact)) if letter in wholes else sign * exact
+        yield point
     for at in range(_POINTS):
         point, size = Point(), _SIZES[at // 2 % len(_SIZES)]
         for letter in letters:
@@ -187,12 +188,6 @@ def _large_numbers(*expressions: Expr) -> list[int]:
     numbers = [number for each in expressions for number in each.atoms(Rational)]
     found = {abs(int(part)) for number in numbers for part in (number.p, number.q)}
     return sorted(n for n in found if max(_SIZES) < n < _LARGEST)[:_MAX_LARGE]
-
-
-def _beside(number: int, draw: Random, *, is_beyond: bool) -> Expr:
-    """Just above a number, or far beyond."""
-    value = number * draw.uniform(1, 2) if is_beyond else number + draw.random()
-    return Rational(str(round(value, 6)))
 
 
 def _is_plain(expression: Expr) -> bool:

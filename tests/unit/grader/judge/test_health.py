@@ -12,8 +12,7 @@ import pytest
 from protocol.messages import Ungradable
 
 import services.grader.judge.judge as judge_module
-from services.grader.judge.health import Health, JudgeDown
-from services.grader.judge.judge import Answer, Judge, Slots
+from services.grader.judge.judge import Answer, Health, Judge, JudgeDown, Slots
 from services.grader.judge.settings import JudgeSettings
 from tests.unit.grader.judge.asked import YES, a_question, ask, counted, ended
 from tests.unit.grader.judge_server import (

@@ -30,16 +30,7 @@ from tests.architecture.project import ROOT
 from tests.builders import a_recipe
 from tests.unit.learner.planning.test_plan import MACHINE
 
-SMALL = ModelShape(
-    hidden=8,
-    layers=2,
-    heads=4,
-    key_value_heads=2,
-    head_size=2,
-    intermediate=16,
-    vocabulary=100,
-    max_positions=512,
-)
+SMALL = ModelShape(8, 2, 4, 2, 2, 16, 100, 512)  # hidden 8, 2 layers, 4 heads, 100 words
 STEP = "float32 gradients"
 SUM = "float32 sum of gradients"  # of DeepSpeed's BF16_Optimizer
 BILLION = replace(SMALL, vocabulary=10**9 // 8, layers=1, tied=True)  # the embedding is all
@@ -60,32 +51,18 @@ def named(item: Item) -> str:
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype", "measured"),
-    [
-        ("qwen2", "bfloat16", 12_440),
-        ("qwen2", "float32", 22_808),
-        ("qwen3", "bfloat16", 14_768),
-        ("qwen3", "float32", 25_904),
-    ],
+    ("family", "of_bfloat16", "of_float32"), [("qwen2", 12_440, 22_808), ("qwen3", 14_768, 25_904)]
 )
 def test_activations_are_what_a_layer_was_measured_to_keep(
-    family: str, dtype: str, measured: int
+    family: str, of_bfloat16: int, of_float32: int
 ) -> None:
     """Bytes per position that autograd saved for a layer of transformers 5.19.0, with SDPA."""
-    shape = ModelShape(
-        hidden=256,
-        layers=1,
-        heads=4,
-        key_value_heads=2,
-        head_size=64,
-        intermediate=768,
-        vocabulary=128,
-        max_positions=256,
-        query_key_norm=family == "qwen3",
-    )
-    recipe = a_recipe(model={"dtype": dtype, "max_context": 64}, training={"groups_per_step": 1})
-    (activations, *_) = learner_footprint(recipe, shape, None, 1).backward
-    assert activations.bytes / longest_micro_batch(recipe) == pytest.approx(measured, rel=0.05)
+    shape = ModelShape(256, 1, 4, 2, 64, 768, 128, 256, query_key_norm=family == "qwen3")
+    for dtype, measured in (("bfloat16", of_bfloat16), ("float32", of_float32)):
+        model = {"dtype": dtype, "max_context": 64}
+        recipe = a_recipe(model=model, training={"groups_per_step": 1})
+        (activations, *_) = learner_footprint(recipe, shape, None, 1).backward
+        assert activations.bytes / longest_micro_batch(recipe) == pytest.approx(measured, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -274,50 +251,36 @@ def test_parameters_are_exactly_those_of_the_weights_file() -> None:
     assert shape.critic_parameters == 604_288 + 128 + 1  # one output instead of a vocabulary
 
 
+def test_parameters_of_the_built_in_table_are_the_published_ones() -> None:
+    assert {name.rpartition("/")[2]: shape.parameters for name, shape in BUILT_IN.items()} == {
+        "Qwen2.5-3B": 3_085_938_688,
+        "Qwen2.5-7B": 7_615_616_512,
+        "Qwen2.5-14B": 14_770_033_664,
+        "Qwen2.5-32B": 32_763_876_352,
+        "Qwen2.5-Math-7B": 7_615_616_512,
+        "Qwen3-4B-Base": 4_022_468_096,
+        "deepseek-math-7b-instruct": 6_910_365_696,
+    }
+
+
 @pytest.mark.parametrize(
-    ("model", "published"),
+    ("config", "named"),
     [
-        ("Qwen/Qwen2.5-3B", 3_085_938_688),
-        ("Qwen/Qwen2.5-7B", 7_615_616_512),
-        ("Qwen/Qwen2.5-14B", 14_770_033_664),
-        ("Qwen/Qwen2.5-32B", 32_763_876_352),
-        ("Qwen/Qwen2.5-Math-7B", 7_615_616_512),
-        ("Qwen/Qwen3-4B-Base", 4_022_468_096),
-        ("deepseek-ai/deepseek-math-7b-instruct", 6_910_365_696),
+        ({"model_type": "mamba"}, "model_type"),
+        ({"model_type": ["qwen2"]}, "model_type"),
+        (CONFIG | {"num_attention_heads": 0}, "field num_attention_heads "),
+        (CONFIG | {"hidden_size": "128"}, "field hidden_size "),
+        (CONFIG | {"num_key_value_heads": 3}, "field num_key_value_heads "),
+        (CONFIG | {"tie_word_embeddings": "no"}, "field tie_word_embeddings "),
+        (CONFIG | {"hidden_size": 2, "head_dim": None}, "field head_dim "),
+        ([], "object"),
     ],
 )
-def test_parameters_of_the_built_in_table_are_the_published_ones(
-    model: str, published: int
+def test_a_config_that_describes_no_known_model_names_what_is_wrong(
+    config: Any, named: str
 ) -> None:
-    assert BUILT_IN[model].parameters == published
-
-
-@pytest.mark.parametrize("family", ["mamba", None, ["qwen2"]])
-def test_a_family_without_known_arithmetic_is_refused(family: Any) -> None:
-    with pytest.raises(UnknownModel, match="model_type"):
-        shape_of_config({"model_type": family})
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("num_attention_heads", 0),
-        ("hidden_size", "128"),
-        ("num_key_value_heads", 3),
-        ("tie_word_embeddings", "no"),
-    ],
-)
-def test_a_damaged_config_names_the_field(field: str, value: Any) -> None:
-    with pytest.raises(UnknownModel, match=f"field {field} "):
-        shape_of_config(CONFIG | {field: value})
-
-
-def test_a_config_that_is_no_object_or_needs_a_head_size_is_damaged() -> None:
-    with pytest.raises(UnknownModel, match="object"):
-        shape_of_config([])
-    narrow = {"hidden_size": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    with pytest.raises(UnknownModel, match="head_dim"):
-        shape_of_config(CONFIG | narrow | {"head_dim": None})
+    with pytest.raises(UnknownModel, match=named):
+        shape_of_config(config)
 
 
 @pytest.mark.parametrize(

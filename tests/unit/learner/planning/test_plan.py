@@ -20,15 +20,7 @@ from services.learner.planning.plan import Plan, changed_recipe, make_plan, size
 from tests.architecture.project import ROOT, name_of
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
-MACHINE = Machine(
-    placement=divide(2),
-    gpu_bytes=80 * GIB,
-    engine_share=0.9,
-    engine_sequences=256,
-    redis_bytes=GIB,
-    model_roots=(ROOT,),
-    model_hub=False,
-)
+MACHINE = Machine(divide(2), gpu_bytes=80 * GIB, model_roots=(ROOT,))
 BASE_MODEL = ROOT / "examples/arithmetic/base-model"
 SEVEN = "Qwen/Qwen2.5-7B"
 LONG = {"path": SEVEN, "dtype": "bfloat16", "max_context": 10240}
@@ -91,9 +83,8 @@ def test_every_held_out_file_is_looked_for_and_counted(tmp_path: Path) -> None:
 def a_model(folder: Path, *, weights: bool = True) -> Path:
     """The demo's model in another folder, whole or without its weights."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_bytes((BASE_MODEL / "config.json").read_bytes())
-    if weights:
-        (folder / "model.safetensors").symlink_to(BASE_MODEL / "model.safetensors")
+    for name in ("config.json", *(["model.safetensors"] if weights else [])):
+        (folder / name).symlink_to(BASE_MODEL / name)
     return folder
 
 

@@ -65,7 +65,8 @@ def test_the_page_says_what_fits_and_how_long_the_run_is(
     assert "\npeak 48.9 GiB" in text
     assert "\nfits 72.0 GiB are usable" in text
     assert "of the smallest engine, rollout=9@0.5\n" in text
-    assert "\ndoes not fit 40.0 GiB are usable" in text  # rollout=4-6 cannot be split
+    assert "\nfits 40.0 GiB are usable" in text
+    assert "\ndoes not work rollout=4-6: " in text  # its heads cannot be split so
     assert "Time, by arithmetic" not in text
     text = page(capsys, "recipes/dapo/qwen2.5-32b.toml")
     assert "\nthe run 169 days (313 steps) x 46,744.5 s" in text
