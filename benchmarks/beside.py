@@ -1,10 +1,8 @@
-"""Do steps go on beside evaluations and checkpoints? ``python -m benchmarks.beside``; 3 min.
+"""Do steps continue during evaluations and checkpoints? ``python -m benchmarks.beside``; 3 min.
 
-The learner's loop, the exchange and the rollouts' own choice of versions are real; sampling, an
-update and writing a checkpoint take the times below, and the ranks have no model. A job of 40 steps
-has an evaluation at every 15th and a checkpoint at every 10th, which is written as long as several
-steps take. The table has the median step, the longest one while an evaluation was sampled, and
-the longest while a checkpoint was written.
+Learner's loop, exchange and choice of versions are real; sampling, update and checkpoint only
+take time. 40 steps with an evaluation every 15 and a checkpoint every 10. The table has the median
+step, and the longest one during an evaluation and during a checkpoint.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Weir against TRL's GRPOTrainer, in one run: ``python -m benchmarks.end_to_end``.
 
-Same model, tasks, sampling, batch, optimizer and machine: the demo, and its tasks with a heavy tail
-of lengths (`benchmarks.long_tails`), at a learning rate that leaves the lengths alone. TRL
-gets an environment of its own, ``runs/benchmarks/trl``, which sees this one's torch, transformers
-and vLLM; it samples once with vLLM in its own process, and once with transformers, as it does by
-itself. The last line compares Weir with the faster; on a CPU TRL's way with vLLM does not load the
-weights of every model. The first steps are left out. Core seconds are those of all processes.
+Same model, tasks, sampling, batch, optimizer and machine: the demo, and its tasks with heavy-tailed
+lengths (`benchmarks.long_tails`). TRL runs in an environment of its own with the same torch,
+transformers and vLLM, once sampling with vLLM in its process and once with transformers. The last
+line compares Weir with the faster of them. The first steps are left out; core seconds are those of
+all processes.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """What the exchange costs against pickled lists: ``python -m benchmarks.exchange``.
 
-Groups of 8 responses travel one by one from a sampler by way of a grader to a learner, over one
-server that writes nothing to disk. Weir's way: its own verbs and frames; each group is asked for,
-claimed, handed on twice and taken in. The pickled way is how PipelineRL uses Redis: a list with a
-dict of lists per response to who prepares batches, and from there a batch with one array per column
-to the trainer. There nothing is acknowledged, and a group takes four commands, Weir's seven: that
-is what small groups cost. A second is one of processor time, of this process and of the server
-together; bytes are those that the server received and sent.
+Groups of 8 responses travel one by one from a sampler over a grader to a learner. The server writes
+nothing to disk. The pickled way is PipelineRL's: Redis lists of pickled dicts, without
+acknowledgement, four commands a group. Weir acknowledges every step, seven commands a group, which
+is what small groups cost. A second is one of processor time, of process and server together; bytes
+are the server's traffic.
 """
 
 from __future__ import annotations

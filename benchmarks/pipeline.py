@@ -1,8 +1,7 @@
 """How near the pipeline comes to its slower stage alone: ``python -m benchmarks.pipeline``.
 
-The demo's job on a real stack. Sampling alone is the evaluation before the first step, in
-which the learner waits; training alone is a step less its waiting. Rates are tokens of
-responses a second.
+The demo's job on a real stack. Sampling alone is the evaluation before the first step, training
+alone is a step without its waiting. Rates are response tokens a second.
 """
 
 from __future__ import annotations

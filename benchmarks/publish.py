@@ -1,8 +1,8 @@
 """From a step to the next policy's first token: ``python -m benchmarks.publish``.
 
-A random model is published several times by the learner's own code on one rank, and loaded by a
-real engine: as a folder that is written to the disk and synced, through memory, and as what has
-changed since the version before, which is a hundredth of its words. Medians of seconds.
+The learner publishes a random model several times on one rank, and a real engine loads it: as a
+synced folder on the disk, through memory, and as the changes since the last version (a hundredth
+of the words). Medians.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from protocol import streams
 from protocol.recipe import load_recipe
@@ -38,6 +39,7 @@ LABELS_OF_SCRAPES = {"service", "instance", "le"}
 RISING_GAUGES = {"weir_backpressure_seconds", "weir_jobs"}
 ARCHITECTURE, INDEX = ROOT / "ARCHITECTURE.md", ROOT / "recipes/README.md"
 RULES, BOARDS = ROOT / "deploy/prometheus/rules.yml", ROOT / "deploy/grafana/dashboards"
+METRICS = ROOT / "docs/reference/metrics.md"
 RUNBOOKS, BOOKS = ROOT / "deploy/runbooks.md", BOARDS / "runbooks.json"
 Fault = tuple[Path, int, str]
 
@@ -104,7 +106,7 @@ def blocks() -> Iterator[Fault]:
 
 
 def architecture() -> Iterator[Fault]:
-    """The walk names functions that there are, and the streams are those of the code."""
+    """The walks name functions that there are, and the streams are among those of the code."""
     for at, line in lines(ARCHITECTURE):
         if (row := re.match(r"\| `([\w/]+\.py)` \| (.+?) \|", line)) and (ROOT / row[1]).exists():
             code = (ROOT / row[1]).read_text()
@@ -115,8 +117,8 @@ def architecture() -> Iterator[Fault]:
     in_code = (streams.__doc__ or "").split("\n====", 3)[2].splitlines()[1:]
     section = ARCHITECTURE.read_text().split("## The streams\n")[1].split("\n## ")[0]
     _, *rows = re.findall(r"^\| (.+) \|$", section.replace("`", ""), re.M)
-    for row in set(rows) ^ {re.sub(r" {2,}", " | ", line.strip()) for line in in_code}:
-        yield ARCHITECTURE, 1, f"of the streams, document or code alone has {row}"
+    for row in set(rows) - {re.sub(r" {2,}", " | ", line.strip()) for line in in_code}:
+        yield ARCHITECTURE, 1, f"the code has no stream {row}"
 
 
 def written_files() -> Iterator[Fault]:
@@ -166,10 +168,26 @@ def texts(node: ast.expr | None, constants: Mapping[str, ast.expr]) -> tuple[str
     return ()
 
 
-def exported() -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Name, kind and labels of each metric that the code of a service defines."""
+class Metric(NamedTuple):
+    """A row of the reference of metrics; ``service`` is "every" for those of the chassis."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    service: str
+    meaning: str
+
+    @property
+    def row(self) -> str:
+        labels = ", ".join(f"`{label}`" for label in self.labels)
+        return f"| `{self.name}` | {self.kind} | {labels} | {self.service} | {self.meaning} |"
+
+
+def exported() -> Iterator[Metric]:
+    """Each metric that the code of a service defines."""
     for module in MODULES:
-        code = ast.parse(module.read_text())
+        code, part = ast.parse(module.read_text()), module.relative_to(ROOT).parts[1]
+        service = "every" if part == "chassis" else part
         constants = {
             target.id: node.value
             for node in code.body
@@ -179,30 +197,38 @@ def exported() -> Iterator[tuple[str, str, tuple[str, ...]]]:
         }
         for node in ast.walk(code):
             match node:
-                case ast.Call(ast.Name(kind), [ast.Constant(str(name)), _, *more]) if (
-                    name.startswith("weir_")
-                ):
+                case ast.Call(
+                    ast.Name(kind), [ast.Constant(str(name)), ast.Constant(str(meaning)), *more]
+                ) if name.startswith("weir_"):
                     named = [k.value for k in node.keywords if k.arg in {"labelnames", "labels"}]
                     labels = texts(next(iter([*more, *named]), None), constants)
-                    yield name, kind.removesuffix("MetricFamily").lower(), labels
+                    kind = kind.removesuffix("MetricFamily").lower()
+                    yield Metric(name, kind, labels, service, meaning)
 
 
 def metrics() -> Iterator[Fault]:
     """Alerts and dashboards name metrics that services export, and labels that these have."""
-    known = {name: (kind, labels) for name, kind, labels in exported()}
+    known = {metric.name: metric for metric in exported()}
     for path in (RULES, *BOARDS.glob("*.json")):
         for at, line in lines(path):
             for rate, name, selector in METRIC.findall(line):
                 series = name if name in known else re.sub(r"_(bucket|sum|count)$", "", name)
-                kind, labels = known.get(series, ("", ()))
-                if not kind or (kind == "histogram") == (name == series):
+                metric = known.get(series)
+                if metric is None or (metric.kind == "histogram") == (name == series):
                     yield path, at, f"no service exports {name}"
                     continue
                 for label in re.findall(r"(\w+)[=!]", selector):
-                    if label not in {*labels, *LABELS_OF_SCRAPES}:
+                    if label not in {*metric.labels, *LABELS_OF_SCRAPES}:
                         yield path, at, f"{name} has no label {label}"
-                if rate and kind == "gauge" and name not in RISING_GAUGES:
+                if rate and metric.kind == "gauge" and name not in RISING_GAUGES:
                     yield path, at, f"{name} is a gauge and has no rate"
+
+
+def reference() -> Iterator[Fault]:
+    """The table of metrics is that of the code."""
+    in_document = {line for _, line in lines(METRICS) if line.startswith("| `")}
+    for row in in_document ^ {metric.row for metric in exported()}:
+        yield METRICS, 1, f"document or code alone has {row}"
 
 
 def panels() -> Iterator[Fault]:
@@ -253,7 +279,7 @@ def recipes() -> Iterator[Fault]:
 
 CHECKS = (
     *(paths, commands, blocks, architecture, written_files, places, shapes),
-    *(metrics, panels, runbooks, recipes),
+    *(metrics, reference, panels, runbooks, recipes),
 )
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the README says of the OpenAI SDK is what its calls come to."""
+"""What the reference says of the routes and of the OpenAI SDK is what calls come to."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -24,7 +25,7 @@ from tests.contract.gateway.stack import (
 )
 
 pytestmark = pytest.mark.redis
-README = Path(__file__).parents[3] / "services/gateway/README.md"
+REFERENCE = Path(__file__).parents[3] / "docs/reference/rest.md"
 RESOURCES = (
     *("files", "uploads", "uploads.parts", "models"),
     *("fine_tuning.jobs", "fine_tuning.jobs.checkpoints"),
@@ -32,10 +33,12 @@ RESOURCES = (
 )
 
 
-def rows_of_the_readme() -> dict[str, str]:
-    """What the table says of each call."""
-    table = README.read_text(encoding="utf-8").split("<!-- compatibility")[1].split("<!-- end")[0]
-    return dict(re.findall(r"^\| `(.*)` \| (.*) \|$", table, re.MULTILINE))
+def rows_of_the_table() -> dict[str, str]:
+    """What the reference says of each call."""
+    text = REFERENCE.read_text(encoding="utf-8")
+    table = text.split("<!-- compatibility")[1].split("<!-- end")[0]
+    rows = re.findall(r"^\| (`.*`) \| (.*) \|$", table, re.MULTILINE)
+    return {name: told for names, told in rows for name in re.findall("`([^`]+)`", names)}
 
 
 def methods() -> set[str]:
@@ -50,10 +53,21 @@ def methods() -> set[str]:
     return found
 
 
-def test_the_table_of_the_readme_has_every_method_and_tells_what_its_calls_come_to(
+def test_the_reference_has_every_route(stack: Stack) -> None:
+    paths = httpx.get(f"{stack.url}/openapi.json").json()["paths"]
+    routes = {
+        f"{method.upper()} {re.sub('{[^}]*}', '{}', path)}"
+        for path, methods in paths.items()
+        for method in methods
+    }
+    named = re.findall(r"`((?:GET|POST|DELETE) /v1[^`]*)`", REFERENCE.read_text("utf-8"))
+    assert {re.sub("{[^}]*}", "{}", route) for route in named} == routes
+
+
+def test_the_table_has_every_method_and_tells_what_its_calls_come_to(
     stack: Stack, sdk: openai.OpenAI
 ) -> None:
-    rows, jobs = rows_of_the_readme(), sdk.fine_tuning.jobs
+    rows, jobs = rows_of_the_table(), sdk.fine_tuning.jobs
     assert {name.partition("(")[0] for name in rows} == methods()
 
     def call(name: str, work: Callable[[], Any]) -> Any:

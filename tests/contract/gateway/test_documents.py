@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from protocol.recipe import load_recipe
 from protocol.rewards import Reward
 from pydantic import BaseModel
 
@@ -24,6 +26,7 @@ from services.learner.sft.recipe import SftRecipe
 from tests.architecture.project import ROOT
 from tests.contract.gateway.stack import Stack, a_learner, know
 
+TUTORIAL, GPU_BOX = "docs/tutorial.md", "docs/how-to/gpu-box.md"
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 # How the blocks begin that need a GPU, docker, a cluster or minutes; the others run in a test.
 ELSEWHERE = (
@@ -52,7 +55,7 @@ def run_here(document: str, *languages: str) -> list[Block]:
 
 @pytest.mark.skipif(not shutil.which("jq"), reason="the documents use jq")
 @pytest.mark.redis
-@pytest.mark.parametrize("document", ["README.md", "services/gateway/README.md", "weir/README.md"])
+@pytest.mark.parametrize("document", ["services/gateway/README.md", "weir/README.md"])
 def test_jobs_by_hand_run_as_they_stand(stack: Stack, tmp_path: Path, document: str) -> None:
     know(tmp_path, stack.url)
     (tmp_path / "secrets").mkdir()
@@ -71,9 +74,31 @@ def test_jobs_by_hand_run_as_they_stand(stack: Stack, tmp_path: Path, document: 
 
 
 def test_a_division_of_gpus_makes_a_compose_file(tmp_path: Path) -> None:
-    done = run("deploy/README.md", tmp_path)
+    (command,) = (block.text for block in run_here(GPU_BOX, "bash") if "weir compose" in block.text)
+    done = in_a_shell(command, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "device_ids" in (tmp_path / "docker-compose.override.yml").read_text()
+
+
+def test_the_command_of_the_reference_makes_a_key(tmp_path: Path) -> None:
+    done = run("docs/reference/rest.md", tmp_path)
+    assert done.returncode == 0, done.stderr
+    (entry,) = (tmp_path / "api_keys").read_text().split()
+    digest = hashlib.sha256(done.stdout.strip().encode()).hexdigest()
+    assert entry == f"alice:read:sha256:{digest}"
+
+
+def test_the_files_of_the_tutorial_do_what_it_shows(tmp_path: Path) -> None:
+    (tmp_path / "carries").mkdir()
+    files = ("make_tasks.py", "rewards.py", "recipe.toml")
+    for name, block in zip(files, run_here(TUTORIAL, "python", "toml"), strict=True):
+        (tmp_path / "carries" / name).write_text(block.text)
+    commands, shown = run_here(TUTORIAL, "bash")[:2], run_here(TUTORIAL, "")[:2]
+    done = in_a_shell("".join(block.text for block in commands), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "".join(block.text for block in shown)
+    reward = load_recipe(tmp_path / "carries/recipe.toml").reward
+    assert [check.verifier for check in reward.process] == ["carries.true_steps"]
 
 
 def test_responses_get_the_verdicts_that_the_document_shows(tmp_path: Path) -> None:
@@ -96,7 +121,6 @@ def reward_of(tables: dict[str, Any]) -> Reward:
 @pytest.mark.parametrize(
     ("document", "read"),
     [
-        ("README.md", [reward_of]),
         ("docs/how-to/data.md", [SftRecipe.model_validate]),
         ("docs/reference/rewards.md", [reward_of]),
         ("docs/how-to/judge.md", [reward_of, reward_of]),
