@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -137,28 +137,17 @@ def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -
     ports = free_ports()
     redis_port = port_of(environment, "WEIR_REDIS_PORT") or next(ports)
     redis_url = f"redis://:{password}@127.0.0.1:{redis_port}/0"
-    memory = home.memory(environment)
-    shared = {
-        "WEIR_REDIS_URL": redis_url,
-        "WEIR_REDIS_PASSWORD": "",  # it is in the URL
-        "WEIR_DATA_DIR": str(home.path / "data"),
-        "WEIR_MEMORY_DIR": str(memory),
-        "WEIR_MODEL_ROOTS": model_roots(environment),
-        "WEIR_API_KEYS": keys,
-        "WEIR_GPUS": str(choice.placement) if choice.visible else "",
-        "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", "1"),
-        "DS_ACCELERATOR": environment.get("DS_ACCELERATOR", "cuda" if choice.visible else "cpu"),
-        "PYTHONPATH": python_path(environment),
-        "PYTHONUNBUFFERED": "1",
-    }
+    shared = _shared_variables(home, environment, choice)
+    shared |= {"WEIR_REDIS_URL": redis_url, "WEIR_API_KEYS": keys}
 
     def process(launch: Launch) -> Process:
         log = home.path / "logs" / f"{launch.name}.log"
         return Process(launch, launch.port or next(ports), log, held=(home.lock,))
 
-    judge = [process(launch) for launch in _judge(environment, choice)]
-    for each in judge:
-        shared["WEIR_JUDGE_URL"] = f"http://127.0.0.1:{each.port}/v1"
+    judge: list[Process] = []
+    if choice.placement.judge is not None:
+        judge.append(process(judge_launch(choice.placement.judge, environment, choice.visible)))
+        shared["WEIR_JUDGE_URL"] = f"http://127.0.0.1:{judge[0].port}/v1"
     gateway, *others = launches(choice.placement, shared, environment, choice.visible)
     front = process(gateway)
     command = (_valkey_binary(), "-")
@@ -168,10 +157,25 @@ def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -
         url=f"http://127.0.0.1:{front.port}",
         api_key=api_key,
         redis_url=redis_url,
-        memory=memory,
+        memory=home.memory(environment),
         valkey=_configured(process(binary), home.path / "valkey", password, environment),
         services=[front, *judge, *map(process, others)],
     )
+
+
+def _shared_variables(home: Home, environment: Mapping[str, str], choice: Choice) -> dict[str, str]:
+    """What every process gets, but for its keys and the server."""
+    return {
+        "WEIR_REDIS_PASSWORD": "",  # it is in the URL
+        "WEIR_DATA_DIR": str(home.path / "data"),
+        "WEIR_MEMORY_DIR": str(home.memory(environment)),
+        "WEIR_MODEL_ROOTS": model_roots(environment),
+        "WEIR_GPUS": str(choice.placement) if choice.visible else "",
+        "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", "1"),
+        "DS_ACCELERATOR": environment.get("DS_ACCELERATOR", "cuda" if choice.visible else "cpu"),
+        "PYTHONPATH": python_path(environment),
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 def _configured(
@@ -200,11 +204,6 @@ def _claim(memory: Path) -> None:
         raise StackError(f"WEIR_MEMORY_DIR: {error}") from error
     if memory.lstat().st_uid != os.getuid():
         raise StackError(f"{memory} is somebody else's; set WEIR_MEMORY_DIR to another folder")
-
-
-def _judge(environment: Mapping[str, str], choice: Choice) -> Iterator[Launch]:
-    if choice.placement.judge is not None:
-        yield judge_launch(choice.placement.judge, environment, choice.visible)
 
 
 def main(arguments: Sequence[str]) -> int:
