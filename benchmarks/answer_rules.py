@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from services.grader.answers import compare
 from services.grader.answers.boxes import last_boxed
-from services.grader.answers.rules import Comparison, Rule, Verdict
+from services.grader.answers.compare import Comparison, Rule, Verdict
 from services.grader.answers.values import Value
 
 ROOT = Path(__file__).parents[1]

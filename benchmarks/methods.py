@@ -89,18 +89,24 @@ def train(recipe: Recipe) -> Json:
 
 def table(runs: Sequence[Json]) -> str:
     """A row per recipe, in Markdown: means over seeds with their 95 % intervals."""
-    rows = ["| recipe | seeds | accuracy | tokens | entropy |", "|---|---|---|---|---|"]
-    for recipe in dict.fromkeys(run["recipe"] for run in runs):
-        of_recipe = [run for run in runs if run["recipe"] == recipe]
-        cells = (
-            f"`{recipe.removeprefix('recipes/tiny/').removesuffix('.toml')}`",
-            str(len(of_recipe)),
-            interval([run["accuracy"] for run in of_recipe], "{:.3f}".format),
-            interval([run["response_length"] for run in of_recipe], "{:.1f}".format),
-            interval([run["entropy"] for run in of_recipe], "{:.3f}".format),
-        )
-        rows.append(f"| {' | '.join(cells)} |")
+    rows = ["| twin | accuracy | tokens | entropy |", "|---|---|---|---|"]
+    accuracy, length, entropy = (
+        intervals(runs, "accuracy", "{:.3f}".format),
+        intervals(runs, "response_length", "{:.1f}".format),
+        intervals(runs, "entropy", "{:.3f}".format),
+    )
+    rows += [
+        f"| `{twin}` | {accuracy[twin]} | {length[twin]} | {entropy[twin]} |" for twin in length
+    ]
     return "\n".join(rows)
+
+
+def intervals(runs: Sequence[Json], name: str, write: Callable[[float], str]) -> dict[str, str]:
+    """A number of each twin over its seeds, by the name of its published run."""
+    values: dict[str, list[float]] = {}
+    for run in runs:
+        values.setdefault(run["recipe"].removeprefix("recipes/tiny/"), []).append(run[name])
+    return {twin: interval(of_twin, write) for twin, of_twin in values.items()}
 
 
 def interval(values: Sequence[float], write: Callable[[float], str]) -> str:

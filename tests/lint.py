@@ -22,6 +22,7 @@ from protocol import streams
 from protocol.recipe import load_recipe
 
 from benchmarks import methods
+from docs.reference import recipe as recipe_page
 from tests.architecture.project import DOCUMENTS, FOLDERS, MODULES, ROOT
 from weir.__main__ import main as weir
 
@@ -122,9 +123,12 @@ def architecture() -> Iterator[Fault]:
 
 def written_files() -> Iterator[Fault]:
     """What a command writes is what it would write now."""
-    table = methods.table(json.loads((ROOT / methods.RESULTS).read_text()))
-    if f"<!-- methods table -->\n{table}\n<!--" not in INDEX.read_text():
-        yield INDEX, 1, "not the table that python -m benchmarks.methods prints"
+    if recipe_page.PAGE.read_text() != recipe_page.page():
+        yield recipe_page.PAGE, 1, "not what python -m docs.reference.recipe writes"
+    runs, index = json.loads((ROOT / methods.RESULTS).read_text()), INDEX.read_text()
+    for twin, accuracy in methods.intervals(runs, "accuracy", "{:.3f}".format).items():
+        if not re.search(rf"^\| `{twin}` \| .* \| {accuracy} \|$", index, re.M):
+            yield INDEX, 1, f"{twin} has another accuracy than python -m benchmarks.methods prints"
 
 
 def places() -> Iterator[Fault]:
@@ -257,10 +261,10 @@ def runbooks() -> Iterator[Fault]:
 
 
 def recipes() -> Iterator[Fault]:
-    """Each loads and is in the index; what a small one needs is in the tree."""
+    """Each loads and is in the index, a twin by its parent; what a small one needs is there."""
     for path in INDEX.parent.rglob("*.toml"):
         name = str(path.relative_to(INDEX.parent))
-        if f"`{name}`" not in INDEX.read_text():
+        if f"`{name.removeprefix('tiny/')}`" not in INDEX.read_text():
             yield INDEX, 1, f"{name} is not in the index"
         try:
             recipe = load_recipe(path)

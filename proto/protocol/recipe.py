@@ -50,27 +50,32 @@ class Purpose(StrEnum):
 class Lora(Table):
     """An adapter of low rank is trained, and the model's own weights stay (arXiv:2106.09685)."""
 
-    rank: int = Field(default=16, ge=1, le=512)
-    alpha: float = Field(default=32.0, gt=0, description="the adapter counts alpha / rank times")
+    rank: int = Field(default=16, ge=1, le=512, description="of the adapter's matrices")
+    alpha: float = Field(default=32.0, gt=0, description="the adapter is scaled by alpha / rank")
     targets: tuple[str, ...] = Field(
-        default=(), description='linear layers by name, such as "q_proj"; without: all of them'
+        default=(), description='linear layers, such as "q_proj"; none given: all but the head'
     )
     merge: bool = Field(
-        default=False, description="the result is the merged model, and the adapter beside it"
+        default=False,
+        description="the result is the merged model, which other jobs can start from",
     )
 
 
 class Model(Table):
-    """The model to start from, and how a task becomes its prompt."""
+    """The model that training starts from, and how a task becomes a prompt."""
 
-    path: PathText = Field(min_length=1, description="a Hugging Face folder, or a hub id")
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    path: PathText = Field(
+        min_length=1, description="a Hugging Face folder below `WEIR_MODEL_ROOTS`, or a hub id"
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="bfloat16", description="of the weights, in learner and engine"
+    )
     prompt_template: str | None = Field(
         default=None,
-        description="plain template with {prompt}; without one the model's chat template is used",
+        description="a text with {prompt} in it; none: the model's chat template",
     )
-    max_context: int = Field(default=4096, ge=2, description="prompt and response, in tokens")
-    lora: Lora | None = Field(default=None, description="without: all weights are trained")
+    max_context: int = Field(default=4096, ge=2, description="tokens of prompt and response")
+    lora: Lora | None = Field(default=None, description="train an adapter; none: all weights")
 
     @model_validator(mode="after")
     def _template_has_a_place(self) -> Self:
@@ -82,52 +87,70 @@ class Model(Table):
 class Tasks(Table):
     """The task files: paths in a recipe file, ids of uploaded files in a submitted recipe."""
 
-    train: PathText = Field(min_length=1)
-    held_out: PathText | None = None
+    train: PathText = Field(min_length=1, description="the tasks to train on")
+    held_out: PathText | None = Field(default=None, description="the tasks to evaluate on")
 
 
 class Rollout(Table):
     """How a group is sampled during training."""
 
-    group_size: int = Field(default=8, ge=1, le=MOST_RESPONSES)
-    sampling: Sampling
-    kv_after_sync: Literal["recompute", "keep"] = "recompute"
+    group_size: int = Field(
+        default=8, ge=1, le=MOST_RESPONSES, description="responses to each task"
+    )
+    sampling: Sampling = Field(description="how each response is sampled")
+    kv_after_sync: Literal["recompute", "keep"] = Field(
+        default="recompute", description="the KV cache of unfinished responses when weights change"
+    )
 
 
 class Algorithm(Table):
-    """What is learned from the rewards: each part is picked by name from the learner's tables.
+    """How rewards become an update: formulas by name, and their settings.
 
     ``services/learner/algorithms`` holds the formulas; an entry takes the settings it names.
     """
 
-    advantage: AdvantageName = "papo"
-    lambda_process: float = Field(default=1.0, ge=0)
-    ddof: Literal[0, 1] = Field(default=1, description="1: the sample deviation")
+    advantage: AdvantageName = Field(default="papo", description="a formula below")
+    lambda_process: float = Field(default=1.0, ge=0, description="weight of PAPO's process term")
+    ddof: Literal[0, 1] = Field(
+        default=1, description="1: standard deviation of a sample; 0: of a population"
+    )
     denominator: Literal["add", "max"] = Field(
-        default="add", description="std + eps, or max(std, eps)"
+        default="add", description="divide by std + `std_eps`, or by max(std, `std_eps`)"
     )
-    std_eps: float = Field(default=1e-6, gt=0)
-    gamma: float = Field(default=1.0, gt=0, le=1)
-    lambda_actor: float = Field(default=0.95, ge=0, le=1)
-    lambda_critic: float = Field(default=1.0, ge=0, le=1)
-    length_alpha: float = Field(default=0.05, gt=0, description="of the length-adaptive lambda")
-    whiten: bool = Field(default=False, description="advantages, over all tokens of a step")
+    std_eps: float = Field(default=1e-6, gt=0, description="keeps the division finite")
+    gamma: float = Field(default=1.0, gt=0, le=1, description="discount of GAE")
+    lambda_actor: float = Field(
+        default=0.95, ge=0, le=1, description="lambda of the policy's advantages"
+    )
+    lambda_critic: float = Field(
+        default=1.0, ge=0, le=1, description="lambda of the critic's targets"
+    )
+    length_alpha: float = Field(default=0.05, gt=0, description="lambda is 1 - 1 / (this × length)")
+    whiten: bool = Field(
+        default=False, description="advantages to mean 0, variance 1 over a step's tokens"
+    )
 
-    objective: ObjectiveName = "clip"
-    clip_low: float = Field(default=0.2, gt=0)
-    clip_high: float = Field(default=0.28, gt=0)
-    dual_clip: float = Field(default=3.0, gt=1)
+    objective: ObjectiveName = Field(default="clip", description="a formula below")
+    clip_low: float = Field(default=0.2, gt=0, description="the ratio is clipped at 1 - this")
+    clip_high: float = Field(default=0.28, gt=0, description="and at 1 + this")
+    dual_clip: float = Field(default=3.0, gt=1, description="bound for negative advantages")
     old_logprobs: Literal["rollout", "recompute"] = Field(
-        default="rollout", description="what the ratio is taken against"
+        default="rollout", description="the log-probs that the ratio is taken against"
     )
-    correction: CorrectionName = "none"
-    correction_cap: float = Field(default=2.0, gt=0)
+    correction: CorrectionName = Field(default="none", description="a formula below")
+    correction_cap: float = Field(default=2.0, gt=0, description="largest importance weight")
 
-    aggregation: AggregationName = "token_mean"
-    divergence: DivergenceName = "k3"
-    divergence_weight: float = Field(default=0.0, ge=0, description="above 0: a reference model")
-    entropy_weight: float = Field(default=0.0, ge=0)
-    positive_lm_weight: float = Field(default=0.0, ge=0, description="mu of VAPO")
+    aggregation: AggregationName = Field(default="token_mean", description="a formula below")
+    divergence: DivergenceName = Field(default="k3", description="a formula below")
+    divergence_weight: float = Field(
+        default=0.0,
+        ge=0,
+        description="of the KL to the starting model; above 0 that is kept as well",
+    )
+    entropy_weight: float = Field(default=0.0, ge=0, description="of the entropy bonus")
+    positive_lm_weight: float = Field(
+        default=0.0, ge=0, description="of the NLL of correct responses (mu of VAPO)"
+    )
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
@@ -161,34 +184,47 @@ class Algorithm(Table):
 
 
 class Training(Table):
-    """How long, how much at a time, and how stale the data may be."""
+    """How many steps, of how much data, and how stale the data may be."""
 
-    steps: int = Field(ge=1)
-    groups_per_step: int = Field(default=16, ge=1)
-    updates_per_batch: int = Field(default=1, ge=1, description="optimizer steps per batch")
-    max_staleness: int = Field(default=1, ge=0, description="0 is on-policy")
+    steps: int = Field(ge=1, description="training steps of the job")
+    groups_per_step: int = Field(default=16, ge=1, description="tasks in a step")
+    updates_per_batch: int = Field(default=1, ge=1, description="optimizer updates in a step")
+    max_staleness: int = Field(
+        default=1,
+        ge=0,
+        description="versions that the weights of a token may lag behind; 0: on-policy",
+    )
     dynamic_sampling: bool = Field(
-        default=False, description="groups without a signal are dropped, and others asked for"
+        default=False, description="replace groups whose advantages are all 0"
     )
     max_oversampling: float = Field(
-        default=10.0, ge=1, description="dynamic sampling judges at most so many times the groups"
+        default=10.0,
+        ge=1,
+        description="dynamic sampling looks at most at this many times the groups",
     )
     max_failed: float = Field(
-        default=0.5, ge=0, le=1, description="above this share of failed groups the job pauses"
+        default=0.5, ge=0, le=1, description="the job pauses above this share of failed groups"
     )
     on_nonfinite: Literal["skip", "pause"] = Field(
-        default="skip", description="an update whose loss or gradient is not finite is not made"
+        default="skip",
+        description="after an update is left out for a loss or gradient that is not finite",
     )
-    micro_batch_tokens: int = Field(default=16384, ge=1)
+    micro_batch_tokens: int = Field(
+        default=16384, ge=1, description="of a forward pass, per rank; a longer sample goes alone"
+    )
     logprob_chunk_tokens: int = Field(
-        default=1024, ge=1, description="so many tokens' logits exist at once"
+        default=1024, ge=1, description="tokens whose logits exist at once"
     )
-    sequence_parallel: int = Field(default=1, ge=1, description="ranks that share each sample")
-    checkpoint_every: int = Field(default=10, ge=1)
+    sequence_parallel: int = Field(
+        default=1, ge=1, description="ranks that share each sample, for contexts of 32k and more"
+    )
+    checkpoint_every: int = Field(default=10, ge=1, description="steps between checkpoints")
     recompute_activations: bool = Field(
         default=False, description="in the backward pass: less memory, a third more time"
     )
-    seed: int = Field(default=0, ge=-(2**63), lt=2**63)
+    seed: int = Field(
+        default=0, ge=-(2**63), lt=2**63, description="of sampling, order of tasks, adapter"
+    )
 
     @model_validator(mode="after")
     def _updates_divide_the_groups(self) -> Self:
@@ -203,14 +239,17 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 class Optimizer(Table):
     """AdamW with a linear warm-up to a constant learning rate."""
 
-    learning_rate: float = Field(default=1e-6, gt=0)
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
-    weight_decay: float = Field(default=0.0, ge=0)
+    learning_rate: float = Field(default=1e-6, gt=0, description="after the warm-up")
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), description="of AdamW")
+    weight_decay: float = Field(default=0.0, ge=0, description="of AdamW")
     warmup_steps: int = Field(default=0, ge=0, description="in optimizer updates")
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    zero_stage: Literal[0, 1, 2, 3] = 1
+    max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are clipped to it")
+    zero_stage: Literal[0, 1, 2, 3] = Field(
+        default=1, description="ranks share optimizer (1), gradients (2), weights (3)"
+    )
     offload: Literal["none", "optimizer", "all"] = Field(
-        default="none", description="to host memory; all: the weights too. Slower"
+        default="none",
+        description="to host memory: moments and float32 weights, or all weights; slower",
     )
 
     @model_validator(mode="after")
@@ -223,36 +262,44 @@ class Optimizer(Table):
 
 
 class CriticOptimizer(Optimizer):
-    """The critic's own, and usually a little faster."""
+    """The critic's own AdamW."""
 
-    learning_rate: float = Field(default=2e-6, gt=0)
+    learning_rate: float = Field(default=2e-6, gt=0, description="after the warm-up")
 
 
 class Critic(Table):
-    """The value model: where it starts, how it learns, and how long it does so alone."""
+    """The value model of GAE."""
 
     path: PathText | None = Field(
-        default=None, min_length=1, description="a model folder; without: the policy's model"
+        default=None, min_length=1, description="a model folder; none: the policy's model"
     )
-    optimizer: CriticOptimizer = CriticOptimizer()
-    value_clip: float | None = Field(default=None, gt=0, description="none while pretraining")
+    optimizer: CriticOptimizer = Field(
+        default=CriticOptimizer(), description="as `[optimizer]`; its own defaults below"
+    )
+    value_clip: float | None = Field(
+        default=None,
+        gt=0,
+        description="most that a value moves from its old one; none: no clipping",
+    )
     pretrain_steps: int = Field(
-        default=0, ge=0, description="steps on Monte-Carlo returns of the frozen policy"
+        default=0,
+        ge=0,
+        description="the critic's steps before the policy's first, on Monte-Carlo returns",
     )
 
 
 class Machine(Table):
-    """A machine on which the recipe fits: what `weir plan` is about unless it is told another."""
+    """The machine that `weir plan` assumes where there are no GPUs; nothing runs by it."""
 
-    gpus: str = Field(min_length=1, description="who has which GPU, as in WEIR_GPUS")
-    gpu_memory: float = Field(gt=0, le=2**20, description="of a GPU, GiB")
-    host_memory: float = Field(gt=0, le=2**20, description="of a node, GiB")
+    gpus: str = Field(min_length=1, description="GPUs of each service, as in `WEIR_GPUS`")
+    gpu_memory: float = Field(gt=0, le=2**20, description="GiB of a GPU")
+    host_memory: float = Field(gt=0, le=2**20, description="GiB of a node's own memory")
 
 
 class Recipe(Table):
     """What to learn. See ``recipes/`` for runnable ones."""
 
-    name: str = Field(min_length=1, max_length=64)
+    name: str = Field(min_length=1, max_length=64, description="of the experiment")
     model: Model
     tasks: Tasks
     rollout: Rollout

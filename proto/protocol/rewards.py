@@ -31,24 +31,29 @@ from protocol.tables import Table
 _PLAIN = "<plain>"  # tags of the union; `recipe.explain` leaves out of a field's name what has <>
 _MAX_RANGE = 1e6
 JUDGE = "judge"  # the deployment's own
-_TEMPLATE = "a template: {{item.answer}}, {{sample.output_text}}"
+_TEMPLATE = "a template with {{item.answer}}, {{sample.output_text}}"
 
 
 class Check(Table):
     """One verifier's part of a score. Verifiers with settings have a class of their own below."""
 
-    verifier: VerifierName
-    name: str | None = Field(default=None, min_length=1, max_length=64, description="if used twice")
-    weight: float = Field(default=1.0, ge=1e-6, le=1e6)
+    verifier: VerifierName = Field(description="a verifier's name")
+    name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="label in breakdown and formula; none: the verifier's",
+    )
+    weight: float = Field(default=1.0, ge=1e-6, le=1e6, description="in the weighted mean")
     sees: Literal["all", "correct"] = Field(
-        default="all", description="which of the responses that process_for lets through"
+        default="all", description="of the responses that `process_for` lets through"
     )
     if_ungradable: Literal["ungradable", "leave_out"] = Field(
-        default="ungradable", description="what this check's failure does to the whole score"
+        default="ungradable", description="`leave_out`: the other checks decide"
     )
 
     settings: Mapping[str, JsonValue] = Field(
-        default_factory=dict, description="for a verifier of the deployment's own, my_lab.oracle"
+        default_factory=dict, description="for a verifier of your own"
     )
 
     @model_validator(mode="after")
@@ -71,16 +76,23 @@ Label = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class AskedOfAJudge(Check):
-    """How the judge's model is asked. Where that model is, the environment says."""
+    """How a judge is asked; its address is in the environment."""
 
     model: str = Field(
-        default=JUDGE, min_length=1, max_length=200, description="or another that is deployed"
+        default=JUDGE,
+        min_length=1,
+        max_length=200,
+        description="the deployment's judge, or one of `WEIR_JUDGES`",
     )
-    samples: int = Field(default=1, ge=1, le=32, description="the score is their mean")
-    reasoning_effort: Literal["low", "medium", "high"] = "medium"
-    max_tokens: int = Field(default=4096, ge=64, description="reasoning and verdict together")
-    temperature: float = Field(default=0.0, ge=0, le=2)
-    seed: int = Field(default=0, ge=0, description="of the first sample; the others count up")
+    samples: int = Field(
+        default=1, ge=1, le=32, description="verdicts, of which the score is the mean"
+    )
+    reasoning_effort: Literal["low", "medium", "high"] = Field(
+        default="medium", description="sent to the judge"
+    )
+    max_tokens: int = Field(default=4096, ge=64, description="of reasoning and verdict")
+    temperature: float = Field(default=0.0, ge=0, le=2, description="above 0 with several samples")
+    seed: int = Field(default=0, ge=0, description="of the first sample; the next ones count up")
 
     @model_validator(mode="after")
     def _samples_differ(self) -> Self:
@@ -93,13 +105,13 @@ class AskedOfAJudge(Check):
 
 
 class MathAnswer(Check):
-    """The last box is held against the task's answer."""
+    """The last box is compared with the task's answer."""
 
     verifier: VerifierName = "math_answer"
     unknown: Literal["wrong", "ungradable", "judge"] = Field(
         default="wrong",
-        description="what an answer is that neither rules nor algebra settle; the judge goes "
-        "by the rubric holistic, and what it does not call complete is wrong",
+        description="how an answer counts that neither rules nor algebra decide; `judge`: by the "
+        "rubric `holistic`",
     )
 
 
@@ -110,22 +122,22 @@ class ModelJudge(AskedOfAJudge):
     rubric: Annotated[
         Annotated[RubricName, Tag("<name>")] | Annotated[Rubric, Tag("<table>")],
         Discriminator(lambda value: "<name>" if isinstance(value, str) else "<table>"),
-    ] = "holistic"
+    ] = Field(default="holistic", description="holistic, proof, checkpoints, or a table below")
 
 
 class JudgeMessage(Table):
-    """One turn of what a judge is told."""
+    """One turn of the conversation that a judge is sent."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant"] = Field(description="of the turn")
     content: str = Field(min_length=1, description=_TEMPLATE)
 
 
 class ScoreModel(AskedOfAJudge):
-    """A model gives a number to what the messages tell it; OpenAI's ``score_model``."""
+    """A model answers messages of your own with a number; OpenAI's ``score_model``."""
 
     verifier: VerifierName = "score_model"
-    input: tuple[JudgeMessage, ...] = Field(min_length=1)
-    range: tuple[float, float] = Field(default=(0.0, 1.0), description="becomes [0, 1]")
+    input: tuple[JudgeMessage, ...] = Field(min_length=1, description="the messages to send")
+    range: tuple[float, float] = Field(default=(0.0, 1.0), description="mapped to [0, 1]")
 
     @model_validator(mode="after")
     def _range_rises(self) -> Self:
@@ -142,12 +154,12 @@ class ScoreModel(AskedOfAJudge):
 
 
 class LabelModel(AskedOfAJudge):
-    """A model picks a label for what the messages tell it; OpenAI's ``label_model``."""
+    """A model answers messages of your own with a label; OpenAI's ``label_model``."""
 
     verifier: VerifierName = "label_model"
-    input: tuple[JudgeMessage, ...] = Field(min_length=1)
-    labels: tuple[Label, ...] = Field(min_length=1, max_length=100)
-    passing_labels: tuple[Label, ...] = Field(min_length=1, description="are worth 1, others 0")
+    input: tuple[JudgeMessage, ...] = Field(min_length=1, description="the messages to send")
+    labels: tuple[Label, ...] = Field(min_length=1, max_length=100, description="to choose from")
+    passing_labels: tuple[Label, ...] = Field(min_length=1, description="worth 1; the others 0")
 
     @model_validator(mode="after")
     def _some_labels_pass(self) -> Self:
@@ -162,7 +174,7 @@ class PythonSource(Check):
     """A function ``grade(sample, item)`` of the client's own; OpenAI's ``python``."""
 
     verifier: VerifierName = "python"
-    source: str = Field(min_length=1, max_length=262_144)
+    source: str = Field(min_length=1, max_length=262_144, description="a module with `grade`")
 
 
 class StringCheck(Check):
@@ -171,7 +183,9 @@ class StringCheck(Check):
     verifier: VerifierName = "string_check"
     input: str = Field(default="{{sample.output_text}}", description=_TEMPLATE)
     reference: str = Field(default="{{item.answer}}", description=_TEMPLATE)
-    operation: Literal["eq", "ne", "like", "ilike"] = "eq"
+    operation: Literal["eq", "ne", "like", "ilike"] = Field(
+        default="eq", description="`like`: the input contains the reference; `ilike`: in any case"
+    )
 
 
 class TextSimilarity(Check):
@@ -190,10 +204,10 @@ class TextSimilarity(Check):
         "rouge_4",
         "rouge_5",
         "rouge_l",
-    ] = "fuzzy_match"
+    ] = Field(default="fuzzy_match", description="how similarity is measured")
 
 
-_WITH_SETTINGS = {
+WITH_SETTINGS = {
     "label_model": LabelModel,
     "math_answer": MathAnswer,
     "model_judge": ModelJudge,
@@ -207,7 +221,7 @@ _WITH_SETTINGS = {
 def _tag(value: Any) -> str:
     own = getattr(value, "verifier", None)
     verifier = value.get("verifier") if isinstance(value, Mapping) else own
-    known = isinstance(verifier, str) and verifier in _WITH_SETTINGS
+    known = isinstance(verifier, str) and verifier in WITH_SETTINGS
     return f"<{verifier}>" if known else _PLAIN
 
 
@@ -236,29 +250,39 @@ Checks = Annotated[tuple[AnyCheck, ...], BeforeValidator(_as_checks)]
 
 
 class Reward(Table):
-    """Which verifiers say what is right, which ones score how it was reached, and what that pays.
+    """The checks of a response, and the reward that they give.
 
     The reward of a response is its outcome's value plus the overlong punishment (DAPO,
     arXiv:2503.14476, equation 13): 0 up to ``max_tokens - overlong_buffer`` tokens, from there
     linearly down to ``-overlong_factor`` at ``max_tokens``. Correctness is the raw outcome's.
     """
 
-    outcome: Checks = Field(default=(MathAnswer(),), min_length=1)
+    outcome: Checks = Field(
+        default=(MathAnswer(),), min_length=1, description="checks that decide what is correct"
+    )
     formula: str | None = Field(
         default=None,
-        description="what the outcome's checks come to, by their names, as max(a, 0.5 * b), cut to "
-        "[0, 1]; none: their weighted mean",
+        description="of the outcome's checks by name, as max(a, 0.5 * b), cut to [0, 1]; none: the "
+        "weighted mean",
     )
-    process: Checks = ()
-    process_for: Literal["correct", "all"] = "correct"
-    max_ungradable: float = Field(default=0.05, ge=0, le=1)
+    process: Checks = Field(default=(), description="checks of the steps")
+    process_for: Literal["correct", "all"] = Field(
+        default="correct", description="responses that get a process score"
+    )
+    max_ungradable: float = Field(
+        default=0.05, ge=0, le=1, description="the job pauses above this share of missing scores"
+    )
     values: tuple[float, float] = Field(
-        default=(0.0, 1.0), description="what a wrong and a right answer pay"
+        default=(0.0, 1.0), description="reward of a wrong and of a right answer"
     )
-    overlong_buffer: int | None = Field(default=None, ge=1, description="in tokens; none: off")
-    overlong_factor: float = Field(default=1.0, gt=0)
+    overlong_buffer: int | None = Field(
+        default=None,
+        ge=1,
+        description="tokens before the limit over which DAPO's punishment grows; none: it is off",
+    )
+    overlong_factor: float = Field(default=1.0, gt=0, description="punishment at the limit")
     overlong_filter: bool = Field(
-        default=False, description="truncated responses take no part in the loss"
+        default=False, description="leave truncated responses out of the loss"
     )
 
     @model_validator(mode="after")

@@ -28,20 +28,20 @@ Name = Annotated[str, AfterValidator(_name)]
 
 
 class Level(Table):
-    """One thing that a judge may find."""
+    """One verdict that a judge can give."""
 
-    name: Name
-    score: float = Field(ge=0, le=1)
+    name: Name = Field(description="told to the judge")
+    score: float = Field(ge=0, le=1, description="never told to the judge")
     means: str = Field(min_length=1, description="told to the judge")
 
 
 class Criterion(Table):
-    """One thing that a judge looks at."""
+    """One question to the judge."""
 
-    name: Name
+    name: Name = Field(description="of the part in the breakdown")
     asks: str = Field(min_length=1, description="told to the judge")
-    weight: float = Field(default=1.0, ge=1e-6, le=1e6)
-    levels: tuple[Level, ...] = Field(min_length=2)
+    weight: float = Field(default=1.0, ge=1e-6, le=1e6, description="in the weighted mean")
+    levels: tuple[Level, ...] = Field(min_length=2, description="at least two, of several scores")
 
     @model_validator(mode="after")
     def _levels_differ(self) -> Self:
@@ -60,25 +60,28 @@ class Criterion(Table):
 
 
 class Cap(Table):
-    """Where one criterion is found at one of these levels, the whole is worth no more than this."""
+    """Limits the score while one criterion is at one of these levels."""
 
-    criterion: Name
-    levels: tuple[Name, ...] = Field(min_length=1)
-    at_most: float = Field(ge=0, lt=1)
+    criterion: Name = Field(description="its name")
+    levels: tuple[Name, ...] = Field(min_length=1, description="levels of that criterion")
+    at_most: float = Field(ge=0, lt=1, description="the largest score of the whole")
 
 
 class Rubric(Table):
-    """How a solution is graded: the weighted mean of its criteria, no more than any cap allows."""
+    """How a solution is graded: the weighted mean of its criteria, limited by caps."""
 
     instructions: str = Field(min_length=1, description="told to the judge, before the criteria")
     needs_solution: bool = Field(
-        default=True, description="a task without a reference solution cannot be graded"
+        default=True, description="a task without `solution` is ungradable"
     )
     analysis_chars: int = Field(
-        default=1500, ge=0, le=20_000, description="what the judge writes before it decides"
+        default=1500,
+        ge=0,
+        le=20_000,
+        description="length of the analysis before the verdict; 0: none",
     )
-    criteria: tuple[Criterion, ...] = Field(min_length=1)
-    caps: tuple[Cap, ...] = ()
+    criteria: tuple[Criterion, ...] = Field(min_length=1, description="what to look at")
+    caps: tuple[Cap, ...] = Field(default=(), description="limits of the score")
 
     @model_validator(mode="after")
     def _names_fit(self) -> Self:

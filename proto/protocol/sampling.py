@@ -15,19 +15,21 @@ MOST_RESPONSES = 16384  # that vLLM samples to one prompt
 class Sampling(Table):
     """How one response is sampled."""
 
-    temperature: float = Field(default=1.0, gt=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    max_tokens: int = Field(ge=1)
-    stop: tuple[str, ...] = ()
+    temperature: float = Field(
+        default=1.0, gt=0, description="log-probs are those at this temperature"
+    )
+    top_p: float = Field(default=1.0, gt=0, le=1, description="below 1 in evaluations only")
+    max_tokens: int = Field(ge=1, description="of a response; below `model.max_context`")
+    stop: tuple[str, ...] = Field(default=(), description="texts that end a response")
 
 
 class Evaluation(Table):
-    """Accuracy on the held-out file before and after training, and every so many steps."""
+    """Accuracy on held-out tasks, before the first step and after the last."""
 
     samples: int = Field(default=4, ge=1, le=MOST_RESPONSES, description="responses per task")
-    tasks: int | None = Field(default=None, ge=1, description="only the first so many tasks")
-    sampling: Sampling | None = Field(default=None, description="without: as in training")
-    every: int | None = Field(default=None, ge=1)
+    tasks: int | None = Field(default=None, ge=1, description="only the first tasks of the file")
+    sampling: Sampling | None = Field(default=None, description="none: as in training")
+    every: int | None = Field(default=None, ge=1, description="also evaluate every this many steps")
 
 
 class OtherEvaluation(Evaluation):
@@ -37,8 +39,8 @@ class OtherEvaluation(Evaluation):
 
 
 class Evaluations(Evaluation):
-    """The evaluation on ``tasks.held_out``, and those on further files, by their names."""
+    """Evaluations on ``tasks.held_out`` and on further files, before and after training."""
 
     others: Mapping[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")], OtherEvaluation] = (
-        Field(default_factory=dict)
+        Field(default_factory=dict, description="further evaluations by name")
     )

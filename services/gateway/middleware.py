@@ -1,4 +1,4 @@
-"""What every request passes: its id and its line in the log, its key, the limits of its body."""
+"""Middleware: request ids and the access log, API keys, limits of bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checking a task file in a process of its own. The processes import next to nothing of this."""
+"""Checks of task files, each in a process of its own; so this imports next to nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MESSAGES = "(messages)"  # no column: a template sees them as the prompt
 
 @dataclass(frozen=True)
 class Contents:
-    """What a task file holds: tasks, and how many of them have each column.
+    """The number of tasks in a file, and of those that have each column.
 
     ``columns`` is None where they are too many to be kept.
     """
@@ -45,7 +45,7 @@ class TaskCheck:
         self._pool = ProcessPool(_AT_ONCE, max_tasks=1, initializer=_limit, context=_PROCESSES)
 
     async def contents(self, path: Path) -> Contents:
-        """What a file holds.
+        """Count the tasks of a file, and their columns.
 
         Raises:
             TaskFileError: naming the wrong lines and fields.
@@ -71,7 +71,7 @@ def _limit() -> None:
 
 
 def _contents(path: Path) -> Contents | list[str]:
-    """What a file holds, or its problems."""
+    """The contents of a file, or its problems."""
     num_tasks = 0
     columns: Counter[str] | None = Counter()
     try:

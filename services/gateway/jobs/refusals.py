@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from protocol.capacity import worst_case_bytes, worst_case_in_words
 from protocol.exchange.connection import Memory
 from protocol.recipe import Recipe, Sampling
-from protocol.rewards import Check, LabelModel, ScoreModel, StringCheck, TextSimilarity
+from protocol.rewards import Check
 
 from services.gateway.errors import Problem, from_lines
 from services.gateway.files.store import StoredFile
 from services.gateway.models.folders import ModelFacts
+from services.gateway.openai.graders import templates_of
 
 # What vLLM takes: it refuses more, and silently raises a lower temperature.
 _TEMPERATURES = (0.01, 2.0)
@@ -199,14 +200,9 @@ def refuse_missing_columns(recipe: Recipe, stored: StoredFile, param: str) -> No
 
 def _named(check: Check) -> Iterator[str]:
     """The columns without which a check cannot grade a task."""
-    texts: list[str] = []
     if check.if_ungradable == "leave_out":
         return
     if check.verifier == "math_answer":
         yield "answer"
-    if isinstance(check, StringCheck | TextSimilarity):
-        texts = [check.input, check.reference]
-    if isinstance(check, ScoreModel | LabelModel):
-        texts = [message.content for message in check.input]
-    for text in texts:
-        yield from _NAMED.findall(text)
+    for _, template in templates_of(check):
+        yield from _NAMED.findall(template)

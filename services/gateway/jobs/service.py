@@ -208,10 +208,10 @@ class JobService:
     @staticmethod
     @asynccontextmanager
     async def _holding(lock: asyncio.Lock) -> AsyncIterator[None]:
-        """Hold a lock, for which nobody waits long: others may hold it while Redis is silent.
+        """Hold a lock, or give up: its holder may be waiting for a silent Redis.
 
         Raises:
-            Problem: 503 if others hold it for too long.
+            Problem: 503 if it is held for too long.
         """
         await in_time(lock.acquire(), _LONGEST_TURN_S)
         try:

@@ -40,7 +40,7 @@ def unusable(data: Any) -> list[str]:
 
 
 def _too_much(data: Any) -> Iterator[str]:
-    """What would keep other requests waiting, or is nested deeper than its readers go."""
+    """One line if the data nests too deep, or holds so much that other requests would wait."""
     level, depth, values = [data], 0, 0
     while level := [each for each in level if isinstance(each, Mapping | list)]:
         depth += 1

@@ -30,7 +30,7 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, Val
 from services.gateway.errors import Problem, from_lines, in_time
 from services.gateway.openai.body import Body, Part
 
-_CHECKS: Mapping[str, tuple[type[Check], set[str]]] = {  # by type; what a client may say of each
+_CHECKS: Mapping[str, tuple[type[Check], set[str]]] = {  # by type, with the fields it may have
     "string_check": (StringCheck, {"input", "reference", "operation"}),
     "text_similarity": (TextSimilarity, {"input", "reference", "evaluation_metric"}),
     "score_model": (ScoreModel, {"model", "input", "range", "sampling_params"}),
@@ -193,7 +193,7 @@ def _below(path: str, line: str) -> str:
 def _refuse_wrong_texts(checks: Mapping[str, Check]) -> None:
     """Refuse templates that no grader can fill in, and code that is none."""
     for path, check in checks.items():
-        for field, template in _templates(check):
+        for field, template in templates_of(check):
             if wrong := _wrong_in_template(template):
                 raise _problem(f"{path}.{field}", wrong)
     sources = {path: c.source for path, c in checks.items() if isinstance(c, PythonSource)}
@@ -204,7 +204,8 @@ def _refuse_wrong_texts(checks: Mapping[str, Check]) -> None:
             raise _problem(f"{path}.source", wrong)
 
 
-def _templates(check: Check) -> Iterator[tuple[str, str]]:
+def templates_of(check: Check) -> Iterator[tuple[str, str]]:
+    """The templates of a check, each with its field."""
     if isinstance(check, StringCheck | TextSimilarity):
         yield from (("input", check.input), ("reference", check.reference))
     if isinstance(check, ScoreModel | LabelModel):

@@ -84,7 +84,7 @@ class UploadForm(BaseModel):
 
 
 class Uploads:
-    """Receives files, sixteen at once, and checks them; more wait."""
+    """Receives and checks files, sixteen at once; more wait."""
 
     def __init__(self, files: FileStore) -> None:
         self.files = files

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from services.grader.answers.tokens import plain_of, tokens, vocabulary
+from services.grader.answers.tokens import lexicon, plain_of, tokens
 
 MAX_CHARS = 8_000  # of a problem, the last ones
 _MAX_NAME_CHARS = 60
@@ -39,11 +39,9 @@ _ASKED = {
     ),
     "rounding": re.compile(r"(?i)\b(?:nearest|round\w*|approximat\w*|estimat\w*|about)\b"),
 }
-_ALWAYS = frozenset(
-    vocabulary(
-        "a an and answer amount are cost count final for in is max maximum min minimum number of "
-        "on probability result solution sum the time to total value"
-    )
+_ALWAYS = lexicon(
+    "a an and answer amount are cost count final for in is max maximum min minimum number of "
+    "on probability result solution sum the time to total value"
 )
 
 

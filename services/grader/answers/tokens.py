@@ -16,6 +16,10 @@ def vocabulary(text: str) -> list[str]:
     return text.split()
 
 
+def lexicon(text: str) -> frozenset[str]:
+    return frozenset(vocabulary(text))
+
+
 class Token(NamedTuple):
     """A piece of text: its kind, its usual spelling, whether white space precedes it, its place.
 
@@ -33,18 +37,14 @@ class Token(NamedTuple):
 
 Side = tuple[Token, ...]  # what stands between two marks
 
-FUNCTIONS = frozenset(
-    vocabulary(
-        "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth sech csch arcsinh "
-        "arccosh arctanh log ln lg exp"
-    )
+FUNCTIONS = lexicon(
+    "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth sech csch arcsinh "
+    "arccosh arctanh log ln lg exp"
 )
-GREEK = frozenset(
-    vocabulary(
-        "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu "
-        "nu xi rho sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi "
-        "Omega ell hbar prime"
-    )
+GREEK = lexicon(
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu "
+    "nu xi rho sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi "
+    "Omega ell hbar prime"
 )
 _END = r"(?![a-zA-Z])"
 _THOUSANDS = r"[0-9]{1,3}(?:(?:,|(?:\{,\}|,?\s?\\!|\s?\\[,;: ]|~)\s?)[0-9]{3}(?![0-9]))+"

@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import cache, lru_cache
 from typing import Any
 
-from services.grader.answers.tokens import vocabulary
+from services.grader.answers.tokens import lexicon
 
 Dimension = tuple[tuple[str, int], ...]  # of each base quantity its power, in order
 
@@ -59,21 +59,17 @@ _OWN = {
     "rpm": Measure((("[time]", -1), ("things", 1)), Fraction(1, 60)),
 }
 _LETTERS = frozenset("msghlLNVWJA")
-_NOUNS = frozenset(
-    vocabulary(
-        "point hand turn link chain pole bar rod stone count cycle slug barn gross score are pace "
-        "grade line dot pixel bit byte particle member drop mole carat bag barrel board circle "
-        "square cube dozen fin finger foot_ball head key lot mark nail palm perch pica scruple "
-        "section shot skein span survey thou town twip can quarter last noggin register tot drum "
-        "degree century abc abv ab"
-    )
+_NOUNS = lexicon(
+    "point hand turn link chain pole bar rod stone count cycle slug barn gross score are pace "
+    "grade line dot pixel bit byte particle member drop mole carat bag barrel board circle "
+    "square cube dozen fin finger foot_ball head key lot mark nail palm perch pica scruple "
+    "section shot skein span survey thou town twip can quarter last noggin register tot drum "
+    "degree century abc abv ab"
 )
-_PREFIXES = frozenset(vocabulary("kilo centi milli micro mega giga nano deci hecto")) | {""}
-_PREFIXED = frozenset(
-    vocabulary(
-        "meter gram liter second watt volt ampere newton joule hertz pascal ohm calorie ton byte "
-        "bit electron_volt farad mole bar"
-    )
+_PREFIXES = lexicon("kilo centi milli micro mega giga nano deci hecto") | {""}
+_PREFIXED = lexicon(
+    "meter gram liter second watt volt ampere newton joule hertz pascal ohm calorie ton byte "
+    "bit electron_volt farad mole bar"
 )
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
 _POWERS |= {"^2": 2, "^3": 3, "²": 2, "³": 3}

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from protocol.recipe import Evaluations, load_recipe
-from protocol.rubric import Rubric
+from protocol.recipe import load_recipe
+from protocol.rewards import Reward
 from pydantic import BaseModel
 
 from services.learner.algorithms import advantages
@@ -32,7 +32,6 @@ BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 ELSEWHERE = (
     *("make demo", ". .venv/bin/activate", "make secrets", "export WEIR_REDIS_URL"),
     *("ray job submit", "python -m services.grader", "WEIR_JUDGE_URL", "weir grade --cal"),
-    '"""my_lab.',  # the learner's and the grader's own tests run these
 )
 
 
@@ -103,7 +102,7 @@ def test_the_files_of_the_tutorial_do_what_it_shows(tmp_path: Path) -> None:
 
 
 def test_responses_get_the_verdicts_that_the_document_shows(tmp_path: Path) -> None:
-    command, responses, verdicts = run_here("services/grader/README.md", "")
+    command, responses, verdicts = run_here("docs/reference/rewards.md", "")
     (tmp_path / "responses.jsonl").write_text(responses.text)
     done = in_a_shell(command.text, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -115,14 +114,16 @@ def test_responses_get_the_verdicts_that_the_document_shows(tmp_path: Path) -> N
     assert without_times(given) == without_times(verdicts.text)
 
 
+def reward_of(tables: dict[str, Any]) -> Reward:
+    return Reward.model_validate(tables["reward"])
+
+
 @pytest.mark.parametrize(
     ("document", "read"),
     [
-        (
-            "services/learner/README.md",
-            [SftRecipe.model_validate, lambda tables: Evaluations(**tables["evaluation"])],
-        ),
-        ("services/grader/README.md", [Rubric.model_validate]),
+        ("docs/how-to/data.md", [SftRecipe.model_validate]),
+        ("docs/reference/rewards.md", [reward_of]),
+        ("docs/how-to/judge.md", [reward_of, reward_of]),
     ],
 )
 def test_tables_of_recipes_and_rubrics_can_be_read(

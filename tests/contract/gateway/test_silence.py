@@ -114,7 +114,7 @@ async def test_a_submission_that_was_never_sent_leaves_no_copies_and_is_no_perha
     assert not job_dir.exists()
 
 
-async def test_who_waits_too_long_for_others_is_told_to_come_again(
+async def test_a_request_that_waits_too_long_for_others_is_a_503(
     jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.gateway.jobs.service._LONGEST_TURN_S", -PATIENCE_S)

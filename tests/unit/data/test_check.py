@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from protocol.tasks import MAX_LINE_BYTES
 
 from services.data import check as data_check
 from services.data.__main__ import main
+from services.data.presets import PRESETS
 from services.grader.pool import Cause, Failed, Value
+from tests.architecture.project import ROOT
 from tests.unit.grader.pools import InlinePool
 
 HANGS = r"\sum_{k=1}^{10^{12}}\sin(k^2)"
@@ -132,3 +135,11 @@ def test_strange_bytes_are_a_problem_and_no_crash(
 
 def test_a_byte_order_mark_and_windows_line_ends_are_fine(tmp_path: Path) -> None:
     assert check(tmp_path, b"\xef\xbb\xbf" + a_line().encode() + b"\r\n") == 0
+
+
+def test_the_document_shows_a_sound_task_and_every_preset(tmp_path: Path) -> None:
+    page = (ROOT / "docs/how-to/data.md").read_text("utf-8")
+    (line,) = re.findall(r"```\n(\{.*?)```", page, re.DOTALL)
+    assert check(tmp_path, line) == 0
+    told = set(re.findall(r"`(.+?)`", page))
+    assert {*PRESETS, *(preset.hub for preset in PRESETS.values())} <= told

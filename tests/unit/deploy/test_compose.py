@@ -22,6 +22,7 @@ from services.chassis.deployment import Deployment
 from services.grader.judge.settings import JudgeSettings
 from services.grader.tools import Settings
 from services.rollout.settings import EngineSettings
+from tests.architecture.project import DOCUMENTS
 from weir.stack import find_stack
 
 ROOT = Path(__file__).parents[3]
@@ -163,9 +164,7 @@ def test_every_variable_that_the_code_reads_reaches_it(name: str) -> None:
 
 
 def test_every_variable_of_a_person_is_documented() -> None:
-    documents = [ROOT / "README.md", ROOT / "deploy/README.md", *ROOT.glob("services/*/*.md")]
-    documents += (ROOT / "docs").rglob("*.md")
-    text = "\n".join(path.read_text() for path in documents)
+    text = "\n".join(path.read_text() for path in DOCUMENTS)
     for match in VARIABLE.finditer(BASE_TEXT + "".join(TEXTS.values())):
         assert f"`{match[1]}" in text or f"{match[1]}=" in text, match[1]
 

@@ -124,7 +124,7 @@ MODULE = re.compile(r'```python\n("""my_lab\.brief.*?)```', re.DOTALL)
 async def test_the_verifier_of_the_document_grades(
     tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (module,) = MODULE.findall((ROOT / "CONTRIBUTING.md").read_text())
+    (module,) = MODULE.findall((ROOT / "docs/how-to/verifier.md").read_text())
     monkeypatch.setitem(VERIFIERS, "my_lab.brief", None)  # it goes with the test
     exec(module, {"__name__": "my_lab"})
     check = {"verifier": "my_lab.brief", "settings": {"most_chars": 1}}

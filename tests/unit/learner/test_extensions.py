@@ -1,4 +1,4 @@
-"""Formulas from outside, as CONTRIBUTING.md shows, and what is said where one is missing."""
+"""Formulas from outside, as docs/how-to/algorithm.md shows, and what a missing one is told."""
 
 import re
 import sys
@@ -22,8 +22,8 @@ MODULE = re.compile(r'```python\n("""my_lab\.squared.*?)```', re.DOTALL)
 
 @pytest.fixture
 def my_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The module of CONTRIBUTING.md, loaded as the learner loads it."""
-    (module,) = MODULE.findall((ROOT / "CONTRIBUTING.md").read_text())
+    """The module of the document, loaded as the learner loads it."""
+    (module,) = MODULE.findall((ROOT / "docs/how-to/algorithm.md").read_text())
     (tmp_path / "my_lab.py").write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
     address = {"WEIR_REDIS_URL": "redis://x", "WEIR_DATA_DIR": "/data", "WEIR_PORT": "8000"}

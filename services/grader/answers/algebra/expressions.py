@@ -32,19 +32,16 @@ from sympy import (
 from sympy.core.function import AppliedUndef
 
 from services.grader.answers.nodes import Node, Unreadable
-from services.grader.answers.tokens import GREEK
+from services.grader.answers.tokens import GREEK, lexicon
 
 _MAX_BITS = 1_000_000  # of an exact number
 _AMBIGUOUS = frozenset({"slash", "percent", "infinity", "plusminus"})
 _NO_MARKS = str.maketrans("", "", "\\{}")
 _CONSTANTS = {"e": sympy.E, "i": sympy.I}
-_COMMANDS = frozenset(
-    re.findall(
-        r"\w+",
-        "frac sqrt pi cdot times div sin cos tan cot sec csc arcsin arccos arctan "
-        "log ln exp binom dbinom tbinom lfloor rfloor lceil rceil infty sum prod int lim "
-        "to gcd lcm max min",
-    )
+_COMMANDS = lexicon(
+    "frac sqrt pi cdot times div sin cos tan cot sec csc arcsin arccos arctan "
+    "log ln exp binom dbinom tbinom lfloor rfloor lceil rceil infty sum prod int lim "
+    "to gcd lcm max min"
 )
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
 _REFUSED = re.compile(

@@ -18,10 +18,9 @@ from sympy import Expr, Interval, Symbol, numer, oo, together
 
 from services.grader.answers.algebra.expressions import TooLarge, expression, guessed
 from services.grader.answers.algebra.sampling import agreement, decimal_of, factor_between, value_of
-from services.grader.answers.compare import compare_with
+from services.grader.answers.compare import all_of, compare_with
 from services.grader.answers.nodes import Unreadable
 from services.grader.answers.read import INFINITY, MINUS_INFINITY, read_answer
-from services.grader.answers.rules import all_of
 from services.grader.answers.values import (
     Expression,
     Number,

@@ -40,8 +40,9 @@ def estimate(shares: Sequence[float], draws: int) -> Estimate | None:
     clusters (Korn and Graubard 1998): as many independent draws as would have the variance
     that the shares show over tasks, at least one per task and at most ``draws``, with Student's t
     for the number of tasks. It stays in [0, 1] and has a width even where all shares are equal;
-    with one draw per task it is Wilson's own. The README says how often it
-    holds the truth.
+    with one draw per task it is Wilson's own. In simulated evaluations of 30 tasks it held the
+    truth in 95 % or more where difficulty is mixed, and in 84 % where all but one or two tasks are
+    too hard.
     """
     if not shares:
         return None

@@ -1,0 +1,57 @@
+"""The examples of the documents on rewards are graded as these say."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+from protocol.messages import Task
+from protocol.rewards import Check, MathAnswer, PythonSource, Reward
+
+from services.grader.pool.client_code import grade
+from services.grader.tools import Tools
+from services.grader.verifiers import equation_steps, math_answer
+from tests.architecture.project import ROOT
+
+PAGE = (ROOT / "docs/reference/rewards.md").read_text("utf-8")
+VERIFIER = (ROOT / "docs/how-to/verifier.md").read_text("utf-8")
+EGGS = "A box holds 12 eggs. Ann buys 3 boxes and breaks 4 eggs. How many are left?"
+
+pytestmark = pytest.mark.anyio
+
+
+def rows(name: str) -> list[list[str]]:
+    """The cells of a marked table, without the backticks."""
+    _, _, *found = PAGE.split(f"<!-- {name} -->\n")[1].split("\n<!--")[0].splitlines()
+    return [[cell.strip().strip("`") for cell in row.split("|")[1:-1]] for row in found]
+
+
+async def test_answers_are_read_by_the_conventions_of_the_page(tools: Tools) -> None:
+    table = rows("answers")
+    assert len(table) > 20
+    for gold, boxed, problem, verdict, why in table:
+        task = Task(id="t", prompt=problem or "?", answer=gold)
+        score = await math_answer.verify(task, rf"\boxed{{{boxed}}}", MathAnswer(), tools)
+        assert score.kind == "graded"
+        assert score.value == (verdict == "right"), (gold, boxed, why)
+        assert score.reason != "unknown", (gold, boxed)
+
+
+async def test_derivations_are_worth_what_the_page_says(tools: Tools) -> None:
+    (solution,) = re.findall(r"solution\n`(.+?)` and", PAGE)
+    task = Task(id="t", prompt=EGGS, answer="32", solution=solution)
+    for text, value, reason in rows("steps"):
+        score = await equation_steps.verify(task, text, Check(verifier="equation_steps"), tools)
+        given = f"{score.value:.2g}" if score.kind == "graded" else ""
+        assert (given, score.reason or "") == (value, reason), text
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("It is about 99.5.", 1), ("90, or -12", 0), ("I do not know.", 0)]
+)
+def test_the_function_of_the_document_grades(text: str, value: float) -> None:
+    shown = tomllib.loads(re.findall(r"```toml\n(.*?)```", VERIFIER, re.DOTALL)[0])
+    (check,) = Reward.model_validate(shown["reward"]).outcome
+    assert isinstance(check, PythonSource)
+    assert grade(check.source, {"output_text": text}, {"answer": "100"}) == {"value": value}
