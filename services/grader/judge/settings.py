@@ -31,15 +31,6 @@ class JudgeSettings:
     retest_s: tuple[float, float] = (1.0, 30.0)  # the first and the longest pause of a judge down
     patient: bool = True  # whether questions wait for a judge that is down
 
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> JudgeSettings | None:
-        """Read the variables; None if there is no judge, which is if ``WEIR_JUDGE_URL`` is unset.
-
-        Raises:
-            DeploymentError: naming the variable that is missing or wrong, and the remedy.
-        """
-        return _first(environment) if environment.get(URL) else None
-
 
 def deployed_judges(environment: Mapping[str, str] = os.environ) -> dict[str, JudgeSettings]:
     """The judge of ``WEIR_JUDGE_URL``, under "", and those of ``WEIR_JUDGES`` by their names.
@@ -49,8 +40,7 @@ def deployed_judges(environment: Mapping[str, str] = os.environ) -> dict[str, Ju
     Raises:
         DeploymentError: naming the variable that is missing or wrong, and the remedy.
     """
-    first = JudgeSettings.from_environment(environment)
-    found = {"": first} if first else {}
+    found = {"": _first(environment)} if environment.get(URL) else {}
     for name, given in _others(variable(environment, OTHERS) or "{}").items():
         own = {URL: given.url, MODEL: given.model or name, API_KEY: given.api_key}
         try:

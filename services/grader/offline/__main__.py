@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from services.chassis.deployment import DeploymentError
 from services.chassis.faults import WorkerFault
 from services.grader.judge.judge import Judge
-from services.grader.judge.settings import URL, JudgeSettings
+from services.grader.judge.settings import URL, deployed_judges
 from services.grader.offline.calibration import CALIBRATED, Labelled, cases_of, summary
 from services.grader.pool import Pool
 from services.grader.tools import Settings, Tools
@@ -181,7 +181,7 @@ def _calibrate(file: BinaryIO) -> int:
 
 async def _compare(solutions: Sequence[Labelled]) -> int:
     """Write what there is to know about each verifier, a line of JSON each."""
-    own = JudgeSettings.from_environment()
+    own = deployed_judges().get("")
     judges = {"": Judge(replace(own, patient=False))} if own else {}
     settings = replace(Settings.from_environment(), python=False)  # nothing here runs clients' code
     async with opened(settings, judges) as tools:

@@ -19,7 +19,7 @@ from protocol.recipe import Model
 from deploy import compose
 from deploy.placement import parse
 from services.chassis.deployment import Deployment
-from services.grader.judge.settings import JudgeSettings
+from services.grader.judge.settings import deployed_judges
 from services.grader.tools import Settings
 from services.rollout.settings import EngineSettings
 from tests.architecture.project import DOCUMENTS
@@ -183,7 +183,7 @@ def test_what_a_person_leaves_open_is_left_to_the_code(name: str, tmp_path: Path
     assert deployment.redis_url == "redis://:p%40ss%20word@redis:6379/0"
     assert deployment.api_keys == (("p@ss word",) if name == "gateway" else ())
     assert (deployment.model_hub, deployment.heartbeat_s) == (False, 1.0)
-    assert JudgeSettings.from_environment(environment) is None
+    assert deployed_judges(environment) == {}
     assert Settings.from_environment(environment) == Settings.from_environment({})
     model = Model(path="m")
     assert EngineSettings.from_environment(model, environment) == (
@@ -304,8 +304,7 @@ def test_a_judge_of_the_placement_has_its_gpu_and_the_graders_know_it() -> None:
     assert gpus_of(judge) == ["7"]
     assert judge["command"][: len(on_cpu)] == on_cpu
     assert judge["command"][-2:] == ["--gpu-memory-utilization", "0.6"]
-    settings = JudgeSettings.from_environment(STACKS["judged"]["grader"]["environment"])
-    assert settings is not None
+    settings = deployed_judges(STACKS["judged"]["grader"]["environment"])[""]
     assert settings.url == "http://judge:8000/v1"
     assert settings.model in judge["command"]
 

@@ -13,10 +13,9 @@ GIVEN = {"WEIR_JUDGE_URL": "http://127.0.0.1:8000/v1/", "WEIR_JUDGE_MODEL": "gpt
 
 
 def test_without_a_url_there_is_no_judge_and_what_is_not_given_has_a_default() -> None:
-    assert JudgeSettings.from_environment({}) is None
-    assert JudgeSettings.from_environment({**GIVEN, "WEIR_JUDGE_URL": ""}) is None
+    assert deployed_judges({}) == deployed_judges({**GIVEN, "WEIR_JUDGE_URL": ""}) == {}
     url, model = "http://127.0.0.1:8000/v1", "gpt-oss-20b"
-    assert JudgeSettings.from_environment(GIVEN) == JudgeSettings(url, model)
+    assert deployed_judges(GIVEN) == {"": JudgeSettings(url, model)}
 
 
 def test_everything_can_be_given_and_the_key_in_a_file(tmp_path: Path) -> None:
@@ -25,8 +24,7 @@ def test_everything_can_be_given_and_the_key_in_a_file(tmp_path: Path) -> None:
     given = {f"WEIR_JUDGE_{name}": text for name, text in numbers.items()}
     for name, value in (("", "secret"), ("_FILE", str(tmp_path / "key"))):
         key = {f"WEIR_JUDGE_API_KEY{name}": value}
-        settings = JudgeSettings.from_environment(GIVEN | given | key)
-        assert settings is not None
+        settings = deployed_judges(GIVEN | given | key)[""]
         found = (settings.api_key, settings.concurrency, settings.timeout_s)
         assert found == ("secret", 7, 2.5)
         assert "secret" not in repr(settings)
@@ -35,7 +33,7 @@ def test_everything_can_be_given_and_the_key_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["http://u:secret@h/v1", "http://secret@h/v1", "u:secret@h:1e9"])
 def test_a_password_in_the_url_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(DeploymentError, match=r"WEIR_JUDGE_URL.*WEIR_JUDGE_API_KEY") as refused:
-        JudgeSettings.from_environment({**GIVEN, "WEIR_JUDGE_URL": url})
+        deployed_judges({**GIVEN, "WEIR_JUDGE_URL": url})
     assert "secret" not in str(refused.value)
 
 
@@ -56,7 +54,7 @@ def test_a_password_in_the_url_is_refused_and_not_shown(url: str) -> None:
 )
 def test_what_is_wrong_is_named(name: str, value: str) -> None:
     with pytest.raises(DeploymentError, match=name):
-        JudgeSettings.from_environment({**GIVEN, name: value})
+        deployed_judges({**GIVEN, name: value})
 
 
 STRICT = '{"strict": {"url": "http://10.0.0.5:8000/v1/", "model": "big", "api_key": "k1"}}'
