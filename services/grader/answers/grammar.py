@@ -119,10 +119,8 @@ class _Reader:
         self._go_deeper()
         total = self.signed()
         while sign := self.takes("+", "-", r"\pm", r"\mp"):
-            if sign in "+-":
-                total = Node(sign, (total, self.signed()))
-            else:
-                total = Node("plusminus", (total, self.signed()), letter=sign)
+            kind, letter = (sign, "") if sign in "+-" else ("plusminus", sign)
+            total = Node(kind, (total, self.signed()), letter=letter)
         self._depth -= 1
         return total
 
