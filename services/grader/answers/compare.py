@@ -687,7 +687,6 @@ def compare_with(algebra: Algebra | None, gold: str, answer: str, problem: str =
 
 
 def _at_sight(gold: str, answer: str) -> Verdict | None:
-    """Most answers are integers."""
     if gold == answer:
         return Verdict(True, "exact")
     if gold.isdecimal() and answer.isdecimal() and (gold + answer).isascii():

@@ -98,7 +98,6 @@ class _Reader:
         return token.text
 
     def takes_all(self, *texts: str) -> bool:
-        """Whether all of them come next; then they are taken."""
         end = self._at + len(texts)
         found = texts == tuple(token.text for token in self._tokens[self._at : end])
         self._at = end if found else self._at

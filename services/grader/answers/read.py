@@ -160,7 +160,6 @@ def _said(side: Side) -> Value | None:
 
 
 def _parted(side: Side, depth: int) -> Value:
-    """By the marks outside of all brackets."""
     cuts = cuts_of(side)
     if cuts is None:
         return Expression(None, latex_of(side))

@@ -15,26 +15,11 @@ from decimal import Decimal
 from functools import lru_cache
 from itertools import islice, product
 from random import Random
-from types import MappingProxyType
 from typing import Any
 
 import sympy
 from mpmath.ctx_mp import MPContext
-from sympy import (
-    Abs,
-    Basic,
-    Expr,
-    Integer,
-    Interval,
-    Pow,
-    Rational,
-    Symbol,
-    ceiling,
-    floor,
-    numer,
-    oo,
-    together,
-)
+from sympy import Abs, Basic, Expr, Integer, Pow, Rational, Symbol, ceiling, floor
 from sympy.functions.elementary.trigonometric import TrigonometricFunction
 
 from services.grader.answers.algebra.expressions import TooLarge, expression, guessed
@@ -54,7 +39,7 @@ from services.grader.answers.values import (
 
 RIGHT, WRONG, UNKNOWN, TOO_HARD = "right", "wrong", "unknown", "too_hard"
 NOT_PARSABLE, GOLD_NOT_PARSABLE = "not_parsable", "gold_not_parsable"
-_ENDS = {INFINITY: oo, MINUS_INFINITY: -oo}
+_ENDS = {INFINITY: sympy.oo, MINUS_INFINITY: -sympy.oo}
 _DIGITS = 50
 _MAX_DIGITS = 3000  # of numbers that are not rational; of larger ones not all digits count
 _MAX_DIGITS_OF_ZERO = 1000
@@ -148,18 +133,13 @@ def _same(gold: Value, answer: Value) -> bool | None:
     if isinstance(gold, Relation) and isinstance(answer, Relation):
         return _same_relations(gold, answer)
     if isinstance(gold, Number | Expression) and isinstance(answer, Number | Expression):
-        return _same_values(gold, answer)
+        exact, other = _gold_expression(gold), _expression(answer)
+        is_rounded = _is_rounded(exact, answer) or _is_rounded(other, gold)
+        return is_rounded or agreement(exact, other, f"{gold!r}{answer!r}")
     expected, found = _region(gold), _region(answer)
     if expected is None or found is None:
         return False
     return expected == found or expected.symmetric_difference(found).is_empty is True
-
-
-def _same_values(gold: Number | Expression, answer: Number | Expression) -> bool | None:
-    expected, found = _gold_expression(gold), _expression(answer)
-    if _is_rounded(expected, answer) or _is_rounded(found, gold):
-        return True
-    return agreement(expected, found, f"{gold!r}{answer!r}")
 
 
 def _same_relations(gold: Relation, answer: Relation) -> bool | None:
@@ -174,7 +154,9 @@ def _same_relations(gold: Relation, answer: Relation) -> bool | None:
     seed = "\n".join((*gold.texts, *answer.texts))
     if gold.signs in (("=",), ("!=",)):
         # y - 1/x is 0 where xy - 1 is
-        factor = factor_between(numer(together(expected)), numer(together(found)), seed)
+        factor = factor_between(
+            sympy.numer(sympy.together(expected)), sympy.numer(sympy.together(found)), seed
+        )
         return None if factor is None else factor != 0
     return factor_between(expected, found, seed) == 1
 
@@ -188,7 +170,7 @@ def _region(value: Value) -> sympy.Set | None:
         return sympy.FiniteSet(*map(_end, value.parts))
     if isinstance(value, Tuple) and len(value.parts) == 2 and value.brackets[0] in "([":
         low, high = map(_end, value.parts)
-        return Interval(low, high, value.brackets[0] == "(", value.brackets[-1] == ")")
+        return sympy.Interval(low, high, value.brackets[0] == "(", value.brackets[-1] == ")")
     if isinstance(value, Relation) and value.signs and value.signs[0] in _SIGNS:
         left, right = map(_expression, value.sides[:2])
         relation = _SIGNS[value.signs[0]](left, right)
@@ -205,8 +187,10 @@ def _end(value: Value) -> Expr:
 def _is_rounded(exact: Expr, written: Value) -> bool:
     if not isinstance(written, Number) or written.places is None or exact.free_symbols:
         return False
-    value = decimal_of(exact)
-    return value is not None and written.rounds(value)
+    value = value_of(exact)
+    if value is None or not _is_real(_float(value)):
+        return False
+    return written.rounds(Decimal(_mp.nstr(_float(value).real, _DIGITS)))
 
 
 @lru_cache(maxsize=256)
@@ -284,15 +268,7 @@ def factor_between(gold: Expr, answer: Expr, seed: str = "") -> complex | None:
     return _mp.sign(ratio.real) if _is_real(ratio) else ratio
 
 
-def decimal_of(expression: Expr) -> Decimal | None:
-    """The value as a decimal number of fifty digits; None where it is not real."""
-    value = value_of(expression)
-    if value is None or not _is_real(_float(value)):
-        return None
-    return Decimal(_mp.nstr(_float(value).real, _DIGITS))
-
-
-def value_of(expression: Expr, point: Mapping[Basic, Expr] = MappingProxyType({})) -> Digits | None:
+def value_of(expression: Expr, point: Mapping[Basic, Expr] | None = None) -> Digits | None:
     """The value to fifty digits, and to fifty places; None where there is none.
 
     At a point it is None, too, where it has so many digits that not all can be known.
@@ -308,9 +284,9 @@ def value_of(expression: Expr, point: Mapping[Basic, Expr] = MappingProxyType({}
     return _evaluated(expression, _DIGITS + min(digits, _MAX_DIGITS), point)
 
 
-def _evaluated(expression: Expr, digits: int, point: Mapping[Basic, Expr]) -> Digits | None:
+def _evaluated(expression: Expr, digits: int, point: Mapping[Basic, Expr] | None) -> Digits | None:
     """The value; what has no digit that is known, as all cancelled each other, is 0."""
-    value = expression.evalf(digits, subs=dict(point), maxn=max(digits, _MAX_DIGITS_OF_ZERO))
+    value = expression.evalf(digits, subs=dict(point or {}), maxn=max(digits, _MAX_DIGITS_OF_ZERO))
     try:
         number = _mp.convert(value)
     except (TypeError, ValueError):  # it is no number
