@@ -663,8 +663,6 @@ def compare(gold: str, answer: str, problem: str = "") -> Verdict:
 
     If the problem is known, what it asks for may be named, and 12% may be 12.
     """
-    if verdict := _at_sight(gold, answer):
-        return verdict
     try:
         return compare_with(None, gold, answer, problem)
     except OutOfWork:
@@ -689,7 +687,6 @@ def compare_with(algebra: Algebra | None, gold: str, answer: str, problem: str =
 
 
 def _at_sight(gold: str, answer: str) -> Verdict | None:
-    """Most answers are integers."""
     if gold == answer:
         return Verdict(True, "exact")
     if gold.isdecimal() and answer.isdecimal() and (gold + answer).isascii():

@@ -98,7 +98,6 @@ class _Reader:
         return token.text
 
     def takes_all(self, *texts: str) -> bool:
-        """Whether all of them come next; then they are taken."""
         end = self._at + len(texts)
         found = texts == tuple(token.text for token in self._tokens[self._at : end])
         self._at = end if found else self._at
@@ -119,10 +118,8 @@ class _Reader:
         self._go_deeper()
         total = self.signed()
         while sign := self.takes("+", "-", r"\pm", r"\mp"):
-            if sign in "+-":
-                total = Node(sign, (total, self.signed()))
-            else:
-                total = Node("plusminus", (total, self.signed()), letter=sign)
+            kind, letter = (sign, "") if sign in "+-" else ("plusminus", sign)
+            total = Node(kind, (total, self.signed()), letter=letter)
         self._depth -= 1
         return total
 

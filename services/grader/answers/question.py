@@ -52,9 +52,7 @@ class Question:
     text: str = ""
 
     def asks(self, what: Literal["percent", "ratio", "order", "rounding"]) -> bool:
-        """Whether 12% may be written as 12, 3:30 may be a ratio, the members of a list have their
-        places, or a whole number may be a rounding.
-        """
+        """Whether 12% may be 12, 3:30 a ratio, a list in its order, a whole number a rounding."""
         return _ASKED[what].search(self.text) is not None
 
     def names(self, name: str) -> bool:
@@ -75,7 +73,6 @@ class Question:
         return len(word) > 2 and _stem(word) in _prose_of(self.text[-MAX_CHARS:])
 
     def mentions(self, side: str) -> bool:
-        """Whether the problem has this expression."""
         return _occurs(side, self.text[-MAX_CHARS:], _NO_LETTER)
 
     def asks_for(self, side: str) -> bool:

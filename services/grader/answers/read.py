@@ -160,7 +160,6 @@ def _said(side: Side) -> Value | None:
 
 
 def _parted(side: Side, depth: int) -> Value:
-    """By the marks outside of all brackets."""
     cuts = cuts_of(side)
     if cuts is None:
         return Expression(None, latex_of(side))
@@ -242,10 +241,8 @@ def _parts_groups(side: Side, at: int) -> bool:
 
 def _doubled(members: tuple[Value, ...]) -> tuple[Value, ...]:
     r"""With two for each ``\pm``."""
-    found = list[Value]()
-    for member in members:
-        found += member.parts if isinstance(member, Set) and member.joint == "pm" else (member,)
-    return tuple(found)
+    found = (m.parts if isinstance(m, Set) and m.joint == "pm" else (m,) for m in members)
+    return tuple(chain(*found))
 
 
 def _related(side: Side, cuts: list[int], depth: int) -> Value:
@@ -656,9 +653,7 @@ def cuts_of(side: Side) -> dict[str, list[int]] | None:
 
 def _is_less(side: Side, at: int) -> bool:
     r"""Whether a minus takes points out of a set: ``\mathbb{R} - \{2\}``."""
-    return side[at].text == "-" and at > 0 and [t.text for t in side[at - 1 : at + 2]] == [
-        r"\mathbb R", "-", r"\{"
-    ]  # fmt: skip
+    return at > 0 and [t.text for t in side[at - 1 : at + 2]] == [r"\mathbb R", "-", r"\{"]
 
 
 def parted_at(side: Side, at: list[int]) -> list[Side]:

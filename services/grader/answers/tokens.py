@@ -178,23 +178,16 @@ def _named(kind: str, match: re.Match[str]) -> Iterable[Token]:
     return (Token(kind, _SPELLED.get(text, "!=" if text.startswith(r"\not") else text)),)
 
 
-def _raised(match: re.Match[str]) -> Iterator[Token]:
+def _raised(match: re.Match[str]) -> list[Token]:
     """A superscript or an index, as ``^`` or ``_`` would give it."""
     plain = unicodedata.normalize("NFKC", match.group()).replace("−", "-")
-    yield Token("operator", "_" if match.lastgroup == "lowered" else "^")
-    yield Token("open", "{")
-    if plain[0] in "+-":
-        yield Token("operator", plain[0])
-    yield Token("number", plain.lstrip("+-"))
-    yield Token("close", "}")
+    return tokens(f"{'_' if match.lastgroup == 'lowered' else '^'}{{{plain}}}")
 
 
-def _vulgar(match: re.Match[str]) -> Iterator[Token]:
+def _vulgar(match: re.Match[str]) -> list[Token]:
     r"""A vulgar fraction, as ``\frac`` would give it."""
     top, _, bottom = unicodedata.normalize("NFKC", match.group()).partition("⁄")
-    yield Token("command", r"\frac")
-    for part in (top, bottom):
-        yield from (Token("open", "{"), Token("number", part), Token("close", "}"))
+    return tokens(rf"\frac{{{top}}}{{{bottom}}}")
 
 
 def _words(match: re.Match[str]) -> Token:

@@ -59,14 +59,8 @@ _BASED = re.compile(
     r"(?: ?_ ?\{? ?(?:base )?\(?(?P<base>[0-9]+|[a-z]+)\)? ?\}?"
     r"| ?\(?(?:in )?base[ -]?(?P<said>[0-9]+|[a-z]+)\)?)"
 )
-_BASES = {
-    name: base
-    for base, name in enumerate(
-        vocabulary("two three four five six seven eight nine ten eleven twelve"), start=2
-    )
-}
-
-
+_NUMBERS = vocabulary("two three four five six seven eight nine ten eleven twelve")
+_BASES = dict(zip(_NUMBERS, range(2, 13), strict=True))
 _CONGRUENCE = re.compile(
     r"(?:(?P<letter>[a-zA-Z]) ?\\equiv ?)?"
     r"(?P<classes>-?[0-9]{1,99}(?: ?(?:,|or|and) ?-?[0-9]{1,99})*) ?"

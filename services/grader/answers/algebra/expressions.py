@@ -14,21 +14,7 @@ from collections.abc import Callable, Mapping
 
 import sympy
 from math_verify import parse
-from sympy import (
-    Basic,
-    Expr,
-    Integral,
-    Limit,
-    Piecewise,
-    Product,
-    Rational,
-    Sum,
-    Symbol,
-    factorial2,
-    gamma,
-    nan,
-    oo,
-)
+from sympy import Basic, Expr, Piecewise, Product, Rational, Sum, Symbol
 from sympy.core.function import AppliedUndef
 
 from services.grader.answers.nodes import Node, Unreadable
@@ -66,13 +52,12 @@ _IS_KNOWN = re.compile(
 )
 _DANGLES = re.compile(r"(?:[-+*/^_(\[{<>=]|\\[a-zA-Z]+) ?\Z(?<!\\infty)(?<!\\pi)")
 _ARRIVES_AS: dict[str, tuple[type[Basic] | Basic, ...]] = {
-    "int": (Integral,),
-    "lim": (Limit,),
+    "int": (sympy.Integral,),
+    "lim": (sympy.Limit,),
     "prod": (Product,),
     "sum": (Sum,),
-    "infty": (oo,),
-    "ln": (sympy.log,),
-    "log": (sympy.log,),
+    "infty": (sympy.oo,),
+    **dict.fromkeys(("ln", "log"), (sympy.log,)),
 }
 for _name in ("sin", "cos", "tan", "cot", "sec", "csc"):
     _inverse = getattr(sympy, f"a{_name}")
@@ -164,17 +149,17 @@ def _factorial(number: Expr) -> Expr:
 def _binomial(number: Expr, chosen: Expr) -> Expr:
     _limit(abs(chosen) * _bits(number))
     found = sympy.binomial(number, chosen)
-    return found if found.is_number else found.rewrite(gamma)
+    return found if found.is_number else found.rewrite(sympy.gamma)
 
 
 def _double_factorial(number: Expr) -> Expr:
     """Of 2n - 1 by the gamma function, which has values between whole numbers too."""
     _limit(abs(number) * _bits(number))
     if number.is_number:
-        return factorial2(number) if number.is_integer and number >= -1 else nan
+        return sympy.factorial2(number) if number.is_integer and number >= -1 else sympy.nan
     names = map(str, number.free_symbols)
     wholes = [(Symbol(name), Symbol(name, integer=True)) for name in names]
-    found = factorial2(number.subs(wholes)).rewrite(gamma)
+    found = sympy.factorial2(number.subs(wholes)).rewrite(sympy.gamma)
     if found.has(Piecewise):  # for odd numbers and for even ones
         return Symbol(f"({number})!!")
     return found.subs([(whole, letter) for letter, whole in wholes])

@@ -10,9 +10,10 @@ from services.grader.answers.algebra.pool import (
     RIGHT,
     TOO_HARD,
     WRONG,
+    agreement,
     compare,
+    factor_between,
 )
-from services.grader.answers.algebra.sampling import agreement, factor_between
 
 a, b, c, k, n, x, y, z = symbols("a b c k n x y z")
 SEEDS = range(3)
