@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from protocol.recipe import Purpose
 
-from services.learner.durable.sample_facts import sampled_groups
 from services.learner.job.learning import Learning
 from services.learner.supply.selection import SURPLUS
 from services.learner.training.scoring import ScoredGroup
@@ -38,9 +37,8 @@ async def settle(
     for graded in (group.graded for group in groups):
         if graded.failure is not None:
             log.warning("dropped", extra={"key": graded.key, "reason": graded.failure})
-    sampled = sampled_groups(groups, tokens, attempt=learning.attempt.number, step=step)
     with learning.control.doing("keeps samples", timed="keep_samples"):
-        await learning.versions.store.append(sampled)
+        await learning.versions.store.append(purpose, step, groups, tokens)
 
 
 async def account_of(learning: Learning, purpose: Purpose) -> dict[str, Any]:
