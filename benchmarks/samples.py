@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 
 from services.gateway.samples.reading import FOLDER, SampleQuery, Samples
+from services.learner.durable.sample_rows import Row
 from tests.builders import a_graded_group, a_group, a_request
-from tests.sample_stores import record, response_facts, sample_facts, write_segment
+from tests.sample_stores import a_response, a_sample, write_samples
 
 STEPS, GROUPS, GROUP_SIZE = 2_000, 12_500, 8
-GROUPS_PER_SEGMENT = 250
 
 
 def write_store(folder: Path, tokens: int) -> int:
@@ -37,14 +37,21 @@ def write_store(folder: Path, tokens: int) -> int:
     )
     made = a_graded_group(group)
     logprobs = -noise.exponential(size=tokens * GROUP_SIZE)
+    of_step: list[list[Row]] = []
     for number in range(GROUPS):
         responses = [
-            response_facts(accuracy=draw.choice([0.0, 1.0]), surprise=draw.random(), length=tokens)
+            a_response(accuracy=draw.choice([0.0, 1.0]), surprise=draw.random(), length=tokens)
             for _ in range(GROUP_SIZE)
         ]
-        facts = sample_facts(number, *responses, step=number * STEPS // GROUPS)
-        packed = record(facts, graded=made, logprobs=logprobs, entropies=-logprobs)
-        write_segment(folder, f"000001-{number // GROUPS_PER_SEGMENT:06d}", packed)
+        step = number * STEPS // GROUPS
+        rows = a_sample(number, *responses, step=step, graded=made, key=f"train:{number}")
+        for row, values in zip(rows, np.split(logprobs, GROUP_SIZE), strict=True):
+            row |= {"number": number, "logprobs": values, "entropies": -values}
+        if of_step and of_step[0][0]["step"] != step:
+            write_samples(folder, *of_step)
+            of_step = []
+        of_step.append(rows)
+    write_samples(folder, *of_step)
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
@@ -75,10 +82,9 @@ async def measure(job_dir: Path) -> None:
     await timed("the same list again", lambda: samples.page(job_dir, query))
     absent = SampleQuery(text="absent")
     await timed("a text that none has", lambda: samples.page(job_dir, absent))
-    write_segment(folder, "000002-000000", record(sample_facts(GROUPS)))
+    write_samples(folder, a_sample(GROUPS, step=STEPS))
     await timed("a list when the store has grown", lambda: samples.page(job_dir, query))
-    responses = [response_facts(length=32_768)] * 16
-    write_segment(folder, "000002-000000", record(sample_facts(GROUPS + 1, *responses)))
+    write_samples(folder, a_sample(GROUPS + 1, *[a_response(length=32_768)] * 16, step=STEPS + 1))
     long = f"train:{GROUPS + 1}"
     await timed("a group of 16 x 32,768 tokens", lambda: samples.group(job_dir, long))
 

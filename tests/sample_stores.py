@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from protocol.messages import Grade, Graded, GradedGroup, Ungradable
 from protocol.recipe import Purpose
-from protocol.samples import (
-    USED,
-    ResponseFacts,
-    SampledGroup,
-    SampleFacts,
-    pack_sample,
-)
+from protocol.samples import StepFile
 
-from tests.builders import a_graded_group, a_group, a_request, a_task
+from services.learner.durable.sample_rows import Row, rows_of, write_groups
+from services.learner.training.scoring import ScoredGroup, Scoring
+from tests.builders import a_graded_group, a_group, a_recipe, a_request, a_task
+
+SCORING = Scoring.of(a_recipe())
 
 
-def response_facts(**changes: Any) -> ResponseFacts:
-    values: dict[str, Any] = {
+def a_response(**changes: Any) -> Row:
+    """What a list of samples shows of a response."""
+    values: Row = {
         "accuracy": 1.0,
         "process": None,
         "reward": 1.0,
@@ -31,85 +30,58 @@ def response_facts(**changes: Any) -> ResponseFacts:
         "surprise": 0.1,
         "parity_gap": 0.01,
     }
-    return ResponseFacts.model_validate({**values, **changes})
+    return values | changes
 
 
-def sample_facts(number: int = 0, *responses: ResponseFacts, **changes: Any) -> SampleFacts:
-    """The facts of a group, of two correct responses unless others are given."""
-    values: dict[str, Any] = {
-        "purpose": Purpose.TRAIN,
-        "number": number,
-        "attempt": 1,
-        "step": number,
-        "fate": USED,
-        "task_id": f"task-{number}",
-        "created_at": 1_800_000_000.0 + number,
-        "responses": responses or (response_facts(), response_facts()),
-    }
-    return SampleFacts.model_validate({**values, **changes})
+def a_sample(
+    number: int = 0,
+    *responses: Row,
+    texts: Sequence[str] | None = None,
+    purpose: str = "train",
+    graded: GradedGroup | None = None,
+    **changes: Any,
+) -> list[Row]:
+    """The rows of a group, of two correct responses unless others are given."""
+    responses = responses or (a_response(), a_response())
+    if graded is None:
+        request = a_request(
+            number=number,
+            purpose=Purpose(purpose),
+            group_size=len(responses),
+            task=a_task(id=changes.get("task_id", f"task-{number}")),
+        )
+        group = a_group(request, [response["length"] for response in responses], texts=texts)
+        graded = a_graded_group(group, grades=[_grade(response) for response in responses])
+    (rows,) = _rows(graded, number)
+    return [row | response | changes for row, response in zip(rows, responses, strict=True)]
 
 
-def failed_facts(number: int, failure: str = "four deaths") -> SampleFacts:
-    changes = {"fate": "failed", "task_id": "", "failure": failure, "responses": ()}
-    return sample_facts(number, **changes)
+def a_failed_sample(number: int, failure: str = "deaths: four") -> list[Row]:
+    (rows,) = _rows(GradedGroup(purpose=Purpose.TRAIN, number=number, failure=failure), number)
+    return rows
 
 
-def sampled_group(
-    facts: SampleFacts, texts: Sequence[str] | None = None, **changes: Any
-) -> SampledGroup:
-    """The group that facts are of; what the learner computed for each token counts from 0."""
-    graded = changes.pop("graded", None) or _graded(facts, texts)
-    tokens = len(graded.group.token_ids) if graded.group is not None else 0
-
-    def of_group(name: str) -> list[float]:
-        values = (getattr(response, name) for response in facts.responses)
-        return [np.nan if value is None else value for value in values]
-
-    values: dict[str, Any] = {
-        "graded": graded,
-        "attempt": facts.attempt,
-        "step": facts.step,
-        "fate": facts.fate,
-        "rewards": of_group("reward"),
-        "advantages": of_group("advantage"),
-        "outcome_advantages": [np.nan] * len(facts.responses),
-        "process_advantages": [np.nan] * len(facts.responses),
-        "logprobs": -np.arange(tokens),
-        "entropies": np.arange(tokens) / 10,
-        "token_advantages": [],
-    }
-    return SampledGroup.model_validate({**values, **changes})
-
-
-def record(facts: SampleFacts, texts: Sequence[str] | None = None, **changes: Any) -> bytes:
-    return pack_sample(facts, sampled_group(facts, texts, **changes))
-
-
-def write_segment(folder: Path, name: str, *records: bytes) -> Path:
-    """Append records to a segment, which need not be there yet."""
+def write_samples(folder: Path, *groups: list[Row]) -> list[Path]:
+    """Write a file for each step of an attempt that the groups are of, in the place of it."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.samples"
-    with path.open("ab") as segment:
-        segment.write(b"".join(records))
-    return path
+    steps = defaultdict[StepFile, list[list[Row]]](list)
+    for rows in groups:
+        step, purpose, attempt = (rows[0][name] for name in ("step", "purpose", "attempt"))
+        steps[StepFile(step, Purpose(purpose), attempt)].append(rows)
+    for file, of_step in steps.items():
+        write_groups(folder / ".unfinished", of_step)
+        (folder / ".unfinished").replace(folder / file.name)
+    return [folder / file.name for file in steps]
 
 
-def _graded(facts: SampleFacts, texts: Sequence[str] | None) -> GradedGroup:
-    if facts.failure is not None:
-        return GradedGroup(purpose=facts.purpose, number=facts.number, failure=facts.failure)
-    lengths = [response.length for response in facts.responses]
-    request = a_request(
-        number=facts.number,
-        purpose=facts.purpose,
-        group_size=len(lengths),
-        task=a_task(id=facts.task_id),
-    )
-    group = a_group(request, lengths, texts=texts)
-    return a_graded_group(group, grades=[_grade(response) for response in facts.responses])
+def _rows(graded: GradedGroup, number: int) -> list[list[Row]]:
+    scored = [ScoredGroup(graded, SCORING)]
+    created_at = 1_800_000_000.0 + number
+    return list(rows_of(scored, {}, attempt=1, step=number, created_at=created_at))
 
 
-def _grade(response: ResponseFacts) -> Grade:
-    if response.accuracy is None:
+def _grade(response: Row) -> Grade:
+    if response["accuracy"] is None:
         return Grade(outcome=Ungradable(reason="the gold answer cannot be read"))
-    process = None if response.process is None else Graded(value=response.process)
-    return Grade(outcome=Graded(value=response.accuracy), process=process)
+    process = None if response["process"] is None else Graded(value=response["process"])
+    return Grade(outcome=Graded(value=response["accuracy"]), process=process)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import subprocess
 import sys
@@ -21,11 +20,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from protocol.frames import FrameError, decode, encode, pack, unpack_all
-from protocol.messages import ActiveJob, GradedGroup, Score
+from protocol.messages import ActiveJob, Grade, GradedGroup, Score
 from protocol.recipe import Purpose, Recipe, RecipeError, load_recipe
-from protocol.samples import RECIPE, SUFFIX, SampledGroup, SampleFacts, read_facts, read_group
+from protocol.samples import RECIPE, step_files
 from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
@@ -38,7 +36,7 @@ from services.chassis.deployment import (
     words,
 )
 from services.learner.algorithms import UnknownName
-from services.learner.durable.sample_facts import sampled_groups
+from services.learner.durable.sample_rows import Row, graded_of, read_groups, rows_of
 from services.learner.formulas import check_formulas
 from services.learner.training.scoring import ScoredGroup, Scoring
 
@@ -90,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_formulas(recipe)
         before = read_step(folder, given.step)
         responses = replay(before, recipe)
-    except (RecipeError, CannotReplay, UnknownName, DeploymentError, FrameError) as error:
+    except (RecipeError, CannotReplay, UnknownName, DeploymentError, FrameError, OSError) as error:
         print(f"weir: {error}", file=sys.stderr)
         return BAD_INPUT
     found = _summary(responses, before, recipe)
@@ -118,56 +116,52 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def read_step(folder: Path, step: int) -> list[SampledGroup]:
-    """The groups of a step, as the last attempt that made it left them.
+def read_step(folder: Path, step: int) -> list[list[Row]]:
+    """The rows of each group of a step, as the last attempt that made it left them.
 
     Raises:
         CannotReplay: if there is none.
-        FrameError: naming the file that is damaged.
+        OSError: naming the file that is damaged.
     """
-    places: dict[str, tuple[SampleFacts, Path, int]] = {}
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
-        with path.open("rb") as segment:
-            places |= {facts.key: (facts, path, at) for at, facts in read_facts(segment)}
-    steps = {facts.step for facts, _, _ in places.values()}
-    if step not in steps:
-        kept = f"from {min(steps)} to {max(steps)}" if steps else "of no step"
+    files = step_files(folder)
+    found = sorted((file for file in files if file.step == step), key=lambda file: file.purpose)
+    if not found:
+        kept = f"from {files[0].step} to {files[-1].step}" if files else "of no step"
         raise CannotReplay(f"{folder} has no samples of step {step}, but {kept}")
-    of_step = [place for place in places.values() if place[0].step == step]
-    return [_group_at(path, at) for _, path, at in sorted(of_step, key=_by_number)]
+    return [rows for file in found for rows in read_groups(folder / file.name)]
 
 
-def replay(before: Sequence[SampledGroup], recipe: Recipe) -> list[Response]:
+def replay(before: Sequence[list[Row]], recipe: Recipe) -> list[Response]:
     """Every response of groups that did not fail, valued again by a recipe.
 
     Raises:
         CannotReplay: if they cannot be graded.
     """
-    whole = [sampled for sampled in before if sampled.graded.group is not None]
+    whole = [rows for rows in before if rows[0]["failure"] is None]
     scoring = Scoring.of(recipe)
     after = [
         _valued(old, graded, scoring)
         for old, graded in zip(whole, graded_again(whole, recipe), strict=True)
     ]
     return [
-        Response(old.graded.key, index, old.fate, _values(old, index), _values(new, index))
-        for old, new in zip(whole, after, strict=True)
-        for index in range(len(old.graded.grades))
+        Response(old["key"], old["index"], old["fate"], _values(old), _values(new))
+        for old_rows, new_rows in zip(whole, after, strict=True)
+        for old, new in zip(old_rows, new_rows, strict=True)
     ]
 
 
-def _valued(old: SampledGroup, graded: GradedGroup, scoring: Scoring) -> SampledGroup:
+def _valued(old: list[Row], graded: GradedGroup, scoring: Scoring) -> list[Row]:
     if graded.purpose is Purpose.EVAL:
         scoring = scoring.without_advantage
-    scored = ScoredGroup(graded, scoring, old.fate)
-    (new,) = sampled_groups([scored], {}, attempt=old.attempt, step=old.step)
+    kept = {name: old[0][name] for name in ("attempt", "step", "created_at")}
+    (new,) = rows_of([ScoredGroup(graded, scoring, old[0]["fate"])], {}, **kept)
     return new
 
 
-def graded_again(groups: Sequence[SampledGroup], recipe: Recipe) -> list[GradedGroup]:
+def graded_again(groups: Sequence[list[Row]], recipe: Recipe) -> list[GradedGroup]:
     """The groups with new grades. Services do not import each other: the grader is a process."""
     job = ActiveJob(job_id="replay", attempt=1, recipe=recipe)
-    asked = [job, *(sampled.graded.group for sampled in groups if sampled.graded.group)]
+    asked = [job, *(group for rows in groups if (group := graded_of(rows).group))]
     frames = b"".join(pack(encode(message)) for message in asked)
     command = [sys.executable, "-m", _GRADER]
     done = subprocess.run(command, input=frames, stdout=subprocess.PIPE)
@@ -197,30 +191,12 @@ def _own_recipe(folder: Path) -> Recipe:
         raise CannotReplay(f"{folder / RECIPE}: {error}; give a recipe by --recipe") from error
 
 
-def _group_at(path: Path, place: int) -> SampledGroup:
-    with path.open("rb") as segment:
-        segment.seek(place)
-        try:
-            return read_group(segment)
-        except FrameError as error:
-            raise FrameError(f"{path}, byte {place}: {error}") from error
-
-
-def _by_number(place: tuple[SampleFacts, Path, int]) -> tuple[str, int]:
-    return place[0].purpose, place[0].number
-
-
-def _values(sampled: SampledGroup, index: int) -> dict[str, Any]:
+def _values(row: Row) -> dict[str, Any]:
     """A response's grade and what was made of it; None for what is unknown."""
-    grade = sampled.graded.grades[index]
-    return {
-        **_score("outcome", grade.outcome),
-        **_score("process", grade.process),
-        "reward": _known(sampled.rewards, index),
-        "outcome_advantage": _known(sampled.outcome_advantages, index),
-        "process_advantage": _known(sampled.process_advantages, index),
-        "advantage": _known(sampled.advantages, index),
-    }
+    grade = Grade.model_validate_json(row["grade"])
+    made = ("reward", "outcome_advantage", "process_advantage", "advantage")
+    scores = _score("outcome", grade.outcome) | _score("process", grade.process)
+    return scores | {name: row[name] for name in made}
 
 
 def _score(name: str, score: Score | None) -> dict[str, Any]:
@@ -228,20 +204,15 @@ def _score(name: str, score: Score | None) -> dict[str, Any]:
     return {name: value, f"{name}_reason": score.reason if score else None}
 
 
-def _known(values: np.ndarray, index: int) -> float | None:
-    value = float(values[index])
-    return value if math.isfinite(value) else None
-
-
 def _summary(
-    responses: Sequence[Response], before: Sequence[SampledGroup], recipe: Recipe
+    responses: Sequence[Response], before: Sequence[list[Row]], recipe: Recipe
 ) -> dict[str, Any]:
     pairs = {name: [(r.before[name], r.after[name]) for r in responses] for name in _NUMBERS}
     return {
         "recipe": recipe.name,
-        "step": before[0].step,
+        "step": before[0][0]["step"],
         "groups": len(before),
-        "failed": sum(sampled.graded.failure is not None for sampled in before),
+        "failed": sum(rows[0]["failure"] is not None for rows in before),
         "has_advantages": Scoring.of(recipe).gives_advantages,
         "changed": {name: sum(r.changed(name) for r in responses) for name in _NUMBERS},
         "mean_absolute_difference": {name: _mean_difference(pairs[name]) for name in _NUMBERS},

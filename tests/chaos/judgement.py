@@ -11,6 +11,7 @@ from typing import Any, cast
 from protocol.messages import GradedGroup, group_key
 from protocol.recipe import Purpose
 
+from services.learner.durable.sample_rows import graded_of
 from tests.chaos.hash_team import exported_hash
 from tests.chaos.job import JOB
 from tests.chaos.stack import Stack
@@ -89,10 +90,11 @@ def _kept(stack: Stack, ledgers: Ledgers) -> dict[str, str]:
     used = {group_key(p, n) for p, ledger in ledgers.items() for n in range(sum(ledger.values()))}
     kept = dict.fromkeys(used, "not kept")
     stores = stack.folder.glob(f"*/jobs/{JOB}/samples")
-    for facts, sampled in (sample for store in stores for sample in all_samples(store)):
-        if facts.key in used:
-            digest, before = f"{facts.fate} {_digest(sampled.graded)}", kept[facts.key]
-            kept[facts.key] = digest if before in {"not kept", digest} else "kept differently"
+    for rows in (rows for store in stores for rows in all_samples(store)):
+        key, fate = rows[0]["key"], rows[0]["fate"]
+        if key in used:
+            digest = f"{fate} {_digest(graded_of(rows))}"
+            kept[key] = digest if kept[key] in {"not kept", digest} else "kept differently"
     return kept
 
 

@@ -11,7 +11,7 @@ from protocol.samples import USED
 
 from tests.contract.attempts import Learner, answering
 from tests.contract.valkey_server import Server
-from tests.kept_samples import all_samples, counted, fates, last_samples
+from tests.kept_samples import all_samples, counted, fates
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 
@@ -31,10 +31,10 @@ async def test_steps_that_a_checkpoint_holds_are_in_the_store_and_not_written_ag
         await learner.killed_at(step=5)
         await learner.attempt()
     attempts: dict[int, list[int]] = {}
-    for facts, _ in all_samples(learner.job_dir / "samples"):
-        attempts.setdefault(facts.step, []).append(facts.attempt)
+    for rows in all_samples(learner.job_dir / "samples"):
+        attempts.setdefault(rows[0]["step"], []).append(rows[0]["attempt"])
     assert [attempts[step] for step in range(4)] == [[1, 1]] * 4
-    assert attempts[5][-2:] == [2, 2]
+    assert attempts[5] == [2, 2]
     assert sorted(attempts) == list(range(6))
 
 
@@ -54,9 +54,9 @@ async def test_evaluations_and_the_critics_own_steps_are_in_the_store(
     }
     for purpose, name in names.items():
         assert counted(fates(samples, purpose)) == await ledger_of(learner, name)
-    last = {key: facts for key, (facts, _) in last_samples(samples).items()}
-    assert [last[f"pretrain:{number}"].step for number in range(4)] == [0, 0, 1, 1]
-    assert [last[f"eval:{number}"].step for number in (0, 4, 5, 9)] == [0, 0, 2, 2]
-    assert [response.reward for response in last["eval:0"].responses] == [None, None]
-    assert [response.reward for response in last["pretrain:0"].responses] == [0.0, 1.0]
-    assert (last["eval:7"].fate, last["eval:7"].responses) == ("failures", ())
+    kept = {rows[0]["key"]: rows for rows in all_samples(samples)}
+    assert [kept[f"pretrain:{number}"][0]["step"] for number in range(4)] == [0, 0, 1, 1]
+    assert [kept[f"eval:{number}"][0]["step"] for number in (0, 4, 5, 9)] == [0, 0, 2, 2]
+    assert [row["reward"] for row in kept["eval:0"]] == [None, None]
+    assert [row["reward"] for row in kept["pretrain:0"]] == [0.0, 1.0]
+    assert [(row["fate"], row["index"]) for row in kept["eval:7"]] == [("failures", None)]

@@ -2,93 +2,69 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from protocol.messages import GradedGroup, RolloutGroup
-from protocol.samples import SampledGroup
 from pydantic_core import to_json
 from tokenizers import Tokenizer
 
-from services.gateway.samples.catalog import Group
 from services.gateway.samples.pieces import text_pieces
+from services.gateway.samples.store import Row
 
 _DECIMALS = 6
-Json = dict[str, Any]
+_OF_GROUP = (
+    *("purpose", "number", "step", "attempt", "fate", "failure", "created_at"),
+    *("grading_seconds", "sampling_seconds"),
+)
+_NUMBERS = ("reward", "advantage", "outcome_advantage", "process_advantage")
+_OF_TOKENS = ("behavior_logprobs", "logprobs", "entropies", "token_advantages")
 
 
-def group_json(group: Group, sampled: SampledGroup, tokenizer: Tokenizer | None) -> bytes:
+def group_json(rows: Sequence[Row], tokenizer: Tokenizer | None) -> bytes:
     """A group as JSON, with every token of every response; NaN becomes null."""
-    rollout = sampled.graded.group
-    head = _json(_head(group, sampled.graded, tokenizer))
+    head = _json(_head(rows[0], tokenizer))
     # One response after another, since making JSON lets no other thread run.
-    responses = (
-        []
-        if rollout is None
-        else [_json(_response(sampled, rollout, i, tokenizer)) for i in range(len(rollout.lengths))]
-    )
+    responses = [_json(_response(row, tokenizer)) for row in rows if row["index"] is not None]
     return head[:-1] + b',"responses":[' + b",".join(responses) + b"]}"
 
 
-def _json(value: Json) -> bytes:
+def _json(value: Row) -> bytes:
     return to_json(value, inf_nan_mode="null")
 
 
-def _head(group: Group, graded: GradedGroup, tokenizer: Tokenizer | None) -> Json:
-    rollout = graded.group
+def _head(row: Row, tokenizer: Tokenizer | None) -> Row:
+    task = None if row["request"] is None else json.loads(row["request"])["task"]
     return {
-        "id": group.key,
+        "id": row["key"],
         "object": "fine_tuning.job.sample_group",
-        "purpose": group.purpose,
-        "number": group.number,
-        "step": group.step,
-        "attempt": group.attempt,
-        "fate": group.fate,
-        "failure": group.failure,
-        "created_at": group.created_at,
-        "task": rollout and rollout.request.task.model_dump(mode="json"),
-        "prompt": rollout and _prompt(rollout, tokenizer),
-        "grading_seconds": graded.grading_seconds,
-        "sampling_seconds": rollout and rollout.sampling_seconds,
+        **{name: row[name] for name in _OF_GROUP},
+        "task": task,
+        "prompt": task and _prompt(row, tokenizer),
     }
 
 
-def _prompt(rollout: RolloutGroup, tokenizer: Tokenizer | None) -> str | None:
+def _prompt(row: Row, tokenizer: Tokenizer | None) -> str | None:
     """As the model saw it, with its special tokens."""
     if tokenizer is None:
-        return rollout.request.task.prompt
-    return tokenizer.decode(rollout.prompt_ids.tolist(), skip_special_tokens=False)
+        return row["prompt"]
+    return tokenizer.decode(row["prompt_ids"].tolist(), skip_special_tokens=False)
 
 
-def _response(
-    sampled: SampledGroup, rollout: RolloutGroup, index: int, tokenizer: Tokenizer | None
-) -> Json:
-    start, end = rollout.bounds()[index]
-    response, grade = rollout.responses[index], sampled.graded.grades[index]
-
-    def over_group(values: np.ndarray) -> float | None:
-        return next(iter(_numbers(values[index : index + 1])), None)
-
-    def over_tokens(values: np.ndarray) -> list[float] | None:
-        return _numbers(values[start:end]) if len(values) else None
-
-    token_ids = rollout.token_ids[start:end].tolist()
+def _response(row: Row, tokenizer: Tokenizer | None) -> Row:
     return {
-        "index": index,
-        **response.model_dump(mode="json"),
-        "grade": grade.model_dump(mode="json"),
-        "reward": over_group(sampled.rewards),
-        "advantage": over_group(sampled.advantages),
-        "outcome_advantage": over_group(sampled.outcome_advantages),
-        "process_advantage": over_group(sampled.process_advantages),
-        "tokens": text_pieces(tokenizer, token_ids, response.text),
-        "behavior_logprobs": _numbers(rollout.behavior_logprobs[start:end]),
-        "logprobs": over_tokens(sampled.logprobs),
-        "entropies": over_tokens(sampled.entropies),
-        "token_advantages": over_tokens(sampled.token_advantages),
+        "index": row["index"],
+        "text": row["text"],
+        "finish_reason": row["finish_reason"],
+        "spans": row["spans"].tolist(),
+        "grade": json.loads(row["grade"]),
+        **{name: _rounded(row[name]) for name in _NUMBERS},
+        "tokens": text_pieces(tokenizer, row["token_ids"].tolist(), row["text"]),
+        **{name: _rounded(row[name]) for name in _OF_TOKENS},
     }
 
 
-def _numbers(values: np.ndarray) -> list[float]:
+def _rounded(values: Any) -> Any:
     """Short ones: the digits that a float32 does not have are noise."""
-    return np.round(values.astype("<f8"), _DECIMALS).tolist()
+    return None if values is None else np.round(np.float64(values), _DECIMALS).tolist()

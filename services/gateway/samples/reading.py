@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from protocol.frames import FrameError
 from pydantic import Field
 from pydantic_core import to_json
 
-from services.gateway.samples.catalog import Catalog, Order, SampleFilter
+from services.gateway.errors import Problem
 from services.gateway.samples.group import group_json
-from services.gateway.samples.index import Index
 from services.gateway.samples.pieces import tokenizer_of
+from services.gateway.samples.store import RANKS, Order, Row, SampleFilter, Store
 
 FOLDER = "samples"  # below the job's
-_OPEN_INDEXES = 4  # of jobs; one of 100,000 responses takes 31 MiB
+_OPEN_STORES = 4  # of jobs, each with tables in memory
+_LOOKED_AT = 100  # responses at once whose text is searched
 _PATIENCE_S = 1.0
+_UNSHOWN = ("number", "place", "file")
 
 
 class SampleQuery(SampleFilter):
@@ -34,10 +35,10 @@ class SampleQuery(SampleFilter):
 
 @dataclass
 class Samples:
-    """The sample stores of jobs; the indexes of those last asked for stay in memory."""
+    """The sample stores of jobs; the tables of those last asked for stay in memory."""
 
     patience_s: float = _PATIENCE_S  # a search that takes longer answers what it has
-    _indexes: OrderedDict[Path, Index] = field(default_factory=OrderedDict)
+    _stores: OrderedDict[Path, Store] = field(default_factory=OrderedDict)
 
     async def page(self, job_dir: Path, query: SampleQuery) -> bytes:
         """A list of samples as JSON.
@@ -45,7 +46,7 @@ class Samples:
         Raises:
             Problem: 400 if the cursor is not one of this list.
         """
-        return await asyncio.to_thread(_page, self._index(job_dir), query, self.patience_s)
+        return await asyncio.to_thread(_page, self._store(job_dir), query, self.patience_s)
 
     async def group(self, job_dir: Path, key: str) -> bytes:
         """A group as JSON.
@@ -53,78 +54,74 @@ class Samples:
         Raises:
             Problem: 404 if there is none of this key.
         """
-        return await asyncio.to_thread(_group, self._index(job_dir), key)
+        return await asyncio.to_thread(_group, self._store(job_dir), key)
 
-    def _index(self, job_dir: Path) -> Index:
-        index = self._indexes.setdefault(job_dir, Index(job_dir / FOLDER))
-        self._indexes.move_to_end(job_dir)
-        if len(self._indexes) > _OPEN_INDEXES:
-            self._indexes.popitem(last=False)
-        return index
-
-
-def _group(index: Index, key: str) -> bytes:
-    return group_json(*index.find(key), tokenizer_of(index.folder))
+    def _store(self, job_dir: Path) -> Store:
+        store = self._stores.setdefault(job_dir, Store(job_dir / FOLDER))
+        self._stores.move_to_end(job_dir)
+        if len(self._stores) > _OPEN_STORES:
+            self._stores.popitem(last=False)
+        return store
 
 
-def _page(index: Index, query: SampleQuery, patience_s: float) -> bytes:
-    catalog = index.catalog()
-    rows = catalog.select(query, query.order, query.after)
-    holds = _always if query.text is None else _Search(index, catalog, query.text).holds
-    found, last, has_more = _take(rows.tolist(), query.limit, holds, patience_s)
-    data = [catalog.response(row) for row in found]
+def _group(store: Store, key: str) -> bytes:
+    return group_json(store.group(key), tokenizer_of(store.folder))
+
+
+def _page(store: Store, query: SampleQuery, patience_s: float) -> bytes:
+    summary = store.look()
+    after = None if query.after is None else _place(query.after, query.order)
+    found, last, has_more = _take(store, query, after, patience_s)
+    data = [_shown(row) for row in found]
     page = {
         "object": "list",
         "data": data,
         "first_id": data[0]["id"] if data else None,
-        "last_id": None if last is None else catalog.cursor(last, query.order),
+        "last_id": last and ",".join([query.order, *(f"{rank:.17g}" for rank in last)]),
         "has_more": has_more,
-        "summary": catalog.summary,
+        "summary": summary,
     }
     return to_json(page, inf_nan_mode="null")
 
 
 def _take(
-    rows: Iterable[int], limit: int, holds: Callable[[int], bool], patience_s: float
-) -> tuple[list[int], int | None, bool]:
-    """Up to ``limit`` rows that hold, the last one looked at, and whether others are left.
+    store: Store, query: SampleQuery, after: Sequence[float] | None, patience_s: float
+) -> tuple[list[Row], Sequence[float] | None, bool]:
+    """Up to ``limit`` rows, the place of the last one looked at, and whether others are left.
 
-    Stops early where looking takes long.
+    Stops early where looking for a text takes long.
     """
-    found: list[int] = []
+    if query.text is None:
+        rows = store.select(query, query.order, after, query.limit + 1)
+        found, has_more = rows[: query.limit], len(rows) > query.limit
+        return found, found[-1]["place"] if found else None, has_more
+    found: list[Row] = []
     last, deadline = None, time.monotonic() + patience_s
-    for row in rows:
-        if len(found) == limit or (last is not None and time.monotonic() > deadline):
-            return found, last, True
-        if holds(row):
-            found.append(row)
-        last = row
+    while rows := store.select(query, query.order, last or after, _LOOKED_AT):
+        are_all, room = len(rows) < _LOOKED_AT, query.limit - len(found)
+        holding = store.holding(rows, query.text)[:room]
+        found += holding
+        last = (holding if len(holding) == room else rows)[-1]["place"]
+        if are_all or len(found) == query.limit or time.monotonic() > deadline:
+            return found, last, not are_all or last != rows[-1]["place"]
     return found, last, False
 
 
-def _always(_: int) -> bool:
-    return True
+def _place(cursor: str, order: Order) -> list[float]:
+    name, *numbers = cursor.split(",")
+    try:
+        place = [float(number) for number in numbers]
+    except ValueError:
+        place = []
+    if name != order or len(place) != len(RANKS[order]):
+        message = f"after: {cursor!r} is not the last_id of a list of samples in the order {order}"
+        raise Problem(400, message, param="after")
+    return place
 
 
-@dataclass
-class _Search:
-    index: Index
-    catalog: Catalog
-    text: str
-    _looked: dict[int, set[float]] = field(default_factory=dict)
-
-    def holds(self, row: int) -> bool:
-        """Whether the text of a row's response holds the text that is looked for."""
-        place = int(self.catalog.group_of[row])
-        if place not in self._looked:
-            self._looked[place] = self._responses_with_it(place)
-        return self.catalog.rows["index"][row] in self._looked[place]
-
-    def _responses_with_it(self, place: int) -> set[float]:
-        try:
-            rollout = self.index.read(self.catalog.groups[place]).graded.group
-        except (FileNotFoundError, FrameError):
-            return set()  # gone, or damaged, which who opens it is told
-        responses = rollout.responses if rollout is not None else ()
-        wanted = self.text.casefold()
-        return {i for i, response in enumerate(responses) if wanted in response.text.casefold()}
+def _shown(row: Row) -> Row:
+    """A row as the list of samples shows it."""
+    key, index = row["key"], row["index"]
+    sample_id = key if index is None else f"{key}/{index}"
+    shown = {name: value for name, value in row.items() if name not in _UNSHOWN}
+    return {"id": sample_id, "object": "fine_tuning.job.sample", **shown}

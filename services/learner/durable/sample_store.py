@@ -1,8 +1,7 @@
 """The sample store of a job, as one attempt writes it: what became of every group, for people.
 
-Steps append in order, and a thread writes while the next one goes on. A checkpoint first makes the
-store durable: steps after it are made again from the log, and written again by the next attempt,
-whose segments sort behind these. The format is in `protocol.samples`.
+Each step is a file, which a thread writes while the next step goes on. A checkpoint waits for it:
+steps after a checkpoint are made again from the log, and their files written again.
 """
 
 from __future__ import annotations
@@ -12,28 +11,28 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from io import FileIO
 from pathlib import Path
 
-from protocol.recipe import Recipe
-from protocol.samples import RECIPE, SUFFIX, TOKENIZER, SampledGroup, pack_sample
+import numpy as np
+from protocol.recipe import Purpose, Recipe
+from protocol.samples import RECIPE, TOKENIZER, StepFile, all_files
 from protocol.weights import sync_folder
 
 from services.chassis.deployment import Deployment
-from services.learner.durable.sample_facts import facts_of
+from services.learner.durable.sample_rows import rows_of, write_groups
+from services.learner.training.scoring import ScoredGroup
 
-_SEGMENT_BYTES = 16 * 2**20
 _DAY_S = 86_400
 log = logging.getLogger(__name__)
 
 
 class SampleStore:
-    """Segments of one attempt; of those of all attempts the newest stay.
+    """The steps of one attempt; of those of all attempts the newest stay.
 
-    Together they have at most ``keep_samples_bytes``, and one record more; none is older than
-    ``keep_samples_days``. With 0 bytes nothing is written.
+    Together they have at most ``keep_samples_bytes``, or are the last step alone; none is older
+    than ``keep_samples_days``. With 0 bytes nothing is written.
     """
 
     def __init__(self, folder: Path, attempt: int, deployment: Deployment) -> None:
@@ -41,12 +40,12 @@ class SampleStore:
         self.attempt = attempt
         self.keep_bytes = deployment.keep_samples_bytes
         self.keep_days = deployment.keep_samples_days
-        self._segment_bytes = min(_SEGMENT_BYTES, self.keep_bytes // 4)
-        self._file: FileIO | None = None
-        self._sequence = 0
+        self._newest: Path | None = None
         self._writing: asyncio.Task[None] | None = None
         self._is_broken = False
         folder.mkdir(parents=True, exist_ok=True)
+        for number in range(attempt + 1):  # of attempts that were ended by force
+            self._unfinished(number).unlink(missing_ok=True)
 
     def keep_tokenizer(self, model: Path) -> None:
         """Copy the ``tokenizer.json`` of a model's folder, if it has one."""
@@ -62,18 +61,30 @@ class SampleStore:
             copy.write_text(recipe.model_dump_json(), encoding="utf-8")
             copy.replace(self.folder / RECIPE)
 
-    async def append(self, groups: Iterable[SampledGroup]) -> None:
-        """Begin to write groups; those of the last call are written once this returns.
+    async def append(
+        self,
+        purpose: Purpose,
+        step: int,
+        groups: Sequence[ScoredGroup],
+        tokens: Mapping[str, np.ndarray],
+    ) -> None:
+        """Begin to write a step; that of the last call is written once this returns.
 
         Args:
-            groups: read in a thread.
+            purpose: of the groups.
+            step: that were done when they were used or dropped.
+            groups: with their fates; read in a thread.
+            tokens: what was measured for each token of the samples, in their order.
 
         Raises:
-            OSError: if the last ones could not be written; nothing more can be.
+            OSError: if the last one could not be written; nothing more can be.
         """
         await self._written()
-        if self.keep_bytes > 0 and not self._is_broken:
-            self._writing = asyncio.create_task(asyncio.to_thread(self._write, groups))
+        if groups and self.keep_bytes > 0 and not self._is_broken:
+            file = StepFile(step, purpose, self.attempt)
+            self._writing = asyncio.create_task(
+                asyncio.to_thread(self._write, file, groups, tokens)
+            )
 
     async def sync(self) -> None:
         """Everything that was appended survives a crash once this returns; what is too old goes.
@@ -85,7 +96,7 @@ class SampleStore:
             await asyncio.wait({writing})
             if isinstance(error := writing.exception(), OSError):
                 raise error
-        await asyncio.to_thread(self._sync)
+        await asyncio.to_thread(self._retain)
 
     async def _written(self) -> None:
         try:
@@ -98,73 +109,62 @@ class SampleStore:
             self._is_broken = True
         self._writing = None
 
-    def _write(self, groups: Iterable[SampledGroup]) -> None:
-        for group in groups:
-            record = pack_sample(facts_of(group, time.time()), group)
-            file = self._open()
-            end = file.tell()
-            try:
-                _write_whole(file, record)
-            except OSError:
-                file.close()
-                with suppress(OSError):
-                    os.truncate(file.name, end)
-                raise
-            if file.tell() >= self._segment_bytes:
-                self._roll(file)
-
-    def _open(self) -> FileIO:
-        if self._file is None:
-            # One may be there: a Redis that lost its last moments gives an attempt's number again.
-            while self._segment.exists():
-                self._sequence += 1
-            self.folder.mkdir(parents=True, exist_ok=True)  # somebody may have made room
-            # With a buffer, closing would write a record again of which the first half is there.
-            self._file = self._segment.open("xb", buffering=0)
-            sync_folder(self.folder)
-        return self._file
-
-    def _roll(self, file: FileIO) -> None:
-        os.fsync(file.fileno())
-        file.close()
-        self._file = None
-        self._sequence += 1
+    def _write(
+        self, file: StepFile, groups: Sequence[ScoredGroup], tokens: Mapping[str, np.ndarray]
+    ) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)  # somebody may have made room
+        unfinished, path = self._unfinished(self.attempt), self.folder / file.name
+        rows = rows_of(groups, tokens, attempt=self.attempt, step=file.step, created_at=time.time())
+        try:
+            with unfinished.open("wb") as target:
+                write_groups(target, rows)
+                target.flush()
+                os.fsync(target.fileno())
+            unfinished.replace(path)
+        finally:  # a disk that is full needs the room
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+        sync_folder(self.folder)
+        self._newest = path
+        self._drop_superseded(file)
         self._retain()
 
-    def _sync(self) -> None:
-        # Beside a thread that may write to it, and make it durable itself when it is full.
-        with suppress(FileNotFoundError), self._segment.open("rb") as file:
-            os.fsync(file.fileno())
-        self._retain()
+    def _drop_superseded(self, file: StepFile) -> None:
+        """Delete what attempts up to this one left of a step and those after it."""
+        for other in all_files(self.folder):
+            is_later = other.purpose is file.purpose and other.step >= file.step
+            if is_later and other.attempt <= file.attempt and other != file:
+                (self.folder / other.name).unlink(missing_ok=True)
 
     def _retain(self) -> None:
-        """Delete the oldest segments but the one that is written to, which is counted as full."""
-        size = self._segment_bytes
-        for path in sorted(self.folder.glob(f"*{SUFFIX}"), reverse=True):
-            if self._file is None or path != self._segment:
-                with suppress(OSError):  # somebody else may delete it, too
-                    size += path.stat().st_size
-                    if size > self.keep_bytes or _is_older(path, self.keep_days):
-                        path.unlink()
+        """Delete the oldest files, but never the step that was written last."""
+        size = 0
+        for written, path, bytes_ in sorted(_files(self.folder), reverse=True):
+            size += bytes_
+            is_too_much = size > self.keep_bytes or _is_old(written, self.keep_days)
+            if is_too_much and path != self._newest:
+                path.unlink(missing_ok=True)
 
-    @property
-    def _segment(self) -> Path:
-        return self.folder / f"{self.attempt:06d}-{self._sequence:06d}{SUFFIX}"
-
-
-def _write_whole(file: FileIO, record: bytes) -> None:
-    rest = memoryview(record)
-    while rest:
-        rest = rest[file.write(rest) :]
+    def _unfinished(self, attempt: int) -> Path:
+        return self.folder / f".unfinished-{attempt}"
 
 
 def remove_old(deployment: Deployment) -> None:
-    """Delete the segments of all jobs that are older than ``keep_samples_days``."""
-    for path in deployment.job_dir("").glob(f"*/samples/*{SUFFIX}"):
+    """Delete the files of all jobs that are older than ``keep_samples_days``."""
+    for folder in deployment.job_dir("").glob("*/samples"):
         with suppress(OSError):  # another job's file is no fault of this one
-            if _is_older(path, deployment.keep_samples_days):
-                path.unlink()
+            for written, path, _ in _files(folder):
+                if _is_old(written, deployment.keep_samples_days):
+                    path.unlink(missing_ok=True)
 
 
-def _is_older(path: Path, days: float) -> bool:
-    return time.time() - path.stat().st_mtime > days * _DAY_S
+def _files(folder: Path) -> Iterator[tuple[float, Path, int]]:
+    """When each step's file was written, and its bytes."""
+    for path in folder.glob("[0-9]*"):
+        with suppress(FileNotFoundError):  # somebody else may delete it, too
+            found = path.stat()
+            yield found.st_mtime, path, found.st_size
+
+
+def _is_old(written: float, days: float) -> bool:
+    return time.time() - written > days * _DAY_S

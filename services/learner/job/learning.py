@@ -15,7 +15,6 @@ from protocol.recipe import Purpose, Recipe
 
 from services.learner.attempt import Attempt, JobFault
 from services.learner.durable.progress import Progress
-from services.learner.durable.sample_facts import sampled_groups
 from services.learner.job.control import Control
 from services.learner.job.phases import Phase
 from services.learner.job.reconciler import Reconciler
@@ -93,9 +92,8 @@ class Learning:
         for graded in (group.graded for group in groups):
             if graded.failure is not None:
                 log.warning("dropped", extra={"key": graded.key, "reason": graded.failure})
-        sampled = sampled_groups(groups, tokens, attempt=self.attempt.number, step=step)
         with self.control.doing(Doing.KEEPS_SAMPLES, timed="keep_samples"):
-            await self.versions.store.append(sampled)
+            await self.versions.store.append(purpose, step, groups, tokens)
 
     async def account_of(self, purpose: Purpose) -> dict[str, Any]:
         """The ledger of a purpose at this moment: asked = trained + dropped + under way."""

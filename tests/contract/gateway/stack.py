@@ -26,7 +26,7 @@ from protocol.messages import JobEvent, JobState
 from deploy.processes import free_ports
 from tests.architecture.project import ROOT
 from tests.contract.valkey_server import Server
-from tests.sample_stores import record, sample_facts, write_segment
+from tests.sample_stores import a_sample, write_samples
 
 T = TypeVar("T")
 KEY = "test-key"
@@ -242,8 +242,7 @@ def a_learner(stack: Stack) -> Iterator[list[str]]:
         while not stop.wait(0.1):
             for job_id in stack.left()[0] - before - {*learned}:
                 folder = stack.data_dir / "jobs" / job_id / "samples"
-                facts = sample_facts(97, step=12)
-                write_segment(folder, "000001-000000", record(facts, ["It is 3.", "No."]))
+                write_samples(folder, a_sample(97, step=12, texts=["It is 3.", "No."]))
                 take_up(stack, job_id, state=JobState.RUNNING)
                 record_events(stack, job_id, range(12, 13))
                 take_up(stack, job_id, state=JobState.SUCCEEDED, result={"model": "/final"})

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.contract.gateway.stack import JOBS, Stack, a_job, assert_refused, know
-from tests.sample_stores import record, response_facts, sample_facts, write_segment
+from tests.sample_stores import a_response, a_sample, write_samples
 from weir.__main__ import main
 
 pytestmark = pytest.mark.redis
@@ -21,11 +21,16 @@ def job_id(stack: Stack) -> str:
     with stack.http() as http:
         job_id = a_job(http)["id"]
     folder = stack.data_dir / "jobs" / job_id / "samples"
-    wrong = response_facts(accuracy=0.0, reward=0.0, advantage=-0.5)
-    for number in range(6):
-        facts = sample_facts(number, response_facts(), wrong, step=number // 2)
-        texts = [f"It is {number}.", "No \x1b[31midea"]
-        write_segment(folder, f"000001-{number // 3:06d}", record(facts, texts))
+    wrong = a_response(accuracy=0.0, reward=0.0, advantage=-0.5)
+    groups = [
+        a_sample(
+            *(number, a_response(), wrong),
+            texts=[f"It is {number}.", "No \x1b[31midea"],
+            step=number // 2,
+        )
+        for number in range(6)
+    ]
+    write_samples(folder, *groups)
     return job_id
 
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 from protocol.messages import Grade, Graded, JobEvent, Mark, Task, Ungradable
-from protocol.samples import SUFFIX, TOKENIZER, USED, SampledGroup, SampleFacts, pack_sample
+from protocol.samples import TOKENIZER, USED
 from tokenizers import Tokenizer
 
+from services.learner.durable.sample_rows import Row, rows_of
+from services.learner.training.scoring import ScoredGroup
+from tests import sample_stores
 from tests.builders import a_graded_group, a_group, a_request
-from tests.sample_stores import response_facts, sample_facts, sampled_group
 
 BASE_MODEL = Path(__file__).parents[3] / "examples/arithmetic/base-model"
 _BEGAN = 1_763_800_000.0
@@ -81,14 +83,11 @@ def write_samples(folder: Path, job_id: str, groups: int, *, size: int = 8) -> N
     folder.mkdir(parents=True, exist_ok=True)
     (folder / TOKENIZER).write_bytes((BASE_MODEL / TOKENIZER).read_bytes())
     chance = random.Random(7)
-    with (folder / f"000001-000000{SUFFIX}").open("wb") as segment:
-        for number in range(groups):
-            segment.write(pack_sample(*_sample(job_id, number, size, chance)))
+    samples = [_sample(job_id, number, size, chance) for number in range(groups)]
+    sample_stores.write_samples(folder, *samples)
 
 
-def _sample(
-    job_id: str, number: int, size: int, chance: random.Random
-) -> tuple[SampleFacts, SampledGroup]:
+def _sample(job_id: str, number: int, size: int, chance: random.Random) -> list[Row]:
     step, task = number // 16, _task(number % 24)
     answers = [_response(task, 0.2 + min(0.7, step / 40), chance) for _ in range(size)]
     ids = [_CODER.encode(text, add_special_tokens=False).ids for text, _ in answers]
@@ -107,35 +106,18 @@ def _sample(
         token_ids=[token for one in ids for token in one],
         behavior_logprobs=[-abs(chance.gauss(0, 0.4)) for _ in range(tokens)],
     )
-    grades = [grade for _, grade in answers]
-    rewards = np.array([_or_nan(grade.accuracy) for grade in grades])
-    outcome = rewards - np.nanmean(rewards)
-    process = np.array([_or_nan(grade.process_score) for grade in grades]) - 0.5
-    advantages = outcome + np.nan_to_num(process)
-    responses = [
-        response_facts(
-            accuracy=grade.accuracy,
-            process=grade.process_score,
-            **{"reward": _or_none(reward), "advantage": _or_none(advantage)},
-            **{"length": length, "surprise": chance.random()},
-        )
-        for grade, reward, advantage, length in zip(
-            grades, rewards, advantages, lengths, strict=True
-        )
-    ]
+    graded = a_graded_group(rollout, grades=[grade for _, grade in answers])
     fate = "stale" if number % 29 == 28 else USED
-    facts = sample_facts(number, *responses, step=step, fate=fate, task_id=task.id)
-    group = sampled_group(
-        facts,
-        graded=a_graded_group(rollout, grades=grades),
-        advantages=advantages,
-        outcome_advantages=outcome,
-        process_advantages=process,
-        logprobs=rollout.behavior_logprobs + 1e-5,
-        entropies=[abs(chance.gauss(0, 0.5)) for _ in range(tokens)],
-        token_advantages=np.repeat(advantages, lengths),
-    )
-    return facts, group
+    group = ScoredGroup(graded, sample_stores.SCORING, fate)
+    surprises = [chance.random() for _ in range(size)]
+    in_loss = np.repeat(group.in_loss, lengths)
+    tokens = {
+        "logprobs": (rollout.behavior_logprobs + 1e-5)[in_loss],
+        "entropies": np.abs([chance.gauss(0, 0.5) for _ in in_loss])[in_loss],
+        "token_advantages": np.repeat(group.advantages, lengths)[in_loss],
+    }
+    (rows,) = rows_of([group], tokens, attempt=1, step=step, created_at=_BEGAN + number)
+    return [row | {"surprise": surprise} for row, surprise in zip(rows, surprises, strict=True)]
 
 
 def _task(number: int) -> Task:
@@ -166,11 +148,3 @@ def _response(task: Task, skill: float, chance: random.Random) -> tuple[str, Gra
     comments = {"style": "Each step follows from the one before; nothing is left out."}
     process = Graded(value=right / len(marks), marks=tuple(marks), comments=comments)
     return text, Grade(outcome=Graded(value=float(str(value) == task.answer)), process=process)
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _or_none(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from services.gateway.samples.catalog import catalog_of
 from services.gateway.samples.group import group_json
 from services.gateway.samples.pieces import text_pieces, tokenizer_of
+from services.gateway.samples.store import Store
+from services.learner.durable.sample_rows import Row
 from tests.builders import a_graded_group, a_group, a_request, a_task
-from tests.sample_stores import failed_facts, sample_facts, sampled_group
+from tests.sample_stores import a_failed_sample, a_sample, write_samples
 from weir.views import group_view
 
 END = "<end>"
+Shown = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -86,12 +89,20 @@ def test_a_store_may_have_no_tokenizer_or_one_that_cannot_be_read(
     assert tokenizer_of(tmp_path / "good") is not None
 
 
-def shown(facts: Any, tokenizer: Tokenizer | None = None, **changes: Any) -> dict[str, Any]:
-    (group,) = catalog_of("segment", [(0, facts)]).groups
-    return json.loads(group_json(group, sampled_group(facts, **changes), tokenizer))
+@pytest.fixture
+def shown(tmp_path: Path) -> Shown:
+    """What is shown of a group that was written."""
+
+    def show(rows: list[Row], tokenizer: Tokenizer | None = None) -> dict[str, Any]:
+        write_samples(tmp_path, rows)
+        return json.loads(group_json(Store(tmp_path).group(rows[0]["key"]), tokenizer))
+
+    return show
 
 
-def test_a_group_is_shown_with_every_number_of_every_token(tokenizer: Tokenizer) -> None:
+def test_a_group_is_shown_with_every_number_of_every_token(
+    tokenizer: Tokenizer, shown: Shown
+) -> None:
     texts = ["2😀", "no"]
     ids = [ids_of(tokenizer, text) for text in texts]
     group = a_group(
@@ -102,15 +113,10 @@ def test_a_group_is_shown_with_every_number_of_every_token(tokenizer: Tokenizer)
         prompt_ids=ids_of(tokenizer, f"1+1={END}"),
         behavior_logprobs=-np.arange(7) / 8,
     )
-    answer = shown(
-        sample_facts(3, step=2, fate="used"),
-        tokenizer,
-        graded=a_graded_group(group, [1.0, 0.0]),
-        rewards=[1.0, 0.1],
-        advantages=[0.5, math.nan],
-        logprobs=[math.nan, 0, -1, -2, -3, -0.1, -4],
-        entropies=[],
-    )
+    rows = a_sample(3, step=2, graded=a_graded_group(group, [1.0, 0.0]))
+    rows[0] |= {"logprobs": [math.nan, 0, -1, -2, -3]}
+    rows[1] |= {"reward": 0.1, "advantage": None, "logprobs": [-0.1, -4]}
+    answer = shown(rows, tokenizer)
     first, second = answer["responses"]
     of_group = {"id": "train:3", "step": 2, "fate": "used", "prompt": f"1+1={END}"}
     assert of_group.items() <= answer.items()
@@ -130,9 +136,9 @@ def test_a_group_is_shown_with_every_number_of_every_token(tokenizer: Tokenizer)
     assert (second["logprobs"], second["tokens"]) == ([-0.1, -4], ["n", "o"])
 
 
-def test_a_group_that_failed_says_why_and_has_no_responses() -> None:
-    answer = shown(failed_facts(4))
-    assert (answer["failure"], answer["task"], answer["prompt"]) == ("four deaths", None, None)
+def test_a_group_that_failed_says_why_and_has_no_responses(shown: Shown) -> None:
+    answer = shown(a_failed_sample(4))
+    assert (answer["failure"], answer["task"], answer["prompt"]) == ("deaths: four", None, None)
     assert answer["responses"] == []
 
 
@@ -146,19 +152,20 @@ def printed(*parts: Any, color: bool = False) -> str:
     return out.getvalue()
 
 
-def group_of(texts: list[str], grades: list[Grade], **task: Any) -> dict[str, Any]:
+def group_of(texts: list[str], grades: list[Grade], **task: Any) -> list[Row]:
     group = a_group(a_request(task=a_task(**task)), texts=texts)
-    return shown(sample_facts(0), graded=a_graded_group(group, grades=grades))
+    return a_sample(0, graded=a_graded_group(group, grades=grades))
 
 
-def test_a_group_is_shown_with_its_task_grades_marks_and_comments() -> None:
+def test_a_group_is_shown_with_its_task_grades_marks_and_comments(shown: Shown) -> None:
     mark = Mark(start=4, end=9, verdict="wrong", note="it is 4")
     judged = Graded(value=0.25, marks=(mark,), comments={"rigour": "skips a step"})
     grades = [
         Grade(outcome=Graded(value=1.0), process=judged),
         Grade(outcome=Ungradable(reason="no gold answer")),
     ]
-    answer = group_of(["say 2+2=5 then", "nothing"], grades, prompt="What is it?", answer="4")
+    texts = ["say 2+2=5 then", "nothing"]
+    answer = shown(group_of(texts, grades, prompt="What is it?", answer="4"))
     assert printed(group_view(answer)).splitlines() == [
         "train:0, step 0: used",
         "task sum-1, answer 4",
@@ -176,17 +183,18 @@ def test_a_group_is_shown_with_its_task_grades_marks_and_comments() -> None:
     assert "say \x1b[31m2+2=5\x1b[0m then" in printed(group_view(answer), color=True)
 
 
-def test_a_group_that_failed_is_shown_with_the_reason() -> None:
-    facts = failed_facts(0, "it failed in \x1b[31mthree\x1b[0m seats")
+def test_a_group_that_failed_is_shown_with_the_reason(shown: Shown) -> None:
+    rows = a_failed_sample(0, "it failed in \x1b[31mthree\x1b[0m seats")
     assert (
-        printed(group_view(shown(facts))) == "train:0, step 0: it failed in ␛[31mthree␛[0m seats\n"
+        printed(group_view(shown(rows))) == "train:0, step 0: it failed in ␛[31mthree␛[0m seats\n"
     )
 
 
-def test_nothing_that_a_model_wrote_steers_the_terminal() -> None:
+def test_nothing_that_a_model_wrote_steers_the_terminal(shown: Shown) -> None:
     hostile = "\x1b]0;owned\x07\r\x9b31m\x7f\u202ereversed [bold]tag[/bold]\ttab\nnew line"
     remark = Graded(value=0.0, reason=hostile, comments={hostile: hostile})
-    answer = group_of([hostile, hostile], [Grade(outcome=remark)] * 2, id=hostile, answer=hostile)
+    grades = [Grade(outcome=remark)] * 2
+    answer = shown(group_of([hostile, hostile], grades, id=hostile, answer=hostile))
     plain = printed(group_view(answer))
     assert not {"\x1b", "\x07", "\r", "\x9b", "\x7f", "\u202e"} & set(plain)
     assert "[bold]tag[/bold]" in plain

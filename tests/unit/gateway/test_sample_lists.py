@@ -11,11 +11,12 @@ import pytest
 from services.gateway.errors import Problem
 from services.gateway.samples import reading
 from services.gateway.samples.reading import SampleQuery, Samples
-from tests.sample_stores import failed_facts, record, response_facts, sample_facts, write_segment
+from services.learner.durable.sample_rows import Row
+from tests.sample_stores import a_failed_sample, a_response, a_sample, write_samples
 
-RIGHT, WRONG = response_facts(), response_facts(accuracy=0.0, reward=0.0, advantage=-0.5)
-PARTLY = response_facts(accuracy=0.5, advantage=0.0, truncated=True)
-UNGRADABLE = response_facts(accuracy=None, reward=None, advantage=None)
+RIGHT, WRONG = a_response(), a_response(accuracy=0.0, reward=0.0, advantage=-0.5)
+PARTLY = a_response(accuracy=0.5, advantage=0.0, truncated=True)
+UNGRADABLE = a_response(accuracy=None, reward=None, advantage=None)
 
 
 def page(job_dir: Path, patience_s: float = 60.0, **query: Any) -> dict[str, Any]:
@@ -26,18 +27,14 @@ def listed(job_dir: Path, **query: Any) -> list[str]:
     return [sample["id"] for sample in page(job_dir, **query)["data"]]
 
 
-def write(job_dir: Path, *records: bytes, segment: str = "000001-000000") -> Path:
-    return write_segment(job_dir / "samples", segment, *records)
-
-
 @pytest.fixture
 def job_dir(tmp_path: Path) -> Path:
-    write(
-        tmp_path,
-        record(sample_facts(0, RIGHT, WRONG)),
-        record(sample_facts(1, PARTLY, UNGRADABLE, task_id="other", fate="no_signal")),
-        record(sample_facts(0, RIGHT, purpose="eval", step=1)),
-        record(failed_facts(2)),
+    write_samples(
+        tmp_path / "samples",
+        a_sample(0, RIGHT, WRONG),
+        a_sample(1, PARTLY, UNGRADABLE, task_id="other", fate="no_signal"),
+        a_sample(0, RIGHT, purpose="eval", step=1),
+        a_failed_sample(2),
     )
     return tmp_path
 
@@ -50,7 +47,7 @@ def job_dir(tmp_path: Path) -> Path:
         ({"purpose": "eval"}, ["eval:0/0"]),
         ({"task": "other"}, ["train:1/0", "train:1/1"]),
         ({"key": "train:2"}, ["train:2"]),
-        ({"fate": "failed"}, ["train:2"]),
+        ({"fate": "deaths"}, ["train:2"]),
         ({"correct": True}, ["train:0/0", "eval:0/0"]),
         ({"correct": False}, ["train:0/1", "train:1/0"]),
         ({"ungradable": True}, ["train:1/1"]),
@@ -72,20 +69,18 @@ def test_filters_leave_what_they_say(
 
 
 def test_each_order_puts_first_what_it_is_named_for(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        record(
-            sample_facts(
-                0,
-                response_facts(accuracy=0.0, reward=0.0, surprise=0.5, parity_gap=None),
-                response_facts(accuracy=0.0, reward=0.5, surprise=0.2, parity_gap=0.3),
-                response_facts(reward=1.0, advantage=-0.1, surprise=0.1, parity_gap=0.1),
-                response_facts(reward=1.0, advantage=0.9, surprise=0.3, parity_gap=0.2),
-                response_facts(reward=1.0, advantage=None, surprise=0.4, parity_gap=0.4),
-                response_facts(accuracy=None, reward=None, surprise=0.6, parity_gap=0.0),
-            )
+    write_samples(
+        tmp_path / "samples",
+        a_sample(
+            0,
+            a_response(accuracy=0.0, reward=0.0, surprise=0.5, parity_gap=None),
+            a_response(accuracy=0.0, reward=0.5, surprise=0.2, parity_gap=0.3),
+            a_response(reward=1.0, advantage=-0.1, surprise=0.1, parity_gap=0.1),
+            a_response(reward=1.0, advantage=0.9, surprise=0.3, parity_gap=0.2),
+            a_response(reward=1.0, advantage=None, surprise=0.4, parity_gap=0.4),
+            a_response(accuracy=None, reward=None, surprise=0.6, parity_gap=0.0),
         ),
-        record(failed_facts(1)),
+        a_failed_sample(1),
     )
     expected = {
         "wrong": [1, 0],
@@ -103,18 +98,16 @@ def test_pages_miss_and_repeat_nothing_while_the_store_grows_and_shrinks(
 ) -> None:
     draw = random.Random(order)
 
-    def a_record(number: int) -> bytes:
+    def a_drawn(number: int) -> list[Row]:
         numbers = ("reward", "advantage", "surprise", "parity_gap")
         responses = [
-            response_facts(accuracy=0.0, **{name: draw.randrange(4) / 3 for name in numbers})
+            a_response(accuracy=0.0, **{name: draw.randrange(4) / 3 for name in numbers})
             for _ in range(3)
         ]
-        return record(sample_facts(number, *responses, step=1_000 + number // 2))
+        return a_sample(number, *responses, step=1_000 + number // 2)
 
-    segments = [
-        write(tmp_path, *map(a_record, range(first, first + 4)), segment=f"000001-{first:06d}")
-        for first in range(8, 24, 4)
-    ]
+    folder = tmp_path / "samples"
+    files = write_samples(folder, *map(a_drawn, range(8, 24)))
     at_first = set(listed(tmp_path, limit=1000))
     seen: list[str] = []
     after, has_more, gone = None, True, set()
@@ -124,24 +117,26 @@ def test_pages_miss_and_repeat_nothing_while_the_store_grows_and_shrinks(
         assert len(seen) == len(set(seen))
         after, has_more = answer["last_id"], answer["has_more"]
         if len(seen) == 15:
-            write(tmp_path, *map(a_record, range(4)), segment="000001-000024")
-            write(tmp_path, *map(a_record, range(24, 28)), segment="000001-000024")
-            segments[0].unlink()
-            gone = {f"train:{number}/{index}" for number in range(8, 12) for index in range(3)}
+            write_samples(folder, *map(a_drawn, (*range(4), *range(24, 28))))
+            files[0].unlink()
+            gone = {f"train:{number}/{index}" for number in (8, 9) for index in range(3)}
     assert gone
     assert set(seen) >= at_first - gone
 
 
-def test_a_search_that_takes_long_answers_what_it_has_and_where_to_go_on(tmp_path: Path) -> None:
-    for number in range(4):
-        text = "the needle" if number == 2 else "hay"
-        write(tmp_path, record(sample_facts(number, RIGHT), [text]))
+def test_a_search_that_takes_long_answers_what_it_has_and_where_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_LOOKED_AT", 1)
+    texts = ["hay", "hay", "the needle", "hay"]
+    groups = [a_sample(number, RIGHT, texts=[text]) for number, text in enumerate(texts)]
+    write_samples(tmp_path / "samples", *groups)
     found, after, has_more = [], None, True
     while has_more and len(found) < 10:
         answer = page(tmp_path, -1.0, order="oldest", text="NEEDLE", after=after)
         found.append([sample["id"] for sample in answer["data"]])
         after, has_more = answer["last_id"], answer["has_more"]
-    assert found == [[], [], ["train:2/0"], []]
+    assert found == [[], [], ["train:2/0"], [], []]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from protocol.recipe import Purpose, Recipe, parse_recipe
 
 from services.chassis.deployment import Deployment
 from services.learner import replay
-from services.learner.durable.sample_facts import sampled_groups
 from services.learner.durable.sample_store import SampleStore
 from services.learner.training.scoring import ScoredGroup, Scoring
 from tests.builders import a_graded_group, a_group, a_request, a_task
@@ -58,14 +57,15 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
             store = SampleStore(deployment.job_dir("job") / "samples", attempt, deployment)
             store.keep_recipe(recipe)
             for step in (STEP - 1, STEP):
+                scored: dict[Purpose, list[ScoredGroup]] = {}
                 for group in groups:
                     moved = group if step == STEP else renumbered(group)
                     scoring = Scoring.of(recipe)
                     if group.purpose is Purpose.EVAL:
                         scoring = scoring.without_advantage
-                    scored = ScoredGroup(moved, scoring)
-                    kept = sampled_groups([scored], {}, attempt=attempt, step=step)
-                    await store.append(kept)
+                    scored.setdefault(group.purpose, []).append(ScoredGroup(moved, scoring))
+                for purpose, of_step in scored.items():
+                    await store.append(purpose, step, of_step, {})
             await store.sync()
 
         (tmp_path / "jobs" / "job").mkdir(parents=True, exist_ok=True)
@@ -176,6 +176,10 @@ def test_what_is_missing_is_bad_input(
     write(RECIPE, a_graded_group())
     assert replay.main(["job", "--step", "9"]) == 2
     assert f"from {STEP - 1} to {STEP}" in capsys.readouterr().err
+    (damaged,) = (tmp_path / "jobs/job/samples").glob(f"*{STEP - 1}-train-*")
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    assert replay.main(["job", "--step", str(STEP - 1)]) == 2
+    assert damaged.name in capsys.readouterr().err
     monkeypatch.delenv("WEIR_JUDGE_URL", raising=False)
     judged = tmp_path / "judged.toml"
     judged.write_text(PLAIN + 'reward = { process = "model_judge" }')

@@ -1,30 +1,33 @@
-"""The sample store on disk: in order, in segments that come and go, whole after a crash."""
+"""The sample store on disk: a file a step, whole or not at all, and the newest of them."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import os
+import re
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from io import BytesIO
+from glob import glob
 from pathlib import Path
 
+import numpy as np
 import pytest
+from protocol.frames import encode
 from protocol.messages import GradedGroup
 from protocol.recipe import Purpose
-from protocol.samples import SampledGroup, read_facts
+from protocol.samples import USED
 
 from services.chassis.deployment import Deployment
 from services.learner.durable import sample_store
-from services.learner.durable.sample_facts import sampled_groups
+from services.learner.durable.sample_rows import graded_of, read_groups, rows_of, write_groups
 from services.learner.durable.sample_store import SampleStore, remove_old
-from services.learner.training.scoring import ScoredGroup, Scoring
-from tests.builders import a_recipe
-from tests.kept_samples import all_samples, fates
+from services.learner.training.scoring import ScoredGroup
+from tests.architecture.project import ROOT
+from tests.builders import a_graded_group, a_group, a_request
+from tests.kept_samples import all_samples
+from tests.sample_stores import SCORING, a_sample, write_samples
 
-SCORING = Scoring.of(a_recipe())
 DAY_S = 86_400
 
 
@@ -38,70 +41,81 @@ def a_store(folder: Path, attempt: int = 1, most: int = 10**9) -> SampleStore:
     return SampleStore(folder, attempt, deployment(folder, most))
 
 
-def groups(*numbers: int, fate: str = "deaths") -> Iterator[SampledGroup]:
-    failed = [GradedGroup(purpose=Purpose.TRAIN, number=n, failure="deaths: two") for n in numbers]
-    scored = [ScoredGroup(group, SCORING) for group in failed]
-    for group in scored:
-        group.fate = fate
-    return sampled_groups(scored, {}, attempt=1, step=0)
+def failed(number: int) -> ScoredGroup:
+    group = GradedGroup(purpose=Purpose.TRAIN, number=number, failure="deaths: two")
+    return ScoredGroup(group, SCORING)
 
 
-def write(store: SampleStore, *numbers: int, fate: str = "deaths") -> None:
-    asyncio.run(append_and_sync(store, *numbers, fate=fate))
+def write(store: SampleStore, *steps: int, purpose: Purpose = Purpose.TRAIN) -> None:
+    async def append_and_sync() -> None:
+        for step in steps:
+            await store.append(purpose, step, [failed(step)], {})
+        await store.sync()
+
+    asyncio.run(append_and_sync())
 
 
-async def append_and_sync(store: SampleStore, *numbers: int, fate: str = "deaths") -> None:
-    for number in numbers:
-        await store.append(groups(number, fate=fate))
-    await store.sync()
+def kept(folder: Path) -> list[tuple[int, int]]:
+    """The attempt that each step is of."""
+    heads = [rows[0] for rows in all_samples(folder)]
+    return [(head["step"], head["attempt"]) for head in heads]
 
 
-def numbers_in(folder: Path) -> list[int]:
-    return [facts.number for facts, _ in all_samples(folder)]
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
-def segments(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("*.samples"))
+def test_a_group_is_read_as_it_was_written(tmp_path: Path) -> None:
+    group = a_graded_group(a_group(a_request(number=3, group_size=2), [3, 0]), [1.0, 0.0])
+    lost = failed(4).graded
+    scored = [ScoredGroup(each, SCORING) for each in (group, lost)]
+    tokens = {"logprobs": np.array([-1.0, np.nan, -3.0], dtype=np.float32)}
+    written = list(rows_of(scored, tokens, attempt=1, step=2, created_at=0.5))
+    write_groups(tmp_path / "step.parquet", written, batch_tokens=1)
+    read = read_groups(tmp_path / "step.parquet")
+    again = [graded_of(rows) for rows in read]
+    assert list(map(encode, again)) == list(map(encode, (group, lost)))
+    assert read[0][0]["logprobs"] == pytest.approx([-1.0, np.nan, -3.0], nan_ok=True)
+    assert (read[0][0]["fate"], read[1][0]["fate"], read[1][0]["text"]) == (USED, "deaths", None)
 
 
-@pytest.fixture
-def record_bytes(tmp_path: Path) -> int:
-    folder = tmp_path / "one"
-    write(a_store(folder), 0)
-    return (folder / segments(folder)[0]).stat().st_size
-
-
-def test_groups_are_read_in_the_order_in_which_they_were_appended(tmp_path: Path) -> None:
-    write(a_store(tmp_path), *range(20))
-    write(a_store(tmp_path), 20)  # whose number was given before
-    assert numbers_in(tmp_path) == list(range(21))
-    assert segments(tmp_path) == ["000001-000000.samples", "000001-000001.samples"]
-
-
-def test_what_a_later_attempt_writes_counts(tmp_path: Path) -> None:
-    write(a_store(tmp_path, attempt=9), 1, 2, fate="surplus")
-    write(a_store(tmp_path, attempt=10), 2, 3)
-    assert numbers_in(tmp_path) == [1, 2, 2, 3]
-    assert fates(tmp_path, Purpose.TRAIN) == {1: "surplus", 2: "deaths", 3: "deaths"}
-
-
-def test_the_oldest_segments_go_when_all_are_too_large(tmp_path: Path, record_bytes: int) -> None:
-    folder, most = tmp_path / "store", 40 * record_bytes
-    for attempt in (1, 2):
-        write(a_store(folder, attempt, most), *range(100 * attempt, 100 * attempt + 50))
-        assert sum(path.stat().st_size for path in folder.iterdir()) <= most
-        kept = numbers_in(folder)
-        assert kept == list(range(kept[0], 100 * attempt + 50))
-        assert len(kept) >= 20
-
-
-def test_a_segment_is_full_at_its_size(
-    tmp_path: Path, record_bytes: int, monkeypatch: pytest.MonkeyPatch
+def test_a_step_has_a_file_and_an_attempt_that_makes_it_again_cuts_what_followed(
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(sample_store, "_SEGMENT_BYTES", record_bytes * 3 // 2)
-    write(a_store(tmp_path / "store"), 0, 1, 2, 3, 4)
-    assert segments(tmp_path / "store") == [f"000001-00000{n}.samples" for n in range(3)]
-    assert numbers_in(tmp_path / "store") == [0, 1, 2, 3, 4]
+    write(a_store(tmp_path, attempt=9), *range(4))
+    write(a_store(tmp_path, attempt=9), 2, purpose=Purpose.EVAL)
+    write(a_store(tmp_path, attempt=10), 1)
+    assert files(tmp_path) == [
+        "000000-train-000009.parquet",
+        "000001-train-000010.parquet",
+        "000002-eval-000009.parquet",
+    ]
+    write(a_store(tmp_path, attempt=9), 3)  # by a learner that does not know it is superseded
+    assert kept(tmp_path) == [(0, 9), (1, 10), (2, 9)]
+    write(a_store(tmp_path, attempt=10), 2)
+    assert kept(tmp_path) == [(0, 9), (1, 10), (2, 9), (2, 10)]
+    assert len(files(tmp_path)) == 4
+
+
+def test_what_an_attempt_left_unfinished_is_no_step_and_goes(tmp_path: Path) -> None:
+    for name in (".unfinished-1", ".unfinished-3"):
+        (tmp_path / name).write_bytes(b"half")
+    write(a_store(tmp_path, attempt=2), 0)
+    assert files(tmp_path) == [".unfinished-3", "000000-train-000002.parquet"]
+
+
+def test_the_oldest_steps_go_when_all_are_too_large(tmp_path: Path) -> None:
+    write(a_store(tmp_path / "one"), 0)
+    (one,) = (path.stat().st_size for path in (tmp_path / "one").iterdir())
+    folder, most = tmp_path / "store", int(10.5 * one)
+    for attempt, last in ((1, 20), (2, 40)):
+        write(a_store(folder, attempt, most), *range(last))
+        assert sum(path.stat().st_size for path in folder.iterdir()) <= most
+        steps = [step for step, _ in kept(folder)]
+        assert steps == list(range(steps[0], last))
+        assert len(steps) >= 9
+    write(a_store(folder, 3, most=one // 2), 50)
+    assert [step for step, _ in kept(folder)] == [50]
 
 
 def test_with_no_bytes_nothing_is_written_and_what_was_there_goes(tmp_path: Path) -> None:
@@ -111,57 +125,47 @@ def test_with_no_bytes_nothing_is_written_and_what_was_there_goes(tmp_path: Path
     nothing = a_store(tmp_path / "store", attempt=2, most=0)
     nothing.keep_tokenizer(tmp_path / "model")
     write(nothing, 2)
-    assert list((tmp_path / "store").iterdir()) == []
+    assert files(tmp_path / "store") == []
 
 
-def test_old_segments_of_all_jobs_go(tmp_path: Path) -> None:
+def test_old_steps_of_all_jobs_go(tmp_path: Path) -> None:
     settings = deployment(tmp_path, days=2)
     old = time.time() - 3 * DAY_S
     for job in ("one", "two"):
-        for attempt in (1, 2):
-            write(SampleStore(settings.job_dir(job) / "samples", attempt, settings), attempt)
-        os.utime(settings.job_dir(job) / "samples/000001-000000.samples", (old, old))
+        folder = settings.job_dir(job) / "samples"
+        write(SampleStore(folder, 1, settings), 0, 1)
+        os.utime(folder / "000000-train-000001.parquet", (old, old))
     remove_old(replace(settings, keep_samples_days=4))
-    assert numbers_in(settings.job_dir("one") / "samples") == [1, 2]
+    assert [step for step, _ in kept(settings.job_dir("one") / "samples")] == [0, 1]
     remove_old(settings)
     for job in ("one", "two"):
-        assert numbers_in(settings.job_dir(job) / "samples") == [2]
-    write(a_store(tmp_path), 1)
-    os.utime(tmp_path / "000001-000000.samples", (old, old))
-    write(SampleStore(tmp_path, 2, settings), 2)  # at a checkpoint
-    assert numbers_in(tmp_path) == [2]
-
-
-def test_a_torn_end_is_left_out_and_a_later_attempt_goes_on(tmp_path: Path) -> None:
-    write(a_store(tmp_path), 1, 2)
-    segment = tmp_path / "000001-000000.samples"
-    content = segment.read_bytes()
-    for end in range(len(content) // 2 + 1, len(content), 7):
-        found = [facts.number for _, facts in read_facts(BytesIO(content[:end]))]
-        assert found == [1]
-    segment.write_bytes(content[:-5])
-    write(a_store(tmp_path, attempt=2), 2, 3)
-    assert numbers_in(tmp_path) == [1, 2, 3]
+        assert [step for step, _ in kept(settings.job_dir(job) / "samples")] == [1]
+    write(a_store(tmp_path / "store"), 1)
+    os.utime(tmp_path / "store/000001-train-000001.parquet", (old, old))
+    write(SampleStore(tmp_path / "store", 2, settings))  # a checkpoint
+    assert kept(tmp_path / "store") == []
 
 
 def test_what_could_not_be_written_is_told_at_the_next_step_or_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> bytes:
+    def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(sample_store, "pack_sample", full)
+    monkeypatch.setattr(sample_store, "write_groups", full)
 
-    async def append_twice(store: SampleStore) -> None:
-        for number in (1, 2):
-            await store.append(groups(number))
+    async def append_twice() -> None:
+        store = a_store(tmp_path)
+        for step in (1, 2):
+            await store.append(Purpose.TRAIN, step, [failed(step)], {})
 
-    for told in (append_twice(a_store(tmp_path)), append_and_sync(a_store(tmp_path, 2), 1)):
+    for tell in (lambda: asyncio.run(append_twice()), lambda: write(a_store(tmp_path, 2), 1)):
         with pytest.raises(OSError, match="Errno 28"):
-            asyncio.run(told)
+            tell()
+    assert files(tmp_path) == []
 
 
-def test_the_tokenizer_of_the_model_lies_beside_the_segments(tmp_path: Path) -> None:
+def test_the_tokenizer_of_the_model_lies_beside_the_steps(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     store = a_store(tmp_path / "store")
     store.keep_tokenizer(tmp_path / "model")
@@ -170,3 +174,18 @@ def test_the_tokenizer_of_the_model_lies_beside_the_segments(tmp_path: Path) -> 
         (tmp_path / "model/tokenizer.json").write_text(text)
         store.keep_tokenizer(tmp_path / "model")
         assert [path.read_text() for path in store.folder.iterdir()] == [text]
+
+
+def test_the_line_of_the_readme_opens_the_samples_with_pandas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readme = (ROOT / "services/learner/README.md").read_text()
+    (line,) = re.findall(r"^pandas\..*$", readme, re.MULTILINE)
+    folder = tmp_path / "jobs" / "ftjob-1" / "samples"
+    write_samples(folder, a_sample(0), a_sample(1, step=0), a_sample(2))
+    (folder / "tokenizer.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    pandas = pytest.importorskip("pandas")
+    found = eval(line.replace("JOB", "ftjob-1"), {"pandas": pandas, "glob": glob})
+    assert found["number"].tolist() == [0, 0, 1, 1, 2, 2]
+    assert found["text"].tolist() == ["response 0", "response 1"] * 3

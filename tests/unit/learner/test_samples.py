@@ -10,9 +10,9 @@ import pytest
 from protocol.messages import FinishReason, Grade, Graded, GradedGroup, Ungradable, VersionSpan
 from protocol.names import CRITIC_ADVANTAGES
 from protocol.recipe import Purpose
-from protocol.samples import USED, SampledGroup
+from protocol.samples import USED
 
-from services.learner.durable.sample_facts import facts_of, sampled_groups
+from services.learner.durable.sample_rows import Row, rows_of
 from services.learner.supply.selection import Selection
 from services.learner.training import samples
 from services.learner.training.samples import GroupFacts, Sample
@@ -169,12 +169,13 @@ def test_a_shaped_reward_does_not_decide_what_is_correct() -> None:
     group = graded(RIGHT_AND_WRONG, lengths=[8, 1])
     samples, facts = samples_of([group], shaped)
     assert [sample.correct for sample in samples] == [True, False]
+    assert ScoredGroup(group, shaped).scores.correct.tolist() == [True, False]
     assert [sample.reward for sample in samples] == pytest.approx([0.0, -1.125])
     assert facts.correct == 1
 
 
 @pytest.mark.parametrize(
-    ("advantage", "rewards"),
+    ("advantage", "expected"),
     [
         ("grpo", [0.5, 1, 0, 1]),
         ("papo", [0.5, 1, 0, 1]),
@@ -183,15 +184,16 @@ def test_a_shaped_reward_does_not_decide_what_is_correct() -> None:
     ],
 )
 def test_the_reward_that_is_told_is_what_the_advantage_compares(
-    advantage: str, rewards: list[float]
+    advantage: str, expected: list[float]
 ) -> None:
     of_recipe = scoring(advantage, process_for="all", overlong_buffer=4, overlong_factor=0.5)
     grades = [a_grade(1.0, 1.0), a_grade(1.0, 0.25), a_grade(0.0, 0.75), a_grade(1.0)]
     group = graded(grades, lengths=[8, 1, 1, 1])  # max_tokens is 8
     samples, facts = samples_of([group], of_recipe)
-    assert [sample.reward for sample in samples] == pytest.approx(rewards, nan_ok=True)
-    assert sampled(group, of_recipe).rewards.tolist() == pytest.approx(rewards, nan_ok=True)
-    assert facts.means(1)["reward"] == pytest.approx(np.nanmean(rewards))
+    assert [sample.reward for sample in samples] == pytest.approx(expected, nan_ok=True)
+    told = [math.nan if r["reward"] is None else r["reward"] for r in rows(group, of_recipe)]
+    assert told == pytest.approx(expected, nan_ok=True)
+    assert facts.means(1)["reward"] == pytest.approx(np.nanmean(expected))
 
 
 def test_a_judge_that_is_fooled_and_outcomes_that_are_exhausted_show_in_a_step() -> None:
@@ -258,44 +260,42 @@ def test_a_step_computes_the_values_of_each_group_once(monkeypatch: pytest.Monke
     selection = Selection(a_recipe(training=training), of_recipe, step=0, first=0)
     selection.look(graded([a_grade(1.0, 1.0), a_grade(1.0, 0.5), a_grade(None), a_grade(0.0)]))
     samples.samples_of(selection.kept, attempt=1, version=0)
-    (kept,) = sampled_groups(selection.looked_at, {}, attempt=1, step=0)
-    facts_of(kept, 0.0)
+    assert len(list(rows_of(selection.looked_at, {}, **OF_STEP))) == 1
     assert sorted(computed) == ["advantage", "rewards", "scores", "terms"]
 
 
 # ---------------------------------------------------------------------- what the store says
 
 NOW: dict[str, Any] = {"attempt": 2, "version": 7}
+OF_STEP: dict[str, Any] = {"attempt": 2, "step": 7, "created_at": 12.5}
 
 
-def sampled(group: GradedGroup, scoring: Scoring, **tokens: Sequence[float]) -> SampledGroup:
+def rows(group: GradedGroup, scoring: Scoring, **tokens: Sequence[float]) -> list[Row]:
     arrays = {name: np.array(values, dtype=np.float32) for name, values in tokens.items()}
-    (found,) = sampled_groups([ScoredGroup(group, scoring)], arrays, attempt=2, step=7)
+    (found,) = rows_of([ScoredGroup(group, scoring)], arrays, **OF_STEP)
     return found
 
 
-def test_a_groups_facts_are_those_of_its_responses() -> None:
+def column(rows: Sequence[Row], name: str) -> list[Any]:
+    return [row[name] for row in rows]
+
+
+def test_a_response_is_a_row() -> None:
     group = graded(
         [a_grade(1.0, 0.5), a_grade(0.0)], lengths=[1, 3], truncated=(1,), number=4, **NOW
     )
-    found = sampled(group, scoring("grpo"), logprobs=[-2.0, -1.5, -0.5, -0.75])
-    facts = facts_of(found, created_at=12.5)
-    assert (facts.key, facts.attempt, facts.step) == ("train:4", 2, 7)
-    assert (facts.fate, facts.task_id, facts.created_at) == (USED, "sum-1", 12.5)
-    one, other = facts.responses
-    assert (one.accuracy, one.process, one.reward) == (1.0, 0.5, 1.0)
-    assert (other.accuracy, other.process, other.reward) == (0.0, None, 0.0)
-    assert (one.length, one.truncated) == (1, False)
-    assert (other.length, other.truncated) == (3, True)
-    assert one.advantage == pytest.approx(0.707106, abs=1e-6)
-    assert other.advantage == pytest.approx(-0.707106, abs=1e-6)
+    found = rows(group, scoring("grpo"), logprobs=[-2.0, -1.5, -0.5, -0.75])
+    of_group = {"key": "train:4", "attempt": 2, "step": 7, "fate": USED, "created_at": 12.5}
+    assert all((of_group | {"task_id": "sum-1"}).items() <= row.items() for row in found)
     # The sampler's log-probs are -2, -1.5, -1 and -0.5.
-    assert (one.surprise, other.surprise) == (2.0, 1.0)
-    assert np.isnan(found.outcome_advantages).all()  # which has no terms
-    silent = facts_of(sampled(graded([a_grade(None)] * 2, lengths=[0, 1]), scoring("papo")), 0.0)
-    worth = silent.responses[0]
-    assert (worth.surprise, worth.reward, worth.advantage) == (0.0, None, None)
-    assert (one.parity_gap, other.parity_gap) == (0.0, 0.5)
+    numbers = {"accuracy": [1.0, 0.0], "process": [0.5, None], "reward": [1.0, 0.0]}
+    numbers |= {"length": [1, 3], "truncated": [False, True], "in_loss": [True, True]}
+    numbers |= {"surprise": [2.0, 1.0], "parity_gap": [0.0, 0.5], "outcome_advantage": [None, None]}
+    assert {name: column(found, name) for name in numbers} == numbers
+    assert column(found, "advantage") == pytest.approx([0.707106, -0.707106], abs=1e-6)
+    silent = rows(graded([a_grade(None)] * 2, lengths=[0, 1]), papo)[0]
+    unknown = [silent[name] for name in ("reward", "advantage", "parity_gap")]
+    assert (silent["surprise"], silent["in_loss"], unknown) == (0.0, False, [None] * 3)
 
 
 @pytest.mark.parametrize(
@@ -303,82 +303,72 @@ def test_a_groups_facts_are_those_of_its_responses() -> None:
 )
 def test_papo_tells_its_two_terms_before_the_weight(advantage: str, process: list[int]) -> None:
     group = graded([a_grade(1.0, 1.0), a_grade(1.0, 0.5), a_grade(0.0), a_grade(0.0)])
-    found = sampled(group, scoring(advantage, weight=0.25))
-    assert np.sign(found.outcome_advantages).tolist() == [1, 1, -1, -1]
-    terms = np.round(found.process_advantages / np.abs(found.process_advantages).max(), 1)
+    found = rows(group, scoring(advantage, weight=0.25))
+    of_outcome, of_process = (
+        np.array(column(found, f"{name}_advantage")) for name in ("outcome", "process")
+    )
+    assert np.sign(of_outcome).tolist() == [1, 1, -1, -1]
+    terms = np.round(of_process / np.abs(of_process).max(), 1)
     assert np.sign(np.where(np.abs(terms) > 0.2, terms, 0)).tolist() == process
-    total = found.outcome_advantages + 0.25 * found.process_advantages
-    assert found.advantages == pytest.approx(total, abs=1e-6)
+    assert column(found, "advantage") == pytest.approx(of_outcome + 0.25 * of_process, abs=1e-6)
 
 
 def test_advantages_are_those_that_the_step_trains_with() -> None:
     group = graded([a_grade(1.0, 1.0), a_grade(None), a_grade(1.0, 0.3), a_grade(0.0)])
-    samples, _ = samples_of([group], scoring("papo"))
-    found = sampled(group, scoring("papo"))
-    trained = [np.float32(sample.advantage) for sample in samples]
-    assert found.advantages[[0, 2, 3]].tolist() == trained
-    assert math.isnan(found.advantages[1])
-    assert found.rewards[[0, 2, 3]].tolist() == [sample.reward for sample in samples]
-    assert math.isnan(found.rewards[1])
+    samples, _ = samples_of([group], papo)
+    found = rows(group, papo)
+    assert found[1]["advantage"] is found[1]["reward"] is None
+    trained = [found[i] for i in (0, 2, 3)]
+    assert column(trained, "advantage") == [np.float32(s.advantage) for s in samples]
+    assert column(trained, "reward") == [s.reward for s in samples]
 
 
 def test_each_token_finds_its_response_though_some_take_no_part() -> None:
     filtering = scoring("grpo", overlong_filter=True)
-    first = graded([a_grade(None), a_grade(1.0), a_grade(0.0)], lengths=[2, 1, 2])
-    second = graded([a_grade(1.0), a_grade(0.0)], lengths=[2, 1], truncated=(0,), number=1)
-    third = graded([a_grade(1.0), a_grade(0.0)], lengths=[1, 1], number=2)
-    tokens = np.arange(3 + 1 + 2, dtype=np.float32)
-    found = list(
-        sampled_groups(
-            [ScoredGroup(group, filtering) for group in (first, second, third)],
-            {"logprobs": tokens, "entropies": -tokens},
-            attempt=1,
-            step=0,
-        )
+    groups = [
+        graded([a_grade(None), a_grade(1.0), a_grade(0.0)], lengths=[2, 1, 2]),
+        graded([a_grade(1.0)] * 2, lengths=[1, 1], number=1),
+        graded([a_grade(1.0), a_grade(0.0)], lengths=[2, 1], truncated=(0,), number=2),
+        GradedGroup(purpose=Purpose.TRAIN, number=3, failure="deaths: two workers"),
+        graded([a_grade(1.0), a_grade(0.0)], lengths=[1, 1], number=4),
+    ]
+    scored = [ScoredGroup(group, filtering) for group in groups]
+    scored[1].fate = "no_signal"
+    tokens = np.arange(6, dtype=np.float32)
+    first, dropped, second, failed, third = rows_of(
+        scored, {"logprobs": tokens, "entropies": -tokens}, **OF_STEP
     )
     missing = math.nan
     expected = [[missing, missing, 0, 1, 2], [missing, missing, 3], [4, 5]]
-    for group, values in zip(found, expected, strict=True):
-        assert group.logprobs.tolist() == pytest.approx(values, nan_ok=True)
-        assert (-group.entropies).tolist() == pytest.approx(values, nan_ok=True)
-        assert group.token_advantages.size == 0
-    samples, _ = samples_of([first, second, third], filtering)
-    assert sum(len(sample.token_ids) for sample in samples) == len(tokens)
+    for group, values in zip((first, second, third), expected, strict=True):
+        for name, sign in (("logprobs", 1), ("entropies", -1)):
+            found = np.concatenate(column(group, name)) * sign
+            assert found.tolist() == pytest.approx(values, nan_ok=True)
     # A filtered response has a reward, which is in its group's mean, and no advantage.
-    assert found[1].rewards.tolist() == [1.0, 0.0]
-    assert math.isnan(found[1].advantages[0])
-    assert found[1].advantages[1] < 0
-
-
-def test_a_dropped_group_takes_no_tokens_from_the_others() -> None:
-    groups = [graded([a_grade(1.0), a_grade(1.0)], lengths=[1, 1], number=n) for n in range(3)]
-    arrays = {"logprobs": np.array([-1, -2, -3, -4], dtype=np.float32)}
-    groups.append(GradedGroup(purpose=Purpose.TRAIN, number=3, failure="deaths: two workers"))
-    scored = [ScoredGroup(group, grpo) for group in groups]
-    scored[1].fate = "no_signal"
-    found = list(sampled_groups(scored, arrays, attempt=1, step=0))
-    facts = facts_of(found.pop(), 0.0)
-    assert (facts.failure, facts.task_id, facts.responses) == ("deaths: two workers", "", ())
-    assert [group.fate for group in found] == [USED, "no_signal", USED]
-    assert [group.logprobs.tolist() for group in found] == [[-1, -2], [], [-3, -4]]
-    assert found[1].rewards.tolist() == [1, 1]
-    assert facts_of(found[1], 0.0).responses[0].parity_gap is None
+    assert column(second, "reward") == [1.0, 0.0]
+    assert second[0]["advantage"] is None
+    assert second[1]["advantage"] < 0
+    assert [row["in_loss"] for row in second + dropped] == [False, True, False, False]
+    assert column(dropped, "fate") == ["no_signal"] * 2
+    assert (column(dropped, "reward"), "logprobs" in dropped[0]) == ([1, 1], False)
+    assert failed[0].items() >= {"failure": "deaths: two workers", "fate": "deaths"}.items()
+    assert "index" not in failed[0]
 
 
 def test_of_a_critic_the_advantage_is_the_mean_over_tokens() -> None:
     group = graded([a_grade(1.0), a_grade(0.0)], lengths=[2, 1])
-    found = sampled(group, scoring("gae"), token_advantages=[1.0, 2.0, -4.0])
-    assert np.isnan(found.advantages).all()
-    assert [r.advantage for r in facts_of(found, 0.0).responses] == [1.5, -4.0]
+    found = rows(group, scoring("gae"), token_advantages=[1.0, 2.0, -4.0])
+    assert column(found, "advantage") == [None, None]
+    assert column(found, "token_advantage") == [1.5, -4.0]
 
 
 def test_an_evaluation_pays_nothing() -> None:
     grades = [a_grade(1.0), a_grade(None)]
     group = graded(grades, lengths=[1, 1], truncated=(0,), purpose=Purpose.EVAL, **NOW)
     untrained = scoring("papo", overlong_filter=True).without_advantage
-    found = sampled(group, untrained, logprobs=[-2.5])
-    assert np.isnan(found.rewards).all()
-    assert np.isnan(found.advantages).all()
-    one, other = facts_of(found, 0.0).responses
-    assert (one.accuracy, one.reward, one.parity_gap) == (1.0, None, 0.5)
-    assert (other.accuracy, other.parity_gap) == (None, None)
+    found = rows(group, untrained, logprobs=[-2.5])
+    for name in ("reward", "advantage"):
+        assert column(found, name) == [None, None]
+    assert column(found, "accuracy") == [1.0, None]
+    assert column(found, "parity_gap") == [0.5, None]
+    assert column(found, "in_loss") == [False, False]
