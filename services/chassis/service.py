@@ -233,7 +233,6 @@ class StatusTeller:
         event = JobEvent(
             id=f"start:{self.service.exchange.me}",
             job_id=job.job_id,
-            created_at=time.time(),
             level="warn",
             message=f"{name} does not start: {failure.words}; attempt {starts}; see its log",
             data={"service": self.service.name, "attempt": starts},

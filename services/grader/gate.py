@@ -113,7 +113,6 @@ def _event(service: Service, job: ActiveJob, obstacle: str | None, number: int) 
     return JobEvent(
         id=f"gate:{'closed' if obstacle else 'open'}:{service.exchange.me}:{number}",
         job_id=job.job_id,
-        created_at=time.time(),
         level="warn" if obstacle else "info",
         message=f"a grader waits: {obstacle}" if obstacle else "a grader grades again",
     )

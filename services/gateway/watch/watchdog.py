@@ -146,14 +146,8 @@ class Watchdog:
 
 
 def _event(job_id: str, kind: str, level: Any, words: str, edge: Edge) -> JobEvent:
-    return JobEvent(
-        id=f"{kind}:{time.time_ns()}",
-        job_id=job_id,
-        created_at=time.time(),
-        level=level,
-        message=words,
-        data={"edge": edge},
-    )
+    event_id, data = f"{kind}:{time.time_ns()}", {"edge": edge}
+    return JobEvent(id=event_id, job_id=job_id, level=level, message=words, data=data)
 
 
 def _export(job: JobRecord | None, stalled: Edge | None) -> None:

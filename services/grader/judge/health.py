@@ -20,8 +20,6 @@ UP = Gauge("weir_judge_up", "1 while the judge passes its self-test, 0 while it 
 WAITING = Gauge("weir_judge_waiting", "Questions that wait for the judge to be up or to be free")
 log = logging.getLogger(__name__)
 
-_UNTESTED = "starting"
-
 
 class JudgeDown(WorkerFault):
     """The judge is down, and whoever asks does not wait; the text says why."""
@@ -36,7 +34,7 @@ class Health:
     def __init__(self, settings: JudgeSettings, test: Callable[[], Awaitable[str | None]]) -> None:
         self.settings = settings
         self.is_up = False
-        self.why_down = _UNTESTED
+        self.why_down = "starting"
         self.outages = 0  # tests failed so far
         self._test = test
         self._doubted = asyncio.Event()
@@ -67,7 +65,7 @@ class Health:
         """
         with WAITING.track_inprogress():
             while not self.is_up:
-                if not self.settings.patient and self.why_down != _UNTESTED:
+                if not self.settings.patient and self.outages:  # it has been tested
                     what = f"the judge is not up: {self.why_down}"
                     raise JudgeDown(f"{what}; start it, or unset {URL}")
                 await self._next_test.wait()

@@ -13,8 +13,8 @@ from protocol.messages import Fault, JobRecord, JobRef, JobState
 from services.chassis.service import Service
 from services.learner.attempt import Attempt
 from services.learner.durable.publish import withdraw
+from services.learner.faults import cause_of, fault_of, words_of
 from services.learner.job.control import CancelRequested, PauseRequested, Wish
-from services.learner.job.faults import cause_of, fault_of, words_of
 from services.learner.job.report import Reporter
 from services.learner.training.memory import smaller_token_budget, with_token_budget
 

@@ -21,7 +21,7 @@ from protocol.tasks import TaskFileError, read_tasks
 from deploy.placement import PlacementError
 from services.chassis.deployment import DeploymentError, model_sources
 from services.chassis.parent import die_with_parent
-from services.learner.faults import MachineFault, machine_fault
+from services.learner.attempt import MachineFault
 from services.learner.model_source import ModelNotFound, NotOnHub, find_model
 from services.learner.sft.recipe import SftRecipe, load_sft_recipe
 
@@ -45,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "set training.recompute_activations",
         )
     except (MachineFault, OSError) as error:
-        return _complain(FAILED, machine_fault(error, str(Path(given.dir).parent)))
+        from services.learner.faults import words_of  # what else it imports takes seconds
+
+        return _complain(FAILED, words_of(error, str(Path(given.dir).parent)))
 
 
 def _train(recipe: SftRecipe, target: Path) -> int:

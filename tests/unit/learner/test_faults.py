@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from deploy.placement import PlacementError
 from services.learner.algorithms import UnknownName
 from services.learner.attempt import EnginesFault, JobFault, MachineFault
-from services.learner.job.faults import cause_of, fault_of, words_of
+from services.learner.faults import cause_of, fault_of, words_of
 from services.learner.model_source import ModelNotFound, NotOnHub
 from services.learner.training.model_check import UnsupportedModel
 from services.learner.training.ranks import BatchTooLarge, Order, Rank, TeamBroken
