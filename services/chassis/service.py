@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 from protocol.exchange import Disconnected, Exchange, connect, seat_of
 from protocol.exchange.connection import Refused
+from protocol.exchange.server import server_problems
 from protocol.messages import Doing, Failure, JobEvent, Status
 
 from services.chassis import metrics
@@ -30,6 +31,7 @@ from services.chassis.faults import NotStarted
 from services.chassis.logs import set_up_logs
 
 Asgi = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
+UNSAFE = Gauge("weir_server_unsafe", "1 for what at Redis can cost jobs or work", ["setting"])
 log = logging.getLogger(__name__)
 _PARTING_S = 2.0
 _MOST_KEYS = 64  # told with a status
@@ -131,6 +133,19 @@ async def _run(
 async def _count_start(service: Service) -> None:
     with suppress(Refused, *Disconnected):  # it is for a metric alone
         await service.exchange.count_start(service.name)
+
+
+async def check_server(exchange: Exchange) -> None:
+    """Warn of everything that can cost jobs or work.
+
+    Raises:
+        DeploymentError: if the server deletes them even while all goes well.
+    """
+    for problem in await server_problems(exchange):
+        if problem.deletes_work:
+            raise DeploymentError(problem.text)
+        UNSAFE.labels(problem.setting).set(1)
+        log.warning("the server is not safe", extra={"why": problem.text})
 
 
 async def telling(service: Service, main: Main) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from services.learner.ordering import order_warnings
+from services.learner.formulas import order_warnings
 from services.learner.planning.footprint import total
 from services.learner.planning.machine import GIB
 from services.learner.planning.plan import Plan
