@@ -275,6 +275,7 @@ def _log_what_waits() -> None:
         log.info("waits", extra={"task": repr(task.get_coro()), "places": places})
 
 
+@dataclass
 class Observable:
     """The ASGI application that answers the chassis's paths, and passes on the rest.
 
@@ -282,10 +283,9 @@ class Observable:
     a rollout does for its first policy. /readyz: it can do its work, or what it waits for.
     """
 
-    def __init__(self, service: Service, inner: Asgi | None, *, tells_metrics: bool) -> None:
-        self.service = service
-        self.inner = inner
-        self.tells_metrics = tells_metrics
+    service: Service
+    inner: Asgi | None
+    tells_metrics: bool
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Answer one request."""
