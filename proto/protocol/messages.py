@@ -10,6 +10,7 @@ the same, and changes nothing. Arrays are flat; ``lengths`` says where one respo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self, cast
@@ -317,7 +318,7 @@ class JobEvent(Message):
 
     id: str
     job_id: str
-    created_at: float
+    created_at: float = Field(default_factory=time.time)  # seconds since 1970
     level: Literal["info", "warn", "error"] = "info"
     type: Literal["message", "metrics"] = "message"
     message: str

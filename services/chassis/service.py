@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 from protocol.exchange import Disconnected, Exchange, connect, seat_of
 from protocol.exchange.connection import Refused
+from protocol.exchange.server import server_problems
 from protocol.messages import Doing, Failure, JobEvent, Status
 
 from services.chassis import metrics
@@ -29,6 +30,7 @@ from services.chassis.faults import NotStarted
 from services.chassis.logs import set_up_logs
 
 Asgi = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
+UNSAFE = Gauge("weir_server_unsafe", "1 for what at Redis can cost jobs or work", ["setting"])
 log = logging.getLogger(__name__)
 _PARTING_S = 2.0
 _MAX_HEAD_BYTES = 2**15
@@ -134,6 +136,19 @@ async def _count_start(service: Service) -> None:
         await service.exchange.count_start(service.name)
 
 
+async def check_server(exchange: Exchange) -> None:
+    """Warn of everything that can cost jobs or work.
+
+    Raises:
+        DeploymentError: if the server deletes them even while all goes well.
+    """
+    for problem in await server_problems(exchange):
+        if problem.deletes_work:
+            raise DeploymentError(problem.text)
+        UNSAFE.labels(problem.setting).set(1)
+        log.warning("the server is not safe", extra={"why": problem.text})
+
+
 async def telling(service: Service, main: Main) -> None:
     """Run ``main``, and tell others meanwhile, and after it, what the service is doing."""
     teller = StatusTeller(service)
@@ -234,7 +249,6 @@ class StatusTeller:
         event = JobEvent(
             id=f"start:{self.service.exchange.me}",
             job_id=job.job_id,
-            created_at=time.time(),
             level="warn",
             message=f"{name} does not start: {failure.words}; attempt {starts}; see its log",
             data={"service": self.service.name, "attempt": starts},
@@ -262,6 +276,7 @@ def _log_what_waits() -> None:
         log.info("waits", extra={"task": repr(task.get_coro()), "places": places})
 
 
+@dataclass
 class Observable:
     """The ASGI application that answers the chassis's paths, and passes on the rest.
 
@@ -269,10 +284,9 @@ class Observable:
     a rollout does for its first policy. /readyz: it can do its work, or what it waits for.
     """
 
-    def __init__(self, service: Service, inner: Asgi | None, *, tells_metrics: bool) -> None:
-        self.service = service
-        self.inner = inner
-        self.tells_metrics = tells_metrics
+    service: Service
+    inner: Asgi | None
+    tells_metrics: bool
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Answer one request."""

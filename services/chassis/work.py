@@ -367,15 +367,9 @@ class _Worker(Generic[I, O]):
         failed = [entry for entry in self.failed_in_a_row.values() if entry.job_id == job_id]
         await self._release_everything()  # after which no failure of this worker is on its way
         await exchange.pardon(job_id, failed)
-        await exchange.record_event(
-            JobEvent(
-                id=f"broken:{exchange.me}",
-                job_id=job_id,
-                created_at=time.time(),
-                level="warn",
-                message=why,
-            )
-        )
+        event_id = f"broken:{exchange.me}"
+        event = JobEvent(id=event_id, job_id=job_id, level="warn", message=why)
+        await exchange.record_event(event)
         raise WorkerBroken(why)
 
     async def _give_up(self, delivery: Delivery[I], why: Loss, reason: str) -> None:

@@ -8,8 +8,7 @@ import sys
 
 from services.chassis.deployment import Deployment, DeploymentError
 from services.chassis.parent import die_with_parent
-from services.chassis.server_check import check_server
-from services.chassis.service import Service, run_service
+from services.chassis.service import Service, check_server, run_service
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 

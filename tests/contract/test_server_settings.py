@@ -17,8 +17,7 @@ from protocol.exchange import server as server_settings
 from protocol.exchange.server import server_problems
 
 from services.chassis.deployment import Deployment, DeploymentError
-from services.chassis.server_check import check_server
-from services.chassis.service import Service
+from services.chassis.service import Service, check_server
 from services.learner.__main__ import lead
 from tests.contract.gateway.stack import start_gateway
 from tests.contract.valkey_server import Server

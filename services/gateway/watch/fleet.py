@@ -16,8 +16,7 @@ from protocol.exchange import Exchange
 from protocol.exchange.records import AnyRecord
 from protocol.messages import JobRecord
 
-from services.chassis.server_check import check_server
-from services.chassis.service import Service
+from services.chassis.service import Service, check_server
 from services.gateway.errors import Problem, in_time
 from services.gateway.watch.job_metrics import KEPT_JOBS, JobMetrics
 

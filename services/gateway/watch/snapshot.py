@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from protocol.exchange import Backlog, Exchange, UnreadableRecord
 from protocol.exchange.roster import Roster
-from protocol.messages import JobEvent, JobRecord, Status
+from protocol.messages import JobRecord, Status
 from protocol.streams import WORK_STREAMS
 
 from services.gateway.watch.story import Story, median_of
@@ -96,19 +96,8 @@ class Observer:
 
     async def _median_of_steps(self, job: JobRecord) -> float | None:
         if self._step != (job.id, job.step):
-            self._step_s = median_of_steps(job, await self._last_events(job))
-            self._step = (job.id, job.step)
+            story = Story(job)
+            for _, event in reversed(await self.exchange.events_back(job.id, count=_EVENTS)):
+                story.see(event)
+            self._step, self._step_s = (job.id, job.step), median_of(story.step_seconds)
         return self._step_s
-
-    async def _last_events(self, job: JobRecord) -> list[JobEvent]:
-        """The newest ones, oldest first."""
-        rows = await self.exchange.events_back(job.id, count=_EVENTS)
-        return [event for _, event in reversed(rows)]
-
-
-def median_of_steps(job: JobRecord, events: Sequence[JobEvent]) -> float | None:
-    """The median time of the steps that the events tell of."""
-    story = Story(job)
-    for event in events:
-        story.see(event)
-    return median_of(story.step_seconds)

@@ -97,15 +97,7 @@ class Watchdog:
             "because": why.because,
             "edge": why.edge,
             "services": [_service_object(process) for process in self.seen.processes],
-            "streams": [
-                {
-                    "stream": name,
-                    "waiting": backlog.waiting,
-                    "claimed": backlog.claimed,
-                    "oldest_s": round(backlog.oldest_s, 1),
-                }
-                for name, backlog in self.seen.streams.items()
-            ],
+            "streams": [_stream_object(*stream) for stream in self.seen.streams.items()],
         }
 
     def estimated_finish(self, job: JobRecord | UnreadableRecord) -> int | None:
@@ -146,14 +138,8 @@ class Watchdog:
 
 
 def _event(job_id: str, kind: str, level: Any, words: str, edge: Edge) -> JobEvent:
-    return JobEvent(
-        id=f"{kind}:{time.time_ns()}",
-        job_id=job_id,
-        created_at=time.time(),
-        level=level,
-        message=words,
-        data={"edge": edge},
-    )
+    event_id, data = f"{kind}:{time.time_ns()}", {"edge": edge}
+    return JobEvent(id=event_id, job_id=job_id, level=level, message=words, data=data)
 
 
 def _export(job: JobRecord | None, stalled: Edge | None) -> None:
@@ -170,6 +156,11 @@ def _export_streams(streams: Mapping[str, Backlog]) -> None:
         BACKLOG.labels(stream.short_name, "waiting").set(backlog.waiting)
         BACKLOG.labels(stream.short_name, "claimed").set(backlog.claimed)
         OLDEST.labels(stream.short_name).set(backlog.oldest_s)
+
+
+def _stream_object(name: str, backlog: Backlog) -> dict[str, Any]:
+    counts = {"waiting": backlog.waiting, "claimed": backlog.claimed}
+    return {"stream": name, **counts, "oldest_s": round(backlog.oldest_s, 1)}
 
 
 def _service_object(process: Process) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What an attempt works with, and how that takes up what earlier attempts have left."""
+"""What an attempt starts from and works with, and how it takes up what earlier ones have left."""
 
 from __future__ import annotations
 
@@ -75,14 +75,7 @@ class Assembly:
 async def prepare(service: Service, team: Team, attempt: Attempt, record: JobRecord) -> Assembly:
     """Load the models and the tasks, restore the last checkpoint, replay the log after it.
 
-    Args:
-        service: the learner.
-        team: its ranks.
-        attempt: which begins.
-        record: the job's, as it was before.
-
-    Raises:
-        Exception: what the attempt ends with: see `faults`.
+    ``record`` is the job's as it was before the attempt.
     """
     recipe, deployment = attempt.recipe, service.deployment
     for folder in (attempt.folder, attempt.folder / "checkpoints"):

@@ -80,3 +80,26 @@ class Control:
         finally:
             interrupted.cancel()
             waiting.cancel()
+
+
+async def first_to_end(*coroutines: Coroutine[Any, Any, T]) -> T:
+    """Run side by side until one ends or raises; then stop the others, and return its result."""
+    tasks = {asyncio.create_task(coroutine) for coroutine in coroutines}
+    for task in tasks:  # several may fail at once, or while this is being cancelled itself
+        task.add_done_callback(_retrieve_error)
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        results = [task.result() for task in done]
+        return results[0]
+    finally:
+        # A library may take one cancellation for a timeout of its own, and go on.
+        while running := {task for task in tasks if not task.done()}:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running, timeout=1.0)
+
+
+def _retrieve_error(task: asyncio.Task[Any]) -> None:
+    """Retrieve a task's error, so that asyncio does not report it as one that nobody saw."""
+    if not task.cancelled():
+        task.exception()

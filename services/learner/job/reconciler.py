@@ -17,6 +17,7 @@ from protocol.recipe import Purpose
 
 from services.learner.attempt import Attempt
 from services.learner.durable.publish import Publisher
+from services.learner.job.control import first_to_end
 from services.learner.supply.intake import Intake
 
 T = TypeVar("T")
@@ -47,14 +48,7 @@ class Reconciler:
 
     async def beside(self, wait: Coroutine[Any, Any, T]) -> T:
         """The result of something that waits for Redis, which is looked after meanwhile."""
-        waiting = asyncio.ensure_future(wait)
-        looking = asyncio.ensure_future(self._reconcile_forever())
-        try:
-            await asyncio.wait({waiting, looking}, return_when=asyncio.FIRST_COMPLETED)
-            return waiting.result() if waiting.done() else looking.result()
-        finally:
-            waiting.cancel()
-            looking.cancel()
+        return await first_to_end(wait, self._reconcile_forever())
 
     async def reconcile(self) -> None:
         """Write again what is missing: every one of these writes may be repeated without effect."""

@@ -6,7 +6,6 @@ The gateway makes metrics of them (`services/gateway/watch/job_metrics.py`).
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
@@ -77,8 +76,8 @@ class Reporter:
         await self.say(f"evaluation:{step}:{name}", words, data=data)
 
     async def _record(self, event_id: str, message: str, *, data: Any, **values: Any) -> None:
-        values |= {"message": message, "data": as_json(data), "created_at": time.time()}
-        await self.exchange.record_event(JobEvent(id=event_id, job_id=self.job_id, **values))
+        values |= {"job_id": self.job_id, "message": message, "data": as_json(data)}
+        await self.exchange.record_event(JobEvent(id=event_id, **values))
 
 
 def numbers_in(metrics: Mapping[str, Any]) -> dict[str, float | None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,12 +22,17 @@ from protocol.recipe import Purpose, Recipe
 from services.chassis.service import Service
 from services.learner.attempt import Attempt
 from services.learner.durable.checkpoint import write_whole
+from services.learner.formulas import order_warnings
 from services.learner.job.assembly import prepare
-from services.learner.job.control import CancelRequested, PauseRequested, StopRequested
+from services.learner.job.control import (
+    CancelRequested,
+    PauseRequested,
+    StopRequested,
+    first_to_end,
+)
 from services.learner.job.learning import Learning
 from services.learner.job.limits import watch_engines_forever
 from services.learner.job.outcome import Outcome
-from services.learner.ordering import order_warnings
 from services.learner.training.models import write_merged
 from services.learner.training.ranks import Team, machine_errors
 
@@ -172,26 +177,3 @@ async def _result(learning: Learning, models: Mapping[str, Path]) -> dict[str, A
             for name in ("accuracy", "process")
         }
     return result
-
-
-async def first_to_end(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Run side by side until one ends or raises; then stop the others."""
-    tasks = {asyncio.create_task(coroutine) for coroutine in coroutines}
-    for task in tasks:  # several may fail at once, or while this is being cancelled itself
-        task.add_done_callback(_retrieve_error)
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        # A library may take one cancellation for a timeout of its own, and go on.
-        while running := {task for task in tasks if not task.done()}:
-            for task in running:
-                task.cancel()
-            await asyncio.wait(running, timeout=1.0)
-
-
-def _retrieve_error(task: asyncio.Task[None]) -> None:
-    """Retrieve a task's error, so that asyncio does not report it as one that nobody saw."""
-    if not task.cancelled():
-        task.exception()

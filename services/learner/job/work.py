@@ -20,7 +20,8 @@ from protocol.messages import Doing, JobRef, JobState
 from services.chassis.metrics import DEVICES, PHASES
 from services.chassis.service import Service
 from services.learner.durable.publish import sweep
-from services.learner.job.run import Run, first_to_end
+from services.learner.job.control import first_to_end
+from services.learner.job.run import Run
 from services.learner.training.ranks import Team
 
 log = logging.getLogger(__name__)

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "set training.recompute_activations",
         )
     except (MachineFault, OSError) as error:
-        from services.learner.faults import words_of  # which brings torch
+        from services.learner.faults import words_of  # what else it imports takes seconds
 
         return _complain(FAILED, words_of(error, str(Path(given.dir).parent)))
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from protocol.exchange import Backlog
-from protocol.messages import Failure, JobEvent
+from protocol.messages import Failure
 
-from services.gateway.watch.snapshot import Process, Snapshot, median_of_steps
+from services.gateway.watch.snapshot import Process, Snapshot
 from services.gateway.watch.stalls import (
     Edge,
     Why,
@@ -21,7 +21,7 @@ from services.gateway.watch.stalls import (
     why_not_first,
 )
 from services.gateway.watch.watchdog import Watchdog
-from tests.builders import a_job_record, a_status, an_event
+from tests.builders import a_job_record, a_status
 
 CERTAIN_S = 25.0  # 5/3 of the 15 s after which a process is dead
 USUAL_S = 25.0
@@ -191,16 +191,6 @@ def test_a_moment_differs_from_the_next_when_work_moves_and_not_when_somebody_is
     )
     one_life = a_snapshot(LEARNER, job=AGAIN, requests=Backlog(4, 2))
     assert mark_of(one_life) == mark_of(a_snapshot(job=AGAIN))  # it is killed again and again
-
-
-def test_the_time_of_a_step_is_the_median_of_the_last_ones() -> None:
-    def step(number: int, seconds: float) -> JobEvent:
-        return an_event(f"step:{number}", type="metrics", data={"seconds": seconds})
-
-    job, told = a_job_record(), [step(1, 90.0), step(2, 10.0)]
-    assert median_of_steps(job, told) is None
-    evaluation = an_event("evaluation:2", type="metrics", data={"evaluation": {"seconds": 1.0}})
-    assert median_of_steps(job, [*told, evaluation, step(3, 12.0)]) == 12.0
 
 
 def test_a_job_that_runs_is_estimated_to_finish_when_its_median_step_says() -> None:

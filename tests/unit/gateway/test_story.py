@@ -63,6 +63,8 @@ def test_the_median_step_leaves_out_what_is_no_step_and_the_longest_evaluation_i
         ("step:5", 312, step(5, seconds=13)),
     )
     assert told(story, "weir_job_step_seconds_median") == 12
+    two = a_story(("step:1", 100, step(1, seconds=11)), ("step:2", 110, step(2, seconds=9)))
+    assert told(two, "weir_job_step_seconds_median") is None
     assert told(story, "weir_job_evaluation_seconds_max") == 60
     assert told(story, "weir_job_evaluation", "accuracy") == 0.75
     assert told(story, "weir_job_progress_timestamp_seconds") == 312
