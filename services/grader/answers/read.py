@@ -364,7 +364,8 @@ def split_unit(side: Side) -> WithUnit | None:
     is_degree = last.text == "°" and not any(token.kind == "function" for token in side)
     if last.kind == "money" or (last.kind == "operator" and (last.text == "%" or is_degree)):
         return WithUnit(side[:-1], last.text)
-    tail = _TAIL.search("".join(map(_code, side)))
+    may_end = last.kind in _CODES or last.text in "23}"
+    tail = _TAIL.search("".join(map(_code, side))) if may_end else None
     return _with_words(side[: tail.start()], side[tail.start() :]) if tail else None
 
 
@@ -662,8 +663,6 @@ def parted_at(side: Side, at: list[int]) -> list[Side]:
 
 
 class _Level(NamedTuple):
-    """What stands between two brackets."""
-
     has_members: bool
     runs: list[int]  # places of numbers with commas
     gaps: list[bool]  # of each other comma, whether a space is behind it

@@ -45,12 +45,10 @@ class Expression:
 
     @classmethod
     def of(cls, tree: Node) -> Expression:
-        """A tree that nobody has written."""
         return cls(tree, written(tree))
 
     @cached_property
     def letters(self) -> frozenset[str]:
-        """All its letters, but for i and e."""
         nodes = self.tree.walk() if self.tree else ()
         return frozenset(node.letter for node in nodes if node.kind == "letter") - {"i", "e"}
 
