@@ -141,7 +141,6 @@ def parts_of(value: Value) -> tuple[Value, ...]:
 
 
 def rounded_as_written(value: Value) -> Value:
-    """A value whose numbers are roundings to the places that are written."""
     if isinstance(value, Number):
         is_fraction = value.places is None and value.value.denominator != 1
         return value if is_fraction else Number(value.value, value.places or 0, is_asked=True)
