@@ -472,7 +472,6 @@ def sets(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
 
 
 def _one_to_one(golds: Sequence[Value], answers: Sequence[Value], by: Comparison) -> bool | None:
-    """Whether each member has a like of its own."""
     alone, strange = list(golds), list(answers)
     for each in golds:
         if each in strange:

@@ -174,7 +174,7 @@ class _Reader:
         if not self._as_answer or self._at == self._rest_at:
             return False
         before, token = self._tokens[self._at - 1 : self._at + 1]
-        is_closed = before.kind == "close"
+        is_closed = before.kind == "close" and last.kind != "numeral"
         if self._at + 1 < len(self._tokens) and self._tokens[self._at + 1].text == "^":
             is_digit = token.gap and len(before.text) == 1 and last.kind == "^"
             return is_closed or before.kind == "name" or before.text == r"\pi" or is_digit
@@ -290,11 +290,20 @@ class _Reader:
         plain = written.replace(",", "")
         if len(plain) > _MAX_DIGITS:
             raise Unreadable("a number of more than a thousand digits")
+        if self.takes("_"):
+            return self.numeral(plain)
         if plain.isdigit():
             return Node("number", number=Fraction(int(plain)))
         mantissa, _, exponent = plain.partition("e")
         places = len(mantissa.partition(".")[2]) - int(exponent or 0)
         return Node("number", number=Fraction(plain.rstrip(".")), places=max(0, places))
+
+    def numeral(self, digits: str) -> Node:
+        node = self.argument()
+        base = int(node.number) if node.kind == "number" and node.number in range(2, 11) else 0
+        if not digits.isdigit() or any(int(digit) >= base for digit in digits):
+            raise Unreadable("no numeral")
+        return Node("numeral", (integer(int(digits, base)),))
 
     def subscript(self) -> str:
         """The subscript of a letter, as text without braces."""

@@ -25,7 +25,7 @@ class Node:
     """An operation and its operands; a number, with its decimal places; or a letter.
 
     Kinds: number letter pi infinity + - * / ^ plusminus negative fraction root absolute factorial
-    double_factorial binomial floor ceiling degree function grouped; and
+    double_factorial binomial floor ceiling degree function numeral grouped; and
     where mathematicians would disagree, mixed (``2\\frac12``), slash (``a/bc``) and percent.
     """
 

@@ -56,10 +56,7 @@ class Question:
         return _ASKED[what].search(self.text) is not None
 
     def names(self, name: str) -> bool:
-        """Whether a name without its index is a letter, or its words are the problem's.
-
-        Where no problem is known, any name may be what it asks for.
-        """
+        """Whether it is a letter with an index, or its words are the problem's, if one is known."""
         if not self.text or _LETTER.fullmatch(name):
             return True
         stems, points = _words_of(self.text[-MAX_CHARS:])

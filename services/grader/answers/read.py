@@ -141,7 +141,6 @@ def read(side: Side, depth: int = 0) -> Value:
 
 
 def _said(side: Side) -> Value | None:
-    """An answer that is no formula."""
     marked, plain = any(token.kind == "words" for token in side), plain_of(side)
     if (remainder := remainder_of(side)) is not None:
         return remainder
@@ -252,7 +251,6 @@ def _related(side: Side, cuts: list[int], depth: int) -> Value:
 
 
 def _environment(side: Side, depth: int) -> Value | None:
-    """A system or a matrix, perhaps in brackets."""
     opens, inner = side[0].text, side[1:-1]
     if inner and inner[0].text in _MATRICES | SYSTEMS and closes(inner) == len(inner) - 1:
         return _environment(inner, depth)
@@ -364,7 +362,8 @@ def split_unit(side: Side) -> WithUnit | None:
     is_degree = last.text == "°" and not any(token.kind == "function" for token in side)
     if last.kind == "money" or (last.kind == "operator" and (last.text == "%" or is_degree)):
         return WithUnit(side[:-1], last.text)
-    tail = _TAIL.search("".join(map(_code, side)))
+    may_end = last.kind in _CODES or last.text in "23}"
+    tail = _TAIL.search("".join(map(_code, side))) if may_end else None
     return _with_words(side[: tail.start()], side[tail.start() :]) if tail else None
 
 
@@ -436,7 +435,6 @@ def remainder_of(side: Side) -> Number | None:
 
 
 def _number(tree: Node) -> Number | None:
-    """A plain number: an integer, a decimal, a fraction, a mixed number."""
     if tree.kind == "number":
         return Number(tree.number, tree.places or None)
     if tree.kind == "negative":
@@ -471,7 +469,6 @@ def _multiplied(left: Value, right: Value) -> Matrix | None:
 
 
 def _determinant(matrix: Value) -> Expression | None:
-    """Of two rows and columns; None for any other."""
     if not isinstance(matrix, Matrix) or (matrix.num_rows, matrix.num_columns) != (2, 2):
         return None
     a, b, c, d = map(_tree, matrix.cells)
@@ -662,8 +659,6 @@ def parted_at(side: Side, at: list[int]) -> list[Side]:
 
 
 class _Level(NamedTuple):
-    """What stands between two brackets."""
-
     has_members: bool
     runs: list[int]  # places of numbers with commas
     gaps: list[bool]  # of each other comma, whether a space is behind it

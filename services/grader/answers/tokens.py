@@ -181,7 +181,10 @@ def _named(kind: str, match: re.Match[str]) -> Iterable[Token]:
 def _raised(match: re.Match[str]) -> list[Token]:
     """A superscript or an index, as ``^`` or ``_`` would give it."""
     plain = unicodedata.normalize("NFKC", match.group()).replace("−", "-")
-    return tokens(f"{'_' if match.lastgroup == 'lowered' else '^'}{{{plain}}}")
+    mark = Token("operator", "_" if match.lastgroup == "lowered" else "^")
+    sign = [Token("operator", plain[0])] if plain[0] in "+-" else []
+    number = Token("number", plain.lstrip("+-"))
+    return [mark, Token("open", "{"), *sign, number, Token("close", "}")]
 
 
 def _vulgar(match: re.Match[str]) -> list[Token]:

@@ -45,12 +45,10 @@ class Expression:
 
     @classmethod
     def of(cls, tree: Node) -> Expression:
-        """A tree that nobody has written."""
         return cls(tree, written(tree))
 
     @cached_property
     def letters(self) -> frozenset[str]:
-        """All its letters, but for i and e."""
         nodes = self.tree.walk() if self.tree else ()
         return frozenset(node.letter for node in nodes if node.kind == "letter") - {"i", "e"}
 
@@ -143,7 +141,6 @@ def parts_of(value: Value) -> tuple[Value, ...]:
 
 
 def rounded_as_written(value: Value) -> Value:
-    """A value whose numbers are roundings to the places that are written."""
     if isinstance(value, Number):
         is_fraction = value.places is None and value.value.denominator != 1
         return value if is_fraction else Number(value.value, value.places or 0, is_asked=True)

@@ -182,7 +182,7 @@ _OPERATIONS: Mapping[str, Callable[..., Expr]] = {
     "fraction": lambda a, b: a / b,
     "mixed": lambda a, b: a + b,
     "negative": lambda a: -a,
-    "grouped": lambda a: a,
+    **dict.fromkeys(("grouped", "numeral"), lambda a: a),
     "degree": lambda a: a * sympy.pi / 180,
     "absolute": sympy.Abs,
     "^": _power,
