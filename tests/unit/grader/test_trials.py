@@ -103,7 +103,8 @@ async def test_a_trial_ends_in_time_and_has_one_check_under_way_at_a_time(
 ) -> None:
     held = Held(monkeypatch)
     checks = [{"verifier": "my_lab.held", "name": f"c{number}"} for number in range(5)]
-    result = await tried(a_trial({"outcome": checks}), tools, limit_s=0.01)
+    async with asyncio.timeout(30):
+        result = await tried(a_trial({"outcome": checks}), tools, limit_s=0.01)
     assert (result.outcome, held.under_way) == (Ungradable(reason="not_in_time"), 1)
     held.let_go.set()
     result = await tried(a_trial({"outcome": checks}), tools)
