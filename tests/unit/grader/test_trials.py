@@ -55,7 +55,8 @@ async def test_a_label_is_picked_by_the_model_of_that_name_and_its_tokens_are_to
         others = Tools(tools.pool, other_judges={"strict": judge})
 
         async def tell(limit_s: float = 60, **changes: Any) -> TrialResult:
-            return await tried(a_trial({"outcome": {**check, **changes}}), others, limit_s)
+            async with asyncio.timeout(2 * limit_s + 20):
+                return await tried(a_trial({"outcome": {**check, **changes}}), others, limit_s)
 
         await until(lambda: judge.is_up)
         passes, fails = await tell(), await tell(passing_labels=["bad"])
