@@ -55,7 +55,8 @@ async def test_a_label_is_picked_by_the_model_of_that_name_and_its_tokens_are_to
         others = Tools(tools.pool, other_judges={"strict": judge})
 
         async def tell(limit_s: float = 60, **changes: Any) -> TrialResult:
-            return await tried(a_trial({"outcome": {**check, **changes}}), others, limit_s)
+            async with asyncio.timeout(2 * limit_s + 20):
+                return await tried(a_trial({"outcome": {**check, **changes}}), others, limit_s)
 
         await until(lambda: judge.is_up)
         passes, fails = await tell(), await tell(passing_labels=["bad"])
@@ -103,7 +104,8 @@ async def test_a_trial_ends_in_time_and_has_one_check_under_way_at_a_time(
 ) -> None:
     held = Held(monkeypatch)
     checks = [{"verifier": "my_lab.held", "name": f"c{number}"} for number in range(5)]
-    result = await tried(a_trial({"outcome": checks}), tools, limit_s=0.01)
+    async with asyncio.timeout(30):
+        result = await tried(a_trial({"outcome": checks}), tools, limit_s=0.01)
     assert (result.outcome, held.under_way) == (Ungradable(reason="not_in_time"), 1)
     held.let_go.set()
     result = await tried(a_trial({"outcome": checks}), tools)
