@@ -16,7 +16,7 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 import numpy as np
@@ -154,26 +154,6 @@ def unpack_all(segment: BinaryIO) -> Iterator[dict[bytes, bytes]]:
     Raises:
         FrameError: if the bytes are damaged.
     """
-    return _unpack(segment, _read_record)
-
-
-def unpack_first(segment: BinaryIO) -> Iterator[dict[bytes, bytes]]:
-    """As `unpack_all`, but of each record the first field alone: the others are not even read.
-
-    Damage in a record is therefore not noticed.
-    """
-    return _unpack(segment, _read_first_field)
-
-
-def next_record(segment: BinaryIO, begin: int) -> int | None:
-    """The place of the next record after a byte, if there is one; for what is damaged before it."""
-    heads = _heads_after(segment, begin)
-    return next((place for place, head in heads if _is_head(head)), None)
-
-
-def _unpack(
-    segment: BinaryIO, read_record: Callable[[BinaryIO, bytes], dict[bytes, bytes]]
-) -> Iterator[dict[bytes, bytes]]:
     has_marks = False
     while head := segment.read(_HEAD_SIZE):
         begin = segment.tell() - len(head)
@@ -181,7 +161,7 @@ def _unpack(
             has_marks = True
             continue
         try:
-            fields = read_record(segment, head)
+            fields = _read_record(segment, head)
         except FrameError as error:
             if _is_followed(segment, begin, has_marks):
                 raise FrameError(f"byte {begin}: {error}") from None
@@ -202,20 +182,6 @@ def _read_record(segment: BinaryIO, head: bytes) -> dict[bytes, bytes]:
     if zlib.crc32(body) != checksum:
         raise FrameError("the record is damaged")
     return _split_fields(body, num_fields)
-
-
-def _read_first_field(segment: BinaryIO, head: bytes) -> dict[bytes, bytes]:
-    if not _is_head(head):
-        raise FrameError("no record or mark begins here, or its head is damaged")
-    end = segment.tell() + _RECORD.unpack_from(head)[2]
-    lengths = _FIELD.unpack(segment.read(_FIELD.size).ljust(_FIELD.size, b"\0"))
-    if segment.tell() + sum(lengths) > end:
-        raise FrameError("the record is damaged")
-    name, value = (segment.read(length) for length in lengths)
-    segment.seek(end - 1)
-    if not segment.read(1):
-        raise FrameError("the record is torn")
-    return {name: value}
 
 
 def _is_head(head: bytes) -> bool:
