@@ -13,10 +13,9 @@ JobRef(job_id='a')
 from __future__ import annotations
 
 import json
-import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 import numpy as np
@@ -28,13 +27,8 @@ from protocol.recipe import explain
 SCHEMA_VERSION = 1
 HEADER = b"header"
 _RECORD = struct.Struct("<4sIII")  # magic, number of fields, body length, crc32 of the body
-_MARK = struct.Struct("<4s4xQ")  # magic, the mark's own place in its segment
-_CHECKSUM = struct.Struct("<I")  # crc32 of the above, behind each: a damaged length must not lead
 _FIELD = struct.Struct("<II")  # length of the name, length of the value
-_MAGIC, _MARK_MAGIC = b"WEIR", b"MARK"
-_MAGICS = re.compile(_MAGIC + b"|" + _MARK_MAGIC)
-_HEAD_SIZE = _RECORD.size + _CHECKSUM.size
-_SEARCH_BYTES = 1 << 20  # read at a time
+_MAGIC = b"WEIR"
 
 Fields = Mapping[bytes, bytes]
 M = TypeVar("M", bound=Message)
@@ -129,20 +123,12 @@ def _put_array(body: dict[str, Any], path: str, array: np.ndarray) -> None:
 
 
 def pack(fields: Fields) -> bytes:
-    """One record of a log segment: the fields, length-prefixed, with checksums."""
+    """One record of a file: the fields, length-prefixed, with a checksum."""
     parts: list[bytes] = []
     for name, value in fields.items():
         parts += [_FIELD.pack(len(name), len(value)), name, value]
     body = b"".join(parts)
-    return _seal(_RECORD.pack(_MAGIC, len(fields), len(body), zlib.crc32(body))) + body
-
-
-def mark(place: int) -> bytes:
-    """The commit mark for this byte of a segment: whatever is before it is known to be on disk.
-
-    A segment with marks begins with one.
-    """
-    return _seal(_MARK.pack(_MARK_MAGIC, place))
+    return _RECORD.pack(_MAGIC, len(fields), len(body), zlib.crc32(body, len(fields))) + body
 
 
 def unpack_all(file: BinaryIO) -> Iterator[dict[bytes, bytes]]:
@@ -152,99 +138,15 @@ def unpack_all(file: BinaryIO) -> Iterator[dict[bytes, bytes]]:
         FrameError: if one is damaged, or not all there; the text names the byte where it begins.
     """
     place = 0
-    while head := file.read(_HEAD_SIZE):
-        try:
-            yield _read_record(file, head)
-        except FrameError as error:
-            raise FrameError(f"byte {place}: {error}") from None
-        place += _HEAD_SIZE + _RECORD.unpack_from(head)[2]
-
-
-def unpack_first(segment: BinaryIO) -> Iterator[dict[bytes, bytes]]:
-    """As `unpack_all`, but of each record the first field alone: the others are not even read.
-
-    Damage in a record is therefore not noticed.
-    """
-    return _unpack(segment, _read_first_field)
-
-
-def next_record(segment: BinaryIO, begin: int) -> int | None:
-    """The place of the next record after a byte, if there is one; for what is damaged before it."""
-    heads = _heads_after(segment, begin)
-    return next((place for place, head in heads if _is_head(head)), None)
-
-
-def _unpack(
-    segment: BinaryIO, read_record: Callable[[BinaryIO, bytes], dict[bytes, bytes]]
-) -> Iterator[dict[bytes, bytes]]:
-    has_marks = False
-    while head := segment.read(_HEAD_SIZE):
-        begin = segment.tell() - len(head)
-        if head == mark(begin):
-            has_marks = True
-            continue
-        try:
-            fields = read_record(segment, head)
-        except FrameError as error:
-            if _is_followed(segment, begin, has_marks):
-                raise FrameError(f"byte {begin}: {error}") from None
-            segment.seek(begin)
-            return
-        yield fields
-
-
-def _seal(head: bytes) -> bytes:
-    return head + _CHECKSUM.pack(zlib.crc32(head))
-
-
-def _read_record(segment: BinaryIO, head: bytes) -> dict[bytes, bytes]:
-    if not _is_head(head):
-        raise FrameError("no record or mark begins here, or its head is damaged")
-    _, num_fields, length, checksum = _RECORD.unpack_from(head)
-    body = segment.read(length)
-    if zlib.crc32(body) != checksum:
-        raise FrameError("the record is damaged")
-    return _split_fields(body, num_fields)
-
-
-def _read_first_field(segment: BinaryIO, head: bytes) -> dict[bytes, bytes]:
-    if not _is_head(head):
-        raise FrameError("no record or mark begins here, or its head is damaged")
-    end = segment.tell() + _RECORD.unpack_from(head)[2]
-    lengths = _FIELD.unpack(segment.read(_FIELD.size).ljust(_FIELD.size, b"\0"))
-    if segment.tell() + sum(lengths) > end:
-        raise FrameError("the record is damaged")
-    name, value = (segment.read(length) for length in lengths)
-    segment.seek(end - 1)
-    if not segment.read(1):
-        raise FrameError("the record is torn")
-    return {name: value}
-
-
-def _is_head(head: bytes) -> bool:
-    return head.startswith(_MAGIC) and head == _seal(head[: _RECORD.size])
-
-
-def _is_followed(segment: BinaryIO, begin: int, has_marks: bool) -> bool:
-    """Whether anything after a byte proves that this byte had been on disk."""
-    return any(
-        head == mark(place) or (not has_marks and _is_head(head))
-        for place, head in _heads_after(segment, begin)
-    )
-
-
-def _heads_after(segment: BinaryIO, begin: int) -> Iterator[tuple[int, bytes]]:
-    """What looks like the head of a record or a mark, with its place."""
-    segment.seek(begin + 1)
-    window = b""
-    while chunk := segment.read(_SEARCH_BYTES):
-        window = window[1 - _HEAD_SIZE :] + chunk
-        start = segment.tell() - len(window)
-        for found in _MAGICS.finditer(window):
-            yield (
-                start + found.start(),
-                window[found.start() : found.start() + _HEAD_SIZE],
-            )
+    while head := file.read(_RECORD.size):
+        if len(head) < _RECORD.size or not head.startswith(_MAGIC):
+            raise FrameError(f"byte {place}: no record begins here")
+        _, num_fields, length, checksum = _RECORD.unpack(head)
+        body = file.read(length)
+        if len(body) < length or zlib.crc32(body, num_fields) != checksum:
+            raise FrameError(f"byte {place}: the record is damaged, or not all there")
+        yield _split_fields(body, num_fields)
+        place += _RECORD.size + length
 
 
 def _split_fields(body: bytes, num_fields: int) -> dict[bytes, bytes]:

@@ -44,7 +44,7 @@ _NOISE = {
     "redis": 256,
     "memory": 8192,
     "log": 512,  # two segments
-    "samples": 64,  # a segment
+    "samples": 64,  # a few steps
     "state_json": 64,
     "checkpoints": 128,
     "files": 16,

@@ -124,7 +124,7 @@ _OPERATIONS: Mapping[str, Ways] = {
     "*": (lambda a, b: a * b,),
     "negative": (lambda a: -a,),
     **dict.fromkeys(("/", "fraction"), (lambda a, b: a / b,)),
-    **dict.fromkeys(("repeating", "grouped"), (lambda a: a,)),
+    **dict.fromkeys(("numeral", "grouped"), (lambda a: a,)),
     "absolute": (abs,),
     "^": (_power,),
     "root": (_root,),

@@ -15,10 +15,8 @@ from protocol.frames import (
     FrameError,
     decode,
     encode,
-    mark,
     pack,
     unpack_all,
-    unpack_first,
 )
 from protocol.messages import GradedGroup, JobRef, Message, RolloutGroup
 
@@ -189,18 +187,3 @@ def test_a_file_cut_or_damaged_at_any_byte_gives_the_records_before_it_and_says_
             assert [next(records) for _ in range(whole)] == RECORDS[:whole]
             with pytest.raises(FrameError, match=f"^byte {begin}: "):
                 next(records)
-
-
-def test_the_first_fields_of_a_segment_cut_at_any_byte_are_those_of_whole_records() -> None:
-    first = [dict([next(iter(fields.items()))]) for fields in RECORDS]
-    for cut in range(len(SEGMENT) + 1):
-        segment, whole = BytesIO(SEGMENT[:cut]), sum(end <= cut for end in ENDS)
-        found = [(fields, segment.tell()) for fields in unpack_first(segment)]
-        assert found == list(zip(first, ENDS, strict=True))[:whole], cut
-
-
-def test_first_fields_are_found_among_marks_and_damage_before_them_is_told_of() -> None:
-    segment = mark(0) + SEGMENT + mark(len(mark(0) + SEGMENT))
-    assert len(list(unpack_first(BytesIO(segment)))) == len(RECORDS)
-    with pytest.raises(FrameError, match=f"^byte {len(mark(0))}: "):
-        list(unpack_first(BytesIO(flipped(segment, len(mark(0)) + 1))))
