@@ -132,7 +132,8 @@ async def test_a_check_that_takes_too_long_is_given_up_and_makes_room(tmp_path: 
     (tmp_path / "t").write_bytes(TASK)
     check = TaskCheck(longest_s=0.2)
     endless = [check.contents(tmp_path / "pipe") for _ in range(4)]
-    found = await asyncio.gather(*endless, return_exceptions=True)
+    async with asyncio.timeout(60):
+        found = await asyncio.gather(*endless, return_exceptions=True)
     assert [type(each) for each in found] == [TaskFileError] * 4
     check = TaskCheck()
     assert (await check.contents(tmp_path / "t")).tasks == 1
