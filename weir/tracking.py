@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import islice, product
 from pathlib import Path
@@ -188,6 +188,7 @@ class BegunJobs:
     weir: WeirClient
     newest: int = _NEWEST
     _unfinished: set[str] | None = None
+    _seen: set[str] = field(default_factory=set)
 
     def __call__(self) -> list[Json]:
         """The jobs.
@@ -195,8 +196,14 @@ class BegunJobs:
         Raises:
             WeirError: if the gateway refuses, or does not answer.
         """
-        listed = self.weir.jobs(_ALL if self._unfinished is None else self.newest)
-        found = {job["id"]: job for job in listed[: self.newest]}
+        limit = _ALL if self._unfinished is None else self.newest
+        listed = self.weir.jobs(limit)
+        while len(listed) == limit and listed[-1]["id"] not in self._seen:  # many have come
+            limit *= 4
+            listed = self.weir.jobs(limit)
+        new = [job for job in listed if self._seen and job["id"] not in self._seen]
+        found = {job["id"]: job for job in [*listed[: self.newest], *new]}
+        self._seen |= {job["id"] for job in listed}
         found |= {job["id"]: job for job in listed if job["status"] not in _FINAL}
         for job_id in (self._unfinished or set()) - found.keys():
             try:

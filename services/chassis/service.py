@@ -16,12 +16,14 @@ from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppres
 from dataclasses import dataclass, field
 from typing import Any
 
+import h11
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 from protocol.exchange import Disconnected, Exchange, connect, seat_of
 from protocol.exchange.connection import Refused
 from protocol.exchange.server import server_problems
 from protocol.messages import Doing, Failure, JobEvent, Status
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from services.chassis import metrics
 from services.chassis.activity import Activity, Readiness, Work
@@ -34,7 +36,8 @@ UNSAFE = Gauge("weir_server_unsafe", "1 for what at Redis can cost jobs or work"
 log = logging.getLogger(__name__)
 _PARTING_S = 2.0
 _MAX_HEAD_BYTES = 2**15
-_MAX_CONNECTIONS = 800  # with a file for each, 1,600 of those that a process may have open
+_MAX_CONNECTIONS = 800  # beyond them every request is answered with 503
+_HEAD_S = 10.0  # within which the headers of a request have to be there
 _MOST_KEYS = 64  # told with a status
 _MOST_WORDS = 300  # characters of a failure
 _PATHS = "/healthz, /startupz, /readyz, and /metrics on WEIR_METRICS_PORT"
@@ -339,6 +342,35 @@ async def _serving_all(service: Service, inner: Asgi | None) -> AsyncIterator[No
         yield
 
 
+class _Timely(H11Protocol):
+    """HTTP/1.1 that closes a connection without a whole request: uvicorn has no such limit."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._limit_time()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._limit_time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_deadline()
+
+    def _limit_time(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self._unset_deadline()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(_HEAD_S, self.transport.close)
+
+    def _unset_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
 @asynccontextmanager
 async def _serving(app: Asgi, deployment: Deployment, port: int) -> AsyncIterator[_Server]:
     """Serve an application while the body of ``async with`` runs."""
@@ -347,7 +379,7 @@ async def _serving(app: Asgi, deployment: Deployment, port: int) -> AsyncIterato
             app,
             host=deployment.host,
             port=port,
-            http="h11",
+            http=_Timely,
             h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
             limit_concurrency=_MAX_CONNECTIONS,
             ws="none",

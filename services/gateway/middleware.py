@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -35,6 +36,7 @@ ROLES = ("read", "write", "admin")  # each may also do what those before it may
 _ENTRY = re.compile(r"([\w.@-]{1,64}):(read|write|admin):sha256:([0-9a-fA-F]{64})")
 _ROLE_FOR = {"GET": "read", "HEAD": "read", "OPTIONS": "read", "POST": "write"}
 MAX_JSON_BYTES = 2**20
+_SILENCE_S = 30.0  # of a client in the middle of its body
 _FORM_BYTES = 2**16  # of a form, beside its file
 
 # ---------------------------------------------------------------------- the log
@@ -242,11 +244,19 @@ class Bounded:
         param, limit, beside = "body", MAX_JSON_BYTES, 0
         if path == "/v1/files":
             param, limit, beside = "file", self.max_file_bytes, _FORM_BYTES
-        read = 0
+        read, has_more = 0, True
 
         async def receive_some() -> Message:
-            nonlocal read
-            message = await receive()
+            nonlocal read, has_more
+            if not has_more:
+                return await receive()  # which waits for the client to leave
+            try:
+                async with asyncio.timeout(_SILENCE_S):
+                    message = await receive()
+            except TimeoutError as error:
+                problem = f"nothing of the body came for {_SILENCE_S:g} s; send the request again"
+                raise Problem(408, problem, code="timeout") from error
+            has_more = message.get("more_body", False)
             read += len(message.get("body", b""))
             if read > limit + beside:
                 raise too_large(param, limit)

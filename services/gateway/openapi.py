@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from services.gateway.errors import ProblemDetails
 
 _EVERY_ROUTE = (401, 403, 503)
-_WITH_BODY = (400, 413, 415, 507)
+_WITH_BODY = (400, 408, 413, 415, 507)
 _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 DOWNLOAD: dict[int | str, dict[str, Any]] = {
     200: {"description": "The file", "content": _BYTES},

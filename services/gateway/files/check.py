@@ -42,7 +42,7 @@ class TaskCheck:
 
     def __init__(self, longest_s: float = _LONGEST_S) -> None:
         self._longest_s = longest_s
-        self._pool = ProcessPool(_AT_ONCE, max_tasks=1, initializer=_limit, context=_PROCESSES)
+        self._turns = asyncio.Semaphore(_AT_ONCE)
 
     async def contents(self, path: Path) -> Contents:
         """Count the tasks of a file, and their columns.
@@ -50,15 +50,20 @@ class TaskCheck:
         Raises:
             TaskFileError: naming the wrong lines and fields.
         """
-        checking = self._pool.schedule(_contents, [path], timeout=self._longest_s)
         try:
-            found = await asyncio.wrap_future(checking)
+            async with self._turns:
+                found = await asyncio.to_thread(self._found, path)
         except (TimeoutError, ProcessExpired, MemoryError) as error:
             problem = "file: checking it took too long, or too much memory; split it"
             raise TaskFileError([problem]) from error
         if isinstance(found, Contents):
             return found
         raise TaskFileError(found)
+
+    def _found(self, path: Path) -> Contents | list[str]:
+        # A pool of its own: one whose process could not start would fail every later check, too.
+        with ProcessPool(1, max_tasks=1, initializer=_limit, context=_PROCESSES) as pool:
+            return pool.schedule(_contents, [path], timeout=self._longest_s).result()
 
 
 def _limit() -> None:

@@ -280,6 +280,9 @@ class JobService:
             if sent:
                 raise _perhaps_queued(record.id, problem) from problem
             raise
+        except Exception:
+            sent = sent and await self._read(record.id) is not None
+            raise
         finally:
             if not sent:
                 await self._clear(record.id)

@@ -13,7 +13,7 @@ from protocol.tasks import TaskFileError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import FormData
 
-from services.gateway.errors import conflict, explain_body, from_lines, too_large
+from services.gateway.errors import Problem, conflict, explain_body, from_lines, too_large
 from services.gateway.files.check import TaskCheck
 from services.gateway.files.store import FileStore, StoredFile, copy_with_id, file_name
 from services.gateway.jobs.results import (
@@ -31,7 +31,7 @@ _BYTES = "application/octet-stream"
 _EXPIRY = re.compile(r"expires_after\[(\w*)\]")
 _HOUR_S, _MONTH_S = 3600, 30 * 24 * 3600
 _MAX_FIELDS, _MAX_FIELD_BYTES = 8, 1024
-_RECEIVED_AT_ONCE = 16
+_RECEIVED_AT_ONCE = 8  # their files wait in the folder for temporary ones, perhaps in memory
 _FORM = {
     "type": "object",
     "required": ["purpose", "file"],
@@ -71,12 +71,10 @@ class UploadForm(BaseModel):
         Raises:
             Problem: 400 naming the field that is missing, wrong or unknown.
         """
-        fields: dict[str, Any] = {}
-        for name, value in form.multi_items():
-            if found := _EXPIRY.fullmatch(name):
-                fields.setdefault("expires_after", {})[found[1]] = value
-            else:
-                fields[name] = value
+        items = form.multi_items()
+        fields: dict[str, Any] = {name: part for name, part in items if not _EXPIRY.match(name)}
+        expiry = {found[1]: part for name, part in items if (found := _EXPIRY.fullmatch(name))}
+        fields |= {"expires_after": expiry} if expiry else {}
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
@@ -84,7 +82,7 @@ class UploadForm(BaseModel):
 
 
 class Uploads:
-    """Receives and checks files, sixteen at once; more wait."""
+    """Receives and checks files, eight at once; more wait."""
 
     def __init__(self, files: FileStore) -> None:
         self.files = files
@@ -97,6 +95,9 @@ class Uploads:
         Raises:
             Problem: 400 naming the wrong field of the form or the wrong lines, 413.
         """
+        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+            message = "an upload is a form: Content-Type multipart/form-data"
+            raise Problem(400, message, param="file", code="invalid_request")
         limits = {"max_fields": _MAX_FIELDS, "max_part_size": _MAX_FIELD_BYTES}
         async with self._receiving, request.form(max_files=1, **limits) as fields:
             form = UploadForm.read(fields)

@@ -55,6 +55,11 @@ _SELECTED = ", ".join(_COLUMNS).replace(
 _PURPOSE = f"list_position({[purpose.value for purpose in Purpose]}, purpose) - 1"
 _PLACE = ("step", _PURPOSE, "number", "coalesce(index, 0)")
 
+# DuckDB's own, and that of a message which quotes bytes that are no text.
+_UNREADABLE = (duckdb.Error, UnicodeDecodeError)
+_FOUND_KEPT = 200  # files that a text was looked for in
+_PASSING = (duckdb.IOException, duckdb.OutOfMemoryException)
+
 
 class Order(StrEnum):
     """What comes first in a list of samples."""
@@ -107,6 +112,7 @@ class Store:
     folder: Path
     damaged: dict[str, str] = field(default_factory=dict)  # why, by the file's name
     _known: dict[StepFile, tuple[int, int, int]] = field(default_factory=dict)
+    _found: dict[tuple[str, str], frozenset[tuple[str, int]]] = field(default_factory=dict)
     _turn: threading.Lock = field(default_factory=threading.Lock)
     _summary: Row | None = None
 
@@ -125,6 +131,8 @@ class Store:
         with self._turn:
             found = {file: at for file in step_files(self.folder) if (at := self._identity(file))}
             gone = [file for file, at in self._known.items() if found.get(file) != at]
+            if gone:
+                self._found = {}
             for file in gone:
                 self._database.execute("DELETE FROM samples WHERE file = ?", [file.name])
                 self.damaged.pop(file.name, None)
@@ -132,8 +140,8 @@ class Store:
             new = [file for file in found if file not in self._known]
             for first in range(0, len(new), _FILES_AT_ONCE):
                 files = new[first : first + _FILES_AT_ONCE]
-                self._take_in([file.name for file in files])
-                self._known |= {file: found[file] for file in files}
+                passing = self._take_in([file.name for file in files])
+                self._known |= {file: found[file] for file in files if file.name not in passing}
             if new or gone or self._summary is None:
                 self._summary = self._counted()
             return self._summary
@@ -163,15 +171,24 @@ class Store:
 
     def holding(self, rows: Sequence[Row], text: str) -> list[Row]:
         """Those whose response holds a text, in any case; not those that are gone or damaged."""
-        wanted, found = text.casefold(), set[tuple[str, int]]()
-        for file in {row["file"] for row in rows}:
-            try:
-                query = "SELECT key, index, text FROM read_parquet(?) WHERE text IS NOT NULL"
-                texts = self._database.cursor().execute(query, [self._path(file)]).fetchall()
-            except duckdb.Error:
-                continue
-            found |= {(key, index) for key, index, text in texts if wanted in text.casefold()}
+        files = {row["file"] for row in rows}
+        found = {place for file in files for place in self._places(file, text.casefold())}
         return [row for row in rows if (row["key"], row["index"]) in found]
+
+    def _places(self, file: str, wanted: str) -> frozenset[tuple[str, int]]:
+        """The key and index of each response of a file that holds a text."""
+        if (file, wanted) not in self._found:
+            query = "SELECT key, index, text FROM read_parquet(?) WHERE text IS NOT NULL"
+            try:
+                texts = self._database.cursor().execute(query, [self._path(file)]).fetchall()
+            except _UNREADABLE:
+                return frozenset()
+            while len(self._found) >= _FOUND_KEPT:
+                self._found.pop(next(iter(self._found)), None)
+            self._found[file, wanted] = frozenset(
+                (key, index) for key, index, text in texts if wanted in text.casefold()
+            )
+        return self._found[file, wanted]
 
     def group(self, key: str) -> list[Row]:
         """Everything about a group, in order: a row per response, or one if it failed.
@@ -187,27 +204,36 @@ class Store:
         query = "SELECT * FROM read_parquet(?) WHERE key = ? ORDER BY index"
         try:
             columns = cursor.execute(query, [self._path(place[0]), key]).fetchnumpy()
-        except duckdb.Error as error:
+        except _UNREADABLE as error:
             raise self._missing(key, self._why(place[0], error)) from error
         return [
             {name: _plain(values[place]) for name, values in columns.items()}
             for place in range(len(columns["key"]))
         ]
 
-    def _take_in(self, names: Sequence[str]) -> None:
-        """Read files together, or one by one if that fails; those that are damaged are told."""
+    def _take_in(self, names: Sequence[str]) -> set[str]:
+        """Read files together, or one by one if that fails; those that are damaged are told.
+
+        Returns:
+            The names of those to be read again, as where no more files could be opened.
+        """
         query = f"INSERT INTO samples SELECT {_SELECTED}, parse_filename(filename) "
         try:
             self._database.execute(
                 query + "FROM read_parquet(?)", [[self._path(name) for name in names]]
             )
-        except duckdb.Error as error:
+        except _UNREADABLE as error:
             if len(names) > 1:
-                for name in names:
-                    self._take_in([name])
-            elif why := self._why(names[0], error):
+                return {name for each in names for name in self._take_in([each])}
+            if why := self._why(names[0], error):
+                if self.damaged.get(names[0]) != why:
+                    log.warning("samples left out", extra={"why": why})
                 self.damaged[names[0]] = why
-                log.warning("samples left out", extra={"why": why})
+                return set(names) if isinstance(error, _PASSING) else set()
+            return set()
+        for name in names:
+            self.damaged.pop(name, None)
+        return set()
 
     def _counted(self) -> Row:
         query = "SELECT count(DISTINCT key), count(index), min(step), max(step) FROM samples"
@@ -234,7 +260,7 @@ class Store:
     def _path(self, name: str) -> str:
         return str(self.folder / name)
 
-    def _why(self, name: str, error: duckdb.Error) -> str:
+    def _why(self, name: str, error: Exception) -> str:
         """What is wrong with a file; nothing if it has gone."""
         if not (self.folder / name).exists():
             return ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import product
 from random import Random
 
@@ -33,19 +34,55 @@ _PLAIN = re.compile(r"-?[0-9,]*\.?[0-9]+")
 _FAR = 0.1  # the share by which an answer is another, and not rounded
 
 
+class _Equation:
+    """A relation as far as these rules ask about it."""
+
+    def __init__(self, judged: Judged) -> None:
+        self.judged = judged
+        self.relation, self.trees = judged.relation, judged.trees
+        self.names = [
+            {node.letter for node in side.walk() if node.kind == "letter"} for side in self.trees
+        ]
+        self.letters = set[str]().union(*self.names)
+
+    @property
+    def is_value(self) -> bool:
+        """Whether it says what a letter is, in numbers."""
+        return self.trees[0].kind == "letter" and not self.names[1]
+
+    @cached_property
+    def line(self) -> tuple[Value, Value] | None:
+        """Of a linear equation in one letter ``a`` and ``b`` of ``ax + b = 0``.
+
+        None if it is not one, or may be rounded.
+        """
+        (letter,) = self.letters
+        if any(node.places for side in self.trees for node in side.walk()):
+            return None
+        try:
+            f = [_differences(self.trees, {letter: number(x), "e": E})[0] for x in (2, 3, 5)]
+        except NoValue:
+            return None
+        slope = f[1] - f[0]
+        is_line = compare(slope, 0) != 0 and compare(f[2] - f[1], 2 * slope) == 0
+        return (slope, f[0] - 2 * slope) if is_line else None
+
+
 def refuted(found: Sequence[Judged], text: str, answer: str) -> Iterator[Judged]:
     """The steps, with those as wrong that are so by the other steps or the answer."""
-    earlier = list[Judged]()
+    earlier, box = list[_Equation](), text.rfind(r"\boxed")
     for last, each, behind in zip([None, *found], found, [*found[1:], None], strict=False):
         is_next = last is not None and last.relation.right is each.relation.left
         is_alone = not is_next and (not behind or behind.relation.left is not each.relation.right)
-        note = _other_answer(each, text, answer)
+        note = _other_answer(each, text, answer, box)
         if not note and _is_equation(each, text):
-            note = _contradiction(each, text, is_chained=is_next) or _not_a_consequence(
-                each, [one for one in earlier[-_LAST:] if _letters(one) == _letters(each)], text
-            )
-            if is_alone and len(_letters(each)) == 1 and not _is_value(each) and not _calls(each):
-                earlier.append(each)
+            one = _Equation(each)
+            near = [other for other in earlier[-_LAST:] if other.letters == one.letters]
+            is_directly = bool(near) and near[-1].judged is last
+            note = _contradiction(one, text, is_chained=is_next)
+            note = note or (_not_a_consequence(one, near, text) if is_directly else "")
+            if is_alone and len(one.letters) == 1 and not one.is_value and not _calls(one):
+                earlier.append(one)
         yield each._replace(step=each.step._replace(verdict=WRONG, note=note)) if note else each
 
 
@@ -54,20 +91,10 @@ def _is_equation(each: Judged, text: str) -> bool:
         return False
     relation = each.relation
     says_it = relation.sign == "=" and relation.modulus is None and not relation.is_doubtful(text)
-    return says_it and bool(_letters(each))
+    return says_it and any(node.kind == "letter" for side in each.trees for node in side.walk())
 
 
-def _letters(each: Judged) -> set[str]:
-    return {node.letter for side in each.trees for node in side.walk() if node.kind == "letter"}
-
-
-def _is_value(each: Judged) -> bool:
-    """Whether it says what a letter is, in numbers."""
-    left, right = each.trees
-    return left.kind == "letter" and all(node.kind != "letter" for node in right.walk())
-
-
-def _calls(each: Judged) -> bool:
+def _calls(each: _Equation) -> bool:
     """Whether a letter stands before brackets alone, as the name of a function does."""
     sides = each.relation.left, each.relation.right
     followed = [pair for side in sides for pair in zip(side, [*side[1:], None], strict=True)]
@@ -80,12 +107,14 @@ def _calls(each: Judged) -> bool:
     )
 
 
-def _contradiction(each: Judged, text: str, *, is_chained: bool) -> str:
+def _contradiction(each: _Equation, text: str, *, is_chained: bool) -> str:
     """Why its sides are equal for no values of the letters, or not for all where they should be."""
     relation = each.relation
-    names = [{node.letter for node in side.walk() if node.kind == "letter"} for side in each.trees]
+    names, kinds = each.names, {side.kind for side in each.trees}
     is_case = _CASE.search(text[max(0, relation.start - _NEXT) : relation.start])
-    if each.step.verdict != OPEN or names[0] != names[1] or is_case or _calls(each):
+    if each.judged.step.verdict != OPEN or names[0] != names[1] or is_case or _calls(each):
+        return ""
+    if "letter" in kinds:  # n = n + 1 may count
         return ""
     chance = Random(1)
     try:
@@ -97,8 +126,7 @@ def _contradiction(each: Judged, text: str, *, is_chained: bool) -> str:
     if all(compare(differences[0], apart[0][0]) == 0 for differences in apart):
         return f"the sides differ by {abs(float(apart[0][0])):.10g}"
     is_rewritten = any(token.text == "(" for token in (*relation.left, *relation.right))
-    is_plain = {side.kind for side in each.trees} & {"letter", "number"}
-    is_identity = is_chained and is_rewritten and not is_plain and len(names[0]) == 1
+    is_identity = is_chained and is_rewritten and "number" not in kinds and len(names[0]) == 1
     return "the sides differ" if is_identity else ""
 
 
@@ -110,7 +138,7 @@ def _differences(sides: Sequence[Node], point: dict[str, Value]) -> list[Value]:
     return [a - b for a, b in product(*(values(side, point) for side in sides))]
 
 
-def _not_a_consequence(each: Judged, before: Sequence[Judged], text: str) -> str:
+def _not_a_consequence(each: _Equation, before: Sequence[_Equation], text: str) -> str:
     """Why it does not follow from the equations in its one letter that stand closely before it."""
     start = each.relation.start
     near = [one for one in before if start - one.relation.end < _NEAR]
@@ -118,18 +146,18 @@ def _not_a_consequence(each: Judged, before: Sequence[Judged], text: str) -> str
     follows = len(gap) < _NEXT and _FOLLOWS.search(gap) and not _TURNS.search(gap)
     if not near or not follows or "\n\n" in text[near[0].relation.end : start]:
         return ""
-    if _is_value(each):
+    if each.is_value:
         solves = any(_may_solve(each.trees[1], one) for one in near)
         return "" if solves else "it solves no equation before it"
-    line, lines = _line(each), [_line(one) for one in near]
+    line, lines = each.line, [one.line for one in near]
     if not line or not lines[-1] or any(other and _is_same(line, other) for other in lines):
         return ""
     return "its solution is another than before"
 
 
-def _may_solve(solution: Node, equation: Judged) -> bool:
+def _may_solve(solution: Node, equation: _Equation) -> bool:
     """Whether a value makes an equation true, or nearly so, or has none there."""
-    (letter,) = _letters(equation)
+    (letter,) = equation.letters
     try:
         points = [{letter: value, "e": E} for value in values(solution, {"e": E})]
         sides = [[values(side, point) for side in equation.trees] for point in points]
@@ -139,27 +167,12 @@ def _may_solve(solution: Node, equation: Judged) -> bool:
     return any(holds("=", equation.trees, pair) is not False for pair in pairs)
 
 
-def _line(each: Judged) -> tuple[Value, Value] | None:
-    """Of a linear equation in one letter ``a`` and ``b`` of ``ax + b = 0``; not if it may round."""
-    (letter,) = _letters(each)
-    if any(node.places for side in each.trees for node in side.walk()):
-        return None
-    try:
-        f = [_differences(each.trees, {letter: number(x), "e": E})[0] for x in (2, 3, 5)]
-    except NoValue:
-        return None
-    slope = f[1] - f[0]
-    is_line = compare(slope, 0) != 0 and compare(f[2] - f[1], 2 * slope) == 0
-    return (slope, f[0] - 2 * slope) if is_line else None
-
-
 def _is_same(one: tuple[Value, Value], other: tuple[Value, Value]) -> bool:
     return compare(one[0] * other[1], one[1] * other[0]) == 0
 
 
-def _other_answer(each: Judged, text: str, answer: str) -> str:
+def _other_answer(each: Judged, text: str, answer: str, box: int) -> str:
     """Why it does not end in the answer, where the text ends with it; plain numbers alone."""
-    box = text.rfind(r"\boxed")
     if not each.relation.left[-1].end < box < each.relation.end or each.step.verdict == WRONG:
         return ""
     boxed = text[each.relation.right[0].start : each.relation.end]

@@ -120,12 +120,12 @@ class SampleStore:
                 write_groups(target, rows)
                 target.flush()
                 os.fsync(target.fileno())
+            self._newest = path  # before it can be the oldest
             unfinished.replace(path)
         finally:  # a disk that is full needs the room
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)
         sync_folder(self.folder)
-        self._newest = path
         self._drop_superseded(file)
         self._retain()
 

@@ -66,7 +66,7 @@ class Outcome:
         event_id = f"end:{state}:{self.attempt.number}" if failed else f"end:{state}"
         message = f"{state}: {error}" if failed else str(state)
         await self._reporter.say(event_id, message, level="error" if failed else "info")
-        values |= {"state": state, "error": error, "finished_at": time.time()}
+        values |= {"state": state, "error": error, "fault": None, "finished_at": time.time()}
         await self.service.exchange.close_job(self.delivery, self.attempt.number, **values)
         await withdraw(self.service.deployment, self.record.id)
         log.info("job ends", extra={"job": self.record.id, "state": state})

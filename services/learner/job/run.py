@@ -22,7 +22,6 @@ from protocol.recipe import Purpose, Recipe
 from services.chassis.service import Service
 from services.learner.attempt import Attempt
 from services.learner.durable.checkpoint import write_whole
-from services.learner.formulas import order_warnings
 from services.learner.job.assembly import prepare
 from services.learner.job.control import (
     CancelRequested,
@@ -33,6 +32,7 @@ from services.learner.job.control import (
 from services.learner.job.learning import Learning
 from services.learner.job.limits import watch_engines_forever
 from services.learner.job.outcome import Outcome
+from services.learner.ordering import order_warnings
 from services.learner.training.models import write_merged
 from services.learner.training.ranks import Team, machine_errors
 

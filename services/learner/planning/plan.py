@@ -21,8 +21,8 @@ from protocol.recipe import Recipe
 from protocol.tasks import TaskFileError, read_tasks
 
 from deploy.placement import MOST_OF_A_GPU
-from services.learner.formulas import order_warnings
 from services.learner.model_source import folder_under_roots
+from services.learner.ordering import order_warnings
 from services.learner.planning.footprint import (
     BUILT_IN,
     DTYPE_BYTES,
@@ -462,7 +462,8 @@ def _of_engine(plan: Plan) -> Iterator[str]:
         advice = f"in WEIR_GPUS give it a larger share than {machine.engine}, or a GPU of its own"
     wanted = min(plan.recipe.rollout.group_size, rollout.responses_asked)
     if not plan.engine_fits or rollout.responses_held < wanted:
-        fixed = ", or set WEIR_ROLLOUT_KV_CACHE_MIB otherwise" * bool(machine.engine_cache_bytes)
+        change = "raise" if plan.engine_fits else "lower"
+        fixed = f", or {change} WEIR_ROLLOUT_KV_CACHE_MIB" * bool(machine.engine_cache_bytes)
         yield (
             f"an engine of the rollout holds {rollout.responses_held} responses of "
             f"{plan.recipe.model.max_context} tokens at once beside {size(rollout.weights.bytes)} "

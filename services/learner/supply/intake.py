@@ -38,6 +38,7 @@ class Intake:
         self._segments: dict[tuple[Purpose, int], str] = {}
         self._finished = {purpose: 0 for purpose in Purpose}  # numbers below have been used
         self._writing = asyncio.Lock()
+        self._next = self.log.segment  # holds no group yet
         self._arrived = asyncio.Event()
 
     def replay(self, first_segment: str, done: dict[Purpose, int]) -> int:
@@ -50,7 +51,7 @@ class Intake:
     @property
     def first_segment_needed(self) -> str:
         """The oldest segment that holds a group not yet used."""
-        return min([*self._segments.values(), self.log.segment])
+        return min([*self._segments.values(), self._next])
 
     def keys_waiting(self) -> set[str]:
         """The keys of the groups that have arrived and are not yet used."""
@@ -128,6 +129,7 @@ class Intake:
             for group, _ in groups:
                 TAKEN_IN.labels(group.purpose).inc()
                 self._keep(group, segment)
+            self._next = self.log.segment
 
     def _keep(self, group: GradedGroup, segment: str) -> None:
         if not self.has(group.purpose, group.number):

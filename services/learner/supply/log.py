@@ -79,7 +79,6 @@ def read_log(folder: Path, first_segment: str = "") -> Iterator[tuple[str, Grade
 
 def retain(folder: Path, first_needed: str) -> None:
     """Delete the segments before the first one that is needed, and what a crash left of some."""
-    for pattern in (f"*{_WHOLE}", f"*{_PARTIAL}"):
-        for path in folder.glob(pattern):
-            if path.name < first_needed:
-                path.unlink(missing_ok=True)
+    for path in folder.iterdir():
+        if path.suffix in {_WHOLE, _PARTIAL} and path.stem < first_needed.removesuffix(_WHOLE):
+            path.unlink(missing_ok=True)

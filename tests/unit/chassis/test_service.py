@@ -135,3 +135,21 @@ async def test_headers_that_are_too_large_and_one_connection_too_many_are_refuse
         while serving.server_state.connections:
             await asyncio.sleep(0.01)
         assert (await client.get("/")).text == "in"
+
+
+@pytest.mark.anyio
+async def test_a_connection_without_a_whole_request_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "_HEAD_S", 0.2)
+    port = next(free_ports())
+    values = {"WEIR_REDIS_URL": "redis://x", "WEIR_DATA_DIR": "/x", "WEIR_PORT": str(port)}
+    async with service._serving(answering, Deployment.from_environment(values), port) as serving:
+        while not serving.started:
+            await asyncio.sleep(0.01)
+        for sent in (b"", b"GET / HTTP/1.1\r\nX-A:"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            async with asyncio.timeout(30):
+                assert await reader.read() == b""
+            writer.close()

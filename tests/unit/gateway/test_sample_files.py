@@ -48,7 +48,7 @@ def test_files_that_come_change_and_go_are_noticed_and_no_other_is_read_again(
     first, _ = write_samples(store.folder, a_sample(0, a_response()), a_sample(1, a_response()))
     assert keys(store) == ["1.train:0/0", "1.train:1/0"]
     taken_in: list[str] = []
-    monkeypatch.setattr(store, "_take_in", taken_in.extend)
+    monkeypatch.setattr(store, "_take_in", lambda names: taken_in.extend(names) or set())
     write_samples(store.folder, a_sample(1), a_sample(2))
     first.unlink()
     assert keys(store) == []

@@ -132,3 +132,29 @@ async def test_a_group_is_on_disk_before_it_leaves_the_exchange(tmp_path: Path) 
     assert failure_kind(intake.waiting[Purpose.TRAIN, 5].failure or "") == "unreadable"
     assert intake.have(Purpose.TRAIN, range(8)) == {4, 5}
     assert Intake(intake.attempt).replay("", {Purpose.TRAIN: 5}) == 1
+
+
+@pytest.mark.anyio
+async def test_a_group_that_is_logged_but_not_yet_kept_stays_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    intake = Intake(Attempt(cast(Any, None), "job", 1, a_recipe(), tmp_path))
+    needed: list[str] = []
+    appended = intake.log.append
+
+    def then_saved(groups: list[Any]) -> str:
+        segment = appended(groups)
+        needed.extend((intake.first_segment_needed, segment))  # a checkpoint at that moment
+        return segment
+
+    monkeypatch.setattr(intake.log, "append", then_saved)
+    await intake._log([(failed(1), encode(failed(1)))])
+    assert needed[0] <= needed[1]
+
+
+def test_a_segment_that_is_being_written_is_not_deleted(tmp_path: Path) -> None:
+    log = GroupLog(tmp_path, attempt=1)
+    partial = (tmp_path / log.segment).with_suffix(".partial")
+    partial.touch()
+    retain(tmp_path, log.segment)
+    assert partial.exists()
