@@ -6,5 +6,5 @@ if state ~= '"failed"' then
 end
 redis.call('XADD', KEYS[2], '*', unpack(ARGV))
 redis.call('HSET', KEYS[1], 'state', '"queued"', 'requested', '"run"', 'error', 'null',
-  'fault', 'null',   'finished_at', 'null', 'failures', '0', 'attempts_since_checkpoint', '0')
+  'fault', 'null', 'finished_at', 'null', 'failures', '0', 'attempts_since_checkpoint', '0')
 return '"queued"'
