@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -111,28 +113,35 @@ async def answering(scope: dict[str, Any], receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"in"})
 
 
+@asynccontextmanager
+async def served() -> AsyncIterator[tuple[service._Server, int]]:
+    """A server that answers, and its port."""
+    port = next(free_ports())
+    values = {"WEIR_REDIS_URL": "redis://x", "WEIR_DATA_DIR": "/x", "WEIR_PORT": str(port)}
+    async with service._serving(answering, Deployment.from_environment(values), port) as server:
+        while not server.started:
+            await asyncio.sleep(0.01)
+        yield server, port
+
+
 @pytest.mark.anyio
 async def test_headers_that_are_too_large_and_one_connection_too_many_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(service, "_MAX_CONNECTIONS", 3)
-    port = next(free_ports())
-    values = {"WEIR_REDIS_URL": "redis://x", "WEIR_DATA_DIR": "/x", "WEIR_PORT": str(port)}
     async with (
-        service._serving(answering, Deployment.from_environment(values), port) as serving,
+        served() as (server, port),
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
     ):
-        while not serving.started:
-            await asyncio.sleep(0.01)
         assert (await client.get("/")).text == "in"
         assert (await client.get("/", headers={"X-A": "a" * 2**16})).status_code == 400
         others = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        while len(serving.server_state.connections) < 2:
+        while len(server.server_state.connections) < 2:
             await asyncio.sleep(0.01)
         assert (await client.get("/")).status_code == 503
         for _, writer in others:
             writer.close()
-        while serving.server_state.connections:
+        while server.server_state.connections:
             await asyncio.sleep(0.01)
         assert (await client.get("/")).text == "in"
 
@@ -142,11 +151,7 @@ async def test_a_connection_without_a_whole_request_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(service, "_HEAD_S", 0.2)
-    port = next(free_ports())
-    values = {"WEIR_REDIS_URL": "redis://x", "WEIR_DATA_DIR": "/x", "WEIR_PORT": str(port)}
-    async with service._serving(answering, Deployment.from_environment(values), port) as serving:
-        while not serving.started:
-            await asyncio.sleep(0.01)
+    async with served() as (_, port):
         for sent in (b"", b"GET / HTTP/1.1\r\nX-A:"):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(sent)
