@@ -1,1 +1,1 @@
-"""The samples of a job: an index of its store, and what it answers."""
+"""The samples of a job: its store as tables, and what they answer."""

@@ -54,11 +54,10 @@ _SELECTED = ", ".join(_COLUMNS).replace(
 )
 _PURPOSE = f"list_position({[purpose.value for purpose in Purpose]}, purpose) - 1"
 _PLACE = ("step", _PURPOSE, "number", "coalesce(index, 0)")
-
+_FOUND_KEPT = 200  # files that a text was looked for in
 # DuckDB's own, and that of a message which quotes bytes that are no text.
 _UNREADABLE = (duckdb.Error, UnicodeDecodeError)
-_FOUND_KEPT = 200  # files that a text was looked for in
-_PASSING = (duckdb.IOException, duckdb.OutOfMemoryException)
+_PASSING = (duckdb.IOException, duckdb.OutOfMemoryException)  # perhaps: the file is read again
 
 
 class Order(StrEnum):
@@ -177,7 +176,7 @@ class Store:
 
     def _places(self, file: str, wanted: str) -> frozenset[tuple[str, int]]:
         """The key and index of each response of a file that holds a text."""
-        if (file, wanted) not in self._found:
+        if (places := self._found.get((file, wanted))) is None:
             query = "SELECT key, index, text FROM read_parquet(?) WHERE text IS NOT NULL"
             try:
                 texts = self._database.cursor().execute(query, [self._path(file)]).fetchall()
@@ -185,10 +184,9 @@ class Store:
                 return frozenset()
             while len(self._found) >= _FOUND_KEPT:
                 self._found.pop(next(iter(self._found)), None)
-            self._found[file, wanted] = frozenset(
-                (key, index) for key, index, text in texts if wanted in text.casefold()
-            )
-        return self._found[file, wanted]
+            holding = ((key, index) for key, index, text in texts if wanted in text.casefold())
+            self._found[file, wanted] = places = frozenset(holding)
+        return places
 
     def group(self, key: str) -> list[Row]:
         """Everything about a group, in order: a row per response, or one if it failed.
@@ -229,7 +227,8 @@ class Store:
                 if self.damaged.get(names[0]) != why:
                     log.warning("samples left out", extra={"why": why})
                 self.damaged[names[0]] = why
-                return set(names) if isinstance(error, _PASSING) else set()
+                if isinstance(error, _PASSING):
+                    return set(names)
             return set()
         for name in names:
             self.damaged.pop(name, None)
