@@ -23,7 +23,7 @@ from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
-from services.chassis.work import Station, up_to, work_forever
+from services.chassis.stage import Stage, up_to, work_forever
 from services.learner.training.measured import Measured
 from services.learner.training.samples import Sample
 from services.rollout.policy_sync import PolicyFollower
@@ -83,7 +83,7 @@ async def roll_out(service: Service) -> None:
             group = a_group(request, [2] * request.group_size, version=version)
             return a_graded_group(group, [1.0, *[0.0] * (request.group_size - 1)])
 
-    station = Station(
+    stage = Stage(
         inputs=(EVAL_REQUESTS, REQUESTS),
         output=GRADED,
         failures=GRADED,
@@ -94,7 +94,7 @@ async def roll_out(service: Service) -> None:
     )
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(follower.follow_policy_forever())
-        tasks.create_task(work_forever(service, station))
+        tasks.create_task(work_forever(service, stage))
 
 
 async def measure(server: Server, folder: Path, rollouts: int, staleness: int) -> list[JobEvent]:

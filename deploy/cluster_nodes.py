@@ -50,12 +50,12 @@ def shared_variables(
 
 def bundle_of(launch: Launch) -> dict[str, float]:
     """What a process takes of its node; Ray gives each node a resource that bears its name."""
-    seat = launch.seat
-    bundle: dict[str, float] = {"CPU": seat.ranks if seat else 1}
-    if seat and seat.gpus:
-        bundle["GPU"] = len(seat.gpus)
-    if seat and seat.node:
-        bundle[f"node:{seat.node}"] = 0.001
+    assigned = launch.bundle
+    bundle: dict[str, float] = {"CPU": assigned.ranks if assigned else 1}
+    if assigned and assigned.gpus:
+        bundle["GPU"] = len(assigned.gpus)
+    if assigned and assigned.node:
+        bundle[f"node:{assigned.node}"] = 0.001
     return bundle
 
 
@@ -79,7 +79,7 @@ def choose_on(nodes: Sequence[Mapping[str, Any]], environment: Mapping[str, str]
         return on_cpus(environment)
     by_any_name = {name: _gpus(node) for node in alive for name in names_of(node)}
     placement = parse(line, by_any_name if ":" in line else None)
-    if any(seat.share is not None for seat in placement.seats):
+    if any(bundle.share is not None for bundle in placement.bundles):
         raise PlacementError(f"WEIR_GPUS={line!r}: on a cluster no GPU can be shared")
     return placement
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from deploy.launches import judge_options
-from deploy.placement import Placement, PlacementError, Seat, divide, environment_of, parse
+from deploy.placement import Bundle, Placement, PlacementError, divide, environment_of, parse
 
 BASE_IMAGE = "vllm/vllm-openai:v0.32.0"  # the vLLM of the CPU stack
 REDIS_MAXMEMORY = "48gb"  # twice the largest recipe's work under way, rounded up
@@ -82,7 +82,7 @@ def written(placement: Placement, how: str) -> str:
     Raises:
         PlacementError: if the placement names nodes.
     """
-    if any(seat.node for seat in placement.seats):
+    if any(bundle.node for bundle in placement.bundles):
         raise PlacementError(
             f"{placement}: compose runs on one machine, and this names nodes; use Ray for several, "
             "or leave out the names"
@@ -93,8 +93,8 @@ def written(placement: Placement, how: str) -> str:
 def _parts(placement: Placement, how: str) -> Iterator[str]:
     (learner,) = placement.learner
     fixed = {"maxmemory": f"${{WEIR_REDIS_MAXMEMORY:-{REDIS_MAXMEMORY}}}", "base": BASE_IMAGE}
-    seat = {"ranks": learner.ranks, "gpus": _gpus(learner)}
-    yield _HEAD.format(placement=placement, how=how, **fixed, **seat)
+    bundle = {"ranks": learner.ranks, "gpus": _gpus(learner)}
+    yield _HEAD.format(placement=placement, how=how, **fixed, **bundle)
     for number, engine in enumerate(placement.rollouts):
         if number:
             yield _FURTHER.format(number=number)
@@ -107,9 +107,9 @@ def _parts(placement: Placement, how: str) -> Iterator[str]:
     yield _EXPORTER
 
 
-def _gpus(seat: Seat, replacing: str = "") -> str:
-    """What reserves a seat's GPUs, in place of the base's or after them."""
-    indices = json.dumps([str(gpu.index) for gpu in seat.gpus])
+def _gpus(bundle: Bundle, replacing: str = "") -> str:
+    """What reserves a bundle's GPUs, in place of the base's or after them."""
+    indices = json.dumps([str(gpu.index) for gpu in bundle.gpus])
     return _GPUS.format(indices=indices, replacing=replacing)
 
 

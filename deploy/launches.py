@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from deploy.placement import Placement, PlacementError, Seat, environment_of, number_of
+from deploy.placement import Bundle, Placement, PlacementError, environment_of, number_of
 
 _JUDGE_CONTEXT = 32768  # tokens: a prompt, its solution, a response, and the judge's own thoughts
 _ROOT = Path(__file__).parents[1]
@@ -26,7 +26,7 @@ class Launch:
     role: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    seat: Seat | None = None
+    bundle: Bundle | None = None
     port: int = 0  # asked for; 0: any
     # Where it says over HTTP that it has started; None: it is enough that its port accepts.
     startup_path: str | None = "/startupz"
@@ -76,19 +76,19 @@ def launches(
         own = {**shared, **hidden}
         return Launch(name, role, _module(f"services.{role}"), own, niceness=nice)
 
-    def on_seat(role: str, name: str, seat: Seat, command: Sequence[str]) -> Launch:
-        own = {**shared, **environment_of(seat, visible)}
-        return Launch(name, role, tuple(command), own, seat, niceness=nice)
+    def on_bundle(role: str, name: str, bundle: Bundle, command: Sequence[str]) -> Launch:
+        own = {**shared, **environment_of(bundle, visible)}
+        return Launch(name, role, tuple(command), own, bundle, niceness=nice)
 
     port = port_of(environment, "WEIR_GATEWAY_PORT")
     yield replace(on_cpu("gateway", "gateway"), port=port, niceness=0)
     for index in range(number_of(environment, "WEIR_GRADERS")):
         yield on_cpu("grader", f"grader-{index}")
-    for index, seat in enumerate(placement.rollouts):
-        yield on_seat("rollout", f"rollout-{index}", seat, _module("services.rollout"))
-    for index, seat in enumerate(placement.learner):
+    for index, bundle in enumerate(placement.rollouts):
+        yield on_bundle("rollout", f"rollout-{index}", bundle, _module("services.rollout"))
+    for index, bundle in enumerate(placement.learner):
         name = f"learner-{index}" if len(placement.learner) > 1 else "learner"
-        launch = on_seat("learner", name, seat, learner_command(seat.ranks))
+        launch = on_bundle("learner", name, bundle, learner_command(bundle.ranks))
         yield replace(launch, environment={**launch.environment, **_PATIENT_TORCHRUN})
 
 
@@ -128,7 +128,7 @@ def python_path(environment: Mapping[str, str]) -> str:
 
 
 def judge_launch(
-    seat: Seat, environment: Mapping[str, str], visible: Sequence[str] | None = None
+    bundle: Bundle, environment: Mapping[str, str], visible: Sequence[str] | None = None
 ) -> Launch:
     """A judge of the stack's own: vLLM's server, with room to grade in and schemas that are kept.
 
@@ -138,27 +138,27 @@ def judge_launch(
     model = environment.get("WEIR_JUDGE_MODEL")
     if not model:
         raise PlacementError(
-            f"WEIR_GPUS has {seat}, but WEIR_JUDGE_MODEL is not set; name the folder of its model"
+            f"WEIR_GPUS has {bundle}, but WEIR_JUDGE_MODEL is not set; name the folder of its model"
         )
     server = _module("vllm.entrypoints.openai.api_server")
-    command = (*server, "--port", "{port}", *judge_options(seat, model, model))
-    devices = environment_of(seat, visible)
+    command = (*server, "--port", "{port}", *judge_options(bundle, model, model))
+    devices = environment_of(bundle, visible)
     return Launch(
-        "judge", "judge", command, devices, seat, startup_path="/health", is_awaited=False
+        "judge", "judge", command, devices, bundle, startup_path="/health", is_awaited=False
     )
 
 
-def judge_options(seat: Seat, folder: str, name: str) -> list[str]:
+def judge_options(bundle: Bundle, folder: str, name: str) -> list[str]:
     """vLLM's options for a judge whose model lies in a folder and is called by a name."""
     options = {
         "--model": folder,
         "--served-model-name": name,
         "--max-model-len": str(_JUDGE_CONTEXT),
         "--structured-outputs-config": '{"backend": "xgrammar", "disable_any_whitespace": true}',
-        "--tensor-parallel-size": str(len(seat.gpus)),
+        "--tensor-parallel-size": str(len(bundle.gpus)),
     }
-    if seat.share is not None:
-        options["--gpu-memory-utilization"] = f"{seat.share:g}"
+    if bundle.share is not None:
+        options["--gpu-memory-utilization"] = f"{bundle.share:g}"
     return [word for option in options.items() for word in option]
 
 

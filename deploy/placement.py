@@ -46,7 +46,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Seat:
+class Bundle:
     """Where the processes of one launch run: a learner's ranks on one node, or one engine."""
 
     role: str
@@ -66,38 +66,40 @@ class Seat:
 
 @dataclass(frozen=True)
 class Placement:
-    """What runs where: the learner's seats, one per node, the engines that sample, and a judge."""
+    """What runs where: the learner's bundles, one per node; sampling engines; a judge."""
 
-    learner: tuple[Seat, ...]
-    rollouts: tuple[Seat, ...]
-    judge: Seat | None = None
+    learner: tuple[Bundle, ...]
+    rollouts: tuple[Bundle, ...]
+    judge: Bundle | None = None
     idle: tuple[Gpu, ...] = ()
 
     @property
-    def seats(self) -> tuple[Seat, ...]:
-        """Every seat."""
+    def bundles(self) -> tuple[Bundle, ...]:
+        """Every bundle."""
         return (*self.learner, *self.rollouts, *([self.judge] if self.judge else []))
 
     @property
     def num_ranks(self) -> int:
         """Ranks of the learner, over all nodes."""
-        return sum(seat.ranks for seat in self.learner)
+        return sum(bundle.ranks for bundle in self.learner)
 
     @property
     def uses_gpus(self) -> bool:
         """Whether anything computes on a GPU."""
-        return any(seat.gpus for seat in self.seats)
+        return any(bundle.gpus for bundle in self.bundles)
 
     def learner_share(self, gpu: Gpu) -> float:
         """The part of a GPU that the engines on it leave to the learner."""
         return MOST_OF_A_GPU - sum(
-            seat.share or 0.0 for seat in self.seats if seat.role in ENGINES and gpu in seat.gpus
+            bundle.share or 0.0
+            for bundle in self.bundles
+            if bundle.role in ENGINES and gpu in bundle.gpus
         )
 
     def __str__(self) -> str:
         """The line that describes it."""
-        learner = f"learner={_ranges(gpu for seat in self.learner for gpu in seat.gpus)}"
-        engines = [str(seat) for seat in self.seats if seat.role in ENGINES]
+        learner = f"learner={_ranges(gpu for bundle in self.learner for gpu in bundle.gpus)}"
+        engines = [str(bundle) for bundle in self.bundles if bundle.role in ENGINES]
         return " ".join([learner, *engines, *([f"idle={_ranges(self.idle)}"] if self.idle else [])])
 
 
@@ -114,19 +116,19 @@ def parse(line: str, available: Mapping[str, int] | None = None) -> Placement:
     """
     problems: list[str] = []
     items = [_item(word, problems) for word in line.split()]
-    seats = [seat for seat in items if seat is not None]
-    learner = [gpu for seat in seats if seat.role == "learner" for gpu in seat.gpus]
+    bundles = [bundle for bundle in items if bundle is not None]
+    learner = [gpu for bundle in bundles if bundle.role == "learner" for gpu in bundle.gpus]
     placement = Placement(
-        learner=tuple(_learner_seats(learner)),
-        rollouts=tuple(seat for seat in seats if seat.role == "rollout"),
-        judge=next((seat for seat in seats if seat.role == "judge"), None),
-        idle=tuple(gpu for seat in seats if seat.role == "idle" for gpu in seat.gpus),
+        learner=tuple(_learner_bundles(learner)),
+        rollouts=tuple(bundle for bundle in bundles if bundle.role == "rollout"),
+        judge=next((bundle for bundle in bundles if bundle.role == "judge"), None),
+        idle=tuple(gpu for bundle in bundles if bundle.role == "idle" for gpu in bundle.gpus),
     )
     if not problems:  # what could not be read would be missed again
-        problems += _missing(seats)
-        problems += _misplaced(seats)
-        problems += _shared_wrongly(seats)
-        problems += _beyond(seats, _box_of(seats) if available is None else available)
+        problems += _missing(bundles)
+        problems += _misplaced(bundles)
+        problems += _shared_wrongly(bundles)
+        problems += _beyond(bundles, _box_of(bundles) if available is None else available)
     if problems:
         raise PlacementError(f"WEIR_GPUS={line!r}: {'; '.join(problems)}. Example: {_EXAMPLE}")
     return placement
@@ -138,8 +140,8 @@ def divide(num_gpus: int) -> Placement:
     A single GPU is shared. No GPU at all is `on_cpus`.
     """
     if num_gpus < 2:
-        engine = Seat("rollout", (Gpu(THIS_MACHINE, 0),), share=_SHARED_ENGINE)
-        return Placement(tuple(_learner_seats(engine.gpus)), (engine,))
+        engine = Bundle("rollout", (Gpu(THIS_MACHINE, 0),), share=_SHARED_ENGINE)
+        return Placement(tuple(_learner_bundles(engine.gpus)), (engine,))
     return divide_nodes({THIS_MACHINE: num_gpus})
 
 
@@ -147,8 +149,8 @@ def divide_nodes(available: Mapping[str, int]) -> Placement:
     """The same for two GPUs and more of a cluster, by the number of GPUs of each node."""
     gpus = [Gpu(node, index) for node, number in available.items() for index in range(number)]
     half = len(gpus) // 2
-    engines = tuple(Seat("rollout", (gpu,)) for gpu in gpus[half:])
-    return Placement(tuple(_learner_seats(gpus[:half])), engines)
+    engines = tuple(Bundle("rollout", (gpu,)) for gpu in gpus[half:])
+    return Placement(tuple(_learner_bundles(gpus[:half])), engines)
 
 
 def on_cpus(environment: Mapping[str, str]) -> Placement:
@@ -158,8 +160,8 @@ def on_cpus(environment: Mapping[str, str]) -> Placement:
         PlacementError: naming the variable that is wrong.
     """
     ranks, rollouts = (number_of(environment, name) for name in _CPU_COUNTS)
-    engines = tuple(Seat("rollout") for _ in range(rollouts))
-    return Placement((Seat("learner", ranks=ranks),), engines)
+    engines = tuple(Bundle("rollout") for _ in range(rollouts))
+    return Placement((Bundle("learner", ranks=ranks),), engines)
 
 
 @dataclass(frozen=True)
@@ -236,22 +238,22 @@ def number_of(
     return int(text)
 
 
-def environment_of(seat: Seat, visible: Sequence[str] | None = None) -> dict[str, str]:
-    """The variables that bind the processes of a seat to its GPUs.
+def environment_of(bundle: Bundle, visible: Sequence[str] | None = None) -> dict[str, str]:
+    """The variables that bind the processes of a bundle to its GPUs.
 
     Args:
-        seat: of a placement.
+        bundle: of a placement.
         visible: how CUDA names the GPUs of the node, in order; None leaves them to others.
     """
-    if not seat.gpus:
+    if not bundle.gpus:
         return {}
     variables = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if visible is not None:
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(visible[gpu.index] for gpu in seat.gpus)
-    if seat.role == "rollout":
-        variables["WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE"] = str(len(seat.gpus))
-        if seat.share is not None:
-            variables["WEIR_ROLLOUT_GPU_MEMORY"] = f"{seat.share:g}"
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(visible[gpu.index] for gpu in bundle.gpus)
+    if bundle.role == "rollout":
+        variables["WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE"] = str(len(bundle.gpus))
+        if bundle.share is not None:
+            variables["WEIR_ROLLOUT_GPU_MEMORY"] = f"{bundle.share:g}"
     return variables
 
 
@@ -267,7 +269,7 @@ def split_problem(num_gpus: int, heads: int, key_value_heads: int) -> str | None
     return None
 
 
-def _item(word: str, problems: list[str]) -> Seat | None:
+def _item(word: str, problems: list[str]) -> Bundle | None:
     match = _ITEM.fullmatch(word)
     if match is None or match["role"] not in _ROLES:
         problems.append(f"{word!r} is not ROLE=GPUS with one of the roles {', '.join(_ROLES)}")
@@ -282,7 +284,7 @@ def _item(word: str, problems: list[str]) -> Seat | None:
             f"{word!r}: only a rollout or judge takes a share, above 0 and at most {MOST_OF_A_GPU}"
         )
         return None
-    return Seat(match["role"], gpus, share)
+    return Bundle(match["role"], gpus, share)
 
 
 def _gpus(text: str) -> tuple[Gpu, ...] | None:
@@ -310,16 +312,16 @@ def _share(text: str | None) -> float | None:
     return share if 0 < share <= MOST_OF_A_GPU else None
 
 
-def _learner_seats(gpus: Iterable[Gpu]) -> Iterator[Seat]:
+def _learner_bundles(gpus: Iterable[Gpu]) -> Iterator[Bundle]:
     by_node: dict[str, list[Gpu]] = {}
     for gpu in gpus:
         by_node.setdefault(gpu.node, []).append(gpu)
     for on_node in by_node.values():
-        yield Seat("learner", tuple(on_node), ranks=len(on_node))
+        yield Bundle("learner", tuple(on_node), ranks=len(on_node))
 
 
-def _missing(seats: Sequence[Seat]) -> Iterator[str]:
-    counts = Counter(seat.role for seat in seats)
+def _missing(bundles: Sequence[Bundle]) -> Iterator[str]:
+    counts = Counter(bundle.role for bundle in bundles)
     for role in ("learner", "rollout"):
         if not counts[role]:
             yield f"no GPU for the {role}; write {role}="
@@ -328,39 +330,39 @@ def _missing(seats: Sequence[Seat]) -> Iterator[str]:
             yield f"{role}= is there {counts[role]} times; name all its GPUs in one"
 
 
-def _misplaced(seats: Sequence[Seat]) -> Iterator[str]:
-    for seat in seats:
-        if seat.role in ENGINES and len({gpu.node for gpu in seat.gpus}) > 1:
-            yield f"{seat}: an engine's GPUs must be of one node"
-        for gpu, times in Counter(seat.gpus).items():
+def _misplaced(bundles: Sequence[Bundle]) -> Iterator[str]:
+    for bundle in bundles:
+        if bundle.role in ENGINES and len({gpu.node for gpu in bundle.gpus}) > 1:
+            yield f"{bundle}: an engine's GPUs must be of one node"
+        for gpu, times in Counter(bundle.gpus).items():
             if times > 1:
-                yield f"{seat}: GPU {gpu} is named {times} times"
-    if len({bool(gpu.node) for seat in seats for gpu in seat.gpus}) > 1:
+                yield f"{bundle}: GPU {gpu} is named {times} times"
+    if len({bool(gpu.node) for bundle in bundles for gpu in bundle.gpus}) > 1:
         yield "either every GPU is of a named node, or none is"
 
 
-def _shared_wrongly(seats: Sequence[Seat]) -> Iterator[str]:
+def _shared_wrongly(bundles: Sequence[Bundle]) -> Iterator[str]:
     """Two processes may share a GPU only where each engine on it says what it takes."""
-    for gpu in sorted({gpu for seat in seats for gpu in seat.gpus}):
-        there = [seat for seat in seats if gpu in seat.gpus]
+    for gpu in sorted({gpu for bundle in bundles for gpu in bundle.gpus}):
+        there = [bundle for bundle in bundles if gpu in bundle.gpus]
         if len(there) < 2:
             continue
-        names = " and ".join(str(seat) for seat in there)
-        if any(seat.role == "idle" for seat in there):
+        names = " and ".join(str(bundle) for bundle in there)
+        if any(bundle.role == "idle" for bundle in there):
             yield f"GPU {gpu} is idle and given away: {names}"
-        elif any(seat.role in ENGINES and seat.share is None for seat in there):
+        elif any(bundle.role in ENGINES and bundle.share is None for bundle in there):
             yield f"GPU {gpu} is given twice: {names}; to share it write rollout={gpu}@0.4"
         else:
             most = MOST_OF_A_GPU
-            if any(seat.role == "learner" for seat in there):
+            if any(bundle.role == "learner" for bundle in there):
                 most -= _LEAST_OF_A_LEARNER
-            if sum(seat.share or 0.0 for seat in there) > most:
+            if sum(bundle.share or 0.0 for bundle in there) > most:
                 yield f"GPU {gpu}: the shares of {names} exceed {most:g} of it"
 
 
-def _beyond(seats: Sequence[Seat], available: Mapping[str, int]) -> Iterator[str]:
+def _beyond(bundles: Sequence[Bundle], available: Mapping[str, int]) -> Iterator[str]:
     """GPUs that are not there, and GPUs that nobody has."""
-    named = {gpu for seat in seats for gpu in seat.gpus}
+    named = {gpu for bundle in bundles for gpu in bundle.gpus}
     for node in sorted({gpu.node for gpu in named} - set(available)):
         known = ", ".join(sorted(filter(None, available)))
         yield f"there is no node {node!r}, only {known or 'this machine (no cluster of Ray)'}"
@@ -375,9 +377,9 @@ def _beyond(seats: Sequence[Seat], available: Mapping[str, int]) -> Iterator[str
             yield f"nobody has {_ranges(unused)}; give it a role, or write idle={_ranges(unused)}"
 
 
-def _box_of(seats: Sequence[Seat]) -> dict[str, int]:
+def _box_of(bundles: Sequence[Bundle]) -> dict[str, int]:
     box: dict[str, int] = {}
-    for gpu in (gpu for seat in seats for gpu in seat.gpus):
+    for gpu in (gpu for bundle in bundles for gpu in bundle.gpus):
         box[gpu.node] = max(box.get(gpu.node, 0), gpu.index + 1)
     return box
 

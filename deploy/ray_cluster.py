@@ -155,7 +155,7 @@ class Host:
 
 def _on_node(launch: Launch) -> dict[str, str]:
     """The variables of a launch on this node; Ray has set CUDA_VISIBLE_DEVICES for the actor."""
-    has_gpus = launch.seat and launch.seat.gpus and visible_gpus({}, os.listdir("/dev"))
+    has_gpus = launch.bundle and launch.bundle.gpus and visible_gpus({}, os.listdir("/dev"))
     by_default = {"DS_ACCELERATOR": "cuda" if has_gpus else "cpu"}
     return {**by_default, **launch.environment, "PYTHONPATH": python_path(os.environ)}
 
@@ -215,8 +215,8 @@ class Team:
             return
         say(f"the learner's ranks meet at {place.address}:{place.port}")
         for node, member in enumerate(self.members):
-            assert member.launch.seat is not None
-            ranks, nodes = member.launch.seat.ranks, len(self.members)
+            assert member.launch.bundle is not None
+            ranks, nodes = member.launch.bundle.ranks, len(self.members)
             member.ask("begin", learner_command(ranks, node, nodes, place))
 
 

@@ -145,7 +145,7 @@ def an_event(event_id: str = "event-1", *, job_id: str = "job", **changes: Any) 
 
 def a_status(service: str, doing: str = "is_idle", **changes: Any) -> Status:
     values = {
-        **{"name": f"{service}-0", "service": service, "seat": f"{service}-0", "beats": 7},
+        **{"name": f"{service}-0", "service": service, "replica": f"{service}-0", "beats": 7},
         **{"ready": True, "doing": doing, "for_s": 95.0, "starts": 0},
     }
     return Status.model_validate(values | changes)

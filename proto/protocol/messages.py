@@ -326,7 +326,7 @@ class JobEvent(Message):
     begins: bool = False  # an attempt, by which the job is under way again
 
 
-class Offers(Message):
+class Capabilities(Message):
     """What a grader can be asked for, by the names that a recipe may give."""
 
     verifiers: tuple[str, ...]
@@ -385,11 +385,11 @@ class Failure(Message):
 
 
 class Status(Message):
-    """What a process is doing, told with every heartbeat; ``seat`` is kept by its restarts."""
+    """What a process is doing, told with every heartbeat; ``replica`` is kept by its restarts."""
 
     name: str
     service: str
-    seat: str
+    replica: str
     beats: int  # whoever sees it stand still knows that the process shows no life
     ready: bool
     doing: Doing
@@ -401,7 +401,7 @@ class Status(Message):
     waits_for_memory: bool = False
     starts: int = 1  # in a row, this one included, since it was last ready
     failure: Failure | None = None  # of the last of them
-    offers: Offers | None = None  # of a grader
+    capabilities: Capabilities | None = None  # of a grader
 
 
 class JobRef(Message):

@@ -16,7 +16,7 @@ learner               who takes up jobs, a hash           learner             le
 {job}:under_way       asked keys not yet taken in, a set  learner             learner, gateway
 {job}:faults          who died or failed at what, a hash  rollout, grader     rollout, grader
 lives:{group}         heartbeats of workers, a hash       rollout, grader     rollout, grader
-status                Status by seat, a hash              all but gateway     gateway
+status                Status by replica, a hash              all but gateway     gateway
 {job}:event_ids       ids of recorded events, a set       all                 all
 starts                processes started, by service       all                 gateway
 trials                Trial, a list that expires          gateway             grader

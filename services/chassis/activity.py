@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
-from protocol.messages import Doing, Offers
+from protocol.messages import Capabilities, Doing
 
 from services.chassis import metrics
 
@@ -51,7 +51,7 @@ class Activity:
     def __init__(self) -> None:
         self.rest = Work(Doing.STARTS)
         self.holds: dict[str, float] = {}  # keys of groups, and since when
-        self.offers: Offers | None = None  # of a grader
+        self.capabilities: Capabilities | None = None  # of a grader
         self._begun: list[Work] = []
 
     @property

@@ -19,7 +19,7 @@ from typing import Any
 import h11
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
-from protocol.exchange import Disconnected, Exchange, connect, seat_of
+from protocol.exchange import Disconnected, Exchange, connect, replica_of
 from protocol.exchange.connection import Refused
 from protocol.exchange.server import server_problems
 from protocol.messages import Doing, Failure, JobEvent, Status
@@ -109,9 +109,9 @@ def _allow_open_files(wanted: int) -> None:
 async def _run(
     name: str, deployment: Deployment, main: Main, make_app: Callable[[Service], Asgi] | None
 ) -> int:
-    # Before the point the seat, which a restart keeps: the port is that of one process at a time.
-    seat = f"{name}-{socket.gethostname()}-{deployment.port}"
-    me = f"{seat}.{os.getpid()}-{secrets.token_hex(3)}"
+    # A restart keeps the replica, which stands before the point: one process at a time has a port.
+    replica = f"{name}-{socket.gethostname()}-{deployment.port}"
+    me = f"{replica}.{os.getpid()}-{secrets.token_hex(3)}"
     async with connect(deployment.redis_url, me=me) as exchange:
         service = Service(name, deployment, exchange)
         for signum in (signal.SIGTERM, signal.SIGINT):
@@ -180,9 +180,9 @@ class StatusTeller:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def follow_on(self) -> None:
-        """Count on from the last life in this seat, if that was never ready."""
+        """Count on from the last life on this replica, if that was never ready."""
         with suppress(Refused, *Disconnected):
-            last = (await self.service.exchange.statuses()).get(self._seat)
+            last = (await self.service.exchange.statuses()).get(self._replica)
             if last is not None and last.starts > 0:
                 self.starts, self.failure = last.starts + 1, last.failure
 
@@ -207,7 +207,7 @@ class StatusTeller:
         with suppress(TimeoutError, Refused, *Disconnected):
             async with asyncio.timeout(_PARTING_S):
                 if self.service.stopping.is_set():
-                    await exchange.forget_status(self._seat)
+                    await exchange.forget_status(self._replica)
                     return
                 if error is not None and not self.service.readiness.was_ready:
                     self.failure = failure_of(error)
@@ -226,9 +226,9 @@ class StatusTeller:
         if work is activity.rest and readiness.started and not readiness.ready:
             work = Work(Doing.IS_NOT_READY, since=readiness.since)
         return Status(
-            name=self.service.deployment.name or self._seat.rpartition("-")[0] or self._seat,
+            name=self.service.deployment.name or self._replica.rpartition("-")[0] or self._replica,
             service=self.service.name,
-            seat=self._seat,
+            replica=self._replica,
             beats=self.beats,
             ready=readiness.ready,
             doing=work.doing,
@@ -240,7 +240,7 @@ class StatusTeller:
             waits_for_memory=self.service.exchange.waiting_for_memory > 0,
             starts=self.starts,
             failure=self.failure,
-            offers=activity.offers,
+            capabilities=activity.capabilities,
         )
 
     async def _tell_of(self, failure: Failure) -> None:
@@ -259,8 +259,8 @@ class StatusTeller:
         await self.service.exchange.record_event(event)
 
     @property
-    def _seat(self) -> str:
-        return seat_of(self.service.exchange.me)
+    def _replica(self) -> str:
+        return replica_of(self.service.exchange.me)
 
 
 def failure_of(error: BaseException) -> Failure:

@@ -1,4 +1,4 @@
-"""The grader as a station of the line: a rollout group comes in, a graded group goes out.
+"""The grader as a stage of the line: a rollout group comes in, a graded group goes out.
 
 A group is let in once it can be graded. Trials of graders, of one response each, are done beside
 the line.
@@ -13,19 +13,19 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from protocol.capabilities import lacking
 from protocol.exchange import Exchange
 from protocol.messages import (
     ActiveJob,
+    Capabilities,
     Doing,
     GradedGroup,
     JobEvent,
-    Offers,
     RolloutGroup,
     Trial,
     TrialResult,
     Ungradable,
 )
-from protocol.offers import lacking
 from protocol.rewards import Reward
 from protocol.streams import GRADED, ROLLOUTS
 from pydantic import ValidationError
@@ -34,7 +34,7 @@ from services.chassis.deployment import import_extensions
 from services.chassis.faults import Unable
 from services.chassis.metrics import PHASES
 from services.chassis.service import Service
-from services.chassis.work import Station, up_to, work_forever
+from services.chassis.stage import Stage, up_to, work_forever
 from services.grader import grading
 from services.grader.answers.units import measure_of
 from services.grader.judge.judge import Judge
@@ -66,10 +66,10 @@ async def run(service: Service) -> None:
     await asyncio.to_thread(measure_of, "cm")  # the table of units takes half a second to load
     judges = {name: Judge(each) for name, each in deployed_judges().items()}
     async with opened(settings, judges) as tools, asyncio.TaskGroup() as beside:
-        service.activity.offers = offers(tools)
+        service.activity.capabilities = capabilities(tools)
         telling = beside.create_task(tell_forever(service, tools))
         trying = beside.create_task(try_forever(service, tools))
-        await work_forever(service, station(tools, settings.groups_in_flight))
+        await work_forever(service, stage(tools, settings.groups_in_flight))
         telling.cancel()
         trying.cancel()
 
@@ -93,7 +93,7 @@ def _sandbox(settings: Settings) -> Pool:
     return Pool(settings.workers, warm_ups=[client_code.WARM_UP], confined=True)
 
 
-def station(tools: Tools, capacity: int) -> Station[RolloutGroup, GradedGroup]:
+def stage(tools: Tools, capacity: int) -> Stage[RolloutGroup, GradedGroup]:
     """The place in the line where groups are graded, as many at once as ``capacity``."""
     entry = Gate(tools)
 
@@ -101,7 +101,7 @@ def station(tools: Tools, capacity: int) -> Station[RolloutGroup, GradedGroup]:
         entry.admit(job)
         return await grade_group(job, group, tools)
 
-    return Station(
+    return Stage(
         inputs=(ROLLOUTS,),
         output=GRADED,
         failures=GRADED,
@@ -126,15 +126,15 @@ async def grade_group(job: ActiveJob, group: RolloutGroup, tools: Tools) -> Grad
     )
 
 
-def offers(tools: Tools) -> Offers:
+def capabilities(tools: Tools) -> Capabilities:
     """What a grader with these tools can be asked for."""
     known = [name for name in VERIFIERS if name != "python" or tools.sandbox is not None]
-    return Offers(verifiers=tuple(known), judges=tuple(tools.named_judges))
+    return Capabilities(verifiers=tuple(known), judges=tuple(tools.named_judges))
 
 
 def what_is_missing(reward: Reward, tools: Tools) -> str | None:
     """What this grader will never have for this reward, in words; None if it has everything."""
-    own = offers(tools)
+    own = capabilities(tools)
     found = (lacking(own, check) for check in (*reward.outcome, *reward.process))
     return next(filter(None, found), None)
 

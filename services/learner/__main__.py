@@ -15,7 +15,7 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 async def lead(service: Service) -> None:
     """Rank 0: work on one job, and lead the other ranks."""
-    from services.learner.job.work import work_on_one_job
+    from services.learner.job.role import work_on_one_job
     from services.learner.training.engine import leave_ranks
     from services.learner.training.ranks import Team
 

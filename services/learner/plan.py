@@ -156,8 +156,8 @@ def _sections(plan: Plan) -> Iterator[tuple[str, Iterable[Row]]]:
     yield "Work", _work_rows(plan)
     each, of = ("rank", "") if machine.on_cpus else ("GPU", f" of {size(machine.gpu_bytes)}")
     where = placement if placement.uses_gpus else "on CPUs"
-    seats = f"ranks of the learner: {machine.learner_gpus}; engines: {machine.num_engines}"
-    yield f"Placement: {where} ({machine.how}), {seats}", ()
+    bundles = f"ranks of the learner: {machine.learner_gpus}; engines: {machine.num_engines}"
+    yield f"Placement: {where} ({machine.how}), {bundles}", ()
     if plan.learner is not None:
         yield f"Learner: memory of a {each}{of}", _learner_rows(plan, plan.learner)
     if plan.rollout is not None:

@@ -98,16 +98,16 @@ class Demand:
         self._declines = self._declines or declines
         return declines
 
-    def left_to_others(self, place: int, seats: int) -> Set[Stream]:
+    def left_to_others(self, place: int, replicas: int) -> Set[Stream]:
         """The streams of which nothing is to be claimed, as one of so many rollouts."""
-        self.is_alone = seats < 2
+        self.is_alone = replicas < 2
         left: set[Stream] = set()
         if self.is_alone:
             return left
         if self._declines:
             left.add(REQUESTS)
         trains_on = self.newest is not None and self.newest.number < self.last_version
-        if trains_on and place >= max(1, seats // 4):
+        if trains_on and place >= max(1, replicas // 4):
             left.add(EVAL_REQUESTS)
         return left
 

@@ -12,7 +12,7 @@ from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS, ROLLOUTS
 
 from services.chassis.metrics import PHASES, born_at_zero
 from services.chassis.service import Service
-from services.chassis.work import Station, work_forever
+from services.chassis.stage import Stage, work_forever
 from services.rollout.chat import prompt_ids
 from services.rollout.engine import Engine
 from services.rollout.policy_sync import PolicyFollower
@@ -42,7 +42,7 @@ async def sample_groups(service: Service) -> None:
     PHASES.name("loading", "sampling", rest="idle")
     follower = PolicyFollower(service, Engine.start)
     worker = GroupSampler(follower)
-    station = Station(
+    stage = Stage(
         inputs=(EVAL_REQUESTS, REQUESTS),
         output=ROLLOUTS,
         failures=GRADED,
@@ -57,7 +57,7 @@ async def sample_groups(service: Service) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(follower.follow_policy_forever())
             tasks.create_task(follower.watch_engine_forever())
-            tasks.create_task(work_forever(service, station))
+            tasks.create_task(work_forever(service, stage))
     finally:
         follower.shut_down()
 

@@ -73,7 +73,7 @@ BREACHES = {
         "services/learner/algorithms/advantages.py",
         "numpy",
     ),
-    "redis has one door": ("services/chassis/work.py", "redis"),
+    "redis has one door": ("services/chassis/stage.py", "redis"),
     "vLLM has one door": ("services/rollout/chat.py", "vllm"),
     "DeepSpeed has one door": ("services/learner/job/learning.py", "deepspeed"),
     "Ray has one door": ("deploy/local.py", "ray"),

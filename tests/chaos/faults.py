@@ -19,7 +19,7 @@ from protocol.messages import Requested
 
 from tests.chaos.hash_team import PHASES
 from tests.chaos.job import JOB
-from tests.chaos.places import CLAIM_IDLE_S, LEARNER, ROLLOUTS, SEATS, WORKERS, Seat
+from tests.chaos.places import CLAIM_IDLE_S, LEARNER, REPLICAS, ROLLOUTS, WORKERS, Replica
 from tests.chaos.stack import Stack
 
 MEAN_PAUSE_S = 0.3  # between the beginnings of two faults
@@ -36,7 +36,7 @@ class Fault:
     """One thing that goes wrong: what, with whom, how long after the one before, for how long."""
 
     kind: str
-    seat: Seat
+    replica: Replica
     after_s: float
     lasting_s: float
     amount: int
@@ -46,11 +46,11 @@ class Fault:
         """What it needs for itself; only one worker of a role is ill at a time."""
         part = KINDS[self.kind].part
         if part in {"process", "load", "line", "reply"}:
-            return f"{part} {self.seat.name}"
-        return f"{part} {self.seat.role}" if part == "health" else part
+            return f"{part} {self.replica.name}"
+        return f"{part} {self.replica.role}" if part == "health" else part
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.seat.name}, {self.lasting_s:.2f} s, {self.amount}"
+        return f"{self.kind} {self.replica.name}, {self.lasting_s:.2f} s, {self.amount}"
 
 
 Do = Callable[[Stack, Fault], Awaitable[None]]
@@ -63,13 +63,13 @@ class Kind:
     count: int
     do: Do
     part: str
-    seats: Sequence[Seat] = (LEARNER,)
+    replicas: Sequence[Replica] = (LEARNER,)
     lasting_s: tuple[float, float] = (0.0, 0.0)
     amounts: Sequence[int] = (0,)
 
 
 async def kill(stack: Stack, fault: Fault) -> None:
-    await stack.lives[fault.seat].kill()
+    await stack.lives[fault.replica].kill()
 
 
 async def kill_learner(stack: Stack, fault: Fault) -> None:
@@ -88,7 +88,7 @@ async def kill_learner(stack: Stack, fault: Fault) -> None:
 
 
 async def freeze(stack: Stack, fault: Fault) -> None:
-    life = stack.lives[fault.seat]
+    life = stack.lives[fault.replica]
     life.send(SIGSTOP)
     await asyncio.sleep(fault.lasting_s)
     life.send(SIGCONT)
@@ -100,10 +100,10 @@ async def replace(stack: Stack, fault: Fault) -> None:
     "Here" is a process that was cut off and whose name its successor has taken.
     """
     before = await stack.record()
-    zombie = stack.vacate(fault.seat, machine=fault.amount)
+    zombie = stack.vacate(fault.replica, machine=fault.amount)
     zombie.send(SIGSTOP)
     await asyncio.sleep(fault.lasting_s)
-    if fault.seat is LEARNER:
+    if fault.replica is LEARNER:
         with suppress(TimeoutError):
             async with asyncio.timeout(_TAKES_OVER_WITHIN_S):
                 while (await stack.record()).attempt == before.attempt:
@@ -114,7 +114,7 @@ async def replace(stack: Stack, fault: Fault) -> None:
 
 
 async def stop(stack: Stack, fault: Fault) -> None:
-    life = stack.lives[fault.seat]
+    life = stack.lives[fault.replica]
     life.send(SIGTERM)
     await life.ended.wait()
 
@@ -158,12 +158,12 @@ async def pause_job(stack: Stack, fault: Fault) -> None:
 
 
 async def lose_reply(stack: Stack, fault: Fault) -> None:
-    stack.lines[fault.seat].lose_next_reply()
+    stack.lines[fault.replica].lose_next_reply()
 
 
 def line(name: str, *args: float) -> Do:
     async def do(stack: Stack, fault: Fault) -> None:
-        with getattr(stack.lines[fault.seat], name)(*args):
+        with getattr(stack.lines[fault.replica], name)(*args):
             await asyncio.sleep(fault.lasting_s)
 
     return do
@@ -171,7 +171,7 @@ def line(name: str, *args: float) -> Do:
 
 def ill(name: str) -> Do:
     async def do(stack: Stack, fault: Fault) -> None:
-        with stack.switches.on(f"{name} {fault.seat.name}"):
+        with stack.switches.on(f"{name} {fault.replica.name}"):
             await asyncio.sleep(fault.lasting_s)
 
     return do
@@ -193,18 +193,18 @@ _PHASES = range(len(PHASES))
 KINDS = {  # fifty in a deck
     "kill": Kind(6, kill, "process", WORKERS),
     "kill learner": Kind(3, kill_learner, "process", amounts=_PHASES),
-    "freeze": Kind(2, freeze, "process", SEATS, _MOMENT_S),
-    "freeze long": Kind(3, freeze, "process", SEATS, _LONG_S),
+    "freeze": Kind(2, freeze, "process", REPLICAS, _MOMENT_S),
+    "freeze long": Kind(3, freeze, "process", REPLICAS, _LONG_S),
     "replace": Kind(2, replace, "process", WORKERS, _LONG_S, _MACHINES),
     "replace learner": Kind(2, replace, "process", (LEARNER,), _LONG_S, _MACHINES),
-    "stop": Kind(3, stop, "process", SEATS),
+    "stop": Kind(3, stop, "process", REPLICAS),
     "raises": Kind(2, ill("raises"), "health", WORKERS, _ANY_S),
     "crashes": Kind(2, ill("crashes"), "health", WORKERS, _ANY_S),
     "slow load": Kind(2, ill("slow load"), "load", ROLLOUTS, _LONG_S),
-    "cut line": Kind(3, line("cut"), "line", SEATS, _ANY_S),
-    "black hole": Kind(3, line("black_hole"), "line", SEATS, _ANY_S),
-    "slow line": Kind(2, line("slow", _LATENCY_S), "line", SEATS, _ANY_S),
-    "lose reply": Kind(3, lose_reply, "reply", SEATS),
+    "cut line": Kind(3, line("cut"), "line", REPLICAS, _ANY_S),
+    "black hole": Kind(3, line("black_hole"), "line", REPLICAS, _ANY_S),
+    "slow line": Kind(2, line("slow", _LATENCY_S), "line", REPLICAS, _ANY_S),
+    "lose reply": Kind(3, lose_reply, "reply", REPLICAS),
     "kill server": Kind(1, kill_server, "server", lasting_s=_MOMENT_S),
     "freeze server": Kind(1, freeze_server, "server", lasting_s=_MOMENT_S),
     "freeze server long": Kind(1, freeze_server, "server", lasting_s=_LONG_S),
@@ -233,7 +233,7 @@ def _drawn(name: str, turn: int, chance: random.Random) -> Fault:
     amounts = kind.amounts[turn:][:1] if kind.amounts == _PHASES else kind.amounts
     return Fault(
         kind=name,
-        seat=chance.choice(kind.seats),
+        replica=chance.choice(kind.replicas),
         after_s=chance.uniform(0, 2 * MEAN_PAUSE_S),
         lasting_s=chance.uniform(*kind.lasting_s),
         amount=chance.choice(amounts),

@@ -74,7 +74,7 @@ async def outcome_of(stack: Stack) -> Outcome:
         files=frozenset(path.name for path in (data / "weights").iterdir()),
         torn=(stack.folder / "torn").exists(),
         # A process that is told to stop before it has begun is ended by the signal.
-        left={seat: status in {0, -signal.SIGTERM} for seat, status in exit_statuses.items()},
+        left={replica: status in {0, -signal.SIGTERM} for replica, status in exit_statuses.items()},
     )
 
 

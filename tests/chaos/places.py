@@ -17,7 +17,7 @@ CLAIM_IDLE_S = 0.6
 
 
 @dataclass(frozen=True)
-class Seat:
+class Replica:
     """A place of one process, whichever life sits there; its port tells it from the others."""
 
     role: str
@@ -28,10 +28,10 @@ class Seat:
         return f"{self.role}-{self.port}"
 
 
-LEARNER = Seat("learner", 7001)
-ROLLOUTS = tuple(Seat("rollout", port) for port in (7101, 7102, 7103))
-WORKERS = (*ROLLOUTS, *(Seat("grader", port) for port in (7201, 7202)))
-SEATS = (LEARNER, *WORKERS)
+LEARNER = Replica("learner", 7001)
+ROLLOUTS = tuple(Replica("rollout", port) for port in (7101, 7102, 7103))
+WORKERS = (*ROLLOUTS, *(Replica("grader", port) for port in (7201, 7202)))
+REPLICAS = (LEARNER, *WORKERS)
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class Switches:
 
 @dataclass(frozen=True)
 class Place:
-    """A seat of one run: on which machine it is, and where it finds the server and its files."""
+    """A replica of one run: on which machine it is, and where it finds the server and its files."""
 
-    seat: Seat
+    replica: Replica
     machine: int
     url: str
     folder: Path
@@ -92,16 +92,16 @@ class Place:
 
     @property
     def log(self) -> Path:
-        return self.folder / "logs" / f"{self.seat.name}.log"
+        return self.folder / "logs" / f"{self.replica.name}.log"
 
     def is_switched(self, name: str) -> bool:
         """Whether something is wrong with whoever sits here."""
-        return self.switches.is_on(f"{name} {self.seat.name}")
+        return self.switches.is_on(f"{name} {self.replica.name}")
 
     def new_life(self) -> str:
         """The name of one life of this process here."""
-        seat = f"{self.seat.role}-machine{self.machine}-{self.seat.port}"
-        return f"{seat}.{os.getpid()}-{secrets.token_hex(3)}"
+        replica = f"{self.replica.role}-machine{self.machine}-{self.replica.port}"
+        return f"{replica}.{os.getpid()}-{secrets.token_hex(3)}"
 
     def deployment(self) -> Deployment:
         return Deployment.from_environment(
@@ -111,7 +111,7 @@ class Place:
                 "WEIR_MEMORY_DIR": str(self.folder / f"memory-{self.machine}"),
                 "WEIR_WEIGHTS": "delta",
                 "WEIR_MODEL_ROOTS": str(BASE_MODEL.parent),
-                "WEIR_PORT": str(self.seat.port),
+                "WEIR_PORT": str(self.replica.port),
                 "WEIR_HEARTBEAT_S": str(HEARTBEAT_S),
                 "WEIR_CLAIM_IDLE_S": str(CLAIM_IDLE_S),
                 "WEIR_DRAIN_S": "0.3",

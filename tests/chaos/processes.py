@@ -16,12 +16,12 @@ from protocol.exchange import connect
 from protocol.messages import ActiveJob, GradedGroup, RolloutGroup, RolloutRequest
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS, ROLLOUTS
 
-from services.chassis import work
+from services.chassis import stage as work_loop
 from services.chassis.logs import set_up_logs
 from services.chassis.parent import die_with_parent
 from services.chassis.service import Service
-from services.chassis.work import Station, up_to, work_forever
-from services.learner.job.work import work_on_one_job
+from services.chassis.stage import Stage, up_to, work_forever
+from services.learner.job.role import work_on_one_job
 from services.rollout.errors import LoadError
 from services.rollout.policy_sync import PolicyFollower
 from tests.chaos.broken_disk import break_disk
@@ -38,24 +38,24 @@ T = TypeVar("T")
 
 
 def live(place: Place) -> None:
-    """One life on a seat: connected, logged, and told to stop by SIGTERM, as every service is."""
+    """One life on a replica: connected, logged, and stopped by SIGTERM, as every service is."""
     die_with_parent()
     with place.log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    set_up_logs(place.seat.name, "INFO")
+    set_up_logs(place.replica.name, "INFO")
     log.info("a life begins", extra={"pid": os.getpid()})
-    work.MAX_DEATHS = _MAX_DEATHS
-    if place.seat.role == "learner":
+    work_loop.MAX_DEATHS = _MAX_DEATHS
+    if place.replica.role == "learner":
         break_disk(place.switches, below=place.data)
     asyncio.run(_serve(place))
 
 
 async def _serve(place: Place) -> None:
     async with connect(place.url, me=place.new_life()) as exchange:
-        service = Service(place.seat.role, place.deployment(), exchange)
+        service = Service(place.replica.role, place.deployment(), exchange)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, service.stopping.set)
-        await MAINS[place.seat.role](service, place)
+        await MAINS[place.replica.role](service, place)
 
 
 async def learn(service: Service, place: Place) -> None:
@@ -94,7 +94,7 @@ async def sample(service: Service, place: Place) -> None:
         async with follower.engine_for(request):
             return await _worked(place, sampled, request)
 
-    station = Station(
+    stage = Stage(
         inputs=(EVAL_REQUESTS, REQUESTS),
         output=ROLLOUTS,
         failures=GRADED,
@@ -105,15 +105,15 @@ async def sample(service: Service, place: Place) -> None:
     )
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(follower.follow_policy_forever())
-        tasks.create_task(work_forever(service, station))
+        tasks.create_task(work_forever(service, stage))
 
 
 async def grade(service: Service, place: Place) -> None:
     async def answer(_: ActiveJob, group: RolloutGroup) -> GradedGroup:
         return await _worked(place, graded, group)
 
-    station = Station((ROLLOUTS,), GRADED, GRADED, answer, up_to(_CAPACITY))
-    await work_forever(service, station)
+    stage = Stage((ROLLOUTS,), GRADED, GRADED, answer, up_to(_CAPACITY))
+    await work_forever(service, stage)
 
 
 async def _worked(place: Place, answer: Callable[[Any], T], message: Any) -> T:

@@ -1,4 +1,4 @@
-"""The stack of one run: a server, a supervised process per seat, and a proxy between them."""
+"""The stack of one run: a server, a supervised process per replica, and a proxy between them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from protocol.recipe import Recipe
 from protocol.streams import WORK_STREAMS
 
 from tests.chaos.job import JOB, write_tasks
-from tests.chaos.places import ROLLOUTS, SEATS, Place, Seat, Switches
+from tests.chaos.places import REPLICAS, ROLLOUTS, Place, Replica, Switches
 from tests.chaos.processes import live
 from tests.contract.lossy_proxy import LossyProxy, lossy_proxy
 from tests.contract.valkey_server import Server
@@ -45,11 +45,13 @@ def prepare_forks() -> None:
 
 
 class Life:
-    """A process on a seat, from its fork to its end."""
+    """A process on a replica, from its fork to its end."""
 
     def __init__(self, place: Place) -> None:
         self.ended = asyncio.Event()
-        self.seat_is_free = asyncio.Event()  # since it has ended, or another is to take its place
+        self.replica_is_free = (
+            asyncio.Event()
+        )  # since it has ended, or another is to take its place
         self.process = _FORKS.Process(target=live, args=(place,), daemon=True)
         self.process.start()
         asyncio.get_running_loop().add_reader(self.process.sentinel, self._ends)
@@ -67,7 +69,7 @@ class Life:
         asyncio.get_running_loop().remove_reader(self.process.sentinel)
         self.process.join()
         self.ended.set()
-        self.seat_is_free.set()
+        self.replica_is_free.set()
 
 
 @dataclass
@@ -102,11 +104,11 @@ class Stack:
     server: Server
     clock: Clock
     user: Exchange
-    lines: Mapping[Seat, LossyProxy]
-    machines: dict[Seat, int] = field(
-        default_factory=lambda: dict.fromkeys(SEATS, 0) | {ELSEWHERE: 1}
+    lines: Mapping[Replica, LossyProxy]
+    machines: dict[Replica, int] = field(
+        default_factory=lambda: dict.fromkeys(REPLICAS, 0) | {ELSEWHERE: 1}
     )
-    lives: dict[Seat, Life] = field(default_factory=dict)
+    lives: dict[Replica, Life] = field(default_factory=dict)
     kills: Counter[str] = field(default_factory=Counter)  # of the learner, by what was under way
     _supervising: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -120,20 +122,20 @@ class Stack:
         folder = self.folder / "data" / "jobs" / JOB / "checkpoints"
         return {path.name for path in folder.glob("step-*")}
 
-    def place(self, seat: Seat) -> Place:
-        return Place(seat, self.machines[seat], self.lines[seat].url, self.folder)
+    def place(self, replica: Replica) -> Place:
+        return Place(replica, self.machines[replica], self.lines[replica].url, self.folder)
 
     def start(self) -> None:
-        """Fill the seats, and fill them anew from now on."""
-        for seat in SEATS:
-            self.lives[seat] = Life(self.place(seat))
-            self._supervising.append(asyncio.create_task(self._supervise_forever(seat)))
+        """Fill the replicas, and fill them anew from now on."""
+        for replica in REPLICAS:
+            self.lives[replica] = Life(self.place(replica))
+            self._supervising.append(asyncio.create_task(self._supervise_forever(replica)))
 
-    def vacate(self, seat: Seat, machine: int) -> Life:
-        """Let the supervisor fill a seat anew, on a machine, beside the life that sits there."""
-        life = self.lives[seat]
-        self.machines[seat] = machine
-        life.seat_is_free.set()
+    def vacate(self, replica: Replica, machine: int) -> Life:
+        """Let the supervisor fill a replica anew, on a machine, beside the life that sits there."""
+        life = self.lives[replica]
+        self.machines[replica] = machine
+        life.replica_is_free.set()
         return life
 
     async def record(self) -> JobRecord:
@@ -148,7 +150,7 @@ class Stack:
         return f"{record.state} at step {record.step}, {record.error}, {backlogs}"
 
     async def stop(self) -> dict[str, int | None]:
-        """Ask everybody to leave; returns the exit status of each seat, None if it did not."""
+        """Ask everybody to leave; returns the exit status of each replica, None if it did not."""
         await self._stop_supervising()
         for life in self.lives.values():
             life.send(signal.SIGTERM)
@@ -156,7 +158,7 @@ class Stack:
             async with asyncio.timeout(_PARTING_S):
                 for life in self.lives.values():
                     await life.ended.wait()
-        return {seat.name: life.process.exitcode for seat, life in self.lives.items()}
+        return {replica.name: life.process.exitcode for replica, life in self.lives.items()}
 
     async def end(self) -> None:
         """Kill whoever is left."""
@@ -169,11 +171,11 @@ class Stack:
             task.cancel()
         await asyncio.gather(*self._supervising, return_exceptions=True)
 
-    async def _supervise_forever(self, seat: Seat) -> None:
+    async def _supervise_forever(self, replica: Replica) -> None:
         while True:
-            await self.lives[seat].seat_is_free.wait()
+            await self.lives[replica].replica_is_free.wait()
             await asyncio.sleep(_BACK_OFF_S)
-            self.lives[seat] = Life(self.place(seat))
+            self.lives[replica] = Life(self.place(replica))
 
 
 @asynccontextmanager
@@ -187,7 +189,9 @@ async def stack_with_job(folder: Path, recipe: Recipe) -> AsyncIterator[Stack]:
         server.environment = dict(clock.environment())
         opened.enter_context(server)
         user = await opened.enter_async_context(connect(server.url, me="user"))
-        lines = {seat: await opened.enter_async_context(lossy_proxy(server)) for seat in SEATS}
+        lines = {
+            replica: await opened.enter_async_context(lossy_proxy(server)) for replica in REPLICAS
+        }
         stack = Stack(folder, server, clock, user, lines)
         opened.push_async_callback(stack.end)
         await user.submit(JobRecord(id=JOB, created_at=time.time(), recipe=recipe))

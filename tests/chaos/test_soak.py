@@ -119,12 +119,12 @@ async def _working(url: str, folder: Path) -> AsyncIterator[None]:
     async with AsyncExitStack() as opened:
         tasks = await opened.enter_async_context(asyncio.TaskGroup())
         (folder / "switches").mkdir()
-        for seat in (LEARNER, ROLLOUTS[0], WORKERS[-1]):
-            place = Place(seat, 0, url, folder)
+        for replica in (LEARNER, ROLLOUTS[0], WORKERS[-1]):
+            place = Place(replica, 0, url, folder)
             exchange = await opened.enter_async_context(connect(url, me=place.new_life()))
-            service = Service(seat.role, replace(place.deployment(), **_SETTINGS), exchange)
+            service = Service(replica.role, replace(place.deployment(), **_SETTINGS), exchange)
             opened.callback(service.stopping.set)
-            tasks.create_task(MAINS[seat.role](service, place))
+            tasks.create_task(MAINS[replica.role](service, place))
         yield
 
 

@@ -23,7 +23,7 @@ from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
-from services.learner.job.work import work_on_one_job
+from services.learner.job.role import work_on_one_job
 from services.learner.training.ranks import Team
 from tests.architecture.project import ROOT
 from tests.builders import a_graded_group, a_group, a_job_record, a_recipe, a_task

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from protocol import streams
-from protocol.exchange import Backlog, Delivery, Exchange, work
+from protocol.exchange import Backlog, Delivery, Exchange, queue
 from protocol.frames import FrameError
 from protocol.messages import GradedGroup
 from protocol.recipe import Purpose
@@ -187,12 +187,12 @@ async def test_who_leaves_in_good_order_is_forgotten_and_who_would_claim_nothing
     assert (await exchange.heartbeat("rollout")).lives == {"learner-1": 3}
 
 
-async def test_a_failure_goes_to_another_seat_while_there_is_one(
+async def test_a_failure_goes_to_another_replica_while_there_is_one(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
     await begin(exchange)
     await exchange.ask(a_request())
-    seats = {"bad-host-1", "good-host-2"}
+    replicas = {"bad-host-1", "good-host-2"}
     async with (
         open_exchange("bad-host-1.10-a") as bad,
         open_exchange("bad-host-1.11-b") as restarted,
@@ -200,30 +200,32 @@ async def test_a_failure_goes_to_another_seat_while_there_is_one(
     ):
         await bad.release(await claim_one(bad), "failures")
         for worker in (bad, restarted):
-            assert await worker.reclaim(REQUESTS, "job", count=9, seats=seats) == []
-        (delivery,) = await good.reclaim(REQUESTS, "job", count=9, seats=seats)
+            assert await worker.reclaim(REQUESTS, "job", count=9, replicas=replicas) == []
+        (delivery,) = await good.reclaim(REQUESTS, "job", count=9, replicas=replicas)
         assert (delivery.deaths, delivery.failures) == ((), (bad.me,))
         await good.release(delivery, "failures")
-        (delivery,) = await restarted.reclaim(REQUESTS, "job", count=9, seats=seats)
+        (delivery,) = await restarted.reclaim(REQUESTS, "job", count=9, replicas=replicas)
         assert delivery.failures == (bad.me, good.me)
         await bad.pardon("job", [delivery])
         await restarted.release(delivery, "failures")
-        (delivery,) = await bad.reclaim(REQUESTS, "job", count=9, seats={"bad-host-1"})
+        (delivery,) = await bad.reclaim(REQUESTS, "job", count=9, replicas={"bad-host-1"})
         assert delivery.failures == (good.me, restarted.me)
 
 
-async def test_what_killed_twice_goes_to_another_seat_while_there_is_one(
+async def test_what_killed_twice_goes_to_another_replica_while_there_is_one(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
     await begin(exchange)
     await exchange.ask(a_request())
-    seats = {"one", "other"}
+    replicas = {"one", "other"}
     async with open_exchange("one.1") as one, open_exchange("other.1") as other:
         await one.release(await claim_one(one), "deaths")
-        (delivery,) = await one.reclaim(REQUESTS, "job", count=9, seats=seats)  # once is chance
+        (delivery,) = await one.reclaim(
+            REQUESTS, "job", count=9, replicas=replicas
+        )  # once is chance
         await one.release(delivery, "deaths")
-        assert await one.reclaim(REQUESTS, "job", count=9, seats=seats) == []
-        (delivery,) = await other.reclaim(REQUESTS, "job", count=9, seats=seats)
+        assert await one.reclaim(REQUESTS, "job", count=9, replicas=replicas) == []
+        (delivery,) = await other.reclaim(REQUESTS, "job", count=9, replicas=replicas)
         assert delivery.deaths == ("one.1", "one.1")
 
 
@@ -242,7 +244,7 @@ async def test_a_claim_whose_reply_was_lost_is_found_again_without_a_death(
 async def test_a_claim_is_bounded_by_bytes(
     exchange: Exchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "CLAIM_BYTES", 2_000)
+    monkeypatch.setattr(queue, "CLAIM_BYTES", 2_000)
     await begin(exchange)
     for number in range(9):
         await exchange.ask(a_request(number=number))

@@ -13,7 +13,7 @@ from protocol.streams import REQUESTS
 
 from services.learner.attempt import Attempt
 from services.learner.supply.feeder import Feeder
-from services.learner.supply.selection import Outlook
+from services.learner.supply.selection import Lookahead
 from tests.builders import a_recipe, a_task
 from tests.contract.exchange_steps import begin
 from tests.contract.line import running
@@ -42,16 +42,16 @@ async def requests(exchange: Exchange) -> list[RolloutRequest]:
     return [delivery.message() for delivery in claimed]
 
 
-async def test_it_asks_as_far_as_the_outlook_says_and_for_weights_fresh_enough(
+async def test_it_asks_as_far_as_the_lookahead_says_and_for_weights_fresh_enough(
     exchange: Exchange,
 ) -> None:
     await begin(exchange)
     feeder = a_feeder(exchange)
     async with running(feeder.feed_forever()):
-        feeder.admit(Outlook(step=0, position=0, needs=(2, 2), most=100))
+        feeder.admit(Lookahead(step=0, position=0, needs=(2, 2), most=100))
         await until_asked(feeder, 4)
         first = await requests(exchange)
-        feeder.admit(Outlook(step=4, position=3, needs=(2, 2), most=100))
+        feeder.admit(Lookahead(step=4, position=3, needs=(2, 2), most=100))
         await until_asked(feeder, 7)
         second = await requests(exchange)
     assert [(r.number, r.step, r.min_version) for r in first] == [
@@ -66,9 +66,9 @@ async def test_it_asks_as_far_as_the_outlook_says_and_for_weights_fresh_enough(
 
 async def test_the_step_that_is_expected_never_falls_with_the_number(exchange: Exchange) -> None:
     feeder = a_feeder(exchange)
-    feeder.admit(Outlook(step=4, position=0, needs=(1, 1), most=100))
+    feeder.admit(Lookahead(step=4, position=0, needs=(1, 1), most=100))
     assert [feeder.request(number).step for number in (0, 1)] == [4, 5]
-    feeder.admit(Outlook(step=4, position=1, needs=(3, 1), most=100))
+    feeder.admit(Lookahead(step=4, position=1, needs=(3, 1), most=100))
     assert [feeder.request(number).step for number in (2, 3, 4)] == [5, 5, 5]
 
 
@@ -78,7 +78,7 @@ async def test_a_new_attempt_counts_what_the_last_one_asked_for_and_asks_it_agai
     await begin(exchange)
     last = a_feeder(exchange)
     async with running(last.feed_forever()):
-        last.admit(Outlook(step=0, position=0, needs=(6,), most=100))
+        last.admit(Lookahead(step=0, position=0, needs=(6,), most=100))
         await until_asked(last, 6)
     asked = await requests(exchange)
     attempt = await exchange.begin_attempt("job")
@@ -87,7 +87,7 @@ async def test_a_new_attempt_counts_what_the_last_one_asked_for_and_asks_it_agai
     feeder.resume(2, await exchange.under_way("job"))
     assert feeder.asked == 6
     async with running(feeder.feed_forever()):
-        feeder.admit(Outlook(step=1, position=2, needs=(5,), most=100))
+        feeder.admit(Lookahead(step=1, position=2, needs=(5,), most=100))
         await until_asked(feeder, 7)
     (new,) = await requests(exchange)
     assert (new.number, new.attempt) == (6, 2)

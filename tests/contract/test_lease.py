@@ -90,7 +90,7 @@ async def test_a_learner_that_ends_in_good_order_gives_up_the_lease(open_learner
     await stop(second, waiting)
 
 
-async def test_the_next_life_in_the_same_seat_has_the_lease_at_once(open_learner: Open) -> None:
+async def test_the_next_life_in_the_same_replica_has_the_lease_at_once(open_learner: Open) -> None:
     killed = await open_learner("learner-a.b-1.7-aa")
     restarted = await open_learner("learner-a.b-1.8-bb")
     restarted.claim_idle_s = 3600

@@ -19,7 +19,7 @@ from services.learner.job.reconciler import Reconciler
 from services.learner.supply.evaluator import Evaluator
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.intake import Intake
-from services.learner.supply.selection import Outlook
+from services.learner.supply.selection import Lookahead
 from tests.builders import (
     a_graded_group,
     a_group,
@@ -53,7 +53,7 @@ async def parts(exchange: Exchange, tmp_path: Path) -> Reconciler:
     intake, tasks = Intake(attempt), [a_task(id="a"), a_task(id="b")]
     feeder = Feeder(attempt, tasks, Purpose.TRAIN, lambda _: False)
     async with running(feeder.feed_forever()):
-        feeder.admit(Outlook(step=0, position=0, needs=(4,), most=4))
+        feeder.admit(Lookahead(step=0, position=0, needs=(4,), most=4))
         while feeder.asked < 4:
             await asyncio.sleep(0)
     evaluator = Evaluator(attempt, {"": tasks})

@@ -14,7 +14,7 @@ from protocol.messages import ActiveJob, JobState, Requested
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
-from services.learner.job.work import work_on_one_job
+from services.learner.job.role import work_on_one_job
 from services.learner.training.ranks import Team
 from tests.builders import a_job_record, a_recipe, a_request
 from tests.contract.exchange_steps import record_of

@@ -26,7 +26,7 @@ from tests.builders import a_recipe
 from tests.contract.attempts import Learner, answering, until
 from tests.contract.exchange_steps import begin
 from tests.contract.line import running
-from tests.contract.stations import DEPLOYMENT
+from tests.contract.stages import DEPLOYMENT
 from tests.contract.valkey_server import Server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
@@ -135,7 +135,7 @@ async def test_lives_that_were_never_ready_are_counted_and_told_now_and_then(
     assert [event.data["attempt"] for event in told] == [1, 2, 4]
 
 
-async def test_a_status_is_of_a_seat_and_goes_with_a_process_that_leaves_in_good_order(
+async def test_a_status_is_of_a_replica_and_goes_with_a_process_that_leaves_in_good_order(
     server: Server, exchange: Exchange
 ) -> None:
     async def wait(service: Service) -> None:
@@ -143,10 +143,10 @@ async def test_a_status_is_of_a_seat_and_goes_with_a_process_that_leaves_in_good
         while not await exchange.statuses():
             await asyncio.sleep(0.01)
         (status,) = (await exchange.statuses()).values()
-        assert (status.seat, status.name, status.doing) == ("seat-1", "seat", Doing.STARTS)
+        assert (status.replica, status.name, status.doing) == ("replica-1", "replica", Doing.STARTS)
         service.stop()
 
     server.exhaust_memory()
-    async with connect(server.url, me="seat-1.7") as own:
+    async with connect(server.url, me="replica-1.7") as own:
         await telling(Service("worker", DEPLOYMENT, own), wait)
     assert await exchange.statuses() == {}

@@ -14,18 +14,18 @@ from protocol.streams import REQUESTS
 
 from services.chassis.faults import Unable, Unworkable, WorkerBroken, WorkerFault
 from services.chassis.service import Service
-from services.chassis.work import work_forever
+from services.chassis.stage import work_forever
 from tests.builders import a_request
 from tests.contract.conftest import OpenExchange
 from tests.contract.line import take_over
-from tests.contract.stations import (
+from tests.contract.stages import (
     DEPLOYMENT,
     Handle,
     answer,
     begin,
     results,
     slowly,
-    station_of,
+    stage_of,
     unable,
     until_claiming,
     working,
@@ -57,7 +57,7 @@ async def test_a_job_that_is_to_rest_is_left_alone_until_it_is_to_run(
 
 
 async def held_through_deaths(open_exchange: OpenExchange, deaths: int) -> None:
-    """One entry is claimed by so many workers that die, each in a seat of its own."""
+    """One entry is claimed by so many workers that die, each in a replica of its own."""
     for life in range(deaths):
         async with open_exchange(f"dead-{life}") as doomed:
             if life == 0:
@@ -117,9 +117,9 @@ async def test_a_part_of_the_worker_that_dies_counts_as_a_death_at_once(
 
     await begin(exchange, requests=1)
     async with open_exchange("worker") as own, asyncio.timeout(60):
-        station = replace(station_of(crash), has_died=died.is_set)
+        stage = replace(stage_of(crash), has_died=died.is_set)
         service = Service("worker", DEPLOYMENT, own)
-        task = asyncio.create_task(work_forever(service, station))
+        task = asyncio.create_task(work_forever(service, stage))
         await died.wait()
         service.stop()
         await task
@@ -177,7 +177,7 @@ async def test_a_stop_in_good_order_leaves_nothing_claimed(
                 await asyncio.sleep(3600)
                 raise AssertionError
 
-            task = asyncio.create_task(work_forever(service, station_of(for_ever, capacity=30)))
+            task = asyncio.create_task(work_forever(service, stage_of(for_ever, capacity=30)))
             await asyncio.sleep(0.03 * life)
             service.stop()
             await asyncio.sleep(0)  # what was about to begin when it was told begins
@@ -208,7 +208,7 @@ async def test_a_worker_that_cannot_let_an_entry_go_ends_and_another_gets_it(
         async with open_exchange("one") as one, asyncio.timeout(60):
             service = Service("worker", DEPLOYMENT, one)
             with pytest.raises(Refused):
-                await work_forever(service, station_of(answer_into_refusals))
+                await work_forever(service, stage_of(answer_into_refusals))
     finally:
         permit("+@all")
     async with open_exchange("other") as other, working(other, answer):
@@ -304,13 +304,13 @@ async def test_a_worker_where_everything_fails_ends_says_so_and_costs_nothing(
 
     await begin(exchange, requests=8)
     for life in range(4):  # more than the failures that an entry may have
-        async with open_exchange(f"seat.{life}") as own:
+        async with open_exchange(f"replica.{life}") as own:
             with pytest.raises(WorkerBroken):
-                await work_forever(Service("worker", DEPLOYMENT, own), station_of(never, 8))
-    async with open_exchange("seat.5") as own, working(own, answer):
+                await work_forever(Service("worker", DEPLOYMENT, own), stage_of(never, 8))
+    async with open_exchange("replica.5") as own, working(own, answer):
         assert set((await results(exchange, 8)).values()) == {"done"}
     events = [event for _, event in await exchange.events("job")]
-    assert [event.id for event in events] == [f"broken:seat.{life}" for life in range(4)]
+    assert [event.id for event in events] == [f"broken:replica.{life}" for life in range(4)]
 
 
 async def test_a_fault_of_the_worker_is_never_the_entrys(

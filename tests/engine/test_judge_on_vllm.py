@@ -22,7 +22,7 @@ from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import ModelJudge
 
 from deploy.launches import judge_options
-from deploy.placement import Gpu, Seat
+from deploy.placement import Bundle, Gpu
 from services.grader.judge.chat import Chat, ChatError
 from services.grader.judge.judge import Judge
 from services.grader.judge.question import Form, NoVerdict, Question, number_within, one_of, words
@@ -108,7 +108,7 @@ def command(folder: Path, port: int) -> list[str]:
         str(folder / "chat_template.jinja"),
     ]
     server = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--port", str(port)]
-    return [*server, *judge_options(Seat("judge", (Gpu("", 0),)), str(folder), MODEL), *small]
+    return [*server, *judge_options(Bundle("judge", (Gpu("", 0),)), str(folder), MODEL), *small]
 
 
 def wait_until_healthy(url: str, server: subprocess.Popen[bytes], output: Path) -> None:

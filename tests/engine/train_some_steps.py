@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from protocol.recipe import Recipe, parse_recipe
 
-from services.learner.training.aside import Aside
 from services.learner.training.engine import init_ranks, leave_ranks
+from services.learner.training.host_copies import HostCopies
 from services.learner.training.measured import Measured
 from services.learner.training.memory import largest_micro_batches
 from services.learner.training.models import Models, write_merged
@@ -114,7 +114,7 @@ def train(model: str, out: str, steps: int = 3, **settings: Any) -> None:
     models = Models(recipe, Path(model), Path(settings.get("critic", model)))
     trainer = Trainer(recipe, models)
     models.policy.module.register_forward_pre_hook(lambda *_: _compute_if_slow(settings))
-    first, saved = 0, Aside()
+    first, saved = 0, HostCopies()
     _publish(models, settings)
     if "load_from" in settings:
         models.load(Path(settings["load_from"]))

@@ -16,10 +16,10 @@ from contextlib import asynccontextmanager
 from protocol.exchange.connection import Disconnected, Fenced, open_clients
 from protocol.exchange.jobs import Jobs, Lease, UnreadableRecord
 from protocol.exchange.news import News
+from protocol.exchange.queue import Backlog, Delivery, Place, Pulse, Verdict, Work, replica_of
 from protocol.exchange.records import Records
 from protocol.exchange.statuses import Statuses
 from protocol.exchange.trials import Trials
-from protocol.exchange.work import Backlog, Delivery, Place, Pulse, Verdict, Work, seat_of
 
 __all__ = [
     "Backlog",
@@ -33,7 +33,7 @@ __all__ = [
     "UnreadableRecord",
     "Verdict",
     "connect",
-    "seat_of",
+    "replica_of",
 ]
 
 

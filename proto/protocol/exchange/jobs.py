@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from protocol import __version__, streams
 from protocol.exchange.connection import Connection, block_ms, flat
-from protocol.exchange.work import Delivery
+from protocol.exchange.queue import Delivery
 from protocol.frames import encode
 from protocol.messages import ActiveJob, Fault, JobRecord, JobRef, JobState, Requested
 from protocol.recipe import explain

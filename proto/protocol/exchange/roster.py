@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from protocol.exchange.work import seat_of
+from protocol.exchange.queue import replica_of
 
-_SEATS_KEPT = 4  # a seat is remembered for so many times the silence of a death
+_REPLICAS_KEPT = 4  # a replica is remembered for so many times the silence of a death
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Roster:
     _looked_at: float | None = None
     _beats: dict[str, int] = field(default_factory=dict)
     _silence: dict[str, float] = field(default_factory=dict)
-    _seats: dict[str, float] = field(default_factory=dict)  # since one there would claim
+    _replicas: dict[str, float] = field(default_factory=dict)  # since one there would claim
 
     def look(self, lives: Mapping[str, int], now: float) -> None:
         """Take in the beats of all workers at a moment of the monotonic clock."""
@@ -39,13 +39,13 @@ class Roster:
             for life, beats in lives.items()
         }
         self._beats = dict(lives)
-        self._seats = {
-            seat: silence + passed
-            for seat, silence in self._seats.items()
-            if silence + passed < _SEATS_KEPT * self.idle_s
+        self._replicas = {
+            replica: silence + passed
+            for replica, silence in self._replicas.items()
+            if silence + passed < _REPLICAS_KEPT * self.idle_s
         }
         willing = (life for life, beats in lives.items() if beats > 0 and not self._silence[life])
-        self._seats |= dict.fromkeys(map(seat_of, willing), 0.0)
+        self._replicas |= dict.fromkeys(map(replica_of, willing), 0.0)
 
     def dead(self, me: str) -> Iterable[tuple[str, int]]:
         """The workers that have been silent for too long, with the beats last seen."""
@@ -59,6 +59,6 @@ class Roster:
         return self._silence
 
     @property
-    def seats(self) -> frozenset[str]:
+    def replicas(self) -> frozenset[str]:
         """Where somebody would claim, or would a moment ago: who restarts is soon back."""
-        return frozenset(self._seats)
+        return frozenset(self._replicas)

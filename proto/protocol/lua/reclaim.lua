@@ -1,30 +1,30 @@
 -- Claim the oldest entry that was released and may be ours, or that is ours without our knowledge
--- (the reply to its claim was lost). An entry that failed in our seat, or was held through two deaths
--- with one of them here, is left to the other seats that have not had it yet, if there are any.
--- KEYS: input, faults      ARGV: group, me, my seat, input name, number of other seats, those seats..., ids that we hold...
-local group, me, my_seat = ARGV[1], ARGV[2], ARGV[3]
+-- (the reply to its claim was lost). An entry that failed on our replica, or was held through two deaths
+-- with one of them here, is left to the other replicas that have not had it yet, if there are any.
+-- KEYS: input, faults      ARGV: group, me, my replica, input name, number of other replicas, those replicas..., ids that we hold...
+local group, me, my_replica = ARGV[1], ARGV[2], ARGV[3]
 local num_others = tonumber(ARGV[5])
 local held = {}
 for i = 6 + num_others, #ARGV do
   held[ARGV[i]] = true
 end
 
-local function seats_of(lives)
-  local seats, count = {}, 0
+local function replicas_of(lives)
+  local replicas, count = {}, 0
   for life in string.gmatch(lives or '', '%S+') do
-    seats[string.match(life, '^(.*)%.[^.]*$') or life] = true
+    replicas[string.match(life, '^(.*)%.[^.]*$') or life] = true
     count = count + 1
   end
-  return seats, count
+  return replicas, count
 end
 
 local function is_for_others(lives, at_least)
-  local seats, count = seats_of(lives)
-  if count < at_least or not seats[my_seat] then
+  local replicas, count = replicas_of(lives)
+  if count < at_least or not replicas[my_replica] then
     return false
   end
   for i = 6, 5 + num_others do
-    if not seats[ARGV[i]] then
+    if not replicas[ARGV[i]] then
       return true
     end
   end

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, TypeAlias
 
+from protocol.capabilities import lacking
 from protocol.exchange import Exchange
-from protocol.messages import Offers
-from protocol.offers import lacking
+from protocol.messages import Capabilities
 from protocol.recipe import explain
 from protocol.rewards import (
     Check,
@@ -262,15 +262,15 @@ async def refuse_what_graders_lack(exchange: Exchange, reward: Reward, grader: s
         Problem: 400 naming the field, what the graders lack, and the remedy; 503 without Redis.
     """
     statuses = await in_time(exchange.statuses())
-    told = [status.offers for status in statuses.values() if status.offers is not None]
+    told = [status.capabilities for status in statuses.values() if status.capabilities is not None]
     if not told:
         return
-    offers = Offers(
+    capabilities = Capabilities(
         verifiers=tuple(_union(each.verifiers for each in told)),
         judges=tuple(_union(each.judges for each in told)),
     )
     fields = _fields(reward, grader)
-    lines = [f"{field}: {why}" for field, check in fields if (why := lacking(offers, check))]
+    lines = [f"{field}: {why}" for field, check in fields if (why := lacking(capabilities, check))]
     if lines:
         raise from_lines(lines, code="invalid_grader")
 

@@ -77,12 +77,12 @@ class Observer:
 
     async def _processes(self, now: float) -> list[Process]:
         statuses = await self.exchange.statuses()
-        self._roster.look({seat: status.beats for seat, status in statuses.items()}, now)
+        self._roster.look({replica: status.beats for replica, status in statuses.items()}, now)
         processes: list[Process] = []
-        for seat, status in statuses.items():
-            silent_s = self._roster.silence[seat]
+        for replica, status in statuses.items():
+            silent_s = self._roster.silence[replica]
             if silent_s > _FORGOTTEN_S:
-                await self.exchange.forget_status(seat)
+                await self.exchange.forget_status(replica)
             processes.append(Process(status, silent_s, silent_s < self.dead_after_s))
         return sorted(processes, key=lambda process: process.status.name)
 

@@ -189,13 +189,13 @@ class FailedStarts:
     job_id: str
     any_served: bool = False  # what breaks after that is the machine
     was_held_up: bool = False  # since the rollouts were failing when the job first came
-    _before: dict[str, int] = field(default_factory=dict)  # starts in earlier attempts, by seat
-    _for_others: set[str] = field(default_factory=set)  # seats that had failed for other jobs
+    _before: dict[str, int] = field(default_factory=dict)  # starts in earlier attempts, by replica
+    _for_others: set[str] = field(default_factory=set)  # replicas that had failed for other jobs
 
     @property
     def failed_before(self) -> bool:
         """Whether a rollout was failing when the job came."""
-        return any(self._before[seat] > 1 for seat in self._for_others)
+        return any(self._before[replica] > 1 for replica in self._for_others)
 
     def why_none_works(self, rollouts: Collection[Status]) -> str | None:
         """What the engine said last if every rollout has failed for the job too often."""
@@ -210,9 +210,9 @@ class FailedStarts:
 
     def _fails(self, status: Status) -> bool:
         job_id = status.failure.job_id if status.failure else None
-        if status.seat not in self._before and (self.was_held_up or job_id != self.job_id):
-            self._for_others.add(status.seat)
-        before = min(self._before.get(status.seat, status.starts), status.starts)
-        self._before[status.seat] = before
+        if status.replica not in self._before and (self.was_held_up or job_id != self.job_id):
+            self._for_others.add(status.replica)
+        before = min(self._before.get(status.replica, status.starts), status.starts)
+        self._before[status.replica] = before
         failed = status.starts - max(1, before)  # the start that is told of has not failed yet
         return failed >= _MOST_STARTS and job_id is not None

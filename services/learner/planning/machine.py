@@ -11,7 +11,7 @@ from typing import TypeVar
 from protocol import recipe
 
 from deploy import placement as placements
-from deploy.placement import Gpu, Placement, PlacementError, Seat
+from deploy.placement import Bundle, Gpu, Placement, PlacementError
 from services.chassis.deployment import DeploymentError, model_sources
 
 T = TypeVar("T", int, float)
@@ -79,7 +79,7 @@ class Machine:
     placement: Placement
     gpu_bytes: int
     how: str = "as named"  # the placement was decided
-    engine_share: float = 0.9  # of the GPUs of an engine whose seat names no share
+    engine_share: float = 0.9  # of the GPUs of an engine whose bundle names no share
     engine_sequences: int = 256  # sampled at the same time by one engine
     redis_bytes: int = GIB
     model_roots: tuple[Path, ...] = ()
@@ -104,7 +104,7 @@ class Machine:
     @property
     def ranks_of_node(self) -> int:
         """Ranks of the learner on the node that has most of them."""
-        return max(seat.ranks for seat in self.placement.learner)
+        return max(bundle.ranks for bundle in self.placement.learner)
 
     @property
     def learner_gpus(self) -> int:
@@ -120,16 +120,18 @@ class Machine:
 
     @property
     def shares_a_gpu(self) -> bool:
-        return any(self._of_learner.intersection(seat.gpus) for seat in self.placement.rollouts)
+        return any(self._of_learner.intersection(bundle.gpus) for bundle in self.placement.rollouts)
 
     @property
     def num_engines(self) -> int:
         return len(self.placement.rollouts)
 
     @property
-    def engine(self) -> Seat:
+    def engine(self) -> Bundle:
         """The smallest engine: the one that a plan is about."""
-        return min(self.placement.rollouts, key=lambda seat: (len(seat.gpus), self.share_of(seat)))
+        return min(
+            self.placement.rollouts, key=lambda bundle: (len(bundle.gpus), self.share_of(bundle))
+        )
 
     @property
     def gpus_per_engine(self) -> int:
@@ -147,13 +149,13 @@ class Machine:
         alone = self.engine_cache_bytes and self.engine.share is None
         return int(self.gpu_bytes * (1.0 if alone else self.share_of(self.engine)))
 
-    def share_of(self, engine: Seat) -> float:
+    def share_of(self, engine: Bundle) -> float:
         """The part that an engine may take of each of its GPUs."""
         return self.engine_share if engine.share is None else engine.share
 
     @property
     def _of_learner(self) -> set[Gpu]:
-        return {gpu for seat in self.placement.learner for gpu in seat.gpus}
+        return {gpu for bundle in self.placement.learner for gpu in bundle.gpus}
 
 
 def machine_of(

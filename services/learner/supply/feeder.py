@@ -1,7 +1,7 @@
 """The feeder: which task is asked for next, and when.
 
 A request's number decides its task and its seed, so a new attempt asks for the same group. The
-`Outlook` says how far ahead may be asked, and the step that a number is expected to serve; it is
+`Lookahead` says how far ahead may be asked, and the step that a number is expected to serve; it is
 renewed whenever the learner has looked at a group. The answer must come from weights at most
 ``max_staleness`` behind the expected step: ``min_version`` is that step less ``max_staleness``.
 
@@ -35,7 +35,7 @@ from protocol.messages import RolloutRequest, Task
 from protocol.recipe import Purpose
 
 from services.learner.attempt import Attempt
-from services.learner.supply.selection import Outlook
+from services.learner.supply.selection import Lookahead
 
 
 @lru_cache(maxsize=4)
@@ -59,7 +59,7 @@ class Feeder:
     tasks: Sequence[Task]
     purpose: Purpose
     is_answered: Callable[[int], bool]
-    outlook: Outlook = field(default_factory=Outlook)
+    lookahead: Lookahead = field(default_factory=Lookahead)
     _next: int = 0  # this attempt has seen to every number below
     _asked_before: int = 0  # earlier attempts have asked for every number below
     _last_step: int = 0  # that a request was expected to serve
@@ -73,7 +73,7 @@ class Feeder:
     @property
     def open_numbers(self) -> range:
         """The numbers that this attempt has asked for and the learner has not looked at."""
-        return range(self.outlook.position, self._next)
+        return range(self.lookahead.position, self._next)
 
     def resume(self, position: int, keys: Iterable[str]) -> None:
         """Go on from a number; earlier attempts have asked for groups with these keys."""
@@ -82,28 +82,28 @@ class Feeder:
         self._next = position
         self._asked_before = max([position, *(number + 1 for number in numbers)])
 
-    def admit(self, outlook: Outlook) -> None:
-        """Ask from now on as far ahead as this outlook says."""
-        self.outlook = outlook
+    def admit(self, lookahead: Lookahead) -> None:
+        """Ask from now on as far ahead as this lookahead says."""
+        self.lookahead = lookahead
         self._renewed.set()
 
     async def feed_forever(self) -> None:
         """Consumes nothing; produces requests.
 
-        Waits for: a new outlook, memory in the exchange. Unblocked by: `admit`, consumers.
+        Waits for: a new lookahead, memory in the exchange. Unblocked by: `admit`, consumers.
         """
         while True:
             await self._renewed.wait()
             self._renewed.clear()
-            while self._next < self.outlook.admitted:
+            while self._next < self.lookahead.admitted:
                 if not self.is_answered(self._next):
                     await self.attempt.exchange.ask(self.request(self._next))
                 self._next += 1
 
     def request(self, number: int) -> RolloutRequest:
-        """The request with this number, as the present outlook has it."""
+        """The request with this number, as the present lookahead has it."""
         training, rollout = self.attempt.recipe.training, self.attempt.recipe.rollout
-        self._last_step = max(self._last_step, self.outlook.step_of(number))
+        self._last_step = max(self._last_step, self.lookahead.step_of(number))
         return self.attempt.request(
             self.purpose,
             number,

@@ -32,7 +32,7 @@ SURPLUS = "surplus"
 
 
 @dataclass(frozen=True)
-class Outlook:
+class Lookahead:
     """How far ahead may be asked, and which step a number is expected to serve."""
 
     step: int = 0
@@ -146,7 +146,7 @@ class Selection:
             self.keep_rate += (float(scored.fate == USED) - self.keep_rate) / memory
 
     @property
-    def outlook(self) -> Outlook:
+    def lookahead(self) -> Lookahead:
         """What to ask for now: this step's deficit, and ``max_staleness`` steps more.
 
         While the step is not complete, the next number is always among it.
@@ -156,7 +156,7 @@ class Selection:
         ahead = (min(self._to_keep(self._per_step), self._limit),) * max(0, steps_ahead)
         now = min(self._to_keep(self._wanted), self._may_look_at)
         needs = (max(0, now), *ahead) if self.step < training.steps else ()
-        return Outlook(self.step, self.next_number, needs, self.recipe.groups_in_flight)
+        return Lookahead(self.step, self.next_number, needs, self.recipe.groups_in_flight)
 
     def _fate_of(self, group: ScoredGroup) -> str:
         if oldest_version(group.graded, self.step) < self.step - self.recipe.training.max_staleness:

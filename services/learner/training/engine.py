@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
-from services.learner.training.aside import Aside
+from services.learner.training.host_copies import HostCopies
 from services.learner.training.shares import buckets, size_of
 
 P = TypeVar("P")
@@ -123,7 +123,7 @@ class Engine:
             yield
         self._engine.train()
 
-    def save(self, folder: Path, tag: str, aside: Aside) -> None:
+    def save(self, folder: Path, tag: str, aside: HostCopies) -> None:
         """Copy parameters and optimizer state aside, from where they are written into a folder.
 
         `load` restores them exactly, on any ranks.

@@ -25,7 +25,6 @@ from transformers import (
 from transformers.core_model_loading import revert_weight_conversion
 
 from services.learner.algorithms.logprobs import chunked_token_logprobs
-from services.learner.training.aside import Aside, Held
 from services.learner.training.attention import PACKED
 from services.learner.training.batching import MicroBatch
 from services.learner.training.engine import (
@@ -36,6 +35,7 @@ from services.learner.training.engine import (
     name_of_device,
     uses_parameters_of,
 )
+from services.learner.training.host_copies import HeldWeights, HostCopies
 from services.learner.training.lora import add_adapter, merged, save_adapter, without_adapter
 from services.learner.training.model_check import UnsupportedModel
 from services.learner.training.sequence import ALONE, RankGroup, Slice, attention_over
@@ -141,7 +141,7 @@ class Models:
         self.policy_folder, self.critic_folder = policy_folder, critic_folder
         self.group = RankGroup.of(recipe.training.sequence_parallel)
         self.policy = Engine(self._load_policy(), recipe.optimizer, recipe.model)
-        self.held = Held(self.policy.own_weights)
+        self.held = HeldWeights(self.policy.own_weights)
         self.critic: Engine | None = None
         if recipe.critic is not None:
             self.critic = Engine(self._load_critic(), recipe.critic.optimizer, recipe.model)
@@ -156,9 +156,9 @@ class Models:
                 rehearsals.enter_context(engine.rehearsing())
             yield
 
-    def save(self, folder: Path) -> Aside:
+    def save(self, folder: Path) -> HostCopies:
         """Copy aside what `load` restores exactly, on any number of ranks; it is to be written."""
-        aside = Aside()
+        aside = HostCopies()
         for name, engine in self._engines().items():
             engine.save(folder, name, aside)
         return aside

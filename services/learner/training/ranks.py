@@ -27,8 +27,8 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from services.learner.attempt import MachineFault
-from services.learner.training.aside import Aside
 from services.learner.training.engine import device_of_rank, name_of_device
+from services.learner.training.host_copies import HostCopies
 from services.learner.training.measured import Measured
 from services.learner.training.models import Models
 from services.learner.training.samples import Sample, placed
@@ -126,7 +126,7 @@ class Rank:
                 trainer.rehearse(samples)
                 return Measured()
 
-    def _write(self, aside: Aside, folder: Path) -> None:
+    def _write(self, aside: HostCopies, folder: Path) -> None:
         def write() -> None:
             with machine_errors(folder):
                 aside.write()

@@ -117,7 +117,7 @@ class Trainer:
         """Compare this policy's log-probs with those of the sampler, without training.
 
         Args:
-            of_held: those of the weights that `Held` has kept.
+            of_held: those of the weights that `HeldWeights` has kept.
         """
         metrics, policy = self._metrics_of(samples), self.models.policy
         with self.models.held.in_place() if of_held else nullcontext(), policy.frozen():

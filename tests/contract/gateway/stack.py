@@ -160,7 +160,7 @@ def a_grader(stack: Stack) -> Iterator[None]:
 
 def _tells_what_it_offers(stack: Stack) -> bool:
     statuses = stack.exchange(lambda exchange: exchange.statuses())
-    return any(status.offers is not None for status in statuses.values())
+    return any(status.capabilities is not None for status in statuses.values())
 
 
 def upload(http: httpx.Client, content: str | bytes = TASKS) -> httpx.Response:

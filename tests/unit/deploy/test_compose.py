@@ -276,12 +276,12 @@ def test_containers_see_the_gpus_that_the_placement_gives_them(name: str) -> Non
     placement = parse(TEXTS[name].splitlines()[0].removeprefix("# "))
     engines = [service for key, service in services.items() if key.startswith("rollout")]
     engines.sort(key=gpus_of)
-    for seat, engine in zip(placement.rollouts, engines, strict=True):
-        assert gpus_of(engine) == [str(gpu.index) for gpu in seat.gpus]
+    for bundle, engine in zip(placement.rollouts, engines, strict=True):
+        assert gpus_of(engine) == [str(gpu.index) for gpu in bundle.gpus]
         environment = engine["environment"]
-        assert environment["WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE"] == str(len(seat.gpus))
+        assert environment["WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE"] == str(len(bundle.gpus))
         memory = environment["WEIR_ROLLOUT_GPU_MEMORY"] or None
-        assert memory == (seat.share and f"{seat.share:g}")
+        assert memory == (bundle.share and f"{bundle.share:g}")
     learner = services["learner"]
     assert len(gpus_of(learner)) == placement.num_ranks
     assert learner["environment"]["DS_ACCELERATOR"] == "cuda"

@@ -49,10 +49,10 @@ def boxes_and_lines(draw: st.DrawFn) -> tuple[dict[str, int], str]:
 def test_every_gpu_of_any_box_has_one_role(made: tuple[dict[str, int], str]) -> None:
     box, line = made
     placement = parse(line, box)
-    given = [gpu for seat in placement.seats for gpu in seat.gpus] + list(placement.idle)
+    given = [gpu for bundle in placement.bundles for gpu in bundle.gpus] + list(placement.idle)
     assert sorted(given) == sorted(Gpu(node, i) for node, n in box.items() for i in range(n))
-    assert placement.num_ranks == sum(len(seat.gpus) for seat in placement.learner)
-    assert all(len({gpu.node for gpu in seat.gpus}) == 1 for seat in placement.seats)
+    assert placement.num_ranks == sum(len(bundle.gpus) for bundle in placement.learner)
+    assert all(len({gpu.node for gpu in bundle.gpus}) == 1 for bundle in placement.bundles)
     assert parse(str(placement), box) == placement
 
 
@@ -108,8 +108,8 @@ def test_a_wrong_line_says_what_is_wrong(line: str, words: str) -> None:
     assert words in str(told.value)
 
 
-def test_a_seat_binds_its_processes_to_its_gpus() -> None:
-    learner, engine, _ = parse(WISH).seats
+def test_a_bundle_binds_its_processes_to_its_gpus() -> None:
+    learner, engine, _ = parse(WISH).bundles
     assert environment_of(learner, tuple("01234567"))["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
     visible = ("8", "9", "10", "11", "GPU-e", "GPU-f", "GPU-g", "GPU-h")
     assert environment_of(engine, visible) == {

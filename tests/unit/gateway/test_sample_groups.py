@@ -184,9 +184,10 @@ def test_a_group_is_shown_with_its_task_grades_marks_and_comments(shown: Shown) 
 
 
 def test_a_group_that_failed_is_shown_with_the_reason(shown: Shown) -> None:
-    rows = a_failed_sample(0, "it failed in \x1b[31mthree\x1b[0m seats")
+    rows = a_failed_sample(0, "it failed in \x1b[31mthree\x1b[0m replicas")
     assert (
-        printed(group_view(shown(rows))) == "train:0, step 0: it failed in ␛[31mthree␛[0m seats\n"
+        printed(group_view(shown(rows)))
+        == "train:0, step 0: it failed in ␛[31mthree␛[0m replicas\n"
     )
 
 

@@ -70,7 +70,7 @@ HELD = {"train:412": 95.0}
 LOADING = a_process("rollout", "loads_version", number=17, for_s=40.0, name="rollout-1", holds=HELD)
 NOT_STARTED = a_process("rollout", **STARTING, starts=4, failure=Failure(words="no such layer"))
 FROZEN = a_process("rollout", "samples_groups", silent_s=20.0, holds=HELD)
-IDLE = a_process("rollout", "is_idle", name="rollout-1", seat="rollout-1")
+IDLE = a_process("rollout", "is_idle", name="rollout-1", replica="rollout-1")
 KILLED = a_process("rollout", **STARTING, starts=3, silent_s=16.0)
 AGAIN = a_job_record(state="running", attempts_since_checkpoint=4)
 

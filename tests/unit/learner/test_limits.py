@@ -86,7 +86,9 @@ def test_what_no_worker_can_work_on_is_told_only_where_it_is_all() -> None:
 # ---------------------------------------- engines that do not start
 
 
-def a_rollout(starts: int, seat: str = "rollout-1", job: str | None = "job", **more: Any) -> Status:
+def a_rollout(
+    starts: int, replica: str = "rollout-1", job: str | None = "job", **more: Any
+) -> Status:
     """A rollout in so many lives in a row that were never ready."""
     failure = Failure(words="any words at all", job_id=job) if starts > 1 else None
     doing = {
@@ -95,7 +97,7 @@ def a_rollout(starts: int, seat: str = "rollout-1", job: str | None = "job", **m
         "starts": starts,
         "failure": failure,
     }
-    return a_status("rollout", **(doing | {"seat": seat} | more))
+    return a_status("rollout", **(doing | {"replica": replica} | more))
 
 
 @pytest.mark.parametrize("before", [0, 7])  # 0: the engine of the job before was ready

@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import HashStore
 
 from services.learner.planning.footprint import longest_micro_batch, longest_slice
 from services.learner.planning.machine import peak_flops
-from services.learner.training import aside, shares
+from services.learner.training import host_copies, shares
 from services.learner.training.batching import micro_batches
 from services.learner.training.flops import Flops, work_of
 from services.learner.training.memory import (
@@ -181,9 +181,9 @@ def test_every_tensor_is_in_one_file_and_no_file_is_much_larger(
 def test_what_is_saved_is_copied_aside_as_far_as_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aside, "_left_on_host", lambda: 100)  # bytes, of which 80 are used
+    monkeypatch.setattr(host_copies, "_left_on_host", lambda: 100)  # bytes, of which 80 are used
     weights, written = torch.zeros(10), list[tuple[str, float]]()
-    kept = aside.Aside()
+    kept = host_copies.HostCopies()
     keep = kept.instead_of(lambda state, path: written.append((path, state["w"].sum().item())))
     for path in ("one", "two", "no room"):
         keep({"w": weights}, path)
@@ -195,7 +195,7 @@ def test_what_is_saved_is_copied_aside_as_far_as_there_is_room(
 
 def test_weights_that_were_held_are_in_place_for_as_long_as_they_are_measured() -> None:
     weights = torch.zeros(3)
-    held = aside.Held(lambda: [weights])
+    held = host_copies.HeldWeights(lambda: [weights])
     held.hold()
     weights += 1
     with suppress(KeyError), held.in_place():

@@ -18,7 +18,7 @@ from services.learner.supply.feeder import Feeder
 from services.learner.supply.selection import (
     NO_SIGNAL,
     SURPLUS,
-    Outlook,
+    Lookahead,
     Selection,
     oldest_version,
 )
@@ -110,31 +110,31 @@ def test_surplus_costs_a_step_nothing_of_what_it_may_judge() -> None:
 
 def test_the_deficit_is_asked_for_by_recent_experience() -> None:
     selection = a_selection(max_staleness=0)
-    assert selection.outlook.admitted == 4
+    assert selection.lookahead.admitted == 4
     for number in range(4):
         selection.look(a_graded(number, signal=number == 0))
     rate = (7 / 8) ** 3  # three of a memory of eight
     assert selection.keep_rate == pytest.approx(rate)
-    assert selection.outlook.needs == (5,)  # 3 / rate, rounded up
+    assert selection.lookahead.needs == (5,)  # 3 / rate, rounded up
     for number in range(4, 10):
         selection.look(a_graded(number, signal=False))
-    assert selection.outlook.needs == (2,)  # no more than the limit of 12
+    assert selection.lookahead.needs == (2,)  # no more than the limit of 12
 
 
 def test_no_more_is_asked_than_may_be_in_flight() -> None:
     selection = a_selection(max_staleness=3, max_oversampling=100)
     selection.keep_rate = 0.01
-    assert sum(selection.outlook.needs) > 64
-    assert selection.outlook.admitted == selection.recipe.groups_in_flight == 64
+    assert sum(selection.lookahead.needs) > 64
+    assert selection.lookahead.admitted == selection.recipe.groups_in_flight == 64
     # Nor beyond the last step.
-    assert a_selection(step=9, max_staleness=5).outlook.admitted == 4
-    assert a_selection(step=10, first=40).outlook.admitted == 40
+    assert a_selection(step=9, max_staleness=5).lookahead.admitted == 4
+    assert a_selection(step=10, first=40).lookahead.admitted == 40
 
 
 def test_a_number_beyond_all_needs_is_expected_by_the_last_step_that_has_some() -> None:
-    outlook = Outlook(step=3, position=10, needs=(2, 4), most=100)
-    assert [outlook.step_of(n) for n in range(10, 18)] == [3, 3, 4, 4, 4, 4, 4, 4]
-    assert Outlook(step=3, position=10).step_of(12) == 3
+    lookahead = Lookahead(step=3, position=10, needs=(2, 4), most=100)
+    assert [lookahead.step_of(n) for n in range(10, 18)] == [3, 3, 4, 4, 4, 4, 4, 4]
+    assert Lookahead(step=3, position=10).step_of(12) == 3
 
 
 def test_a_checked_window_is_never_smaller_than_a_step() -> None:
@@ -160,10 +160,10 @@ def train(
     for step in range(6):
         selection = Selection(recipe, Scoring.of(recipe), step, position, keep_rate)
         while not selection.is_complete:
-            outlook = selection.outlook
-            assert outlook.admitted <= outlook.position + recipe.groups_in_flight
-            feeder.admit(outlook)
-            for number in range(len(asked), outlook.admitted):
+            lookahead = selection.lookahead
+            assert lookahead.admitted <= lookahead.position + recipe.groups_in_flight
+            feeder.admit(lookahead)
+            for number in range(len(asked), lookahead.admitted):
                 asked[number] = request = feeder.request(number)
                 assert request.step - training.max_staleness <= request.min_version <= step
             while selection.next_number not in answered:

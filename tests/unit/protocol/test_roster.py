@@ -46,10 +46,10 @@ def test_nobody_is_dead_for_itself() -> None:
     assert dead(watched(*((float(second), {"me": 1}) for second in range(99)))) == []
 
 
-def test_a_seat_counts_while_somebody_there_would_claim_and_for_a_restart_longer() -> None:
+def test_a_replica_counts_while_somebody_there_would_claim_and_for_a_restart_longer() -> None:
     roster = watched((0.0, {"a-host-1.10-x": 1, "b-host-2.11-y": -1}))
-    assert roster.seats == {"a-host-1"}
+    assert roster.replicas == {"a-host-1"}
     for second in range(1, 61):
-        assert roster.seats == {"a-host-1"}, second
+        assert roster.replicas == {"a-host-1"}, second
         roster.look({}, float(second))
-    assert roster.seats == frozenset()
+    assert roster.replicas == frozenset()

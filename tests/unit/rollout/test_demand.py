@@ -116,12 +116,14 @@ def test_what_asks_for_newer_weights_is_left_to_others_while_an_evaluation_is_an
     assert not demand.left_to_others(0, 2)
 
 
-@pytest.mark.parametrize(("seats", "evaluating"), [(1, 1), (2, 1), (4, 1), (7, 1), (8, 2), (16, 4)])
+@pytest.mark.parametrize(
+    ("replicas", "evaluating"), [(1, 1), (2, 1), (4, 1), (7, 1), (8, 2), (16, 4)]
+)
 def test_an_evaluation_beside_training_is_for_a_quarter_of_the_rollouts(
-    seats: int, evaluating: int
+    replicas: int, evaluating: int
 ) -> None:
     beside, otherwise = a_demand(3, 3), a_demand(9, 9)
-    left = [bool(beside.left_to_others(place, seats)) for place in range(seats)]
-    assert left == [False] * evaluating + [True] * (seats - evaluating)
-    assert seats == 1 or beside.left_to_others(seats - 1, seats) == {EVAL_REQUESTS}
-    assert not any(otherwise.left_to_others(place, seats) for place in range(seats))
+    left = [bool(beside.left_to_others(place, replicas)) for place in range(replicas)]
+    assert left == [False] * evaluating + [True] * (replicas - evaluating)
+    assert replicas == 1 or beside.left_to_others(replicas - 1, replicas) == {EVAL_REQUESTS}
+    assert not any(otherwise.left_to_others(place, replicas) for place in range(replicas))

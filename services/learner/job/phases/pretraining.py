@@ -17,7 +17,7 @@ from services.learner.durable.checkpoint import write_whole
 from services.learner.job.learning import Learning
 from services.learner.job.limits import check_finite, check_lost
 from services.learner.supply.feeder import Feeder
-from services.learner.supply.selection import Outlook, used
+from services.learner.supply.selection import Lookahead, used
 from services.learner.training.samples import GroupFacts, samples_of
 from services.learner.training.scoring import ScoredGroup
 
@@ -63,10 +63,10 @@ class Pretraining:
         recipe = self.learning.recipe
         groups = recipe.training.groups_per_step
         left = (recipe.num_pretrain_steps - step) * groups
-        outlook = Outlook(
+        lookahead = Lookahead(
             step=0, position=step * groups, needs=(left,), most=recipe.groups_in_flight
         )
-        self.feeder.admit(outlook)
+        self.feeder.admit(lookahead)
         return range(step * groups, (step + 1) * groups)
 
     async def _report(

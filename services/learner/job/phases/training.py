@@ -42,7 +42,7 @@ class Training:
         await learning.settle(Purpose.TRAIN, selection.looked_at, measured.tokens)
         progress.step += 1
         progress.keep_rate = selection.keep_rate
-        self.feeder.admit(self._selection().outlook)
+        self.feeder.admit(self._selection().lookahead)
         await learning.versions.publish()
         await self._report(selection, facts, measured.metrics, time.monotonic() - began)
         every, is_saved = learning.recipe.training.checkpoint_every, learning.versions.saved
@@ -55,7 +55,7 @@ class Training:
         learning, selection = self.learning, self._selection()
         while not selection.is_complete:
             learning.control.obey()
-            self.feeder.admit(selection.outlook)
+            self.feeder.admit(selection.lookahead)
             number, began = selection.next_number, time.monotonic()
             (group,) = await learning.groups(Purpose.TRAIN, range(number, number + 1))
             selection.look(group, time.monotonic() - began)

@@ -1,4 +1,4 @@
-"""Aside: what a rank saves or is to remember is copied on its host, while training goes on."""
+"""HostCopies: what a rank saves or is to remember is copied on its host, while training goes on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 Save = Callable[[Any, str], None]
 
 
-class Aside:
+class HostCopies:
     """Copies of what is to be saved; what the host has no room for is written at once."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Aside:
             save(state, path)
 
 
-class Held:
+class HeldWeights:
     """A copy of weights as they were, to be asked when training has gone on."""
 
     def __init__(self, weights: Callable[[], list[Tensor]]) -> None:

@@ -12,7 +12,7 @@ import logging
 import time
 from typing import Any
 
-from protocol.exchange import Delivery, Exchange, Fenced, Lease, UnreadableRecord, seat_of
+from protocol.exchange import Delivery, Exchange, Fenced, Lease, UnreadableRecord, replica_of
 from protocol.exchange.connection import Refused
 from protocol.exchange.roster import Roster
 from protocol.messages import Doing, JobRef, JobState
@@ -129,4 +129,4 @@ class Role:
         """Whether its holder is an earlier life of this very process, or silent for too long."""
         me = self.service.exchange.me
         self._roster.look({lease.holder: lease.beats}, time.monotonic())
-        return seat_of(lease.holder) == seat_of(me) or any(self._roster.dead(me))
+        return replica_of(lease.holder) == replica_of(me) or any(self._roster.dead(me))

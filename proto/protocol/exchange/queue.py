@@ -83,7 +83,7 @@ class Pulse:
     lost: frozenset[Place]
 
 
-def seat_of(life: str) -> str:
+def replica_of(life: str) -> str:
     """Where a worker runs: what its next life, after a restart, has in common with it."""
     return life.rpartition(".")[0] or life
 
@@ -126,17 +126,17 @@ class Work(Connection):
         *,
         count: int,
         held: Iterable[Delivery] = (),
-        seats: Iterable[str] = (),
+        replicas: Iterable[str] = (),
     ) -> list[Delivery[M]]:
         """Claim up to ``count`` entries that were released, or are ours and not ``held``.
 
-        An entry that failed in this worker's seat is left to those of ``seats``, where workers may
+        An entry that failed on this replica is left to those of ``replicas``, where workers may
         claim it, in which it has not failed yet; one that was held through two deaths likewise.
         """
-        others = sorted(set(seats) - {seat_of(self.me)})
+        others = sorted(set(replicas) - {replica_of(self.me)})
         known = [d.entry_id for d in held if d.place[0] == stream.key(job_id)]
         keys = [stream.key(job_id), streams.faults_key(job_id)]
-        head = [stream.group, self.me, seat_of(self.me), stream.name, len(others), *others]
+        head = [stream.group, self.me, replica_of(self.me), stream.name, len(others), *others]
 
         async def next_one(claimed: Sequence[Delivery[M]]) -> Delivery[M] | None:
             ids = [*known, *(delivery.entry_id for delivery in claimed)]

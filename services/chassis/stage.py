@@ -1,11 +1,11 @@
 """The work loop that every worker shares: claim, show life, handle, hand off, and never lose one.
 
 Whose fault was it? What `handle` raises says so: `Unworkable` is the entry's own, `WorkerFault` the
-worker's, and anything else a *failure*, to be tried in another seat; `Unable` is one that no second
-try there would mend. A worker that ends without a
-word is a *death*, noticed by the others because its heartbeat stops. An entry that was held through
-two deaths is run alone. It is handed on as failed, so that nothing waits for it, only after enough
-deaths or failures in different seats, or in all that there are.
+worker's, and anything else a *failure*, to be tried on another replica; `Unable` is one that no
+second try there would mend. A worker that ends without a word is a *death*, noticed by the others
+because its heartbeat stops. An entry that was held through two deaths is run alone. It is handed on
+as failed, so that nothing waits for it, only after enough deaths or failures on different replicas,
+or on all that there are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from protocol.exchange import Delivery, Disconnected, Place, Verdict, seat_of
+from protocol.exchange import Delivery, Disconnected, Place, Verdict, replica_of
 from protocol.exchange.connection import Refused
 from protocol.exchange.roster import Roster
 from protocol.frames import FrameError
@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 ALONE_AFTER_DEATHS = 2
 MAX_DEATHS = 4  # two of them alone
 MAX_FAILURES = 3
-_ENOUGH_SEATS = 3
+_ENOUGH_REPLICAS = 3
 _MAX_IN_A_ROW = 5  # different entries that failed here, and none that did not
-_LOOK_AGAIN_S = 0.1  # a station tells nobody when it opens, nor who releases an entry
+_LOOK_AGAIN_S = 0.1  # a stage tells nobody when it opens, nor who releases an entry
 _RECLAIM_EVERY_S = 0.2
 _PARTING_S = 5.0  # for releases while the exchange may be away
 
@@ -53,7 +53,7 @@ def up_to(capacity: int) -> Callable[[ActiveJob, int], int]:
 
 
 @dataclass(frozen=True)
-class Station(Generic[I, O]):
+class Stage(Generic[I, O]):
     """One place in the line: what comes in, what goes out, and what is done to it there."""
 
     inputs: tuple[Stream[I], ...]  # the earlier ones are claimed first
@@ -72,20 +72,20 @@ class Station(Generic[I, O]):
         return str(self.inputs[0].group)
 
 
-def is_hopeless(lives: Sequence[str], most: int, seats: Set[str]) -> bool:
+def is_hopeless(lives: Sequence[str], most: int, replicas: Set[str]) -> bool:
     """Whether so many deaths or failures are the entry's own doing.
 
     Args:
         lives: the workers that died holding it, or where it failed.
-        most: so many are enough, if they were in three seats, or in all of ``seats``.
-        seats: where somebody would claim it.
+        most: so many are enough, if they were on three replicas, or in all of ``replicas``.
+        replicas: where somebody would claim it.
     """
-    tried = {seat_of(life) for life in lives}
-    return len(lives) >= most and (len(tried) >= _ENOUGH_SEATS or seats <= tried)
+    tried = {replica_of(life) for life in lives}
+    return len(lives) >= most and (len(tried) >= _ENOUGH_REPLICAS or replicas <= tried)
 
 
-async def work_forever(service: Service, station: Station) -> None:
-    """Consumes the station's inputs of the active job; produces its output or a failure.
+async def work_forever(service: Service, stage: Stage) -> None:
+    """Consumes the stage's inputs of the active job; produces its output or a failure.
 
     Waits for: an active job, entries, a free place. Unblocked by: the learner activating a job,
     entries arriving, work finishing, the service stopping.
@@ -96,7 +96,7 @@ async def work_forever(service: Service, station: Station) -> None:
     """
     deployment = service.deployment
     roster = Roster(deployment.claim_idle_s, deployment.heartbeat_s)
-    worker = _Worker(service, station, roster)
+    worker = _Worker(service, stage, roster)
     watching = asyncio.create_task(worker.watch_forever())
     claiming = asyncio.create_task(worker.claim_until_stopped())
     try:
@@ -114,7 +114,7 @@ async def work_forever(service: Service, station: Station) -> None:
 @dataclass
 class _Worker(Generic[I, O]):
     service: Service
-    station: Station[I, O]
+    stage: Stage[I, O]
     roster: Roster
     job: ActiveJob | None = None
     paused: bool = False
@@ -140,7 +140,7 @@ class _Worker(Generic[I, O]):
     async def claim_until_stopped(self) -> None:
         """Consumes entries, as many as there are free places; produces tasks in flight.
 
-        Waits for: an open station, a free place, entries. Unblocked by: those. A claim is never cut
+        Waits for: an open stage, a free place, entries. Unblocked by: those. A claim is never cut
         short: its reply may hold entries that nobody else knows of. Only here anything is claimed,
         so that an entry which is ours and not held was claimed by a lost reply.
         """
@@ -163,36 +163,38 @@ class _Worker(Generic[I, O]):
 
     async def leave(self) -> None:
         """Release everything; what may have killed a part of this worker counts as that."""
-        verdict = "deaths" if self.station.has_died() else "unharmed"
+        verdict = "deaths" if self.stage.has_died() else "unharmed"
         with suppress(TimeoutError, Refused, *Disconnected):
             async with asyncio.timeout(_PARTING_S):
                 await self._release_everything(verdict)
-                await self.service.exchange.leave(self.station.group)
+                await self.service.exchange.leave(self.stage.group)
 
     @property
     def _free(self) -> int:
         """How many entries may be started now."""
         if self.job is None or self.is_alone or self.troubled:
             return 0
-        return self.station.room(self.job, len(self.in_flight))
+        return self.stage.room(self.job, len(self.in_flight))
 
     @property
-    def _seats(self) -> Set[str]:
-        return self.roster.seats | {seat_of(self.service.exchange.me)}
+    def _replicas(self) -> Set[str]:
+        return self.roster.replicas | {replica_of(self.service.exchange.me)}
 
     @property
     def _inputs(self) -> Sequence[Stream[I]]:
         """What is claimed now."""
-        seats = sorted(self._seats)
-        left = self.station.leaves(seats.index(seat_of(self.service.exchange.me)), len(seats))
-        return [stream for stream in self.station.inputs if stream not in left]
+        replicas = sorted(self._replicas)
+        left = self.stage.leaves(
+            replicas.index(replica_of(self.service.exchange.me)), len(replicas)
+        )
+        return [stream for stream in self.stage.inputs if stream not in left]
 
     def _may_claim(self) -> bool:
         return (
             self.job is not None
             and not self.paused
-            and not self.station.has_died()
-            and self.station.is_open(self.job)
+            and not self.stage.has_died()
+            and self.stage.is_open(self.job)
         )
 
     async def _until_changed(self) -> None:
@@ -216,8 +218,8 @@ class _Worker(Generic[I, O]):
         held = list(self.held.values())
         self._tell(held)
         pulse = await self.service.exchange.heartbeat(
-            self.station.group,
-            self.station.inputs if self.job else (),
+            self.stage.group,
+            self.stage.inputs if self.job else (),
             self.job.job_id if self.job else "",
             held=[entry for entry in held if self.job and entry.job_id == self.job.job_id],
             may_claim=self._may_claim() and not self.service.stopping.is_set(),
@@ -232,7 +234,7 @@ class _Worker(Generic[I, O]):
         activity = self.service.activity
         activity.holding(delivery.key for delivery in held)
         if held:
-            activity.rests(self.station.doing)
+            activity.rests(self.stage.doing)
         elif self.job is not None and self.paused:
             activity.rests(Doing.JOB_IS_PAUSED)
         else:
@@ -252,9 +254,9 @@ class _Worker(Generic[I, O]):
         if self.job is None or now < self.looked_at + pause_s:
             return
         self.looked_at = now
-        exchange, station, job_id = self.service.exchange, self.station, self.job.job_id
+        exchange, stage, job_id = self.service.exchange, self.stage, self.job.job_id
         for life, beats in list(self.roster.dead(exchange.me)):
-            buried = await exchange.bury(station.group, life, beats, station.inputs, job_id)
+            buried = await exchange.bury(stage.group, life, beats, stage.inputs, job_id)
             if buried > 0:
                 metrics.DEATHS.inc()
                 log.warning("a worker has died", extra={"worker": life, "entries": buried})
@@ -262,7 +264,7 @@ class _Worker(Generic[I, O]):
             if (free := self._free) <= 0:
                 return
             for delivery in await exchange.reclaim(
-                stream, job_id, count=free, held=self.held.values(), seats=self._seats
+                stream, job_id, count=free, held=self.held.values(), replicas=self._replicas
             ):
                 metrics.RECLAIMED.inc()
                 await self._admit(delivery)
@@ -280,7 +282,7 @@ class _Worker(Generic[I, O]):
         is_wanted = self.job is not None and self.job.job_id == delivery.job_id and not self.paused
         if not is_wanted or self.service.stopping.is_set():
             await self._release(delivery)
-        elif is_hopeless(delivery.deaths, MAX_DEATHS, self._seats):
+        elif is_hopeless(delivery.deaths, MAX_DEATHS, self._replicas):
             died = ", ".join(delivery.deaths)
             await self._give_up(delivery, Loss.DEATHS, f"workers died holding it: {died}")
         elif len(delivery.deaths) >= ALONE_AFTER_DEATHS:
@@ -310,7 +312,7 @@ class _Worker(Generic[I, O]):
     async def _work_on(self, delivery: Delivery[I]) -> None:
         assert self.job is not None
         try:
-            result = await self.station.handle(self.job, delivery.message())
+            result = await self.stage.handle(self.job, delivery.message())
             await self._hand_off(delivery, result)
         except FrameError as error:
             await self._give_up(delivery, Loss.UNREADABLE, str(error))
@@ -327,30 +329,35 @@ class _Worker(Generic[I, O]):
             await self._failed(delivery, error)
 
     async def _hand_off(self, delivery: Delivery[I], result: O) -> None:
-        exchange, output = self.service.exchange, self.station.output
+        exchange, output = self.service.exchange, self.stage.output
         handed_off = await exchange.hand_off(delivery, output, result)
         self.held.pop(delivery.place, None)
         self.failed_in_a_row.clear()
         (metrics.HANDED_OFF.labels(output.name) if handed_off else metrics.LOST).inc()
 
     async def _unable(self, delivery: Delivery[I], error: Unable) -> None:
-        """Leave it to the seats that may be able; if there is none, it is unworkable."""
+        """Leave it to the replicas that may be able; if there is none, it is unworkable."""
         me = self.service.exchange.me
-        tried, seats = {seat_of(life) for life in (*delivery.failures, me)}, self.roster.seats
-        if seat_of(me) in seats and seats <= tried:  # else it has not looked who else is there
+        tried, replicas = (
+            {replica_of(life) for life in (*delivery.failures, me)},
+            self.roster.replicas,
+        )
+        if (
+            replica_of(me) in replicas and replicas <= tried
+        ):  # else it has not looked who else is there
             await self._give_up(delivery, Loss.UNWORKABLE, str(error))
         else:
             await self._release(delivery, "failures")
 
     async def _failed(self, delivery: Delivery[I], error: Exception) -> None:
         metrics.FAILURES.inc()
-        if self.station.has_died():
+        if self.stage.has_died():
             return  # it stays held, and counts as a death when the last heartbeat has been sent
         self.failed_in_a_row[delivery.place] = delivery
         failures = [*delivery.failures, self.service.exchange.me]
         if isinstance(error, WorkerFault):
             await self._release(delivery)
-        elif is_hopeless(failures, MAX_FAILURES, self._seats):
+        elif is_hopeless(failures, MAX_FAILURES, self._replicas):
             await self._give_up(delivery, Loss.FAILURES, f"{type(error).__name__}: {error}")
         else:
             await self._release(delivery, "failures")
@@ -376,7 +383,7 @@ class _Worker(Generic[I, O]):
         metrics.GIVEN_UP.labels(why).inc()
         log.error("given up", extra={"key": delivery.key, "reason": reason})
         failure = delivery.as_failed(f"{why}: {reason}")
-        await self.service.exchange.hand_off(delivery, self.station.failures, failure)
+        await self.service.exchange.hand_off(delivery, self.stage.failures, failure)
         self.held.pop(delivery.place, None)
 
     async def _release(self, delivery: Delivery[I], verdict: Verdict = "unharmed") -> None:

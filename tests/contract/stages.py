@@ -1,4 +1,4 @@
-"""Workers at a station, for tests of the work loop."""
+"""Workers at a stage, for tests of the work loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
 from services.chassis.deployment import Deployment
 from services.chassis.faults import Unable
 from services.chassis.service import Service
-from services.chassis.work import Station, up_to, work_forever
+from services.chassis.stage import Stage, up_to, work_forever
 from tests.builders import a_recipe, a_request
 
 Handle = Callable[[ActiveJob, RolloutRequest], Awaitable[GradedGroup]]
@@ -38,15 +38,15 @@ async def begin(exchange: Exchange, *, requests: int) -> None:
         await exchange.ask(a_request(number=number, attempt=attempt))
 
 
-def station_of(handle: Handle, capacity: int = 4) -> Station[RolloutRequest, GradedGroup]:
-    return Station((EVAL_REQUESTS, REQUESTS), GRADED, GRADED, handle, up_to(capacity))
+def stage_of(handle: Handle, capacity: int = 4) -> Stage[RolloutRequest, GradedGroup]:
+    return Stage((EVAL_REQUESTS, REQUESTS), GRADED, GRADED, handle, up_to(capacity))
 
 
 @asynccontextmanager
 async def working(exchange: Exchange, handle: Handle, capacity: int = 4) -> AsyncIterator[Service]:
-    """A worker at its station; it is told to stop at the end."""
+    """A worker at its stage; it is told to stop at the end."""
     service = Service("worker", DEPLOYMENT, exchange)
-    task = asyncio.create_task(work_forever(service, station_of(handle, capacity)))
+    task = asyncio.create_task(work_forever(service, stage_of(handle, capacity)))
     try:
         yield service
     finally:
