@@ -260,11 +260,18 @@ class _Worker(Generic[I, O]):
             if buried > 0:
                 metrics.DEATHS.inc()
                 log.warning("a worker has died", extra={"worker": life, "entries": buried})
-        for stream in self._inputs:
+        wanted = self._inputs
+        for stream in stage.inputs:
             if (free := self._free) <= 0:
                 return
             for delivery in await exchange.reclaim(
-                stream, job_id, count=free, held=self.held.values(), replicas=self._replicas
+                stream,
+                job_id,
+                count=free,
+                held=self.held.values(),
+                replicas=self._replicas,
+                # Those that such a stream is left to may all have failed at an entry.
+                only_troubled=stream not in wanted,
             ):
                 metrics.RECLAIMED.inc()
                 await self._admit(delivery)

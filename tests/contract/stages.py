@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Set
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from protocol.exchange import Exchange
 from protocol.messages import ActiveJob, GradedGroup, JobRecord, RolloutRequest
-from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
+from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS, Stream
 
 from services.chassis.deployment import Deployment
 from services.chassis.faults import Unable
@@ -38,15 +38,20 @@ async def begin(exchange: Exchange, *, requests: int) -> None:
         await exchange.ask(a_request(number=number, attempt=attempt))
 
 
-def stage_of(handle: Handle, capacity: int = 4) -> Stage[RolloutRequest, GradedGroup]:
-    return Stage((EVAL_REQUESTS, REQUESTS), GRADED, GRADED, handle, up_to(capacity))
+def stage_of(
+    handle: Handle, capacity: int = 4, leaves: Set[Stream] = frozenset()
+) -> Stage[RolloutRequest, GradedGroup]:
+    inputs = (EVAL_REQUESTS, REQUESTS)
+    return Stage(inputs, GRADED, GRADED, handle, up_to(capacity), leaves=lambda *_: leaves)
 
 
 @asynccontextmanager
-async def working(exchange: Exchange, handle: Handle, capacity: int = 4) -> AsyncIterator[Service]:
+async def working(
+    exchange: Exchange, handle: Handle, capacity: int = 4, leaves: Set[Stream] = frozenset()
+) -> AsyncIterator[Service]:
     """A worker at its stage; it is told to stop at the end."""
     service = Service("worker", DEPLOYMENT, exchange)
-    task = asyncio.create_task(work_forever(service, stage_of(handle, capacity)))
+    task = asyncio.create_task(work_forever(service, stage_of(handle, capacity, leaves)))
     try:
         yield service
     finally:

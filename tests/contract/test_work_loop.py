@@ -263,6 +263,25 @@ async def test_a_lone_worker_tries_again_what_failed_and_lives_on_while_somethin
     assert failed == set(range(0, 16, 2))
 
 
+async def test_what_failed_where_its_stream_belongs_is_done_where_the_stream_is_left_to_others(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    async def stumble(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
+        if request.number == 0:
+            raise ValueError("not here")
+        return await answer(job, request)
+
+    await begin(exchange, requests=20)
+    async with (
+        open_exchange("one") as one,
+        open_exchange("other") as other,
+        working(other, answer, leaves={REQUESTS}),
+    ):
+        await until_claiming(exchange, "other")
+        async with working(one, stumble):
+            assert set((await results(exchange, 20)).values()) == {"done"}
+
+
 @pytest.mark.parametrize("error", [Unworkable("too long"), Unable("too long")])
 async def test_what_no_worker_can_do_is_handed_on_at_once_with_their_words(
     exchange: Exchange, open_exchange: OpenExchange, error: Exception
