@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Set
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 
 from protocol.exchange import Exchange
@@ -46,17 +46,24 @@ def stage_of(
 
 
 @asynccontextmanager
-async def working(
-    exchange: Exchange, handle: Handle, capacity: int = 4, leaves: Set[Stream] = frozenset()
+async def working_at(
+    stage: Stage[RolloutRequest, GradedGroup], exchange: Exchange
 ) -> AsyncIterator[Service]:
-    """A worker at its stage; it is told to stop at the end."""
+    """A worker at a stage; it is told to stop at the end."""
     service = Service("worker", DEPLOYMENT, exchange)
-    task = asyncio.create_task(work_forever(service, stage_of(handle, capacity, leaves)))
+    task = asyncio.create_task(work_forever(service, stage))
     try:
         yield service
     finally:
         service.stopping.set()
         await task
+
+
+def working(
+    exchange: Exchange, handle: Handle, capacity: int = 4, leaves: Set[Stream] = frozenset()
+) -> AbstractAsyncContextManager[Service]:
+    """A worker that handles requests."""
+    return working_at(stage_of(handle, capacity, leaves), exchange)
 
 
 async def answer(_: ActiveJob, request: RolloutRequest) -> GradedGroup:

@@ -259,6 +259,11 @@ class Work(Connection):
         )
         return {member.decode() for member in members}
 
+    async def queued(self, stream: Stream, job_id: str) -> tuple[int, int]:
+        """How many entries of a work stream wait, and how many are claimed or were released."""
+        waiting, claimed = await self.run("queued", [stream.key(job_id)], [str(stream.group)])
+        return waiting, claimed
+
     async def backlog(self, stream: Stream, job_id: str = "") -> Backlog:
         """How full a work stream is."""
         length, claimed, age_ms, key = await self.run(
