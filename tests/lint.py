@@ -106,13 +106,14 @@ def blocks() -> Iterator[Fault]:
 
 
 def architecture() -> Iterator[Fault]:
-    """The walks name functions that there are, and the streams are among those of the code."""
+    """The walk names functions that there are, and the streams are among those of the code."""
     for at, line in lines(ARCHITECTURE):
-        if (row := re.match(r"\| `([\w/]+\.py)` \| (.+?) \|", line)) and (ROOT / row[1]).exists():
-            code = (ROOT / row[1]).read_text()
+        row = re.match(r"\| `(services/[\w/]+)` \| (`.+?`) \|", line)
+        if row and (ROOT / row[1]).is_dir():
+            modules = [path.read_text() for path in (ROOT / row[1]).rglob("*.py")]
             for name in re.findall(r"`([^`]+)`", row[2]):
-                words = (rf"^(?: *(?:async )?def |class )?{word}\b" for word in name.split("."))
-                if not all(re.search(word, code, re.M) for word in words):
+                words = [rf"^ *(?:async )?(?:def|class) {word}\b" for word in name.split(".")]
+                if not any(all(re.search(word, code, re.M) for word in words) for code in modules):
                     yield ARCHITECTURE, at, f"there is no {name}"
     in_code = (streams.__doc__ or "").split("\n====", 3)[2].splitlines()[1:]
     section = ARCHITECTURE.read_text().split("## The streams\n")[1].split("\n## ")[0]

@@ -27,7 +27,7 @@ MISTAKES = {
         ),
     ),
     "ARCHITECTURE.md": (
-        "| `services/grader/worker.py` | `Gate.never` | is not there |\n",
+        "| `services/grader/` | `Gate.never` | is not there |\n",
         ("there is no Gate.never",),
     ),
     "proto/protocol/streams.py": (
