@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from protocol import rewards
 from protocol.recipe import Recipe
+from protocol.rubric import Rubric
 from protocol.tables import Table
 from pydantic_core import PydanticUndefined
 
@@ -63,7 +64,8 @@ def page() -> str:
         for row in _rows(table, "", set(seen)):
             checks.setdefault(row, []).append(of)
         seen |= set(table.__mro__)
-    told = "A check is a verifier's name, or a table with `verifier` and these settings."
+    told = "A check is a verifier's name, or a table with `verifier` and these settings. A rubric\n"
+    told += "of your own is shown in [a judge](../how-to/judge.md)."
     rows = (f"{', '.join(of)} | {row}" for row, of in checks.items())
     sections.append(_section("Checks", told, f"of | {_COLUMNS}", rows))
     told = "`settings` are those of `[algorithm]` that a formula reads, or of the sampling."
@@ -104,9 +106,9 @@ def _rows(table: type[Table], prefix: str, seen: set[type]) -> Iterator[str]:
 
 
 def _table_in(annotation: Any) -> type[Table] | None:
-    """The class of tables that a field holds."""
+    """The class of tables that a field holds, but for checks and rubrics."""
     if inspect.isclass(annotation) and issubclass(annotation, Table):
-        return None if issubclass(annotation, rewards.Check) else annotation
+        return None if issubclass(annotation, rewards.Check | Rubric) else annotation
     return next(filter(None, map(_table_in, get_args(annotation))), None)
 
 
