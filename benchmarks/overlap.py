@@ -41,7 +41,7 @@ def main() -> None:
 
 def _show_foretold() -> None:
     heads = ("rollouts", "responses a step", "staleness", "learner idle", "rollouts idle")
-    heads += ("tokens a second", "of as many alone", "learner idle, rollouts a quarter faster")
+    heads += ("tokens a second", "of linear scaling", "learner idle, rollouts a quarter faster")
     print("\n|", " | ".join(heads), "|\n" + "|---" * len(heads) + "|")
     alone: dict[int, float] = {}
     for rollouts, groups in ((1, GROUPS), (8, 8 * GROUPS), (8, GROUPS)):
