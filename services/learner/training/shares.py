@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -155,8 +156,9 @@ def _map(path: Path, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
 
 def _register(mapped: Tensor) -> None:
     """Let a GPU write to mapped memory itself, which is several times as fast."""
-    if torch.cuda.is_available():
-        error = torch.cuda.cudart().cudaHostRegister(mapped.data_ptr(), mapped.numel(), 0)
+    cudart: Any = torch.cuda.cudart() if torch.cuda.is_available() else None
+    if cudart is not None:
+        error = cudart.cudaHostRegister(mapped.data_ptr(), mapped.numel(), 0)
         if int(error):
             log.warning("memory is not registered with CUDA", extra={"error": int(error)})
 
