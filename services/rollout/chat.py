@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from protocol.messages import Task
 
 from services.chassis.prompts import PromptError, Tokenizer, rendered
@@ -14,6 +17,7 @@ def prompt_ids(
     *,
     max_context: int,
     max_tokens: int,
+    options: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """The prompt's token ids, by the plain template if there is one, else by the chat template.
 
@@ -21,7 +25,7 @@ def prompt_ids(
         PromptError: if the task does not fit the template, or does not leave ``max_tokens`` of the
             model's ``max_context`` for the response.
     """
-    ids = rendered(task, template, tokenizer)
+    ids = rendered(task, template, tokenizer, options)
     room = max_context - max_tokens
     if len(ids) > room:
         raise PromptError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from protocol.messages import ChatMessage
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -35,10 +37,16 @@ def rendered(
     *,
     max_context: int = 64,
     max_tokens: int = 8,
+    options: dict[str, Any] | None = None,
     **task: object,
 ) -> str:
     ids = prompt_ids(
-        a_task(**task), template, tokenizer, max_context=max_context, max_tokens=max_tokens
+        a_task(**task),
+        template,
+        tokenizer,
+        max_context=max_context,
+        max_tokens=max_tokens,
+        options=options,
     )
     return "".join(tokenizer.convert_ids_to_tokens(ids))
 
@@ -54,6 +62,14 @@ def test_other_braces_of_a_template_and_of_a_prompt_are_left_alone() -> None:
 
 def test_without_a_template_a_prompt_is_the_users_turn_of_the_models_chat() -> None:
     assert rendered(a_tokenizer(CHAT_TEMPLATE), prompt="1+1=") == "<bos>u:1+1=;a:"
+
+
+def test_options_are_variables_of_the_chat_template() -> None:
+    template = CHAT_TEMPLATE + "{% if enable_thinking is false %}<no>{% endif %}"
+    asked = {"prompt": "1+1=", "options": {"enable_thinking": False}}
+    assert rendered(a_tokenizer(template), **asked) == "<bos>u:1+1=;a:<no>"
+    with pytest.raises(PromptError, match="chat_template_options: tokenize "):
+        rendered(a_tokenizer(template), prompt="1+1=", options={"tokenize": False})
 
 
 def test_a_developer_is_the_system_where_the_template_knows_none() -> None:
