@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.learner.algorithms.objectives import TokenBatch
+from services.learner.algorithms.loss import TokenBatch
 
 
 def tensor(values: Any) -> Tensor:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from services.learner.algorithms import advantages as formulas
-from services.learner.algorithms import order_safety
 from services.learner.algorithms.advantages import Advantage, GroupScores
 from services.learner.algorithms.shaping import (
     accuracy_varies,
@@ -91,9 +90,9 @@ def order_safe_lambda(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]
     """The bound of each group size, and the number of correct responses that sets it."""
     got: dict[str, Any] = {}
     for size in inputs["G"]:
-        bounds = order_safety.order_safe_bounds(size, ddof=inputs["ddof"])
+        bounds = formulas.order_safe_bounds(size, ddof=inputs["ddof"])
         got[str(size)] = {
-            "lambda_max": order_safety.order_safe_lambda(size, ddof=inputs["ddof"]),
+            "lambda_max": formulas.order_safe_lambda(size, ddof=inputs["ddof"]),
             "worst_num_correct": min(bounds, key=bounds.__getitem__),
         }
     return got

@@ -8,16 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.learner.algorithms.aggregation import (
-    Totals,
-    fixed_length,
-    sequence_mean,
-    token_mean,
-)
-from services.learner.algorithms.correction import sequence_tis, token_tis
-from services.learner.algorithms.divergence import DIVERGENCES
 from services.learner.algorithms.logprobs import token_logprobs
-from services.learner.algorithms.objectives import TokenBatch, clip, dual_clip, means_by
+from services.learner.algorithms.loss import (
+    DIVERGENCES,
+    TokenBatch,
+    Totals,
+    clip,
+    dual_clip,
+    fixed_length,
+    means_by,
+    sequence_mean,
+    sequence_tis,
+    token_mean,
+    token_tis,
+)
 from services.learner.algorithms.values import positive_nll
 from tests.golden.arrays import mask_of, spread, tensor, token_batch
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from services.learner.algorithms.aggregation import Totals
+from services.learner.algorithms.loss import Totals
 from services.learner.training.samples import Sample
 
 

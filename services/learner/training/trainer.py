@@ -17,11 +17,15 @@ from protocol.recipe import Recipe
 from torch import Tensor
 
 from services.learner.algorithms import pick
-from services.learner.algorithms.aggregation import AGGREGATIONS, Totals
-from services.learner.algorithms.correction import CORRECTIONS
-from services.learner.algorithms.divergence import DIVERGENCES
 from services.learner.algorithms.gae import CRITIC_ADVANTAGES, Episodes, returns_of, whitened
-from services.learner.algorithms.objectives import OBJECTIVES, TokenBatch
+from services.learner.algorithms.loss import (
+    AGGREGATIONS,
+    CORRECTIONS,
+    DIVERGENCES,
+    OBJECTIVES,
+    TokenBatch,
+    Totals,
+)
 from services.learner.algorithms.values import positive_nll, value_loss
 from services.learner.training.batching import (
     MicroBatch,

@@ -1,7 +1,19 @@
-"""Objectives: the loss of each token, given how its probability changed and its advantage.
+"""The loss: what each token adds to it, and the weights that make the tokens' losses one number.
 
-Every function maps the response tokens of a micro-batch to their losses and to the bound that held
+An objective maps the response tokens of a micro-batch to their losses and to the bound that held
 each of them: -1 the lower, 1 the upper, 0 none.
+
+A correction maps the learner's own log-probs of the sampling policy and the sampler's to a weight
+per token, without a gradient. The two engines compute slightly different log-probs for the same
+weights, so that training is off its policy without knowing.
+
+A divergence estimates KL(policy || reference) from the policy's own tokens, [token], nats, as in
+"Approximating KL Divergence" (Schulman, 2020). The gradient flows through ``logprobs``. As a loss
+k1 has no gradient in expectation; k3 is what GRPO uses.
+
+An aggregation is a weight per token: a micro-batch contributes the weighted sum of its losses, and
+the weights count the whole mini-batch, over all micro-batches and all ranks, so that the split
+never changes the update.
 """
 
 from __future__ import annotations
@@ -15,7 +27,7 @@ from torch import Tensor
 from services.learner.algorithms.logprobs import at_least_float32, log_ratio
 
 # exp(20) is 5e8: far beyond every bound, and far from an overflow, whose gradient would be NaN even
-# where a bound hides it (0 x inf). verl has the same limit.
+# where a bound hides it (0 x inf). verl has the same limit. k3 stays as it is beyond it.
 MAX_LOG_RATIO = 20.0
 
 
@@ -30,7 +42,6 @@ class TokenBatch:
 
     @property
     def log_ratio(self) -> Tensor:
-        """How much likelier each token became, [token], nats."""
         return log_ratio(self.logprobs, self.old_logprobs)
 
     @property
@@ -118,9 +129,108 @@ def _sign(bounded: Tensor, ratio: Tensor) -> Tensor:
     return (ratio - bounded).sign().detach()
 
 
+def none(old_logprobs: Tensor, behavior_logprobs: Tensor, sequence: Tensor) -> Tensor:
+    """No correction: 1 for every token, [token]."""
+    return torch.ones_like(log_ratio(old_logprobs, behavior_logprobs))
+
+
+def token_tis(
+    old_logprobs: Tensor, behavior_logprobs: Tensor, sequence: Tensor, *, correction_cap: float
+) -> Tensor:
+    """Truncated importance weights, [token]: min(pi_learner / pi_sampler, cap).
+
+    Source: "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (Yao et al.,
+    2025).
+
+    Args:
+        old_logprobs: [token], by the learner, of the policy that sampled.
+        behavior_logprobs: [token], by the sampler.
+        sequence: [token], which response the token belongs to.
+        correction_cap: > 0; a small one bounds the variance.
+    """
+    return log_ratio(old_logprobs, behavior_logprobs).exp().clamp(max=correction_cap).detach()
+
+
+def sequence_tis(
+    old_logprobs: Tensor, behavior_logprobs: Tensor, sequence: Tensor, *, correction_cap: float
+) -> Tensor:
+    """Truncated importance weights of whole responses, [token]: the product over its tokens.
+
+    Unbiased where a token's weight is not, but it explodes with the length of a response.
+    """
+    gap = sums_by(sequence, log_ratio(old_logprobs, behavior_logprobs))
+    return gap.exp().clamp(max=correction_cap).detach()
+
+
+def k1(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """log p - log q: unbiased, of either sign."""
+    return log_ratio(logprobs, reference_logprobs)
+
+
+def k2(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """(log p - log q)^2 / 2: biased, never negative, and the right gradient."""
+    return 0.5 * log_ratio(logprobs, reference_logprobs).square()
+
+
+def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """q / p - 1 - log(q / p): unbiased, never negative (GRPO, arXiv:2402.03300, equation 4)."""
+    gap = log_ratio(reference_logprobs, logprobs).clamp(max=MAX_LOG_RATIO)
+    return gap.exp() - gap - 1
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a mini-batch holds, over all micro-batches and all ranks."""
+
+    tokens: int  # response tokens
+    sequences: int  # responses
+    positive_tokens: int  # response tokens of correct responses
+
+
+def token_mean(lengths: Tensor, totals: Totals) -> Tensor:
+    """1 / tokens, [token]: every token weighs the same (DAPO, arXiv:2503.14476, equation 8).
+
+    Args:
+        lengths: [token] float, the number of tokens of each token's response.
+        totals: of the whole mini-batch.
+    """
+    return torch.full_like(lengths, 1 / max(1, totals.tokens))
+
+
+def sequence_mean(lengths: Tensor, totals: Totals) -> Tensor:
+    """1 / (responses x length), [token]: responses weigh the same (GRPO, arXiv:2402.03300)."""
+    return 1 / (lengths * max(1, totals.sequences))
+
+
+def fixed_length(lengths: Tensor, totals: Totals, *, max_tokens: int) -> Tensor:
+    """1 / (responses x max_tokens), [token]: Dr. GRPO (arXiv:2503.20783), section 3.2.
+
+    A constant, so that neither long nor short responses are favoured; never the length of a batch.
+    """
+    return torch.full_like(lengths, 1 / (max(1, totals.sequences) * max_tokens))
+
+
 OBJECTIVES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "clip": clip,
     "dual_clip": dual_clip,
     "gspo": gspo,
     "cispo": cispo,
+}
+
+CORRECTIONS: dict[str, Callable[..., Tensor]] = {
+    "none": none,
+    "token_tis": token_tis,
+    "sequence_tis": sequence_tis,
+}
+
+DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "k1": k1,
+    "k2": k2,
+    "k3": k3,
+}
+
+AGGREGATIONS: dict[str, Callable[..., Tensor]] = {
+    "token_mean": token_mean,
+    "sequence_mean": sequence_mean,
+    "fixed_length": fixed_length,
 }
