@@ -9,15 +9,16 @@ import torch
 
 from services.learner.algorithms.gae import (
     Episodes,
+    Moments,
     bare_length_lambda,
     decoupled_gae,
     discounted,
     gae,
     length_adaptive_gae,
     length_adaptive_lambda,
+    value_loss,
     whitened,
 )
-from services.learner.algorithms.values import Moments, value_loss
 from tests.golden.arrays import mask_of, spread, tensor
 
 DESCRIBED = re.compile(

@@ -17,12 +17,12 @@ from services.learner.algorithms.loss import (
     dual_clip,
     fixed_length,
     means_by,
+    positive_nll,
     sequence_mean,
     sequence_tis,
     token_mean,
     token_tis,
 )
-from services.learner.algorithms.values import positive_nll
 from tests.golden.arrays import mask_of, spread, tensor, token_batch
 
 UNBOUNDED = float("inf")

@@ -210,6 +210,20 @@ def fixed_length(lengths: Tensor, totals: Totals, *, max_tokens: int) -> Tensor:
     return torch.full_like(lengths, 1 / (max(1, totals.sequences) * max_tokens))
 
 
+def positive_nll(logprobs: Tensor, correct: Tensor, *, num_positive_tokens: int) -> Tensor:
+    """A micro-batch's share of the mean negative log-likelihood of right answers, scalar.
+
+    VAPO (arXiv:2504.05118), equation 9: over the tokens of correct responses only, 0 if there are
+    none.
+
+    Args:
+        logprobs: [token].
+        correct: [token] bool, whether the token's response is correct by raw accuracy.
+        num_positive_tokens: tokens of correct responses in the whole mini-batch, over all ranks.
+    """
+    return -at_least_float32(logprobs[correct]).sum() / max(1, num_positive_tokens)
+
+
 OBJECTIVES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "clip": clip,
     "dual_clip": dual_clip,

@@ -15,13 +15,13 @@ from torch._C._distributed_c10d import HashStore
 from services.learner.planning.footprint import longest_micro_batch
 from services.learner.planning.machine import peak_flops
 from services.learner.training import host_copies, shares
-from services.learner.training.batching import micro_batches
-from services.learner.training.flops import Flops, work_of
-from services.learner.training.memory import (
+from services.learner.training.batching import (
     largest_micro_batches,
+    micro_batches,
     smaller_token_budget,
     with_token_budget,
 )
+from services.learner.training.flops import Flops, work_of
 from services.learner.training.metrics import StepMetrics
 from services.learner.training.shares import Shape
 from tests.architecture.project import ROOT
