@@ -46,9 +46,10 @@ def test_the_command_names_each_failed_case(
     [
         ("{", "JSON"),
         ("{}", "meta"),
-        ('{"meta": {"note": "atol 0"}}', "meta.note"),
-        ('{"meta": {"note": "atol 1e-6 in float64"}}', "cases"),
+        ('{"meta": {"note": "atol 1e-6 in float64"}, "cases": []}', "cases"),
+        (FILE.read_text().replace("atol 2e-6", "atol inf"), "meta.note"),
     ],
+    ids=["no JSON", "no note", "no case", "no tolerance"],
 )
 def test_a_file_without_cases_is_bad_input(
     content: str, field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
