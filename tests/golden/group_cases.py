@@ -11,6 +11,7 @@ from torch import Tensor
 
 from services.grader.answers.boxes import last_boxed
 from services.learner.algorithms import advantages as formulas
+from services.learner.algorithms import order_safety
 from services.learner.algorithms.advantages import Advantage, GroupScores
 from services.learner.algorithms.shaping import (
     accuracy_varies,
@@ -87,9 +88,9 @@ def grpo_advantage(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 def order_safe_lambda(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
     got: dict[str, Any] = {}
     for size in inputs["G"]:
-        bounds = formulas.order_safe_bounds(size, ddof=inputs["ddof"])
+        bounds = order_safety.order_safe_bounds(size, ddof=inputs["ddof"])
         got[str(size)] = {
-            "lambda_max": formulas.order_safe_lambda(size, ddof=inputs["ddof"]),
+            "lambda_max": order_safety.order_safe_lambda(size, ddof=inputs["ddof"]),
             "worst_num_correct": min(bounds, key=bounds.__getitem__),
         }
     return got
