@@ -63,7 +63,7 @@ async def test_a_resumed_job_waits_for_the_one_that_runs_and_comes_before_those_
     attempt = await work_on(exchange, "first")
     await exchange.ask(a_request(job_id="first"))
     await exchange.request_state("first", Requested.PAUSE)
-    assert await exchange.lay_aside("first", attempt, "80% failed")
+    assert await exchange.pause_job("first", attempt, "80% failed")
     assert await exchange.active() is None
     with server.client() as client:
         assert client.keys("weir:*first*") == [b"weir:job:first"]  # the others need the memory
@@ -80,12 +80,12 @@ async def test_a_resumed_job_waits_for_the_one_that_runs_and_comes_before_those_
     assert (record.state, record.error) == (JobState.QUEUED, None)
 
 
-async def test_a_job_that_is_resumed_before_it_was_laid_aside_goes_on(exchange: Exchange) -> None:
+async def test_a_job_that_is_resumed_before_it_was_paused_goes_on(exchange: Exchange) -> None:
     await submit(exchange, "first", "second")
     attempt = await work_on(exchange, "first")
     await exchange.request_state("first", Requested.PAUSE)
     await exchange.request_state("first", Requested.RUN)
-    assert not await exchange.lay_aside("first", attempt, None)
+    assert not await exchange.pause_job("first", attempt, None)
     assert await state_of(exchange, "first") == (JobState.RUNNING, Requested.RUN)
     assert await next_id(exchange) == "first"
 
@@ -104,7 +104,7 @@ async def test_a_learner_that_was_killed_before_it_could_pause_its_job_takes_the
 
 async def hold_up(exchange: Exchange, job_id: str) -> None:
     attempt = await exchange.begin_attempt(job_id)
-    assert await exchange.lay_aside(job_id, attempt, "the disk is full", Fault.MACHINE)
+    assert await exchange.pause_job(job_id, attempt, "the disk is full", Fault.MACHINE)
 
 
 async def test_a_job_that_is_held_up_lets_the_others_run_and_is_tried_when_one_has_ended(
@@ -141,7 +141,7 @@ async def test_a_job_that_is_to_be_cancelled_is_not_held_up_and_ends_in_its_next
     await submit(exchange, "first", "second")
     attempt = await work_on(exchange, "first")
     await exchange.request_state("first", Requested.CANCEL)
-    assert not await exchange.lay_aside("first", attempt, "the disk is full", Fault.MACHINE)
+    assert not await exchange.pause_job("first", attempt, "the disk is full", Fault.MACHINE)
     assert await state_of(exchange, "first") == (JobState.RUNNING, Requested.CANCEL)
     assert await next_id(exchange) == "first"
 
@@ -153,7 +153,7 @@ async def test_a_paused_job_is_cancelled_at_once_and_nothing_but_its_record_is_l
     attempt = await work_on(exchange, "first")
     await exchange.ask(a_request(job_id="first"))
     await exchange.request_state("first", Requested.PAUSE)
-    await exchange.lay_aside("first", attempt, None)
+    await exchange.pause_job("first", attempt, None)
     await exchange.request_state("first", Requested.CANCEL)
     assert await state_of(exchange, "first") == (JobState.CANCELLED, Requested.CANCEL)
     assert await next_id(exchange) == "second"
@@ -161,7 +161,7 @@ async def test_a_paused_job_is_cancelled_at_once_and_nothing_but_its_record_is_l
     with server.client() as client:
         assert client.keys("weir:*first*") == [b"weir:job:first"]
     with pytest.raises(Fenced, match="ended"):
-        await exchange.lay_aside("first", attempt, None)
+        await exchange.pause_job("first", attempt, None)
 
 
 async def test_a_learner_that_has_lost_its_role_makes_no_other_job_active(

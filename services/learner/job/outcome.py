@@ -92,7 +92,7 @@ class Outcome:
         self.service.readiness.set(False, problem)
         problem = self._without_places(problem)
         exchange = self.service.exchange
-        if await exchange.lay_aside(self.record.id, self.attempt.number, problem, fault):
+        if await exchange.pause_job(self.record.id, self.attempt.number, problem, fault):
             step = (await self._current()).step
             message = f"paused at step {step}: {problem}. It goes on by itself when that is mended"
             await self._reporter.say(f"machine:{step}:{cause}", message, level="warn")
@@ -157,7 +157,7 @@ class Outcome:
 
     async def _pause(self, why: str | None) -> None:
         """The job rests until it is resumed; the next attempt may be at another job."""
-        if await self.service.exchange.lay_aside(self.record.id, self.attempt.number, why):
+        if await self.service.exchange.pause_job(self.record.id, self.attempt.number, why):
             await self._reporter.say(f"paused:{self.attempt.number}", str(JobState.PAUSED))
             log.info("job is paused", extra={"job": self.record.id})
 

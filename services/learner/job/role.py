@@ -62,7 +62,7 @@ async def _take_up_one_job(service: Service, team: Team) -> None:
         try:
             record = await service.exchange.job(delivery.job_id)
         except UnreadableRecord as unreadable:
-            await _set_aside(service.exchange, delivery, str(unreadable))
+            await _fail_unreadable(service.exchange, delivery, str(unreadable))
             continue
         if record is None or record.state.is_final:  # since just now
             continue
@@ -70,9 +70,9 @@ async def _take_up_one_job(service: Service, team: Team) -> None:
         return
 
 
-async def _set_aside(exchange: Exchange, delivery: Delivery[JobRef], error: str) -> None:
+async def _fail_unreadable(exchange: Exchange, delivery: Delivery[JobRef], error: str) -> None:
     """End a job that nobody here can work on; a release that can read it finds it failed."""
-    log.error("a job is set aside", extra={"job": delivery.job_id, "why": error})
+    log.error("unreadable job", extra={"job": delivery.job_id, "why": error})
     end: dict[str, Any] = {"state": JobState.FAILED, "error": error, "finished_at": time.time()}
     try:
         attempt = await exchange.begin_attempt(delivery.job_id)
