@@ -250,19 +250,6 @@ async def test_steps_whose_log_is_gone_are_made_anew_under_weights_that_are_publ
     assert "from 4 to 5;" in event.message
 
 
-async def test_a_checkpoint_of_an_earlier_release_is_taken_as_it_is(learner: Learner) -> None:
-    whole = await learner.uninterrupted()
-    await interrupted(learner)
-    for folder in learner.checkpoints:
-        (folder / "manifest.json").unlink()
-        state = json.loads((folder / "state.json").read_text())
-        del state["ranks"]
-        (folder / "state.json").write_text(json.dumps(state))
-    assert (await learner.attempt()).digest == whole
-    begins = await learner.events(kind="attempt:2")
-    assert [event.message for event in begins] == ["attempt 2 begins at step 4"]
-
-
 async def test_the_log_keeps_what_its_checkpoints_need(learner: Learner) -> None:
     await learner.submit(steps=12)
     await learner.killed_at(step=9, with_log_from="000001-000001.segment")

@@ -18,7 +18,7 @@ from deploy.placement import parse
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
 from services.learner.attempt import Attempt, MachineFault
-from services.learner.durable.checkpoint import Checkpoints, LearnerState, remove_leftovers
+from services.learner.durable.checkpoint import Checkpoints, remove_leftovers
 from services.learner.durable.progress import Progress
 from services.learner.durable.publish import Publisher
 from services.learner.durable.sample_store import SampleStore, remove_old
@@ -59,17 +59,16 @@ class Assembly:
     feeders: Sequence[Feeder]
     evaluator: Evaluator
 
-    async def replay(self, first_segment: str) -> None:
-        """Take up what earlier attempts have logged from this segment on, and asked for."""
+    async def replay(self) -> None:
+        """Take up what earlier attempts have logged since the checkpoint, and asked for."""
         learning, attempt = self.learning, self.learning.attempt
-        positions = learning.progress.positions
-        logged = await asyncio.to_thread(learning.intake.replay, first_segment, positions)
+        progress, positions = learning.progress, learning.progress.positions
+        logged = await asyncio.to_thread(learning.intake.replay, progress.first_segment, positions)
         there = learning.intake.keys_waiting() | await attempt.exchange.under_way(attempt.job_id)
         for feeder in self.feeders:
             feeder.resume(positions[feeder.purpose], there)
         self.evaluator.asked = positions[Purpose.EVAL]
-        step = learning.progress.step
-        log.info("restored", extra={"step": step, "logged_groups": logged})
+        log.info("restored", extra={"step": progress.step, "logged_groups": logged})
 
 
 async def prepare(service: Service, team: Team, attempt: Attempt, record: JobRecord) -> Assembly:
@@ -92,11 +91,11 @@ async def prepare(service: Service, team: Team, attempt: Attempt, record: JobRec
     fitting = with_token_budget(recipe, record.micro_batch_tokens)
     await team.open(policy, fitting, critic)
     await team.rehearse(largest_micro_batches(fitting, team.num_ranks))
-    progress, saved, first_segment = Progress(), "", ""
+    progress, saved = Progress(), ""
     if newest is not None:
-        folder, state = newest
+        folder, progress = newest
         await team.load(folder)
-        progress, saved, first_segment = Progress.of(state), folder.name, state.first_segment
+        saved = folder.name
     progress.made_before = record.step
     flops = Flops.of_models(recipe, policy, critic, team.num_ranks, team.device_name)
     assembly = _assemble(service, team, attempt, progress, checkpoints, tasks, flops)
@@ -104,7 +103,7 @@ async def prepare(service: Service, team: Team, attempt: Attempt, record: JobRec
     await versions.restore(saved)
     await asyncio.to_thread(versions.store.keep_tokenizer, policy)
     await asyncio.to_thread(versions.store.keep_recipe, recipe)
-    await assembly.replay(first_segment)
+    await assembly.replay()
     return assembly
 
 
@@ -143,7 +142,7 @@ def _checked_models(recipe: Recipe, deployment: Deployment) -> tuple[Path, Path 
 
 async def _newest_checkpoint(
     checkpoints: Checkpoints, record: JobRecord, num_ranks: int, reporter: Reporter
-) -> tuple[Path, LearnerState] | None:
+) -> tuple[Path, Progress] | None:
     """The newest whole one; people hear of newer ones that are damaged.
 
     Raises:
@@ -162,7 +161,7 @@ async def _newest_checkpoint(
     for damaged, how in checkpoints.damaged.items():
         message = f"the checkpoint {damaged} is damaged, {how}; it goes on from {folder}"
         await reporter.say(f"damaged:{damaged.name}", message, level="warn")
-    if state.ranks not in (None, num_ranks):
+    if state.ranks != num_ranks:
         message = f"a checkpoint of {state.ranks} ranks goes on with {num_ranks}"
         await reporter.say(f"ranks:{checkpoints.attempt}", message)
     return newest

@@ -99,7 +99,7 @@ class Learning:
         """The ledger of a purpose at this moment: asked = trained + dropped + under way."""
         under_way = await self.attempt.exchange.under_way(self.attempt.job_id)
         there = under_way | self.intake.keys_waiting()
-        return self.progress.ledgers[purpose].account(self._asked(purpose), there)
+        return self.progress.ledgers[purpose].account(purpose, self._asked(purpose), there)
 
     def drop_leftovers(self) -> None:
         """All steps are made: what was asked for beyond them serves nobody."""

@@ -102,7 +102,7 @@ class Versions:
     async def _save(self, copied: Callable[[], None]) -> None:
         publisher, progress = self.publisher, self.progress
         await publisher.announced()
-        state = progress.state(self.intake.first_segment_needed)
+        progress.first_segment = self.intake.first_segment_needed
         policies: dict[str, PolicyVersion] = {}
         if publisher.newest is not None and publisher.newest.number == progress.step:
             policies[MODEL] = publisher.newest
@@ -110,7 +110,7 @@ class Versions:
             policies[EVALUATED] = publisher.evaluated
         folders = {name: publisher.folder_of(policy) for name, policy in policies.items()}
         with publisher.keeping(*policies.values()):
-            target = await self.checkpoints.save(self.team, state, self._commit, folders, copied)
+            target = await self.checkpoints.save(self.team, progress, self._commit, folders, copied)
         self.saved = target.name
         await self.intake.drop_segments(self.checkpoints.first_segment_needed())
 

@@ -10,8 +10,6 @@ from protocol.messages import group_key
 from protocol.recipe import Purpose
 from protocol.samples import USED
 
-from services.learner.training.samples import merged
-
 
 @dataclass
 class Ledger:
@@ -20,9 +18,8 @@ class Ledger:
     An evaluation or pretraining group counts as trained when it is used.
     """
 
-    purpose: Purpose
     trained: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)  # by reason
 
     @property
     def position(self) -> int:
@@ -31,23 +28,20 @@ class Ledger:
 
     def enter(self, fates: Sequence[str]) -> None:
         """What became of the next groups: `USED`, or why they were dropped."""
-        self.train(fates.count(USED))
         for fate in fates:
-            if fate != USED:
+            if fate == USED:
+                self.trained += 1
+            else:
                 self.drop(fate)
 
-    def train(self, count: int) -> None:
-        """So many groups were used."""
-        self.trained += count
-
     def drop(self, reason: str, count: int = 1) -> None:
-        """So many groups were given up; the reason is short, and the same for the same cause."""
-        self.dropped = merged(self.dropped, {reason: count})
+        self.dropped[reason] = self.dropped.get(reason, 0) + count
 
-    def account(self, asked: int, there: Set[str]) -> dict[str, Any]:
+    def account(self, purpose: Purpose, asked: int, there: Set[str]) -> dict[str, Any]:
         """The account at this moment: asked = trained + dropped + under way.
 
         Args:
+            purpose: of the groups.
             asked: how many numbers had been given out before ``there`` was looked up.
             there: keys of groups in the exchange or waiting in the learner, of any purpose.
         """
@@ -56,16 +50,8 @@ class Ledger:
             "asked": asked,
             "trained": self.trained,
             "dropped": dict(self.dropped),
-            "under_way": sum(group_key(self.purpose, n) in there for n in open_numbers),
+            "under_way": sum(group_key(purpose, n) in there for n in open_numbers),
         }
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it."""
-        return {"trained": self.trained, "dropped": self.dropped}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
-        self.trained, self.dropped = state["trained"], dict(state["dropped"])
 
 
 def in_words(reasons: Mapping[str, int]) -> str:

@@ -6,6 +6,7 @@ from typing import cast
 
 from protocol.exchange import Exchange
 from protocol.recipe import Purpose, Recipe
+from protocol.samples import USED
 
 from services.learner.attempt import Attempt, request_seed
 from services.learner.supply.evaluator import due_evaluations
@@ -66,14 +67,8 @@ def numbers_at(recipe: Recipe, steps: Iterable[int]) -> dict[int, dict[str, rang
 
 
 def test_the_ledger_accounts_for_every_number() -> None:
-    ledger = Ledger(Purpose.TRAIN)
-    ledger.train(3)
-    ledger.drop("deaths")
-    ledger.drop("deaths")
-    assert ledger.position == 5
+    ledger = Ledger()
+    ledger.enter([USED, "deaths", USED, "deaths", USED])
     there = {"train:4", "train:5", "train:6", "train:7", "eval:5", "pretrain:6"}
-    account = ledger.account(7, there)
+    account = ledger.account(Purpose.TRAIN, 7, there)
     assert account == {"asked": 7, "trained": 3, "dropped": {"deaths": 2}, "under_way": 2}
-    again = Ledger(Purpose.TRAIN)
-    again.restore(ledger.state())
-    assert again == ledger
