@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from protocol.exchange import Exchange
-from protocol.messages import ActiveJob, RolloutRequest
+from protocol.messages import ActiveJob, JobEvent, RolloutRequest
 from protocol.recipe import Purpose, Recipe
 
 
@@ -47,6 +50,18 @@ class Attempt:
         """
         await self.exchange.update_job(self.job_id, self.number, **values)
 
+    async def say(
+        self, event_id: str, message: str, *, data: Mapping[str, Any] | None = None, **values: Any
+    ) -> None:
+        """Record an event of the job; the same ``event_id`` is recorded once.
+
+        Args:
+            data: of the event; see `as_json`.
+            values: further fields of the `JobEvent`.
+        """
+        values |= {"job_id": self.job_id, "message": message, "data": as_json(data or {})}
+        await self.exchange.record_event(JobEvent(id=event_id, **values))
+
     def request(self, purpose: Purpose, number: int, **values: Any) -> RolloutRequest:
         """The request of this job with this number; ``values`` are its other fields."""
         return RolloutRequest(
@@ -58,6 +73,17 @@ class Attempt:
             seed=request_seed(self.recipe.training.seed, purpose, number),
             **values,
         )
+
+
+def as_json(value: Any) -> Any:
+    """What JSON can hold of a value: null for a number that is not finite, a text for an object."""
+    if isinstance(value, Mapping):
+        return {str(name): as_json(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    if isinstance(value, Real) and not isinstance(value, int):
+        return float(value) if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 def request_seed(seed: int, purpose: Purpose, number: int) -> int:

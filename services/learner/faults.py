@@ -18,7 +18,7 @@ from services.learner.training.model_check import UnsupportedModel
 from services.learner.training.ranks import BatchTooLarge, TeamBroken
 
 # The first row counts that has the error. What each fault costs the job, and what people hear of
-# it, is in `Outcome.after`.
+# it, is in `Run.end_by`.
 _TABLE: tuple[tuple[Fault, tuple[type[Exception], ...]], ...] = (
     (Fault.NOBODY, (*Disconnected, Fenced, TeamBroken)),
     (Fault.JOB, (JobFault, NotOnHub, TaskFileError, UnknownName, UnsupportedModel)),

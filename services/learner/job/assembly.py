@@ -24,13 +24,11 @@ from services.learner.durable.publish import Publisher
 from services.learner.durable.sample_store import SampleStore, remove_old
 from services.learner.formulas import check_formulas
 from services.learner.job.control import Control
-from services.learner.job.learning import Learning
-from services.learner.job.phases import Phase
+from services.learner.job.learning import Learning, Phase
 from services.learner.job.phases.evaluation import Evaluation
 from services.learner.job.phases.pretraining import Pretraining
 from services.learner.job.phases.training import Training
 from services.learner.job.reconciler import Reconciler
-from services.learner.job.report import Reporter
 from services.learner.job.versions import Versions
 from services.learner.model_source import model_folder
 from services.learner.supply.evaluator import Evaluator, HeldOut
@@ -86,8 +84,7 @@ async def prepare(service: Service, team: Team, attempt: Attempt, record: JobRec
     size, num_ranks = recipe.training.sequence_parallel, team.num_ranks
     await asyncio.to_thread(check_sequence, size, (policy, critic), num_ranks)
     checkpoints = Checkpoints(attempt.folder / "checkpoints", attempt.number)
-    reporter = Reporter(attempt.exchange, attempt.job_id)
-    newest = await _newest_checkpoint(checkpoints, record, team.num_ranks, reporter)
+    newest = await _newest_checkpoint(checkpoints, record, team.num_ranks, attempt)
     fitting = with_token_budget(recipe, record.micro_batch_tokens)
     await team.open(policy, fitting, critic)
     await team.rehearse(largest_micro_batches(fitting, team.num_ranks))
@@ -141,7 +138,7 @@ def _checked_models(recipe: Recipe, deployment: Deployment) -> tuple[Path, Path 
 
 
 async def _newest_checkpoint(
-    checkpoints: Checkpoints, record: JobRecord, num_ranks: int, reporter: Reporter
+    checkpoints: Checkpoints, record: JobRecord, num_ranks: int, attempt: Attempt
 ) -> tuple[Path, Progress] | None:
     """The newest whole one; people hear of newer ones that are damaged.
 
@@ -160,10 +157,10 @@ async def _newest_checkpoint(
     folder, state = newest
     for damaged, how in checkpoints.damaged.items():
         message = f"the checkpoint {damaged} is damaged, {how}; it goes on from {folder}"
-        await reporter.say(f"damaged:{damaged.name}", message, level="warn")
+        await attempt.say(f"damaged:{damaged.name}", message, level="warn")
     if state.ranks != num_ranks:
         message = f"a checkpoint of {state.ranks} ranks goes on with {num_ranks}"
-        await reporter.say(f"ranks:{checkpoints.attempt}", message)
+        await attempt.say(f"ranks:{attempt.number}", message)
     return newest
 
 
@@ -178,7 +175,7 @@ def _assemble(
 ) -> Assembly:
     """Put together what an attempt works with; ``tasks`` are to train on, and held out."""
     train, held_out = tasks
-    reporter, control = Reporter(attempt.exchange, attempt.job_id), Control(service, attempt.job_id)
+    control = Control(service, attempt.job_id)
     intake = Intake(attempt)
     store = SampleStore(attempt.folder / "samples", attempt.number, service.deployment)
     publisher = Publisher(
@@ -198,7 +195,6 @@ def _assemble(
         progress=progress,
         team=team,
         control=control,
-        reporter=reporter,
         intake=intake,
         reconciler=Reconciler(attempt, askers, intake, publisher),
         versions=versions,

@@ -7,18 +7,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from protocol.messages import Doing, GradedGroup
 from protocol.recipe import Purpose, Recipe
 
+from services.chassis.metrics import PHASES
 from services.learner.attempt import Attempt, JobFault
 from services.learner.durable.progress import Progress
 from services.learner.job.control import Control
-from services.learner.job.phases import Phase
 from services.learner.job.reconciler import Reconciler
-from services.learner.job.report import Reporter
 from services.learner.job.versions import Versions
 from services.learner.supply.intake import Intake
 from services.learner.supply.selection import SURPLUS
@@ -26,6 +25,19 @@ from services.learner.training.ranks import Team
 from services.learner.training.scoring import ScoredGroup, Scoring
 
 log = logging.getLogger(__name__)
+
+
+class Phase(Protocol):
+    """One kind of work: evaluation, the critic's pretraining, or training."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it comes next, unless a phase before it is due."""
+        ...
+
+    async def advance(self) -> None:
+        """Take one step."""
+        ...
 
 
 @dataclass
@@ -36,12 +48,12 @@ class Learning:
     progress: Progress
     team: Team
     control: Control
-    reporter: Reporter
     intake: Intake
     reconciler: Reconciler
     versions: Versions
     scoring: Scoring
     _lap_began: float = field(default_factory=time.monotonic)
+    _phases_before: dict[str, float] = field(default_factory=PHASES.seconds)
 
     @property
     def recipe(self) -> Recipe:
@@ -114,6 +126,12 @@ class Learning:
         before, self._lap_began = self._lap_began, time.monotonic()
         return self._lap_began - before
 
+    def phase_seconds(self) -> dict[str, float]:
+        """The seconds of each phase since this was called last, of those that had any."""
+        before, self._phases_before = self._phases_before, PHASES.seconds()
+        spent = {name: s - before.get(name, 0.0) for name, s in self._phases_before.items()}
+        return {name: seconds for name, seconds in spent.items() if seconds > 0}
+
     async def _end_replay(self) -> None:
         """The log lacks a group, which must be sampled again: by the policy as it is now."""
         step, made = self.progress.step, self.progress.made_before
@@ -121,6 +139,6 @@ class Learning:
             f"the log no longer has all groups of the steps from {step} to {made}; they are asked "
             "for again, and these steps are made anew"
         )
-        await self.reporter.say(f"anew:{self.attempt.number}", message, level="warn")
+        await self.attempt.say(f"anew:{self.attempt.number}", message, level="warn")
         self.progress.made_before = step
         await self.versions.publish()

@@ -56,7 +56,7 @@ async def check_lost(learning: Learning, groups: Sequence[GradedGroup], moment: 
     for part in lost:
         data = {"share": part.share, "reasons": dict(part.reasons)}
         event_id = f"{part.kind}:{learning.attempt.number}"
-        await learning.reporter.say(event_id, part.words(moment), level="warn", data=data)
+        await learning.attempt.say(event_id, part.words(moment), level="warn", data=data)
     if lost:
         await _pause(learning, "\n".join(part.words(moment) for part in lost))
 
@@ -76,7 +76,7 @@ async def check_finite(learning: Learning, moment: str, metrics: Mapping[str, fl
         "samples of the step"
     )
     data = {"metrics": names}
-    await learning.reporter.say(f"non_finite:{moment}", why, level="warn", data=data)
+    await learning.attempt.say(f"non_finite:{moment}", why, level="warn", data=data)
     if learning.recipe.training.on_nonfinite == "pause" and not learning.progress.is_replayed:
         await _pause(learning, why)
 

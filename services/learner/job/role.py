@@ -21,7 +21,7 @@ from services.chassis.metrics import DEVICES, PHASES
 from services.chassis.service import Service
 from services.learner.durable.publish import sweep
 from services.learner.job.control import first_to_end
-from services.learner.job.run import Run
+from services.learner.job.run import run
 from services.learner.training.ranks import Team
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ async def _take_up_one_job(service: Service, team: Team) -> None:
             continue
         if record is None or record.state.is_final:  # since just now
             continue
-        await Run(service, team, delivery, record).run()
+        await run(service, team, delivery, record)
         return
 
 

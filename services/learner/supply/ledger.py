@@ -35,7 +35,8 @@ class Ledger:
                 self.drop(fate)
 
     def drop(self, reason: str, count: int = 1) -> None:
-        self.dropped[reason] = self.dropped.get(reason, 0) + count
+        if count > 0:
+            self.dropped[reason] = self.dropped.get(reason, 0) + count
 
     def account(self, purpose: Purpose, asked: int, there: Set[str]) -> dict[str, Any]:
         """The account at this moment: asked = trained + dropped + under way.

@@ -1,14 +1,17 @@
 """Feeder and ledger: what makes a new attempt go on where the last one was."""
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
+import numpy as np
+import pytest
 from protocol.exchange import Exchange
 from protocol.recipe import Purpose, Recipe
 from protocol.samples import USED
 
-from services.learner.attempt import Attempt, request_seed
+from services.learner.attempt import Attempt, as_json, request_seed
 from services.learner.supply.evaluator import due_evaluations
 from services.learner.supply.feeder import Feeder, task_index
 from services.learner.supply.ledger import Ledger
@@ -72,3 +75,18 @@ def test_the_ledger_accounts_for_every_number() -> None:
     there = {"train:4", "train:5", "train:6", "train:7", "eval:5", "pretrain:6"}
     account = ledger.account(Purpose.TRAIN, 7, there)
     assert account == {"asked": 7, "trained": 3, "dropped": {"deaths": 2}, "under_way": 2}
+
+
+@pytest.mark.parametrize(
+    ("value", "json"),
+    [
+        (math.nan, None),
+        ({"losses": [math.inf, 0.5], 7: (-math.inf,)}, {"losses": [None, 0.5], "7": [None]}),
+        (np.float32(0.5), 0.5),
+        (True, True),
+        (3, 3),
+        ({1}, "{1}"),
+    ],
+)
+def test_what_json_cannot_hold_is_null_or_a_text_in_an_event(value: object, json: object) -> None:
+    assert as_json(value) == json

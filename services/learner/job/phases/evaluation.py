@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from protocol.messages import Doing
@@ -98,10 +99,28 @@ class Evaluation:
                 step, [group.graded for group in part]
             )
             progress.note_evaluation(result)
-            result |= {"seconds": time.monotonic() - self._began, **measured[name].metrics}
-            await learning.reporter.evaluation(result, account)
+            await self._report(
+                name,
+                result | {"seconds": time.monotonic() - self._began, **measured[name].metrics},
+                account,
+            )
         if has_waited:
             learning.lap()
+
+    async def _report(
+        self, name: str, result: Mapping[str, Any], account: Mapping[str, Any]
+    ) -> None:
+        """Record a result, and the ledger of all evaluations; only the unnamed file has metrics."""
+        step, attempt = result["step"], self.learning.attempt
+        event_id, words = f"evaluation:{step}", f"evaluation at step {step}"
+        if not name:
+            data = {"step": step, "evaluation": result, "groups": account}
+            await attempt.say(event_id, words, type="metrics", data=data)
+            return
+        accuracy = result["accuracy"]
+        words += f" on {name}: accuracy {'unknown' if accuracy is None else f'{accuracy:.3f}'}"
+        data = {"step": step, "other_evaluation": result, "groups": account}
+        await attempt.say(f"{event_id}:{name}", words, data=data)
 
     async def _forget_version(self) -> None:
         if self._held is not None:
