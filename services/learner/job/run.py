@@ -24,7 +24,6 @@ from services.learner.attempt import Attempt
 from services.learner.durable.checkpoint import write_whole
 from services.learner.durable.publish import withdraw
 from services.learner.faults import cause_of, fault_of, words_of
-from services.learner.formulas import order_warnings
 from services.learner.job.assembly import prepare
 from services.learner.job.control import (
     CancelRequested,
@@ -35,6 +34,7 @@ from services.learner.job.control import (
 )
 from services.learner.job.learning import Learning
 from services.learner.job.limits import watch_engines_forever
+from services.learner.ordering import order_warnings
 from services.learner.training.memory import smaller_token_budget, with_token_budget
 from services.learner.training.models import write_merged
 from services.learner.training.ranks import Team, machine_errors

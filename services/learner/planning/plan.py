@@ -21,8 +21,8 @@ from protocol.recipe import Recipe
 from protocol.tasks import TaskFileError, read_tasks
 
 from deploy.placement import MOST_OF_A_GPU
-from services.learner.formulas import order_warnings
 from services.learner.model_source import folder_under_roots
+from services.learner.ordering import order_warnings
 from services.learner.planning.footprint import (
     BUILT_IN,
     DTYPE_BYTES,

@@ -8,7 +8,7 @@ import pytest
 from protocol.messages import Grade, Graded
 from protocol.recipe import Recipe
 
-from services.learner.formulas import order_warnings
+from services.learner.ordering import order_warnings
 from services.learner.training.scoring import Scoring
 from tests.builders import a_recipe
 
