@@ -1,30 +1,118 @@
 """Publishing: the learner's weights become a version in memory, and every rollout hears of it.
 
 Only the copying holds up the next step. Checksums and the announcement come behind it.
+
+A version lies in a slot: a folder in memory that has the version's name while it is whole. Then it
+is filled with the next version but one, under another name, unless somebody reads it, who holds a
+lease (`weights.leased`) that ends with the process. For rollouts on other machines there is a chain
+of changes on the shared disk.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
+import os
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from protocol import weights
+from protocol import deltas, weights
 from protocol.exchange import Exchange, UnreadableRecord
 from protocol.messages import JobState, PolicyVersion
 
 from services.chassis.deployment import Deployment
 from services.learner.attempt import Attempt
-from services.learner.durable.chain import Chain
-from services.learner.durable.slots import Slot, Slots
 from services.learner.training.ranks import Team
 
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class Slot:
+    number: int
+    path: Path
+    descriptor: int
+
+    def try_to_take(self) -> bool:
+        """Take it for writing; False if somebody reads it."""
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def rename(self, path: Path) -> None:
+        shutil.rmtree(path, ignore_errors=True)
+        self.path.rename(path)
+        self.path = path
+
+
+class Slots:
+    """The slots of one attempt. Two are enough while nobody reads more slowly than it writes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.newest: Slot | None = None  # which a late joiner reads
+        self._all: list[Slot] = []
+
+    def take(self, folder: str) -> Slot:
+        """A slot for the version that will lie in a folder below the root; nobody else sees it."""
+        target = self.root / folder
+        unfinished = target.with_name(f"{weights.UNFINISHED}{target.name}")
+        for slot in self._all:
+            if slot is not self.newest and slot.try_to_take():
+                slot.rename(unfinished)
+                return slot
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        slot = Slot(len(self._all), unfinished, os.open(unfinished, os.O_RDONLY))
+        slot.try_to_take()
+        self._all.append(slot)
+        return slot
+
+    def finish(self, slot: Slot, folder: str) -> str:
+        """Seal what was written, and show it under its name; returns its digest."""
+        (slot.path / weights.MANIFEST).unlink(missing_ok=True)
+        digest = weights.seal(slot.path)
+        slot.rename(self.root / folder)
+        self.newest = slot
+        fcntl.flock(slot.descriptor, fcntl.LOCK_UN)
+        return digest
+
+    @property
+    def names(self) -> Iterator[str]:
+        return (slot.path.name for slot in self._all)
+
+
+class Chain:
+    """A whole version on the shared disk, and what has changed since, version by version.
+
+    A new one begins when the changes would take more to read than a whole version.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.links: tuple[str, ...] = ()  # folders below the root
+        self._room = 0  # bytes until a new one begins
+
+    def add(self, version: Path, before: Path | None, folder: str) -> None:
+        """Add a version in memory, as a folder below the root; ``before`` is in memory, too."""
+        target = self.root / folder
+        if not all((self.root / link).exists() for link in self.links):
+            before = None
+        size = deltas.write_link(version, before, target)
+        if before is not None and size > self._room:
+            before, size = None, deltas.write_link(version, None, target)
+        if before is None:
+            self.links, self._room = (folder,), size
+        else:
+            self.links, self._room = (*self.links, folder), self._room - size
 
 
 class Publisher:
@@ -61,11 +149,7 @@ class Publisher:
         self._announcing = asyncio.create_task(self._announce(slot, number, folder))
 
     async def announced(self) -> None:
-        """Wait until what was published is announced.
-
-        Raises:
-            Exception: what prevented it.
-        """
+        """Wait until what was published is announced, or raise what prevented it."""
         if self._announcing is not None:
             await asyncio.shield(self._announcing)
 
@@ -75,7 +159,6 @@ class Publisher:
             self._announcing.result()
 
     async def stop(self) -> None:
-        """Announce no more."""
         announcing, self._announcing = self._announcing, None
         if announcing is not None:
             announcing.cancel()
@@ -113,7 +196,6 @@ class Publisher:
             yield
 
     def folder_of(self, policy: PolicyVersion) -> Path:
-        """Where a version lies."""
         return self.memory / policy.folder
 
     async def _set_evaluated(self, policy: PolicyVersion | None) -> None:
@@ -181,7 +263,7 @@ class Publisher:
 
 
 async def withdraw(deployment: Deployment, job_id: str) -> None:
-    """Remove all versions of a job that has ended: nobody needs them any more."""
+    """Remove all versions of a job that has ended."""
     for root in set(deployment.weights_roots):
         await asyncio.to_thread(shutil.rmtree, root / job_id, ignore_errors=True)
 

@@ -11,14 +11,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from protocol.messages import Task
+from protocol.recipe import Model
+from protocol.tasks import TaskFileError
 from transformers import AutoTokenizer
 
+from services.chassis.prompts import PromptError, rendered
 from services.learner.sft.recipe import SftRecipe
-from services.learner.sft.solutions import batches, samples_of
 from services.learner.training.engine import init_ranks, leave_ranks
 from services.learner.training.memory import largest_micro_batches
 from services.learner.training.model_check import check_models, check_sequence, check_targets
@@ -27,6 +30,7 @@ from services.learner.training.ranks import Order, Rank, machine_errors
 from services.learner.training.samples import Sample
 
 _TELL_EVERY_S = 10.0
+_MAX_PROBLEMS = 20
 
 
 class NothingLearned(RuntimeError):
@@ -178,6 +182,66 @@ class Progress:
         self.tokens, self.losses, self.since = 0, [], time.monotonic()
 
     def say(self, text: str) -> None:
-        """Write a line, on rank 0."""
         if self.is_told:
             print(text, flush=True)
+
+
+def samples_of(tasks: Sequence[Task], model: Model, tokenizer: Any) -> list[Sample]:
+    """A sample of each task: its prompt as a rollout reads it, its solution and the end token.
+
+    Raises:
+        TaskFileError: naming up to 20 tasks that have no solution or do not fit the model.
+    """
+    samples: list[Sample] = []
+    problems: list[str] = []
+    for task in tasks:
+        try:
+            samples.append(_sample_of(task, model, tokenizer))
+        except PromptError as error:
+            problems.append(str(error))
+            if len(problems) == _MAX_PROBLEMS:
+                break
+    if problems:
+        raise TaskFileError(problems)
+    return samples
+
+
+def batches(
+    samples: Sequence[Sample], batch_size: int, order: tuple[int, int]
+) -> Iterator[list[Sample]]:
+    """All samples once; the last batch may be smaller.
+
+    Args:
+        order: the seed and the epoch, which decide the order.
+    """
+    shuffled = np.random.default_rng(order).permutation(len(samples))
+    for start in range(0, len(samples), batch_size):
+        yield [samples[i] for i in shuffled[start : start + batch_size]]
+
+
+def _sample_of(task: Task, model: Model, tokenizer: Any) -> Sample:
+    if not task.solution:
+        raise PromptError(
+            f"task {task.id!r}: no 'solution' to learn from: give it one, or drop the task"
+        )
+    if tokenizer.eos_token_id is None:
+        raise PromptError("the model's tokenizer has no eos_token, so that no response would end")
+    prompt = rendered(task, model.prompt_template, tokenizer)
+    solution = tokenizer(task.solution, add_special_tokens=False).input_ids
+    response = np.array([*solution, tokenizer.eos_token_id], dtype=np.int32)
+    length = len(prompt) + len(response)
+    if length > model.max_context:
+        raise PromptError(
+            f"task {task.id!r}: prompt and solution have {length} tokens, over model.max_context "
+            f"{model.max_context}: raise it, or drop the task"
+        )
+    return Sample(
+        prompt_ids=np.array(prompt, dtype=np.int32),
+        token_ids=response,
+        behavior_logprobs=np.zeros(len(response), dtype=np.float32),
+        on_version=np.zeros(len(response), dtype=np.int32),
+        advantage=0.0,
+        reward=0.0,
+        correct=True,
+        group=0,
+    )

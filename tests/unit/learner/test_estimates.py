@@ -9,8 +9,7 @@ from protocol.messages import Grade, Graded, GradedGroup, Response, Ungradable
 from protocol.recipe import Purpose
 
 from services.learner.job.phases import summary
-from services.learner.job.phases.estimates import Estimate, estimate, pass_at_k
-from services.learner.job.phases.summary import summarize
+from services.learner.job.phases.summary import Estimate, estimate, pass_at_k, summarize
 from tests.builders import a_graded_group, a_group, a_request, a_span, a_task
 
 RIGHT, WRONG = Graded(value=1.0), Graded(value=0.0)
