@@ -14,7 +14,6 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
 async def lead(service: Service) -> None:
-    """Rank 0: work on one job, and lead the other ranks."""
     from services.learner.job.role import work_on_one_job
     from services.learner.training.engine import leave_ranks
     from services.learner.training.ranks import Team
@@ -28,7 +27,6 @@ async def lead(service: Service) -> None:
 
 
 def main() -> None:
-    """Join the ranks; rank 0 serves, the others follow."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         # torchrun gives each rank a session of its own, out of reach of who kills its group.
         # Before the imports that take seconds, in which it may die.

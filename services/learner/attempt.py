@@ -39,7 +39,6 @@ class Attempt:
 
     @property
     def active(self) -> ActiveJob:
-        """What the other services are told to work on."""
         return ActiveJob(job_id=self.job_id, attempt=self.number, recipe=self.recipe)
 
     async def update(self, **values: Any) -> None:

@@ -44,7 +44,6 @@ _ANOTHER_REMEDY = "see that the disk has space, or mend it or the connection beh
 
 
 def fault_of(error: Exception) -> Fault:
-    """Who pays for what ended an attempt."""
     return next(fault for fault, errors in _TABLE if isinstance(error, errors))
 
 

@@ -23,8 +23,6 @@ _LEFTOVER = re.compile(r"\.(unfinished|replaced)-(\d+)-(.+)")
 
 
 class Checkpoints:
-    """The checkpoints of one job, as one attempt makes and finds them."""
-
     def __init__(self, folder: Path, attempt: int) -> None:
         self.folder = folder
         self.attempt = attempt

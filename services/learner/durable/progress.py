@@ -80,7 +80,6 @@ class Progress(BaseModel):
         self.totals["parity_tokens"] += metrics.get("parity_tokens", 0.0)
 
     def note_update(self, metrics: Mapping[str, float]) -> None:
-        """Add the metrics of a training step and of its selection."""
         self.note_parity(metrics)
         updates = metrics.get("updates", 1.0)
         self.totals["updates"] += updates

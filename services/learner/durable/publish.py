@@ -116,8 +116,6 @@ class Chain:
 
 
 class Publisher:
-    """Publishes the versions of one attempt of one job."""
-
     def __init__(self, attempt: Attempt, disk: Path, memory: Path, *, by_delta: bool) -> None:
         self.attempt = attempt
         self.disk, self.memory = disk, memory
@@ -180,14 +178,12 @@ class Publisher:
         await self._set_evaluated(self._version(number, name, digest, links))
 
     async def end_evaluation(self) -> None:
-        """Say that no version is evaluated beside training any more."""
         if self.evaluated is not None:
             await self.announced()
             await self._set_evaluated(None)
 
     @contextmanager
     def keeping(self, *policies: PolicyVersion) -> Iterator[None]:
-        """Within it the folders of these versions stay as they are."""
         with ExitStack() as leases:
             for policy in policies:
                 leases.enter_context(weights.leased(self.folder_of(policy)))

@@ -100,7 +100,6 @@ def rows_of(
 
 
 def graded_of(rows: Sequence[Row]) -> GradedGroup:
-    """The group that its rows are of, as the learner had it."""
     head = rows[0]
     group = None if head["request"] is None else _rollout_of(rows)
     return GradedGroup(

@@ -55,7 +55,6 @@ class SampleStore:
             copy.replace(self.folder / TOKENIZER)
 
     def keep_recipe(self, recipe: Recipe) -> None:
-        """Write the recipe down, by which a step can be graded again."""
         if self.keep_bytes > 0:
             copy = self.folder / f"{RECIPE}.{self.attempt}"
             copy.write_text(recipe.model_dump_json(), encoding="utf-8")
@@ -150,7 +149,6 @@ class SampleStore:
 
 
 def remove_old(deployment: Deployment) -> None:
-    """Delete the files of all jobs that are older than ``keep_samples_days``."""
     for folder in deployment.job_dir("").glob("*/samples"):
         with suppress(OSError):  # another job's file is no fault of this one
             for written, path, _ in _files(folder):

@@ -30,8 +30,6 @@ class StopRequested(Wish):
 
 
 class Control:
-    """Watches the requested state of one job."""
-
     def __init__(self, service: Service, job_id: str) -> None:
         self.service = service
         self.job_id = job_id
@@ -51,7 +49,6 @@ class Control:
         await asyncio.Event().wait()
 
     async def refresh(self) -> None:
-        """Read the requested state now."""
         requested = await self.service.exchange.requested_state(self.job_id)
         self.requested = requested or Requested.CANCEL
         if self.requested is Requested.RUN:
@@ -60,7 +57,6 @@ class Control:
             self._interrupted.set()
 
     def obey(self) -> None:
-        """Raise if anything but running is wanted."""
         if self.service.stopping.is_set():
             raise StopRequested
         if self.requested is Requested.CANCEL:

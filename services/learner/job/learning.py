@@ -35,9 +35,7 @@ class Phase(Protocol):
         """Whether it comes next, unless a phase before it is due."""
         ...
 
-    async def advance(self) -> None:
-        """Take one step."""
-        ...
+    async def advance(self) -> None: ...
 
 
 @dataclass
@@ -85,7 +83,7 @@ class Learning:
         window = intake.window(purpose, numbers)
         missing = partial(intake.missing, purpose, numbers)
         with control.doing(Doing.WAITS_FOR_GROUPS, waits_for=missing, timed=phase):
-            return await control.unless_interrupted(self.reconciler.beside(window))
+            return await control.unless_interrupted(self.reconciler.reconciling_until(window))
 
     async def settle(
         self, purpose: Purpose, groups: Sequence[ScoredGroup], tokens: Mapping[str, np.ndarray]
@@ -122,7 +120,6 @@ class Learning:
         return self.reconciler.askers[purpose].asked
 
     def lap(self) -> float:
-        """Seconds since this was called last."""
         before, self._lap_began = self._lap_began, time.monotonic()
         return self._lap_began - before
 

@@ -82,7 +82,6 @@ async def check_finite(learning: Learning, moment: str, metrics: Mapping[str, fl
 
 
 async def _pause(learning: Learning, why: str) -> None:
-    """Pause as if the user had asked for it."""
     await learning.attempt.exchange.request_state(learning.attempt.job_id, Requested.PAUSE)
     await learning.control.refresh()
     if learning.control.requested is Requested.PAUSE:

@@ -122,7 +122,6 @@ class Role:
                 raise Fenced(f"the learner {lease.holder} has taken over")
 
     async def release(self) -> None:
-        """Let another learner have it at once."""
         await self.service.exchange.release_lease()
 
     def _is_gone(self, lease: Lease) -> bool:

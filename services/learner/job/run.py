@@ -110,7 +110,6 @@ class Run:
             await learning.versions.publisher.stop()
 
     async def _warn_of_silence(self) -> None:
-        """Warn if the attempts before this one ended without a word."""
         silent = self.record.attempts_since_checkpoint
         if silent < _SILENT_ATTEMPTS:
             return
@@ -135,7 +134,6 @@ class Run:
             await attempt.say("order", warning, level="warn")
 
     async def _succeed(self, learning: Learning) -> None:
-        """Save the final weights beside a last checkpoint, and say how it went."""
         learning.drop_leftovers()
         await learning.versions.save_if_ahead()
         folder, models = self.attempt.folder, dict[str, Path]()
@@ -175,7 +173,6 @@ class Run:
             raise error
 
     async def _obey(self, wish: Wish) -> None:
-        """The job is cancelled, or paused, or goes on in the next attempt."""
         if isinstance(wish, CancelRequested):
             await self._end(JobState.CANCELLED)
         elif isinstance(wish, PauseRequested):
@@ -186,7 +183,6 @@ class Run:
             await self.attempt.update(attempts_since_checkpoint=0)
 
     async def _end(self, state: JobState, error: str | None = None, **values: Any) -> None:
-        """The job ends with the attempt."""
         failed, error = state is JobState.FAILED, error and self._without_places(error)
         # A job that has failed may be resumed, and fail once more.
         event_id = f"end:{state}:{self.attempt.number}" if failed else f"end:{state}"
@@ -281,7 +277,6 @@ def _writers(
 
 
 async def _result(learning: Learning, models: Mapping[str, Path]) -> dict[str, Any]:
-    """What the job's record says in the end."""
     progress, versions = learning.progress, learning.versions
     totals = progress.totals
     evaluations = [result for result in progress.evaluations if "name" not in result]

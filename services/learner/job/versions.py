@@ -23,8 +23,6 @@ _LOOK_S = 0.5
 
 @dataclass
 class Versions:
-    """The versions that one attempt makes."""
-
     attempt: Attempt
     progress: Progress
     team: Team
@@ -115,13 +113,11 @@ class Versions:
         await self.intake.drop_segments(self.checkpoints.first_segment_needed())
 
     async def save_if_ahead(self) -> None:
-        """Save, unless there is a checkpoint of this moment."""
         await self.saved_whole()
         if self.saved != self.progress.checkpoint_name:
             await self.save()
 
     async def give_up(self) -> None:
-        """Leave a checkpoint that is being written unfinished."""
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.wait({self._writing})

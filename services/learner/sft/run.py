@@ -29,7 +29,7 @@ from services.learner.training.models import write_merged
 from services.learner.training.ranks import Order, Rank, machine_errors
 from services.learner.training.samples import Sample
 
-_TELL_EVERY_S = 10.0
+_REPORT_EVERY_S = 10.0
 _MAX_PROBLEMS = 20
 
 
@@ -83,7 +83,7 @@ class Imitation:
         # A folder that cannot be written is found out now, and not in the end.
         with unfinished(target) if writes else nullcontext(target) as partial:
             rank = Rank()
-            self._learn(rank, is_told=writes)
+            self._learn(rank, prints=writes)
             adapts = self.recipe.model.lora is not None
             written = partial / "adapter" if adapts else partial
             rank.carry_out(Order(do="export", folder=str(written)))
@@ -94,7 +94,7 @@ class Imitation:
                 partial.rename(target)
         leave_ranks()
 
-    def _learn(self, rank: Rank, *, is_told: bool) -> None:
+    def _learn(self, rank: Rank, *, prints: bool) -> None:
         settings = self.recipe.training
         recipe, num_ranks = self.recipe.for_trainer(), torch.distributed.get_world_size()
         rank.carry_out(Order(do="open", folder=str(self.folder), recipe=recipe))
@@ -103,7 +103,7 @@ class Imitation:
         assert rank.trainer is not None
         policy = rank.trainer.models.policy
         policy.last_update = settings.epochs * math.ceil(len(self.train) / settings.batch_size)
-        progress = Progress(policy.last_update, is_told)
+        progress = Progress(policy.last_update, prints)
         batch: list[Sample] = []
         for epoch in range(settings.epochs):
             for batch in batches(self.train, settings.batch_size, (settings.seed, epoch)):
@@ -153,7 +153,7 @@ class Progress:
     """What rank 0 tells the terminal: a line every ten seconds, and after the last update."""
 
     num_updates: int
-    is_told: bool
+    prints: bool
     done: int = 0
     tokens: int = 0  # since the last line, as are the losses
     losses: list[float] = field(default_factory=list)
@@ -171,7 +171,7 @@ class Progress:
         self.tokens += sum(len(s.prompt_ids) + len(s.token_ids) for s in samples)
         self.losses.append(loss)
         seconds = time.monotonic() - self.since
-        if self.done < self.num_updates and seconds < _TELL_EVERY_S:
+        if self.done < self.num_updates and seconds < _REPORT_EVERY_S:
             return
         left = (time.monotonic() - self.started) / self.done * (self.num_updates - self.done)
         not_made = f", {self.done - made} not made: not finite" if made < self.done else ""
@@ -182,7 +182,7 @@ class Progress:
         self.tokens, self.losses, self.since = 0, [], time.monotonic()
 
     def say(self, text: str) -> None:
-        if self.is_told:
+        if self.prints:
             print(text, flush=True)
 
 

@@ -56,5 +56,4 @@ class Ledger:
 
 
 def in_words(reasons: Mapping[str, int]) -> str:
-    """How many were lost by reason."""
     return ", ".join(f"{reason} {count}" for reason, count in reasons.items())

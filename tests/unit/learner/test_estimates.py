@@ -142,5 +142,5 @@ def test_groups_that_failed_are_counted_beside_those_that_the_numbers_are_of(
     assert (result["asked"], result["failed"]) == (10, 7)
     differing = {name for name in result if result[name] != of_the_whole[name]}
     assert differing == {"asked", "failed"}
-    monkeypatch.setattr(summary, "MAX_TASKS_TOLD", 1)
+    monkeypatch.setattr(summary, "MAX_TASKS_REPORTED", 1)
     assert "per_task" not in summarize(0, whole)

@@ -29,8 +29,6 @@ _PARITY_RESPONSES = 64
 
 @dataclass
 class Evaluation:
-    """Before the first step, every so many, and after the last."""
-
     learning: Learning
     evaluator: Evaluator
     _began: float = 0.0
@@ -47,7 +45,6 @@ class Evaluation:
         return not has_begun or is_over or not self.evaluator.missing(self.learning.intake)
 
     async def advance(self) -> None:
-        """Begin one, or produce the result of the one that is under way."""
         progress = self.learning.progress
         if progress.evaluating is None:
             progress.evaluating = progress.step
@@ -58,7 +55,6 @@ class Evaluation:
 
     @property
     def _begins(self) -> bool:
-        """Whether the present step has an evaluation that has not begun."""
         progress = self.learning.progress
         due = self.evaluator.at(progress.step).values()
         position = progress.ledgers[Purpose.EVAL].position

@@ -14,7 +14,7 @@ from typing import Any
 
 from protocol.messages import FinishReason, Grade, GradedGroup, RolloutGroup
 
-MAX_TASKS_TOLD = 2000  # the result is one event, and events are kept
+MAX_TASKS_REPORTED = 2000  # the result is one event, and events are kept
 _Z = statistics.NormalDist().inv_cdf(0.975)
 
 
@@ -41,7 +41,7 @@ class TaskResult:
 def summarize(step: int, groups: Sequence[GradedGroup]) -> dict[str, Any]:
     """The result of an evaluation, flat but for ``per_task``: a number each, or None.
 
-    The learner's README has what each means. Above `MAX_TASKS_TOLD` tasks ``per_task`` is absent.
+    The learner's README defines them. Above `MAX_TASKS_REPORTED` tasks ``per_task`` is absent.
     """
     answered = [group.group for group in groups if group.group is not None]
     results = [result for result in map(_task_result, groups) if result.graded]
@@ -60,7 +60,7 @@ def summarize(step: int, groups: Sequence[GradedGroup]) -> dict[str, Any]:
         "truncated": _mean(_truncated(answered)),
         "ungradable": sum(grade.accuracy is None for grade in grades),
     }
-    if len(results) <= MAX_TASKS_TOLD:
+    if len(results) <= MAX_TASKS_REPORTED:
         told = {result.task_id: [sum(result.accuracies), result.graded] for result in results}
         summary["per_task"] = told
     return summary

@@ -21,8 +21,6 @@ from services.learner.training.scoring import ScoredGroup
 
 @dataclass
 class Training:
-    """The policy's steps, and the critic's beside them."""
-
     learning: Learning
     feeder: Feeder
     flops: Flops
