@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from protocol import streams
 from protocol.exchange import Exchange, Fenced
 from protocol.messages import ActiveJob, Fault, JobState, Requested
 from protocol.streams import JOBS
 
 from tests.builders import a_job_record, a_recipe, a_request
+from tests.contract.attempts import Learner, until
 from tests.contract.conftest import OpenExchange
 from tests.contract.exchange_steps import record_of, taken_up
 from tests.contract.valkey_server import Server
@@ -178,3 +180,46 @@ async def test_a_learner_that_has_lost_its_role_makes_no_other_job_active(
     active = await exchange.active()
     assert active is not None
     assert active.job_id == "second"
+
+
+def put(server: Server, **values: str) -> None:
+    with server.client() as client:
+        for field, value in values.items():
+            client.hset(streams.job_key("job"), field, value)
+
+
+async def work_until_the_queue_is_empty(learner: Learner) -> None:
+    async def is_empty() -> bool:
+        return not (await learner.exchange.backlog(JOBS)).entries
+
+    async with learner.attempting() as attempt:
+        await until(is_empty)
+        learner.services[-1].stop()
+        await attempt
+
+
+async def test_a_job_that_cannot_be_read_makes_way_and_can_be_read_later(
+    exchange: Exchange, server: Server, learner: Learner
+) -> None:
+    await submit(exchange, "job")
+    await work_on(exchange, "job")
+    await exchange.ask(a_request())
+    put(server, new_field="1")
+    await work_until_the_queue_is_empty(learner)
+    assert await exchange.active() is None
+    with server.client() as client:
+        assert client.keys("weir:*job*:*") == [b"weir:job:job"]
+        client.hdel(streams.job_key("job"), "new_field")
+    record = await record_of(exchange)
+    assert (record.state, record.recipe) == (JobState.FAILED, a_recipe())
+    assert "new_field: unknown key" in str(record.error)
+
+
+@pytest.mark.parametrize("damage", [{"attempt": '"many"'}, {"state": '"succeeded"'}])
+async def test_a_job_that_cannot_even_be_ended_makes_way_too(
+    exchange: Exchange, server: Server, learner: Learner, damage: dict[str, str]
+) -> None:
+    await submit(exchange, "job")
+    put(server, new_field="1", **damage)
+    await work_until_the_queue_is_empty(learner)
+    assert await exchange.next_job(wait_s=0.01) is None
