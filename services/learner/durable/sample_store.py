@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -47,18 +46,15 @@ class SampleStore:
         for number in range(attempt + 1):  # of attempts that were ended by force
             self._unfinished(number).unlink(missing_ok=True)
 
-    def keep_tokenizer(self, model: Path) -> None:
-        """Copy the ``tokenizer.json`` of a model's folder, if it has one."""
-        source, copy = model / TOKENIZER, self.folder / f"{TOKENIZER}.{self.attempt}"
-        if self.keep_bytes > 0 and source.is_file():
-            shutil.copyfile(source, copy)
-            copy.replace(self.folder / TOKENIZER)
-
-    def keep_recipe(self, recipe: Recipe) -> None:
-        if self.keep_bytes > 0:
-            copy = self.folder / f"{RECIPE}.{self.attempt}"
-            copy.write_text(recipe.model_dump_json(), encoding="utf-8")
-            copy.replace(self.folder / RECIPE)
+    def keep_origin(self, model: Path, recipe: Recipe) -> None:
+        """Copy a model's ``tokenizer.json``, if it has one, and write the recipe down."""
+        contents = {RECIPE: recipe.model_dump_json().encode()}
+        if (model / TOKENIZER).is_file():
+            contents[TOKENIZER] = (model / TOKENIZER).read_bytes()
+        for name, content in contents.items() if self.keep_bytes > 0 else ():
+            copy = self.folder / f"{name}.{self.attempt}"
+            copy.write_bytes(content)
+            copy.replace(self.folder / name)
 
     async def append(
         self,

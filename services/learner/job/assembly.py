@@ -86,8 +86,7 @@ async def prepare(service: Service, team: Team, attempt: Attempt, record: JobRec
     assembly, evaluator = _assemble(service, team, attempt, progress, checkpoints, tasks, flops)
     versions = assembly.learning.versions
     await versions.restore(saved)
-    await asyncio.to_thread(versions.store.keep_tokenizer, policy)
-    await asyncio.to_thread(versions.store.keep_recipe, recipe)
+    await asyncio.to_thread(versions.store.keep_origin, policy, recipe)
     await _replay(assembly, evaluator)
     return assembly
 

@@ -14,9 +14,9 @@ from protocol.recipe import Purpose, Recipe
 
 from services.chassis.service import Service
 from services.learner.attempt import EnginesFault, JobFault
+from services.learner.durable.progress import in_words
 from services.learner.job.control import PauseRequested
 from services.learner.job.learning import Learning
-from services.learner.supply.ledger import in_words
 from services.learner.training.scoring import failure_kind
 
 _LONGEST_EXAMPLE = 500

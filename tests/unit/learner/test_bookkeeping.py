@@ -12,9 +12,9 @@ from protocol.recipe import Purpose, Recipe
 from protocol.samples import USED
 
 from services.learner.attempt import Attempt, as_json, request_seed
+from services.learner.durable.progress import Ledger
 from services.learner.supply.evaluator import Evaluator, due_evaluations
 from services.learner.supply.feeder import Feeder, task_index
-from services.learner.supply.ledger import Ledger
 from services.learner.supply.selection import Lookahead
 from tests.builders import a_recipe, a_task
 

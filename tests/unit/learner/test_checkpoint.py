@@ -140,6 +140,12 @@ def test_progress_comes_back_from_a_checkpoint_as_it_was() -> None:
     assert again.positions == {Purpose.TRAIN: 3, Purpose.PRETRAIN: 1, Purpose.EVAL: 0}
 
 
+def test_an_evaluation_has_the_step_that_it_began_at() -> None:
+    progress = Progress(step=5, pretrained=2, evaluating=4)
+    steps = {purpose: progress.steps_of(purpose) for purpose in Purpose}
+    assert steps == {Purpose.TRAIN: 5, Purpose.PRETRAIN: 2, Purpose.EVAL: 4}
+
+
 def test_the_first_and_the_newest_evaluations_are_kept_and_all_are_counted() -> None:
     progress = Progress()
     for step in range(3000):
