@@ -1,5 +1,6 @@
 """Feeder and ledger: what makes a new attempt go on where the last one was."""
 
+import asyncio
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import cast
 import numpy as np
 import pytest
 from protocol.exchange import Exchange
+from protocol.messages import RolloutRequest
 from protocol.recipe import Purpose, Recipe
 from protocol.samples import USED
 
@@ -52,6 +54,26 @@ def test_a_request_names_the_step_that_is_expected_and_weights_fresh_enough_for_
     assert [request.step for request in asked] == [0, 0, 1, 1, 4, 5, 5, 5]
     assert [request.min_version for request in asked] == [0, 0, 0, 0, 3, 4, 4, 4]
     assert sorted(request.task.id for request in asked[:5]) == [task.id for task in tasks]
+
+
+@pytest.mark.anyio
+async def test_a_feeder_asks_once_for_each_number_that_is_not_answered() -> None:
+    asked: list[int] = []
+
+    class Asked:
+        async def ask(self, request: RolloutRequest) -> None:
+            asked.append(request.number)
+
+    attempt = Attempt(cast(Exchange, Asked()), "job", 2, a_recipe(), Path("unused"))
+    feeder = Feeder(attempt, [a_task()], Purpose.TRAIN, lambda number: number == 3)
+    feeder.resume(2, [])
+    feeding = asyncio.create_task(feeder.feed_forever())
+    for position in (2, 4):
+        feeder.admit(Lookahead(step=1, position=position, needs=(4,), most=100))
+        while feeder.asked < position + 4:
+            await asyncio.sleep(0)
+    feeding.cancel()
+    assert asked == [2, 4, 5, 6, 7]
 
 
 def test_seeds_differ_by_number_and_purpose() -> None:
