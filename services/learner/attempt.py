@@ -16,15 +16,15 @@ from protocol.recipe import Purpose, Recipe
 
 
 class JobFault(RuntimeError):
-    """The job can never go on as it was given; the text says why."""
+    """The job can never work as it was given; the text says why."""
 
 
 class MachineFault(RuntimeError):
-    """The job cannot go on until the machine is mended; the text says how."""
+    """The job has to wait until the machine is mended; the text says how."""
 
 
 class EnginesFault(RuntimeError):
-    """No rollout starts an engine, and none did before the job came; the text says how to go on."""
+    """No rollout starts an engine, and none did before the job came; the text has the remedy."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ _REMEDIES = {
     errno.ENOSPC: "free space on that disk",
     errno.EDQUOT: "free space within the quota of that disk",
     errno.ENOENT: "restore it, or mount the folder that it is in",
-    errno.ESTALE: "mount the folder that it is in anew",
+    errno.ESTALE: "mount the folder that it is in again",
     errno.EACCES: "let the learner's user read and write there",
     errno.EPERM: "let the learner's user read and write there",
     errno.EROFS: "mount the folder so that the learner can write there",

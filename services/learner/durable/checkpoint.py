@@ -30,7 +30,7 @@ class Checkpoints:
         folder.mkdir(parents=True, exist_ok=True)
 
     def newest(self) -> tuple[Path, Progress] | None:
-        """The newest whole checkpoint, if there is any checkpoint; ``damaged`` tells of newer ones.
+        """The newest whole checkpoint, if there is any; ``damaged`` has the newer ones.
 
         Raises:
             MachineFault: if all are damaged.
@@ -66,7 +66,7 @@ class Checkpoints:
             commit: called when all is written and before it counts; raising prevents it.
             published: folders to copy into it, by their names there: the policy, if it is among
                 them, and that which an evaluation measures.
-            copied: called when the team may go on, since what it has to save is copied aside.
+            copied: called when the state is copied, so that training may continue.
         """
         target = self.folder / progress.checkpoint_name
         state = progress.model_copy(update={"ranks": team.num_ranks}).model_dump_json(indent=1)
@@ -93,7 +93,7 @@ class Checkpoints:
         return target
 
     def first_segment_needed(self) -> str:
-        """The oldest segment of the log that a checkpoint needs; the first if one cannot tell."""
+        """The oldest segment of the log that a checkpoint needs; the first if that is unknown."""
         try:
             return min((_state(path).first_segment for path in self._all()), default="")
         except (OSError, ValueError):

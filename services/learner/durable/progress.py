@@ -15,7 +15,7 @@ from protocol.recipe import Purpose
 from protocol.samples import USED
 from pydantic import BaseModel, ConfigDict, Field
 
-_KEPT_EVALUATIONS = 1000  # beside the first
+_KEPT_EVALUATIONS = 1000  # and the first
 _TOTALS = (
     *("train_seconds", "samples", "tokens", "updates", "parity_max", "parity_tokens"),
     *("empty_steps", "groups_without_signal", "exposed_grading_seconds"),

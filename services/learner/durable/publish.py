@@ -54,7 +54,7 @@ class Slot:
 
 
 class Slots:
-    """The slots of one attempt. Two are enough while nobody reads more slowly than it writes."""
+    """The slots of one attempt. Two are enough while no reader is slower than the learner."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -62,7 +62,7 @@ class Slots:
         self._all: list[Slot] = []
 
     def take(self, folder: str) -> Slot:
-        """A slot for the version that will lie in a folder below the root; nobody else sees it."""
+        """A slot for the version that will lie in a folder below the root; nothing else sees it."""
         target = self.root / folder
         unfinished = target.with_name(f"{weights.UNFINISHED}{target.name}")
         for slot in self._all:
@@ -120,7 +120,7 @@ class Publisher:
         self.attempt = attempt
         self.disk, self.memory = disk, memory
         self.newest: PolicyVersion | None = None  # the last that is whole
-        self.evaluated: PolicyVersion | None = None  # beside training
+        self.evaluated: PolicyVersion | None = None  # while training continues
         self._lease = ExitStack()  # of the version that is evaluated
         self._kept: list[PolicyVersion] = []  # that, and those that a checkpoint is made of
         self._slots = Slots(memory)
@@ -164,7 +164,7 @@ class Publisher:
         self._lease.close()
 
     async def evaluate(self) -> None:
-        """Keep the newest version, and say that it is evaluated beside training."""
+        """Keep the newest version, and announce that it is evaluated."""
         await self.announced()
         assert self.newest is not None, "it is published"
         await self._set_evaluated(self.newest.model_copy(update={"evaluated": None}))
@@ -200,9 +200,9 @@ class Publisher:
             self._lease.enter_context(self.keeping(policy))
         self.evaluated = policy
         if self.newest is not None:
-            await self._tell(self.newest)
+            await self._send(self.newest)
 
-    async def _tell(self, policy: PolicyVersion) -> None:
+    async def _send(self, policy: PolicyVersion) -> None:
         policy = policy.model_copy(update={"evaluated": self.evaluated})
         self.newest = policy  # before others can see it, or the reconciler might go back
         await self.attempt.exchange.announce(policy)
@@ -212,7 +212,7 @@ class Publisher:
         digest = await asyncio.to_thread(self._slots.finish, slot, folder)
         links = await self._link(slot.path, before.path if before else None, number)
         policy = self._version(number, folder, digest, links)
-        await self._tell(policy)
+        await self._send(policy)
         log.info("announced", extra={"policy": folder, "seconds": time.monotonic() - began})
         await self._retain(policy, *self._kept)
 
@@ -265,9 +265,9 @@ async def withdraw(deployment: Deployment, job_id: str) -> None:
 
 
 async def sweep(exchange: Exchange, deployment: Deployment) -> None:
-    """Withdraw the versions of all jobs that have ended or rest, and of those that nobody knows.
+    """Withdraw the versions of all jobs that are unknown, ended or paused, while none is running.
 
-    A job that rests publishes its own again when it goes on. Call it while no job is worked on.
+    A paused job publishes its own again when it is resumed.
     """
     for root in set(deployment.weights_roots):
         for folder in await asyncio.to_thread(lambda root=root: list(root.glob("[!.]*"))):

@@ -1,6 +1,6 @@
 """The sample store of a job, as one attempt writes it: what became of every group, for people.
 
-Each step is a file, which a thread writes while the next step goes on. A checkpoint waits for it:
+Each step is a file, which a thread writes during the next step. A checkpoint waits for it:
 steps after a checkpoint are made again from the log, and their files written again.
 """
 

@@ -26,7 +26,7 @@ class PauseRequested(Wish):
 
 
 class StopRequested(Wish):
-    """The process is told to leave; the job goes on in its next attempt."""
+    """The process is stopped; the job continues in its next attempt."""
 
 
 class Control:
@@ -88,7 +88,7 @@ async def first_to_end(*coroutines: Coroutine[Any, Any, T]) -> T:
         results = [task.result() for task in done]
         return results[0]
     finally:
-        # A library may take one cancellation for a timeout of its own, and go on.
+        # A library may take one cancellation for a timeout of its own.
         while running := {task for task in tasks if not task.done()}:
             for task in running:
                 task.cancel()
@@ -96,6 +96,6 @@ async def first_to_end(*coroutines: Coroutine[Any, Any, T]) -> T:
 
 
 def _retrieve_error(task: asyncio.Task[Any]) -> None:
-    """Retrieve a task's error, so that asyncio does not report it as one that nobody saw."""
+    """Retrieve a task's error, so that asyncio does not report it as never retrieved."""
     if not task.cancelled():
         task.exception()

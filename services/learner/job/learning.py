@@ -1,4 +1,4 @@
-"""Learning: a job goes on, phase by phase, from its last checkpoint to its end."""
+"""Learning: a job continues, phase by phase, from its last checkpoint to its end."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Learning:
         """Advance the first phase that is due until none is.
 
         Raises:
-            PauseRequested: if the user wants that, or is to decide how it goes on.
+            PauseRequested: if the user wants that, or has to decide.
             JobFault: if no step has changed the policy.
         """
         await self.control.refresh()
@@ -112,7 +112,7 @@ class Learning:
         return self.progress.ledgers[purpose].account(purpose, self._asked(purpose), there)
 
     def drop_leftovers(self) -> None:
-        """All steps are made: what was asked for beyond them serves nobody."""
+        """All steps are made: what was asked for beyond them is surplus."""
         ledger = self.progress.ledgers[Purpose.TRAIN]
         ledger.drop(SURPLUS, self._asked(Purpose.TRAIN) - ledger.position)
 
@@ -134,7 +134,7 @@ class Learning:
         step, made = self.progress.step, self.progress.made_before
         message = (
             f"the log no longer has all groups of the steps from {step} to {made}; they are asked "
-            "for again, and these steps are made anew"
+            "for again, and these steps are made again"
         )
         await self.attempt.say(f"anew:{self.attempt.number}", message, level="warn")
         self.progress.made_before = step

@@ -1,7 +1,7 @@
 """The reconciler: what the learner knows and Redis has forgotten is written again.
 
 Redis may come back without its last moments: after a power loss, or as a replica that lagged. Then
-nobody works on what was asked for in that time, and the learner would wait for it for ever.
+no worker has what was asked for in that time, and the learner would wait for it for ever.
 """
 
 from __future__ import annotations

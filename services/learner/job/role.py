@@ -1,6 +1,6 @@
 """A learner process: of the queue's jobs it takes one up, for one attempt.
 
-It ends when the job ends or is paused, when it is told to stop, or when something breaks; its
+It ends when the job ends or is paused, when it is stopped, or when something breaks; its
 supervisor starts the next one, which takes up the same job from the last checkpoint, or the next
 job of the queue that can run.
 """
@@ -71,7 +71,7 @@ async def _take_up_one_job(service: Service, team: Team) -> None:
 
 
 async def _fail_unreadable(exchange: Exchange, delivery: Delivery[JobRef], error: str) -> None:
-    """End a job that nobody here can work on; a release that can read it finds it failed."""
+    """Fail a job that this release cannot read; one that can read it finds it failed."""
     log.error("unreadable job", extra={"job": delivery.job_id, "why": error})
     end: dict[str, Any] = {"state": JobState.FAILED, "error": error, "finished_at": time.time()}
     try:
@@ -93,7 +93,7 @@ class Role:
         self._roster = Roster(service.deployment.claim_idle_s, service.deployment.heartbeat_s)
 
     async def acquire(self) -> bool:
-        """Wait until this learner holds the lease; False if it is told to stop before.
+        """Wait until this learner holds the lease; False if it is stopped before.
 
         Unblocked by: the end of the learner that holds it, or time without a heartbeat of it.
         """

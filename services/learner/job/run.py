@@ -1,7 +1,7 @@
 """One attempt at a job, from its beginning to its last word.
 
 Only what the user asked for, or what broke in the job itself, ends a job as failed. What is wrong
-with the machine holds it up, until an attempt finds that mended; the other jobs go on meanwhile.
+with the machine holds it up, until an attempt finds that mended; other jobs run meanwhile.
 """
 
 from __future__ import annotations
@@ -41,14 +41,13 @@ from services.learner.training.ranks import Team, machine_errors
 
 log = logging.getLogger(__name__)
 _MOST_FAILURES = 3  # in a row, without progress
-_SILENT_ATTEMPTS = 3  # in a row, before somebody is told
+_SILENT_ATTEMPTS = 3  # in a row, before a warning
 _RETRY_HEARTBEATS = 5  # a few seconds
 _NO_SMALLER = (
     "out of memory: {}; micro-batches can be no smaller, for a sample may have model.max_context = "
     "{} tokens. Lower that or training.logprob_chunk_tokens, set training.recompute_activations, "
     "raise optimizer.zero_stage or training.sequence_parallel where there are several GPUs, or "
-    "give the learner more memory; "
-    "`weir plan` tells what fits"
+    "give the learner more memory; `weir plan` shows what fits"
 )
 
 
@@ -198,7 +197,7 @@ class Run:
 
         Args:
             problem: what is wrong, and the remedy.
-            cause: the same for the same problem; people are told once per step and cause.
+            cause: the same for the same problem; there is one event per step and cause.
             fault: whose it is.
         """
         self.service.readiness.set(False, problem)

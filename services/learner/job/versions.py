@@ -43,7 +43,7 @@ class Versions:
             await self.publisher.restore_evaluated(self.team, number, folder)
 
     async def publish(self) -> None:
-        """Publish the policy, unless an earlier attempt's steps are replayed: nobody waits then."""
+        """Publish the policy; not while steps are replayed, for which no rollout waits."""
         step = self.progress.step
         if not self.progress.is_replayed:
             with self.control.doing(Doing.PUBLISHES, step, timed="publish"):
@@ -65,7 +65,7 @@ class Versions:
         await self.saved_whole()
 
     async def begin_save(self) -> None:
-        """The same, written while training goes on; the last one first has to be there."""
+        """The same, written while training continues, once the checkpoint before it is there."""
         with self.control.doing(Doing.SAVES, timed="checkpoint"):
             await self.saved_whole()
             copied = asyncio.Event()

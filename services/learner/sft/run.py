@@ -1,4 +1,4 @@
-"""Supervised learning: epochs of updates, told in the terminal, then the model's folder."""
+"""Supervised learning: epochs of updates on solutions, then the model's folder."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Imitation:
 
 @contextmanager
 def unfinished(target: Path) -> Iterator[Path]:
-    """A new folder beside the target, of this process alone, that goes with the context.
+    """A new folder next to the target, of this process alone, removed with the context.
 
     Raises:
         FolderTaken: if another process has one for the same target.
@@ -150,7 +150,7 @@ def unfinished(target: Path) -> Iterator[Path]:
 
 @dataclass
 class Progress:
-    """What rank 0 tells the terminal: a line every ten seconds, and after the last update."""
+    """What rank 0 prints: a line every ten seconds, and after the last update."""
 
     num_updates: int
     prints: bool
@@ -161,7 +161,7 @@ class Progress:
     started: float = field(default_factory=time.monotonic)
 
     def update(self, samples: Sequence[Sample], loss: float, *, made: int) -> None:
-        """Count an update, and tell of those since the last line if it is time to.
+        """Count an update, and print a line on those since the last one if it is time to.
 
         Args:
             loss: the mean NLL per token before it, in nats.

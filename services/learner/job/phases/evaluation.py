@@ -1,7 +1,7 @@
 """Evaluation: accuracy on held-out tasks, through the same rollout and grader services.
 
-It goes on beside training: rollouts that evaluate stay at the version they measure, and the result
-is told when all groups are in, at the latest before the next evaluation begins.
+Training continues meanwhile: rollouts that evaluate stay at the version they measure. The result is
+reported when all groups are in, at the latest before the next evaluation begins.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Evaluation:
     learning: Learning
     evaluator: Evaluator
     _began: float = 0.0
-    _held: int | None = None  # the version of which the ranks have kept the weights
+    _copied: int | None = None  # the version whose weights the ranks have copied
 
     @property
     def is_due(self) -> bool:
@@ -68,7 +68,7 @@ class Evaluation:
         if missing := self.evaluator.missing(learning.intake):
             if progress.step == step < learning.recipe.training.steps:
                 await learning.team.hold()
-                self._held = step
+                self._copied = step
             await learning.versions.begin_evaluation(step)
             await self.evaluator.ask(missing)
 
@@ -119,9 +119,9 @@ class Evaluation:
         await attempt.say(f"{event_id}:{name}", words, data=data)
 
     async def _forget_version(self) -> None:
-        if self._held is not None:
+        if self._copied is not None:
             await self.learning.team.let_go()
-            self._held = None
+            self._copied = None
         await self.learning.versions.publisher.end_evaluation()
 
     async def _measure(self, name: str, groups: Sequence[ScoredGroup]) -> Measured:
@@ -134,7 +134,7 @@ class Evaluation:
         sampling = recipe.sampling_of(recipe.evaluations[name])
         samples, _ = samples_of(used(groups), attempt=learning.attempt.number, version=step)
         has_gone_on = learning.progress.step > step
-        can_be_compared = sampling.top_p == 1 and (self._held == step or not has_gone_on)
+        can_be_compared = sampling.top_p == 1 and (self._copied == step or not has_gone_on)
         some = samples[:_PARITY_RESPONSES] if can_be_compared else []
         measured = Measured()
         if some:

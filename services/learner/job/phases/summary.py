@@ -1,7 +1,7 @@
 """The result of an evaluation: avg@k and pass@k on held-out tasks, with 95 % intervals. Pure.
 
 The tasks are the sample, not the responses: another evaluation with more responses to the same
-tasks tells more about these tasks, but little about others.
+tasks says more about these tasks, but little about others.
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ def summarize(step: int, groups: Sequence[GradedGroup]) -> dict[str, Any]:
         "ungradable": sum(grade.accuracy is None for grade in grades),
     }
     if len(results) <= MAX_TASKS_REPORTED:
-        told = {result.task_id: [sum(result.accuracies), result.graded] for result in results}
-        summary["per_task"] = told
+        summary["per_task"] = {r.task_id: [sum(r.accuracies), r.graded] for r in results}
     return summary
 
 
