@@ -126,6 +126,9 @@ class Learner:
         rows = await self.exchange.events(job_id)
         return [event for _, event in rows if event.id.startswith(kind)]
 
+    async def is_ready(self) -> bool:
+        return self.services[-1].readiness.ready
+
     def is_in(self, state: JobState) -> Callable[[], Awaitable[bool]]:
         async def look() -> bool:
             return (await self.record()).state is state
