@@ -26,8 +26,7 @@ from protocol import weights
 from protocol.messages import PolicyVersion
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from services.learner.durable.chain import Chain
-from services.learner.durable.slots import Slots
+from services.learner.durable.publish import Chain, Slots
 from services.learner.training.engine import init_ranks, leave_ranks
 from services.learner.training.ranks import Team
 from services.rollout.engine import Engine

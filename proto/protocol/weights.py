@@ -91,11 +91,6 @@ def seal(folder: Path) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def is_sealed(folder: Path) -> bool:
-    """Whether the folder has a manifest, so that it can be verified."""
-    return (folder / MANIFEST).is_file()
-
-
 def verify(path: Path, digest: str | None = None) -> None:
     """Check a sealed folder, file by file.
 

@@ -220,7 +220,7 @@ class _Worker(Generic[I, O]):
         self.job = job
         try:
             wanted = await self.service.exchange.requested_state(job.job_id) if job else None
-        except ValueError:  # of another release, or damaged: the learner sets the job aside
+        except ValueError:  # of another release, or damaged: the learner fails the job
             wanted = None
         if wanted is Requested.CANCEL:
             await self._release_everything()

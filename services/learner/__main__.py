@@ -16,7 +16,6 @@ os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 
 async def lead(service: Service) -> None:
-    """Rank 0: work on one job, and lead the other ranks."""
     from services.learner.job.role import work_on_one_job
     from services.learner.training.engine import leave_ranks
     from services.learner.training.ranks import Team
@@ -30,7 +29,6 @@ async def lead(service: Service) -> None:
 
 
 def main() -> None:
-    """Join the ranks; rank 0 serves, the others follow."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         # torchrun gives each rank a session of its own, out of reach of who kills its group.
         # Before the imports that take seconds, in which it may die.

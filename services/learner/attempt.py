@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from protocol.exchange import Exchange
-from protocol.messages import ActiveJob, RolloutRequest
+from protocol.messages import ActiveJob, JobEvent, RolloutRequest
 from protocol.recipe import Purpose, Recipe
 
 
 class JobFault(RuntimeError):
-    """The job can never go on as it was given; the text says why."""
+    """The job can never work as it was given; the text says why."""
 
 
 class MachineFault(RuntimeError):
-    """The job cannot go on until the machine is mended; the text says how."""
+    """The job has to wait until the machine is mended; the text says how."""
 
 
 class EnginesFault(RuntimeError):
-    """No rollout starts an engine, and none did before the job came; the text says how to go on."""
+    """No rollout starts an engine, and none did before the job came; the text has the remedy."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,6 @@ class Attempt:
 
     @property
     def active(self) -> ActiveJob:
-        """What the other services are told to work on."""
         return ActiveJob(job_id=self.job_id, attempt=self.number, recipe=self.recipe)
 
     async def update(self, **values: Any) -> None:
@@ -46,6 +48,18 @@ class Attempt:
             Fenced: if there is a newer attempt.
         """
         await self.exchange.update_job(self.job_id, self.number, **values)
+
+    async def say(
+        self, event_id: str, message: str, *, data: Mapping[str, Any] | None = None, **values: Any
+    ) -> None:
+        """Record an event of the job; the same ``event_id`` is recorded once.
+
+        Args:
+            data: of the event; see `as_json`.
+            values: further fields of the `JobEvent`.
+        """
+        values |= {"job_id": self.job_id, "message": message, "data": as_json(data or {})}
+        await self.exchange.record_event(JobEvent(id=event_id, **values))
 
     def request(self, purpose: Purpose, number: int, **values: Any) -> RolloutRequest:
         """The request of this job with this number; ``values`` are its other fields."""
@@ -58,6 +72,17 @@ class Attempt:
             seed=request_seed(self.recipe.training.seed, purpose, number),
             **values,
         )
+
+
+def as_json(value: Any) -> Any:
+    """What JSON can hold of a value: null for a number that is not finite, a text for an object."""
+    if isinstance(value, Mapping):
+        return {str(name): as_json(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    if isinstance(value, Real) and not isinstance(value, int):
+        return float(value) if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 def request_seed(seed: int, purpose: Purpose, number: int) -> int:

@@ -18,7 +18,7 @@ from services.learner.training.model_check import UnsupportedModel
 from services.learner.training.ranks import BatchTooLarge, TeamBroken
 
 # The first row counts that has the error. What each fault costs the job, and what people hear of
-# it, is in `Outcome.after`.
+# it, is in `Run.end_by`.
 _TABLE: tuple[tuple[Fault, tuple[type[Exception], ...]], ...] = (
     (Fault.NOBODY, (*Disconnected, Fenced, TeamBroken)),
     (Fault.JOB, (JobFault, NotOnHub, TaskFileError, UnknownName, UnsupportedModel)),
@@ -32,7 +32,7 @@ _REMEDIES = {
     errno.ENOSPC: "free space on that disk",
     errno.EDQUOT: "free space within the quota of that disk",
     errno.ENOENT: "restore it, or mount the folder that it is in",
-    errno.ESTALE: "mount the folder that it is in anew",
+    errno.ESTALE: "mount the folder that it is in again",
     errno.EACCES: "let the learner's user read and write there",
     errno.EPERM: "let the learner's user read and write there",
     errno.EROFS: "mount the folder so that the learner can write there",
@@ -44,7 +44,6 @@ _ANOTHER_REMEDY = "see that the disk has space, or mend it or the connection beh
 
 
 def fault_of(error: Exception) -> Fault:
-    """Who pays for what ended an attempt."""
     return next(fault for fault, errors in _TABLE if isinstance(error, errors))
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import RepositoryNotFoundError
 
-from services.chassis.deployment import Deployment
-
 _NEEDED_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 
@@ -20,27 +18,18 @@ class NotOnHub(ValueError):
     """The model hub has no usable model of the name that the recipe gives."""
 
 
-def model_folder(path: str, deployment: Deployment, field: str = "model.path") -> Path:
-    """The folder of a recipe's model, downloaded if it is a hub id and the deployment allows it.
+def find_model(path: str, roots: tuple[Path, ...], *, hub: bool, field: str = "model.path") -> Path:
+    """The folder of a recipe's model, downloaded if it is a hub id and a hub is allowed.
 
     Args:
-        path: a folder below an allowed root or of a job, or a hub id.
+        path: a folder below one of the roots, or a hub id.
+        roots: where model folders may lie.
+        hub: whether one may be downloaded.
         field: where the recipe names it.
 
     Raises:
-        ModelNotFound: if no allowed root holds it, or it has no safetensors weights.
+        ModelNotFound: if no root holds it, or it has no safetensors weights.
         NotOnHub: if it is to come from the hub, and the hub has none with safetensors weights.
-    """
-    roots = (*deployment.model_roots, deployment.jobs_dir.resolve())
-    return find_model(path, roots, hub=deployment.model_hub, field=field)
-
-
-def find_model(path: str, roots: tuple[Path, ...], *, hub: bool, field: str = "model.path") -> Path:
-    """`model_folder` where there is no stack: from these roots, or from the hub if it is allowed.
-
-    Raises:
-        ModelNotFound: as there.
-        NotOnHub: as there.
     """
     folder = folder_under_roots(path, roots, field)
     if folder is not None:

@@ -74,12 +74,10 @@ class Response:
 
     @property
     def has_changed(self) -> bool:
-        """Whether any value is another now."""
         return self.before != self.after
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Replay one step; returns the exit status."""
     given = _parser().parse_args(arguments)
     try:
         folder = _samples_folder(given.job)

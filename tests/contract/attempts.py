@@ -105,14 +105,13 @@ class Learner:
         )
         await self.exchange.submit(a_job_record(job_id, recipe=recipe))
 
-    async def uninterrupted(self) -> str:
+    async def uninterrupted(self, **training: Any) -> str:
         """What the model of the job is in the end if nothing happens to it."""
         other = Learner(self.exchange, self.data_dir / "other")
-        await other.submit("other")
+        await other.submit("other", **training)
         return (await other.attempt()).digest
 
-    async def paused(self) -> None:
-        """An attempt that ends with a pause, after which the job is resumed."""
+    async def paused_and_resumed(self) -> None:
         await self.attempt()
         assert (await self.record()).state is JobState.PAUSED
         await self.exchange.request_state("job", Requested.RUN)
@@ -127,6 +126,9 @@ class Learner:
         rows = await self.exchange.events(job_id)
         return [event for _, event in rows if event.id.startswith(kind)]
 
+    async def is_ready(self) -> bool:
+        return self.services[-1].readiness.ready
+
     def is_in(self, state: JobState) -> Callable[[], Awaitable[bool]]:
         async def look() -> bool:
             return (await self.record()).state is state
@@ -139,8 +141,10 @@ class Learner:
 
         return look
 
-    async def warnings(self) -> list[str]:
-        return [event.message for event in await self.events() if event.level == "warn"]
+    async def warning(self) -> str:
+        """The only one that there was."""
+        (warning,) = (event.message for event in await self.events() if event.level == "warn")
+        return warning
 
     @property
     def job_dir(self) -> Path:

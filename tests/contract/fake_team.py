@@ -25,7 +25,8 @@ class FakeTeam:
 
     def __init__(self) -> None:
         self.digest = ""
-        self.aside = ""  # a copy, to be written
+        self.copy = ""  # to be written
+        self.is_kept_alive = False
 
     async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
         self.digest = ""
@@ -54,10 +55,10 @@ class FakeTeam:
 
     async def save(self, folder: Path) -> None:
         (folder / "policy").mkdir()
-        self.aside = self.digest
+        self.copy = self.digest
 
     async def written(self, folder: Path) -> None:
-        (folder / "policy" / "digest").write_text(self.aside)
+        (folder / "policy" / "digest").write_text(self.copy)
 
     async def load(self, folder: Path) -> None:
         self.digest = (folder / "policy" / "digest").read_text()
@@ -76,6 +77,7 @@ class FakeTeam:
         pass
 
     async def keep_alive_forever(self) -> None:
+        self.is_kept_alive = True
         await asyncio.Event().wait()
 
     def _learn(self, kind: str, samples: Sequence[Sample]) -> None:

@@ -35,7 +35,7 @@ WRITES_OF_AN_ATTEMPT: dict[str, Callable[[Exchange], Awaitable[object]]] = {
     "announce": lambda exchange: exchange.announce(a_policy(3)),
     "update": lambda exchange: exchange.update_job("job", 1, step=5),
     "activate": lambda exchange: exchange.activate(active()),
-    "lay aside": lambda exchange: exchange.lay_aside("job", 1, "full", Fault.MACHINE),
+    "pause": lambda exchange: exchange.pause_job("job", 1, "full", Fault.MACHINE),
     "close": lambda exchange: close(exchange, 1),
 }
 
@@ -54,7 +54,7 @@ async def test_an_attempt_that_was_superseded_writes_nothing(
         assert {key: client.dump(key) for key in client.scan_iter()} == before
 
 
-@pytest.mark.parametrize("name", ["ask", "update", "lay aside"])
+@pytest.mark.parametrize("name", ["ask", "update", "pause"])
 async def test_nothing_is_written_of_a_job_that_has_ended(exchange: Exchange, name: str) -> None:
     await begin(exchange)
     await close(exchange, 1)

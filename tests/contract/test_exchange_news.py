@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from typing import Any
 
-import numpy as np
 import pytest
 from protocol import streams
 from protocol.exchange import Exchange, news
 from protocol.streams import EVENTS
 
-from services.learner.job.report import Reporter
 from tests.builders import a_policy, an_event
 from tests.contract.conftest import OpenExchange
 from tests.contract.exchange_steps import begin
@@ -146,26 +143,3 @@ async def test_the_newest_events_are_kept_and_recorded_once_and_only_their_ids(
     for event_id in newest:
         assert not await exchange.record_event(an_event(event_id))
     assert await ids_of(exchange) == newest
-
-
-async def test_what_json_cannot_hold_is_null_or_a_text_in_an_event(exchange: Exchange) -> None:
-    awkward = {
-        "grad_norm": math.nan,
-        "nested": {"losses": [math.inf, 0.5], 7: (-math.inf,)},
-        "numpy": np.float32(0.5),
-        "flag": True,
-        "count": 3,
-        "nothing": None,
-        "object": {1},
-    }
-    await Reporter(exchange, "job").step(1, awkward)
-    ((_, event),) = await exchange.events("job")
-    assert event.data == {
-        "grad_norm": None,
-        "nested": {"losses": [None, 0.5], "7": [None]},
-        "numpy": 0.5,
-        "flag": True,
-        "count": 3,
-        "nothing": None,
-        "object": "{1}",
-    }

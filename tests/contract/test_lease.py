@@ -33,13 +33,6 @@ async def open_learner(open_exchange: OpenExchange, tmp_path: Path) -> AsyncIter
         yield opened
 
 
-def is_ready(learner: Learner) -> Callable[[], Awaitable[bool]]:
-    async def look() -> bool:
-        return learner.services[-1].readiness.ready
-
-    return look
-
-
 def waits_for(learner: Learner, holder: str) -> Callable[[], Awaitable[bool]]:
     async def look() -> bool:
         readiness = learner.services[-1].readiness
@@ -82,11 +75,11 @@ async def test_a_learner_that_ends_in_good_order_gives_up_the_lease(open_learner
     first, second = await open_learner("first"), await open_learner("second")
     second.claim_idle_s = 3600
     working = first.start()
-    await until(is_ready(first))
+    await until(first.is_ready)
     waiting = second.start()
     await until(waits_for(second, "first"))
     await stop(first, working)
-    await until(is_ready(second))
+    await until(second.is_ready)
     await stop(second, waiting)
 
 
@@ -96,14 +89,14 @@ async def test_the_next_life_in_the_same_replica_has_the_lease_at_once(open_lear
     restarted.claim_idle_s = 3600
     await killed.exchange.hold_lease()
     running = restarted.start()
-    await until(is_ready(restarted))
+    await until(restarted.is_ready)
     await stop(restarted, running)
 
 
 async def test_who_has_lost_the_lease_stops_and_begins_no_attempt(open_learner: Open) -> None:
     first, second = await open_learner("first"), await open_learner("second")
     working = first.start()
-    await until(is_ready(first))
+    await until(first.is_ready)
     taken = await second.exchange.hold_lease(await second.exchange.hold_lease())
     while taken.holder != "second":  # it has shown life in between
         taken = await second.exchange.hold_lease(taken)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from protocol import streams
 from protocol.exchange import Exchange, Fenced
 from protocol.messages import ActiveJob, Fault, JobState, Requested
 from protocol.streams import JOBS
 
 from tests.builders import a_job_record, a_recipe, a_request
+from tests.contract.attempts import Learner, until
 from tests.contract.conftest import OpenExchange
 from tests.contract.exchange_steps import record_of, taken_up
 from tests.contract.valkey_server import Server
@@ -63,7 +65,7 @@ async def test_a_resumed_job_waits_for_the_one_that_runs_and_comes_before_those_
     attempt = await work_on(exchange, "first")
     await exchange.ask(a_request(job_id="first"))
     await exchange.request_state("first", Requested.PAUSE)
-    assert await exchange.lay_aside("first", attempt, "80% failed")
+    assert await exchange.pause_job("first", attempt, "80% failed")
     assert await exchange.active() is None
     with server.client() as client:
         assert client.keys("weir:*first*") == [b"weir:job:first"]  # the others need the memory
@@ -80,12 +82,12 @@ async def test_a_resumed_job_waits_for_the_one_that_runs_and_comes_before_those_
     assert (record.state, record.error) == (JobState.QUEUED, None)
 
 
-async def test_a_job_that_is_resumed_before_it_was_laid_aside_goes_on(exchange: Exchange) -> None:
+async def test_a_job_that_is_resumed_before_it_was_paused_goes_on(exchange: Exchange) -> None:
     await submit(exchange, "first", "second")
     attempt = await work_on(exchange, "first")
     await exchange.request_state("first", Requested.PAUSE)
     await exchange.request_state("first", Requested.RUN)
-    assert not await exchange.lay_aside("first", attempt, None)
+    assert not await exchange.pause_job("first", attempt, None)
     assert await state_of(exchange, "first") == (JobState.RUNNING, Requested.RUN)
     assert await next_id(exchange) == "first"
 
@@ -104,7 +106,7 @@ async def test_a_learner_that_was_killed_before_it_could_pause_its_job_takes_the
 
 async def hold_up(exchange: Exchange, job_id: str) -> None:
     attempt = await exchange.begin_attempt(job_id)
-    assert await exchange.lay_aside(job_id, attempt, "the disk is full", Fault.MACHINE)
+    assert await exchange.pause_job(job_id, attempt, "the disk is full", Fault.MACHINE)
 
 
 async def test_a_job_that_is_held_up_lets_the_others_run_and_is_tried_when_one_has_ended(
@@ -141,7 +143,7 @@ async def test_a_job_that_is_to_be_cancelled_is_not_held_up_and_ends_in_its_next
     await submit(exchange, "first", "second")
     attempt = await work_on(exchange, "first")
     await exchange.request_state("first", Requested.CANCEL)
-    assert not await exchange.lay_aside("first", attempt, "the disk is full", Fault.MACHINE)
+    assert not await exchange.pause_job("first", attempt, "the disk is full", Fault.MACHINE)
     assert await state_of(exchange, "first") == (JobState.RUNNING, Requested.CANCEL)
     assert await next_id(exchange) == "first"
 
@@ -153,7 +155,7 @@ async def test_a_paused_job_is_cancelled_at_once_and_nothing_but_its_record_is_l
     attempt = await work_on(exchange, "first")
     await exchange.ask(a_request(job_id="first"))
     await exchange.request_state("first", Requested.PAUSE)
-    await exchange.lay_aside("first", attempt, None)
+    await exchange.pause_job("first", attempt, None)
     await exchange.request_state("first", Requested.CANCEL)
     assert await state_of(exchange, "first") == (JobState.CANCELLED, Requested.CANCEL)
     assert await next_id(exchange) == "second"
@@ -161,7 +163,7 @@ async def test_a_paused_job_is_cancelled_at_once_and_nothing_but_its_record_is_l
     with server.client() as client:
         assert client.keys("weir:*first*") == [b"weir:job:first"]
     with pytest.raises(Fenced, match="ended"):
-        await exchange.lay_aside("first", attempt, None)
+        await exchange.pause_job("first", attempt, None)
 
 
 async def test_a_learner_that_has_lost_its_role_makes_no_other_job_active(
@@ -178,3 +180,46 @@ async def test_a_learner_that_has_lost_its_role_makes_no_other_job_active(
     active = await exchange.active()
     assert active is not None
     assert active.job_id == "second"
+
+
+def put(server: Server, **values: str) -> None:
+    with server.client() as client:
+        for field, value in values.items():
+            client.hset(streams.job_key("job"), field, value)
+
+
+async def work_until_the_queue_is_empty(learner: Learner) -> None:
+    async def is_empty() -> bool:
+        return not (await learner.exchange.backlog(JOBS)).entries
+
+    async with learner.attempting() as attempt:
+        await until(is_empty)
+        learner.services[-1].stop()
+        await attempt
+
+
+async def test_a_job_that_cannot_be_read_makes_way_and_can_be_read_later(
+    exchange: Exchange, server: Server, learner: Learner
+) -> None:
+    await submit(exchange, "job")
+    await work_on(exchange, "job")
+    await exchange.ask(a_request())
+    put(server, new_field="1")
+    await work_until_the_queue_is_empty(learner)
+    assert await exchange.active() is None
+    with server.client() as client:
+        assert client.keys("weir:*job*:*") == [b"weir:job:job"]
+        client.hdel(streams.job_key("job"), "new_field")
+    record = await record_of(exchange)
+    assert (record.state, record.recipe) == (JobState.FAILED, a_recipe())
+    assert "new_field: unknown key" in str(record.error)
+
+
+@pytest.mark.parametrize("damage", [{"attempt": '"many"'}, {"state": '"succeeded"'}])
+async def test_a_job_that_cannot_even_be_ended_makes_way_too(
+    exchange: Exchange, server: Server, learner: Learner, damage: dict[str, str]
+) -> None:
+    await submit(exchange, "job")
+    put(server, new_field="1", **damage)
+    await work_until_the_queue_is_empty(learner)
+    assert await exchange.next_job(wait_s=0.01) is None

@@ -135,7 +135,7 @@ async def test_a_learner_that_redis_has_forgotten_is_fenced(
         client.delete(streams.under_way_key("job"))
     parts.look_every_s = 0.01
     with pytest.raises(Fenced):
-        await parts.beside(asyncio.sleep(60))
+        await parts.reconciling_until(asyncio.sleep(60))
 
 
 async def test_a_job_goes_on_with_a_redis_that_has_lost_its_last_steps(

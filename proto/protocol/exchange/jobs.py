@@ -190,7 +190,7 @@ class Jobs(Connection):
         fields = {name.encode(): json.dumps(value).encode() for name, value in values.items()}
         await self.run("update_job", [streams.job_key(job_id)], [attempt, *flat(fields)])
 
-    async def lay_aside(
+    async def pause_job(
         self, job_id: str, attempt: int, why: str | None, held_up_by: Fault | None = None
     ) -> bool:
         """Let the stack work on another job: this one is paused.
@@ -212,7 +212,7 @@ class Jobs(Connection):
         """
         keys = [streams.job_key(job_id), streams.ACTIVE, _HELD_UP, *_keys_of_work(job_id)]
         args = [attempt, job_id, json.dumps(held_up_by), json.dumps(why)]
-        return bool(await self.run("lay_aside", keys, args))
+        return bool(await self.run("pause_job", keys, args))
 
     async def close_job(self, delivery: Delivery[JobRef], attempt: int, **values: Any) -> None:
         """End a job: write its last word, delete its work streams, and free the stack.

@@ -91,7 +91,7 @@ class Observer:
         job_id = active.job_id if active else (await self.exchange.queue()).first
         try:
             return await self.exchange.job(job_id) if job_id else None
-        except UnreadableRecord:  # the learner will set it aside
+        except UnreadableRecord:  # the learner will fail it
             return None
 
     async def _median_of_steps(self, job: JobRecord) -> float | None:

@@ -7,14 +7,11 @@ import re
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from protocol import weights
-from protocol.messages import Message
-from protocol.recipe import Purpose
-from pydantic import Field
 
 from services.learner.attempt import MachineFault
+from services.learner.durable.progress import Progress
 from services.learner.training.ranks import Team
 
 _STATE = "state.json"
@@ -22,49 +19,18 @@ MODEL = "model"
 EVALUATED = "evaluated"
 _KEPT = 2
 Published = Mapping[str, Path]
-_LEFTOVER = re.compile(r"\.(unfinished|replaced)-(?:(\d+)-)?(.+)")
-
-
-class LearnerState(Message):
-    """Where the learner was: everything of a checkpoint that is not a tensor.
-
-    The next number of a purpose to look at is the position of its ledger.
-    """
-
-    step: int
-    pretrained: int = 0  # steps that the critic made alone, before the policy's first
-    keep_rate: float = 1.0  # the recent share of groups that dynamic sampling kept
-    accepted: dict[Purpose, int] = Field(default_factory=dict)  # see `Progress`
-    first_segment: str
-    ledgers: dict[Purpose, dict[str, Any]]
-    evaluations: list[dict[str, Any]]  # the first and the newest, see `Progress`
-    evaluated: int = 0  # how many there were, where some are left out
-    evaluating: int | None = None  # the step whose evaluation is under way
-    totals: dict[str, float]
-    phase_seconds: dict[str, float] = Field(default_factory=dict)
-    metrics: dict[str, float | None] = Field(default_factory=dict)  # of the last step
-    ranks: int | None = None  # that saved the models
-
-
-def checkpoint_name(step: int, pretrained: int = 0) -> str:
-    """The name of a checkpoint's folder; names sort in the order of training."""
-    name = f"step-{step:06d}"
-    return f"{name}-pretrain-{pretrained:06d}" if step == 0 and pretrained else name
+_LEFTOVER = re.compile(r"\.(unfinished|replaced)-(\d+)-(.+)")
 
 
 class Checkpoints:
-    """The checkpoints of one job, as one attempt makes and finds them."""
-
     def __init__(self, folder: Path, attempt: int) -> None:
         self.folder = folder
         self.attempt = attempt
         self.damaged: dict[Path, str] = {}  # those that were found damaged, and how
         folder.mkdir(parents=True, exist_ok=True)
 
-    def newest(self) -> tuple[Path, LearnerState] | None:
-        """The newest whole checkpoint, if there is any checkpoint; ``damaged`` tells of newer ones.
-
-        One without a manifest, as earlier versions made them, passes for whole.
+    def newest(self) -> tuple[Path, Progress] | None:
+        """The newest whole checkpoint, if there is any; ``damaged`` has the newer ones.
 
         Raises:
             MachineFault: if all are damaged.
@@ -72,7 +38,8 @@ class Checkpoints:
         folders = self._all()
         for folder in reversed(folders):
             try:
-                return folder, _verified_state(folder)
+                weights.verify(folder)
+                return folder, _state(folder)
             except (weights.WeightsError, ValueError, FileNotFoundError) as error:
                 self.damaged[folder] = str(error)
         if folders:
@@ -85,7 +52,7 @@ class Checkpoints:
     async def save(
         self,
         team: Team,
-        state: LearnerState,
+        progress: Progress,
         commit: Callable[[], Awaitable[None]],
         published: Published | None = None,
         copied: Callable[[], None] = lambda: None,
@@ -99,10 +66,10 @@ class Checkpoints:
             commit: called when all is written and before it counts; raising prevents it.
             published: folders to copy into it, by their names there: the policy, if it is among
                 them, and that which an evaluation measures.
-            copied: called when the team may go on, since what it has to save is copied aside.
+            copied: called when the state is copied, so that training may continue.
         """
-        target = self.folder / checkpoint_name(state.step, state.pretrained)
-        stored = state.model_copy(update={"ranks": team.num_ranks})
+        target = self.folder / progress.checkpoint_name
+        state = progress.model_copy(update={"ranks": team.num_ranks}).model_dump_json(indent=1)
         published = published or {}
 
         async def fill(folder: Path) -> None:
@@ -113,7 +80,7 @@ class Checkpoints:
             await team.written(folder)
             for name, source in published.items():
                 await asyncio.to_thread(copy_published, source, folder / name)
-            (folder / _STATE).write_text(stored.model_dump_json(indent=1), encoding="utf-8")
+            (folder / _STATE).write_text(state, encoding="utf-8")
             await asyncio.to_thread(weights.seal, folder)
 
         await write_whole(target, fill, commit, attempt=self.attempt)
@@ -126,7 +93,7 @@ class Checkpoints:
         return target
 
     def first_segment_needed(self) -> str:
-        """The oldest segment of the log that a checkpoint needs; the first if one cannot tell."""
+        """The oldest segment of the log that a checkpoint needs; the first if that is unknown."""
         try:
             return min((_state(path).first_segment for path in self._all()), default="")
         except (OSError, ValueError):
@@ -141,15 +108,8 @@ def copy_published(published: Path, target: Path) -> None:
     shutil.copytree(published, target, ignore=shutil.ignore_patterns(weights.MANIFEST))
 
 
-def _verified_state(folder: Path) -> LearnerState:
-    if weights.is_sealed(folder):
-        weights.verify(folder)
-    return _state(folder)
-
-
-def _state(folder: Path) -> LearnerState:
-    content = (folder / _STATE).read_text(encoding="utf-8")
-    return LearnerState.model_validate_json(content)
+def _state(folder: Path) -> Progress:
+    return Progress.model_validate_json((folder / _STATE).read_bytes())
 
 
 async def write_whole(
@@ -193,7 +153,7 @@ def remove_leftovers(folder: Path, attempt: int) -> None:
     """
     for path in folder.glob(".*"):
         leftover = _LEFTOVER.fullmatch(path.name)
-        if leftover is None or int(leftover[2] or 0) > attempt:
+        if leftover is None or int(leftover[2]) > attempt:
             continue
         target = folder / leftover[3]
         if leftover[1] == "replaced" and not target.exists():

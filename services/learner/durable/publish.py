@@ -1,40 +1,126 @@
 """Publishing: the learner's weights become a version in memory, and every rollout hears of it.
 
 Only the copying holds up the next step. Checksums and the announcement come behind it.
+
+A version lies in a slot: a folder in memory that has the version's name while it is whole. Then it
+is filled with the next version but one, under another name, unless somebody reads it, who holds a
+lease (`weights.leased`) that ends with the process. For rollouts on other machines there is a chain
+of changes on the shared disk.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
+import os
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from protocol import weights
+from protocol import deltas, weights
 from protocol.exchange import Exchange, UnreadableRecord
 from protocol.messages import JobState, PolicyVersion
 
 from services.chassis.deployment import Deployment
 from services.learner.attempt import Attempt
-from services.learner.durable.chain import Chain
-from services.learner.durable.slots import Slot, Slots
 from services.learner.training.ranks import Team
 
 log = logging.getLogger(__name__)
 
 
-class Publisher:
-    """Publishes the versions of one attempt of one job."""
+@dataclass
+class Slot:
+    number: int
+    path: Path
+    descriptor: int
 
+    def try_to_take(self) -> bool:
+        """Take it for writing; False if somebody reads it."""
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def rename(self, path: Path) -> None:
+        shutil.rmtree(path, ignore_errors=True)
+        self.path.rename(path)
+        self.path = path
+
+
+class Slots:
+    """The slots of one attempt. Two are enough while no reader is slower than the learner."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.newest: Slot | None = None  # which a late joiner reads
+        self._all: list[Slot] = []
+
+    def take(self, folder: str) -> Slot:
+        """A slot for the version that will lie in a folder below the root; nothing else sees it."""
+        target = self.root / folder
+        unfinished = target.with_name(f"{weights.UNFINISHED}{target.name}")
+        for slot in self._all:
+            if slot is not self.newest and slot.try_to_take():
+                slot.rename(unfinished)
+                return slot
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        slot = Slot(len(self._all), unfinished, os.open(unfinished, os.O_RDONLY))
+        slot.try_to_take()
+        self._all.append(slot)
+        return slot
+
+    def finish(self, slot: Slot, folder: str) -> str:
+        """Seal what was written, and show it under its name; returns its digest."""
+        (slot.path / weights.MANIFEST).unlink(missing_ok=True)
+        digest = weights.seal(slot.path)
+        slot.rename(self.root / folder)
+        self.newest = slot
+        fcntl.flock(slot.descriptor, fcntl.LOCK_UN)
+        return digest
+
+    @property
+    def names(self) -> Iterator[str]:
+        return (slot.path.name for slot in self._all)
+
+
+class Chain:
+    """A whole version on the shared disk, and what has changed since, version by version.
+
+    A new one begins when the changes would take more to read than a whole version.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.links: tuple[str, ...] = ()  # folders below the root
+        self._room = 0  # bytes until a new one begins
+
+    def add(self, version: Path, before: Path | None, folder: str) -> None:
+        """Add a version in memory, as a folder below the root; ``before`` is in memory, too."""
+        target = self.root / folder
+        if not all((self.root / link).exists() for link in self.links):
+            before = None
+        size = deltas.write_link(version, before, target)
+        if before is not None and size > self._room:
+            before, size = None, deltas.write_link(version, None, target)
+        if before is None:
+            self.links, self._room = (folder,), size
+        else:
+            self.links, self._room = (*self.links, folder), self._room - size
+
+
+class Publisher:
     def __init__(self, attempt: Attempt, disk: Path, memory: Path, *, by_delta: bool) -> None:
         self.attempt = attempt
         self.disk, self.memory = disk, memory
         self.newest: PolicyVersion | None = None  # the last that is whole
-        self.evaluated: PolicyVersion | None = None  # beside training
+        self.evaluated: PolicyVersion | None = None  # while training continues
         self._lease = ExitStack()  # of the version that is evaluated
         self._kept: list[PolicyVersion] = []  # that, and those that a checkpoint is made of
         self._slots = Slots(memory)
@@ -61,11 +147,7 @@ class Publisher:
         self._announcing = asyncio.create_task(self._announce(slot, number, folder))
 
     async def announced(self) -> None:
-        """Wait until what was published is announced.
-
-        Raises:
-            Exception: what prevented it.
-        """
+        """Wait until what was published is announced, or raise what prevented it."""
         if self._announcing is not None:
             await asyncio.shield(self._announcing)
 
@@ -75,7 +157,6 @@ class Publisher:
             self._announcing.result()
 
     async def stop(self) -> None:
-        """Announce no more."""
         announcing, self._announcing = self._announcing, None
         if announcing is not None:
             announcing.cancel()
@@ -83,7 +164,7 @@ class Publisher:
         self._lease.close()
 
     async def evaluate(self) -> None:
-        """Keep the newest version, and say that it is evaluated beside training."""
+        """Keep the newest version, and announce that it is evaluated."""
         await self.announced()
         assert self.newest is not None, "it is published"
         await self._set_evaluated(self.newest.model_copy(update={"evaluated": None}))
@@ -97,14 +178,12 @@ class Publisher:
         await self._set_evaluated(self._version(number, name, digest, links))
 
     async def end_evaluation(self) -> None:
-        """Say that no version is evaluated beside training any more."""
         if self.evaluated is not None:
             await self.announced()
             await self._set_evaluated(None)
 
     @contextmanager
     def keeping(self, *policies: PolicyVersion) -> Iterator[None]:
-        """Within it the folders of these versions stay as they are."""
         with ExitStack() as leases:
             for policy in policies:
                 leases.enter_context(weights.leased(self.folder_of(policy)))
@@ -113,7 +192,6 @@ class Publisher:
             yield
 
     def folder_of(self, policy: PolicyVersion) -> Path:
-        """Where a version lies."""
         return self.memory / policy.folder
 
     async def _set_evaluated(self, policy: PolicyVersion | None) -> None:
@@ -122,9 +200,9 @@ class Publisher:
             self._lease.enter_context(self.keeping(policy))
         self.evaluated = policy
         if self.newest is not None:
-            await self._tell(self.newest)
+            await self._send(self.newest)
 
-    async def _tell(self, policy: PolicyVersion) -> None:
+    async def _send(self, policy: PolicyVersion) -> None:
         policy = policy.model_copy(update={"evaluated": self.evaluated})
         self.newest = policy  # before others can see it, or the reconciler might go back
         await self.attempt.exchange.announce(policy)
@@ -134,7 +212,7 @@ class Publisher:
         digest = await asyncio.to_thread(self._slots.finish, slot, folder)
         links = await self._link(slot.path, before.path if before else None, number)
         policy = self._version(number, folder, digest, links)
-        await self._tell(policy)
+        await self._send(policy)
         log.info("announced", extra={"policy": folder, "seconds": time.monotonic() - began})
         await self._retain(policy, *self._kept)
 
@@ -181,15 +259,15 @@ class Publisher:
 
 
 async def withdraw(deployment: Deployment, job_id: str) -> None:
-    """Remove all versions of a job that has ended: nobody needs them any more."""
+    """Remove all versions of a job that has ended."""
     for root in set(deployment.weights_roots):
         await asyncio.to_thread(shutil.rmtree, root / job_id, ignore_errors=True)
 
 
 async def sweep(exchange: Exchange, deployment: Deployment) -> None:
-    """Withdraw the versions of all jobs that have ended or rest, and of those that nobody knows.
+    """Withdraw the versions of all jobs that are unknown, ended or paused, while none is running.
 
-    A job that rests publishes its own again when it goes on. Call it while no job is worked on.
+    A paused job publishes its own again when it is resumed.
     """
     for root in set(deployment.weights_roots):
         for folder in await asyncio.to_thread(lambda root=root: list(root.glob("[!.]*"))):

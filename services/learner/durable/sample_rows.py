@@ -43,7 +43,7 @@ SCHEMA = pa.schema(
         "created_at": pa.float64(),  # seconds since 1970
         "grading_seconds": pa.float64(),
         "sampling_seconds": pa.float64(),
-        "task_id": pa.string(),  # "" if the group failed before anyone could tell
+        "task_id": pa.string(),  # "" if the group failed
         "prompt": pa.string(),  # of the task, unless that has messages
         "request": pa.string(),  # JSON, with the whole task
         "prompt_ids": pa.list_(pa.int32()),
@@ -100,7 +100,6 @@ def rows_of(
 
 
 def graded_of(rows: Sequence[Row]) -> GradedGroup:
-    """The group that its rows are of, as the learner had it."""
     head = rows[0]
     group = None if head["request"] is None else _rollout_of(rows)
     return GradedGroup(

@@ -1,6 +1,6 @@
 """The sample store of a job, as one attempt writes it: what became of every group, for people.
 
-Each step is a file, which a thread writes while the next step goes on. A checkpoint waits for it:
+Each step is a file, which a thread writes during the next step. A checkpoint waits for it:
 steps after a checkpoint are made again from the log, and their files written again.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -47,19 +46,15 @@ class SampleStore:
         for number in range(attempt + 1):  # of attempts that were ended by force
             self._unfinished(number).unlink(missing_ok=True)
 
-    def keep_tokenizer(self, model: Path) -> None:
-        """Copy the ``tokenizer.json`` of a model's folder, if it has one."""
-        source, copy = model / TOKENIZER, self.folder / f"{TOKENIZER}.{self.attempt}"
-        if self.keep_bytes > 0 and source.is_file():
-            shutil.copyfile(source, copy)
-            copy.replace(self.folder / TOKENIZER)
-
-    def keep_recipe(self, recipe: Recipe) -> None:
-        """Write the recipe down, by which a step can be graded again."""
-        if self.keep_bytes > 0:
-            copy = self.folder / f"{RECIPE}.{self.attempt}"
-            copy.write_text(recipe.model_dump_json(), encoding="utf-8")
-            copy.replace(self.folder / RECIPE)
+    def keep_origin(self, model: Path, recipe: Recipe) -> None:
+        """Copy a model's ``tokenizer.json``, if it has one, and write the recipe down."""
+        contents = {RECIPE: recipe.model_dump_json().encode()}
+        if (model / TOKENIZER).is_file():
+            contents[TOKENIZER] = (model / TOKENIZER).read_bytes()
+        for name, content in contents.items() if self.keep_bytes > 0 else ():
+            copy = self.folder / f"{name}.{self.attempt}"
+            copy.write_bytes(content)
+            copy.replace(self.folder / name)
 
     async def append(
         self,
@@ -150,7 +145,6 @@ class SampleStore:
 
 
 def remove_old(deployment: Deployment) -> None:
-    """Delete the files of all jobs that are older than ``keep_samples_days``."""
     for folder in deployment.job_dir("").glob("*/samples"):
         with suppress(OSError):  # another job's file is no fault of this one
             for written, path, _ in _files(folder):

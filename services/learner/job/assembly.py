@@ -18,21 +18,19 @@ from deploy.placement import parse
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
 from services.learner.attempt import Attempt, MachineFault
-from services.learner.durable.checkpoint import Checkpoints, LearnerState, remove_leftovers
+from services.learner.durable.checkpoint import Checkpoints, remove_leftovers
 from services.learner.durable.progress import Progress
 from services.learner.durable.publish import Publisher
 from services.learner.durable.sample_store import SampleStore, remove_old
 from services.learner.formulas import check_formulas
 from services.learner.job.control import Control
-from services.learner.job.learning import Learning
-from services.learner.job.phases import Phase
+from services.learner.job.learning import Learning, Phase
 from services.learner.job.phases.evaluation import Evaluation
 from services.learner.job.phases.pretraining import Pretraining
 from services.learner.job.phases.training import Training
 from services.learner.job.reconciler import Reconciler
-from services.learner.job.report import Reporter
 from services.learner.job.versions import Versions
-from services.learner.model_source import model_folder
+from services.learner.model_source import find_model
 from services.learner.supply.evaluator import Evaluator, HeldOut
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.intake import Intake
@@ -52,24 +50,11 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Assembly:
-    """What one attempt works with."""
+    """What one attempt works with; the first phase that is due comes next."""
 
     learning: Learning
-    phases: Sequence[Phase]  # the first that is due comes next
+    phases: Sequence[Phase]
     feeders: Sequence[Feeder]
-    evaluator: Evaluator
-
-    async def replay(self, first_segment: str) -> None:
-        """Take up what earlier attempts have logged from this segment on, and asked for."""
-        learning, attempt = self.learning, self.learning.attempt
-        positions = learning.progress.positions
-        logged = await asyncio.to_thread(learning.intake.replay, first_segment, positions)
-        there = learning.intake.keys_waiting() | await attempt.exchange.under_way(attempt.job_id)
-        for feeder in self.feeders:
-            feeder.resume(positions[feeder.purpose], there)
-        self.evaluator.asked = positions[Purpose.EVAL]
-        step = learning.progress.step
-        log.info("restored", extra={"step": step, "logged_groups": logged})
 
 
 async def prepare(service: Service, team: Team, attempt: Attempt, record: JobRecord) -> Assembly:
@@ -87,25 +72,35 @@ async def prepare(service: Service, team: Team, attempt: Attempt, record: JobRec
     size, num_ranks = recipe.training.sequence_parallel, team.num_ranks
     await asyncio.to_thread(check_sequence, size, (policy, critic), num_ranks)
     checkpoints = Checkpoints(attempt.folder / "checkpoints", attempt.number)
-    reporter = Reporter(attempt.exchange, attempt.job_id)
-    newest = await _newest_checkpoint(checkpoints, record, team.num_ranks, reporter)
+    newest = await _newest_checkpoint(checkpoints, record, num_ranks, attempt)
     fitting = with_token_budget(recipe, record.micro_batch_tokens)
     await team.open(policy, fitting, critic)
-    await team.rehearse(largest_micro_batches(fitting, team.num_ranks))
-    progress, saved, first_segment = Progress(), "", ""
+    await team.rehearse(largest_micro_batches(fitting, num_ranks))
+    progress, saved = Progress(), ""
     if newest is not None:
-        folder, state = newest
+        folder, progress = newest
         await team.load(folder)
-        progress, saved, first_segment = Progress.of(state), folder.name, state.first_segment
+        saved = folder.name
     progress.made_before = record.step
-    flops = Flops.of_models(recipe, policy, critic, team.num_ranks, team.device_name)
-    assembly = _assemble(service, team, attempt, progress, checkpoints, tasks, flops)
+    flops = Flops.of_models(recipe, policy, critic, num_ranks, team.device_name)
+    assembly, evaluator = _assemble(service, team, attempt, progress, checkpoints, tasks, flops)
     versions = assembly.learning.versions
     await versions.restore(saved)
-    await asyncio.to_thread(versions.store.keep_tokenizer, policy)
-    await asyncio.to_thread(versions.store.keep_recipe, recipe)
-    await assembly.replay(first_segment)
+    await asyncio.to_thread(versions.store.keep_origin, policy, recipe)
+    await _replay(assembly, evaluator)
     return assembly
+
+
+async def _replay(assembly: Assembly, evaluator: Evaluator) -> None:
+    """Take up what earlier attempts have logged since the checkpoint, and asked for."""
+    learning, attempt = assembly.learning, assembly.learning.attempt
+    progress, positions = learning.progress, learning.progress.positions
+    logged = await asyncio.to_thread(learning.intake.replay, progress.first_segment, positions)
+    there = learning.intake.keys_waiting() | await attempt.exchange.under_way(attempt.job_id)
+    for feeder in assembly.feeders:
+        feeder.resume(positions[feeder.purpose], there)
+    evaluator.asked = positions[Purpose.EVAL]
+    log.info("restored", extra={"step": progress.step, "logged_groups": logged})
 
 
 def _tasks_of(recipe: Recipe, files: Path) -> tuple[tuple[Task, ...], HeldOut]:
@@ -129,11 +124,14 @@ def _read_tasks(path: Path) -> tuple[Task, ...]:
 
 def _checked_models(recipe: Recipe, deployment: Deployment) -> tuple[Path, Path | None]:
     """Where the policy and the critic start from; the stack can train them, and sample from one."""
-    policy = critic = model_folder(recipe.model.path, deployment)
+    roots = (*deployment.model_roots, deployment.jobs_dir.resolve())
+    policy = critic = find_model(recipe.model.path, roots, hub=deployment.model_hub)
     if recipe.critic is None:
         critic = None
     elif recipe.critic.path is not None:
-        critic = model_folder(recipe.critic.path, deployment, "critic.path")
+        critic = find_model(
+            recipe.critic.path, roots, hub=deployment.model_hub, field="critic.path"
+        )
     check_models(policy, critic, recipe.model.max_context)
     check_targets(policy, recipe.model.lora)
     line = os.environ.get("WEIR_GPUS")
@@ -142,8 +140,8 @@ def _checked_models(recipe: Recipe, deployment: Deployment) -> tuple[Path, Path 
 
 
 async def _newest_checkpoint(
-    checkpoints: Checkpoints, record: JobRecord, num_ranks: int, reporter: Reporter
-) -> tuple[Path, LearnerState] | None:
+    checkpoints: Checkpoints, record: JobRecord, num_ranks: int, attempt: Attempt
+) -> tuple[Path, Progress] | None:
     """The newest whole one; people hear of newer ones that are damaged.
 
     Raises:
@@ -161,10 +159,10 @@ async def _newest_checkpoint(
     folder, state = newest
     for damaged, how in checkpoints.damaged.items():
         message = f"the checkpoint {damaged} is damaged, {how}; it goes on from {folder}"
-        await reporter.say(f"damaged:{damaged.name}", message, level="warn")
-    if state.ranks not in (None, num_ranks):
+        await attempt.say(f"damaged:{damaged.name}", message, level="warn")
+    if state.ranks != num_ranks:
         message = f"a checkpoint of {state.ranks} ranks goes on with {num_ranks}"
-        await reporter.say(f"ranks:{checkpoints.attempt}", message)
+        await attempt.say(f"ranks:{attempt.number}", message)
     return newest
 
 
@@ -176,33 +174,26 @@ def _assemble(
     checkpoints: Checkpoints,
     tasks: tuple[Sequence[Task], HeldOut],
     flops: Flops,
-) -> Assembly:
+) -> tuple[Assembly, Evaluator]:
     """Put together what an attempt works with; ``tasks`` are to train on, and held out."""
     train, held_out = tasks
-    reporter, control = Reporter(attempt.exchange, attempt.job_id), Control(service, attempt.job_id)
+    deployment, control = service.deployment, Control(service, attempt.job_id)
     intake = Intake(attempt)
-    store = SampleStore(attempt.folder / "samples", attempt.number, service.deployment)
-    publisher = Publisher(
-        attempt,
-        *service.deployment.weights_roots,
-        by_delta=service.deployment.weights_by_delta,
-    )
+    store = SampleStore(attempt.folder / "samples", attempt.number, deployment)
+    publisher = Publisher(attempt, *deployment.weights_roots, by_delta=deployment.weights_by_delta)
     feeders = {
         purpose: Feeder(attempt, train, purpose, partial(intake.has, purpose))
         for purpose in (Purpose.TRAIN, Purpose.PRETRAIN)
     }
     evaluator = Evaluator(attempt, held_out)
-    askers = {**feeders, Purpose.EVAL: evaluator}
-    versions = Versions(attempt, progress, team, control, intake, store, publisher, checkpoints)
     learning = Learning(
         attempt=attempt,
         progress=progress,
         team=team,
         control=control,
-        reporter=reporter,
         intake=intake,
-        reconciler=Reconciler(attempt, askers, intake, publisher),
-        versions=versions,
+        reconciler=Reconciler(attempt, {**feeders, Purpose.EVAL: evaluator}, intake, publisher),
+        versions=Versions(attempt, progress, team, control, intake, store, publisher, checkpoints),
         scoring=Scoring.of(attempt.recipe),
     )
     phases = (
@@ -210,4 +201,4 @@ def _assemble(
         Pretraining(learning, feeders[Purpose.PRETRAIN]),
         Training(learning, feeders[Purpose.TRAIN], flops),
     )
-    return Assembly(learning, phases, tuple(feeders.values()), evaluator)
+    return Assembly(learning, phases, tuple(feeders.values())), evaluator

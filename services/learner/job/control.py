@@ -26,12 +26,10 @@ class PauseRequested(Wish):
 
 
 class StopRequested(Wish):
-    """The process is told to leave; the job goes on in its next attempt."""
+    """The process is stopped; the job continues in its next attempt."""
 
 
 class Control:
-    """Watches the requested state of one job."""
-
     def __init__(self, service: Service, job_id: str) -> None:
         self.service = service
         self.job_id = job_id
@@ -51,7 +49,6 @@ class Control:
         await asyncio.Event().wait()
 
     async def refresh(self) -> None:
-        """Read the requested state now."""
         requested = await self.service.exchange.requested_state(self.job_id)
         self.requested = requested or Requested.CANCEL
         if self.requested is Requested.RUN:
@@ -60,7 +57,6 @@ class Control:
             self._interrupted.set()
 
     def obey(self) -> None:
-        """Raise if anything but running is wanted."""
         if self.service.stopping.is_set():
             raise StopRequested
         if self.requested is Requested.CANCEL:
@@ -92,7 +88,7 @@ async def first_to_end(*coroutines: Coroutine[Any, Any, T]) -> T:
         results = [task.result() for task in done]
         return results[0]
     finally:
-        # A library may take one cancellation for a timeout of its own, and go on.
+        # A library may take one cancellation for a timeout of its own.
         while running := {task for task in tasks if not task.done()}:
             for task in running:
                 task.cancel()
@@ -100,6 +96,6 @@ async def first_to_end(*coroutines: Coroutine[Any, Any, T]) -> T:
 
 
 def _retrieve_error(task: asyncio.Task[Any]) -> None:
-    """Retrieve a task's error, so that asyncio does not report it as one that nobody saw."""
+    """Retrieve a task's error, so that asyncio does not report it as never retrieved."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""Learning: a job goes on, phase by phase, from its last checkpoint to its end."""
+"""Learning: a job continues, phase by phase, from its last checkpoint to its end."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from protocol.messages import Doing, GradedGroup
 from protocol.recipe import Purpose, Recipe
 
+from services.chassis.metrics import PHASES
 from services.learner.attempt import Attempt, JobFault
 from services.learner.durable.progress import Progress
 from services.learner.job.control import Control
-from services.learner.job.phases import Phase
 from services.learner.job.reconciler import Reconciler
-from services.learner.job.report import Reporter
 from services.learner.job.versions import Versions
 from services.learner.supply.intake import Intake
 from services.learner.supply.selection import SURPLUS
@@ -26,6 +25,17 @@ from services.learner.training.ranks import Team
 from services.learner.training.scoring import ScoredGroup, Scoring
 
 log = logging.getLogger(__name__)
+
+
+class Phase(Protocol):
+    """One kind of work: evaluation, the critic's pretraining, or training."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it comes next, unless a phase before it is due."""
+        ...
+
+    async def advance(self) -> None: ...
 
 
 @dataclass
@@ -36,12 +46,12 @@ class Learning:
     progress: Progress
     team: Team
     control: Control
-    reporter: Reporter
     intake: Intake
     reconciler: Reconciler
     versions: Versions
     scoring: Scoring
     _lap_began: float = field(default_factory=time.monotonic)
+    _phases_before: dict[str, float] = field(default_factory=PHASES.seconds)
 
     @property
     def recipe(self) -> Recipe:
@@ -51,7 +61,7 @@ class Learning:
         """Advance the first phase that is due until none is.
 
         Raises:
-            PauseRequested: if the user wants that, or is to decide how it goes on.
+            PauseRequested: if the user wants that, or has to decide.
             JobFault: if no step has changed the policy.
         """
         await self.control.refresh()
@@ -73,7 +83,7 @@ class Learning:
         window = intake.window(purpose, numbers)
         missing = partial(intake.missing, purpose, numbers)
         with control.doing(Doing.WAITS_FOR_GROUPS, waits_for=missing, timed=phase):
-            return await control.unless_interrupted(self.reconciler.beside(window))
+            return await control.unless_interrupted(self.reconciler.reconciling_until(window))
 
     async def settle(
         self, purpose: Purpose, groups: Sequence[ScoredGroup], tokens: Mapping[str, np.ndarray]
@@ -99,10 +109,10 @@ class Learning:
         """The ledger of a purpose at this moment: asked = trained + dropped + under way."""
         under_way = await self.attempt.exchange.under_way(self.attempt.job_id)
         there = under_way | self.intake.keys_waiting()
-        return self.progress.ledgers[purpose].account(self._asked(purpose), there)
+        return self.progress.ledgers[purpose].account(purpose, self._asked(purpose), there)
 
     def drop_leftovers(self) -> None:
-        """All steps are made: what was asked for beyond them serves nobody."""
+        """All steps are made: what was asked for beyond them is surplus."""
         ledger = self.progress.ledgers[Purpose.TRAIN]
         ledger.drop(SURPLUS, self._asked(Purpose.TRAIN) - ledger.position)
 
@@ -110,17 +120,22 @@ class Learning:
         return self.reconciler.askers[purpose].asked
 
     def lap(self) -> float:
-        """Seconds since this was called last."""
         before, self._lap_began = self._lap_began, time.monotonic()
         return self._lap_began - before
+
+    def phase_seconds(self) -> dict[str, float]:
+        """The seconds of each phase since this was called last, of those that had any."""
+        before, self._phases_before = self._phases_before, PHASES.seconds()
+        spent = {name: s - before.get(name, 0.0) for name, s in self._phases_before.items()}
+        return {name: seconds for name, seconds in spent.items() if seconds > 0}
 
     async def _end_replay(self) -> None:
         """The log lacks a group, which must be sampled again: by the policy as it is now."""
         step, made = self.progress.step, self.progress.made_before
         message = (
             f"the log no longer has all groups of the steps from {step} to {made}; they are asked "
-            "for again, and these steps are made anew"
+            "for again, and these steps are made again"
         )
-        await self.reporter.say(f"anew:{self.attempt.number}", message, level="warn")
+        await self.attempt.say(f"anew:{self.attempt.number}", message, level="warn")
         self.progress.made_before = step
         await self.versions.publish()

@@ -14,9 +14,9 @@ from protocol.recipe import Purpose, Recipe
 
 from services.chassis.service import Service
 from services.learner.attempt import EnginesFault, JobFault
+from services.learner.durable.progress import in_words
 from services.learner.job.control import PauseRequested
 from services.learner.job.learning import Learning
-from services.learner.supply.ledger import in_words
 from services.learner.training.scoring import failure_kind
 
 _LONGEST_EXAMPLE = 500
@@ -33,8 +33,8 @@ _LOST = {
 async def check_lost(learning: Learning, groups: Sequence[GradedGroup], moment: str) -> None:
     """Above the recipe's limits the user decides: PAPO must not silently become GRPO.
 
-    Who resumes the job accepts what it paused for. The checkpoint remembers it; an attempt that
-    begins from an older one asks again, unless an earlier attempt has made the step.
+    Resuming the job accepts the loss. The checkpoint remembers that; an attempt that begins from
+    an older one pauses again, unless an earlier attempt has made the step.
 
     Raises:
         PauseRequested: if too much was lost of these groups.
@@ -56,7 +56,7 @@ async def check_lost(learning: Learning, groups: Sequence[GradedGroup], moment: 
     for part in lost:
         data = {"share": part.share, "reasons": dict(part.reasons)}
         event_id = f"{part.kind}:{learning.attempt.number}"
-        await learning.reporter.say(event_id, part.words(moment), level="warn", data=data)
+        await learning.attempt.say(event_id, part.words(moment), level="warn", data=data)
     if lost:
         await _pause(learning, "\n".join(part.words(moment) for part in lost))
 
@@ -76,13 +76,12 @@ async def check_finite(learning: Learning, moment: str, metrics: Mapping[str, fl
         "samples of the step"
     )
     data = {"metrics": names}
-    await learning.reporter.say(f"non_finite:{moment}", why, level="warn", data=data)
+    await learning.attempt.say(f"non_finite:{moment}", why, level="warn", data=data)
     if learning.recipe.training.on_nonfinite == "pause" and not learning.progress.is_replayed:
         await _pause(learning, why)
 
 
 async def _pause(learning: Learning, why: str) -> None:
-    """Pause as if the user had asked for it."""
     await learning.attempt.exchange.request_state(learning.attempt.job_id, Requested.PAUSE)
     await learning.control.refresh()
     if learning.control.requested is Requested.PAUSE:
@@ -121,7 +120,7 @@ def too_much_lost(groups: Sequence[GradedGroup], recipe: Recipe, accepted: int) 
     share, example = len(said) / max(1, len(groups)), said[-1][:_LONGEST_EXAMPLE] if said else ""
     most, reasons = recipe.training.max_failed, Counter(map(failure_kind, said))
     lost = [Lost("failed", share, most, reasons, example)]
-    if any(group.purpose is not Purpose.EVAL for group in groups):  # its result tells them
+    if any(group.purpose is not Purpose.EVAL for group in groups):  # its result has them
         asked = sum(1 for group in groups for _ in _scores(group))
         scores = [score for group in open_groups for score in _scores(group)]
         reasons = Counter(score.reason for score in scores if isinstance(score, Ungradable))
@@ -151,7 +150,7 @@ def why_none_can_work(groups: Sequence[GradedGroup], accepted: int) -> str | Non
 async def watch_engines_forever(
     service: Service, learning: Learning, last_fault: Fault | None
 ) -> None:
-    """Consumes what the rollouts tell of themselves; produces an error if none can serve the job.
+    """Consumes the rollouts' statuses; produces an error if none can serve the job.
 
     Waits for: the next heartbeat; in the end, to be cancelled. Unblocked by: time.
 
@@ -214,5 +213,5 @@ class FailedStarts:
             self._for_others.add(status.replica)
         before = min(self._before.get(status.replica, status.starts), status.starts)
         self._before[status.replica] = before
-        failed = status.starts - max(1, before)  # the start that is told of has not failed yet
+        failed = status.starts - max(1, before)  # the last start has not failed yet
         return failed >= _MOST_STARTS and job_id is not None

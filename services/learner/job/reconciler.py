@@ -1,7 +1,7 @@
 """The reconciler: what the learner knows and Redis has forgotten is written again.
 
 Redis may come back without its last moments: after a power loss, or as a replica that lagged. Then
-nobody works on what was asked for in that time, and the learner would wait for it for ever.
+no worker has what was asked for in that time, and the learner would wait for it for ever.
 """
 
 from __future__ import annotations
@@ -10,44 +10,32 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from protocol.messages import JobState, RolloutRequest, group_key
+from protocol.messages import JobState, group_key
 from protocol.recipe import Purpose
 
 from services.learner.attempt import Attempt
 from services.learner.durable.publish import Publisher
 from services.learner.job.control import first_to_end
+from services.learner.supply.evaluator import Evaluator
+from services.learner.supply.feeder import Feeder
 from services.learner.supply.intake import Intake
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class Asker(Protocol):
-    """Who asks for the groups of one purpose, and can ask again."""
-
-    @property
-    def asked(self) -> int: ...
-
-    @property
-    def open_numbers(self) -> range: ...
-
-    def request(self, number: int, /) -> RolloutRequest: ...
-
-
 @dataclass
 class Reconciler:
-    """Compares Redis with what one attempt has written there."""
-
     attempt: Attempt
-    askers: Mapping[Purpose, Asker]
+    askers: Mapping[Purpose, Feeder | Evaluator]
     intake: Intake
     publisher: Publisher
     look_every_s: float = 3.0
 
-    async def beside(self, wait: Coroutine[Any, Any, T]) -> T:
-        """The result of something that waits for Redis, which is looked after meanwhile."""
+    async def reconciling_until(self, wait: Coroutine[Any, Any, T]) -> T:
+        """The result of something that waits for Redis, with a look at Redis now and then."""
         return await first_to_end(wait, self._reconcile_forever())
 
     async def reconcile(self) -> None:

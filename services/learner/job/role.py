@@ -1,6 +1,6 @@
 """A learner process: of the queue's jobs it takes one up, for one attempt.
 
-It ends when the job ends or is paused, when it is told to stop, or when something breaks; its
+It ends when the job ends or is paused, when it is stopped, or when something breaks; its
 supervisor starts the next one, which takes up the same job from the last checkpoint, or the next
 job of the queue that can run.
 """
@@ -21,7 +21,7 @@ from services.chassis.metrics import DEVICES, PHASES
 from services.chassis.service import Service
 from services.learner.durable.publish import sweep
 from services.learner.job.control import first_to_end
-from services.learner.job.run import Run
+from services.learner.job.run import run
 from services.learner.training.ranks import Team
 
 log = logging.getLogger(__name__)
@@ -62,17 +62,17 @@ async def _take_up_one_job(service: Service, team: Team) -> None:
         try:
             record = await service.exchange.job(delivery.job_id)
         except UnreadableRecord as unreadable:
-            await _set_aside(service.exchange, delivery, str(unreadable))
+            await _fail_unreadable(service.exchange, delivery, str(unreadable))
             continue
         if record is None or record.state.is_final:  # since just now
             continue
-        await Run(service, team, delivery, record).run()
+        await run(service, team, delivery, record)
         return
 
 
-async def _set_aside(exchange: Exchange, delivery: Delivery[JobRef], error: str) -> None:
-    """End a job that nobody here can work on; a release that can read it finds it failed."""
-    log.error("a job is set aside", extra={"job": delivery.job_id, "why": error})
+async def _fail_unreadable(exchange: Exchange, delivery: Delivery[JobRef], error: str) -> None:
+    """Fail a job that this release cannot read; one that can read it finds it failed."""
+    log.error("unreadable job", extra={"job": delivery.job_id, "why": error})
     end: dict[str, Any] = {"state": JobState.FAILED, "error": error, "finished_at": time.time()}
     try:
         attempt = await exchange.begin_attempt(delivery.job_id)
@@ -93,7 +93,7 @@ class Role:
         self._roster = Roster(service.deployment.claim_idle_s, service.deployment.heartbeat_s)
 
     async def acquire(self) -> bool:
-        """Wait until this learner holds the lease; False if it is told to stop before.
+        """Wait until this learner holds the lease; False if it is stopped before.
 
         Unblocked by: the end of the learner that holds it, or time without a heartbeat of it.
         """
@@ -122,7 +122,6 @@ class Role:
                 raise Fenced(f"the learner {lease.holder} has taken over")
 
     async def release(self) -> None:
-        """Let another learner have it at once."""
         await self.service.exchange.release_lease()
 
     def _is_gone(self, lease: Lease) -> bool:

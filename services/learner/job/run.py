@@ -1,7 +1,7 @@
 """One attempt at a job, from its beginning to its last word.
 
 Only what the user asked for, or what broke in the job itself, ends a job as failed. What is wrong
-with the machine holds it up, until an attempt finds that mended; the other jobs go on meanwhile.
+with the machine holds it up, until an attempt finds that mended; other jobs run meanwhile.
 """
 
 from __future__ import annotations
@@ -16,60 +16,73 @@ from pathlib import Path
 from typing import Any
 
 from protocol.exchange import Delivery
-from protocol.messages import Doing, JobRecord, JobRef, JobState, Requested
+from protocol.messages import Doing, Fault, JobRecord, JobRef, JobState, Requested
 from protocol.recipe import Purpose, Recipe
 
 from services.chassis.service import Service
 from services.learner.attempt import Attempt
 from services.learner.durable.checkpoint import write_whole
+from services.learner.durable.publish import withdraw
+from services.learner.faults import cause_of, fault_of, words_of
 from services.learner.job.assembly import prepare
 from services.learner.job.control import (
     CancelRequested,
     PauseRequested,
     StopRequested,
+    Wish,
     first_to_end,
 )
 from services.learner.job.learning import Learning
 from services.learner.job.limits import watch_engines_forever
-from services.learner.job.outcome import Outcome
 from services.learner.ordering import order_warnings
+from services.learner.training.batching import smaller_token_budget, with_token_budget
 from services.learner.training.models import write_merged
 from services.learner.training.ranks import Team, machine_errors
 
 log = logging.getLogger(__name__)
-Writer = Callable[[Path], Awaitable[None]]
+_MOST_FAILURES = 3  # in a row, without progress
+_SILENT_ATTEMPTS = 3  # in a row, before a warning
+_RETRY_HEARTBEATS = 5  # a few seconds
+_NO_SMALLER = (
+    "out of memory: {}; micro-batches can be no smaller, for a sample may have model.max_context = "
+    "{} tokens. Lower that or training.logprob_chunk_tokens, set training.recompute_activations, "
+    "raise optimizer.zero_stage or training.sequence_parallel where there are several GPUs, or "
+    "give the learner more memory; `weir plan` shows what fits"
+)
+
+
+async def run(service: Service, team: Team, delivery: Delivery[JobRef], record: JobRecord) -> None:
+    """Make an attempt at a job, until it ends or the process must; the end leaves its reason."""
+    number = await service.exchange.begin_attempt(record.id)
+    log.info("attempt begins", extra={"job": record.id, "attempt": number})
+    folder = service.deployment.job_dir(record.id)
+    attempt = Attempt(service.exchange, record.id, number, record.recipe, folder)
+    this = Run(service, team, delivery, record, attempt)
+    try:
+        await this.work()
+    except Exception as error:
+        await this.end_by(error)
 
 
 @dataclass
 class Run:
-    """An attempt that has not begun; ``record`` is the job's as it was before."""
+    """An attempt; ``record`` is the job's as it was before."""
 
     service: Service
     team: Team
     delivery: Delivery[JobRef]
     record: JobRecord
+    attempt: Attempt
 
-    async def run(self) -> None:
-        """Work on the job until it ends or the process must; whatever ends it leaves its reason."""
-        exchange, record = self.service.exchange, self.record
-        number = await exchange.begin_attempt(record.id)
-        log.info("attempt begins", extra={"job": record.id, "attempt": number})
-        folder = self.service.deployment.job_dir(record.id)
-        attempt = Attempt(exchange, record.id, number, record.recipe, folder)
-        outcome = Outcome(self.service, self.delivery, record, attempt)
-        try:
-            await self._work(attempt, outcome)
-        except Exception as error:
-            await outcome.after(error)
-
-    async def _work(self, attempt: Attempt, outcome: Outcome) -> None:
+    async def work(self) -> None:
+        """Raise what ends the attempt, unless that is the job's success."""
         if self.record.requested is Requested.CANCEL:  # whatever else may be wrong
             raise CancelRequested
-        await outcome.tell_of_silence()
+        await self._warn_of_silence()
         activity = self.service.activity
         activity.rests(Doing.WORKS)
         with activity.during(Doing.LOADS_MODEL):
-            assembly = await prepare(self.service, self.team, attempt, self.record)
+            assembly = await prepare(self.service, self.team, self.attempt, self.record)
             await self._activate(assembly.learning)
         learning = assembly.learning
         try:
@@ -81,7 +94,7 @@ class Run:
                 learning.versions.watch_forever(),
                 watch_engines_forever(self.service, learning, self.record.fault),
             )
-            await self._succeed(learning, outcome)
+            await self._succeed(learning)
         except PauseRequested:
             await learning.versions.save()
             raise
@@ -89,14 +102,25 @@ class Run:
             await learning.versions.save_if_ahead()
             raise
         except CancelRequested:
-            await _save_for_others(learning)
+            await self._save_for_others(learning)
             raise
         finally:
             await learning.versions.give_up()
             await learning.versions.publisher.stop()
 
+    async def _warn_of_silence(self) -> None:
+        silent = self.record.attempts_since_checkpoint
+        if silent < _SILENT_ATTEMPTS:
+            return
+        message = (
+            f"{silent} attempts in a row ended without a word and without progress: the learner "
+            "was killed, perhaps for lack of memory (then lower training.micro_batch_tokens, or "
+            "give its machine more), or it lost Redis; another attempt begins"
+        )
+        await self.attempt.say(f"silent:{self.record.step}", message, level="warn")
+
     async def _activate(self, learning: Learning) -> None:
-        attempt, record, reporter = learning.attempt, self.record, learning.reporter
+        attempt, record = self.attempt, self.record
         started_at = record.started_at or time.time()
         await attempt.update(state=JobState.RUNNING, error=None, fault=None, started_at=started_at)
         await attempt.exchange.activate(attempt.active)
@@ -104,25 +128,140 @@ class Run:
         event_id = f"attempt:{attempt.number}"
         if record.state is JobState.PAUSED and record.error is not None:
             event_id = f"again:{record.step}"  # it may be one of many tries
-        await reporter.say(event_id, message, begins=True)
+        await attempt.say(event_id, message, begins=True)
         for warning in order_warnings(attempt.recipe):
-            await reporter.say("order", warning, level="warn")
+            await attempt.say("order", warning, level="warn")
 
-    async def _succeed(self, learning: Learning, outcome: Outcome) -> None:
-        """Save the final weights beside a last checkpoint, and say how it went."""
+    async def _succeed(self, learning: Learning) -> None:
         learning.drop_leftovers()
         await learning.versions.save_if_ahead()
-        writers, models = _writers(self.record.recipe, self.team, learning.attempt.folder), {}
+        folder, models = self.attempt.folder, dict[str, Path]()
         with self.service.activity.during(Doing.WRITES_MODEL):
-            for name, write in writers.items():
-                models[name] = learning.attempt.folder / name
-                await write_whole(models[name], write, attempt=learning.attempt.number)
-        await outcome.end(JobState.SUCCEEDED, result=await _result(learning, models))
+            for name, write in _writers(self.record.recipe, self.team, folder).items():
+                models[name] = folder / name
+                await write_whole(models[name], write, attempt=self.attempt.number)
+        await self._end(JobState.SUCCEEDED, result=await _result(learning, models))
+
+    async def _save_for_others(self, learning: Learning) -> None:
+        """What a cancelled job has learned stays for other jobs, if the disk takes it."""
+        try:
+            if learning.progress.step > 0 and not learning.progress.is_replayed:
+                await learning.versions.save_if_ahead()
+        except OSError as error:
+            log.exception("no last checkpoint")
+            message = f"its last checkpoint is lost: {error}"
+            await self.attempt.say("unsaved", message, level="warn")
+
+    async def end_by(self, error: Exception) -> None:
+        """What ended the attempt costs the job as much as it is its fault.
+
+        Raises:
+            Exception: ``error`` where the process has to end by it.
+        """
+        fault = fault_of(error)
+        if isinstance(error, Wish):
+            await self._obey(error)
+        elif fault is Fault.JOB:
+            await self._end(JobState.FAILED, error=words_of(error))
+        elif fault is Fault.MEMORY:
+            await self._make_smaller(str(error))
+        elif fault in {Fault.MACHINE, Fault.ENGINES}:
+            log.error("the machine's fault", exc_info=error)
+            await self._hold_up(words_of(error), cause_of(error), fault)
+        elif fault is Fault.NOBODY or not await self._fail(words_of(error)):
+            raise error
+
+    async def _obey(self, wish: Wish) -> None:
+        if isinstance(wish, CancelRequested):
+            await self._end(JobState.CANCELLED)
+        elif isinstance(wish, PauseRequested):
+            attempt, why = self.attempt, str(wish) or None
+            if await attempt.exchange.pause_job(attempt.job_id, attempt.number, why):
+                await attempt.say(f"paused:{attempt.number}", str(JobState.PAUSED))
+        else:
+            await self.attempt.update(attempts_since_checkpoint=0)
+
+    async def _end(self, state: JobState, error: str | None = None, **values: Any) -> None:
+        failed, error = state is JobState.FAILED, error and self._without_places(error)
+        # A job that has failed may be resumed, and fail once more.
+        event_id = f"end:{state}:{self.attempt.number}" if failed else f"end:{state}"
+        message = f"{state}: {error}" if failed else str(state)
+        await self.attempt.say(event_id, message, level="error" if failed else "info")
+        values |= {"state": state, "error": error, "fault": None, "finished_at": time.time()}
+        await self.service.exchange.close_job(self.delivery, self.attempt.number, **values)
+        await withdraw(self.service.deployment, self.record.id)
+        log.info("job ends", extra={"job": self.record.id, "state": state})
+
+    async def _hold_up(self, problem: str, cause: str, fault: Fault) -> None:
+        """The job waits until it is worth another attempt.
+
+        Args:
+            problem: what is wrong, and the remedy.
+            cause: the same for the same problem; there is one event per step and cause.
+            fault: whose it is.
+        """
+        self.service.readiness.set(False, problem)
+        problem, exchange = self._without_places(problem), self.service.exchange
+        if await exchange.pause_job(self.record.id, self.attempt.number, problem, fault):
+            step = (await self._current()).step
+            message = f"paused at step {step}: {problem}. It goes on by itself when that is mended"
+            await self.attempt.say(f"machine:{step}:{cause}", message, level="warn")
+        # The next attempt, at this job or another one, may meet the same.
+        await self.service.pause(_RETRY_HEARTBEATS * self.service.deployment.heartbeat_s)
+
+    async def _make_smaller(self, error: str) -> None:
+        """The next attempt takes micro-batches of half as many tokens, as far as that helps."""
+        recipe = with_token_budget(self.record.recipe, self.record.micro_batch_tokens)
+        tokens = smaller_token_budget(recipe)
+        if tokens is None:
+            problem = _NO_SMALLER.format(error, recipe.model.max_context)
+            await self._hold_up(problem, "memory", Fault.MEMORY)
+            return
+        await self.attempt.update(micro_batch_tokens=tokens, attempts_since_checkpoint=0)
+        message = (
+            f"attempt {self.attempt.number} ran out of memory: {error}. From the last checkpoint "
+            f"it goes on with micro-batches of at most {tokens} tokens instead of "
+            f"training.micro_batch_tokens = {recipe.training.micro_batch_tokens}"
+        )
+        await self.attempt.say(f"memory:{self.attempt.number}", message, level="warn")
+
+    async def _fail(self, reason: str) -> bool:
+        """The job itself is at fault: it ends if that happens too often; returns whether it does.
+
+        What counts is failures in a row without a step or a checkpoint in between.
+        """
+        failures = (await self._current()).failures + 1
+        reason = self._without_places(reason)
+        if failures >= _MOST_FAILURES:
+            last = f"{failures} attempts in a row broke without progress; the last one: {reason}"
+            await self._end(JobState.FAILED, error=last)
+            return True
+        await self.attempt.update(
+            failures=failures, attempts_since_checkpoint=0, error=reason, fault=None
+        )
+        number = self.attempt.number
+        message = f"attempt {number} broke, {failures} of {_MOST_FAILURES} in a row: {reason}"
+        await self.attempt.say(f"broke:{number}", message, level="warn")
+        return False
+
+    async def _current(self) -> JobRecord:
+        return await self.service.exchange.job(self.record.id) or self.record
+
+    def _without_places(self, text: str) -> str:
+        """A text for people who use the stack, and need not know where its folders lie."""
+        deployment = self.service.deployment
+        text = text.replace(f"{deployment.memory_dir}/", "WEIR_MEMORY_DIR/")
+        text = text.replace(f"{deployment.data_dir}/", "WEIR_DATA_DIR/")
+        for root in deployment.model_roots:
+            text = text.replace(f"{root}/", "WEIR_MODEL_ROOTS/")
+        return text
 
 
-def _writers(recipe: Recipe, team: Team, folder: Path) -> dict[str, Writer]:
+def _writers(
+    recipe: Recipe, team: Team, folder: Path
+) -> dict[str, Callable[[Path], Awaitable[None]]]:
     """What writes each model of a job's result, by its folder's name, in order."""
-    writers: dict[str, Writer] = {"model": team.export}
+    writers: dict[str, Callable[[Path], Awaitable[None]]] = {"model": team.export}
     if team.adapts is not None and recipe.model.lora is not None and recipe.model.lora.merge:
         base, dtype = team.adapts, recipe.model.dtype
 
@@ -136,19 +275,7 @@ def _writers(recipe: Recipe, team: Team, folder: Path) -> dict[str, Writer]:
     return writers
 
 
-async def _save_for_others(learning: Learning) -> None:
-    """What a cancelled job has learned stays for other jobs, if the disk takes it."""
-    try:
-        if learning.progress.step > 0 and not learning.progress.is_replayed:
-            await learning.versions.save_if_ahead()
-    except OSError as error:
-        log.exception("no last checkpoint")
-        message = f"its last checkpoint is lost: {error}"
-        await learning.reporter.say("unsaved", message, level="warn")
-
-
 async def _result(learning: Learning, models: Mapping[str, Path]) -> dict[str, Any]:
-    """What the job's record says in the end."""
     progress, versions = learning.progress, learning.versions
     totals = progress.totals
     evaluations = [result for result in progress.evaluations if "name" not in result]

@@ -23,8 +23,6 @@ _LOOK_S = 0.5
 
 @dataclass
 class Versions:
-    """The versions that one attempt makes."""
-
     attempt: Attempt
     progress: Progress
     team: Team
@@ -45,7 +43,7 @@ class Versions:
             await self.publisher.restore_evaluated(self.team, number, folder)
 
     async def publish(self) -> None:
-        """Publish the policy, unless an earlier attempt's steps are replayed: nobody waits then."""
+        """Publish the policy; not while steps are replayed, for which no rollout waits."""
         step = self.progress.step
         if not self.progress.is_replayed:
             with self.control.doing(Doing.PUBLISHES, step, timed="publish"):
@@ -67,7 +65,7 @@ class Versions:
         await self.saved_whole()
 
     async def begin_save(self) -> None:
-        """The same, written while training goes on; the last one first has to be there."""
+        """The same, written while training continues, once the checkpoint before it is there."""
         with self.control.doing(Doing.SAVES, timed="checkpoint"):
             await self.saved_whole()
             copied = asyncio.Event()
@@ -102,7 +100,7 @@ class Versions:
     async def _save(self, copied: Callable[[], None]) -> None:
         publisher, progress = self.publisher, self.progress
         await publisher.announced()
-        state = progress.state(self.intake.first_segment_needed)
+        progress.first_segment = self.intake.first_segment_needed
         policies: dict[str, PolicyVersion] = {}
         if publisher.newest is not None and publisher.newest.number == progress.step:
             policies[MODEL] = publisher.newest
@@ -110,18 +108,16 @@ class Versions:
             policies[EVALUATED] = publisher.evaluated
         folders = {name: publisher.folder_of(policy) for name, policy in policies.items()}
         with publisher.keeping(*policies.values()):
-            target = await self.checkpoints.save(self.team, state, self._commit, folders, copied)
+            target = await self.checkpoints.save(self.team, progress, self._commit, folders, copied)
         self.saved = target.name
         await self.intake.drop_segments(self.checkpoints.first_segment_needed())
 
     async def save_if_ahead(self) -> None:
-        """Save, unless there is a checkpoint of this moment."""
         await self.saved_whole()
         if self.saved != self.progress.checkpoint_name:
             await self.save()
 
     async def give_up(self) -> None:
-        """Leave a checkpoint that is being written unfinished."""
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.wait({self._writing})

@@ -79,7 +79,6 @@ def _read(name: Literal["train", "held_out"], recipe: SftRecipe) -> tuple[Task, 
 
 
 def _refuse(error: object) -> int:
-    """Say it once, for all ranks refuse the same."""
     return _complain(BAD_INPUT, error) if os.environ.get("RANK", "0") == "0" else BAD_INPUT
 
 

@@ -12,8 +12,6 @@ from pydantic import Field, ValidationError, model_validator
 
 
 class Training(Table):
-    """How often each solution is learned, and how many at a time."""
-
     epochs: int = Field(default=1, ge=1, description="each solution is learned so many times")
     batch_size: int = Field(default=64, ge=1, description="solutions per optimizer update")
     micro_batch_tokens: int = Field(default=16384, ge=1)
@@ -34,8 +32,6 @@ class DecayingOptimizer(Optimizer):
 
 
 class SftRecipe(Table):
-    """What to imitate."""
-
     model: Model
     tasks: Tasks
     training: Training = Training()

@@ -1,4 +1,4 @@
-"""Supervised learning: epochs of updates, told in the terminal, then the model's folder."""
+"""Supervised learning: epochs of updates on solutions, then the model's folder."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from protocol.messages import Task
+from protocol.recipe import Model
+from protocol.tasks import TaskFileError
 from transformers import AutoTokenizer
 
+from services.chassis.prompts import PromptError, rendered
 from services.learner.sft.recipe import SftRecipe
-from services.learner.sft.solutions import batches, samples_of
 from services.learner.training.batching import largest_micro_batches
 from services.learner.training.engine import init_ranks, leave_ranks
 from services.learner.training.model_check import check_models, check_sequence, check_targets
@@ -26,7 +29,8 @@ from services.learner.training.models import write_merged
 from services.learner.training.ranks import Order, Rank, machine_errors
 from services.learner.training.samples import Sample
 
-_TELL_EVERY_S = 10.0
+_REPORT_EVERY_S = 10.0
+_MAX_PROBLEMS = 20
 
 
 class NothingLearned(RuntimeError):
@@ -79,7 +83,7 @@ class Imitation:
         # A folder that cannot be written is found out now, and not in the end.
         with unfinished(target) if writes else nullcontext(target) as partial:
             rank = Rank()
-            self._learn(rank, is_told=writes)
+            self._learn(rank, prints=writes)
             adapts = self.recipe.model.lora is not None
             written = partial / "adapter" if adapts else partial
             rank.carry_out(Order(do="export", folder=str(written)))
@@ -90,7 +94,7 @@ class Imitation:
                 partial.rename(target)
         leave_ranks()
 
-    def _learn(self, rank: Rank, *, is_told: bool) -> None:
+    def _learn(self, rank: Rank, *, prints: bool) -> None:
         settings = self.recipe.training
         recipe, num_ranks = self.recipe.for_trainer(), torch.distributed.get_world_size()
         rank.carry_out(Order(do="open", folder=str(self.folder), recipe=recipe))
@@ -99,7 +103,7 @@ class Imitation:
         assert rank.trainer is not None
         policy = rank.trainer.models.policy
         policy.last_update = settings.epochs * math.ceil(len(self.train) / settings.batch_size)
-        progress = Progress(policy.last_update, is_told)
+        progress = Progress(policy.last_update, prints)
         batch: list[Sample] = []
         for epoch in range(settings.epochs):
             for batch in batches(self.train, settings.batch_size, (settings.seed, epoch)):
@@ -119,7 +123,7 @@ class Imitation:
 
 @contextmanager
 def unfinished(target: Path) -> Iterator[Path]:
-    """A new folder beside the target, of this process alone, that goes with the context.
+    """A new folder next to the target, of this process alone, removed with the context.
 
     Raises:
         FolderTaken: if another process has one for the same target.
@@ -146,10 +150,10 @@ def unfinished(target: Path) -> Iterator[Path]:
 
 @dataclass
 class Progress:
-    """What rank 0 tells the terminal: a line every ten seconds, and after the last update."""
+    """What rank 0 prints: a line every ten seconds, and after the last update."""
 
     num_updates: int
-    is_told: bool
+    prints: bool
     done: int = 0
     tokens: int = 0  # since the last line, as are the losses
     losses: list[float] = field(default_factory=list)
@@ -157,7 +161,7 @@ class Progress:
     started: float = field(default_factory=time.monotonic)
 
     def update(self, samples: Sequence[Sample], loss: float, *, made: int) -> None:
-        """Count an update, and tell of those since the last line if it is time to.
+        """Count an update, and print a line on those since the last one if it is time to.
 
         Args:
             loss: the mean NLL per token before it, in nats.
@@ -167,7 +171,7 @@ class Progress:
         self.tokens += sum(len(s.prompt_ids) + len(s.token_ids) for s in samples)
         self.losses.append(loss)
         seconds = time.monotonic() - self.since
-        if self.done < self.num_updates and seconds < _TELL_EVERY_S:
+        if self.done < self.num_updates and seconds < _REPORT_EVERY_S:
             return
         left = (time.monotonic() - self.started) / self.done * (self.num_updates - self.done)
         not_made = f", {self.done - made} not made: not finite" if made < self.done else ""
@@ -178,6 +182,66 @@ class Progress:
         self.tokens, self.losses, self.since = 0, [], time.monotonic()
 
     def say(self, text: str) -> None:
-        """Write a line, on rank 0."""
-        if self.is_told:
+        if self.prints:
             print(text, flush=True)
+
+
+def samples_of(tasks: Sequence[Task], model: Model, tokenizer: Any) -> list[Sample]:
+    """A sample of each task: its prompt as a rollout reads it, its solution and the end token.
+
+    Raises:
+        TaskFileError: naming up to 20 tasks that have no solution or do not fit the model.
+    """
+    samples: list[Sample] = []
+    problems: list[str] = []
+    for task in tasks:
+        try:
+            samples.append(_sample_of(task, model, tokenizer))
+        except PromptError as error:
+            problems.append(str(error))
+            if len(problems) == _MAX_PROBLEMS:
+                break
+    if problems:
+        raise TaskFileError(problems)
+    return samples
+
+
+def batches(
+    samples: Sequence[Sample], batch_size: int, order: tuple[int, int]
+) -> Iterator[list[Sample]]:
+    """All samples once; the last batch may be smaller.
+
+    Args:
+        order: the seed and the epoch, which decide the order.
+    """
+    shuffled = np.random.default_rng(order).permutation(len(samples))
+    for start in range(0, len(samples), batch_size):
+        yield [samples[i] for i in shuffled[start : start + batch_size]]
+
+
+def _sample_of(task: Task, model: Model, tokenizer: Any) -> Sample:
+    if not task.solution:
+        raise PromptError(
+            f"task {task.id!r}: no 'solution' to learn from: give it one, or drop the task"
+        )
+    if tokenizer.eos_token_id is None:
+        raise PromptError("the model's tokenizer has no eos_token, so that no response would end")
+    prompt = rendered(task, model.prompt_template, tokenizer, model.chat_template_options)
+    solution = tokenizer(task.solution, add_special_tokens=False).input_ids
+    response = np.array([*solution, tokenizer.eos_token_id], dtype=np.int32)
+    length = len(prompt) + len(response)
+    if length > model.max_context:
+        raise PromptError(
+            f"task {task.id!r}: prompt and solution have {length} tokens, over model.max_context "
+            f"{model.max_context}: raise it, or drop the task"
+        )
+    return Sample(
+        prompt_ids=np.array(prompt, dtype=np.int32),
+        token_ids=response,
+        behavior_logprobs=np.zeros(len(response), dtype=np.float32),
+        on_version=np.zeros(len(response), dtype=np.int32),
+        advantage=0.0,
+        reward=0.0,
+        correct=True,
+        group=0,
+    )

@@ -1,1 +1,1 @@
-"""From tasks to the groups of a step: asked for, taken in, logged, selected, accounted for."""
+"""From tasks to the groups of a step: asked for, taken in, logged, selected."""

@@ -42,8 +42,6 @@ def _is_due(evaluation: Evaluation, step: int, steps: int) -> bool:
 
 @dataclass
 class Evaluator:
-    """Asks for the evaluations of one job; those of one step are under way at a time."""
-
     attempt: Attempt
     held_out: HeldOut
     asked: int = 0  # how many requests have been made: every number below
@@ -57,26 +55,21 @@ class Evaluator:
         return range(ranges[0].start, ranges[-1].stop) if ranges else range(0)
 
     def begin(self, step: int) -> None:
-        """Take up the evaluations at a step."""
         self.step, self.due = step, self.at(step)
         self.asked = self.open_numbers.stop
 
     def at(self, step: int) -> dict[str, range]:
-        """The numbers of the evaluations at a step, by name."""
         return due_evaluations(self.attempt.recipe, self.held_out, step)
 
     def missing(self, intake: Intake) -> list[int]:
-        """The numbers of groups that have not arrived."""
         there = intake.have(Purpose.EVAL, self.open_numbers)
         return [number for number in self.open_numbers if number not in there]
 
     async def ask(self, numbers: Sequence[int]) -> None:
-        """Ask for groups of the evaluations that are under way."""
         for number in numbers:
             await self.attempt.exchange.ask(self.request(number))
 
     def request(self, number: int) -> RolloutRequest:
-        """The request with this number, one of those that are under way."""
         assert self.step is not None, "an evaluation has begun"
         name, numbers = next(item for item in self.due.items() if number in item[1])
         recipe = self.attempt.recipe

@@ -101,7 +101,6 @@ class Feeder:
                 self._next += 1
 
     def request(self, number: int) -> RolloutRequest:
-        """The request with this number, as the present lookahead has it."""
         training, rollout = self.attempt.recipe.training, self.attempt.recipe.rollout
         self._last_step = max(self._last_step, self.lookahead.step_of(number))
         return self.attempt.request(

@@ -54,7 +54,6 @@ class Intake:
         return min([*self._segments.values(), self._next])
 
     def keys_waiting(self) -> set[str]:
-        """The keys of the groups that have arrived and are not yet used."""
         return {group.key for group in self.waiting.values()}
 
     async def take_in_forever(self) -> None:
@@ -101,7 +100,6 @@ class Intake:
         return [self.waiting[key] for key in wanted]
 
     def missing(self, purpose: Purpose, numbers: range) -> list[str]:
-        """The keys of the groups with these numbers that have not arrived."""
         return [group_key(purpose, n) for n in numbers if (purpose, n) not in self.waiting]
 
     def finish(self, purpose: Purpose, numbers: range) -> None:
@@ -111,7 +109,6 @@ class Intake:
             del self._segments[purpose, number], self.waiting[purpose, number]
 
     async def drop_segments(self, first_needed: str) -> None:
-        """Delete the segments before the first one that a checkpoint needs."""
         await asyncio.to_thread(retain, self.log.folder, first_needed)
 
     def have(self, purpose: Purpose, numbers: Iterable[int]) -> set[int]:

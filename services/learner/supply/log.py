@@ -21,8 +21,6 @@ _WHOLE, _PARTIAL = ".segment", ".partial"
 
 
 class GroupLog:
-    """The log of one job, as one attempt writes it."""
-
     def __init__(self, folder: Path, attempt: int) -> None:
         self.folder = folder
         self._attempt = f"{attempt:06d}"

@@ -57,8 +57,6 @@ class Lookahead:
 
 @dataclass
 class Selection:
-    """One step's selection, group by group."""
-
     recipe: Recipe
     scoring: Scoring
     step: int
@@ -101,7 +99,6 @@ class Selection:
 
     @property
     def surplus(self) -> int:
-        """How many groups were too old to be judged."""
         return self.dropped.count(SURPLUS)
 
     @property
@@ -110,7 +107,6 @@ class Selection:
         return len(self.looked_at) - self.surplus
 
     def counts(self, kept_with_signal: int) -> dict[str, float]:
-        """What the selection came to, as metrics of its step."""
         without_signal = len(self.kept) - kept_with_signal + self.dropped.count(NO_SIGNAL)
         return {
             "kept": len(self.kept),
@@ -183,5 +179,4 @@ def oldest_version(group: GradedGroup, default: int) -> int:
 
 
 def used(groups: Iterable[ScoredGroup]) -> list[ScoredGroup]:
-    """The groups that are not dropped."""
     return [group for group in groups if group.fate == USED]

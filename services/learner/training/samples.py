@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -188,7 +188,3 @@ def _note_staleness(facts: GroupFacts, response: Response, version: int) -> None
         facts.tokens += span.end - span.start
         facts.staleness_token_sum += (span.end - span.start) * (version - span.version)
         facts.staleness_max = max(facts.staleness_max, version - span.version)
-
-
-def merged(counters: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
-    return dict(Counter(counters) + Counter(more))

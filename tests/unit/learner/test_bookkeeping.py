@@ -1,17 +1,28 @@
 """Feeder and ledger: what makes a new attempt go on where the last one was."""
 
+import asyncio
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
+import numpy as np
+import pytest
 from protocol.exchange import Exchange
+from protocol.messages import RolloutRequest
 from protocol.recipe import Purpose, Recipe
+from protocol.samples import USED
 
-from services.learner.attempt import Attempt, request_seed
-from services.learner.supply.evaluator import due_evaluations
+from services.learner.attempt import Attempt, as_json, request_seed
+from services.learner.durable.progress import Ledger
+from services.learner.supply.evaluator import Evaluator, due_evaluations
 from services.learner.supply.feeder import Feeder, task_index
-from services.learner.supply.ledger import Ledger
+from services.learner.supply.selection import Lookahead
 from tests.builders import a_recipe, a_task
+
+
+def an_attempt(recipe: Recipe) -> Attempt:
+    return Attempt(cast(Exchange, None), "job", 2, recipe, Path("unused"))
 
 
 def test_every_task_is_asked_once_an_epoch_in_a_new_order() -> None:
@@ -23,12 +34,46 @@ def test_every_task_is_asked_once_an_epoch_in_a_new_order() -> None:
 
 
 def test_a_new_attempt_goes_on_behind_what_earlier_ones_have_asked_for() -> None:
-    attempt = Attempt(cast(Exchange, None), "job", 2, a_recipe(), Path("unused"))
-    feeder = Feeder(attempt, (a_task(),), Purpose.TRAIN, lambda _: False)
+    feeder = Feeder(an_attempt(a_recipe()), (a_task(),), Purpose.TRAIN, lambda _: False)
     feeder.resume(3, ["train:5", "train:7", "eval:9"])
     assert (feeder.asked, list(feeder.open_numbers)) == (8, [0, 1, 2])
     feeder.resume(9, ["train:7"])
     assert feeder.asked == 9
+
+
+def test_a_request_names_the_step_that_is_expected_and_weights_fresh_enough_for_it() -> None:
+    recipe = a_recipe(training={"steps": 9, "groups_per_step": 2, "max_staleness": 1})
+    tasks = [a_task(id=f"task-{index}") for index in range(5)]
+    feeder = Feeder(an_attempt(recipe), tasks, Purpose.TRAIN, lambda _: False)
+    feeder.admit(Lookahead(step=0, position=0, needs=(2, 2), most=100))
+    asked = [feeder.request(number) for number in range(4)]
+    feeder.admit(Lookahead(step=4, position=3, needs=(2, 2), most=100))
+    asked += [feeder.request(number) for number in range(4, 7)]
+    feeder.admit(Lookahead(step=4, position=7, needs=(3, 1), most=100))
+    asked.append(feeder.request(7))  # the expected step never falls with the number
+    assert [request.step for request in asked] == [0, 0, 1, 1, 4, 5, 5, 5]
+    assert [request.min_version for request in asked] == [0, 0, 0, 0, 3, 4, 4, 4]
+    assert sorted(request.task.id for request in asked[:5]) == [task.id for task in tasks]
+
+
+@pytest.mark.anyio
+async def test_a_feeder_asks_once_for_each_number_that_is_not_answered() -> None:
+    asked: list[int] = []
+
+    class Asked:
+        async def ask(self, request: RolloutRequest) -> None:
+            asked.append(request.number)
+
+    attempt = Attempt(cast(Exchange, Asked()), "job", 2, a_recipe(), Path("unused"))
+    feeder = Feeder(attempt, [a_task()], Purpose.TRAIN, lambda number: number == 3)
+    feeder.resume(2, [])
+    feeding = asyncio.create_task(feeder.feed_forever())
+    for position in (2, 4):
+        feeder.admit(Lookahead(step=1, position=position, needs=(4,), most=100))
+        while feeder.asked < position + 4:
+            await asyncio.sleep(0)
+    feeding.cancel()
+    assert asked == [2, 4, 5, 6, 7]
 
 
 def test_seeds_differ_by_number_and_purpose() -> None:
@@ -58,6 +103,22 @@ def test_the_numbers_of_an_evaluation_are_known_at_once_however_many_there_are()
     assert numbers_at(recipe, [10**14]) == {10**14: {"": range(2 * 10**13, 2 * 10**13 + 2)}}
 
 
+def test_what_an_evaluation_asks_is_sampled_its_own_way_by_its_own_version() -> None:
+    own = {"temperature": 0.6, "top_p": 0.7, "max_tokens": 32}
+    evaluation = {"samples": 32, "every": 2, "sampling": own}
+    recipe = a_recipe(
+        tasks={"held_out": "aime.jsonl"}, evaluation=evaluation, training={"steps": 4}
+    )
+    evaluator = Evaluator(an_attempt(recipe), {"": [a_task(id="one"), a_task(id="two")]})
+    evaluator.begin(2)
+    requests = [evaluator.request(number) for number in evaluator.open_numbers]
+    for request in requests:
+        assert request.sampling.model_dump(include=set(own)) == own
+        assert (request.purpose, request.group_size) == (Purpose.EVAL, 32)
+        assert (request.step, request.min_version, request.version) == (2, 2, 2)
+    assert [(request.number, request.task.id) for request in requests] == [(2, "one"), (3, "two")]
+
+
 def numbers_at(recipe: Recipe, steps: Iterable[int]) -> dict[int, dict[str, range]]:
     """The evaluations of a recipe whose files have two, three and one tasks."""
     held_out = {"": [a_task()] * 2, "math": [a_task()] * 3, "easy": [a_task()]}
@@ -66,14 +127,23 @@ def numbers_at(recipe: Recipe, steps: Iterable[int]) -> dict[int, dict[str, rang
 
 
 def test_the_ledger_accounts_for_every_number() -> None:
-    ledger = Ledger(Purpose.TRAIN)
-    ledger.train(3)
-    ledger.drop("deaths")
-    ledger.drop("deaths")
-    assert ledger.position == 5
+    ledger = Ledger()
+    ledger.enter([USED, "deaths", USED, "deaths", USED])
     there = {"train:4", "train:5", "train:6", "train:7", "eval:5", "pretrain:6"}
-    account = ledger.account(7, there)
+    account = ledger.account(Purpose.TRAIN, 7, there)
     assert account == {"asked": 7, "trained": 3, "dropped": {"deaths": 2}, "under_way": 2}
-    again = Ledger(Purpose.TRAIN)
-    again.restore(ledger.state())
-    assert again == ledger
+
+
+@pytest.mark.parametrize(
+    ("value", "json"),
+    [
+        (math.nan, None),
+        ({"losses": [math.inf, 0.5], 7: (-math.inf,)}, {"losses": [None, 0.5], "7": [None]}),
+        (np.float32(0.5), 0.5),
+        (True, True),
+        (3, 3),
+        ({1}, "{1}"),
+    ],
+)
+def test_what_json_cannot_hold_is_null_or_a_text_in_an_event(value: object, json: object) -> None:
+    assert as_json(value) == json

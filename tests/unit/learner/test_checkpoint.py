@@ -6,12 +6,11 @@ from typing import cast
 
 import pytest
 from protocol.recipe import Purpose
+from protocol.samples import USED
 
 from services.learner.attempt import MachineFault
 from services.learner.durable.checkpoint import (
     Checkpoints,
-    LearnerState,
-    checkpoint_name,
     remove_leftovers,
     write_whole,
 )
@@ -67,7 +66,7 @@ async def test_two_attempts_that_write_the_same_folder_do_not_meet(tmp_path: Pat
 def test_leftovers_of_attempts_until_now_go_and_what_stepped_aside_steps_back(
     tmp_path: Path,
 ) -> None:
-    left = [".unfinished-1-model", ".unfinished-2-model", ".unfinished-step-000017"]
+    left = [".unfinished-1-model", ".unfinished-2-model"]
     aside = [".replaced-1-step-000004", ".replaced-1-step-000002"]
     kept = [".unfinished-3-model", ".another", "step-000002"]
     for name in (*left, *aside, *kept):
@@ -77,112 +76,75 @@ def test_leftovers_of_attempts_until_now_go_and_what_stepped_aside_steps_back(
     remove_leftovers(tmp_path / "not there", 1)
 
 
-def a_state(step: int) -> LearnerState:
-    return LearnerState(step=step, first_segment="", ledgers={}, evaluations=[], totals={})
-
-
 async def nothing() -> None:
     pass
 
 
+async def saved(checkpoints: Checkpoints, *steps: int) -> None:
+    for step in steps:
+        await checkpoints.save(cast(Team, FakeTeam()), Progress(step=step), nothing)
+
+
 @pytest.mark.anyio
+@pytest.mark.parametrize("damaged", ["policy/digest", "state.json"])
 async def test_the_two_newest_whole_checkpoints_stay_and_a_damaged_one_counts_for_none(
-    tmp_path: Path,
+    tmp_path: Path, damaged: str
 ) -> None:
-    checkpoints, team = Checkpoints(tmp_path, 1), cast(Team, FakeTeam())
+    checkpoints = Checkpoints(tmp_path, 1)
     assert checkpoints.newest() is None
-    for step in (2, 4):
-        await checkpoints.save(team, a_state(step), nothing)
-    (tmp_path / "step-000004/policy/digest").write_text("damaged")
+    await saved(checkpoints, 2, 4)
+    (tmp_path / "step-000004" / damaged).write_text("{}")
     later = Checkpoints(tmp_path, 2)
-    newest = later.newest()
-    assert newest is not None
-    assert newest == (tmp_path / "step-000002", a_state(2).model_copy(update={"ranks": 1}))
-    assert list(later.damaged) == [tmp_path / "step-000004"]
-    assert "policy/digest: damaged" in later.damaged[tmp_path / "step-000004"]
-    await later.save(team, a_state(6), nothing)
+    assert later.newest() == (tmp_path / "step-000002", Progress(step=2, ranks=1))
+    assert damaged in later.damaged[tmp_path / "step-000004"]
+    await saved(later, 6)
     assert {path.name for path in tmp_path.iterdir()} == {"step-000002", "step-000006"}
-    (tmp_path / "step-000006/policy/digest").write_text("damaged")
+    (tmp_path / "step-000006" / damaged).unlink()
     assert later.newest() is not None
-    for step in (6, 8):  # what was damaged is made again
-        await later.save(team, a_state(step), nothing)
+    await saved(later, 6, 8)  # what was damaged is made again
     assert {path.name for path in tmp_path.iterdir()} == {"step-000006", "step-000008"}
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("gone", [("state.json",), ("state.json", "manifest.json")])
-async def test_a_checkpoint_that_has_lost_its_state_is_damaged_and_no_reason_to_begin_anew(
-    tmp_path: Path, gone: tuple[str, ...]
-) -> None:
-    checkpoints, team = Checkpoints(tmp_path, 1), cast(Team, FakeTeam())
-    for step in (2, 4):
-        await checkpoints.save(team, a_state(step), nothing)
-    for name in gone:
-        (tmp_path / "step-000004" / name).unlink()
-    newest = checkpoints.newest()
-    assert newest is not None
-    assert newest[0] == tmp_path / "step-000002"
-    assert list(checkpoints.damaged) == [tmp_path / "step-000004"]
-    for name in gone:
-        (tmp_path / "step-000002" / name).unlink()
+async def test_where_no_checkpoint_is_whole_nothing_begins_again(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 1)
+    await saved(checkpoints, 2)
+    (tmp_path / "step-000002/state.json").unlink()
     with pytest.raises(MachineFault, match=r"state\.json"):
         checkpoints.newest()
-    await checkpoints.save(team, a_state(6), nothing)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000006"]
 
 
 def test_names_of_checkpoints_sort_in_the_order_of_training() -> None:
     moments = [(0, 0), (0, 2), (0, 10), (1, 10), (2, 10), (10, 10)]
-    names = [checkpoint_name(step, pretrained) for step, pretrained in moments]
-    assert names == sorted(names)
-    assert len(set(names)) == len(names)
-    assert checkpoint_name(7) == checkpoint_name(7, 3) == "step-000007"
+    names = [Progress(step=step, pretrained=alone).checkpoint_name for step, alone in moments]
+    assert names == sorted(set(names))
 
 
 def test_progress_comes_back_from_a_checkpoint_as_it_was() -> None:
     progress = Progress(step=3, pretrained=2, keep_rate=0.25)
     progress.note_evaluation({"step": 0})
-    progress.note_update({"updates": 2.0})
-    progress.ledgers[Purpose.TRAIN].train(5)
-    progress.ledgers[Purpose.TRAIN].drop("no_signal", 4)
-    progress.ledgers[Purpose.PRETRAIN].train(8)
+    progress.note_update({"updates": 2.0, "parity_max": 1e-5, "parity_tokens": 7.0})
+    progress.ledgers[Purpose.TRAIN].enter([USED, USED, "no_signal"])
+    progress.ledgers[Purpose.PRETRAIN].enter([USED])
     progress.accepted[Purpose.TRAIN] = 7
-    progress.note_parity({"parity_max": 1e-5, "parity_tokens": 7.0})
-    progress.note_parity({})
     progress.note_work(2.5, responses=8, tokens=90)
-    stored = progress.state("000001-000002.segment").model_dump_json()
-    state = LearnerState.model_validate_json(stored)
-    again = Progress.of(state)
+    again = Progress.model_validate_json(progress.model_dump_json())
     assert again == progress
-    assert again.positions == {Purpose.TRAIN: 9, Purpose.PRETRAIN: 8, Purpose.EVAL: 0}
-    assert again.totals["parity_max"] == 1e-5
-    assert state.first_segment == "000001-000002.segment"
+    assert again.positions == {Purpose.TRAIN: 3, Purpose.PRETRAIN: 1, Purpose.EVAL: 0}
+
+
+def test_an_evaluation_has_the_step_that_it_began_at() -> None:
+    progress = Progress(step=5, pretrained=2, evaluating=4)
+    steps = {purpose: progress.steps_of(purpose) for purpose in Purpose}
+    assert steps == {Purpose.TRAIN: 5, Purpose.PRETRAIN: 2, Purpose.EVAL: 4}
 
 
 def test_the_first_and_the_newest_evaluations_are_kept_and_all_are_counted() -> None:
     progress = Progress()
     for step in range(3000):
         progress.note_evaluation({"step": step, "per_task": {"a": [1, 4]}})
-    assert progress.evaluations[-1] == {"step": 2999}
-    assert [result["step"] for result in progress.evaluations] == [0, *range(2000, 3000)]
-    again = Progress.of(progress.state(""))
-    again.note_evaluation({"step": 3000})
-    assert again.evaluated == 3001
-    assert [result["step"] for result in again.evaluations] == [0, *range(2001, 3001)]
-
-
-def test_a_checkpoint_of_an_earlier_release_is_read() -> None:
-    results = [{"step": step, "accuracy": 0.5, "per_task": {"a": [1, 2]}} for step in range(3)]
-    totals = dict.fromkeys(
-        ("train_seconds", "samples", "tokens", "parity_max", "parity_tokens"), 1.0
-    )
-    stored = {"step": 2, "first_segment": "", "ledgers": {}, "evaluations": results}
-    progress = Progress.of(LearnerState.model_validate({**stored, "totals": totals}))
-    assert progress.evaluated == 3
-    assert progress.evaluations == [{"step": step, "accuracy": 0.5} for step in range(3)]
-    progress.note_update({"updates": 1.0})
-    assert {name: progress.totals[name] for name in totals} == totals
-    assert (progress.totals["updates"], progress.totals["empty_steps"]) == (3.0, 0.0)
+    assert progress.evaluations == [{"step": step} for step in (0, *range(2000, 3000))]
+    assert progress.evaluated == 3000
 
 
 def test_a_gap_that_is_not_finite_spoils_no_checkpoint() -> None:
@@ -195,9 +157,8 @@ def test_a_gap_that_is_not_finite_spoils_no_checkpoint() -> None:
 def test_nothing_was_learned_without_a_group_or_without_an_update() -> None:
     progress = Progress()
     progress.ledgers[Purpose.TRAIN].drop("failures", 3)
-    progress.ledgers[Purpose.TRAIN].drop("no_signal")
-    assert "failures 3, no_signal 1" in str(progress.why_nothing_was_learned())
-    progress.ledgers[Purpose.TRAIN].train(1)
+    assert "failures 3" in str(progress.why_nothing_was_learned())
+    progress.ledgers[Purpose.TRAIN].enter([USED])
     progress.note_update({"updates": 0.0})
     assert "finite" in str(progress.why_nothing_was_learned())
     progress.note_update({"updates": 1.0})

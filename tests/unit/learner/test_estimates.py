@@ -9,8 +9,7 @@ from protocol.messages import Grade, Graded, GradedGroup, Response, Ungradable
 from protocol.recipe import Purpose
 
 from services.learner.job.phases import summary
-from services.learner.job.phases.estimates import Estimate, estimate, pass_at_k
-from services.learner.job.phases.summary import summarize
+from services.learner.job.phases.summary import Estimate, estimate, pass_at_k, summarize
 from tests.builders import a_graded_group, a_group, a_request, a_span, a_task
 
 RIGHT, WRONG = Graded(value=1.0), Graded(value=0.0)
@@ -143,5 +142,5 @@ def test_groups_that_failed_are_counted_beside_those_that_the_numbers_are_of(
     assert (result["asked"], result["failed"]) == (10, 7)
     differing = {name for name in result if result[name] != of_the_whole[name]}
     assert differing == {"asked", "failed"}
-    monkeypatch.setattr(summary, "MAX_TASKS_TOLD", 1)
+    monkeypatch.setattr(summary, "MAX_TASKS_REPORTED", 1)
     assert "per_task" not in summarize(0, whole)

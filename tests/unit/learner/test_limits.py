@@ -60,15 +60,6 @@ def test_an_evaluation_pauses_for_groups_that_failed_but_not_for_scores() -> Non
         assert len(found) == (purpose is not Purpose.EVAL)
 
 
-@pytest.mark.parametrize(("one_in", "pauses"), [(100, 0), (10, 1)])
-def test_one_ungradable_score_in_a_hundred_is_no_reason_to_pause(one_in: int, pauses: int) -> None:
-    groups = [
-        a_whole(n, *(LOST if (n * 8 + i) % one_in == 0 else RIGHT for i in range(8)))
-        for n in range(16)
-    ]
-    assert len(too_much_lost(groups, a_recipe(), accepted=0)) == pauses
-
-
 def test_the_share_of_ungradable_scores_counts_only_what_was_asked_for() -> None:
     grades = [Grade(outcome=RIGHT, process=LOST), Grade(outcome=RIGHT)]
     groups = [a_graded_group(a_group(), grades=grades), a_failure(1)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import tomllib
 from collections.abc import Callable
@@ -13,11 +12,11 @@ import pytest
 from protocol.messages import Grade, Graded, GradedGroup, Ungradable
 from protocol.recipe import Purpose, Recipe, parse_recipe
 
-from services.chassis.deployment import Deployment
 from services.learner import replay
-from services.learner.durable.sample_store import SampleStore
+from services.learner.durable.sample_rows import Row, rows_of
 from services.learner.training.scoring import ScoredGroup, Scoring
 from tests.builders import a_graded_group, a_group, a_request, a_task
+from tests.sample_stores import write_samples
 
 # The answer is 12. By these steps the process scores differ among the correct ones.
 TEXTS = (
@@ -42,40 +41,25 @@ Write = Callable[..., None]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes groups as a learner would that works by a recipe."""
-    environment = {
-        "WEIR_DATA_DIR": str(tmp_path),
-        "WEIR_REDIS_URL": "redis://nowhere",
-        "WEIR_PORT": "1",
-    }
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    deployment = Deployment.from_environment(environment)
+    """Writes groups of a step, and others of the step before, as a learner would by a recipe."""
+    monkeypatch.setenv("WEIR_DATA_DIR", str(tmp_path))
+    samples = tmp_path / "jobs/job/samples"
 
     def write_groups(recipe: Recipe, *groups: GradedGroup, attempt: int = 1) -> None:
-        async def append() -> None:
-            store = SampleStore(deployment.job_dir("job") / "samples", attempt, deployment)
-            store.keep_recipe(recipe)
-            for step in (STEP - 1, STEP):
-                scored: dict[Purpose, list[ScoredGroup]] = {}
-                for group in groups:
-                    moved = group if step == STEP else renumbered(group)
-                    scoring = Scoring.of(recipe)
-                    if group.purpose is Purpose.EVAL:
-                        scoring = scoring.without_advantage
-                    scored.setdefault(group.purpose, []).append(ScoredGroup(moved, scoring))
-                for purpose, of_step in scored.items():
-                    await store.append(purpose, step, of_step, {})
-            await store.sync()
-
-        (tmp_path / "jobs" / "job").mkdir(parents=True, exist_ok=True)
-        asyncio.run(append())
+        samples.mkdir(parents=True, exist_ok=True)
+        (samples / "recipe.json").write_text(recipe.model_dump_json())
+        kept = list[list[Row]]()
+        for step in (STEP - 1, STEP):
+            for group in groups:
+                moved = group.model_copy(update={"number": group.number + 1000 * (STEP - step)})
+                scoring = Scoring.of(recipe)
+                if group.purpose is Purpose.EVAL:
+                    scoring = scoring.without_advantage
+                scored = [ScoredGroup(moved, scoring)]
+                kept += rows_of(scored, {}, attempt=attempt, step=step, created_at=1.0)
+        write_samples(samples, *kept)
 
     return write_groups
-
-
-def renumbered(group: GradedGroup) -> GradedGroup:
-    return group.model_copy(update={"number": group.number + 1000})
 
 
 @pytest.fixture
@@ -111,12 +95,8 @@ def test_by_its_own_recipe_nothing_changes(
     failed = GradedGroup(purpose=Purpose.TRAIN, number=7, failure="it died")
     assert graded.group is not None
     request = graded.group.request.model_copy(update={"purpose": Purpose.EVAL})
-    evaluated = graded.model_copy(
-        update={
-            "purpose": Purpose.EVAL,
-            "group": graded.group.model_copy(update={"request": request}),
-        }
-    )
+    group = graded.group.model_copy(update={"request": request})
+    evaluated = graded.model_copy(update={"purpose": Purpose.EVAL, "group": group})
     write(RECIPE, graded, evaluated, failed)
     status, out, err = run(capsys)
     assert (status, err) == (0, "")

@@ -24,7 +24,7 @@ from services.learner.durable.sample_rows import graded_of, read_groups, rows_of
 from services.learner.durable.sample_store import SampleStore, remove_old
 from services.learner.training.scoring import ScoredGroup
 from tests.architecture.project import ROOT
-from tests.builders import a_graded_group, a_group, a_request
+from tests.builders import a_graded_group, a_group, a_recipe, a_request
 from tests.kept_samples import all_samples
 from tests.sample_stores import SCORING, a_sample, write_samples
 
@@ -123,7 +123,7 @@ def test_with_no_bytes_nothing_is_written_and_what_was_there_goes(tmp_path: Path
     (tmp_path / "model/tokenizer.json").write_text("{}")
     write(a_store(tmp_path / "store"), 1)
     nothing = a_store(tmp_path / "store", attempt=2, most=0)
-    nothing.keep_tokenizer(tmp_path / "model")
+    nothing.keep_origin(tmp_path / "model", a_recipe())
     write(nothing, 2)
     assert files(tmp_path / "store") == []
 
@@ -165,15 +165,14 @@ def test_what_could_not_be_written_is_told_at_the_next_step_or_checkpoint(
     assert files(tmp_path) == []
 
 
-def test_the_tokenizer_of_the_model_lies_beside_the_steps(tmp_path: Path) -> None:
+def test_the_tokenizer_of_the_model_and_the_recipe_lie_beside_the_steps(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     store = a_store(tmp_path / "store")
-    store.keep_tokenizer(tmp_path / "model")
-    assert list(store.folder.iterdir()) == []
-    for text in ("{}", '{"newer": 1}'):
-        (tmp_path / "model/tokenizer.json").write_text(text)
-        store.keep_tokenizer(tmp_path / "model")
-        assert [path.read_text() for path in store.folder.iterdir()] == [text]
+    store.keep_origin(tmp_path / "model", a_recipe())
+    assert files(store.folder) == ["recipe.json"]
+    (tmp_path / "model/tokenizer.json").write_text("{}")
+    store.keep_origin(tmp_path / "model", a_recipe())
+    assert files(store.folder) == ["recipe.json", "tokenizer.json"]
 
 
 def test_the_line_of_the_readme_opens_the_samples_with_pandas(

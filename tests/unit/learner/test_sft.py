@@ -12,8 +12,7 @@ from protocol.recipe import Model
 from transformers import AutoTokenizer
 
 from services.learner.sft.__main__ import main
-from services.learner.sft.run import FolderTaken, unfinished
-from services.learner.sft.solutions import batches, samples_of
+from services.learner.sft.run import FolderTaken, batches, samples_of, unfinished
 from services.learner.training.batching import totals_of
 from services.learner.training.samples import Sample
 from services.rollout.chat import prompt_ids

@@ -10,7 +10,7 @@ import pytest
 from protocol import weights
 from protocol.weights import WeightsGone
 
-from services.learner.durable.slots import Slot, Slots
+from services.learner.durable.publish import Slot, Slots
 
 READER = """
 import sys

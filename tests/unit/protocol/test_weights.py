@@ -23,9 +23,7 @@ def test_a_written_folder_is_verified_by_what_was_announced(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["config", "part/tensors", "manifest.json"])
 def test_a_file_that_has_changed_at_any_depth_is_damage(tmp_path: Path, name: str) -> None:
     fill(tmp_path)
-    assert not weights.is_sealed(tmp_path)
     weights.seal(tmp_path)
-    assert weights.is_sealed(tmp_path)
     weights.verify(tmp_path)
     (tmp_path / name).write_text("Settings")
     with pytest.raises(weights.WeightsError, match=f"{name}: damaged"):

@@ -1,7 +1,7 @@
 """Evaluation: accuracy on held-out tasks, through the same rollout and grader services.
 
-It goes on beside training: rollouts that evaluate stay at the version they measure, and the result
-is told when all groups are in, at the latest before the next evaluation begins.
+Training continues meanwhile: rollouts that evaluate stay at the version they measure. The result is
+reported when all groups are in, at the latest before the next evaluation begins.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from protocol.messages import Doing
@@ -27,12 +28,10 @@ _PARITY_RESPONSES = 64
 
 @dataclass
 class Evaluation:
-    """Before the first step, every so many, and after the last."""
-
     learning: Learning
     evaluator: Evaluator
     _began: float = 0.0
-    _held: int | None = None  # the version of which the ranks have kept the weights
+    _copied: int | None = None  # the version whose weights the ranks have copied
 
     @property
     def is_due(self) -> bool:
@@ -45,7 +44,6 @@ class Evaluation:
         return not has_begun or is_over or not self.evaluator.missing(self.learning.intake)
 
     async def advance(self) -> None:
-        """Begin one, or produce the result of the one that is under way."""
         progress = self.learning.progress
         if progress.evaluating is None:
             progress.evaluating = progress.step
@@ -56,7 +54,6 @@ class Evaluation:
 
     @property
     def _begins(self) -> bool:
-        """Whether the present step has an evaluation that has not begun."""
         progress = self.learning.progress
         due = self.evaluator.at(progress.step).values()
         position = progress.ledgers[Purpose.EVAL].position
@@ -70,7 +67,7 @@ class Evaluation:
         if missing := self.evaluator.missing(learning.intake):
             if progress.step == step < learning.recipe.training.steps:
                 await learning.team.hold()
-                self._held = step
+                self._copied = step
             await learning.versions.begin_evaluation(step)
             await self.evaluator.ask(missing)
 
@@ -97,15 +94,33 @@ class Evaluation:
                 step, [group.graded for group in part]
             )
             progress.note_evaluation(result)
-            result |= {"seconds": time.monotonic() - self._began, **measured[name].metrics}
-            await learning.reporter.evaluation(result, account)
+            await self._report(
+                name,
+                result | {"seconds": time.monotonic() - self._began, **measured[name].metrics},
+                account,
+            )
         if has_waited:
             learning.lap()
 
+    async def _report(
+        self, name: str, result: Mapping[str, Any], account: Mapping[str, Any]
+    ) -> None:
+        """Record a result, and the ledger of all evaluations; only the unnamed file has metrics."""
+        step, attempt = result["step"], self.learning.attempt
+        event_id, words = f"evaluation:{step}", f"evaluation at step {step}"
+        if not name:
+            data = {"step": step, "evaluation": result, "groups": account}
+            await attempt.say(event_id, words, type="metrics", data=data)
+            return
+        accuracy = result["accuracy"]
+        words += f" on {name}: accuracy {'unknown' if accuracy is None else f'{accuracy:.3f}'}"
+        data = {"step": step, "other_evaluation": result, "groups": account}
+        await attempt.say(f"{event_id}:{name}", words, data=data)
+
     async def _forget_version(self) -> None:
-        if self._held is not None:
+        if self._copied is not None:
             await self.learning.team.let_go()
-            self._held = None
+            self._copied = None
         await self.learning.versions.publisher.end_evaluation()
 
     async def _measure(self, name: str, groups: Sequence[ScoredGroup]) -> Measured:
@@ -118,7 +133,7 @@ class Evaluation:
         sampling = recipe.sampling_of(recipe.evaluations[name])
         samples, _ = samples_of(used(groups), attempt=learning.attempt.number, version=step)
         has_gone_on = learning.progress.step > step
-        can_be_compared = sampling.top_p == 1 and (self._held == step or not has_gone_on)
+        can_be_compared = sampling.top_p == 1 and (self._copied == step or not has_gone_on)
         some = samples[:_PARITY_RESPONSES] if can_be_compared else []
         measured = Measured()
         if some:

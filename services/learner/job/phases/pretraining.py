@@ -76,11 +76,15 @@ class Pretraining:
         data = {
             **metrics,
             **facts.throughput(seconds, learning.team.num_ranks),
-            **learning.progress.note_phases(learning.reporter.phase_seconds()),
+            **learning.progress.note_phases(learning.phase_seconds()),
             "pretrain_step": step,
             "groups": await learning.account_of(Purpose.PRETRAIN),
         }
-        await learning.reporter.pretrain_step(step, data)
+        message = f"pretrain step {step}"
+        for name in ("value_loss", "explained_variance"):
+            if name in metrics:
+                message += f"  {name.replace('_', ' ')} {metrics[name]:.3f}"
+        await learning.attempt.say(f"pretrain:{step}", message, type="metrics", data=data)
 
     async def _keep(self) -> None:
         """Save a checkpoint if one is due, and in the end the critic for other recipes."""

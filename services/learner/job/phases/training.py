@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from protocol.messages import Doing
 from protocol.recipe import Purpose
 
+from services.learner.attempt import as_json
 from services.learner.job.learning import Learning
 from services.learner.job.limits import check_finite, check_lost
-from services.learner.job.report import numbers_in
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.selection import Selection
 from services.learner.training.flops import Flops
@@ -21,8 +21,6 @@ from services.learner.training.scoring import ScoredGroup
 
 @dataclass
 class Training:
-    """The policy's steps, and the critic's beside them."""
-
     learning: Learning
     feeder: Feeder
     flops: Flops
@@ -93,7 +91,7 @@ class Training:
         counts = selection.counts(facts.groups_with_signal)
         progress.note_update({**metrics, **counts})
         progress.note_work(learning.lap(), facts.responses, facts.tokens)
-        spent = learning.reporter.phase_seconds()
+        spent = learning.phase_seconds()
         data = {
             **facts.means(len(selection.kept)),
             **metrics,
@@ -105,11 +103,28 @@ class Training:
             "dropped_responses": dict(facts.dropped_responses),
             "groups": await learning.account_of(Purpose.TRAIN),
         }
-        progress.metrics = numbers_in(data)
-        await learning.reporter.step(progress.step, data)
+        progress.metrics = {
+            name: value
+            for name, value in as_json(data).items()
+            if isinstance(value, float | int | None)
+        }
+        step = progress.step
+        await learning.attempt.say(f"step:{step}", f"step {step}", type="metrics", data=data)
         if selection.is_undersampled:
-            await learning.reporter.undersampled(progress.step, selection)
+            await self._warn_of_undersampling(selection)
         if progress.step > progress.made_before:
             await learning.attempt.update(
                 step=progress.step, attempts_since_checkpoint=0, failures=0
             )
+
+    async def _warn_of_undersampling(self, selection: Selection) -> None:
+        step, kept = self.learning.progress.step, len(selection.kept)
+        wanted = selection.recipe.training.groups_per_step
+        did = f"it trained on {kept} of {wanted} groups" if kept else "it made no update"
+        message = (
+            f"step {step}: {did}: of {selection.judged} groups, the most that "
+            "training.max_oversampling allows, no more had a signal; raise it, or give tasks that "
+            "the policy solves sometimes"
+        )
+        data = {"kept": kept, "judged": selection.judged, "surplus": selection.surplus}
+        await self.learning.attempt.say(f"undersampled:{step}", message, level="warn", data=data)
