@@ -43,14 +43,15 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from services.rollout.errors import (
+from services.rollout.samples import (
     EngineDied,
     EngineError,
     LoadError,
     RequestRefused,
+    Sample,
     SamplingError,
+    span_of,
 )
-from services.rollout.samples import Sample, span_of
 from services.rollout.scheduler import AsyncBatchingScheduler, BatchingScheduler
 from services.rollout.settings import EngineSettings
 from services.rollout.transfer import BACKEND, Worker
@@ -109,16 +110,13 @@ class Engine:
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer of the model, a transformers one."""
         return self.llm.get_tokenizer()
 
     @property
     def has_died(self) -> bool:
-        """Whether a process of the engine has ended."""
         return self.llm.errored
 
     def shut_down(self) -> None:
-        """End the engine's processes."""
         self.llm.shutdown(timeout=_SHUT_DOWN_S)
 
     async def generate(
@@ -195,7 +193,6 @@ class Engine:
         return seconds
 
     async def _exchange(self, folder: Path) -> None:
-        """Put the weights of a folder in the place of those that are there."""
         if not self.settings.lora_rank:
             await self.llm.start_weight_update()
             await self.llm.update_weights(WeightTransferUpdateRequest({"path": str(folder)}))

@@ -74,7 +74,7 @@ BREACHES = {
         "numpy",
     ),
     "redis has one door": ("services/chassis/stage.py", "redis"),
-    "vLLM has one door": ("services/rollout/chat.py", "vllm"),
+    "vLLM has one door": ("services/rollout/samples.py", "vllm"),
     "DeepSpeed has one door": ("services/learner/job/learning.py", "deepspeed"),
     "Ray has one door": ("deploy/local.py", "ray"),
     "deploy starts services and imports none": ("deploy/local.py", "protocol.streams"),

@@ -14,8 +14,7 @@ from protocol.messages import FinishReason
 from protocol.recipe import Sampling
 
 from services.rollout.engine import Engine
-from services.rollout.errors import EngineError, LoadError
-from services.rollout.samples import Sample
+from services.rollout.samples import EngineError, LoadError, Sample
 from services.rollout.settings import EngineSettings
 from tests.engine.conftest import ENDLESS, EOS, MAX_CONTEXT, TOLERANCE, Reference
 

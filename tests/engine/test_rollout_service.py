@@ -22,7 +22,7 @@ from protocol.streams import REQUESTS, ROLLOUTS
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
 from services.rollout.engine import Engine
-from services.rollout.errors import EngineDied, EngineUnfit
+from services.rollout.samples import EngineDied, EngineUnfit
 from services.rollout.worker import sample_groups
 from tests.builders import a_recipe, a_request
 from tests.contract.valkey_server import Server

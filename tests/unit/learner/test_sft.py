@@ -16,7 +16,7 @@ from services.learner.sft.run import FolderTaken, unfinished
 from services.learner.sft.solutions import batches, samples_of
 from services.learner.training.batching import totals_of
 from services.learner.training.samples import Sample
-from services.rollout.chat import prompt_ids
+from services.rollout.samples import prompt_ids
 from tests.architecture.project import ROOT
 
 BASE_MODEL = ROOT / "examples/arithmetic/base-model"

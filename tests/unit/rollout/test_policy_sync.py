@@ -15,9 +15,9 @@ from protocol.weights import WeightsError, WeightsGone
 from safetensors.numpy import save_file
 
 from services.chassis.deployment import DeploymentError
+from services.rollout.fetching import shape_of, verified_shape
 from services.rollout.policy_sync import Serving, why_unfit
 from services.rollout.settings import EngineSettings
-from services.rollout.shape import shape_of, verified_shape
 from tests.builders import a_recipe
 
 SETTINGS = EngineSettings(dtype="float32", max_context=64)
