@@ -31,7 +31,6 @@ class Finding:
     is_warning: bool = False
 
     def __str__(self) -> str:
-        """One line of the report."""
         return f"line {self.line}: {'warning: ' if self.is_warning else ''}{self.text}"
 
 

@@ -10,14 +10,18 @@ from dataclasses import replace
 from typing import Any
 
 from services.data.presets import Preset, Taken
-from services.data.rows import Row
-from services.data.target import RefusedError
 from services.grader.answers.boxes import last_boxed
+
+Row = dict[str, Any]
 
 _HASHES = "####"
 _TURN = "role", "content"
 _EXACT_BELOW = 2**53  # a larger number in floating point has lost digits
 _MISSING = {Taken.COLUMN: "answer", Taken.BOX: "box", Taken.HASHES: _HASHES}
+
+
+class RefusedError(ValueError):
+    """The command cannot do its work; the text says what to change."""
 
 
 class Dropped(ValueError):
