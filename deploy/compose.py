@@ -114,7 +114,6 @@ def _gpus(bundle: Bundle, replacing: str = "") -> str:
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
-    """Print the file; returns the exit status."""
     line = environment.get("WEIR_GPUS")
     try:
         if len(arguments) == 1 and re.fullmatch(r"[1-9]\d{0,2}", arguments[0]):

@@ -1,4 +1,4 @@
-"""What a stack consists of: the command line and the environment of each of its processes.
+"""What a stack consists of: the command line and the environment of each of its processes. Pure.
 
 A launch says nothing of where it runs; that is for `deploy.local`, or `deploy.ray_cluster`.
 """
@@ -16,6 +16,7 @@ _JUDGE_CONTEXT = 32768  # tokens: a prompt, its solution, a response, and the ju
 _ROOT = Path(__file__).parents[1]
 # Its ranks save a checkpoint when they are told to leave: who supervises it has the last word.
 _PATIENT_TORCHRUN = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "86400"}
+_FORWARDED = ("WEIR_", "DS_", "GLOO_", "HF_", "NCCL_", "OMP_", "VLLM_")  # of a cluster's driver
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Launch:
     # Where it says over HTTP that it has started; None: it is enough that its port accepts.
     startup_path: str | None = "/startupz"
     is_awaited: bool = True  # by the start of the stack; a judge loads for minutes
-    niceness: int = 10  # what computes gives way to what answers: gateway and Valkey have 0
+    niceness: int = 10  # more than here; what answers, gateway and Valkey, has 0
 
     def environment_at(self, port: int) -> dict[str, str]:
         """Its variables when it serves on a port, its metrics as well: it has no other."""
@@ -42,14 +43,6 @@ class Launch:
         """Its command line when it serves on a port, by the Python that runs there."""
         here = {"{python}": sys.executable, "{port}": str(port)}
         return [here.get(word, word) for word in self.command]
-
-
-@dataclass(frozen=True)
-class Rendezvous:
-    """Where the launchers of a learner on several nodes meet."""
-
-    address: str
-    port: int
 
 
 def launches(
@@ -93,15 +86,19 @@ def launches(
 
 
 def learner_command(
-    ranks: int, node: int = 0, nodes: int = 1, meet_at: Rendezvous | None = None
+    ranks: int, node: int = 0, nodes: int = 1, meet_at: tuple[str, int] | None = None
 ) -> tuple[str, ...]:
-    """The learner's command line on one of its nodes; torchrun starts the ranks if several."""
+    """The learner's command line on one of its nodes; torchrun starts the ranks if several.
+
+    Args:
+        meet_at: the address and port where the launchers of several nodes meet.
+    """
     if ranks == nodes == 1:
         return _module("services.learner")
     meeting = ["--standalone"]
     if meet_at is not None:
         meeting = ["--nnodes", str(nodes), "--node-rank", str(node)]
-        meeting += ["--master-addr", meet_at.address, "--master-port", str(meet_at.port)]
+        meeting += ["--master-addr", meet_at[0], "--master-port", str(meet_at[1])]
     launcher = [*_module("torch.distributed.run"), *meeting, "--nproc-per-node", str(ranks)]
     return (*launcher, "-m", "services.learner")
 
@@ -122,7 +119,6 @@ def model_roots(environment: Mapping[str, str]) -> str:
 
 
 def python_path(environment: Mapping[str, str]) -> str:
-    """PYTHONPATH with this checkout in front."""
     inherited = environment.get("PYTHONPATH", "")
     return ":".join(filter(None, [str(_ROOT), str(_ROOT / "proto"), inherited]))
 
@@ -160,6 +156,38 @@ def judge_options(bundle: Bundle, folder: str, name: str) -> list[str]:
     if bundle.share is not None:
         options["--gpu-memory-utilization"] = f"{bundle.share:g}"
     return [word for option in options.items() for word in option]
+
+
+def cluster_variables(
+    environment: Mapping[str, str], keys: str, placement: Placement
+) -> dict[str, str]:
+    """What every process of a cluster gets, wherever it runs: what the driver has, and its keys."""
+    forwarded = {
+        name: text
+        for name, text in environment.items()
+        if name.startswith(_FORWARDED) and name != "WEIR_API_KEYS_FILE"
+    }
+    return {
+        "WEIR_HOST": "0.0.0.0",
+        "OMP_NUM_THREADS": "1",
+        "WEIR_WEIGHTS": "delta",
+        "PYTHONUNBUFFERED": "1",
+        **forwarded,
+        "WEIR_MODEL_ROOTS": model_roots(environment),
+        "WEIR_API_KEYS": keys,
+        "WEIR_GPUS": str(placement) if placement.uses_gpus else "",
+    }
+
+
+def resources_of(launch: Launch) -> dict[str, float]:
+    """What a process takes of its node; Ray gives each node a resource that bears its name."""
+    bundle = launch.bundle
+    taken: dict[str, float] = {"CPU": bundle.ranks if bundle else 1}
+    if bundle and bundle.gpus:
+        taken["GPU"] = len(bundle.gpus)
+    if bundle and bundle.node:
+        taken[f"node:{bundle.node}"] = 0.001
+    return taken
 
 
 def _module(name: str) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 ENGINES = ("rollout", "judge")
 _ROLES = ("learner", *ENGINES, "idle")
@@ -56,7 +57,6 @@ class Bundle:
 
     @property
     def node(self) -> str:
-        """The node of its GPUs."""
         return self.gpus[0].node if self.gpus else THIS_MACHINE
 
     def __str__(self) -> str:
@@ -75,7 +75,6 @@ class Placement:
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
-        """Every bundle."""
         return (*self.learner, *self.rollouts, *([self.judge] if self.judge else []))
 
     @property
@@ -85,7 +84,6 @@ class Placement:
 
     @property
     def uses_gpus(self) -> bool:
-        """Whether anything computes on a GPU."""
         return any(bundle.gpus for bundle in self.bundles)
 
     def learner_share(self, gpu: Gpu) -> float:
@@ -197,6 +195,42 @@ def choose(environment: Mapping[str, str], device_files: Iterable[str]) -> Choic
         )
     half = "its one GPU is shared" if len(visible) == 1 else "half of the GPUs learn"
     return Choice(divide(len(visible)), visible, f"{half}; WEIR_GPUS would say otherwise")
+
+
+def choose_on(nodes: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> Placement:
+    """The placement that WEIR_GPUS asks for on the nodes of a Ray cluster, else a sensible one.
+
+    Args:
+        nodes: as `ray.nodes` lists them. A node's names are its address, and ``x`` if it was
+            started with the resource ``node:x``.
+        environment: with WEIR_GPUS, or the counts of processes where there is no GPU.
+
+    Raises:
+        PlacementError: naming every problem.
+    """
+    gpus: dict[str, int] = {}  # by the name of the node that was given last, else its address
+    by_any_name: dict[str, int] = {}
+    for node in (node for node in nodes if node["Alive"]):
+        names = _names_of(node)
+        number = int(node["Resources"].get("GPU", 0))
+        gpus[names[-1]] = number
+        by_any_name |= dict.fromkeys(names, number)
+    if line := environment.get("WEIR_GPUS", ""):
+        placement = parse(line, by_any_name if ":" in line else None)
+    elif any(gpus.values()):
+        placement = divide(1) if sum(gpus.values()) == 1 else divide_nodes(gpus)
+    else:
+        return on_cpus(environment)
+    if any(bundle.share is not None for bundle in placement.bundles):
+        raise PlacementError(f"{placement}: on a cluster no GPU can be shared")
+    return placement
+
+
+def _names_of(node: Mapping[str, Any]) -> list[str]:
+    """The address of a node, then the names it was given."""
+    named = [name.removeprefix("node:") for name in node["Resources"] if name.startswith("node:")]
+    given = [name for name in named if not name.startswith("__")]  # Ray's own
+    return sorted(given, key=lambda name: name != node["NodeManagerAddress"])
 
 
 def visible_gpus(environment: Mapping[str, str], device_files: Iterable[str]) -> tuple[str, ...]:

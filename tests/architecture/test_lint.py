@@ -35,7 +35,7 @@ MISTAKES = {
         ("no stream active | ActiveJob | learner",),
     ),
     "deploy/runbooks.md": ("Look again.\n", ("DataDiskFull is not what runbooks.json says",)),
-    "deploy/home.py": (
+    "deploy/processes.py": (
         f'_X = "/root/x", r"(a)++b"{LONG}',
         ("/root/ is of one machine", "a possessive group", "endless has 51 lines"),
     ),

@@ -278,8 +278,10 @@ def test_a_copy_of_a_dataset_has_its_parts_in_folders_or_on_its_card(
 def test_a_folder_that_the_library_has_saved_has_splits(
     tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    splits = {"train": Dataset.from_list(ROWS[:2]), "test": Dataset.from_list(ROWS[2:3])}
-    DatasetDict(splits).save_to_disk(tmp_path / "saved")
+    saved = DatasetDict(
+        {"train": Dataset.from_list(ROWS[:2]), "test": Dataset.from_list(ROWS[2:3])}
+    )
+    saved.save_to_disk(tmp_path / "saved")
     assert len(imported(tmp_path / "saved", out, *COLUMNS)) == 2
     assert len(imported(tmp_path / "saved", out, *COLUMNS, "--split", "test")) == 1
     assert main(["import", str(tmp_path / "saved"), str(out), "--split", "dev"]) == 2
