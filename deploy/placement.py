@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 ENGINES = ("rollout", "judge")
-_ROLES = ("learner", *ENGINES, "idle")
-_ITEM = re.compile(r"(?P<role>\w+)=(?P<gpus>[^@\s]+)(?:@(?P<share>\S+))?")
+_ITEM = re.compile(r"(?P<role>learner|rollout|judge|idle)=(?P<gpus>[^@]+)(?:@(?P<share>0?\.\d+))?")
 _GPUS = re.compile(r"(?:(?P<node>[\w.-]+):)?(?P<first>\d{1,4})(?:-(?P<last>\d{1,4}))?")
 _EXAMPLE = "WEIR_GPUS='learner=0-3 rollout=4,5 rollout=6,7'"
 _SHARED_ENGINE = 0.4  # of a single GPU, in the absence of a line; the learner has the rest
@@ -112,9 +111,15 @@ def parse(line: str, available: Mapping[str, int] | None = None) -> Placement:
     Raises:
         PlacementError: naming every problem of the line.
     """
-    problems: list[str] = []
-    items = [_item(word, problems) for word in line.split()]
+    items = [_item(word) for word in line.split()]
     bundles = [bundle for bundle in items if bundle is not None]
+    problems = [
+        f"{word!r} is not ROLE=GPUS: roles are learner, rollout, judge and idle, GPUs 0 or 0,2 or "
+        "0-3, on a node a:0-3; a rollout or judge may add @SHARE, above 0 and at most "
+        f"{MOST_OF_A_GPU}"
+        for word, bundle in zip(line.split(), items, strict=True)
+        if bundle is None
+    ]
     learner = [gpu for bundle in bundles if bundle.role == "learner" for gpu in bundle.gpus]
     placement = Placement(
         learner=tuple(_learner_bundles(learner)),
@@ -132,23 +137,17 @@ def parse(line: str, available: Mapping[str, int] | None = None) -> Placement:
     return placement
 
 
-def divide(num_gpus: int) -> Placement:
-    """A sensible placement of one machine's GPUs: half of them learn, each other one samples.
+def divide(available: int | Mapping[str, int]) -> Placement:
+    """A sensible placement of this machine's GPUs, or of those of each node of a cluster.
 
-    A single GPU is shared. No GPU at all is `on_cpus`.
+    Half of them learn, each other one samples. A single GPU is shared. None at all is `on_cpus`.
     """
-    if num_gpus < 2:
-        engine = Bundle("rollout", (Gpu(THIS_MACHINE, 0),), share=_SHARED_ENGINE)
-        return Placement(tuple(_learner_bundles(engine.gpus)), (engine,))
-    return divide_nodes({THIS_MACHINE: num_gpus})
-
-
-def divide_nodes(available: Mapping[str, int]) -> Placement:
-    """The same for two GPUs and more of a cluster, by the number of GPUs of each node."""
-    gpus = [Gpu(node, index) for node, number in available.items() for index in range(number)]
+    nodes = {THIS_MACHINE: available} if isinstance(available, int) else available
+    gpus = [Gpu(node, index) for node, number in nodes.items() for index in range(number)]
     half = len(gpus) // 2
-    engines = tuple(Bundle("rollout", (gpu,)) for gpu in gpus[half:])
-    return Placement(tuple(_learner_bundles(gpus[:half])), engines)
+    share = None if half else _SHARED_ENGINE
+    engines = tuple(Bundle("rollout", (gpu,), share) for gpu in gpus[half:])
+    return Placement(tuple(_learner_bundles(gpus[: max(1, half)])), engines)
 
 
 def on_cpus(environment: Mapping[str, str]) -> Placement:
@@ -218,7 +217,7 @@ def choose_on(nodes: Sequence[Mapping[str, Any]], environment: Mapping[str, str]
     if line := environment.get("WEIR_GPUS", ""):
         placement = parse(line, by_any_name if ":" in line else None)
     elif any(gpus.values()):
-        placement = divide(1) if sum(gpus.values()) == 1 else divide_nodes(gpus)
+        placement = divide(gpus)
     else:
         return on_cpus(environment)
     if any(bundle.share is not None for bundle in placement.bundles):
@@ -238,11 +237,6 @@ def visible_gpus(environment: Mapping[str, str], device_files: Iterable[str]) ->
 
     Raises:
         PlacementError: if it lists one twice.
-
-    >>> visible_gpus({}, ["nvidia0", "nvidia1", "nvidiactl"])
-    ('0', '1')
-    >>> visible_gpus({"CUDA_VISIBLE_DEVICES": "3,1"}, [])
-    ('3', '1')
     """
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
@@ -303,47 +297,26 @@ def split_problem(num_gpus: int, heads: int, key_value_heads: int) -> str | None
     return None
 
 
-def _item(word: str, problems: list[str]) -> Bundle | None:
+def _item(word: str) -> Bundle | None:
+    """``rollout=a:0-2,b:1@0.4``; a node counts until another is named. None if not written so."""
     match = _ITEM.fullmatch(word)
-    if match is None or match["role"] not in _ROLES:
-        problems.append(f"{word!r} is not ROLE=GPUS with one of the roles {', '.join(_ROLES)}")
+    if match is None:
         return None
-    gpus = _gpus(match["gpus"])
-    if gpus is None:
-        problems.append(f"{word!r}: write GPUs as 0, 0,2 or 0-3, on a node as a:0-3")
-        return None
-    share = _share(match["share"])
-    if match["share"] is not None and (share is None or match["role"] not in ENGINES):
-        problems.append(
-            f"{word!r}: only a rollout or judge takes a share, above 0 and at most {MOST_OF_A_GPU}"
-        )
-        return None
-    return Bundle(match["role"], gpus, share)
-
-
-def _gpus(text: str) -> tuple[Gpu, ...] | None:
-    """``a:0-2,b:1``; a node counts until another is named. None if it is not written so."""
     gpus: list[Gpu] = []
     node = THIS_MACHINE
-    for part in text.split(","):
-        match = _GPUS.fullmatch(part)
-        if match is None:
+    for part in match["gpus"].split(","):
+        named = _GPUS.fullmatch(part)
+        if named is None:
             return None
-        node = match["node"] or node
-        first = int(match["first"])
-        last = int(match["last"] or first)
-        if last < first:
+        node, first = named["node"] or node, int(named["first"])
+        several = range(first, int(named["last"] or first) + 1)
+        if not several:
             return None
-        gpus += [Gpu(node, index) for index in range(first, last + 1)]
-    return tuple(gpus)
-
-
-def _share(text: str | None) -> float | None:
-    try:
-        share = float(text or "")
-    except ValueError:
+        gpus += [Gpu(node, index) for index in several]
+    share = float(match["share"]) if match["share"] else None
+    if share is not None and not (match["role"] in ENGINES and 0 < share <= MOST_OF_A_GPU):
         return None
-    return share if 0 < share <= MOST_OF_A_GPU else None
+    return Bundle(match["role"], tuple(gpus), share)
 
 
 def _learner_bundles(gpus: Iterable[Gpu]) -> Iterator[Bundle]:
