@@ -72,7 +72,7 @@ async def import_tasks(rows: Iterable[Row], preset: Preset, limit: int | None) -
     sound = list(_sound(drafts, imported))
     faults = await faults_of({draft.row: draft.fields["answer"] for draft in sound})
     for row, fault in faults.items():
-        imported.leave_out(f"answer: {fault.kind}", row)
+        imported.leave_out(f"answer: {fault}", row)
     imported.drafts = [draft for draft in sound if draft.row not in faults]
     return imported
 

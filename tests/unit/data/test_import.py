@@ -111,7 +111,7 @@ PUBLISHED: dict[str, tuple[Rows, Rows, dict[str, int]]] = {
             "answer is proof": 1,
             "question_type is proof": 1,
             "problem_is_valid is not Yes": 1,
-            "answer: math-verify cannot read it": 1,
+            "answer: math-verify cannot read it; only the same text would count as right": 1,
         },
     ),
     "dapo-math-17k": (
