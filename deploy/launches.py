@@ -90,8 +90,7 @@ def learner_command(
 ) -> tuple[str, ...]:
     """The learner's command line on one of its nodes; torchrun starts the ranks if several.
 
-    Args:
-        meet_at: the address and port where the launchers of several nodes meet.
+    Its launchers on several nodes meet at an address and a port.
     """
     if ranks == nodes == 1:
         return _module("services.learner")
@@ -104,11 +103,7 @@ def learner_command(
 
 
 def port_of(environment: Mapping[str, str], variable: str) -> int:
-    """The port that a variable asks for; 0 if it does not.
-
-    Raises:
-        PlacementError: naming the variable.
-    """
+    """The port that a variable asks for; 0 if it does not."""
     return number_of(environment, variable, 0, least=0, most=2**16 - 1)
 
 

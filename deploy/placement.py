@@ -151,11 +151,7 @@ def divide(available: int | Mapping[str, int]) -> Placement:
 
 
 def on_cpus(environment: Mapping[str, str]) -> Placement:
-    """A placement without GPUs, of as many processes as an environment says.
-
-    Raises:
-        PlacementError: naming the variable that is wrong.
-    """
+    """A placement without GPUs, of as many processes as an environment says."""
     ranks, rollouts = (number_of(environment, name) for name in _CPU_COUNTS)
     engines = tuple(Bundle("rollout") for _ in range(rollouts))
     return Placement((Bundle("learner", ranks=ranks),), engines)
@@ -233,11 +229,7 @@ def _names_of(node: Mapping[str, Any]) -> list[str]:
 
 
 def visible_gpus(environment: Mapping[str, str], device_files: Iterable[str]) -> tuple[str, ...]:
-    """How CUDA names the GPUs that it shows, in order: what CUDA_VISIBLE_DEVICES lists, else all.
-
-    Raises:
-        PlacementError: if it lists one twice.
-    """
+    """How CUDA names the GPUs that it shows: those of CUDA_VISIBLE_DEVICES in order, else all."""
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         number = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in device_files)
@@ -255,11 +247,7 @@ def visible_gpus(environment: Mapping[str, str], device_files: Iterable[str]) ->
 def number_of(
     environment: Mapping[str, str], name: str, default: int = 1, *, least: int = 1, most: int = 9999
 ) -> int:
-    """The number of a variable, within bounds.
-
-    Raises:
-        PlacementError: naming the variable.
-    """
+    """The number of a variable, within bounds; a PlacementError names what has none."""
     text = environment.get(name) or str(default)
     if not text.isdecimal() or not least <= int(text) <= most:
         raise PlacementError(f"{name}={text!r}: give a whole number from {least} to {most}")
@@ -269,9 +257,7 @@ def number_of(
 def environment_of(bundle: Bundle, visible: Sequence[str] | None = None) -> dict[str, str]:
     """The variables that bind the processes of a bundle to its GPUs.
 
-    Args:
-        bundle: of a placement.
-        visible: how CUDA names the GPUs of the node, in order; None leaves them to others.
+    ``visible`` is how CUDA names the GPUs of the node, in order; None leaves them to others.
     """
     if not bundle.gpus:
         return {}

@@ -155,22 +155,10 @@ def settings() -> EngineSettings:
 
 
 @pytest.fixture(scope="session")
-async def started(
-    folders: list[Path], settings: EngineSettings
-) -> AsyncIterator[tuple[Engine, object]]:
+async def engine(folders: list[Path], settings: EngineSettings) -> AsyncIterator[Engine]:
+    """One engine, started on the first weights; a test loads what it needs."""
     from services.rollout.engine import Engine  # takes seconds, and training needs none of it
 
     engine = await Engine.start(folders[0], "1.0", settings)
-    yield engine, await engine.llm.compute_weight_checksums()
+    yield engine
     engine.shut_down()
-
-
-@pytest.fixture(scope="session")
-def engine(started: tuple[Engine, object]) -> Engine:
-    """One engine, started on the first weights; a test loads what it needs."""
-    return started[0]
-
-
-@pytest.fixture(scope="session")
-def checksums_at_start(started: tuple[Engine, object]) -> object:
-    return started[1]

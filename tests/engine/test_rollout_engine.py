@@ -89,15 +89,6 @@ async def test_nothing_of_a_slot_is_used_once_it_is_loaded(
     assert gap(reference(folders[1], LONG_PROMPT, sample.token_ids), sample) < TOLERANCE
 
 
-async def test_loaded_weights_are_those_of_an_engine_that_starts_from_the_folder(
-    engine: Engine, checksums_at_start: object, folders: list[Path]
-) -> None:
-    await engine.load(folders[1], "1.2", keep_kv=False)
-    assert await engine.llm.compute_weight_checksums() != checksums_at_start
-    await engine.load(folders[0], "1.3", keep_kv=False)
-    assert await engine.llm.compute_weight_checksums() == checksums_at_start
-
-
 async def test_a_sync_in_the_middle_recomputes_the_whole_prefix_under_the_new_weights(
     engine: Engine, folders: list[Path], folder_that_ends_soon: Path, reference: Reference
 ) -> None:
