@@ -29,7 +29,7 @@ from deploy.processes import (
     free_ports,
     is_free,
     say,
-    stop_all,
+    stop,
     stop_timeout_s,
 )
 
@@ -85,8 +85,8 @@ class Stack:
             while not self.stopping:
                 self._revive(self.processes)
         finally:
-            stop_all(self.services, lambda: stop_timeout_s(self.home.path / "data"))
-            stop_all([self.valkey], lambda: STOP_TIMEOUT_S)
+            stop(self.services, lambda: stop_timeout_s(self.home.path / "data"))
+            stop([self.valkey], lambda: STOP_TIMEOUT_S)
             shutil.rmtree(self.memory, ignore_errors=True)
             self.home.forget()
             say("Weir is down")

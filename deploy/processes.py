@@ -99,7 +99,7 @@ class Process:
     def revive(self) -> None:
         """If it has ended, clear away its process group, and start it again after a pause."""
         if self.running is not None and (status := self.running.poll()) is not None:
-            self._kill_group()
+            _kill_group(self.running)
             say(f"{self.name} ended with status {status}; starting it again")
             self.failures += 0 if self.has_started or status == 0 else 1
             lived_s = time.monotonic() - self.started_at
@@ -116,28 +116,10 @@ class Process:
             self.failures = 0
         return self.has_started
 
-    def stop(self, timeout_s: float) -> None:
-        """Send SIGTERM; kill what is left of its process group after ``timeout_s``."""
-        if self.running is None:
-            return
-        self.running.terminate()
-        try:
-            self.running.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            say(f"{self.name} did not leave in time; killing it")
-        self._kill_group()
-        self.running.wait()
-        self.running = None
-
     def _pause(self, *, is_steady: bool) -> None:
         longer = min(_LONGEST_RESTART_PAUSE_S, 2 * self.restart_pause_s)
         self.restart_pause_s = _FIRST_RESTART_PAUSE_S if is_steady else longer
         self.restart_at = time.monotonic() + self.restart_pause_s
-
-    def _kill_group(self) -> None:
-        if self.running is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.running.pid, signal.SIGKILL)
 
     def _says_so(self) -> bool:
         path = self.launch.startup_path
@@ -151,19 +133,30 @@ class Process:
             return False
 
 
-def stop_all(processes: Iterable[Process], patience_s: Callable[[], float]) -> None:
-    """Stop processes side by side; how long that may take is asked for again while it does."""
-    leaving = [process for process in processes if process.running is not None]
-    for process in leaving:
-        assert process.running is not None
-        process.running.terminate()
+def stop(processes: Iterable[Process], patience_s: Callable[[], float]) -> None:
+    """Send SIGTERM to processes; kill what is left of their groups after ``patience_s``.
+
+    How long that may take is asked for again while it does.
+    """
+    leaving = [(process, process.running) for process in processes if process.running]
+    for _, running in leaving:
+        running.terminate()
     began = time.monotonic()
-    while not all(process.has_ended for process in leaving):
+    while not all(process.has_ended for process, _ in leaving):
         if time.monotonic() - began > patience_s():
             break
         time.sleep(_LOOK_S)
-    for process in leaving:
-        process.stop(_LOOK_S)
+    for process, running in leaving:
+        if not process.has_ended:
+            say(f"{process.name} did not leave in time; killing it")
+        _kill_group(running)
+        running.wait()
+        process.running = None
+
+
+def _kill_group(leader: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(leader.pid, signal.SIGKILL)
 
 
 def stop_timeout_s(data: Path) -> float:

@@ -37,7 +37,7 @@ from deploy.launches import (
     resources_of,
 )
 from deploy.placement import Placement, PlacementError, choose_on, visible_gpus
-from deploy.processes import Home, Process, StackError, free_ports, say, stop_timeout_s
+from deploy.processes import Home, Process, StackError, free_ports, say, stop, stop_timeout_s
 
 PLACING_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 300.0
@@ -98,7 +98,7 @@ class Host:
     def _stop(self, timeout_s: float) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.stop(timeout_s)
+            stop([process], lambda: timeout_s)
 
     def _look_after(self) -> Status:
         if self._process is not None and not self._team:

@@ -20,8 +20,6 @@ from services.data.presets import Preset
 _UNREADABLE = OSError, RuntimeError, TypeError, ValueError  # what the library raises of data
 _FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 _SAVED = ("dataset_dict.json", "state.json")  # in folders that the library has written
-_REPEATED = "the same problem again"
-_AMBIGUOUS = "repeated with another answer"
 
 
 @dataclass
@@ -69,7 +67,13 @@ async def import_tasks(rows: Iterable[Row], preset: Preset, limit: int | None) -
     imported = Imported()
     drafts = _distinct(_drafts(rows, preset, imported), imported, limit)
     _name(drafts, imported)
-    sound = list(_sound(drafts, imported))
+    sound: list[Draft] = []
+    for draft in drafts:
+        (line,) = examined([draft.text.encode(errors="backslashreplace")])
+        if line.problems:
+            imported.leave_out(line.problems[0], draft.row)
+        else:
+            sound.append(draft)
     faults = await faults_of({draft.row: draft.fields["answer"] for draft in sound})
     for row, fault in faults.items():
         imported.leave_out(f"answer: {fault}", row)
@@ -115,14 +119,14 @@ def _distinct(drafts: Iterable[Draft], imported: Imported, limit: int | None) ->
     for draft in drafts:
         earlier = first.setdefault(draft.key, draft)
         if earlier is not draft:
-            imported.leave_out(_REPEATED, draft.row)
+            imported.leave_out("the same problem again", draft.row)
             if earlier.fields["answer"] != draft.fields["answer"]:
                 ambiguous.add(draft.key)
         if len(first) == limit:
             imported.notes.append(f"stopped at row {draft.row}, after {limit} problems")
             break
     for key in ambiguous:
-        imported.leave_out(_AMBIGUOUS, first.pop(key).row)
+        imported.leave_out("repeated with another answer", first.pop(key).row)
     return list(first.values())
 
 
@@ -135,15 +139,6 @@ def _name(drafts: Sequence[Draft], imported: Imported) -> None:
         imported.notes.append("ids made from the problems: the dataset's own are not unique")
     for draft in drafts:
         draft.fields = {"id": "", **draft.fields} | {"id": draft.key[:16]}
-
-
-def _sound(drafts: Sequence[Draft], imported: Imported) -> Iterator[Draft]:
-    for draft in drafts:
-        for line in examined([draft.text.encode(errors="backslashreplace")]):
-            if line.problems:
-                imported.leave_out(line.problems[0], draft.row)
-            else:
-                yield draft
 
 
 def _digest(text: str) -> str:

@@ -25,7 +25,7 @@ from deploy.processes import (
     StackError,
     environment_for,
     free_ports,
-    stop_all,
+    stop,
     stop_timeout_s,
 )
 from services.chassis.deployment import Deployment, words
@@ -160,8 +160,7 @@ def start(home: Home) -> Iterator[Callable[..., None]]:
         stack._start(stack.processes)
 
     yield start
-    for process in started:
-        process.stop(5)
+    stop(started, lambda: 5)
 
 
 def program(home: Home, name: str, code: str, **options: object) -> Process:
@@ -216,9 +215,9 @@ def test_what_a_process_has_started_ends_with_it(home: Home, how: str) -> None:
         wait_for(lambda: parent.has_ended)
         parent.revive()
     else:
-        parent.stop(60)
+        stop([parent], lambda: 60)
     gone = select.select([read], [], [], 60)[0]
-    parent.stop(60)
+    stop([parent], lambda: 60)
     assert gone
     os.close(read)
 
@@ -287,7 +286,7 @@ def test_a_stop_asks_again_how_long_it_may_take(home: Home) -> None:
             asked.touch()
         return 60
 
-    stop_all([learner], patience_s)
+    stop([learner], patience_s)
     assert running is not None
     assert running.returncode == 7
 
