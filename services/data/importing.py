@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from services.data.check import examined, faults_of
-from services.data.mapping import Dropped, RefusedError, Row, resolved, task_fields
+from services.data.mapping import Dropped, RefusedError, Row, flat, resolved, task_fields
 from services.data.presets import Preset
 
 _UNREADABLE = OSError, RuntimeError, TypeError, ValueError  # what the library raises of data
@@ -98,7 +98,7 @@ def held_out(drafts: Sequence[Draft], size: float, seed: int) -> set[str]:
 
 def _drafts(rows: Iterable[Row], preset: Preset, imported: Imported) -> Iterator[Draft]:
     found = None
-    for number, row in enumerate(rows, start=1):
+    for number, row in enumerate(map(flat, rows), start=1):
         imported.num_rows = number
         found = found or resolved(preset, row)
         try:

@@ -155,10 +155,16 @@ def settings() -> EngineSettings:
 
 
 @pytest.fixture(scope="session")
-async def engine(folders: list[Path], settings: EngineSettings) -> AsyncIterator[Engine]:
-    """One engine, started on the first weights; a test loads what it needs."""
+async def started(folders: list[Path], settings: EngineSettings) -> AsyncIterator[Engine]:
     from services.rollout.engine import Engine  # takes seconds, and training needs none of it
 
     engine = await Engine.start(folders[0], "1.0", settings)
     yield engine
     engine.shut_down()
+
+
+@pytest.fixture
+async def engine(started: Engine, folders: list[Path]) -> Engine:
+    """The only engine, at the first weights, as version 0 of attempt 1."""
+    await started.load(folders[0], "1.0", keep_kv=False)
+    return started
