@@ -51,8 +51,7 @@ def now(tmp_path: Path) -> Serving:
 
 
 def test_an_engine_takes_weights_of_its_own_shape(now: Serving, tmp_path: Path) -> None:
-    changes = {"transformers_version": "9.9", "torch_dtype": "float16"}
-    later = a_model(tmp_path / "later", value=1.0, **changes)
+    later = a_model(tmp_path / "later", value=1.0, transformers_version="9.9", dtype="float16")
     assert why_unfit(now, serving(later)) is None
     (later / "model.safetensors").rename(later / "model-00001-of-00001.safetensors")
     (later / "model.safetensors.index.json").write_text("{}")
