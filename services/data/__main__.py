@@ -101,10 +101,11 @@ def _import(given: argparse.Namespace) -> int:
         raise RefusedError(f"no task is left of {imported.num_rows} rows; nothing was written")
     out = set() if given.held_out is None else held_out(drafts, given.held_out, given.seed)
     kept = [draft for draft in drafts if draft.key not in out]
+    if out:
+        _write(targets[1], [draft for draft in drafts if draft.key in out])
     _write(targets[0], kept)
     print(f"{imported.num_rows} rows: {len(kept)} tasks in {paths[0]}")
     if out:
-        _write(targets[1], [draft for draft in drafts if draft.key in out])
         print(f"held out: {len(out)} tasks in {paths[1]}")
     return DONE
 

@@ -83,13 +83,9 @@ class Engine:
     async def start(
         cls, folder: Path, label: str, settings: EngineSettings, base: Path | None = None
     ) -> Engine:
-        """Start an engine on a weights folder; takes tens of seconds.
+        """Start an engine on the folder of a model, or of an adapter for the model ``base``.
 
-        Args:
-            folder: of a model, or of an adapter.
-            label: names the version.
-            settings: with the rank of the adapter, if it is one.
-            base: the model that the adapter is for.
+        It takes tens of seconds. ``label`` names the version.
 
         Raises:
             EngineError: if vLLM cannot serve the model; the text is vLLM's own.
@@ -146,8 +142,7 @@ class Engine:
     def room(self, group_size: int, claimed: int) -> int:
         """How many groups more would find room, if ``claimed`` ones are here or on their way.
 
-        None does while a response has no token yet: it waits for KV blocks, or for a place in the
-        batch, or is about to begin.
+        None does while a response has no token yet: it waits for KV blocks or a place in the batch.
         """
         if any(state.is_prefilling for state in self.llm.output_processor.request_states.values()):
             return 0

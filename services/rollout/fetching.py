@@ -120,12 +120,7 @@ class ModelShape:
 
 
 def verified_shape(folder: Path, digest: str) -> ModelShape:
-    """The shape of a folder that holds what was announced.
-
-    Raises:
-        WeightsGone: if the folder has been removed.
-        WeightsError: if it does not hold what was announced.
-    """
+    """The shape of a folder, or WeightsGone, or WeightsError if it is not what was announced."""
     weights.verify(folder, digest)
     try:
         return shape_of(folder)

@@ -54,8 +54,7 @@ def prompt_ids(
     """The prompt's token ids, by the plain template if there is one, else by the chat template.
 
     Raises:
-        PromptError: if the task does not fit the template, or does not leave ``max_tokens`` of the
-            model's ``max_context`` for the response.
+        PromptError: if the task does not fit the template, or leaves no ``max_tokens``.
     """
     ids = rendered(task, template, tokenizer)
     room = max_context - max_tokens
