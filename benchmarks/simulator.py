@@ -1,8 +1,9 @@
 """A simulation of one job: rollouts that sample, a learner that trains, and who waits for whom.
 
-It keeps Weir's rules. A step trains on its groups in the order of their numbers. Groups are asked
-for when their step is at most ``max_staleness`` ahead. An engine samples all its responses at once,
-the more the slower each; a new version stops it for a moment. Prompts and grading take no time.
+It keeps Weir's rules, that of claims by the work loop's own function. A step trains on groups in
+the order of their numbers. Groups are asked for when their step is at most ``max_staleness`` ahead.
+An engine samples all its responses at once, the more the slower each; a new version stops it for a
+moment. Prompts and grading take no time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+
+from services.chassis.stage import share_of
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,11 @@ class _Engine:
     clock: float = 0.0
     ticks: float = 0.0  # tokens that each response has got so far
     running: list[tuple[float, int]] = field(default_factory=list)  # when it ends, in ticks; group
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups have responses that are not complete."""
+        return len({number for _, number in self.running})
 
     @property
     def next_end(self) -> float:
@@ -132,15 +140,26 @@ def simulate(
 def _claim(
     asked: deque[int], groups: Sequence[np.ndarray], engines: Sequence[_Engine], at_once: int
 ) -> None:
-    """The engine with most room takes the next group, as long as there is room for it."""
-    while asked:
-        engine = min(engines, key=lambda engine: len(engine.running))
-        lengths = groups[asked[0]]
-        if engine.running and len(engine.running) + len(lengths) > at_once:
-            return
-        number = asked.popleft()
-        for length in lengths:
-            heapq.heappush(engine.running, (engine.ticks + int(length), number))
+    """Each engine in turn takes its share as far as it has room, then one after the other."""
+    for engine in engines:
+        claimed = sum(each.num_groups for each in engines)
+        share = share_of(len(asked), claimed, len(engines), engine.num_groups)
+        while share > 0 and _take_next(asked, groups, engine, at_once):
+            share -= 1
+    while any([_take_next(asked, groups, engine, at_once) for engine in engines]):
+        pass
+
+
+def _take_next(
+    asked: deque[int], groups: Sequence[np.ndarray], engine: _Engine, at_once: int
+) -> bool:
+    """Whether there is room in the engine for the next group, which begins."""
+    if not asked or (engine.running and len(engine.running) + len(groups[asked[0]]) > at_once):
+        return False
+    number = asked.popleft()
+    for length in groups[number]:
+        heapq.heappush(engine.running, (engine.ticks + int(length), number))
+    return True
 
 
 def check() -> None:

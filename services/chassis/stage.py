@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence, Set
 from contextlib import suppress
@@ -50,6 +51,16 @@ def _always(_: ActiveJob) -> bool:
 def up_to(capacity: int) -> Callable[[ActiveJob, int], int]:
     """Room for ``capacity`` entries at the same time, however large they are."""
     return lambda _, in_flight: capacity - in_flight
+
+
+def share_of(waiting: int, claimed: int, workers: int, held: int) -> int:
+    """How many waiting entries a worker takes that holds ``held``, so that all hold equally many.
+
+    Args:
+        waiting: entries that nobody has claimed.
+        claimed: by all ``workers``, of which this is one.
+    """
+    return max(0, math.ceil((waiting + claimed) / workers) - held)
 
 
 @dataclass(frozen=True)
@@ -125,6 +136,7 @@ class _Worker(Generic[I, O]):
     failed_in_a_row: dict[Place, Delivery[I]] = field(default_factory=dict)
     error: BaseException | None = None  # that kept an entry from being let go
     looked_at: float = float("-inf")
+    has_waited: bool = False  # for the others to take their share
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def watch_forever(self) -> None:
@@ -260,21 +272,52 @@ class _Worker(Generic[I, O]):
             if buried > 0:
                 metrics.DEATHS.inc()
                 log.warning("a worker has died", extra={"worker": life, "entries": buried})
-        for stream in self._inputs:
+        wanted = self._inputs
+        for stream in stage.inputs:
             if (free := self._free) <= 0:
                 return
             for delivery in await exchange.reclaim(
-                stream, job_id, count=free, held=self.held.values(), replicas=self._replicas
+                stream,
+                job_id,
+                count=free,
+                held=self.held.values(),
+                replicas=self._replicas,
+                # Those that such a stream is left to may all have failed at an entry.
+                only_troubled=stream not in wanted,
             ):
                 metrics.RECLAIMED.inc()
                 await self._admit(delivery)
 
     async def _claim(self) -> None:
+        """Claim this worker's share, and at every other look one more that is left."""
         assert self.job is not None
+        share = await self._share() if self.roster.num_alive > 1 else self._free
+        self.has_waited = share <= 0 and not self.has_waited
+        if self.has_waited:
+            await self._until_changed()
+            return
+        count = max(1, min(share, self._free))
         for delivery in await self.service.exchange.claim(
-            self._inputs, self.job.job_id, count=self._free, wait_s=_LOOK_AGAIN_S
+            self._inputs, self.job.job_id, count=count, wait_s=_LOOK_AGAIN_S
         ):
             await self._admit(delivery)
+
+    async def _share(self) -> int:
+        """How many of the waiting entries are for this worker, 1 if none waits."""
+        assert self.job is not None
+        share = all_waiting = 0
+        for stream in self._inputs:
+            waiting, claimed = await self.service.exchange.queued(stream, self.job.job_id)
+            held = sum(delivery.stream == stream for delivery in self.held.values())
+            share += min(waiting, share_of(waiting, claimed, self._num_workers(stream), held))
+            all_waiting += waiting
+        return share if all_waiting else 1
+
+    def _num_workers(self, stream: Stream) -> int:
+        """Of the workers that show life, those that this stream is not left by."""
+        count = max(1, len(self._replicas))
+        leaving = sum(stream in self.stage.leaves(place, count) for place in range(count))
+        return max(1, self.roster.num_alive - leaving)
 
     async def _admit(self, delivery: Delivery[I]) -> None:
         """The job may have ended or been paused, or we been stopped, while it was on its way."""

@@ -61,6 +61,7 @@ _CPU_BATCH_TOKENS = 4096
 _CPU_SEQUENCES = 256
 _SHUT_DOWN_S = 3.0
 _ADAPTER = "policy"
+_LATELY = 64  # responses
 _LORA_RANKS = typing.get_args(MaxLoRARanks)  # that vLLM knows, in order
 
 
@@ -72,6 +73,8 @@ class Engine:
         self.settings = settings
         self.num_groups = 0  # being sampled
         self.num_responses = 0  # of them, not yet complete
+        self.mean_tokens = settings.max_context / 2  # of responses lately, prompts included
+        self._num_seen = 1  # responses, of which the first guess counts as one
         self.label = ""
         self.dirty = False
         self._adapter: LoRARequest | None = None  # what requests are sampled with
@@ -147,8 +150,21 @@ class Engine:
         if any(state.is_prefilling for state in self.llm.output_processor.request_states.values()):
             return 0
         on_their_way = (claimed - self.num_groups) * group_size
-        places = self.llm.vllm_config.scheduler_config.max_num_seqs
-        return max(0, math.ceil((places - self.num_responses - on_their_way) / group_size))
+        return max(0, math.ceil((self._places - self.num_responses - on_their_way) / group_size))
+
+    @property
+    def _places(self) -> int:
+        """How many responses fit in a batch, and in the KV cache once they are as long as others.
+
+        Beyond that vLLM preempts some and computes their KV again.
+        """
+        config = self.llm.vllm_config
+        cached_tokens = (config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size
+        return min(config.scheduler_config.max_num_seqs, int(cached_tokens / self.mean_tokens))
+
+    def _note_length(self, num_tokens: int) -> None:
+        self._num_seen = min(self._num_seen + 1, _LATELY)
+        self.mean_tokens += (num_tokens - self.mean_tokens) / self._num_seen
 
     async def _respond(self, prompt_ids: Sequence[int], sampling: Sampling, seed: int) -> Sample:
         began_under = self.label
@@ -165,6 +181,7 @@ class Engine:
             raise EngineError(f"vLLM failed: {error.__cause__!r}") from error
         finally:
             self.num_responses -= 1
+        self._note_length(len(prompt_ids) + len(output.outputs[0].token_ids))
         return self._sample(output.outputs[0], began_under)
 
     async def load(self, folder: Path, label: str, *, keep_kv: bool) -> dict[str, float]:

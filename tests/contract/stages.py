@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Set
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 
 from protocol.exchange import Exchange
 from protocol.messages import ActiveJob, GradedGroup, JobRecord, RolloutRequest
-from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
+from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS, Stream
 
 from services.chassis.deployment import Deployment
 from services.chassis.faults import Unable
@@ -38,20 +38,32 @@ async def begin(exchange: Exchange, *, requests: int) -> None:
         await exchange.ask(a_request(number=number, attempt=attempt))
 
 
-def stage_of(handle: Handle, capacity: int = 4) -> Stage[RolloutRequest, GradedGroup]:
-    return Stage((EVAL_REQUESTS, REQUESTS), GRADED, GRADED, handle, up_to(capacity))
+def stage_of(
+    handle: Handle, capacity: int = 4, leaves: Set[Stream] = frozenset()
+) -> Stage[RolloutRequest, GradedGroup]:
+    inputs = (EVAL_REQUESTS, REQUESTS)
+    return Stage(inputs, GRADED, GRADED, handle, up_to(capacity), leaves=lambda *_: leaves)
 
 
 @asynccontextmanager
-async def working(exchange: Exchange, handle: Handle, capacity: int = 4) -> AsyncIterator[Service]:
-    """A worker at its stage; it is told to stop at the end."""
+async def working_at(
+    stage: Stage[RolloutRequest, GradedGroup], exchange: Exchange
+) -> AsyncIterator[Service]:
+    """A worker at a stage; it is told to stop at the end."""
     service = Service("worker", DEPLOYMENT, exchange)
-    task = asyncio.create_task(work_forever(service, stage_of(handle, capacity)))
+    task = asyncio.create_task(work_forever(service, stage))
     try:
         yield service
     finally:
         service.stopping.set()
         await task
+
+
+def working(
+    exchange: Exchange, handle: Handle, capacity: int = 4, leaves: Set[Stream] = frozenset()
+) -> AbstractAsyncContextManager[Service]:
+    """A worker that handles requests."""
+    return working_at(stage_of(handle, capacity, leaves), exchange)
 
 
 async def answer(_: ActiveJob, request: RolloutRequest) -> GradedGroup:

@@ -14,7 +14,7 @@ from protocol.streams import REQUESTS
 
 from services.chassis.faults import Unable, Unworkable, WorkerBroken, WorkerFault
 from services.chassis.service import Service
-from services.chassis.stage import work_forever
+from services.chassis.stage import Stage, work_forever
 from tests.builders import a_request
 from tests.contract.conftest import OpenExchange
 from tests.contract.line import take_over
@@ -29,6 +29,7 @@ from tests.contract.stages import (
     unable,
     until_claiming,
     working,
+    working_at,
 )
 from tests.contract.valkey_server import Server
 
@@ -51,6 +52,37 @@ async def test_a_job_that_is_to_rest_is_left_alone_until_it_is_to_run(
             assert (await exchange.backlog(REQUESTS, "job")).waiting == 1
             client.hset(streams.job_key("job"), "requested", '"run"')
             assert await results(exchange, 1) == {0: "done"}
+
+
+async def test_workers_share_what_waits_however_much_room_the_first_has(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    held = {"one": 0, "other": 0}
+    has_opened = asyncio.Event()
+
+    def holding(name: str) -> Stage[RolloutRequest, GradedGroup]:
+        async def hold(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
+            held[name] += 1
+            while sum(held.values()) < 40:
+                await asyncio.sleep(0.01)
+            return await answer(job, request)
+
+        return replace(
+            stage_of(hold), room=lambda _, in_flight: 100 - in_flight if has_opened.is_set() else 0
+        )
+
+    await begin(exchange, requests=40)
+    async with (
+        open_exchange("one") as one,
+        open_exchange("other") as other,
+        working_at(holding("one"), one),
+        working_at(holding("other"), other),
+    ):
+        for name in held:
+            await until_claiming(exchange, name)
+        has_opened.set()
+        await results(exchange, 40)
+    assert min(held.values()) >= 16
 
 
 # ---------------------------------------------------------------------- deaths
@@ -261,6 +293,25 @@ async def test_a_lone_worker_tries_again_what_failed_and_lives_on_while_somethin
     async with open_exchange("own") as own, working(own, stumble_at_every_other, capacity=1):
         assert set((await results(exchange, 16)).values()) == {"done"}
     assert failed == set(range(0, 16, 2))
+
+
+async def test_what_failed_where_its_stream_belongs_is_done_where_the_stream_is_left_to_others(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    async def stumble(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
+        if request.number == 0:
+            raise ValueError("not here")
+        return await answer(job, request)
+
+    await begin(exchange, requests=20)
+    async with (
+        open_exchange("one") as one,
+        open_exchange("other") as other,
+        working(other, answer, leaves={REQUESTS}),
+    ):
+        await until_claiming(exchange, "other")
+        async with working(one, stumble):
+            assert set((await results(exchange, 20)).values()) == {"done"}
 
 
 @pytest.mark.parametrize("error", [Unworkable("too long"), Unable("too long")])

@@ -157,6 +157,13 @@ async def test_there_is_room_for_a_group_as_soon_as_responses_end_and_none_while
     await mixed[1]
     assert not long.done()
     assert engine.room(4, 1) == 2
+    cache = engine.llm.vllm_config.cache_config
+    assert cache.num_gpu_blocks
+    mean, engine.mean_tokens = engine.mean_tokens, cache.num_gpu_blocks * cache.block_size / 13
+    assert engine.room(4, 1) == 2  # of 13 that fit 8 are there
+    engine.mean_tokens *= 13 / 9
+    assert [engine.room(4, 1), engine.room(4, 2)] == [1, 0]
+    engine.mean_tokens = mean
     long.cancel()
     await asyncio.gather(*mixed, long, return_exceptions=True)
 

@@ -127,20 +127,24 @@ class Work(Connection):
         count: int,
         held: Iterable[Delivery] = (),
         replicas: Iterable[str] = (),
+        only_troubled: bool = False,
     ) -> list[Delivery[M]]:
         """Claim up to ``count`` entries that were released, or are ours and not ``held``.
 
         An entry that failed on this replica is left to those of ``replicas``, where workers may
         claim it, in which it has not failed yet; one that was held through two deaths likewise.
+        ``only_troubled`` claims nothing else that was released.
         """
         others = sorted(set(replicas) - {replica_of(self.me)})
         known = [d.entry_id for d in held if d.place[0] == stream.key(job_id)]
         keys = [stream.key(job_id), streams.faults_key(job_id)]
-        head = [stream.group, self.me, replica_of(self.me), stream.name, len(others), *others]
+        head = [stream.group, self.me, replica_of(self.me), stream.name, int(only_troubled)]
 
         async def next_one(claimed: Sequence[Delivery[M]]) -> Delivery[M] | None:
             ids = [*known, *(delivery.entry_id for delivery in claimed)]
-            row = await if_job_ended(None, self.run("reclaim", keys, [*head, *ids]))
+            row = await if_job_ended(
+                None, self.run("reclaim", keys, [*head, len(others), *others, *ids])
+            )
             return row and _delivery(stream, job_id, row[0], _pairs(row[1]), *map(_lives, row[2:]))
 
         return await _up_to(count, next_one)
@@ -254,6 +258,11 @@ class Work(Connection):
             Awaitable[set[bytes]], self.writer.smembers(streams.under_way_key(job_id))
         )
         return {member.decode() for member in members}
+
+    async def queued(self, stream: Stream, job_id: str) -> tuple[int, int]:
+        """How many entries of a work stream wait, and how many are claimed or were released."""
+        waiting, claimed = await self.run("queued", [stream.key(job_id)], [str(stream.group)])
+        return waiting, claimed
 
     async def backlog(self, stream: Stream, job_id: str = "") -> Backlog:
         """How full a work stream is."""

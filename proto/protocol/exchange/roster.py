@@ -59,6 +59,11 @@ class Roster:
         return self._silence
 
     @property
+    def num_alive(self) -> int:
+        """How many workers have shown life lately, whether or not they would claim."""
+        return sum(silence < self.idle_s for silence in self._silence.values())
+
+    @property
     def replicas(self) -> frozenset[str]:
         """Where somebody would claim, or would a moment ago: who restarts is soon back."""
         return frozenset(self._replicas)
