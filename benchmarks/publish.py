@@ -1,8 +1,7 @@
 """From a step to the next policy's first token: ``python -m benchmarks.publish``.
 
-The learner publishes a random model several times on one rank, and a real engine loads it: as a
-synced folder on the disk, through memory, and as the changes since the last version (a hundredth
-of the words). Medians.
+Medians of a random model that one rank publishes and a real engine loads: as a synced folder on the
+disk, through memory, and as the changes since the last version (a hundredth of the words).
 """
 
 from __future__ import annotations

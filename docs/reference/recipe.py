@@ -32,9 +32,9 @@ _HEAD = """\
 A recipe says what to learn, from which tasks, and by which algorithm. It is a TOML file, or the
 `recipe` of a submitted job. `name` and the tables `[model]`, `[tasks]`, `[rollout]` and
 `[training]` are required. Unknown keys are refused, and so is a setting that the chosen formula
-does not read. Paths are relative to the current directory. `weir plan RECIPE` shows a recipe with
-all its defaults, and `recipes/` has runnable ones. `python -m docs.reference.recipe` writes this
-page from the code.
+does not read. Paths are relative to the current directory; a submitted recipe has ids of uploaded
+files as its tasks. `weir plan RECIPE` shows a recipe with all its defaults.
+`python -m docs.reference.recipe` writes this page from the code.
 """
 _OF_CHECKS: Mapping[str, type[Table]] = {
     "every check": rewards.Check,
@@ -57,14 +57,17 @@ _COLUMNS = "setting | type | default | meaning"
 
 def page() -> str:
     """The text of ``docs/reference/recipe.md``."""
-    seen: set[type] = {Table, Rubric}
+    seen: set[type] = {Table}
     sections = [_HEAD, _section("Settings", "", _COLUMNS, _rows(Recipe, "", seen))]
-    checks = [(of, row) for of, table in _OF_CHECKS.items() for row in _rows(table, "", seen)]
-    told = "A check is a verifier's name, or a table with `verifier` and these settings."
-    rows = (f"{of} | {row}" for of, row in checks)
+    checks: dict[str, list[str]] = {}
+    for of, table in _OF_CHECKS.items():
+        for row in _rows(table, "", set(seen)):
+            checks.setdefault(row, []).append(of)
+        seen |= set(table.__mro__)
+    told = "A check is a verifier's name, or a table with `verifier` and these settings. A rubric\n"
+    told += "of your own is shown in [a judge](../how-to/judge.md)."
+    rows = (f"{', '.join(of)} | {row}" for row, of in checks.items())
     sections.append(_section("Checks", told, f"of | {_COLUMNS}", rows))
-    rubric = _rows(Rubric, "", seen - {Rubric})
-    sections.append(_section("Rubrics", Rubric.__doc__ or "", _COLUMNS, rubric))
     told = "`settings` are those of `[algorithm]` that a formula reads, or of the sampling."
     sections.append(_section("Formulas", told, "of | name | meaning | settings", _formulas()))
     return "\n".join(sections)
@@ -78,6 +81,8 @@ def _section(title: str, text: str, columns: str, rows: Iterator[str]) -> str:
 
 def _rows(table: type[Table], prefix: str, seen: set[type]) -> Iterator[str]:
     """A row for each setting of a table and of the tables in it, but for classes in ``seen``.
+
+    A table that is always there has no row of its own.
 
     Raises:
         ValueError: if a setting has no description.
@@ -93,16 +98,17 @@ def _rows(table: type[Table], prefix: str, seen: set[type]) -> Iterator[str]:
         if not (meaning := field.description or _first_line(below)):
             raise ValueError(f"{table.__name__}.{name} has no description")
         default = "required" if field.is_required() else _default(field.get_default())
-        yield f"`{prefix}{name}` | {type_} | {default} | {_in_a_cell(meaning)}"
+        if not below or default == "none" or type_ != "table":
+            yield f"`{prefix}{name}` | {type_} | {default} | {_in_a_cell(meaning)}"
         if below and below not in seen:
             by_name = "NAME." if type_ == "table" and name == "others" else ""
             yield from _rows(below, f"{prefix}{name}.{by_name}", seen)
 
 
 def _table_in(annotation: Any) -> type[Table] | None:
-    """The class of tables that a field holds."""
+    """The class of tables that a field holds, but for checks and rubrics."""
     if inspect.isclass(annotation) and issubclass(annotation, Table):
-        return None if issubclass(annotation, rewards.Check) else annotation
+        return None if issubclass(annotation, rewards.Check | Rubric) else annotation
     return next(filter(None, map(_table_in, get_args(annotation))), None)
 
 

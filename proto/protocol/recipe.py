@@ -74,6 +74,10 @@ class Model(Table):
         default=None,
         description="a text with {prompt} in it; none: the model's chat template",
     )
+    chat_template_options: dict[str, bool | int | str] = Field(
+        default_factory=dict[str, bool | int | str],
+        description="variables of the chat template, such as `enable_thinking = false`",
+    )
     max_context: int = Field(default=4096, ge=2, description="tokens of prompt and response")
     lora: Lora | None = Field(default=None, description="train an adapter; none: all weights")
 
@@ -81,6 +85,14 @@ class Model(Table):
     def _template_has_a_place(self) -> Self:
         if self.prompt_template is not None and "{prompt}" not in self.prompt_template:
             raise ValueError("prompt_template must contain {prompt}")
+        return self
+
+    @model_validator(mode="after")
+    def _options_have_a_chat_template(self) -> Self:
+        if self.chat_template_options and self.prompt_template is not None:
+            raise ValueError(
+                "chat_template_options do nothing where prompt_template is set; remove one of them"
+            )
         return self
 
 

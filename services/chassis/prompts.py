@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from protocol.messages import Task
@@ -27,13 +29,21 @@ class Tokenizer(Protocol):
         ...
 
 
-def rendered(task: Task, template: str | None, tokenizer: Tokenizer) -> list[int]:
+def rendered(
+    task: Task, template: str | None, tokenizer: Tokenizer, options: Mapping[str, Any] | None = None
+) -> list[int]:
     """The prompt's token ids, by the plain template if there is one, else by the chat template.
 
+    Args:
+        options: further variables of the chat template.
+
     Raises:
-        PromptError: if the task does not fit the template, or the model has none.
+        PromptError: if the task does not fit the template, or the model has none, or an option has
+            the name of a parameter of the tokenizer.
     """
-    return _plain(task, template, tokenizer) if template is not None else _chat(task, tokenizer)
+    if template is not None:
+        return _plain(task, template, tokenizer)
+    return _chat(task, tokenizer, options or {})
 
 
 def _plain(task: Task, template: str, tokenizer: Tokenizer) -> list[int]:
@@ -45,9 +55,16 @@ def _plain(task: Task, template: str, tokenizer: Tokenizer) -> list[int]:
     return list(tokenizer(template.replace("{prompt}", task.prompt)).input_ids)
 
 
-def _chat(task: Task, tokenizer: Tokenizer) -> list[int]:
+def _chat(task: Task, tokenizer: Tokenizer, options: Mapping[str, Any]) -> list[int]:
     if tokenizer.chat_template is None:
         raise PromptError("the model has no chat template: set model.prompt_template in the recipe")
+    taken = options.keys() & inspect.signature(tokenizer.apply_chat_template).parameters.keys()
+    if taken:
+        names = ", ".join(sorted(taken))
+        raise PromptError(
+            f"model.chat_template_options: {names} would be no variable of the template, but an "
+            "argument of the tokenizer; remove it"
+        )
     # Most templates know no developer, and some would leave out what it says.
     roles = {} if "developer" in str(tokenizer.chat_template) else {"developer": "system"}
     turns = [
@@ -58,6 +75,6 @@ def _chat(task: Task, tokenizer: Tokenizer) -> list[int]:
         turns = [{"role": "user", "content": task.prompt}]
     return list(
         tokenizer.apply_chat_template(
-            turns, tokenize=True, add_generation_prompt=True, return_dict=False
+            turns, tokenize=True, add_generation_prompt=True, return_dict=False, **options
         )
     )

@@ -11,6 +11,8 @@ from services.chassis.parent import die_with_parent
 from services.chassis.service import Service, check_server, run_service
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+# Micro-batches differ in length, which fragments the memory of a GPU.
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 
 async def lead(service: Service) -> None:

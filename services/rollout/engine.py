@@ -280,6 +280,10 @@ async def _final_output(request: Any) -> RequestOutput:
 def _start_vllm(arguments: AsyncEngineArgs) -> AsyncLLM:
     # The defaults of offline use are those for throughput.
     config = arguments.create_engine_config(usage_context=UsageContext.LLM_CLASS)
+    if not current_platform.is_cpu():  # else the graphs end at 512 responses, whatever the places
+        most = config.scheduler_config.max_num_seqs
+        arguments = replace(arguments, max_cudagraph_capture_size=most)
+        config = arguments.create_engine_config(usage_context=UsageContext.LLM_CLASS)
     if not current_platform.is_cpu() and not config.use_v2_model_runner:
         raise EngineError(
             "its model runner is V1, which samples seeded requests one by one; unset "

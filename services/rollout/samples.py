@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from protocol.messages import (
@@ -50,13 +51,14 @@ def prompt_ids(
     *,
     max_context: int,
     max_tokens: int,
+    options: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """The prompt's token ids, by the plain template if there is one, else by the chat template.
 
     Raises:
         PromptError: if the task does not fit the template, or leaves no ``max_tokens``.
     """
-    ids = rendered(task, template, tokenizer)
+    ids = rendered(task, template, tokenizer, options)
     room = max_context - max_tokens
     if len(ids) > room:
         raise PromptError(

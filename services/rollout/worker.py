@@ -89,6 +89,7 @@ class GroupSampler:
             engine.tokenizer,
             max_context=job.recipe.model.max_context,
             max_tokens=sampling.max_tokens,
+            options=job.recipe.model.chat_template_options,
         )
         started = time.monotonic()
         with SAMPLING.track_inprogress(), PHASES.during("sampling"):

@@ -56,7 +56,7 @@ def _sample_of(task: Task, model: Model, tokenizer: Any) -> Sample:
         )
     if tokenizer.eos_token_id is None:
         raise PromptError("the model's tokenizer has no eos_token, so that no response would end")
-    prompt = rendered(task, model.prompt_template, tokenizer)
+    prompt = rendered(task, model.prompt_template, tokenizer, model.chat_template_options)
     solution = tokenizer(task.solution, add_special_tokens=False).input_ids
     response = np.array([*solution, tokenizer.eos_token_id], dtype=np.int32)
     length = len(prompt) + len(response)

@@ -204,7 +204,9 @@ class Models:
         own = self._shares.of(slot, folder, shapes)
         for bucket in self.policy.gathered(model):
             for name in own.keys() & bucket.keys():
-                own[name].copy_(bucket[name].detach())
+                own[name].copy_(bucket[name].detach(), non_blocking=True)
+            if torch.cuda.is_available():  # before what was gathered is let go
+                torch.cuda.synchronize()
         torch.distributed.barrier()  # so that rank 0 knows that all is written
 
     def export_critic(self, folder: Path) -> None:

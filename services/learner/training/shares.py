@@ -7,15 +7,18 @@ times as fast as memory that has to be found. They are safetensors, and a Huggin
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+log = logging.getLogger(__name__)
 _GATHER_ELEMENTS = 500_000_000
 _FILE_BYTES = 256 * 2**20  # many files are read, and their checksums made, side by side
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -142,11 +145,22 @@ def _map(path: Path, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from error
         file.write(len(header).to_bytes(8, "little") + header)
-    data = torch.from_file(str(path), shared=True, size=begin + end, dtype=torch.uint8)[begin:]
+    mapped = torch.from_file(str(path), shared=True, size=begin + end, dtype=torch.uint8)
+    _register(mapped)
+    data = mapped[begin:]
     return {
         name: data[start:end].view(shapes[name].dtype).view(shapes[name].dimensions)
         for name, (start, end) in ends.items()
     }
+
+
+def _register(mapped: Tensor) -> None:
+    """Let a GPU write to mapped memory itself, which is several times as fast."""
+    cudart: Any = torch.cuda.cudart() if torch.cuda.is_available() else None
+    if cudart is not None:
+        error = cudart.cudaHostRegister(mapped.data_ptr(), mapped.numel(), 0)
+        if int(error):
+            log.warning("memory is not registered with CUDA", extra={"error": int(error)})
 
 
 def _write_index(folder: Path, files: Sequence[Sequence[str]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ from protocol.recipe import load_recipe
 from protocol.rewards import Reward
 from pydantic import BaseModel
 
+from services.grader.verifiers import VERIFIERS
 from services.learner.algorithms import advantages
 from services.learner.sft.recipe import SftRecipe
 from tests.architecture.project import ROOT
@@ -88,15 +90,22 @@ def test_the_command_of_the_reference_makes_a_key(tmp_path: Path) -> None:
     assert entry == f"alice:read:sha256:{digest}"
 
 
-def test_the_files_of_the_tutorial_do_what_it_shows(tmp_path: Path) -> None:
+def test_the_files_of_the_tutorial_do_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "carries").mkdir()
     files = ("make_tasks.py", "rewards.py", "recipe.toml")
     for name, block in zip(files, run_here(TUTORIAL, "python", "toml"), strict=True):
         (tmp_path / "carries" / name).write_text(block.text)
-    commands, shown = run_here(TUTORIAL, "bash")[:2], run_here(TUTORIAL, "")[:2]
-    done = in_a_shell("".join(block.text for block in commands), tmp_path)
+    (command, *_), (shown, *_) = run_here(TUTORIAL, "bash"), run_here(TUTORIAL, "")
+    done = in_a_shell(command.text, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "".join(block.text for block in shown)
+    assert done.stdout == shown.text
+    monkeypatch.setitem(VERIFIERS, "carries.true_steps", None)  # it goes with the test
+    rewards: dict[str, Any] = {}
+    exec((tmp_path / "carries/rewards.py").read_text(), rewards)
+    right = rewards["true_steps"](None, "58+7=65;65-6=61;59+4=63;", None, None)
+    assert asyncio.run(right).value == 2 / 3
     reward = load_recipe(tmp_path / "carries/recipe.toml").reward
     assert [check.verifier for check in reward.process] == ["carries.true_steps"]
 

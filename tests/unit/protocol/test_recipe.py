@@ -62,6 +62,10 @@ def test_a_short_recipe_is_filled_with_defaults(tmp_path: Path) -> None:
         ({"reward": {"outcome": "my-lab.oracle"}}, "reward.outcome.0.verifier: 'my-lab.oracle' "),
         ({"reward": {"values": [1, 1]}}, "reward: values must be [wrong, right]"),
         ({"model": {"prompt_template": "Solve it"}}, "prompt_template must contain {prompt}"),
+        (
+            {"model": {"prompt_template": "{prompt}", "chat_template_options": {"thinking": True}}},
+            "chat_template_options do nothing",
+        ),
         ({"reward": {"process": None}}, "'papo' needs reward.process"),
         ({"algorithm": {"advantage": "process_only"}}, "needs process_for = 'all'"),
         ({"rollout": {"group_size": 1}}, "'papo' needs rollout.group_size >= 2"),

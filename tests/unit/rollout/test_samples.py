@@ -20,9 +20,12 @@ CHAT = (
 )
 TURNS = [{"role": "developer", "content": "add"}, {"role": "user", "content": "1+1="}]
 AS_TURNS = {"prompt": None, "messages": TURNS}
+QUIET = CHAT + "{% if enable_thinking is false %}<no>{% endif %}"
 
 
-def rendered(chat: str | None, template: str | None, task: dict[str, Any]) -> str:
+def rendered(
+    chat: str | None, template: str | None, task: dict[str, Any], **options: object
+) -> str:
     """By a tokenizer with one token per character and a BOS in front; 56 tokens have room."""
     entries = ["<bos>", *(chr(code) for code in range(33, 127))]
     made = Tokenizer(models.BPE({entry: i for i, entry in enumerate(entries)}, merges=[]))
@@ -33,7 +36,9 @@ def rendered(chat: str | None, template: str | None, task: dict[str, Any]) -> st
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=made, bos_token="<bos>", chat_template=chat
     )
-    ids = prompt_ids(a_task(**task), template, tokenizer, max_context=64, max_tokens=8)
+    ids = prompt_ids(
+        a_task(**task), template, tokenizer, max_context=64, max_tokens=8, options=options
+    )
     return "".join(tokenizer.convert_ids_to_tokens(ids))
 
 
@@ -53,6 +58,12 @@ def test_a_prompt_is_rendered_behind_one_bos(
     chat: str | None, template: str | None, task: dict[str, Any], text: str
 ) -> None:
     assert rendered(chat, template, task) == f"<bos>{text}"
+
+
+def test_options_are_variables_of_the_chat_template() -> None:
+    assert rendered(QUIET, None, {}, enable_thinking=False) == "<bos>u:1+1=;a:<no>"
+    with pytest.raises(PromptError, match="chat_template_options: tokenize "):
+        rendered(QUIET, None, {}, tokenize=False)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ from protocol.recipe import Recipe, load_recipe, parse_recipe
 
 from deploy.compose import REDIS_MAXMEMORY
 from deploy.placement import divide, on_cpus, parse
-from services.learner.plan import duration
 from services.learner.planning.footprint import total
 from services.learner.planning.machine import GIB, Here, Machine, Options, machine_of
-from services.learner.planning.plan import Plan, changed_recipe, make_plan, size, warnings
+from services.learner.planning.plan import Plan, changed_recipe, make_plan, warnings
 from tests.architecture.project import ROOT, name_of
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
@@ -232,16 +230,3 @@ def test_every_published_recipe_fits_on_the_machine_that_it_names(path: Path) ->
     plan = planned(path)
     assert plan.works
     assert [text for text in warnings(plan) if not text.startswith("tasks.")] == []
-
-
-def test_the_index_of_recipes_says_how_long_the_published_runs_take() -> None:
-    text = (ROOT / "recipes/README.md").read_text()
-    rows = re.findall(r"^\| `(\S+)` \| `(\S+ .+)` \| (.+) \| (.+) \| (.+) \|$", text, re.M)
-    assert len(rows) == 9
-    for name, line, peak, step, run in rows:
-        plan = planned(ROOT / "recipes" / name)
-        assert plan.learner is not None
-        spans = {span.what: duration(span.seconds) for span in plan.seconds}
-        said = (line, peak, step, run)
-        taken = size(plan.learner.peak)
-        assert said == (str(plan.machine.placement), taken, spans["a step"], spans["the run"]), name
