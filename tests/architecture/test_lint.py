@@ -85,7 +85,6 @@ BREACHES = {
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of the project."""
     for folder in FOLDERS:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
@@ -101,7 +100,6 @@ def add(path: Path, text: str) -> None:
 
 
 def told(tree: Path, *command: str) -> list[str]:
-    """What a program of this environment prints in a tree."""
     path = f"{tree / 'proto'}:{tree}"
     ran = subprocess.run(
         [str(Path(sys.executable).with_name(command[0])), *command[1:]],

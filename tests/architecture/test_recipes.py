@@ -16,7 +16,7 @@ RECIPES = {
 PUBLISHED = [name for name in RECIPES if "/" in name and not name.startswith("tiny/")]
 
 JUDGE = "reward.process"  # a model in a published run, a program in its twin
-OVERLAP = {"training.max_staleness", "algorithm.correction"}
+OVERLAP = {"training.max_staleness", "algorithm.correction", "rollout.kv_after_sync"}
 OF_A_TWIN = re.compile(  # sizes, lengths, model, data, learning rates; where it runs
     r"name|model\..*|tasks\..*|machine.*|rollout\.group_size|reward\.overlong_buffer"
     r"|training\.(steps|groups_per_step|micro_batch_tokens|recompute_activations|checkpoint_every)"
@@ -29,7 +29,8 @@ REMOVED = {  # what an ablation changes in its parent
     "papo/qwen2.5-7b-as-printed": (
         PAPO,
         "algorithm.objective algorithm.clip_high training.max_staleness algorithm.correction "
-        "algorithm.denominator algorithm.aggregation evaluation.samples reward.process",
+        "algorithm.denominator algorithm.aggregation evaluation.samples reward.process "
+        "rollout.kv_after_sync",
     ),
     "papo/qwen2.5-7b-orm": (PAPO, "algorithm.advantage reward.process"),
     "papo/qwen2.5-7b-process-only": (PAPO, "algorithm.advantage reward.process_for"),
@@ -50,8 +51,6 @@ REMOVED["ppo/qwen2.5-32b"] = (VAPO, " ".join(w for p, w in REMOVED.values() if p
 
 
 def fields(recipe: Recipe) -> dict[str, Any]:
-    """The value of every setting, by its dotted name."""
-
     def walk(prefix: str, table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         for name, value in table.items():
             if isinstance(value, dict) and name != "lora":
@@ -63,7 +62,6 @@ def fields(recipe: Recipe) -> dict[str, Any]:
 
 
 def differences(one: str, other: str) -> set[str]:
-    """The settings that two recipes do not share."""
     left, right = fields(RECIPES[one]), fields(RECIPES[other])
     return {name for name in left.keys() | right.keys() if left.get(name) != right.get(name)}
 

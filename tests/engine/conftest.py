@@ -89,7 +89,6 @@ def write_model(folder: Path, seed: int, *, ends_soon: bool = False) -> Path:
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
-    """Where functions are called on ranks of a learner."""
     ranks = Ranks()
     yield ranks
     ranks.end()
@@ -116,7 +115,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Three weights of one shape."""
     root = tmp_path_factory.mktemp("models")
     return [write_model(root / f"weights-{seed}", seed) for seed in range(3)]
 

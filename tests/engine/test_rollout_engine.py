@@ -38,7 +38,6 @@ async def sample_one(
 
 
 async def until_sampling(engine: Engine, num_responses: int) -> None:
-    """Wait until so many responses have tokens."""
     async with asyncio.timeout(120):
         while num_responses != sum(
             state.detokenizer is not None and state.detokenizer.num_output_tokens() > 0

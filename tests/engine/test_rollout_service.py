@@ -50,7 +50,6 @@ class Line:
         await self.exchange.announce(PolicyVersion(**version, **{"digest": digest, **changes}))
 
     async def sampled(self, number: int, **changes: Any) -> RolloutGroup:
-        """Ask for a group, and take it when it is there."""
         request = a_request(number=number, prompt_template="{prompt}", **changes)
         await self.exchange.ask(request)
         while True:

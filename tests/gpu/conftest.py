@@ -42,7 +42,6 @@ class Machine:
         return number // 64 if REHEARSES else number
 
     def model(self, name: str) -> Path:
-        """A model of this shape with random weights, as a folder."""
         folder = self.folder / name.replace("/", "-")
         if not folder.exists():
             write_model(self.shape(name), folder)

@@ -55,7 +55,6 @@ def read_faults(wanted: list[str]) -> list[Fault]:
 
 
 def copy_tree(tree: Path) -> None:
-    """Copy the files that git knows or would add."""
     files = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate"]
     listed = subprocess.check_output(files, cwd=ROOT, text=True).splitlines()
     there = [name for name in listed if (ROOT / name).is_file()]

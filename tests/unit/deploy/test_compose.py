@@ -70,7 +70,6 @@ def environment_of(name: str) -> dict[str, str]:
 
 
 def gpus_of(service: dict[str, Any]) -> list[str]:
-    """The GPUs that a container sees."""
     devices = service["deploy"]["resources"]["reservations"]["devices"]
     return [gpu for device in devices for gpu in device.get("device_ids", [])]
 

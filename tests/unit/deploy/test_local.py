@@ -150,7 +150,6 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 @pytest.fixture
 def start(home: Home) -> Iterator[Callable[..., None]]:
-    """Starts a stack of programs, which ends with the test."""
     started: list[Process] = []
 
     def start(*services: Process) -> None:

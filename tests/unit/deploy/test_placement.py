@@ -126,18 +126,14 @@ def test_a_shared_gpu_leaves_the_learner_the_rest() -> None:
     assert environment_of(placement.rollouts[0])["WEIR_ROLLOUT_GPU_MEMORY"] == "0.25"
 
 
-def test_a_count_of_processes_is_a_number() -> None:
-    with pytest.raises(PlacementError, match="WEIR_ROLLOUTS"):
-        choose({"WEIR_ROLLOUTS": "many"}, [])
-
-
 def test_a_machine_with_gpus_divides_them_or_obeys() -> None:
     eight = [f"nvidia{number}" for number in range(8)] + ["nvidiactl", "nvidia-uvm"]
     assert str(choose({}, eight).placement).startswith("learner=0-3 rollout=4 rollout=5")
     assert str(choose({"CUDA_VISIBLE_DEVICES": "6,7"}, eight).placement) == "learner=0 rollout=1"
     assert len(choose({"WEIR_GPUS": WISH}, eight).placement.rollouts) == 2
-    with pytest.raises(PlacementError, match="WEIR_ROLLOUTS"):
-        choose({"WEIR_ROLLOUTS": "2"}, eight)
+    for text, devices in (("2", eight), ("many", [])):
+        with pytest.raises(PlacementError, match="WEIR_ROLLOUTS"):
+            choose({"WEIR_ROLLOUTS": text}, devices)
     with pytest.raises(PlacementError, match="shows none"):
         choose({"WEIR_GPUS": WISH, "CUDA_VISIBLE_DEVICES": ""}, eight)
 
