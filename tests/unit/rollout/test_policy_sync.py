@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,13 +24,17 @@ from tests.builders import a_recipe
 SETTINGS = EngineSettings(dtype="float32", max_context=64)
 
 
-def a_model(folder: Path, *, hidden: int = 4, value: float = 0.0, **config: object) -> Path:
+def write_folder(folder: Path, *, hidden: int = 4, value: float = 0.0, **config: object) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     values = {"model_type": "qwen2", "hidden_size": hidden, **config}
     (folder / "config.json").write_text(json.dumps(values))
     (folder / "tokenizer.json").write_text("{}")
     tensors = {"embed.weight": np.full((3, hidden), value, dtype=np.float32)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def a_model(folder: Path, **changes: Any) -> Path:
+    write_folder(folder, **changes)
     return folder
 
 
@@ -82,10 +87,7 @@ def test_an_adapter_follows_one_of_its_own_shape_for_the_same_model(tmp_path: Pa
 
 
 def test_a_shape_is_read_only_from_what_was_announced(tmp_path: Path) -> None:
-    def fill(target: Path) -> None:
-        a_model(target)
-
-    digest = weights.write(tmp_path, "job/1.0", fill)
+    digest = weights.write(tmp_path, "job/1.0", lambda target: write_folder(target))
     folder = tmp_path / "job/1.0"
     assert verified_shape(folder, digest) == shape_of(folder)
     with pytest.raises(WeightsError, match="announced"):
