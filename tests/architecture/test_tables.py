@@ -8,11 +8,8 @@ from protocol import names
 
 from services.grader.verifiers import VERIFIERS
 from services.learner.algorithms.advantages import ADVANTAGES
-from services.learner.algorithms.aggregation import AGGREGATIONS
-from services.learner.algorithms.correction import CORRECTIONS
-from services.learner.algorithms.divergence import DIVERGENCES
 from services.learner.algorithms.gae import CRITIC_ADVANTAGES
-from services.learner.algorithms.objectives import OBJECTIVES
+from services.learner.algorithms.loss import AGGREGATIONS, CORRECTIONS, DIVERGENCES, OBJECTIVES
 
 
 def test_a_recipe_may_name_exactly_what_the_tables_hold() -> None:

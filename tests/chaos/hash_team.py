@@ -12,9 +12,8 @@ from pathlib import Path
 
 from protocol.recipe import Recipe
 
-from services.learner.training.measured import Measured
 from services.learner.training.ranks import Team
-from services.learner.training.samples import Sample
+from services.learner.training.samples import Measured, Sample
 from tests.chaos.job import BASE_MODEL
 from tests.chaos.places import Switches
 

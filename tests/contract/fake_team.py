@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from protocol.recipe import Recipe
 
-from services.learner.training.measured import Measured
+from services.learner.training.samples import Measured
 
 if TYPE_CHECKING:  # which imports torch
     from services.learner.training.samples import Sample

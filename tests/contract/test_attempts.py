@@ -18,9 +18,8 @@ from protocol.streams import JOBS
 
 from services.learner.durable.checkpoint import Checkpoints
 from services.learner.supply.log import GroupLog
-from services.learner.training.measured import Measured
 from services.learner.training.ranks import BatchTooLarge
-from services.learner.training.samples import Sample
+from services.learner.training.samples import Measured, Sample
 from tests.contract.attempts import PATIENCE_S, Learner, until
 from tests.contract.fake_team import FakeTeam
 from tests.contract.valkey_server import Server

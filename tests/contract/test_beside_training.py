@@ -15,8 +15,7 @@ from protocol.streams import EVAL_REQUESTS, GRADED
 from services.learner.attempt import Attempt
 from services.learner.supply.evaluator import Evaluator
 from services.learner.supply.intake import Intake
-from services.learner.training.measured import Measured
-from services.learner.training.samples import Sample
+from services.learner.training.samples import Measured, Sample
 from tests.builders import a_job_record, a_recipe, a_task
 from tests.contract.attempts import Learner, answering, until
 from tests.contract.fake_team import FakeTeam

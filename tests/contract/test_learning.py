@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from protocol.messages import JobState, Requested
 
-from services.learner.training.measured import Measured
-from services.learner.training.samples import Sample
+from services.learner.training.samples import Measured, Sample
 from tests.contract.attempts import Learner, answering
 from tests.contract.fake_team import FakeTeam
 from tests.contract.valkey_server import Server

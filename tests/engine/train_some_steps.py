@@ -18,12 +18,11 @@ import numpy as np
 import torch
 from protocol.recipe import Recipe, parse_recipe
 
+from services.learner.training.batching import largest_micro_batches
 from services.learner.training.engine import init_ranks, leave_ranks
 from services.learner.training.host_copies import HostCopies
-from services.learner.training.measured import Measured
-from services.learner.training.memory import largest_micro_batches
 from services.learner.training.models import Models, write_merged
-from services.learner.training.samples import Sample, placed
+from services.learner.training.samples import Measured, Sample, placed
 from services.learner.training.trainer import Trainer
 
 UPDATES = 2

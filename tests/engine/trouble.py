@@ -25,12 +25,11 @@ from transformers import AutoModelForCausalLM
 from benchmarks import training_memory
 from services.learner.sft.__main__ import main as sft_main
 from services.learner.training.attention import PACKED
-from services.learner.training.batching import collate
+from services.learner.training.batching import collate, largest_micro_batches, with_token_budget
 from services.learner.training.engine import DTYPES, Engine, FrozenModel, init_ranks, loading
-from services.learner.training.measured import Measured
-from services.learner.training.memory import largest_micro_batches, with_token_budget
 from services.learner.training.models import Policy
 from services.learner.training.ranks import Order, Rank, Team
+from services.learner.training.samples import Measured
 from tests.engine.train_some_steps import recipe_of, samples_of_step
 
 SIZE, PARTS = 8, 3

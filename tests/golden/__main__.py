@@ -2,39 +2,129 @@
 
 from __future__ import annotations
 
+import argparse
+import math
+import re
 import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from tests.golden.run import CasesError, failures
+from pydantic import BaseModel, Field
 
+from tests.golden.episode_cases import EPISODE_CASES
+from tests.golden.group_cases import GROUP_CASES
+from tests.golden.token_cases import TOKEN_CASES
+
+KINDS: dict[str, Callable[[dict[str, Any], list[str]], Any]] = {
+    **GROUP_CASES,
+    **TOKEN_CASES,
+    **EPISODE_CASES,
+}
+GUARDED = "nan_or_guard"  # expects NaN, or None from a guard
 SHOWN = 3  # differences of one case
-USAGE = "usage: python -m tests.golden FILE..."
+TOLERANCE = r"\batol (\S+) in float64"
 
 
-def main(paths: list[str]) -> int:
-    """Print a line for each failed case, then how many passed; 1 if any failed, 2 if none ran."""
-    if not paths or {"-h", "--help"} & set(paths):
-        print(USAGE, file=sys.stdout if paths else sys.stderr)
-        return 0 if paths else 2
-    passed = failed = 0
+class Meta(BaseModel):
+    note: str = Field(pattern=TOLERANCE)
+
+
+class Case(BaseModel):
+    id: str
+    fn: str
+    inputs: dict[str, Any]
+    expected: dict[str, Any] | list[Any] | float | int | str
+
+
+class File(BaseModel):
+    meta: Meta
+    cases: list[Case] = Field(min_length=1)
+
+
+def load(path: Path) -> tuple[list[Case], float]:
+    """A file's cases, and how far a value may be off.
+
+    Raises:
+        OSError: if it cannot be read.
+        ValueError: if it holds no cases, or does not say how far.
+    """
+    content = File.model_validate_json(path.read_bytes())
+    (atol,) = map(float, re.findall(TOLERANCE, content.meta.note))
+    if not 0 < atol < math.inf:
+        raise ValueError(f"meta.note: {atol} is not a finite number above 0")
+    return content.cases, atol
+
+
+def problems(case: Case, atol: float) -> list[str]:
+    """What is wrong with one case; empty if it passed."""
+    if case.fn not in KINDS:
+        return [f"unknown kind {case.fn!r}; known are {', '.join(sorted(KINDS))}"]
+    keys = list(case.expected) if isinstance(case.expected, dict) else []
     try:
-        for path in paths:
-            for name, wrong in failures(Path(path)):
-                passed += not wrong
-                failed += bool(wrong)
-                _show(path, name, wrong)
-    except CasesError as error:
-        print(error, file=sys.stderr)
-        return 2
+        got = KINDS[case.fn](case.inputs, keys)
+    except Exception as error:  # whatever a case holds, the others are still checked
+        return [f"{type(error).__name__}: {error}"]
+    return list(differences(case.expected, got, atol))
+
+
+def differences(expected: Any, got: Any, atol: float, where: str = "") -> Iterator[str]:
+    """One line for each value that is not as expected, or that nothing computed."""
+    if isinstance(expected, Mapping):
+        yield from _of_keys(expected, got, atol, where)
+    elif isinstance(expected, list):
+        yield from _of_items(expected, got, atol, where)
+    elif not _same(expected, got, atol):
+        yield f"{where or 'value'}: expected {expected}, got {got}"
+
+
+def _of_keys(expected: Mapping[str, Any], got: Any, atol: float, where: str) -> Iterator[str]:
+    if not expected:
+        yield f"{where or 'expected'}: names nothing to compare"
+    for key, value in expected.items():
+        place = f"{where}.{key}" if where else key
+        if isinstance(got, Mapping) and key in got:
+            yield from differences(value, got[key], atol, place)
+        else:
+            yield f"{place}: expected {value}, but nothing computes this key"
+
+
+def _of_items(expected: list[Any], got: Any, atol: float, where: str) -> Iterator[str]:
+    if not isinstance(got, Sequence) or len(got) != len(expected):
+        yield f"{where or 'value'}: expected {len(expected)} values {expected}, got {got}"
+        return
+    for index, (value, other) in enumerate(zip(expected, got, strict=True)):
+        yield from differences(value, other, atol, f"{where}[{index}]")
+
+
+def _same(expected: Any, got: Any, atol: float) -> bool:
+    if expected == GUARDED:
+        return got is None or (isinstance(got, float) and math.isnan(got))
+    if type(expected) in {int, float} and type(got) in {int, float}:
+        return abs(expected - got) <= atol
+    return type(expected) is type(got) and expected == got
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a line for each failed case, then how many passed; 1 if any failed, 2 if none ran."""
+    parser = argparse.ArgumentParser(prog="python -m tests.golden")
+    parser.add_argument("files", metavar="FILE", nargs="+")
+    passed = failed = 0
+    for path in parser.parse_args(arguments).files:
+        try:
+            cases, atol = load(Path(path))
+        except (OSError, ValueError) as error:
+            print(f"{path}: {error}", file=sys.stderr)
+            return 2
+        for case in cases:
+            wrong = problems(case, atol)
+            passed, failed = passed + (not wrong), failed + bool(wrong)
+            if wrong:
+                more = f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+                print(f"{path}: {case.id}: {'; '.join(wrong[:SHOWN])}{more}")
     print(f"{passed} passed, {failed} failed")
     return int(failed > 0)
 
 
-def _show(path: str, name: str, wrong: list[str]) -> None:
-    if wrong:
-        more = f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
-        print(f"{path}: {name}: {'; '.join(wrong[:SHOWN])}{more}")
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -9,16 +9,17 @@ import torch
 
 from services.learner.algorithms.gae import (
     Episodes,
+    Moments,
     bare_length_lambda,
     decoupled_gae,
     discounted,
     gae,
     length_adaptive_gae,
     length_adaptive_lambda,
+    value_loss,
     whitened,
 )
-from services.learner.algorithms.values import Moments, value_loss
-from tests.golden.arrays import mask_of, spread, tensor
+from tests.golden.token_cases import mask_of, spread, tensor
 
 DESCRIBED = re.compile(
     r"values=linspace\((\S+), ?(\S+), ?(\d+)\), reward (\S+) at last token, alpha=(\S+)"
@@ -31,7 +32,6 @@ def episodes_of(inputs: dict[str, Any]) -> Episodes:
 
 
 def plain(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """One lambda for advantages and targets."""
     advantages, returns = gae(
         episodes_of(inputs), gamma=inputs["gamma"], lambda_actor=inputs["lam"]
     )
@@ -39,7 +39,6 @@ def plain(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def decoupled(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """A lambda for each, and the advantages whitened."""
     episodes = episodes_of(inputs)
     lambdas = {"lambda_actor": inputs["lam_actor"], "lambda_critic": inputs["lam_critic"]}
     advantages, returns = decoupled_gae(episodes, gamma=inputs["gamma"], **lambdas)
@@ -52,7 +51,6 @@ def decoupled(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def length_adaptive(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """A lambda that grows with the response."""
     if "desc" in inputs:
         return _described(inputs)
     episodes, alpha = episodes_of(inputs), inputs["alpha"]
@@ -67,17 +65,14 @@ def length_adaptive(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def length_lambda(inputs: dict[str, Any], keys: list[str]) -> list[float]:
-    """VAPO's lambda of each length."""
     return length_adaptive_lambda(tensor(inputs["lengths"]), inputs["alpha"]).tolist()
 
 
 def unclamped_length_lambda(inputs: dict[str, Any], keys: list[str]) -> list[float]:
-    """The formula as the paper prints it."""
     return bare_length_lambda(tensor(inputs["lengths"]), inputs["alpha"]).tolist()
 
 
 def critic_loss(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """The critic's loss with and without a clip, and its explained variance."""
     mask = mask_of(inputs)
     values, old, returns = (tensor(inputs[n])[mask] for n in ("vpred", "old_values", "returns"))
     return {
@@ -88,7 +83,6 @@ def critic_loss(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def explained_variance(inputs: dict[str, Any], keys: list[str]) -> float:
-    """How much of the returns the values explain."""
     mask = mask_of(inputs)
     moments = Moments.of(tensor(inputs["returns"])[mask], tensor(inputs["values"])[mask])
     return moments.explained_variance()

@@ -1,4 +1,4 @@
-"""Cases about groups: advantages, signals, the punishment of long responses."""
+"""Cases about groups: advantages, signals, the punishment of long responses, judges' replies."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from services.grader.answers.boxes import last_boxed
 from services.learner.algorithms import advantages as formulas
-from services.learner.algorithms import order_safety
 from services.learner.algorithms.advantages import Advantage, GroupScores
 from services.learner.algorithms.shaping import (
     accuracy_varies,
@@ -18,7 +18,7 @@ from services.learner.algorithms.shaping import (
     overlong_penalty,
     unbounded_overlong_penalty,
 )
-from tests.golden.arrays import tensor
+from tests.golden.token_cases import tensor
 
 PAPO_KEY = re.compile(r"(code_add|paper_max|no_std)_ddof([01])(?:_lambda_(\S+))?")
 FULL_NORM_KEY = re.compile(r"fullnorm_code_lambda(\S+)")
@@ -41,7 +41,6 @@ def group_scores(
 
 
 def papo_group(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """Every advantage of one group, in the conventions that the keys name."""
     scores = group_scores(inputs["orm"], inputs["prm"], inputs.get("acc"))
     got: dict[str, Any] = {
         "mult_grpo_verl": formulas.multiplicative(scores).tolist(),
@@ -62,7 +61,6 @@ def papo_group(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def papo_missing(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """A missing process score, and what a score of 0 would have done instead."""
     process = inputs["prm"]
     filled = [0.0 if score is None else score for score in process]
     papo = partial(formulas.papo, std_eps=inputs["eps"])
@@ -73,7 +71,6 @@ def papo_missing(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def grpo_advantage(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """The conventions of GRPO."""
     rewards = inputs["rewards"]
     scores = group_scores(rewards, [None] * len(rewards))
     return {
@@ -88,25 +85,22 @@ def grpo_advantage(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def order_safe_lambda(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """The bound of each group size, and the number of correct responses that sets it."""
     got: dict[str, Any] = {}
     for size in inputs["G"]:
-        bounds = order_safety.order_safe_bounds(size, ddof=inputs["ddof"])
+        bounds = formulas.order_safe_bounds(size, ddof=inputs["ddof"])
         got[str(size)] = {
-            "lambda_max": order_safety.order_safe_lambda(size, ddof=inputs["ddof"]),
+            "lambda_max": formulas.order_safe_lambda(size, ddof=inputs["ddof"]),
             "worst_num_correct": min(bounds, key=bounds.__getitem__),
         }
     return got
 
 
 def dynamic_filter(inputs: dict[str, Any], keys: list[str]) -> list[int]:
-    """The indices of the groups that DAPO's rule keeps."""
     groups = [group_scores(group, [None] * len(group)) for group in inputs["groups"]]
     return [index for index, scores in enumerate(groups) if accuracy_varies(scores)]
 
 
 def papo_filter(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """Which groups each rule keeps."""
     got: dict[str, Any] = {}
     for name, group in inputs.items():
         scores = group_scores(group["orm"], group["prm"])
@@ -118,10 +112,33 @@ def papo_filter(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def overlong(inputs: dict[str, Any], keys: list[str], *, bounded: bool) -> list[float]:
-    """The soft punishment of each length."""
     formula = overlong_penalty if bounded else unbounded_overlong_penalty
     limit, buffer, factor = inputs["l_max"], inputs["l_cache"], inputs["factor"]
     return formula(tensor(inputs["lengths"]), limit=limit, buffer=buffer, factor=factor).tolist()
+
+
+# A judge's replies, read as PAPO's released grader reads them. What cannot be read counts 0: Weir's
+# judges answer in a schema, and a reply that breaks it is no grade.
+TIERS = (0.0, 0.5, 1.0)
+NUMBER = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*")
+STATED = re.compile(r"score\s*(?:is|:)\s*([\d.]+)", re.IGNORECASE)
+
+
+def parse_three_tier(inputs: dict[str, Any], keys: list[str]) -> list[float]:
+    return [_score(reply or "") for reply in inputs["replies"]]
+
+
+def _score(reply: str) -> float:
+    boxed = _tier(last_boxed(reply) or "")
+    if boxed is not None:
+        return boxed
+    stated = STATED.search(reply)
+    return (_tier(stated[1]) if stated else None) or 0.0
+
+
+def _tier(text: str) -> float | None:
+    number = float(text) if NUMBER.fullmatch(text) else None
+    return number if number in TIERS else None
 
 
 def _total_or_parts(papo: partial[Tensor], scores: GroupScores, lambda_process: str | None) -> Any:
@@ -151,4 +168,5 @@ GROUP_CASES = {
     "dynamic_filter": dynamic_filter,
     "overlong_penalty": partial(overlong, bounded=True),
     "overlong_verl": partial(overlong, bounded=False),
+    "parse_three_tier": parse_three_tier,
 }

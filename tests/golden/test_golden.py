@@ -3,24 +3,22 @@
 import copy
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.golden.__main__ import main
-from tests.golden.run import KINDS, load, problems
+from tests.golden.__main__ import KINDS, Case, load, main, problems
 
 FILE = Path(__file__).with_name("golden.json")
 CASES, ATOL = load(FILE)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
-def test_a_case_is_as_expected(case: dict[str, Any]) -> None:
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_a_case_is_as_expected(case: Case) -> None:
     assert problems(case, ATOL) == []
 
 
 def test_every_kind_has_a_case() -> None:
-    assert {case["fn"] for case in CASES} == set(KINDS)
+    assert {case.fn for case in CASES} == set(KINDS)
 
 
 def test_the_command_names_each_failed_case(
@@ -45,7 +43,13 @@ def test_the_command_names_each_failed_case(
 
 @pytest.mark.parametrize(
     ("content", "field"),
-    [("{", "JSON"), ("{}", "meta.note"), ('{"meta": {"note": "atol 1 in float64"}}', "cases")],
+    [
+        ("{", "JSON"),
+        ("{}", "meta"),
+        ('{"meta": {"note": "atol 1e-6 in float64"}, "cases": []}', "cases"),
+        (FILE.read_text().replace("atol 2e-6", "atol inf"), "meta.note"),
+    ],
+    ids=["no JSON", "no note", "no case", "no tolerance"],
 )
 def test_a_file_without_cases_is_bad_input(
     content: str, field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -8,24 +8,55 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.learner.algorithms.aggregation import (
-    Totals,
-    fixed_length,
-    sequence_mean,
-    token_mean,
-)
-from services.learner.algorithms.correction import sequence_tis, token_tis
-from services.learner.algorithms.divergence import DIVERGENCES
 from services.learner.algorithms.logprobs import token_logprobs
-from services.learner.algorithms.objectives import TokenBatch, clip, dual_clip, means_by
-from services.learner.algorithms.values import positive_nll
-from tests.golden.arrays import mask_of, spread, tensor, token_batch
+from services.learner.algorithms.loss import (
+    DIVERGENCES,
+    TokenBatch,
+    Totals,
+    clip,
+    dual_clip,
+    fixed_length,
+    means_by,
+    positive_nll,
+    sequence_mean,
+    sequence_tis,
+    token_mean,
+    token_tis,
+)
 
 UNBOUNDED = float("inf")
 
 
+def tensor(values: Any) -> Tensor:
+    """Nested lists as float64; None as NaN."""
+    return torch.tensor(_without_none(values), dtype=torch.float64)
+
+
+def mask_of(inputs: dict[str, Any]) -> Tensor:
+    """The case's mask, [sequence, token] bool."""
+    return torch.tensor(inputs["mask"], dtype=torch.bool)
+
+
+def spread(mask: Tensor, flat: Tensor) -> list[list[float]]:
+    """Values of the unmasked tokens in their places; 0 at masked ones."""
+    return torch.zeros(mask.shape, dtype=flat.dtype).masked_scatter(mask, flat).tolist()
+
+
+def token_batch(inputs: dict[str, Any]) -> TokenBatch:
+    """The unmasked tokens of a case with logp, old_logp and adv."""
+    mask = mask_of(inputs)
+    flat = [tensor(inputs[name])[mask] for name in ("logp", "old_logp", "adv")]
+    flat[0].requires_grad_()
+    return TokenBatch(*flat, sequence=mask.nonzero()[:, 0])
+
+
+def _without_none(values: Any) -> Any:
+    if isinstance(values, list):
+        return [_without_none(value) for value in values]
+    return float("nan") if values is None else values
+
+
 def clip_surrogate(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """The clipped objectives with their aggregations and gradient."""
     mask, tokens = mask_of(inputs), token_batch(inputs)
     bounds = {"clip_low": inputs["eps_low"], "clip_high": inputs["eps_high"]}
     losses, bound = clip(tokens, **bounds)
@@ -53,7 +84,6 @@ def clip_surrogate(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def vapo_loss(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """The clipped objective plus mu times the likelihood of right answers."""
     tokens = token_batch(inputs)
     losses, _ = clip(tokens, clip_low=inputs["eps_low"], clip_high=inputs["eps_high"])
     ppo = (token_mean(tokens.lengths, _totals(tokens)) * losses).sum().item()
@@ -62,7 +92,6 @@ def vapo_loss(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def nll_positive(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """The likelihood of right answers alone."""
     mask = mask_of(inputs)
     logprobs, rows = tensor(inputs["logp"])[mask], mask.nonzero()[:, 0]
     correct = torch.tensor(inputs["correct"], dtype=torch.bool)[rows]
@@ -72,7 +101,6 @@ def nll_positive(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def global_token_mean(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """Shares of micro-batches and ranks, and the mean of local means that they must not be."""
     mask, terms = mask_of(inputs), tensor(inputs["loss_terms"])
     rows, total = len(mask), int(mask.sum())
     num_ranks = inputs["dp_size"]
@@ -92,13 +120,11 @@ def global_token_mean(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]
 
 
 def kl(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """The estimates of the divergence."""
     logprobs, reference = tensor(inputs["logp"]), tensor(inputs["ref_logp"])
     return {name: formula(logprobs, reference).tolist() for name, formula in DIVERGENCES.items()}
 
 
 def log_softmax(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """Log-probs of token 0 and entropies at each temperature; logp / T is what they are not."""
     logits = tensor(inputs["logits"])
     first = torch.zeros(len(logits), dtype=torch.int64)
     got: dict[str, Any] = {}
@@ -115,7 +141,6 @@ def log_softmax(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def tis(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """Importance weights per token and per response, whole and truncated."""
     mask, cap = mask_of(inputs), inputs["cap"]
     old, sampled = tensor(inputs["old_logp"])[mask], tensor(inputs["rollout_logp"])[mask]
     rows = mask.nonzero()[:, 0]

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 
 from services.learner.planning.footprint import ModelShape, learner_footprint
 from services.learner.training.attention import PACKED
+from services.learner.training.batching import largest_micro_batches
 from services.learner.training.engine import init_ranks, leave_ranks
-from services.learner.training.memory import largest_micro_batches
 from services.learner.training.models import Models
 from services.learner.training.samples import placed
 from services.learner.training.trainer import Trainer

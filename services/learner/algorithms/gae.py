@@ -1,12 +1,13 @@
-"""Generalized advantage estimation: how much better than the critic expected was each token?
+"""Generalized advantage estimation, and what the critic learns.
 
-Everything is [sequence, token], right-padded or with gaps; ``mask`` is true for the policy's own
+Episodes are [sequence, token], right-padded or with gaps; ``mask`` is true for the policy's own
 tokens. A masked token is skipped: it neither decays nor carries a reward, and whatever its value is
 never matters. An episode ends with its last token, after which the value is 0.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -109,6 +110,57 @@ def whitened(advantages: Tensor, add_up: Callable[[Tensor], Tensor]) -> Tensor:
     variance = add_up(centered.square().sum()) / (count - 1)
     whitened = centered * (variance + 1e-8).rsqrt()
     return whitened.to(at_least_float32(advantages).dtype)
+
+
+def value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, *, value_clip: float | None
+) -> Tensor:
+    """Half the squared error, [token]; with a clip the larger of the free and the clipped one.
+
+    PPO's value clipping as its implementations have it: the value may not gain from moving further
+    than ``value_clip`` from what it was when the responses were sampled.
+    """
+    values, old_values = at_least_float32(values), at_least_float32(old_values)
+    free = (values - returns).square()
+    if value_clip is None:
+        return 0.5 * free
+    near = old_values + (values - old_values).clamp(-value_clip, value_clip)
+    return 0.5 * torch.maximum(free, (near - returns).square())
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums over tokens from which the explained variance follows; those of ranks add up."""
+
+    count: float
+    returns: float
+    returns_squared: float
+    errors: float  # return minus value
+    errors_squared: float
+
+    @classmethod
+    def of(cls, returns: Tensor, values: Tensor) -> Moments:
+        """The moments of some tokens' returns and values, both [token]."""
+        returns, errors = returns.double(), returns.double() - values.double()
+        sums = [returns.sum(), returns.square().sum(), errors.sum(), errors.square().sum()]
+        return cls(float(returns.numel()), *(value.item() for value in sums))
+
+    def explained_variance(self) -> float:
+        """1 - Var(return - value) / Var(return); NaN where all returns are the same.
+
+        1 is a perfect critic, 0 one no better than the mean, below 0 a worse one.
+        """
+        variance = _variance(self.count, self.returns, self.returns_squared)
+        if variance <= 1e-12:
+            return math.nan
+        return 1 - _variance(self.count, self.errors, self.errors_squared) / variance
+
+
+def _variance(count: float, total: float, squared: float) -> float:
+    if count == 0:
+        return 0.0
+    mean = total / count
+    return squared / count - mean * mean
 
 
 CRITIC_ADVANTAGES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {

@@ -61,14 +61,10 @@ def chunked_token_logprobs(
     def of_chunk(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         return token_logprobs(head(part), wanted, temperature)
 
+    starts = range(0, max(1, len(targets)), chunk_tokens)  # no tokens are one empty chunk
     parts: list[tuple[Tensor, Tensor]] = [
         checkpoint(of_chunk, hidden[chunk], targets[chunk], use_reentrant=False)
-        for chunk in _chunks(len(targets), chunk_tokens)
+        for chunk in (slice(start, start + chunk_tokens) for start in starts)
     ]
     logprobs, entropies = [part[0] for part in parts], [part[1] for part in parts]
     return torch.cat(logprobs), torch.cat(entropies)
-
-
-def _chunks(length: int, size: int) -> list[slice]:
-    """Slices of at most ``size`` that cover the length; one empty slice for length 0."""
-    return [slice(start, start + size) for start in range(0, max(1, length), size)]

@@ -36,8 +36,8 @@ from services.learner.model_source import model_folder
 from services.learner.supply.evaluator import Evaluator, HeldOut
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.intake import Intake
+from services.learner.training.batching import largest_micro_batches, with_token_budget
 from services.learner.training.flops import Flops
-from services.learner.training.memory import largest_micro_batches, with_token_budget
 from services.learner.training.model_check import (
     check_models,
     check_sequence,

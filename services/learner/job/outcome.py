@@ -16,7 +16,7 @@ from services.learner.durable.publish import withdraw
 from services.learner.faults import cause_of, fault_of, words_of
 from services.learner.job.control import CancelRequested, PauseRequested, Wish
 from services.learner.job.report import Reporter
-from services.learner.training.memory import smaller_token_budget, with_token_budget
+from services.learner.training.batching import smaller_token_budget, with_token_budget
 
 log = logging.getLogger(__name__)
 _MOST_FAILURES = 3  # in a row, without progress

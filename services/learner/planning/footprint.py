@@ -1,9 +1,9 @@
 """A model's shape and what follows from it: parameters, FLOPs, GPU and host memory. Pure.
 
-Every number has its formula. The learner's follow what `services/learner/training/engine.py` asks
-of DeepSpeed 0.19: gradients of bfloat16 summed in float32 under ZeRO and over ranks, torch's fused
-AdamW on float32 copies. They were held against each ZeRO stage, with offload and without, on one
-CPU rank. Buffers of CUDA, NCCL and the allocator are not counted.
+The learner's memory follows what `services/learner/training/engine.py` asks of DeepSpeed 0.19:
+gradients of bfloat16 summed in float32 under ZeRO and over ranks, torch's fused AdamW on float32
+copies. It was measured at each ZeRO stage, with offload and without, on one CPU rank. Buffers of
+CUDA, NCCL and the allocator are not counted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SUB_GROUP = 1_000_000_000  # ZeRO-3 steps through so many numbers of a rank's sh
 # `token_logprobs` with its backward pass held 6.2 (bfloat16) and 6.3 (float32) at its peak.
 LOGIT_COPIES = 7
 _LARGEST_COUNT = 10**9
-_GPUS_OF_A_BOX = 8
+GPUS_OF_A_BOX = 8
 
 
 class UnknownModel(ValueError):
@@ -54,17 +54,16 @@ class ModelShape:
 
     @property
     def query_width(self) -> int:
-        """All queries of a token, in numbers."""
         return self.heads * self.head_size
 
     @property
     def key_width(self) -> int:
-        """All keys of a token, in numbers; its values are as many."""
+        """Numbers in the keys of a token, and in its values."""
         return self.key_value_heads * self.head_size
 
     @property
     def body_parameters(self) -> int:
-        """Those of the embedding, the layers and the last norm: all but the head."""
+        """All but the head's."""
         inputs = self.query_width + 2 * self.key_width
         attention = self.hidden * (inputs + self.query_width) + inputs * self.attention_bias
         norms = 2 * self.hidden + 2 * self.head_size * self.query_key_norm
@@ -77,39 +76,36 @@ class ModelShape:
 
     @property
     def critic_parameters(self) -> int:
-        """Those of the body, and of a head with one output."""
+        """With a head of one output."""
         return self.body_parameters + self.hidden + 1
 
     def adapted(self, targets: Sequence[str] = ()) -> list[int]:
-        """Inputs and outputs of each linear map of a layer that adapters are for; default: all."""
+        """Inputs + outputs of each linear map of a layer that has an adapter; default: all."""
         query, key, inner, hidden = self.query_width, self.key_width, self.intermediate, self.hidden
         widths = {"q_proj": query, "k_proj": key, "v_proj": key, "o_proj": query}
         widths |= {"gate_proj": inner, "up_proj": inner, "down_proj": inner}
         return [hidden + width for name, width in widths.items() if not targets or name in targets]
 
     def adapter_parameters(self, rank: int, targets: Sequence[str] = ()) -> int:
-        """Parameters of an adapter of low rank: two matrices for each linear map."""
         return self.layers * rank * sum(self.adapted(targets))
 
     def forward_flops(self, length: float) -> float:
-        """FLOPs of a token of a sequence of so many, causal attention included.
-
-        The embedding is looked up, not multiplied by; it is as large as the head, which is.
-        """
+        """FLOPs per token of a sequence of this length, causal attention included."""
+        # The embedding is looked up, not multiplied by; the head is, and is as large.
         return 2 * self.body_parameters + 2 * length * self.query_width * self.layers
 
     def critic_flops(self, length: float) -> float:
-        """The same of a critic, which has not the head."""
+        """`forward_flops` of a critic, which has no such head."""
         return self.forward_flops(length) - 2 * self.vocabulary * self.hidden
 
 
 def trained_flops(
     policy: ModelShape, critic: ModelShape | None, length: int, *, adapter: bool = False
 ) -> float:
-    """FLOPs to learn from a sequence of so many tokens, once: a backward pass is two forward ones.
+    """Model FLOPs to learn from a sequence once: a backward pass counts as two forward ones.
 
-    It is one where only an adapter of the policy learns, whose own FLOPs are not counted. Nor is
-    what is computed again, or for a reference: this is what model FLOPs are.
+    As one where only an adapter learns, whose own FLOPs are not counted; nor are those of
+    recomputed activations and of a reference.
     """
     flops = (2 if adapter else 3) * policy.forward_flops(length)
     if critic is not None:
@@ -121,15 +117,15 @@ def shape_of_config(config: Any) -> ModelShape:
     """The shape that a Hugging Face ``config.json`` describes.
 
     Raises:
-        UnknownModel: if it is of a family whose arithmetic is not known, or a field is damaged.
+        UnknownModel: for another family than Llama and Qwen, or a damaged field.
     """
     if not isinstance(config, dict):
         raise UnknownModel("it must be a JSON object: {...}")
     family = config.get("model_type")
     if family not in ("llama", "qwen2", "qwen3"):
         raise UnknownModel(f"model_type {family!r} is none of llama, qwen2, qwen3")
-    hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
-    key_value_heads = _count(config, "num_key_value_heads", default=heads)
+    hidden, heads = _whole(config, "hidden_size"), _whole(config, "num_attention_heads")
+    key_value_heads = _whole(config, "num_key_value_heads", default=heads)
     if heads % key_value_heads:
         raise UnknownModel(f"field num_key_value_heads must divide num_attention_heads = {heads}")
     tied = config.get("tie_word_embeddings", False)
@@ -137,21 +133,20 @@ def shape_of_config(config: Any) -> ModelShape:
         raise UnknownModel(f"field tie_word_embeddings must be true or false, not {str(tied)[:40]}")
     return ModelShape(
         hidden=hidden,
-        layers=_count(config, "num_hidden_layers"),
+        layers=_whole(config, "num_hidden_layers"),
         heads=heads,
         key_value_heads=key_value_heads,
-        head_size=_count(config, "head_dim", default=hidden // heads or None),
-        intermediate=_count(config, "intermediate_size"),
-        vocabulary=_count(config, "vocab_size"),
-        max_positions=most_positions(config) or _count(config, "max_position_embeddings"),
+        head_size=_whole(config, "head_dim", default=hidden // heads or None),
+        intermediate=_whole(config, "intermediate_size"),
+        vocabulary=_whole(config, "vocab_size"),
+        max_positions=most_positions(config) or _whole(config, "max_position_embeddings"),
         tied=tied,
         attention_bias=family == "qwen2",
         query_key_norm=family == "qwen3",
     )
 
 
-def _count(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
-    """A number of something; null and a missing field are the default, if there is one."""
+def _whole(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
     value = config.get(field)
     if value is None and default is not None:
         return default
@@ -161,7 +156,7 @@ def _count(config: Mapping[str, Any], field: str, default: int | None = None) ->
 
 
 def sequence_problem(size: int, heads: int, key_value_heads: int, num_ranks: int) -> str | None:
-    """Why so many ranks cannot share each sample of such a model, with the remedy, if so."""
+    """Why ``size`` of the ranks cannot share each sample, with the remedy; None: they can."""
     possible = [
         each
         for each in range(1, num_ranks + 1)
@@ -178,8 +173,8 @@ def sequence_problem(size: int, heads: int, key_value_heads: int, num_ranks: int
 
 
 def split_problems(placement: Placement, heads: int, key_value_heads: int) -> Iterator[str]:
-    """Each engine of a placement that cannot hold such a model, with the reason and the remedy."""
-    sizes = range(1, _GPUS_OF_A_BOX + 1)
+    """The engines over whose GPUs the heads cannot be split, with the reason and the remedy."""
+    sizes = range(1, GPUS_OF_A_BOX + 1)
     possible = [str(size) for size in sizes if not split_problem(size, heads, key_value_heads)]
     choice = f"in WEIR_GPUS write rollout= with {' or '.join(possible)} GPUs"
     for engine in placement.rollouts:
@@ -188,8 +183,8 @@ def split_problems(placement: Placement, heads: int, key_value_heads: int) -> It
 
 
 _QWEN25 = partial(ModelShape, attention_bias=True)
-# From the models' published config.json, for planning before a model is there; the numbers are
-# hidden, layers, heads, key-value heads, size of a head, intermediate, vocabulary, positions.
+# From the models' published config.json: hidden, layers, heads, key-value heads, size of a head,
+# intermediate, vocabulary, positions.
 BUILT_IN: Mapping[str, ModelShape] = {
     "Qwen/Qwen2.5-3B": _QWEN25(2048, 36, 16, 2, 128, 11008, 151936, 32768, tied=True),
     "Qwen/Qwen2.5-7B": _QWEN25(3584, 28, 28, 4, 128, 18944, 152064, 131072),
@@ -212,8 +207,7 @@ class Item:
     formula: str
 
 
-# On a GPU all the time, during the larger backward pass, the policy's or the critic's, or during an
-# optimizer's step, when that is over; or in host memory. With whether the item is there.
+# When it is on a GPU, or that it is in host memory; and whether there is such an item at all.
 Row = tuple[Literal["held", "backward", "step", "host"], bool, Item]
 
 
@@ -222,13 +216,12 @@ class LearnerFootprint:
     """The memory of one GPU of the learner, at the largest micro-batch that may come."""
 
     held: tuple[Item, ...]
-    backward: tuple[Item, ...]
-    step: tuple[Item, ...]
+    backward: tuple[Item, ...]  # besides, in the policy's or the critic's pass, the larger
+    step: tuple[Item, ...]  # besides, in an optimizer's step, when that is over
     host: tuple[Item, ...]  # of all its ranks on a node
 
     @property
     def peak(self) -> int:
-        """Bytes of the GPU when it is fullest."""
         return total(self.held) + max(total(self.backward), total(self.step))
 
 
@@ -245,12 +238,24 @@ class RolloutFootprint:
 
 
 def total(items: Iterable[Item]) -> int:
-    """Bytes of all items."""
     return sum(item.bytes for item in items)
 
 
+def _item(what: str, numbers: int, size: int, shards: int) -> Item:
+    split = f" / {shards} GPUs" if shards > 1 else ""
+    formula = f"{_count(numbers)} x {size} bytes{split}"
+    return Item(what, math.ceil(numbers * size / shards), formula)
+
+
+def _count(number: int) -> str:
+    for size, letter in ((10**9, "B"), (10**6, "M")):
+        if number >= size:
+            return f"{number / size:.2f} {letter}"
+    return f"{number:,}"
+
+
 def longest_micro_batch(recipe: Recipe) -> int:
-    """Tokens of the largest micro-batch; a sample that is longer than the budget goes alone.
+    """Tokens of the largest micro-batch; a sample longer than the budget goes alone.
 
     The ranks that share it have a budget each.
     """
@@ -261,15 +266,10 @@ def longest_micro_batch(recipe: Recipe) -> int:
     return max(recipe.model.max_context, min(budget, mini_batch))
 
 
-def longest_slice(recipe: Recipe) -> int:
-    """Positions that a rank has of the largest micro-batch."""
-    return math.ceil(longest_micro_batch(recipe) / recipe.training.sequence_parallel)
-
-
 def rollout_footprint(recipe: Recipe, shape: ModelShape, machine: Machine) -> RolloutFootprint:
-    """What one GPU of the smallest engine holds, if all engines have an equal share of the work."""
+    """One GPU of the smallest engine, where all engines have an equal share of the work."""
     num_gpus, size = machine.gpus_per_engine, DTYPE_BYTES[recipe.model.dtype]
-    share = math.ceil(responses_in_flight(recipe) / machine.num_engines)
+    share = math.ceil(responses_in_flight(recipe) / len(machine.placement.rollouts))
     responses = min(machine.engine_sequences, share)
     weights = _item("weights", shape.parameters, size, num_gpus)
     # A key-value head is never split: GPUs beyond their number hold copies.
@@ -291,21 +291,13 @@ def rollout_footprint(recipe: Recipe, shape: ModelShape, machine: Machine) -> Ro
 def learner_footprint(
     recipe: Recipe, policy: ModelShape, critic: ModelShape | None, num_gpus: int, on_node: int = 0
 ) -> LearnerFootprint:
-    """What one of ``num_gpus`` GPUs of the learner holds, and the host of so many of them.
-
-    Args:
-        recipe: what is trained, and how.
-        policy: its shape.
-        critic: its shape, if the recipe has one.
-        num_gpus: ranks of the learner.
-        on_node: how many of them are on the node that has most; 0: all.
-    """
+    """One of the learner's ``num_gpus`` GPUs, and the host of ``on_node`` of them; 0: of all."""
     models = trained_models(recipe, policy, critic, num_gpus, on_node or num_gpus)
     tables = [
         [*_of_weights(m), *_of_samples(m, recipe), *_of_learning(m), *_of_offload(m)]
         for m in models
     ]
-    everywhere = [*_of_all(models, recipe), *(row for table in tables for row in table)]
+    everywhere = [*_of_any_learner(models, recipe), *(row for table in tables for row in table)]
     if recipe.algorithm.divergence_weight > 0 and recipe.model.lora is None:
         # With an adapter it is the base, which is there anyway.
         everywhere += _of_weights(replace(models[0], who="reference"))
@@ -342,12 +334,10 @@ class Trained:
 
     @property
     def stage(self) -> int:
-        """Of ZeRO."""
         return self.settings.zero_stage
 
     @property
     def offloads(self) -> bool:
-        """Whether its optimizer is in host memory."""
         return self.settings.offload != "none"
 
     @property
@@ -361,15 +351,15 @@ class Trained:
         return self.sums_in_float32 and self.stage == 1 and not self.offloads
 
     def shards(self, from_stage: int) -> int:
-        """Over how many GPUs it splits what is split from this ZeRO stage on."""
+        """GPUs over which it splits what ZeRO splits from this stage on."""
         return self.num_gpus if self.stage >= from_stage else 1
 
     def item(self, what: str, size: int, shards: int = 1, *, numbers: int = 0) -> Item:
-        """Numbers of so many bytes, by default one per parameter, split over so many GPUs."""
+        """Numbers of ``size`` bytes over so many GPUs; by default one per learned parameter."""
         return _item(f"{self.who}: {what}", numbers or self.parameters, size, shards)
 
     def on_host(self, what: str, size: int, numbers: int = 0, *, pinned: bool = True) -> Item:
-        """The ranks' shares of something; torch pins memory in blocks of a power of two."""
+        """The shares of a node's ranks; torch pins memory in blocks of a power of two."""
         whole = self.item(what, size, numbers=numbers)
         share, formula = math.ceil(whole.bytes / self.num_gpus), whole.formula
         if self.ranks != self.num_gpus:
@@ -383,7 +373,6 @@ class Trained:
 def trained_models(
     recipe: Recipe, policy: ModelShape, critic: ModelShape | None, num_gpus: int, ranks: int
 ) -> list[Trained]:
-    """The policy, and the critic if the recipe has one."""
     lora, where = recipe.model.lora, (recipe.model.dtype, num_gpus, ranks)
     weights, learned, adapted = policy.parameters, policy.parameters, 0
     if lora is not None:
@@ -396,8 +385,7 @@ def trained_models(
     return models
 
 
-def _of_all(models: Sequence[Trained], recipe: Recipe) -> list[Row]:
-    """What the host holds whatever the optimizers do."""
+def _of_any_learner(models: Sequence[Trained], recipe: Recipe) -> list[Row]:
     policy, largest = models[0], max(models, key=lambda model: model.weights)
     loaded = largest.item("", largest.size, numbers=largest.weights)
     # The two newest; what a checkpoint copies and what an evaluation measures stay meanwhile.
@@ -415,32 +403,30 @@ def _of_all(models: Sequence[Trained], recipe: Recipe) -> list[Row]:
 
 
 def _of_weights(model: Trained) -> list[Row]:
-    """Those that stay on a GPU, and under ZeRO-3 those that are gathered for a moment."""
+    """Under ZeRO-3 also those that are gathered for a moment."""
     size, weights, all_away = model.size, model.weights, model.settings.offload == "all"
     here = model.item("weights", size, model.shards(3), numbers=weights)
     if model.stage == 3:
         gathered = min(weights, LIVE_PARAMETERS)
-        words = f"{count(gathered)} gathered x {size} bytes"
+        words = f"{_count(gathered)} gathered x {size} bytes"
         words, kept = (words, 0) if all_away else (f"{here.formula} + {words}", here.bytes)
         here = Item(here.what, kept + gathered * size, words)
-    away = model.on_host("weights", size, weights)
-    return [("held", True, here), ("host", all_away, away)]
+    return [("held", True, here), ("host", all_away, model.on_host("weights", size, weights))]
 
 
 def _of_learning(model: Trained) -> list[Row]:
-    """What ZeRO and AdamW keep on a GPU beside the weights."""
-    stage, offloads, float32 = model.stage, model.offloads, model.sums_in_float32
-    apart, on_gpu = model.sums_apart, not model.offloads
-    gradients, moments = _gradients(model), model.item("Adam's moments", 8, model.shards(1))
-    weights = model.item("float32 copy of the weights", 4, model.shards(1))
+    """What ZeRO and AdamW keep on a GPU apart from the weights."""
+    stage, float32, apart = model.stage, model.sums_in_float32, model.sums_apart
+    on_gpu = not model.offloads
     summed = model.item("float32 sum of gradients", 4)
     summed = replace(summed, formula=f"{summed.formula} on every GPU: ZeRO-1 does not split it")
     reduced = min(REDUCE_BUCKET, model.parameters)
     bucket = model.item("bucket to reduce gradients", REDUCED_SIZE, numbers=reduced)
     copy = model.item("copy of the bucket", REDUCED_SIZE, numbers=reduced)
-    own = model.item("gradients", model.size, model.shards(2))
+    gradients, own = _gradients(model), model.item("gradients", model.size, model.shards(2))
+    weights = model.item("float32 copy of the weights", 4, model.shards(1))
     return [
-        ("held", on_gpu, moments),
+        ("held", on_gpu, model.item("Adam's moments", 8, model.shards(1))),
         ("held", stage == 0 or (stage == 3 and on_gpu), gradients),
         ("held", apart, summed),
         ("held", stage == 3, bucket),  # below, it is gone when the backward pass is over
@@ -448,14 +434,14 @@ def _of_learning(model: Trained) -> list[Row]:
         ("backward", stage == 1 or (stage == 2 and (float32 or on_gpu)), gradients),
         ("backward", stage in {1, 2} and not apart, bucket),
         ("backward", stage == 3 or (stage == 2 and float32), copy),
-        ("step", apart or (offloads and float32 and stage < 3), gradients),
+        ("step", apart or (model.offloads and float32 and stage < 3), gradients),
         ("step", on_gpu and not float32 and stage in {1, 2}, own),
         ("step", on_gpu and not apart, _stepped_through(model, reduced)),
     ]
 
 
 def _gradients(model: Trained) -> Item:
-    """What a GPU holds of gradients, and of their sum over the micro-batches before."""
+    """Gradients, and their sum over the micro-batches before."""
     if model.stage == 1 and model.offloads and model.sums_in_float32:
         whole = model.item("gradients and their sum", 4)
         share = model.item("", 4, model.num_gpus)
@@ -468,10 +454,7 @@ def _gradients(model: Trained) -> Item:
 
 
 def _stepped_through(model: Trained, reduced: int) -> Item:
-    """What fused AdamW makes of the gradients; without ZeRO, or what reduces them if that is more.
-
-    Then all gradients are copied to be reduced, bucket by bucket.
-    """
+    """What fused AdamW makes of the gradients; without ZeRO, or the bucket that reduces them."""
     if model.stage == 0:
         if model.size == 4:
             return model.item("copy of the bucket", REDUCED_SIZE, numbers=reduced)
@@ -485,7 +468,8 @@ def _stepped_through(model: Trained, reduced: int) -> Item:
 
 def _of_samples(model: Trained, recipe: Recipe) -> list[Row]:
     """What the layers keep for the backward pass, within 4 % on a CPU with SDPA; and log-probs."""
-    shape, size, positions = model.shape, model.size, longest_slice(recipe)
+    shape, size = model.shape, model.size
+    positions = math.ceil(longest_micro_batch(recipe) / recipe.training.sequence_parallel)
     upcast = 1 if size < 4 else 0  # norms compute in float32, and keep that too
     wide, narrow = shape.hidden + shape.query_width, shape.key_width
     # Of a position: norms, projections, attention, feed-forward, adapters.
@@ -511,7 +495,6 @@ def _of_samples(model: Trained, recipe: Recipe) -> list[Row]:
 
 
 def _of_offload(model: Trained) -> list[Row]:
-    """What the optimizers of a node's ranks hold in its memory."""
     stage, float32, size = model.stage, model.sums_in_float32, model.size
     rows = [
         (True, "Adam's moments", 8, False),
@@ -524,16 +507,3 @@ def _of_offload(model: Trained) -> list[Row]:
         ("host", model.offloads and is_there, model.on_host(what, size, pinned=pinned))
         for is_there, what, size, pinned in rows
     ]
-
-
-def count(number: int) -> str:
-    """A number of parameters for people: ``7.62 B``."""
-    for size, letter in ((10**9, "B"), (10**6, "M")):
-        if number >= size:
-            return f"{number / size:.2f} {letter}"
-    return f"{number:,}"
-
-
-def _item(what: str, numbers: int, size: int, shards: int) -> Item:
-    split = f" / {shards} GPUs" if shards > 1 else ""
-    return Item(what, math.ceil(numbers * size / shards), f"{count(numbers)} x {size} bytes{split}")

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from protocol import recipe
 
 from deploy import placement as placements
 from deploy.placement import Bundle, Gpu, Placement, PlacementError
-from services.chassis.deployment import DeploymentError, model_sources
+from services.chassis.deployment import Reader, model_sources, positive, whole
 
-T = TypeVar("T", int, float)
 GIB = 2**30
-MOST = 2**20  # GiB of a GPU, or of anything: what is above is a mistake
-_MOST_GPUS = 1024
-_ASSUMED_GPU = 80 * GIB  # of a GPU of which nothing is said but that it is there
+MOST_GPUS = 1024
+_ASSUMED_GPU = 80 * GIB  # where nothing tells the memory of a GPU
 _CPU_CACHE_BYTES = 512 * 2**20  # of an engine that computes on a CPU, unless a size is set
 _MOST_OF_A_HOST = 0.9  # the rest is for the system, for Redis and for what files leave in memory
 _NO_LIMIT = 2**63
 _UNITS = {"": 1, "b": 1, "k": 1000, "kb": 2**10, "m": 10**6, "mb": 2**20, "g": 10**9, "gb": GIB}
-
-
-class PlanError(ValueError):
-    """An option, variable or setting that cannot be used; the text names it."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +43,13 @@ KINDS = (
 
 
 def peak_flops(device: str) -> float | None:
-    """FLOPs a second in bfloat16 of the GPU that a driver calls so, if that is known."""
+    """FLOPs a second in bfloat16 of a GPU, by its driver's name for it; None: not known."""
     return next((kind.flops for kind in KINDS if device in kind.devices), None)
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says of a machine; None: nothing."""
+    """What the command line says of a machine."""
 
     gpus: str | None = None  # a number, or a line as in WEIR_GPUS
     gpu_gib: float | None = None  # of a GPU
@@ -98,18 +91,12 @@ class Machine:
 
     @property
     def usable_host_bytes(self) -> int:
-        """What the job may use of a node's own memory."""
         return _NO_LIMIT if self.host_bytes is None else int(self.host_bytes * _MOST_OF_A_HOST)
 
     @property
     def ranks_of_node(self) -> int:
         """Ranks of the learner on the node that has most of them."""
         return max(bundle.ranks for bundle in self.placement.learner)
-
-    @property
-    def learner_gpus(self) -> int:
-        """GPUs of the learner, one per rank."""
-        return self.placement.num_ranks
 
     @property
     def learner_bytes(self) -> int:
@@ -123,34 +110,24 @@ class Machine:
         return any(self._of_learner.intersection(bundle.gpus) for bundle in self.placement.rollouts)
 
     @property
-    def num_engines(self) -> int:
-        return len(self.placement.rollouts)
-
-    @property
     def engine(self) -> Bundle:
         """The smallest engine: the one that a plan is about."""
-        return min(
-            self.placement.rollouts, key=lambda bundle: (len(bundle.gpus), self.share_of(bundle))
-        )
+        return min(self.placement.rollouts, key=lambda e: (len(e.gpus), self.share_of(e)))
 
     @property
     def gpus_per_engine(self) -> int:
-        """The smallest engine's model is split over so many."""
         return max(1, len(self.engine.gpus))
 
     @property
     def engine_bytes(self) -> int:
-        """What the smallest engine may use of each of its GPUs; without one of the host.
-
-        Its share; all of a GPU of its own if its cache has a size, as vLLM then has no limit.
-        """
+        """What the smallest engine may use of each of its GPUs; without one of the host."""
         if self.on_cpus:
             return self.usable_host_bytes
+        # On a GPU of its own vLLM has no limit where its cache has a size.
         alone = self.engine_cache_bytes and self.engine.share is None
         return int(self.gpu_bytes * (1.0 if alone else self.share_of(self.engine)))
 
     def share_of(self, engine: Bundle) -> float:
-        """The part that an engine may take of each of its GPUs."""
         return self.engine_share if engine.share is None else engine.share
 
     @property
@@ -166,30 +143,26 @@ def machine_of(
     Without GPUs here it is the machine that the recipe names, else the CPUs that there are.
 
     Raises:
-        PlanError: naming the variable, option or setting that is wrong.
+        PlacementError: naming the option, variable or setting whose GPUs cannot be.
+        DeploymentError: naming a variable that is wrong.
     """
-    try:
-        placement, how, is_here = _placement(options.gpus, named, environment, here)
-        model_roots, model_hub = model_sources(environment)
-    except (PlacementError, DeploymentError) as error:
-        raise PlanError(str(error)) from error
+    placement, how, is_here = _placement(options.gpus, named, environment, here)
     if not is_here:
         here = Here()
     gpu_gib, host_gib = (named.gpu_memory, named.host_memory) if named else (None, None)
     gpu_bytes = _bytes(options.gpu_gib, here.gpu_bytes, gpu_gib) or _ASSUMED_GPU
-    cache = _number(environment, "WEIR_ROLLOUT_KV_CACHE_MIB", int, "0") * 2**20
     # vLLM's own default; on an A100 it would be 256.
     by_default = 1024 if placement.uses_gpus and gpu_bytes >= 70 * GIB else 256
-    share = _number(environment, "WEIR_ROLLOUT_GPU_MEMORY", float, "0.9")
-    if share > 1:
-        raise PlanError(f"WEIR_ROLLOUT_GPU_MEMORY={share}: is a part of a GPU, at most 1")
+    read = Reader(environment)
+    cache = read("WEIR_ROLLOUT_KV_CACHE_MIB", whole, "0") * 2**20
+    model_roots, model_hub = model_sources(environment)
     return Machine(
         placement=placement,
         how=how,
         gpu_bytes=gpu_bytes,
-        engine_share=share,
-        engine_sequences=_number(environment, "WEIR_ROLLOUT_MAX_SEQUENCES", int, "0") or by_default,
-        redis_bytes=_number(environment, "WEIR_REDIS_MAXMEMORY", redis_size, "1gb"),
+        engine_share=read("WEIR_ROLLOUT_GPU_MEMORY", _part, "0.9"),
+        engine_sequences=read("WEIR_ROLLOUT_MAX_SEQUENCES", whole, "0") or by_default,
+        redis_bytes=read("WEIR_REDIS_MAXMEMORY", redis_size, "1gb"),
         model_roots=model_roots,
         model_hub=model_hub,
         engine_cache_bytes=cache or (0 if placement.uses_gpus else _CPU_CACHE_BYTES),
@@ -197,30 +170,18 @@ def machine_of(
     )
 
 
-def redis_size(text: str) -> int:
-    """A number of bytes as Redis writes it.
-
-    >>> redis_size("2mb"), redis_size("5")
-    (2097152, 5)
-    """
-    match = re.fullmatch(r"(\d+)([a-z]*)", text.strip().lower())
-    if match is None or match[2] not in _UNITS:
-        raise ValueError(text)
-    return int(match[1]) * _UNITS[match[2]]
-
-
 def _placement(
     gpus: str | None, named: recipe.Machine | None, environment: Mapping[str, str], here: Here
 ) -> tuple[Placement, str, bool]:
     """Who has which GPU, how that was decided, and whether they are this machine's."""
-    line = environment.get("WEIR_GPUS")
     if gpus is not None and re.fullmatch(r"[+-]?\d+", gpus):
         number = int(gpus)
-        if not 0 < number <= _MOST_GPUS:
-            raise PlanError(f"--gpus {gpus}: must be above 0 and at most {_MOST_GPUS:,}")
+        if not 0 < number <= MOST_GPUS:
+            raise PlacementError(f"--gpus {gpus}: must be above 0 and at most {MOST_GPUS:,}")
         return placements.divide(number), f"as divided for --gpus {number}", False
     if gpus is not None:
         return _parsed(gpus, "--gpus"), "as --gpus says", False
+    line = environment.get("WEIR_GPUS")
     if line:  # of a box that may not be this machine
         return placements.parse(line), "as WEIR_GPUS says", bool(here.gpu_bytes)
     choice = placements.choose(environment, here.device_files)
@@ -233,7 +194,7 @@ def _parsed(line: str, source: str) -> Placement:
     try:
         return placements.parse(line)
     except PlacementError as error:
-        raise PlanError(f"{source}: {error}") from error
+        raise PlacementError(f"{source}: {error}") from error
 
 
 def _bytes(asked: float | None, here: int | None, named: float | None) -> int | None:
@@ -244,15 +205,20 @@ def _bytes(asked: float | None, here: int | None, named: float | None) -> int | 
     return None if gib is None else int(gib * GIB)
 
 
-def _number(
-    environment: Mapping[str, str], name: str, parse: Callable[[str], T], default: str
-) -> T:
-    """The number of a variable: above 0, or 0 if that is its default."""
-    text = environment.get(name) or default
-    try:
-        value = parse(text)
-    except ValueError as error:
-        raise PlanError(f"{name}={text!r}: give a number, such as {default}") from error
-    if not (0 < value < _NO_LIMIT or (value == 0 and default == "0")):
-        raise PlanError(f"{name}={text!r}: must be above 0")
-    return value
+def _part(text: str) -> float:
+    share = positive(text)
+    if share > 1:
+        raise ValueError("give a part of a GPU, at most 1")
+    return share
+
+
+def redis_size(text: str) -> int:
+    """Bytes above 0, as Redis writes them.
+
+    >>> redis_size("2mb"), redis_size("5")
+    (2097152, 5)
+    """
+    match = re.fullmatch(r"0*([1-9]\d*)([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _UNITS:
+        raise ValueError("give a number of bytes, such as 1gb")
+    return int(match[1]) * _UNITS[match[2]]

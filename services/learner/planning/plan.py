@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import combinations
@@ -26,10 +26,12 @@ from services.learner.ordering import order_warnings
 from services.learner.planning.footprint import (
     BUILT_IN,
     DTYPE_BYTES,
+    GPUS_OF_A_BOX,
     Item,
     LearnerFootprint,
     ModelShape,
     RolloutFootprint,
+    Trained,
     UnknownModel,
     learner_footprint,
     rollout_footprint,
@@ -39,10 +41,7 @@ from services.learner.planning.footprint import (
     total,
     trained_models,
 )
-from services.learner.planning.machine import (
-    GIB,
-    Machine,
-)
+from services.learner.planning.machine import GIB, MOST_GPUS, Machine
 
 FLOPS_USED = 0.4  # Llama 3 was trained at 0.38 to 0.43 of H100s' peak (arXiv:2407.21783, table 4)
 BANDWIDTH_USED = 0.6  # an assumption: decoding also waits for kernels, sampling and scheduling
@@ -62,17 +61,13 @@ ASSUMED = (
     f"of the context; dynamic sampling keeps {GROUPS_KEPT:.0%} of the groups. Not counted: "
     "grading, evaluation, checkpoints, communication between GPUs"
 )
-_MOST_GPUS = 1024
 _SMALL_CHUNK = 256
-_LINKED_GPUS = 8  # of a box
 
 # ------------------------------------------------------------------------------ what it takes
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Where a model is, and its shape if that is known."""
-
     role: str  # policy or critic
     path: str  # as the recipe has it
     folder: Path | None = None  # none: the job would not find it on this machine
@@ -83,8 +78,6 @@ class ModelFiles:
 
 @dataclass(frozen=True)
 class TaskFile:
-    """A task file, and how many tasks it holds or what is wrong with it."""
-
     field: str  # of the recipe
     path: str
     num_tasks: int | None = None
@@ -93,8 +86,6 @@ class TaskFile:
 
 @dataclass(frozen=True)
 class Span:
-    """One part of a step, or of a run."""
-
     what: str
     seconds: float
     formula: str
@@ -104,8 +95,8 @@ class Span:
 class Plan:
     """What a recipe takes on a machine.
 
-    Footprints are missing where the model is not known, seconds also where it does not fit, on
-    CPUs, and for a float32 model, of which the table of GPUs says nothing.
+    Footprints are missing where a model's shape is not known, seconds also where it does not fit,
+    on CPUs, and for a float32 model, of which the table of GPUs says nothing.
     """
 
     recipe: Recipe
@@ -118,7 +109,7 @@ class Plan:
 
     @property
     def shapes(self) -> tuple[ModelShape | None, ModelShape | None]:
-        """Of the policy and of the critic."""
+        """The policy's and the critic's."""
         return self.models[0].shape, self.models[1].shape if len(self.models) > 1 else None
 
     @property
@@ -127,11 +118,11 @@ class Plan:
 
     @property
     def host(self) -> tuple[Item, ...]:
-        """What the job takes of a node's own memory; nothing where the model is not known."""
+        """What the job takes of a node's own memory."""
         learner, rollout, machine = self.learner, self.rollout, self.machine
         if learner is None or rollout is None or not machine.on_cpus:
             return () if learner is None else learner.host
-        ranks, engines = machine.learner_gpus, machine.num_engines
+        ranks, engines = machine.placement.num_ranks, len(machine.placement.rollouts)
         engine = rollout.weights.bytes + machine.engine_cache_bytes
         return (
             *learner.host,
@@ -141,12 +132,11 @@ class Plan:
 
     @property
     def host_fits(self) -> bool:
-        """Whether a node's own memory is enough, as far as it is known."""
         return total(self.host) <= self.machine.usable_host_bytes
 
     @property
     def engine_fits(self) -> bool:
-        """Whether the smallest engine holds its weights and a response of full length."""
+        """Whether the smallest engine holds its weights and one response of full length."""
         if self.rollout is None or not self.rollout.responses_held:
             return False
         taken = self.rollout.weights.bytes + self.machine.engine_cache_bytes
@@ -154,7 +144,6 @@ class Plan:
 
     @property
     def split_problems(self) -> list[str]:
-        """Engines over whose GPUs the policy's heads cannot be split, with the remedy."""
         policy, placement = self.shapes[0], self.machine.placement
         if policy is None:
             return []
@@ -162,7 +151,6 @@ class Plan:
 
     @property
     def works(self) -> bool:
-        """Whether the learner and the engines fit where they are."""
         fits = self.learner_fits and self.host_fits and self.engine_fits
         return fits and not self.split_problems
 
@@ -186,13 +174,14 @@ def make_plan(recipe: Recipe, machine: Machine) -> Plan:
     policy, critic = plan.shapes
     if policy is None or (recipe.critic is not None and critic is None):
         return plan
-    gpus, on_node = machine.learner_gpus, machine.ranks_of_node
+    gpus, on_node = machine.placement.num_ranks, machine.ranks_of_node
     rollout = rollout_footprint(recipe, policy, machine)
     learner = learner_footprint(recipe, policy, critic, gpus, on_node)
     plan = replace(plan, learner=learner, rollout=rollout)
     if machine.on_cpus or recipe.model.dtype == "float32" or not plan.works:
         return plan
-    return replace(plan, seconds=seconds_of(recipe, policy, critic, machine, rollout))
+    models = trained_models(recipe, policy, critic, gpus, on_node)
+    return replace(plan, seconds=seconds_of(recipe, models, machine, rollout))
 
 
 def _models(recipe: Recipe, machine: Machine) -> Iterator[ModelFiles]:
@@ -240,8 +229,8 @@ def _downloaded(path: str) -> Path | None:
 def _tasks(recipe: Recipe) -> Iterator[TaskFile]:
     """The task files, read and checked; paths are relative to the current directory."""
     files = {"tasks.train": recipe.tasks.train, "tasks.held_out": recipe.tasks.held_out}
-    others = {name: path for name, path in recipe.held_out_files.items() if name}
-    files |= {f"evaluation.others.{name}.held_out": path for name, path in others.items()}
+    others = recipe.evaluation.others if recipe.evaluation is not None else {}
+    files |= {f"evaluation.others.{name}.held_out": o.held_out for name, o in others.items()}
     for field, path in files.items():
         if path is None:
             continue
@@ -257,23 +246,18 @@ def _tasks(recipe: Recipe) -> Iterator[TaskFile]:
 
 
 def seconds_of(
-    recipe: Recipe,
-    policy: ModelShape,
-    critic: ModelShape | None,
-    machine: Machine,
-    rollout: RolloutFootprint,
+    recipe: Recipe, models: Sequence[Trained], machine: Machine, rollout: RolloutFootprint
 ) -> tuple[Span, ...]:
-    """The seconds of the parts of a step, of a step, and of the run."""
-    gpus, steps, first = machine.learner_gpus, recipe.training.steps, recipe.num_pretrain_steps
-    learns, *_ = trained_models(recipe, policy, critic, gpus, gpus)
-    published = learns.parameters * learns.size
+    """The parts of a step, a step, and the run."""
+    steps, first = recipe.training.steps, recipe.num_pretrain_steps
+    published = models[0].parameters * models[0].size
     copied = f"{published / 1e9:,.1f} GB into memory, side by side; the learner waits"
-    sampling = _sampling(recipe, policy, machine, rollout)
+    sampling = _sampling(recipe, models[0].shape, machine, rollout)
     verifying = Span("verifying", published / ROLLOUT_VERIFIES, "sha256, while the rollout samples")
     loading = Span("loading", published / ROLLOUT_LOADS, "while an engine pauses")
     learning = (
-        _training(recipe, policy, critic, machine),
-        *_offloading(recipe, policy, critic, gpus),
+        _training(recipe, models, machine),
+        *_offloading(recipe, models),
         Span("publishing", published / machine.ranks_of_node / LEARNER_COPIES, copied),
     )
     parts = (sampling, verifying, loading, *learning)
@@ -306,7 +290,8 @@ def _sampling(
     """Prompts, bound by arithmetic; then token after token, bound by what is slower."""
     prompt, response = _lengths(recipe)
     kept = GROUPS_KEPT if recipe.training.dynamic_sampling else 1.0
-    groups = math.ceil(recipe.training.groups_per_step / kept / machine.num_engines)
+    engines = len(machine.placement.rollouts)
+    groups = math.ceil(recipe.training.groups_per_step / kept / engines)
     responses = groups * recipe.rollout.group_size  # of one engine
     held = int(rollout.room / (rollout.bytes_per_token * (prompt + response)))
     at_once = max(1, min(responses, machine.engine_sequences, held))
@@ -328,21 +313,19 @@ def _sampling(
     )
 
 
-def _training(
-    recipe: Recipe, policy: ModelShape, critic: ModelShape | None, machine: Machine
-) -> Span:
+def _training(recipe: Recipe, models: Sequence[Trained], machine: Machine) -> Span:
     """Forward passes, and backward ones, which count as two, or one of an adapter."""
     algorithm, training, length = recipe.algorithm, recipe.training, sum(_lengths(recipe))
     old_logprobs = algorithm.old_logprobs == "recompute" and training.updates_per_batch > 1
     backward, words = (2, "two") if recipe.model.lora is None else (1, "one")
     passes = 1 + backward + training.recompute_activations + old_logprobs
     passes += algorithm.divergence_weight > 0
-    flops, of_critic = passes * policy.forward_flops(length), ""
-    if critic is not None:
+    flops, of_critic = passes * models[0].shape.forward_flops(length), ""
+    for critic in models[1:]:
         of_values = 4 + training.recompute_activations  # values first, then it learns
-        flops += of_values * critic.critic_flops(length)
+        flops += of_values * critic.shape.critic_flops(length)
         of_critic = f", {of_values} of the critic"
-    num_gpus, peak, tokens = machine.learner_gpus, machine.kind.flops, _tokens(recipe)
+    num_gpus, peak, tokens = models[0].num_gpus, machine.kind.flops, _tokens(recipe)
     return Span(
         "training",
         tokens * flops / (num_gpus * peak * FLOPS_USED),
@@ -351,23 +334,22 @@ def _training(
     )
 
 
-def _offloading(
-    recipe: Recipe, policy: ModelShape, critic: ModelShape | None, num_gpus: int
-) -> Iterator[Span]:
+def _offloading(recipe: Recipe, models: Sequence[Trained]) -> Iterator[Span]:
     """What optimizers in host memory cost: gradients and weights on the link, AdamW on cores."""
     training, updates = recipe.training, recipe.training.updates_per_batch
     # Micro-batches of a rank in an update.
-    batches = math.ceil(_tokens(recipe) / updates / training.micro_batch_tokens / num_gpus)
+    tokens = _tokens(recipe) / updates
+    batches = math.ceil(tokens / training.micro_batch_tokens / models[0].num_gpus)
     link = cores = 0.0
-    for model in trained_models(recipe, policy, critic, num_gpus, num_gpus):
+    for model in models:
         if not model.offloads:
             continue
         numbers = 8 + 8 * batches if model.stage == 3 else 4 + model.size
-        link += updates * numbers * model.parameters / num_gpus
+        link += updates * numbers * model.parameters / model.num_gpus
         if model.settings.offload == "all":  # forward, recomputed and backward
             gathered = batches * (2 + training.recompute_activations) * model.weights
-            link += updates * gathered * model.size / num_gpus
-        cores += updates * model.parameters / num_gpus
+            link += updates * gathered * model.size / model.num_gpus
+        cores += updates * model.parameters / model.num_gpus
     if cores:
         yield Span(
             "offloading",
@@ -381,8 +363,8 @@ def _offloading(
 
 
 def warnings(plan: Plan) -> list[str]:
-    """Everything that will not work, or not as one may expect, each with the setting that helps."""
-    checks = (_of_settings, _of_files, _of_learner, _of_host, _of_heads, _of_engine)
+    """What will not work, or not as one may expect, each with the setting that helps."""
+    checks = (_of_settings, _of_files, _of_learner, _of_heads, _of_engine)
     return [*order_warnings(plan.recipe), *(text for check in checks for text in check(plan))]
 
 
@@ -426,26 +408,24 @@ def _of_files(plan: Plan) -> Iterator[str]:
 
 
 def _of_learner(plan: Plan) -> Iterator[str]:
-    if plan.learner is not None and not plan.learner_fits and not plan.machine.on_cpus:
+    machine = plan.machine
+    if plan.learner is not None and not plan.learner_fits and not machine.on_cpus:
         yield (
             f"the learner does not fit: {plan.learner.peak / GIB:.1f} GiB at its peak, of each of "
-            f"its GPUs {plan.machine.learner_bytes / GIB:.1f} GiB are usable. {remedy(plan)}"
+            f"its GPUs {machine.learner_bytes / GIB:.1f} GiB are usable. {remedy(plan)}"
         )
-
-
-def _of_host(plan: Plan) -> Iterator[str]:
     if not plan.host_fits:
         advice = "offload less (optimizer.offload), or take nodes with more memory"
-        if plan.machine.on_cpus:
+        if machine.on_cpus:
             advice = "lower training.micro_batch_tokens, or see what it takes on GPUs: --gpus 8"
-        needed, usable = total(plan.host) / GIB, plan.machine.usable_host_bytes / GIB
+        needed, usable = total(plan.host) / GIB, machine.usable_host_bytes / GIB
         yield f"a node's memory is not enough: {needed:.1f} of {usable:.1f} usable GiB; {advice}"
 
 
 def _of_heads(plan: Plan) -> Iterator[str]:
     for text in plan.split_problems:
         yield f"the job would refuse the model {plan.recipe.model.path!r} on {text}"
-    size, ranks = plan.recipe.training.sequence_parallel, plan.machine.learner_gpus
+    size, ranks = plan.recipe.training.sequence_parallel, plan.machine.placement.num_ranks
     for shape in filter(None, plan.shapes):
         if problem := sequence_problem(size, shape.heads, shape.key_value_heads, ranks):
             yield problem
@@ -487,25 +467,24 @@ def remedy(plan: Plan) -> str:
 
 
 def _more_and_more(machine: Machine) -> Iterator[tuple[int, int, list[str]]]:
-    """GPUs of the learner, bytes of each, and how to have them: what there is, then more."""
-    num_gpus, whole = machine.learner_gpus, int(machine.gpu_bytes * MOST_OF_A_GPU)
+    """GPUs of the learner, bytes of each, and how to have them: as it is, then more."""
+    num_gpus, whole = machine.placement.num_ranks, int(machine.gpu_bytes * MOST_OF_A_GPU)
     yield num_gpus, machine.learner_bytes, []
     if machine.learner_bytes < whole:
         yield num_gpus, whole, ["give the learner its GPUs alone (learner= in WEIR_GPUS)"]
-    for power in range(num_gpus.bit_length(), _MOST_GPUS.bit_length()):
+    for power in range(num_gpus.bit_length(), MOST_GPUS.bit_length()):
         yield 2**power, whole, [f"give the learner {2**power} GPUs (learner= in WEIR_GPUS)"]
 
 
 def _shared_samples(plan: Plan, num_gpus: int) -> Iterator[dict[str, Any]]:
-    """More ranks for each sample, which helps where one alone is too long."""
-    for size in range(plan.recipe.training.sequence_parallel + 1, _LINKED_GPUS + 1):
+    for size in range(plan.recipe.training.sequence_parallel + 1, GPUS_OF_A_BOX + 1):
         shapes = filter(None, plan.shapes)
         if not any(sequence_problem(size, s.heads, s.key_value_heads, num_gpus) for s in shapes):
             yield {"training.sequence_parallel": size}
 
 
 def _fitting(plan: Plan, num_gpus: int, usable: int) -> dict[str, Any] | None:
-    """The settings with which the learner fits on so many GPUs of so many bytes, if it can."""
+    """The fewest settings with which the learner fits, if it can."""
     policy, critic = plan.shapes
     assert policy is not None, "there is a footprint, so its shape is known"
     on_node, savings = min(num_gpus, plan.machine.ranks_of_node), list(_savings(plan.recipe))

@@ -19,8 +19,8 @@ from transformers import AutoTokenizer
 
 from services.learner.sft.recipe import SftRecipe
 from services.learner.sft.solutions import batches, samples_of
+from services.learner.training.batching import largest_micro_batches
 from services.learner.training.engine import init_ranks, leave_ranks
-from services.learner.training.memory import largest_micro_batches
 from services.learner.training.model_check import check_models, check_sequence, check_targets
 from services.learner.training.models import write_merged
 from services.learner.training.ranks import Order, Rank, machine_errors

@@ -7,7 +7,7 @@ crosses from one sample into another, and no mask exists.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -39,15 +39,11 @@ def packed_attention(
     """Attention as transformers asks for it; its keywords are those of its flash attention.
 
     Args:
-        module: named in errors.
         query: [1, head, position, head size].
         key: [1, key head, position, head size]; heads of the query share one.
         value: as the key.
-        attention_mask: none.
-        scaling: of the scores.
         cu_seq_lens_q: [sample + 1] int32, where each sample begins and ends.
         max_length_q: positions of the longest sample.
-        others: what else the model asks of its attention.
 
     Returns:
         ([1, position, head, head size], no weights)
@@ -91,7 +87,6 @@ def _unsupported(module: nn.Module, what: str) -> UnsupportedModel:
 
 
 def _has_kernel(query: Tensor, value: Tensor) -> bool:
-    """Whether torch has variable-length attention for it."""
     halves = (torch.bfloat16, torch.float16)
     size = query.shape[-1]
     is_even = size == value.shape[-1] and size <= _LARGEST_HEAD
@@ -133,9 +128,4 @@ def _blocks(bounds: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
         yield torch.tensor(starts), torch.tensor(lengths)
 
 
-def register(name: str, attention: Callable[..., tuple[Tensor, None]]) -> None:
-    """Let a model ask for this attention by a name."""
-    AttentionInterface.register(name, attention)
-
-
-register(PACKED, packed_attention)
+AttentionInterface.register(PACKED, packed_attention)

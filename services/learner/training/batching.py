@@ -8,15 +8,18 @@ samples run out, a micro-batch is empty and weighs nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from protocol.recipe import Recipe
 from torch import Tensor
 
-from services.learner.algorithms.aggregation import Totals
+from services.learner.algorithms.loss import Totals
+from services.learner.planning.footprint import longest_micro_batch
 from services.learner.training.samples import Sample
 
 
@@ -39,7 +42,6 @@ class MicroBatch:
     correct: Tensor  # [sample] bool
 
     def to(self, device: torch.device) -> MicroBatch:
-        """The same micro-batch on a device."""
         return replace(
             self, **{n: v.to(device) for n, v in vars(self).items() if isinstance(v, Tensor)}
         )
@@ -78,7 +80,6 @@ class MicroBatch:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest response."""
         return int(self._lengths.max())
 
 
@@ -101,11 +102,7 @@ def micro_batches(
     takes the parts r, r + num_ranks, ... What the ranks take at the same time is alike, and in all
     each has nearly as much work as the others.
 
-    Args:
-        samples: the mini-batch.
-        max_tokens: prompt and response.
-        num_ranks: ranks that share it.
-        work_of: the work of a sample of so many tokens.
+    ``max_tokens`` are of prompt and response; ``work_of`` is the work of so many tokens.
     """
     ordered = sorted(samples, key=_length, reverse=True)
     count = len(_dealt(ordered, 0, 0, max_tokens, work_of))
@@ -190,6 +187,47 @@ def collate(samples: Sequence[Sample]) -> MicroBatch:
         rewards=_tensor([[s.reward for s in samples] or [0.0]], torch.float32),
         correct=_tensor([[s.correct for s in samples] or [False]], torch.bool),
     )
+
+
+def largest_micro_batches(recipe: Recipe, num_ranks: int) -> list[Sample]:
+    """Samples that make the largest micro-batch that there may be on every rank.
+
+    They are as long as can be, the last one shorter if no other fits.
+    """
+    longest = recipe.model.max_context
+    whole, rest = divmod(longest_micro_batch(recipe), longest)
+    lengths = [longest] * whole + [rest] * (rest > 1)
+    most = recipe.rollout.sampling.max_tokens
+    num_groups = num_ranks // recipe.training.sequence_parallel
+    return [blank_sample(length, min(length - 1, most)) for length in lengths * num_groups]
+
+
+def blank_sample(length: int, response: int) -> Sample:
+    """A sample of so many tokens, of which the last so many are the response."""
+    return Sample(
+        prompt_ids=np.zeros(length - response, dtype=np.int32),
+        token_ids=np.zeros(response, dtype=np.int32),
+        behavior_logprobs=np.zeros(response, dtype=np.float32),
+        on_version=np.ones(response, dtype=np.int32),
+        advantage=1.0,
+        reward=1.0,
+        correct=True,
+        group=0,
+    )
+
+
+def with_token_budget(recipe: Recipe, micro_batch_tokens: int | None) -> Recipe:
+    if micro_batch_tokens is None:
+        return recipe
+    training = recipe.training.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
+    return recipe.model_copy(update={"training": training})
+
+
+def smaller_token_budget(recipe: Recipe) -> int | None:
+    """A rank's part of half the largest micro-batch; None if that is one sample of full length."""
+    largest, longest = longest_micro_batch(recipe), recipe.model.max_context
+    share = math.ceil(max(largest // 2, longest) / recipe.training.sequence_parallel)
+    return share if largest > longest else None
 
 
 def totals_of(samples: Sequence[Sample]) -> Totals:

@@ -53,7 +53,6 @@ class Engine:
         self.device = device_of_rank()
 
     def __call__(self, *inputs: Any) -> Any:
-        """The module's forward pass."""
         return self._engine(*inputs)
 
     def update(self, parts: Sequence[P], loss_of: Callable[[P], Tensor]) -> float:
@@ -217,7 +216,6 @@ class FrozenModel:
         self._module.eval()
 
     def __call__(self, *inputs: Any) -> Any:
-        """The module's forward pass, without gradients."""
         with torch.no_grad():
             return self._module(*inputs)
 
@@ -253,7 +251,6 @@ def leave_ranks() -> None:
 
 
 def device_of_rank() -> torch.device:
-    """The device that this rank computes and communicates on."""
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     return torch.device("cpu")
@@ -267,12 +264,9 @@ def name_of_device() -> str:
 def ulysses_attention(
     attention: Callable[..., Any], process_group: Any, **shape: Any
 ) -> Callable[..., Any]:
-    """An attention over all positions of a row, for ranks that have a slice of them each.
+    """Attention over all positions of a row, for ranks that have a slice of them each.
 
-    Args:
-        attention: over a part of the heads.
-        process_group: the ranks.
-        shape: of the model, in the words of DeepSpeed's `UlyssesSPAttentionHF`.
+    ``attention`` is over a part of the heads; ``shape`` as DeepSpeed's `UlyssesSPAttentionHF`.
     """
     return UlyssesSPAttentionHF(
         attn=attention,

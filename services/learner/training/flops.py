@@ -10,11 +10,7 @@ from pathlib import Path
 
 from protocol.recipe import Recipe
 
-from services.learner.planning.footprint import (
-    ModelShape,
-    shape_of_config,
-    trained_flops,
-)
+from services.learner.planning.footprint import ModelShape, shape_of_config, trained_flops
 from services.learner.planning.machine import peak_flops
 
 
@@ -32,7 +28,6 @@ class Flops:
     def of_models(
         cls, recipe: Recipe, policy: Path, critic: Path | None, num_gpus: int, device: str
     ) -> Flops:
-        """Those of the models in two folders, on GPUs that their driver calls ``device``."""
         peak = peak_flops(device) if recipe.model.dtype != "float32" else None
         adapter = recipe.model.lora is not None
         return cls(_shape(policy), _shape(critic) if critic else None, num_gpus, peak, adapter)
@@ -40,9 +35,7 @@ class Flops:
     def of(self, lengths: Sequence[int], seconds: float) -> dict[str, float]:
         """A step's metrics: model FLOPs a second of one GPU while it trains, the share of its peak.
 
-        Args:
-            lengths: tokens of the sequences that the step has learned from, once each.
-            seconds: that it took.
+        ``lengths`` are tokens of the sequences that the step has learned from, once each.
         """
         if self.policy is None or seconds <= 0:
             return {}
@@ -55,12 +48,7 @@ class Flops:
 
 
 def work_of(policy: Path, critic: Path | None) -> Callable[[int], float]:
-    """FLOPs to learn from a sequence of so many tokens; if no shape is known, its tokens.
-
-    Args:
-        policy: its folder.
-        critic: its folder, if the recipe has one.
-    """
+    """FLOPs to learn from a sequence of so many tokens; if no shape is known, its tokens."""
     shape = _shape(policy)
     if shape is None:
         return float

@@ -39,7 +39,6 @@ class HostCopies:
         return keep
 
     def write(self) -> None:
-        """Write what was kept, and let go of it."""
         while self._files:
             save, state, path = self._files.pop(0)
             save(state, path)
@@ -53,16 +52,13 @@ class HeldWeights:
         self._copies: list[Tensor] = []
 
     def hold(self) -> None:
-        """Keep a copy of the weights as they are now."""
         self._copies = [weight.to("cpu", copy=True) for weight in self._weights()]
 
     def let_go(self) -> None:
-        """Keep it no longer."""
         self._copies = []
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within it the weights are those that were kept."""
         self._exchange()
         try:
             yield

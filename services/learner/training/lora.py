@@ -20,13 +20,9 @@ _ADAPTER = "default"
 
 
 def add_adapter(model: PreTrainedModel, lora: Lora, base: str, seed: int) -> None:
-    """Give a model an adapter that changes nothing yet, and freeze the model's own weights.
+    """Give a model, in place, an adapter that changes nothing yet, and freeze its own weights.
 
-    Args:
-        model: changed in place.
-        lora: the adapter's shape.
-        base: the model that the adapter says it belongs to.
-        seed: of its first matrices, which every attempt begins with.
+    The adapter says that it belongs to ``base``; every attempt begins with the matrices of a seed.
     """
     from peft import LoraConfig, inject_adapter_in_model
 

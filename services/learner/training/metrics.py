@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from services.learner.algorithms.values import Moments
+from services.learner.algorithms.gae import Moments
 
 
 class StepMetrics:
@@ -23,13 +23,7 @@ class StepMetrics:
     """
 
     def __init__(self, device: torch.device, num_tokens: int = 0, copies: int = 1) -> None:
-        """Measure on a device.
-
-        Args:
-            device: where the values are.
-            num_tokens: response tokens of the step's samples.
-            copies: so many ranks have the same micro-batches, and note the same of them.
-        """
+        """``copies`` ranks have the same micro-batches; responses have ``num_tokens`` in all."""
         self._copies = copies
         self._device = device
         self._num_tokens = num_tokens
@@ -72,7 +66,6 @@ class StepMetrics:
             self._add(self._shares, name, value)
 
     def count(self, **values: Tensor | float) -> None:
-        """Note numbers whose sum is reported."""
         for name, value in values.items():
             self._add(self._sums, name, value)
 
@@ -164,6 +157,5 @@ def _slowest(own_seconds: float, device: torch.device) -> dict[str, float]:
 
 
 def _explained_variance(moments: dict[str, float]) -> dict[str, float]:
-    """One metric, or none where it is not defined."""
     explained = Moments(**moments).explained_variance() if moments else math.nan
     return {} if math.isnan(explained) else {"explained_variance": explained}

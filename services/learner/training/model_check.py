@@ -30,12 +30,7 @@ class UnsupportedModel(ValueError):
 
 
 def check_models(policy: Path, critic: Path | None, max_context: int) -> None:
-    """Check the folders of a job's models.
-
-    Args:
-        policy: the folder of the policy.
-        critic: the folder of the critic, if there is one.
-        max_context: prompt and response, in tokens.
+    """Check the folders of a job's models; the context is prompt and response, in tokens.
 
     Raises:
         UnsupportedModel: if the policy's logits are not just hidden states times a weight, the
@@ -79,7 +74,7 @@ def check_targets(policy: Path, lora: Lora | None) -> None:
     """Check that the policy has the layers that an adapter is to be for.
 
     Raises:
-        UnsupportedModel: naming those that it lacks, and those that it has.
+        UnsupportedModel: naming the missing layers, and those that there are.
     """
     if lora is None:
         return
@@ -146,10 +141,6 @@ def check_sequence(size: int, models: Iterable[Path | None], num_ranks: int) -> 
 
 def check_split(policy: Path, placement: Placement | None) -> None:
     """Check that every engine of a placement can split the policy over its GPUs.
-
-    Args:
-        policy: the folder of its model.
-        placement: None where every engine has one GPU, or none.
 
     Raises:
         PlacementError: naming the engines, the heads and what to write instead.

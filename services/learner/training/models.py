@@ -119,14 +119,11 @@ class BaseModel:
         self._policy = policy
 
     def __call__(self, *inputs: Any) -> Any:
-        """The forward pass of the base model, without gradients."""
         with self._policy.frozen(), without_adapter(self._policy.module):
             return self._policy(*inputs)
 
 
 class Models:
-    """The models of one recipe: what is trained, and what is only asked."""
-
     def __init__(self, recipe: Recipe, policy_folder: Path, critic_folder: Path) -> None:
         """Load them, the critic and the reference only where the recipe needs them.
 
@@ -150,7 +147,6 @@ class Models:
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
-        """Updates within change nothing; see `Engine.rehearsing`."""
         with ExitStack() as rehearsals:
             for engine in self._engines().values():
                 rehearsals.enter_context(engine.rehearsing())
@@ -185,11 +181,9 @@ class Models:
             save_adapter(model, state, folder)
 
     def publish(self, folder: Path, slot: int) -> None:
-        """Write the policy as `export` does, but each rank a share of it, into a slot.
+        """Write the policy as `export` does, but each rank a share of it, into a slot of `Shares`.
 
-        Args:
-            folder: where the slot lies now; what a version before has left there is replaced.
-            slot: see `Shares`.
+        What a version before has left in the folder is replaced.
         """
         model = cast(Policy, self.policy.module).model
         shapes = {name: shape_of(parameter) for name, parameter in model.named_parameters()}
@@ -221,7 +215,6 @@ class Models:
     def _export(
         self, model: PreTrainedModel, state: dict[str, Tensor], source: Path, folder: Path
     ) -> None:
-        """New weights, and the tokenizer and settings of the source."""
         if state:
             _copy_all_but_weights(source, folder)
             model.save_pretrained(folder, state_dict=state)

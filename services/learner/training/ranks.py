@@ -29,9 +29,8 @@ from torch.distributed.rendezvous import rendezvous
 from services.learner.attempt import MachineFault
 from services.learner.training.engine import device_of_rank, name_of_device
 from services.learner.training.host_copies import HostCopies
-from services.learner.training.measured import Measured
 from services.learner.training.models import Models
-from services.learner.training.samples import Sample, placed
+from services.learner.training.samples import Measured, Sample, placed
 from services.learner.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -50,8 +49,6 @@ _DEVICE_ERROR = re.compile(r"CUDA error|No CUDA GPUs are available")
 
 @dataclass(frozen=True)
 class Order:
-    """What every rank is to do next."""
-
     do: Literal[
         "idle",
         "open",
@@ -86,7 +83,6 @@ class Rank:
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writing")
 
     def carry_out(self, order: Order) -> Measured:
-        """Do what the order says; returns what was measured, if anything."""
         folder = Path(order.folder)
         with machine_errors(folder):
             if order.do == "open":
@@ -134,7 +130,6 @@ class Rank:
         self.written = self._writer.submit(write)
 
     def follow(self) -> None:
-        """Carry out rank 0's orders until it says to leave."""
         notes, rank = _notes(), torch.distributed.get_rank()
         while (order := _receive()).do != "leave":
             try:
@@ -205,21 +200,15 @@ class Team:
         await self._give(Order(do="rehearse", batch=samples))
 
     async def train(self, samples: Sequence[Sample]) -> Measured:
-        """One training step; returns what it measured."""
         return await self._give(Order(do="train", batch=samples))
 
     async def pretrain(self, samples: Sequence[Sample]) -> Measured:
-        """One step of the critic alone; returns what it measured."""
         return await self._give(Order(do="pretrain", batch=samples))
 
     async def score(
         self, samples: Sequence[Sample], temperature: float, *, of_held: bool = False
     ) -> Measured:
-        """Compare the policy's log-probs with those in the samples; returns parity and tokens.
-
-        Args:
-            of_held: the policy's as it was when it was told to `hold`.
-        """
+        """Compare log-probs of the policy, or of the one `hold` has kept, with the samples'."""
         order = Order(do="score", batch=samples, temperature=temperature, of_held=of_held)
         return await self._give(order)
 
@@ -228,7 +217,6 @@ class Team:
         await self._give(Order(do="hold"))
 
     async def let_go(self) -> None:
-        """Keep that copy no longer."""
         await self._give(Order(do="let_go"))
 
     async def save(self, folder: Path) -> None:
@@ -254,7 +242,6 @@ class Team:
                 raise _noted(note)
 
     async def load(self, folder: Path) -> None:
-        """Restore the models' state from below a folder."""
         await self._give(Order(do="load", folder=str(folder)))
 
     async def publish(self, folder: Path, slot: int) -> None:
@@ -262,11 +249,9 @@ class Team:
         await self._give(Order(do="publish", folder=str(folder), slot=slot))
 
     async def export(self, folder: Path) -> None:
-        """Write the policy as a Hugging Face folder, or its adapter."""
         await self._give(Order(do="export", folder=str(folder)))
 
     async def export_critic(self, folder: Path) -> None:
-        """Write the critic as a folder that another recipe can start from."""
         await self._give(Order(do="export_critic", folder=str(folder)))
 
     async def leave(self) -> None:
@@ -329,7 +314,6 @@ class Team:
         return measured
 
     def _listen(self) -> None:
-        """Raise the error that another rank has left word of."""
         if self._notes is None:
             return
         with suppress(torch.distributed.DistError):  # torchrun itself has gone, and all ends

@@ -1,4 +1,4 @@
-"""From graded groups to samples: tokens, their behaviour log-probabilities and their advantage."""
+"""From graded groups to samples: tokens, their log-probs and advantage; and what they measured."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from services.learner.training.scoring import ScoredGroup
 
 @dataclass(frozen=True)
 class Sample:
-    """One response with everything it trains with."""
-
     prompt_ids: np.ndarray  # [prompt_token] int32
     token_ids: np.ndarray  # [token] int32
     behavior_logprobs: np.ndarray  # [token] float32
@@ -27,6 +25,20 @@ class Sample:
     correct: bool  # by raw accuracy
     group: int
     first_token: int = 0  # its place among the response tokens of the step: see `placed`
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the ranks measured together.
+
+    ``tokens`` has what was computed for each response token of the samples, in their order, each
+    [token] float32: ``logprobs`` in nats, before the first update of the step; ``entropies`` in
+    nats, before that of the token's own mini-batch; and ``token_advantages``. What was computed for
+    some tokens only is NaN for the others.
+    """
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    tokens: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass
@@ -120,7 +132,6 @@ def samples_of(
 def _samples_of_group(
     index: int, group: ScoredGroup, wanted: tuple[int, int], *, whole: bool
 ) -> Iterator[Sample]:
-    """The samples of the responses that are in the loss."""
     rollout, grades = group.graded.group, group.graded.grades
     assert rollout is not None
     for i, (start, end) in enumerate(rollout.bounds()):
@@ -180,5 +191,4 @@ def _note_staleness(facts: GroupFacts, response: Response, version: int) -> None
 
 
 def merged(counters: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
-    """Two counters as one."""
     return dict(Counter(counters) + Counter(more))

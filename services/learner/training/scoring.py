@@ -28,8 +28,6 @@ from services.learner.algorithms.shaping import (
 
 @dataclass(frozen=True)
 class Scoring:
-    """The rewards and the advantage of one recipe."""
-
     reward: Reward
     max_tokens: int
     advantage: Callable[[GroupScores], Tensor]
@@ -110,12 +108,10 @@ class ScoredGroup:
 
     @property
     def responses(self) -> Sequence[Response]:
-        """None of a group that failed."""
         return () if self.graded.group is None else self.graded.group.responses
 
     @cached_property
     def is_graded(self) -> np.ndarray:
-        """Which responses have an outcome, bool."""
         return np.array([grade.accuracy is not None for grade in self.graded.grades], dtype=bool)
 
     @cached_property
@@ -128,7 +124,6 @@ class ScoredGroup:
 
     @cached_property
     def scores(self) -> GroupScores:
-        """The scores of the responses that have an outcome."""
         grades = [grade for grade in self.graded.grades if grade.accuracy is not None]
         lengths = (
             [] if self.graded.group is None else self.graded.group.lengths[self.is_graded].tolist()

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers import PretrainedConfig
+from transformers import AttentionInterface, PretrainedConfig
 
-from services.learner.training.attention import packed_attention, register
+from services.learner.training.attention import packed_attention
 from services.learner.training.batching import MicroBatch
 from services.learner.training.engine import ulysses_attention
 
@@ -40,7 +40,6 @@ class RankGroup:
         return cls(size, me % size, groups[me // size])
 
     def add_up(self, values: Tensor) -> None:
-        """Add values up over the group, in place."""
         torch.distributed.all_reduce(values, group=self.process_group)
 
 
@@ -62,7 +61,7 @@ def attention_over(group: RankGroup, config: PretrainedConfig) -> str:
         kv_head_count=key_value_heads,
         num_hidden_layers=shape.num_hidden_layers,
     )
-    register(name, attention)
+    AttentionInterface.register(name, attention)
     return name
 
 

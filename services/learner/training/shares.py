@@ -26,14 +26,11 @@ _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 @dataclass(frozen=True)
 class Shape:
-    """A tensor without its numbers."""
-
     dtype: torch.dtype
     dimensions: tuple[int, ...]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its numbers."""
         return math.prod(self.dimensions) * self.dtype.itemsize
 
 

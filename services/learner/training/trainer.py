@@ -17,12 +17,22 @@ from protocol.recipe import Recipe
 from torch import Tensor
 
 from services.learner.algorithms import pick
-from services.learner.algorithms.aggregation import AGGREGATIONS, Totals
-from services.learner.algorithms.correction import CORRECTIONS
-from services.learner.algorithms.divergence import DIVERGENCES
-from services.learner.algorithms.gae import CRITIC_ADVANTAGES, Episodes, returns_of, whitened
-from services.learner.algorithms.objectives import OBJECTIVES, TokenBatch
-from services.learner.algorithms.values import positive_nll, value_loss
+from services.learner.algorithms.gae import (
+    CRITIC_ADVANTAGES,
+    Episodes,
+    returns_of,
+    value_loss,
+    whitened,
+)
+from services.learner.algorithms.loss import (
+    AGGREGATIONS,
+    CORRECTIONS,
+    DIVERGENCES,
+    OBJECTIVES,
+    TokenBatch,
+    Totals,
+    positive_nll,
+)
 from services.learner.training.batching import (
     MicroBatch,
     collate,
@@ -32,10 +42,9 @@ from services.learner.training.batching import (
 )
 from services.learner.training.engine import Engine
 from services.learner.training.flops import work_of
-from services.learner.training.measured import Measured
 from services.learner.training.metrics import StepMetrics
 from services.learner.training.models import Models
-from services.learner.training.samples import Sample
+from services.learner.training.samples import Measured, Sample
 
 
 @dataclass
@@ -52,16 +61,12 @@ class Part:
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """What one optimizer update learns from."""
-
     parts: list[Part]  # this rank's
     totals: Totals  # of all ranks
     is_first: bool  # of its step: the policy is still the one that the step began with
 
 
 class Trainer:
-    """The models of one recipe, and the steps that improve them."""
-
     def __init__(self, recipe: Recipe, models: Models) -> None:
         algorithm, sampling = recipe.algorithm, recipe.rollout.sampling
         self.recipe = recipe
@@ -114,11 +119,7 @@ class Trainer:
         return Measured(metrics.reduced(len(mini_batches)))
 
     def score(self, samples: Sequence[Sample], temperature: float, *, of_held: bool) -> Measured:
-        """Compare this policy's log-probs with those of the sampler, without training.
-
-        Args:
-            of_held: those of the weights that `HeldWeights` has kept.
-        """
+        """Compare the log-probs of this policy, or of `HeldWeights`, with those of the sampler."""
         metrics, policy = self._metrics_of(samples), self.models.policy
         with self.models.held.in_place() if of_held else nullcontext(), policy.frozen():
             for batch in self._my_share(samples):
@@ -138,7 +139,6 @@ class Trainer:
         metrics.of_update(grad_norm=self.models.policy.update(mini_batch.parts, loss_of))
 
     def _policy_loss(self, part: Part, mini_batch: MiniBatch, metrics: StepMetrics) -> Tensor:
-        """A micro-batch's share of the mini-batch's loss, scalar."""
         algorithm, batch = self.recipe.algorithm, part.batch
         with metrics.own_time():
             logprobs, entropies = self.models.policy(batch, self.temperature)  # both [token]
@@ -218,7 +218,6 @@ class Trainer:
         return [collate(part).to(self.device) for part in parts[group::num_groups]]
 
     def _prepare(self, mini_batches: Sequence[MiniBatch], metrics: StepMetrics) -> None:
-        """Fill in what the step's updates must agree on."""
         parts = _parts_of(mini_batches)
         recompute = self.recipe.algorithm.old_logprobs == "recompute"
         for part in parts:

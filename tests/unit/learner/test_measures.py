@@ -12,16 +12,16 @@ from protocol.recipe import Recipe
 from safetensors.torch import load_file
 from torch._C._distributed_c10d import HashStore
 
-from services.learner.planning.footprint import longest_micro_batch, longest_slice
+from services.learner.planning.footprint import longest_micro_batch
 from services.learner.planning.machine import peak_flops
 from services.learner.training import host_copies, shares
-from services.learner.training.batching import micro_batches
-from services.learner.training.flops import Flops, work_of
-from services.learner.training.memory import (
+from services.learner.training.batching import (
     largest_micro_batches,
+    micro_batches,
     smaller_token_budget,
     with_token_budget,
 )
+from services.learner.training.flops import Flops, work_of
 from services.learner.training.metrics import StepMetrics
 from services.learner.training.shares import Shape
 from tests.architecture.project import ROOT
@@ -144,7 +144,7 @@ def test_a_token_budget_is_halved_down_to_a_sample_of_full_length() -> None:
 
 def test_ranks_that_share_samples_share_the_largest_micro_batch() -> None:
     recipe = recipe_of(150, sequence_parallel=2)
-    assert (longest_micro_batch(recipe), longest_slice(recipe)) == (300, 150)
+    assert longest_micro_batch(recipe) == 300
     samples = largest_micro_batches(recipe, num_ranks=4)  # of two pairs
     assert sum(len(s.prompt_ids) + len(s.token_ids) for s in samples) == 2 * 300
     assert smaller_token_budget(recipe) == 75

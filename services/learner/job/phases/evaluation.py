@@ -19,8 +19,7 @@ from services.learner.job.limits import check_lost
 from services.learner.job.phases.summary import summarize
 from services.learner.supply.evaluator import Evaluator
 from services.learner.supply.selection import used
-from services.learner.training.measured import Measured
-from services.learner.training.samples import samples_of
+from services.learner.training.samples import Measured, samples_of
 from services.learner.training.scoring import ScoredGroup
 
 _PARITY_RESPONSES = 64

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from services.learner.algorithms.advantages import GroupScores
 from services.learner.algorithms.gae import Episodes
-from services.learner.algorithms.objectives import TokenBatch
+from services.learner.algorithms.loss import TokenBatch
 from tests.unit.learner.algorithms.reference import Group
 
 TIERS = ((0.0, 0.5, 1.0), (0.0, 0.2, 0.8, 1.0), (0.3,))

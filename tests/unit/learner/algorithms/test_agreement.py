@@ -13,10 +13,8 @@ from torch import Tensor
 
 from services.learner.algorithms import pick
 from services.learner.algorithms.advantages import ADVANTAGES
-from services.learner.algorithms.aggregation import AGGREGATIONS, Totals
-from services.learner.algorithms.correction import CORRECTIONS
 from services.learner.algorithms.gae import CRITIC_ADVANTAGES
-from services.learner.algorithms.objectives import OBJECTIVES
+from services.learner.algorithms.loss import AGGREGATIONS, CORRECTIONS, OBJECTIVES, Totals
 from tests.unit.learner.algorithms import reference
 from tests.unit.learner.algorithms.random_cases import (
     double,

@@ -7,8 +7,14 @@ import torch
 from torch import Tensor
 
 from services.learner.algorithms import pick
-from services.learner.algorithms.gae import CRITIC_ADVANTAGES, Episodes, whitened
-from services.learner.algorithms.values import Moments, positive_nll, value_loss
+from services.learner.algorithms.gae import (
+    CRITIC_ADVANTAGES,
+    Episodes,
+    Moments,
+    value_loss,
+    whitened,
+)
+from services.learner.algorithms.loss import positive_nll
 from tests.unit.learner.algorithms.random_cases import double
 
 SETTINGS = {"gamma": 0.9, "lambda_actor": 0.8, "lambda_critic": 0.95, "length_alpha": 0.3}

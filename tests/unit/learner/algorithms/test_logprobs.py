@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from services.learner.algorithms import pick
-from services.learner.algorithms.correction import CORRECTIONS
-from services.learner.algorithms.divergence import DIVERGENCES
 from services.learner.algorithms.logprobs import chunked_token_logprobs, token_logprobs
+from services.learner.algorithms.loss import CORRECTIONS, DIVERGENCES
 from tests.unit.learner.algorithms.random_cases import double
 
 TOKENS, WIDTH, VOCABULARY, TEMPERATURE = 12, 8, 33, 0.7

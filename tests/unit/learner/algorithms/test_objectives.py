@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from services.learner.algorithms import pick
-from services.learner.algorithms.aggregation import AGGREGATIONS, Totals
-from services.learner.algorithms.objectives import (
+from services.learner.algorithms.loss import (
+    AGGREGATIONS,
     MAX_LOG_RATIO,
     OBJECTIVES,
     TokenBatch,
+    Totals,
 )
 from tests.unit.learner.algorithms.random_cases import double, random_responses
 

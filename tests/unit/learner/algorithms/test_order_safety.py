@@ -8,11 +8,12 @@ from random import Random
 import pytest
 from torch import Tensor
 
-from services.learner.algorithms.advantages import papo, papo_full_norm
-from services.learner.algorithms.order_safety import (
+from services.learner.algorithms.advantages import (
     order_safe_bounds,
     order_safe_lambda,
     order_safe_lambda_full_norm,
+    papo,
+    papo_full_norm,
 )
 from tests.unit.learner.algorithms.random_cases import group_of, scores_of
 from tests.unit.learner.algorithms.reference import Group

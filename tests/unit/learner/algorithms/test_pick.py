@@ -13,11 +13,8 @@ from protocol.recipe import Algorithm
 from services.learner import algorithms
 from services.learner.algorithms import UnknownName, pick
 from services.learner.algorithms.advantages import ADVANTAGES
-from services.learner.algorithms.aggregation import AGGREGATIONS
-from services.learner.algorithms.correction import CORRECTIONS
-from services.learner.algorithms.divergence import DIVERGENCES
 from services.learner.algorithms.gae import CRITIC_ADVANTAGES
-from services.learner.algorithms.objectives import OBJECTIVES
+from services.learner.algorithms.loss import AGGREGATIONS, CORRECTIONS, DIVERGENCES, OBJECTIVES
 
 Table = Mapping[str, Callable[..., Any]]
 TABLES: list[Table] = [

@@ -1,27 +1,161 @@
-"""The plan of a recipe: what it finds, and what it warns of. A warning names the setting."""
+"""`weir plan`: the machine, what is found there, seconds, warnings with their remedy, the page."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from protocol import recipe as recipes
 from protocol.recipe import Recipe, load_recipe, parse_recipe
 
 from deploy.compose import REDIS_MAXMEMORY
-from deploy.placement import divide, on_cpus, parse
-from services.learner.planning.footprint import total
-from services.learner.planning.machine import GIB, Here, Machine, Options, machine_of
-from services.learner.planning.plan import Plan, changed_recipe, make_plan, warnings
+from deploy.placement import PlacementError, divide, on_cpus, parse
+from services.chassis.deployment import DeploymentError
+from services.learner import plan as command
+from services.learner.plan import as_json, resolved
+from services.learner.planning.footprint import (
+    BUILT_IN,
+    Item,
+    RolloutFootprint,
+    total,
+    trained_models,
+)
+from services.learner.planning.machine import GIB, KINDS, Here, Machine, Options, machine_of
+from services.learner.planning.plan import (
+    Plan,
+    changed_recipe,
+    make_plan,
+    seconds_of,
+    warnings,
+)
 from tests.architecture.project import ROOT, name_of
+from tests.builders import a_recipe
 
-pytestmark = pytest.mark.usefixtures("in_the_repository")
 MACHINE = Machine(divide(2), gpu_bytes=80 * GIB, model_roots=(ROOT,))
 BASE_MODEL = ROOT / "examples/arithmetic/base-model"
-SEVEN = "Qwen/Qwen2.5-7B"
-LONG = {"path": SEVEN, "dtype": "bfloat16", "max_context": 10240}
+QWEN = "Qwen/Qwen2.5-7B"
+HALF = {"path": QWEN, "dtype": "bfloat16"}
+LONG = HALF | {"max_context": 10240}
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Paths are the project's, no model is downloaded, and the machine shows no GPU."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    for name in [name for name in os.environ if name.startswith("WEIR_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+# ---------------------------------------------------------------------- the machine
+
+EIGHT = [f"nvidia{index}" for index in range(8)] + ["nvidiactl"]
+LAPTOP = 16 * GIB
+NAMED = recipes.Machine(gpus="learner=0-3 rollout=4-7", gpu_memory=141, host_memory=2000)
+
+
+def machine(gpus: str | None = None, devices: Sequence[str] = (), **variables: str) -> Machine:
+    return machine_of(Options(gpus), None, variables, Here(tuple(devices), LAPTOP))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "variables", "devices", "line", "how"),
+    [
+        ("8", {}, [], "learner=0-3 rollout=4 rollout=5 rollout=6 rollout=7", "--gpus 8"),
+        ("1", {}, EIGHT, "learner=0 rollout=0@0.4", "--gpus 1"),
+        ("learner=0,1 rollout=2-3", {}, EIGHT, "learner=0-1 rollout=2-3", "as --gpus says"),
+        (None, {"WEIR_GPUS": "learner=a:0,b:0 rollout=b:1"}, EIGHT, None, "as WEIR_GPUS says"),
+        (None, {}, EIGHT[:2], "learner=0 rollout=1", "half of the GPUs learn"),
+        (None, {"CUDA_VISIBLE_DEVICES": "5"}, EIGHT, "learner=0 rollout=0@0.4", "is shared"),
+        (None, {}, [], "learner= rollout=", "shows no GPU"),
+    ],
+)
+def test_the_placement_is_the_options_the_environments_or_the_machines(
+    gpus: str | None, variables: dict[str, str], devices: list[str], line: str | None, how: str
+) -> None:
+    found = machine(gpus, devices, **variables)
+    assert str(found.placement) == (line or variables["WEIR_GPUS"])
+    assert how in found.how
+
+
+@pytest.mark.parametrize(
+    ("options", "here", "named", "gpu", "host"),
+    [
+        (Options(), Here(("nvidia0",), LAPTOP, 24 * GIB), NAMED, 24, 16),
+        (Options(), Here(("nvidia0",), LAPTOP), NAMED, 141, 16),  # whose driver says nothing
+        (Options(), Here((), LAPTOP), NAMED, 141, 2000),
+        (Options(None, 40), Here(("nvidia0",), LAPTOP, 24 * GIB), None, 40, 16),
+        (Options("8", 40, 500), Here(("nvidia0",), LAPTOP, 24 * GIB), NAMED, 40, 500),
+        (Options("8"), Here(("nvidia0",), LAPTOP, 24 * GIB), None, 80, None),  # of another box
+    ],
+)
+def test_an_option_comes_before_what_is_here_and_that_before_what_the_recipe_names(
+    options: Options, here: Here, named: recipes.Machine | None, gpu: int, host: int | None
+) -> None:
+    found = machine_of(options, named, {}, here)
+    assert (found.gpu_bytes, found.host_bytes) == (gpu * GIB, host and host * GIB)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cache", "learner", "engine"),
+    [
+        ("2", "", 72, 72),
+        ("1", "", 40, 32),
+        ("learner=0-3 rollout=0@0.6 rollout=1@0.2", "", 24, 16),  # on GPU 0
+        ("2", "512", 72, 80),  # vLLM then has no limit, but for a shared engine its share
+        ("1", "512", 40, 32),
+        ("learner=0 rollout=1-4 rollout=5,6@0.5", "", 72, 40),
+    ],
+)
+def test_a_learner_has_what_engines_leave_and_the_smallest_engine_its_share(
+    gpus: str, cache: str, learner: int, engine: int
+) -> None:
+    found = machine(gpus, WEIR_ROLLOUT_KV_CACHE_MIB=cache)
+    assert found.learner_bytes == pytest.approx(learner * GIB)
+    assert found.engine_bytes == pytest.approx(engine * GIB)
+    assert found.shares_a_gpu == (learner < 72)
+
+
+@pytest.mark.parametrize("gpus", ["0", "9" * 30, "eight", "learner=0", "learner=0 rollout=0"])
+def test_gpus_that_cannot_be_are_named(gpus: str) -> None:
+    with pytest.raises(PlacementError, match=r"^--gpus"):
+        machine(gpus)
+    wrong = recipes.Machine(gpus="learner=0", gpu_memory=80, host_memory=80)
+    with pytest.raises(PlacementError, match=r"^machine\.gpus"):
+        machine_of(Options(), wrong, {}, Here())
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("WEIR_REDIS_MAXMEMORY", "much"),
+        ("WEIR_ROLLOUT_GPU_MEMORY", "5"),
+        ("WEIR_MODEL_HUB", "yes"),
+        ("WEIR_GPUS", "all"),
+    ],
+)
+def test_a_wrong_variable_is_named(variable: str, value: str) -> None:
+    with pytest.raises((DeploymentError, PlacementError), match=f"^{variable}"):
+        machine(**{variable: value})
+
+
+def test_a_gpu_is_of_the_kind_whose_memory_comes_nearest() -> None:
+    for gib, name in ((12, "RTX 4090"), (48, "A100 SXM 40"), (79.6, "H100 SXM"), (139, "H200")):
+        assert replace(MACHINE, gpu_bytes=int(gib * GIB)).kind.name == name
+    assert replace(MACHINE, gpu_bytes=192 * GIB).kind is KINDS[-1]
+
+
+# ---------------------------------------------------------------------- files
 
 
 def demo(**changes: Any) -> Recipe:
@@ -38,8 +172,12 @@ def about(recipe: Recipe, *words: str, machine: Machine = MACHINE) -> list[str]:
     return [text for text in found if all(word in text for word in words)]
 
 
-def on(line: str, **changes: Any) -> Machine:
-    return replace(MACHINE, placement=parse(line), **changes)
+def a_model(folder: Path, *, weights: bool = True) -> Path:
+    """The demo's model in another folder, whole or without its weights."""
+    folder.mkdir(parents=True)
+    for name in ("config.json", *(["model.safetensors"] if weights else [])):
+        (folder / name).symlink_to(BASE_MODEL / name)
+    return folder
 
 
 def test_the_demo_is_all_there_and_warns_of_nothing() -> None:
@@ -53,37 +191,15 @@ def test_the_demo_is_all_there_and_warns_of_nothing() -> None:
     assert plan.rollout.responses_held == 256
 
 
-def test_a_missing_model_is_named_unless_it_may_come_from_the_hub() -> None:
-    recipe = demo(model={"path": SEVEN})
-    assert about(recipe, SEVEN, "WEIR_MODEL_HUB")
-    unknown = demo(model={"path": "someone/unheard-of"})
-    assert make_plan(unknown, MACHINE).learner is make_plan(unknown, MACHINE).rollout is None
-    assert about(unknown, "someone/unheard-of", "memory")
-    assert not about(recipe, "WEIR_MODEL_HUB", machine=replace(MACHINE, model_hub=True))
-
-
-def test_task_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    broken = tmp_path / "train.jsonl"
-    broken.write_text('{"id": "a"}\n')
-    for path, problem in ((tmp_path / "no.jsonl", "No such file"), (broken, "line 1")):
-        assert about(demo(tasks={"train": str(path)}), "tasks.train", path.name, problem)
-
-
 def test_every_held_out_file_is_looked_for_and_counted(tmp_path: Path) -> None:
     hard = tmp_path / "hard.jsonl"
     hard.write_text("".join(f'{{"id": "{n}", "prompt": "?", "answer": "1"}}\n' for n in range(3)))
     others = {"hard": {"held_out": str(hard), "samples": 2}, "gone": {"held_out": "gone.jsonl"}}
     recipe = demo(evaluation={"samples": 1, "tasks": 5, "others": others})
     assert make_plan(recipe, MACHINE).held_out == {"": 512, "hard": 3, "gone": 0}
-    assert about(recipe, "evaluation.others.gone.held_out")
-
-
-def a_model(folder: Path, *, weights: bool = True) -> Path:
-    """The demo's model in another folder, whole or without its weights."""
-    folder.mkdir(parents=True)
-    for name in ("config.json", *(["model.safetensors"] if weights else [])):
-        (folder / name).symlink_to(BASE_MODEL / name)
-    return folder
+    assert about(recipe, "evaluation.others.gone.held_out", "No such file")
+    hard.write_text('{"id": "a"}\n')
+    assert about(demo(tasks={"train": str(hard)}), "tasks.train", hard.name, "line 1")
 
 
 @pytest.mark.parametrize(("hub", "weights"), [(True, True), (False, True), (True, False)])
@@ -96,8 +212,8 @@ def test_a_model_that_the_hub_has_given_before_is_found_where_the_hub_is_allowed
 
 
 def test_a_model_without_safetensors_is_refused_as_the_job_refuses_it(tmp_path: Path) -> None:
-    folder, machine = a_model(tmp_path / "m", weights=False), replace(MACHINE, model_roots=(ROOT,))
-    allowed = replace(machine, model_roots=(ROOT, tmp_path))
+    folder = a_model(tmp_path / "m", weights=False)
+    allowed = replace(MACHINE, model_roots=(ROOT, tmp_path))
     assert about(demo(model={"path": str(folder)}), "model.path", "safetensors", machine=allowed)
     recipe = load_recipe(ROOT / "recipes/tiny/vapo/qwen2.5-32b.toml").model_dump()
     recipe["critic"]["path"] = str(folder)
@@ -112,19 +228,122 @@ def test_a_model_outside_the_allowed_roots_is_not_found(tmp_path: Path) -> None:
         assert make_plan(demo(model={"path": path}), MACHINE).models[0].folder is None
 
 
-def test_lambda_above_the_order_safe_bound() -> None:
-    assert about(demo(algorithm={"lambda_process": 1.1}), "algorithm.lambda_process", "1.058")
-    assert about(demo(rollout={"group_size": 16}), "algorithm.lambda_process", "0.693")
-    assert not about(demo(algorithm={"advantage": "grpo"}, rollout={"group_size": 16}))
+# ---------------------------------------------------------------------- seconds, by hand
+
+WEIGHTS = 2 * 7_615_616_512
+HEAD = 152064 * 3584
+BODY = 7_615_616_512 - HEAD  # what a token is multiplied by: layers and head, not the embedding
+FLOPS, BANDWIDTH = 989e12 * 0.4, 3.35e12 * 0.6
+# 128 responses of 1,024 tokens in the mean, of at most 2,048, behind prompts of 256.
+PROMPTS = 16 * 256 * (2 * BODY + 2 * 256 * 3584 * 28) / FLOPS
+CACHE = 128 * 1024 * (256 + 512) * 57_344
+FORWARD = 128 * 1280 * (2 * BODY + 2 * 1280 * 3584 * 28) / FLOPS
+CRITIC = {"algorithm": {"advantage": "gae"}, "critic": {"pretrain_steps": 50}}
+CORRECTED = {"old_logprobs": "recompute", "correction": "token_tis"}
+OFFLOAD = {"zero_stage": 3, "offload": "optimizer"}
 
 
-def test_stale_samples_that_nothing_corrects_and_a_context_that_the_model_does_not_know() -> None:
-    assert about(demo(model={"max_context": 257}), "model.max_context", "256")
-    assert not about(demo(model={"max_context": 256}))
-    stale = {"old_logprobs": "recompute"}
-    assert about(demo(algorithm=stale), "training.max_staleness", "algorithm.correction")
-    assert not about(demo(algorithm=stale | {"correction": "token_tis"}))
-    assert not about(demo(algorithm=stale, training={"max_staleness": 0}))
+def seconds(line: str = "", room: int = 58 * GIB, sequences: int = 256, **changes: Any) -> Any:
+    """Of each part of a step, of the step and of the run, on H100s."""
+    tables: dict[str, Any] = {
+        "model": {"dtype": "bfloat16", "max_context": 3072},
+        "rollout": {"group_size": 8, "sampling": {"max_tokens": 2048}},
+        "training": {"groups_per_step": 16, "max_staleness": 0, "steps": 300},
+    }
+    for table, values in changes.items():
+        tables[table] = tables.get(table, {}) | values
+    recipe, shape, nothing = a_recipe(**tables), BUILT_IN[QWEN], Item("", 0, "")
+    at = replace(MACHINE, placement=parse(line or "learner=0 rollout=1"))
+    at = replace(at, engine_sequences=sequences)
+    models = trained_models(recipe, shape, shape, at.placement.num_ranks, 1)
+    rollout = RolloutFootprint(nothing, nothing, room, 57_344, 0, 0)
+    return {span.what: span.seconds for span in seconds_of(recipe, models, at, rollout)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "expected"),
+    [
+        # Weights are read once a round; the longest response goes on alone to 2,048 tokens.
+        ({}, "sampling", PROMPTS + (2048 * WEIGHTS + CACHE) / BANDWIDTH),
+        ({"sequences": 32}, "sampling", PROMPTS + (4096 * WEIGHTS + CACHE) / BANDWIDTH),
+        ({"room": 32 * 1280 * 57_344}, "sampling", PROMPTS + (4096 * WEIGHTS + CACHE) / BANDWIDTH),
+        ({"line": "learner=0-1 rollout=2"}, "training", 3 * FORWARD / 2),
+        ({"training": {"recompute_activations": True}}, "training", 4 * FORWARD),
+        ({"algorithm": {"divergence_weight": 0.04}}, "training", 4 * FORWARD),
+        ({"algorithm": CORRECTED, "training": {"updates_per_batch": 2}}, "training", 4 * FORWARD),
+        (CRITIC, "training", (3 + 4) * FORWARD - 4 * 128 * 1280 * 2 * HEAD / FLOPS),
+        ({"model": {"lora": {"rank": 16}}}, "training", 2 * FORWARD),
+        ({"model": {"lora": {"rank": 16}}}, "loading", 2 * 40_370_176 / 4.3e9),
+        # Ten micro-batches of 16,384: the sum of gradients comes and goes with each, 4 bytes.
+        (
+            {"optimizer": OFFLOAD},
+            "offloading",
+            (10 * 8 + 8) * 7_615_616_512 / 2e10 + 7_615_616_512 / 1.6e9,
+        ),
+    ],
+)
+def test_a_part_of_a_step_takes_what_its_sum_by_hand_says(
+    changes: dict[str, Any], what: str, expected: float
+) -> None:
+    assert seconds(**changes)[what] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"training": {"max_staleness": 0}}, None),
+        ({"line": "learner=0 rollout=0@0.4"}, None),
+        ({"sequences": 8}, ["sampling", "loading"]),
+        ({"line": "learner=0 rollout=1 rollout=2"}, ["training", "publishing"]),
+        (CRITIC, ["training", "publishing"]),  # which makes 50 steps alone
+    ],
+)
+def test_sampling_and_training_overlap_where_samples_may_be_stale(
+    changes: dict[str, Any], parts: list[str] | None
+) -> None:
+    found = seconds(**{"training": {"max_staleness": 1}, **changes})
+    step, run = found.pop("a step"), found.pop("the run")
+    assert step == pytest.approx(sum(found[part] for part in parts or found))
+    assert run == pytest.approx((350 if changes is CRITIC else 300) * step)
+
+
+# ---------------------------------------------------------------------- warnings, remedies
+
+MANY = {"rollout": {"group_size": 16}}
+
+
+@pytest.mark.parametrize(
+    ("words", "changes", "without"),
+    [
+        ("lambda_process 1.058", {"algorithm": {"lambda_process": 1.1}}, {}),
+        ("lambda_process 0.693", MANY, MANY | {"algorithm": {"advantage": "grpo"}}),
+        ("max_context 256", {"model": {"max_context": 257}}, {"model": {"max_context": 256}}),
+        (
+            "max_staleness algorithm.correction",
+            {"algorithm": {"old_logprobs": "recompute"}},
+            {"algorithm": CORRECTED},
+        ),
+        (
+            "max_staleness",
+            {"algorithm": {"old_logprobs": "recompute"}},
+            {"algorithm": {"old_logprobs": "recompute"}, "training": {"max_staleness": 0}},
+        ),
+    ],
+)
+def test_a_setting_that_does_not_do_what_one_expects_is_named(
+    words: str, changes: dict[str, Any], without: dict[str, Any]
+) -> None:
+    assert about(demo(**changes), *words.split())
+    assert not about(demo(**without))
+
+
+def test_a_missing_model_is_named_unless_it_may_come_from_the_hub() -> None:
+    recipe, hub = demo(model={"path": QWEN}), replace(MACHINE, model_hub=True)
+    assert about(recipe, QWEN, "WEIR_MODEL_HUB")
+    assert not about(recipe, "WEIR_MODEL_HUB", machine=hub)
+    unknown = demo(model={"path": "someone/unheard-of"})
+    assert make_plan(unknown, MACHINE).learner is make_plan(unknown, MACHINE).rollout is None
+    assert about(unknown, "someone/unheard-of", "memory")
 
 
 def test_a_job_too_large_for_redis_names_the_least_maxmemory() -> None:
@@ -162,9 +381,7 @@ def test_where_the_host_cannot_take_the_optimizer_more_gpus_are_named() -> None:
 
 
 def test_a_host_too_small_for_an_offload_is_named() -> None:
-    optimizer = {"zero_stage": 3, "offload": "optimizer"}
-    recipe = demo(model={"path": SEVEN, "dtype": "bfloat16"}, optimizer=optimizer)
-    tight = replace(MACHINE, host_bytes=100 * GIB)
+    recipe, tight = demo(model=HALF, optimizer=OFFLOAD), replace(MACHINE, host_bytes=100 * GIB)
     plan = make_plan(recipe, tight)
     assert (plan.learner_fits, plan.host_fits, plan.works) == (True, False, False)
     assert about(recipe, "optimizer.offload", "90.0 usable GiB", machine=tight)
@@ -172,49 +389,43 @@ def test_a_host_too_small_for_an_offload_is_named() -> None:
 
 
 def test_on_cpus_everything_is_in_the_memory_of_the_machine() -> None:
-    laptop = replace(MACHINE, placement=on_cpus({}), host_bytes=16 * GIB, engine_cache_bytes=GIB)
+    laptop = replace(MACHINE, placement=on_cpus({}), host_bytes=LAPTOP, engine_cache_bytes=GIB)
     plan = make_plan(demo(), laptop)
     assert plan.learner is not None
     assert plan.rollout is not None
     taken = plan.learner.peak + total(plan.learner.host) + plan.rollout.weights.bytes + GIB
-    assert sum(item.bytes for item in plan.host) == taken
+    assert total(plan.host) == taken
     assert (plan.works, plan.seconds, warnings(plan)) == (True, (), [])
-    large = demo(model={"path": SEVEN, "dtype": "bfloat16"})
-    assert about(large, "14.4 usable GiB", "--gpus", machine=laptop)
-    assert not about(large, "80", machine=laptop)
+    assert about(demo(model=HALF), "14.4 usable GiB", "--gpus", machine=laptop)
+    assert not about(demo(model=HALF), "80", machine=laptop)
 
 
 def test_a_sample_too_long_for_a_gpu_is_advised_to_be_shared() -> None:
-    long: dict[str, Any] = {
-        "model": {"path": SEVEN, "dtype": "bfloat16", "max_context": 200_000},
-        "training": {"recompute_activations": True, "micro_batch_tokens": 200_000},
-        "optimizer": {"zero_stage": 3},
-    }
+    def long(tokens: int, **training: Any) -> Recipe:
+        training |= {"recompute_activations": True, "micro_batch_tokens": tokens}
+        model = HALF | {"max_context": 200_000}
+        return demo(model=model, training=training, optimizer={"zero_stage": 3})
+
     eight = replace(MACHINE, placement=divide(16))
     advice = ("training.sequence_parallel = 2", "training.micro_batch_tokens = 100000")
-    assert about(demo(**long), *advice, machine=eight)
-    shared = {"sequence_parallel": 2, "micro_batch_tokens": 100_000}
-    followed = long | {"training": long["training"] | shared}
-    assert not about(demo(**followed), "training.", machine=eight)
-    assert about(demo(**long), "sequence_parallel = 2", "2 GPUs")
+    assert about(long(200_000), *advice, machine=eight)
+    assert not about(long(100_000, sequence_parallel=2), "training.", machine=eight)
+    assert about(long(200_000), "sequence_parallel = 2", "2 GPUs")
 
 
 def test_a_split_that_the_heads_do_not_allow_names_the_engine_and_the_heads() -> None:
-    recipe = demo(
-        model={"path": SEVEN, "dtype": "bfloat16"},
-        optimizer={"zero_stage": 3},
-        training={"recompute_activations": True},
+    recomputed = {"recompute_activations": True}
+    recipe = demo(model=HALF, optimizer={"zero_stage": 3}, training=recomputed)
+    wrong, right = (
+        replace(MACHINE, placement=parse(f"learner=0-3 rollout={gpus}")) for gpus in ("4-6", "4-7")
     )
-    wrong = on("learner=0-3 rollout=4-6")
     assert about(recipe, "rollout=4-6", "28", "WEIR_GPUS", machine=wrong)
     plan = make_plan(recipe, wrong)
     assert (plan.works, plan.seconds) == (False, ())
-    assert make_plan(recipe, on("learner=0-3 rollout=4-7")).works
+    assert make_plan(recipe, right).works
 
 
 # ---------------------------------------------------------------------- the published recipes
-
-RECIPES = sorted((ROOT / "recipes").glob("*/*.toml"))
 
 
 def planned(path: Path) -> Plan:
@@ -225,8 +436,121 @@ def planned(path: Path) -> Plan:
     return make_plan(recipe, machine_of(Options(), recipe.machine, stack, Here()))
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=name_of)
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*/*.toml")), ids=name_of)
 def test_every_published_recipe_fits_on_the_machine_that_it_names(path: Path) -> None:
     plan = planned(path)
     assert plan.works
     assert [text for text in warnings(plan) if not text.startswith("tasks.")] == []
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def page(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What is printed, with one space where there are several."""
+    assert command.main(arguments) == 0
+    return re.sub(" +", " ", capsys.readouterr().out)
+
+
+def test_the_resolved_recipe_is_toml_that_means_the_same() -> None:
+    for path in (ROOT / "recipes").rglob("*.toml"):
+        recipe = load_recipe(path)
+        assert parse_recipe(tomllib.loads("\n".join(resolved(recipe)))) == recipe, path
+
+
+def test_what_the_file_left_out_is_marked() -> None:
+    recipe = load_recipe(ROOT / "recipes/tiny/vapo/qwen2.5-32b.toml")
+    lines = ["gamma = 1.0", "ddof = 1  # default", "# value_clip is not set  # default"]
+    assert set(lines) < set(resolved(recipe))
+    defaults = set(as_json(make_plan(recipe, MACHINE))["defaults"])
+    assert {"algorithm.ddof", "rollout.sampling.top_p", "critic.optimizer.betas"} < defaults
+    assert "critic.optimizer.learning_rate" not in defaults
+
+
+LINE = "learner=0-3 rollout=4-6 rollout=7-8 rollout=9@0.5 judge=9@0.4 idle=10"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (
+            ["recipes/demo.toml", "--gpus", "8"],
+            ["temperature = 1.3", "4000 tasks", "604,288 x 4 bytes", "\nno warnings"],
+        ),
+        (["recipes/demo.toml"], ["Placement: on CPUs"]),
+        (
+            ["recipes/vapo/qwen2.5-32b.toml"],  # about the machine that it names
+            [
+                "Placement: learner=0-3 rollout=4-7 (",
+                "critic: Adam's moments 238.3 GiB 31.99 B x 8 bytes",
+                "\n! ",
+            ],
+        ),
+        (["recipes/dapo/qwen2.5-32b.toml"], ["\nthe run 169 days (313 steps) x 46,744.5 s"]),
+        (
+            ["recipes/papo/qwen2.5-7b.toml", "--gpus", LINE],
+            [
+                f"\nPlacement: {LINE} (as --gpus says)",
+                "\npeak 48.9 GiB",
+                "\nfits 72.0 GiB are usable",
+                "of the smallest engine, rollout=9@0.5\n",
+                "\nfits 40.0 GiB are usable",
+                "\ndoes not work rollout=4-6: ",  # its heads cannot be split so
+            ],
+        ),
+    ],
+)
+def test_the_page_shows_the_recipe_what_it_takes_and_what_fits(
+    arguments: list[str], shown: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = page(capsys, *arguments)
+    assert [words for words in shown if words not in text] == []
+
+
+def test_json_holds_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    path = "recipes/tiny/dapo/qwen2.5-32b.toml"
+    data = json.loads(page(capsys, path, "--json"))
+    plan = make_plan(load_recipe(ROOT / path), MACHINE)
+    assert plan.learner is not None
+    assert data["learner"]["peak"] == plan.learner.peak
+    assert data["in_flight"] == {"groups": 64, "responses": 512}
+    assert data["tokens_per_step"] == 128 * 48
+    assert data["redis"]["bytes"] == (512 + 512) * 96 * 16
+    assert data["recipe"]["training"]["dynamic_sampling"] is True
+    assert data["warnings"] == []
+    assert data["host"]["bytes"] == sum(item["bytes"] for item in data["host"]["items"])
+    assert all(data[part]["fits"] is True for part in ("host", "learner", "rollout"))
+    assert data["seconds_by_arithmetic"] is None  # of a float32 model
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["no-such-file.toml"], "no-such-file.toml"),
+        (["README.md"], "README.md"),
+        (["recipes/demo.toml", "--gpus", "learner=0"], "--gpus"),
+    ],
+)
+def test_what_cannot_be_read_is_bad_input(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(arguments) == 2
+    assert capsys.readouterr().err.startswith(f"weir: {named}: ")
+
+
+@pytest.mark.parametrize("gib", ["inf", "0", "nan"])
+def test_an_impossible_machine_is_bad_input(gib: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["recipes/demo.toml", "--gpu-memory", gib])
+    assert f"--gpu-memory: {gib}" in capsys.readouterr().err
+
+
+def test_a_plan_starts_no_engine_and_loads_none() -> None:
+    program = (
+        "import sys; from services.learner import plan; "
+        "plan.main(['recipes/demo.toml', '--json']); "
+        "heavy = {'torch', 'deepspeed', 'vllm', 'transformers', 'redis'}; "
+        "sys.exit(sorted(heavy & sys.modules.keys()) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

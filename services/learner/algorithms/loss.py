@@ -1,0 +1,250 @@
+"""The loss: what each token adds to it, and the weights that make the tokens' losses one number.
+
+An objective maps the response tokens of a micro-batch to their losses and to the bound that held
+each of them: -1 the lower, 1 the upper, 0 none.
+
+A correction maps the learner's own log-probs of the sampling policy and the sampler's to a weight
+per token, without a gradient. The two engines compute slightly different log-probs for the same
+weights, so that training is off its policy without knowing.
+
+A divergence estimates KL(policy || reference) from the policy's own tokens, [token], nats, as in
+"Approximating KL Divergence" (Schulman, 2020). The gradient flows through ``logprobs``. As a loss
+k1 has no gradient in expectation; k3 is what GRPO uses.
+
+An aggregation is a weight per token: a micro-batch contributes the weighted sum of its losses, and
+the weights count the whole mini-batch, over all micro-batches and all ranks, so that the split
+never changes the update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.learner.algorithms.logprobs import at_least_float32, log_ratio
+
+# exp(20) is 5e8: far beyond every bound, and far from an overflow, whose gradient would be NaN even
+# where a bound hides it (0 x inf). verl has the same limit. k3 stays as it is beyond it.
+MAX_LOG_RATIO = 20.0
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """The response tokens of a micro-batch, flat. All tensors are [token]."""
+
+    logprobs: Tensor  # float, under the policy being trained; carries the gradient
+    old_logprobs: Tensor  # float, under the policy that the ratio is taken against
+    advantages: Tensor  # float
+    sequence: Tensor  # int64, which response of the micro-batch the token belongs to
+
+    @property
+    def log_ratio(self) -> Tensor:
+        return log_ratio(self.logprobs, self.old_logprobs)
+
+    @property
+    def ratio(self) -> Tensor:
+        """The importance ratio of each token, [token], at most exp(`MAX_LOG_RATIO`)."""
+        return _bounded_exp(self.log_ratio)
+
+    @property
+    def lengths(self) -> Tensor:
+        """The number of tokens of each token's response, [token] float."""
+        return sums_by(self.sequence, torch.ones_like(self.logprobs))
+
+
+def sums_by(sequence: Tensor, values: Tensor) -> Tensor:
+    """The sum of the values over each token's response, [token] to [token]."""
+    values = at_least_float32(values)
+    size = int(sequence.max()) + 1 if sequence.numel() else 0
+    return values.new_zeros(size).index_add(0, sequence, values)[sequence]
+
+
+def means_by(sequence: Tensor, values: Tensor) -> Tensor:
+    """The mean of the values over each token's response, [token] to [token]."""
+    return sums_by(sequence, values) / sums_by(sequence, torch.ones_like(values))
+
+
+def clip(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
+    """PPO's clipped surrogate as a loss, [token] (arXiv:1707.06347, equation 7).
+
+    ``clip_high > clip_low`` is DAPO's clip-higher (arXiv:2503.14476, equation 10).
+    """
+    return _clipped(tokens.ratio, tokens.advantages, clip_low, clip_high)
+
+
+def dual_clip(
+    tokens: TokenBatch, *, clip_low: float, clip_high: float, dual_clip: float
+) -> tuple[Tensor, Tensor]:
+    """`clip`, and for negative advantages no loss above ``dual_clip`` x |A|, [token].
+
+    Dual-clip PPO (arXiv:1912.09729, equation 5): a token that became very likely although it is bad
+    stops pushing.
+    """
+    losses, bound = clip(tokens, clip_low=clip_low, clip_high=clip_high)
+    most = -dual_clip * tokens.advantages
+    held = (tokens.advantages < 0) & (losses > most)
+    return torch.where(held, most, losses), torch.where(held, torch.ones_like(bound), bound)
+
+
+def gspo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
+    """The clipped surrogate with a ratio per response, [token]: GSPO (arXiv:2507.18071), eq. 5, 7.
+
+    The ratio is the geometric mean of the response's token ratios; every token of a response has
+    the same loss, so that a sequence mean is the paper's.
+    """
+    ratio = _bounded_exp(means_by(tokens.sequence, tokens.log_ratio))
+    return _clipped(ratio, tokens.advantages, clip_low, clip_high)
+
+
+def cispo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
+    """REINFORCE with a clipped importance weight, [token]: MiniMax-M1 (arXiv:2506.13585), eq. 4, 5.
+
+    The weight is clipped and detached, so every token keeps a gradient. The paper has no lower
+    bound: ``clip_low = 1``.
+    """
+    ratio = tokens.ratio.detach()
+    weight = ratio.clamp(1 - clip_low, 1 + clip_high)
+    losses = -weight * tokens.advantages * at_least_float32(tokens.logprobs)
+    return losses, _sign(weight, ratio)
+
+
+def _bounded_exp(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
+
+
+def _clipped(
+    ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+) -> tuple[Tensor, Tensor]:
+    bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
+    free, held = ratio * advantages, bounded * advantages
+    bound = torch.where(held < free, _sign(bounded, ratio), torch.zeros_like(ratio))
+    return -torch.minimum(free, held), bound.detach()
+
+
+def _sign(bounded: Tensor, ratio: Tensor) -> Tensor:
+    """1 where the upper bound was below the ratio, -1 where the lower one was above it."""
+    return (ratio - bounded).sign().detach()
+
+
+def none(old_logprobs: Tensor, behavior_logprobs: Tensor, sequence: Tensor) -> Tensor:
+    """No correction: 1 for every token, [token]."""
+    return torch.ones_like(log_ratio(old_logprobs, behavior_logprobs))
+
+
+def token_tis(
+    old_logprobs: Tensor, behavior_logprobs: Tensor, sequence: Tensor, *, correction_cap: float
+) -> Tensor:
+    """Truncated importance weights, [token]: min(pi_learner / pi_sampler, cap).
+
+    Source: "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (Yao et al.,
+    2025).
+
+    Args:
+        old_logprobs: [token], by the learner, of the policy that sampled.
+        behavior_logprobs: [token], by the sampler.
+        sequence: [token], which response the token belongs to.
+        correction_cap: > 0; a small one bounds the variance.
+    """
+    return log_ratio(old_logprobs, behavior_logprobs).exp().clamp(max=correction_cap).detach()
+
+
+def sequence_tis(
+    old_logprobs: Tensor, behavior_logprobs: Tensor, sequence: Tensor, *, correction_cap: float
+) -> Tensor:
+    """Truncated importance weights of whole responses, [token]: the product over its tokens.
+
+    Unbiased where a token's weight is not, but it explodes with the length of a response.
+    """
+    gap = sums_by(sequence, log_ratio(old_logprobs, behavior_logprobs))
+    return gap.exp().clamp(max=correction_cap).detach()
+
+
+def k1(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """log p - log q: unbiased, of either sign."""
+    return log_ratio(logprobs, reference_logprobs)
+
+
+def k2(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """(log p - log q)^2 / 2: biased, never negative, and the right gradient."""
+    return 0.5 * log_ratio(logprobs, reference_logprobs).square()
+
+
+def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """q / p - 1 - log(q / p): unbiased, never negative (GRPO, arXiv:2402.03300, equation 4)."""
+    gap = log_ratio(reference_logprobs, logprobs).clamp(max=MAX_LOG_RATIO)
+    return gap.exp() - gap - 1
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a mini-batch holds, over all micro-batches and all ranks."""
+
+    tokens: int  # response tokens
+    sequences: int  # responses
+    positive_tokens: int  # response tokens of correct responses
+
+
+def token_mean(lengths: Tensor, totals: Totals) -> Tensor:
+    """1 / tokens, [token]: every token weighs the same (DAPO, arXiv:2503.14476, equation 8).
+
+    Args:
+        lengths: [token] float, the number of tokens of each token's response.
+        totals: of the whole mini-batch.
+    """
+    return torch.full_like(lengths, 1 / max(1, totals.tokens))
+
+
+def sequence_mean(lengths: Tensor, totals: Totals) -> Tensor:
+    """1 / (responses x length), [token]: responses weigh the same (GRPO, arXiv:2402.03300)."""
+    return 1 / (lengths * max(1, totals.sequences))
+
+
+def fixed_length(lengths: Tensor, totals: Totals, *, max_tokens: int) -> Tensor:
+    """1 / (responses x max_tokens), [token]: Dr. GRPO (arXiv:2503.20783), section 3.2.
+
+    A constant, so that neither long nor short responses are favoured; never the length of a batch.
+    """
+    return torch.full_like(lengths, 1 / (max(1, totals.sequences) * max_tokens))
+
+
+def positive_nll(logprobs: Tensor, correct: Tensor, *, num_positive_tokens: int) -> Tensor:
+    """A micro-batch's share of the mean negative log-likelihood of right answers, scalar.
+
+    VAPO (arXiv:2504.05118), equation 9: over the tokens of correct responses only, 0 if there are
+    none.
+
+    Args:
+        logprobs: [token].
+        correct: [token] bool, whether the token's response is correct by raw accuracy.
+        num_positive_tokens: tokens of correct responses in the whole mini-batch, over all ranks.
+    """
+    return -at_least_float32(logprobs[correct]).sum() / max(1, num_positive_tokens)
+
+
+OBJECTIVES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+    "clip": clip,
+    "dual_clip": dual_clip,
+    "gspo": gspo,
+    "cispo": cispo,
+}
+
+CORRECTIONS: dict[str, Callable[..., Tensor]] = {
+    "none": none,
+    "token_tis": token_tis,
+    "sequence_tis": sequence_tis,
+}
+
+DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "k1": k1,
+    "k2": k2,
+    "k3": k3,
+}
+
+AGGREGATIONS: dict[str, Callable[..., Tensor]] = {
+    "token_mean": token_mean,
+    "sequence_mean": sequence_mean,
+    "fixed_length": fixed_length,
+}
