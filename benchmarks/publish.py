@@ -30,9 +30,8 @@ from services.learner.durable.publish import Chain, Slots
 from services.learner.training.engine import init_ranks, leave_ranks
 from services.learner.training.ranks import Team
 from services.rollout.engine import Engine
-from services.rollout.fetching import Fetcher
+from services.rollout.fetching import Fetcher, verified_shape
 from services.rollout.settings import EngineSettings
-from services.rollout.shape import verified_shape
 from tests.builders import a_recipe
 from tests.engine.conftest import make_tokenizer
 

@@ -77,11 +77,7 @@ _EXPORTER = """\
 
 
 def written(placement: Placement, how: str) -> str:
-    """The compose file that, on top of docker-compose.yml, gives each service its GPUs.
-
-    Raises:
-        PlacementError: if the placement names nodes.
-    """
+    """The compose file that, on top of docker-compose.yml, gives each service its GPUs."""
     if any(bundle.node for bundle in placement.bundles):
         raise PlacementError(
             f"{placement}: compose runs on one machine, and this names nodes; use Ray for several, "
@@ -114,7 +110,6 @@ def _gpus(bundle: Bundle, replacing: str = "") -> str:
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
-    """Print the file; returns the exit status."""
     line = environment.get("WEIR_GPUS")
     try:
         if len(arguments) == 1 and re.fullmatch(r"[1-9]\d{0,2}", arguments[0]):

@@ -15,7 +15,6 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Install them."""
     service, vllm, *more = sys.argv[1:]
     common, extras = json.loads(Path("requirements.json").read_text())
     listing = [sys.executable, "-m", "pip", "list", "--format=freeze"]

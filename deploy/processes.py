@@ -1,33 +1,40 @@
-"""Processes of this machine, each with all that it starts: start, watch, start again, stop."""
+"""Processes of this machine, each with all that it starts, and the folder that a stack lives in."""
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import hashlib
+import json
 import os
 import random
+import re
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
+from glob import iglob
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from deploy.launches import Launch
 
 STOP_TIMEOUT_S = 20.0
+_MEMORY = "/dev/shm"
 _SLOW_DISK = 25 * 10**6  # bytes per second
 _LOOK_S = 0.1
 _SERVICE_PORTS = range(20_000, 32_768)
 _FIRST_RESTART_PAUSE_S = 0.5
 _LONGEST_RESTART_PAUSE_S = 10.0
 _SHORT_S = 1.0  # a process that ends well sooner has nothing to do, and waits before it looks again
-_STEADY_S = 20.0  # a process that lived this long may restart at once
+_STEADY_S = 20.0  # a process that lived this long may restart soon
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # loaded here: a child that was only forked must not load a library
 
@@ -58,7 +65,6 @@ class Process:
 
     @property
     def name(self) -> str:
-        """How it is called in logs."""
         return self.launch.name
 
     @property
@@ -67,47 +73,39 @@ class Process:
         return self.running is not None and self.running.poll() is not None
 
     def start(self) -> None:
-        """Start it, in a session of its own; if that cannot be done now, `revive` tries again."""
-        try:
-            self._start()
-        except (OSError, subprocess.SubprocessError) as error:  # no more processes, a full disk
-            self.restart_at = time.monotonic() + self._longer_pause()
-            say(f"{self.name} cannot be started now: {error}")
-
-    def _start(self) -> None:
+        """Start it, in a process group of its own; if that cannot be done, `revive` tries again."""
         self.has_started = False
-        log = self.log_path.open("ab") if self.log_path else None
         try:
-            self.running = subprocess.Popen(
-                self.launch.command_at(self.port),
-                env=environment_for(self.launch.environment_at(self.port)),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT if log else None,
-                start_new_session=True,
-                pass_fds=self.held,
-                preexec_fn=_die_with_supervisor,
-            )
-        finally:
-            if log:
-                log.close()
+            with self.log_path.open("ab") if self.log_path else nullcontext() as log:
+                self.running = subprocess.Popen(
+                    self.launch.command_at(self.port),
+                    env=environment_for(self.launch.environment_at(self.port)),
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT if log else None,
+                    process_group=0,
+                    pass_fds=self.held,
+                    preexec_fn=partial(_before_its_program, self.launch.niceness),
+                )
+        except (OSError, subprocess.SubprocessError) as error:  # no more processes, a full disk
+            self._pause(is_steady=False)
+            say(f"{self.name} cannot be started now: {error}")
+            return
         self.started_at = time.monotonic()
-        _make_nice(self.running.pid, self.launch.niceness)
-        _write_and_close(self.running.stdin, self.standard_input)
+        assert self.running.stdin is not None
+        with suppress(BrokenPipeError), self.running.stdin as pipe:  # it may have ended again
+            pipe.write(self.standard_input)
 
     def revive(self) -> None:
         """If it has ended, clear away its process group, and start it again after a pause."""
-        now = time.monotonic()
         if self.running is not None and (status := self.running.poll()) is not None:
-            self._signal_group(signal.SIGKILL)
+            _kill_group(self.running)
             say(f"{self.name} ended with status {status}; starting it again")
             self.failures += 0 if self.has_started or status == 0 else 1
-            lived_s = now - self.started_at
-            steady = lived_s > (_STEADY_S if status else _SHORT_S)
-            self.restart_pause_s = _FIRST_RESTART_PAUSE_S if steady else self._longer_pause()
-            self.restart_at = now + (0.0 if steady and status == 0 else self.restart_pause_s)
+            lived_s = time.monotonic() - self.started_at
+            self._pause(is_steady=lived_s > (_STEADY_S if status else _SHORT_S))
             self.running = None
-        if self.running is None and now >= self.restart_at:
+        if self.running is None and time.monotonic() >= self.restart_at:
             self.start()
 
     def look(self) -> bool:
@@ -118,30 +116,10 @@ class Process:
             self.failures = 0
         return self.has_started
 
-    def ask_to_leave(self) -> None:
-        """Send SIGTERM."""
-        if self.running is not None:
-            self.running.terminate()
-
-    def stop(self, timeout_s: float) -> None:
-        """Ask it to leave; kill what is left of its process group after ``timeout_s``."""
-        if self.running is None:
-            return
-        self.ask_to_leave()
-        try:
-            self.running.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            say(f"{self.name} did not leave in time; killing it")
-        self._signal_group(signal.SIGKILL)
-        self.running.wait()
-        self.running = None
-
-    def _signal_group(self, signum: signal.Signals) -> None:
-        if self.running is not None:
-            try:
-                os.killpg(self.running.pid, signum)
-            except ProcessLookupError:
-                return
+    def _pause(self, *, is_steady: bool) -> None:
+        longer = min(_LONGEST_RESTART_PAUSE_S, 2 * self.restart_pause_s)
+        self.restart_pause_s = _FIRST_RESTART_PAUSE_S if is_steady else longer
+        self.restart_at = time.monotonic() + self.restart_pause_s
 
     def _says_so(self) -> bool:
         path = self.launch.startup_path
@@ -151,25 +129,34 @@ class Process:
                     return True
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=2):
                 return True
-        except (urllib.error.URLError, OSError):
+        except OSError:
             return False
 
-    def _longer_pause(self) -> float:
-        return min(_LONGEST_RESTART_PAUSE_S, 2 * self.restart_pause_s)
 
+def stop(processes: Iterable[Process], patience_s: Callable[[], float]) -> None:
+    """Send SIGTERM to processes; kill what is left of their groups after ``patience_s``.
 
-def stop_all(processes: Iterable[Process], patience_s: Callable[[], float]) -> None:
-    """Stop processes side by side; how long that may take is asked for again while it does."""
-    leaving = [process for process in processes if process.running is not None]
-    for process in leaving:
-        process.ask_to_leave()
+    How long that may take is asked for again while it does.
+    """
+    leaving = [(process, process.running) for process in processes if process.running]
+    for _, running in leaving:
+        running.terminate()
     began = time.monotonic()
-    while not all(process.has_ended for process in leaving):
+    while not all(process.has_ended for process, _ in leaving):
         if time.monotonic() - began > patience_s():
             break
         time.sleep(_LOOK_S)
-    for process in leaving:
-        process.stop(_LOOK_S)
+    for process, running in leaving:
+        if not process.has_ended:
+            say(f"{process.name} did not leave in time; killing it")
+        _kill_group(running)
+        running.wait()
+        process.running = None
+
+
+def _kill_group(leader: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(leader.pid, signal.SIGKILL)
 
 
 def stop_timeout_s(data: Path) -> float:
@@ -200,11 +187,13 @@ def free_ports() -> Iterator[int]:
     """
     candidates = list(_SERVICE_PORTS)
     random.shuffle(candidates)
-    return (port for port in candidates if _is_free(port))
+    return (port for port in candidates if is_free(port))
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Whether a server could listen on a port."""
     with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
         try:
             probe.bind(("", port))
         except OSError:
@@ -223,28 +212,139 @@ def environment_for(own: Mapping[str, str]) -> dict[str, str]:
     return {**inherited, **own}
 
 
-def _write_and_close(pipe: IO[bytes] | None, content: bytes) -> None:
-    assert pipe is not None
-    with suppress(BrokenPipeError), pipe:  # it has ended, and will be started again
-        pipe.write(content)
-
-
-def _make_nice(process_id: int, niceness: int) -> None:
-    """Give a session leader a niceness, and its session: many kernels share processors by session.
-
-    A system that knows no such thing is left as it is.
-    """
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, process_id, niceness)
-        session = Path(f"/proc/{process_id}/autogroup")
-        for _ in range(5):
-            try:
-                session.write_text(str(niceness))
-                return
-            except BlockingIOError:  # the kernel takes one change per 0.1 s from who is not root
-                time.sleep(0.1)
-
-
-def _die_with_supervisor() -> None:
-    """Runs in the child before its program: if the supervisor is killed, it is told to leave."""
+def _before_its_program(niceness: int) -> None:
+    """Runs in the child: if the supervisor is killed, it is told to leave."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    os.nice(niceness)
+
+
+class Home:
+    """One stack's folder, WEIR_HOME, where the ``weir`` command finds it.
+
+    Every process that a stack's supervisor starts holds the same lock on it, by inheritance, so a
+    stack is gone when the lock is free, however its processes ended. The supervisor alone has the
+    file ``supervisor`` open.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.path = path.resolve()
+        self._clock = clock
+        self._lock, self._mark = self.path / "lock", self.path / "supervisor"
+        self.lock = -1  # its file descriptor, while this process holds it
+        self._marking = -1
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Home:
+        """The folder that WEIR_HOME names."""
+        return cls(Path(environment.get("WEIR_HOME", ".weir")))
+
+    def take(self) -> None:
+        """Become the only stack here, once the processes of one that was killed have left.
+
+        Raises:
+            StackError: if a stack runs here.
+        """
+        (self.path / "logs").mkdir(parents=True, exist_ok=True)
+        began = self._clock()
+        while not self._try_to_lock():
+            for process_id in _holders(self._mark):
+                raise StackError(
+                    f"a stack runs here already (process {process_id}); stop it with `weir down`, "
+                    "or set WEIR_HOME to another folder"
+                )
+            self._wait(began, stop_timeout_s(self.path / "data"))
+        self.forget()  # what a killed stack has left
+        self._marking = os.open(self._mark, os.O_RDWR | os.O_CREAT, 0o600)
+
+    def vacate(self) -> bool:
+        """Tell the stack that runs here to stop, and wait until all of it has; False if none."""
+        if not self._lock.exists() or self._try_to_lock():
+            return False
+        told = set[int]()
+        began = self._clock()
+        while not self._try_to_lock():
+            for process_id in {*_holders(self._mark)} - told:
+                told.add(process_id)
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.kill(process_id, signal.SIGTERM)
+            # The services leave, then their server.
+            self._wait(began, stop_timeout_s(self.path / "data") + 2 * STOP_TIMEOUT_S)
+        return True
+
+    def tell(self, facts: Mapping[str, Any]) -> None:
+        """Write stack.json, by which the ``weir`` command finds the gateway."""
+        path = self.path / "stack.json"
+        _write(path, json.dumps({**facts, "pid": os.getpid()}, indent=1))
+        say(f"Weir is up at {facts['url']} (key in {path}); logs in {self.path / 'logs'}")
+
+    def forget(self) -> None:
+        (self.path / "stack.json").unlink(missing_ok=True)
+
+    def api_keys(self, environment: Mapping[str, str]) -> tuple[str, str]:
+        """The gateway's keys, and the one of them that the ``weir`` command uses here.
+
+        The keys are WEIR_API_KEYS, or the file of WEIR_API_KEYS_FILE. Where none of them is there
+        in plain text, one that is made once is added.
+
+        Raises:
+            StackError: if that file cannot be read.
+        """
+        keys = environment.get("WEIR_API_KEYS") or ""
+        if not keys and (file := environment.get("WEIR_API_KEYS_FILE")):
+            try:
+                keys = Path(file).read_text(encoding="utf-8").strip()
+            except (OSError, ValueError) as error:
+                raise StackError(f"WEIR_API_KEYS_FILE={file!r} cannot be read: {error}") from error
+        for key in map(str.strip, re.split("[,\n]", keys)):
+            if key and ":" not in key:  # which a hash has
+                return keys, key
+        path = self.path / "api_key"
+        if not path.exists():
+            _write(path, f"weir-{secrets.token_urlsafe(24)}")
+        own = path.read_text(encoding="utf-8")
+        return f"{keys},{own}" if keys else own, own
+
+    def memory(self, environment: Mapping[str, str]) -> Path:
+        """This stack's own folder below WEIR_MEMORY_DIR; with no memory to write to, a disk's."""
+        root = environment.get("WEIR_MEMORY_DIR") or (
+            _MEMORY if os.access(_MEMORY, os.W_OK) else ""
+        )
+        name = hashlib.sha256(str(self.path).encode()).hexdigest()[:16]
+        return Path(root) / f"weir-{name}" if root else self.path / "data" / "weights"
+
+    def _try_to_lock(self) -> bool:
+        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        self.lock = descriptor
+        return True
+
+    def _wait(self, began: float, patience_s: float) -> None:
+        """Look again soon; after ``patience_s`` kill whatever still holds the lock.
+
+        Without their Redis, services wait two minutes for it before they leave.
+        """
+        for process_id in _holders(self._lock) if self._clock() - began > patience_s else ():
+            say(f"killing process {process_id}, which holds {self._lock}")
+            with suppress(ProcessLookupError):
+                os.kill(process_id, signal.SIGKILL)
+        time.sleep(_LOOK_S)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that nobody else may read, whole or not at all."""
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.touch(mode=0o600)
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
+
+
+def _holders(file: Path) -> Iterator[int]:
+    """The processes that have a file open, but for other people's."""
+    for link in iglob("/proc/[0-9]*/fd/*"):
+        with suppress(OSError):  # it has just been closed
+            if os.readlink(link) == str(file):
+                yield int(link.split("/")[2])

@@ -1,7 +1,8 @@
 """The same stack on a Ray cluster: ``weir up --ray ADDRESS``. The only file that imports ray.
 
 Ray places processes, and nothing else: an actor per process runs the command line that `weir up`
-runs, starts it again when it ends, and is itself started again elsewhere when its node dies. Redis
+runs, starts it again when it ends, and is itself started again elsewhere when its node dies. This
+driver asks each actor twice a second how its process fares, which is when it looks. Redis
 (WEIR_REDIS_URL) and a folder that every node sees (WEIR_DATA_DIR) are given. Logs and readiness are
 in Ray's dashboard. The stack lives as long as this driver: Ctrl-C, ``weir down``, or the end of the
 job of ``ray job submit``.
@@ -10,14 +11,12 @@ job of ``ray job submit``.
 from __future__ import annotations
 
 import os
-import queue
 import secrets
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,25 +27,17 @@ from ray.util.metrics import Gauge
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from deploy.cluster_nodes import (
-    bundle_of,
-    choose_on,
-    followers_of,
-    in_words,
-    is_of_team,
-    shared_variables,
-)
-from deploy.home import Home
 from deploy.launches import (
     Launch,
-    Rendezvous,
+    cluster_variables,
     judge_launch,
     launches,
     learner_command,
     python_path,
+    resources_of,
 )
-from deploy.placement import Placement, PlacementError, visible_gpus
-from deploy.processes import Process, StackError, free_ports, say, stop_timeout_s
+from deploy.placement import Placement, PlacementError, choose_on, visible_gpus
+from deploy.processes import Home, Process, StackError, free_ports, say, stop, stop_timeout_s
 
 PLACING_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 300.0
@@ -58,8 +49,6 @@ _STRATEGIES = {"learner": "PACK"}  # the others: SPREAD
 
 @dataclass(frozen=True)
 class Status:
-    """How a process fares on its node."""
-
     address: str
     port: int
     running: bool
@@ -77,37 +66,27 @@ class Host:
         self._team = team
         self._ports = free_ports()
         self._process: Process | None = None
-        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ready = Gauge("weir_process_ready", "It has started, and runs", tag_keys=("process",))
-        # The same thread starts all: what it started is told to leave when it ends.
-        threading.Thread(target=self._supervise, daemon=True).start()
+        # One thread starts all: what it started is told to leave when it ends.
+        self._thread = ThreadPoolExecutor(1)
         if not team:
             self.begin(launch.command)
 
     def begin(self, command: Sequence[str]) -> None:
-        """Start the process, in place of one that runs."""
-        self._order(lambda: self._start(tuple(command)))
+        self._thread.submit(self._start, tuple(command)).result()
 
     def end(self, timeout_s: float) -> None:
-        """Stop the process; kill it after so many seconds."""
-        self._order(lambda: self._stop(timeout_s))
+        self._thread.submit(self._stop, timeout_s).result()
 
     def status(self) -> Status:
-        """How the process fares."""
-        process = self._process
-        return Status(
-            address=ray.util.get_node_ip_address(),
-            port=process.port if process else 0,
-            running=process is not None and process.running is not None,
-            has_started=process is not None and process.has_started,
-        )
+        """Look after the process, and tell how it fares."""
+        return self._thread.submit(self._look_after).result()
 
-    def meeting_place(self) -> Rendezvous:
-        """Where launchers on other nodes can meet with the one here."""
-        return Rendezvous(ray.util.get_node_ip_address(), next(self._ports))
+    def meeting_place(self) -> tuple[str, int]:
+        """The address and a port where launchers on other nodes can meet with the one here."""
+        return ray.util.get_node_ip_address(), next(self._ports)
 
     def sees(self, path: str) -> bool:
-        """Whether a file is there, seen from this node."""
         return Path(path).is_file()
 
     def _start(self, command: tuple[str, ...]) -> None:
@@ -119,38 +98,19 @@ class Host:
     def _stop(self, timeout_s: float) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.stop(timeout_s)
+            stop([process], lambda: timeout_s)
 
-    def _supervise(self) -> None:
-        while True:
-            try:
-                self._orders.get(timeout=_LOOK_S)()
-            except queue.Empty:
-                self._look_after()
-
-    def _look_after(self) -> None:
-        process = self._process
-        if process is None:
-            return
-        if not self._team:
-            process.revive()
-        elif process.has_ended:
+    def _look_after(self) -> Status:
+        if self._process is not None and not self._team:
+            self._process.revive()
+        elif self._process is not None and self._process.has_ended:
             self._stop(0.0)
-        process.look()
-        ready = process.has_started and process.running is not None
-        self._ready.set(float(ready), {"process": self._launch.name})
-
-    def _order(self, do: Callable[[], None]) -> None:
-        done: Future[None] = Future()
-
-        def carry_out() -> None:
-            try:
-                done.set_result(do())
-            except Exception as error:
-                done.set_exception(error)
-
-        self._orders.put(carry_out)
-        done.result()
+        process = self._process
+        runs = process is not None and process.running is not None
+        has_started = process is not None and process.look()
+        self._ready.set(float(runs and has_started), {"process": self._launch.name})
+        port = process.port if process else 0
+        return Status(ray.util.get_node_ip_address(), port, runs, has_started)
 
 
 def _on_node(launch: Launch) -> dict[str, str]:
@@ -170,7 +130,6 @@ class Actor:
 
     @property
     def has_started(self) -> bool:
-        """Whether its process has started, as far as is known."""
         return self.status is not None and self.status.has_started
 
     def ask(self, method: str, *arguments: Any, timeout_s: float = _CALL_TIMEOUT_S) -> Any:
@@ -213,7 +172,7 @@ class Team:
         place = self.members[0].ask("meeting_place")
         if place is None or len(reached) < len(self.members):
             return
-        say(f"the learner's ranks meet at {place.address}:{place.port}")
+        say(f"the learner's ranks meet at {place[0]}:{place[1]}")
         for node, member in enumerate(self.members):
             assert member.launch.bundle is not None
             ranks, nodes = member.launch.bundle.ranks, len(self.members)
@@ -222,32 +181,24 @@ class Team:
 
 @dataclass
 class Cluster:
-    """A stack on a Ray cluster."""
-
     home: Home
     placement: Placement
     environment: Mapping[str, str]
     stopping: bool = False
     actors: list[Actor] = field(default_factory=list)
+    team: Team = field(default_factory=lambda: Team([]))
 
     def up(self) -> None:
-        """Place everything and keep it running until told to stop.
-
-        Raises:
-            StackError: if the cluster has no place for it, or it does not start.
-        """
+        """Place everything and keep it running until told to stop."""
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._stop)
         try:
             self._place()
-            team = Team(
-                [actor for actor in self.actors if is_of_team(actor.launch, self.placement)]
-            )
             deadline = time.monotonic() + START_TIMEOUT_S
             told = False
             while not self.stopping:
                 look_at(self.actors)
-                team.look_after()
+                self.team.look_after()
                 told = told or self._tell_when_started(deadline)
                 time.sleep(_LOOK_S)
         finally:
@@ -256,7 +207,7 @@ class Cluster:
 
     def _place(self) -> None:
         environment = self.environment
-        shared = shared_variables(environment, self.home.api_keys(environment)[0], self.placement)
+        shared = cluster_variables(environment, self.home.api_keys(environment)[0], self.placement)
         shared["WEIR_MEMORY_DIR"] = str(self.home.memory(environment))  # of each node
         if self.placement.judge is not None:
             (judge,) = self._place_role("judge", [judge_launch(self.placement.judge, environment)])
@@ -270,7 +221,7 @@ class Cluster:
 
     def _place_role(self, role: str, of_role: Sequence[Launch]) -> list[Actor]:
         """One placement group: its processes get their resources together."""
-        bundles = [bundle_of(launch) for launch in of_role]
+        bundles = [resources_of(launch) for launch in of_role]
         here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
         group = placement_group(
             bundles,
@@ -284,23 +235,23 @@ class Cluster:
             if self.stopping:
                 raise StackError("stopped while it was placed")
             if time.monotonic() > deadline:
+                free = ray.available_resources()
                 raise StackError(
-                    f"the cluster has no place for the {role}: it needs {in_words(bundles)}, and "
-                    f"{in_words([ray.available_resources()])} are free"
+                    f"the cluster has no place for the {role}: it needs {bundles}, and "
+                    f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs are free"
                 )
+        is_team = role == "learner" and len(of_role) > 1
         placed = [
-            Actor(launch, _actor(launch, group, index, team=is_of_team(launch, self.placement)))
+            Actor(launch, _actor(launch, group, index, team=is_team))
             for index, launch in enumerate(of_role)
         ]
         self.actors += placed
+        if is_team:
+            self.team = Team(placed)
         return placed
 
     def _check_folder(self, folder: Path) -> None:
-        """Every node must see the data that the others write.
-
-        Raises:
-            StackError: naming the process whose node does not.
-        """
+        """Every node must see the data that the others write."""
         folder.mkdir(parents=True, exist_ok=True)
         mark = folder / f".seen-{secrets.token_hex(4)}"
         mark.touch()
@@ -315,8 +266,8 @@ class Cluster:
             mark.unlink()
 
     def _tell_when_started(self, deadline: float) -> bool:
-        mute = followers_of(self.placement)
-        awaited = [a for a in self.actors if a.launch.is_awaited and a.launch.name not in mute]
+        mute = self.team.members[1:]  # only the first rank serves
+        awaited = [a for a in self.actors if a.launch.is_awaited and a not in mute]
         late = [actor.launch.name for actor in awaited if not actor.has_started]
         if late and time.monotonic() > deadline:
             raise StackError(f"{', '.join(late)} did not start; see their logs in the dashboard")
@@ -347,7 +298,7 @@ class Cluster:
 
 
 def _actor(launch: Launch, group: PlacementGroup, index: int, *, team: bool) -> Any:
-    bundle = bundle_of(launch)
+    bundle = resources_of(launch)
     options = {
         "name": f"weir-{launch.name}",
         "num_cpus": bundle["CPU"],

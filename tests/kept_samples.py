@@ -13,17 +13,14 @@ from services.learner.durable.sample_rows import Row, read_groups
 
 
 def all_samples(folder: Path) -> Iterator[list[Row]]:
-    """The rows of every group below a folder, by step."""
     for file in step_files(folder):
         yield from read_groups(folder / file.name)
 
 
 def fates(folder: Path, purpose: Purpose) -> dict[int, str]:
-    """What became of each number."""
     found = [rows[0] for rows in all_samples(folder) if rows[0]["purpose"] == purpose]
     return {row["number"]: row["fate"] for row in sorted(found, key=lambda row: row["number"])}
 
 
 def counted(fates: dict[int, str]) -> dict[str, int]:
-    """How many groups met each fate."""
     return dict(Counter(fates.values()))

@@ -51,7 +51,6 @@ def reap(mark: str, tests: int) -> None:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill whatever was started under a mark, until nothing is left."""
     while found := [process for process in processes() if _is_marked(process, mark)]:
         for process in found:
             with suppress(ProcessLookupError, PermissionError):

@@ -19,7 +19,6 @@ SCORING = Scoring.of(a_recipe())
 
 
 def a_response(**changes: Any) -> Row:
-    """What a list of samples shows of a response."""
     values: Row = {
         "accuracy": 1.0,
         "process": None,

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
+from secrets import token_hex
 
 from services.chassis.deployment import DeploymentError, count
 from services.data.check import check
-from services.data.importing import held_out, import_tasks
+from services.data.importing import Draft, held_out, import_tasks, rows_of
+from services.data.mapping import RefusedError
 from services.data.presets import PRESETS, Preset, Taken
-from services.data.rows import rows_of
-from services.data.target import RefusedError, file_to_write, replacing
 from services.grader.pool import NoWorkerError
 
 DONE, NOT_DONE = 0, 2
@@ -91,20 +91,20 @@ def _import(given: argparse.Namespace) -> int:
     paths = [given.target]
     if given.held_out is not None:
         paths.append(given.target.with_stem(f"{given.target.stem}-held-out"))
-    targets = [file_to_write(path, Path(source) if is_here else None) for path in paths]
-    with ExitStack() as stack:
-        files = [stack.enter_context(replacing(target)) for target in targets]
-        rows = rows_of(source, preset.configs, given.split or preset.split)
-        imported = asyncio.run(import_tasks(rows, preset, given.limit))
-        for line in imported.report():
-            print(line, file=sys.stderr)
-        if not imported.drafts:
-            raise RefusedError(f"no task is left of {imported.num_rows} rows; nothing was written")
-        size, drafts = given.held_out, imported.drafts
-        out = set() if size is None else held_out(drafts, size, given.seed)
-        for draft in drafts:
-            files[draft.key in out].write(f"{draft.text}\n")
-    print(f"{imported.num_rows} rows: {len(drafts) - len(out)} tasks in {paths[0]}")
+    targets = [_file_to_write(path, Path(source) if is_here else None) for path in paths]
+    rows = rows_of(source, preset.configs, given.split or preset.split)
+    imported = asyncio.run(import_tasks(rows, preset, given.limit))
+    for line in imported.report():
+        print(line, file=sys.stderr)
+    drafts = imported.drafts
+    if not drafts:
+        raise RefusedError(f"no task is left of {imported.num_rows} rows; nothing was written")
+    out = set() if given.held_out is None else held_out(drafts, given.held_out, given.seed)
+    kept = [draft for draft in drafts if draft.key not in out]
+    if out:
+        _write(targets[1], [draft for draft in drafts if draft.key in out])
+    _write(targets[0], kept)
+    print(f"{imported.num_rows} rows: {len(kept)} tasks in {paths[0]}")
     if out:
         print(f"held out: {len(out)} tasks in {paths[1]}")
     return DONE
@@ -133,6 +133,36 @@ def _preset(preset: Preset, given: argparse.Namespace) -> Preset:
         only=only,
         required=frozenset(asked),
     )
+
+
+def _file_to_write(path: Path, source: Path | None) -> Path:
+    """The regular file that ``path`` means, followed through symlinks; it need not exist yet.
+
+    Raises:
+        RefusedError: for ``source`` itself, a device, a pipe, a folder, or without a folder.
+    """
+    if source and path.exists() and path.samefile(source):
+        raise RefusedError(f"{path} is the file to read; name another one to write")
+    target = Path(os.path.realpath(path))
+    if (path.exists() and not path.is_file()) or target.is_symlink():
+        raise RefusedError(f"{path} is no regular file; name a file, which is written whole or not")
+    if not os.access(target.parent, os.W_OK):
+        raise RefusedError(f"{path} cannot be written; name a file in a folder you may write to")
+    return target
+
+
+def _write(target: Path, drafts: Iterable[Draft]) -> None:
+    """Replace a file whole, or leave it as it is if an error comes between."""
+    unfinished = target.with_name(f".weir-{token_hex(4)}")
+    try:
+        # JSON writes half a surrogate pair just as Python replaces it.
+        with unfinished.open("x", encoding="utf-8", errors="backslashreplace") as file:
+            file.writelines(f"{draft.text}\n" for draft in drafts)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

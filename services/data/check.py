@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from services.grader.verifiers.math_answer import EXAMINE, WARM_UP
 
 _MAX_ANSWER_CHARS = 2_000
 _BATCH = 256
-_EMPTY = re.compile(r": (?:String|Tuple) should have at least 1 (?:character|item).*")
 
 
 @dataclass(frozen=True)
@@ -31,16 +29,7 @@ class Finding:
     is_warning: bool = False
 
     def __str__(self) -> str:
-        """One line of the report."""
         return f"line {self.line}: {'warning: ' if self.is_warning else ''}{self.text}"
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Why the grader cannot compare with an answer: the kind of trouble, and all about it."""
-
-    kind: str
-    text: str
 
 
 async def check(path: Path) -> tuple[int, list[Finding]]:
@@ -52,41 +41,27 @@ async def check(path: Path) -> tuple[int, list[Finding]]:
     Raises:
         OSError: if the file cannot be read.
     """
-    lines = list(read_lines(path))
-    found = [Finding(line.number, text) for line in lines for text in line.problems]
-    found += _repeated_prompts(lines)
-    found += _missing_answers(lines)
-    answers = {line.number: line.task.answer for line in lines if line.task and line.task.answer}
-    for number, fault in (await faults_of(answers)).items():
-        found.append(Finding(number, f"answer: {fault.text}"))
-    num_tasks = sum(line.task is not None for line in lines)
-    return num_tasks, sorted(found, key=lambda finding: finding.line)
-
-
-def read_lines(path: Path) -> Iterator[Line]:
-    """Every line of a task file; a file without any task is a problem of line 1.
-
-    Raises:
-        OSError: if the file cannot be read.
-    """
-    line = None
     with path.open("rb") as file:
-        for line in examined(raw_lines(file)):
-            yield line
-    if line is None:
-        yield Line(1, "", None, ("the file holds no task",))
+        lines = list(examined(raw_lines(file)))
+    lines = lines or [Line(1, "", None, ("the file holds no task",))]
+    tasks = {line.number: line.task for line in lines if line.task}
+    found = [Finding(line.number, text) for line in lines for text in line.problems]
+    found += _repeated_prompts(tasks)
+    unanswered = [number for number, task in tasks.items() if task.answer is None]
+    if unanswered:
+        text = f"no answer, in {len(unanswered)} tasks in all: only some graders can do without"
+        found.append(Finding(unanswered[0], text, is_warning=True))
+    answers = {number: task.answer for number, task in tasks.items() if task.answer}
+    for number, fault in (await faults_of(answers)).items():
+        found.append(Finding(number, f"answer: {fault}: {answers[number][:100]!r}"))
+    return len(tasks), sorted(found, key=lambda finding: finding.line)
 
 
 def examined(lines: Iterable[bytes]) -> Iterator[Line]:
     """Every line that is not blank, with all that is wrong with it."""
     for line in parse_lines(lines):
         blanks = () if line.task is None else tuple(_blanks(line.task))
-        yield replace(line, problems=(*map(_plain, line.problems), *blanks))
-
-
-def _plain(problem: str) -> str:
-    """An empty field, in the words of this report instead of the validator's."""
-    return _EMPTY.sub(": empty; fill it in, or remove the task", problem)
+        yield replace(line, problems=(*line.problems, *blanks))
 
 
 def _blanks(task: Task) -> Iterator[str]:
@@ -97,7 +72,7 @@ def _blanks(task: Task) -> Iterator[str]:
         yield "prompt: blank; give the problem, or remove the task"
 
 
-async def faults_of(answers: Mapping[int, str]) -> dict[int, Fault]:
+async def faults_of(answers: Mapping[int, str]) -> dict[int, str]:
     """What keeps the grader from comparing with answers, by their numbers.
 
     What only algebra can read goes to the pool; without any there is no pool.
@@ -105,7 +80,7 @@ async def faults_of(answers: Mapping[int, str]) -> dict[int, Fault]:
     hard = [(number, answer) for number, answer in answers.items() if _needs_algebra(answer)]
     if not hard:
         return {}
-    faults: dict[int, Fault] = {}
+    faults: dict[int, str] = {}
     async with Pool(Settings.from_environment().workers, warm_ups=[WARM_UP]) as pool:
         for start in range(0, len(hard), _BATCH):
             batch = hard[start : start + _BATCH]
@@ -115,21 +90,12 @@ async def faults_of(answers: Mapping[int, str]) -> dict[int, Fault]:
     return faults
 
 
-def _repeated_prompts(lines: Sequence[Line]) -> Iterator[Finding]:
+def _repeated_prompts(tasks: Mapping[int, Task]) -> Iterator[Finding]:
     first_line_of: dict[object, int] = {}
-    for line in lines:
-        if line.task is None:
-            continue
-        earlier = first_line_of.setdefault(line.task.prompt or line.task.messages, line.number)
-        if earlier != line.number:
-            yield Finding(line.number, f"the same prompt as line {earlier}", is_warning=True)
-
-
-def _missing_answers(lines: Sequence[Line]) -> Iterator[Finding]:
-    numbers = [line.number for line in lines if line.task and line.task.answer is None]
-    if numbers:
-        text = f"no answer, in {len(numbers)} tasks in all: only some graders can do without"
-        yield Finding(numbers[0], text, is_warning=True)
+    for number, task in tasks.items():
+        earlier = first_line_of.setdefault(task.prompt or task.messages, number)
+        if earlier != number:
+            yield Finding(number, f"the same prompt as line {earlier}", is_warning=True)
 
 
 def _needs_algebra(answer: str) -> bool:
@@ -138,15 +104,12 @@ def _needs_algebra(answer: str) -> bool:
     return bool(answer.strip()) and not isinstance(value, Number | Words)
 
 
-async def _fault(answer: str, tools: Tools) -> Fault | None:
+async def _fault(answer: str, tools: Tools) -> str | None:
     if len(answer) > _MAX_ANSWER_CHARS:
-        text = f"longer than {_MAX_ANSWER_CHARS} characters, which is too long to compare"
-        return Fault("too long to compare", text)
+        return f"longer than {_MAX_ANSWER_CHARS} characters, which is too long to compare"
     outcome = await tools.pool.run(EXAMINE, answer, deadline_s=tools.compare_deadline_s)
     if isinstance(outcome, Failed) and outcome.cause is not Cause.ERROR:
-        end = f"ends in a {outcome.cause}"
-        return Fault(f"comparing with it {end}", f"comparing {answer!r} with 7 {end}")
+        return f"comparing with it ends in a {outcome.cause}"
     if isinstance(outcome, Failed) or not outcome.value:
-        text = f"math-verify cannot read {answer!r}; only the same text would count as right"
-        return Fault("math-verify cannot read it", text)
+        return "math-verify cannot read it; only the same text would count as right"
     return None

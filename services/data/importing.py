@@ -1,4 +1,7 @@
-"""``weir data import``: rows of a dataset become tasks, each problem once, all of them checked."""
+"""``weir data import``: rows of a dataset become tasks, each problem once, all of them checked.
+
+A dataset is a file, a folder or a name of the hub, which the library ``datasets`` reads.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,17 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from services.data.check import examined, faults_of
-from services.data.mapping import Dropped, resolved, task_fields
+from services.data.mapping import Dropped, RefusedError, Row, flat, resolved, task_fields
 from services.data.presets import Preset
-from services.data.rows import Row
-from services.data.target import RefusedError
 
-_REPEATED = "the same problem again"
-_AMBIGUOUS = "repeated with another answer"
+_UNREADABLE = OSError, RuntimeError, TypeError, ValueError  # what the library raises of data
+_FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
+_SAVED = ("dataset_dict.json", "state.json")  # in folders that the library has written
 
 
 @dataclass
@@ -28,7 +32,6 @@ class Draft:
 
     @property
     def text(self) -> str:
-        """The line of a task file."""
         return json.dumps(self.fields, ensure_ascii=False, default=str)
 
 
@@ -42,7 +45,6 @@ class Imported:
     left_out: dict[str, list[int]] = field(default_factory=dict)  # rows by reason
 
     def leave_out(self, reason: str, row: int) -> None:
-        """Count a row that makes no task."""
         self.left_out.setdefault(reason, []).append(row)
 
     def report(self) -> Iterator[str]:
@@ -65,10 +67,16 @@ async def import_tasks(rows: Iterable[Row], preset: Preset, limit: int | None) -
     imported = Imported()
     drafts = _distinct(_drafts(rows, preset, imported), imported, limit)
     _name(drafts, imported)
-    sound = list(_sound(drafts, imported))
+    sound: list[Draft] = []
+    for draft in drafts:
+        (line,) = examined([draft.text.encode(errors="backslashreplace")])
+        if line.problems:
+            imported.leave_out(line.problems[0], draft.row)
+        else:
+            sound.append(draft)
     faults = await faults_of({draft.row: draft.fields["answer"] for draft in sound})
     for row, fault in faults.items():
-        imported.leave_out(f"answer: {fault.kind}", row)
+        imported.leave_out(f"answer: {fault}", row)
     imported.drafts = [draft for draft in sound if draft.row not in faults]
     return imported
 
@@ -90,7 +98,7 @@ def held_out(drafts: Sequence[Draft], size: float, seed: int) -> set[str]:
 
 def _drafts(rows: Iterable[Row], preset: Preset, imported: Imported) -> Iterator[Draft]:
     found = None
-    for number, row in enumerate(rows, start=1):
+    for number, row in enumerate(map(flat, rows), start=1):
         imported.num_rows = number
         found = found or resolved(preset, row)
         try:
@@ -111,14 +119,14 @@ def _distinct(drafts: Iterable[Draft], imported: Imported, limit: int | None) ->
     for draft in drafts:
         earlier = first.setdefault(draft.key, draft)
         if earlier is not draft:
-            imported.leave_out(_REPEATED, draft.row)
+            imported.leave_out("the same problem again", draft.row)
             if earlier.fields["answer"] != draft.fields["answer"]:
                 ambiguous.add(draft.key)
         if len(first) == limit:
             imported.notes.append(f"stopped at row {draft.row}, after {limit} problems")
             break
     for key in ambiguous:
-        imported.leave_out(_AMBIGUOUS, first.pop(key).row)
+        imported.leave_out("repeated with another answer", first.pop(key).row)
     return list(first.values())
 
 
@@ -133,14 +141,80 @@ def _name(drafts: Sequence[Draft], imported: Imported) -> None:
         draft.fields = {"id": "", **draft.fields} | {"id": draft.key[:16]}
 
 
-def _sound(drafts: Sequence[Draft], imported: Imported) -> Iterator[Draft]:
-    for draft in drafts:
-        for line in examined([draft.text.encode(errors="backslashreplace")]):
-            if line.problems:
-                imported.leave_out(line.problems[0], draft.row)
-            else:
-                yield draft
-
-
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
+
+
+def rows_of(source: str, configs: Sequence[str], split: str) -> Iterator[Row]:
+    """The rows of all parts (``configs``) of a dataset, in order, without a copy of it on disk.
+
+    Raises:
+        RefusedError: if there is no such dataset, part or split, or it cannot be read.
+    """
+    library = _library()
+    try:
+        yield from chain.from_iterable(_parts(library, source, configs, split))
+    except RefusedError:
+        raise
+    except (*_UNREADABLE, library.exceptions.DatasetsError) as error:
+        raise RefusedError(f"{source}: {error}") from error
+
+
+def _library() -> Any:
+    try:
+        import datasets  # slow to load, and an extra
+    except ImportError as error:
+        remedy = "install Weir's extra `data`: pip install 'weir[data]'"
+        raise RefusedError(f"`weir data import` needs the library datasets; {remedy}") from error
+    datasets.disable_progress_bars()
+    return datasets
+
+
+def _parts(
+    library: Any, source: str, configs: Sequence[str], split: str
+) -> Iterator[Iterator[Row]]:
+    path = Path(source)
+    if path.is_file():
+        yield _file(library, path)
+    elif any((path / name).exists() for name in _SAVED):
+        yield _saved(library, path, split)
+    else:
+        for place, config in _places(library, path, source, configs):
+            yield library.load_dataset(place, config, split=split, streaming=True)
+
+
+def _file(library: Any, path: Path) -> Iterator[Row]:
+    kind = _FORMATS.get(path.suffix)
+    if kind is None:
+        raise RefusedError(f"{path}: its name must end in one of {', '.join(_FORMATS)}")
+    options: dict[str, Any] = {}
+    if kind == "csv":  # all of it is text: a number stays as it is written, and "None" an answer
+        import pandas  # which reads the rows, too: it names a column without a name
+
+        columns = {name: library.Value("string") for name in pandas.read_csv(path, nrows=0)}
+        options = {"features": library.Features(columns), "keep_default_na": False}
+    return library.load_dataset(
+        kind, data_files=str(path), split="train", streaming=True, **options
+    )
+
+
+def _saved(library: Any, path: Path, split: str) -> Iterator[Row]:
+    saved = library.load_from_disk(str(path))
+    if not isinstance(saved, dict):
+        return saved
+    if split not in saved:
+        raise RefusedError(f"{path}: no split {split!r}; there are: {', '.join(saved)}")
+    return saved[split]
+
+
+def _places(
+    library: Any, path: Path, source: str, configs: Sequence[str]
+) -> Sequence[tuple[str, str | None]]:
+    """What to load for each part: the dataset by the part's name, else a subfolder of that name."""
+    named = library.get_dataset_config_names(source) if path.is_dir() else configs
+    places = [
+        (source, config) if config in named else (str(path / config), None)
+        for config in configs
+        if config in named or (path / config).is_dir()
+    ]
+    return places or [(source, None)]

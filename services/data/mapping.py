@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from services.data.presets import Preset, Taken
-from services.data.rows import Row
-from services.data.target import RefusedError
 from services.grader.answers.boxes import last_boxed
+
+Row = dict[str, Any]
 
 _HASHES = "####"
 _TURN = "role", "content"
@@ -20,17 +20,31 @@ _EXACT_BELOW = 2**53  # a larger number in floating point has lost digits
 _MISSING = {Taken.COLUMN: "answer", Taken.BOX: "box", Taken.HASHES: _HASHES}
 
 
+class RefusedError(ValueError):
+    """The command cannot do its work; the text says what to change."""
+
+
 class Dropped(ValueError):
     """A row that makes no task; the text is the reason, the same for all of its kind."""
 
 
+def flat(row: Row, before: str = "") -> Row:
+    """A row that also has the fields of its structs, by names with dots."""
+    found: Row = {}
+    for name, value in row.items():
+        found[f"{before}{name}"] = value
+        if isinstance(value, dict):
+            found |= flat(value, f"{before}{name}.")
+    return found
+
+
 def resolved(preset: Preset, row: Row) -> Preset:
-    """The preset with those of its columns that the first row of a dataset has.
+    """The preset with those of its columns that the first row of a dataset has, made flat.
 
     Raises:
         RefusedError: naming the column that is not there, and those that are.
     """
-    there = set(_names(row))
+    there = set(row)
     taken = dict(preset.answer)
     problem = _one_of("the problem", preset.problem, there)
     answer = _one_of("the answer", tuple(taken), there)
@@ -63,13 +77,13 @@ def task_fields(preset: Preset, row: Row) -> dict[str, Any]:
     fields |= {**_problem(preset, row), "answer": _answer(preset, row)}
     if solution := _solution(preset, row):
         fields["solution"] = solution
-    metadata = {name: _value(row, name) for name in preset.keep if _text(row, name)}
+    metadata = {name: row[name] for name in preset.keep if _text(row, name)}
     return fields | ({"metadata": metadata} if metadata else {})
 
 
 def _problem(preset: Preset, row: Row) -> dict[str, Any]:
     (name,) = preset.problem
-    turns = _value(row, name)
+    turns = row.get(name)
     if not (isinstance(turns, list) and turns and isinstance(turns[0], dict)):
         turns = [{"role": "user", "content": _text(row, name)}]
     if any(turn.get(key) is None for turn in turns for key in _TURN):
@@ -87,7 +101,7 @@ def _problem(preset: Preset, row: Row) -> dict[str, Any]:
 
 def _answer(preset: Preset, row: Row) -> str:
     [(name, taken)] = preset.answer
-    value = _value(row, name)
+    value = row.get(name)
     if isinstance(value, float) and abs(value) >= _EXACT_BELOW:
         raise Dropped(f"a number in {name!r} that was rounded when it was read")
     text = _as_text(value)
@@ -106,7 +120,7 @@ def _solution(preset: Preset, row: Row) -> str:
     if not preset.solution:
         return ""
     (name,) = preset.solution
-    value = _value(row, name)
+    value = row.get(name)
     text = _as_text(value[0] if isinstance(value, list) and value else value)
     if preset.answer == ((name, Taken.HASHES),):
         text = text.rpartition(_HASHES)[0].strip()
@@ -121,23 +135,8 @@ def _one_of(part: str, names: Sequence[str], there: set[str]) -> str:
     raise RefusedError(f"no column {wanted} for {part}; there are: {', '.join(sorted(there))}")
 
 
-def _names(row: Row, before: str = "") -> Iterator[str]:
-    for name, value in row.items():
-        yield f"{before}{name}"
-        if isinstance(value, dict):
-            yield from _names(value, f"{before}{name}.")
-
-
-def _value(row: Row, name: str) -> Any:
-    if name in row:
-        return row[name]
-    head, _, rest = name.partition(".")
-    inner = row.get(head)
-    return _value(inner, rest) if isinstance(inner, dict) else None
-
-
 def _text(row: Row, name: str) -> str:
-    return _as_text(_value(row, name)) if name else ""
+    return _as_text(row.get(name))
 
 
 def _as_text(value: Any) -> str:

@@ -33,7 +33,6 @@ class Demand:
 
     @contextmanager
     def holding(self, request: RolloutRequest) -> Iterator[None]:
-        """A request is in hand."""
         self.held.append(request)
         try:
             yield
@@ -45,7 +44,6 @@ class Demand:
 
     @contextmanager
     def working_on(self, request: RolloutRequest) -> Iterator[None]:
-        """A request is at work."""
         self.at_work.append(request)
         try:
             yield

@@ -44,14 +44,15 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from services.rollout.errors import (
+from services.rollout.samples import (
     EngineDied,
     EngineError,
     LoadError,
     RequestRefused,
+    Sample,
     SamplingError,
+    span_of,
 )
-from services.rollout.samples import Sample, span_of
 from services.rollout.scheduler import AsyncBatchingScheduler, BatchingScheduler
 from services.rollout.settings import EngineSettings
 from services.rollout.transfer import BACKEND, Worker
@@ -86,13 +87,9 @@ class Engine:
     async def start(
         cls, folder: Path, label: str, settings: EngineSettings, base: Path | None = None
     ) -> Engine:
-        """Start an engine on a weights folder; takes tens of seconds.
+        """Start an engine on the folder of a model, or of an adapter for the model ``base``.
 
-        Args:
-            folder: of a model, or of an adapter.
-            label: names the version.
-            settings: with the rank of the adapter, if it is one.
-            base: the model that the adapter is for.
+        It takes tens of seconds. ``label`` names the version.
 
         Raises:
             EngineError: if vLLM cannot serve the model; the text is vLLM's own.
@@ -113,16 +110,13 @@ class Engine:
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer of the model, a transformers one."""
         return self.llm.get_tokenizer()
 
     @property
     def has_died(self) -> bool:
-        """Whether a process of the engine has ended."""
         return self.llm.errored
 
     def shut_down(self) -> None:
-        """End the engine's processes."""
         self.llm.shutdown(timeout=_SHUT_DOWN_S)
 
     async def generate(
@@ -152,8 +146,7 @@ class Engine:
     def room(self, group_size: int, claimed: int) -> int:
         """How many groups more would find room, if ``claimed`` ones are here or on their way.
 
-        None does while a response has no token yet: it waits for KV blocks, or for a place in the
-        batch, or is about to begin.
+        None does while a response has no token yet: it waits for KV blocks or a place in the batch.
         """
         if any(state.is_prefilling for state in self.llm.output_processor.request_states.values()):
             return 0
@@ -213,7 +206,6 @@ class Engine:
         return seconds
 
     async def _exchange(self, folder: Path) -> None:
-        """Put the weights of a folder in the place of those that are there."""
         if not self.settings.lora_rank:
             await self.llm.start_weight_update()
             await self.llm.update_weights(WeightTransferUpdateRequest({"path": str(folder)}))

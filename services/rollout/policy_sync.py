@@ -20,11 +20,15 @@ from services.chassis.faults import NotNow, NotStarted
 from services.chassis.metrics import DEVICES, born_at_zero
 from services.chassis.service import Service
 from services.rollout.demand import Demand
-from services.rollout.errors import EngineDied, EngineError, EngineUnfit, LoadError
-from services.rollout.fetching import Fetcher
-from services.rollout.samples import version_label
+from services.rollout.fetching import Fetcher, ModelShape, verified_shape
+from services.rollout.samples import (
+    EngineDied,
+    EngineError,
+    EngineUnfit,
+    LoadError,
+    version_label,
+)
 from services.rollout.settings import EngineSettings
-from services.rollout.shape import ModelShape, verified_shape
 
 if TYPE_CHECKING:
     from services.rollout.engine import Engine
@@ -89,7 +93,6 @@ class PolicyFollower:
         return self._last_job == job.job_id
 
     def has_died(self) -> bool:
-        """Whether a process of the engine has ended."""
         return self.engine is not None and self.engine.has_died
 
     @asynccontextmanager
@@ -140,7 +143,6 @@ class PolicyFollower:
                 raise EngineDied("a process of the engine has ended; see its log above")
 
     def shut_down(self) -> None:
-        """End the engine's processes."""
         self._fetcher.close()
         if self.engine is not None:
             self.engine.shut_down()

@@ -1,12 +1,72 @@
-"""What an engine returns for one response, and how responses become a group."""
+"""What goes into an engine and what comes out: a prompt, samples that make a group, or an error."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from protocol.messages import FinishReason, Response, RolloutGroup, RolloutRequest, VersionSpan
+from protocol.messages import (
+    FinishReason,
+    Response,
+    RolloutGroup,
+    RolloutRequest,
+    Task,
+    VersionSpan,
+)
+
+from services.chassis.faults import Unworkable, WorkerFault
+from services.chassis.prompts import PromptError, Tokenizer, rendered
+
+
+class EngineError(RuntimeError):
+    """The engine could not do what was asked of it."""
+
+
+class SamplingError(EngineError):
+    """The engine ended a response in a way that is not an answer."""
+
+
+class RequestRefused(EngineError, Unworkable):
+    """The engine takes no such request, from anybody; the text has its own words."""
+
+
+class LoadError(EngineError, WorkerFault):
+    """New weights were not loaded; the engine samples nothing until a load succeeds."""
+
+
+class EngineUnfit(EngineError, WorkerFault):
+    """The weights belong into another engine; this process must end, to be started anew."""
+
+
+class EngineDied(EngineError, WorkerFault):
+    """A process of the engine has ended; this process must end, too, to be started anew."""
+
+
+def prompt_ids(
+    task: Task,
+    template: str | None,
+    tokenizer: Tokenizer,
+    *,
+    max_context: int,
+    max_tokens: int,
+    options: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """The prompt's token ids, by the plain template if there is one, else by the chat template.
+
+    Raises:
+        PromptError: if the task does not fit the template, or leaves no ``max_tokens``.
+    """
+    ids = rendered(task, template, tokenizer, options)
+    room = max_context - max_tokens
+    if len(ids) > room:
+        raise PromptError(
+            f"task {task.id!r}: its prompt has {len(ids)} tokens, but model.max_context "
+            f"{max_context} less sampling.max_tokens {max_tokens} leaves {room}: raise the first, "
+            "lower the second, or drop the task"
+        )
+    return ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +97,6 @@ def group_of(
     samples: Sequence[Sample],
     sampling_seconds: float,
 ) -> RolloutGroup:
-    """Lay the samples of one request one after another."""
     return RolloutGroup(
         request=request,
         prompt_ids=np.asarray(prompt_ids, dtype=np.int32),

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 from protocol.recipe import Model
 
-from services.chassis.deployment import DeploymentError
-
-T = TypeVar("T", int, float)
-_MIB = 2**20
+from services.chassis.deployment import Reader, count, positive, whole
 
 
 @dataclass(frozen=True)
@@ -37,34 +33,14 @@ class EngineSettings:
         Raises:
             DeploymentError: naming the variable that is wrong.
         """
-        kv_cache_mib = read_number(environment, "WEIR_ROLLOUT_KV_CACHE_MIB", int, 0)
+        read = Reader(environment)
         return cls(
             dtype=model.dtype,
             max_context=model.max_context,
             lora_rank=model.lora.rank if model.lora is not None else 0,
-            max_sequences=read_number(environment, "WEIR_ROLLOUT_MAX_SEQUENCES", int, 0) or None,
-            kv_cache_bytes=kv_cache_mib * _MIB or None,
-            gpu_memory=read_number(environment, "WEIR_ROLLOUT_GPU_MEMORY", float, 0.9),
-            num_gpus=read_number(environment, "WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE", int, 1),
-            sync_timeout_s=read_number(environment, "WEIR_ROLLOUT_SYNC_TIMEOUT_S", float, 120.0),
+            max_sequences=read("WEIR_ROLLOUT_MAX_SEQUENCES", whole, "0") or None,
+            kv_cache_bytes=read("WEIR_ROLLOUT_KV_CACHE_MIB", whole, "0") * 2**20 or None,
+            gpu_memory=read("WEIR_ROLLOUT_GPU_MEMORY", positive, "0.9"),
+            num_gpus=read("WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE", count, "1"),
+            sync_timeout_s=read("WEIR_ROLLOUT_SYNC_TIMEOUT_S", positive, "120"),
         )
-
-
-def read_number(
-    environment: Mapping[str, str], name: str, parse: Callable[[str], T], default: T
-) -> T:
-    """Read a number that is not negative.
-
-    Raises:
-        DeploymentError: naming the variable and what is wrong with it.
-    """
-    text = environment.get(name)
-    if not text:
-        return default
-    try:
-        value = parse(text)
-    except ValueError as error:
-        raise DeploymentError(f"{name}={text!r}: give a number, such as {default}") from error
-    if value < 0:
-        raise DeploymentError(f"{name}={text!r}: must not be negative")
-    return value

@@ -56,7 +56,6 @@ class FolderTransfer(WeightTransferEngine[Nothing, Folder]):
         """Do nothing: whoever starts an update says where it is."""
 
     def start_weight_update(self) -> None:
-        """Prepare every layer for its new weights."""
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, str]) -> None:
@@ -69,7 +68,6 @@ class FolderTransfer(WeightTransferEngine[Nothing, Folder]):
             raise
 
     def receive_weights(self, update_info: Folder) -> None:
-        """Load every tensor of the folder into the layer that it is for."""
         cast(Any, self.model).load_weights(_tensors(Path(update_info.path)))
 
     def finish_weight_update(self) -> None:

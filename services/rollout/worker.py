@@ -13,10 +13,9 @@ from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS, ROLLOUTS
 from services.chassis.metrics import PHASES, born_at_zero
 from services.chassis.service import Service
 from services.chassis.stage import Stage, work_forever
-from services.rollout.chat import prompt_ids
 from services.rollout.engine import Engine
 from services.rollout.policy_sync import PolicyFollower
-from services.rollout.samples import Sample, group_of
+from services.rollout.samples import Sample, group_of, prompt_ids
 
 GROUPS = born_at_zero(Counter("weir_sampled_groups_total", "Groups sampled", ["purpose"]), *Purpose)
 RESPONSES = born_at_zero(
@@ -63,18 +62,15 @@ async def sample_groups(service: Service) -> None:
 
 
 class GroupSampler:
-    """Renders a request, samples its group, and counts what was sampled."""
-
     def __init__(self, follower: PolicyFollower) -> None:
         self.follower = follower
 
     def room(self, job: ActiveJob, claimed: int) -> int:
-        """How many groups the engine could begin now, beside those that are claimed."""
         engine = self.follower.engine
         return engine.room(job.recipe.rollout.group_size, claimed) if engine else 0
 
     async def sample_group(self, job: ActiveJob, request: RolloutRequest) -> RolloutGroup:
-        """One request in, its group out.
+        """Sample what a request asks for.
 
         Raises:
             PromptError: if the task cannot be a prompt of this model.

@@ -35,7 +35,7 @@ MISTAKES = {
         ("no stream active | ActiveJob | learner",),
     ),
     "deploy/runbooks.md": ("Look again.\n", ("DataDiskFull is not what runbooks.json says",)),
-    "deploy/home.py": (
+    "deploy/processes.py": (
         f'_X = "/root/x", r"(a)++b"{LONG}',
         ("/root/ is of one machine", "a possessive group", "endless has 51 lines"),
     ),
@@ -71,7 +71,7 @@ BREACHES = {
         "numpy",
     ),
     "redis has one door": ("services/chassis/stage.py", "redis"),
-    "vLLM has one door": ("services/rollout/chat.py", "vllm"),
+    "vLLM has one door": ("services/rollout/samples.py", "vllm"),
     "DeepSpeed has one door": ("services/learner/job/learning.py", "deepspeed"),
     "Ray has one door": ("deploy/local.py", "ray"),
     "deploy starts services and imports none": ("deploy/local.py", "protocol.streams"),
@@ -85,7 +85,6 @@ BREACHES = {
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of the project."""
     for folder in FOLDERS:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
@@ -101,7 +100,6 @@ def add(path: Path, text: str) -> None:
 
 
 def told(tree: Path, *command: str) -> list[str]:
-    """What a program of this environment prints in a tree."""
     path = f"{tree / 'proto'}:{tree}"
     ran = subprocess.run(
         [str(Path(sys.executable).with_name(command[0])), *command[1:]],

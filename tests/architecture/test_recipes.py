@@ -50,8 +50,6 @@ REMOVED["ppo/qwen2.5-32b"] = (VAPO, " ".join(w for p, w in REMOVED.values() if p
 
 
 def fields(recipe: Recipe) -> dict[str, Any]:
-    """The value of every setting, by its dotted name."""
-
     def walk(prefix: str, table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         for name, value in table.items():
             if isinstance(value, dict) and name != "lora":
@@ -63,7 +61,6 @@ def fields(recipe: Recipe) -> dict[str, Any]:
 
 
 def differences(one: str, other: str) -> set[str]:
-    """The settings that two recipes do not share."""
     left, right = fields(RECIPES[one]), fields(RECIPES[other])
     return {name for name in left.keys() | right.keys() if left.get(name) != right.get(name)}
 

@@ -22,8 +22,8 @@ from services.chassis.parent import die_with_parent
 from services.chassis.service import Service
 from services.chassis.stage import Stage, up_to, work_forever
 from services.learner.job.role import work_on_one_job
-from services.rollout.errors import LoadError
 from services.rollout.policy_sync import PolicyFollower
+from services.rollout.samples import LoadError
 from tests.chaos.broken_disk import break_disk
 from tests.chaos.hash_team import HashTeam, exported_hash
 from tests.chaos.job import graded, sampled

@@ -30,8 +30,6 @@ Json = dict[str, Any]
 
 @dataclass
 class Stack:
-    """A compose project and its front door."""
-
     engine: Engine
     files: tuple[str, ...]
     services: tuple[str, ...]  # those that can run here
@@ -183,7 +181,6 @@ def stack(running_engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture(scope="session")
 def trained(stack: Stack) -> Json:
-    """A job that has run to its end."""
     return stack.wait_for_end(stack.submit(steps=10))
 
 

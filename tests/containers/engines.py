@@ -44,7 +44,6 @@ class Engine:
         """Have an image that is not built here; docker pulls it when it is needed."""
 
     def build(self, service: str, *arguments: str) -> None:
-        """Build a target of a service's Dockerfile."""
         own = ("--build-arg", f"SERVICE={service}")
         self("build", "--file", "deploy/Dockerfile", *own, *arguments, ".")
 
@@ -57,7 +56,6 @@ class Engine:
         yield
 
     def is_healthy(self, container: str) -> bool:
-        """What the container's own health check says."""
         said = self("inspect", "--format", "{{.State.Health.Status}}", container)
         return said.strip() == "healthy"
 
@@ -87,11 +85,9 @@ class Podman(Engine):
         self.run(str(HERE / "prepare.sh"), "engine")
 
     def prepare(self, kind: str, image: str) -> None:
-        """Make a base image of Debian's packages."""
         self.run(str(HERE / "prepare.sh"), "image", kind, image)
 
     def build(self, service: str, *arguments: str) -> None:
-        """Build a target with buildah."""
         self.run(str(HERE / "build.sh"), service, *arguments)
 
     def tidy(self) -> None:
@@ -129,7 +125,6 @@ class Podman(Engine):
 
 
 def engine() -> Engine:
-    """The docker engine of this machine, else podman."""
     if (
         shutil.which("docker")
         and not subprocess.run(["docker", "info"], capture_output=True).returncode

@@ -19,8 +19,8 @@ from protocol.messages import ActiveJob, PolicyVersion
 from services.chassis.deployment import Deployment
 from services.chassis.faults import NotStarted
 from services.chassis.service import Service
-from services.rollout.errors import EngineError, LoadError
 from services.rollout.policy_sync import PolicyFollower
+from services.rollout.samples import EngineError, LoadError
 from tests.builders import a_job_record, a_recipe, a_request
 from tests.contract.valkey_server import Server
 from tests.unit.rollout.test_policy_sync import write_folder

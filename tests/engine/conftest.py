@@ -89,7 +89,6 @@ def write_model(folder: Path, seed: int, *, ends_soon: bool = False) -> Path:
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
-    """Where functions are called on ranks of a learner."""
     ranks = Ranks()
     yield ranks
     ranks.end()
@@ -116,7 +115,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Three weights of one shape."""
     root = tmp_path_factory.mktemp("models")
     return [write_model(root / f"weights-{seed}", seed) for seed in range(3)]
 
@@ -155,22 +153,16 @@ def settings() -> EngineSettings:
 
 
 @pytest.fixture(scope="session")
-async def started(
-    folders: list[Path], settings: EngineSettings
-) -> AsyncIterator[tuple[Engine, object]]:
+async def started(folders: list[Path], settings: EngineSettings) -> AsyncIterator[Engine]:
     from services.rollout.engine import Engine  # takes seconds, and training needs none of it
 
     engine = await Engine.start(folders[0], "1.0", settings)
-    yield engine, await engine.llm.compute_weight_checksums()
+    yield engine
     engine.shut_down()
 
 
-@pytest.fixture(scope="session")
-def engine(started: tuple[Engine, object]) -> Engine:
-    """One engine, started on the first weights; a test loads what it needs."""
-    return started[0]
-
-
-@pytest.fixture(scope="session")
-def checksums_at_start(started: tuple[Engine, object]) -> object:
-    return started[1]
+@pytest.fixture
+async def engine(started: Engine, folders: list[Path]) -> Engine:
+    """The only engine, at the first weights, as version 0 of attempt 1."""
+    await started.load(folders[0], "1.0", keep_kv=False)
+    return started

@@ -18,8 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from services.learner.training.lora import add_adapter, save_adapter
 from services.learner.training.models import write_merged
 from services.rollout.engine import Engine
-from services.rollout.errors import EngineDied
-from services.rollout.samples import Sample
+from services.rollout.samples import EngineDied, Sample
 from services.rollout.settings import EngineSettings
 from tests.engine.conftest import ENDLESS, Reference
 from tests.engine.plain_lora import adapt, adapter_of, trained_parameters

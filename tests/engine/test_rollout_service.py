@@ -22,7 +22,7 @@ from protocol.streams import REQUESTS, ROLLOUTS
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
 from services.rollout.engine import Engine
-from services.rollout.errors import EngineDied, EngineUnfit
+from services.rollout.samples import EngineDied, EngineUnfit
 from services.rollout.worker import sample_groups
 from tests.builders import a_recipe, a_request
 from tests.contract.valkey_server import Server
@@ -50,7 +50,6 @@ class Line:
         await self.exchange.announce(PolicyVersion(**version, **{"digest": digest, **changes}))
 
     async def sampled(self, number: int, **changes: Any) -> RolloutGroup:
-        """Ask for a group, and take it when it is there."""
         request = a_request(number=number, prompt_template="{prompt}", **changes)
         await self.exchange.ask(request)
         while True:

@@ -42,7 +42,6 @@ class Machine:
         return number // 64 if REHEARSES else number
 
     def model(self, name: str) -> Path:
-        """A model of this shape with random weights, as a folder."""
         folder = self.folder / name.replace("/", "-")
         if not folder.exists():
             write_model(self.shape(name), folder)
@@ -74,26 +73,29 @@ def write_model(shape: ModelShape, folder: Path) -> None:
             torch.set_default_dtype(torch.float32)
 
 
+def run_module(module: str, *arguments: str, **environment: str) -> str:
+    """What a module prints in a process of its own, which gives back all of the memory."""
+    paths = os.pathsep.join([str(ROOT / "proto"), str(ROOT)])
+    ended = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": paths, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return ended.stdout
+
+
 @pytest.fixture(scope="session")
 def measure(machine: Machine) -> Callable[..., Json]:
-    """Run ``tests.gpu.measure`` in a process of its own, which gives back all of the memory."""
-
     def run(what: str, **settings: Any) -> Json:
         model = settings.pop("model", None)
         if model is not None:
             settings |= {"model": str(machine.model(model)), "shape": vars(machine.shape(model))}
-        command = [sys.executable, "-m", "tests.gpu.measure", what, json.dumps(settings)]
-        paths = os.pathsep.join([str(ROOT / "proto"), str(ROOT)])
-        ended = subprocess.run(
-            command,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": paths},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert ended.returncode == 0, ended.stderr[-3000:]
-        measured: Json = json.loads(ended.stdout.splitlines()[-1])
+        printed = run_module("tests.gpu.measure", what, json.dumps(settings))
+        measured: Json = json.loads(printed.splitlines()[-1])
         print(what, settings.get("recipe", ""), measured)
         return measured
 

@@ -26,22 +26,17 @@ from services.learner.training.trainer import Trainer
 Json = dict[str, Any]
 
 
-def main() -> None:
-    """Measure what the command line names."""
-    what, settings = sys.argv[1], json.loads(sys.argv[2])
-    measured = {"step": step, "attention": attention}
-    print(json.dumps(measured[what](**settings)))
-
-
 def step(model: str, shape: Json, recipe: Json) -> Json:
     """The largest micro-batch that a recipe allows, forward, backward and update."""
-    made = _recipe(model, recipe)
-    trainer = _trainer(made)
+    made, folder = _recipe(model, recipe), Path(model)
+    init_ranks()
+    trainer = Trainer(made, Models(made, folder, folder))
     samples = placed(largest_micro_batches(made, num_ranks=1))
     trainer.train(samples)  # whatever is made once
     seconds = _timed(lambda: trainer.train(samples))
     planned = learner_footprint(made, ModelShape(**shape), None, num_gpus=1).peak
-    return {"seconds": seconds, "peak": _peak(), "planned": planned, **_left()}
+    leave_ranks()
+    return {"seconds": seconds, "peak": _peak(), "planned": planned}
 
 
 def attention(model: str, shape: Json, tokens: int) -> Json:
@@ -96,12 +91,6 @@ def _recipe(model: str, tables: Json) -> Recipe:
     return parse_recipe(recipe)
 
 
-def _trainer(recipe: Recipe) -> Trainer:
-    init_ranks()
-    folder = Path(recipe.model.path)
-    return Trainer(recipe, Models(recipe, folder, folder))
-
-
 def _timed(work: Any) -> float:
     began = time.perf_counter()
     work()
@@ -114,10 +103,6 @@ def _peak() -> int:
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
 
 
-def _left() -> Json:
-    leave_ranks()
-    return {}
-
-
 if __name__ == "__main__":
-    main()
+    measured = {"step": step, "attention": attention}[sys.argv[1]]
+    print(json.dumps(measured(**json.loads(sys.argv[2]))))

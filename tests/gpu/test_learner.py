@@ -1,9 +1,6 @@
 """The learner on a GPU: the same numbers as on a CPU, in the memory that the plan says."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.architecture.project import ROOT
-from tests.gpu.conftest import REHEARSES, Machine, write_model
+from tests.gpu.conftest import REHEARSES, Machine, run_module, write_model
 
 pytestmark = pytest.mark.gpu
 Measure = Callable[..., dict[str, Any]]
@@ -22,13 +18,7 @@ Measure = Callable[..., dict[str, Any]]
 def trained(model: Path, out: Path, **environment: str) -> dict[str, torch.Tensor]:
     """The parameters after three steps in float32, TF32 off, as it is by default."""
     settings = json.dumps({"zero_stage": 1, "micro_batch_tokens": 4096, "steps": 3})
-    paths = os.pathsep.join([str(ROOT / "proto"), str(ROOT)])
-    subprocess.run(
-        [sys.executable, "-m", "tests.engine.train_some_steps", str(model), str(out), settings],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": paths, **environment},
-        check=True,
-    )
+    run_module("tests.engine.train_some_steps", str(model), str(out), settings, **environment)
     return load_file(out / "model.safetensors")
 
 

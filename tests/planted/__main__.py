@@ -1,8 +1,7 @@
 """Plant faults in the product, one at a time, and see whether the tests notice.
 
-    python -m tests.planted                   all faults, and the tests of this tree
+    python -m tests.planted                   all faults
     python -m tests.planted gateway sign      the faults of gateway.toml, and of "sign"
-    python -m tests.planted --tests-of main~9 ...       the tests of another commit
 
 A fault is a row of a TOML file of this folder: ``name``, the ``file`` it is in, the text ``old``
 that becomes ``new``, and the ``tests`` (arguments of pytest) that have to fail. ``old`` must stand
@@ -30,8 +29,6 @@ _LIMIT_S = 900.0  # a suite that takes longer hangs, which is noticed too
 
 @dataclass(frozen=True)
 class Fault:
-    """A change of one place in the product, and the tests that have to notice it."""
-
     name: str
     file: str
     old: str
@@ -57,16 +54,12 @@ def read_faults(wanted: list[str]) -> list[Fault]:
     ]
 
 
-def copy_tree(tree: Path, tests_of: str | None) -> None:
-    """The files that git knows or would add; the folder of tests may be that of another commit."""
+def copy_tree(tree: Path) -> None:
     files = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate"]
     listed = subprocess.check_output(files, cwd=ROOT, text=True).splitlines()
-    kept = [n for n in listed if (ROOT / n).is_file() and not (tests_of and n.startswith("tests/"))]
-    packed = subprocess.check_output(["tar", "c", *kept], cwd=ROOT)
+    there = [name for name in listed if (ROOT / name).is_file()]
+    packed = subprocess.check_output(["tar", "c", *there], cwd=ROOT)
     subprocess.run(["tar", "x"], cwd=tree, input=packed, check=True)
-    if tests_of:
-        packed = subprocess.check_output(["git", "archive", tests_of, "tests"], cwd=ROOT)
-        subprocess.run(["tar", "x"], cwd=tree, input=packed, check=True)
 
 
 def run_tests(tree: Path, tests: str) -> str:
@@ -97,12 +90,11 @@ def run_tests(tree: Path, tests: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.planted", description=__doc__)
     parser.add_argument("wanted", nargs="*")
-    parser.add_argument("--tests-of", metavar="COMMIT")
     options = parser.parse_args()
     missed = 0
     with TemporaryDirectory() as folder:
         tree = Path(folder)
-        copy_tree(tree, options.tests_of)
+        copy_tree(tree)
         for fault in read_faults(options.wanted):
             original = (tree / fault.file).read_bytes()
             fault.plant(tree)

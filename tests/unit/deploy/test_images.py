@@ -16,16 +16,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SERVICES = ("gateway", "grader", "rollout", "learner")
 
 
-def pins(name: str) -> dict[str, str]:
-    lines = (ROOT / "deploy" / name).read_text().splitlines()
-    return {package(line): line.split("==")[1] for line in lines if "==" in line}
-
-
 def test_an_image_copies_its_own_service_and_what_is_let_in_and_does_not_run_as_root() -> None:
     ignore = (ROOT / ".dockerignore").read_text().splitlines()
     assert ignore[1] == "*"
     let_in = [Path(line[1:]) for line in ignore if line.startswith("!")]
-    assert all((ROOT / path).exists() for path in let_in)
     copies = re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE)
     copied = {word for line in copies for word in line.split()}
     assert {word for word in copied if word.startswith("services")} == {
@@ -36,8 +30,7 @@ def test_an_image_copies_its_own_service_and_what_is_let_in_and_does_not_run_as_
     }
     for name in {word.replace("${SERVICE}", service) for word in copied for service in SERVICES}:
         assert (ROOT / name).exists(), name
-        kept = [p for p in let_in if p.is_relative_to(name) or Path(name).is_relative_to(p)]
-        assert kept, name
+        assert any(p.is_relative_to(name) or Path(name).is_relative_to(p) for p in let_in), name
     of_the_service = DOCKERFILE.split(" AS service\n")[1].split("\nFROM ")[0]
     assert re.findall(r"^USER (.+)$", of_the_service, re.MULTILINE) == ["10001"]
 
@@ -51,18 +44,19 @@ def test_versions_are_those_of_the_project() -> None:
     required = [each for extra in PROJECT["optional-dependencies"].values() for each in extra]
     torch = {requirement for requirement in required if requirement.startswith("torch")}
     assert torch == set(re.findall(r"torch==[\d.]+", DOCKERFILE))
-    everywhere, gpu = pins("constraints.txt"), pins("constraints-gpu.txt")
-    assert gpu
-    assert gpu == {name: everywhere[name] for name in gpu}
+    everywhere, gpu = (
+        [line for line in (ROOT / "deploy" / name).read_text().splitlines() if "==" in line]
+        for name in ("constraints.txt", "constraints-gpu.txt")
+    )
+    assert set(gpu) < set(everywhere)
 
 
 def test_a_base_with_vllm_keeps_its_packages_and_must_have_those_of_the_project() -> None:
     base = ["vllm==0.32.0", "torch==2.13.0+cu130", "Redis==8.2.0", "distro-info===1.1build1"]
     added = (ROOT / "deploy/constraints-gpu.txt").read_text().splitlines()
-    pinned = constraints(base, [*added, "redis==8.1.0"])
-    assert pinned[: len(base)] == base
-    assert "deepspeed==0.19.8" in pinned
-    assert [pin for pin in pinned if package(pin) == "redis"] == ["Redis==8.2.0"]
+    assert constraints(base, [*added, "redis==8.1.0"]) == base + [
+        pin for pin in added if package(pin) not in {"redis", "torch", "vllm"}
+    ]
     for service in ("rollout", "learner"):
         wanted = own(service, PROJECT["optional-dependencies"][service], "0.32.0", on_gpu=True)
         assert {"vllm==0.32.0", "torch==2.13.0"} <= set(wanted)

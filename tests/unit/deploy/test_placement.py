@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.cluster_nodes import bundle_of, choose_on, in_words, names_of, shared_variables
-from deploy.launches import launches
+from deploy.launches import cluster_variables, launches, resources_of
 from deploy.placement import (
     Gpu,
     PlacementError,
     choose,
+    choose_on,
     divide,
     environment_of,
     parse,
@@ -94,8 +94,8 @@ def test_a_box_that_nobody_divides_is_divided_wholly(number: int) -> None:
         ("learner=0", "no GPU for the rollout"),
         ("learner=0,0 rollout=1", "GPU 0 is named 2 times"),
         ("learner=0 rollout=0@0.5 judge=0@0.4", "exceed 0.8"),
-        ("learner=0@0.5 rollout=0@0.4", "only a rollout or judge takes a share"),
-        ("learner=0 rollout=1@nan", "above 0 and at most 0.9"),
+        ("learner=0@0.5 rollout=0@0.4", "'learner=0@0.5' is not"),
+        ("learner=0 rollout=1@nan", "'rollout=1@nan' is not"),
         ("learner=0 rollout=1 idle=1", "GPU 1 is idle and given away"),
         ("learner=0,1 rollout=1 rollout=3", "GPU 1 is given twice"),
         ("learner=0 rollout=a:1", "either every GPU is of a named node"),
@@ -126,21 +126,14 @@ def test_a_shared_gpu_leaves_the_learner_the_rest() -> None:
     assert environment_of(placement.rollouts[0])["WEIR_ROLLOUT_GPU_MEMORY"] == "0.25"
 
 
-def test_a_machine_without_gpus_counts_processes() -> None:
-    chosen = choose({"WEIR_LEARNER_RANKS": "2", "WEIR_ROLLOUTS": "3"}, ["null"])
-    assert (chosen.placement.num_ranks, len(chosen.placement.rollouts)) == (2, 3)
-    assert not chosen.placement.uses_gpus
-    with pytest.raises(PlacementError, match="WEIR_ROLLOUTS"):
-        choose({"WEIR_ROLLOUTS": "many"}, [])
-
-
 def test_a_machine_with_gpus_divides_them_or_obeys() -> None:
     eight = [f"nvidia{number}" for number in range(8)] + ["nvidiactl", "nvidia-uvm"]
     assert str(choose({}, eight).placement).startswith("learner=0-3 rollout=4 rollout=5")
     assert str(choose({"CUDA_VISIBLE_DEVICES": "6,7"}, eight).placement) == "learner=0 rollout=1"
     assert len(choose({"WEIR_GPUS": WISH}, eight).placement.rollouts) == 2
-    with pytest.raises(PlacementError, match="WEIR_ROLLOUTS"):
-        choose({"WEIR_ROLLOUTS": "2"}, eight)
+    for text, devices in (("2", eight), ("many", [])):
+        with pytest.raises(PlacementError, match="WEIR_ROLLOUTS"):
+            choose({"WEIR_ROLLOUTS": text}, devices)
     with pytest.raises(PlacementError, match="shows none"):
         choose({"WEIR_GPUS": WISH, "CUDA_VISIBLE_DEVICES": ""}, eight)
 
@@ -171,8 +164,7 @@ CLUSTER = [a_node("10.0.0.1", 4), a_node("10.0.0.2", 4, "b"), a_node("10.0.0.9",
 
 
 def test_a_node_goes_by_its_address_and_by_its_given_names() -> None:
-    assert names_of(CLUSTER[1]) == ["10.0.0.2", "b"]
-    for name in names_of(CLUSTER[1]):
+    for name in ("10.0.0.2", "b"):
         placement = choose_on(CLUSTER, {"WEIR_GPUS": f"learner=10.0.0.1:0-3 rollout={name}:0-3"})
         assert placement.rollouts[0].node == name
 
@@ -203,9 +195,8 @@ def test_a_process_takes_its_gpus_of_its_node_and_graders_take_none() -> None:
     placement = parse("learner=a:0-3,b:0-3 rollout=b:4,5")
     made = {each.name: each for each in launches(placement, {}, {"WEIR_GRADERS": "2"})}
     assert set(made) == {"gateway", "grader-0", "grader-1", "rollout-0", "learner-0", "learner-1"}
-    assert bundle_of(made["learner-1"]) == {"CPU": 4, "GPU": 4, "node:b": 0.001}
-    assert bundle_of(made["grader-0"]) == {"CPU": 1}
-    assert in_words([bundle_of(made["rollout-0"])]) == "1 CPUs 2 GPUs on node b"
+    assert resources_of(made["learner-1"]) == {"CPU": 4, "GPU": 4, "node:b": 0.001}
+    assert resources_of(made["grader-0"]) == {"CPU": 1}
     assert "CUDA_VISIBLE_DEVICES" not in made["rollout-0"].environment, "Ray chooses"
 
 
@@ -219,6 +210,6 @@ def test_what_computes_is_as_nice_as_it_is_told() -> None:
 
 def test_processes_of_a_cluster_get_what_the_driver_has_but_no_path_to_its_keys() -> None:
     driver = {"WEIR_API_KEYS_FILE": "/mine", "HF_TOKEN": "t", "EDITOR": "vi"}
-    shared = shared_variables(driver, "a-key", parse("learner=a:0 rollout=a:1"))
+    shared = cluster_variables(driver, "a-key", parse("learner=a:0 rollout=a:1"))
     assert (shared["HF_TOKEN"], shared["WEIR_API_KEYS"]) == ("t", "a-key")
     assert not {"WEIR_API_KEYS_FILE", "EDITOR"} & set(shared)

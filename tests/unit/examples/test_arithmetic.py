@@ -17,7 +17,6 @@ EXAMPLE = Path(tasks.__file__).parent
 SHIPPED_MODEL = EXAMPLE / "base-model"
 # With other weights all that was measured with these, in documents too, is to be measured anew.
 SHIPPED_WEIGHTS_SHA256 = "7db468bb376fddc1a22446cf8593c5531b6424db327fe938a8482111fa162f67"
-TASK_FILES = ("train.jsonl", "held_out.jsonl")
 PROMPT = re.compile(r"(\d\d)([+-][1-9])([+-][1-9])([+-][1-9])=\?")
 TASK = tasks.ArithmeticTask(47, (8, -6, 7))
 
@@ -29,7 +28,7 @@ def is_of_the_held_out(prompt: str) -> bool:
 def test_the_committed_tasks_are_valid_and_those_held_out_are_others(tmp_path: Path) -> None:
     tasks.write_task_files(tmp_path)
     seen: list[str] = []
-    for name, number in zip(TASK_FILES, (4_000, 512), strict=True):
+    for name, number in (("train.jsonl", 4_000), ("held_out.jsonl", 512)):
         assert (tmp_path / name).read_bytes() == (EXAMPLE / name).read_bytes()
         records = [json.loads(line) for line in (EXAMPLE / name).read_text().splitlines()]
         assert len(records) == number

@@ -15,7 +15,7 @@ from services.learner.sft.__main__ import main
 from services.learner.sft.run import FolderTaken, batches, samples_of, unfinished
 from services.learner.training.batching import totals_of
 from services.learner.training.samples import Sample
-from services.rollout.chat import prompt_ids
+from services.rollout.samples import prompt_ids
 from tests.architecture.project import ROOT
 
 BASE_MODEL = ROOT / "examples/arithmetic/base-model"

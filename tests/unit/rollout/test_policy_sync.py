@@ -1,4 +1,4 @@
-"""What a rollout may answer, and which weights its engine can take."""
+"""Which weights a running engine can take, and the settings that it keeps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,56 +16,26 @@ from protocol.weights import WeightsError, WeightsGone
 from safetensors.numpy import save_file
 
 from services.chassis.deployment import DeploymentError
+from services.rollout.fetching import shape_of, verified_shape
 from services.rollout.policy_sync import Serving, why_unfit
 from services.rollout.settings import EngineSettings
-from services.rollout.shape import shape_of, verified_shape
 from tests.builders import a_recipe
 
 SETTINGS = EngineSettings(dtype="float32", max_context=64)
 
 
-def write_folder(
-    folder: Path, *, hidden_size: int = 4, value: float = 0.0, **config: object
-) -> None:
+def write_folder(folder: Path, *, hidden: int = 4, value: float = 0.0, **config: object) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    values = {"model_type": "qwen2", "hidden_size": hidden_size, **config}
+    values = {"model_type": "qwen2", "hidden_size": hidden, **config}
     (folder / "config.json").write_text(json.dumps(values))
     (folder / "tokenizer.json").write_text("{}")
-    save_file(
-        {"embed.weight": np.full((3, hidden_size), value, dtype=np.float32)},
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
+    tensors = {"embed.weight": np.full((3, hidden), value, dtype=np.float32)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_folder(tmp_path / "model")
-    return tmp_path / "model"
-
-
-def serving(folder: Path, *, job_id: str = "job", number: int = 3, attempt: int = 1) -> Serving:
-    policy = PolicyVersion(job_id=job_id, attempt=attempt, number=number, folder="f", digest="d")
-    return Serving(policy, shape_of(folder), SETTINGS)
-
-
-def test_an_engine_takes_weights_of_its_own_shape(folder: Path, tmp_path: Path) -> None:
-    write_folder(tmp_path / "next", value=1.0, transformers_version="9.9", torch_dtype="float16")
-    assert why_unfit(serving(folder), serving(tmp_path / "next")) is None
-
-
-def test_another_shape_or_tokenizer_needs_another_engine_and_says_where(
-    folder: Path, tmp_path: Path
-) -> None:
-    write_folder(tmp_path / "wider", hidden_size=8)
-    reason = str(why_unfit(serving(folder), serving(tmp_path / "wider")))
-    assert "config hidden_size: 4 became 8" in reason
-    assert "tensor embed.weight: (3, 4) became (3, 8)" in reason
-    other = shutil.copytree(folder, tmp_path / "other")
-    (other / "tokenizer.json").write_text('{"version": 2}')
-    assert "file tokenizer.json: " in str(why_unfit(serving(folder), serving(other)))
-    save_file({"other": np.zeros(1)}, other / "model.safetensors")
-    assert "tensor embed.weight: (3, 4)" in str(why_unfit(serving(folder), serving(other)))
+def a_model(folder: Path, **changes: Any) -> Path:
+    write_folder(folder, **changes)
+    return folder
 
 
 def an_adapter(folder: Path, *, rank: int, value: float = 0.0) -> Path:
@@ -72,6 +43,37 @@ def an_adapter(folder: Path, *, rank: int, value: float = 0.0) -> Path:
     (folder / "adapter_config.json").write_text(json.dumps({"r": rank}))
     save_file({"q.lora_A.weight": np.full((rank, 4), value)}, folder / "adapter_model.safetensors")
     return folder
+
+
+def serving(folder: Path) -> Serving:
+    policy = PolicyVersion(job_id="job", attempt=1, number=3, folder="f", digest="d")
+    return Serving(policy, shape_of(folder), SETTINGS)
+
+
+@pytest.fixture
+def now(tmp_path: Path) -> Serving:
+    return serving(a_model(tmp_path / "now"))
+
+
+def test_an_engine_takes_weights_of_its_own_shape(now: Serving, tmp_path: Path) -> None:
+    later = a_model(tmp_path / "later", value=1.0, transformers_version="9.9", dtype="float16")
+    assert why_unfit(now, serving(later)) is None
+    (later / "model.safetensors").rename(later / "model-00001-of-00001.safetensors")
+    (later / "model.safetensors.index.json").write_text("{}")
+    assert why_unfit(now, serving(later)) is None
+
+
+def test_another_shape_or_setting_needs_another_engine_and_says_where(
+    now: Serving, tmp_path: Path
+) -> None:
+    reason = str(why_unfit(now, serving(a_model(tmp_path / "wider", hidden=8))))
+    assert "config hidden_size: 4 became 8" in reason
+    assert "tensor embed.weight: (3, 4) became (3, 8)" in reason
+    other = a_model(tmp_path / "other")
+    (other / "tokenizer.json").write_text('{"version": 2}')
+    assert "file tokenizer.json: " in str(why_unfit(now, serving(other)))
+    settings = replace(SETTINGS, max_context=128)
+    assert "128" in str(why_unfit(now, replace(now, settings=settings)))
 
 
 def test_an_adapter_follows_one_of_its_own_shape_for_the_same_model(tmp_path: Path) -> None:
@@ -82,22 +84,6 @@ def test_an_adapter_follows_one_of_its_own_shape_for_the_same_model(tmp_path: Pa
     assert "config r: 2 became 4" in str(wider)
     policy = second.policy.model_copy(update={"base": "job/2.base", "base_digest": "other"})
     assert why_unfit(first, replace(second, policy=policy))
-
-
-@pytest.mark.parametrize("change", [{"dtype": "bfloat16"}, {"max_context": 128}])
-def test_another_dtype_or_context_needs_another_engine(
-    folder: Path, change: dict[str, object]
-) -> None:
-    settings = replace(SETTINGS, **change)  # type: ignore[arg-type]
-    reason = why_unfit(serving(folder), replace(serving(folder), settings=settings))
-    assert str(next(iter(change.values()))) in str(reason)
-
-
-def test_shards_and_their_index_do_not_change_the_shape(folder: Path, tmp_path: Path) -> None:
-    sharded = shutil.copytree(folder, tmp_path / "sharded")
-    (sharded / "model.safetensors").rename(sharded / "model-00001-of-00001.safetensors")
-    (sharded / "model.safetensors.index.json").write_text("{}")
-    assert shape_of(sharded) == shape_of(folder)
 
 
 def test_a_shape_is_read_only_from_what_was_announced(tmp_path: Path) -> None:
@@ -122,9 +108,6 @@ def test_settings_come_from_the_recipe_and_the_environment() -> None:
     assert (settings.dtype, settings.max_context) == ("bfloat16", 100)
     assert (settings.kv_cache_bytes, settings.num_gpus) == (64 * 2**20, 2)
     assert EngineSettings.from_environment(model, {}).kv_cache_bytes is None
-
-
-@pytest.mark.parametrize("text", ["many", "-1", "1.5"])
-def test_a_wrong_setting_is_named(text: str) -> None:
-    with pytest.raises(DeploymentError, match="WEIR_ROLLOUT_MAX_SEQUENCES"):
-        EngineSettings.from_environment(a_recipe().model, {"WEIR_ROLLOUT_MAX_SEQUENCES": text})
+    for text in ("many", "-1", "1.5"):
+        with pytest.raises(DeploymentError, match="WEIR_ROLLOUT_MAX_SEQUENCES"):
+            EngineSettings.from_environment(model, {"WEIR_ROLLOUT_MAX_SEQUENCES": text})

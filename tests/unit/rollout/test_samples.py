@@ -1,22 +1,84 @@
-"""Samples: version labels survive the engine, groups lie flat."""
+"""Prompts are rendered by the recipe's template or the model's and fit; groups lie flat."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 from protocol.messages import FinishReason, VersionSpan
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
-from services.rollout.samples import Sample, group_of, span_of, version_label
-from tests.builders import a_request
+from services.chassis.prompts import PromptError
+from services.rollout.samples import Sample, group_of, prompt_ids, span_of, version_label
+from tests.builders import a_request, a_task
+
+CHAT = (
+    "{{ bos_token }}{% for turn in messages %}{{ turn.role[0] }}:{{ turn.content }};{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
+TURNS = [{"role": "developer", "content": "add"}, {"role": "user", "content": "1+1="}]
+AS_TURNS = {"prompt": None, "messages": TURNS}
+QUIET = CHAT + "{% if enable_thinking is false %}<no>{% endif %}"
 
 
-def a_sample(token_ids: list[int], logprob: float) -> Sample:
-    return Sample(
-        token_ids=np.array(token_ids, dtype=np.int32),
-        behavior_logprobs=np.full(len(token_ids), logprob, dtype=np.float32),
-        text=str(token_ids),
-        finish_reason=FinishReason.STOP,
-        spans=(VersionSpan(attempt=1, version=0, start=0, end=len(token_ids)),),
+def rendered(
+    chat: str | None, template: str | None, task: dict[str, Any], **options: object
+) -> str:
+    """By a tokenizer with one token per character and a BOS in front; 56 tokens have room."""
+    entries = ["<bos>", *(chr(code) for code in range(33, 127))]
+    made = Tokenizer(models.BPE({entry: i for i, entry in enumerate(entries)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    made.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", 0)]
     )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<bos>", chat_template=chat
+    )
+    ids = prompt_ids(
+        a_task(**task), template, tokenizer, max_context=64, max_tokens=8, options=options
+    )
+    return "".join(tokenizer.convert_ids_to_tokens(ids))
+
+
+@pytest.mark.parametrize(
+    ("chat", "template", "task", "text"),
+    [
+        (None, "Q:{prompt}A:", {}, "Q:1+1=A:"),
+        (None, r"\boxed{}{x}{prompt}", {"prompt": "{0}{prompt}"}, r"\boxed{}{x}{0}{prompt}"),
+        (CHAT, None, {}, "u:1+1=;a:"),
+        (CHAT, None, AS_TURNS, "s:add;u:1+1=;a:"),
+        (CHAT + "{# developer #}", None, AS_TURNS, "d:add;u:1+1=;a:"),
+        (None, "{prompt}", {"prompt": "1" * 55}, "1" * 55),
+    ],
+    ids=["plain", "other braces", "chat", "a developer as system", "a developer", "full"],
+)
+def test_a_prompt_is_rendered_behind_one_bos(
+    chat: str | None, template: str | None, task: dict[str, Any], text: str
+) -> None:
+    assert rendered(chat, template, task) == f"<bos>{text}"
+
+
+def test_options_are_variables_of_the_chat_template() -> None:
+    assert rendered(QUIET, None, {}, enable_thinking=False) == "<bos>u:1+1=;a:<no>"
+    with pytest.raises(PromptError, match="chat_template_options: tokenize "):
+        rendered(QUIET, None, {}, tokenize=False)
+
+
+@pytest.mark.parametrize(
+    ("template", "task", "words"),
+    [
+        (None, {}, r"model\.prompt"),
+        ("{prompt}", AS_TURNS, "'sum-1'"),
+        ("{prompt}", {"prompt": "1" * 56}, r"57 .* 56"),
+    ],
+)
+def test_a_task_that_is_no_prompt_is_refused(
+    template: str | None, task: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(PromptError, match=words):
+        rendered(None, template, task)
 
 
 def test_a_label_names_attempt_and_number_in_this_order() -> None:
@@ -25,13 +87,19 @@ def test_a_label_names_attempt_and_number_in_this_order() -> None:
 
 
 def test_a_group_keeps_each_response_apart_and_in_order() -> None:
-    request = a_request(group_size=3)
-    samples = [a_sample([1, 2], -1.0), a_sample([3], -2.0), a_sample([4, 5, 6], -3.0)]
-    group = group_of(request, [9, 8], samples, 0.5)
-    assert group.request is request
+    samples = [
+        Sample(
+            token_ids=np.array(ids, dtype=np.int32),
+            behavior_logprobs=np.full(len(ids), -float(ids[0]), dtype=np.float32),
+            text=str(ids),
+            finish_reason=FinishReason.STOP,
+            spans=(VersionSpan(attempt=1, version=0, start=0, end=len(ids)),),
+        )
+        for ids in ([1, 2], [3], [4, 5, 6])
+    ]
+    group = group_of(a_request(group_size=3), [9, 8], samples, 0.5)
     assert group.prompt_ids.tolist() == [9, 8]
-    assert group.lengths.tolist() == [2, 1, 3]
     parts = [group.token_ids[start:end].tolist() for start, end in group.bounds()]
     assert parts == [[1, 2], [3], [4, 5, 6]]
-    assert group.behavior_logprobs.tolist() == [-1, -1, -2, -3, -3, -3]
+    assert group.behavior_logprobs.tolist() == [-1, -1, -3, -4, -4, -4]
     assert [response.text for response in group.responses] == ["[1, 2]", "[3]", "[4, 5, 6]"]
