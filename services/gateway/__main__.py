@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
+from fastapi.security import HTTPBearer
 
 from services.chassis.deployment import DeploymentError
 from services.chassis.service import Service, run_service
-from services.gateway import errors, openapi
+from services.gateway import errors
 from services.gateway.files.store import MAX_FILE_BYTES, FileStore
 from services.gateway.jobs.service import JobService
 from services.gateway.middleware import Bounded, Guarded, Measured, parse_keys
@@ -42,6 +43,9 @@ class Gateway:
             docs_url=None,  # FastAPI's pages load scripts from another host
             redoc_url=None,
             redirect_slashes=False,  # it believes the Host header
+            responses=errors.RESPONSES,
+            # Only for /openapi.json: ``Guarded`` checks the key.
+            dependencies=[Depends(HTTPBearer(auto_error=False, scheme_name="key"))],
         )
         store = FileStore(service.deployment.files_dir)
         app.state.jobs = JobService(service, store, tables_of_the_deployment())
@@ -52,7 +56,6 @@ class Gateway:
             app.include_router(router)
         page.install(app)
         errors.install(app)
-        openapi.install(app)
         # The last one added is the first one passed.
         app.add_middleware(Bounded, max_file_bytes=MAX_FILE_BYTES)
         app.add_middleware(Guarded, keys=keys)

@@ -10,7 +10,7 @@ import asyncio
 import errno
 from collections.abc import Awaitable
 from http import HTTPStatus
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -40,6 +40,12 @@ _FEATURES = {
     "evals": "give the job a validation_file; its evaluations are among its events",
     "fine_tuning/checkpoints": "a gateway has no projects to share one with; each of its keys "
     "reads every checkpoint",
+}
+_SCHEMAS = "#/components/schemas/"
+_CONTENT = {"application/problem+json": {"schema": {"$ref": f"{_SCHEMAS}ProblemDetails"}}}
+RESPONSES: dict[int | str, dict[str, Any]] = {  # of every route, at /openapi.json
+    "4XX": {"description": "The request is wrong", "content": _CONTENT},
+    "5XX": {"description": "The gateway cannot answer", "content": _CONTENT},
 }
 
 
@@ -158,6 +164,15 @@ def install(app: FastAPI) -> None:
     """Answer every error of ``app`` in that shape; ``Measured`` answers the unexpected ones."""
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
+    make = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = make()
+        schema = ProblemDetails.model_json_schema(ref_template=_SCHEMAS + "{model}")
+        document["components"]["schemas"] |= schema.pop("$defs") | {"ProblemDetails": schema}
+        return document
+
+    app.openapi = openapi
 
 
 def explain_body(error: ValidationError | RequestValidationError) -> list[str]:

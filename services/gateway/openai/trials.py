@@ -17,7 +17,6 @@ from pydantic import Field, JsonValue, ValidationError
 from services.gateway.errors import Problem, from_lines, in_time
 from services.gateway.openai.body import Body
 from services.gateway.openai.graders import AnyGrader, MultiGrader, outcome_of
-from services.gateway.paging import Json
 
 _MOST_WAITING = 32
 _TAKEN_WITHIN_S = 10.0
@@ -99,7 +98,7 @@ async def _result(exchange: Exchange, trial: Trial, within_s: float) -> TrialRes
     return None
 
 
-def run_object(grader: AnyGrader, result: TrialResult) -> Json:
+def run_object(grader: AnyGrader, result: TrialResult) -> dict[str, Any]:
     """What became of it in OpenAI's shape, and in Weir's own under ``weir``.
 
     What could not be graded has no number: its reward is null.

@@ -24,8 +24,7 @@ from services.gateway.jobs.results import (
     result_job,
 )
 from services.gateway.jobs.service import Jobs
-from services.gateway.openapi import DOWNLOAD, problems
-from services.gateway.paging import Json, after_id, page_of
+from services.gateway.routes.answers import DOWNLOAD, Json, after_id, page_of
 
 _BYTES = "application/octet-stream"
 _EXPIRY = re.compile(r"expires_after\[(\w*)\]")
@@ -168,7 +167,7 @@ async def get_file_content(file_id: str, jobs: Jobs) -> Response:
     return FileResponse(path, media_type=_BYTES, filename=stored.filename)
 
 
-@router.delete("/{file_id}", responses=problems(409))
+@router.delete("/{file_id}")
 async def delete_file(file_id: str, jobs: Jobs) -> Json:
     """Delete a file that no unfinished job uses."""
     if job_id := result_job(file_id):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, BackgroundTasks, Depends, Header, Request, Response
+from fastapi import APIRouter, BackgroundTasks, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from protocol.messages import Requested
 from protocol.rewards import Reward
@@ -25,9 +25,31 @@ from services.gateway.openai.graders import GraderToValidate, outcome_of, refuse
 from services.gateway.openai.job_object import AnyJob, job_object
 from services.gateway.openai.submission import JobRequest
 from services.gateway.openai.trials import GraderToRun, run_object, run_trial
-from services.gateway.openapi import EVENT_STREAM, METADATA, problems
-from services.gateway.paging import Json, Limit, LongLimit, after_id, page_of
+from services.gateway.routes.answers import Json, Limit, after_id, page_of
 
+_EVENT = {  # of the stream, as its reader takes it apart
+    "type": "object",
+    "properties": {"id": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
+_EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "A page; with stream=true server-sent events, each an `id` and an event of "
+        "such a page as `data`, and `[DONE]` at the end",
+        "content": {"text/event-stream": {"itemSchema": _EVENT}},
+    }
+}
+_METADATA: dict[str, Any] = {  # the names are the client's, so they are read from the query
+    "parameters": [
+        {
+            "name": "metadata",
+            "in": "query",
+            "style": "deepObject",
+            "explode": True,
+            "schema": {"type": "object", "additionalProperties": {"type": "string"}},
+        }
+    ]
+}
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["jobs"])
 graders = APIRouter(prefix="/v1/fine_tuning/alpha/graders", tags=["graders"])
 
@@ -50,7 +72,7 @@ def _metadata(request: Request) -> dict[str, str]:
     }
 
 
-@router.post("", responses=problems(409, 422))
+@router.post("")
 async def submit_job(
     body: JobRequest, jobs: Jobs, repeat: Annotated[Repeat, Depends(_repeat)]
 ) -> Json:
@@ -62,7 +84,7 @@ def _with_estimate(job: AnyJob, request: Request) -> Json:
     return job_object(job) | {"estimated_finish": request.app.state.watchdog.estimated_finish(job)}
 
 
-@router.get("", openapi_extra=METADATA)
+@router.get("", openapi_extra=_METADATA)
 async def list_jobs(
     jobs: Jobs,
     request: Request,
@@ -81,38 +103,38 @@ async def get_job(job_id: str, jobs: Jobs, request: Request) -> Json:
     return _with_estimate(await jobs.find(job_id), request)
 
 
-@router.delete("/{job_id}", responses=problems(409))
+@router.delete("/{job_id}")
 async def delete_job(job_id: str, jobs: Jobs, background: BackgroundTasks) -> Json:
     """Delete all of a job that has ended: record, events, samples, checkpoints and model."""
     background.add_task(remove, await jobs.delete(job_id))
     return {"id": job_id, "object": "fine_tuning.job", "deleted": True}
 
 
-@router.post("/{job_id}/cancel", responses=problems(409))
+@router.post("/{job_id}/cancel")
 async def cancel_job(job_id: str, jobs: Jobs) -> Json:
     """Ask a job to end."""
     return job_object(await jobs.ask(job_id, Requested.CANCEL))
 
 
-@router.post("/{job_id}/pause", responses=problems(409))
+@router.post("/{job_id}/pause")
 async def pause_job(job_id: str, jobs: Jobs) -> Json:
     """Ask a job to write a checkpoint and rest."""
     return job_object(await jobs.ask(job_id, Requested.PAUSE))
 
 
-@router.post("/{job_id}/resume", responses=problems(409))
+@router.post("/{job_id}/resume")
 async def resume_job(job_id: str, jobs: Jobs) -> Json:
     """Ask a paused job to go on."""
     return job_object(await jobs.ask(job_id, Requested.RUN))
 
 
-@router.get("/{job_id}/events", response_model=None, responses=EVENT_STREAM)
+@router.get("/{job_id}/events", response_model=None, responses=_EVENTS)
 async def list_events(
     job_id: str,
     jobs: Jobs,
     request: Request,
     after: str | None = None,
-    limit: LongLimit = 20,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 20,
     order: Order = "desc",
     stream: bool = False,
     last_event_id: Annotated[str | None, Header()] = None,

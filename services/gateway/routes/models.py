@@ -16,8 +16,7 @@ from services.gateway.models.catalog import all_models, model_file, model_files,
 from services.gateway.models.checkpoints import Checkpoint, checkpoint_of
 from services.gateway.models.folders import JOB_ID, fault_of, find_folder
 from services.gateway.openai.job_object import status_of
-from services.gateway.openapi import DOWNLOAD, problems
-from services.gateway.paging import Json, page_of
+from services.gateway.routes.answers import DOWNLOAD, Json, page_of
 
 router = APIRouter(prefix="/v1", tags=["models"])
 
@@ -37,7 +36,7 @@ def get_model(model: str, jobs: Jobs) -> Json:
     return model_object(model, folder, "weir" if is_made else "system")
 
 
-@router.delete("/models/{model:path}", responses=problems(409))
+@router.delete("/models/{model:path}")
 async def delete_model(model: str, jobs: Jobs) -> Json:
     """Delete the model that a job has trained."""
     if not JOB_ID.fullmatch(model):
@@ -48,7 +47,7 @@ async def delete_model(model: str, jobs: Jobs) -> Json:
     return {"id": model, "object": "model", "deleted": True}
 
 
-@router.get("/fine_tuning/jobs/{job_id}/model", responses=problems(409))
+@router.get("/fine_tuning/jobs/{job_id}/model")
 async def list_model_files(job_id: str, jobs: Jobs) -> Json:
     """The files of the model that a job has trained; with a checkpoint's id, of the one in that."""
     folder = await _made_folder(job_id, jobs)
@@ -58,7 +57,7 @@ async def list_model_files(job_id: str, jobs: Jobs) -> Json:
 @router.get(
     "/fine_tuning/jobs/{job_id}/model/{name}",
     response_class=FileResponse,
-    responses=problems(409) | DOWNLOAD,
+    responses=DOWNLOAD,
 )
 async def get_model_file(job_id: str, name: str, jobs: Jobs) -> FileResponse:
     """One of them; ``Range`` and ``If-Range`` go on with an interrupted download."""

@@ -1,4 +1,4 @@
-"""Lists in OpenAI's shape, page by page."""
+"""Answers that several routes give: lists in OpenAI's shape, page by page, and files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from services.gateway.errors import Problem
 T = TypeVar("T")
 Json = dict[str, Any]
 Limit = Annotated[int, Query(ge=1, le=100)]
-LongLimit = Annotated[int, Query(ge=1, le=1000)]
+_BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+DOWNLOAD: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The file", "content": _BYTES},
+    206: {"description": "The part of it that Range asked for", "content": _BYTES},
+    416: {"description": "The file is shorter", "content": {"text/plain": {}}},
+}
 
 
 def after_id(
@@ -32,7 +37,6 @@ def after_id(
 
 
 def page_of(objects: Iterable[Json], has_more: bool) -> Json:
-    """One page."""
     data = list(objects)
     first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
     return {
