@@ -56,6 +56,7 @@ class Gateway:
             app.include_router(router)
         page.install(app)
         errors.install(app)
+        errors.describe(app)
         # The last one added is the first one passed.
         app.add_middleware(Bounded, max_file_bytes=MAX_FILE_BYTES)
         app.add_middleware(Guarded, keys=keys)

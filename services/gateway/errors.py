@@ -164,6 +164,10 @@ def install(app: FastAPI) -> None:
     """Answer every error of ``app`` in that shape; ``Measured`` answers the unexpected ones."""
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
+
+
+def describe(app: FastAPI) -> None:
+    """Add the schema of ``RESPONSES`` to /openapi.json."""
     make = app.openapi
 
     def openapi() -> dict[str, Any]:

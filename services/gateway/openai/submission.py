@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -148,19 +148,6 @@ def build_recipe(
         return _multiplied(parse_recipe(full), _hyperparameters(request))
     except RecipeError as error:
         raise from_lines(_named(str(error).splitlines()), code="invalid_recipe") from error
-
-
-def with_critic_folder(recipe: Recipe, resolve: Callable[[str], str]) -> Recipe:
-    """The recipe with its critic's folder in place of the path that the client gave, if it did.
-
-    Raises:
-        Problem: what ``resolve`` raises.
-    """
-    critic = recipe.critic
-    if critic is None or critic.path is None:
-        return recipe
-    resolved = critic.model_copy(update={"path": resolve(critic.path)})
-    return recipe.model_copy(update={"critic": resolved})
 
 
 def _tables(recipe: Mapping[str, JsonValue]) -> dict[str, Any]:

@@ -16,13 +16,7 @@ from starlette.datastructures import FormData
 from services.gateway.errors import Problem, conflict, explain_body, from_lines, too_large
 from services.gateway.files.check import TaskCheck
 from services.gateway.files.store import FileStore, StoredFile, copy_with_id, file_name
-from services.gateway.jobs.results import (
-    RESULT_NAME,
-    job_with_results,
-    result_content,
-    result_file,
-    result_job,
-)
+from services.gateway.jobs.events import RESULT_NAME, job_with_results, result_file, result_job
 from services.gateway.jobs.service import Jobs
 from services.gateway.routes.answers import DOWNLOAD, Json, after_id, page_of
 
@@ -152,7 +146,7 @@ def list_files(
 async def get_file(file_id: str, jobs: Jobs) -> Json:
     """What is known about a file."""
     if job_id := result_job(file_id):
-        return await result_file(jobs, job_id)
+        return (await result_file(jobs, job_id))[0]
     return (await asyncio.to_thread(jobs.files.get, file_id)).model_dump()
 
 
@@ -161,7 +155,8 @@ async def get_file_content(file_id: str, jobs: Jobs) -> Response:
     """The file as it was uploaded, or what a job's steps measured."""
     if job_id := result_job(file_id):
         headers = {"Content-Disposition": f'attachment; filename="{RESULT_NAME}"'}
-        return Response(await result_content(jobs, job_id), headers=headers, media_type=_BYTES)
+        _, content = await result_file(jobs, job_id)
+        return Response(content, headers=headers, media_type=_BYTES)
     stored = await asyncio.to_thread(jobs.files.get, file_id)
     path = await asyncio.to_thread(jobs.files.content, file_id)
     return FileResponse(path, media_type=_BYTES, filename=stored.filename)

@@ -45,6 +45,10 @@ BAD_BODIES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "half a character": ({"metadata": {"\ud83d": "a"}}, r"metadata.\ud83d"),
     "no such model": ({"model": "absent"}, "model"),
+    "no such critic": (
+        {"recipe": RECIPE | {"critic": {"path": "absent"}, "algorithm": {"advantage": "gae"}}},
+        "recipe.critic.path",
+    ),
     "no such training file": ({"training_file": "file-0"}, "training_file"),
     "a grader whose code is none": (
         {"method": reinforcement(grader={"type": "python", "source": "x"})},

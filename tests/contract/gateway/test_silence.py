@@ -10,11 +10,10 @@ import pytest
 from protocol import streams
 from protocol.exchange import Exchange
 from protocol.messages import JobRecord, Requested
-from protocol.recipe import Recipe
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
-from services.gateway.errors import PATIENCE_S, Problem, in_time
+from services.gateway.errors import PATIENCE_S, Problem
 from services.gateway.files.store import FileStore
 from services.gateway.jobs.service import JobService, Repeat
 from services.gateway.openai.submission import JobRequest
@@ -31,9 +30,6 @@ class Jobs(JobService):
 
     async def _draw_up(self, request: JobRequest, job_id: str) -> JobRecord:
         return a_job_record(job_id, request=request.as_sent())
-
-    async def _check_files(self, record: JobRecord) -> None:
-        await in_time(self.exchange.ping())
 
 
 class FallsSilent:
@@ -93,25 +89,6 @@ async def test_who_gets_no_answer_to_a_submission_is_told_that_the_job_may_be_qu
     silence.is_silent, silence.silent_after = False, ""
     assert (await jobs.submit(REQUEST, key)).id == key.job_id
     assert await jobs.exchange.job_ids() == [key.job_id]
-
-
-async def test_a_submission_that_was_never_sent_leaves_no_copies_and_is_no_perhaps(
-    jobs: JobService, silence: FallsSilent, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    key = Repeat("key", "caller")
-    job_dir = jobs.service.deployment.job_dir(key.job_id)
-
-    def copy_while_redis_falls_silent(recipe: Recipe, *_: object) -> Recipe:
-        (job_dir / "base").mkdir(parents=True)
-        silence.is_silent = True
-        return recipe
-
-    monkeypatch.setattr(
-        "services.gateway.jobs.service.with_own_models", copy_while_redis_falls_silent
-    )
-    told = await refusal(jobs.submit(REQUEST, key))
-    assert key.job_id not in told.detail
-    assert not job_dir.exists()
 
 
 async def test_a_request_that_waits_too_long_for_others_is_a_503(

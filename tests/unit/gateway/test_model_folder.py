@@ -9,14 +9,16 @@ import pytest
 
 from services.chassis.deployment import Deployment
 from services.gateway.errors import Problem
+from services.gateway.jobs.folders import with_own_models
 from services.gateway.models.folders import resolve_model
+from tests.builders import a_recipe
 
 
-def a_deployment(*roots: Path, hub: str = "off") -> Deployment:
+def a_deployment(*roots: Path, hub: str = "off", data: Path = Path("/nowhere")) -> Deployment:
     return Deployment.from_environment(
         {
             "WEIR_REDIS_URL": "redis://127.0.0.1:1",
-            "WEIR_DATA_DIR": "/nowhere",
+            "WEIR_DATA_DIR": str(data),
             "WEIR_PORT": "1",
             "WEIR_MODEL_ROOTS": ":".join(map(str, roots)),
             "WEIR_MODEL_HUB": hub,
@@ -104,3 +106,15 @@ def test_no_file_of_a_model_may_be_a_link_out_of_the_roots(tmp_path: Path, name:
     (tmp_path / "root" / "shared").write_text("{}")
     (model / name).symlink_to(tmp_path / "root" / "shared")
     assert resolve_model("tiny", a_deployment(tmp_path / "root")) == str(model)
+
+
+def test_a_model_that_cannot_be_copied_for_a_new_job_is_a_conflict_that_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    jobs = tmp_path / "jobs"
+    model, critic = a_model(jobs / "other/model"), {"path": str(jobs / "gone/model")}
+    recipe = a_recipe(model={"path": str(model)}, critic=critic, algorithm={"advantage": "gae"})
+    with pytest.raises(Problem) as refused:
+        with_own_models(recipe, a_deployment(data=tmp_path), "mine")
+    assert (refused.value.status_code, refused.value.param) == (409, "critic")
+    assert [folder.name for folder in jobs.iterdir()] == ["other"]

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from services.gateway.errors import Problem, explain_body
 from services.gateway.openai.body import MAX_VALUES, unusable
-from services.gateway.openai.submission import JobRequest, build_recipe, with_critic_folder
+from services.gateway.openai.submission import JobRequest, build_recipe
 
 TABLES: dict[str, Any] = {
     "model": {"max_context": 64},
@@ -75,18 +75,6 @@ def test_every_problem_is_told_at_once_and_the_first_one_is_the_param() -> None:
         "recipe.training.steps",
         "recipe.training.seed",
     ]
-
-
-def test_the_critics_path_is_resolved_and_left_alone_where_there_is_none() -> None:
-    tables = TABLES | {"training": {"steps": 1}}
-    with_critic = tables | {"algorithm": {"advantage": "gae"}, "critic": {"path": "value"}}
-    _, recipe = a_recipe_of(with_critic)
-    resolved = with_critic_folder(recipe, lambda path: f"/models/{path}")
-    assert resolved.critic is not None
-    assert resolved.critic.path == "/models/value"
-    for others in (tables, with_critic | {"critic": {}}):
-        _, recipe = a_recipe_of(others)
-        assert with_critic_folder(recipe, lambda path: f"/models/{path}") == recipe
 
 
 HYPER = "method.reinforcement.hyperparameters"
