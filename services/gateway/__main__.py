@@ -24,16 +24,10 @@ from services.gateway.watch.watchdog import Watchdog
 
 
 class Gateway:
-    """The application, and what goes on beside its requests."""
-
     app: FastAPI
 
     def make_app(self, service: Service) -> FastAPI:
-        """The application; the chassis adds /healthz, /readyz and the like in front of it.
-
-        Raises:
-            DeploymentError: if there is no key, or one that cannot be read.
-        """
+        """Raises DeploymentError if there is no key, or one that cannot be read."""
         keys = parse_keys(service.deployment.api_keys)
         if not keys:
             raise DeploymentError("WEIR_API_KEYS is empty; set it to one or more keys, by commas")
@@ -65,7 +59,6 @@ class Gateway:
         return app
 
     async def watch(self, service: Service) -> None:
-        """Watch the stack, and tidy, until told to stop."""
         state = self.app.state
         await asyncio.gather(
             watch_forever(service),
@@ -75,7 +68,6 @@ class Gateway:
 
 
 def main() -> None:
-    """Run the gateway."""
     gateway = Gateway()
     run_service("gateway", gateway.watch, gateway.make_app)
 

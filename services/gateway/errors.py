@@ -85,19 +85,21 @@ class Problem(HTTPException):
         self.code = code
 
 
+def wrong(param: str, why: str, *, code: str = "invalid_value") -> Problem:
+    """400 for one field."""
+    return Problem(400, f"{param}: {why}", param=param, code=code)
+
+
 def not_found(kind: str, name: str) -> Problem:
-    """404 for a file or job that does not exist."""
     return Problem(404, f"there is no {kind} {name!r}", param="id", code="not_found")
 
 
 def too_large(param: str, max_bytes: int) -> Problem:
-    """413 that names the limit."""
     message = f"{param}: larger than the limit of {max_bytes:,} bytes; split it or leave tasks out"
     return Problem(413, message, param=param, code="too_large")
 
 
 def no_model(message: str) -> Problem:
-    """404 for a job or checkpoint without a model."""
     return Problem(404, message, param="id", code="no_model")
 
 
@@ -112,14 +114,10 @@ def from_lines(lines: list[str], *, code: str, param: str | None = None) -> Prob
 
 
 async def in_time(work: Awaitable[T], wait_s: float = 0.0) -> T:
-    """Wait for the exchange, but not longer than a person would.
-
-    Args:
-        work: what is asked of it.
-        wait_s: how long it may itself wait for an answer to be there.
+    """Wait for the exchange, and ``wait_s`` more that it may itself wait for an answer to be there.
 
     Raises:
-        Problem: 503 with Retry-After, after ``PATIENCE_S`` more without an answer.
+        Problem: 503 with Retry-After, after ``PATIENCE_S`` without an answer.
     """
     try:
         async with asyncio.timeout(wait_s + PATIENCE_S):
@@ -144,7 +142,6 @@ def own_fault(error: Exception) -> Problem:
 
 
 def respond(problem: Problem) -> JSONResponse:
-    """The one shape of an error on the wire."""
     status, detail = problem.status_code, shown(problem.detail[:_MAX_DETAIL_CHARS])
     error = OpenAIError(
         message=detail,

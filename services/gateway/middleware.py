@@ -57,7 +57,6 @@ class Measured:
     app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         answer = _Answer(_request_id(scope), time.perf_counter())
@@ -130,7 +129,6 @@ class ApiKey:
     digest: str
 
     def may(self, role: str) -> bool:
-        """Whether its role includes another."""
         return ROLES.index(self.role) >= ROLES.index(role)
 
 
@@ -171,7 +169,6 @@ class Guarded:
     keys: tuple[ApiKey, ...]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or answer 401 or 403."""
         if scope["type"] == "http" and scope["path"].startswith("/v1"):
             try:
                 self._admit(scope)
@@ -180,11 +177,7 @@ class Guarded:
         await self.app(scope, receive, send)
 
     def _admit(self, scope: Scope) -> None:
-        """Note the key's name in the scope.
-
-        Raises:
-            Problem: if the request may not pass.
-        """
+        """Note the key's name in the scope; 401 or 403 if the request may not pass."""
         presented = _bearer(scope)
         if presented is None:
             raise _unauthorized("no API key: send 'Authorization: Bearer KEY'")
@@ -230,7 +223,6 @@ class Bounded:
     max_file_bytes: int
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         coding = Headers(scope=scope).get("content-encoding") or "identity"

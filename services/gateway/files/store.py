@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal
@@ -55,7 +55,6 @@ class StoredFile(BaseModel):
 
     @property
     def has_expired(self) -> bool:
-        """Whether its time is over."""
         return self.expires_at is not None and self.expires_at <= time.time()
 
 
@@ -65,8 +64,6 @@ class FileStore:
 
     folder: Path
     max_bytes: int = MAX_FILE_BYTES
-    # With the time of each one's last change: only what is new is read.
-    _known: dict[str, tuple[int, StoredFile | None]] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @contextmanager
@@ -113,42 +110,28 @@ class FileStore:
             return None
         try:
             stored = StoredFile.model_validate_json(path.read_bytes())
-        except (FileNotFoundError, PermissionError, ValidationError):
+        except FileNotFoundError:  # deleted meanwhile
+            return None
+        except (PermissionError, ValidationError) as error:
+            log.warning("a description is damaged: %s", error, extra={"entry": path.name})
             return None
         return stored if stored.id == file_id else None
 
     def get(self, file_id: str) -> StoredFile:
-        """What is known about a file.
-
-        Raises:
-            Problem: 404 if there is no such file.
-        """
+        """The file, or 404."""
         stored = self.find(file_id)
         if stored is None:
             raise not_found("file", file_id)
         return stored
 
     def all(self) -> list[StoredFile]:
-        """Every file, newest first."""
-        changes = self._changes()
-        for file_id in set(self._known) - set(changes):
-            self._known.pop(file_id, None)
-        for file_id, changed in changes.items():
-            if self._known.get(file_id, (None,))[0] != changed:
-                stored = self.find(file_id)
-                self._known[file_id] = changed, stored
-                if stored is None:
-                    name = self._description(file_id).name
-                    log.warning("this describes no file; it is left alone", extra={"entry": name})
-        files = [known for _, known in list(self._known.values()) if known is not None]
+        files = filter(None, (self.find(path.stem) for path in self.folder.glob("file-*.json")))
         return sorted(files, key=lambda stored: (stored.created_at, stored.id), reverse=True)
 
     def expired(self) -> list[str]:
-        """The files whose time is over."""
         return [each.id for each in self.all() if each.has_expired]
 
     def delete(self, file_id: str) -> None:
-        """Delete a file, or what is left of it."""
         with self._lock:
             self._description(file_id).unlink(missing_ok=True)
             self.path(file_id).unlink(missing_ok=True)
@@ -161,11 +144,7 @@ class FileStore:
                 self.delete(file_id)
 
     def content(self, file_id: str) -> Path:
-        """Where the tasks of a file lie.
-
-        Raises:
-            Problem: 404 if there is no such file, or if its content is not what was uploaded.
-        """
+        """Where the tasks of a file lie; 404 unless it is there, as long as it was uploaded."""
         if not self.is_whole(self.get(file_id)):
             message = f"the content of {file_id} {LOST}; upload it again, or delete it"
             raise Problem(404, message, param="id", code="content_lost")
@@ -180,22 +159,10 @@ class FileStore:
             return False
 
     def path(self, file_id: str) -> Path:
-        """Where the tasks of a file lie, if there is such a file."""
         return self.folder / f"{file_id}.jsonl"
 
     def _description(self, file_id: str) -> Path:
         return self.folder / f"{file_id}.json"
-
-    def _changes(self) -> dict[str, int]:
-        """When each file's description was written last, in nanoseconds."""
-        found: dict[str, int] = {}
-        with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
-            for entry in entries:
-                file_id, end = os.path.splitext(entry.name)
-                if end == ".json" and _FILE_ID.fullmatch(file_id):
-                    with suppress(FileNotFoundError):  # deleted meanwhile
-                        found[file_id] = entry.stat(follow_symlinks=False).st_mtime_ns
-        return found
 
 
 def copy_with_id(file: BinaryIO, filename: str, to: Path) -> str:

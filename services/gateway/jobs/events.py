@@ -14,7 +14,7 @@ from typing import Any, Literal
 from protocol.messages import JobEvent, JobRecord
 
 from services.chassis.service import set_within
-from services.gateway.errors import Problem, in_time, not_found
+from services.gateway.errors import Problem, in_time, not_found, wrong
 from services.gateway.jobs.service import JobService
 from services.gateway.models.folders import JOB_ID
 from services.gateway.openai.job_object import has_results, result_id
@@ -46,14 +46,9 @@ def event_object(entry_id: str, event: JobEvent) -> dict[str, Any]:
 
 
 def checked_place(after: str | None, param: str) -> str | None:
-    """The place in the stream to go on after, if one is given.
-
-    Raises:
-        Problem: 400 if it is not the id of an event.
-    """
+    """The place in the stream to go on after; 400 if it is not the id of an event."""
     if after is not None and not _ENTRY_ID.fullmatch(after):
-        message = f"{param}: {after!r} is not the id of an event, such as '1763686000000-0'"
-        raise Problem(400, message, param=param)
+        raise wrong(param, f"{after!r} is not the id of an event, such as '1763686000000-0'")
     return after
 
 
@@ -119,17 +114,12 @@ async def end_quietly(stream: AsyncIterator[str]) -> AsyncIterator[str]:
 
 
 def result_job(file_id: str) -> str | None:
-    """The job that a file's id names, if it is the id of a result file."""
     found = _RESULT_ID.fullmatch(file_id)
     return found and found[1]
 
 
 async def job_with_results(jobs: JobService, job_id: str) -> JobRecord:
-    """A job that has a result file.
-
-    Raises:
-        Problem: 404 if there is no such job, or it has none (yet).
-    """
+    """A job that has a result file; 404 if there is no such job, or it has none (yet)."""
     job = await jobs.find(job_id)
     if not isinstance(job, JobRecord) or not has_results(job):
         raise not_found("file", result_id(job_id))
@@ -140,9 +130,6 @@ async def result_file(jobs: JobService, job_id: str) -> tuple[dict[str, Any], by
     """A job's result file in OpenAI's shape, and its content: a CSV, made when it is asked for.
 
     It has a row for each step of the kept events: ``step``, its numbers, and ``evaluation_…`` ones.
-
-    Raises:
-        Problem: 404 if there is none.
     """
     job, rows, place = await job_with_results(jobs, job_id), dict[int, dict[str, float]](), "0"
     async with jobs.one_result:

@@ -30,7 +30,6 @@ def put_aside(folder: Path) -> Path:
 
 
 def remove(aside: Path) -> None:
-    """Remove what was put aside, as far as that is possible."""
     shutil.rmtree(aside, ignore_errors=True)
 
 

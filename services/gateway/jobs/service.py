@@ -18,7 +18,7 @@ from protocol.messages import JobRecord, JobState, Requested
 from protocol.recipe import Recipe
 
 from services.chassis.service import Service
-from services.gateway.errors import Problem, conflict, in_time, not_found
+from services.gateway.errors import Problem, conflict, in_time, not_found, wrong
 from services.gateway.files.check import MESSAGES
 from services.gateway.files.store import LOST, FileStore, StoredFile
 from services.gateway.jobs.folders import holds_work, put_aside, with_own_models
@@ -53,8 +53,6 @@ class Repeat:
 
 @dataclass
 class JobService:
-    """Submits, shows, asks and deletes jobs."""
-
     service: Service
     files: FileStore
     defaults: Mapping[str, Any] = field(default_factory=dict)  # tables of a recipe
@@ -79,11 +77,7 @@ class JobService:
             return known or await self._queue(await self._draw_up(request, repeat.job_id))
 
     async def find(self, job_id: str) -> AnyJob:
-        """One job, whether its record can be read or not.
-
-        Raises:
-            Problem: 404 if there is no such job.
-        """
+        """One job, whether its record can be read or not; 404 if there is none."""
         record = await self._read(job_id)
         if record is None:
             raise not_found("job", job_id)
@@ -95,33 +89,22 @@ class JobService:
         return bool(is_left) and await self._read(job_id) is None
 
     async def get(self, job_id: str) -> JobRecord:
-        """One job's record.
-
-        Raises:
-            Problem: 404 if there is no such job, 409 if its record cannot be read.
-        """
+        """One job; 404 if there is none, 409 if its record cannot be read."""
         return _readable(await self.find(job_id))
 
     async def page(
         self, after: str | None, limit: int, metadata: Mapping[str, str]
     ) -> tuple[list[AnyJob], bool]:
-        """Up to ``limit`` jobs after ``after``, newest first, and whether there are more.
-
-        Raises:
-            Problem: 400 if there is no job ``after``.
-        """
+        """Up to ``limit`` jobs after ``after``, newest first, and whether there are more."""
         found = await in_time(self.exchange.find_jobs(after, limit + 1, metadata))
         if found is None:
-            raise Problem(400, f"after: there is no job {after!r}", param="after")
+            raise wrong("after", f"there is no job {after!r}")
         return found[:limit], len(found) > limit
 
     async def ask(self, job_id: str, requested: Requested) -> AnyJob:
         """Ask a job to run, pause or end; one that has failed runs again from its last checkpoint.
 
-        One whose record cannot be read can only end.
-
-        Raises:
-            Problem: 404, or 400 or 409 if the job cannot do that any more.
+        One whose record cannot be read can only end. What it cannot do any more is a 400 or 409.
         """
         job = await self.find(job_id)
         if isinstance(job, JobRecord) or requested is not Requested.CANCEL:
@@ -139,11 +122,7 @@ class JobService:
         return await self.find(job_id)
 
     async def delete_file(self, file_id: str) -> None:
-        """Delete a file that no job needs any more.
-
-        Raises:
-            Problem: 404, or 409 if a job that has not ended reads it.
-        """
+        """Delete a file; 409 if a job that has not ended reads it."""
         async with self._holding():
             await asyncio.to_thread(self.files.get, file_id)
             for job in await in_time(self.exchange.jobs_that_name(f'"{file_id}"')):
@@ -161,11 +140,7 @@ class JobService:
                     await asyncio.to_thread(self.files.delete_expired, file_id)
 
     async def delete_model(self, job_id: str) -> None:
-        """Delete the model that a job has trained.
-
-        Raises:
-            Problem: 404 if there is none, or 409 if the job has not ended.
-        """
+        """Delete the model that a job has trained; 404 if there is none, 409 before its end."""
         async with self._holding():
             record = await self._read(job_id)
             if record is not None and not record.state.is_final:
@@ -174,7 +149,7 @@ class JobService:
             await asyncio.to_thread(remove_model, self.service.deployment.job_dir(job_id))
 
     async def delete(self, job_id: str) -> Path:
-        """Forget a job that has ended; returns the folder that is left of it, to be removed.
+        """Forget a job; returns the folder that is left of it, to be removed.
 
         Raises:
             Problem: 404, or 409 if it has not ended.
@@ -189,11 +164,7 @@ class JobService:
 
     @asynccontextmanager
     async def _holding(self) -> AsyncIterator[None]:
-        """Hold the turn, or give up: its holder may be waiting for a silent Redis.
-
-        Raises:
-            Problem: 503 if it is held for too long.
-        """
+        """Hold the turn, or give up with 503: its holder may be waiting for a silent Redis."""
         await in_time(self._turn.acquire(), _LONGEST_TURN_S)
         try:
             yield
@@ -243,7 +214,6 @@ class JobService:
         return record
 
     async def _queue(self, record: JobRecord) -> JobRecord:
-        """Queue a job with its own copies of the models that it starts from."""
         deployment = self.service.deployment
         recipe = await asyncio.to_thread(with_own_models, record.recipe, deployment, record.id)
         record = record.model_copy(update={"recipe": recipe})
@@ -282,7 +252,6 @@ class JobService:
     def _recipe(
         self, request: JobRequest, train: StoredFile, validation: StoredFile | None
     ) -> Recipe:
-        """The recipe that is asked for, if this deployment can work on it."""
         deployment = self.service.deployment
         model = resolve_model(request.model, deployment)
         facts = facts_of(model)
@@ -302,11 +271,11 @@ class JobService:
     async def _file(self, file_id: str, param: str) -> StoredFile:
         stored = await asyncio.to_thread(self.files.find, file_id)
         if stored is None:
-            message = f"{param}: there is no file {file_id!r}; upload it with POST /v1/files"
-            raise Problem(400, message, param=param, code="file_not_found")
+            why = f"there is no file {file_id!r}; upload it with POST /v1/files"
+            raise wrong(param, why, code="file_not_found")
         if not await asyncio.to_thread(self.files.is_whole, stored):
-            message = f"{param}: the content of {file_id} {LOST}; upload it again"
-            raise Problem(400, message, param=param, code="content_lost")
+            why = f"the content of {file_id} {LOST}; upload it again"
+            raise wrong(param, why, code="content_lost")
         return stored
 
     async def _read(self, job_id: str) -> AnyJob | None:

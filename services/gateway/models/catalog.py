@@ -38,7 +38,6 @@ def all_models(deployment: Deployment) -> list[dict[str, Any]]:
 
 
 def model_object(name: str, folder: Path, owner: str) -> dict[str, Any]:
-    """A model in OpenAI's shape."""
     try:
         created = int(folder.stat().st_mtime)
     except OSError:  # it has just gone
@@ -118,11 +117,7 @@ def model_files(folder: Path) -> list[dict[str, Any]]:
 
 
 def model_file(folder: Path, name: str) -> Path:
-    """Where the file ``name`` of a model lies.
-
-    Raises:
-        Problem: 404 if there is no such file.
-    """
+    """Where the file ``name`` of a model lies, or 404."""
     entry = _entries(folder).get(name)
     if entry is None:
         raise not_found("file in this model,", name)
@@ -142,11 +137,7 @@ def _entries(folder: Path) -> dict[str, tuple[Path, os.stat_result]]:
 
 
 def remove_model(job_dir: Path) -> None:
-    """Remove the model that the job of a folder has trained; it goes from one moment to the next.
-
-    Raises:
-        Problem: 404 if there is none.
-    """
+    """Remove the model in a job's folder, from one moment to the next; 404 if there is none."""
     leaving = job_dir / ".deleted-model"
     shutil.rmtree(leaving, ignore_errors=True)  # a process may have been killed at it
     try:

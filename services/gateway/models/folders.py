@@ -16,7 +16,7 @@ from typing import Any
 
 from services.chassis.deployment import Deployment
 from services.chassis.positions import most_positions
-from services.gateway.errors import Problem
+from services.gateway.errors import wrong
 from services.gateway.models.checkpoints import checkpoint_of, kept_checkpoints
 
 JOB_ID = re.compile(r"ftjob-[0-9a-f]{24}")
@@ -30,8 +30,7 @@ def resolve_model(model: str, deployment: Deployment, param: str = "model") -> s
     """The absolute folder of a model, or its hub id where the deployment allows those.
 
     Args:
-        model: a folder below an allowed root, the id of a job or a checkpoint, the folder that an
-            earlier release told as a job's model, or a hub id.
+        model: a folder below an allowed root, the id of a job or a checkpoint, or a hub id.
         param: where the request names it.
 
     Raises:
@@ -40,14 +39,14 @@ def resolve_model(model: str, deployment: Deployment, param: str = "model") -> s
     folder = find_folder(model, deployment)
     if folder is not None:
         if fault := fault_of(folder, deployment):
-            raise _refused(param, f"{_named(model)} {fault}")
+            raise wrong(param, f"{_named(model)} {fault}", code="invalid_model")
         return str(folder)
     if ".." in Path(model).parts or "\0" in model:
         why = "must not contain '..'; name a folder below one of WEIR_MODEL_ROOTS"
-        raise _refused(param, f"{_named(model)} {why}")
+        raise wrong(param, f"{_named(model)} {why}", code="invalid_model")
     if deployment.model_hub and _HUB_ID.fullmatch(model):
         return model
-    raise _refused(param, _why_nowhere(model, deployment))
+    raise wrong(param, _why_nowhere(model, deployment), code="invalid_model")
 
 
 def find_folder(model: str, deployment: Deployment) -> Path | None:
@@ -60,7 +59,7 @@ def find_folder(model: str, deployment: Deployment) -> Path | None:
     if JOB_ID.fullmatch(model):
         return _inside(jobs_dir, jobs_dir / model / "model")
     roots = deployment.model_roots
-    if Path(model).is_absolute():  # it may be what an earlier release told as a job's model
+    if Path(model).is_absolute():  # it may be the ``result.model`` of a job
         roots = (*roots, jobs_dir)
     return next(filter(None, (_inside(root, root / model) for root in roots)), None)
 
@@ -108,10 +107,6 @@ def _real(path: Path) -> Path | None:
 
 def _why_nowhere(model: str, deployment: Deployment) -> str:
     checkpoint = checkpoint_of(model, deployment.jobs_dir)
-    if checkpoint is not None and checkpoint.folder.is_dir():
-        return (
-            f"the checkpoint {model} was written by an earlier release, which kept no model in it"
-        )
     if checkpoint is not None or JOB_ID.fullmatch(model):
         job_id = checkpoint.job_id if checkpoint else model
         ids = [kept.id for kept in kept_checkpoints(deployment.job_dir(job_id))]
@@ -132,10 +127,6 @@ def _named(model: str) -> str:
     return repr(model if len(model) <= _SHOWN else f"{model[:_SHOWN]}…")
 
 
-def _refused(param: str, message: str) -> Problem:
-    return Problem(400, f"{param}: {message}", param=param, code="invalid_model")
-
-
 @dataclass(frozen=True)
 class ModelFacts:
     """None is what is not known, as all of a model that is still on its hub."""
@@ -147,33 +138,29 @@ class ModelFacts:
 NOTHING_KNOWN = ModelFacts()
 
 
-def facts_of(model: str, param: str = "model") -> ModelFacts:
-    """The facts of a resolved model: those in its folder, or nothing of a hub id.
-
-    Raises:
-        Problem: 400 if a file of the folder cannot be read.
-    """
+def facts_of(model: str) -> ModelFacts:
+    """The facts in a resolved model's folder, or nothing of a hub id; 400 if it is damaged."""
     folder = Path(model)
     if not folder.is_absolute():
         return NOTHING_KNOWN
-    tokenizer = _read(folder / "tokenizer_config.json", param)
+    tokenizer = _read(folder / "tokenizer_config.json")
     brings_its_own = any((folder / name).exists() for name in _OTHER_TOKENIZERS)
     has_template = bool(tokenizer.get("chat_template")) or any(
         (folder / name).exists() for name in _CHAT_TEMPLATES
     )
     return ModelFacts(
-        context=most_positions(_read(folder / "config.json", param)),
+        context=most_positions(_read(folder / "config.json")),
         has_chat_template=None if brings_its_own and not has_template else has_template,
     )
 
 
-def _read(path: Path, param: str) -> Mapping[str, Any]:
+def _read(path: Path) -> Mapping[str, Any]:
     try:
         data = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else error  # which names no folder
-        what = f"{param}: {path.name} cannot be read: {why}; mend that file of the model"
-        raise Problem(400, what, param=param, code="invalid_model") from error
+        what = f"{path.name} cannot be read: {why}; mend that file of the model"
+        raise wrong("model", what, code="invalid_model") from error
     return data if isinstance(data, dict) else {}

@@ -20,11 +20,7 @@ class Part(BaseModel):
 
 
 class Body(Part):
-    """A whole body. What could not be written as JSON again is refused wherever it stands in it.
-
-    Raises:
-        Problem: 400 naming each place.
-    """
+    """A whole body; 400 for what could not be written as JSON again, wherever it stands in it."""
 
     @model_validator(mode="before")
     @classmethod

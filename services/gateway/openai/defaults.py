@@ -105,7 +105,6 @@ def evaluated(tables: Tables) -> Tables:
 
 
 def steps_of(n_epochs: int, num_tasks: int, tables: Tables) -> int:
-    """Steps that ask for each task ``n_epochs`` times."""
     return math.ceil(n_epochs * num_tasks / _batch(tables))
 
 

@@ -109,10 +109,8 @@ class GraderToValidate(Body):
 def outcome_of(grader: AnyGrader, path: str) -> dict[str, Any]:
     """A reward's ``outcome`` that grades as the grader says, and its ``formula`` if it has one.
 
-    ``path`` is the grader's place in the body.
-
     Raises:
-        Problem: 400 naming each wrong field below ``path``.
+        Problem: 400 naming each wrong field below ``path``, the grader's place in the body.
     """
     if not isinstance(grader, MultiGrader):
         checks = {path: _check(grader, path, None)}
@@ -131,7 +129,6 @@ def outcome_of(grader: AnyGrader, path: str) -> dict[str, Any]:
 
 
 def _check(grader: Grader, path: str, name: str | None) -> Check:
-    """The check of a recipe that a grader is."""
     kind, known = _CHECKS[grader.type]
     given = {key: value for key, value in (grader.model_extra or {}).items() if value is not None}
     if unknown := [key for key in given if key not in known]:
@@ -205,7 +202,7 @@ def _refuse_wrong_texts(checks: Mapping[str, Check]) -> None:
 
 
 def templates_of(check: Check) -> Iterator[tuple[str, str]]:
-    """The templates of a check, each with its field."""
+    """Each with its field."""
     if isinstance(check, StringCheck | TextSimilarity):
         yield from (("input", check.input), ("reference", check.reference))
     if isinstance(check, ScoreModel | LabelModel):
@@ -257,9 +254,6 @@ async def refuse_what_graders_lack(exchange: Exchange, reward: Reward, grader: s
     """Refuse a reward that no grader that runs could give; while none runs, nothing is refused.
 
     ``grader`` is the place in the body of the grader that became the outcome, if there is one.
-
-    Raises:
-        Problem: 400 naming the field, what the graders lack, and the remedy; 503 without Redis.
     """
     statuses = await in_time(exchange.statuses())
     told = [status.capabilities for status in statuses.values() if status.capabilities is not None]

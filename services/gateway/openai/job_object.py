@@ -125,7 +125,6 @@ def _hyperparameters(record: JobRecord) -> dict[str, Any]:
 
 
 def _sent(record: JobRecord) -> Mapping[str, Any]:
-    """The settings of the method as they came."""
     method: Any = record.request.get("method") or {}
     return method.get("reinforcement", {})
 

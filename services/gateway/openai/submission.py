@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from protocol.recipe import Recipe, RecipeError, parse_recipe
 from pydantic import BeforeValidator, Field, JsonValue, ValidationInfo, field_validator
 
-from services.gateway.errors import Problem, from_lines
+from services.gateway.errors import from_lines, wrong
 from services.gateway.models.folders import NOTHING_KNOWN, ModelFacts
 from services.gateway.openai.body import Body, Part
 from services.gateway.openai.defaults import completed, evaluated, steps_of, with_deployment
@@ -129,54 +129,37 @@ def build_recipe(
     Raises:
         Problem: 400 naming each wrong field, as ``recipe.training.steps``.
     """
-    tables = _tables(request.recipe)
-    _check_places(request, tables)
+    tables = {key: dict(v) if isinstance(v, dict) else v for key, v in request.recipe.items()}
     tables.setdefault("name", request.suffix or "fine-tune")
-    _table(tables, "model")["path"] = model
-    tables["tasks"] = {"train": request.training_file, "held_out": request.validation_file}
     evaluates_as_it_says = "evaluation" in tables
-    for param, (table, key, value) in _settings(request):
-        _put(_table(tables, table), key, value, f"recipe.{table}.{key}", param)
-    if request.method and request.method.reinforcement.grader:
-        _put_outcome(_table(tables, "reward"), request.method.reinforcement.grader)
+    _put_places(tables, request, model)
+    _put_settings(tables, request)
     full = with_deployment(defaults, tables)
-    _put_epochs(request, tables, full, num_tasks)
+    _put_epochs(tables, full, request, num_tasks)
     full = completed(full, facts, num_tasks)
     if request.validation_file and not (evaluates_as_it_says or "evaluation" in defaults):
         full = evaluated(full)
     try:
         return _multiplied(parse_recipe(full), _hyperparameters(request))
     except RecipeError as error:
-        raise from_lines(_named(str(error).splitlines()), code="invalid_recipe") from error
+        lines = str(error).splitlines()
+        lines = [line if line.startswith("recipe:") else f"recipe.{line}" for line in lines]
+        raise from_lines(lines, code="invalid_recipe") from error
 
 
-def _tables(recipe: Mapping[str, JsonValue]) -> dict[str, Any]:
-    """A copy that can be added to."""
-    return {key: dict(value) if isinstance(value, dict) else value for key, value in recipe.items()}
-
-
-def _check_places(request: JobRequest, tables: Mapping[str, Any]) -> None:
-    model, tasks = tables.get("model"), tables.get("tasks")
-    if isinstance(model, dict) and model.get("path", request.model) != request.model:
-        raise Problem(
-            400,
-            f"recipe.model.path: {model['path']!r} is not model {request.model!r}; leave it out, "
-            "the field 'model' takes its place",
-            param="recipe.model.path",
+def _put_places(tables: dict[str, Any], request: JobRequest, model: str) -> None:
+    own, tasks = _table(tables, "model"), _table(tables, "tasks")
+    if own.get("path", request.model) != request.model:
+        raise wrong(
+            "recipe.model.path",
+            f"{own['path']!r} is not model {request.model!r}; leave it out, the field 'model' "
+            "takes its place",
         )
-    if isinstance(tasks, dict) and tasks.get("held_out") and request.validation_file is None:
-        raise Problem(
-            400,
-            "validation_file: missing, but recipe.tasks.held_out is set; upload that file and give "
-            "its id as validation_file",
-            param="validation_file",
-        )
-    for key in tasks if isinstance(tasks, dict) else ():
-        if key not in {"train", "held_out"}:
-            param = f"recipe.tasks.{key}"
-            raise Problem(
-                400, f"{param}: unknown key; remove it or check its spelling", param=param
-            )
+    if tasks.get("held_out") and request.validation_file is None:
+        why = "missing, but recipe.tasks.held_out is set; upload that file and give its id"
+        raise wrong("validation_file", why)
+    own["path"] = model
+    tasks |= {"train": request.training_file, "held_out": request.validation_file}
 
 
 def _hyperparameters(request: JobRequest) -> Hyperparameters:
@@ -184,8 +167,7 @@ def _hyperparameters(request: JobRequest) -> Hyperparameters:
     return request.hyperparameters or sent
 
 
-def _settings(request: JobRequest) -> Iterator[tuple[str, tuple[str, str, int]]]:
-    """The request's settings under the recipe's names."""
+def _put_settings(tables: dict[str, Any], request: JobRequest) -> None:
     given = _hyperparameters(request)
     settings = {
         "seed": ("training", "seed", request.seed),
@@ -197,56 +179,46 @@ def _settings(request: JobRequest) -> Iterator[tuple[str, tuple[str, str, int]]]
         if value is None:
             continue
         if table == "evaluation" and request.validation_file is None:
-            message = f"{param}: needs validation_file, whose tasks are evaluated; give it"
-            raise Problem(400, message, param=param)
-        yield param, (table, key, value)
+            raise wrong(param, "needs validation_file, whose tasks are evaluated; give it")
+        _put(tables, table, key, value, param)
+    if request.method and (grader := request.method.reinforcement.grader):
+        reward = _table(tables, "reward")
+        for field in ("outcome", "formula"):
+            if field in reward:
+                why = f"is the reward's {field}, as recipe.reward.{field} is; give one"
+                raise wrong(GRADER, why)
+        reward |= outcome_of(grader, GRADER)
 
 
 def _put_epochs(
-    request: JobRequest, tables: dict[str, Any], full: dict[str, Any], num_tasks: int
+    tables: dict[str, Any], full: dict[str, Any], request: JobRequest, num_tasks: int
 ) -> None:
     """Steps for ``n_epochs``, which need the batch, whoever says it."""
     n_epochs = _hyperparameters(request).n_epochs
     if n_epochs is not None:
-        training, steps = _table(tables, "training"), steps_of(n_epochs, num_tasks, full)
-        param = f"{_HYPERPARAMETERS}.n_epochs"
-        _put(training, "steps", steps, "recipe.training.steps", param)
+        steps = steps_of(n_epochs, num_tasks, full)
+        _put(tables, "training", "steps", steps, f"{_HYPERPARAMETERS}.n_epochs")
         full["training"] = {**full.get("training", {}), "steps": steps}
 
 
 def _multiplied(recipe: Recipe, given: Hyperparameters) -> Recipe:
     rate, compute = given.learning_rate_multiplier or 1.0, given.compute_multiplier or 1.0
     size = max(min(2, recipe.rollout.group_size), round(recipe.rollout.group_size * compute))
-    learning_rate = recipe.optimizer.learning_rate * rate
     tables = recipe.model_dump(mode="json")
     tables["rollout"]["group_size"] = size
-    tables["optimizer"]["learning_rate"] = learning_rate
+    tables["optimizer"]["learning_rate"] *= rate
     return parse_recipe(tables)  # 1e-6 times 1e-320 is no learning rate
 
 
 def _table(tables: dict[str, Any], name: str) -> dict[str, Any]:
     table = tables.setdefault(name, {})
     if not isinstance(table, dict):
-        raise Problem(400, f"recipe.{name}: must be a table", param=f"recipe.{name}")
+        raise wrong(f"recipe.{name}", "must be a table")
     return table
 
 
-def _put(table: dict[str, Any], key: str, value: int, path: str, param: str) -> None:
-    if table.setdefault(key, value) != value:
-        raise Problem(
-            400,
-            f"{param}: asks for {path} = {value}, but the recipe says {table[key]}; give one",
-            param=param,
-        )
-
-
-def _put_outcome(reward: dict[str, Any], grader: AnyGrader) -> None:
-    for field in ("outcome", "formula"):
-        if field in reward:
-            message = f"{GRADER}: is the reward's {field}, as recipe.reward.{field} is; give one"
-            raise Problem(400, message, param=GRADER)
-    reward |= outcome_of(grader, GRADER)
-
-
-def _named(lines: list[str]) -> list[str]:
-    return [line if line.startswith("recipe:") else f"recipe.{line}" for line in lines]
+def _put(tables: dict[str, Any], table: str, key: str, value: int, param: str) -> None:
+    said = _table(tables, table).setdefault(key, value)
+    if said != value:
+        why = f"asks for recipe.{table}.{key} = {value}, but the recipe says {said}; give one"
+        raise wrong(param, why)

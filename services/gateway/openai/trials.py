@@ -14,7 +14,7 @@ from protocol.rewards import Reward
 from protocol.tasks import as_text
 from pydantic import Field, JsonValue, ValidationError
 
-from services.gateway.errors import Problem, from_lines, in_time
+from services.gateway.errors import Problem, from_lines, in_time, wrong
 from services.gateway.openai.body import Body
 from services.gateway.openai.graders import AnyGrader, MultiGrader, outcome_of
 
@@ -44,20 +44,14 @@ class GraderToRun(Body):
     item: Mapping[str, JsonValue] | None = Field(default=None, description="{{item.…}}")
 
     def trial(self) -> Trial:
-        """What a grader is asked.
-
-        Raises:
-            Problem: 400 if the grader is wrong, or asks for a column that the item lacks.
-        """
+        """What a grader is asked; 400 if it is wrong, or asks for a column that the item lacks."""
         reward = Reward.model_validate(outcome_of(self.grader, "grader"))
         task = _task(self.item or {})
         for check in reward.outcome:
             if check.verifier == "math_answer" and task.answer is None:
-                message = f"item.answer: missing, but {check.label} compares with it; add it"
-                raise Problem(400, message, param="item.answer")
+                raise wrong("item.answer", f"missing, but {check.label} compares with it; add it")
             if check.verifier == "model_judge" and task.prompt == NOT_GIVEN:
-                message = f"item.prompt: missing, but {check.label} is told it; add it"
-                raise Problem(400, message, param="item.prompt")
+                raise wrong("item.prompt", f"missing, but {check.label} is told it; add it")
         return Trial(id=secrets.token_hex(12), reward=reward, task=task, text=self.model_sample)
 
 
@@ -67,11 +61,7 @@ async def run_trial(
     taken_within_s: float = _TAKEN_WITHIN_S,
     done_within_s: float = _DONE_WITHIN_S,
 ) -> TrialResult:
-    """Have a grader that is free do it.
-
-    Raises:
-        Problem: 400 if the graders lack what it needs, 503 if none takes it or comes to an end.
-    """
+    """Have a free grader do it; 400 if the graders lack what it needs, 503 if none does it."""
     if not await in_time(exchange.ask_trial(trial, _MOST_WAITING)):
         raise _unavailable(f"{_MOST_WAITING} trials of graders wait already")
     result = await _result(exchange, trial, taken_within_s)
@@ -84,7 +74,7 @@ async def run_trial(
     if result is None:
         raise _unavailable("the grader that took it has ended")
     if result.missing:
-        raise Problem(400, f"grader: {result.missing}", param="grader", code="invalid_grader")
+        raise wrong("grader", result.missing, code="invalid_grader")
     return result
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Query
 
-from services.gateway.errors import Problem
+from services.gateway.errors import wrong
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -24,14 +24,10 @@ DOWNLOAD: dict[int | str, dict[str, Any]] = {
 def after_id(
     objects: list[T], after: str | None, limit: int, id_of: Callable[[T], str] = itemgetter("id")
 ) -> tuple[list[T], bool]:
-    """Up to ``limit`` of the objects that stand after an id, and whether there are more.
-
-    Raises:
-        Problem: 400 if none has that id.
-    """
+    """Up to ``limit`` of the objects that stand after an id, and whether there are more."""
     ids = list(map(id_of, objects))
     if after is not None and after not in ids:
-        raise Problem(400, f"after: there is no {after!r} in this list", param="after")
+        raise wrong("after", f"there is no {after!r} in this list")
     rest = objects if after is None else objects[ids.index(after) + 1 :]
     return rest[:limit], len(rest) > limit
 

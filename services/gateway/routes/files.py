@@ -59,11 +59,7 @@ class UploadForm(BaseModel):
 
     @classmethod
     def read(cls, form: FormData) -> UploadForm:
-        """The fields of a form, such as ``expires_after[seconds]``, checked.
-
-        Raises:
-            Problem: 400 naming the field that is missing, wrong or unknown.
-        """
+        """The fields of a form, such as ``expires_after[seconds]``, checked."""
         items = form.multi_items()
         fields: dict[str, Any] = {name: part for name, part in items if not _EXPIRY.match(name)}
         expiry = {found[1]: part for name, part in items if (found := _EXPIRY.fullmatch(name))}
@@ -83,11 +79,7 @@ class Uploads:
         self._check = TaskCheck()
 
     async def receive(self, request: Request) -> StoredFile:
-        """Keep the file of a request's form.
-
-        Raises:
-            Problem: 400 naming the wrong field of the form or the wrong lines, 413.
-        """
+        """Keep the file of a form; 400 names the wrong field or the wrong lines."""
         if not request.headers.get("content-type", "").startswith("multipart/form-data"):
             message = "an upload is a form: Content-Type multipart/form-data"
             raise Problem(400, message, param="file", code="invalid_request")

@@ -13,7 +13,7 @@ from services.chassis.deployment import Deployment
 from services.gateway.errors import Problem, conflict, no_model, not_found
 from services.gateway.jobs.service import Jobs, JobService
 from services.gateway.models.catalog import all_models, model_file, model_files, model_object
-from services.gateway.models.checkpoints import Checkpoint, checkpoint_of
+from services.gateway.models.checkpoints import checkpoint_of
 from services.gateway.models.folders import JOB_ID, fault_of, find_folder
 from services.gateway.openai.job_object import status_of
 from services.gateway.routes.answers import DOWNLOAD, Json, page_of
@@ -67,11 +67,7 @@ async def get_model_file(job_id: str, name: str, jobs: Jobs) -> FileResponse:
 
 
 def _usable(model: str, deployment: Deployment) -> Path:
-    """The folder of a model that a job can start from.
-
-    Raises:
-        Problem: 404 if there is none.
-    """
+    """The folder of a model; 404 if no job can start from it."""
     folder = find_folder(model, deployment)
     if folder is None or fault_of(folder, deployment):
         raise not_found("model", model)
@@ -79,37 +75,24 @@ def _usable(model: str, deployment: Deployment) -> Path:
 
 
 async def _made_folder(made_by: str, jobs: JobService) -> Path:
+    """404 or 409 says why there is no model."""
     deployment = jobs.service.deployment
     if (checkpoint := checkpoint_of(made_by, deployment.jobs_dir)) is not None:
-        return await asyncio.to_thread(folder_of_checkpoint, checkpoint)
+        if not await asyncio.to_thread(checkpoint.model.is_dir):
+            raise no_model(
+                f"there is no model of checkpoint {checkpoint.id}: a newer one has taken its "
+                f"place; the checkpoints of {checkpoint.job_id} are listed"
+            )
+        return checkpoint.model
     if await jobs.is_forgotten(made_by):
         folder = find_folder(made_by, deployment)
         if folder is None:
             raise not_found("model", made_by)
         return folder
-    return folder_of_job(await jobs.get(made_by), deployment.job_dir(made_by))
+    return _folder_of_job(await jobs.get(made_by), deployment.job_dir(made_by))
 
 
-def folder_of_checkpoint(checkpoint: Checkpoint) -> Path:
-    """Where the model of a checkpoint lies.
-
-    Raises:
-        Problem: 404 if there is none.
-    """
-    if not checkpoint.model.is_dir():
-        raise no_model(
-            f"there is no model of checkpoint {checkpoint.id}: a newer one has taken its place, or "
-            f"an earlier release wrote it; the checkpoints of {checkpoint.job_id} are listed"
-        )
-    return checkpoint.model
-
-
-def folder_of_job(record: JobRecord, job_dir: Path) -> Path:
-    """Where the model that a job has trained lies.
-
-    Raises:
-        Problem: 404 or 409 saying why the job has no model.
-    """
+def _folder_of_job(record: JobRecord, job_dir: Path) -> Path:
     if not record.state.is_final:
         progress = f"{status_of(record)} at step {record.step} of {record.recipe.training.steps}"
         message = f"job {record.id} is {progress}; it has a model once it has succeeded"
