@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, TypeAlias
 
 from protocol.capabilities import lacking
 from protocol.exchange import Exchange
-from protocol.messages import Capabilities
 from protocol.recipe import explain
 from protocol.rewards import (
     Check,
@@ -106,26 +105,24 @@ class GraderToValidate(Body):
     grader: AnyGrader
 
 
-def outcome_of(grader: AnyGrader, path: str) -> dict[str, Any]:
-    """A reward's ``outcome`` that grades as the grader says, and its ``formula`` if it has one.
+def reward_of(grader: AnyGrader, path: str) -> Reward:
+    """A reward whose outcome, and formula if it is a multi, grade as the grader says.
 
     Raises:
         Problem: 400 naming each wrong field below ``path``, the grader's place in the body.
     """
-    if not isinstance(grader, MultiGrader):
-        checks = {path: _check(grader, path, None)}
-        _refuse_wrong_texts(checks)
-        return {"outcome": tuple(checks.values())}
-    places = {name: f"{path}.graders.{name}" for name in grader.graders}
-    checks = {places[name]: _check(grader.graders[name], places[name], name) for name in places}
+    if isinstance(grader, MultiGrader):
+        places = {name: f"{path}.graders.{name}" for name in grader.graders}
+        checks = {at: _check(grader.graders[name], at, name) for name, at in places.items()}
+        formula = grader.calculate_output
+    else:
+        checks, formula = {path: _check(grader, path, None)}, None
     _refuse_wrong_texts(checks)
-    outcome = {"outcome": tuple(checks.values()), "formula": grader.calculate_output}
     try:
-        Reward.model_validate(outcome)
+        return Reward(outcome=tuple(checks.values()), formula=formula)
     except ValidationError as error:
         lines = explain(error, whole=f"{path}.calculate_output").splitlines()
         raise from_lines(lines, code="invalid_grader") from error
-    return outcome
 
 
 def _check(grader: Grader, path: str, name: str | None) -> Check:
@@ -257,24 +254,9 @@ async def refuse_what_graders_lack(exchange: Exchange, reward: Reward, grader: s
     """
     statuses = await in_time(exchange.statuses())
     told = [status.capabilities for status in statuses.values() if status.capabilities is not None]
-    if not told:
-        return
-    capabilities = Capabilities(
-        verifiers=tuple(_union(each.verifiers for each in told)),
-        judges=tuple(_union(each.judges for each in told)),
-    )
-    fields = _fields(reward, grader)
-    lines = [f"{field}: {why}" for field, check in fields if (why := lacking(capabilities, check))]
-    if lines:
+    outcome, process = enumerate(reward.outcome), enumerate(reward.process)
+    fields = [(grader or f"recipe.reward.outcome.{n}", check) for n, check in outcome]
+    fields += [(f"recipe.reward.process.{n}", check) for n, check in process]
+    reasons = ((field, [lacking(each, check) for each in told]) for field, check in fields)
+    if lines := [f"{field}: {why[0]}" for field, why in reasons if why and all(why)]:
         raise from_lines(lines, code="invalid_grader")
-
-
-def _fields(reward: Reward, grader: str | None) -> Iterable[tuple[str, Check]]:
-    for number, check in enumerate(reward.outcome):
-        yield grader or f"recipe.reward.outcome.{number}", check
-    for number, check in enumerate(reward.process):
-        yield f"recipe.reward.process.{number}", check
-
-
-def _union(parts: Iterable[Iterable[str]]) -> dict[str, None]:
-    return {name: None for part in parts for name in part}

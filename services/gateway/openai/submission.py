@@ -13,7 +13,7 @@ from services.gateway.errors import from_lines, wrong
 from services.gateway.models.folders import NOTHING_KNOWN, ModelFacts
 from services.gateway.openai.body import Body, Part
 from services.gateway.openai.defaults import completed, evaluated, steps_of, with_deployment
-from services.gateway.openai.graders import AnyGrader, outcome_of
+from services.gateway.openai.graders import AnyGrader, reward_of
 
 _HYPERPARAMETERS = "method.reinforcement.hyperparameters"
 GRADER = "method.reinforcement.grader"
@@ -187,7 +187,8 @@ def _put_settings(tables: dict[str, Any], request: JobRequest) -> None:
             if field in reward:
                 why = f"is the reward's {field}, as recipe.reward.{field} is; give one"
                 raise wrong(GRADER, why)
-        reward |= outcome_of(grader, GRADER)
+        graded = reward_of(grader, GRADER)
+        reward |= {"outcome": graded.outcome, "formula": graded.formula}
 
 
 def _put_epochs(

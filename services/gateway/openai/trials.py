@@ -10,13 +10,12 @@ from typing import Any
 from protocol.exchange import Exchange
 from protocol.messages import NOT_GIVEN, Graded, Score, Task, Trial, TrialResult, Ungradable
 from protocol.recipe import explain
-from protocol.rewards import Reward
 from protocol.tasks import as_text
 from pydantic import Field, JsonValue, ValidationError
 
 from services.gateway.errors import Problem, from_lines, in_time, wrong
 from services.gateway.openai.body import Body
-from services.gateway.openai.graders import AnyGrader, MultiGrader, outcome_of
+from services.gateway.openai.graders import AnyGrader, MultiGrader, reward_of
 
 _MOST_WAITING = 32
 _TAKEN_WITHIN_S = 10.0
@@ -45,7 +44,7 @@ class GraderToRun(Body):
 
     def trial(self) -> Trial:
         """What a grader is asked; 400 if it is wrong, or asks for a column that the item lacks."""
-        reward = Reward.model_validate(outcome_of(self.grader, "grader"))
+        reward = reward_of(self.grader, "grader")
         task = _task(self.item or {})
         for check in reward.outcome:
             if check.verifier == "math_answer" and task.answer is None:

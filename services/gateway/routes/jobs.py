@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, BackgroundTasks, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from protocol.messages import Requested
-from protocol.rewards import Reward
 
 from services.gateway.jobs.events import (
     Order,
@@ -21,7 +20,7 @@ from services.gateway.jobs.events import (
 from services.gateway.jobs.folders import remove
 from services.gateway.jobs.service import Jobs, Repeat
 from services.gateway.models.checkpoints import checkpoint_object, kept_checkpoints
-from services.gateway.openai.graders import GraderToValidate, outcome_of, refuse_what_graders_lack
+from services.gateway.openai.graders import GraderToValidate, refuse_what_graders_lack, reward_of
 from services.gateway.openai.job_object import AnyJob, job_object
 from services.gateway.openai.submission import JobRequest
 from services.gateway.openai.trials import GraderToRun, run_object, run_trial
@@ -176,8 +175,7 @@ def _checkpoints(job_dir: Path, after: str | None, limit: int) -> Json:
 @graders.post("/validate")
 async def validate_grader(body: GraderToValidate, jobs: Jobs) -> Json:
     """Say what a job would say about this grader."""
-    reward = Reward.model_validate(outcome_of(body.grader, "grader"))
-    await refuse_what_graders_lack(jobs.exchange, reward, "grader")
+    await refuse_what_graders_lack(jobs.exchange, reward_of(body.grader, "grader"), "grader")
     return body.model_dump(mode="json", exclude_unset=True)
 
 

@@ -17,7 +17,7 @@ from protocol.rewards import (
 from pydantic import ValidationError
 
 from services.gateway.errors import Problem, explain_body
-from services.gateway.openai.graders import GraderToValidate, outcome_of
+from services.gateway.openai.graders import GraderToValidate, reward_of
 
 EXACT: dict[str, Any] = {
     "type": "string_check",
@@ -63,7 +63,7 @@ BOTH: dict[str, Any] = {
 
 def reward(grader: object) -> Reward:
     read = GraderToValidate.model_validate({"grader": grader}).grader
-    return Reward.model_validate(outcome_of(read, "grader"))
+    return reward_of(read, "grader")
 
 
 def checks(grader: object) -> tuple[Check, ...]:
