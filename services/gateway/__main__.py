@@ -10,12 +10,12 @@ from fastapi.security import HTTPBearer
 from services.chassis.deployment import DeploymentError
 from services.chassis.service import Service, run_service
 from services.gateway import errors
-from services.gateway.files.store import MAX_FILE_BYTES, FileStore
+from services.gateway.files.store import MAX_FILE_BYTES, FileStore, Uploads
 from services.gateway.jobs.service import JobService
 from services.gateway.middleware import Bounded, Guarded, Measured, parse_keys
-from services.gateway.openai.defaults import tables_of_the_deployment
+from services.gateway.openai.submission import tables_of_the_deployment
 from services.gateway.page import routes as page
-from services.gateway.routes import files, jobs, models
+from services.gateway.routes import ROUTERS
 from services.gateway.samples.reading import Samples
 from services.gateway.samples.routes import samples
 from services.gateway.watch.fleet import watch_forever
@@ -43,10 +43,10 @@ class Gateway:
         )
         store = FileStore(service.deployment.files_dir)
         app.state.jobs = JobService(service, store, tables_of_the_deployment())
-        app.state.uploads = files.Uploads(store)
+        app.state.uploads = Uploads(store)
         app.state.samples = Samples()
         app.state.watchdog = Watchdog()
-        for router in (files.router, jobs.router, models.router, samples, jobs.graders):
+        for router in (*ROUTERS, samples):
             app.include_router(router)
         page.install(app)
         errors.install(app)

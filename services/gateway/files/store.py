@@ -1,4 +1,4 @@
-"""Uploaded task files: checked before they come here, then put in place by one rename.
+"""Uploaded task files: received, checked, then put in place by one rename.
 
 A file's id derives from its name and content, so that an upload may be repeated without effect.
 The store is a folder with ``{id}.jsonl``, which the learner reads, and ``{id}.json``, what is known
@@ -7,6 +7,7 @@ about it; a file exists from the moment when the latter does.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import os
@@ -20,17 +21,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from fastapi import Request, UploadFile
+from protocol.tasks import TaskFileError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.datastructures import FormData
 
-from services.gateway.errors import Problem, not_found
+from services.gateway.errors import Problem, explain_body, from_lines, not_found, too_large
+from services.gateway.files.check import TaskCheck
 
 log = logging.getLogger(__name__)
 MAX_FILE_BYTES = 100 * 2**20
 _FILE_ID = re.compile(r"file-[0-9a-f]{24}")
 _MAX_NAME_BYTES = 255
 _SCRATCH = ".upload-"
+_EXPIRY = re.compile(r"expires_after\[(\w*)\]")
+_HOUR_S, _MONTH_S = 3600, 30 * 24 * 3600
+_MAX_FIELDS, _MAX_FIELD_BYTES = 8, 1024
+_RECEIVED_AT_ONCE = 8  # their files wait in the folder for temporary ones, perhaps in memory
 LOST = "was lost or changed on the disk"
 
 
@@ -180,3 +189,79 @@ def file_name(sent: str) -> str:
     name = sent.replace("\\", "/").split("/")[-1]
     name = "".join(character for character in name if character.isprintable())
     return name.encode()[-_MAX_NAME_BYTES:].decode(errors="ignore") or "tasks.jsonl"
+
+
+# ---------------------------------------------------------------------- uploads
+
+
+class ExpiresAfter(BaseModel):
+    """When a file is deleted."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=_HOUR_S, le=_MONTH_S)
+
+
+class UploadForm(BaseModel):
+    """The form of an upload."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    file: UploadFile
+    purpose: Literal["fine-tune"]
+    expires_after: ExpiresAfter | None = None
+
+    @classmethod
+    def read(cls, form: FormData) -> UploadForm:
+        """The fields of a form, such as ``expires_after[seconds]``, checked."""
+        items = form.multi_items()
+        fields: dict[str, Any] = {name: part for name, part in items if not _EXPIRY.match(name)}
+        expiry = {found[1]: part for name, part in items if (found := _EXPIRY.fullmatch(name))}
+        fields |= {"expires_after": expiry} if expiry else {}
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise from_lines(explain_body(error), code="invalid_request") from error
+
+
+class Uploads:
+    """Receives and checks files, eight at once; more wait."""
+
+    def __init__(self, files: FileStore) -> None:
+        self.files = files
+        self._receiving = asyncio.Semaphore(_RECEIVED_AT_ONCE)
+        self._check = TaskCheck()
+
+    async def receive(self, request: Request) -> StoredFile:
+        """Keep the file of a form; 400 names the wrong field or the wrong lines."""
+        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+            message = "an upload is a form: Content-Type multipart/form-data"
+            raise Problem(400, message, param="file", code="invalid_request")
+        limits = {"max_fields": _MAX_FIELDS, "max_part_size": _MAX_FIELD_BYTES}
+        async with self._receiving, request.form(max_files=1, **limits) as fields:
+            form = UploadForm.read(fields)
+            if (form.file.size or 0) > self.files.max_bytes:
+                raise too_large("file", self.files.max_bytes)
+            return await self._keep(form)
+
+    async def _keep(self, form: UploadForm) -> StoredFile:
+        name = file_name(form.file.filename or "")
+        with self.files.scratch() as folder:
+            path, now = folder / "tasks.jsonl", int(time.time())
+            file_id = await asyncio.to_thread(copy_with_id, form.file.file, name, path)
+            known = await asyncio.to_thread(self.files.find, file_id)  # checked before
+            try:
+                contents = known or await self._check.contents(path)
+            except TaskFileError as error:
+                raise from_lines(error.problems, code="invalid_tasks", param="file") from error
+            stored = StoredFile(
+                id=file_id,
+                bytes=path.stat().st_size,
+                created_at=now,
+                expires_at=now + form.expires_after.seconds if form.expires_after else None,
+                filename=name,
+                tasks=contents.tasks,
+                columns=contents.columns,
+            )
+            return await asyncio.to_thread(self.files.keep, path, stored)

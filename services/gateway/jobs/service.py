@@ -23,8 +23,7 @@ from services.gateway.files.check import MESSAGES
 from services.gateway.files.store import LOST, FileStore, StoredFile
 from services.gateway.jobs.folders import holds_work, put_aside, with_own_models
 from services.gateway.jobs.refusals import check, check_memory, check_room, refuse_missing_columns
-from services.gateway.models.catalog import remove_model
-from services.gateway.models.folders import JOB_ID, facts_of, resolve_model
+from services.gateway.models.folders import JOB_ID, facts_of, remove_model, resolve_model
 from services.gateway.openai.graders import refuse_what_graders_lack
 from services.gateway.openai.job_object import AnyJob, status_of
 from services.gateway.openai.submission import GRADER, JobRequest, build_recipe

@@ -1,22 +1,36 @@
-"""The body of ``POST /v1/fine_tuning/jobs``, and how it becomes a recipe. Pure."""
+"""The body of ``POST /v1/fine_tuning/jobs``, and how it becomes a recipe.
+
+What the body does not say comes from the deployment's tables, then from what suits the model.
+"""
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from protocol.recipe import Recipe, RecipeError, parse_recipe
+from protocol.recipe import Recipe, RecipeError, load_tables, parse_recipe
 from pydantic import BeforeValidator, Field, JsonValue, ValidationInfo, field_validator
 
+from services.chassis.deployment import DeploymentError, variable
 from services.gateway.errors import from_lines, wrong
 from services.gateway.models.folders import NOTHING_KNOWN, ModelFacts
 from services.gateway.openai.body import Body, Part
-from services.gateway.openai.defaults import completed, evaluated, steps_of, with_deployment
 from services.gateway.openai.graders import AnyGrader, reward_of
 
 _HYPERPARAMETERS = "method.reinforcement.hyperparameters"
 GRADER = "method.reinforcement.grader"
+_VARIABLE = "WEIR_RECIPE_DEFAULTS"
+_TOGETHER = ("algorithm", "outcome", "process")  # their settings mean something only together
+_MAX_CONTEXT = 4096
+_FEWEST_STEPS, _MOST_EPOCHS = 100, 10
+_EVALUATIONS = 10  # beside the first
+
+Tables = dict[str, Any]
 
 
 def _use_instead(remedy: str) -> BeforeValidator:
@@ -134,11 +148,11 @@ def build_recipe(
     evaluates_as_it_says = "evaluation" in tables
     _put_places(tables, request, model)
     _put_settings(tables, request)
-    full = with_deployment(defaults, tables)
+    full = _with_deployment(defaults, tables)
     _put_epochs(tables, full, request, num_tasks)
-    full = completed(full, facts, num_tasks)
+    full = _completed(full, facts, num_tasks)
     if request.validation_file and not (evaluates_as_it_says or "evaluation" in defaults):
-        full = evaluated(full)
+        full = _evaluated(full)
     try:
         return _multiplied(parse_recipe(full), _hyperparameters(request))
     except RecipeError as error:
@@ -197,7 +211,7 @@ def _put_epochs(
     """Steps for ``n_epochs``, which need the batch, whoever says it."""
     n_epochs = _hyperparameters(request).n_epochs
     if n_epochs is not None:
-        steps = steps_of(n_epochs, num_tasks, full)
+        steps = _steps_of(n_epochs, num_tasks, full)
         _put(tables, "training", "steps", steps, f"{_HYPERPARAMETERS}.n_epochs")
         full["training"] = {**full.get("training", {}), "steps": steps}
 
@@ -223,3 +237,111 @@ def _put(tables: dict[str, Any], table: str, key: str, value: int, param: str) -
     if said != value:
         why = f"asks for recipe.{table}.{key} = {value}, but the recipe says {said}; give one"
         raise wrong(param, why)
+
+
+# ---------------------------------------------------------------------- what it leaves out
+
+
+def tables_of_the_deployment(environment: Mapping[str, str] = os.environ) -> Tables:
+    """The tables of the file that ``WEIR_RECIPE_DEFAULTS`` names, none without it.
+
+    Raises:
+        DeploymentError: naming the file, and each field that could not be one of a recipe.
+    """
+    path = variable(environment, _VARIABLE)
+    if path is None:
+        return {}
+    try:
+        tables = load_tables(Path(path))
+        _check(tables)
+    except RecipeError as error:
+        raise DeploymentError(f"{_VARIABLE}={path!r}: {error}") from error
+    return tables
+
+
+def _check(tables: Tables) -> None:
+    for name, table in tables.items():
+        if name in {"name", "tasks"}:
+            raise RecipeError(f"{name}: every job has its own; remove it")
+        if not isinstance(table, dict):
+            raise RecipeError(f"{name}: must be a table")
+        if name == "model" and "path" in table:
+            raise RecipeError("model.path: every job has its own; remove it")
+    job = {"name": "any", "model": {"path": "any"}, "tasks": {"train": "a", "held_out": "b"}}
+    parse_recipe(_completed(_with_deployment(tables, job), NOTHING_KNOWN, num_tasks=1))
+
+
+def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Tables:
+    """``given``, and from ``defaults`` each key that is not in it."""
+    both = {
+        key: _merged(defaults[key], value)
+        for key, value in given.items()
+        if key not in _TOGETHER and isinstance(value, dict) and isinstance(defaults.get(key), dict)
+    }
+    return {**defaults, **given, **both}
+
+
+def _with_deployment(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Tables:
+    """What a job gives, completed by the deployment's tables as far as they suit it."""
+    left_out = set()
+    if "algorithm" in given:
+        left_out.add("critic")  # which belongs to the deployment's own algorithm
+    if given["tasks"]["held_out"] is None:
+        left_out.add("evaluation")
+    kept = {name: table for name, table in defaults.items() if name not in left_out}
+    return _merged(kept, given)
+
+
+def _completed(tables: Tables, facts: ModelFacts, num_tasks: int) -> Tables:
+    """The tables with what a recipe must have, and what suits the model and the tasks.
+
+    The context is the model's, 4,096 tokens at most, and half of it a response's; tasks are seen as
+    often as makes 100 steps, ten times at most; without a process score the advantage is GRPO's.
+    """
+    needed: Tables = {
+        "model": {"max_context": min(_MAX_CONTEXT, facts.context or _MAX_CONTEXT)},
+        "rollout": {"sampling": {}},
+        "training": {},
+        "algorithm": {},
+    }
+    full = deepcopy(_merged(needed, tables))
+    if facts.has_chat_template is False:
+        _set_default(full, "model", "prompt_template", "{prompt}")
+    context, sampling = _at(full, "model", "max_context"), _at(full, "rollout", "sampling")
+    if isinstance(context, int) and isinstance(sampling, dict):
+        sampling.setdefault("max_tokens", context // 2)
+    _set_default(full, "training", "steps", _steps_of(_epochs(full, num_tasks), num_tasks, full))
+    if not _at(full, "reward", "process") and not full.get("critic"):
+        _set_default(full, "algorithm", "advantage", "grpo")
+    return full
+
+
+def _evaluated(tables: Tables) -> Tables:
+    """The tables with an evaluation of the held-out tasks at every tenth of the steps."""
+    steps = _at(tables, "training", "steps")
+    every = math.ceil(steps / _EVALUATIONS) if isinstance(steps, int) else 1
+    return _merged({"evaluation": {"every": max(1, every)}}, tables)
+
+
+def _steps_of(n_epochs: int, num_tasks: int, tables: Tables) -> int:
+    return math.ceil(n_epochs * num_tasks / _batch(tables))
+
+
+def _epochs(tables: Tables, num_tasks: int) -> int:
+    return min(_MOST_EPOCHS, math.ceil(_FEWEST_STEPS * _batch(tables) / num_tasks))
+
+
+def _batch(tables: Tables) -> int:
+    batch = _at(tables, "training", "groups_per_step")
+    # The recipe's own check names a wrong one.
+    return batch if isinstance(batch, int) and batch > 0 else 16
+
+
+def _at(tables: Tables, table: str, key: str) -> Any:
+    found = tables.get(table)
+    return found.get(key) if isinstance(found, dict) else None
+
+
+def _set_default(tables: Tables, table: str, key: str, value: Any) -> None:
+    if isinstance(tables[table], dict):
+        tables[table].setdefault(key, value)

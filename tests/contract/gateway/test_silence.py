@@ -16,8 +16,8 @@ from services.chassis.service import Service
 from services.gateway.errors import PATIENCE_S, Problem
 from services.gateway.files.store import FileStore
 from services.gateway.jobs.service import JobService, Repeat
+from services.gateway.openai.graders import GraderToRun, run_trial
 from services.gateway.openai.submission import JobRequest
-from services.gateway.openai.trials import GraderToRun, run_trial
 from tests.builders import a_job_record
 from tests.contract.valkey_server import Server
 

@@ -13,7 +13,7 @@ from protocol.exchange import Exchange
 from protocol.messages import Trial, TrialResult
 
 from services.gateway.errors import Problem
-from services.gateway.openai.trials import GraderToRun, run_trial
+from services.gateway.openai.graders import GraderToRun, run_trial
 from tests.contract.conftest import OpenExchange
 from tests.contract.gateway.stack import (
     EXACT,

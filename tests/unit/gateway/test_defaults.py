@@ -11,8 +11,11 @@ from protocol.recipe import Recipe
 from services.chassis.deployment import DeploymentError
 from services.gateway.errors import Problem
 from services.gateway.models.folders import NOTHING_KNOWN, ModelFacts
-from services.gateway.openai.defaults import tables_of_the_deployment
-from services.gateway.openai.submission import JobRequest, build_recipe
+from services.gateway.openai.submission import (
+    JobRequest,
+    build_recipe,
+    tables_of_the_deployment,
+)
 
 GRADER = {
     "type": "string_check",

@@ -20,8 +20,13 @@ from starlette.routing import Route
 from services.gateway import errors
 from services.gateway.errors import Problem
 from services.gateway.files.check import TaskCheck
-from services.gateway.files.store import FileStore, StoredFile, copy_with_id, file_name
-from services.gateway.routes.files import Uploads
+from services.gateway.files.store import (
+    FileStore,
+    StoredFile,
+    Uploads,
+    copy_with_id,
+    file_name,
+)
 
 HOUR = {
     "purpose": "fine-tune",
