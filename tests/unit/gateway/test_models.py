@@ -1,17 +1,21 @@
-"""Which model names are accepted, and which files a model has."""
+"""Which model names are accepted, and what a model's folder tells."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from services.chassis.deployment import Deployment
 from services.gateway.errors import Problem
 from services.gateway.jobs.folders import with_own_models
-from services.gateway.models.folders import resolve_model
+from services.gateway.models.folders import NOTHING_KNOWN, facts_of, resolve_model
 from tests.builders import a_recipe
+
+WEIGHTS = "model-00001-of-00001.safetensors"
 
 
 def a_deployment(*roots: Path, hub: str = "off", data: Path = Path("/nowhere")) -> Deployment:
@@ -29,22 +33,16 @@ def a_deployment(*roots: Path, hub: str = "off", data: Path = Path("/nowhere")) 
 def a_model(folder: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
-    (folder / "model-00001-of-00001.safetensors").write_bytes(b"")
+    (folder / WEIGHTS).write_bytes(b"")
     return folder
 
 
-def test_every_root_is_searched_for_a_relative_name(tmp_path: Path) -> None:
+def test_every_root_is_searched_and_links_within_it_are_followed(tmp_path: Path) -> None:
     model = a_model(tmp_path / "b" / "family" / "tiny")
+    (tmp_path / "b" / "newest").symlink_to(model)
     deployment = a_deployment(tmp_path / "a", tmp_path / "b")
-    assert resolve_model("family/tiny", deployment) == str(model)
-    assert resolve_model("./family//tiny/", deployment) == str(model)
-    assert resolve_model(str(model), deployment) == str(model)
-
-
-def test_a_link_within_the_roots_is_followed(tmp_path: Path) -> None:
-    model = a_model(tmp_path / "root" / "v2")
-    (tmp_path / "root" / "newest").symlink_to(model)
-    assert resolve_model("newest", a_deployment(tmp_path / "root")) == str(model)
+    for name in ("family/tiny", "./family//tiny/", str(model), "newest"):
+        assert resolve_model(name, deployment) == str(model)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +74,6 @@ def test_hub_ids_need_a_hub(tmp_path: Path) -> None:
         resolve_model("/etc/passwd", hub)
 
 
-WEIGHTS = "model-00001-of-00001.safetensors"
 SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     "an adapter": (lambda model: (model / "adapter_config.json").write_text("{}"), "LoRA"),
     "no config": (lambda model: (model / "config.json").unlink(), "config.json"),
@@ -103,7 +100,7 @@ def test_no_file_of_a_model_may_be_a_link_out_of_the_roots(tmp_path: Path, name:
         resolve_model("tiny", a_deployment(tmp_path / "root"))
     assert str(tmp_path) not in str(refused.value.detail)
     (model / name).unlink()
-    (tmp_path / "root" / "shared").write_text("{}")
+    secret.rename(tmp_path / "root" / "shared")
     (model / name).symlink_to(tmp_path / "root" / "shared")
     assert resolve_model("tiny", a_deployment(tmp_path / "root")) == str(model)
 
@@ -118,3 +115,50 @@ def test_a_model_that_cannot_be_copied_for_a_new_job_is_a_conflict_that_leaves_n
         with_own_models(recipe, a_deployment(data=tmp_path), "mine")
     assert (refused.value.status_code, refused.value.param) == (409, "critic")
     assert [folder.name for folder in jobs.iterdir()] == ["other"]
+
+
+# ---------------------------------------------------------------------- facts
+
+
+@pytest.mark.parametrize(
+    ("config", "context"),
+    [
+        ({"max_position_embeddings": 256}, 256),
+        ({"n_positions": 1024, "max_position_embeddings": 2048}, 1024),
+        ({"text_config": {"max_position_embeddings": 512}}, 512),
+        ({"max_position_embeddings": 100, "rope_scaling": {"type": "linear", "factor": 4.0}}, 400),
+        ({"max_position_embeddings": 100, "rope_parameters": {"a": {"factor": 2}}}, 200),
+        ({"max_position_embeddings": 100, "rope_scaling": {"factor": None}}, 100),
+        ({}, None),
+        ([], None),
+    ],
+)
+def test_the_context_is_read_from_the_configuration(
+    tmp_path: Path, config: Any, context: int | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert facts_of(str(tmp_path)).context == context
+
+
+def test_a_chat_template_is_found_wherever_it_lies(tmp_path: Path) -> None:
+    def has_template(tokenizer: dict[str, str] | None = None) -> bool | None:
+        if tokenizer is not None:
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+        return facts_of(str(tmp_path)).has_chat_template
+
+    assert has_template() is False
+    assert has_template({"chat_template": "{{x}}"}) is True
+    assert has_template({"chat_template": ""}) is False
+    (tmp_path / "tekken.json").touch()
+    assert has_template() is None
+    (tmp_path / "chat_template.jinja").touch()
+    assert has_template() is True
+    assert facts_of("Qwen/Qwen3-4B") == NOTHING_KNOWN
+
+
+def test_a_configuration_that_is_damaged_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{oops")
+    with pytest.raises(Problem, match="config") as caught:
+        facts_of(str(tmp_path))
+    assert (caught.value.status_code, caught.value.param) == (400, "model")
+    assert str(tmp_path) not in caught.value.detail
