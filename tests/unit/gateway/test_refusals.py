@@ -26,65 +26,52 @@ def critic(**values: Any) -> dict[str, Any]:
     return {"algorithm": {"advantage": "gae"}, "critic": values}
 
 
-BAD: dict[str, tuple[dict[str, Any], ModelFacts, bool, str]] = {
-    "more steps than can be counted": (
-        {"training": {"steps": 2**62}},
-        NOTHING_KNOWN,
-        False,
-        "training.steps",
-    ),
-    "more pretraining than can be counted": (
-        critic(pretrain_steps=2**62),
-        NOTHING_KNOWN,
-        False,
-        "critic.pretrain_steps",
-    ),
+def checked(
+    tables: dict[str, Any],
+    facts: ModelFacts = NOTHING_KNOWN,
+    messages: bool = False,
+    has_formulas: bool = False,
+) -> None:
+    with_messages = ["training_file"] * messages
+    check(a_recipe(**tables), facts, has_formulas=has_formulas, with_messages=with_messages)
+
+
+BAD: dict[str, tuple[Any, ...]] = {
+    "more steps than can be counted": ("training.steps", {"training": {"steps": 2**62}}),
+    "more pretraining than that": ("critic.pretrain_steps", critic(pretrain_steps=2**62)),
     "a temperature above the engine's": (
-        sampling(temperature=2.1),
-        NOTHING_KNOWN,
-        False,
         "rollout.sampling.temperature",
+        sampling(temperature=2.1),
     ),
-    "an empty stop": (sampling(stop=["\n", ""]), NOTHING_KNOWN, False, "rollout.sampling.stop"),
+    "an empty stop": ("rollout.sampling.stop", sampling(stop=["\n", ""])),
     "a rate that changes nothing, of the critic": (
-        critic(optimizer={"learning_rate": 1e-306}),
-        NOTHING_KNOWN,
-        False,
         "critic.optimizer.learning_rate",
+        critic(optimizer={"learning_rate": 1e-306}),
     ),
-    "a formula that nobody has": (FORMULA, NOTHING_KNOWN, False, "algorithm.advantage"),
-    "a context beyond the model's": ({}, ModelFacts(context=32), False, "model.max_context"),
-    "no chat template": ({}, WITHOUT, False, "model.prompt_template"),
-    "messages, no chat template": (PLAIN, WITHOUT, True, "model.prompt_template"),
-    "messages and a prompt template": (PLAIN, WITH, True, "model.prompt_template"),
+    "a formula that nobody has": ("algorithm.advantage", FORMULA),
+    "a context beyond the model's": ("model.max_context", {}, ModelFacts(context=32)),
+    "no chat template": ("model.prompt_template", {}, WITHOUT),
+    "messages, no chat template": ("model.prompt_template", PLAIN, WITHOUT, True),
+    "messages and a prompt template": ("model.prompt_template", PLAIN, WITH, True),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_what_cannot_work_is_refused_by_its_field(case: str) -> None:
-    tables, facts, messages, field = BAD[case]
+    field, *given = BAD[case]
     with pytest.raises(Problem) as caught:
-        check(a_recipe(**tables), facts, with_messages=["training_file"] * messages)
+        checked(*given)
     assert (caught.value.status_code, caught.value.param) == (400, f"recipe.{field}")
 
 
-@pytest.mark.parametrize(
-    ("tables", "facts", "messages"),
-    [
-        ({"training": {"steps": 2**45}}, NOTHING_KNOWN, False),  # times 2, 2 and 64
-        (sampling(temperature=0.01), NOTHING_KNOWN, False),
-        (sampling(temperature=2.0), NOTHING_KNOWN, False),
-        (FORMULA, NOTHING_KNOWN, False),
-        ({}, ModelFacts(context=64), False),
-        (PLAIN, WITHOUT, False),
-        ({}, WITH, True),
-    ],
-)
-def test_what_just_works_is_accepted(
-    tables: dict[str, Any], facts: ModelFacts, messages: bool
-) -> None:
-    with_messages = ["training_file"] * messages
-    check(a_recipe(**tables), facts, has_formulas=True, with_messages=with_messages)
+def test_what_just_works_is_accepted() -> None:
+    checked({"training": {"steps": 2**45}})  # times 2, 2 and 64
+    for temperature in (0.01, 2.0):
+        checked(sampling(temperature=temperature))
+    checked(FORMULA, has_formulas=True)
+    checked({}, ModelFacts(context=64))
+    checked(PLAIN, WITHOUT)
+    checked({}, WITH, True)
 
 
 def test_half_of_the_memory_limit_or_all_of_the_machine_is_allowed_and_not_a_byte_more() -> None:
