@@ -110,18 +110,13 @@ class FileStore:
         return stored
 
     def find(self, file_id: str) -> StoredFile | None:
-        """What is known about a file, None if there is no such file.
-
-        One whose description is damaged is not there either: uploading it again mends it.
-        """
+        """The file, if it is there and its description is sound; uploading it again mends that."""
         path = self._description(file_id)
-        if _FILE_ID.fullmatch(file_id) is None or not path.is_file():
+        if _FILE_ID.fullmatch(file_id) is None or not path.exists():
             return None
         try:
             stored = StoredFile.model_validate_json(path.read_bytes())
-        except FileNotFoundError:  # deleted meanwhile
-            return None
-        except (PermissionError, ValidationError) as error:
+        except (OSError, ValidationError) as error:
             log.warning("a description is damaged: %s", error, extra={"entry": path.name})
             return None
         return stored if stored.id == file_id else None

@@ -55,7 +55,6 @@ def checked_place(after: str | None, param: str) -> str | None:
 async def events_page(
     jobs: JobService, job_id: str, after: str | None, limit: int, order: Order
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Up to ``limit`` events in this order of time, and whether there are more."""
     if order == "desc":
         found = jobs.exchange.events_back(job_id, before=after, count=limit + 1)
     else:

@@ -76,10 +76,7 @@ def _total(place: str, steps: int, recipe: Recipe) -> Iterator[str]:
     if math.prod(factors.values()) > _MOST_TOKENS:
         largest = max(factors, key=factors.__getitem__)
         words = " x ".join(f"{name} {number:,}" for name, number in factors.items())
-        yield (
-            f"recipe.{largest}: lower it; {words} may be at most {_MOST_TOKENS:,} tokens, beyond "
-            "which nobody counts exactly"
-        )
+        yield f"recipe.{largest}: lower it; {words} may be at most {_MOST_TOKENS:,} tokens"
 
 
 def _sampling(place: str, sampling: Sampling) -> Iterator[str]:

@@ -29,7 +29,6 @@ class Checkpoint:
 
     @property
     def model(self) -> Path:
-        """The folder of the policy, if it has one."""
         return self.folder / "model"
 
 

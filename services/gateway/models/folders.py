@@ -38,12 +38,8 @@ _CHAT_TEMPLATES = ("chat_template.jinja", "additional_chat_templates")
 def resolve_model(model: str, deployment: Deployment, param: str = "model") -> str:
     """The absolute folder of a model, or its hub id where the deployment allows those.
 
-    Args:
-        model: a folder below an allowed root, the id of a job or a checkpoint, or a hub id.
-        param: where the request names it.
-
     Raises:
-        Problem: 400 saying why a job cannot start from it, and the remedy.
+        Problem: 400 for ``param``, saying why a job cannot start from it, and the remedy.
     """
     folder = find_folder(model, deployment)
     if folder is not None:
@@ -208,7 +204,6 @@ def _base_models(deployment: Deployment) -> dict[str, Path]:
 
 
 def _is_usable(name: str, folder: Path, deployment: Deployment) -> bool:
-    """Whether the name stands for this folder, and can be written, and a job can start from it."""
     try:
         name.encode()
         return find_folder(name, deployment) == folder and fault_of(folder, deployment) is None
@@ -242,16 +237,11 @@ def _model_folders(root: Path, besides: Path) -> Iterator[Path]:
 
 
 def _made_models(jobs_dir: Path) -> Iterator[tuple[str, Path]]:
-    try:
-        job_ids = list(filter(JOB_ID.fullmatch, os.listdir(jobs_dir)))
-    except OSError:
-        return
-    for job_id in job_ids:
-        folders = {job_id: jobs_dir / job_id / "model"}
-        folders |= {kept.id: kept.model for kept in kept_checkpoints(jobs_dir / job_id)}
-        yield from (
-            (name, path) for name, path in folders.items() if (path / "config.json").is_file()
-        )
+    for job_dir in jobs_dir.glob("ftjob-*"):
+        if JOB_ID.fullmatch(job_dir.name):
+            folders = {job_dir.name: job_dir / "model"}
+            folders |= {kept.id: kept.model for kept in kept_checkpoints(job_dir)}
+            yield from (each for each in folders.items() if (each[1] / "config.json").is_file())
 
 
 def model_files(folder: Path) -> list[dict[str, Any]]:

@@ -36,7 +36,6 @@ def unusable(data: Any) -> list[str]:
 
 
 def _too_much(data: Any) -> Iterator[str]:
-    """One line if the data nests too deep, or holds so much that other requests would wait."""
     level, depth, values = [data], 0, 0
     while level := [each for each in level if isinstance(each, Mapping | list)]:
         depth += 1

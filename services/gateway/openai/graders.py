@@ -17,10 +17,9 @@ from protocol.exchange import Exchange
 from protocol.messages import NOT_GIVEN, Graded, Score, Task, Trial, TrialResult, Ungradable
 from protocol.recipe import explain
 from protocol.rewards import (
+    WITH_SETTINGS,
     Check,
     LabelModel,
-    MathAnswer,
-    ModelJudge,
     PythonSource,
     Reward,
     ScoreModel,
@@ -41,15 +40,15 @@ from pydantic import (
 from services.gateway.errors import Problem, from_lines, in_time, wrong
 from services.gateway.openai.body import Body, Part
 
-_CHECKS: Mapping[str, tuple[type[Check], set[str]]] = {  # by type, with the fields it may have
-    "string_check": (StringCheck, {"input", "reference", "operation"}),
-    "text_similarity": (TextSimilarity, {"input", "reference", "evaluation_metric"}),
-    "score_model": (ScoreModel, {"model", "input", "range", "sampling_params"}),
-    "label_model": (LabelModel, {"model", "input", "labels", "passing_labels"}),
-    "python": (PythonSource, {"source", "image_tag"}),
-    "math_answer": (MathAnswer, set()),
-    "equation_steps": (Check, set()),
-    "model_judge": (ModelJudge, set()),
+_FIELDS: Mapping[str, set[str]] = {  # that each type may have
+    "string_check": {"input", "reference", "operation"},
+    "text_similarity": {"input", "reference", "evaluation_metric"},
+    "score_model": {"model", "input", "range", "sampling_params"},
+    "label_model": {"model", "input", "labels", "passing_labels"},
+    "python": {"source", "image_tag"},
+    "math_answer": set(),
+    "equation_steps": set(),
+    "model_judge": set(),
 }
 _PARAMS = {  # by the recipe's names; the SDK and the pages of the API spell one in two ways
     "seed": "seed",
@@ -94,8 +93,8 @@ _NEVER = ("sample_parse_error", "truncated_observation_error")
 def _known_type(kind: object) -> object:
     if remedy := _REMEDIES.get(str(kind)):
         raise ValueError(f"{kind!r} is not supported: {remedy}")
-    if str(kind) not in _CHECKS:
-        raise ValueError(f"{kind!r} is none of {', '.join(_CHECKS)}, nor a multi of them")
+    if str(kind) not in _FIELDS:
+        raise ValueError(f"{kind!r} is none of {', '.join(_FIELDS)}, nor a multi of them")
     return kind
 
 
@@ -154,7 +153,7 @@ def reward_of(grader: AnyGrader, path: str) -> Reward:
 
 
 def _check(grader: Grader, path: str, name: str | None) -> Check:
-    kind, known = _CHECKS[grader.type]
+    known = _FIELDS[grader.type]
     given = {key: value for key, value in (grader.model_extra or {}).items() if value is not None}
     if unknown := [key for key in given if key not in known]:
         raise _problem(f"{path}.{unknown[0]}", "unknown key; remove it or check its spelling")
@@ -166,6 +165,7 @@ def _check(grader: Grader, path: str, name: str | None) -> Check:
     if isinstance(messages := given.get("input"), list):
         given["input"] = [_turn(turn, f"{path}.input.{n}") for n, turn in enumerate(messages)]
     try:
+        kind = WITH_SETTINGS.get(grader.type, Check)
         return kind.model_validate({**given, "verifier": grader.type, "name": name})
     except ValidationError as error:
         lines = (_below(path, line) for line in explain(error, whole=path).splitlines())
@@ -173,7 +173,6 @@ def _check(grader: Grader, path: str, name: str | None) -> Check:
 
 
 def _sampling(given: Any, path: str) -> dict[str, Any]:
-    """How a judge's model is asked, by the recipe's names."""
     if not isinstance(given, Mapping):
         raise _problem(path, "must be an object")
     if given.get("top_p") not in (None, 1):
@@ -213,7 +212,6 @@ def _below(path: str, line: str) -> str:
 
 
 def _refuse_wrong_texts(checks: Mapping[str, Check]) -> None:
-    """Refuse templates that no grader can fill in, and code that is none."""
     for path, check in checks.items():
         for field, template in templates_of(check):
             if wrong := _wrong_in_template(template):
