@@ -109,7 +109,7 @@ def a_gateway(
 @contextmanager
 def a_grader(stack: Stack) -> Iterator[None]:
     """A grader process without a judge, which runs clients' code."""
-    settings = {"WEIR_GRADER_WORKERS": "1", "WEIR_GRADER_PYTHON": "on"}
+    settings: Any = {"WEIR_GRADER_WORKERS": "1", "WEIR_GRADER_PYTHON": "on"}
     folder, command = stack.data_dir.parent, ("-m", "services.grader")
     with _ended(*start_gateway(stack.server, folder, command, **settings)):
         deadline = time.monotonic() + 60
