@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
+from fastapi.security import HTTPBearer
 
 from services.chassis.deployment import DeploymentError
 from services.chassis.service import Service, run_service
-from services.gateway import errors, openapi
-from services.gateway.files.store import MAX_FILE_BYTES, FileStore
+from services.gateway import errors
+from services.gateway.files.store import MAX_FILE_BYTES, FileStore, Uploads
 from services.gateway.jobs.service import JobService
 from services.gateway.middleware import Bounded, Guarded, Measured, parse_keys
-from services.gateway.openai.defaults import tables_of_the_deployment
+from services.gateway.openai.submission import tables_of_the_deployment
 from services.gateway.page import routes as page
-from services.gateway.routes import files, jobs, models
+from services.gateway.routes import ROUTERS
 from services.gateway.samples.reading import Samples
 from services.gateway.samples.routes import samples
 from services.gateway.watch.fleet import watch_forever
@@ -23,16 +24,10 @@ from services.gateway.watch.watchdog import Watchdog
 
 
 class Gateway:
-    """The application, and what goes on beside its requests."""
-
     app: FastAPI
 
     def make_app(self, service: Service) -> FastAPI:
-        """The application; the chassis adds /healthz, /readyz and the like in front of it.
-
-        Raises:
-            DeploymentError: if there is no key, or one that cannot be read.
-        """
+        """Raises DeploymentError if there is no key, or one that cannot be read."""
         keys = parse_keys(service.deployment.api_keys)
         if not keys:
             raise DeploymentError("WEIR_API_KEYS is empty; set it to one or more keys, by commas")
@@ -42,17 +37,20 @@ class Gateway:
             docs_url=None,  # FastAPI's pages load scripts from another host
             redoc_url=None,
             redirect_slashes=False,  # it believes the Host header
+            responses=errors.RESPONSES,
+            # Only for /openapi.json: ``Guarded`` checks the key.
+            dependencies=[Depends(HTTPBearer(auto_error=False, scheme_name="key"))],
         )
         store = FileStore(service.deployment.files_dir)
         app.state.jobs = JobService(service, store, tables_of_the_deployment())
-        app.state.uploads = files.Uploads(store)
+        app.state.uploads = Uploads(store)
         app.state.samples = Samples()
         app.state.watchdog = Watchdog()
-        for router in (files.router, jobs.router, models.router, samples, jobs.graders):
+        for router in (*ROUTERS, samples):
             app.include_router(router)
         page.install(app)
         errors.install(app)
-        openapi.install(app)
+        errors.describe(app)
         # The last one added is the first one passed.
         app.add_middleware(Bounded, max_file_bytes=MAX_FILE_BYTES)
         app.add_middleware(Guarded, keys=keys)
@@ -61,7 +59,6 @@ class Gateway:
         return app
 
     async def watch(self, service: Service) -> None:
-        """Watch the stack, and tidy, until told to stop."""
         state = self.app.state
         await asyncio.gather(
             watch_forever(service),
@@ -71,7 +68,6 @@ class Gateway:
 
 
 def main() -> None:
-    """Run the gateway."""
     gateway = Gateway()
     run_service("gateway", gateway.watch, gateway.make_app)
 

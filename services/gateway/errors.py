@@ -10,7 +10,7 @@ import asyncio
 import errno
 from collections.abc import Awaitable
 from http import HTTPStatus
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -40,6 +40,12 @@ _FEATURES = {
     "evals": "give the job a validation_file; its evaluations are among its events",
     "fine_tuning/checkpoints": "a gateway has no projects to share one with; each of its keys "
     "reads every checkpoint",
+}
+_SCHEMAS = "#/components/schemas/"
+_CONTENT = {"application/problem+json": {"schema": {"$ref": f"{_SCHEMAS}ProblemDetails"}}}
+RESPONSES: dict[int | str, dict[str, Any]] = {  # of every route, at /openapi.json
+    "4XX": {"description": "The request is wrong", "content": _CONTENT},
+    "5XX": {"description": "The gateway cannot answer", "content": _CONTENT},
 }
 
 
@@ -79,19 +85,21 @@ class Problem(HTTPException):
         self.code = code
 
 
+def wrong(param: str, why: str, *, code: str = "invalid_value") -> Problem:
+    """400 for one field."""
+    return Problem(400, f"{param}: {why}", param=param, code=code)
+
+
 def not_found(kind: str, name: str) -> Problem:
-    """404 for a file or job that does not exist."""
     return Problem(404, f"there is no {kind} {name!r}", param="id", code="not_found")
 
 
 def too_large(param: str, max_bytes: int) -> Problem:
-    """413 that names the limit."""
     message = f"{param}: larger than the limit of {max_bytes:,} bytes; split it or leave tasks out"
     return Problem(413, message, param=param, code="too_large")
 
 
 def no_model(message: str) -> Problem:
-    """404 for a job or checkpoint without a model."""
     return Problem(404, message, param="id", code="no_model")
 
 
@@ -106,14 +114,10 @@ def from_lines(lines: list[str], *, code: str, param: str | None = None) -> Prob
 
 
 async def in_time(work: Awaitable[T], wait_s: float = 0.0) -> T:
-    """Wait for the exchange, but not longer than a person would.
-
-    Args:
-        work: what is asked of it.
-        wait_s: how long it may itself wait for an answer to be there.
+    """Wait for the exchange, and ``wait_s`` more that it may itself wait for an answer to be there.
 
     Raises:
-        Problem: 503 with Retry-After, after ``PATIENCE_S`` more without an answer.
+        Problem: 503 with Retry-After, after ``PATIENCE_S`` without an answer.
     """
     try:
         async with asyncio.timeout(wait_s + PATIENCE_S):
@@ -138,7 +142,6 @@ def own_fault(error: Exception) -> Problem:
 
 
 def respond(problem: Problem) -> JSONResponse:
-    """The one shape of an error on the wire."""
     status, detail = problem.status_code, shown(problem.detail[:_MAX_DETAIL_CHARS])
     error = OpenAIError(
         message=detail,
@@ -158,6 +161,19 @@ def install(app: FastAPI) -> None:
     """Answer every error of ``app`` in that shape; ``Measured`` answers the unexpected ones."""
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
+
+
+def describe(app: FastAPI) -> None:
+    """Add the schema of ``RESPONSES`` to /openapi.json."""
+    make = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = make()
+        schema = ProblemDetails.model_json_schema(ref_template=_SCHEMAS + "{model}")
+        document["components"]["schemas"] |= schema.pop("$defs") | {"ProblemDetails": schema}
+        return document
+
+    app.openapi = openapi
 
 
 def explain_body(error: ValidationError | RequestValidationError) -> list[str]:

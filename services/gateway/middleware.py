@@ -57,7 +57,6 @@ class Measured:
     app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         answer = _Answer(_request_id(scope), time.perf_counter())
@@ -84,7 +83,6 @@ class Measured:
 
 
 def _request_id(scope: Scope) -> str:
-    """The client's own id of the request, where a log can hold it, else a new one."""
     given = Headers(scope=scope).get("x-request-id", "")
     return given if _SANE_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
 
@@ -129,10 +127,6 @@ class ApiKey:
     role: str
     digest: str
 
-    def may(self, role: str) -> bool:
-        """Whether its role includes another."""
-        return ROLES.index(self.role) >= ROLES.index(role)
-
 
 def parse_keys(entries: Iterable[str]) -> tuple[ApiKey, ...]:
     """The keys that WEIR_API_KEYS lists: ``NAME:ROLE:sha256:HEX``, or a plain key of an admin.
@@ -171,7 +165,6 @@ class Guarded:
     keys: tuple[ApiKey, ...]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or answer 401 or 403."""
         if scope["type"] == "http" and scope["path"].startswith("/v1"):
             try:
                 self._admit(scope)
@@ -180,11 +173,7 @@ class Guarded:
         await self.app(scope, receive, send)
 
     def _admit(self, scope: Scope) -> None:
-        """Note the key's name in the scope.
-
-        Raises:
-            Problem: if the request may not pass.
-        """
+        """Note the key's name in the scope; 401 or 403 if the request may not pass."""
         presented = _bearer(scope)
         if presented is None:
             raise _unauthorized("no API key: send 'Authorization: Bearer KEY'")
@@ -196,7 +185,7 @@ class Guarded:
         key = found[0]
         scope["key_name"] = key.name
         role = _ROLE_FOR.get(scope["method"], "admin")
-        if not key.may(role):
+        if ROLES.index(key.role) < ROLES.index(role):
             message = f"{scope['method']} needs a key with the role {role}; this one has {key.role}"
             raise Problem(403, message, param="Authorization", code="insufficient_role")
 
@@ -230,7 +219,6 @@ class Bounded:
     max_file_bytes: int
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         coding = Headers(scope=scope).get("content-encoding") or "identity"

@@ -28,28 +28,19 @@ MESSAGES = "(messages)"  # no column: a template sees them as the prompt
 
 @dataclass(frozen=True)
 class Contents:
-    """The number of tasks in a file, and of those that have each column.
-
-    ``columns`` is None where they are too many to be kept.
-    """
+    """The tasks of a file, and how many have each column; None if those are too many."""
 
     tasks: int
     columns: dict[str, int] | None
 
 
 class TaskCheck:
-    """Checks task files, two at once; more wait."""
-
     def __init__(self, longest_s: float = _LONGEST_S) -> None:
         self._longest_s = longest_s
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
     async def contents(self, path: Path) -> Contents:
-        """Count the tasks of a file, and their columns.
-
-        Raises:
-            TaskFileError: naming the wrong lines and fields.
-        """
+        """Raises TaskFileError, naming the wrong lines and fields; two files at once, more wait."""
         try:
             async with self._turns:
                 found = await asyncio.to_thread(self._found, path)
@@ -76,7 +67,6 @@ def _limit() -> None:
 
 
 def _contents(path: Path) -> Contents | list[str]:
-    """The contents of a file, or its problems."""
     num_tasks = 0
     columns: Counter[str] | None = Counter()
     try:

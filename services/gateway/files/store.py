@@ -1,4 +1,4 @@
-"""Uploaded task files: checked before they come here, then put in place by one rename.
+"""Uploaded task files: received, checked, then put in place by one rename.
 
 A file's id derives from its name and content, so that an upload may be repeated without effect.
 The store is a folder with ``{id}.jsonl``, which the learner reads, and ``{id}.json``, what is known
@@ -7,6 +7,7 @@ about it; a file exists from the moment when the latter does.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import os
@@ -17,20 +18,28 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from fastapi import Request, UploadFile
+from protocol.tasks import TaskFileError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.datastructures import FormData
 
-from services.gateway.errors import Problem, not_found
+from services.gateway.errors import Problem, explain_body, from_lines, not_found, too_large
+from services.gateway.files.check import TaskCheck
 
 log = logging.getLogger(__name__)
 MAX_FILE_BYTES = 100 * 2**20
 _FILE_ID = re.compile(r"file-[0-9a-f]{24}")
 _MAX_NAME_BYTES = 255
 _SCRATCH = ".upload-"
+_EXPIRY = re.compile(r"expires_after\[(\w*)\]")
+_HOUR_S, _MONTH_S = 3600, 30 * 24 * 3600
+_MAX_FIELDS, _MAX_FIELD_BYTES = 8, 1024
+_RECEIVED_AT_ONCE = 8  # their files wait in the folder for temporary ones, perhaps in memory
 LOST = "was lost or changed on the disk"
 
 
@@ -55,7 +64,6 @@ class StoredFile(BaseModel):
 
     @property
     def has_expired(self) -> bool:
-        """Whether its time is over."""
         return self.expires_at is not None and self.expires_at <= time.time()
 
 
@@ -65,8 +73,6 @@ class FileStore:
 
     folder: Path
     max_bytes: int = MAX_FILE_BYTES
-    # With the time of each one's last change: only what is new is read.
-    _known: dict[str, tuple[int, StoredFile | None]] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @contextmanager
@@ -104,51 +110,32 @@ class FileStore:
         return stored
 
     def find(self, file_id: str) -> StoredFile | None:
-        """What is known about a file, None if there is no such file.
-
-        One whose description is damaged is not there either: uploading it again mends it.
-        """
+        """The file, if it is there and its description is sound; uploading it again mends that."""
         path = self._description(file_id)
-        if _FILE_ID.fullmatch(file_id) is None or not path.is_file():
+        if _FILE_ID.fullmatch(file_id) is None or not path.exists():
             return None
         try:
             stored = StoredFile.model_validate_json(path.read_bytes())
-        except (FileNotFoundError, PermissionError, ValidationError):
+        except (OSError, ValidationError) as error:
+            log.warning("a description is damaged: %s", error, extra={"entry": path.name})
             return None
         return stored if stored.id == file_id else None
 
     def get(self, file_id: str) -> StoredFile:
-        """What is known about a file.
-
-        Raises:
-            Problem: 404 if there is no such file.
-        """
+        """The file, or 404."""
         stored = self.find(file_id)
         if stored is None:
             raise not_found("file", file_id)
         return stored
 
     def all(self) -> list[StoredFile]:
-        """Every file, newest first."""
-        changes = self._changes()
-        for file_id in set(self._known) - set(changes):
-            self._known.pop(file_id, None)
-        for file_id, changed in changes.items():
-            if self._known.get(file_id, (None,))[0] != changed:
-                stored = self.find(file_id)
-                self._known[file_id] = changed, stored
-                if stored is None:
-                    name = self._description(file_id).name
-                    log.warning("this describes no file; it is left alone", extra={"entry": name})
-        files = [known for _, known in list(self._known.values()) if known is not None]
+        files = filter(None, (self.find(path.stem) for path in self.folder.glob("file-*.json")))
         return sorted(files, key=lambda stored: (stored.created_at, stored.id), reverse=True)
 
     def expired(self) -> list[str]:
-        """The files whose time is over."""
         return [each.id for each in self.all() if each.has_expired]
 
     def delete(self, file_id: str) -> None:
-        """Delete a file, or what is left of it."""
         with self._lock:
             self._description(file_id).unlink(missing_ok=True)
             self.path(file_id).unlink(missing_ok=True)
@@ -161,11 +148,7 @@ class FileStore:
                 self.delete(file_id)
 
     def content(self, file_id: str) -> Path:
-        """Where the tasks of a file lie.
-
-        Raises:
-            Problem: 404 if there is no such file, or if its content is not what was uploaded.
-        """
+        """Where the tasks of a file lie; 404 unless it is there, as long as it was uploaded."""
         if not self.is_whole(self.get(file_id)):
             message = f"the content of {file_id} {LOST}; upload it again, or delete it"
             raise Problem(404, message, param="id", code="content_lost")
@@ -180,22 +163,10 @@ class FileStore:
             return False
 
     def path(self, file_id: str) -> Path:
-        """Where the tasks of a file lie, if there is such a file."""
         return self.folder / f"{file_id}.jsonl"
 
     def _description(self, file_id: str) -> Path:
         return self.folder / f"{file_id}.json"
-
-    def _changes(self) -> dict[str, int]:
-        """When each file's description was written last, in nanoseconds."""
-        found: dict[str, int] = {}
-        with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
-            for entry in entries:
-                file_id, end = os.path.splitext(entry.name)
-                if end == ".json" and _FILE_ID.fullmatch(file_id):
-                    with suppress(FileNotFoundError):  # deleted meanwhile
-                        found[file_id] = entry.stat(follow_symlinks=False).st_mtime_ns
-        return found
 
 
 def copy_with_id(file: BinaryIO, filename: str, to: Path) -> str:
@@ -213,3 +184,79 @@ def file_name(sent: str) -> str:
     name = sent.replace("\\", "/").split("/")[-1]
     name = "".join(character for character in name if character.isprintable())
     return name.encode()[-_MAX_NAME_BYTES:].decode(errors="ignore") or "tasks.jsonl"
+
+
+# ---------------------------------------------------------------------- uploads
+
+
+class ExpiresAfter(BaseModel):
+    """When a file is deleted."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=_HOUR_S, le=_MONTH_S)
+
+
+class UploadForm(BaseModel):
+    """The form of an upload."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    file: UploadFile
+    purpose: Literal["fine-tune"]
+    expires_after: ExpiresAfter | None = None
+
+    @classmethod
+    def read(cls, form: FormData) -> UploadForm:
+        """The fields of a form, such as ``expires_after[seconds]``, checked."""
+        items = form.multi_items()
+        fields: dict[str, Any] = {name: part for name, part in items if not _EXPIRY.match(name)}
+        expiry = {found[1]: part for name, part in items if (found := _EXPIRY.fullmatch(name))}
+        fields |= {"expires_after": expiry} if expiry else {}
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise from_lines(explain_body(error), code="invalid_request") from error
+
+
+class Uploads:
+    """Receives and checks files, eight at once; more wait."""
+
+    def __init__(self, files: FileStore) -> None:
+        self.files = files
+        self._receiving = asyncio.Semaphore(_RECEIVED_AT_ONCE)
+        self._check = TaskCheck()
+
+    async def receive(self, request: Request) -> StoredFile:
+        """Keep the file of a form; 400 names the wrong field or the wrong lines."""
+        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+            message = "an upload is a form: Content-Type multipart/form-data"
+            raise Problem(400, message, param="file", code="invalid_request")
+        limits = {"max_fields": _MAX_FIELDS, "max_part_size": _MAX_FIELD_BYTES}
+        async with self._receiving, request.form(max_files=1, **limits) as fields:
+            form = UploadForm.read(fields)
+            if (form.file.size or 0) > self.files.max_bytes:
+                raise too_large("file", self.files.max_bytes)
+            return await self._keep(form)
+
+    async def _keep(self, form: UploadForm) -> StoredFile:
+        name = file_name(form.file.filename or "")
+        with self.files.scratch() as folder:
+            path, now = folder / "tasks.jsonl", int(time.time())
+            file_id = await asyncio.to_thread(copy_with_id, form.file.file, name, path)
+            known = await asyncio.to_thread(self.files.find, file_id)  # checked before
+            try:
+                contents = known or await self._check.contents(path)
+            except TaskFileError as error:
+                raise from_lines(error.problems, code="invalid_tasks", param="file") from error
+            stored = StoredFile(
+                id=file_id,
+                bytes=path.stat().st_size,
+                created_at=now,
+                expires_at=now + form.expires_after.seconds if form.expires_after else None,
+                filename=name,
+                tasks=contents.tasks,
+                columns=contents.columns,
+            )
+            return await asyncio.to_thread(self.files.keep, path, stored)

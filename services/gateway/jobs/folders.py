@@ -30,7 +30,6 @@ def put_aside(folder: Path) -> Path:
 
 
 def remove(aside: Path) -> None:
-    """Remove what was put aside, as far as that is possible."""
     shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -49,15 +48,16 @@ def with_own_models(recipe: Recipe, deployment: Deployment, job_id: str) -> Reci
         Problem: 409 if the model went meanwhile, or there is no room for a copy.
     """
     jobs_dir, changes = deployment.jobs_dir.resolve(), {}
+    copies = jobs_dir / job_id / COPIES
+    shutil.rmtree(copies, ignore_errors=True)  # of an earlier try
     for name, part in (("model", recipe.model), ("critic", recipe.critic)):
         if part is None or part.path is None or not Path(part.path).is_relative_to(jobs_dir):
             continue
-        own = jobs_dir / job_id / COPIES / name
         try:
-            shutil.rmtree(own, ignore_errors=True)
-            weights.copy(Path(part.path), own)
+            weights.copy(Path(part.path), copies / name)
         except OSError as error:
+            remove(copies.parent)
             why = f"{name}: it cannot be copied for the new job: {error.strerror}"
             raise conflict(f"{why}; GET /v1/models lists what there is", param=name) from error
-        changes[name] = part.model_copy(update={"path": str(own)})
+        changes[name] = part.model_copy(update={"path": str(copies / name)})
     return recipe.model_copy(update=changes)

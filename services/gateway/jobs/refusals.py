@@ -11,7 +11,7 @@ from protocol.exchange.connection import Memory
 from protocol.recipe import Recipe, Sampling
 from protocol.rewards import Check
 
-from services.gateway.errors import Problem, from_lines
+from services.gateway.errors import Problem, from_lines, wrong
 from services.gateway.files.store import StoredFile
 from services.gateway.models.folders import ModelFacts
 from services.gateway.openai.graders import templates_of
@@ -38,9 +38,6 @@ def check(
     Args:
         has_formulas: whether the deployment has some of its own.
         with_messages: the fields that name files whose tasks have messages for a prompt.
-
-    Raises:
-        Problem: 400 naming each field, what is wrong with it, and the remedy.
     """
     lines = [
         *_numbers(recipe),
@@ -79,10 +76,7 @@ def _total(place: str, steps: int, recipe: Recipe) -> Iterator[str]:
     if math.prod(factors.values()) > _MOST_TOKENS:
         largest = max(factors, key=factors.__getitem__)
         words = " x ".join(f"{name} {number:,}" for name, number in factors.items())
-        yield (
-            f"recipe.{largest}: lower it; {words} may be at most {_MOST_TOKENS:,} tokens, beyond "
-            "which nobody counts exactly"
-        )
+        yield f"recipe.{largest}: lower it; {words} may be at most {_MOST_TOKENS:,} tokens"
 
 
 def _sampling(place: str, sampling: Sampling) -> Iterator[str]:
@@ -131,11 +125,7 @@ def _prompts(recipe: Recipe, facts: ModelFacts, with_messages: Sequence[str]) ->
 
 
 def check_room(memory: Memory) -> None:
-    """Refuse a job while Redis is nearly full.
-
-    Raises:
-        Problem: 507 with the remedies.
-    """
+    """Refuse a job, with 507, while Redis is nearly full."""
     if memory.limit is None or memory.used <= _FULL * memory.limit:
         return
     raise Problem(
@@ -151,13 +141,7 @@ def check_room(memory: Memory) -> None:
 def check_memory(recipe: Recipe, held_out: Mapping[str, int], memory: Memory) -> None:
     """Refuse a job that can fill more than half of Redis; without a limit, more than its machine.
 
-    Args:
-        recipe: the job's.
-        held_out: tasks in the file of each of its evaluations, by the evaluation's name.
-        memory: what Redis has.
-
-    Raises:
-        Problem: 400 with the arithmetic.
+    ``held_out`` has the tasks in the file of each of its evaluations, by the evaluation's name.
     """
     needed = worst_case_bytes(recipe, held_out)
     if memory.limit is not None:
@@ -167,35 +151,26 @@ def check_memory(recipe: Recipe, held_out: Mapping[str, int], memory: Memory) ->
         whose = f"the {most:,} that its machine has"
     if needed <= most:
         return
-    raise Problem(
-        400,
-        f"recipe.rollout: the job can hold {needed:,} bytes in Redis at once, more than {whose}: "
-        f"{worst_case_in_words(recipe, held_out)}. Lower one of them, or give Redis "
-        "more",
-        param="recipe.rollout",
-        code="too_large",
+    why = (
+        f"the job can hold {needed:,} bytes in Redis at once, more than {whose}: "
+        f"{worst_case_in_words(recipe, held_out)}. Lower one of them, or give Redis more"
     )
+    raise wrong("recipe.rollout", why, code="too_large")
 
 
 def refuse_missing_columns(recipe: Recipe, stored: StoredFile, param: str) -> None:
-    """Refuse a job whose tasks lack what its graders need.
-
-    Raises:
-        Problem: 400 naming the column, if more tasks lack it than may be ungradable.
-    """
+    """Refuse a job if more of its tasks lack a grader's column than may be ungradable."""
     if stored.columns is None:
         return
     for check in (*recipe.reward.outcome, *recipe.reward.process):
         for column in sorted(set(_named(check)) - _ALWAYS):
             have = stored.columns.get(column, 0)
             if stored.tasks - have > recipe.reward.max_ungradable * stored.tasks:
-                raise Problem(
-                    400,
-                    f"{param}: {have} of {stored.tasks} tasks have {column!r}, which the grader "
-                    f"{check.label!r} needs of each; add it to the tasks, or change the grader",
-                    param=param,
-                    code="missing_column",
+                why = (
+                    f"{have} of {stored.tasks} tasks have {column!r}, which the grader "
+                    f"{check.label!r} needs of each; add it to the tasks, or change the grader"
                 )
+                raise wrong(param, why, code="missing_column")
 
 
 def _named(check: Check) -> Iterator[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -12,7 +11,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
-from weakref import WeakValueDictionary
 
 from fastapi import Depends, Request
 from protocol.exchange import Exchange, UnreadableRecord
@@ -20,21 +18,15 @@ from protocol.messages import JobRecord, JobState, Requested
 from protocol.recipe import Recipe
 
 from services.chassis.service import Service
-from services.gateway.errors import Problem, conflict, in_time, not_found
+from services.gateway.errors import Problem, conflict, in_time, not_found, wrong
 from services.gateway.files.check import MESSAGES
 from services.gateway.files.store import LOST, FileStore, StoredFile
-from services.gateway.jobs.folders import holds_work, put_aside, remove, with_own_models
+from services.gateway.jobs.folders import holds_work, put_aside, with_own_models
 from services.gateway.jobs.refusals import check, check_memory, check_room, refuse_missing_columns
-from services.gateway.models.catalog import remove_model
-from services.gateway.models.folders import JOB_ID, facts_of, resolve_model
+from services.gateway.models.folders import JOB_ID, facts_of, remove_model, resolve_model
 from services.gateway.openai.graders import refuse_what_graders_lack
 from services.gateway.openai.job_object import AnyJob, status_of
-from services.gateway.openai.submission import (
-    GRADER,
-    JobRequest,
-    build_recipe,
-    with_critic_folder,
-)
+from services.gateway.openai.submission import GRADER, JobRequest, build_recipe
 
 # The OpenAI SDK gives each of its three tries ten minutes.
 _REPEAT_WINDOW_S = 3600.0
@@ -47,11 +39,11 @@ class Repeat:
 
     key: str | None = None  # the Idempotency-Key
     caller: str = ""  # whose key it is
-    retry_count: int = 0  # x-stainless-retry-count, from the OpenAI SDK
+    retry_count: int = 0  # x-stainless-retry-count: the OpenAI SDK sends no key with its retries
 
     @property
     def job_id(self) -> str:
-        """The id of the job: the same one for the same key, else a new one."""
+        """The same id for the same key, else a new one."""
         if self.key is None:
             return f"ftjob-{secrets.token_hex(12)}"
         digest = hashlib.sha256(f"{self.caller}\0{self.key}".encode()).hexdigest()
@@ -60,20 +52,16 @@ class Repeat:
 
 @dataclass
 class JobService:
-    """Where jobs are handed in and asked after."""
-
     service: Service
     files: FileStore
     defaults: Mapping[str, Any] = field(default_factory=dict)  # tables of a recipe
-    # A retry waits for the first try, and finds its job.
-    _tries: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     one_result: asyncio.Lock = field(default_factory=asyncio.Lock)  # for one result file at a time
-    # No file goes between the last look at it and the moment when its job is queued.
+    # Submitting and deleting take turns: a retry finds the job of the first try, and no file goes
+    # between the look at it and the moment when its job is queued.
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def exchange(self) -> Exchange:
-        """Where jobs are kept."""
         return self.service.exchange
 
     async def submit(self, request: JobRequest, repeat: Repeat) -> JobRecord:
@@ -83,19 +71,12 @@ class JobService:
             Problem: 400 naming the wrong field, 422 if the key came with another body before, 409
                 if its job is forgotten and has left its work.
         """
-        tries = self._tries.setdefault(repeat.key or _digest(request), asyncio.Lock())
-        async with self._holding(tries):
+        async with self._holding():
             known = await self._known(request, repeat)
-            if known is not None:
-                return known
-            return await self._queue(await self._draw_up(request, repeat.job_id))
+            return known or await self._queue(await self._draw_up(request, repeat.job_id))
 
     async def find(self, job_id: str) -> AnyJob:
-        """One job, whether its record can be read or not.
-
-        Raises:
-            Problem: 404 if there is no such job.
-        """
+        """One job, whether its record can be read or not; 404 if there is none."""
         record = await self._read(job_id)
         if record is None:
             raise not_found("job", job_id)
@@ -107,82 +88,59 @@ class JobService:
         return bool(is_left) and await self._read(job_id) is None
 
     async def get(self, job_id: str) -> JobRecord:
-        """One job's record.
-
-        Raises:
-            Problem: 404 if there is no such job, 409 if its record cannot be read.
-        """
+        """One job; 404 if there is none, 409 if its record cannot be read."""
         return _readable(await self.find(job_id))
 
     async def page(
         self, after: str | None, limit: int, metadata: Mapping[str, str]
     ) -> tuple[list[AnyJob], bool]:
-        """Up to ``limit`` jobs after ``after``, newest first, and whether there are more.
-
-        Raises:
-            Problem: 400 if there is no job ``after``.
-        """
+        """Up to ``limit`` jobs after ``after``, newest first, and whether there are more."""
         found = await in_time(self.exchange.find_jobs(after, limit + 1, metadata))
         if found is None:
-            raise Problem(400, f"after: there is no job {after!r}", param="after")
+            raise wrong("after", f"there is no job {after!r}")
         return found[:limit], len(found) > limit
 
     async def ask(self, job_id: str, requested: Requested) -> AnyJob:
         """Ask a job to run, pause or end; one that has failed runs again from its last checkpoint.
 
-        One whose record cannot be read can only end.
-
-        Raises:
-            Problem: 404, or 400 or 409 if the job cannot do that any more.
+        One whose record cannot be read can only end. What it cannot do any more is a 400 or 409.
         """
-        found = await self.find(job_id)
-        if isinstance(found, UnreadableRecord) and requested is Requested.CANCEL:
-            await in_time(self.exchange.request_state(job_id, requested))
-            return await self.find(job_id)
-        record = _readable(found)
-        cancelled = record.requested is Requested.CANCEL or record.state is JobState.CANCELLED
-        if cancelled and requested is Requested.CANCEL:
-            return record
-        if record.state is JobState.FAILED and requested is Requested.RUN and not cancelled:
-            await self._revive(record)
-            return await self.get(job_id)
-        if cancelled or record.state.is_final:
-            message = f"job {job_id} is {status_of(record)}; it cannot be asked to {requested}"
-            raise Problem(400, message, param="id", code="job_ended")
+        job = await self.find(job_id)
+        if isinstance(job, JobRecord) or requested is not Requested.CANCEL:
+            record = _readable(job)
+            cancelled = record.requested is Requested.CANCEL or record.state is JobState.CANCELLED
+            if cancelled and requested is Requested.CANCEL:
+                return record
+            if record.state is JobState.FAILED and requested is Requested.RUN and not cancelled:
+                await self._revive(record)
+                return await self.get(job_id)
+            if cancelled or record.state.is_final:
+                message = f"job {job_id} is {status_of(record)}; it cannot be asked to {requested}"
+                raise Problem(400, message, param="id", code="job_ended")
         await in_time(self.exchange.request_state(job_id, requested))
-        return await self.get(job_id)
+        return await self.find(job_id)
 
     async def delete_file(self, file_id: str) -> None:
-        """Delete a file that no job needs any more.
-
-        Raises:
-            Problem: 404, or 409 if a job that has not ended reads it.
-        """
-        async with self._holding(self._turn):
+        """Delete a file; 409 if a job that has not ended reads it."""
+        async with self._holding():
             await asyncio.to_thread(self.files.get, file_id)
-            for record in await in_time(self.exchange.jobs_that_name(f'"{file_id}"')):
-                if _reads(record, file_id):
-                    message = f"{file_id} is used by job {record.id}; cancel the job first"
+            for job in await in_time(self.exchange.jobs_that_name(f'"{file_id}"')):
+                # A record that cannot be read may mean that its job reads the file.
+                if isinstance(job, UnreadableRecord) or file_id in job.recipe.task_files:
+                    message = f"{file_id} is used by job {job.id}; cancel the job first"
                     raise conflict(message, param="file_id")
             await asyncio.to_thread(self.files.delete, file_id)
 
     async def expire_files(self) -> None:
         """Delete the files whose time is over and that no job needs any more."""
-        async with self._holding(self._turn):
-            expired = await asyncio.to_thread(self.files.expired)
-            if not expired:
-                return
-            for file_id in expired:
+        async with self._holding():
+            for file_id in await asyncio.to_thread(self.files.expired):
                 if not await in_time(self.exchange.jobs_that_name(f'"{file_id}"')):
                     await asyncio.to_thread(self.files.delete_expired, file_id)
 
     async def delete_model(self, job_id: str) -> None:
-        """Delete the model that a job has trained.
-
-        Raises:
-            Problem: 404 if there is none, or 409 if the job has not ended.
-        """
-        async with self._holding(self._turn):
+        """Delete the model that a job has trained; 404 if there is none, 409 before its end."""
+        async with self._holding():
             record = await self._read(job_id)
             if record is not None and not record.state.is_final:
                 message = f"job {job_id} has not ended; cancel the job first"
@@ -190,46 +148,36 @@ class JobService:
             await asyncio.to_thread(remove_model, self.service.deployment.job_dir(job_id))
 
     async def delete(self, job_id: str) -> Path:
-        """Forget a job that has ended; returns the folder that is left of it, to be removed.
+        """Forget a job; returns the folder that is left of it, to be removed.
 
         Raises:
             Problem: 404, or 409 if it has not ended.
         """
-        async with self._holding(self._turn):
+        async with self._holding():
             if not await self.is_forgotten(job_id):
-                state = (await self.find(job_id)).state
-                if not state.is_final:
-                    raise conflict(f"job {job_id} is {state}; cancel it first", param="id")
-            # An unreadable job may be running: only its stored state says whether it has ended.
+                await self.find(job_id)
+            # The stored state decides, since an unreadable record says nothing about it.
             if not await in_time(self.exchange.forget_job(job_id)):
                 raise conflict(f"job {job_id} has not ended; cancel it first", param="id")
             return await asyncio.to_thread(put_aside, self.service.deployment.job_dir(job_id))
 
-    @staticmethod
     @asynccontextmanager
-    async def _holding(lock: asyncio.Lock) -> AsyncIterator[None]:
-        """Hold a lock, or give up: its holder may be waiting for a silent Redis.
-
-        Raises:
-            Problem: 503 if it is held for too long.
-        """
-        await in_time(lock.acquire(), _LONGEST_TURN_S)
+    async def _holding(self) -> AsyncIterator[None]:
+        """Hold the turn, or give up with 503: its holder may be waiting for a silent Redis."""
+        await in_time(self._turn.acquire(), _LONGEST_TURN_S)
         try:
             yield
         finally:
-            lock.release()
+            self._turn.release()
 
     async def _revive(self, record: JobRecord) -> None:
-        async with self._holding(self._turn):
-            await self._check_files(record)
+        async with self._holding():
+            tasks = record.recipe.tasks
+            await self._file(tasks.train, "training_file")
+            if tasks.held_out is not None:
+                await self._file(tasks.held_out, "validation_file")
+            await self._other_tasks(record.recipe)
             await in_time(self.exchange.revive(record.id))
-
-    async def _check_files(self, record: JobRecord) -> None:
-        tasks = record.recipe.tasks
-        await self._file(tasks.train, "training_file")
-        if tasks.held_out is not None:
-            await self._file(tasks.held_out, "validation_file")
-        await self._other_tasks(record.recipe)
 
     async def _other_tasks(self, recipe: Recipe) -> dict[str, int]:
         """How many tasks are in each further held-out file, by the evaluation's name."""
@@ -241,57 +189,44 @@ class JobService:
         }
 
     async def _known(self, request: JobRequest, repeat: Repeat) -> JobRecord | None:
-        body = request.as_sent()
-        if repeat.key is not None:
-            found = await self._read(repeat.job_id)
-            record = None if found is None else _readable(found)
-            if record is not None and record.request != body:
-                message = f"the key was used with another body, for job {record.id}; use a new key"
-                raise Problem(422, message, param="Idempotency-Key", code="key_reused")
-            if record is None:
-                await asyncio.to_thread(self._refuse_what_is_left, repeat.job_id)
-            return record
-        if repeat.retry_count > 0:
+        body, job_id = request.as_sent(), repeat.job_id
+        if repeat.key is None:
+            if repeat.retry_count == 0:
+                return None
             since = time.time() - _REPEAT_WINDOW_S
-            job_id = await in_time(self.exchange.submitted_since(since, body))
-            found = await self._read(job_id) if job_id else None
+            first = await in_time(self.exchange.submitted_since(since, body))
+            found = await self._read(first) if first else None
             return found if isinstance(found, JobRecord) else None
-        return None
-
-    def _refuse_what_is_left(self, job_id: str) -> None:
-        if holds_work(self.service.deployment.job_dir(job_id)):
-            message = (
-                f"the key was used for job {job_id}, which is forgotten, but whose samples, "
-                "checkpoints or model are left; use a new key, or DELETE that job first"
-            )
-            raise conflict(message, param="Idempotency-Key")
-
-    async def _queue(self, record: JobRecord) -> JobRecord:
-        """Queue a job with its own copies of the models that it starts from."""
-        deployment, sent = self.service.deployment, False
-        try:
-            recipe = await asyncio.to_thread(with_own_models, record.recipe, deployment, record.id)
-            record = record.model_copy(update={"recipe": recipe})
-            async with self._holding(self._turn):
-                await self._check_files(record)
-                sent = True
-                await in_time(self.exchange.submit(record))
-        except Problem as problem:
-            if sent:
-                raise _perhaps_queued(record.id, problem) from problem
-            raise
-        except Exception:
-            sent = sent and await self._read(record.id) is not None
-            raise
-        finally:
-            if not sent:
-                await self._clear(record.id)
+        found = await self._read(job_id)
+        if found is None:
+            if await asyncio.to_thread(holds_work, self.service.deployment.job_dir(job_id)):
+                message = (
+                    f"the key was used for job {job_id}, which is forgotten, but whose samples, "
+                    "checkpoints or model are left; use a new key, or DELETE that job first"
+                )
+                raise conflict(message, param="Idempotency-Key")
+            return None
+        record = _readable(found)
+        if record.request != body:
+            message = f"the key was used with another body, for job {record.id}; use a new key"
+            raise Problem(422, message, param="Idempotency-Key", code="key_reused")
         return record
 
-    async def _clear(self, job_id: str) -> None:
-        """Remove the folder of a job that does not exist."""
-        job_dir = self.service.deployment.job_dir(job_id)
-        await asyncio.to_thread(lambda: remove(put_aside(job_dir)))
+    async def _queue(self, record: JobRecord) -> JobRecord:
+        deployment = self.service.deployment
+        recipe = await asyncio.to_thread(with_own_models, record.recipe, deployment, record.id)
+        record = record.model_copy(update={"recipe": recipe})
+        try:
+            await in_time(self.exchange.submit(record))
+        except Problem as silent:
+            message = (
+                f"Redis fell silent before it said whether job {record.id} is queued: send this "
+                "again with the same Idempotency-Key (a retry by the OpenAI SDK itself finds the "
+                f"job as well), or see whether GET /v1/fine_tuning/jobs/{record.id} shows it"
+            )
+            headers = dict(silent.headers or {})
+            raise Problem(503, message, code=silent.code, headers=headers) from silent
+        return record
 
     async def _draw_up(self, request: JobRequest, job_id: str) -> JobRecord:
         train = await self._file(request.training_file, "training_file")
@@ -303,8 +238,8 @@ class JobService:
         await refuse_what_graders_lack(self.exchange, recipe.reward, place)
         memory = await in_time(self.exchange.memory())
         check_room(memory)
-        held_out = {"": 0 if validation is None else validation.tasks}
-        check_memory(recipe, held_out | await self._other_tasks(recipe), memory)
+        tasks = {"": validation.tasks if validation else 0, **await self._other_tasks(recipe)}
+        check_memory(recipe, tasks, memory)
         return JobRecord(
             id=job_id,
             created_at=time.time(),
@@ -316,31 +251,30 @@ class JobService:
     def _recipe(
         self, request: JobRequest, train: StoredFile, validation: StoredFile | None
     ) -> Recipe:
-        """The recipe that is asked for, if this deployment can work on it."""
-        model = resolve_model(request.model, self.service.deployment)
+        deployment = self.service.deployment
+        model = resolve_model(request.model, deployment)
         facts = facts_of(model)
         recipe = build_recipe(request, model, train.tasks, facts=facts, defaults=self.defaults)
-        recipe = with_critic_folder(recipe, self._critic_folder)
-        files = {"training_file": train, "validation_file": validation}
-        given = {param: stored for param, stored in files.items() if stored is not None}
-        for param, stored in given.items():
+        if recipe.critic is not None and recipe.critic.path is not None:
+            path = resolve_model(recipe.critic.path, deployment, "recipe.critic.path")
+            critic = recipe.critic.model_copy(update={"path": path})
+            recipe = recipe.model_copy(update={"critic": critic})
+        files = {"training_file": train} | ({"validation_file": validation} if validation else {})
+        for param, stored in files.items():
             refuse_missing_columns(recipe, stored, param)
-        with_messages = [param for param, s in given.items() if (s.columns or {}).get(MESSAGES)]
-        has_formulas = bool(self.service.deployment.extensions)
+        with_messages = [param for param, s in files.items() if (s.columns or {}).get(MESSAGES)]
+        has_formulas = bool(deployment.extensions)
         check(recipe, facts, has_formulas=has_formulas, with_messages=with_messages)
         return recipe
-
-    def _critic_folder(self, path: str) -> str:
-        return resolve_model(path, self.service.deployment, "recipe.critic.path")
 
     async def _file(self, file_id: str, param: str) -> StoredFile:
         stored = await asyncio.to_thread(self.files.find, file_id)
         if stored is None:
-            message = f"{param}: there is no file {file_id!r}; upload it with POST /v1/files"
-            raise Problem(400, message, param=param, code="file_not_found")
+            why = f"there is no file {file_id!r}; upload it with POST /v1/files"
+            raise wrong(param, why, code="file_not_found")
         if not await asyncio.to_thread(self.files.is_whole, stored):
-            message = f"{param}: the content of {file_id} {LOST}; upload it again"
-            raise Problem(400, message, param=param, code="content_lost")
+            why = f"the content of {file_id} {LOST}; upload it again"
+            raise wrong(param, why, code="content_lost")
         return stored
 
     async def _read(self, job_id: str) -> AnyJob | None:
@@ -348,29 +282,6 @@ class JobService:
             return await in_time(self.exchange.job(job_id))
         except UnreadableRecord as unreadable:
             return unreadable
-
-
-def _perhaps_queued(job_id: str, silent: Problem) -> Problem:
-    message = (
-        f"Redis fell silent before it said whether job {job_id} is queued: send this again with "
-        "the same Idempotency-Key (a retry by the OpenAI SDK itself finds the job as well), or "
-        f"look whether GET /v1/fine_tuning/jobs/{job_id} shows it; a repeat without a key may make "
-        "a second job"
-    )
-    return Problem(
-        silent.status_code, message, code=silent.code, headers=dict(silent.headers or {})
-    )
-
-
-def _digest(request: JobRequest) -> str:
-    return hashlib.sha256(json.dumps(request.as_sent()).encode()).hexdigest()
-
-
-def _reads(job: AnyJob, file_id: str) -> bool:
-    """Whether a job whose recipe names a file reads it; one that nobody can read here may."""
-    if isinstance(job, UnreadableRecord):
-        return True
-    return file_id in job.recipe.task_files
 
 
 def _readable(job: AnyJob) -> JobRecord:

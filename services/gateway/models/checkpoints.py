@@ -1,8 +1,4 @@
-"""The checkpoints of a job, on the disk: which there are, and what their steps told.
-
-One holds the policy as a model of its own, since other jobs may start from it; those that an
-earlier release wrote do not.
-"""
+"""The checkpoints of a job, on the disk: which there are, and what their steps told."""
 
 from __future__ import annotations
 
@@ -21,8 +17,6 @@ _OPENAI_NAMES = {"loss": "train_loss"}
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint that a job has kept."""
-
     job_id: str
     step: int
     folder: Path
@@ -35,7 +29,6 @@ class Checkpoint:
 
     @property
     def model(self) -> Path:
-        """The folder of the policy, if it has one."""
         return self.folder / "model"
 
 

@@ -1,24 +1,33 @@
-"""Which folder a model's name stands for: below an allowed root, or made by a job.
+"""Models on the disk: which folder a name stands for, all that there are, and their files.
 
-The id of a job names the model that it has trained, the id of a checkpoint the policy of then. Only
-safetensors are taken, and nothing in a model's folder may be a link that leaves the roots.
+A name stands for a folder below an allowed root; the id of a job names the model that it has
+trained, the id of a checkpoint the policy of then. Only safetensors are taken, and nothing in a
+model's folder may be a link that leaves the roots. A file of a model is looked up by its name among
+the regular files that lie directly in its folder, so a request reaches nothing else.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
+import shutil
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from services.chassis.deployment import Deployment
 from services.chassis.positions import most_positions
-from services.gateway.errors import Problem
+from services.gateway.errors import no_model, not_found, wrong
 from services.gateway.models.checkpoints import checkpoint_of, kept_checkpoints
 
+_DEEPEST = 4  # folders below a root
+_MOST_ENTRIES = 200_000  # below a root, about a second
+log = logging.getLogger(__name__)
 JOB_ID = re.compile(r"ftjob-[0-9a-f]{24}")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SHOWN = 200  # characters of a name
@@ -29,25 +38,20 @@ _CHAT_TEMPLATES = ("chat_template.jinja", "additional_chat_templates")
 def resolve_model(model: str, deployment: Deployment, param: str = "model") -> str:
     """The absolute folder of a model, or its hub id where the deployment allows those.
 
-    Args:
-        model: a folder below an allowed root, the id of a job or a checkpoint, the folder that an
-            earlier release told as a job's model, or a hub id.
-        param: where the request names it.
-
     Raises:
-        Problem: 400 saying why a job cannot start from it, and the remedy.
+        Problem: 400 for ``param``, saying why a job cannot start from it, and the remedy.
     """
     folder = find_folder(model, deployment)
     if folder is not None:
         if fault := fault_of(folder, deployment):
-            raise _refused(param, f"{_named(model)} {fault}")
+            raise wrong(param, f"{_named(model)} {fault}", code="invalid_model")
         return str(folder)
     if ".." in Path(model).parts or "\0" in model:
         why = "must not contain '..'; name a folder below one of WEIR_MODEL_ROOTS"
-        raise _refused(param, f"{_named(model)} {why}")
+        raise wrong(param, f"{_named(model)} {why}", code="invalid_model")
     if deployment.model_hub and _HUB_ID.fullmatch(model):
         return model
-    raise _refused(param, _why_nowhere(model, deployment))
+    raise wrong(param, _why_nowhere(model, deployment), code="invalid_model")
 
 
 def find_folder(model: str, deployment: Deployment) -> Path | None:
@@ -60,7 +64,7 @@ def find_folder(model: str, deployment: Deployment) -> Path | None:
     if JOB_ID.fullmatch(model):
         return _inside(jobs_dir, jobs_dir / model / "model")
     roots = deployment.model_roots
-    if Path(model).is_absolute():  # it may be what an earlier release told as a job's model
+    if Path(model).is_absolute():  # it may be the ``result.model`` of a job
         roots = (*roots, jobs_dir)
     return next(filter(None, (_inside(root, root / model) for root in roots)), None)
 
@@ -108,10 +112,6 @@ def _real(path: Path) -> Path | None:
 
 def _why_nowhere(model: str, deployment: Deployment) -> str:
     checkpoint = checkpoint_of(model, deployment.jobs_dir)
-    if checkpoint is not None and checkpoint.folder.is_dir():
-        return (
-            f"the checkpoint {model} was written by an earlier release, which kept no model in it"
-        )
     if checkpoint is not None or JOB_ID.fullmatch(model):
         job_id = checkpoint.job_id if checkpoint else model
         ids = [kept.id for kept in kept_checkpoints(deployment.job_dir(job_id))]
@@ -132,10 +132,6 @@ def _named(model: str) -> str:
     return repr(model if len(model) <= _SHOWN else f"{model[:_SHOWN]}…")
 
 
-def _refused(param: str, message: str) -> Problem:
-    return Problem(400, f"{param}: {message}", param=param, code="invalid_model")
-
-
 @dataclass(frozen=True)
 class ModelFacts:
     """None is what is not known, as all of a model that is still on its hub."""
@@ -147,33 +143,137 @@ class ModelFacts:
 NOTHING_KNOWN = ModelFacts()
 
 
-def facts_of(model: str, param: str = "model") -> ModelFacts:
-    """The facts of a resolved model: those in its folder, or nothing of a hub id.
-
-    Raises:
-        Problem: 400 if a file of the folder cannot be read.
-    """
+def facts_of(model: str) -> ModelFacts:
+    """The facts in a resolved model's folder, or nothing of a hub id; 400 if it is damaged."""
     folder = Path(model)
     if not folder.is_absolute():
         return NOTHING_KNOWN
-    tokenizer = _read(folder / "tokenizer_config.json", param)
+    tokenizer = _read(folder / "tokenizer_config.json")
     brings_its_own = any((folder / name).exists() for name in _OTHER_TOKENIZERS)
     has_template = bool(tokenizer.get("chat_template")) or any(
         (folder / name).exists() for name in _CHAT_TEMPLATES
     )
     return ModelFacts(
-        context=most_positions(_read(folder / "config.json", param)),
+        context=most_positions(_read(folder / "config.json")),
         has_chat_template=None if brings_its_own and not has_template else has_template,
     )
 
 
-def _read(path: Path, param: str) -> Mapping[str, Any]:
+def _read(path: Path) -> Mapping[str, Any]:
     try:
         data = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else error  # which names no folder
-        what = f"{param}: {path.name} cannot be read: {why}; mend that file of the model"
-        raise Problem(400, what, param=param, code="invalid_model") from error
+        what = f"{path.name} cannot be read: {why}; mend that file of the model"
+        raise wrong("model", what, code="invalid_model") from error
     return data if isinstance(data, dict) else {}
+
+
+def all_models(deployment: Deployment) -> list[dict[str, Any]]:
+    """The base models by name, then those that jobs have made, newest first; in OpenAI's shape."""
+    base = [
+        model_object(name, folder, "system")
+        for name, folder in sorted(_base_models(deployment).items())
+    ]
+    made = [
+        model_object(name, folder, "weir") for name, folder in _made_models(deployment.jobs_dir)
+    ]
+    return base + sorted(made, key=lambda model: model["created"], reverse=True)
+
+
+def model_object(name: str, folder: Path, owner: str) -> dict[str, Any]:
+    try:
+        created = int(folder.stat().st_mtime)
+    except OSError:  # it has just gone
+        created = 0
+    return {"id": name, "object": "model", "created": created, "owned_by": owner}
+
+
+def _base_models(deployment: Deployment) -> dict[str, Path]:
+    """Model folders below the roots by their names; one with several names has the shortest."""
+    names: dict[Path, str] = {}
+    for root in deployment.model_roots:
+        for folder in _model_folders(root, deployment.data_dir.resolve()):
+            name = folder.relative_to(root).as_posix()
+            known = names.get(folder)
+            if (known is None or len(name) < len(known)) and _is_usable(name, folder, deployment):
+                names[folder] = name
+    return {name: folder for folder, name in names.items()}
+
+
+def _is_usable(name: str, folder: Path, deployment: Deployment) -> bool:
+    try:
+        name.encode()
+        return find_folder(name, deployment) == folder and fault_of(folder, deployment) is None
+    except (OSError, UnicodeEncodeError):
+        return False
+
+
+def _model_folders(root: Path, besides: Path) -> Iterator[Path]:
+    """Folders with a config.json, the nearest first; hidden ones and links are not looked into."""
+    waiting, left = deque([(root, 0)]), _MOST_ENTRIES
+    while waiting and left > 0:
+        folder, depth = waiting.popleft()
+        try:
+            with os.scandir(folder) as entries:
+                found = list(islice(entries, left))
+        except OSError:
+            continue
+        left -= len(found)
+        if depth and any(entry.name == "config.json" for entry in found):
+            yield folder
+        elif depth < _DEEPEST:
+            waiting += (
+                (folder / entry.name, depth + 1)
+                for entry in found
+                if not entry.name.startswith(".")
+                and entry.is_dir(follow_symlinks=False)
+                and folder / entry.name != besides
+            )
+    if left <= 0:
+        log.warning("models are left out", extra={"root": str(root), "entries": _MOST_ENTRIES})
+
+
+def _made_models(jobs_dir: Path) -> Iterator[tuple[str, Path]]:
+    for job_dir in jobs_dir.glob("ftjob-*"):
+        if JOB_ID.fullmatch(job_dir.name):
+            folders = {job_dir.name: job_dir / "model"}
+            folders |= {kept.id: kept.model for kept in kept_checkpoints(job_dir)}
+            yield from (each for each in folders.items() if (each[1] / "config.json").is_file())
+
+
+def model_files(folder: Path) -> list[dict[str, Any]]:
+    """Name, bytes and last change, in microseconds since 1970, of each file of a model."""
+    return [
+        {"name": name, "bytes": found.st_size, "modified_us": found.st_mtime_ns // 1000}
+        for name, found in sorted(_files(folder).items())
+    ]
+
+
+def model_file(folder: Path, name: str) -> Path:
+    """Where the file ``name`` of a model lies, or 404."""
+    if name not in _files(folder):
+        raise not_found("file in this model,", name)
+    return folder / name
+
+
+def _files(folder: Path) -> dict[str, os.stat_result]:
+    try:
+        with os.scandir(folder) as entries:
+            files = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+            return {entry.name: entry.stat(follow_symlinks=False) for entry in files}
+    except FileNotFoundError as error:
+        raise no_model("the model has just gone") from error
+
+
+def remove_model(job_dir: Path) -> None:
+    """Remove the model in a job's folder, from one moment to the next; 404 if there is none."""
+    leaving = job_dir / ".deleted-model"
+    shutil.rmtree(leaving, ignore_errors=True)  # a process may have been killed at it
+    try:
+        (job_dir / "model").rename(leaving)
+    except FileNotFoundError as error:
+        raise not_found("model", job_dir.name) from error
+    shutil.rmtree(leaving, ignore_errors=True)

@@ -20,11 +20,7 @@ class Part(BaseModel):
 
 
 class Body(Part):
-    """A whole body. What could not be written as JSON again is refused wherever it stands in it.
-
-    Raises:
-        Problem: 400 naming each place.
-    """
+    """A whole body; 400 for what could not be written as JSON again, wherever it stands in it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -40,7 +36,6 @@ def unusable(data: Any) -> list[str]:
 
 
 def _too_much(data: Any) -> Iterator[str]:
-    """One line if the data nests too deep, or holds so much that other requests would wait."""
     level, depth, values = [data], 0, 0
     while level := [each for each in level if isinstance(each, Mapping | list)]:
         depth += 1

@@ -1,4 +1,4 @@
-"""OpenAI's graders, ``method.reinforcement.grader``, as the checks of a recipe's reward.
+"""OpenAI's graders, ``method.reinforcement.grader``, as a recipe's reward, and tried on a response.
 
 Only what a recipe can say is taken; everything else is refused with what to use instead.
 """
@@ -7,38 +7,48 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import secrets
+import time
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, TypeAlias
 
 from protocol.capabilities import lacking
 from protocol.exchange import Exchange
-from protocol.messages import Capabilities
+from protocol.messages import NOT_GIVEN, Graded, Score, Task, Trial, TrialResult, Ungradable
 from protocol.recipe import explain
 from protocol.rewards import (
+    WITH_SETTINGS,
     Check,
     LabelModel,
-    MathAnswer,
-    ModelJudge,
     PythonSource,
     Reward,
     ScoreModel,
     StringCheck,
     TextSimilarity,
 )
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
+from protocol.tasks import as_text
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    JsonValue,
+    Tag,
+    ValidationError,
+)
 
-from services.gateway.errors import Problem, from_lines, in_time
+from services.gateway.errors import Problem, from_lines, in_time, wrong
 from services.gateway.openai.body import Body, Part
 
-_CHECKS: Mapping[str, tuple[type[Check], set[str]]] = {  # by type, with the fields it may have
-    "string_check": (StringCheck, {"input", "reference", "operation"}),
-    "text_similarity": (TextSimilarity, {"input", "reference", "evaluation_metric"}),
-    "score_model": (ScoreModel, {"model", "input", "range", "sampling_params"}),
-    "label_model": (LabelModel, {"model", "input", "labels", "passing_labels"}),
-    "python": (PythonSource, {"source", "image_tag"}),
-    "math_answer": (MathAnswer, set()),
-    "equation_steps": (Check, set()),
-    "model_judge": (ModelJudge, set()),
+_FIELDS: Mapping[str, set[str]] = {  # that each type may have
+    "string_check": {"input", "reference", "operation"},
+    "text_similarity": {"input", "reference", "evaluation_metric"},
+    "score_model": {"model", "input", "range", "sampling_params"},
+    "label_model": {"model", "input", "labels", "passing_labels"},
+    "python": {"source", "image_tag"},
+    "math_answer": set(),
+    "equation_steps": set(),
+    "model_judge": set(),
 }
 _PARAMS = {  # by the recipe's names; the SDK and the pages of the API spell one in two ways
     "seed": "seed",
@@ -62,13 +72,29 @@ _KNOWN_PLACE = re.compile(
 )
 _MAX_CHARS = 100_000
 _SHOWN_CHARS = 60  # of what is wrong
+_MOST_WAITING = 32
+_TAKEN_WITHIN_S = 10.0
+_DONE_WITHIN_S = 130.0  # a grader gives up before
+_LOOK_S = 1.0
+_TEXTS = ("id", "prompt", "answer", "solution")
+_FLAGS = {  # of OpenAI's, by the reasons of what could not be graded
+    "formula_parse_error": {"formula_undefined"},
+    "invalid_variable_error": {"unknown_field"},
+    "model_grader_parse_error": {"no_verdict"},
+    "model_grader_refusal_error": {"judge_refused"},
+    "model_grader_server_error": {"judge_failed", "judge_timeout", "over_judge_context"},
+    "python_grader_runtime_error": {"python_error", "python_memory", "python_timeout"},
+    "python_grader_server_error": {"python_crash", "starved"},
+    "unresponsive_reward_error": {"not_in_time"},
+}
+_NEVER = ("sample_parse_error", "truncated_observation_error")
 
 
 def _known_type(kind: object) -> object:
     if remedy := _REMEDIES.get(str(kind)):
         raise ValueError(f"{kind!r} is not supported: {remedy}")
-    if str(kind) not in _CHECKS:
-        raise ValueError(f"{kind!r} is none of {', '.join(_CHECKS)}, nor a multi of them")
+    if str(kind) not in _FIELDS:
+        raise ValueError(f"{kind!r} is none of {', '.join(_FIELDS)}, nor a multi of them")
     return kind
 
 
@@ -106,33 +132,28 @@ class GraderToValidate(Body):
     grader: AnyGrader
 
 
-def outcome_of(grader: AnyGrader, path: str) -> dict[str, Any]:
-    """A reward's ``outcome`` that grades as the grader says, and its ``formula`` if it has one.
-
-    ``path`` is the grader's place in the body.
+def reward_of(grader: AnyGrader, path: str) -> Reward:
+    """A reward whose outcome, and formula if it is a multi, grade as the grader says.
 
     Raises:
-        Problem: 400 naming each wrong field below ``path``.
+        Problem: 400 naming each wrong field below ``path``, the grader's place in the body.
     """
-    if not isinstance(grader, MultiGrader):
-        checks = {path: _check(grader, path, None)}
-        _refuse_wrong_texts(checks)
-        return {"outcome": tuple(checks.values())}
-    places = {name: f"{path}.graders.{name}" for name in grader.graders}
-    checks = {places[name]: _check(grader.graders[name], places[name], name) for name in places}
+    if isinstance(grader, MultiGrader):
+        places = {name: f"{path}.graders.{name}" for name in grader.graders}
+        checks = {at: _check(grader.graders[name], at, name) for name, at in places.items()}
+        formula = grader.calculate_output
+    else:
+        checks, formula = {path: _check(grader, path, None)}, None
     _refuse_wrong_texts(checks)
-    outcome = {"outcome": tuple(checks.values()), "formula": grader.calculate_output}
     try:
-        Reward.model_validate(outcome)
+        return Reward(outcome=tuple(checks.values()), formula=formula)
     except ValidationError as error:
         lines = explain(error, whole=f"{path}.calculate_output").splitlines()
         raise from_lines(lines, code="invalid_grader") from error
-    return outcome
 
 
 def _check(grader: Grader, path: str, name: str | None) -> Check:
-    """The check of a recipe that a grader is."""
-    kind, known = _CHECKS[grader.type]
+    known = _FIELDS[grader.type]
     given = {key: value for key, value in (grader.model_extra or {}).items() if value is not None}
     if unknown := [key for key in given if key not in known]:
         raise _problem(f"{path}.{unknown[0]}", "unknown key; remove it or check its spelling")
@@ -144,6 +165,7 @@ def _check(grader: Grader, path: str, name: str | None) -> Check:
     if isinstance(messages := given.get("input"), list):
         given["input"] = [_turn(turn, f"{path}.input.{n}") for n, turn in enumerate(messages)]
     try:
+        kind = WITH_SETTINGS.get(grader.type, Check)
         return kind.model_validate({**given, "verifier": grader.type, "name": name})
     except ValidationError as error:
         lines = (_below(path, line) for line in explain(error, whole=path).splitlines())
@@ -151,7 +173,6 @@ def _check(grader: Grader, path: str, name: str | None) -> Check:
 
 
 def _sampling(given: Any, path: str) -> dict[str, Any]:
-    """How a judge's model is asked, by the recipe's names."""
     if not isinstance(given, Mapping):
         raise _problem(path, "must be an object")
     if given.get("top_p") not in (None, 1):
@@ -191,7 +212,6 @@ def _below(path: str, line: str) -> str:
 
 
 def _refuse_wrong_texts(checks: Mapping[str, Check]) -> None:
-    """Refuse templates that no grader can fill in, and code that is none."""
     for path, check in checks.items():
         for field, template in templates_of(check):
             if wrong := _wrong_in_template(template):
@@ -205,7 +225,7 @@ def _refuse_wrong_texts(checks: Mapping[str, Check]) -> None:
 
 
 def templates_of(check: Check) -> Iterator[tuple[str, str]]:
-    """The templates of a check, each with its field."""
+    """Each with its field."""
     if isinstance(check, StringCheck | TextSimilarity):
         yield from (("input", check.input), ("reference", check.reference))
     if isinstance(check, ScoreModel | LabelModel):
@@ -257,30 +277,132 @@ async def refuse_what_graders_lack(exchange: Exchange, reward: Reward, grader: s
     """Refuse a reward that no grader that runs could give; while none runs, nothing is refused.
 
     ``grader`` is the place in the body of the grader that became the outcome, if there is one.
-
-    Raises:
-        Problem: 400 naming the field, what the graders lack, and the remedy; 503 without Redis.
     """
     statuses = await in_time(exchange.statuses())
     told = [status.capabilities for status in statuses.values() if status.capabilities is not None]
-    if not told:
-        return
-    capabilities = Capabilities(
-        verifiers=tuple(_union(each.verifiers for each in told)),
-        judges=tuple(_union(each.judges for each in told)),
-    )
-    fields = _fields(reward, grader)
-    lines = [f"{field}: {why}" for field, check in fields if (why := lacking(capabilities, check))]
-    if lines:
+    outcome, process = enumerate(reward.outcome), enumerate(reward.process)
+    fields = [(grader or f"recipe.reward.outcome.{n}", check) for n, check in outcome]
+    fields += [(f"recipe.reward.process.{n}", check) for n, check in process]
+    reasons = ((field, [lacking(each, check) for each in told]) for field, check in fields)
+    if lines := [f"{field}: {why[0]}" for field, why in reasons if why and all(why)]:
         raise from_lines(lines, code="invalid_grader")
 
 
-def _fields(reward: Reward, grader: str | None) -> Iterable[tuple[str, Check]]:
-    for number, check in enumerate(reward.outcome):
-        yield grader or f"recipe.reward.outcome.{number}", check
-    for number, check in enumerate(reward.process):
-        yield f"recipe.reward.process.{number}", check
+# ---------------------------------------------------------------------- trials
 
 
-def _union(parts: Iterable[Iterable[str]]) -> dict[str, None]:
-    return {name: None for part in parts for name in part}
+class GraderToRun(Body):
+    """The body of ``POST /v1/fine_tuning/alpha/graders/run``."""
+
+    grader: AnyGrader
+    model_sample: str = Field(description="{{sample.output_text}}")
+    item: Mapping[str, JsonValue] | None = Field(default=None, description="{{item.…}}")
+
+    def trial(self) -> Trial:
+        """What a grader is asked; 400 if it is wrong, or asks for a column that the item lacks."""
+        reward = reward_of(self.grader, "grader")
+        task = _task(self.item or {})
+        for check in reward.outcome:
+            if check.verifier == "math_answer" and task.answer is None:
+                raise wrong("item.answer", f"missing, but {check.label} compares with it; add it")
+            if check.verifier == "model_judge" and task.prompt == NOT_GIVEN:
+                raise wrong("item.prompt", f"missing, but {check.label} is told it; add it")
+        return Trial(id=secrets.token_hex(12), reward=reward, task=task, text=self.model_sample)
+
+
+async def run_trial(
+    exchange: Exchange,
+    trial: Trial,
+    taken_within_s: float = _TAKEN_WITHIN_S,
+    done_within_s: float = _DONE_WITHIN_S,
+) -> TrialResult:
+    """Have a free grader do it; 400 if the graders lack what it needs, 503 if none does it."""
+    if not await in_time(exchange.ask_trial(trial, _MOST_WAITING)):
+        raise _unavailable(f"{_MOST_WAITING} trials of graders wait already")
+    result = await _result(exchange, trial, taken_within_s)
+    if result is None and await in_time(exchange.withdraw_trial(trial)):
+        raise _unavailable(
+            f"no grader took it within {taken_within_s:g} s: none runs, or all are busy with "
+            "other trials; see that one runs"
+        )
+    result = result or await _result(exchange, trial, done_within_s)
+    if result is None:
+        raise _unavailable("the grader that took it has ended")
+    if result.missing:
+        raise wrong("grader", result.missing, code="invalid_grader")
+    return result
+
+
+async def _result(exchange: Exchange, trial: Trial, within_s: float) -> TrialResult | None:
+    """Look again and again, so that a long wait is none for a Redis that has fallen silent."""
+    until = time.monotonic() + within_s
+    while (left_s := until - time.monotonic()) > 0:
+        wait_s = min(left_s, _LOOK_S)
+        if result := await in_time(exchange.trial_result(trial.id, wait_s), wait_s):
+            return result
+    return None
+
+
+def run_object(grader: AnyGrader, result: TrialResult) -> dict[str, Any]:
+    """What became of it in OpenAI's shape, and in Weir's own under ``weir``.
+
+    What could not be graded has no number: its reward is null.
+    """
+    values = {label: _value(score) for label, score in result.scores.items()}
+    return {
+        "reward": _value(result.outcome),
+        "metadata": {
+            "name": grader.name or grader.type,
+            "type": grader.type,
+            "errors": _errors(result),
+            "execution_time": result.seconds,
+            "scores": values,
+            "token_usage": sum(result.tokens.values()),
+            "sampled_model_name": None,
+        },
+        "model_grader_token_usage_per_model": dict(result.tokens),
+        "sub_rewards": values if isinstance(grader, MultiGrader) else {},
+        "weir": result.model_dump(mode="json", include={"outcome", "scores", "details"}),
+    }
+
+
+def _errors(result: TrialResult) -> dict[str, Any]:
+    scores = (result.outcome, *result.scores.values())
+    lost = {score.reason for score in scores if isinstance(score, Ungradable)}
+    flags = {name: bool(lost & reasons) for name, reasons in _FLAGS.items()}
+    known = set().union(*_FLAGS.values())
+    details = {
+        f"{name}_details": next((result.details[why] for why in _FLAGS[name] & lost), None)
+        for name in ("model_grader_server_error", "python_grader_runtime_error")
+        if _FLAGS[name] & result.details.keys()
+    }
+    return {**flags, **dict.fromkeys(_NEVER, False), "other_error": bool(lost - known), **details}
+
+
+def _task(item: Mapping[str, JsonValue]) -> Task:
+    """The item as a task of a job would have it; what it has beyond that is its metadata."""
+    given = {name: value for name, value in item.items() if value not in (None, "")}
+    texts = {name: as_text(given[name]) for name in _TEXTS if name in given}
+    texts.setdefault("id", "item")
+    if "reference_answer" in given:
+        texts.setdefault("answer", as_text(given["reference_answer"]))
+    others = {name: value for name, value in item.items() if name not in Task.model_fields}
+    own = given.get("metadata", {})
+    metadata = {**own, **others} if isinstance(own, dict) else own
+    asked = {"messages": given["messages"]} if "messages" in given else {"prompt": NOT_GIVEN}
+    try:
+        return Task.model_validate(
+            {**({} if "prompt" in texts else asked), **texts, "metadata": metadata}
+        )
+    except ValidationError as error:
+        lines = [f"item.{line}" for line in explain(error, whole="item").splitlines()]
+        raise from_lines(lines, code="invalid_item") from error
+
+
+def _value(score: Score | None) -> float | None:
+    return score.value if isinstance(score, Graded) else None
+
+
+def _unavailable(why: str) -> Problem:
+    message = f"{why}; the request may be repeated"
+    return Problem(503, message, code="no_grader", headers={"Retry-After": "2"})

@@ -46,7 +46,6 @@ def job_object(job: AnyJob) -> dict[str, Any]:
 
 
 def has_results(job: AnyJob) -> bool:
-    """Whether a job has ended after at least one step."""
     return isinstance(job, JobRecord) and job.state.is_final and job.step > 0
 
 
@@ -59,6 +58,8 @@ def _told_by(record: JobRecord) -> dict[str, Any]:
     recipe, request, result = record.recipe, record.request, record.result
     succeeded = record.state is JobState.SUCCEEDED
     has_error = record.error is not None and record.state is not JobState.PAUSED
+    # Paused, though nobody has asked for it.
+    is_held_up = record.state is JobState.PAUSED and record.requested is Requested.RUN
     return {
         "id": record.id,
         "created_at": int(record.created_at),
@@ -74,25 +75,19 @@ def _told_by(record: JobRecord) -> dict[str, Any]:
         "trained_tokens": result.get("trained_tokens"),
         "hyperparameters": _hyperparameters(record),
         "method": {"type": "reinforcement", "reinforcement": _reinforcement(record)},
-        "metadata": metadata_of(record),
+        "metadata": request.get("metadata") or {},
         "user_provided_suffix": request.get("suffix"),
         "weir": {
             "step": record.step,
             "steps": recipe.training.steps,
             "attempt": record.attempt,
             "requested": record.requested.value,
-            "waiting_for": _waiting_for(record),
+            "waiting_for": record.error if is_held_up else None,
             "started_at": record.started_at,
             "result": dict(result),
             "recipe": recipe.model_dump(mode="json"),
         },
     }
-
-
-def _waiting_for(record: JobRecord) -> str | None:
-    """What keeps a job from going on that nobody has asked to pause."""
-    is_held_up = record.state is JobState.PAUSED and record.requested is Requested.RUN
-    return record.error if is_held_up else None
 
 
 def _error(code: str, message: str | None) -> dict[str, Any]:
@@ -125,7 +120,6 @@ def _hyperparameters(record: JobRecord) -> dict[str, Any]:
 
 
 def _sent(record: JobRecord) -> Mapping[str, Any]:
-    """The settings of the method as they came."""
     method: Any = record.request.get("method") or {}
     return method.get("reinforcement", {})
 
@@ -138,9 +132,3 @@ def status_of(record: JobRecord) -> str:
         if record.requested is Requested.PAUSE and record.state is JobState.RUNNING:
             return "pausing"
     return record.state.value
-
-
-def metadata_of(job: AnyJob) -> dict[str, Any]:
-    """The labels that the client gave the job, as far as they are known."""
-    metadata = job.request.get("metadata") if isinstance(job, JobRecord) else None
-    return metadata if isinstance(metadata, dict) else {}

@@ -1,22 +1,36 @@
-"""The body of ``POST /v1/fine_tuning/jobs``, and how it becomes a recipe. Pure."""
+"""The body of ``POST /v1/fine_tuning/jobs``, and how it becomes a recipe.
+
+What the body does not say comes from the deployment's tables, then from what suits the model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+import os
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from protocol.recipe import Recipe, RecipeError, parse_recipe
+from protocol.recipe import Recipe, RecipeError, load_tables, parse_recipe
 from pydantic import BeforeValidator, Field, JsonValue, ValidationInfo, field_validator
 
-from services.gateway.errors import Problem, from_lines
+from services.chassis.deployment import DeploymentError, variable
+from services.gateway.errors import from_lines, wrong
 from services.gateway.models.folders import NOTHING_KNOWN, ModelFacts
 from services.gateway.openai.body import Body, Part
-from services.gateway.openai.defaults import completed, evaluated, steps_of, with_deployment
-from services.gateway.openai.graders import AnyGrader, outcome_of
+from services.gateway.openai.graders import AnyGrader, reward_of
 
 _HYPERPARAMETERS = "method.reinforcement.hyperparameters"
 GRADER = "method.reinforcement.grader"
+_VARIABLE = "WEIR_RECIPE_DEFAULTS"
+_TOGETHER = ("algorithm", "outcome", "process")  # their settings mean something only together
+_MAX_CONTEXT = 4096
+_FEWEST_STEPS, _MOST_EPOCHS = 100, 10
+_EVALUATIONS = 10  # beside the first
+
+Tables = dict[str, Any]
 
 
 def _use_instead(remedy: str) -> BeforeValidator:
@@ -129,67 +143,37 @@ def build_recipe(
     Raises:
         Problem: 400 naming each wrong field, as ``recipe.training.steps``.
     """
-    tables = _tables(request.recipe)
-    _check_places(request, tables)
+    tables = {key: dict(v) if isinstance(v, dict) else v for key, v in request.recipe.items()}
     tables.setdefault("name", request.suffix or "fine-tune")
-    _table(tables, "model")["path"] = model
-    tables["tasks"] = {"train": request.training_file, "held_out": request.validation_file}
     evaluates_as_it_says = "evaluation" in tables
-    for param, (table, key, value) in _settings(request):
-        _put(_table(tables, table), key, value, f"recipe.{table}.{key}", param)
-    if request.method and request.method.reinforcement.grader:
-        _put_outcome(_table(tables, "reward"), request.method.reinforcement.grader)
-    full = with_deployment(defaults, tables)
-    _put_epochs(request, tables, full, num_tasks)
-    full = completed(full, facts, num_tasks)
+    _put_places(tables, request, model)
+    _put_settings(tables, request)
+    full = _with_deployment(defaults, tables)
+    _put_epochs(tables, full, request, num_tasks)
+    full = _completed(full, facts, num_tasks)
     if request.validation_file and not (evaluates_as_it_says or "evaluation" in defaults):
-        full = evaluated(full)
+        full = _evaluated(full)
     try:
         return _multiplied(parse_recipe(full), _hyperparameters(request))
     except RecipeError as error:
-        raise from_lines(_named(str(error).splitlines()), code="invalid_recipe") from error
+        lines = str(error).splitlines()
+        lines = [line if line.startswith("recipe:") else f"recipe.{line}" for line in lines]
+        raise from_lines(lines, code="invalid_recipe") from error
 
 
-def with_critic_folder(recipe: Recipe, resolve: Callable[[str], str]) -> Recipe:
-    """The recipe with its critic's folder in place of the path that the client gave, if it did.
-
-    Raises:
-        Problem: what ``resolve`` raises.
-    """
-    critic = recipe.critic
-    if critic is None or critic.path is None:
-        return recipe
-    resolved = critic.model_copy(update={"path": resolve(critic.path)})
-    return recipe.model_copy(update={"critic": resolved})
-
-
-def _tables(recipe: Mapping[str, JsonValue]) -> dict[str, Any]:
-    """A copy that can be added to."""
-    return {key: dict(value) if isinstance(value, dict) else value for key, value in recipe.items()}
-
-
-def _check_places(request: JobRequest, tables: Mapping[str, Any]) -> None:
-    model, tasks = tables.get("model"), tables.get("tasks")
-    if isinstance(model, dict) and model.get("path", request.model) != request.model:
-        raise Problem(
-            400,
-            f"recipe.model.path: {model['path']!r} is not model {request.model!r}; leave it out, "
-            "the field 'model' takes its place",
-            param="recipe.model.path",
+def _put_places(tables: dict[str, Any], request: JobRequest, model: str) -> None:
+    own, tasks = _table(tables, "model"), _table(tables, "tasks")
+    if own.get("path", request.model) != request.model:
+        raise wrong(
+            "recipe.model.path",
+            f"{own['path']!r} is not model {request.model!r}; leave it out, the field 'model' "
+            "takes its place",
         )
-    if isinstance(tasks, dict) and tasks.get("held_out") and request.validation_file is None:
-        raise Problem(
-            400,
-            "validation_file: missing, but recipe.tasks.held_out is set; upload that file and give "
-            "its id as validation_file",
-            param="validation_file",
-        )
-    for key in tasks if isinstance(tasks, dict) else ():
-        if key not in {"train", "held_out"}:
-            param = f"recipe.tasks.{key}"
-            raise Problem(
-                400, f"{param}: unknown key; remove it or check its spelling", param=param
-            )
+    if tasks.get("held_out") and request.validation_file is None:
+        why = "missing, but recipe.tasks.held_out is set; upload that file and give its id"
+        raise wrong("validation_file", why)
+    own["path"] = model
+    tasks |= {"train": request.training_file, "held_out": request.validation_file}
 
 
 def _hyperparameters(request: JobRequest) -> Hyperparameters:
@@ -197,8 +181,7 @@ def _hyperparameters(request: JobRequest) -> Hyperparameters:
     return request.hyperparameters or sent
 
 
-def _settings(request: JobRequest) -> Iterator[tuple[str, tuple[str, str, int]]]:
-    """The request's settings under the recipe's names."""
+def _put_settings(tables: dict[str, Any], request: JobRequest) -> None:
     given = _hyperparameters(request)
     settings = {
         "seed": ("training", "seed", request.seed),
@@ -210,56 +193,155 @@ def _settings(request: JobRequest) -> Iterator[tuple[str, tuple[str, str, int]]]
         if value is None:
             continue
         if table == "evaluation" and request.validation_file is None:
-            message = f"{param}: needs validation_file, whose tasks are evaluated; give it"
-            raise Problem(400, message, param=param)
-        yield param, (table, key, value)
+            raise wrong(param, "needs validation_file, whose tasks are evaluated; give it")
+        _put(tables, table, key, value, param)
+    if request.method and (grader := request.method.reinforcement.grader):
+        reward = _table(tables, "reward")
+        for field in ("outcome", "formula"):
+            if field in reward:
+                why = f"is the reward's {field}, as recipe.reward.{field} is; give one"
+                raise wrong(GRADER, why)
+        graded = reward_of(grader, GRADER)
+        reward |= {"outcome": graded.outcome, "formula": graded.formula}
 
 
 def _put_epochs(
-    request: JobRequest, tables: dict[str, Any], full: dict[str, Any], num_tasks: int
+    tables: dict[str, Any], full: dict[str, Any], request: JobRequest, num_tasks: int
 ) -> None:
     """Steps for ``n_epochs``, which need the batch, whoever says it."""
     n_epochs = _hyperparameters(request).n_epochs
     if n_epochs is not None:
-        training, steps = _table(tables, "training"), steps_of(n_epochs, num_tasks, full)
-        param = f"{_HYPERPARAMETERS}.n_epochs"
-        _put(training, "steps", steps, "recipe.training.steps", param)
+        steps = _steps_of(n_epochs, num_tasks, full)
+        _put(tables, "training", "steps", steps, f"{_HYPERPARAMETERS}.n_epochs")
         full["training"] = {**full.get("training", {}), "steps": steps}
 
 
 def _multiplied(recipe: Recipe, given: Hyperparameters) -> Recipe:
     rate, compute = given.learning_rate_multiplier or 1.0, given.compute_multiplier or 1.0
     size = max(min(2, recipe.rollout.group_size), round(recipe.rollout.group_size * compute))
-    learning_rate = recipe.optimizer.learning_rate * rate
     tables = recipe.model_dump(mode="json")
     tables["rollout"]["group_size"] = size
-    tables["optimizer"]["learning_rate"] = learning_rate
+    tables["optimizer"]["learning_rate"] *= rate
     return parse_recipe(tables)  # 1e-6 times 1e-320 is no learning rate
 
 
 def _table(tables: dict[str, Any], name: str) -> dict[str, Any]:
     table = tables.setdefault(name, {})
     if not isinstance(table, dict):
-        raise Problem(400, f"recipe.{name}: must be a table", param=f"recipe.{name}")
+        raise wrong(f"recipe.{name}", "must be a table")
     return table
 
 
-def _put(table: dict[str, Any], key: str, value: int, path: str, param: str) -> None:
-    if table.setdefault(key, value) != value:
-        raise Problem(
-            400,
-            f"{param}: asks for {path} = {value}, but the recipe says {table[key]}; give one",
-            param=param,
-        )
+def _put(tables: dict[str, Any], table: str, key: str, value: int, param: str) -> None:
+    said = _table(tables, table).setdefault(key, value)
+    if said != value:
+        why = f"asks for recipe.{table}.{key} = {value}, but the recipe says {said}; give one"
+        raise wrong(param, why)
 
 
-def _put_outcome(reward: dict[str, Any], grader: AnyGrader) -> None:
-    for field in ("outcome", "formula"):
-        if field in reward:
-            message = f"{GRADER}: is the reward's {field}, as recipe.reward.{field} is; give one"
-            raise Problem(400, message, param=GRADER)
-    reward |= outcome_of(grader, GRADER)
+# ---------------------------------------------------------------------- what it leaves out
 
 
-def _named(lines: list[str]) -> list[str]:
-    return [line if line.startswith("recipe:") else f"recipe.{line}" for line in lines]
+def tables_of_the_deployment(environment: Mapping[str, str] = os.environ) -> Tables:
+    """The tables of the file that ``WEIR_RECIPE_DEFAULTS`` names, none without it.
+
+    Raises:
+        DeploymentError: naming the file, and each field that could not be one of a recipe.
+    """
+    path = variable(environment, _VARIABLE)
+    if path is None:
+        return {}
+    try:
+        tables = load_tables(Path(path))
+        _check(tables)
+    except RecipeError as error:
+        raise DeploymentError(f"{_VARIABLE}={path!r}: {error}") from error
+    return tables
+
+
+def _check(tables: Tables) -> None:
+    for name, table in tables.items():
+        if name in {"name", "tasks"}:
+            raise RecipeError(f"{name}: every job has its own; remove it")
+        if not isinstance(table, dict):
+            raise RecipeError(f"{name}: must be a table")
+        if name == "model" and "path" in table:
+            raise RecipeError("model.path: every job has its own; remove it")
+    job = {"name": "any", "model": {"path": "any"}, "tasks": {"train": "a", "held_out": "b"}}
+    parse_recipe(_completed(_with_deployment(tables, job), NOTHING_KNOWN, num_tasks=1))
+
+
+def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Tables:
+    """``given``, and from ``defaults`` each key that is not in it."""
+    both = {
+        key: _merged(defaults[key], value)
+        for key, value in given.items()
+        if key not in _TOGETHER and isinstance(value, dict) and isinstance(defaults.get(key), dict)
+    }
+    return {**defaults, **given, **both}
+
+
+def _with_deployment(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Tables:
+    """What a job gives, completed by the deployment's tables as far as they suit it."""
+    left_out = set()
+    if "algorithm" in given:
+        left_out.add("critic")  # which belongs to the deployment's own algorithm
+    if given["tasks"]["held_out"] is None:
+        left_out.add("evaluation")
+    kept = {name: table for name, table in defaults.items() if name not in left_out}
+    return _merged(kept, given)
+
+
+def _completed(tables: Tables, facts: ModelFacts, num_tasks: int) -> Tables:
+    """The tables with what a recipe must have, and what suits the model and the tasks.
+
+    The context is the model's, 4,096 tokens at most, and half of it a response's; tasks are seen as
+    often as makes 100 steps, ten times at most; without a process score the advantage is GRPO's.
+    """
+    needed: Tables = {
+        "model": {"max_context": min(_MAX_CONTEXT, facts.context or _MAX_CONTEXT)},
+        "rollout": {"sampling": {}},
+        "training": {},
+        "algorithm": {},
+    }
+    full = deepcopy(_merged(needed, tables))
+    if facts.has_chat_template is False:
+        _set_default(full, "model", "prompt_template", "{prompt}")
+    context, sampling = _at(full, "model", "max_context"), _at(full, "rollout", "sampling")
+    if isinstance(context, int) and isinstance(sampling, dict):
+        sampling.setdefault("max_tokens", context // 2)
+    _set_default(full, "training", "steps", _steps_of(_epochs(full, num_tasks), num_tasks, full))
+    if not _at(full, "reward", "process") and not full.get("critic"):
+        _set_default(full, "algorithm", "advantage", "grpo")
+    return full
+
+
+def _evaluated(tables: Tables) -> Tables:
+    """The tables with an evaluation of the held-out tasks at every tenth of the steps."""
+    steps = _at(tables, "training", "steps")
+    every = math.ceil(steps / _EVALUATIONS) if isinstance(steps, int) else 1
+    return _merged({"evaluation": {"every": max(1, every)}}, tables)
+
+
+def _steps_of(n_epochs: int, num_tasks: int, tables: Tables) -> int:
+    return math.ceil(n_epochs * num_tasks / _batch(tables))
+
+
+def _epochs(tables: Tables, num_tasks: int) -> int:
+    return min(_MOST_EPOCHS, math.ceil(_FEWEST_STEPS * _batch(tables) / num_tasks))
+
+
+def _batch(tables: Tables) -> int:
+    batch = _at(tables, "training", "groups_per_step")
+    # The recipe's own check names a wrong one.
+    return batch if isinstance(batch, int) and batch > 0 else 16
+
+
+def _at(tables: Tables, table: str, key: str) -> Any:
+    found = tables.get(table)
+    return found.get(key) if isinstance(found, dict) else None
+
+
+def _set_default(tables: Tables, table: str, key: str, value: Any) -> None:
+    if isinstance(tables[table], dict):
+        tables[table].setdefault(key, value)

@@ -43,9 +43,18 @@ def sdk(stack: Stack) -> Iterator[openai.OpenAI]:
 def a_models_root(folder: Path) -> None:
     """Good models, and one of every kind that must be refused."""
     models, outside = folder / "models", a_model(folder / "outside")
-    for name in ("tiny", "examples/arithmetic/base-model", "chat", "pickled", "no-config", "leak"):
+    for name in (
+        "tiny",
+        "examples/arithmetic/base-model",
+        "chat",
+        "pickled",
+        "no-config",
+        "leak",
+        "short",
+    ):
         a_model(models / name)
     (models / "chat/chat_template.jinja").write_text("{{ messages }}")
+    (models / "short/config.json").write_text('{"max_position_embeddings": 32}')
     (models / "pickled/model.safetensors").rename(models / "pickled/pytorch_model.bin")
     (models / "no-config/config.json").unlink()
     (models / "escape").symlink_to(outside)

@@ -17,6 +17,7 @@ from services.chassis.service import Service
 from services.gateway.files.store import FileStore
 from services.gateway.jobs.service import JobService
 from tests.contract.gateway.stack import (
+    EXACT,
     JOBS,
     RECIPE,
     Stack,
@@ -34,31 +35,20 @@ from tests.contract.gateway.stack import (
 pytestmark = pytest.mark.redis
 
 
-def tasks(name: str, count: int = 1) -> bytes:
-    lines = [{"id": f"{name}-{n}", "prompt": "1+1=?", "answer": "2"} for n in range(count)]
-    return "".join(f"{json.dumps(line)}\n" for line in lines).encode()
-
-
-def a_file(sdk: openai.OpenAI, name: str, **options: Any) -> str:
-    return sdk.files.create(file=(name, tasks(name)), purpose="fine-tune", **options).id
+def a_file(http: httpx.Client, name: str) -> str:
+    line = {"id": name, "prompt": "1+1=?", "answer": "2"}
+    return upload(http, json.dumps(line)).json()["id"]
 
 
 def store_of(stack: Stack) -> FileStore:
     return FileStore(stack.data_dir / "files")
 
 
-def end_now(stack: Stack, file_id: str) -> None:
-    """As if the time of a file were over."""
-    path = stack.data_dir / "files" / f"{file_id}.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"expires_at": int(time.time())}))
-
-
 def expire(stack: Stack) -> None:
     async def work(exchange: Exchange) -> None:
         values = {"WEIR_REDIS_URL": stack.server.url, "WEIR_DATA_DIR": str(stack.data_dir)}
         deployment = Deployment.from_environment(values | {"WEIR_PORT": "1"})
-        service = Service("gateway", deployment, exchange)
-        await JobService(service, store_of(stack)).expire_files()
+        await JobService(Service("gateway", deployment, exchange), store_of(stack)).expire_files()
 
     stack.exchange(work)
 
@@ -66,88 +56,79 @@ def expire(stack: Stack) -> None:
 # ---------------------------------------------------------------------- files
 
 
-def test_the_sdk_lists_files_by_order_purpose_and_page(sdk: openai.OpenAI) -> None:
-    mine = {a_file(sdk, f"listed-{number}") for number in range(3)}
+def test_the_sdk_lists_files_by_order_purpose_and_page(
+    http: httpx.Client, sdk: openai.OpenAI
+) -> None:
+    mine = {a_file(http, f"listed-{number}") for number in range(3)}
     newest = [file.id for file in sdk.files.list(limit=1)]
     oldest = [file.id for file in sdk.files.list(order="asc", purpose="fine-tune", limit=2)]
     assert newest == oldest[::-1]
     assert mine <= set(newest)
     assert sdk.files.list(after=newest[0], limit=1).data[0].id == newest[1]
     assert sdk.files.list(purpose="batch").data == []
-    with pytest.raises(openai.BadRequestError, match="after"):
-        sdk.files.list(after="file-none")
+    assert_refused(http.get("/v1/files?after=file-none"), 400, "after")
 
 
 def test_an_expired_file_goes_once_no_unfinished_job_needs_it(
-    stack: Stack, http: httpx.Client, sdk: openai.OpenAI
+    stack: Stack, http: httpx.Client
 ) -> None:
-    idle, trained, held_out, lasting = (a_file(sdk, name) for name in "abcd")
-    job = a_job(
-        http,
-        training_file=trained,
-        validation_file=held_out,
-        recipe=RECIPE | {"evaluation": {"samples": 1}},
-    )
+    idle, trained, held_out, lasting = (a_file(http, name) for name in "abcd")
+    evaluated = RECIPE | {"evaluation": {"samples": 1}}
+    job = a_job(http, training_file=trained, validation_file=held_out, recipe=evaluated)
     for file_id in (idle, trained, held_out):
-        end_now(stack, file_id)
+        path = stack.data_dir / "files" / f"{file_id}.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"expires_at": int(time.time())}))
     expire(stack)
-    assert store_of(stack).find(idle) is None
     assert not list((stack.data_dir / "files").glob(f"{idle}*"))
-    assert sdk.files.retrieve(trained).id == trained
-    assert sdk.files.content(held_out).read() == tasks("c")
+    assert store_of(stack).content(trained).exists()
+    assert store_of(stack).content(held_out).exists()
     http.post(f"{JOBS}/{job['id']}/cancel")
     expire(stack)
-    left = {file.id for file in sdk.files.list()}
+    left = {file.id for file in store_of(stack).all()}
     assert lasting in left
     assert not {trained, held_out} & left
 
 
-def test_a_file_whose_content_was_lost_makes_no_job(
-    stack: Stack, http: httpx.Client, sdk: openai.OpenAI
-) -> None:
-    file_id = a_file(sdk, "lost")
+def test_a_file_whose_content_was_lost_makes_no_job(stack: Stack, http: httpx.Client) -> None:
+    file_id = a_file(http, "lost")
     store_of(stack).path(file_id).unlink()
     assert_refused(http.get(f"/v1/files/{file_id}/content"), 404, "id")
-    reply = http.post(JOBS, json=a_body(http, training_file=file_id))
-    assert_refused(reply, 400, "training_file")
+    assert_refused(http.post(JOBS, json=a_body(http, training_file=file_id)), 400, "training_file")
 
 
 # ---------------------------------------------------------------------- data as OpenAI has it
 
 
 def openai_data(**columns: Any) -> str:
-    line = {"messages": [{"role": "developer", "content": "Be brief."}], **columns}
-    line["messages"] = [*line["messages"], {"role": "user", "content": "1+1?"}]
-    return json.dumps(line)
+    roles = {"developer": "Be brief.", "user": "1+1?"}
+    messages = [{"role": role, "content": content} for role, content in roles.items()]
+    return json.dumps({"messages": messages, **columns})
 
 
 def graded(name: str) -> dict[str, Any]:
-    grader = {"type": "string_check", "name": "a", "operation": "eq"}
-    texts = {"input": "{{sample.output_text}}", "reference": f"{{{{item.{name}}}}}"}
-    return reinforcement(grader=grader | texts)
+    return reinforcement(grader=EXACT | {"reference": f"{{{{item.{name}}}}}"})
 
 
 def test_data_and_templates_of_openai_make_a_job(http: httpx.Client) -> None:
     data = openai_data(reference_answer="2", source={"book": "Euklid"})
     file_id = upload(http, data).json()["id"]
     for name in ("reference_answer", "source.book", "answer", "metadata"):
-        job = a_job(http, model="chat", training_file=file_id, method=graded(name))
-        http.post(f"{JOBS}/{job['id']}/cancel")
+        a_job(http, model="chat", training_file=file_id, method=graded(name))
 
 
 def test_a_column_that_tasks_lack_is_refused_at_submission(http: httpx.Client) -> None:
     lacks = upload(http, openai_data(complies="no")).json()["id"]
-    for name, changes in {
-        "reference": {"method": graded("reference")},
-        "messages": {"method": graded("messages")},
-        "answer": {},
-    }.items():
-        reply = http.post(JOBS, json=a_body(http, training_file=lacks, **changes))
-        assert_refused(reply, 400, "training_file")
+    evaluated = {"recipe": RECIPE | {"evaluation": {"samples": 1}}, "validation_file": lacks}
+    for name, changes, param in (
+        ("reference", {"method": graded("reference"), "training_file": lacks}, "training_file"),
+        ("messages", {"method": graded("messages"), "training_file": lacks}, "training_file"),
+        ("answer", {"training_file": lacks}, "training_file"),
+        ("answer", evaluated, "validation_file"),
+    ):
+        reply = http.post(JOBS, json=a_body(http, **changes))
+        assert_refused(reply, 400, param)
         assert reply.json()["error"]["code"] == "missing_column"
         assert repr(name) in reply.json()["detail"]
-    evaluated = {"recipe": RECIPE | {"evaluation": {"samples": 1}}, "validation_file": lacks}
-    assert_refused(http.post(JOBS, json=a_body(http, **evaluated)), 400, "validation_file")
 
 
 # ---------------------------------------------------------------------- results

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from protocol.rewards import (
-    Check,
     LabelModel,
     PythonSource,
     Reward,
@@ -17,7 +16,7 @@ from protocol.rewards import (
 from pydantic import ValidationError
 
 from services.gateway.errors import Problem, explain_body
-from services.gateway.openai.graders import GraderToValidate, outcome_of
+from services.gateway.openai.graders import GraderToValidate, reward_of
 
 EXACT: dict[str, Any] = {
     "type": "string_check",
@@ -62,65 +61,47 @@ BOTH: dict[str, Any] = {
 
 
 def reward(grader: object) -> Reward:
-    read = GraderToValidate.model_validate({"grader": grader}).grader
-    return Reward.model_validate(outcome_of(read, "grader"))
+    return reward_of(GraderToValidate.model_validate({"grader": grader}).grader, "grader")
 
 
-def checks(grader: object) -> tuple[Check, ...]:
-    return reward(grader).outcome
+def check_of(grader: object) -> Any:
+    (check,) = reward(grader).outcome
+    return check
 
 
-def refusal(grader: object) -> list[str]:
-    """One line per problem, each with its field."""
-    try:
-        checks(grader)
-    except ValidationError as error:
-        return explain_body(error)
-    except Problem as problem:
-        return problem.detail.splitlines()
-    raise AssertionError("it was not refused")
-
-
-def test_string_check_and_text_similarity_keep_their_fields() -> None:
-    assert checks(EXACT) == (
-        StringCheck(input="{{sample.output_text}}", reference="{{ item.answer }}", operation="eq"),
+def test_graders_keep_their_fields() -> None:
+    assert check_of(EXACT) == StringCheck(reference="{{ item.answer }}")
+    assert check_of(ALIKE) == TextSimilarity(
+        reference="{{item.solution}}", evaluation_metric="rouge_l"
     )
-    assert checks(ALIKE) == (
-        TextSimilarity(reference="{{item.solution}}", evaluation_metric="rouge_l"),
-    )
+    labelled = check_of(LABELLED)
+    assert isinstance(labelled, LabelModel)
+    assert (labelled.labels, labelled.passing_labels) == (("good", "bad"), ("good",))
+    assert check_of(SOURCE) == PythonSource(source=SOURCE["source"])
+    boxed = r"\boxed{{{item.answer}}} }} and { {x}^{2}}"  # braces around a field are text
+    assert check_of(EXACT | {"reference": boxed}) == StringCheck(reference=boxed)
 
 
 def test_score_model_becomes_a_question_to_the_judge() -> None:
-    (plain,) = checks(JUDGED)
+    plain = check_of(JUDGED)
     assert isinstance(plain, ScoreModel)
     assert plain.input[0].content == "{{item.prompt}}\n\n{{sample.output_text}}"
     assert plain.range == (0.0, 1.0)
-    params = {
-        "seed": 3,
-        "temperature": 0.5,
-        "max_completions_tokens": 900,
-        "reasoning_effort": "high",
-        "top_p": 1,
-    }
-    (tuned,) = checks(JUDGED | {"range": [1, 7], "sampling_params": params})
-    assert isinstance(tuned, ScoreModel)
-    assert tuned.range == (1.0, 7.0)
+    params = {"seed": 3, "temperature": 0.5, "reasoning_effort": "high", "top_p": 1}
+    params["max_completions_tokens"] = 900
+    tuned = check_of(JUDGED | {"range": [1, 7], "sampling_params": params})
+    assert (tuned.range, tuned.reasoning_effort) == ((1.0, 7.0), "high")
     assert (tuned.seed, tuned.temperature, tuned.max_tokens) == (3, 0.5, 900)
-    assert tuned.reasoning_effort == "high"
 
 
 def test_blocks_of_text_are_one_text() -> None:
-    blocks = [
-        {"type": "input_text", "text": "Grade this: "},
-        {"type": "input_text", "text": "{{sample.output_text}}"},
-    ]
+    texts = ("Grade this: ", "{{sample.output_text}}")
+    blocks = [{"type": "input_text", "text": text} for text in texts]
     messages = [
         {"role": "developer", "content": blocks[0], "type": "message"},
         {"role": "user", "content": blocks},
     ]
-    (check,) = checks(JUDGED | {"input": messages})
-    assert isinstance(check, ScoreModel)
-    assert [(turn.role, turn.content) for turn in check.input] == [
+    assert [(turn.role, turn.content) for turn in check_of(JUDGED | {"input": messages}).input] == [
         ("developer", "Grade this: "),
         ("user", "Grade this: {{sample.output_text}}"),
     ]
@@ -135,69 +116,44 @@ def test_multi_is_a_formula_of_checks_by_the_names_of_its_graders() -> None:
     ]
 
 
-def test_label_model_and_python_keep_their_fields() -> None:
-    (labelled,) = checks(LABELLED)
-    assert isinstance(labelled, LabelModel)
-    assert (labelled.labels, labelled.passing_labels) == (("good", "bad"), ("good",))
-    assert checks(SOURCE) == (PythonSource(source=SOURCE["source"]),)
+def asks(content: Any) -> dict[str, Any]:
+    return JUDGED | {"input": [{"role": "user", "content": content}]}
 
 
+OPEN = "{{item.answer and {{sample.output_text}}"
+TOO_MANY = {f"g{number}": EXACT for number in range(21)}
+SPOILT = {"exact": EXACT, "alike": SOURCE | {"source": "def grade("}}
+PARAMS = "sampling_params"
 REFUSED: dict[str, tuple[object, str]] = {
-    "a source without a function": (SOURCE | {"source": "x = 1"}, "grader.source"),
-    "a label that is none": (LABELLED | {"passing_labels": ["fine"]}, "grader"),
-    "endpoint": ({"type": "endpoint", "url": "x"}, "grader.type"),
-    "a long template": (EXACT | {"reference": "x" * 100_001}, "grader.reference"),
-    "an unknown key": (EXACT | {"refrence": "x"}, "grader.refrence"),
-    "the whole item": (EXACT | {"reference": "{{item}}"}, "grader.reference"),
-    "a template of nothing known": (
-        JUDGED | {"input": [{"role": "user", "content": "{{ question }}"}]},
-        "grader.input.0.content",
-    ),
-    "a template that does not close": (
-        EXACT | {"reference": "{{item.answer and {{sample.output_text}}"},
-        "grader.reference",
-    ),
-    "top_p": (JUDGED | {"sampling_params": {"top_p": 0.5}}, "grader.sampling_params.top_p"),
-    "multi in multi": (BOTH | {"graders": {"x": BOTH}}, "grader.graders.x.type"),
-    "a bad source in multi": (
-        BOTH | {"graders": {"exact": EXACT, "alike": SOURCE | {"source": "def grade("}}},
-        "grader.graders.alike.source",
-    ),
-    "many graders": (
-        BOTH | {"graders": {f"g{number}": EXACT for number in range(21)}},
-        "grader.graders",
-    ),
-    "a metric that needs a model": (
-        ALIKE | {"evaluation_metric": "cosine"},
-        "grader.evaluation_metric",
-    ),
-    "a field of a recipe alone": (EXACT | {"weight": 2.0}, "grader.weight"),
+    "a source without a function": (SOURCE | {"source": "x = 1"}, "source"),
+    "a label that is none": (LABELLED | {"passing_labels": ["fine"]}, ""),
+    "endpoint": ({"type": "endpoint", "url": "x"}, "type"),
+    "a long template": (EXACT | {"reference": "x" * 100_001}, "reference"),
+    "an unknown key": (EXACT | {"refrence": "x"}, "refrence"),
+    "the whole item": (EXACT | {"reference": "{{item}}"}, "reference"),
+    "a template of nothing known": (asks("{{ question }}"), "input.0.content"),
+    "a template that does not close": (EXACT | {"reference": OPEN}, "reference"),
+    "top_p": (JUDGED | {PARAMS: {"top_p": 0.5}}, f"{PARAMS}.top_p"),
+    "multi in multi": (BOTH | {"graders": {"x": BOTH}}, "graders.x.type"),
+    "a bad source in multi": (BOTH | {"graders": SPOILT}, "graders.alike.source"),
+    "many graders": (BOTH | {"graders": TOO_MANY}, "graders"),
+    "a metric that needs a model": (ALIKE | {"evaluation_metric": "cosine"}, "evaluation_metric"),
+    "a field of a recipe alone": (EXACT | {"weight": 2.0}, "weight"),
     "a number that is none": (
-        JUDGED | {"sampling_params": {"max_completions_tokens": "many"}},
-        "grader.sampling_params.max_completions_tokens",
+        JUDGED | {PARAMS: {"max_completions_tokens": "many"}},
+        f"{PARAMS}.max_completions_tokens",
     ),
-    "a picture": (
-        JUDGED | {"input": [{"role": "user", "content": {"type": "input_image"}}]},
-        "grader.input.0.content",
-    ),
-    "code in a formula": (
-        BOTH | {"calculate_output": "exact.real + alike"},
-        "grader.calculate_output",
-    ),
-    "a formula that leaves one out": (
-        BOTH | {"calculate_output": "exact ^ 2"},
-        "grader.calculate_output",
-    ),
+    "a picture": (asks({"type": "input_image"}), "input.0.content"),
+    "code in a formula": (BOTH | {"calculate_output": "exact.real + alike"}, "calculate_output"),
+    "a formula that leaves one out": (BOTH | {"calculate_output": "exact ^ 2"}, "calculate_output"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_the_recipe_cannot_say_is_refused_with_its_field(case: str) -> None:
     grader, field = REFUSED[case]
-    (line,) = refusal(grader)
-    assert line.startswith(f"{field}: "), line
-
-
-def test_braces_around_a_field_are_text() -> None:
-    boxed = EXACT | {"reference": r"\boxed{{{item.answer}}} }} and { {x}^{2}}"}
-    assert checks(boxed) == (StringCheck(reference=boxed["reference"]),)
+    with pytest.raises((Problem, ValidationError)) as caught:
+        reward(grader)
+    error = caught.value
+    (line,) = error.detail.splitlines() if isinstance(error, Problem) else explain_body(error)
+    assert line.partition(": ")[0] == f"grader.{field}".rstrip(".")

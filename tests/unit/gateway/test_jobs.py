@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from openai.types.fine_tuning import FineTuningJob
 from protocol.messages import JobRecord, JobState, Requested
@@ -54,36 +52,22 @@ def test_a_job_that_the_machine_holds_up_has_not_failed_and_says_what_it_waits_f
     assert (by_its_user["error"], by_its_user["weir"]["waiting_for"]) == (None, None)
 
 
-GRADER = {
-    **{"type": "string_check", "name": "same", "operation": "eq"},
-    **{"input": "{{sample.output_text}}", "reference": "{{item.answer}}"},
-}
-
-
-def a_told_method(num_tasks: int | None = 4, **hyperparameters: Any) -> dict[str, Any]:
-    settings = {"grader": GRADER, "hyperparameters": hyperparameters}
-    request = {"method": {"type": "reinforcement", "reinforcement": settings}}
-    record = a_record(JobState.QUEUED)
-    return job_object(record.model_copy(update={"request": request, "num_tasks": num_tasks}))
-
-
 def test_the_method_comes_back_with_its_grader_and_auto_resolved() -> None:
-    told = a_told_method(
-        n_epochs=None, batch_size=2, learning_rate_multiplier=None, compute_multiplier=2.0
-    )
-    assert told["method"] == {
-        "type": "reinforcement",
-        "reinforcement": {
-            "grader": GRADER,
-            "hyperparameters": {  # of 2 steps of 2 groups on 4 tasks
-                **{"batch_size": 2, "n_epochs": 1},
-                **{"learning_rate_multiplier": 1.0, "compute_multiplier": 2.0},
-            },
-        },
+    grader = {
+        **{"type": "string_check", "name": "same", "operation": "eq"},
+        **{"input": "{{sample.output_text}}", "reference": "{{item.answer}}"},
     }
-    parsed = FineTuningJob.model_validate(told)  # strictly, unlike the SDK itself
-    assert parsed.method is not None
-    assert parsed.method.reinforcement is not None
+    sent = {"n_epochs": None, "batch_size": 2, "learning_rate_multiplier": None}
+    settings = {"grader": grader, "hyperparameters": {**sent, "compute_multiplier": 2.0}}
+    request = {"method": {"type": "reinforcement", "reinforcement": settings}}
+    told = job_object(
+        a_record(JobState.QUEUED).model_copy(update={"request": request, "num_tasks": 4})
+    )
+    resolved = {"n_epochs": 1, "batch_size": 2}  # of 2 steps of 2 groups on 4 tasks
+    resolved |= {"learning_rate_multiplier": 1.0, "compute_multiplier": 2.0}
+    settings["hyperparameters"] = resolved
+    assert told["method"] == {"type": "reinforcement", "reinforcement": settings}
+    assert FineTuningJob.model_validate(told).method  # strictly, unlike the SDK itself
 
 
 def test_one_key_of_one_caller_is_one_job() -> None:

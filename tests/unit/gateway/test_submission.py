@@ -1,8 +1,9 @@
-"""How a REST body becomes a recipe."""
+"""How a REST body becomes a recipe, and what it leaves out."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,138 +11,173 @@ from protocol.encodable import MAX_DEPTH
 from protocol.recipe import Recipe
 from pydantic import ValidationError
 
+from services.chassis.deployment import DeploymentError
 from services.gateway.errors import Problem, explain_body
+from services.gateway.models.folders import NOTHING_KNOWN, ModelFacts
 from services.gateway.openai.body import MAX_VALUES, unusable
-from services.gateway.openai.submission import JobRequest, build_recipe, with_critic_folder
+from services.gateway.openai.submission import (
+    JobRequest,
+    build_recipe,
+    tables_of_the_deployment,
+)
 
-TABLES: dict[str, Any] = {
-    "model": {"max_context": 64},
-    "rollout": {"sampling": {"max_tokens": 16}},
-    "reward": {"process": "equation_steps"},
+EXACT = {
+    **{"type": "string_check", "name": "same", "operation": "eq"},
+    **{"input": "{{sample.output_text}}", "reference": "{{item.answer}}"},
 }
 
 
-def a_recipe_of(
-    tables: dict[str, Any], num_tasks: int = 100, **settings: Any
-) -> tuple[JobRequest, Recipe]:
-    body = {"model": "tiny", "training_file": "file-1", "recipe": tables} | settings
-    request = JobRequest.model_validate(body)
-    return request, build_recipe(request, "/models/tiny", num_tasks)
-
-
-def hyperparameters(**values: Any) -> dict[str, Any]:
-    return {"type": "reinforcement", "reinforcement": {"hyperparameters": values}}
+def the_recipe(
+    tables: dict[str, Any] | None = None,
+    *,
+    num_tasks: int = 100,
+    facts: ModelFacts = NOTHING_KNOWN,
+    defaults: dict[str, Any] | None = None,
+    body: dict[str, Any] | None = None,
+    grader: Any = EXACT,
+    **hyperparameters: Any,
+) -> Recipe:
+    settings = {"grader": grader, "hyperparameters": hyperparameters}
+    plain = {
+        **{"model": "tiny", "training_file": "file-1", "recipe": tables or {}},
+        "method": {"type": "reinforcement", "reinforcement": settings},
+    }
+    request = JobRequest.model_validate(plain | (body or {}))
+    return build_recipe(request, "/models/tiny", num_tasks, facts=facts, defaults=defaults or {})
 
 
 def test_the_body_is_kept_as_it_came() -> None:
-    request, _ = a_recipe_of(TABLES | {"training": {"steps": 1}}, seed=3)
-    assert request.as_sent() == {
-        "model": "tiny",
-        "training_file": "file-1",
-        "recipe": TABLES | {"training": {"steps": 1}},
-        "seed": 3,
-    }
+    body = {"model": "tiny", "training_file": "file-1", "recipe": {"model": {}}, "seed": 3}
+    assert JobRequest.model_validate(body).as_sent() == body
+
+
+def test_a_plain_body_is_a_whole_recipe() -> None:
+    recipe = the_recipe()
+    assert [check.verifier for check in recipe.reward.outcome] == ["string_check"]
+    assert (recipe.name, recipe.algorithm.advantage) == ("fine-tune", "grpo")
+    assert (recipe.model.max_context, recipe.rollout.sampling.max_tokens) == (4096, 2048)
+    assert (recipe.model.prompt_template, recipe.evaluation) == (None, None)
+    assert the_recipe(body={"suffix": "mine"}).name == "mine"
+    recipe = the_recipe({"reward": {"process": "equation_steps"}})
+    assert [check.verifier for check in recipe.reward.outcome] == ["string_check"]
+    assert [check.verifier for check in recipe.reward.process] == ["equation_steps"]
 
 
 def test_fields_take_the_places_of_the_recipes_paths() -> None:
-    tables = TABLES | {
-        "model": {"max_context": 64, "path": "tiny"},
-        "tasks": {"train": "train.jsonl"},
-        "training": {"steps": 1},
-    }
-    _, recipe = a_recipe_of(tables, validation_file="file-2")
+    tables = {"model": {"path": "tiny"}, "tasks": {"train": "train.jsonl"}}
+    recipe = the_recipe(tables, body={"validation_file": "file-2"})
     assert recipe.model.path == "/models/tiny"
     assert (recipe.tasks.train, recipe.tasks.held_out) == ("file-1", "file-2")
 
 
-def test_auto_leaves_the_recipes_own_value() -> None:
-    tables = TABLES | {"training": {"steps": 9, "groups_per_step": 2}}
-    _, recipe = a_recipe_of(tables, method=hyperparameters(n_epochs="auto", batch_size="auto"))
-    assert (recipe.training.steps, recipe.training.groups_per_step) == (9, 2)
+@pytest.mark.parametrize(
+    ("num_tasks", "batch", "steps"), [(8, 8, 10), (100, 16, 63), (250, 8, 125)]
+)
+def test_auto_sees_all_tasks_and_makes_a_hundred_steps_if_ten_epochs_suffice(
+    num_tasks: int, batch: int, steps: int
+) -> None:
+    recipe = the_recipe(num_tasks=num_tasks, batch_size=batch, n_epochs="auto")
+    assert recipe.training.steps == steps
+    recipe = the_recipe({"training": {"steps": 9}}, batch_size="auto", n_epochs="auto")
+    assert (recipe.training.steps, recipe.training.groups_per_step) == (9, 16)
 
 
-def test_a_recipe_without_a_name_is_called_like_the_suffix() -> None:
-    tables = TABLES | {"training": {"steps": 1}}
-    assert a_recipe_of(tables, suffix="mine")[1].name == "mine"
-    assert a_recipe_of(tables)[1].name == "fine-tune"
+def test_a_model_without_a_chat_template_reads_the_prompt_as_it_is() -> None:
+    recipe = the_recipe(facts=ModelFacts(has_chat_template=False))
+    assert recipe.model.prompt_template == "{prompt}"
+    assert the_recipe(facts=ModelFacts(has_chat_template=True)).model.prompt_template is None
 
 
-def test_every_problem_is_told_at_once_and_the_first_one_is_the_param() -> None:
-    with pytest.raises(Problem) as caught:
-        a_recipe_of(TABLES | {"training": {"steps": 0, "seed": "x"}})
-    assert caught.value.param == "recipe.training.steps"
-    lines = caught.value.detail.splitlines()
-    assert [line.partition(":")[0] for line in lines] == [
-        "recipe.training.steps",
-        "recipe.training.seed",
-    ]
+def test_what_is_sent_wins_over_the_deployment_and_the_deployment_over_what_suits() -> None:
+    defaults = {
+        "model": {"max_context": 1000, "dtype": "float32"},
+        "rollout": {"group_size": 32, "sampling": {"max_tokens": 100}},
+        "training": {"steps": 7, "groups_per_step": 3},
+    }
+    before = json.dumps(defaults)
+    sent = {"rollout": {"sampling": {"max_tokens": 200}}, "training": {"steps": 9}}
+    recipe = the_recipe(sent, defaults=defaults)
+    assert (recipe.model.max_context, recipe.model.dtype) == (1000, "float32")
+    assert (recipe.rollout.group_size, recipe.rollout.sampling.max_tokens) == (32, 200)
+    assert (recipe.training.steps, recipe.training.groups_per_step) == (9, 3)
+    assert the_recipe(defaults=defaults).training.steps == 7
+    assert the_recipe(defaults=defaults, n_epochs=1).training.steps == 34  # of 3 tasks each
+    assert the_recipe(defaults=defaults, batch_size=50, n_epochs=1).training.steps == 2
+    assert json.dumps(defaults) == before
 
 
-def test_the_critics_path_is_resolved_and_left_alone_where_there_is_none() -> None:
-    tables = TABLES | {"training": {"steps": 1}}
-    with_critic = tables | {"algorithm": {"advantage": "gae"}, "critic": {"path": "value"}}
-    _, recipe = a_recipe_of(with_critic)
-    resolved = with_critic_folder(recipe, lambda path: f"/models/{path}")
-    assert resolved.critic is not None
-    assert resolved.critic.path == "/models/value"
-    for others in (tables, with_critic | {"critic": {}}):
-        _, recipe = a_recipe_of(others)
-        assert with_critic_folder(recipe, lambda path: f"/models/{path}") == recipe
+def test_an_algorithm_that_is_sent_takes_nothing_from_that_of_the_deployment() -> None:
+    defaults = {"algorithm": {"advantage": "gae", "lambda_actor": 0.9}, "critic": {}}
+    assert the_recipe(defaults=defaults).critic is not None
+    recipe = the_recipe({"algorithm": {"advantage": "rloo"}}, defaults=defaults)
+    assert (recipe.algorithm.advantage, recipe.critic) == ("rloo", None)
+
+
+def test_held_out_tasks_are_evaluated_every_tenth_of_the_steps_unless_the_body_says_how() -> None:
+    held_out = {"validation_file": "file-2"}
+    recipe = the_recipe(body=held_out)
+    assert recipe.evaluation is not None
+    assert (recipe.training.steps, recipe.evaluation.every) == (63, 7)
+    recipe = the_recipe(body=held_out, eval_interval=3, eval_samples=2)
+    assert recipe.evaluation is not None
+    assert (recipe.evaluation.every, recipe.evaluation.samples) == (3, 2)
+    assert the_recipe(defaults={"evaluation": {"samples": 9}}).evaluation is None
+
+
+def test_multipliers_multiply_what_the_recipe_says() -> None:
+    recipe = the_recipe(learning_rate_multiplier=2, compute_multiplier=1.5)
+    assert recipe.optimizer.learning_rate == pytest.approx(2e-6)
+    assert recipe.rollout.group_size == 12
+    tables = {"optimizer": {"learning_rate": 1e-4}, "rollout": {"group_size": 4}}
+    recipe = the_recipe(tables, learning_rate_multiplier=0.5, compute_multiplier=0.01)
+    assert recipe.optimizer.learning_rate == pytest.approx(5e-5)
+    assert recipe.rollout.group_size == 2  # a group of one teaches nothing
 
 
 HYPER = "method.reinforcement.hyperparameters"
-STEPS = {"training": {"steps": 1}}
 MULTI = {"type": "multi", "graders": {"a": {"type": "math_answer"}}, "calculate_output": "a % 2"}
-BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "an unknown table": ({"recipe": {"trainning": {}}}, "recipe.trainning"),
-    "a table that is none": ({"recipe": {"model": 3}}, "recipe.model"),
-    "another model": ({"recipe": {"model": {"path": "other"}}}, "recipe.model.path"),
-    "held-out tasks, no file": ({"recipe": {"tasks": {"held_out": "x"}}}, "validation_file"),
-    "another seed": ({"seed": 5, "recipe": {"training": {"seed": 6}}}, "seed"),
-    "too much metadata": ({"metadata": {str(n): "x" for n in range(17)}}, "metadata"),
-    "no epochs": ({"method": hyperparameters(n_epochs=0)}, f"{HYPER}.n_epochs"),
-    "a hyperparameter that means nothing here": (
-        {"method": hyperparameters(reasoning_effort="high")},
-        f"{HYPER}.reasoning_effort",
+TWO_PLACES = {"grader": None, "n_epochs": 1, "body": {"hyperparameters": {"batch_size": 1}}}
+BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "two problems": (
+        {"tables": {"training": {"steps": 0, "seed": "x"}}},
+        ["recipe.training.steps", "recipe.training.seed"],
     ),
+    "an unknown table": ({"tables": {"trainning": {}}}, ["recipe.trainning"]),
+    "an unknown file": ({"tables": {"tasks": {"tran": "x"}}}, ["recipe.tasks.tran"]),
+    "a table that is none": ({"tables": {"model": 3}}, ["recipe.model"]),
+    "another model": ({"tables": {"model": {"path": "other"}}}, ["recipe.model.path"]),
+    "held-out tasks, no file": ({"tables": {"tasks": {"held_out": "x"}}}, ["validation_file"]),
+    "an evaluation, no file": ({"eval_interval": 3}, [f"{HYPER}.eval_interval"]),
+    "another seed": ({"body": {"seed": 5}, "tables": {"training": {"seed": 6}}}, ["seed"]),
+    "too much metadata": ({"body": {"metadata": {str(n): "x" for n in range(17)}}}, ["metadata"]),
+    "no epochs": ({"n_epochs": 0}, [f"{HYPER}.n_epochs"]),
+    "no learning rate": ({"learning_rate_multiplier": 5e-324}, ["recipe.optimizer.learning_rate"]),
+    "an effort": ({"reasoning_effort": "high"}, [f"{HYPER}.reasoning_effort"]),
     "a hyperparameter against the recipe": (
-        {
-            "method": hyperparameters(batch_size=5),
-            "recipe": {"training": {"groups_per_step": 4, "steps": 1}},
-        },
-        f"{HYPER}.batch_size",
+        {"batch_size": 5, "tables": {"training": {"groups_per_step": 4}}},
+        [f"{HYPER}.batch_size"],
     ),
-    "hyperparameters in two places": (
-        {"method": hyperparameters(n_epochs=1), "hyperparameters": {"batch_size": 1}},
-        "hyperparameters",
-    ),
+    "hyperparameters in two places": (TWO_PLACES, ["hyperparameters"]),
     "a grader that fits no recipe": (
-        {"method": {"type": "reinforcement", "reinforcement": {"grader": MULTI}}},
-        "method.reinforcement.grader.calculate_output",
+        {"grader": MULTI},
+        ["method.reinforcement.grader.calculate_output"],
     ),
     "a grader beside an outcome": (
-        {
-            "method": {
-                "type": "reinforcement",
-                "reinforcement": {"grader": {"type": "math_answer"}},
-            },
-            "recipe": {"reward": {"outcome": "math_answer"}},
-        },
-        "method.reinforcement.grader",
+        {"tables": {"reward": {"outcome": "math_answer"}}},
+        ["method.reinforcement.grader"],
     ),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_makes_no_recipe_is_refused_by_its_field(case: str) -> None:
-    changes, field = BAD[case]
-    tables = TABLES | STEPS | changes.get("recipe", {})
-    settings = {name: value for name, value in changes.items() if name != "recipe"}
+def test_what_makes_no_recipe_is_refused_by_its_fields(case: str) -> None:
+    changes, fields = BAD[case]
     with pytest.raises((Problem, ValidationError)) as caught:
-        a_recipe_of(tables, **settings)
+        the_recipe(**changes)
     error = caught.value
-    lines = [error.detail] if isinstance(error, Problem) else explain_body(error)
-    assert lines[0].startswith(f"{field}: "), lines
+    lines = error.detail.splitlines() if isinstance(error, Problem) else explain_body(error)
+    assert [line.partition(": ")[0] for line in lines] == fields
+    assert not isinstance(error, Problem) or error.param == fields[0]
 
 
 @pytest.mark.parametrize(
@@ -158,3 +194,22 @@ def test_a_body_nests_no_deeper_and_holds_no_more_values_than_its_readers_take(
     body: Any, fits: bool
 ) -> None:
     assert (unusable(body) == []) is fits
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[training]\nstepz = 3\n", "training.stepz"),
+        ("[model]\npath = 'a'\n", "every job has its own"),
+        ("model = 3\n", "model: must be a table"),
+        ("[algorithm]\nadvantage = 'papo'\n", "reward.process"),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_field_when_the_gateway_starts(
+    tmp_path: Path, text: str, named: str
+) -> None:
+    path = tmp_path / "defaults.toml"
+    path.write_text(text)
+    with pytest.raises(DeploymentError, match=r"WEIR_RECIPE_DEFAULTS=.*defaults\.toml") as caught:
+        tables_of_the_deployment({"WEIR_RECIPE_DEFAULTS": str(path)})
+    assert named in str(caught.value)

@@ -1,1 +1,0 @@
-"""The routes of files, jobs and models."""

@@ -1,0 +1,107 @@
+"""Graders that a running grader offers, tried by the openai SDK."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.contract.gateway.stack import (
+    EXACT,
+    JOBS,
+    Stack,
+    a_body,
+    a_grader,
+    assert_refused,
+    reinforcement,
+)
+from tests.fuzz.bodies import TRIALS, try_bodies
+
+pytestmark = pytest.mark.redis
+
+SOURCE = {
+    "type": "python",
+    "name": "own",
+    "source": "def grade(sample, item):\n    return len(sample['output_text']) / item['most']",
+}
+JUDGED: dict[str, Any] = {
+    "type": "score_model",
+    "name": "judged",
+    "model": "gpt-5",
+    "input": [{"role": "user", "content": "{{sample.output_text}}"}],
+}
+BOTH = {
+    "type": "multi",
+    "name": "m",
+    "graders": {"exact": EXACT, "maths": {"type": "math_answer"}},
+    "calculate_output": "max(exact, 0.25 + maths / 2)",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def grader(stack: Stack) -> Iterator[None]:
+    with a_grader(stack):
+        yield
+
+
+def run(sdk: openai.OpenAI, grader: Any, text: str, **item: Any) -> Any:
+    graders = sdk.fine_tuning.alpha.graders
+    return graders.run(grader=grader, model_sample=text, item=item)
+
+
+def test_a_grader_is_run_in_the_shape_of_the_sdk(sdk: openai.OpenAI) -> None:
+    result = run(sdk, EXACT, "Paris", answer="Paris")
+    assert (result.reward, result.sub_rewards) == (1, {})
+    assert (result.metadata.name, result.metadata.type) == ("exact", "string_check")
+    assert result.metadata.scores == {"string_check": 1}
+    assert result.metadata.execution_time > 0
+    assert not any(result.metadata.errors.to_dict().values())
+    result = run(sdk, BOTH, r"\boxed{\frac{4}{2}}", answer="2")
+    assert (result.reward, result.sub_rewards) == (0.75, {"exact": 0, "maths": 1})
+    assert run(sdk, SOURCE, "ab", most=8).reward == 0.25
+
+
+@pytest.mark.parametrize(
+    ("grader", "error", "details"),
+    [
+        (BOTH | {"calculate_output": "maths / exact"}, "formula_parse_error", None),
+        (EXACT | {"reference": "{{item.city}}"}, "invalid_variable_error", None),
+        (SOURCE, "python_grader_runtime_error", "KeyError: 'most'"),
+    ],
+)
+def test_what_cannot_be_graded_has_no_reward_and_a_flag(
+    sdk: openai.OpenAI, grader: Any, error: str, details: str | None
+) -> None:
+    result = run(sdk, grader, r"\boxed{2}", answer="2")
+    errors = result.metadata.errors.to_dict()
+    assert result.reward is None
+    assert [name for name, value in errors.items() if value is True] == [error]
+    assert details is None or details in errors[f"{error}_details"]
+
+
+def test_what_no_grader_can_do_is_refused_by_name(http: httpx.Client, sdk: openai.OpenAI) -> None:
+    graders = sdk.fine_tuning.alpha.graders
+    for param, work in {
+        "grader": lambda: graders.validate(grader=JUDGED),  # type: ignore[arg-type]
+        "item.answer": lambda: run(sdk, {"type": "math_answer"}, "x"),
+    }.items():
+        with pytest.raises(openai.BadRequestError) as caught:
+            work()
+        assert caught.value.param == param
+    for changes, param in (
+        ({"method": reinforcement(grader=JUDGED)}, "method.reinforcement.grader"),
+        ({"recipe": {"reward": {"process": "my_lab.oracle"}}}, "recipe.reward.process.0"),
+    ):
+        assert_refused(http.post(JOBS, json=a_body(http, **changes)), 400, param)
+
+
+@pytest.mark.parametrize(
+    "count", [40, pytest.param(2_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
+)
+def test_no_body_breaks_a_trial(stack: Stack, count: int) -> None:
+    found = try_bodies(stack, seed=1, numbers=range(count), routes=[TRIALS])
+    assert found.faults == []
+    assert set(found.statuses) >= {200, 400}
