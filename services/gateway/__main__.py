@@ -17,8 +17,7 @@ from services.gateway.page import routes as page
 from services.gateway.routes import files, jobs, models
 from services.gateway.samples.reading import Samples
 from services.gateway.samples.routes import samples
-from services.gateway.watch.fleet import watch_forever
-from services.gateway.watch.tidying import tidy_forever
+from services.gateway.watch.fleet import tidy_forever, watch_forever
 from services.gateway.watch.watchdog import Watchdog
 
 
@@ -47,7 +46,7 @@ class Gateway:
         app.state.jobs = JobService(service, store, tables_of_the_deployment())
         app.state.uploads = files.Uploads(store)
         app.state.samples = Samples()
-        app.state.watchdog = Watchdog()
+        app.state.watchdog = Watchdog(service.exchange, service.deployment.claim_idle_s)
         for router in (files.router, jobs.router, models.router, samples, jobs.graders):
             app.include_router(router)
         page.install(app)

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -19,7 +19,6 @@ from protocol.messages import ActiveJob, Doing, Failure
 
 from services.chassis.faults import NotStarted
 from services.chassis.service import Service, StatusTeller, telling
-from services.gateway.watch.snapshot import Observer
 from services.gateway.watch.stalls import Edge
 from services.gateway.watch.watchdog import Watchdog
 from tests.builders import a_recipe
@@ -38,12 +37,11 @@ class Watch:
     """A watchdog that looks at a job."""
 
     exchange: Exchange
-    dog: Watchdog = field(default_factory=Watchdog)
 
     async def watch_forever(self) -> None:
-        observer = Observer(self.exchange, 2.0, LOOK_S)
+        dog = Watchdog(self.exchange, 2.0, LOOK_S)
         while True:
-            await self.dog.look(observer, time.monotonic())
+            await dog.look(time.monotonic())
             await asyncio.sleep(LOOK_S)
 
     async def until_named(self, edge: Edge) -> str:

@@ -20,7 +20,7 @@ from services.chassis.service import Service
 from services.gateway.files.store import FileStore
 from services.gateway.jobs.folders import put_aside
 from services.gateway.jobs.service import JobService
-from services.gateway.watch.tidying import tidy_forever
+from services.gateway.watch.fleet import tidy_forever
 from tests.builders import a_job_record, an_event
 from tests.contract.gateway.stack import (
     GOOD_LINE,

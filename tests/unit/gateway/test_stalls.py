@@ -11,9 +11,10 @@ import pytest
 from protocol.exchange import Backlog
 from protocol.messages import Failure
 
-from services.gateway.watch.snapshot import Process, Snapshot
 from services.gateway.watch.stalls import (
     Edge,
+    Process,
+    Snapshot,
     Why,
     mark_of,
     what_blocks,
@@ -72,6 +73,7 @@ NOT_STARTED = a_process("rollout", **STARTING, starts=4, failure=Failure(words="
 FROZEN = a_process("rollout", "samples_groups", silent_s=20.0, holds=HELD)
 IDLE = a_process("rollout", "is_idle", name="rollout-1", replica="rollout-1")
 KILLED = a_process("rollout", **STARTING, starts=3, silent_s=16.0)
+AWAY: Any = None  # the exchange, of which nothing is asked
 AGAIN = a_job_record(state="running", attempts_since_checkpoint=4)
 
 STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
@@ -194,7 +196,7 @@ def test_a_moment_differs_from_the_next_when_work_moves_and_not_when_somebody_is
 
 
 def test_a_job_that_runs_is_estimated_to_finish_when_its_median_step_says() -> None:
-    watchdog, running = Watchdog(), a_job_record(state="running", step=1)
+    watchdog, running = Watchdog(AWAY, 15.0), a_job_record(state="running", step=1)
     assert watchdog.estimated_finish(running) is None
     watchdog.seen = a_snapshot(job=running, step_s=1e9)  # one step is left
     assert watchdog.estimated_finish(running) == pytest.approx(time.time() + 1e9, abs=60)
