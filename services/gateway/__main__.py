@@ -15,7 +15,6 @@ from services.gateway.middleware import Bounded, Guarded, Measured, parse_keys
 from services.gateway.openai.defaults import tables_of_the_deployment
 from services.gateway.page import routes as page
 from services.gateway.routes import files, jobs, models
-from services.gateway.samples.reading import Samples
 from services.gateway.samples.routes import samples
 from services.gateway.watch.fleet import tidy_forever, watch_forever
 from services.gateway.watch.watchdog import Watchdog
@@ -45,7 +44,6 @@ class Gateway:
         store = FileStore(service.deployment.files_dir)
         app.state.jobs = JobService(service, store, tables_of_the_deployment())
         app.state.uploads = files.Uploads(store)
-        app.state.samples = Samples()
         app.state.watchdog = Watchdog(service.exchange, service.deployment.claim_idle_s)
         for router in (files.router, jobs.router, models.router, samples, jobs.graders):
             app.include_router(router)

@@ -16,8 +16,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from services.gateway.samples.group import group_json
-from services.gateway.samples.pieces import text_pieces, tokenizer_of
+from services.gateway.samples.group import group_json, token_texts, tokenizer_of
 from services.gateway.samples.store import Store
 from services.learner.durable.sample_rows import Row
 from tests.builders import a_graded_group, a_group, a_request, a_task
@@ -56,14 +55,14 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
 def test_pieces_are_the_texts_of_the_tokens_and_a_character_that_of_its_last_one(
     tokenizer: Tokenizer, text: str, expected: list[str]
 ) -> None:
-    assert text_pieces(tokenizer, ids_of(tokenizer, text), text) == expected
+    assert token_texts(tokenizer, ids_of(tokenizer, text), text) == expected
 
 
 def test_bytes_that_are_no_text_still_make_up_the_text(tokenizer: Tokenizer) -> None:
     half = ids_of(tokenizer, "😀")[:2]
     for ids in (half * 3, [*half, *ids_of(tokenizer, "x")]):
         text = tokenizer.decode(ids)
-        pieces = text_pieces(tokenizer, ids, text)
+        pieces = token_texts(tokenizer, ids, text)
         assert ("".join(pieces), len(pieces)) == (text, len(ids))
 
 
@@ -73,9 +72,9 @@ def test_where_tokens_do_not_make_up_the_text_it_is_the_first_piece(
 ) -> None:
     ids = ids_of(tokenizer, "Hi there")
     expected = [text, *[""] * (len(ids) - 1)]
-    assert text_pieces(None, ids, text) == expected
+    assert token_texts(None, ids, text) == expected
     if not text.startswith("Hi there"):
-        assert text_pieces(tokenizer, ids, text) == expected
+        assert token_texts(tokenizer, ids, text) == expected
 
 
 def test_a_store_may_have_no_tokenizer_or_one_that_cannot_be_read(
@@ -95,7 +94,9 @@ def shown(tmp_path: Path) -> Shown:
 
     def show(rows: list[Row], tokenizer: Tokenizer | None = None) -> dict[str, Any]:
         write_samples(tmp_path, rows)
-        return json.loads(group_json(Store(tmp_path).group(rows[0]["key"]), tokenizer))
+        if tokenizer is not None:
+            tokenizer.save(str(tmp_path / "tokenizer.json"))
+        return json.loads(group_json(Store(tmp_path), rows[0]["key"]))
 
     return show
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from pathlib import Path
@@ -9,8 +8,9 @@ from typing import Any
 import pytest
 
 from services.gateway.errors import Problem
-from services.gateway.samples import reading
-from services.gateway.samples.reading import SampleQuery, Samples
+from services.gateway.samples import routes
+from services.gateway.samples.routes import SampleQuery, page_json
+from services.gateway.samples.store import Order, Store
 from services.learner.durable.sample_rows import Row
 from tests.sample_stores import a_failed_sample, a_response, a_sample, write_samples
 
@@ -20,7 +20,8 @@ UNGRADABLE = a_response(accuracy=None, reward=None, advantage=None)
 
 
 def page(job_dir: Path, patience_s: float = 60.0, **query: Any) -> dict[str, Any]:
-    return json.loads(asyncio.run(Samples(patience_s).page(job_dir, SampleQuery(**query))))
+    store = Store(job_dir / "samples")
+    return json.loads(page_json(store, SampleQuery(**query), patience_s))
 
 
 def listed(job_dir: Path, **query: Any) -> list[str]:
@@ -92,9 +93,9 @@ def test_each_order_puts_first_what_it_is_named_for(tmp_path: Path) -> None:
         assert listed(tmp_path, order=order) == [f"train:0/{index}" for index in indexes], order
 
 
-@pytest.mark.parametrize("order", reading.Order)
+@pytest.mark.parametrize("order", Order)
 def test_pages_miss_and_repeat_nothing_while_the_store_grows_and_shrinks(
-    tmp_path: Path, order: reading.Order
+    tmp_path: Path, order: Order
 ) -> None:
     draw = random.Random(order)
 
@@ -127,7 +128,7 @@ def test_pages_miss_and_repeat_nothing_while_the_store_grows_and_shrinks(
 def test_a_search_that_takes_long_answers_what_it_has_and_where_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "_LOOKED_AT", 1)
+    monkeypatch.setattr(routes, "_LOOKED_AT", 1)
     texts = ["hay", "hay", "the needle", "hay"]
     groups = [a_sample(number, RIGHT, texts=[text]) for number, text in enumerate(texts)]
     write_samples(tmp_path / "samples", *groups)
