@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,18 +22,17 @@ from weir.terminal import cell, duration, visible
 _KEPT_STEPS = 51  # of which the median is taken
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 32
-# name in an event's data, label, format
-_SHOWN = (
-    ("reward", "reward", "{:.3f}"),
-    ("accuracy", "accuracy", "{:.3f}"),
-    ("process", "process", "{:.3f}"),
-    ("process_wrong", "of wrong", "{:.3f}"),
-    ("outcome_exhausted", "exhausted", "{:.2f}"),
-    ("response_length", "length", "{:.1f}"),
-    ("entropy", "entropy", "{:.3f}"),
-    ("staleness", "staleness", "{:.2f}"),
-    ("tokens_per_second", "tokens/s", "{:,.0f}"),
-)
+_SHOWN = {  # label and format, by the name in an event's data
+    "reward": ("reward", "{:.3f}"),
+    "accuracy": ("accuracy", "{:.3f}"),
+    "process": ("process", "{:.3f}"),
+    "process_wrong": ("of wrong", "{:.3f}"),
+    "outcome_exhausted": ("exhausted", "{:.2f}"),
+    "response_length": ("length", "{:.1f}"),
+    "entropy": ("entropy", "{:.3f}"),
+    "staleness": ("staleness", "{:.2f}"),
+    "tokens_per_second": ("tokens/s", "{:,.0f}"),
+}
 
 
 @dataclass
@@ -53,12 +52,13 @@ class Progress:
         if event["type"] != "metrics" or "pretrain_step" in data:
             return
         self.evaluations += evaluations_in([event])
-        self.step = max(self.step, _number(data.get("step"), self.step))
-        if isinstance(data.get("seconds"), int | float):
-            self.step_seconds.append(data["seconds"])
-        for name, _, _ in _SHOWN:
-            if isinstance(data.get(name), int | float):
-                self.curves[name].append(float(data[name]))
+        numbers = {name: n for name, n in data.items() if isinstance(n, int | float)}
+        self.step = max(self.step, int(numbers.get("step", 0)))
+        if "seconds" in numbers:
+            self.step_seconds.append(numbers["seconds"])
+        for name in _SHOWN:
+            if name in numbers:
+                self.curves[name].append(float(numbers[name]))
 
     @property
     def left(self) -> str:
@@ -71,7 +71,7 @@ class Progress:
     def line(self) -> str:
         """The newest numbers in one plain line."""
         parts = [f"step {self.step}/{self.steps}"]
-        for name, label, form in _SHOWN:
+        for name, (label, form) in _SHOWN.items():
             if self.curves[name]:
                 parts.append(f"{label} {form.format(self.curves[name][-1])}")
         return "  ".join(filter(None, [*parts, self.left]))
@@ -82,45 +82,35 @@ class Progress:
         bar = ProgressBar(total=self.steps, completed=self.step, width=40)
         head.add_row(cell(self.job_id, "bold"), bar, f"{self.step}/{self.steps}  {self.left}")
         rows = Table.grid(padding=(0, 2))
-        for name, label, form in _SHOWN:
+        for name, (label, form) in _SHOWN.items():
             if curve := self.curves[name]:
                 rows.add_row(label, Text(form.format(curve[-1]), justify="right"), spark(curve))
         return Group(head, rows)
 
 
-class LiveView:
-    """Shows progress on a terminal as a table that changes in place, else as plain lines."""
+def show_progress(
+    progress: Progress, events: Iterable[Mapping[str, Any]], console: Console
+) -> None:
+    """Show events as they come: on a terminal a table that changes in place, else plain lines."""
+    live = Live(progress.table(), console=console) if console.is_terminal else None
+    with live or nullcontext():
+        for event in events:
+            progress.see(event)
+            line = _line_of(event)
+            if live is not None and line is None:
+                live.update(progress.table(), refresh=True)
+                continue
+            text = visible(line or progress.line())
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def __init__(self, progress: Progress, console: Console) -> None:
-        self.progress = progress
-        self.console = console
-        self._live = Live(progress.table(), console=console) if console.is_terminal else None
 
-    def __enter__(self) -> LiveView:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def show(self, event: Mapping[str, Any]) -> None:
-        """Take in an event and show what is new."""
-        self.progress.see(event)
-        if event["type"] == "message":
-            self._say(f"{event['level']}: {event['message']}")
-        elif "pretrain_step" in event["data"]:
-            self._say(event["message"])
-        elif "evaluation" in event["data"]:
-            self._say(evaluation_line(event))
-        elif self._live is not None:
-            self._live.update(self.progress.table(), refresh=True)
-        else:
-            self._say(self.progress.line())
-
-    def _say(self, line: str) -> None:
-        self.console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
+def _line_of(event: Mapping[str, Any]) -> str | None:
+    """The line of an event that is no step."""
+    if event["type"] == "message":
+        return f"{event['level']}: {event['message']}"
+    if "pretrain_step" in event["data"]:
+        return event["message"]
+    return evaluation_line(event) if "evaluation" in event["data"] else None
 
 
 @contextmanager
@@ -147,7 +137,3 @@ def spark(curve: list[float]) -> str:
     low, high = min(tail), max(tail)
     height = (high - low) or 1.0
     return "".join(_SPARKS[round((value - low) / height * (len(_SPARKS) - 1))] for value in tail)
-
-
-def _number(value: Any, default: int) -> int:
-    return int(value) if isinstance(value, int | float) else default

@@ -58,6 +58,10 @@ def tell(objects: Iterable[Any]) -> None:
         print(json.dumps(each), flush=True)
 
 
+def number(value: float | None, form: str = "{:.3f}") -> str:
+    return "-" if value is None else form.format(value)
+
+
 def duration(seconds: float) -> str:
     """In the unit that a person would use."""
     if seconds < 600:

@@ -11,10 +11,11 @@ import json
 import os
 import re
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 Json = dict[str, Any]
 _MOST_METRICS, _MOST_PARAMETERS, _LONGEST_PARAMETER = 1000, 100, 6000  # of a request to MLflow
@@ -42,7 +43,6 @@ class Run:
 
     @property
     def name(self) -> str:
-        """For people."""
         return " ".join(filter(None, (self.recipe.get("name"), self.job_id)))
 
     @property
@@ -56,32 +56,32 @@ class Run:
         return dict(_leaves(self.recipe))
 
 
-class Tracker(Protocol):
+class Tracker(ABC):
     """One run in one tracker. Its constructor takes what its last ``place`` was, {} if none."""
 
     needs: ClassVar[tuple[str, str]]  # the module that it imports, the package that has it
-    is_durable: ClassVar[bool]  # whether what was written stays when the process is killed
+    is_durable: ClassVar[bool] = True  # whether what was written stays when the process is killed
 
+    @abstractmethod
     def __init__(self, where: str, run: Run, place: Mapping[str, Any]) -> None: ...
 
+    @abstractmethod
     def write(self, entries: Sequence[Entry]) -> None:
         """Write what happened since the place."""
-        ...
 
     def place(self) -> Json:
-        """What lets another process go on from here, or, unless it is durable, begin here anew."""
-        ...
+        """What lets another process continue here, or, unless it is durable, begin here again."""
+        return {}
 
+    @abstractmethod
     def close(self, status: str | None) -> None:
         """Leave the run, which has ended with this status, or goes on (None)."""
-        ...
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """Event files in a folder per job; every start writes one of its own."""
 
-    needs: ClassVar[tuple[str, str]] = "tensorboardX", "tensorboardX"
-    is_durable: ClassVar[bool] = True
+    needs = "tensorboardX", "tensorboardX"
 
     def __init__(self, where: str, run: Run, place: Mapping[str, Any]) -> None:
         from tensorboardX import summary
@@ -139,15 +139,15 @@ class TensorBoard:
         self._writer.write_event(event)
 
 
-class WandB:
+class WandB(Tracker):
     """A run of W&B, online or offline as its own variables say (``WANDB_MODE``).
 
     It writes a file when enough has come, or at its end. What a killed process has left is deleted
     and written again; W&B itself refuses the rows of it that it has already.
     """
 
-    needs: ClassVar[tuple[str, str]] = "wandb", "wandb"
-    is_durable: ClassVar[bool] = False
+    needs = "wandb", "wandb"
+    is_durable = False
     _SETTINGS: ClassVar[Json] = {
         "console": "off",
         "disable_code": True,
@@ -198,11 +198,10 @@ class WandB:
         self._place = {"row": self._row}
 
 
-class MLflow:
+class MLflow(Tracker):
     """A run on an MLflow server: that of a URI, or of ``MLFLOW_TRACKING_URI``."""
 
-    needs: ClassVar[tuple[str, str]] = "mlflow", "mlflow-skinny"
-    is_durable: ClassVar[bool] = True
+    needs = "mlflow", "mlflow-skinny"
     _STATUS: ClassVar[Mapping[str, str]] = {"succeeded": "FINISHED", "cancelled": "KILLED"}
 
     def __init__(self, where: str, run: Run, place: Mapping[str, Any]) -> None:
@@ -229,9 +228,6 @@ class MLflow:
         for some in _in_parts(points, _MOST_METRICS):
             self._client.log_batch(self._run_id, metrics=some)
 
-    def place(self) -> Json:
-        return {}
-
     def close(self, status: str | None) -> None:
         if status is not None:
             self._client.set_terminated(self._run_id, self._STATUS.get(status, "FAILED"))
@@ -245,11 +241,10 @@ class MLflow:
         return made.info.run_id
 
 
-class Trackio:
+class Trackio(Tracker):
     """A run of trackio, below ``TRACKIO_DIR``, which has a row half a second after it was told."""
 
-    needs: ClassVar[tuple[str, str]] = "trackio", "trackio"
-    is_durable: ClassVar[bool] = True
+    needs = "trackio", "trackio"
 
     def __init__(self, where: str, run: Run, place: Mapping[str, Any]) -> None:
         import trackio  # pyright: ignore[reportMissingImports]
@@ -273,9 +268,6 @@ class Trackio:
                 self._run.log(dict(entry.numbers), step=entry.step)
             if entry.text:
                 self._run.alert(entry.level, entry.text, self._alert_level(entry.level))
-
-    def place(self) -> Json:
-        return {}
 
     def close(self, status: str | None) -> None:
         if status is not None:

@@ -25,7 +25,7 @@ _FINAL = {"succeeded", "failed", "cancelled"}
 _PAUSE_S = 2.0
 _BATCH = 500  # events
 _MOST_AT_RISK = 2000  # events that a killed process may have to write again: they must be there
-_NEWEST, _ALL = 100, 10**6  # jobs
+_NEWEST = 100  # jobs
 _NOT_FOUND = 404
 _GATEWAY_IS_AWAY = {None, 500, 502, 503, 504}
 Json = dict[str, Any]
@@ -196,15 +196,16 @@ class BegunJobs:
         Raises:
             WeirError: if the gateway refuses, or does not answer.
         """
-        limit = _ALL if self._unfinished is None else self.newest
-        listed = self.weir.jobs(limit)
-        while len(listed) == limit and listed[-1]["id"] not in self._seen:  # many have come
-            limit *= 4
-            listed = self.weir.jobs(limit)
-        new = [job for job in listed if self._seen and job["id"] not in self._seen]
-        found = {job["id"]: job for job in [*listed[: self.newest], *new]}
-        self._seen |= {job["id"] for job in listed}
-        found |= {job["id"]: job for job in listed if job["status"] not in _FINAL}
+        found: dict[str, Json] = {}
+        is_first, seen = self._unfinished is None, set[str]()
+        for place, job in enumerate(self.weir.all_jobs()):
+            is_new = job["id"] not in self._seen
+            if not (is_first or is_new or place < self.newest):
+                break
+            seen.add(job["id"])
+            if place < self.newest or (is_new and not is_first) or job["status"] not in _FINAL:
+                found[job["id"]] = job
+        self._seen |= seen
         for job_id in (self._unfinished or set()) - found.keys():
             try:
                 found[job_id] = self.weir.job(job_id)

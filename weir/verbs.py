@@ -20,8 +20,8 @@ from typer.main import get_command
 
 from services.chassis.command import BAD_INPUT, INTERRUPTED
 from weir.client import WeirClient, WeirError
-from weir.evaluations import all_evaluations_in, evaluations_table, gain_line
-from weir.progress import LiveView, Progress, download_bar
+from weir.evaluations import evaluations_in, evaluations_table, gain_line
+from weir.progress import Progress, download_bar, show_progress
 from weir.stack import NoStack, connected, find_stack, model_for
 from weir.terminal import cell, complain, duration, say, show, table, tell
 from weir.tracking import BadTarget, BegunJobs, Target
@@ -44,18 +44,13 @@ OF_OTHER_SERVICES = {
         "services.grader.offline.__main__",
         "Grade responses, or measure graders by labelled ones.",
     ),
-    "data": (
-        "services.data.__main__",
-        "Import tasks from a dataset, and check task files.",
-    ),
+    "data": ("services.data.__main__", "Import tasks from a dataset, and check task files."),
     "replay": ("services.learner.replay", "Grade a step again, and show what a recipe changes."),
     "compose": ("deploy.compose", "Write what a machine's GPUs add to docker-compose.yml."),
 }
-_AS_THEY_ARE = {
-    "ignore_unknown_options": True,
-    "allow_extra_args": True,
-    "allow_interspersed_args": False,
-}
+_AS_THEY_ARE = dict(
+    ignore_unknown_options=True, allow_extra_args=True, allow_interspersed_args=False
+)
 verbs = typer.Typer(
     rich_markup_mode=None,
     epilog="Exit status: 0 done, 1 the job failed or was cancelled, 2 wrong input or no gateway, "
@@ -65,17 +60,7 @@ verbs = typer.Typer(
 JobId: TypeAlias = Annotated[str, typer.Argument(metavar="JOB")]
 RecipeFile: TypeAlias = Annotated[Path, typer.Argument(metavar="RECIPE")]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
-
-
-def _at_least_one(limit: int) -> int:
-    if limit < 1:
-        raise typer.BadParameter(f"{limit} shows nothing; give 1 or more.")
-    return limit
-
-
-Limit: TypeAlias = Annotated[
-    int, typer.Option(metavar="N", callback=_at_least_one, help="At most so many.")
-]
+Limit: TypeAlias = Annotated[int, typer.Option(metavar="N", min=1, help="At most so many.")]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -142,16 +127,9 @@ def list_jobs(limit: Limit = 20, as_json: AsJson = False) -> None:
         rows = table("job", "name", "status", "step", "left", "model")
         for job in jobs:
             own = job["weir"]
+            named = (job["id"], own["recipe"]["name"], job["status"])
             steps = f"{own['step']}/{own['steps']}"
-            words = (
-                job["id"],
-                own["recipe"]["name"],
-                job["status"],
-                steps,
-                _left(job),
-                job["model"],
-            )
-            rows.add_row(*map(cell, words))
+            rows.add_row(*map(cell, (*named, steps, _left(job), job["model"])))
         show(rows)
         for job in jobs:
             _say_what_it_waits_for(job)
@@ -203,7 +181,7 @@ def delete(job_id: JobId, as_json: AsJson = False) -> None:
 def evaluations(job_id: JobId, as_json: AsJson = False) -> None:
     """Show how a job did on held-out tasks."""
     with connected() as weir:
-        results = all_evaluations_in(weir.past_events(job_id))
+        results = evaluations_in(weir.past_events(job_id))
         if as_json:
             tell(results)
         elif not results:
@@ -292,27 +270,27 @@ def up(
 ) -> None:
     """Start the stack on this machine, or on a Ray cluster."""
     if ray is not None:
-        _become("deploy.ray_cluster", [ray])
-    _become("deploy.local", ["up"])
+        _become("deploy.ray_cluster", ray)
+    _become("deploy.local", "up")
 
 
 @verbs.command()
 def down() -> None:
     """Stop the stack that was started here."""
-    _become("deploy.local", ["down"])
+    _become("deploy.local", "down")
 
 
 def _add(name: str, module: str, text: str) -> None:
     @verbs.command(name, help=text, add_help_option=False, context_settings=_AS_THEY_ARE)
     def verb(context: typer.Context) -> None:
-        _become(module, context.args)
+        _become(module, *context.args)
 
 
 for name, (module, text) in OF_OTHER_SERVICES.items():
     _add(name, module, text)
 
 
-def _become(module: str, arguments: Sequence[str]) -> NoReturn:
+def _become(module: str, *arguments: str) -> NoReturn:
     command = (sys.executable, "-m", "services.chassis.command", module, *arguments)
     os.execv(sys.executable, command)
 
@@ -405,21 +383,18 @@ def _follow(weir: WeirClient, job: Job, as_json: bool) -> int:
 
 def _show_events(job: Job, events: Iterable[Job]) -> None:
     progress = Progress(job["id"], steps=job["weir"]["steps"], step=job["weir"]["step"])
-    with LiveView(progress, Console()) as view:
-        for event in events:
-            view.show(event)
+    show_progress(progress, events, Console())
     if gain := gain_line(progress.evaluations):
         say(gain)
 
 
 def _say_how_it_ended(job: Job) -> None:
     if job["status"] == "succeeded":
-        say(
-            f"{job['id']} succeeded: {job['weir']['result'].get('model') or 'no model was written'}"
-        )
-        return
-    reason = f": {job['error']['message']}" if job["error"] else ""
-    complain(f"{job['id']} {job['status']}{reason}")
+        model = job["weir"]["result"].get("model")
+        say(f"{job['id']} succeeded: {model or 'no model was written'}")
+    else:
+        reason = f": {job['error']['message']}" if job["error"] else ""
+        complain(f"{job['id']} {job['status']}{reason}")
 
 
 def _say_what_it_waits_for(job: Job) -> None:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from weir.terminal import cell, duration, table, visible
+from weir.terminal import cell, duration, number, table, visible
 
 Json = Mapping[str, Any]
 _STYLES = {"right": "green", "wrong": "red", "unknown": "yellow"}
@@ -32,7 +32,7 @@ def samples_table(samples: Iterable[Json]) -> Table:
         rows.add_row(
             *map(cell, (sample["id"], sample["step"], sample["task_id"])),
             cell(sample["failure"] or sample["fate"]),
-            *(_number(sample[name], form) for name, form in _NUMBERS.items()),
+            *(number(sample[name], form) for name, form in _NUMBERS.items()),
             "truncated" if sample["truncated"] else "",
         )
     return rows
@@ -55,9 +55,9 @@ def _parts(group: Json) -> Iterator[RenderableType]:
 
 def _response(response: Json) -> Iterator[RenderableType]:
     scores = {name: score for name, score in response["grade"].items() if score is not None}
-    parts = [f"{name} {_number(score.get('value'), '{:.2f}')}" for name, score in scores.items()]
+    parts = [f"{name} {number(score.get('value'), '{:.2f}')}" for name, score in scores.items()]
     parts += [
-        f"{name} {_number(response[name], _NUMBERS[name])}" for name in ("reward", "advantage")
+        f"{name} {number(response[name], _NUMBERS[name])}" for name in ("reward", "advantage")
     ]
     parts += [f"{len(response['tokens']):,} tokens", response["finish_reason"]]
     yield _text(f"\nresponse {response['index']}: {', '.join(parts)}", "bold")
@@ -89,10 +89,6 @@ def _conversation(messages: Iterable[Json] | None) -> str:
 def _text(raw: str, style: str = "") -> Text:
     """Text as it is, but for what a terminal would obey."""
     return Text(visible(raw), style)
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
 
 
 def in_a_sentence(job: Json, why: Json) -> str:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from weir.evaluations import compare, evaluation_line, evaluations_table, gain_line
-from weir.progress import LiveView, Progress, spark
+from weir.progress import Progress, show_progress, spark
 from weir.terminal import cell, complain, say, show, table, tell
 
 
@@ -24,9 +24,7 @@ def an_event(kind: str, message: str, **data: Any) -> dict[str, Any]:
 def shown(*events: dict[str, Any], terminal: bool = False) -> str:
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=100, color_system=None)
-    with LiveView(Progress("ftjob-1", steps=5), console) as view:
-        for event in events:
-            view.show(event)
+    show_progress(Progress("ftjob-1", steps=5), events, console)
     return out.getvalue()
 
 
