@@ -26,8 +26,7 @@ from tests.contract.gateway.stack import (
     tell,
     weir,
 )
-from weir import tracking as tracking
-from weir.__main__ import main
+from weir import tracking
 from weir.client import WeirClient
 
 pytestmark = pytest.mark.redis
@@ -222,12 +221,6 @@ def test_all_jobs_are_written_those_to_come_among_them_until_it_is_told_to_stop(
     out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (130, "")
     assert "goes on from it" in out
-
-
-def test_a_tracker_that_is_unknown_or_not_installed_is_told(capsys: Capsys) -> None:
-    for target, named in (("comet:maths", "tensorboard:…"), ("mlflow:maths", "mlflow-skinny")):
-        assert main(["track", "job", "--to", "tensorboard:runs", "--to", target]) == 2
-        assert named in capsys.readouterr().err
 
 
 class Away(httpx.HTTPTransport):
