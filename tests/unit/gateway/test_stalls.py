@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -135,21 +134,6 @@ def test_every_stall_has_its_edge_and_is_one_after_as_long_as_it_may_take(name: 
     before, after = why_first(seen, patience_s - 0.1), why_first(seen, patience_s + 0.1)
     assert (before.moving, before.edge) == (True, None)
     assert (after.moving, after.edge, after.because) == (False, edge, blocked.because)
-
-
-@pytest.mark.parametrize("words", ["", "trains no life starts", "\n: …"])
-@pytest.mark.parametrize("name", STALLS)
-def test_no_words_of_a_process_change_what_is_decided(name: str, words: str) -> None:
-    seen, edge, _, patience_s = STALLS[name]
-    processes: list[Process] = []
-    for process in seen.processes:
-        failure = process.status.failure and Failure(words=words)
-        status = process.status.model_copy(update={"why": words, "failure": failure})
-        processes.append(replace(process, status=status))
-    reworded = replace(seen, processes=processes)
-    blocked = what_blocks(reworded)
-    assert (blocked.edge, blocked.patience_s) == (edge, patience_s)
-    assert mark_of(reworded) == mark_of(seen)
 
 
 def test_the_words_say_who_waits_for_what_since_when_and_who_has_it() -> None:
