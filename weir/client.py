@@ -119,7 +119,6 @@ class WeirClient:
         return self._request("GET", _path(job_id, "why"))
 
     def jobs(self, limit: int = 20) -> list[Json]:
-        """The newest jobs, newest first."""
         return list(islice(self.all_jobs(min(limit, _JOBS_A_PAGE)), limit))
 
     def all_jobs(self, page: int = _JOBS_A_PAGE) -> Iterator[Json]:
@@ -142,7 +141,6 @@ class WeirClient:
         return self._request("POST", _path(job_id, "pause"))
 
     def resume(self, job_id: str) -> Json:
-        """Ask a job that rests to go on."""
         return self._request("POST", _path(job_id, "resume"))
 
     def past_events(self, job_id: str, *, after: str | None = None) -> Iterator[Json]:
@@ -347,7 +345,6 @@ class PartFile:
                 yield out.tell()
 
     def finish(self) -> None:
-        """Put the whole file in the target's place, and remove what is left of other originals."""
         with self.path.open("ab") as out:
             os.fsync(out.fileno())
         os.utime(self.path, ns=(self.modified_us * 1000, self.modified_us * 1000))

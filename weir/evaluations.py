@@ -70,7 +70,6 @@ def gain_line(results: Sequence[Result]) -> str | None:
 
 
 def evaluation_line(event: Mapping[str, Any]) -> str:
-    """The result of an evaluation in one plain line."""
     result = event["data"]["evaluation"]
     accuracy = f"accuracy {number(result['accuracy'])}"
     if result.get("accuracy_low") is not None:

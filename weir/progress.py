@@ -105,7 +105,6 @@ def show_progress(
 
 
 def _line_of(event: Mapping[str, Any]) -> str | None:
-    """The line of an event that is no step."""
     if event["type"] == "message":
         return f"{event['level']}: {event['message']}"
     if "pretrain_step" in event["data"]:
@@ -132,7 +131,6 @@ def download_bar(console: Console) -> Iterator[Callable[[str, int, int], None]]:
 
 
 def spark(curve: list[float]) -> str:
-    """The last values of a curve as a row of bars."""
     tail = curve[-_SPARK_WIDTH:]
     low, high = min(tail), max(tail)
     height = (high - low) or 1.0

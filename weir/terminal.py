@@ -33,22 +33,18 @@ def cell(raw: object, style: str = "") -> Text:
 
 
 def table(*heads: str) -> Table:
-    """A table without a frame."""
     return Table(*heads, box=None, pad_edge=False)
 
 
 def say(text: object) -> None:
-    """Write lines to standard output."""
     print(visible(text), flush=True)
 
 
 def complain(text: object) -> None:
-    """Write lines to standard error."""
     print(f"weir: {visible(text)}", file=sys.stderr)
 
 
 def show(what: RenderableType) -> None:
-    """Write a table or the like, as wide as it is."""
     Console(width=_WHOLE).print(what)
 
 
@@ -63,7 +59,6 @@ def number(value: float | None, form: str = "{:.3f}") -> str:
 
 
 def duration(seconds: float) -> str:
-    """In the unit that a person would use."""
     if seconds < 600:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -35,8 +35,6 @@ class Entry:
 
 @dataclass(frozen=True)
 class Run:
-    """What a tracker calls a run: one job."""
-
     job_id: str
     recipe: Mapping[str, Any]
     created_at: float
@@ -47,7 +45,6 @@ class Run:
 
     @property
     def file_name(self) -> str:
-        """The name without what a file's name cannot hold."""
         return re.sub(r"[^\w.-]+", "-", self.name)
 
     @property
@@ -66,9 +63,7 @@ class Tracker(ABC):
     def __init__(self, where: str, run: Run, place: Mapping[str, Any]) -> None: ...
 
     @abstractmethod
-    def write(self, entries: Sequence[Entry]) -> None:
-        """Write what happened since the place."""
-
+    def write(self, entries: Sequence[Entry]) -> None: ...
     def place(self) -> Json:
         """What lets another process continue here, or, unless it is durable, begin here again."""
         return {}

@@ -60,7 +60,6 @@ class Target:
 
     @property
     def notes(self) -> Path:
-        """The folder of the files that say what it has."""
         if self.kind == "tensorboard":
             return Path(self.where)
         where = re.sub(r"(?<=://)[^/@]*@", "", self.where)  # a password is for nobody's eyes
@@ -94,7 +93,6 @@ class Track:
             self._tracker = None
 
     def leave(self) -> None:
-        """Close the tracker; the job goes on."""
         if self._tracker is not None:
             self._tracker.close(None)
             self._keep_note(after=self._after)

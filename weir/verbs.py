@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeAlias
@@ -15,7 +15,7 @@ import protocol
 import typer
 from protocol.recipe import Recipe, RecipeError, load_recipe
 from protocol.tasks import TaskFileError, read_tasks
-from rich.console import Console
+from rich.console import Console, Group
 from typer.main import get_command
 
 from services.chassis.command import BAD_INPUT, INTERRUPTED
@@ -64,7 +64,6 @@ Limit: TypeAlias = Annotated[int, typer.Option(metavar="N", min=1, help="At most
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one verb; returns the exit status."""
     try:
         return get_command(verbs)(list(arguments), prog_name="weir", standalone_mode=False) or 0
     except typer.TyperException as error:
@@ -128,8 +127,9 @@ def list_jobs(limit: Limit = 20, as_json: AsJson = False) -> None:
         for job in jobs:
             own = job["weir"]
             named = (job["id"], own["recipe"]["name"], job["status"])
-            steps = f"{own['step']}/{own['steps']}"
-            rows.add_row(*map(cell, (*named, steps, _left(job), job["model"])))
+            steps, finish = f"{own['step']}/{own['steps']}", job.get("estimated_finish")
+            left = "" if finish is None else duration(max(0.0, finish - time.time()))
+            rows.add_row(*map(cell, (*named, steps, left, job["model"])))
         show(rows)
         for job in jobs:
             _say_what_it_waits_for(job)
@@ -217,7 +217,7 @@ def samples(
         if as_json:
             tell(found)
         elif key is not None:
-            Console().print(group_view(found[0]))
+            Console().print(Group(*group_view(found[0])))
         elif found:
             show(samples_table(found))
         else:
@@ -363,12 +363,16 @@ def _submit(weir: WeirClient, submit: Callable[[], Job], as_json: bool) -> int:
 
 def _follow(weir: WeirClient, job: Job, as_json: bool) -> int:
     """Show a job's events until it ends or the person has seen enough."""
-    job_id = job["id"]
+    job_id, own = job["id"], job["weir"]
+    events = weir.events(job_id)
     try:
         if as_json:
-            tell(weir.events(job_id))
+            tell(events)
         else:
-            _show_events(job, weir.events(job_id))
+            progress = Progress(job_id, steps=own["steps"], step=own["step"])
+            show_progress(progress, events, Console())
+            if gain := gain_line(progress.evaluations):
+                say(gain)
         job = weir.job(job_id)
     except KeyboardInterrupt:
         if not as_json:
@@ -376,33 +380,14 @@ def _follow(weir: WeirClient, job: Job, as_json: bool) -> int:
         return INTERRUPTED
     if as_json:
         tell([job])
-    else:
-        _say_how_it_ended(job)
-    return SUCCEEDED if job["status"] == "succeeded" else FAILED
-
-
-def _show_events(job: Job, events: Iterable[Job]) -> None:
-    progress = Progress(job["id"], steps=job["weir"]["steps"], step=job["weir"]["step"])
-    show_progress(progress, events, Console())
-    if gain := gain_line(progress.evaluations):
-        say(gain)
-
-
-def _say_how_it_ended(job: Job) -> None:
-    if job["status"] == "succeeded":
-        model = job["weir"]["result"].get("model")
-        say(f"{job['id']} succeeded: {model or 'no model was written'}")
+    elif job["status"] == "succeeded":
+        say(f"{job_id} succeeded: {job['weir']['result'].get('model') or 'no model was written'}")
     else:
         reason = f": {job['error']['message']}" if job["error"] else ""
-        complain(f"{job['id']} {job['status']}{reason}")
+        complain(f"{job_id} {job['status']}{reason}")
+    return SUCCEEDED if job["status"] == "succeeded" else FAILED
 
 
 def _say_what_it_waits_for(job: Job) -> None:
     if waiting_for := job["weir"].get("waiting_for"):
         say(f"{job['id']} is {job['status']} and waits for this to be mended: {waiting_for}")
-
-
-def _left(job: Job) -> str:
-    """How long a running job still takes, by the gateway's estimate; empty if there is none."""
-    finish = job.get("estimated_finish")
-    return "" if finish is None else duration(max(0.0, finish - time.time()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -24,7 +24,6 @@ _NUMBERS = {
 
 
 def samples_table(samples: Iterable[Json]) -> Table:
-    """One row per response."""
     rows = table("sample", "step", "task", "fate")
     for name in (*_NUMBERS, ""):
         rows.add_column(name, justify="right")
@@ -38,17 +37,15 @@ def samples_table(samples: Iterable[Json]) -> Table:
     return rows
 
 
-def group_view(group: Json) -> Group:
+def group_view(group: Json) -> Iterator[RenderableType]:
     """A group's task, and its responses one below the other."""
-    return Group(*_parts(group))
-
-
-def _parts(group: Json) -> Iterator[RenderableType]:
     yield _text(f"{group['id']}, step {group['step']}: {group['failure'] or group['fate']}")
-    if group["task"] is None:
+    if (task := group["task"]) is None:
         return
-    yield _text(f"task {group['task']['id']}, answer {group['task']['answer']}")
-    yield _text(group["prompt"] or _conversation(group["task"]["messages"]))
+    yield _text(f"task {task['id']}, answer {task['answer']}")
+    messages = task["messages"] or ()
+    conversation = "\n".join(f"{each['role']}: {each['content']}" for each in messages)
+    yield _text(group["prompt"] or conversation)
     for response in group["responses"]:
         yield from _response(response)
 
@@ -80,10 +77,6 @@ def _remarks(name: str, score: Json, text: str) -> Iterator[Text]:
         yield _text(f"{name}: {mark['verdict']}: {place}{note}", _STYLES[mark["verdict"]])
     for criterion, comment in score.get("comments", {}).items():
         yield _text(f"{name}: {criterion}: {comment}", "italic")
-
-
-def _conversation(messages: Iterable[Json] | None) -> str:
-    return "\n".join(f"{message['role']}: {message['content']}" for message in messages or ())
 
 
 def _text(raw: str, style: str = "") -> Text:

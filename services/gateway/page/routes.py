@@ -46,14 +46,12 @@ class _PageFiles(StaticFiles):
 
 
 def install(app: FastAPI) -> None:
-    """Serve the page at ``/`` and its files below ``/static``."""
     app.include_router(page)
     app.mount("/static", _PageFiles(directory=_STATIC))
 
 
 @page.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
 def index() -> FileResponse:
-    """The page itself; it asks for a key."""
     return FileResponse(_STATIC / "index.html", headers=_HEADERS)
 
 

@@ -27,8 +27,6 @@ samples = APIRouter(prefix="/v1/fine_tuning/jobs/{job_id}/samples", tags=["sampl
 
 
 class SampleQuery(SampleFilter):
-    """The query of a list of samples."""
-
     text: str | None = Field(default=None, min_length=1)
     order: Order = Order.NEWEST
     after: str | None = None

@@ -21,8 +21,6 @@ _HOPELESS_STARTS = 3  # that ended without a word
 
 
 class Edge(StrEnum):
-    """Who keeps a job from going on."""
-
     NO_LEARNER = "no_learner"
     NO_ROLLOUT = "no_rollout"
     NO_GRADER = "no_grader"
@@ -166,7 +164,6 @@ def _held(seen: Snapshot, holder: Process, key: str, words: str) -> Blocked:
 
 
 def _lies(seen: Snapshot, service: str, key: str, words: str) -> Blocked:
-    """A group that nobody has claimed."""
     team = [process.status for process in seen.living(service)]
     if not team:
         return _nobody(seen, service, words)
@@ -181,7 +178,6 @@ def _lies(seen: Snapshot, service: str, key: str, words: str) -> Blocked:
 
 
 def _nobody(seen: Snapshot, service: str, words: str) -> Blocked:
-    """No process of a service lives."""
     team, edge = seen.of(service), Edge(f"no_{service}")
     if blocked := _cannot_start(seen, [process.status for process in team], words):
         return blocked
@@ -199,7 +195,6 @@ def _silent(process: Process) -> str:
 
 
 def _cannot_start(seen: Snapshot, team: Sequence[Status], words: str) -> Blocked | None:
-    """Somebody has tried to start, and failed."""
     for status in team:
         if status.failure is not None or status.starts >= _HOPELESS_STARTS:
             why = status.failure.words if status.failure else "it ended without a word"
@@ -273,7 +268,6 @@ def _in_words(status: Status, subject: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    """In the unit that a person would use."""
     if seconds < 600:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

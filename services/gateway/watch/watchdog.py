@@ -86,7 +86,6 @@ class Watchdog:
             await service.pause(self.every_s)
 
     async def look(self, now: float) -> None:
-        """Look once, at a moment of the monotonic clock."""
         self.seen = await self._snapshot(now)
         mark = mark_of(self.seen)
         if mark != self._mark:
