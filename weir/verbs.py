@@ -19,14 +19,12 @@ from rich.console import Console, Group
 from typer.main import get_command
 
 from services.chassis.command import BAD_INPUT, INTERRUPTED
+from weir import views
 from weir.client import WeirClient, WeirError
-from weir.evaluations import evaluations_in, evaluations_table, gain_line
-from weir.progress import Progress, download_bar, show_progress
 from weir.stack import NoStack, connected, find_stack, model_for
-from weir.terminal import cell, complain, duration, say, show, table, tell
-from weir.tracking import BadTarget, BegunJobs, Target
-from weir.tracking import track as track_jobs
-from weir.views import group_view, in_a_sentence, samples_table, tables
+from weir.trackers import BadTarget, BegunJobs, Target
+from weir.trackers import track as track_jobs
+from weir.views import cell, complain, say, show, table, tell
 
 Job = dict[str, Any]
 SUCCEEDED, FAILED = 0, 1
@@ -128,7 +126,7 @@ def list_jobs(limit: Limit = 20, as_json: AsJson = False) -> None:
             own = job["weir"]
             named = (job["id"], own["recipe"]["name"], job["status"])
             steps, finish = f"{own['step']}/{own['steps']}", job.get("estimated_finish")
-            left = "" if finish is None else duration(max(0.0, finish - time.time()))
+            left = "" if finish is None else views.duration(max(0.0, finish - time.time()))
             rows.add_row(*map(cell, (*named, steps, left, job["model"])))
         show(rows)
         for job in jobs:
@@ -143,8 +141,8 @@ def why(job_id: JobId, as_json: AsJson = False) -> None:
         if as_json:
             tell([reasons])
             return
-        say(in_a_sentence(job, reasons))
-        for rows in tables(reasons):
+        say(views.in_a_sentence(job, reasons))
+        for rows in views.tables(reasons):
             show(rows)
 
 
@@ -181,14 +179,14 @@ def delete(job_id: JobId, as_json: AsJson = False) -> None:
 def evaluations(job_id: JobId, as_json: AsJson = False) -> None:
     """Show how a job did on held-out tasks."""
     with connected() as weir:
-        results = evaluations_in(weir.past_events(job_id))
+        results = views.evaluations_in(weir.past_events(job_id))
         if as_json:
             tell(results)
         elif not results:
             say(f"{job_id} has no evaluation yet; its recipe asks for them in [evaluation]")
         else:
-            show(evaluations_table(results))
-            if gain := gain_line([result for result in results if "name" not in result]):
+            show(views.evaluations_table(results))
+            if gain := views.gain_line([result for result in results if "name" not in result]):
                 say(gain)
 
 
@@ -217,9 +215,9 @@ def samples(
         if as_json:
             tell(found)
         elif key is not None:
-            Console().print(Group(*group_view(found[0])))
+            Console().print(Group(*views.group_view(found[0])))
         elif found:
-            show(samples_table(found))
+            show(views.samples_table(found))
         else:
             say(f"{job_id} has no such sample")
 
@@ -228,7 +226,7 @@ def samples(
 def fetch(job_id: JobId, folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> int:
     """Bring the model that a job has trained to this machine."""
     try:
-        with connected() as weir, download_bar(Console()) as on_progress:
+        with connected() as weir, views.download_bar(Console()) as on_progress:
             weir.fetch_model(job_id, folder, on_progress)
     except KeyboardInterrupt:
         say("\nwhat has arrived stays; the same command goes on from it")
@@ -369,9 +367,9 @@ def _follow(weir: WeirClient, job: Job, as_json: bool) -> int:
         if as_json:
             tell(events)
         else:
-            progress = Progress(job_id, steps=own["steps"], step=own["step"])
-            show_progress(progress, events, Console())
-            if gain := gain_line(progress.evaluations):
+            progress = views.Progress(job_id, steps=own["steps"], step=own["step"])
+            views.show_progress(progress, events, Console())
+            if gain := views.gain_line(progress.evaluations):
                 say(gain)
         job = weir.job(job_id)
     except KeyboardInterrupt:

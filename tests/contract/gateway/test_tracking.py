@@ -26,7 +26,7 @@ from tests.contract.gateway.stack import (
     tell,
     weir,
 )
-from weir import tracking
+from weir import trackers
 from weir.client import WeirClient
 
 pytestmark = pytest.mark.redis
@@ -242,9 +242,9 @@ def test_while_the_gateway_is_away_it_waits_and_says_so_once(
     tell_step(stack, job["id"], 1)
     take_up(stack, job["id"], state="succeeded")
     with WeirClient(stack.url, KEY, transport=Away()) as client:
-        target = tracking.Target("tensorboard", str(tmp_path))
+        target = trackers.Target("tensorboard", str(tmp_path))
         jobs = lambda: [client.job(job["id"])]  # noqa: E731
-        tracking.track(client, [target], jobs, until_all_ended=True, pause_s=0.0)
+        trackers.track(client, [target], jobs, until_all_ended=True, pause_s=0.0)
     assert capsys.readouterr().err.count("goes on when it answers") == 1
     assert in_tensorboard(tmp_path)[0]["reward"] == [(1, 0.125)]
 
@@ -258,7 +258,7 @@ def test_of_all_jobs_an_older_one_that_goes_on_is_found_until_it_has_ended(
     for job_id in (newer, newest):
         take_up(stack, job_id, state="succeeded")
     with WeirClient(stack.url, KEY) as client:
-        find = tracking.BegunJobs(client, newest=1)
+        find = trackers.BegunJobs(client, newest=1)
 
         def found() -> dict[str, str]:
             mine = (older, deleted, newer, newest)

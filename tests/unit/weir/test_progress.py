@@ -8,9 +8,21 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from weir.evaluations import compare, evaluation_line, evaluations_table, gain_line
-from weir.progress import Progress, show_progress, spark
-from weir.terminal import cell, complain, say, show, table, tell
+from weir.evaluations import compare
+from weir.views import (
+    Progress,
+    cell,
+    complain,
+    evaluation_line,
+    evaluations_table,
+    gain_line,
+    say,
+    show,
+    show_progress,
+    spark,
+    table,
+    tell,
+)
 
 
 def a_step(step: int, **data: Any) -> dict[str, Any]:
