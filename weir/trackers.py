@@ -361,8 +361,14 @@ class Track:
         if self._note["ended"] and status in _FINAL:
             return
         events = weir.past_events(self._run.job_id, after=self._after)
-        while batch := list(islice(events, _BATCH)):
-            self._write(batch)
+        try:
+            while batch := list(islice(events, _BATCH)):
+                self._write(batch)
+        except WeirError as error:
+            if error.status != _NOT_FOUND:
+                raise
+            self.leave()  # the job was deleted after it had been listed
+            return
         if status in _FINAL and self._after is not None:
             self._opened().close(status)
             self._keep_note(after=self._after, ended=True)
@@ -427,7 +433,7 @@ def track(
                 for job, target in product(unwritten.values(), targets):
                     key = target, job["id"]
                     tracks[key] = tracks.get(key) or Track(target, job)
-                    _go_on_if_there(tracks[key], weir, job["status"])
+                    tracks[key].go_on(weir, job["status"])
                 if until_all_ended and all(job["status"] in _FINAL for job in unwritten.values()):
                     return
                 unwritten, is_away = {}, False
@@ -441,15 +447,6 @@ def track(
     finally:
         for one in tracks.values():
             one.leave()
-
-
-def _go_on_if_there(one: Track, weir: WeirClient, status: str) -> None:
-    try:
-        one.go_on(weir, status)
-    except WeirError as error:
-        if error.status != _NOT_FOUND:
-            raise
-        one.leave()  # the job was deleted after it had been listed
 
 
 @dataclass

@@ -58,10 +58,7 @@ class Fleet(Collector):
         for record in self._records.values():
             if isinstance(record, JobRecord):
                 history = self.histories[record.id]
-                was = history.record
-                if not (
-                    history.is_done and (was.state, was.attempt) == (record.state, record.attempt)
-                ):
+                if not (history.is_done and history.record is record):  # it has not changed since
                     await in_time(self._read_on(history, record))
 
     async def _measure_jobs(self) -> None:
