@@ -8,17 +8,18 @@ the store out of the system's page cache and once with it in there.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import random
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from services.gateway.samples.reading import FOLDER, SampleQuery, Samples
+from services.gateway.samples.group import group_json
+from services.gateway.samples.routes import FOLDER, SampleQuery, page_json
+from services.gateway.samples.store import Store
 from services.learner.durable.sample_rows import Row
 from tests.builders import a_graded_group, a_group, a_request
 from tests.sample_stores import a_response, a_sample, write_samples
@@ -63,30 +64,30 @@ def forget_pages(folder: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-async def timed(name: str, work: Callable[[], Awaitable[bytes]]) -> None:
+def timed(name: str, work: Callable[[], bytes]) -> None:
     """Print how long the work takes, and its CPU time."""
     began, cpu_before = time.perf_counter(), time.process_time()
-    answer = await work()
+    answer = work()
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_before
     print(f"| {name} | {seconds * 1e3:.0f} ms | {cpu * 1e3:.0f} ms | {len(answer):,} |")
 
 
-async def measure(job_dir: Path) -> None:
+def measure(job_dir: Path) -> None:
     """Print the table."""
     folder, query = job_dir / FOLDER, SampleQuery()
     print("| | time | CPU | bytes |\n|---|---|---|---|")
     forget_pages(folder)
-    await timed("first list, nothing in the cache", lambda: Samples().page(job_dir, query))
-    samples = Samples()
-    await timed("first list, pages in the cache", lambda: samples.page(job_dir, query))
-    await timed("the same list again", lambda: samples.page(job_dir, query))
+    timed("first list, nothing in the cache", lambda: page_json(Store(folder), query))
+    store = Store(folder)
+    timed("first list, pages in the cache", lambda: page_json(store, query))
+    timed("the same list again", lambda: page_json(store, query))
     absent = SampleQuery(text="absent")
-    await timed("a text that none has", lambda: samples.page(job_dir, absent))
+    timed("a text that none has", lambda: page_json(store, absent))
     write_samples(folder, a_sample(GROUPS, step=STEPS))
-    await timed("a list when the store has grown", lambda: samples.page(job_dir, query))
+    timed("a list when the store has grown", lambda: page_json(store, query))
     write_samples(folder, a_sample(GROUPS + 1, *[a_response(length=32_768)] * 16, step=STEPS + 1))
     long = f"train:{GROUPS + 1}"
-    await timed("a group of 16 x 32,768 tokens", lambda: samples.group(job_dir, long))
+    timed("a group of 16 x 32,768 tokens", lambda: group_json(store, long))
 
 
 def main() -> None:
@@ -96,7 +97,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         size = write_store(Path(folder) / FOLDER, parser.parse_args().tokens)
         print(f"{GROUPS:,} groups of {GROUP_SIZE}, {size / 2**20:,.0f} MiB\n")
-        asyncio.run(measure(Path(folder)))
+        measure(Path(folder))
 
 
 if __name__ == "__main__":

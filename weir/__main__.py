@@ -12,7 +12,6 @@ from services.chassis.command import run_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit status."""
     words = sys.argv[1:] if arguments is None else arguments
     return run_command("weir.verbs", words)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import secrets
@@ -111,7 +112,6 @@ class WeirClient:
         return self.submit({"model": model, "recipe": recipe, **files})
 
     def job(self, job_id: str) -> Json:
-        """One job."""
         return self._request("GET", _path(job_id))
 
     def why(self, job_id: str) -> Json:
@@ -119,8 +119,11 @@ class WeirClient:
         return self._request("GET", _path(job_id, "why"))
 
     def jobs(self, limit: int = 20) -> list[Json]:
-        """The newest jobs, newest first."""
-        return list(islice(self._pages(JOBS, {"limit": min(limit, _JOBS_A_PAGE)}), limit))
+        return list(islice(self.all_jobs(min(limit, _JOBS_A_PAGE)), limit))
+
+    def all_jobs(self, page: int = _JOBS_A_PAGE) -> Iterator[Json]:
+        """Every job, newest first, asked for by pages."""
+        return self._pages(JOBS, {"limit": page})
 
     def checkpoints(self, job_id: str) -> list[Json]:
         """The checkpoints that a job has kept, newest first."""
@@ -131,7 +134,6 @@ class WeirClient:
         return self._request("DELETE", _path(job_id))
 
     def cancel(self, job_id: str) -> Json:
-        """Ask a job to end."""
         return self._request("POST", _path(job_id, "cancel"))
 
     def pause(self, job_id: str) -> Json:
@@ -139,7 +141,6 @@ class WeirClient:
         return self._request("POST", _path(job_id, "pause"))
 
     def resume(self, job_id: str) -> Json:
-        """Ask a job that rests to go on."""
         return self._request("POST", _path(job_id, "resume"))
 
     def past_events(self, job_id: str, *, after: str | None = None) -> Iterator[Json]:
@@ -300,16 +301,18 @@ class WeirClient:
 
 @dataclass(frozen=True)
 class PartFile:
-    """``target`` while it arrives: it is ``target.part`` until it is whole.
+    """``target`` while it arrives, under a name that has the time of the original's last change.
 
-    What is on the disk bears the time of the original's last change. Pieces of another original are
-    known by their other time, also after the process that wrote them was killed: an interrupted
-    write leaves a time that fits none.
+    So the pieces of another original are never taken for its own.
     """
 
     target: Path
     size: int
     modified_us: int
+
+    @property
+    def path(self) -> Path:
+        return self.target.with_name(f"{self.target.name}.{self.modified_us}.part")
 
     @property
     def last_modified(self) -> str:
@@ -319,47 +322,35 @@ class PartFile:
     @property
     def is_complete(self) -> bool:
         """If the target is here, whole, and of this original."""
-        return self._bytes_in(self.target) == self.size
+        return self.target.exists() and (
+            (found := self.target.stat()).st_size == self.size
+            and found.st_mtime_ns == self.modified_us * 1000
+        )
 
     @property
     def here(self) -> int:
         """Bytes that have arrived of this original."""
-        found = self._bytes_in(self._part) or 0
+        found = self.path.stat().st_size if self.path.exists() else 0
         return found if found <= self.size else 0
 
     def write(self, chunks: Iterable[bytes], start: int) -> Iterator[int]:
-        """Write from byte ``start`` on; tells after each chunk how many bytes are here."""
-        with self._part.open("r+b" if start else "wb", buffering=0) as out:
-            out.seek(start)
+        """Write from byte ``start`` on, which is 0 or where the file ends.
+
+        Yields after each chunk how many bytes are here.
+        """
+        with self.path.open("ab" if start else "wb", buffering=0) as out:
             for chunk in chunks:
-                try:
-                    while chunk:  # a disk that is nearly full takes less than it is given
-                        chunk = chunk[out.write(chunk) :]
-                finally:
-                    os.utime(out.fileno(), ns=self._times)
+                while chunk:  # a disk that is nearly full takes less than it is given
+                    chunk = chunk[out.write(chunk) :]
                 yield out.tell()
 
     def finish(self) -> None:
-        """Put the whole file in the target's place."""
-        with self._part.open("ab") as out:
+        with self.path.open("ab") as out:
             os.fsync(out.fileno())
-        os.utime(self._part, ns=self._times)
-        self._part.replace(self.target)
-
-    @property
-    def _part(self) -> Path:
-        return self.target.with_name(f"{self.target.name}.part")
-
-    @property
-    def _times(self) -> tuple[int, int]:
-        return self.modified_us * 1000, self.modified_us * 1000
-
-    def _bytes_in(self, path: Path) -> int | None:
-        try:
-            found = path.stat()
-        except FileNotFoundError:
-            return None
-        return found.st_size if found.st_mtime_ns == self._times[1] else None
+        os.utime(self.path, ns=(self.modified_us * 1000, self.modified_us * 1000))
+        self.path.replace(self.target)
+        for left in self.target.parent.glob(f"{glob.escape(self.target.name)}.[0-9]*.part"):
+            left.unlink()
 
 
 def _path(job_id: str, *parts: str) -> str:

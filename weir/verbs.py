@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeAlias
@@ -15,18 +15,16 @@ import protocol
 import typer
 from protocol.recipe import Recipe, RecipeError, load_recipe
 from protocol.tasks import TaskFileError, read_tasks
-from rich.console import Console
+from rich.console import Console, Group
 from typer.main import get_command
 
 from services.chassis.command import BAD_INPUT, INTERRUPTED
+from weir import views
 from weir.client import WeirClient, WeirError
-from weir.evaluations import all_evaluations_in, evaluations_table, gain_line
-from weir.progress import LiveView, Progress, download_bar
 from weir.stack import NoStack, connected, find_stack, model_for
-from weir.terminal import cell, complain, duration, say, show, table, tell
-from weir.tracking import BadTarget, BegunJobs, Target
-from weir.tracking import track as track_jobs
-from weir.views import group_view, in_a_sentence, samples_table, tables
+from weir.trackers import BadTarget, BegunJobs, Target
+from weir.trackers import track as track_jobs
+from weir.views import cell, complain, say, show, table, tell
 
 Job = dict[str, Any]
 SUCCEEDED, FAILED = 0, 1
@@ -44,18 +42,13 @@ OF_OTHER_SERVICES = {
         "services.grader.offline.__main__",
         "Grade responses, or measure graders by labelled ones.",
     ),
-    "data": (
-        "services.data.__main__",
-        "Import tasks from a dataset, and check task files.",
-    ),
+    "data": ("services.data.__main__", "Import tasks from a dataset, and check task files."),
     "replay": ("services.learner.replay", "Grade a step again, and show what a recipe changes."),
     "compose": ("deploy.compose", "Write what a machine's GPUs add to docker-compose.yml."),
 }
-_AS_THEY_ARE = {
-    "ignore_unknown_options": True,
-    "allow_extra_args": True,
-    "allow_interspersed_args": False,
-}
+_AS_THEY_ARE = dict(
+    ignore_unknown_options=True, allow_extra_args=True, allow_interspersed_args=False
+)
 verbs = typer.Typer(
     rich_markup_mode=None,
     epilog="Exit status: 0 done, 1 the job failed or was cancelled, 2 wrong input or no gateway, "
@@ -65,21 +58,10 @@ verbs = typer.Typer(
 JobId: TypeAlias = Annotated[str, typer.Argument(metavar="JOB")]
 RecipeFile: TypeAlias = Annotated[Path, typer.Argument(metavar="RECIPE")]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
-
-
-def _at_least_one(limit: int) -> int:
-    if limit < 1:
-        raise typer.BadParameter(f"{limit} shows nothing; give 1 or more.")
-    return limit
-
-
-Limit: TypeAlias = Annotated[
-    int, typer.Option(metavar="N", callback=_at_least_one, help="At most so many.")
-]
+Limit: TypeAlias = Annotated[int, typer.Option(metavar="N", min=1, help="At most so many.")]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one verb; returns the exit status."""
     try:
         return get_command(verbs)(list(arguments), prog_name="weir", standalone_mode=False) or 0
     except typer.TyperException as error:
@@ -142,16 +124,10 @@ def list_jobs(limit: Limit = 20, as_json: AsJson = False) -> None:
         rows = table("job", "name", "status", "step", "left", "model")
         for job in jobs:
             own = job["weir"]
-            steps = f"{own['step']}/{own['steps']}"
-            words = (
-                job["id"],
-                own["recipe"]["name"],
-                job["status"],
-                steps,
-                _left(job),
-                job["model"],
-            )
-            rows.add_row(*map(cell, words))
+            named = (job["id"], own["recipe"]["name"], job["status"])
+            steps, finish = f"{own['step']}/{own['steps']}", job.get("estimated_finish")
+            left = "" if finish is None else views.duration(max(0.0, finish - time.time()))
+            rows.add_row(*map(cell, (*named, steps, left, job["model"])))
         show(rows)
         for job in jobs:
             _say_what_it_waits_for(job)
@@ -165,8 +141,8 @@ def why(job_id: JobId, as_json: AsJson = False) -> None:
         if as_json:
             tell([reasons])
             return
-        say(in_a_sentence(job, reasons))
-        for rows in tables(reasons):
+        say(views.in_a_sentence(job, reasons))
+        for rows in views.tables(reasons):
             show(rows)
 
 
@@ -203,14 +179,14 @@ def delete(job_id: JobId, as_json: AsJson = False) -> None:
 def evaluations(job_id: JobId, as_json: AsJson = False) -> None:
     """Show how a job did on held-out tasks."""
     with connected() as weir:
-        results = all_evaluations_in(weir.past_events(job_id))
+        results = views.evaluations_in(weir.past_events(job_id))
         if as_json:
             tell(results)
         elif not results:
             say(f"{job_id} has no evaluation yet; its recipe asks for them in [evaluation]")
         else:
-            show(evaluations_table(results))
-            if gain := gain_line([result for result in results if "name" not in result]):
+            show(views.evaluations_table(results))
+            if gain := views.gain_line([result for result in results if "name" not in result]):
                 say(gain)
 
 
@@ -239,9 +215,9 @@ def samples(
         if as_json:
             tell(found)
         elif key is not None:
-            Console().print(group_view(found[0]))
+            Console().print(Group(*views.group_view(found[0])))
         elif found:
-            show(samples_table(found))
+            show(views.samples_table(found))
         else:
             say(f"{job_id} has no such sample")
 
@@ -250,7 +226,7 @@ def samples(
 def fetch(job_id: JobId, folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> int:
     """Bring the model that a job has trained to this machine."""
     try:
-        with connected() as weir, download_bar(Console()) as on_progress:
+        with connected() as weir, views.download_bar(Console()) as on_progress:
             weir.fetch_model(job_id, folder, on_progress)
     except KeyboardInterrupt:
         say("\nwhat has arrived stays; the same command goes on from it")
@@ -292,27 +268,27 @@ def up(
 ) -> None:
     """Start the stack on this machine, or on a Ray cluster."""
     if ray is not None:
-        _become("deploy.ray_cluster", [ray])
-    _become("deploy.local", ["up"])
+        _become("deploy.ray_cluster", ray)
+    _become("deploy.local", "up")
 
 
 @verbs.command()
 def down() -> None:
     """Stop the stack that was started here."""
-    _become("deploy.local", ["down"])
+    _become("deploy.local", "down")
 
 
 def _add(name: str, module: str, text: str) -> None:
     @verbs.command(name, help=text, add_help_option=False, context_settings=_AS_THEY_ARE)
     def verb(context: typer.Context) -> None:
-        _become(module, context.args)
+        _become(module, *context.args)
 
 
 for name, (module, text) in OF_OTHER_SERVICES.items():
     _add(name, module, text)
 
 
-def _become(module: str, arguments: Sequence[str]) -> NoReturn:
+def _become(module: str, *arguments: str) -> NoReturn:
     command = (sys.executable, "-m", "services.chassis.command", module, *arguments)
     os.execv(sys.executable, command)
 
@@ -385,12 +361,16 @@ def _submit(weir: WeirClient, submit: Callable[[], Job], as_json: bool) -> int:
 
 def _follow(weir: WeirClient, job: Job, as_json: bool) -> int:
     """Show a job's events until it ends or the person has seen enough."""
-    job_id = job["id"]
+    job_id, own = job["id"], job["weir"]
+    events = weir.events(job_id)
     try:
         if as_json:
-            tell(weir.events(job_id))
+            tell(events)
         else:
-            _show_events(job, weir.events(job_id))
+            progress = views.Progress(job_id, steps=own["steps"], step=own["step"])
+            views.show_progress(progress, events, Console())
+            if gain := views.gain_line(progress.evaluations):
+                say(gain)
         job = weir.job(job_id)
     except KeyboardInterrupt:
         if not as_json:
@@ -398,36 +378,14 @@ def _follow(weir: WeirClient, job: Job, as_json: bool) -> int:
         return INTERRUPTED
     if as_json:
         tell([job])
+    elif job["status"] == "succeeded":
+        say(f"{job_id} succeeded: {job['weir']['result'].get('model') or 'no model was written'}")
     else:
-        _say_how_it_ended(job)
+        reason = f": {job['error']['message']}" if job["error"] else ""
+        complain(f"{job_id} {job['status']}{reason}")
     return SUCCEEDED if job["status"] == "succeeded" else FAILED
-
-
-def _show_events(job: Job, events: Iterable[Job]) -> None:
-    progress = Progress(job["id"], steps=job["weir"]["steps"], step=job["weir"]["step"])
-    with LiveView(progress, Console()) as view:
-        for event in events:
-            view.show(event)
-    if gain := gain_line(progress.evaluations):
-        say(gain)
-
-
-def _say_how_it_ended(job: Job) -> None:
-    if job["status"] == "succeeded":
-        say(
-            f"{job['id']} succeeded: {job['weir']['result'].get('model') or 'no model was written'}"
-        )
-        return
-    reason = f": {job['error']['message']}" if job["error"] else ""
-    complain(f"{job['id']} {job['status']}{reason}")
 
 
 def _say_what_it_waits_for(job: Job) -> None:
     if waiting_for := job["weir"].get("waiting_for"):
         say(f"{job['id']} is {job['status']} and waits for this to be mended: {waiting_for}")
-
-
-def _left(job: Job) -> str:
-    """How long a running job still takes, by the gateway's estimate; empty if there is none."""
-    finish = job.get("estimated_finish")
-    return "" if finish is None else duration(max(0.0, finish - time.time()))

@@ -1,17 +1,53 @@
-"""What a terminal shows of samples, and of what a job waits for."""
+"""What the command shows: text, a job's progress, evaluations, samples, and what a job waits for.
+
+Text of others is shown as it is, but for what a terminal would obey.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import json
+import statistics
+import sys
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich import progress
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from weir.terminal import cell, duration, table, visible
+from weir.evaluations import Json, compare
 
-Json = Mapping[str, Any]
+_WHOLE = 10_000  # columns: a narrow terminal wraps lines, and nothing is cut
+# What moves the cursor, turns the line around or starts an escape sequence; one character for one,
+# so that marks stay in their places.
+_VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
+_VISIBLE |= {127: 0x2421} | {code: 0xFFFD for code in range(128, 160)}
+_VISIBLE |= {
+    code: 0xFFFD for code in (0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+}
+_IN_A_LINE = {ord("\n"): 0x240A, ord("\t"): 0x2409}
+_KEPT_STEPS = 51  # of which the median is taken
+_SPARKS = "▁▂▃▄▅▆▇█"
+_SPARK_WIDTH = 32
+_SHOWN = {  # label and format, by the name in an event's data
+    "reward": ("reward", "{:.3f}"),
+    "accuracy": ("accuracy", "{:.3f}"),
+    "process": ("process", "{:.3f}"),
+    "process_wrong": ("of wrong", "{:.3f}"),
+    "outcome_exhausted": ("exhausted", "{:.2f}"),
+    "response_length": ("length", "{:.1f}"),
+    "entropy": ("entropy", "{:.3f}"),
+    "staleness": ("staleness", "{:.2f}"),
+    "tokens_per_second": ("tokens/s", "{:,.0f}"),
+}
+_BEFORE = ("step", "tasks", "responses", "avg@k", "95 % interval")
+_AFTER = ("process", "of wrong", "length", "truncated", "ungradable", "failed")
 _STYLES = {"right": "green", "wrong": "red", "unknown": "yellow"}
 _NUMBERS = {
     "accuracy": "{:.2f}",
@@ -23,8 +59,236 @@ _NUMBERS = {
 }
 
 
+def visible(raw: object) -> str:
+    """Text in which nothing is obeyed; lines and tabs stay."""
+    return str(raw).translate(_VISIBLE)
+
+
+def cell(raw: object, style: str = "") -> Text:
+    """One line of such text, in which rich finds no markup, either."""
+    return Text(visible(raw).translate(_IN_A_LINE), style)
+
+
+def table(*heads: str) -> Table:
+    return Table(*heads, box=None, pad_edge=False)
+
+
+def say(text: object) -> None:
+    print(visible(text), flush=True)
+
+
+def complain(text: object) -> None:
+    print(f"weir: {visible(text)}", file=sys.stderr)
+
+
+def show(what: RenderableType) -> None:
+    Console(width=_WHOLE).print(what)
+
+
+def tell(objects: Iterable[Any]) -> None:
+    """Write one JSON object a line; JSON escapes what a terminal would obey."""
+    for each in objects:
+        print(json.dumps(each), flush=True)
+
+
+def number(value: float | None, form: str = "{:.3f}") -> str:
+    return "-" if value is None else form.format(value)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+@dataclass
+class Progress:
+    """What a job's events have told so far."""
+
+    job_id: str
+    steps: int
+    step: int = 0
+    curves: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    evaluations: list[Json] = field(default_factory=list)
+    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
+
+    def see(self, event: Json) -> None:
+        """Take in the numbers of a metrics event; whatever is missing is not shown."""
+        data = event["data"]
+        if event["type"] != "metrics" or "pretrain_step" in data:
+            return
+        self.evaluations += evaluations_in([event])
+        numbers = {name: n for name, n in data.items() if isinstance(n, int | float)}
+        self.step = max(self.step, int(numbers.get("step", 0)))
+        if "seconds" in numbers:
+            self.step_seconds.append(numbers["seconds"])
+        for name in _SHOWN:
+            if name in numbers:
+                self.curves[name].append(float(numbers[name]))
+
+    @property
+    def left(self) -> str:
+        """How long the rest takes at the median time of the last steps; empty if unknown."""
+        if len(self.step_seconds) < 3:  # the first takes long
+            return ""
+        seconds = (self.steps - self.step) * statistics.median(self.step_seconds)
+        return f"{duration(seconds)} left"
+
+    def line(self) -> str:
+        """The newest numbers in one plain line."""
+        parts = [f"step {self.step}/{self.steps}"]
+        for name, (label, form) in _SHOWN.items():
+            if self.curves[name]:
+                parts.append(f"{label} {form.format(self.curves[name][-1])}")
+        return "  ".join(filter(None, [*parts, self.left]))
+
+    def table(self) -> RenderableType:
+        """The newest numbers with their curves, under a bar."""
+        head = Table.grid(padding=(0, 1))
+        bar = ProgressBar(total=self.steps, completed=self.step, width=40)
+        head.add_row(cell(self.job_id, "bold"), bar, f"{self.step}/{self.steps}  {self.left}")
+        rows = Table.grid(padding=(0, 2))
+        for name, (label, form) in _SHOWN.items():
+            if curve := self.curves[name]:
+                rows.add_row(label, Text(form.format(curve[-1]), justify="right"), spark(curve))
+        return Group(head, rows)
+
+
+def show_progress(progress: Progress, events: Iterable[Json], console: Console) -> None:
+    """Show events as they come: on a terminal a table that changes in place, else plain lines."""
+    live = Live(progress.table(), console=console) if console.is_terminal else None
+    with live or nullcontext():
+        for event in events:
+            progress.see(event)
+            line = _line_of(event)
+            if live is not None and line is None:
+                live.update(progress.table(), refresh=True)
+                continue
+            text = visible(line or progress.line())
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _line_of(event: Json) -> str | None:
+    if event["type"] == "message":
+        return f"{event['level']}: {event['message']}"
+    if "pretrain_step" in event["data"]:
+        return event["message"]
+    return evaluation_line(event) if "evaluation" in event["data"] else None
+
+
+@contextmanager
+def download_bar(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on a terminal: tell it the file at hand, the bytes that are here, the bytes of all."""
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    is_off = not console.is_terminal
+    with progress.Progress(*columns, console=console, transient=True, disable=is_off) as bar:
+        download = bar.add_task("", total=None)
+        yield lambda name, here, total: bar.update(
+            download, description=name, completed=here, total=total
+        )
+
+
+def spark(curve: list[float]) -> str:
+    tail = curve[-_SPARK_WIDTH:]
+    low, high = min(tail), max(tail)
+    height = (high - low) or 1.0
+    return "".join(_SPARKS[round((value - low) / height * (len(_SPARKS) - 1))] for value in tail)
+
+
+def evaluations_in(events: Iterable[Json]) -> list[Json]:
+    """The results that a job's events tell of, in order; those on further files have names."""
+    told = (event["data"] for event in events)
+    results = (data.get("evaluation", data.get("other_evaluation")) for data in told)
+    return [result for result in results if result is not None]
+
+
+def evaluations_table(results: Sequence[Json]) -> Table:
+    """One row per evaluation; a column of pass@k for every k above 1."""
+    passes = sorted({k for result in results for k in _passes(result)})
+    rows = table()
+    has_names = any("name" in result for result in results)
+    if has_names:
+        rows.add_column("on")
+    for head in (*_BEFORE, *(f"pass@{k}" for k in passes), *_AFTER):
+        rows.add_column(head, justify="right")
+    for result in results:
+        row = (
+            *([result.get("name", "held_out")] if has_names else []),
+            result["step"],
+            f"{result['tasks']:,}",
+            f"{result['samples']:,}",
+            number(result["accuracy"]),
+            _interval(result.get("accuracy_low"), result.get("accuracy_high")),
+            *(number(result.get(f"pass@{k}")) for k in passes),
+            number(result["process"]),
+            number(result.get("process_wrong")),
+            number(result["response_length"], "{:.1f}"),
+            number(result.get("truncated"), "{:.1%}"),
+            result["ungradable"],
+            _failed(result),
+        )
+        rows.add_row(*map(cell, row))
+    return rows
+
+
+def gain_line(results: Sequence[Json]) -> str | None:
+    """How far the last evaluation is from the first, in one line; None if unknown."""
+    if len(results) < 2:
+        return None
+    first, last = results[0], results[-1]
+    if (found := compare(first, last)) is None:
+        return None
+    how = "unpaired: too many tasks to keep the results of each"
+    if found.paired:
+        how = f"the same {found.tasks:,} tasks, paired"
+    return (
+        f"accuracy {found.gain:+.3f} from step {first['step']} to step {last['step']}, 95 % "
+        f"interval {_interval(found.low, found.high, '{:+.3f}')} ({how})"
+    )
+
+
+def evaluation_line(event: Json) -> str:
+    result = event["data"]["evaluation"]
+    accuracy = f"accuracy {number(result['accuracy'])}"
+    if result.get("accuracy_low") is not None:
+        accuracy += f" ({_interval(result['accuracy_low'], result['accuracy_high'])})"
+    names = [f"pass@{k}" for k in _passes(result)[-1:]]
+    parts = [
+        (name, number(result[name]))
+        for name in (*names, "process", "process_wrong")
+        if result.get(name) is not None
+    ]
+    if result.get("response_length") is not None:
+        parts.append(("length", number(result["response_length"], "{:.1f}")))
+    if result.get("failed"):
+        parts.append(("failed", _failed(result)))
+    told = (f"{name.replace('_', ' ')} {text}" for name, text in parts)
+    return "  ".join([event["message"], accuracy, *told])
+
+
+def _failed(result: Json) -> str:
+    """How many of the groups that were asked for failed, which an earlier release did not tell."""
+    failed = result.get("failed")
+    return f"{failed:,} of {result['asked']:,}" if failed else number(failed, "{}")
+
+
+def _passes(result: Json) -> list[int]:
+    """Every k above 1 that a result has a pass@k for; pass@1 is the accuracy."""
+    names = (name.removeprefix("pass@") for name in result if name.startswith("pass@"))
+    return sorted(int(name) for name in names if name.isdigit() and int(name) > 1)
+
+
+def _interval(low: float | None, high: float | None, form: str = "{:.3f}") -> str:
+    return "-" if low is None or high is None else f"{form.format(low)} to {form.format(high)}"
+
+
 def samples_table(samples: Iterable[Json]) -> Table:
-    """One row per response."""
     rows = table("sample", "step", "task", "fate")
     for name in (*_NUMBERS, ""):
         rows.add_column(name, justify="right")
@@ -32,32 +296,30 @@ def samples_table(samples: Iterable[Json]) -> Table:
         rows.add_row(
             *map(cell, (sample["id"], sample["step"], sample["task_id"])),
             cell(sample["failure"] or sample["fate"]),
-            *(_number(sample[name], form) for name, form in _NUMBERS.items()),
+            *(number(sample[name], form) for name, form in _NUMBERS.items()),
             "truncated" if sample["truncated"] else "",
         )
     return rows
 
 
-def group_view(group: Json) -> Group:
+def group_view(group: Json) -> Iterator[RenderableType]:
     """A group's task, and its responses one below the other."""
-    return Group(*_parts(group))
-
-
-def _parts(group: Json) -> Iterator[RenderableType]:
     yield _text(f"{group['id']}, step {group['step']}: {group['failure'] or group['fate']}")
-    if group["task"] is None:
+    if (task := group["task"]) is None:
         return
-    yield _text(f"task {group['task']['id']}, answer {group['task']['answer']}")
-    yield _text(group["prompt"] or _conversation(group["task"]["messages"]))
+    yield _text(f"task {task['id']}, answer {task['answer']}")
+    messages = task["messages"] or ()
+    conversation = "\n".join(f"{each['role']}: {each['content']}" for each in messages)
+    yield _text(group["prompt"] or conversation)
     for response in group["responses"]:
         yield from _response(response)
 
 
 def _response(response: Json) -> Iterator[RenderableType]:
     scores = {name: score for name, score in response["grade"].items() if score is not None}
-    parts = [f"{name} {_number(score.get('value'), '{:.2f}')}" for name, score in scores.items()]
+    parts = [f"{name} {number(score.get('value'), '{:.2f}')}" for name, score in scores.items()]
     parts += [
-        f"{name} {_number(response[name], _NUMBERS[name])}" for name in ("reward", "advantage")
+        f"{name} {number(response[name], _NUMBERS[name])}" for name in ("reward", "advantage")
     ]
     parts += [f"{len(response['tokens']):,} tokens", response["finish_reason"]]
     yield _text(f"\nresponse {response['index']}: {', '.join(parts)}", "bold")
@@ -82,17 +344,9 @@ def _remarks(name: str, score: Json, text: str) -> Iterator[Text]:
         yield _text(f"{name}: {criterion}: {comment}", "italic")
 
 
-def _conversation(messages: Iterable[Json] | None) -> str:
-    return "\n".join(f"{message['role']}: {message['content']}" for message in messages or ())
-
-
 def _text(raw: str, style: str = "") -> Text:
     """Text as it is, but for what a terminal would obey."""
     return Text(visible(raw), style)
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
 
 
 def in_a_sentence(job: Json, why: Json) -> str:

@@ -16,10 +16,8 @@ from services.gateway.middleware import Bounded, Guarded, Measured, parse_keys
 from services.gateway.openai.submission import tables_of_the_deployment
 from services.gateway.page import routes as page
 from services.gateway.routes import ROUTERS
-from services.gateway.samples.reading import Samples
 from services.gateway.samples.routes import samples
-from services.gateway.watch.fleet import watch_forever
-from services.gateway.watch.tidying import tidy_forever
+from services.gateway.watch.fleet import tidy_forever, watch_forever
 from services.gateway.watch.watchdog import Watchdog
 
 
@@ -44,8 +42,7 @@ class Gateway:
         store = FileStore(service.deployment.files_dir)
         app.state.jobs = JobService(service, store, tables_of_the_deployment())
         app.state.uploads = Uploads(store)
-        app.state.samples = Samples()
-        app.state.watchdog = Watchdog()
+        app.state.watchdog = Watchdog(service.exchange, service.deployment.claim_idle_s)
         for router in (*ROUTERS, samples):
             app.include_router(router)
         page.install(app)

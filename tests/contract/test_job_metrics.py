@@ -13,8 +13,7 @@ from protocol.messages import JobState, Requested
 from protocol.streams import REQUESTS
 
 from services.chassis.deployment import Deployment
-from services.gateway.watch.fleet import Fleet
-from services.gateway.watch.job_metrics import KEPT_JOBS, JobMetrics
+from services.gateway.watch.fleet import KEPT_JOBS, Fleet
 from tests.builders import a_job_record, a_request
 from tests.contract.attempts import Learner, answering
 from tests.contract.valkey_server import Server
@@ -24,24 +23,17 @@ EVALUATION = {"evaluation": {"samples": 2, "every": 2}}
 Series = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 
+def a_fleet(exchange: Exchange, data_dir: Path) -> Fleet:
+    variables = {"WEIR_REDIS_URL": "redis://unused", "WEIR_DATA_DIR": str(data_dir)}
+    return Fleet(exchange, Deployment.from_environment(variables | {"WEIR_PORT": "0"}))
+
+
 async def exported(exchange: Exchange, data_dir: Path) -> Series:
     """What a gateway exports that starts now."""
-    environment = {
-        "WEIR_REDIS_URL": "redis://unused",
-        "WEIR_DATA_DIR": str(data_dir),
-        "WEIR_PORT": "0",
-    }
-    deployment = Deployment.from_environment(environment)
-    fleet, jobs, registry = (
-        Fleet(exchange),
-        JobMetrics(exchange, deployment),
-        CollectorRegistry(),
-    )
-    registry.register(jobs)
-    registry.register(fleet.starts)
+    fleet, registry = a_fleet(exchange, data_dir), CollectorRegistry()
+    registry.register(fleet)
     await fleet.measure()
-    await jobs.follow(fleet.shown)
-    await jobs.look_for_checkpoints()
+    await fleet.look_for_checkpoints()
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in registry.collect()
@@ -98,7 +90,7 @@ async def test_old_jobs_that_have_ended_go_and_those_that_have_begun_stay(
 
 
 async def test_a_record_is_read_again_when_it_has_changed_and_only_then(
-    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+    exchange: Exchange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, records = list[str](), exchange.records
 
@@ -107,12 +99,13 @@ async def test_a_record_is_read_again_when_it_has_changed_and_only_then(
         return await records(job_ids)
 
     monkeypatch.setattr(exchange, "records", noted)
-    fleet = Fleet(exchange)
+    fleet = a_fleet(exchange, tmp_path)
 
     async def look() -> tuple[list[str], dict[str, tuple[int, JobState, str]]]:
         read.clear()
         await fleet.measure()
-        shown = {job.id: (job.step, job.state, job.recipe.name) for job in fleet.shown}
+        jobs = [history.record for history in fleet.histories.values()]
+        shown = {job.id: (job.step, job.state, job.recipe.name) for job in jobs}
         return sorted(read), shown
 
     await exchange.submit(a_job_record("ended", state=JobState.FAILED, attempt=1))

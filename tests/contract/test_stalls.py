@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -19,7 +16,6 @@ from protocol.messages import ActiveJob, Doing, Failure
 
 from services.chassis.faults import NotStarted
 from services.chassis.service import Service, StatusTeller, telling
-from services.gateway.watch.snapshot import Observer
 from services.gateway.watch.stalls import Edge
 from services.gateway.watch.watchdog import Watchdog
 from tests.builders import a_recipe
@@ -33,85 +29,52 @@ pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 LOOK_S = 0.1
 
 
-@dataclass
-class Watch:
-    """A watchdog that looks at a job."""
-
-    exchange: Exchange
-    dog: Watchdog = field(default_factory=Watchdog)
-
-    async def watch_forever(self) -> None:
-        observer = Observer(self.exchange, 2.0, LOOK_S)
-        while True:
-            await self.dog.look(observer, time.monotonic())
-            await asyncio.sleep(LOOK_S)
-
-    async def until_named(self, edge: Edge) -> str:
-        """Wait until a stall is told as an event, and exported; returns the event's words."""
-
-        async def told() -> bool:
-            return any(event.data["edge"] == edge for event in await self.events("stall:"))
-
-        await until(told)
-        assert exported(edge) == 1.0
-        return (await self.events("stall:"))[-1].message
-
-    async def until_it_moves(self) -> None:
-        async def told() -> bool:
-            return len(await self.events("moves:")) == 1
-
-        await until(told)
-        assert {edge for edge in Edge if exported(edge)} == set()
-
-    async def events(self, kind: str) -> list[Any]:
-        rows = await self.exchange.events("job")
-        return [event for _, event in rows if event.id.startswith(kind)]
+def exported() -> set[str]:
+    """The edges of the stall that is exported."""
+    labels = {"job": "job", "recipe": "small"}
+    return {
+        edge
+        for edge in Edge
+        if REGISTRY.get_sample_value("weir_job_stalled", labels | {"edge": edge.value})
+    }
 
 
-def exported(edge: Edge) -> float | None:
-    labels = {"job": "job", "recipe": "small", "edge": edge.value}
-    return REGISTRY.get_sample_value("weir_job_stalled", labels)
-
-
-@pytest.fixture
-async def watch(server: Server) -> AsyncIterator[Watch]:
-    async with connect(server.url, me="gateway", patience_s=5) as exchange:
-        watch = Watch(exchange)
-        async with running(watch.watch_forever()):
-            yield watch
-
-
-@asynccontextmanager
-async def learning(learner: Learner) -> AsyncIterator[None]:
-    async with (
-        learner.attempting(),
-        running(StatusTeller(learner.services[-1]).tell_until_ended()),
-    ):
-        yield
+async def told(exchange: Exchange, kind: str) -> list[Any]:
+    """The edges that events of a kind have told of."""
+    rows = await exchange.events("job")
+    return [event.data["edge"] for _, event in rows if event.id.startswith(kind)]
 
 
 async def test_a_job_without_a_rollout_says_so_once_and_that_it_moves_again(
-    server: Server, watch: Watch, learner: Learner
+    server: Server, exchange: Exchange, learner: Learner
 ) -> None:
+    dog = Watchdog(exchange, 2.0, LOOK_S)
+
+    async def look_forever() -> None:
+        while True:
+            await dog.look(time.monotonic())
+            await asyncio.sleep(LOOK_S)
+
+    async def is_stalled() -> bool:
+        return Edge.NO_ROLLOUT in await told(exchange, "stall:")
+
+    async def moves() -> bool:
+        return len(await told(exchange, "moves:")) == 1
+
     await learner.submit(steps=1000)
-    async with learning(learner):
-        words = await watch.until_named(Edge.NO_ROLLOUT)
-        assert "train:0" in words
+    async with (
+        learner.attempting(),
+        running(StatusTeller(learner.services[-1]).tell_until_ended(), look_forever()),
+    ):
+        await until(is_stalled)
+        assert exported() == {Edge.NO_ROLLOUT}
+        assert "train:0" in dog.why(await learner.record())["because"]
         await asyncio.sleep(3 * LOOK_S)
-        told = [event.data["edge"] for event in await watch.events("stall:")]
-        assert len(told) == len(set(told))
+        stalls = await told(exchange, "stall:")
+        assert len(stalls) == len(set(stalls))
         async with answering(server.url):
-            await watch.until_it_moves()
-
-
-async def test_a_full_redis_is_named_and_does_not_keep_anybody_from_saying_so(
-    server: Server, watch: Watch, learner: Learner
-) -> None:
-    await learner.submit()
-    server.exhaust_memory()
-    async with learning(learner):
-        await watch.until_named(Edge.MEMORY)
-        server.free_memory()
+            await until(moves)
+            assert exported() == set()
 
 
 async def test_lives_that_were_never_ready_are_counted_and_told_now_and_then(

@@ -7,14 +7,15 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import FileResponse
+from protocol.exchange import Exchange
+from protocol.messages import JobEvent
 from pydantic import Field
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from services.gateway.errors import from_lines
+from services.gateway.errors import from_lines, in_time
 from services.gateway.jobs.service import JobService
 from services.gateway.openai.body import Body
-from services.gateway.page.latest import latest
 from services.gateway.page.recipe_text import RecipeTextError, arithmetic, read_recipe
 
 _STATIC = Path(__file__).parent / "static"
@@ -24,6 +25,9 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",  # asks each time whether it has changed: a release has no build
 }
+_AT_ONCE = 100
+_FURTHEST = 1000  # events; an evaluation longer ago is not looked for
+_CURVE = 40  # steps
 
 page = APIRouter(tags=["page"])
 
@@ -42,14 +46,12 @@ class _PageFiles(StaticFiles):
 
 
 def install(app: FastAPI) -> None:
-    """Serve the page at ``/`` and its files below ``/static``."""
     app.include_router(page)
     app.mount("/static", _PageFiles(directory=_STATIC))
 
 
 @page.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
 def index() -> FileResponse:
-    """The page itself; it asks for a key."""
     return FileResponse(_STATIC / "index.html", headers=_HEADERS)
 
 
@@ -69,7 +71,35 @@ def parse_recipe_text(body: RecipeText) -> dict[str, Any]:
 
 @page.get("/v1/page/jobs/{job_id}/latest")
 async def latest_of_job(job_id: str, request: Request) -> dict[str, Any]:
-    """The newest numbers of a job, for the list of all jobs."""
+    """The metrics of a job's last step, its last evaluation, and the rewards of its last steps."""
     jobs: JobService = request.app.state.jobs
     await jobs.find(job_id)
-    return await latest(jobs.exchange, job_id)
+    steps, evaluation = await _newest(jobs.exchange, job_id)
+    shown = {name: value for name, value in evaluation.items() if name != "per_task"}
+    return {
+        "object": "fine_tuning.job.latest",
+        "metrics": steps[0] if steps else None,
+        "evaluation": shown or None,
+        "rewards": [step.get("reward") for step in reversed(steps[:_CURVE])],
+    }
+
+
+async def _newest(exchange: Exchange, job_id: str) -> tuple[list[Any], dict[str, Any]]:
+    """The steps from the last one back, some at least, and the last evaluation, {} if none."""
+    steps: list[Any] = []
+    evaluation: Any = {}
+    before: str | None = None
+    for _ in range(0, _FURTHEST, _AT_ONCE):
+        rows = await in_time(exchange.events_back(job_id, before=before, count=_AT_ONCE))
+        events = [event for _, event in rows if event.type == "metrics"]
+        steps += [event.data for event in events if _is_step(event)]
+        told = (event.data["evaluation"] for event in events if "evaluation" in event.data)
+        evaluation = evaluation or next(told, {})
+        if len(rows) < _AT_ONCE or (steps and evaluation):
+            break
+        before = rows[-1][0]
+    return steps, evaluation
+
+
+def _is_step(event: JobEvent) -> bool:
+    return "step" in event.data and "evaluation" not in event.data

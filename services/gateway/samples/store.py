@@ -61,8 +61,6 @@ _PASSING = (duckdb.IOException, duckdb.OutOfMemoryException)  # perhaps: the fil
 
 
 class Order(StrEnum):
-    """What comes first in a list of samples."""
-
     OLDEST = "oldest"
     NEWEST = "newest"
     WRONG = "wrong"  # of wrong ones, the most confident

@@ -1,150 +1,234 @@
-"""Metrics of jobs: what their records and events tell, for as long as anybody looks at them.
+"""Metrics of jobs, from their records and events.
 
-A learner's own metrics end with its process, often before Prometheus has seen the last of them. The
-gateway reads the records and events, which stay, and so exports the same after its own restart.
+A learner's own metrics end with its process, often before Prometheus has seen the last of them.
+Records and events stay, so a gateway exports the same after its own restart.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Iterable, Sequence
+import statistics
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily as Counter
 from prometheus_client.core import GaugeMetricFamily as Gauge
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-from protocol.exchange import Exchange
-from protocol.messages import JobRecord
+from protocol.messages import JobEvent, JobRecord, JobState, Loss
+from protocol.recipe import Purpose
 
-from services.chassis.deployment import Deployment
-from services.gateway.errors import in_time
-from services.gateway.models.checkpoints import kept_checkpoints
-from services.gateway.watch.story import Story
+# Values of a metric: one, or by its label beyond the job's, or by its two labels.
+Values = float | Mapping[str, float] | Mapping[tuple[str, ...], float] | None
+Ledger = dict[tuple[str, ...], float]
 
-KEPT_JOBS = 20  # the newest, and beside them all that were begun and have not ended
-_PAGE = 500  # events of a job that are taken in at one look
+_KEPT_STEPS = 51  # of which the median is taken
+# A step measures them only if the learner's own version sampled some of it; the last ones stay,
+# or an alert would never have them for long enough.
+_OF_SOME_STEPS = ("parity_max", "parity_mean")
+_NONE_DROPPED = dict.fromkeys(("no_signal", "surplus", *Loss), 0)
+_IN_RESULT = {
+    Purpose.TRAIN: "groups",
+    Purpose.EVAL: "evaluation_groups",
+    Purpose.PRETRAIN: "pretraining_groups",
+}
+_TOTALS = ("tokens", "samples", "empty_steps", "groups_without_signal", "exposed_grading_seconds")
 _JOB = ("job", "recipe")
+_FAMILIES = (
+    Gauge("weir_job_state", "1 for the state that a job is in", labels=[*_JOB, "state"]),
+    Gauge("weir_job_step", "Training steps made", labels=_JOB),
+    Gauge("weir_job_steps", "Training steps wanted", labels=_JOB),
+    Counter("weir_job_attempts_total", "Lives of the learner that worked on it", labels=_JOB),
+    Gauge(
+        "weir_job_groups",
+        "The ledger: asked = trained + dropped + under_way",
+        labels=[*_JOB, "purpose", "state"],
+    ),
+    Gauge(
+        "weir_job_groups_dropped",
+        "Groups dropped, by reason",
+        labels=[*_JOB, "purpose", "reason"],
+    ),
+    Gauge("weir_job_metric", "Every number of the last step", labels=[*_JOB, "name"]),
+    Gauge(
+        "weir_job_pretrain_metric",
+        "Every number of the critic's last step alone",
+        labels=[*_JOB, "name"],
+    ),
+    Gauge("weir_job_evaluation", "Every number of the last evaluation", labels=[*_JOB, "name"]),
+    Gauge(
+        "weir_job_best_evaluation",
+        "Every number of the evaluation with the highest accuracy so far",
+        labels=[*_JOB, "name"],
+    ),
+    Counter("weir_job_tokens_total", "Response tokens trained on", labels=_JOB),
+    Counter("weir_job_samples_total", "Responses trained on", labels=_JOB),
+    Counter("weir_job_empty_steps_total", "Steps that made no update", labels=_JOB),
+    Counter(
+        "weir_job_groups_without_signal_total",
+        "Groups whose responses all have advantage 0, trained on or dropped for it",
+        labels=_JOB,
+    ),
+    Counter(
+        "weir_job_exposed_grading_seconds_total",
+        "Time that the learner waited for groups while they were graded",
+        labels=_JOB,
+    ),
+    Counter(
+        "weir_job_phase_seconds_total", "Where the learner's time went", labels=[*_JOB, "phase"]
+    ),
+    Gauge(
+        "weir_job_progress_timestamp_seconds",
+        "When the last step, evaluation, attempt or resumption was told",
+        labels=_JOB,
+    ),
+    Gauge("weir_job_step_seconds_median", "Median of the last 50 steps' times", labels=_JOB),
+    Gauge("weir_job_evaluation_seconds_max", "The longest evaluation so far", labels=_JOB),
+    Gauge("weir_job_checkpoint_step", "The step of the newest checkpoint", labels=_JOB),
+    Gauge("weir_job_checkpoint_every_steps", "Steps between two checkpoints", labels=_JOB),
+    Gauge(
+        "weir_job_checkpoint_age_seconds",
+        "Age of the newest checkpoint; before the first, time since the job began",
+        labels=_JOB,
+    ),
+)
 
 
-@dataclass(eq=False)  # a registry hashes it
-class JobMetrics(Collector):
-    """Exports what the stories of jobs have told; `follow` reads on in them."""
+@dataclass
+class JobHistory:
+    """A job's record, and what its events add up to, each taken in once and in order."""
 
-    exchange: Exchange
-    deployment: Deployment
-    stories: dict[str, Story] = field(default_factory=dict)
+    record: JobRecord
+    place: str = "0"  # in the stream of events: all up to here have been taken in
+    is_current: bool = False  # it has been read to its end once; before, its numbers are old
+    is_done: bool = False  # the job has ended, and its events were read to their end since
+    checkpoint: tuple[int, float] | None = None  # the newest one's step, and when it was written
+    metric: dict[str, float] = field(default_factory=dict)
+    pretrain_metric: dict[str, float] = field(default_factory=dict)
+    evaluation: dict[str, float] = field(default_factory=dict)
+    best_evaluation: dict[str, float] = field(default_factory=dict)  # of the highest accuracy
+    other_evaluations: dict[str, float] = field(default_factory=dict)  # by "name/number"
+    accounts: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # ledgers, by purpose
+    totals: dict[str, float] = field(default_factory=dict)
+    phases: dict[str, float] = field(default_factory=dict)
+    progress_at: float | None = None
+    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
+    evaluation_seconds_max: float = 0.0
 
-    async def follow(self, records: Sequence[JobRecord]) -> None:
-        """Take in what is new of these jobs, and forget all others.
+    def see(self, event: JobEvent) -> None:
+        if event.type == "metrics":
+            self._see_metrics(event)
+        elif isinstance(told := event.data.get("other_evaluation"), Mapping):
+            numbers = {f"{told['name']}/{name}": value for name, value in _numbers(told).items()}
+            self.other_evaluations |= numbers
+        elif event.begins:
+            self.progress_at = event.created_at
 
-        Raises:
-            Problem: 503 if the exchange is silent; the next call goes on.
-        """
-        self.stories = {r.id: self.stories.get(r.id) or Story(r) for r in records}
-        for record in records:
-            story = self.stories[record.id]
-            was = story.record
-            if not (story.is_done and (was.state, was.attempt) == (record.state, record.attempt)):
-                await in_time(self._read_on(story, record))
+    def _see_metrics(self, event: JobEvent) -> None:
+        data: Mapping[str, Any] = event.data
+        since = event.created_at - (self.progress_at or event.created_at)
+        purpose, self.progress_at = Purpose.TRAIN, event.created_at
+        if "evaluation" in data:
+            purpose, self.evaluation = Purpose.EVAL, _numbers(data["evaluation"])
+            told = (e for e in (self.best_evaluation, self.evaluation) if "accuracy" in e)
+            self.best_evaluation = max(told, key=itemgetter("accuracy"), default={})
+            since = max(since, self.evaluation.get("seconds", 0.0))
+            self.evaluation_seconds_max = max(self.evaluation_seconds_max, since)
+        elif "pretrain_step" in data:
+            purpose, self.pretrain_metric = Purpose.PRETRAIN, _numbers(data)
+        else:
+            measured = {name: self.metric[name] for name in _OF_SOME_STEPS if name in self.metric}
+            self.metric = measured | _numbers(data)
+            if "seconds" in self.metric:
+                self.step_seconds.append(self.metric["seconds"])
+        if isinstance(account := data.get("groups"), Mapping):
+            self.accounts[purpose] = account
+        _raise_to(self.totals, data.get("totals"))
+        _raise_to(self.phases, data.get("phase_seconds_total"))
 
-    async def look_for_checkpoints(self) -> None:
-        """Take in which checkpoint is the newest of each job."""
-        for job_id, story in list(self.stories.items()):
-            kept = await asyncio.to_thread(kept_checkpoints, self.deployment.job_dir(job_id))
-            for newest in kept[:1]:
-                story.checkpoint = (newest.step, newest.created_at)
+    @property
+    def median_step_s(self) -> float | None:
+        """The median time of the last steps, once there are three: the first takes long."""
+        return statistics.median(self.step_seconds) if len(self.step_seconds) > 2 else None
 
-    async def _read_on(self, story: Story, record: JobRecord) -> None:
-        """The record was read before its events: what an ended job had to say is among them."""
-        rows = await self.exchange.events(record.id, after=story.place, count=_PAGE)
-        for place, event in rows:
-            story.place = place
-            story.see(event)
-        story.record, is_at_end = record, len(rows) < _PAGE
-        story.is_current = story.is_current or is_at_end
-        story.is_done = record.state.is_final and is_at_end
+    def values(self, now: float) -> dict[str, Values]:
+        """Each metric at a moment, in seconds since 1970."""
+        record, training = self.record, self.record.recipe.training
+        of_record: dict[str, Values] = {
+            "weir_job_state": {state: record.state is state for state in JobState},
+            "weir_job_steps": training.steps,
+            "weir_job_checkpoint_every_steps": training.checkpoint_every,
+            "weir_job_attempts_total": record.attempt,
+        }
+        if not self.is_current:
+            return of_record
+        groups, dropped = self._ledgers()
+        checkpoint, at = self.checkpoint or (None, record.started_at)
+        return of_record | {
+            "weir_job_step": max(record.step, int(self.metric.get("step", 0))),
+            "weir_job_groups": groups,
+            "weir_job_groups_dropped": dropped,
+            "weir_job_metric": self.metric,
+            "weir_job_pretrain_metric": self.pretrain_metric,
+            "weir_job_evaluation": self.evaluation | self.other_evaluations,
+            "weir_job_best_evaluation": self.best_evaluation,
+            **{f"weir_job_{name}_total": self.totals.get(name, 0.0) for name in _TOTALS},
+            "weir_job_phase_seconds_total": self.phases,
+            "weir_job_progress_timestamp_seconds": self.progress_at,
+            "weir_job_step_seconds_median": self.median_step_s,
+            "weir_job_evaluation_seconds_max": self.evaluation_seconds_max,
+            "weir_job_checkpoint_step": checkpoint,
+            "weir_job_checkpoint_age_seconds": None if at is None else max(0.0, now - at),
+        }
 
-    def collect(self) -> Iterable[Metric]:
-        """The metrics at this moment."""
-        families = {family.name: family for family in _families()}
-        now = time.time()
-        for story in self.stories.values():
-            job = (story.record.id, story.record.recipe.name)
-            for name, labels, value in story.samples(now):
-                families[name.removesuffix("_total")].add_metric([*job, *labels], value)
-        return families.values()
-
-
-def _families() -> list[Counter | Gauge]:
-    return [
-        Gauge("weir_job_state", "1 for the state that a job is in", labels=[*_JOB, "state"]),
-        Gauge("weir_job_step", "Training steps made", labels=_JOB),
-        Gauge("weir_job_steps", "Training steps wanted", labels=_JOB),
-        Counter("weir_job_attempts_total", "Lives of the learner that worked on it", labels=_JOB),
-        Gauge(
-            "weir_job_groups",
-            "The ledger: asked = trained + dropped + under_way",
-            labels=[*_JOB, "purpose", "state"],
-        ),
-        Gauge(
-            "weir_job_groups_dropped",
-            "Groups dropped, by reason",
-            labels=[*_JOB, "purpose", "reason"],
-        ),
-        *_of_events(),
-        *_of_time(),
-    ]
-
-
-def _of_events() -> list[Counter | Gauge]:
-    return [
-        Gauge("weir_job_metric", "Every number of the last step", labels=[*_JOB, "name"]),
-        Gauge(
-            "weir_job_pretrain_metric",
-            "Every number of the critic's last step alone",
-            labels=[*_JOB, "name"],
-        ),
-        Gauge("weir_job_evaluation", "Every number of the last evaluation", labels=[*_JOB, "name"]),
-        Gauge(
-            "weir_job_best_evaluation",
-            "Every number of the evaluation with the highest accuracy so far",
-            labels=[*_JOB, "name"],
-        ),
-        Counter("weir_job_tokens_total", "Response tokens trained on", labels=_JOB),
-        Counter("weir_job_samples_total", "Responses trained on", labels=_JOB),
-        Counter("weir_job_empty_steps_total", "Steps that made no update", labels=_JOB),
-        Counter(
-            "weir_job_groups_without_signal_total",
-            "Groups whose responses all have advantage 0, trained on or dropped for it",
-            labels=_JOB,
-        ),
-        Counter(
-            "weir_job_exposed_grading_seconds_total",
-            "Time that the learner waited for groups while they were graded",
-            labels=_JOB,
-        ),
-        Counter(
-            "weir_job_phase_seconds_total", "Where the learner's time went", labels=[*_JOB, "phase"]
-        ),
-    ]
+    def _ledgers(self) -> tuple[Ledger, Ledger]:
+        """Groups by purpose and state, and those dropped by purpose and reason."""
+        groups: Ledger = {}
+        reasons: Ledger = {}
+        for purpose, name in _IN_RESULT.items():
+            final = self.record.result.get(name)
+            account: Any = final if final is not None else self.accounts.get(purpose)
+            if account is not None:
+                dropped = _NONE_DROPPED | _numbers(account.get("dropped"))
+                for state in ("asked", "trained", "under_way"):
+                    groups[purpose, state] = account.get(state, 0)
+                groups[purpose, "dropped"] = sum(dropped.values())
+                reasons |= {(purpose, reason): count for reason, count in dropped.items()}
+        return groups, reasons
 
 
-def _of_time() -> list[Counter | Gauge]:
-    return [
-        Gauge(
-            "weir_job_progress_timestamp_seconds",
-            "When the last step, evaluation, attempt or resumption was told",
-            labels=_JOB,
-        ),
-        Gauge("weir_job_step_seconds_median", "Median of the last 50 steps' times", labels=_JOB),
-        Gauge("weir_job_evaluation_seconds_max", "The longest evaluation so far", labels=_JOB),
-        Gauge("weir_job_checkpoint_step", "The step of the newest checkpoint", labels=_JOB),
-        Gauge("weir_job_checkpoint_every_steps", "Steps between two checkpoints", labels=_JOB),
-        Gauge(
-            "weir_job_checkpoint_age_seconds",
-            "Age of the newest checkpoint; before the first, time since the job began",
-            labels=_JOB,
-        ),
-    ]
+def families(histories: Iterable[JobHistory], now: float) -> Iterable[Metric]:
+    """The metrics of jobs at a moment, in seconds since 1970."""
+    found = {family.name: family for family in deepcopy(_FAMILIES)}
+    for history in histories:
+        job = (history.record.id, history.record.recipe.name)
+        for name, values in history.values(now).items():
+            for labels, value in _by_labels(values):
+                found[name.removesuffix("_total")].add_metric([*job, *labels], value)
+    return found.values()
+
+
+def _by_labels(values: Values) -> Iterator[tuple[tuple[str, ...], float]]:
+    if isinstance(values, Mapping):
+        for labels, value in values.items():
+            yield (labels if isinstance(labels, tuple) else (labels,)), value
+    elif values is not None:
+        yield (), values
+
+
+def _numbers(data: Any) -> dict[str, float]:
+    """The numbers among the values; what was not measured, or is not finite, is not there."""
+    pairs = data.items() if isinstance(data, Mapping) else ()
+    return {
+        name: float(value)
+        for name, value in pairs
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _raise_to(counters: dict[str, float], told: Any) -> None:
+    """Counters never fall: a step that is made again is told with a little less of them."""
+    for name, value in _numbers(told).items():
+        counters[name] = max(value, counters.get(name, 0.0))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+from protocol.exchange import Backlog
 from protocol.messages import Doing, JobRecord, JobState, Phase, Requested, Status
 from protocol.recipe import Purpose
-
-from services.gateway.watch.snapshot import Process, Snapshot
 
 _LONG_START_S = 600.0  # of an engine, of the models of the learner, or of the first weights
 _LONG_WORK_S = 300.0  # of a checkpoint, an evaluation, and what else is no step
@@ -22,8 +21,6 @@ _HOPELESS_STARTS = 3  # that ended without a word
 
 
 class Edge(StrEnum):
-    """Who keeps a job from going on."""
-
     NO_LEARNER = "no_learner"
     NO_ROLLOUT = "no_rollout"
     NO_GRADER = "no_grader"
@@ -36,6 +33,52 @@ class Edge(StrEnum):
     TRAINING = "training"
     LEARNER = "learner"  # whatever else it does
     MEMORY = "memory"
+
+
+# Of a process that is ready, and of one that is not, or loads.
+_EDGES = {"rollout": (Edge.SAMPLING, Edge.LOADING), "grader": (Edge.GRADING, Edge.JUDGE)}
+
+
+@dataclass(frozen=True)
+class Process:
+    """What a process said last, and for how long it has shown no life since."""
+
+    status: Status
+    silent_s: float = 0.0
+    is_alive: bool = True
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The stack at one moment. ``job`` is the one that it works on, or will take up next."""
+
+    job: JobRecord | None = None
+    processes: Sequence[Process] = ()
+    streams: Mapping[str, Backlog] = field(default_factory=dict)  # of the job, by short name
+    version: int | None = None  # of the policy that was announced last
+    step_s: float | None = None  # median of the last steps
+    dead_after_s: float = 15.0  # without a sign of life
+
+    def of(self, service: str) -> list[Process]:
+        """The processes of a service, those that live and are ready first."""
+        found = [process for process in self.processes if process.status.service == service]
+        return sorted(found, key=lambda p: (not p.is_alive, not p.status.ready, p.status.name))
+
+    def living(self, service: str) -> list[Process]:
+        return [process for process in self.of(service) if process.is_alive]
+
+    @property
+    def certain_s(self) -> float:
+        """The patience where nothing can move: as long as a process is given to restart."""
+        return self.dead_after_s * 5 / 3
+
+    def usual_s(self, key: str = "") -> float:
+        """The patience with one that works; more while an evaluation is sampled."""
+        if self.step_s is None:
+            return _FIRST_STEP_S
+        evaluates = key.startswith(Purpose.EVAL) or self.streams["eval_requests"].entries > 0
+        shortest = _LONG_WORK_S if evaluates else _SHORTEST_S
+        return max(shortest, _STEPS * self.step_s)
 
 
 @dataclass(frozen=True)
@@ -67,14 +110,14 @@ def what_blocks(seen: Snapshot) -> Blocked:
     assert job is not None
     if job.attempts_since_checkpoint >= _SILENT_ATTEMPTS:
         words = f"{job.attempts_since_checkpoint} attempts in a row have ended without a word"
-        return Blocked(Edge.NO_LEARNER, f"{words}; see the learner's log", _certain(seen))
+        return Blocked(Edge.NO_LEARNER, f"{words}; see the learner's log", seen.certain_s)
     learners = seen.living("learner")
     if not learners:
         return _nobody(seen, "learner", "the job waits for a learner")
     for process in seen.processes:
         if process.is_alive and process.status.waits_for_memory:
             words = f"Redis is full: {process.status.name} waits for room in its memory"
-            return Blocked(Edge.MEMORY, words, _certain(seen))
+            return Blocked(Edge.MEMORY, words, seen.certain_s)
     status = learners[0].status
     if status.waits_for:
         return _of_group(seen, status, status.waits_for[0])
@@ -86,10 +129,10 @@ def _of_learner(seen: Snapshot, learner: Status) -> Blocked:
     if learner.doing.phase is Phase.STARTING:
         return Blocked(Edge.STARTING, words, _LONG_START_S)
     if learner.doing.phase is Phase.WAITING:
-        return Blocked(Edge.LEARNER, words, _certain(seen))
+        return Blocked(Edge.LEARNER, words, seen.certain_s)
     if learner.doing in {Doing.TRAINS, Doing.PRETRAINS}:
-        return Blocked(Edge.TRAINING, words, _usual(seen))
-    return Blocked(Edge.LEARNER, words, max(_LONG_WORK_S, _usual(seen)))
+        return Blocked(Edge.TRAINING, words, seen.usual_s())
+    return Blocked(Edge.LEARNER, words, max(_LONG_WORK_S, seen.usual_s()))
 
 
 def _of_group(seen: Snapshot, learner: Status, key: str) -> Blocked:
@@ -105,7 +148,7 @@ def _of_group(seen: Snapshot, learner: Status, key: str) -> Blocked:
     if at_grader.oldest_key == key or (at_grader.waiting and not seen.streams[requests].waiting):
         return _lies(seen, "grader", key, f"{words}, which is to be graded")
     if seen.streams[requests].entries == 0 and seen.streams["graded"].entries > 0:
-        return Blocked(Edge.LEARNER, f"{words}; it is to be taken in", _usual(seen, key))
+        return Blocked(Edge.LEARNER, f"{words}; it is to be taken in", seen.usual_s(key))
     return _lies(seen, "rollout", key, f"{words}, which is to be sampled")
 
 
@@ -113,43 +156,38 @@ def _held(seen: Snapshot, holder: Process, key: str, words: str) -> Blocked:
     status, edge = holder.status, _edge_of(holder.status)
     words = f"{words}; {status.name} has it, {duration(status.holds[key] + holder.silent_s)}"
     if holder.is_alive:
-        patience_s = _certain(seen) if edge is Edge.JUDGE else _usual(seen, key)
+        patience_s = seen.certain_s if edge is Edge.JUDGE else seen.usual_s(key)
         return Blocked(edge, f"{words}; {_in_words(status, 'it')}", patience_s)
     if not seen.living(status.service):
         return _nobody(seen, status.service, words)
-    return Blocked(edge, f"{words}, and {_silent(holder)}", _certain(seen))
+    return Blocked(edge, f"{words}, and {_silent(holder)}", seen.certain_s)
 
 
 def _lies(seen: Snapshot, service: str, key: str, words: str) -> Blocked:
-    """A group that nobody has claimed."""
     team = [process.status for process in seen.living(service)]
     if not team:
         return _nobody(seen, service, words)
-    edges, any_ready = [_edge_of(status) for status in team], any(each.ready for each in team)
-    if not any_ready and Edge.STARTING in edges and (blocked := _cannot_start(seen, team, words)):
-        return blocked
-    words = "; ".join((words, *(_in_words(status) for status in team[:3])))
-    if not any_ready and Edge.STARTING in edges:
-        return Blocked(Edge.STARTING, words, _LONG_START_S)
+    edge, words_of_team = _edge_of(team[0]), (_in_words(status) for status in team[:3])
+    doing = "; ".join((words, *words_of_team))
+    if not team[0].ready and Edge.STARTING in map(_edge_of, team):
+        return _cannot_start(seen, team, words) or Blocked(Edge.STARTING, doing, _LONG_START_S)
     if any(each.doing.phase is Phase.LOADING and not each.ready for each in team):
-        return Blocked(edges[0], words, _LONG_START_S)
-    if edges[0] is Edge.JUDGE or not team[0].ready:
-        return Blocked(edges[0], words, _certain(seen))
-    return Blocked(edges[0], words, _usual(seen, key))
+        return Blocked(edge, doing, _LONG_START_S)
+    is_certain = edge is Edge.JUDGE or not team[0].ready
+    return Blocked(edge, doing, seen.certain_s if is_certain else seen.usual_s(key))
 
 
 def _nobody(seen: Snapshot, service: str, words: str) -> Blocked:
-    """No process of a service lives."""
     team, edge = seen.of(service), Edge(f"no_{service}")
     if blocked := _cannot_start(seen, [process.status for process in team], words):
         return blocked
     if not team:
-        return Blocked(edge, f"{words}; no {service} is there", _certain(seen))
+        return Blocked(edge, f"{words}; no {service} is there", seen.certain_s)
     last = min(team, key=lambda process: process.silent_s)
     words = f"{words}; {last.status.name}"
     if last.status.doing.phase is Phase.STARTING:
         return Blocked(edge, f"{words} starts anew, {duration(last.silent_s)}", _RESTART_S)
-    return Blocked(edge, f"{words} {_silent(last)}; no {service} lives", _certain(seen))
+    return Blocked(edge, f"{words} {_silent(last)}; no {service} lives", seen.certain_s)
 
 
 def _silent(process: Process) -> str:
@@ -157,12 +195,11 @@ def _silent(process: Process) -> str:
 
 
 def _cannot_start(seen: Snapshot, team: Sequence[Status], words: str) -> Blocked | None:
-    """Somebody has tried to start, and failed."""
     for status in team:
         if status.failure is not None or status.starts >= _HOPELESS_STARTS:
             why = status.failure.words if status.failure else "it ended without a word"
             words = f"{words}; {status.name} does not start: {why}; attempt {status.starts}"
-            return Blocked(Edge.CANNOT_START, words, _certain(seen))
+            return Blocked(Edge.CANNOT_START, words, seen.certain_s)
     return None
 
 
@@ -170,30 +207,13 @@ def _edge_of(status: Status) -> Edge:
     """What keeps a rollout or a grader."""
     if status.doing.phase is Phase.STARTING:
         return Edge.STARTING
-    if status.service == "grader":
-        return Edge.GRADING if status.ready else Edge.JUDGE
-    return (
-        Edge.SAMPLING if status.ready and status.doing.phase is not Phase.LOADING else Edge.LOADING
-    )
-
-
-def _certain(seen: Snapshot) -> float:
-    """Nothing can move: no longer than a process is given that restarts."""
-    return seen.dead_after_s * 5 / 3
-
-
-def _usual(seen: Snapshot, key: str = "") -> float:
-    """Somebody works, who may take as long as it takes; longer while an evaluation is sampled."""
-    if seen.step_s is None:
-        return _FIRST_STEP_S
-    evaluates = key.startswith(Purpose.EVAL) or seen.streams["eval_requests"].entries > 0
-    shortest = _LONG_WORK_S if evaluates else _SHORTEST_S
-    return max(shortest, _STEPS * seen.step_s)
+    works, waits = _EDGES[status.service]
+    return works if status.ready and status.doing.phase is not Phase.LOADING else waits
 
 
 @dataclass(frozen=True)
 class Why:
-    """Why a job does not go on; ``edge`` is None unless it is a stall."""
+    """Why a job does not continue; ``edge`` is None unless it is a stall."""
 
     moving: bool
     still_s: float
@@ -248,7 +268,6 @@ def _in_words(status: Status, subject: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    """In the unit that a person would use."""
     if seconds < 600:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

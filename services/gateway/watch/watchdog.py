@@ -1,23 +1,26 @@
-"""The watchdog: it sees that nothing moves, and says why: as an event, a metric, and when asked."""
+"""The watchdog sees that nothing moves, and says why: as an event, a metric, and when asked."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prometheus_client import Gauge
-from protocol.exchange import Backlog, UnreadableRecord
+from protocol.exchange import Backlog, Exchange, UnreadableRecord
+from protocol.exchange.roster import Roster
 from protocol.messages import JobEvent, JobRecord, JobState
 from protocol.streams import WORK_STREAMS
 
 from services.chassis.service import Service
 from services.gateway.errors import Problem, in_time
-from services.gateway.watch.snapshot import Observer, Process, Snapshot
+from services.gateway.watch.job_metrics import JobHistory
 from services.gateway.watch.stalls import (
     Edge,
+    Process,
+    Snapshot,
     Why,
     duration,
     mark_of,
@@ -36,6 +39,8 @@ OLDEST = Gauge(
     "weir_backlog_oldest_seconds", "Age of the oldest entry of the active job", ["stream"]
 )
 _EVERY_S = 2.0
+_FORGOTTEN_S = 600.0  # without a sign of life
+_EVENTS = 60  # in which the last steps are
 log = logging.getLogger(__name__)
 _NOTHING = Why(True, 0.0, None)
 
@@ -50,10 +55,17 @@ class Stall:
 
 
 class Watchdog:
-    """Looks at the stack every two seconds, and remembers when something moved."""
+    """Looks at the stack now and then, and remembers when something moved.
 
-    def __init__(self) -> None:
-        self.seen = Snapshot()
+    A process is dead after ``dead_after_s`` without a sign of life, by the watchdog's own clock.
+    """
+
+    def __init__(self, exchange: Exchange, dead_after_s: float, every_s: float = _EVERY_S) -> None:
+        self.exchange, self.every_s = exchange, every_s
+        self.seen = Snapshot(dead_after_s=dead_after_s)
+        self._roster = Roster(dead_after_s, every_s)
+        self._step: tuple[str, int] | None = None  # at which the time of steps was measured
+        self._step_s: float | None = None
         self._first = _NOTHING  # of the job that the stack works on
         self._mark: Hashable = None
         self._moved = time.monotonic()
@@ -64,28 +76,68 @@ class Watchdog:
 
         Waits for: the next look, every two seconds. Unblocked by: time, or the service stopping.
         """
-        observer = Observer(service.exchange, service.deployment.claim_idle_s, _EVERY_S)
         while not service.stopping.is_set():
             try:
-                await in_time(self.look(observer, time.monotonic()))
+                await in_time(self.look(time.monotonic()))
             except Problem:  # Redis is away, as /readyz says
                 self._moved = time.monotonic()
             except Exception:  # whoever only looks must not end the gateway
                 log.exception("cannot look")
-            await service.pause(_EVERY_S)
+            await service.pause(self.every_s)
 
-    async def look(self, observer: Observer, now: float) -> None:
-        """Look once, at a moment of the monotonic clock."""
-        self.seen = await observer.look(now)
+    async def look(self, now: float) -> None:
+        self.seen = await self._snapshot(now)
         mark = mark_of(self.seen)
         if mark != self._mark:
             self._mark, self._moved = mark, now
         job = self.seen.job
         self._first = why_first(self.seen, now - self._moved) if job else _NOTHING
-        _export(job, self._first.edge)
-        _export_streams(self.seen.streams)
+        _export(job, self._first.edge, self.seen.streams)
         for event in self._news(job, self._first, now):
-            await observer.exchange.record_event(event)
+            await self.exchange.record_event(event)
+
+    async def _snapshot(self, now: float) -> Snapshot:
+        seen = Snapshot(processes=await self._processes(now), dead_after_s=self.seen.dead_after_s)
+        if (job := await self._first_job()) is None:
+            return seen
+        policy = await self.exchange.newest_policy(job.id)
+        return replace(
+            seen,
+            job=job,
+            streams={
+                stream.short_name: await self.exchange.backlog(stream, job.id)
+                for stream in WORK_STREAMS
+            },
+            version=policy and policy.number,
+            step_s=await self._median_of_steps(job),
+        )
+
+    async def _processes(self, now: float) -> list[Process]:
+        statuses = await self.exchange.statuses()
+        self._roster.look({replica: status.beats for replica, status in statuses.items()}, now)
+        processes: list[Process] = []
+        for replica, status in statuses.items():
+            silent_s = self._roster.silence[replica]
+            if silent_s > _FORGOTTEN_S:
+                await self.exchange.forget_status(replica)
+            processes.append(Process(status, silent_s, silent_s < self.seen.dead_after_s))
+        return sorted(processes, key=lambda process: process.status.name)
+
+    async def _first_job(self) -> JobRecord | None:
+        active = await self.exchange.active()
+        job_id = active.job_id if active else (await self.exchange.queue()).first
+        try:
+            return await self.exchange.job(job_id) if job_id else None
+        except UnreadableRecord:  # the learner will set it aside
+            return None
+
+    async def _median_of_steps(self, job: JobRecord) -> float | None:
+        if self._step != (job.id, job.step):
+            history = JobHistory(job)
+            for _, event in reversed(await self.exchange.events_back(job.id, count=_EVENTS)):
+                history.see(event)
+            self._step, self._step_s = (job.id, job.step), history.median_step_s
+        return self._step_s
 
     def why(self, job: JobRecord | UnreadableRecord) -> dict[str, Any]:
         """Why a job does not go on, in the shape of the REST surface."""
@@ -103,9 +155,9 @@ class Watchdog:
     def estimated_finish(self, job: JobRecord | UnreadableRecord) -> int | None:
         """When a job that runs will have made its steps, at their median time, in Unix seconds."""
         first, step_s = self.seen.job, self.seen.step_s
-        if first is None or step_s is None or first.state is not JobState.RUNNING:
+        if first is None or job.id != first.id or job.state.is_final:
             return None
-        if job.id != first.id or job.state.is_final:
+        if step_s is None or first.state is not JobState.RUNNING:
             return None
         return round(time.time() + (first.recipe.training.steps - first.step) * step_s)
 
@@ -142,15 +194,11 @@ def _event(job_id: str, kind: str, level: Any, words: str, edge: Edge) -> JobEve
     return JobEvent(id=event_id, job_id=job_id, level=level, message=words, data=data)
 
 
-def _export(job: JobRecord | None, stalled: Edge | None) -> None:
+def _export(job: JobRecord | None, stalled: Edge | None, streams: Mapping[str, Backlog]) -> None:
     STALLED.clear()
-    if job is None:
-        return
-    for edge in Edge:
-        STALLED.labels(job.id, job.recipe.name, edge).set(edge is stalled)
-
-
-def _export_streams(streams: Mapping[str, Backlog]) -> None:
+    if job is not None:
+        for edge in Edge:
+            STALLED.labels(job.id, job.recipe.name, edge).set(edge is stalled)
     for stream in WORK_STREAMS:
         backlog = streams.get(stream.short_name, Backlog(0, 0))
         BACKLOG.labels(stream.short_name, "waiting").set(backlog.waiting)

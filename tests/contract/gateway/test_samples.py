@@ -10,6 +10,7 @@ import pytest
 
 from tests.contract.gateway.stack import JOBS, Stack, a_job, assert_refused, know
 from tests.sample_stores import a_response, a_sample, write_samples
+from weir import verbs
 from weir.__main__ import main
 
 pytestmark = pytest.mark.redis
@@ -42,26 +43,6 @@ def test_a_job_that_has_no_store_yet_has_no_samples(http: httpx.Client) -> None:
     assert_refused(http.get(f"{url}/train:0"), 404, "id")
 
 
-def test_samples_are_filtered_ordered_and_paged(http: httpx.Client, job_id: str) -> None:
-    query = {"correct": "true", "order": "oldest", "limit": 4}
-    first = http.get(f"{JOBS}/{job_id}/samples", params=query).json()
-    assert [sample["id"] for sample in first["data"]] == [f"train:{n}/0" for n in range(4)]
-    assert (first["first_id"], first["has_more"]) == ("train:0/0", True)
-    assert (first["summary"]["groups"], first["summary"]["responses"]) == (6, 12)
-    rest = http.get(f"{JOBS}/{job_id}/samples", params={**query, "after": first["last_id"]}).json()
-    assert [sample["id"] for sample in rest["data"]] == ["train:4/0", "train:5/0"]
-    assert not rest["has_more"]
-
-
-def test_a_group_is_shown_with_its_responses(http: httpx.Client, job_id: str) -> None:
-    answer = http.get(f"{JOBS}/{job_id}/samples/train:3").json()
-    assert (answer["id"], answer["step"], answer["task"]["id"]) == ("train:3", 1, "task-3")
-    assert [response["text"] for response in answer["responses"]] == [
-        "It is 3.",
-        "No \x1b[31midea",
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [("step", "-1"), ("purpose", "fun"), ("after", "train:0/0"), ("limit", "0"), ("colour", "red")],
@@ -75,16 +56,15 @@ def test_a_query_that_makes_no_sense_is_refused_by_the_name_of_its_part(
 def test_samples_of_a_job_that_does_not_exist_are_not_found(
     stack: Stack, http: httpx.Client, job_id: str
 ) -> None:
+    paths = [f"{job_id}/samples/{key}" for key in ("train:99", "nothing", "..%2Ftokenizer.json")]
     for name in ("ftjob-absent", f"..%2Fjobs%2F{job_id}", "%2E%2E"):
-        for path in (f"{JOBS}/{name}/samples", f"{JOBS}/{name}/samples/train:0"):
-            assert http.get(path).status_code == 404, path
-    for key in ("train:99", "nothing", "..%2Ftokenizer.json"):
-        assert http.get(f"{JOBS}/{job_id}/samples/{key}").status_code == 404, key
+        paths += [f"{name}/samples", f"{name}/samples/train:0"]
+    assert {http.get(f"{JOBS}/{path}").status_code for path in paths} == {404}
     with stack.http(key=None) as stranger:
         assert stranger.get(f"{JOBS}/{job_id}/samples").status_code == 401
 
 
-def test_the_command_lists_samples_and_shows_a_group(
+def test_the_command_lists_samples_page_by_page_and_shows_a_group(
     stack: Stack,
     job_id: str,
     tmp_path: Path,
@@ -93,8 +73,8 @@ def test_the_command_lists_samples_and_shows_a_group(
 ) -> None:
     know(tmp_path, stack.url)
     monkeypatch.chdir(tmp_path)
-    for name in ("WEIR_URL", "WEIR_HOME"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("WEIR_URL", raising=False)
+    monkeypatch.setattr(verbs, "_PAGE", 4)
 
     def printed(*arguments: str) -> list[str]:
         assert main(["samples", job_id, *arguments]) == 0
@@ -102,12 +82,11 @@ def test_the_command_lists_samples_and_shows_a_group(
 
     listed = [line.split()[0] for line in printed("--step", "1", "--wrong")]
     assert listed == ["sample", "train:3/1", "train:2/1"]
-    found = [json.loads(line) for line in printed("--json", "--limit", "2", "--text", "IT IS")]
-    assert [sample["id"] for sample in found] == ["train:5/0", "train:4/0"]
+    found = [json.loads(line) for line in printed("--json", "--limit", "5", "--text", "IT IS")]
+    assert [sample["id"] for sample in found] == [f"train:{n}/0" for n in (5, 4, 3, 2, 1)]
     assert {"It is 4.", "No ␛[31midea"} < set(printed("train:4"))
-    (group,) = printed("train:4", "--json")
-    assert json.loads(group)["responses"][0]["text"] == "It is 4."
+    (group,) = map(json.loads, printed("train:4", "--json"))
+    assert (group["id"], group["step"], group["task"]["id"]) == ("train:4", 2, "task-4")
+    assert group["responses"][0]["text"] == "It is 4."
     assert printed("--text", "absent") == [f"{job_id} has no such sample"]
     assert printed("--text", "absent", "--json") == []
-    assert main(["samples", job_id, "--limit", "0"]) == 2
-    assert "--limit" in capsys.readouterr().err

@@ -22,7 +22,7 @@ from services.gateway.jobs.folders import put_aside
 from services.gateway.jobs.service import JobService, Repeat
 from services.gateway.openai.graders import GraderToRun, run_trial
 from services.gateway.openai.submission import JobRequest
-from services.gateway.watch.tidying import tidy_forever
+from services.gateway.watch.fleet import tidy_forever
 from tests.builders import a_job_record, an_event
 from tests.contract.conftest import OpenExchange
 from tests.contract.gateway.stack import EXACT

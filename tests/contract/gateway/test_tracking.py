@@ -26,8 +26,7 @@ from tests.contract.gateway.stack import (
     tell,
     weir,
 )
-from weir import tracking as tracking
-from weir.__main__ import main
+from weir import trackers
 from weir.client import WeirClient
 
 pytestmark = pytest.mark.redis
@@ -224,12 +223,6 @@ def test_all_jobs_are_written_those_to_come_among_them_until_it_is_told_to_stop(
     assert "goes on from it" in out
 
 
-def test_a_tracker_that_is_unknown_or_not_installed_is_told(capsys: Capsys) -> None:
-    for target, named in (("comet:maths", "tensorboard:…"), ("mlflow:maths", "mlflow-skinny")):
-        assert main(["track", "job", "--to", "tensorboard:runs", "--to", target]) == 2
-        assert named in capsys.readouterr().err
-
-
 class Away(httpx.HTTPTransport):
     """The gateway does not answer a few requests after the first."""
 
@@ -249,9 +242,9 @@ def test_while_the_gateway_is_away_it_waits_and_says_so_once(
     tell_step(stack, job["id"], 1)
     take_up(stack, job["id"], state="succeeded")
     with WeirClient(stack.url, KEY, transport=Away()) as client:
-        target = tracking.Target("tensorboard", str(tmp_path))
+        target = trackers.Target("tensorboard", str(tmp_path))
         jobs = lambda: [client.job(job["id"])]  # noqa: E731
-        tracking.track(client, [target], jobs, until_all_ended=True, pause_s=0.0)
+        trackers.track(client, [target], jobs, until_all_ended=True, pause_s=0.0)
     assert capsys.readouterr().err.count("goes on when it answers") == 1
     assert in_tensorboard(tmp_path)[0]["reward"] == [(1, 0.125)]
 
@@ -265,7 +258,7 @@ def test_of_all_jobs_an_older_one_that_goes_on_is_found_until_it_has_ended(
     for job_id in (newer, newest):
         take_up(stack, job_id, state="succeeded")
     with WeirClient(stack.url, KEY) as client:
-        find = tracking.BegunJobs(client, newest=1)
+        find = trackers.BegunJobs(client, newest=1)
 
         def found() -> dict[str, str]:
             mine = (older, deleted, newer, newest)

@@ -1,11 +1,15 @@
-"""The ``weir`` command against the real gateway; the test plays the learner."""
+"""The ``weir`` command against the real gateway, whose learner the test plays, and odd servers."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -13,6 +17,7 @@ import pytest
 
 from tests.contract.gateway.stack import (
     JOBS,
+    KEY,
     RECIPE,
     TASKS,
     Stack,
@@ -58,8 +63,8 @@ def here(tmp_path: Path, stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "train.jsonl").write_text(TASKS)
     know(tmp_path, stack.url)
     monkeypatch.chdir(tmp_path)
-    for name in ("WEIR_URL", "WEIR_HOME"):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith("WEIR_")]:
+        monkeypatch.delenv(name)
     return tmp_path
 
 
@@ -86,9 +91,6 @@ def learn(stack: Stack, job_id: str, steps: int, **end: Any) -> None:
 
 def newest_id(http: httpx.Client) -> str:
     return http.get(JOBS, params={"limit": 1}).json()["data"][0]["id"]
-
-
-# ---------------------------------------------------------------------- submitting
 
 
 def test_run_submits_the_recipe_and_follows_its_job(
@@ -141,9 +143,6 @@ def test_a_checkpoint_that_is_not_there_is_told_with_those_that_are(
     assert newest_id(http) == job_id
 
 
-# ---------------------------------------------------------------------- watching
-
-
 def test_watch_prints_a_line_per_step_and_the_end(
     stack: Stack, http: httpx.Client, weir: Weir
 ) -> None:
@@ -171,9 +170,6 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(
     assert http.get(f"{JOBS}/{job_id}").json()["status"] == "running"
 
 
-# ---------------------------------------------------------------------- asking
-
-
 def test_jobs_are_listed_paused_resumed_cancelled_and_deleted(
     stack: Stack, http: httpx.Client, weir: Weir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,9 +195,6 @@ def test_jobs_are_listed_paused_resumed_cancelled_and_deleted(
     assert http.get(f"{JOBS}/{job_id}").status_code == 404
 
 
-# ---------------------------------------------------------------------- what is wrong
-
-
 def test_wrong_input_is_named_and_exits_with_2(stack: Stack, here: Path, weir: Weir) -> None:
     (here / "typo.toml").write_text(BY_HAND.replace("steps = 2", "stepz = 2"))
     (here / "bad.toml").write_text(BY_HAND.replace("train.jsonl", "bad.jsonl"))
@@ -223,9 +216,108 @@ def test_wrong_input_is_named_and_exits_with_2(stack: Stack, here: Path, weir: W
 def test_it_says_what_to_do_when_nothing_runs_or_the_key_is_wrong(
     stack: Stack, here: Path, weir: Weir
 ) -> None:
-    know(here, stack.url, key="wrong")
-    status, _, err = weir("jobs")
-    assert (status, "wrong API key" in err) == (2, True)
-    know(here, "http://127.0.0.1:9")
-    status, _, err = weir("jobs")
-    assert (status, "http://127.0.0.1:9" in err, "weir up" in err) == (2, True, True)
+    for url, key, named in (
+        (stack.url, "wrong", "wrong API key"),
+        ("http://127.0.0.1:9", KEY, "127.0.0.1:9"),
+    ):
+        know(here, url, key)
+        status, _, err = weir("jobs")
+        assert (status, named in err) == (2, True), err
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("jobs --limit 0", "--limit"),
+        ("track --to tensorboard:runs", "--all"),
+        ("track j --all --to tensorboard:runs", "--all"),
+        ("track j --to comet:maths", "tensorboard:…"),
+        ("track j --to tensorboard:runs --to mlflow:maths", "mlflow-skinny"),
+        ("cancel ../../files", "is no id"),
+        ("cancel ..", "is no id"),
+    ],
+)
+def test_words_that_make_no_command_are_named(weir: Weir, words: str, complaint: str) -> None:
+    status, _, err = weir(*words.split())
+    assert (status, complaint in err) == (2, True), err
+
+
+# ---------------------------------------------------------------------- odd servers
+
+
+@contextmanager
+def answering(answer: Any) -> Iterator[str]:
+    """Where a server listens that answers as a gateway of another make would."""
+    body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def a_page(*objects: dict[str, Any]) -> dict[str, Any]:
+    return {"data": objects, "has_more": False, "last_id": "1"}
+
+
+@pytest.mark.parametrize("end", ["", "/v1/"])
+def test_an_address_may_end_as_openais_does(
+    weir: Weir, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    with answering(a_page()) as url:
+        monkeypatch.setenv("WEIR_URL", url + end)
+        monkeypatch.setenv("WEIR_API_KEYS", "one,\ntwo")
+        assert weir("jobs")[0] == 0
+
+
+def test_ctrl_c_while_it_starts_leaves_no_traceback(here: Path) -> None:
+    process = start_weir(here, "jobs", PYTHONVERBOSE="1")
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("import 'protocol.recipe'"):
+            break
+    process.send_signal(signal.SIGINT)  # it still starts: nobody reads what it says meanwhile
+    _, rest = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "Traceback" not in rest
+
+
+def test_it_ends_quietly_when_nobody_reads_its_output(here: Path) -> None:
+    own = {"step": 1, "steps": 3, "recipe": {"name": "r"}}
+    job = {"id": "j", "status": "running", "model": "m", "weir": own}
+    with answering(a_page(*[job] * 100)) as url:
+        know(here, url)
+        process = start_weir(here, "jobs")
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert (process.stderr.read(), process.wait(timeout=60)) == ("", 141)
+
+
+ODD = [
+    b"<h1>It works!</h1>",
+    b"[" * 100_000,
+    {},
+    {"data": [3], "has_more": False, "last_id": None},
+    {"id": "j", "weir": {"step": 0, "steps": 10**400}},
+]
+
+
+@pytest.mark.parametrize("answer", ODD, ids=[str(answer)[:40] for answer in ODD])
+def test_what_is_no_gateway_gets_a_message(here: Path, weir: Weir, answer: Any) -> None:
+    with answering(answer) as url:
+        know(here, url)
+        for verb in ("jobs", "watch j", "why j", "evaluations j", "samples j k"):
+            status, _, err = weir(*verb.split())
+            assert (status, err.startswith("weir: ")) == (2, True), (verb, err)
+            assert "is it a Weir gateway" in err, (verb, err)

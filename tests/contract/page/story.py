@@ -27,26 +27,18 @@ def step_events(job_id: str, steps: range, *, seed: int = 1) -> Iterator[JobEven
     """The metrics of training steps: a policy that gets better, with noise."""
     chance = random.Random(seed)
     for step in steps:
-        noise = chance.gauss(0, 0.03)
-        learned = 1 - math.exp(-step / (60 + 20 * seed))
+        noise, learned = chance.gauss(0, 0.03), 1 - math.exp(-step / (60 + 20 * seed))
         accuracy = min(1.0, max(0.0, 0.3 + 0.62 * learned + noise))
+        dropped = {"stale": step // 10} if step >= 10 else {}
         data = {
-            "step": step,
-            "accuracy": accuracy,
-            "reward": accuracy,
-            "entropy": 0.9 * math.exp(-step / 150) + abs(noise),
-            "response_length": 21 + 3 * learned + 10 * noise,
-            "clip_fraction": abs(noise) / 20,
-            "staleness": 0.9 + noise,
-            "parity_max": 10 ** (-5 + chance.gauss(0, 0.3)),
-            "tokens_per_second": 7200 + 900 * chance.gauss(0, 1),
-            "mismatch_kl": 10 ** chance.gauss(-4, 0.2),
-            "seconds": 0.6 + abs(noise),
+            **{"step": step, "accuracy": accuracy, "reward": accuracy},
+            **{"entropy": 0.9 * math.exp(-step / 150) + abs(noise), "staleness": 0.9 + noise},
+            **{"response_length": 21 + 3 * learned + 10 * noise, "clip_fraction": abs(noise) / 20},
+            **{"parity_max": 10 ** (-5 + 10 * noise), "mismatch_kl": 10 ** (-4 + 7 * noise)},
+            **{"tokens_per_second": 7200 + 30_000 * noise, "seconds": 0.6 + abs(noise)},
             "groups": {
-                "asked": 16 * step + 12,
-                "trained": 16 * step - step // 10,
-                "dropped": {"stale": step // 10} if step >= 10 else {},
-                "under_way": 12,
+                **{"asked": 16 * step + 12, "trained": 16 * step - step // 10},
+                **{"dropped": dropped, "under_way": 12},
             },
             "phase_seconds": {"wait_for_groups": 0.2 + abs(noise), "train": 0.32, "publish": 0.05},
         }
@@ -56,10 +48,9 @@ def step_events(job_id: str, steps: range, *, seed: int = 1) -> Iterator[JobEven
 def evaluation_event(job_id: str, step: int, accuracy: float, *, tasks: int = 40) -> JobEvent:
     """An evaluation of tasks that are right as often as ``accuracy`` says, on average."""
     chance = random.Random(step)
-    shares = [min(1.0, max(0.0, accuracy + chance.gauss(0, 0.25))) for _ in range(tasks)]
     per_task = {
-        f"arithmetic-{number:03d}": [float(round(4 * share)), 4]
-        for number, share in enumerate(shares)
+        f"arithmetic-{number:03d}": [min(4.0, max(0.0, round(4 * accuracy + chance.gauss()))), 4]
+        for number in range(tasks)
     }
     mean = sum(right for right, _ in per_task.values()) / (4 * tasks)
     result = {
@@ -74,7 +65,6 @@ def evaluation_event(job_id: str, step: int, accuracy: float, *, tasks: int = 40
 
 
 def an_event(job_id: str, name: str, message: str, *, at: float = 0, **values: Any) -> JobEvent:
-    """An event of the job."""
     return JobEvent(id=name, job_id=job_id, created_at=_BEGAN + 0.6 * at, message=message, **values)
 
 
@@ -122,24 +112,20 @@ def _sample(job_id: str, number: int, size: int, chance: random.Random) -> list[
 
 def _task(number: int) -> Task:
     a, b, c, d = 30 + number, 3 + number % 7, 9 - number % 5, 12 + number % 9
-    return Task(
-        id=f"arithmetic-{number:03d}",
-        prompt=f"{a}-{b}+{c}+{d}=?",
-        answer=str(a - b + c + d),
-        metadata={"steps": 3},
-    )
+    prompt, answer = f"{a}-{b}+{c}+{d}=?", str(a - b + c + d)
+    return Task(id=f"arithmetic-{number:03d}", prompt=prompt, answer=answer, metadata={"steps": 3})
 
 
 def _response(task: Task, skill: float, chance: random.Random) -> tuple[str, Grade]:
     """A chain of equations, some of them false, and how it is graded."""
     numbers = [int(part) for part in (task.prompt or "")[:-2].replace("-", "+-").split("+")]
-    value, text, marks = numbers[0], "", []
+    value, text, marks = numbers[0], "", list[Mark]()
     for number in numbers[1:]:
         is_right = chance.random() < 0.55 + skill / 2
         result = value + number + (0 if is_right else chance.choice((-10, -1, 1, 10)))
-        equation = f"{value}{number:+d}={result}"
-        mark = {"verdict": "right" if is_right else "wrong", "note": equation}
-        marks.append(Mark(start=len(text), end=len(text) + len(equation), **mark))  # type: ignore[arg-type]
+        equation, verdict = f"{value}{number:+d}={result}", "right" if is_right else "wrong"
+        end = len(text) + len(equation)
+        marks.append(Mark(start=len(text), end=end, verdict=verdict, note=equation))
         text, value = f"{text}{equation};", result
     text += f"\\boxed{{{value}}}"
     if chance.random() < 0.03:

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from protocol.messages import Grade, Graded, Mark, Ungradable
-from rich.console import Console
+from rich.console import Console, Group
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from services.gateway.samples.group import group_json
-from services.gateway.samples.pieces import text_pieces, tokenizer_of
+from services.gateway.samples.group import group_json, token_texts, tokenizer_of
 from services.gateway.samples.store import Store
 from services.learner.durable.sample_rows import Row
 from tests.builders import a_graded_group, a_group, a_request, a_task
@@ -56,14 +55,14 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
 def test_pieces_are_the_texts_of_the_tokens_and_a_character_that_of_its_last_one(
     tokenizer: Tokenizer, text: str, expected: list[str]
 ) -> None:
-    assert text_pieces(tokenizer, ids_of(tokenizer, text), text) == expected
+    assert token_texts(tokenizer, ids_of(tokenizer, text), text) == expected
 
 
 def test_bytes_that_are_no_text_still_make_up_the_text(tokenizer: Tokenizer) -> None:
     half = ids_of(tokenizer, "😀")[:2]
     for ids in (half * 3, [*half, *ids_of(tokenizer, "x")]):
         text = tokenizer.decode(ids)
-        pieces = text_pieces(tokenizer, ids, text)
+        pieces = token_texts(tokenizer, ids, text)
         assert ("".join(pieces), len(pieces)) == (text, len(ids))
 
 
@@ -73,9 +72,9 @@ def test_where_tokens_do_not_make_up_the_text_it_is_the_first_piece(
 ) -> None:
     ids = ids_of(tokenizer, "Hi there")
     expected = [text, *[""] * (len(ids) - 1)]
-    assert text_pieces(None, ids, text) == expected
+    assert token_texts(None, ids, text) == expected
     if not text.startswith("Hi there"):
-        assert text_pieces(tokenizer, ids, text) == expected
+        assert token_texts(tokenizer, ids, text) == expected
 
 
 def test_a_store_may_have_no_tokenizer_or_one_that_cannot_be_read(
@@ -95,7 +94,9 @@ def shown(tmp_path: Path) -> Shown:
 
     def show(rows: list[Row], tokenizer: Tokenizer | None = None) -> dict[str, Any]:
         write_samples(tmp_path, rows)
-        return json.loads(group_json(Store(tmp_path).group(rows[0]["key"]), tokenizer))
+        if tokenizer is not None:
+            tokenizer.save(str(tmp_path / "tokenizer.json"))
+        return json.loads(group_json(Store(tmp_path), rows[0]["key"]))
 
     return show
 
@@ -136,19 +137,12 @@ def test_a_group_is_shown_with_every_number_of_every_token(
     assert (second["logprobs"], second["tokens"]) == ([-0.1, -4], ["n", "o"])
 
 
-def test_a_group_that_failed_says_why_and_has_no_responses(shown: Shown) -> None:
-    answer = shown(a_failed_sample(4))
-    assert (answer["failure"], answer["task"], answer["prompt"]) == ("deaths: four", None, None)
-    assert answer["responses"] == []
-
-
-# ---------------------------------------------------------------------- in a terminal
-
-
-def printed(*parts: Any, color: bool = False) -> str:
+def printed(group: dict[str, Any], *, color: bool = False) -> str:
     out = io.StringIO()
     system = "standard" if color else None
-    Console(file=out, width=200, force_terminal=color, color_system=system).print(*parts)
+    Console(file=out, width=200, force_terminal=color, color_system=system).print(
+        Group(*group_view(group))
+    )
     return out.getvalue()
 
 
@@ -166,7 +160,7 @@ def test_a_group_is_shown_with_its_task_grades_marks_and_comments(shown: Shown) 
     ]
     texts = ["say 2+2=5 then", "nothing"]
     answer = shown(group_of(texts, grades, prompt="What is it?", answer="4"))
-    assert printed(group_view(answer)).splitlines() == [
+    assert printed(answer).splitlines() == [
         "train:0, step 0: used",
         "task sum-1, answer 4",
         "What is it?",
@@ -180,15 +174,13 @@ def test_a_group_is_shown_with_its_task_grades_marks_and_comments(shown: Shown) 
         "nothing",
         "outcome: no gold answer",
     ]
-    assert "say \x1b[31m2+2=5\x1b[0m then" in printed(group_view(answer), color=True)
+    assert "say \x1b[31m2+2=5\x1b[0m then" in printed(answer, color=True)
 
 
-def test_a_group_that_failed_is_shown_with_the_reason(shown: Shown) -> None:
-    rows = a_failed_sample(0, "it failed in \x1b[31mthree\x1b[0m replicas")
-    assert (
-        printed(group_view(shown(rows)))
-        == "train:0, step 0: it failed in ␛[31mthree␛[0m replicas\n"
-    )
+def test_a_group_that_failed_says_why_and_has_no_responses(shown: Shown) -> None:
+    answer = shown(a_failed_sample(0, "it failed in \x1b[31mthree\x1b[0m replicas"))
+    assert (answer["task"], answer["prompt"], answer["responses"]) == (None, None, [])
+    assert printed(answer) == "train:0, step 0: it failed in ␛[31mthree␛[0m replicas\n"
 
 
 def test_nothing_that_a_model_wrote_steers_the_terminal(shown: Shown) -> None:
@@ -196,7 +188,7 @@ def test_nothing_that_a_model_wrote_steers_the_terminal(shown: Shown) -> None:
     remark = Graded(value=0.0, reason=hostile, comments={hostile: hostile})
     grades = [Grade(outcome=remark)] * 2
     answer = shown(group_of([hostile, hostile], grades, id=hostile, answer=hostile))
-    plain = printed(group_view(answer))
+    plain = printed(answer)
     assert not {"\x1b", "\x07", "\r", "\x9b", "\x7f", "\u202e"} & set(plain)
     assert "[bold]tag[/bold]" in plain
     assert "new line" in plain.splitlines()

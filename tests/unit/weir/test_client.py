@@ -133,12 +133,11 @@ def test_a_file_that_is_not_as_it_was_listed_or_would_lie_elsewhere_is_not_taken
     assert not list(tmp_path.rglob("a"))
 
 
-def test_what_bears_another_time_counts_for_nothing(tmp_path: Path) -> None:
-    part = PartFile(tmp_path / "a", 6, NOON)
-    list(part.write([b"abcdef"], 0))
-    for other in (PartFile(tmp_path / "a", 6, NOON + 1), PartFile(tmp_path / "a", 5, NOON)):
-        assert other.here == 0
-    (tmp_path / "a.part").write_bytes(b"abc")  # as a process leaves it that was killed in between
-    assert part.here == 0
-    assert list(part.write([b"xy"], 0)) == [2]
-    assert (tmp_path / "a.part").read_bytes() == b"xy"
+def test_pieces_of_another_original_count_for_nothing_and_leave_with_it(tmp_path: Path) -> None:
+    part, other = (PartFile(tmp_path / "a", 6, modified_us) for modified_us in (NOON, NOON + 1))
+    assert list(part.write([b"abc"], 0)) == [3]
+    assert (part.here, other.here, PartFile(tmp_path / "a", 2, NOON).here) == (3, 0, 0)
+    assert list(other.write([b"xy", b"z123"], 0)) == [2, 6]
+    other.finish()
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a", b"xyz123")]
+    assert (part.is_complete, other.is_complete) == (False, True)

@@ -1,0 +1,245 @@
+"""What the gateway makes of the files of a sample store, which come, go, and may be damaged."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from services.gateway.errors import Problem
+from services.gateway.samples import routes
+from services.gateway.samples.routes import SampleQuery, page_json
+from services.gateway.samples.store import Order, SampleFilter, Store
+from services.learner.durable.sample_rows import Row
+from tests.sample_stores import a_failed_sample, a_response, a_sample, write_samples
+
+RIGHT, WRONG = a_response(), a_response(accuracy=0.0, reward=0.0, advantage=-0.5)
+PARTLY = a_response(accuracy=0.5, advantage=0.0, truncated=True)
+UNGRADABLE = a_response(accuracy=None, reward=None, advantage=None)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "samples")
+
+
+def page(store: Store, patience_s: float = 60.0, **query: Any) -> dict[str, Any]:
+    return json.loads(page_json(store, SampleQuery(**query), patience_s))
+
+
+def listed(store: Store, **query: Any) -> list[str]:
+    return [sample["id"] for sample in page(store, **query)["data"]]
+
+
+@pytest.fixture
+def filled(store: Store) -> Store:
+    write_samples(
+        store.folder,
+        a_sample(0, RIGHT, WRONG),
+        a_sample(1, PARTLY, UNGRADABLE, task_id="other", fate="no_signal"),
+        a_sample(0, RIGHT, purpose="eval", step=1),
+        a_failed_sample(2),
+    )
+    return store
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({}, ["train:0/0", "train:0/1", "train:1/0", "train:1/1", "eval:0/0", "train:2"]),
+        ({"step": 1}, ["train:1/0", "train:1/1", "eval:0/0"]),
+        ({"purpose": "eval"}, ["eval:0/0"]),
+        ({"task": "other"}, ["train:1/0", "train:1/1"]),
+        ({"key": "train:2"}, ["train:2"]),
+        ({"fate": "deaths"}, ["train:2"]),
+        ({"correct": True}, ["train:0/0", "eval:0/0"]),
+        ({"correct": False}, ["train:0/1", "train:1/0"]),
+        ({"ungradable": True}, ["train:1/1"]),
+        ({"ungradable": False}, ["train:0/0", "train:0/1", "train:1/0", "eval:0/0"]),
+        ({"truncated": True}, ["train:1/0"]),
+        ({"truncated": False}, ["train:0/0", "train:0/1", "train:1/1", "eval:0/0"]),
+        ({"zero_advantage": True}, ["train:1/0"]),
+        ({"zero_advantage": False}, ["train:0/0", "train:0/1", "eval:0/0"]),
+        ({"text": "RESPONSE 1"}, ["train:0/1", "train:1/1"]),
+    ],
+)
+def test_filters_leave_what_they_say(
+    filled: Store, query: dict[str, Any], expected: list[str]
+) -> None:
+    assert listed(filled, order="oldest", **query) == expected
+    groups = [sample.partition("/")[0] for sample in expected]
+    newest = [sample.partition("/")[0] for sample in listed(filled, **query)]
+    assert newest == groups[::-1]
+
+
+def test_each_order_puts_first_what_it_is_named_for(store: Store) -> None:
+    write_samples(
+        store.folder,
+        a_sample(
+            0,
+            a_response(accuracy=0.0, reward=0.0, surprise=0.5, parity_gap=None),
+            a_response(accuracy=0.0, reward=0.5, surprise=0.2, parity_gap=0.3),
+            a_response(reward=1.0, advantage=-0.1, surprise=0.1, parity_gap=0.1),
+            a_response(reward=1.0, advantage=0.9, surprise=0.3, parity_gap=0.2),
+            a_response(reward=1.0, advantage=None, surprise=0.4, parity_gap=0.4),
+            a_response(accuracy=None, reward=None, surprise=0.6, parity_gap=0.0),
+        ),
+        a_failed_sample(1),
+    )
+    expected = {
+        "wrong": [1, 0],
+        "rewarded": [3, 2, 4, 1, 0],
+        "surprising": [5, 0, 4, 3, 1, 2],
+        "parity": [4, 1, 3, 2, 5],
+    }
+    for order, indexes in expected.items():
+        assert listed(store, order=order) == [f"train:0/{index}" for index in indexes], order
+
+
+@pytest.mark.parametrize("order", Order)
+def test_pages_miss_and_repeat_nothing_while_the_store_grows_and_shrinks(
+    store: Store, order: Order
+) -> None:
+    draw = random.Random(order)
+
+    def a_drawn(number: int) -> list[Row]:
+        numbers = ("reward", "advantage", "surprise", "parity_gap")
+        responses = [
+            a_response(accuracy=0.0, **{name: draw.randrange(4) / 3 for name in numbers})
+            for _ in range(3)
+        ]
+        return a_sample(number, *responses, step=1_000 + number // 2)
+
+    files = write_samples(store.folder, *map(a_drawn, range(8, 24)))
+    at_first = set(listed(store, limit=1000))
+    seen: list[str] = []
+    after, has_more, gone = None, True, set()
+    while has_more:
+        answer = page(store, order=order, after=after, limit=5)
+        seen += [sample["id"] for sample in answer["data"]]
+        assert len(seen) == len(set(seen))
+        after, has_more = answer["last_id"], answer["has_more"]
+        if len(seen) == 15:
+            write_samples(store.folder, *map(a_drawn, (*range(4), *range(24, 28))))
+            files[0].unlink()
+            gone = {f"train:{number}/{index}" for number in (8, 9) for index in range(3)}
+    assert gone
+    assert set(seen) >= at_first - gone
+
+
+def test_a_search_that_takes_long_answers_what_it_has_and_where_to_go_on(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "_LOOKED_AT", 1)
+    texts = ["hay", "hay", "the needle", "hay"]
+    groups = [a_sample(number, RIGHT, texts=[text]) for number, text in enumerate(texts)]
+    write_samples(store.folder, *groups)
+    found, after, has_more = [], None, True
+    while has_more and len(found) < 10:
+        answer = page(store, -1.0, order="oldest", text="NEEDLE", after=after)
+        found.append([sample["id"] for sample in answer["data"]])
+        after, has_more = answer["last_id"], answer["has_more"]
+    assert found == [[], [], ["train:2/0"], [], []]
+
+
+@pytest.mark.parametrize(
+    "after",
+    ["", "oldest,1,2,3,4", "newest,1,2,3", "newest,1,2,3,x"],
+)
+def test_a_cursor_of_another_list_is_refused_by_name(filled: Store, after: str) -> None:
+    with pytest.raises(Problem) as refused:
+        page(filled, after=after)
+    assert (refused.value.status_code, refused.value.param) == (400, "after")
+
+
+def keys(store: Store) -> list[str]:
+    store.look()
+    rows = store.select(SampleFilter(), Order.OLDEST, None, 1000)
+    return [f"{row['attempt']}.{row['key']}/{row['index']}" for row in rows]
+
+
+def test_the_whole_store_is_counted_and_a_group_that_failed_is_a_row(store: Store) -> None:
+    lost = a_response(accuracy=None, process=0.25, reward=None)
+    write_samples(
+        store.folder,
+        a_sample(7, lost, a_response(length=3), step=4, fate="no_signal"),
+        a_failed_sample(8),
+    )
+    assert keys(store) == ["1.train:7/0", "1.train:7/1", "1.train:8/None"]
+    assert store.look() == {
+        "groups": 2,
+        "responses": 2,
+        "first_step": 4,
+        "last_step": 8,
+        "fates": {"no_signal": 1, "deaths": 1},
+        "purposes": {"train": 2},
+        "damaged": [],
+    }
+
+
+def test_files_that_come_change_and_go_are_noticed_and_no_other_is_read_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = write_samples(store.folder, a_sample(0, a_response()), a_sample(1, a_response()))
+    assert keys(store) == ["1.train:0/0", "1.train:1/0"]
+    taken_in: list[str] = []
+    monkeypatch.setattr(store, "_take_in", lambda names: taken_in.extend(names) or set())
+    write_samples(store.folder, a_sample(1), a_sample(2))
+    first.unlink()
+    assert keys(store) == []
+    assert taken_in == ["000001-train-000001.parquet", "000002-train-000001.parquet"]
+
+
+def test_a_step_that_is_made_again_supersedes_what_earlier_attempts_left_from_there_on(
+    store: Store,
+) -> None:
+    for attempt, steps in ((1, range(4)), (10, range(2, 3)), (9, range(1, 4))):
+        groups = [
+            a_sample(n, a_response(), texts=[f"by {attempt}"], attempt=attempt) for n in steps
+        ]
+        write_samples(store.folder, *groups)
+    write_samples(store.folder, a_sample(3, a_response(), purpose="eval"))
+    assert keys(store) == ["1.train:0/0", "9.train:1/0", "10.train:2/0", "1.eval:3/0"]
+    assert store.group("train:2")[0]["text"] == "by 10"
+    with pytest.raises(Problem) as refused:
+        store.group("train:3")
+    assert refused.value.status_code == 404
+
+
+@pytest.mark.parametrize("part", ["end", "middle", "all"])
+def test_a_damaged_file_is_named_and_the_others_are_shown(store: Store, part: str) -> None:
+    bad, good = write_samples(store.folder, a_sample(0), a_sample(1, a_response()))
+    content = bad.read_bytes()
+    half = len(content) // 2
+    torn = {"end": content[:half], "middle": content[:9] + b"\xff" * half + content[9 + half :]}
+    bad.write_bytes(torn.get(part, b""))
+    shown = keys(store)
+    assert "1.train:1/0" in shown
+    with pytest.raises(Problem) as refused:
+        store.group("train:0")
+    assert (refused.value.status_code, refused.value.code) == (404, "damaged")
+    assert bad.name in str(refused.value)
+    if len(shown) == 1:
+        assert [bad.name in words for words in store.look()["damaged"]] == [True]
+    bad.unlink()
+    assert store.look()["damaged"] == []
+    assert store.group("train:1")[0]["index"] == 0
+    assert good.exists()
+
+
+def test_queries_read_the_folder_of_the_job_alone(store: Store, tmp_path: Path) -> None:
+    (other,) = write_samples(tmp_path / "other", a_sample(0))
+    for query in (f"FROM read_parquet('{other}')", f"COPY (SELECT 1) TO '{tmp_path}/out.csv'"):
+        with pytest.raises(duckdb.PermissionException):
+            store._database.execute(query)
+    hostile = "x' OR 1=1; DROP TABLE samples --"
+    write_samples(store.folder, a_sample(0, a_response()))
+    store.look()
+    for name in ("task", "key", "fate"):
+        wanted = SampleFilter.model_validate({name: hostile})
+        assert store.select(wanted, Order.OLDEST, None, 10) == []
+    assert keys(store) == ["1.train:0/0"]
