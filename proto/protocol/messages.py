@@ -28,7 +28,7 @@ from pydantic import (
 )
 
 from protocol.recipe import Purpose, Recipe, Sampling
-from protocol.rewards import Reward
+from protocol.rewards import AskedOfAJudge, Check, MathAnswer, ModelJudge, Reward
 
 
 def _array_of(dtype: str) -> PlainValidator:
@@ -331,6 +331,33 @@ class Capabilities(Message):
 
     verifiers: tuple[str, ...]
     judges: tuple[str, ...]
+
+    def lacking(self, check: Check) -> str | None:
+        """What graders with these capabilities lack for a check, and the remedy; None: nothing."""
+        if check.verifier == "python" and "python" not in self.verifiers:
+            return (
+                "the graders run no client's code; set WEIR_GRADER_PYTHON=on where they run, or "
+                "use string_check, text_similarity, score_model or a multi of them"
+            )
+        if check.verifier not in self.verifiers:
+            return (
+                f"no verifier is called {check.verifier!r}; name the module that adds it in "
+                "WEIR_GRADER_EXTENSIONS where the graders run"
+            )
+        if isinstance(check, MathAnswer) and check.unknown == "judge":
+            check = ModelJudge()
+        if not isinstance(check, AskedOfAJudge) or check.model in self.judges:
+            return None
+        if not self.judges:
+            return (
+                "the recipe asks a model to grade, but the graders know none; set WEIR_JUDGE_URL "
+                "and WEIR_JUDGE_MODEL where they run"
+            )
+        known = ", ".join(map(repr, self.judges))
+        return (
+            f"the graders know no model {check.model!r}, but {known}; "
+            "use one of these, or name it in WEIR_JUDGES where they run"
+        )
 
 
 class Phase(StrEnum):

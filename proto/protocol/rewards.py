@@ -24,9 +24,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag, model_validator
 
 from protocol.formula import FormulaError, read_formula
-from protocol.names import RubricName, VerifierName
+from protocol.names import RubricName, Table, VerifierName
 from protocol.rubric import Rubric
-from protocol.tables import Table
 
 _PLAIN = "<plain>"  # tags of the union; `recipe.explain` leaves out of a field's name what has <>
 _MAX_RANGE = 1e6

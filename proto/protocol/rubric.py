@@ -12,7 +12,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from protocol.tables import Table
+from protocol.names import Table
 
 _TAKEN = {"analysis", "samples", "reference_left_out", "problem_left_out"}  # of a grade
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")

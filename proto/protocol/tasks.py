@@ -11,17 +11,17 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
-from protocol.encodable import MAX_DEPTH, unencodable
 from protocol.messages import Task
 from protocol.recipe import explain
 
+MAX_DEPTH = 64  # pydantic's reader gives up at 200, and what comes in travels in other values
 MAX_LINE_BYTES = 4 << 20
 MAX_TASKS = 1_000_000
 _MAX_ENTRIES = 1000  # of a task, and of its messages
@@ -253,3 +253,28 @@ def _of_openai(data: dict[str, Any], text: str) -> dict[str, Any]:
 def as_text(value: object) -> str:
     """How a template shows a value of JSON: a text as it is, else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def unencodable(value: Any, path: str = "") -> Iterator[str]:
+    """One line per fault in plain data: its dotted place, what is wrong, and the remedy.
+
+    NaN, infinity, and text with a lone surrogate, which is half a character ("\\ud83d").
+    """
+    waiting = [(path, value)]
+    while waiting:
+        place, found = waiting.pop()
+        if isinstance(found, float) and not math.isfinite(found):
+            yield f"{shown(place)}: must be a finite number"
+        elif isinstance(found, str) and not found.isascii() and shown(found) != found:
+            yield f"{shown(place)}: holds half a character (a lone surrogate); remove it"
+        elif isinstance(found, Mapping):
+            for key, item in reversed(list(found.items())):
+                below = f"{place}.{key}" if place else str(key)
+                waiting += [(below, item), (below, key)]
+        elif isinstance(found, list | tuple):
+            waiting += [(f"{place}.{index}", found[index]) for index in reversed(range(len(found)))]
+
+
+def shown(text: str) -> str:
+    """The text, with an escape for what UTF-8 cannot hold."""
+    return text.encode(errors="backslashreplace").decode()

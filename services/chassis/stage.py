@@ -18,9 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from protocol.exchange import Delivery, Disconnected, Place, Verdict, replica_of
+from protocol.exchange import Delivery, Disconnected, Place, Roster, Verdict, replica_of
 from protocol.exchange.connection import Refused
-from protocol.exchange.roster import Roster
 from protocol.frames import FrameError
 from protocol.messages import ActiveJob, Doing, GradedGroup, JobEvent, Loss, Message, Requested
 from protocol.streams import Stream

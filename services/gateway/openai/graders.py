@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, TypeAlias
 
-from protocol.capabilities import lacking
 from protocol.exchange import Exchange
 from protocol.messages import Capabilities
 from protocol.recipe import explain
@@ -270,7 +269,7 @@ async def refuse_what_graders_lack(exchange: Exchange, reward: Reward, grader: s
         judges=tuple(_union(each.judges for each in told)),
     )
     fields = _fields(reward, grader)
-    lines = [f"{field}: {why}" for field, check in fields if (why := lacking(capabilities, check))]
+    lines = [f"{field}: {why}" for field, check in fields if (why := capabilities.lacking(check))]
     if lines:
         raise from_lines(lines, code="invalid_grader")
 

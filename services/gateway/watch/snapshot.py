@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from protocol.exchange import Backlog, Exchange, UnreadableRecord
-from protocol.exchange.roster import Roster
+from protocol.exchange import Backlog, Exchange, Roster, UnreadableRecord
 from protocol.messages import JobRecord, Status
 from protocol.streams import WORK_STREAMS
 

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from protocol.encodable import MAX_DEPTH
 from protocol.recipe import Recipe
+from protocol.tasks import MAX_DEPTH
 from pydantic import ValidationError
 
 from services.gateway.errors import Problem, explain_body

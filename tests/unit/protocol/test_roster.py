@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.exchange.roster import Roster
+from protocol.exchange import Roster
 
 IDLE_S, HEARTBEAT_S = 15.0, 1.0
 
