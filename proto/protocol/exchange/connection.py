@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from redis import exceptions as errors
 from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
-from redis.asyncio.connection import Connection as RedisConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
@@ -26,9 +25,8 @@ Rows = dict[bytes, list[tuple[bytes, dict[bytes, bytes]]]]  # of a read, by stre
 
 _MEMORY_FULL_PAUSE_S = 0.2
 _LONGEST_BLOCK_S = 20.0
-_READER_SILENCE_S = 30.0  # beyond the longest block: then the server has vanished without a word
-_WRITER_SILENCE_S = 10.0
-_PIECE = 2**18
+_LIMIT_S = 60.0  # of a command: then the server hangs, or has vanished without a word
+_PULSE_LIMIT_S = 10.0  # of a heartbeat, or of connecting: nothing of them is large
 
 MemoryFull = errors.OutOfMemoryError
 Disconnected = (errors.ConnectionError, errors.TimeoutError)  # for longer than the patience
@@ -128,17 +126,19 @@ class PatientRedis(Redis):
     """A client that repeats a command while the server is away, but not for ever.
 
     redis-py's own retries are switched off: they multiply (those of connecting within those of the
-    command) and would wait two minutes for a wrong password to become right.
+    command) and would wait two minutes for a wrong password to become right. So is its time limit:
+    writing within `asyncio.wait_for` can swallow a cancellation in Python 3.11.
     """
 
     patience_s = 0.0
+    limit_s = 0.0  # of one command: waiting for a connection, sending, and reading the answer
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         """Run one command; connection errors surface after ``patience_s`` of them."""
         began, pause_s = None, 0.02
         while True:
             try:
-                return await super().execute_command(*args, **options)
+                return await self._execute(*args, **options)
             except (errors.AuthenticationError, errors.AuthorizationError):
                 raise
             except Disconnected:
@@ -148,71 +148,12 @@ class PatientRedis(Redis):
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 1.0)
 
-
-class _WatchedConnection(RedisConnection):
-    """A connection whose time limit is for the next bytes, not for the whole of an answer.
-
-    So a server that vanished without a word is noticed, and a large group may take its time.
-    redis-py's own limit is for the whole, and writes within `asyncio.wait_for`, which in Python
-    3.11 can swallow a cancellation.
-    """
-
-    _limit: asyncio.Timeout | None = None
-
-    def __init__(self, *, silence_s: float, **settings: Any) -> None:
-        super().__init__(socket_connect_timeout=silence_s, **settings)
-        self.silence_s = silence_s
-
-    async def _connect(self) -> None:
-        await super()._connect()
-        assert self._reader is not None
-        assert self._writer is not None
-        feed = self._reader.feed_data
-
-        def feed_data(data: Any) -> None:
-            if self._limit is not None:
-                self._limit.reschedule(asyncio.get_running_loop().time() + self.silence_s)
-            feed(data)
-
-        self._reader.feed_data = feed_data
-        self._writer = cast(asyncio.StreamWriter, _PieceByPiece(self._writer, self.silence_s))
-
-    async def read_response(self, *args: Any, **options: Any) -> Any:
-        """Read one answer.
-
-        Raises:
-            TimeoutError: redis-py's, if nothing of it came for ``silence_s``.
-        """
+    async def _execute(self, *args: Any, **options: Any) -> Any:
         try:
-            async with asyncio.timeout(self.silence_s) as self._limit:
-                return await super().read_response(*args, **options)
+            async with asyncio.timeout(self.limit_s):
+                return await super().execute_command(*args, **options)
         except TimeoutError as error:
-            raise errors.TimeoutError(f"Redis was silent for {self.silence_s:g} s") from error
-        finally:
-            self._limit = None
-
-
-class _PieceByPiece:
-    """A writer that waits for each piece to be taken, with a time limit of its own."""
-
-    def __init__(self, writer: asyncio.StreamWriter, silence_s: float) -> None:
-        self._writer = writer
-        self._silence_s = silence_s
-        self._pieces: list[memoryview] = []
-
-    def writelines(self, data: Iterable[bytes]) -> None:
-        for part in map(memoryview, data):
-            self._pieces += [part[at : at + _PIECE] for at in range(0, len(part), _PIECE)]
-
-    async def drain(self) -> None:
-        pieces, self._pieces = self._pieces, []
-        for piece in pieces:
-            self._writer.write(piece)
-            async with asyncio.timeout(self._silence_s):
-                await self._writer.drain()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._writer, name)
+            raise errors.TimeoutError(f"Redis was silent for {self.limit_s:g} s") from error
 
 
 async def if_job_ended(fallback: T, command: Awaitable[T]) -> T:
@@ -242,28 +183,23 @@ async def open_clients(
 ) -> AsyncIterator[tuple[PatientRedis, PatientRedis, PatientRedis]]:
     """A client that writes, one that reads, and one for heartbeats, which wait for no other."""
     settings: dict[str, Any] = {
-        "connection_class": _WatchedConnection,
         "retry": Retry(NoBackoff(), 0),
         "socket_timeout": None,
+        "socket_connect_timeout": _PULSE_LIMIT_S,
         "legacy_responses": False,
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     }
     # Reads block on the server, each on a connection of its own. Writes take turns on a few.
     pools = (
-        BlockingConnectionPool.from_url(
-            url, max_connections=16, timeout=None, silence_s=_WRITER_SILENCE_S, **settings
-        ),
-        ConnectionPool.from_url(
-            url, max_connections=10_000, silence_s=_READER_SILENCE_S, **settings
-        ),
-        BlockingConnectionPool.from_url(
-            url, max_connections=1, timeout=None, silence_s=_WRITER_SILENCE_S, **settings
-        ),
+        BlockingConnectionPool.from_url(url, max_connections=16, timeout=None, **settings),
+        ConnectionPool.from_url(url, max_connections=10_000, **settings),
+        BlockingConnectionPool.from_url(url, max_connections=1, timeout=None, **settings),
     )
     clients = [cast(PatientRedis, PatientRedis.from_pool(pool)) for pool in pools]
-    for client in clients:
-        client.patience_s = patience_s
     writer, reader, pulse = clients
+    for client in clients:
+        client.patience_s, client.limit_s = patience_s, _LIMIT_S
+    pulse.limit_s = _PULSE_LIMIT_S
     try:
         yield writer, reader, pulse
     finally:
