@@ -46,7 +46,6 @@ def worst_case_in_words(recipe: Recipe, held_out: Mapping[str, int]) -> str:
 
 
 def groups_in_words(recipe: Recipe) -> str:
-    """The arithmetic of ``recipe.groups_in_flight``, with the names of the settings."""
     training = recipe.training
     steps = f"(max_staleness {training.max_staleness} + 1) x groups_per_step"
     words = f"{steps} {training.groups_per_step}"

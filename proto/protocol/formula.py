@@ -56,7 +56,6 @@ class Formula:
 
     @property
     def names(self) -> frozenset[str]:
-        """The numbers that it is about."""
         return frozenset(_names(self.tree))
 
     def value(self, numbers: Mapping[str, float]) -> float:

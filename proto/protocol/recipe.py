@@ -396,7 +396,6 @@ class Recipe(Table):
 
     @property
     def num_pretrain_steps(self) -> int:
-        """Steps that the critic makes alone, before the policy's first."""
         return self.critic.pretrain_steps if self.critic is not None else 0
 
     @property
@@ -406,20 +405,17 @@ class Recipe(Table):
 
     @property
     def task_files(self) -> tuple[str, ...]:
-        """All files of tasks that it names."""
         named = (self.tasks.train, self.tasks.held_out or "", *self.held_out_files.values())
         return tuple(dict.fromkeys(filter(None, named)))
 
     @property
     def held_out_files(self) -> dict[str, str]:
-        """The file of each evaluation, by its name."""
         if self.evaluation is None:
             return {}
         others = {name: other.held_out for name, other in self.evaluation.others.items()}
         return {"": self.tasks.held_out or "", **others}
 
     def sampling_of(self, evaluation: Evaluation) -> Sampling:
-        """How the responses of an evaluation are sampled."""
         return evaluation.sampling or self.rollout.sampling
 
 

@@ -50,7 +50,6 @@ class Line:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The JSON object as written, with its own order of keys."""
         return json.loads(self.text)
 
 
@@ -187,7 +186,7 @@ def _finite(text: str) -> float:
 
 
 class _Digits(str):
-    """An integer as it is written."""
+    pass
 
 
 def _long_numbers(text: str) -> Iterator[str]:
@@ -216,7 +215,6 @@ def _values(data: object) -> Iterator[tuple[str, object]]:
 
 
 def _too_deep(data: dict[str, Any]) -> str | None:
-    """The field in which something is nested too deeply, if any is."""
     for name, value in data.items():
         level = [value]
         for _ in range(MAX_DEPTH):

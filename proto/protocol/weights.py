@@ -33,7 +33,6 @@ class WeightsGone(WeightsError):
 
 
 def version_folder(job_id: str, attempt: int, number: int) -> str:
-    """The folder of one version, relative to the weights root."""
     return f"{job_id}/{attempt}.{number}"
 
 
@@ -92,7 +91,6 @@ def seal(folder: Path) -> str:
 
 
 def is_sealed(folder: Path) -> bool:
-    """Whether the folder has a manifest, so that it can be verified."""
     return (folder / MANIFEST).is_file()
 
 

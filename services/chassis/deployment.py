@@ -22,8 +22,6 @@ class DeploymentError(ValueError):
 
 @dataclass(frozen=True)
 class Deployment:
-    """What the environment says. Times are in seconds."""
-
     redis_url: str
     data_dir: Path
     memory_dir: Path
@@ -94,7 +92,6 @@ class Deployment:
 
     @property
     def files_dir(self) -> Path:
-        """Uploaded task files."""
         return self.data_dir / "files"
 
     @property
@@ -109,11 +106,9 @@ class Deployment:
 
     @property
     def jobs_dir(self) -> Path:
-        """A folder per job."""
         return self.data_dir / "jobs"
 
     def job_dir(self, job_id: str) -> Path:
-        """A job's log, samples, checkpoints and final model."""
         return self.jobs_dir / job_id
 
 
@@ -129,7 +124,6 @@ def model_sources(environment: Mapping[str, str]) -> tuple[tuple[Path, ...], boo
 
 
 def home_dir(environment: Mapping[str, str]) -> Path:
-    """The folder of the stack that `weir up` starts here."""
     return Path(environment.get("WEIR_HOME", ".weir"))
 
 
@@ -217,12 +211,10 @@ def _paths(text: str) -> tuple[Path, ...]:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The parts of a list with commas, or with one on each line."""
     return tuple(part.strip() for part in re.split("[,\n]", text) if part.strip())
 
 
 def positive(text: str) -> float:
-    """A number above 0."""
     number = float(text)
     if not 0 < number < float("inf"):
         raise ValueError("give a number above 0")
@@ -230,21 +222,18 @@ def positive(text: str) -> float:
 
 
 def whole(text: str) -> int:
-    """A whole number from 0."""
     if not (text.isascii() and text.isdigit()):
         raise ValueError("give a whole number")
     return int(text)
 
 
 def count(text: str) -> int:
-    """A whole number above 0."""
     if not (number := whole(text)):
         raise ValueError("give a whole number above 0")
     return number
 
 
 def switch(text: str) -> bool:
-    """Whether it is on."""
     if text not in {"on", "off"}:
         raise ValueError("say 'on' or 'off'")
     return text == "on"

@@ -45,8 +45,6 @@ _PATHS = "/healthz, /startupz, /readyz, and /metrics on WEIR_METRICS_PORT"
 
 @dataclass
 class Service:
-    """What the parts of a service share."""
-
     name: str
     deployment: Deployment
     exchange: Exchange
@@ -100,7 +98,6 @@ def run_service(name: str, main: Main, make_app: Callable[[Service], Asgi] | Non
 
 
 def _allow_open_files(wanted: int) -> None:
-    """Raise the usual limit of 1,024, as far as this user may."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
@@ -171,8 +168,6 @@ async def telling(service: Service, main: Main) -> None:
 
 @dataclass
 class StatusTeller:
-    """Tells the status of one life of a process."""
-
     service: Service
     starts: int = 1
     failure: Failure | None = None  # of the last of them
@@ -217,7 +212,6 @@ class StatusTeller:
                 await exchange.show_status(self.status())
 
     def status(self) -> Status:
-        """What the process is doing now."""
         readiness, activity = self.service.readiness, self.service.activity
         if readiness.was_ready:
             self.starts, self.failure = 0, None
@@ -292,7 +286,6 @@ class Observable:
     tells_metrics: bool
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Answer one request."""
         path = scope["path"] if scope["method"] in {"GET", "HEAD"} else None
         readiness = self.service.readiness
         if path == "/healthz":
@@ -331,7 +324,6 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def _serving_all(service: Service, inner: Asgi | None) -> AsyncIterator[None]:
-    """Serve a service on its port, and its metrics there or on theirs."""
     port, metrics_port = service.deployment.port, service.deployment.metrics_port
     async with AsyncExitStack() as stack:
         if metrics_port != port:
@@ -373,7 +365,6 @@ class _Timely(H11Protocol):
 
 @asynccontextmanager
 async def _serving(app: Asgi, deployment: Deployment, port: int) -> AsyncIterator[_Server]:
-    """Serve an application while the body of ``async with`` runs."""
     server = _Server(
         uvicorn.Config(
             app,

@@ -47,7 +47,6 @@ def _always(_: ActiveJob) -> bool:
 
 
 def up_to(capacity: int) -> Callable[[ActiveJob, int], int]:
-    """Room for ``capacity`` entries at the same time, however large they are."""
     return lambda _, in_flight: capacity - in_flight
 
 
@@ -67,7 +66,6 @@ class Stage(Generic[I, O]):
 
     @property
     def group(self) -> str:
-        """The group of workers that share the inputs."""
         return str(self.inputs[0].group)
 
 
@@ -156,7 +154,6 @@ class _Worker(Generic[I, O]):
                 await self._until_changed()
 
     async def finish_within(self, grace_s: float) -> None:
-        """Wait until what is in flight has ended, but for ``grace_s`` at the longest."""
         if self.in_flight:
             await asyncio.wait(set(self.in_flight.values()), timeout=grace_s)
 
@@ -170,7 +167,6 @@ class _Worker(Generic[I, O]):
 
     @property
     def _free(self) -> int:
-        """How many entries may be started now."""
         if self.job is None or self.is_alone or self.troubled:
             return 0
         return self.stage.room(self.job, len(self.in_flight))
@@ -181,7 +177,6 @@ class _Worker(Generic[I, O]):
 
     @property
     def _inputs(self) -> Sequence[Stream[I]]:
-        """What is claimed now."""
         replicas = sorted(self._replicas)
         left = self.stage.leaves(
             replicas.index(replica_of(self.service.exchange.me)), len(replicas)
@@ -229,7 +224,6 @@ class _Worker(Generic[I, O]):
                 self._lose(delivery)
 
     def _tell(self, held: Sequence[Delivery[I]]) -> None:
-        """Say what is being done."""
         activity = self.service.activity
         activity.holding(delivery.key for delivery in held)
         if held:
@@ -240,7 +234,6 @@ class _Worker(Generic[I, O]):
             activity.rests(Doing.IDLE)
 
     def _lose(self, delivery: Delivery[I]) -> None:
-        """Others have taken it over."""
         metrics.LOST.inc()
         self.held.pop(delivery.place, None)
         if delivery in self.in_flight:

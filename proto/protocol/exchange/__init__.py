@@ -45,7 +45,7 @@ __all__ = [
 
 
 class Exchange(Work, Jobs, News):
-    """Everything that crosses a process boundary, for one life of one process."""
+    """All that crosses a process boundary, for one life of one process."""
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,13 +33,8 @@ Disconnected = (errors.ConnectionError, errors.TimeoutError)  # for longer than 
 Refused = errors.ResponseError
 
 
-class _Script:
-    def __init__(self, path: Path) -> None:
-        self.text = path.read_text()
-        self.sha = hashlib.sha1(self.text.encode()).hexdigest()
-
-
-_SCRIPTS = {path.stem: _Script(path) for path in Path(__file__).parents[1].glob("lua/*.lua")}
+_SCRIPTS = {path.stem: path.read_text() for path in Path(__file__).parents[1].glob("lua/*.lua")}
+_HASHES = {name: hashlib.sha1(text.encode()).hexdigest() for name, text in _SCRIPTS.items()}
 
 
 class Fenced(RuntimeError):
@@ -74,15 +69,12 @@ class Connection:
             client.patience_s = patience_s
 
     async def ping(self) -> None:
-        """Raise unless the server answers."""
         await cast(Awaitable[bool], self.writer.ping())
 
     async def memory(self) -> Memory:
-        """How much memory the server uses."""
         told = await self.writer.info("memory")
         machine = told.get("total_system_memory")
-        limit = int(told["maxmemory"]) or None
-        return Memory(int(told["used_memory"]), limit, machine and int(machine))
+        return Memory(told["used_memory"], told["maxmemory"] or None, machine)
 
     async def run(
         self,
@@ -91,14 +83,13 @@ class Connection:
         args: Sequence[Any],
         client: PatientRedis | None = None,
     ) -> Any:
-        """Run a script of ``lua/``."""
-        script, client = _SCRIPTS[name], client or self.writer
+        client = client or self.writer
         try:
             try:
-                return await client.evalsha(script.sha, len(keys), *keys, *args)
+                return await client.evalsha(_HASHES[name], len(keys), *keys, *args)
             except errors.NoScriptError:
                 # Loading it and calling it by its hash would fail if the server went in between.
-                return await client.eval(script.text, len(keys), *keys, *args)
+                return await client.eval(_SCRIPTS[name], len(keys), *keys, *args)
         except errors.ResponseError as error:
             if str(error).startswith("FENCED"):
                 raise Fenced(str(error)) from error
@@ -106,13 +97,9 @@ class Connection:
 
     async def produce(self, name: str, keys: Sequence[Any], args: Sequence[Any]) -> Any:
         """Run a script that adds work; it waits while the server's memory is full."""
-        return await self._until_memory(lambda: self.run(name, keys, args))
-
-    async def _until_memory(self, write: Callable[[], Awaitable[Any]]) -> Any:
-        """Memory full is back-pressure: whoever adds work waits while others drain it."""
         while True:
             try:
-                return await write()
+                return await self.run(name, keys, args)
             except errors.OutOfMemoryError:
                 self.backpressure_seconds += _MEMORY_FULL_PAUSE_S
                 self.waiting_for_memory += 1
@@ -134,7 +121,6 @@ class PatientRedis(Redis):
     limit_s = 0.0  # of one command: waiting for a connection, sending, and reading the answer
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        """Run one command; connection errors surface after ``patience_s`` of them."""
         began, pause_s = None, 0.02
         while True:
             try:
@@ -173,7 +159,6 @@ def block_ms(wait_s: float) -> int:
 
 
 def flat(fields: Mapping[bytes, bytes]) -> list[bytes]:
-    """Names and values in turn, as commands take them."""
     return [part for pair in fields.items() for part in pair]
 
 

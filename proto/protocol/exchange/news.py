@@ -29,27 +29,18 @@ class News(Connection):
     """
 
     async def announce(self, policy: PolicyVersion) -> None:
-        """Tell every rollout about new weights. This works when memory is full.
-
-        Raises:
-            Fenced: if the policy's attempt is not the current one.
-        """
+        """Tell every rollout about new weights, if the policy's attempt is the current one."""
         keys = [streams.POLICY.key(policy.job_id), streams.job_key(policy.job_id)]
         await self.run("announce", keys, [policy.attempt, *flat(encode(policy))])
 
     async def newest_policy(self, job_id: str) -> PolicyVersion | None:
-        """The last announced policy, if there is one."""
         rows = await self.writer.xrevrange(streams.POLICY.key(job_id), count=1)
         return decode(PolicyVersion, cast(dict[bytes, bytes], rows[0][1])) if rows else None
 
     async def record_event(self, event: JobEvent) -> bool:
-        """Record an event; False if one with its id is among the newest `MAX_EVENTS`, the kept.
-
-        This works when memory is full: who waits for room must be able to say so.
-        """
-        keys = [streams.EVENTS.key(event.job_id), streams.event_ids_key(event.job_id)]
+        """Record an event; False if one with its id is among the newest `MAX_EVENTS`, the kept."""
         args = [MAX_EVENTS, event.id, *flat(encode(event))]
-        return bool(await self.run("record_event", keys, args))
+        return bool(await self.run("record_event", streams.keys_of_events(event.job_id), args))
 
     async def events(
         self, job_id: str, *, after: str = "0", count: int = 1000, wait_s: float | None = None
@@ -87,7 +78,6 @@ class News(Connection):
         await self.run("count_start", [streams.STARTS], [service])
 
     async def starts(self) -> dict[str, int]:
-        """How many processes of each service have ever started."""
         stored = cast(Awaitable[dict[bytes, bytes]], self.writer.hgetall(streams.STARTS))
         return {service.decode(): int(count) for service, count in (await stored).items()}
 
@@ -108,7 +98,6 @@ class News(Connection):
         return found
 
     async def forget_status(self, replica: str) -> None:
-        """The process on this replica has left, or has shown no life for long."""
         await cast(Awaitable[int], self.pulse.hdel(streams.STATUS, replica))
 
     async def ask_trial(self, trial: Trial, most: int) -> bool:
@@ -117,22 +106,18 @@ class News(Connection):
         return bool(await self.produce("ask_trial", [streams.TRIALS], args))
 
     async def withdraw_trial(self, trial: Trial) -> bool:
-        """Take back what no grader has taken; False if one has."""
         removed = self.writer.lrem(streams.TRIALS, 1, trial.model_dump_json())
         return bool(await cast(Awaitable[int], removed))
 
     async def trial_result(self, trial_id: str, wait_s: float) -> TrialResult | None:
-        """What became of a trial, if that is known within ``wait_s``."""
         text = await self._popped(streams.trial_key(trial_id), wait_s)
         return None if text is None else TrialResult.model_validate_json(text)
 
     async def take_trial(self, wait_s: float) -> Trial | None:
-        """The oldest trial that was asked for, if there is one within ``wait_s``."""
         text = await self._popped(streams.TRIALS, wait_s)
         return None if text is None else Trial.model_validate_json(text)
 
     async def answer_trial(self, trial: Trial, result: TrialResult) -> None:
-        """Tell whoever asked."""
         args = [result.model_dump_json(), _TRIAL_KEPT_S]
         await self.run("tell_trial", [streams.trial_key(trial.id)], args)
 

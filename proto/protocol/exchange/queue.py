@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
 from protocol import streams
 from protocol.exchange.connection import Connection, Rows, block_ms, flat, if_job_ended
@@ -39,11 +39,7 @@ class Delivery(Generic[M]):
         return (self.stream.key(self.job_id), self.entry_id)
 
     def message(self) -> M:
-        """Decode what the entry carries.
-
-        Raises:
-            FrameError: if it is not a frame of the stream's type.
-        """
+        """What the entry carries; a `FrameError` if that is no frame of the stream's type."""
         return decode(self.stream.carries, self.fields)
 
     def purpose_and_number(self) -> tuple[Purpose, int]:
@@ -52,7 +48,6 @@ class Delivery(Generic[M]):
         return Purpose(purpose), int(number)
 
     def as_failed(self, reason: str) -> GradedGroup:
-        """The message that tells the learner not to wait for this group."""
         purpose, number = self.purpose_and_number()
         return GradedGroup(purpose=purpose, number=number, failure=reason)
 
@@ -68,20 +63,15 @@ class Backlog:
 
     @property
     def waiting(self) -> int:
-        """Entries that nobody has claimed."""
         return self.entries - self.claimed
 
 
 @dataclass(frozen=True)
 class Pulse:
-    """What a heartbeat learns.
+    """What a heartbeat learns."""
 
-    ``lives`` has the number of beats of each worker, negative if it would claim nothing now, 0 if
-    it holds entries and has never shown life. ``lost`` are the places of entries taken over.
-    """
-
-    lives: Mapping[str, int]
-    lost: frozenset[Place]
+    lives: Mapping[str, int]  # beats by worker; below 0: it claims nothing; 0: it never showed life
+    lost: frozenset[Place]  # entries that others have taken over
 
 
 def replica_of(life: str) -> str:
@@ -102,7 +92,7 @@ class Roster:
     heartbeat_s: float  # between two signs of life
     _looked_at: float | None = None
     _beats: dict[str, int] = field(default_factory=dict)
-    _silence: dict[str, float] = field(default_factory=dict)
+    silence: dict[str, float] = field(default_factory=dict)  # by worker
     _replicas: dict[str, float] = field(default_factory=dict)  # since one there would claim
 
     def look(self, lives: Mapping[str, int], now: float) -> None:
@@ -110,8 +100,8 @@ class Roster:
         passed = 0.0 if self._looked_at is None else now - self._looked_at
         passed = min(passed, 2 * self.heartbeat_s)
         self._looked_at = now
-        self._silence = {
-            life: self._silence.get(life, 0.0) + passed if self._beats.get(life) == beats else 0.0
+        self.silence = {
+            life: self.silence.get(life, 0.0) + passed if self._beats.get(life) == beats else 0.0
             for life, beats in lives.items()
         }
         self._beats = dict(lives)
@@ -120,19 +110,14 @@ class Roster:
             for replica, silence in self._replicas.items()
             if silence + passed < _REPLICAS_KEPT * self.idle_s
         }
-        willing = (life for life, beats in lives.items() if beats > 0 and not self._silence[life])
+        willing = (life for life, beats in lives.items() if beats > 0 and not self.silence[life])
         self._replicas |= dict.fromkeys(map(replica_of, willing), 0.0)
 
     def dead(self, me: str) -> Iterable[tuple[str, int]]:
         """The workers that have been silent for too long, with the beats last seen."""
-        for life, silence in self._silence.items():
+        for life, silence in self.silence.items():
             if silence >= self.idle_s and life != me:
                 yield life, self._beats[life]
-
-    @property
-    def silence(self) -> Mapping[str, float]:
-        """For how long each worker has shown no life."""
-        return self._silence
 
     @property
     def replicas(self) -> frozenset[str]:
@@ -141,14 +126,8 @@ class Roster:
 
 
 class Work(Connection):
-    """What producers and workers do with the work streams."""
-
     async def ask(self, request: RolloutRequest) -> bool:
-        """Ask for a group, unless it was asked for already. Waits while memory is full.
-
-        Raises:
-            Fenced: if the request's attempt is not the current one, or the job has ended.
-        """
+        """Ask for a group, unless it was asked for already. Waits while memory is full."""
         keys = [
             streams.requests_for(request.purpose).key(request.job_id),
             streams.under_way_key(request.job_id),
@@ -192,8 +171,8 @@ class Work(Connection):
 
         async def next_one(claimed: Sequence[Delivery[M]]) -> Delivery[M] | None:
             ids = [*known, *(delivery.entry_id for delivery in claimed)]
-            row = await if_job_ended(None, self.run("reclaim", keys, [*head, *ids]))
-            return row and _delivery(stream, job_id, row[0], _pairs(row[1]), *map(_lives, row[2:]))
+            row: Any = await if_job_ended(None, self.run("reclaim", keys, [*head, *ids]))
+            return row and _delivery(stream, job_id, row[0], _pairs(row[1]), *row[2:])
 
         return await _up_to(count, next_one)
 
@@ -220,13 +199,7 @@ class Work(Connection):
         held: Iterable[Delivery] = (),
         may_claim: bool = True,
     ) -> Pulse:
-        """Show life, and learn who else does.
-
-        Args:
-            group: whose workers share the ``inputs`` of the job.
-            held: the entries claimed from the inputs.
-            may_claim: whether this worker would take over what others cannot do.
-        """
+        """Show life, and learn who else does; ``held`` are the entries claimed from the inputs."""
         index_of = {stream.key(job_id): number for number, stream in enumerate(inputs, start=1)}
         places = [delivery.place for delivery in held]
         entries = [part for key, entry_id in places for part in (index_of[key], entry_id)]
@@ -236,10 +209,7 @@ class Work(Connection):
         lives, lost = await self.run("heartbeat", keys, args, client=self.pulse)
         of_index = {str(number).encode(): key for key, number in index_of.items()}
         return Pulse(
-            {
-                life.decode(): int(beats)
-                for life, beats in zip(lives[::2], lives[1::2], strict=True)
-            },
+            {life.decode(): int(beats) for life, beats in _pairs(lives).items()},
             frozenset((of_index[index], entry_id.decode()) for index, entry_id in lost),
         )
 
@@ -256,7 +226,6 @@ class Work(Connection):
         return int(await self.run("bury", [*keys, *(s.key(job_id) for s in inputs)], args))
 
     async def leave(self, group: str) -> None:
-        """Show no more life, having released everything."""
         await self.run("leave", [streams.lives_key(group)], [self.me])
 
     async def hand_off(self, delivery: Delivery, output: Stream[M], result: M) -> bool:
@@ -272,9 +241,7 @@ class Work(Connection):
     async def release(self, delivery: Delivery, verdict: Verdict = "unharmed") -> bool:
         """Give an entry back to all workers; False if it was no longer ours.
 
-        Args:
-            verdict: "failures" if it failed here, "deaths" if a part of this worker died holding
-                it; both are counted against the entry.
+        Counted against it: "failures", if it failed here; "deaths", if a part of this worker died.
         """
         keys = [delivery.stream.key(delivery.job_id), streams.faults_key(delivery.job_id)]
         args = [delivery.stream.group, self.me, delivery.entry_id, delivery.stream.name, verdict]
@@ -286,32 +253,19 @@ class Work(Connection):
         await self.run("pardon", [streams.faults_key(job_id)], [self.me, *entries])
 
     async def take_in(self, delivery: Delivery[GradedGroup], attempt: int) -> bool:
-        """Remove a graded group that is safely logged; False if it was gone already.
-
-        Raises:
-            Fenced: if ``attempt`` is not the current one.
-        """
-        job_id = delivery.job_id
-        keys = [
-            delivery.stream.key(job_id),
-            streams.under_way_key(job_id),
-            streams.job_key(job_id),
-        ]
+        """Remove a graded group that is safely logged; False if it was gone already."""
+        job_id, stream = delivery.job_id, delivery.stream
+        keys = [stream.key(job_id), streams.under_way_key(job_id), streams.job_key(job_id)]
         args = [attempt, delivery.stream.group, delivery.entry_id, delivery.key]
         return bool(await self.run("take_in", keys, args))
 
     async def under_way(self, job_id: str) -> set[str]:
-        """The keys of all groups that were asked for and not yet taken in."""
-        members = await cast(
-            Awaitable[set[bytes]], self.writer.smembers(streams.under_way_key(job_id))
-        )
-        return {member.decode() for member in members}
+        members = self.writer.smembers(streams.under_way_key(job_id))
+        return {member.decode() for member in await cast(Awaitable[set[bytes]], members)}
 
     async def backlog(self, stream: Stream, job_id: str = "") -> Backlog:
-        """How full a work stream is."""
-        length, claimed, age_ms, key = await self.run(
-            "backlog", [stream.key(job_id)], [str(stream.group)]
-        )
+        keys, args = [stream.key(job_id)], [str(stream.group)]
+        length, claimed, age_ms, key = await self.run("backlog", keys, args)
         return Backlog(length, claimed, age_ms / 1000, key.decode())
 
     async def _claim(
@@ -362,15 +316,11 @@ def _delivery(
     job_id: str,
     entry_id: bytes,
     fields: Mapping[bytes, bytes],
-    deaths: tuple[str, ...] = (),
-    failures: tuple[str, ...] = (),
+    *lives: bytes,
 ) -> Delivery[M]:
     key = fields.get(b"key", b"").decode()
-    return Delivery(stream, job_id, entry_id.decode(), key, fields, deaths, failures)
-
-
-def _lives(names: bytes) -> tuple[str, ...]:
-    return tuple(names.decode().split())
+    faults = (tuple(names.decode().split()) for names in lives)  # deaths, and failures
+    return Delivery(stream, job_id, entry_id.decode(), key, fields, *faults)
 
 
 def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
