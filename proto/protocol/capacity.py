@@ -17,12 +17,7 @@ def responses_in_flight(recipe: Recipe) -> int:
 
 
 def evaluation_responses(recipe: Recipe, held_out: Mapping[str, int]) -> int:
-    """Responses of the evaluations that are under way at once.
-
-    Args:
-        recipe: how many responses each evaluation wants.
-        held_out: tasks in the file of each evaluation, by its name; what is not there has none.
-    """
+    """Responses of the evaluations under way at once; ``held_out``: tasks of each, by its name."""
     return sum(
         min(held_out.get(name, 0), evaluation.tasks or sys.maxsize) * evaluation.samples
         for name, evaluation in recipe.evaluations.items()

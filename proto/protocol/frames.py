@@ -63,11 +63,7 @@ def encode(message: Message) -> dict[bytes, bytes]:
 
 
 def decode(expected: type[M], fields: Fields) -> M:
-    """Rebuild a message from its fields; its arrays are read-only views of them.
-
-    Raises:
-        FrameError: if the fields are not a frame of ``expected``.
-    """
+    """Rebuild a message from its fields, or raise `FrameError`; its arrays are views of them."""
     header = _read_header(fields)
     if header.type != expected.__name__ or header.version != SCHEMA_VERSION:
         raise FrameError(

@@ -439,11 +439,7 @@ def explain(error: ValidationError, whole: str = "recipe") -> str:
 
 
 def parse_recipe(data: object) -> Recipe:
-    """Validate plain data as a recipe.
-
-    Raises:
-        RecipeError: naming each wrong field.
-    """
+    """Validate plain data as a recipe, or raise a `RecipeError` that names each wrong field."""
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
@@ -451,11 +447,7 @@ def parse_recipe(data: object) -> Recipe:
 
 
 def load_tables(path: Path) -> dict[str, Any]:
-    """Read tables from a TOML file.
-
-    Raises:
-        RecipeError: if the file is missing or unreadable, or is not TOML.
-    """
+    """Read tables from a TOML file, or raise a `RecipeError`."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -467,11 +459,7 @@ def load_tables(path: Path) -> dict[str, Any]:
 
 
 def load_recipe(path: Path) -> Recipe:
-    """Read a recipe from a TOML file.
-
-    Raises:
-        RecipeError: if the file is missing or unreadable, is not TOML, or is not a recipe.
-    """
+    """Read a recipe from a TOML file, or raise a `RecipeError`."""
     data = load_tables(path)
     try:
         return parse_recipe(data)

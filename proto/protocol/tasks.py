@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,12 +53,7 @@ class Line:
 
 
 def read_tasks(path: Path) -> tuple[Task, ...]:
-    """Read a task file.
-
-    Raises:
-        TaskFileError: naming the line, the field and the remedy of up to 20 problems; or the file
-            and the cause, an `OSError`, if it cannot be read.
-    """
+    """Read a task file, or raise a `TaskFileError` of up to 20 problems."""
     try:
         with path.open("rb") as file:
             return tuple(sound_tasks(raw_lines(file)))
@@ -70,8 +64,7 @@ def read_tasks(path: Path) -> tuple[Task, ...]:
 def sound_tasks(lines: Iterable[bytes]) -> Iterator[Task]:
     """The tasks of a file one by one, in the memory of one line and of 200 bytes per task.
 
-    Raises:
-        TaskFileError: of up to 20 problems, after the last task or the last of these.
+    A `TaskFileError` of up to 20 problems comes after the last task or the last of these.
     """
     problems: list[str] = []
     num_tasks = 0
@@ -106,15 +99,11 @@ def raw_lines(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> Iterator[bytes
     """Lines without a byte order mark; of a line that is too long, just over the limit."""
     raw = file.readline(max_bytes + 1).removeprefix(_BYTE_ORDER_MARK)
     while raw:
-        if len(raw) > max_bytes:
-            _skip_line(file, raw, max_bytes)
+        rest = raw if len(raw) > max_bytes else b""
+        while rest and not rest.endswith(b"\n"):
+            rest = file.readline(max_bytes)
         yield raw
         raw = file.readline(max_bytes + 1)
-
-
-def _skip_line(file: BinaryIO, read: bytes, max_bytes: int) -> None:
-    while read and not read.endswith(b"\n"):
-        read = file.readline(max_bytes)
 
 
 def _line(number: int, raw: bytes) -> Line | None:
@@ -169,13 +158,11 @@ def _parse_task(text: str) -> Task:
 
 def _read_json(text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_finite, parse_float=_finite)
+        return json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=_whole)
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON: {error}") from error
     except RecursionError as error:
         raise ValueError("not valid JSON: nested too deeply") from error
-    except ValueError as error:
-        raise ValueError("\n".join(_long_numbers(text)) or str(error)) from error
 
 
 def _finite(text: str) -> float:
@@ -185,33 +172,12 @@ def _finite(text: str) -> float:
     return number
 
 
-class _Digits(str):
-    pass
-
-
-def _long_numbers(text: str) -> Iterator[str]:
-    """Integers that Python refuses to read, because that takes time: each with its field."""
+def _whole(text: str) -> int:
     try:
-        data = json.loads(text, parse_int=_Digits)
-    except (ValueError, RecursionError):
-        return
-    for name, value in _values(data):
-        if isinstance(value, _Digits):
-            length = len(value.lstrip("-"))
-            if length > sys.get_int_max_str_digits() > 0:
-                remedy = "write it as text, in quotes, or remove it"
-                yield f"{name or 'task'}: a number of {length} digits cannot be read; {remedy}"
-
-
-def _values(data: object) -> Iterator[tuple[str, object]]:
-    """The dotted names and the values of all that stands in a JSON value, however deep."""
-    left: list[tuple[str, object]] = [("", data)]
-    while left:
-        name, value = left.pop()
-        yield name, value
-        parts = enumerate(value) if isinstance(value, list) else ()
-        parts = value.items() if isinstance(value, dict) else parts
-        left += [(f"{name}.{key}" if name else str(key), part) for key, part in parts]
+        return int(text)
+    except ValueError as error:  # Python refuses a long one, because that takes time
+        problem = f"a number of {len(text)} digits cannot be read"
+        raise ValueError(f"{problem}; write it as text, in quotes, or remove it") from error
 
 
 def _too_deep(data: dict[str, Any]) -> str | None:
@@ -254,9 +220,9 @@ def as_text(value: object) -> str:
 
 
 def unencodable(value: Any, path: str = "") -> Iterator[str]:
-    """One line per fault in plain data: its dotted place, what is wrong, and the remedy.
+    """What JSON in UTF-8 cannot hold, though Python's lets it in: its dotted place, and the remedy.
 
-    NaN, infinity, and text with a lone surrogate, which is half a character ("\\ud83d").
+    That is NaN, infinity, and text with a lone surrogate, which is half a character ("\\ud83d").
     """
     waiting = [(path, value)]
     while waiting:

@@ -44,18 +44,12 @@ class Deployment:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Deployment:
-        """Read the ``WEIR_*`` variables, or the files that ``WEIR_*_FILE`` name.
-
-        Raises:
-            DeploymentError: naming the variable that is missing or wrong.
-        """
+        """Read the ``WEIR_*`` variables, or the files that ``WEIR_*_FILE`` name."""
         read = Reader(environment)
         port = read("WEIR_PORT", int)
         model_roots, model_hub = model_sources(environment)
         deployment = cls(
-            redis_url=_with_password(
-                read("WEIR_REDIS_URL", str), read("WEIR_REDIS_PASSWORD", str, "")
-            ),
+            redis_url=_redis_url(read),
             data_dir=(data_dir := read("WEIR_DATA_DIR", _plain_folder)),
             memory_dir=read("WEIR_MEMORY_DIR", _plain_folder, str(data_dir / "weights")),
             weights_by_delta=read("WEIR_WEIGHTS", _way_of_weights, "memory"),
@@ -83,11 +77,7 @@ class Deployment:
         return deployment
 
     def load_extensions(self) -> None:
-        """Import the modules that add formulas of the deployment's own to the tables.
-
-        Raises:
-            DeploymentError: if one cannot be imported.
-        """
+        """Import the modules that add formulas of the deployment's own to the tables."""
         import_extensions("WEIR_EXTENSIONS", self.extensions)
 
     @property
@@ -113,11 +103,7 @@ class Deployment:
 
 
 def model_sources(environment: Mapping[str, str]) -> tuple[tuple[Path, ...], bool]:
-    """The folders that models may lie in, and whether a model hub is asked for others.
-
-    Raises:
-        DeploymentError: if a variable is wrong.
-    """
+    """The folders that models may lie in, and whether a model hub is asked for others."""
     read = Reader(environment)
     roots = read("WEIR_MODEL_ROOTS", _paths, ".:models")
     return roots, read("WEIR_MODEL_HUB", switch, "off")
@@ -131,9 +117,6 @@ def variable(environment: Mapping[str, str], name: str) -> str | None:
     """A variable's value, or what is in the file that ``<name>_FILE`` names, as secrets are.
 
     Empty counts as not set, since a compose file passes on what is not set as empty.
-
-    Raises:
-        DeploymentError: if both are set, or the file cannot be read or is empty.
     """
     value, path = environment.get(name), environment.get(f"{name}_FILE")
     if not path:
@@ -150,11 +133,7 @@ def variable(environment: Mapping[str, str], name: str) -> str | None:
 
 
 def import_extensions(source: str, names: Iterable[str]) -> None:
-    """Import the modules that ``source``, a variable of the environment, names.
-
-    Raises:
-        DeploymentError: if one cannot be imported.
-    """
+    """Import the modules that ``source``, a variable of the environment, names."""
     for name in names:
         try:
             importlib.import_module(name)
@@ -172,14 +151,9 @@ class Reader:
     environment: Mapping[str, str]
 
     def __call__(self, name: str, parse: Callable[[str], T], default: str | None = None) -> T:
-        """What ``parse`` makes of a variable's text, or of the default's.
-
-        Raises:
-            DeploymentError: naming the variable that is missing or wrong, and showing its text.
-        """
-        text = variable(self.environment, name)
-        if text is None:
-            text = default
+        """What ``parse`` makes of a variable's text, or of the default's."""
+        found = variable(self.environment, name)
+        text = default if found is None else found
         if text is None:
             raise DeploymentError(f"{name} is not set; `weir up` and docker-compose.yml set it")
         try:
@@ -188,7 +162,8 @@ class Reader:
             raise DeploymentError(f"{name}={text!r}: {error}") from error
 
 
-def _with_password(redis_url: str, password: str) -> str:
+def _redis_url(read: Reader) -> str:
+    redis_url, password = read("WEIR_REDIS_URL", str), read("WEIR_REDIS_PASSWORD", str, "")
     parts = urlsplit(redis_url)
     if not password:
         return redis_url

@@ -24,13 +24,10 @@ class Tokenizer(Protocol):
 def rendered(task: Task, template: str | None, tokenizer: Tokenizer) -> list[int]:
     """The prompt's token ids, by the plain template if there is one, else by the chat template.
 
-    Raises:
-        PromptError: if the task does not fit the template, or the model has none.
+    `PromptError` if the task does not fit the template, or the model has none.
     """
-    return _plain(task, template, tokenizer) if template is not None else _chat(task, tokenizer)
-
-
-def _plain(task: Task, template: str, tokenizer: Tokenizer) -> list[int]:
+    if template is None:
+        return _chat(task, tokenizer)
     if task.prompt is None:
         raise PromptError(
             f"task {task.id!r}: model.prompt_template needs a 'prompt', but the task has "

@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ from services.chassis.logs import set_up_logs
 Asgi = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 UNSAFE = Gauge("weir_server_unsafe", "1 for what at Redis can cost jobs or work", ["setting"])
 log = logging.getLogger(__name__)
+_OPEN_FILES = 2**16  # the usual limit is 1,024
 _PARTING_S = 2.0
 _MAX_HEAD_BYTES = 2**15
 _MAX_CONNECTIONS = 800  # beyond them every request is answered with 503
@@ -79,13 +80,14 @@ Main = Callable[[Service], Awaitable[None]]
 def run_service(name: str, main: Main, make_app: Callable[[Service], Asgi] | None = None) -> None:
     """Run ``main`` until it returns or the process is told to stop, then exit.
 
-    Beside it /healthz, /startupz, /readyz and /metrics are served on the deployment's port, in
-    front of the service's own application if it has one; /metrics on a port of its own if the
-    deployment says so. What the service writes is for its own user. The exit status is 0 when
-    ``main`` returned, 1 when it raised or the environment is wrong.
+    Meanwhile the paths of `Observable` are served, in front of the service's own application if
+    it has one. The exit status is 0 when ``main`` returned, 1 when it raised or the environment is
+    wrong.
     """
-    os.umask(0o077)
-    _allow_open_files(2**16)
+    os.umask(0o077)  # what the service writes is for its own user
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = _OPEN_FILES if most == resource.RLIM_INFINITY else min(_OPEN_FILES, most)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
     try:
         deployment = Deployment.from_environment()
     except DeploymentError as error:
@@ -95,12 +97,6 @@ def run_service(name: str, main: Main, make_app: Callable[[Service], Asgi] | Non
         sys.exit(asyncio.run(_run(name, deployment, main, make_app)))
     except DeploymentError as error:
         sys.exit(f"{name}: {error}")
-
-
-def _allow_open_files(wanted: int) -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
 
 
 async def _run(
@@ -115,7 +111,7 @@ async def _run(
             asyncio.get_running_loop().add_signal_handler(signum, service.stop)
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _log_what_waits)
         inner = make_app(service) if make_app else None
-        async with _serving_all(service, inner):
+        async with _serving(service, inner):
             counting = asyncio.create_task(_count_start(service))
             try:
                 # Who asks the gateway hears whether it lives.
@@ -182,11 +178,7 @@ class StatusTeller:
                 self.starts, self.failure = last.starts + 1, last.failure
 
     async def tell_until_ended(self) -> None:
-        """Consumes the service's activity and readiness; produces its status in the exchange.
-
-        Waits for: the next heartbeat. Unblocked by: time. It goes on where the exchange fails: what
-        follows from that is for the service's own work to say.
-        """
+        """Show the status with every heartbeat, also where the exchange fails: that is others'."""
         while not self.ended.is_set():
             with suppress(Refused, *Disconnected):
                 await self.service.exchange.show_status(self.status())
@@ -195,8 +187,7 @@ class StatusTeller:
     async def leave(self, error: BaseException | None = None) -> None:
         """Leave a status behind that tells of the next life, unless the process was told to stop.
 
-        Args:
-            error: that ended it; the active job hears of it if the process was never ready.
+        The active job hears of the error that ended a process that was never ready.
         """
         exchange = self.service.exchange
         with suppress(TimeoutError, Refused, *Disconnected):
@@ -287,13 +278,15 @@ class Observable:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         path = scope["path"] if scope["method"] in {"GET", "HEAD"} else None
-        readiness = self.service.readiness
+        readiness, why_not = self.service.readiness, f"{self.service.readiness.why}\n"
         if path == "/healthz":
             await _answer(send, 200, "ok\n")
         elif path == "/startupz":
-            await _answer_whether(send, readiness.started, "started", readiness.why)
+            is_so = readiness.started
+            await _answer(send, 200 if is_so else 503, "started\n" if is_so else why_not)
         elif path == "/readyz":
-            await _answer_whether(send, readiness.ready, "ready", readiness.why)
+            is_so = readiness.ready
+            await _answer(send, 200 if is_so else 503, "ready\n" if is_so else why_not)
         elif path == "/metrics" and self.tells_metrics:
             metrics.BACKPRESSURE.set(self.service.exchange.backpressure_seconds)
             await _answer(send, 200, generate_latest(), CONTENT_TYPE_LATEST)
@@ -301,10 +294,6 @@ class Observable:
             await self.inner(scope, receive, send)
         else:
             await _answer(send, 404, f"this service serves {_PATHS}\n")
-
-
-async def _answer_whether(send: Any, condition: bool, yes: str, why_not: str) -> None:
-    await _answer(send, 200 if condition else 503, f"{yes if condition else why_not}\n")
 
 
 async def _answer(
@@ -320,18 +309,6 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Any:
         """The service handles signals itself."""
         return nullcontext()
-
-
-@asynccontextmanager
-async def _serving_all(service: Service, inner: Asgi | None) -> AsyncIterator[None]:
-    port, metrics_port = service.deployment.port, service.deployment.metrics_port
-    async with AsyncExitStack() as stack:
-        if metrics_port != port:
-            app = Observable(service, None, tells_metrics=True)
-            await stack.enter_async_context(_serving(app, service.deployment, metrics_port))
-        app = Observable(service, inner, tells_metrics=metrics_port == port)
-        await stack.enter_async_context(_serving(app, service.deployment, port))
-        yield
 
 
 class _Timely(H11Protocol):
@@ -364,26 +341,35 @@ class _Timely(H11Protocol):
 
 
 @asynccontextmanager
-async def _serving(app: Asgi, deployment: Deployment, port: int) -> AsyncIterator[_Server]:
-    server = _Server(
+async def _serving(service: Service, inner: Asgi | None) -> AsyncIterator[list[_Server]]:
+    """Serve a service on its port, and its metrics there or on theirs, while the body runs."""
+    port, metrics_port = service.deployment.port, service.deployment.metrics_port
+    servers = [_server(Observable(service, inner, metrics_port == port), service, port)]
+    if metrics_port != port:
+        servers.append(_server(Observable(service, None, True), service, metrics_port))
+    tasks = [asyncio.create_task(server.serve()) for server in servers]
+    try:
+        yield servers
+    finally:
+        for server in servers:
+            server.should_exit = True
+        await asyncio.gather(*tasks)
+
+
+def _server(app: Asgi, service: Service, port: int) -> _Server:
+    return _Server(
         uvicorn.Config(
             app,
-            host=deployment.host,
+            host=service.deployment.host,
             port=port,
             http=_Timely,
             h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
             limit_concurrency=_MAX_CONNECTIONS,
             ws="none",
             headers=[("X-Content-Type-Options", "nosniff")],
-            forwarded_allow_ips=list(deployment.trusted_proxies),
+            forwarded_allow_ips=list(service.deployment.trusted_proxies),
             log_config=None,
             lifespan="off",
             timeout_graceful_shutdown=3,
         )
     )
-    task = asyncio.create_task(server.serve())
-    try:
-        yield server
-    finally:
-        server.should_exit = True
-        await task

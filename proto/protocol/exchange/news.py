@@ -122,13 +122,9 @@ class News(Connection):
         await self.run("tell_trial", [streams.trial_key(trial.id)], args)
 
     async def _popped(self, key: str, wait_s: float) -> bytes | None:
-        until = time.monotonic() + wait_s
-        while (left_s := until - time.monotonic()) > 0:
-            popped = self.reader.blpop([key], timeout=block_ms(left_s) / 1000)
-            found = await cast(Awaitable[tuple[bytes, bytes] | None], popped)
-            if found is not None:
-                return found[1]
-        return None
+        popped = self.reader.blpop([key], timeout=block_ms(wait_s) / 1000)
+        found = await cast(Awaitable[tuple[bytes, bytes] | None], popped)
+        return None if found is None else found[1]
 
 
 async def _read_readable(
