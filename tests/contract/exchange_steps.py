@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import replace
 
 from protocol.exchange import Delivery, Exchange, Place
 from protocol.messages import JobRecord, JobRef, RolloutRequest
 from protocol.streams import REQUESTS, Stream
 
+from services.chassis.deployment import Deployment
 from tests.builders import a_job_record
+
+DEPLOYMENT = replace(
+    Deployment.from_environment(
+        {"WEIR_REDIS_URL": "unused", "WEIR_DATA_DIR": "/unused", "WEIR_PORT": "0"}
+    ),
+    heartbeat_s=0.05,
+    claim_idle_s=0.4,
+    drain_s=1.0,
+)
 
 
 async def begin(exchange: Exchange, job_id: str = "job") -> int:

@@ -3,36 +3,92 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 from protocol import streams
 from protocol.exchange import Exchange, connect
 from protocol.exchange.connection import Refused
 from protocol.messages import ActiveJob, Doing, GradedGroup, RolloutRequest
-from protocol.streams import REQUESTS
+from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
 
 from services.chassis.faults import Unable, Unworkable, WorkerBroken, WorkerFault
 from services.chassis.service import Service
-from services.chassis.stage import work_forever
-from tests.builders import a_request
+from services.chassis.stage import Stage, up_to, work_forever
+from tests.builders import a_recipe, a_request
 from tests.contract.conftest import OpenExchange
+from tests.contract.exchange_steps import DEPLOYMENT
+from tests.contract.exchange_steps import begin as begin_job
 from tests.contract.line import take_over
-from tests.contract.stages import (
-    DEPLOYMENT,
-    Handle,
-    answer,
-    begin,
-    results,
-    slowly,
-    stage_of,
-    unable,
-    until_claiming,
-    working,
-)
 from tests.contract.valkey_server import Server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+Handle = Callable[[ActiveJob, RolloutRequest], Awaitable[GradedGroup]]
+
+
+async def begin(exchange: Exchange, *, requests: int) -> None:
+    attempt = await begin_job(exchange)
+    await exchange.activate(ActiveJob(job_id="job", attempt=attempt, recipe=a_recipe()))
+    for number in range(requests):
+        await exchange.ask(a_request(number=number, attempt=attempt))
+
+
+def stage_of(handle: Handle, capacity: int = 4) -> Stage[RolloutRequest, GradedGroup]:
+    return Stage((EVAL_REQUESTS, REQUESTS), GRADED, GRADED, handle, up_to(capacity))
+
+
+@asynccontextmanager
+async def working(
+    exchange: Exchange, handle: Handle, capacity: int = 4, **settings: Any
+) -> AsyncIterator[Service]:
+    """A worker at its stage; it is told to stop at the end."""
+    service = Service("worker", DEPLOYMENT, exchange)
+    stage = replace(stage_of(handle, capacity), **settings)
+    task = asyncio.create_task(work_forever(service, stage))
+    try:
+        yield service
+    finally:
+        service.stopping.set()
+        await task
+
+
+async def answer(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
+    return GradedGroup(purpose=request.purpose, number=request.number, failure="done")
+
+
+async def results(exchange: Exchange, count: int) -> dict[int, str]:
+    """What the learner finds, until it has found so many groups; by number."""
+    found: dict[int, str] = {}
+    async with asyncio.timeout(60):
+        while len(found) < count:
+            for delivery in await exchange.claim([GRADED], "job", count=16, wait_s=0.1):
+                group = delivery.message()
+                assert group.number not in found
+                found[group.number] = str(group.failure)
+                assert await exchange.take_in(delivery, 1)
+    return found
+
+
+async def slowly(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
+    await asyncio.sleep(0.02)
+    return await answer(job, request)
+
+
+async def until_claiming(exchange: Exchange, worker: str) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            pulse = await exchange.heartbeat(str(REQUESTS.group), may_claim=False)
+            if pulse.lives.get(worker, 0) > 0:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def unable(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
+    raise Unable("no verifier is called 'my_lab.oracle'")
 
 
 @pytest.mark.parametrize("wish", ["pause", "archive"])  # of another release
@@ -51,9 +107,6 @@ async def test_a_job_that_is_to_rest_is_left_alone_until_it_is_to_run(
             assert (await exchange.backlog(REQUESTS, "job")).waiting == 1
             client.hset(streams.job_key("job"), "requested", '"run"')
             assert await results(exchange, 1) == {0: "done"}
-
-
-# ---------------------------------------------------------------------- deaths
 
 
 async def held_through_deaths(open_exchange: OpenExchange, deaths: int) -> None:
@@ -88,15 +141,12 @@ async def test_an_entry_that_has_killed_twice_runs_alone_to_its_end(
         await finder.release(held)  # so that it is the first that a worker gets
     for number in range(1, 9):
         await exchange.ask(a_request(number=number, attempt=1))
-    running: set[int] = set()
-    company: set[int] = set()
+    running, company = set[int](), set[int]()
 
     async def watch(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
         running.add(request.number)
         for _ in range(1 if request.number else 30):  # long enough for others to join it
             company.update(running if 0 in running else ())
-            if len(company) > 1:
-                break
             await asyncio.sleep(0.05)
         running.discard(request.number)
         return await answer(job, request)
@@ -111,18 +161,13 @@ async def test_a_part_of_the_worker_that_dies_counts_as_a_death_at_once(
 ) -> None:
     died = asyncio.Event()
 
-    async def crash(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
+    async def crash(*_: object) -> GradedGroup:
         died.set()
         raise WorkerFault("the engine is gone")
 
     await begin(exchange, requests=1)
-    async with open_exchange("worker") as own, asyncio.timeout(60):
-        stage = replace(stage_of(crash), has_died=died.is_set)
-        service = Service("worker", DEPLOYMENT, own)
-        task = asyncio.create_task(work_forever(service, stage))
-        await died.wait()
-        service.stop()
-        await task
+    async with open_exchange("worker") as own, working(own, crash, has_died=died.is_set):
+        await asyncio.wait_for(died.wait(), 60)
     (again,) = await exchange.reclaim(REQUESTS, "job", count=9)
     assert (again.deaths, again.failures) == (("worker",), ())
 
@@ -155,38 +200,26 @@ async def test_a_server_that_hangs_is_nobodys_death(own_server: Server) -> None:
     assert sorted(calls) == list(range(6))
 
 
-# ---------------------------------------------------------------------- leaving
-
-
 async def test_a_stop_in_good_order_leaves_nothing_claimed(
     exchange: Exchange, open_exchange: OpenExchange, server: Server
 ) -> None:
     """Whatever the worker is at when it is told to stop: claiming, taking over, or neither."""
-    started_after: list[int] = []
+
+    async def for_ever(*_: object) -> GradedGroup:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
     await begin(exchange, requests=30)
     for life in range(8):
         async with open_exchange(f"leaver.{life}") as own:
             service = Service("worker", replace(DEPLOYMENT, drain_s=0.05), own)
-            stopped = asyncio.Event()
-
-            async def for_ever(
-                _: ActiveJob, request: RolloutRequest, stopped: asyncio.Event = stopped
-            ) -> GradedGroup:
-                if stopped.is_set():
-                    started_after.append(request.number)
-                await asyncio.sleep(3600)
-                raise AssertionError
-
             task = asyncio.create_task(work_forever(service, stage_of(for_ever, capacity=30)))
             await asyncio.sleep(0.03 * life)
             service.stop()
-            await asyncio.sleep(0)  # what was about to begin when it was told begins
-            stopped.set()
             await task
         with server.client() as client:
             owners = client.xpending_range(REQUESTS.key("job"), "rollout", "-", "+", 99)
         assert {row["consumer"] for row in owners} <= {b"released"}
-    assert not started_after
     again = await exchange.reclaim(REQUESTS, "job", count=99)
     again += await exchange.claim([REQUESTS], "job", count=99, wait_s=0)
     assert [(d.deaths, d.failures) for d in again] == [((), ())] * 30
@@ -195,27 +228,26 @@ async def test_a_stop_in_good_order_leaves_nothing_claimed(
 async def test_a_worker_that_cannot_let_an_entry_go_ends_and_another_gets_it(
     exchange: Exchange, open_exchange: OpenExchange, server: Server
 ) -> None:
-    def permit(*commands: str) -> None:
-        with server.client() as client:
+    with server.client() as client:
+
+        def permit(*commands: str) -> None:
             client.execute_command("ACL", "SETUSER", "default", *commands)
 
-    async def answer_into_refusals(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
-        permit("-xack", "-xclaim")  # as a replica refuses writes during a failover
-        return await answer(job, request)
+        async def answer_into_refusals(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
+            permit("-xack", "-xclaim")  # as a replica refuses writes during a failover
+            return await answer(job, request)
 
-    await begin(exchange, requests=1)
-    try:
-        async with open_exchange("one") as one, asyncio.timeout(60):
-            service = Service("worker", DEPLOYMENT, one)
-            with pytest.raises(Refused):
-                await work_forever(service, stage_of(answer_into_refusals))
-    finally:
-        permit("+@all")
+        await begin(exchange, requests=1)
+        try:
+            async with open_exchange("one") as one, asyncio.timeout(60):
+                with pytest.raises(Refused):
+                    await work_forever(
+                        Service("worker", DEPLOYMENT, one), stage_of(answer_into_refusals)
+                    )
+        finally:
+            permit("+@all")
     async with open_exchange("other") as other, working(other, answer):
         assert await results(exchange, 1) == {0: "done"}
-
-
-# ---------------------------------------------------------------------- failures
 
 
 async def test_an_entry_that_fails_wherever_it_runs_is_handed_on_with_its_reason(
@@ -223,27 +255,22 @@ async def test_an_entry_that_fails_wherever_it_runs_is_handed_on_with_its_reason
 ) -> None:
     tries: list[str] = []
 
-    def stumbling(name: str) -> Handle:
-        async def stumble(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
-            if request.number == 1:
-                tries.append(name)
-                raise ValueError("this one cannot be")
-            return await answer(job, request)
-
-        return stumble
+    async def stumble(worker: str, job: ActiveJob, request: RolloutRequest) -> GradedGroup:
+        if request.number == 1:
+            tries.append(worker)
+            raise ValueError("this one cannot be")
+        return await answer(job, request)
 
     await begin(exchange, requests=3)
     async with (
         open_exchange("one") as one,
         open_exchange("other") as other,
-        working(one, stumbling("one")),
-        working(other, stumbling("other")),
+        working(one, partial(stumble, "one")),
+        working(other, partial(stumble, "other")),
     ):
         found = await results(exchange, 3)
-    assert len(tries) == 3
-    assert set(tries) == {"one", "other"}
-    assert found[1] == "failures: ValueError: this one cannot be"
-    assert found[0] == found[2] == "done"
+    assert (len(tries), set(tries)) == (3, {"one", "other"})
+    assert found == {0: "done", 1: "failures: ValueError: this one cannot be", 2: "done"}
 
 
 async def test_a_lone_worker_tries_again_what_failed_and_lives_on_while_something_works(
@@ -267,18 +294,13 @@ async def test_a_lone_worker_tries_again_what_failed_and_lives_on_while_somethin
 async def test_what_no_worker_can_do_is_handed_on_at_once_with_their_words(
     exchange: Exchange, open_exchange: OpenExchange, error: Exception
 ) -> None:
-    tries: list[int] = []
-
-    async def refuse(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
-        tries.append(request.number)
+    async def refuse(*_: object) -> GradedGroup:
         raise error
 
     await begin(exchange, requests=12)  # more than fail in a row where a worker is broken
     async with open_exchange("own") as own, working(own, refuse):
-        await until_claiming(exchange, "own")
         found = await results(exchange, 12)
     assert set(found.values()) == {"unworkable: too long"}
-    assert set(tries) == set(range(12))
 
 
 async def test_what_one_worker_is_unable_to_do_is_done_by_one_who_is_able(
@@ -299,7 +321,7 @@ async def test_what_one_worker_is_unable_to_do_is_done_by_one_who_is_able(
 async def test_a_worker_where_everything_fails_ends_says_so_and_costs_nothing(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
-    async def never(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
+    async def never(*_: object) -> GradedGroup:
         raise RuntimeError("CUDA error")
 
     await begin(exchange, requests=8)
@@ -327,20 +349,3 @@ async def test_a_fault_of_the_worker_is_never_the_entrys(
     await begin(exchange, requests=1)
     async with open_exchange("worker") as own, working(own, recover):
         assert await results(exchange, 1) == {0: "done"}
-
-
-async def test_a_result_that_cannot_be_encoded_is_a_failure(
-    exchange: Exchange, open_exchange: OpenExchange
-) -> None:
-    tries: list[int] = []
-
-    async def not_a_number(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
-        tries.append(request.number)
-        group = GradedGroup(purpose=request.purpose, number=request.number, failure="x")
-        return group.model_copy(update={"grading_seconds": float("nan")})
-
-    await begin(exchange, requests=1)
-    async with open_exchange("worker") as own, working(own, not_a_number):
-        found = await results(exchange, 1)
-    assert found[0].startswith("failures: ValueError")
-    assert len(tries) == 3
