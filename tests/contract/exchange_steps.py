@@ -46,10 +46,6 @@ async def claim_all(
     return await exchange.claim(inputs or (REQUESTS,), "job", count=100, wait_s=0.01)
 
 
-async def end(exchange: Exchange) -> None:
-    await exchange.close_job(await taken_up(exchange), attempt=1, state="succeeded")
-
-
 async def claim_one(exchange: Exchange) -> Delivery[RolloutRequest]:
     (delivery,) = await claim_all(exchange)
     return delivery
