@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable
+from typing import TypeVar
 
 import pytest
 import redis
@@ -28,6 +30,7 @@ from tests.contract.lossy_proxy import lossy_proxy
 from tests.contract.valkey_server import Server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+T = TypeVar("T")
 ACTIVE = ActiveJob(job_id="job", attempt=1, recipe=a_recipe())
 
 
@@ -64,16 +67,6 @@ async def test_a_server_killed_in_the_middle_of_traffic_loses_and_doubles_nothin
         assert await learner.under_way("job") == set()
         for stream in (REQUESTS, ROLLOUTS, GRADED):
             assert await learner.backlog(stream, "job") == Backlog(0, 0)
-
-
-async def test_scripts_that_the_server_forgot_are_sent_again(
-    exchange: Exchange, server: Server
-) -> None:
-    await begin(exchange)
-    assert await exchange.ask(a_request(number=0))
-    with server.client() as client:
-        client.script_flush()
-    assert await exchange.ask(a_request(number=1))
 
 
 async def test_a_cancelled_command_is_always_cancelled(
@@ -127,28 +120,21 @@ async def test_a_heartbeat_waits_for_no_large_write(server: Server) -> None:
         await asyncio.gather(writing, return_exceptions=True)
 
 
-async def test_who_is_told_to_hurry_waits_no_longer(own_server: Server) -> None:
-    async with connect(own_server.url, me="worker", patience_s=3600) as worker:
+async def test_patience_has_an_end_and_who_is_told_to_hurry_has_less(own_server: Server) -> None:
+    async with (
+        connect(own_server.url, me="worker", patience_s=3600) as worker,
+        connect(own_server.url, me="another", patience_s=0.1) as never_connected,
+        asyncio.timeout(60),
+    ):
         await worker.ping()
         own_server.kill()
         waiting = asyncio.create_task(worker.ping())
-        await asyncio.sleep(0.2)
+        with pytest.raises(redis.ConnectionError, match=str(own_server.port)):
+            await never_connected.ping()
         assert not waiting.done()
         worker.hurry(0.1)
-        async with asyncio.timeout(60):
-            with pytest.raises(redis.ConnectionError):
-                await waiting
-
-
-@pytest.mark.parametrize("connected", [False, True])
-async def test_patience_has_an_end(own_server: Server, connected: bool) -> None:
-    async with connect(own_server.url, me="worker", patience_s=0.5) as worker:
-        if connected:
-            await worker.ping()
-        own_server.kill()
-        async with asyncio.timeout(60):
-            with pytest.raises(redis.ConnectionError, match=str(own_server.port)):
-                await worker.ping()
+        with pytest.raises(redis.ConnectionError):
+            await waiting
 
 
 async def test_a_wrong_password_is_reported_at_once(server: Server) -> None:
@@ -165,48 +151,38 @@ async def test_every_write_may_be_sent_again_when_its_reply_is_lost(server: Serv
         connect(server.url, me="observer", patience_s=5) as observer,
     ):
         await worker.ping()
-        lose = proxy.lose_next_reply
 
-        lose()
-        await worker.submit(a_job_record())
+        async def again(call: Awaitable[T]) -> T:
+            """Its first reply is lost."""
+            proxy.lose_next_reply()
+            return await call
+
+        await again(worker.submit(a_job_record()))
         assert (await observer.backlog(JOBS)).entries == 1
-        lose()
-        job = await taken_up(worker)
-        lose()
-        assert await worker.begin_attempt("job") == 1
-        lose()
-        await worker.activate(ACTIVE)
-        lose()
-        await worker.announce(a_policy())
-        lose()
-        await worker.record_event(an_event())
-        lose()
-        await worker.ask(a_request())
+        job = await again(taken_up(worker))
+        assert await again(worker.begin_attempt("job")) == 1
+        await again(worker.activate(ACTIVE))
+        await again(worker.announce(a_policy()))
+        await again(worker.record_event(an_event()))
+        await again(worker.ask(a_request()))
         (asked,) = await worker.claim([REQUESTS], "job", count=9, wait_s=0)
-        lose()
-        await worker.hand_off(asked, ROLLOUTS, a_group())
+        await again(worker.hand_off(asked, ROLLOUTS, a_group()))
         (rolled_out,) = await worker.claim([ROLLOUTS], "job", count=9, wait_s=0)
-        lose()
-        await worker.release(rolled_out, "failures")
-        lose()
-        (again,) = await worker.reclaim(ROLLOUTS, "job", count=9)
-        assert (again.failures, again.deaths) == ((worker.me,), ())
-        lose()
-        assert not (await worker.heartbeat("grader", [ROLLOUTS], "job", held=[again])).lost
-        lose()
-        assert await worker.bury("grader", "nobody", 0, [ROLLOUTS], "job") == 0
-        await worker.hand_off(again, GRADED, a_graded_group())
+        await again(worker.release(rolled_out, "failures"))
+        (held,) = await again(worker.reclaim(ROLLOUTS, "job", count=9))
+        assert (held.failures, held.deaths) == ((worker.me,), ())
+        assert not (await again(worker.heartbeat("grader", [ROLLOUTS], "job", held=[held]))).lost
+        assert await again(worker.bury("grader", "nobody", 0, [ROLLOUTS], "job")) == 0
+        await worker.hand_off(held, GRADED, a_graded_group())
         (graded,) = await worker.claim([GRADED], "job", count=9, wait_s=0)
-        lose()
-        await worker.take_in(graded, 1)
+        await again(worker.take_in(graded, 1))
         assert proxy.lost == 13
         record = await record_of(observer)
         assert (record.attempt, record.attempts_since_checkpoint) == (1, 1)
         assert await observer.under_way("job") == set()
         with server.client() as client:
             assert client.xlen(POLICY.key("job")) == client.xlen(EVENTS.key("job")) == 1
-        lose()
-        await worker.close_job(job, 1, state="succeeded")
+        await again(worker.close_job(job, 1, state="succeeded"))
         assert await observer.active() is None
 
 
