@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,17 +27,14 @@ Life = AsyncGenerator[None, bool]  # one command a step; sent True: make the nex
 _job_numbers = count()
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     inputs: tuple[Stream, ...]
     output: Stream
     result: Callable[[Message], Message]
 
 
-STAGES = [
-    Stage((EVAL_REQUESTS, REQUESTS), ROLLOUTS, rolled_out),
-    Stage((ROLLOUTS,), GRADED, graded),
-]
+ROLLING_OUT = Stage((EVAL_REQUESTS, REQUESTS), ROLLOUTS, rolled_out)
+GRADING = Stage((ROLLOUTS,), GRADED, graded)
 
 
 @dataclass
@@ -104,7 +102,7 @@ class World:
         return a_request(number=number, purpose=purpose, job_id=self.job_id, attempt=attempt)
 
 
-ROLES = [STAGES[0], STAGES[0], STAGES[1], STAGES[1], None, None]  # None is a learner
+ROLES = [ROLLING_OUT, ROLLING_OUT, GRADING, GRADING, None, None]  # None is a learner
 
 EVENTS = st.sampled_from(["step", "step", "step", "step", "fail", "die"])
 SCHEDULES = st.lists(st.tuples(st.integers(0, len(ROLES) - 1), EVENTS), max_size=70)
