@@ -128,11 +128,7 @@ def pack(fields: Fields) -> bytes:
 
 
 def unpack_all(file: BinaryIO) -> Iterator[dict[bytes, bytes]]:
-    """The records of a file.
-
-    Raises:
-        FrameError: if one is damaged, or not all there; the text names the byte where it begins.
-    """
+    """The records of a file; a `FrameError` names the byte where one begins that is damaged."""
     place = 0
     while head := file.read(_RECORD.size):
         if len(head) < _RECORD.size or not head.startswith(_MAGIC):

@@ -117,10 +117,7 @@ def verify(path: Path, digest: str | None = None) -> None:
 
 @contextmanager
 def leased(folder: Path) -> Generator[None]:
-    """Within, nobody writes other weights into a folder in memory; the lease ends with the process.
-
-    `WeightsGone` if the folder has been removed, or is being written. Verify it within.
-    """
+    """Within, nobody writes other weights into a folder in memory; `WeightsGone` if one does."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except FileNotFoundError as error:
@@ -135,10 +132,7 @@ def leased(folder: Path) -> Generator[None]:
 
 
 def retain(root: Path, job_id: str, attempt: int, keep: Iterable[str]) -> None:
-    """Remove what this attempt and those before it have published or left unfinished.
-
-    The versions in ``keep`` stay, and so does whatever is of a later attempt: that one is at work.
-    """
+    """Remove what attempts up to this one have published or left unfinished, but for ``keep``."""
     kept = {Path(folder).name for folder in keep}
     job_folder = root / job_id
     for path in job_folder.iterdir() if job_folder.is_dir() else ():

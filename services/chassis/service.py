@@ -81,8 +81,7 @@ def run_service(name: str, main: Main, make_app: Callable[[Service], Asgi] | Non
     """Run ``main`` until it returns or the process is told to stop, then exit.
 
     Meanwhile the paths of `Observable` are served, in front of the service's own application if
-    it has one. The exit status is 0 when ``main`` returned, 1 when it raised or the environment is
-    wrong.
+    it has one. The exit status is 1 when ``main`` raised or the environment is wrong, else 0.
     """
     os.umask(0o077)  # what the service writes is for its own user
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -133,11 +132,7 @@ async def _count_start(service: Service) -> None:
 
 
 async def check_server(exchange: Exchange) -> None:
-    """Warn of everything that can cost jobs or work.
-
-    Raises:
-        DeploymentError: if the server deletes them even while all goes well.
-    """
+    """Warn of all that can cost jobs or work; a `DeploymentError` if the server deletes them."""
     for problem in await server_problems(exchange):
         if problem.deletes_work:
             raise DeploymentError(problem.text)
@@ -230,10 +225,10 @@ class StatusTeller:
 
     async def _tell_of(self, failure: Failure) -> None:
         """Tell the active job, at the first time, the second, the fourth, and so on."""
-        job = await self.service.exchange.active()
-        if job is None or self.starts & (self.starts - 1):
+        job, starts = await self.service.exchange.active(), self.starts
+        if job is None or starts & (starts - 1):
             return
-        name, starts = self.status().name, self.starts
+        name = self.status().name
         event = JobEvent(
             id=f"start:{self.service.exchange.me}",
             job_id=job.job_id,
@@ -324,18 +319,11 @@ class _Timely(H11Protocol):
         super().data_received(data)
         self._limit_time()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._unset_deadline()
-
     def _limit_time(self) -> None:
-        if self.conn.their_state is not h11.IDLE:
-            self._unset_deadline()
-        elif self._deadline is None:
+        waits = self.conn.their_state is h11.IDLE  # for the headers
+        if waits and self._deadline is None:
             self._deadline = self.loop.call_later(_HEAD_S, self.transport.close)
-
-    def _unset_deadline(self) -> None:
-        if self._deadline is not None:
+        elif not waits and self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 

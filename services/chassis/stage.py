@@ -90,7 +90,8 @@ async def work_forever(service: Service, stage: Stage) -> None:
         done, _ = await asyncio.wait({watching, claiming}, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
-        await worker.finish_within(deployment.drain_s)
+        if worker.in_flight:
+            await asyncio.wait(set(worker.in_flight.values()), timeout=deployment.drain_s)
     finally:
         for task in (claiming, watching):
             task.cancel()
@@ -139,10 +140,6 @@ class _Worker(Generic[I, O]):
                 self.changed.clear()
                 await set_within(self.changed, _LOOK_AGAIN_S)
 
-    async def finish_within(self, grace_s: float) -> None:
-        if self.in_flight:
-            await asyncio.wait(set(self.in_flight.values()), timeout=grace_s)
-
     async def leave(self) -> None:
         """Release everything; what may have killed a part of this worker counts as that."""
         verdict = "deaths" if self.stage.has_died() else "unharmed"
@@ -190,8 +187,11 @@ class _Worker(Generic[I, O]):
         self.paused = wanted is not Requested.RUN
 
     async def _show_life(self) -> None:
-        held = list(self.held.values())
-        self._tell(held)
+        held, activity = list(self.held.values()), self.service.activity
+        activity.holding(delivery.key for delivery in held)
+        is_paused = self.job is not None and self.paused
+        rest = Doing.JOB_IS_PAUSED if is_paused else Doing.IDLE
+        activity.rests(self.stage.doing if held else rest)
         pulse = await self.service.exchange.heartbeat(
             self.stage.group,
             self.stage.inputs if self.job else (),
@@ -203,16 +203,6 @@ class _Worker(Generic[I, O]):
         for delivery in held:
             if delivery.place in pulse.lost and self.held.get(delivery.place) is delivery:
                 self._lose(delivery)
-
-    def _tell(self, held: Sequence[Delivery[I]]) -> None:
-        activity = self.service.activity
-        activity.holding(delivery.key for delivery in held)
-        if held:
-            activity.rests(self.stage.doing)
-        elif self.job is not None and self.paused:
-            activity.rests(Doing.JOB_IS_PAUSED)
-        else:
-            activity.rests(Doing.IDLE)
 
     def _lose(self, delivery: Delivery[I]) -> None:
         metrics.LOST.inc()
@@ -285,8 +275,7 @@ class _Worker(Generic[I, O]):
     async def _work_on(self, delivery: Delivery[I]) -> None:
         assert self.job is not None
         try:
-            result = await self.stage.handle(self.job, delivery.message())
-            await self._hand_off(delivery, result)
+            await self._hand_off(delivery, await self.stage.handle(self.job, delivery.message()))
         except FrameError as error:
             await self._give_up(delivery, Loss.UNREADABLE, str(error))
         except Unworkable as error:

@@ -3,9 +3,8 @@
 Work moves by an exclusive *hand-off*: one script acknowledges and deletes the input and appends the
 result, so a result appears exactly once, whoever else was working on the same input. Whoever works
 shows life by a *heartbeat*, a number that grows. The others notice where it does not, each by its
-own clock (`Roster`), and *bury* that worker: what it held is free again. What
-the learner writes carries its *attempt*, and an older attempt is refused. Every write may be
-repeated without effect, so a lost reply is simply sent again.
+own clock (`Roster`), and *bury* that worker: what it held is free again. What the learner writes
+carries its *attempt*, and an older attempt is refused. Every write may be repeated without effect.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The connection to Redis or Valkey: patient clients, and scripts that run on the server.
-
-This is the only file that imports redis.
-"""
+"""The connection to Redis or Valkey: patient clients, and scripts that run on the server."""
 
 from __future__ import annotations
 
@@ -51,12 +48,9 @@ class Memory(NamedTuple):
 
 @dataclass
 class Connection:
-    """A connection for one life of one process.
+    """A connection for one life of one process."""
 
-    ``me`` names that life, and no later one: what an earlier life had claimed is not ours.
-    """
-
-    me: str
+    me: str  # names that life alone: what an earlier one had claimed is not ours
     writer: PatientRedis
     reader: PatientRedis
     pulse: PatientRedis  # for heartbeats alone

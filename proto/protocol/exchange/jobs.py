@@ -108,10 +108,7 @@ class Jobs(Connection):
         await self.produce("revive", keys, flat(encode(JobRef(job_id=job_id))))
 
     async def hold_lease(self, instead_of: Lease | None = None) -> Lease:
-        """Show that the lease on the learner's role is still ours, or take it if nobody holds it.
-
-        It is taken from ``instead_of`` too, unless that one has shown life since.
-        """
+        """Hold the lease on the learner's role if nobody does, or ``instead_of`` shows no life."""
         args = [self.me, *(instead_of or ("", ""))]
         holder, beats = await self.run("hold_lease", [streams.LEARNER], args)
         return Lease(holder.decode(), int(beats))
@@ -133,10 +130,7 @@ class Jobs(Connection):
         return job
 
     async def begin_attempt(self, job_id: str) -> int:
-        """Begin a life of the learner: make the job's streams, and fence every earlier attempt.
-
-        `Fenced` if there is no such job, or it has ended, or another learner holds the lease.
-        """
+        """Begin a life of the learner: make the job's streams, and fence every earlier attempt."""
         keys = [streams.job_key(job_id), _attempt_token_key(job_id), streams.LEARNER]
         keys += [stream.key(job_id) for stream in streams.WORK_STREAMS]
         groups = [str(stream.group) for stream in streams.WORK_STREAMS]
@@ -194,10 +188,7 @@ class Jobs(Connection):
         return [_readable_or_not(job_id, flat) for job_id, flat in pairs if flat]
 
     async def changing(self, job_ids: Sequence[str]) -> dict[str, list[bytes | None]]:
-        """All but the recipes and requests of these jobs' records, as it is stored.
-
-        While that is the same, so is the record: those never change, and may be large.
-        """
+        """All of these jobs' records, as stored, that can change: not recipe and request."""
         if not job_ids:
             return {}
         keys = [RECORD + job_id for job_id in job_ids]
@@ -206,10 +197,7 @@ class Jobs(Connection):
     async def find_jobs(
         self, after: str | None, count: int, metadata: Mapping[str, str]
     ) -> list[AnyRecord] | None:
-        """Up to ``count`` jobs after the job ``after``, newest first, with these labels.
-
-        Returns None if there is no job ``after``.
-        """
+        """Up to ``count`` jobs with these labels, newest first; None if no job is ``after``."""
         # As `json.dumps` writes a pair into the request.
         texts = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in metadata.items()]
         found: list[AnyRecord] = []
@@ -251,10 +239,7 @@ class Jobs(Connection):
         return bool(await self.run("forget_job", keys, [job_id]))
 
     async def forget_oldest(self, most_bytes: int) -> list[str]:
-        """Forget the oldest of the jobs that have ended, so that they take no more memory.
-
-        Returns the ids of those that are gone.
-        """
+        """Forget the oldest jobs that have ended and take more memory; returns their ids."""
         total, doomed = 0, list[str]()
         async for job_id, size in self._weights():
             total += size

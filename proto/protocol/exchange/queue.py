@@ -139,11 +139,9 @@ class Work(Connection):
     async def claim(
         self, inputs: Sequence[Stream[M]], job_id: str, *, count: int, wait_s: float
     ) -> list[Delivery[M]]:
-        """Claim up to ``count`` (at least 1) new entries, earlier inputs first.
+        """Claim up to ``count`` new entries, or `CLAIM_BYTES` of them, earlier inputs first.
 
-        It claims no more once they hold `CLAIM_BYTES`. If there are none it waits for ``wait_s``,
-        but 20 s at the longest, and then claims at most one entry per input. No entries also if
-        the job has ended.
+        If there are none it waits for ``wait_s``, at most 20 s, for one entry per input.
         """
         claimed = await if_job_ended(None, self._claim(inputs, job_id, count, wait_s))
         if claimed is None:
@@ -177,10 +175,7 @@ class Work(Connection):
         return await _up_to(count, next_one)
 
     async def adopt(self, stream: Stream[M], job_id: str, *, count: int) -> list[Delivery[M]]:
-        """Claim up to ``count`` entries that anyone has claimed, for a stream with one reader.
-
-        The reader calls this while it works on none, so none is worked on.
-        """
+        """Claim up to ``count`` that anyone has claimed, for a lone reader that works on none."""
         key = stream.key(job_id)
 
         async def next_one(claimed: Sequence[Delivery[M]]) -> Delivery[M] | None:
@@ -216,10 +211,9 @@ class Work(Connection):
     async def bury(
         self, group: str, life: str, beats: int, inputs: Sequence[Stream] = (), job_id: str = ""
     ) -> int:
-        """Release what a worker held that has shown no life since it was seen with these beats.
+        """Release what a worker held, whose death then counts against each entry.
 
-        Each entry counts as held through one more death. Returns how many there were, -1 if the
-        worker has shown life since.
+        Returns how many there were, -1 if the worker has shown more than these beats.
         """
         keys = [streams.lives_key(group), streams.faults_key(job_id)]
         args = [group, life, beats, *(stream.name for stream in inputs)]
