@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -71,24 +71,6 @@ async def results(exchange: Exchange, count: int) -> dict[int, str]:
                 found[group.number] = str(group.failure)
                 assert await exchange.take_in(delivery, 1)
     return found
-
-
-async def slowly(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
-    await asyncio.sleep(0.02)
-    return await answer(job, request)
-
-
-async def until_claiming(exchange: Exchange, worker: str) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            pulse = await exchange.heartbeat(str(REQUESTS.group), may_claim=False)
-            if pulse.lives.get(worker, 0) > 0:
-                return
-            await asyncio.sleep(0.01)
-
-
-async def unable(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
-    raise Unable("no verifier is called 'my_lab.oracle'")
 
 
 @pytest.mark.parametrize("wish", ["pause", "archive"])  # of another release
@@ -250,70 +232,29 @@ async def test_a_worker_that_cannot_let_an_entry_go_ends_and_another_gets_it(
         assert await results(exchange, 1) == {0: "done"}
 
 
-async def test_an_entry_that_fails_wherever_it_runs_is_handed_on_with_its_reason(
-    exchange: Exchange, open_exchange: OpenExchange
-) -> None:
-    tries: list[str] = []
-
-    async def stumble(worker: str, job: ActiveJob, request: RolloutRequest) -> GradedGroup:
-        if request.number == 1:
-            tries.append(worker)
-            raise ValueError("this one cannot be")
-        return await answer(job, request)
-
-    await begin(exchange, requests=3)
-    async with (
-        open_exchange("one") as one,
-        open_exchange("other") as other,
-        working(one, partial(stumble, "one")),
-        working(other, partial(stumble, "other")),
-    ):
-        found = await results(exchange, 3)
-    assert (len(tries), set(tries)) == (3, {"one", "other"})
-    assert found == {0: "done", 1: "failures: ValueError: this one cannot be", 2: "done"}
-
-
-async def test_a_lone_worker_tries_again_what_failed_and_lives_on_while_something_works(
-    exchange: Exchange, open_exchange: OpenExchange
-) -> None:
-    failed: set[int] = set()
-
-    async def stumble_at_every_other(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
-        if request.number % 2 == 0 and request.number not in failed:
-            failed.add(request.number)
-            raise ValueError("not yet")
-        return await answer(job, request)
-
-    await begin(exchange, requests=16)
-    async with open_exchange("own") as own, working(own, stumble_at_every_other, capacity=1):
-        assert set((await results(exchange, 16)).values()) == {"done"}
-    assert failed == set(range(0, 16, 2))
-
-
-@pytest.mark.parametrize("error", [Unworkable("too long"), Unable("too long")])
-async def test_what_no_worker_can_do_is_handed_on_at_once_with_their_words(
-    exchange: Exchange, open_exchange: OpenExchange, error: Exception
-) -> None:
-    async def refuse(*_: object) -> GradedGroup:
-        raise error
-
-    await begin(exchange, requests=12)  # more than fail in a row where a worker is broken
-    async with open_exchange("own") as own, working(own, refuse):
-        found = await results(exchange, 12)
-    assert set(found.values()) == {"unworkable: too long"}
-
-
 async def test_what_one_worker_is_unable_to_do_is_done_by_one_who_is_able(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
+    refused = asyncio.Event()
+
+    async def refuse(*_: object) -> GradedGroup:
+        refused.set()
+        raise Unable("no verifier is called 'my_lab.oracle'")
+
+    async def wait_and_answer(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
+        await refused.wait()
+        return await answer(job, request)
+
     await begin(exchange, requests=40)
     async with (
         open_exchange("able") as able,
         open_exchange("other") as other,
-        working(able, slowly),
+        working(able, wait_and_answer),
+        asyncio.timeout(60),
     ):
-        await until_claiming(exchange, "able")
-        async with working(other, unable):
+        while (await exchange.heartbeat("rollout", may_claim=False)).lives.get("able", 0) <= 0:
+            await asyncio.sleep(0.01)
+        async with working(other, refuse):
             found = await results(exchange, 40)
     assert set(found.values()) == {"done"}
 
@@ -335,17 +276,37 @@ async def test_a_worker_where_everything_fails_ends_says_so_and_costs_nothing(
     assert [event.id for event in events] == [f"broken:replica.{life}" for life in range(4)]
 
 
-async def test_a_fault_of_the_worker_is_never_the_entrys(
-    exchange: Exchange, open_exchange: OpenExchange
-) -> None:
-    tries: list[int] = []
+ALL, EVEN = range(12), range(0, 16, 2)
 
-    async def recover(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
-        tries.append(request.number)
-        if len(tries) < 8:
-            raise WorkerFault("no process can be forked")
+
+@pytest.mark.parametrize(
+    ("error", "numbers", "times", "told"),
+    [
+        (Unworkable("too long"), ALL, 1, "unworkable: too long"),
+        (Unable("too long"), ALL, 1, "unworkable: too long"),
+        (ValueError("no"), [1], 3, "failures: ValueError: no"),
+        (ValueError("not yet"), EVEN, 1, "done"),  # more than fail in a row where all is broken
+        (WorkerFault("no process can be forked"), [0], 7, "done"),
+    ],
+)
+async def test_what_a_lone_worker_cannot_do_is_handed_on_with_its_reason_when_it_is_hopeless(
+    exchange: Exchange,
+    open_exchange: OpenExchange,
+    error: Exception,
+    numbers: Sequence[int],
+    times: int,
+    told: str,
+) -> None:
+    tries = Counter[int]()
+
+    async def stumble(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
+        if request.number in numbers and tries[request.number] < times:
+            tries[request.number] += 1
+            raise error
         return await answer(job, request)
 
-    await begin(exchange, requests=1)
-    async with open_exchange("worker") as own, working(own, recover):
-        assert await results(exchange, 1) == {0: "done"}
+    await begin(exchange, requests=16)
+    async with open_exchange("own") as own, working(own, stumble, capacity=1):
+        found = await results(exchange, 16)
+    assert found == dict.fromkeys(range(16), "done") | dict.fromkeys(numbers, told)
+    assert tries == dict.fromkeys(numbers, times)
