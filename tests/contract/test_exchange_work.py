@@ -13,8 +13,7 @@ from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS, ROLLOUTS
 
 from tests.builders import a_graded_group, a_group, a_request
 from tests.contract.conftest import OpenExchange
-from tests.contract.exchange_steps import begin, claim_all, claim_one, lost, taken_up
-from tests.contract.line import take_over
+from tests.contract.exchange_steps import begin, claim_all, claim_one, lost, take_over, taken_up
 from tests.contract.valkey_server import Server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]

@@ -15,8 +15,7 @@ from services.learner.attempt import Attempt
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.selection import Lookahead
 from tests.builders import a_recipe, a_task
-from tests.contract.exchange_steps import begin
-from tests.contract.line import running
+from tests.contract.exchange_steps import begin, running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,8 +17,8 @@ from protocol.messages import GradedGroup, Message, RolloutRequest
 from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS, ROLLOUTS, WORK_STREAMS, Stream
 
-from tests.builders import a_job_record, a_request
-from tests.contract.line import graded, rolled_out, take_over
+from tests.builders import a_graded_group, a_group, a_job_record, a_request
+from tests.contract.exchange_steps import take_over
 from tests.contract.valkey_server import Server
 
 NUM_GROUPS = 4
@@ -30,11 +30,11 @@ _job_numbers = count()
 class Stage(NamedTuple):
     inputs: tuple[Stream, ...]
     output: Stream
-    result: Callable[[Message], Message]
+    result: Callable[[Any], Message]
 
 
-ROLLING_OUT = Stage((EVAL_REQUESTS, REQUESTS), ROLLOUTS, rolled_out)
-GRADING = Stage((ROLLOUTS,), GRADED, graded)
+ROLLING_OUT = Stage((EVAL_REQUESTS, REQUESTS), ROLLOUTS, a_group)
+GRADING = Stage((ROLLOUTS,), GRADED, a_graded_group)
 
 
 @dataclass

@@ -21,9 +21,8 @@ from services.chassis.service import Service
 from services.chassis.stage import Stage, up_to, work_forever
 from tests.builders import a_recipe, a_request
 from tests.contract.conftest import OpenExchange
-from tests.contract.exchange_steps import DEPLOYMENT
+from tests.contract.exchange_steps import DEPLOYMENT, take_over
 from tests.contract.exchange_steps import begin as begin_job
-from tests.contract.line import take_over
 from tests.contract.valkey_server import Server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
