@@ -153,8 +153,7 @@ async def _act(world: World, lives: list[Life | None], index: int, event: str) -
 async def _drain(world: World, lives: list[Life | None]) -> None:
     """From here on nobody dies; a new learner takes over from those who live."""
     for index in (4, 5):
-        life = lives[index]
-        if life is not None:
+        if (life := lives[index]) is not None:
             await life.aclose()
             lives[index] = None
     for _ in range(200):
