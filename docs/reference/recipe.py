@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from protocol import rewards
+from protocol.names import Table
 from protocol.recipe import Recipe
 from protocol.rubric import Rubric
-from protocol.tables import Table
 from pydantic_core import PydanticUndefined
 
 from services.learner.algorithms.advantages import ADVANTAGES

@@ -17,12 +17,7 @@ def responses_in_flight(recipe: Recipe) -> int:
 
 
 def evaluation_responses(recipe: Recipe, held_out: Mapping[str, int]) -> int:
-    """Responses of the evaluations that are under way at once.
-
-    Args:
-        recipe: how many responses each evaluation wants.
-        held_out: tasks in the file of each evaluation, by its name; what is not there has none.
-    """
+    """Responses of the evaluations under way at once; ``held_out``: tasks of each, by its name."""
     return sum(
         min(held_out.get(name, 0), evaluation.tasks or sys.maxsize) * evaluation.samples
         for name, evaluation in recipe.evaluations.items()
@@ -37,20 +32,13 @@ def worst_case_bytes(recipe: Recipe, held_out: Mapping[str, int]) -> int:
 
 def worst_case_in_words(recipe: Recipe, held_out: Mapping[str, int]) -> str:
     """The arithmetic of `worst_case_bytes`, with the names of the settings."""
-    evaluated = evaluation_responses(recipe, held_out)
+    staleness, per_step = recipe.training.max_staleness, recipe.training.groups_per_step
+    groups = f"(max_staleness {staleness} + 1) x groups_per_step {per_step}"
+    if recipe.training.dynamic_sampling:
+        refill = recipe.groups_in_flight / ((staleness + 1) * per_step)
+        groups += f" x {refill:.4g} for dynamic_sampling"
     return (
-        f"({groups_in_words(recipe)} x group_size {recipe.rollout.group_size} + "
-        f"{evaluated} evaluation responses) x model.max_context "
+        f"({groups} x group_size {recipe.rollout.group_size} + "
+        f"{evaluation_responses(recipe, held_out)} evaluation responses) x model.max_context "
         f"{recipe.model.max_context} tokens x {BYTES_PER_TOKEN} bytes"
     )
-
-
-def groups_in_words(recipe: Recipe) -> str:
-    """The arithmetic of ``recipe.groups_in_flight``, with the names of the settings."""
-    training = recipe.training
-    steps = f"(max_staleness {training.max_staleness} + 1) x groups_per_step"
-    words = f"{steps} {training.groups_per_step}"
-    if not training.dynamic_sampling:
-        return words
-    plain = (training.max_staleness + 1) * training.groups_per_step
-    return f"{words} x {recipe.groups_in_flight / plain:.4g} for dynamic_sampling"

@@ -39,12 +39,7 @@ def write_link(version: Path, before: Path | None, target: Path) -> int:
 
 
 def apply_links(links: Iterable[Path], folder: Path) -> None:
-    """Make of the version in a folder the one that the last of its next links leads to.
-
-    Raises:
-        WeightsGone: if a link has been removed.
-        WeightsError: if one does not fit.
-    """
+    """Make of the version in a folder the one that the last of its next links leads to."""
     try:
         with ThreadPoolExecutor(_THREADS) as threads:
             for link in links:

@@ -56,15 +56,10 @@ class Formula:
 
     @property
     def names(self) -> frozenset[str]:
-        """The numbers that it is about."""
         return frozenset(_names(self.tree))
 
     def value(self, numbers: Mapping[str, float]) -> float:
-        """Its value where each name is a number.
-
-        Raises:
-            FormulaError: if there is none, as in a division by zero, or it is not finite.
-        """
+        """Its value where each name is a number; `FormulaError` if it has none that is finite."""
         try:
             value = _value(self.tree, numbers)
         except (ArithmeticError, ValueError) as error:
@@ -76,11 +71,7 @@ class Formula:
 
 @lru_cache(maxsize=256)
 def read_formula(text: str) -> Formula:
-    """The formula of a text.
-
-    Raises:
-        FormulaError: saying what may not be in it, and what may.
-    """
+    """The formula of a text; a `FormulaError` says what may not be in it, and what may."""
     if len(text) > _MAX_CHARS:
         raise FormulaError(f"longer than {_MAX_CHARS} characters; {_REMEDY}")
     for spelt in _NUMBERLIKE.findall(text):

@@ -63,11 +63,7 @@ def encode(message: Message) -> dict[bytes, bytes]:
 
 
 def decode(expected: type[M], fields: Fields) -> M:
-    """Rebuild a message from its fields; its arrays are read-only views of them.
-
-    Raises:
-        FrameError: if the fields are not a frame of ``expected``.
-    """
+    """Rebuild a message from its fields, or raise `FrameError`; its arrays are views of them."""
     header = _read_header(fields)
     if header.type != expected.__name__ or header.version != SCHEMA_VERSION:
         raise FrameError(
@@ -132,11 +128,7 @@ def pack(fields: Fields) -> bytes:
 
 
 def unpack_all(file: BinaryIO) -> Iterator[dict[bytes, bytes]]:
-    """The records of a file.
-
-    Raises:
-        FrameError: if one is damaged, or not all there; the text names the byte where it begins.
-    """
+    """The records of a file; a `FrameError` names the byte where one begins that is damaged."""
     place = 0
     while head := file.read(_RECORD.size):
         if len(head) < _RECORD.size or not head.startswith(_MAGIC):

@@ -28,7 +28,7 @@ from pydantic import (
 )
 
 from protocol.recipe import Purpose, Recipe, Sampling
-from protocol.rewards import Reward
+from protocol.rewards import AskedOfAJudge, Check, MathAnswer, ModelJudge, Reward
 
 
 def _array_of(dtype: str) -> PlainValidator:
@@ -57,7 +57,6 @@ class Message(BaseModel):
 
 
 def _as_text(content: object) -> object:
-    """The text of a content that is a list of parts, as OpenAI's messages may have it."""
     if not isinstance(content, list):
         return content
     return "".join(map(_text_of_part, cast(list[object], content)))
@@ -71,8 +70,6 @@ def _text_of_part(part: object) -> str:
 
 
 class ChatMessage(Message):
-    """One turn of a prompt given as a conversation."""
-
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[str, BeforeValidator(_as_text)]
 
@@ -120,7 +117,6 @@ class RolloutRequest(Message):
 
     @property
     def key(self) -> str:
-        """The group's identity within the job."""
         return group_key(self.purpose, self.number)
 
 
@@ -134,8 +130,6 @@ class VersionSpan(Message):
 
 
 class FinishReason(StrEnum):
-    """Why a response ended."""
-
     STOP = "stop"
     LENGTH = "length"
 
@@ -161,11 +155,9 @@ class RolloutGroup(Message):
 
     @property
     def key(self) -> str:
-        """The group's identity within the job."""
         return self.request.key
 
     def bounds(self) -> list[tuple[int, int]]:
-        """Where each response starts and ends in the flat arrays."""
         ends = np.cumsum(self.lengths).tolist()
         return list(zip([0, *ends[:-1]], ends, strict=True))
 
@@ -237,12 +229,10 @@ class Grade(Message):
 
     @property
     def accuracy(self) -> float | None:
-        """The raw outcome in [0, 1], or None if it could not be graded."""
         return self.outcome.value if isinstance(self.outcome, Graded) else None
 
     @property
     def process_score(self) -> float | None:
-        """The process score in [0, 1], or None if not asked for or ungradable."""
         return self.process.value if isinstance(self.process, Graded) else None
 
 
@@ -267,7 +257,6 @@ class GradedGroup(Message):
 
     @property
     def key(self) -> str:
-        """The group's identity within the job."""
         return group_key(self.purpose, self.number)
 
     @model_validator(mode="after")
@@ -332,6 +321,33 @@ class Capabilities(Message):
     verifiers: tuple[str, ...]
     judges: tuple[str, ...]
 
+    def lacking(self, check: Check) -> str | None:
+        """What graders with these capabilities lack for a check, and the remedy; None: nothing."""
+        if check.verifier == "python" and "python" not in self.verifiers:
+            return (
+                "the graders run no client's code; set WEIR_GRADER_PYTHON=on where they run, or "
+                "use string_check, text_similarity, score_model or a multi of them"
+            )
+        if check.verifier not in self.verifiers:
+            return (
+                f"no verifier is called {check.verifier!r}; name the module that adds it in "
+                "WEIR_GRADER_EXTENSIONS where the graders run"
+            )
+        if isinstance(check, MathAnswer) and check.unknown == "judge":
+            check = ModelJudge()
+        if not isinstance(check, AskedOfAJudge) or check.model in self.judges:
+            return None
+        if not self.judges:
+            return (
+                "the recipe asks a model to grade, but the graders know none; set WEIR_JUDGE_URL "
+                "and WEIR_JUDGE_MODEL where they run"
+            )
+        known = ", ".join(map(repr, self.judges))
+        return (
+            f"the graders know no model {check.model!r}, but {known}; "
+            "use one of these, or name it in WEIR_JUDGES where they run"
+        )
+
 
 class Phase(StrEnum):
     """How far a process is, for those that wait for it."""
@@ -367,7 +383,6 @@ class Doing(StrEnum):
 
     @property
     def phase(self) -> Phase:
-        """What it means for those that wait for the process."""
         if self in {Doing.STARTS, Doing.STARTS_ENGINE, Doing.LOADS_MODEL}:
             return Phase.STARTING
         if self in {Doing.IDLE, Doing.IS_NOT_READY, Doing.JOB_IS_PAUSED}:
@@ -405,8 +420,6 @@ class Status(Message):
 
 
 class JobRef(Message):
-    """The entry of a job in the queue of jobs."""
-
     job_id: str
 
 
@@ -430,7 +443,6 @@ class JobState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing can happen to the job any more."""
         return self in {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
 
 
@@ -446,8 +458,6 @@ class Fault(StrEnum):
 
 
 class JobRecord(Message):
-    """Everything the stack knows about one job."""
-
     id: str
     created_at: FiniteFloat
     recipe: Recipe

@@ -1,4 +1,4 @@
-"""The names that a recipe may give: each is an entry of a table in the service that uses it.
+"""What a recipe is made of: tables, and names that a table of some service has an entry for.
 
 A name may have a dot, as ``my_lab.squared``: then it is an extension's, which a module of the
 deployment's own has added to the table. ``WEIR_EXTENSIONS`` names the modules that add formulas,
@@ -10,9 +10,31 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BaseModel, ConfigDict, field_validator
+
+
+class Table(BaseModel):
+    """A table of the recipe; unknown keys are refused, and numbers not finite or over 64 bits."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _is_of_64_bits(cls, value: Any) -> Any:
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError("a whole number must be of at most 64 bits")
+        return value
+
+
+def _without_nul(path: str) -> str:
+    if "\0" in path:
+        raise ValueError("no path can hold the character NUL; remove it")
+    return path
+
+
+PathText = Annotated[str, AfterValidator(_without_nul)]
 
 
 @dataclass(frozen=True)

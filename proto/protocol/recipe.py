@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -26,16 +27,17 @@ from protocol.names import (
     DivergenceName,
     Formula,
     ObjectiveName,
+    PathText,
+    Table,
 )
 from protocol.rewards import Reward
-from protocol.sampling import MOST_RESPONSES, Evaluation, Evaluations, Sampling
-from protocol.tables import PathText, Table
 
 _FORMULAS = {
     "advantage": GROUP_ADVANTAGES | CRITIC_ADVANTAGES,
     "objective": OBJECTIVES,
     "correction": CORRECTIONS,
 }
+MOST_RESPONSES = 16384  # that vLLM samples to one prompt
 _MAX_REFILL = 4  # dynamic sampling has at most so many times the groups in flight
 
 
@@ -101,6 +103,40 @@ class Tasks(Table):
 
     train: PathText = Field(min_length=1, description="the tasks to train on")
     held_out: PathText | None = Field(default=None, description="the tasks to evaluate on")
+
+
+class Sampling(Table):
+    """How one response is sampled."""
+
+    temperature: float = Field(
+        default=1.0, gt=0, description="log-probs are those at this temperature"
+    )
+    top_p: float = Field(default=1.0, gt=0, le=1, description="below 1 in evaluations only")
+    max_tokens: int = Field(ge=1, description="of a response; below `model.max_context`")
+    stop: tuple[str, ...] = Field(default=(), description="texts that end a response")
+
+
+class Evaluation(Table):
+    """Accuracy on held-out tasks, before the first step and after the last."""
+
+    samples: int = Field(default=4, ge=1, le=MOST_RESPONSES, description="responses per task")
+    tasks: int | None = Field(default=None, ge=1, description="only the first tasks of the file")
+    sampling: Sampling | None = Field(default=None, description="none: as in training")
+    every: int | None = Field(default=None, ge=1, description="also evaluate every this many steps")
+
+
+class OtherEvaluation(Evaluation):
+    """The same on a further file of held-out tasks."""
+
+    held_out: PathText = Field(min_length=1, description="a path, or the id of an uploaded file")
+
+
+class Evaluations(Evaluation):
+    """Evaluations on ``tasks.held_out`` and on further files, before and after training."""
+
+    others: Mapping[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")], OtherEvaluation] = (
+        Field(default_factory=dict, description="further evaluations by name")
+    )
 
 
 class Rollout(Table):
@@ -372,7 +408,6 @@ class Recipe(Table):
 
     @property
     def num_pretrain_steps(self) -> int:
-        """Steps that the critic makes alone, before the policy's first."""
         return self.critic.pretrain_steps if self.critic is not None else 0
 
     @property
@@ -382,20 +417,17 @@ class Recipe(Table):
 
     @property
     def task_files(self) -> tuple[str, ...]:
-        """All files of tasks that it names."""
         named = (self.tasks.train, self.tasks.held_out or "", *self.held_out_files.values())
         return tuple(dict.fromkeys(filter(None, named)))
 
     @property
     def held_out_files(self) -> dict[str, str]:
-        """The file of each evaluation, by its name."""
         if self.evaluation is None:
             return {}
         others = {name: other.held_out for name, other in self.evaluation.others.items()}
         return {"": self.tasks.held_out or "", **others}
 
     def sampling_of(self, evaluation: Evaluation) -> Sampling:
-        """How the responses of an evaluation are sampled."""
         return evaluation.sampling or self.rollout.sampling
 
 
@@ -419,11 +451,7 @@ def explain(error: ValidationError, whole: str = "recipe") -> str:
 
 
 def parse_recipe(data: object) -> Recipe:
-    """Validate plain data as a recipe.
-
-    Raises:
-        RecipeError: naming each wrong field.
-    """
+    """Validate plain data as a recipe, or raise a `RecipeError` that names each wrong field."""
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
@@ -431,11 +459,7 @@ def parse_recipe(data: object) -> Recipe:
 
 
 def load_tables(path: Path) -> dict[str, Any]:
-    """Read tables from a TOML file.
-
-    Raises:
-        RecipeError: if the file is missing or unreadable, or is not TOML.
-    """
+    """Read tables from a TOML file, or raise a `RecipeError`."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -447,11 +471,7 @@ def load_tables(path: Path) -> dict[str, Any]:
 
 
 def load_recipe(path: Path) -> Recipe:
-    """Read a recipe from a TOML file.
-
-    Raises:
-        RecipeError: if the file is missing or unreadable, is not TOML, or is not a recipe.
-    """
+    """Read a recipe from a TOML file, or raise a `RecipeError`."""
     data = load_tables(path)
     try:
         return parse_recipe(data)

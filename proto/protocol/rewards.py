@@ -24,9 +24,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag, model_validator
 
 from protocol.formula import FormulaError, read_formula
-from protocol.names import RubricName, VerifierName
+from protocol.names import RubricName, Table, VerifierName
 from protocol.rubric import Rubric
-from protocol.tables import Table
 
 _PLAIN = "<plain>"  # tags of the union; `recipe.explain` leaves out of a field's name what has <>
 _MAX_RANGE = 1e6
@@ -64,7 +63,6 @@ class Check(Table):
 
     @property
     def label(self) -> str:
-        """What it is called in a breakdown."""
         return self.name or self.verifier
 
     def as_meant(self, value: float) -> float:
@@ -148,7 +146,6 @@ class ScoreModel(AskedOfAJudge):
         return self
 
     def as_meant(self, value: float) -> float:
-        """The number that the model gave."""
         lowest, highest = self.range
         return lowest + value * (highest - lowest)
 
@@ -335,7 +332,6 @@ class Reward(Table):
 
     @property
     def checks_of_a_judge(self) -> tuple[AskedOfAJudge, ...]:
-        """The checks that ask a model, and the judge that an answer may be left to."""
         checks = (*self.outcome, *self.process)
         asked = [check for check in checks if isinstance(check, AskedOfAJudge)]
         left = (check for check in checks if isinstance(check, MathAnswer))

@@ -12,7 +12,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from protocol.tables import Table
+from protocol.names import Table
 
 _TAKEN = {"analysis", "samples", "reference_left_out", "problem_left_out"}  # of a grade
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
@@ -51,11 +51,6 @@ class Criterion(Table):
         return self
 
     def score_of(self, level: str) -> float:
-        """What a level is worth, in [0, 1].
-
-        Raises:
-            KeyError: if there is no such level.
-        """
         return {level.name: level.score for level in self.levels}[level]
 
 
@@ -101,11 +96,7 @@ class Rubric(Table):
         return self
 
     def score(self, found: Mapping[str, str]) -> float:
-        """The worth, in [0, 1], of the level found for each criterion.
-
-        Raises:
-            KeyError: if a criterion is missing, or its level unknown.
-        """
+        """The worth, in [0, 1], of the level found of each criterion; KeyError if there is none."""
         total = sum(each.weight * each.score_of(found[each.name]) for each in self.criteria)
         mean = total / sum(each.weight for each in self.criteria)
         caps = (cap.at_most for cap in self.caps if found[cap.criterion] in cap.levels)

@@ -23,8 +23,6 @@ _NAME = re.compile(rf"(\d+)-({'|'.join(Purpose)})-(\d+){re.escape(SUFFIX)}")
 
 
 class StepFile(NamedTuple):
-    """The file of one step, as one attempt left it."""
-
     step: int
     purpose: Purpose
     attempt: int
@@ -51,7 +49,6 @@ def step_files(folder: Path) -> list[StepFile]:
 
 
 def all_files(folder: Path) -> Iterator[StepFile]:
-    """The files of a store."""
     for path in folder.glob(f"*{SUFFIX}"):
         if name := _NAME.fullmatch(path.name):
             yield StepFile(int(name[1]), Purpose(name[2]), int(name[3]))

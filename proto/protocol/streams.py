@@ -56,7 +56,6 @@ class Stream(Generic[M]):
     group: str | None = None
 
     def key(self, job_id: str = "") -> str:
-        """The Redis key of this stream, for a job if the stream belongs to one."""
         return PREFIX + self.name.format(job=job_id)
 
     @property
@@ -88,12 +87,10 @@ def requests_for(purpose: Purpose) -> Stream[RolloutRequest]:
 
 
 def job_key(job_id: str) -> str:
-    """The hash that holds a job's record."""
     return f"{PREFIX}job:{job_id}"
 
 
 def trial_key(trial_id: str) -> str:
-    """The list through which a trial's result comes back."""
     return f"{PREFIX}trial:{trial_id}"
 
 
@@ -113,5 +110,8 @@ def lives_key(group: str) -> str:
 
 
 def event_ids_key(job_id: str) -> str:
-    """The set of ids of events already recorded."""
     return f"{PREFIX}{job_id}:event_ids"
+
+
+def keys_of_events(job_id: str) -> list[str]:
+    return [EVENTS.key(job_id), event_ids_key(job_id)]

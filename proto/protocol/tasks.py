@@ -10,18 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
-from protocol.encodable import MAX_DEPTH, unencodable
 from protocol.messages import Task
 from protocol.recipe import explain
 
+MAX_DEPTH = 64  # pydantic's reader gives up at 200, and what comes in travels in other values
 MAX_LINE_BYTES = 4 << 20
 MAX_TASKS = 1_000_000
 _MAX_ENTRIES = 1000  # of a task, and of its messages
@@ -50,17 +49,11 @@ class Line:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The JSON object as written, with its own order of keys."""
         return json.loads(self.text)
 
 
 def read_tasks(path: Path) -> tuple[Task, ...]:
-    """Read a task file.
-
-    Raises:
-        TaskFileError: naming the line, the field and the remedy of up to 20 problems; or the file
-            and the cause, an `OSError`, if it cannot be read.
-    """
+    """Read a task file, or raise a `TaskFileError` of up to 20 problems."""
     try:
         with path.open("rb") as file:
             return tuple(sound_tasks(raw_lines(file)))
@@ -71,8 +64,7 @@ def read_tasks(path: Path) -> tuple[Task, ...]:
 def sound_tasks(lines: Iterable[bytes]) -> Iterator[Task]:
     """The tasks of a file one by one, in the memory of one line and of 200 bytes per task.
 
-    Raises:
-        TaskFileError: of up to 20 problems, after the last task or the last of these.
+    A `TaskFileError` of up to 20 problems comes after the last task or the last of these.
     """
     problems: list[str] = []
     num_tasks = 0
@@ -107,15 +99,11 @@ def raw_lines(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> Iterator[bytes
     """Lines without a byte order mark; of a line that is too long, just over the limit."""
     raw = file.readline(max_bytes + 1).removeprefix(_BYTE_ORDER_MARK)
     while raw:
-        if len(raw) > max_bytes:
-            _skip_line(file, raw, max_bytes)
+        rest = raw if len(raw) > max_bytes else b""
+        while rest and not rest.endswith(b"\n"):
+            rest = file.readline(max_bytes)
         yield raw
         raw = file.readline(max_bytes + 1)
-
-
-def _skip_line(file: BinaryIO, read: bytes, max_bytes: int) -> None:
-    while read and not read.endswith(b"\n"):
-        read = file.readline(max_bytes)
 
 
 def _line(number: int, raw: bytes) -> Line | None:
@@ -170,13 +158,11 @@ def _parse_task(text: str) -> Task:
 
 def _read_json(text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_finite, parse_float=_finite)
+        return json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=_whole)
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON: {error}") from error
     except RecursionError as error:
         raise ValueError("not valid JSON: nested too deeply") from error
-    except ValueError as error:
-        raise ValueError("\n".join(_long_numbers(text)) or str(error)) from error
 
 
 def _finite(text: str) -> float:
@@ -186,37 +172,15 @@ def _finite(text: str) -> float:
     return number
 
 
-class _Digits(str):
-    """An integer as it is written."""
-
-
-def _long_numbers(text: str) -> Iterator[str]:
-    """Integers that Python refuses to read, because that takes time: each with its field."""
+def _whole(text: str) -> int:
     try:
-        data = json.loads(text, parse_int=_Digits)
-    except (ValueError, RecursionError):
-        return
-    for name, value in _values(data):
-        if isinstance(value, _Digits):
-            length = len(value.lstrip("-"))
-            if length > sys.get_int_max_str_digits() > 0:
-                remedy = "write it as text, in quotes, or remove it"
-                yield f"{name or 'task'}: a number of {length} digits cannot be read; {remedy}"
-
-
-def _values(data: object) -> Iterator[tuple[str, object]]:
-    """The dotted names and the values of all that stands in a JSON value, however deep."""
-    left: list[tuple[str, object]] = [("", data)]
-    while left:
-        name, value = left.pop()
-        yield name, value
-        parts = enumerate(value) if isinstance(value, list) else ()
-        parts = value.items() if isinstance(value, dict) else parts
-        left += [(f"{name}.{key}" if name else str(key), part) for key, part in parts]
+        return int(text)
+    except ValueError as error:  # Python refuses a long one, because that takes time
+        problem = f"a number of {len(text)} digits cannot be read"
+        raise ValueError(f"{problem}; write it as text, in quotes, or remove it") from error
 
 
 def _too_deep(data: dict[str, Any]) -> str | None:
-    """The field in which something is nested too deeply, if any is."""
     for name, value in data.items():
         level = [value]
         for _ in range(MAX_DEPTH):
@@ -253,3 +217,28 @@ def _of_openai(data: dict[str, Any], text: str) -> dict[str, Any]:
 def as_text(value: object) -> str:
     """How a template shows a value of JSON: a text as it is, else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def unencodable(value: Any, path: str = "") -> Iterator[str]:
+    """What JSON in UTF-8 cannot hold, though Python's lets it in: its dotted place, and the remedy.
+
+    That is NaN, infinity, and text with a lone surrogate, which is half a character ("\\ud83d").
+    """
+    waiting = [(path, value)]
+    while waiting:
+        place, found = waiting.pop()
+        if isinstance(found, float) and not math.isfinite(found):
+            yield f"{shown(place)}: must be a finite number"
+        elif isinstance(found, str) and not found.isascii() and shown(found) != found:
+            yield f"{shown(place)}: holds half a character (a lone surrogate); remove it"
+        elif isinstance(found, Mapping):
+            for key, item in reversed(list(found.items())):
+                below = f"{place}.{key}" if place else str(key)
+                waiting += [(below, item), (below, key)]
+        elif isinstance(found, list | tuple):
+            waiting += [(f"{place}.{index}", found[index]) for index in reversed(range(len(found)))]
+
+
+def shown(text: str) -> str:
+    """The text, with an escape for what UTF-8 cannot hold."""
+    return text.encode(errors="backslashreplace").decode()

@@ -33,7 +33,6 @@ class WeightsGone(WeightsError):
 
 
 def version_folder(job_id: str, attempt: int, number: int) -> str:
-    """The folder of one version, relative to the weights root."""
     return f"{job_id}/{attempt}.{number}"
 
 
@@ -66,10 +65,9 @@ def write(root: Path, folder: str, fill: Callable[[Path], None]) -> str:
 
 
 def copy(source: Path, target: Path, *, follow_links: bool = False) -> None:
-    """Copy the regular files of a folder, and perhaps those it links to.
+    """Copy the regular files of a folder, and perhaps those it links to; hard links where possible.
 
     Its manifest stays behind, and so do pickled weights, which nobody here reads.
-    They share their content with the original where the disk can do that, and then take no room.
     """
     target.mkdir(parents=True, exist_ok=True)
     for entry in os.scandir(source):
@@ -92,11 +90,7 @@ def seal(folder: Path) -> str:
 
 
 def verify(path: Path, digest: str | None = None) -> None:
-    """Check a sealed folder, file by file.
-
-    Args:
-        path: the folder.
-        digest: what was announced of it; None to take its manifest at its word.
+    """Check a sealed folder, file by file; without a digest its manifest is taken at its word.
 
     Raises:
         WeightsGone: if the folder, or a file of it, has been removed.
@@ -106,7 +100,10 @@ def verify(path: Path, digest: str | None = None) -> None:
         content = (path / MANIFEST).read_bytes()
         if digest is not None and hashlib.sha256(content).hexdigest() != digest:
             raise WeightsError(f"{path}: the manifest is not the one that was announced")
-        manifest = _parse(content, path / MANIFEST)
+        try:
+            manifest = dict(json.loads(content))
+        except (ValueError, TypeError) as error:
+            raise WeightsError(f"{path / MANIFEST}: damaged; it is no manifest") from error
         for name, found in _file_digests(path, manifest).items():
             if found != manifest[name]:
                 raise WeightsError(f"{path / name}: damaged; its digest is not the manifest's")
@@ -116,13 +113,7 @@ def verify(path: Path, digest: str | None = None) -> None:
 
 @contextmanager
 def leased(folder: Path) -> Generator[None]:
-    """Within, nobody writes other weights into a folder in memory; the lease ends with the process.
-
-    Whoever wants to be sure that the folder is still what it was called verifies it within.
-
-    Raises:
-        WeightsGone: if the folder has been removed, or is being written.
-    """
+    """Within, nobody writes other weights into a folder in memory; `WeightsGone` if one does."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except FileNotFoundError as error:
@@ -137,10 +128,7 @@ def leased(folder: Path) -> Generator[None]:
 
 
 def retain(root: Path, job_id: str, attempt: int, keep: Iterable[str]) -> None:
-    """Remove what this attempt and those before it have published or left unfinished.
-
-    The versions in ``keep`` stay, and so does whatever is of a later attempt: that one is at work.
-    """
+    """Remove what attempts up to this one have published or left unfinished, but for ``keep``."""
     kept = {Path(folder).name for folder in keep}
     job_folder = root / job_id
     for path in job_folder.iterdir() if job_folder.is_dir() else ():
@@ -167,13 +155,6 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _parse(content: bytes, path: Path) -> dict[str, str]:
-    try:
-        return dict(json.loads(content))
-    except (ValueError, TypeError) as error:
-        raise WeightsError(f"{path}: damaged; it is no manifest") from error
 
 
 def _file_digests(folder: Path, names: Iterable[str]) -> dict[str, str]:

@@ -26,7 +26,6 @@ class Readiness:
     since: float = field(default_factory=time.monotonic)
 
     def set(self, ready: bool, why: str = "") -> None:
-        """Say whether the service can work; ``why`` names what it waits for."""
         if (ready, why) != (self.ready, self.why):
             log.info("ready" if ready else "not ready", extra={"why": why})
             self.since = time.monotonic()
@@ -59,7 +58,6 @@ class Activity:
         return self._begun[-1] if self._begun else self.rest
 
     def rests(self, doing: Doing) -> None:
-        """Say what it does from now on, while it has begun nothing."""
         if doing is not self.rest.doing:
             self.rest = Work(doing)
 
@@ -82,6 +80,5 @@ class Activity:
             self._begun.remove(work)
 
     def holding(self, keys: Iterable[str]) -> None:
-        """Say which groups it has."""
         now = time.monotonic()
         self.holds = {key: self.holds.get(key, now) for key in keys}

@@ -18,8 +18,7 @@ BAD_INPUT, INTERRUPTED, NOBODY_READS = 2, 130, 141
 def run_command(module: str, arguments: Sequence[str]) -> int:
     """Import a module and run its ``main(arguments)``; returns the exit status.
 
-    That is 130 after Ctrl-C, at whatever moment it comes, 141 when the reader of the output has
-    gone, and 2 when a file or the output cannot be used.
+    That is 130 after Ctrl-C, 141 when nobody reads the output, 2 when a file cannot be used.
     """
     main = _imported(module).main
     for stream in (sys.stdout, sys.stderr):

@@ -22,8 +22,6 @@ class DeploymentError(ValueError):
 
 @dataclass(frozen=True)
 class Deployment:
-    """What the environment says. Times are in seconds."""
-
     redis_url: str
     data_dir: Path
     memory_dir: Path
@@ -46,18 +44,12 @@ class Deployment:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Deployment:
-        """Read the ``WEIR_*`` variables, or the files that ``WEIR_*_FILE`` name.
-
-        Raises:
-            DeploymentError: naming the variable that is missing or wrong.
-        """
+        """Read the ``WEIR_*`` variables, or the files that ``WEIR_*_FILE`` name."""
         read = Reader(environment)
         port = read("WEIR_PORT", int)
         model_roots, model_hub = model_sources(environment)
         deployment = cls(
-            redis_url=_with_password(
-                read("WEIR_REDIS_URL", str), read("WEIR_REDIS_PASSWORD", str, "")
-            ),
+            redis_url=_redis_url(read),
             data_dir=(data_dir := read("WEIR_DATA_DIR", _plain_folder)),
             memory_dir=read("WEIR_MEMORY_DIR", _plain_folder, str(data_dir / "weights")),
             weights_by_delta=read("WEIR_WEIGHTS", _way_of_weights, "memory"),
@@ -85,16 +77,11 @@ class Deployment:
         return deployment
 
     def load_extensions(self) -> None:
-        """Import the modules that add formulas of the deployment's own to the tables.
-
-        Raises:
-            DeploymentError: if one cannot be imported.
-        """
+        """Import the modules that add formulas of the deployment's own to the tables."""
         import_extensions("WEIR_EXTENSIONS", self.extensions)
 
     @property
     def files_dir(self) -> Path:
-        """Uploaded task files."""
         return self.data_dir / "files"
 
     @property
@@ -109,27 +96,20 @@ class Deployment:
 
     @property
     def jobs_dir(self) -> Path:
-        """A folder per job."""
         return self.data_dir / "jobs"
 
     def job_dir(self, job_id: str) -> Path:
-        """A job's log, samples, checkpoints and final model."""
         return self.jobs_dir / job_id
 
 
 def model_sources(environment: Mapping[str, str]) -> tuple[tuple[Path, ...], bool]:
-    """The folders that models may lie in, and whether a model hub is asked for others.
-
-    Raises:
-        DeploymentError: if a variable is wrong.
-    """
+    """The folders that models may lie in, and whether a model hub is asked for others."""
     read = Reader(environment)
     roots = read("WEIR_MODEL_ROOTS", _paths, ".:models")
     return roots, read("WEIR_MODEL_HUB", switch, "off")
 
 
 def home_dir(environment: Mapping[str, str]) -> Path:
-    """The folder of the stack that `weir up` starts here."""
     return Path(environment.get("WEIR_HOME", ".weir"))
 
 
@@ -137,9 +117,6 @@ def variable(environment: Mapping[str, str], name: str) -> str | None:
     """A variable's value, or what is in the file that ``<name>_FILE`` names, as secrets are.
 
     Empty counts as not set, since a compose file passes on what is not set as empty.
-
-    Raises:
-        DeploymentError: if both are set, or the file cannot be read or is empty.
     """
     value, path = environment.get(name), environment.get(f"{name}_FILE")
     if not path:
@@ -156,11 +133,7 @@ def variable(environment: Mapping[str, str], name: str) -> str | None:
 
 
 def import_extensions(source: str, names: Iterable[str]) -> None:
-    """Import the modules that ``source``, a variable of the environment, names.
-
-    Raises:
-        DeploymentError: if one cannot be imported.
-    """
+    """Import the modules that ``source``, a variable of the environment, names."""
     for name in names:
         try:
             importlib.import_module(name)
@@ -178,14 +151,9 @@ class Reader:
     environment: Mapping[str, str]
 
     def __call__(self, name: str, parse: Callable[[str], T], default: str | None = None) -> T:
-        """What ``parse`` makes of a variable's text, or of the default's.
-
-        Raises:
-            DeploymentError: naming the variable that is missing or wrong, and showing its text.
-        """
-        text = variable(self.environment, name)
-        if text is None:
-            text = default
+        """What ``parse`` makes of a variable's text, or of the default's."""
+        found = variable(self.environment, name)
+        text = default if found is None else found
         if text is None:
             raise DeploymentError(f"{name} is not set; `weir up` and docker-compose.yml set it")
         try:
@@ -194,7 +162,8 @@ class Reader:
             raise DeploymentError(f"{name}={text!r}: {error}") from error
 
 
-def _with_password(redis_url: str, password: str) -> str:
+def _redis_url(read: Reader) -> str:
+    redis_url, password = read("WEIR_REDIS_URL", str), read("WEIR_REDIS_PASSWORD", str, "")
     parts = urlsplit(redis_url)
     if not password:
         return redis_url
@@ -217,12 +186,10 @@ def _paths(text: str) -> tuple[Path, ...]:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The parts of a list with commas, or with one on each line."""
     return tuple(part.strip() for part in re.split("[,\n]", text) if part.strip())
 
 
 def positive(text: str) -> float:
-    """A number above 0."""
     number = float(text)
     if not 0 < number < float("inf"):
         raise ValueError("give a number above 0")
@@ -230,21 +197,18 @@ def positive(text: str) -> float:
 
 
 def whole(text: str) -> int:
-    """A whole number from 0."""
     if not (text.isascii() and text.isdigit()):
         raise ValueError("give a whole number")
     return int(text)
 
 
 def count(text: str) -> int:
-    """A whole number above 0."""
     if not (number := whole(text)):
         raise ValueError("give a whole number above 0")
     return number
 
 
 def switch(text: str) -> bool:
-    """Whether it is on."""
     if text not in {"on", "off"}:
         raise ValueError("say 'on' or 'off'")
     return text == "on"

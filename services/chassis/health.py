@@ -15,7 +15,6 @@ _opener = build_opener(ProxyHandler({}))  # the answer is on this machine, whate
 
 
 def main() -> int:
-    """Ask; returns the exit status."""
     if not (port := os.environ.get("WEIR_PORT")):
         print("WEIR_PORT is not set; set it to the port of the service")
         return 1

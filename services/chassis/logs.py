@@ -14,14 +14,11 @@ _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskN
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes a record, its ``extra`` fields and its traceback as one JSON object."""
-
     def __init__(self, service: str) -> None:
         super().__init__()
         self.service = service
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line."""
         line: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
             + f".{int(record.msecs):03d}Z",
@@ -43,7 +40,6 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logs(service: str, level: str) -> None:
-    """Send every logger of this process through one JSON handler."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter(service))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -56,12 +56,10 @@ class Phases(Collector):
             self._under_way.remove(phase)
 
     def seconds(self) -> dict[str, float]:
-        """The time of each phase until now."""
         self._divide()
         return dict(self._seconds)
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        """The seconds as a metric, of a service that has phases."""
         family = CounterMetricFamily(
             "weir_phase_seconds_total", "Time of this process, by what it did", labels=["phase"]
         )

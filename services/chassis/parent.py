@@ -10,11 +10,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent_pid: int | None = None) -> None:
-    """Have the kernel kill this process when the thread that started it ends, however it does.
-
-    Args:
-        parent_pid: who started it; None if that cannot be told, and this is called at once.
-    """
+    """Have the kernel kill this process when the thread that started it ends, however it does."""
     parent_pid = os.getppid() if parent_pid is None else parent_pid
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:

@@ -16,17 +16,11 @@ class PromptError(Unworkable):
 
 
 class Tokenizer(Protocol):
-    """What is used of a Hugging Face tokenizer."""
-
     chat_template: Any
 
-    def __call__(self, text: str) -> Any:
-        """Tokenize, with the special tokens that the model expects."""
-        ...
+    def __call__(self, text: str) -> Any: ...
 
-    def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> Any:
-        """Tokenize a conversation, with the turn of the assistant begun."""
-        ...
+    def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> Any: ...
 
 
 def rendered(

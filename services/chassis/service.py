@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ from services.chassis.logs import set_up_logs
 Asgi = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 UNSAFE = Gauge("weir_server_unsafe", "1 for what at Redis can cost jobs or work", ["setting"])
 log = logging.getLogger(__name__)
+_OPEN_FILES = 2**16  # the usual limit is 1,024
 _PARTING_S = 2.0
 _MAX_HEAD_BYTES = 2**15
 _MAX_CONNECTIONS = 800  # beyond them every request is answered with 503
@@ -45,8 +46,6 @@ _PATHS = "/healthz, /startupz, /readyz, and /metrics on WEIR_METRICS_PORT"
 
 @dataclass
 class Service:
-    """What the parts of a service share."""
-
     name: str
     deployment: Deployment
     exchange: Exchange
@@ -81,13 +80,13 @@ Main = Callable[[Service], Awaitable[None]]
 def run_service(name: str, main: Main, make_app: Callable[[Service], Asgi] | None = None) -> None:
     """Run ``main`` until it returns or the process is told to stop, then exit.
 
-    Beside it /healthz, /startupz, /readyz and /metrics are served on the deployment's port, in
-    front of the service's own application if it has one; /metrics on a port of its own if the
-    deployment says so. What the service writes is for its own user. The exit status is 0 when
-    ``main`` returned, 1 when it raised or the environment is wrong.
+    Meanwhile the paths of `Observable` are served, in front of the service's own application if
+    it has one. The exit status is 1 when ``main`` raised or the environment is wrong, else 0.
     """
-    os.umask(0o077)
-    _allow_open_files(2**16)
+    os.umask(0o077)  # what the service writes is for its own user
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = _OPEN_FILES if most == resource.RLIM_INFINITY else min(_OPEN_FILES, most)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
     try:
         deployment = Deployment.from_environment()
     except DeploymentError as error:
@@ -97,13 +96,6 @@ def run_service(name: str, main: Main, make_app: Callable[[Service], Asgi] | Non
         sys.exit(asyncio.run(_run(name, deployment, main, make_app)))
     except DeploymentError as error:
         sys.exit(f"{name}: {error}")
-
-
-def _allow_open_files(wanted: int) -> None:
-    """Raise the usual limit of 1,024, as far as this user may."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
 
 
 async def _run(
@@ -118,7 +110,7 @@ async def _run(
             asyncio.get_running_loop().add_signal_handler(signum, service.stop)
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _log_what_waits)
         inner = make_app(service) if make_app else None
-        async with _serving_all(service, inner):
+        async with _serving(service, inner):
             counting = asyncio.create_task(_count_start(service))
             try:
                 # Who asks the gateway hears whether it lives.
@@ -140,11 +132,7 @@ async def _count_start(service: Service) -> None:
 
 
 async def check_server(exchange: Exchange) -> None:
-    """Warn of everything that can cost jobs or work.
-
-    Raises:
-        DeploymentError: if the server deletes them even while all goes well.
-    """
+    """Warn of all that can cost jobs or work; a `DeploymentError` if the server deletes them."""
     for problem in await server_problems(exchange):
         if problem.deletes_work:
             raise DeploymentError(problem.text)
@@ -171,8 +159,6 @@ async def telling(service: Service, main: Main) -> None:
 
 @dataclass
 class StatusTeller:
-    """Tells the status of one life of a process."""
-
     service: Service
     starts: int = 1
     failure: Failure | None = None  # of the last of them
@@ -187,11 +173,7 @@ class StatusTeller:
                 self.starts, self.failure = last.starts + 1, last.failure
 
     async def tell_until_ended(self) -> None:
-        """Consumes the service's activity and readiness; produces its status in the exchange.
-
-        Waits for: the next heartbeat. Unblocked by: time. It goes on where the exchange fails: what
-        follows from that is for the service's own work to say.
-        """
+        """Show the status with every heartbeat, also where the exchange fails: that is others'."""
         while not self.ended.is_set():
             with suppress(Refused, *Disconnected):
                 await self.service.exchange.show_status(self.status())
@@ -200,8 +182,7 @@ class StatusTeller:
     async def leave(self, error: BaseException | None = None) -> None:
         """Leave a status behind that tells of the next life, unless the process was told to stop.
 
-        Args:
-            error: that ended it; the active job hears of it if the process was never ready.
+        The active job hears of the error that ended a process that was never ready.
         """
         exchange = self.service.exchange
         with suppress(TimeoutError, Refused, *Disconnected):
@@ -217,7 +198,6 @@ class StatusTeller:
                 await exchange.show_status(self.status())
 
     def status(self) -> Status:
-        """What the process is doing now."""
         readiness, activity = self.service.readiness, self.service.activity
         if readiness.was_ready:
             self.starts, self.failure = 0, None
@@ -245,10 +225,10 @@ class StatusTeller:
 
     async def _tell_of(self, failure: Failure) -> None:
         """Tell the active job, at the first time, the second, the fourth, and so on."""
-        job = await self.service.exchange.active()
-        if job is None or self.starts & (self.starts - 1):
+        job, starts = await self.service.exchange.active(), self.starts
+        if job is None or starts & (starts - 1):
             return
-        name, starts = self.status().name, self.starts
+        name = self.status().name
         event = JobEvent(
             id=f"start:{self.service.exchange.me}",
             job_id=job.job_id,
@@ -292,15 +272,16 @@ class Observable:
     tells_metrics: bool
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Answer one request."""
         path = scope["path"] if scope["method"] in {"GET", "HEAD"} else None
-        readiness = self.service.readiness
+        readiness, why_not = self.service.readiness, f"{self.service.readiness.why}\n"
         if path == "/healthz":
             await _answer(send, 200, "ok\n")
         elif path == "/startupz":
-            await _answer_whether(send, readiness.started, "started", readiness.why)
+            is_so = readiness.started
+            await _answer(send, 200 if is_so else 503, "started\n" if is_so else why_not)
         elif path == "/readyz":
-            await _answer_whether(send, readiness.ready, "ready", readiness.why)
+            is_so = readiness.ready
+            await _answer(send, 200 if is_so else 503, "ready\n" if is_so else why_not)
         elif path == "/metrics" and self.tells_metrics:
             metrics.BACKPRESSURE.set(self.service.exchange.backpressure_seconds)
             await _answer(send, 200, generate_latest(), CONTENT_TYPE_LATEST)
@@ -308,10 +289,6 @@ class Observable:
             await self.inner(scope, receive, send)
         else:
             await _answer(send, 404, f"this service serves {_PATHS}\n")
-
-
-async def _answer_whether(send: Any, condition: bool, yes: str, why_not: str) -> None:
-    await _answer(send, 200 if condition else 503, f"{yes if condition else why_not}\n")
 
 
 async def _answer(
@@ -329,19 +306,6 @@ class _Server(uvicorn.Server):
         return nullcontext()
 
 
-@asynccontextmanager
-async def _serving_all(service: Service, inner: Asgi | None) -> AsyncIterator[None]:
-    """Serve a service on its port, and its metrics there or on theirs."""
-    port, metrics_port = service.deployment.port, service.deployment.metrics_port
-    async with AsyncExitStack() as stack:
-        if metrics_port != port:
-            app = Observable(service, None, tells_metrics=True)
-            await stack.enter_async_context(_serving(app, service.deployment, metrics_port))
-        app = Observable(service, inner, tells_metrics=metrics_port == port)
-        await stack.enter_async_context(_serving(app, service.deployment, port))
-        yield
-
-
 class _Timely(H11Protocol):
     """HTTP/1.1 that closes a connection without a whole request: uvicorn has no such limit."""
 
@@ -355,44 +319,45 @@ class _Timely(H11Protocol):
         super().data_received(data)
         self._limit_time()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._unset_deadline()
-
     def _limit_time(self) -> None:
-        if self.conn.their_state is not h11.IDLE:
-            self._unset_deadline()
-        elif self._deadline is None:
+        waits = self.conn.their_state is h11.IDLE  # for the headers
+        if waits and self._deadline is None:
             self._deadline = self.loop.call_later(_HEAD_S, self.transport.close)
-
-    def _unset_deadline(self) -> None:
-        if self._deadline is not None:
+        elif not waits and self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
 
 @asynccontextmanager
-async def _serving(app: Asgi, deployment: Deployment, port: int) -> AsyncIterator[_Server]:
-    """Serve an application while the body of ``async with`` runs."""
-    server = _Server(
+async def _serving(service: Service, inner: Asgi | None) -> AsyncIterator[list[_Server]]:
+    """Serve a service on its port, and its metrics there or on theirs, while the body runs."""
+    port, metrics_port = service.deployment.port, service.deployment.metrics_port
+    servers = [_server(Observable(service, inner, metrics_port == port), service, port)]
+    if metrics_port != port:
+        servers.append(_server(Observable(service, None, True), service, metrics_port))
+    tasks = [asyncio.create_task(server.serve()) for server in servers]
+    try:
+        yield servers
+    finally:
+        for server in servers:
+            server.should_exit = True
+        await asyncio.gather(*tasks)
+
+
+def _server(app: Asgi, service: Service, port: int) -> _Server:
+    return _Server(
         uvicorn.Config(
             app,
-            host=deployment.host,
+            host=service.deployment.host,
             port=port,
             http=_Timely,
             h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
             limit_concurrency=_MAX_CONNECTIONS,
             ws="none",
             headers=[("X-Content-Type-Options", "nosniff")],
-            forwarded_allow_ips=list(deployment.trusted_proxies),
+            forwarded_allow_ips=list(service.deployment.trusted_proxies),
             log_config=None,
             lifespan="off",
             timeout_graceful_shutdown=3,
         )
     )
-    task = asyncio.create_task(server.serve())
-    try:
-        yield server
-    finally:
-        server.should_exit = True
-        await task

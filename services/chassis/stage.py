@@ -19,9 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from protocol.exchange import Delivery, Disconnected, Place, Verdict, replica_of
+from protocol.exchange import Delivery, Disconnected, Place, Roster, Verdict, replica_of
 from protocol.exchange.connection import Refused
-from protocol.exchange.roster import Roster
 from protocol.frames import FrameError
 from protocol.messages import ActiveJob, Doing, GradedGroup, JobEvent, Loss, Message, Requested
 from protocol.streams import Stream
@@ -44,12 +43,7 @@ _RECLAIM_EVERY_S = 0.2
 _PARTING_S = 5.0  # for releases while the exchange may be away
 
 
-def _always(_: ActiveJob) -> bool:
-    return True
-
-
 def up_to(capacity: int) -> Callable[[ActiveJob, int], int]:
-    """Room for ``capacity`` entries at the same time, however large they are."""
     return lambda _, in_flight: capacity - in_flight
 
 
@@ -72,34 +66,27 @@ class Stage(Generic[I, O]):
     failures: Stream[GradedGroup]
     handle: Callable[[ActiveJob, I], Awaitable[O]]
     room: Callable[[ActiveJob, int], int]  # for how many entries, beside those in flight
-    is_open: Callable[[ActiveJob], bool] = _always
+    is_open: Callable[[ActiveJob], bool] = lambda _: True
     has_died: Callable[[], bool] = lambda: False  # a part that any entry may have killed
     leaves: Callable[[int, int], Set[Stream]] = lambda *_: set()  # to others: place, of how many
     doing: Doing = Doing.WORKS
 
     @property
     def group(self) -> str:
-        """The group of workers that share the inputs."""
         return str(self.inputs[0].group)
 
 
 def is_hopeless(lives: Sequence[str], most: int, replicas: Set[str]) -> bool:
     """Whether so many deaths or failures are the entry's own doing.
 
-    Args:
-        lives: the workers that died holding it, or where it failed.
-        most: so many are enough, if they were on three replicas, or in all of ``replicas``.
-        replicas: where somebody would claim it.
+    They are if ``most`` or more were on three replicas, or on all ``replicas`` that would claim it.
     """
     tried = {replica_of(life) for life in lives}
     return len(lives) >= most and (len(tried) >= _ENOUGH_REPLICAS or replicas <= tried)
 
 
 async def work_forever(service: Service, stage: Stage) -> None:
-    """Consumes the stage's inputs of the active job; produces its output or a failure.
-
-    Waits for: an active job, entries, a free place. Unblocked by: the learner activating a job,
-    entries arriving, work finishing, the service stopping.
+    """Work on the stage's inputs of the active job until the service stops.
 
     Raises:
         WorkerBroken: if everything fails here.
@@ -114,7 +101,8 @@ async def work_forever(service: Service, stage: Stage) -> None:
         done, _ = await asyncio.wait({watching, claiming}, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
-        await worker.finish_within(deployment.drain_s)
+        if worker.in_flight:
+            await asyncio.wait(set(worker.in_flight.values()), timeout=deployment.drain_s)
     finally:
         for task in (claiming, watching):
             task.cancel()
@@ -140,21 +128,16 @@ class _Worker(Generic[I, O]):
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def watch_forever(self) -> None:
-        """Consumes the active job, its requested state, and the others' signs of life.
-
-        Waits for: the next heartbeat. Unblocked by: time.
-        """
         while True:
             await self._follow_job()
             await self._show_life()
             await asyncio.sleep(self.service.deployment.heartbeat_s)
 
     async def claim_until_stopped(self) -> None:
-        """Consumes entries, as many as there are free places; produces tasks in flight.
+        """Start as many entries as there are free places.
 
-        Waits for: an open stage, a free place, entries. Unblocked by: those. A claim is never cut
-        short: its reply may hold entries that nobody else knows of. Only here anything is claimed,
-        so that an entry which is ours and not held was claimed by a lost reply.
+        A claim is never cut short: its reply may hold entries that nobody else knows of. Only here
+        anything is claimed, so an entry that is ours and not held was claimed by a lost reply.
         """
         while not self.service.stopping.is_set():
             await self._check_that_something_works()
@@ -166,12 +149,8 @@ class _Worker(Generic[I, O]):
             if self._may_claim() and self._free > 0 and self._inputs:
                 await self._claim()
             else:
-                await self._until_changed()
-
-    async def finish_within(self, grace_s: float) -> None:
-        """Wait until what is in flight has ended, but for ``grace_s`` at the longest."""
-        if self.in_flight:
-            await asyncio.wait(set(self.in_flight.values()), timeout=grace_s)
+                self.changed.clear()
+                await set_within(self.changed, _LOOK_AGAIN_S)
 
     async def leave(self) -> None:
         """Release everything; what may have killed a part of this worker counts as that."""
@@ -183,7 +162,6 @@ class _Worker(Generic[I, O]):
 
     @property
     def _free(self) -> int:
-        """How many entries may be started now."""
         if self.job is None or self.is_alone or self.troubled:
             return 0
         return self.stage.room(self.job, len(self.in_flight))
@@ -194,11 +172,9 @@ class _Worker(Generic[I, O]):
 
     @property
     def _inputs(self) -> Sequence[Stream[I]]:
-        """What is claimed now."""
         replicas = sorted(self._replicas)
-        left = self.stage.leaves(
-            replicas.index(replica_of(self.service.exchange.me)), len(replicas)
-        )
+        place = replicas.index(replica_of(self.service.exchange.me))
+        left = self.stage.leaves(place, len(replicas))
         return [stream for stream in self.stage.inputs if stream not in left]
 
     def _may_claim(self) -> bool:
@@ -208,10 +184,6 @@ class _Worker(Generic[I, O]):
             and not self.stage.has_died()
             and self.stage.is_open(self.job)
         )
-
-    async def _until_changed(self) -> None:
-        self.changed.clear()
-        await set_within(self.changed, _LOOK_AGAIN_S)
 
     async def _follow_job(self) -> None:
         job = await self.service.exchange.active()
@@ -227,8 +199,11 @@ class _Worker(Generic[I, O]):
         self.paused = wanted is not Requested.RUN
 
     async def _show_life(self) -> None:
-        held = list(self.held.values())
-        self._tell(held)
+        held, activity = list(self.held.values()), self.service.activity
+        activity.holding(delivery.key for delivery in held)
+        is_paused = self.job is not None and self.paused
+        rest = Doing.JOB_IS_PAUSED if is_paused else Doing.IDLE
+        activity.rests(self.stage.doing if held else rest)
         pulse = await self.service.exchange.heartbeat(
             self.stage.group,
             self.stage.inputs if self.job else (),
@@ -241,19 +216,7 @@ class _Worker(Generic[I, O]):
             if delivery.place in pulse.lost and self.held.get(delivery.place) is delivery:
                 self._lose(delivery)
 
-    def _tell(self, held: Sequence[Delivery[I]]) -> None:
-        """Say what is being done."""
-        activity = self.service.activity
-        activity.holding(delivery.key for delivery in held)
-        if held:
-            activity.rests(self.stage.doing)
-        elif self.job is not None and self.paused:
-            activity.rests(Doing.JOB_IS_PAUSED)
-        else:
-            activity.rests(Doing.IDLE)
-
     def _lose(self, delivery: Delivery[I]) -> None:
-        """Others have taken it over."""
         metrics.LOST.inc()
         self.held.pop(delivery.place, None)
         if delivery in self.in_flight:
@@ -355,8 +318,7 @@ class _Worker(Generic[I, O]):
     async def _work_on(self, delivery: Delivery[I]) -> None:
         assert self.job is not None
         try:
-            result = await self.stage.handle(self.job, delivery.message())
-            await self._hand_off(delivery, result)
+            await self._hand_off(delivery, await self.stage.handle(self.job, delivery.message()))
         except FrameError as error:
             await self._give_up(delivery, Loss.UNREADABLE, str(error))
         except Unworkable as error:
@@ -380,14 +342,10 @@ class _Worker(Generic[I, O]):
 
     async def _unable(self, delivery: Delivery[I], error: Unable) -> None:
         """Leave it to the replicas that may be able; if there is none, it is unworkable."""
-        me = self.service.exchange.me
-        tried, replicas = (
-            {replica_of(life) for life in (*delivery.failures, me)},
-            self.roster.replicas,
-        )
-        if (
-            replica_of(me) in replicas and replicas <= tried
-        ):  # else it has not looked who else is there
+        me, replicas = self.service.exchange.me, self.roster.replicas
+        tried = {replica_of(life) for life in (*delivery.failures, me)}
+        has_looked = replica_of(me) in replicas  # who else is there
+        if has_looked and replicas <= tried:
             await self._give_up(delivery, Loss.UNWORKABLE, str(error))
         else:
             await self._release(delivery, "failures")
@@ -417,8 +375,7 @@ class _Worker(Generic[I, O]):
         failed = [entry for entry in self.failed_in_a_row.values() if entry.job_id == job_id]
         await self._release_everything()  # after which no failure of this worker is on its way
         await exchange.pardon(job_id, failed)
-        event_id = f"broken:{exchange.me}"
-        event = JobEvent(id=event_id, job_id=job_id, level="warn", message=why)
+        event = JobEvent(id=f"broken:{exchange.me}", job_id=job_id, level="warn", message=why)
         await exchange.record_event(event)
         raise WorkerBroken(why)
 

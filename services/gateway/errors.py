@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from protocol.encodable import shown
 from protocol.recipe import explain
+from protocol.tasks import shown
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 

@@ -6,7 +6,7 @@ from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from protocol.encodable import shown
+from protocol.tasks import shown
 
 _MAX_CHARS = 2_000
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from protocol.capabilities import lacking
 from protocol.exchange import Exchange
 from protocol.messages import (
     ActiveJob,
@@ -135,7 +134,7 @@ def capabilities(tools: Tools) -> Capabilities:
 def what_is_missing(reward: Reward, tools: Tools) -> str | None:
     """What this grader will never have for this reward, in words; None if it has everything."""
     own = capabilities(tools)
-    found = (lacking(own, check) for check in (*reward.outcome, *reward.process))
+    found = (own.lacking(check) for check in (*reward.outcome, *reward.process))
     return next(filter(None, found), None)
 
 

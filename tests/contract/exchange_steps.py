@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Set
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
 
 from protocol.exchange import Delivery, Exchange, Place
 from protocol.messages import JobRecord, JobRef, RolloutRequest
 from protocol.streams import REQUESTS, Stream
 
+from services.chassis.deployment import Deployment
 from tests.builders import a_job_record
+
+DEPLOYMENT = replace(
+    Deployment.from_environment(
+        {"WEIR_REDIS_URL": "unused", "WEIR_DATA_DIR": "/unused", "WEIR_PORT": "0"}
+    ),
+    heartbeat_s=0.05,
+    claim_idle_s=0.4,
+    drain_s=1.0,
+)
 
 
 async def begin(exchange: Exchange, job_id: str = "job") -> int:
@@ -35,10 +49,6 @@ async def claim_all(
     return await exchange.claim(inputs or (REQUESTS,), "job", count=100, wait_s=0.01)
 
 
-async def end(exchange: Exchange) -> None:
-    await exchange.close_job(await taken_up(exchange), attempt=1, state="succeeded")
-
-
 async def claim_one(exchange: Exchange) -> Delivery[RolloutRequest]:
     (delivery,) = await claim_all(exchange)
     return delivery
@@ -46,3 +56,27 @@ async def claim_one(exchange: Exchange) -> Delivery[RolloutRequest]:
 
 async def lost(exchange: Exchange, *held: Delivery) -> Set[Place]:
     return (await exchange.heartbeat("rollout", (REQUESTS,), "job", held=held)).lost
+
+
+async def take_over(exchange: Exchange, *inputs: Stream, job_id: str = "job") -> list[Delivery]:
+    """Bury all other workers without any patience, and claim what is free."""
+    group = str(inputs[0].group)
+    pulse = await exchange.heartbeat(group, inputs, job_id)
+    for life, beats in pulse.lives.items():
+        if life != exchange.me:
+            await exchange.bury(group, life, beats, inputs, job_id)
+    return [
+        delivery
+        for stream in inputs
+        for delivery in await exchange.reclaim(stream, job_id, count=9)
+    ]
+
+
+@asynccontextmanager
+async def running(*loops: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run coroutines beside the body, until it ends; what one raises ends the body."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(loop) for loop in loops]
+        yield
+        for task in tasks:
+            task.cancel()

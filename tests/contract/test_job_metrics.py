@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 from protocol.exchange import Exchange
-from protocol.exchange.records import AnyRecord
+from protocol.exchange.jobs import AnyRecord
 from protocol.messages import JobState, Requested
 from protocol.streams import REQUESTS
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,8 +17,8 @@ from protocol.messages import GradedGroup, Message, RolloutRequest
 from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS, ROLLOUTS, WORK_STREAMS, Stream
 
-from tests.builders import a_job_record, a_request
-from tests.contract.line import graded, rolled_out, take_over
+from tests.builders import a_graded_group, a_group, a_job_record, a_request
+from tests.contract.exchange_steps import take_over
 from tests.contract.valkey_server import Server
 
 NUM_GROUPS = 4
@@ -26,17 +27,14 @@ Life = AsyncGenerator[None, bool]  # one command a step; sent True: make the nex
 _job_numbers = count()
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     inputs: tuple[Stream, ...]
     output: Stream
-    result: Callable[[Message], Message]
+    result: Callable[[Any], Message]
 
 
-STAGES = [
-    Stage((EVAL_REQUESTS, REQUESTS), ROLLOUTS, rolled_out),
-    Stage((ROLLOUTS,), GRADED, graded),
-]
+ROLLING_OUT = Stage((EVAL_REQUESTS, REQUESTS), ROLLOUTS, a_group)
+GRADING = Stage((ROLLOUTS,), GRADED, a_graded_group)
 
 
 @dataclass
@@ -104,7 +102,7 @@ class World:
         return a_request(number=number, purpose=purpose, job_id=self.job_id, attempt=attempt)
 
 
-ROLES = [STAGES[0], STAGES[0], STAGES[1], STAGES[1], None, None]  # None is a learner
+ROLES = [ROLLING_OUT, ROLLING_OUT, GRADING, GRADING, None, None]  # None is a learner
 
 EVENTS = st.sampled_from(["step", "step", "step", "step", "fail", "die"])
 SCHEDULES = st.lists(st.tuples(st.integers(0, len(ROLES) - 1), EVENTS), max_size=70)
@@ -155,8 +153,7 @@ async def _act(world: World, lives: list[Life | None], index: int, event: str) -
 async def _drain(world: World, lives: list[Life | None]) -> None:
     """From here on nobody dies; a new learner takes over from those who live."""
     for index in (4, 5):
-        life = lives[index]
-        if life is not None:
+        if (life := lives[index]) is not None:
             await life.aclose()
             lives[index] = None
     for _ in range(200):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -46,8 +45,17 @@ class SlowEngine:
         return {"load": 1.0}
 
 
-@asynccontextmanager
-async def following(server: Server, tmp_path: Path) -> AsyncIterator[Following]:
+@dataclass
+class Following:
+    exchange: Exchange
+    deployment: Deployment
+    follower: PolicyFollower
+    engine: SlowEngine
+    task: asyncio.Task[None]
+
+
+@pytest.fixture
+async def line(server: Server, tmp_path: Path) -> AsyncIterator[Following]:
     """A follower that serves version 0, and is told of version 1."""
     engine = SlowEngine()
 
@@ -70,15 +78,6 @@ async def following(server: Server, tmp_path: Path) -> AsyncIterator[Following]:
         yield Following(exchange, deployment, follower, engine, task)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-@dataclass
-class Following:
-    exchange: Exchange
-    deployment: Deployment
-    follower: PolicyFollower
-    engine: SlowEngine
-    task: asyncio.Task[None]
 
 
 async def served(follower: PolicyFollower, min_version: int = 0) -> None:
@@ -107,59 +106,55 @@ async def _announce(exchange: Exchange, deployment: Deployment, number: int) -> 
     )
 
 
-async def test_a_request_waits_while_weights_are_loaded(server: Server, tmp_path: Path) -> None:
-    async with following(server, tmp_path) as line:
-        waiting = asyncio.create_task(served(line.follower))
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert not waiting.done()
-        line.engine.end_of_load.set_result(None)
-        await asyncio.wait_for(waiting, 60)
-        assert line.follower.serving is not None
-        assert line.follower.serving.policy.number == 1
+async def test_a_request_waits_while_weights_are_loaded(line: Following) -> None:
+    waiting = asyncio.create_task(served(line.follower))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    line.engine.end_of_load.set_result(None)
+    await asyncio.wait_for(waiting, 60)
+    assert line.follower.serving is not None
+    assert line.follower.serving.policy.number == 1
 
 
 async def test_an_engine_that_does_not_start_is_told_of_with_the_job_that_it_was_for(
-    server: Server, tmp_path: Path
+    line: Following,
 ) -> None:
     async def fail(*_: object) -> Engine:
         raise EngineError("whatever vLLM says")
 
-    async with following(server, tmp_path) as line:
-        another = PolicyFollower(line.follower.service, fail)
-        with pytest.raises(NotStarted, match="whatever vLLM says") as told:
-            await asyncio.wait_for(another.follow_policy_forever(), 60)
+    another = PolicyFollower(line.follower.service, fail)
+    with pytest.raises(NotStarted, match="whatever vLLM says") as told:
+        await asyncio.wait_for(another.follow_policy_forever(), 60)
     assert told.value.job_id == "job"
 
 
 async def test_weights_that_are_taken_away_while_they_are_loaded_are_no_failure(
-    server: Server, tmp_path: Path
+    line: Following,
 ) -> None:
     """As at the end of every job."""
-    async with following(server, tmp_path) as line:
-        before = failures("gone")
-        shutil.rmtree(line.deployment.weights_dir / "job")
-        line.engine.end_of_load.set_exception(LoadError("load: FileNotFoundError"))
-        await until(lambda: failures("gone") > before)
-        assert not line.task.done()
-        assert (line.follower.serving, line.follower._load_failures) == (None, 0)
+    before = failures("gone")
+    shutil.rmtree(line.deployment.weights_dir / "job")
+    line.engine.end_of_load.set_exception(LoadError("load: FileNotFoundError"))
+    await until(lambda: failures("gone") > before)
+    assert not line.task.done()
+    assert (line.follower.serving, line.follower._load_failures) == (None, 0)
 
 
 async def test_a_version_that_cannot_be_copied_is_left_for_the_next(
-    server: Server, tmp_path: Path
+    line: Following,
 ) -> None:
     """As where memory is full; here a folder is where a file should be."""
-    async with following(server, tmp_path) as line:
-        line.engine.end_of_load.set_result(None)
-        (line.deployment.weights_dir / "job/1.2.link/model").mkdir(parents=True)
-        elsewhere = PolicyVersion(
-            **{"job_id": "job", "attempt": 1, "number": 2, "folder": "job/1.2", "digest": "?"},
-            links=("job/1.2.link",),
-        )
-        before = failures("damaged")
-        await line.exchange.announce(elsewhere)
-        waiting = asyncio.create_task(served(line.follower, min_version=2))
-        await until(lambda: failures("damaged") > before)
-        assert not line.task.done()
-        await _announce(line.exchange, line.deployment, 3)
-        await asyncio.wait_for(waiting, 60)
+    line.engine.end_of_load.set_result(None)
+    (line.deployment.weights_dir / "job/1.2.link/model").mkdir(parents=True)
+    elsewhere = PolicyVersion(
+        **{"job_id": "job", "attempt": 1, "number": 2, "folder": "job/1.2", "digest": "?"},
+        links=("job/1.2.link",),
+    )
+    before = failures("damaged")
+    await line.exchange.announce(elsewhere)
+    waiting = asyncio.create_task(served(line.follower, min_version=2))
+    await until(lambda: failures("damaged") > before)
+    assert not line.task.done()
+    await _announce(line.exchange, line.deployment, 3)
+    await asyncio.wait_for(waiting, 60)

@@ -29,8 +29,7 @@ from tests.builders import (
     a_task,
 )
 from tests.contract.attempts import Learner, answering, until
-from tests.contract.exchange_steps import record_of
-from tests.contract.line import running
+from tests.contract.exchange_steps import record_of, running
 from tests.contract.valkey_server import Server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]

@@ -20,9 +20,7 @@ from services.gateway.watch.stalls import Edge
 from services.gateway.watch.watchdog import Watchdog
 from tests.builders import a_recipe
 from tests.contract.attempts import Learner, answering, until
-from tests.contract.exchange_steps import begin
-from tests.contract.line import running
-from tests.contract.stages import DEPLOYMENT
+from tests.contract.exchange_steps import DEPLOYMENT, begin, running
 from tests.contract.valkey_server import Server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]

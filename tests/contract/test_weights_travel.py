@@ -46,18 +46,12 @@ class Line:
 
     def __init__(self, exchange: Exchange, folder: Path) -> None:
         self.exchange, self.folder, self.team = exchange, folder, SparseTeam()
+        self.disk = folder / "disk"
         self.begin(attempt=1)
 
     def begin(self, attempt: int) -> None:
         begun = Attempt(self.exchange, "job", attempt, a_recipe(), self.folder)
-        self.publisher = Publisher(begun, self.disk, self.memory("learner"), by_delta=True)
-
-    @property
-    def disk(self) -> Path:
-        return self.folder / "disk"
-
-    def memory(self, machine: str) -> Path:
-        return self.folder / machine
+        self.publisher = Publisher(begun, self.disk, self.folder / "learner", by_delta=True)
 
     async def publish(self, number: int) -> PolicyVersion:
         await self.publisher.publish(cast("Team", self.team), number)
@@ -68,7 +62,7 @@ class Line:
         return newest
 
     def fetcher(self, machine: str) -> Fetcher:
-        return Fetcher(self.disk, self.memory(machine))
+        return Fetcher(self.disk, self.folder / machine)
 
 
 def verify(fetcher: Fetcher, policy: PolicyVersion) -> Path:
@@ -89,8 +83,8 @@ async def test_every_machine_gets_every_version(line: Line) -> None:
     policies = [await line.publish(0)]
     for number in range(1, 4):
         policy = policies[-1]
-        assert verify(beside, policy) == line.memory("learner") / policy.folder
-        assert verify(elsewhere, policy).parent == line.memory("elsewhere")
+        assert verify(beside, policy) == line.folder / "learner" / policy.folder
+        assert verify(elsewhere, policy).parent == line.folder / "elsewhere"
         policies.append(await line.publish(number))
     policy = policies[-1]
     verify(line.fetcher("late"), policy)
@@ -113,7 +107,7 @@ async def test_the_chain_begins_anew_before_it_is_longer_than_a_version(line: Li
     assert kept == {Path(link).name for link in policy.links}
 
 
-async def test_a_copy_that_is_not_what_it_should_be_is_made_anew(line: Line) -> None:
+async def test_a_copy_is_made_anew_when_it_is_damaged_or_an_attempt_begins(line: Line) -> None:
     follower = line.fetcher("elsewhere")
     copy = verify(follower, await line.publish(0))
     policy = await line.publish(1)
@@ -122,13 +116,7 @@ async def test_a_copy_that_is_not_what_it_should_be_is_made_anew(line: Line) -> 
         verify(follower, policy)
     follower.forget()
     verify(follower, policy)
-
-
-async def test_a_copy_has_the_files_of_its_version_alone(line: Line) -> None:
-    """The next attempt may have another number of ranks, and so of files."""
-    follower = line.fetcher("elsewhere")
-    copy = verify(follower, await line.publish(0))
-    (copy / "another.safetensors").write_text("of a version that had one file more")
+    (copy / "another.safetensors").write_text("of a version of more ranks, and so of more files")
     await line.exchange.begin_attempt("job")
     line.begin(attempt=2)
     assert verify(follower, await line.publish(0)) == copy
@@ -137,7 +125,7 @@ async def test_a_copy_has_the_files_of_its_version_alone(line: Line) -> None:
 
 async def test_the_copy_of_a_rollout_that_was_killed_goes(line: Line) -> None:
     policy = await line.publish(0)
-    memory = line.memory("elsewhere")
+    memory = line.folder / "elsewhere"
     leftover = memory / ".copy-of-who-was-killed"
     leftover.mkdir(parents=True)
     both = [line.fetcher("elsewhere"), line.fetcher("elsewhere")]
@@ -148,20 +136,14 @@ async def test_the_copy_of_a_rollout_that_was_killed_goes(line: Line) -> None:
     assert len(list(memory.iterdir())) == 1
 
 
-async def test_a_checkpoint_keeps_its_model_when_the_slot_is_filled_again(line: Line) -> None:
+async def test_what_is_evaluated_or_in_a_checkpoint_stays_while_others_are_published(
+    line: Line,
+) -> None:
     await line.publish(0)
-    expected = (line.memory("learner") / "job/1.0" / FILE).read_bytes()
+    expected = (line.folder / "learner/job/1.0" / FILE).read_bytes()
     saved = line.folder / "checkpoint"
     assert line.publisher.newest is not None
     copy_published(line.publisher.folder_of(line.publisher.newest), saved)
-    for number in range(1, 4):
-        await line.publish(number)
-    assert (saved / FILE).read_bytes() == expected
-    assert not (saved / "manifest.json").exists()
-
-
-async def test_a_version_that_is_evaluated_stays_while_others_are_published(line: Line) -> None:
-    await line.publish(0)
     await line.publisher.evaluate()
     evaluated = line.publisher.evaluated
     assert evaluated is not None
@@ -174,6 +156,7 @@ async def test_a_version_that_is_evaluated_stays_while_others_are_published(line
     for number in range(5, 7):
         await line.publish(number)
     assert not line.publisher.folder_of(evaluated).exists()
+    assert (saved / FILE).read_bytes() == expected
 
 
 BASE_BYTES = 100_000
@@ -187,7 +170,8 @@ def model(tmp_path: Path) -> Path:
     blob.write_bytes(b"w" * BASE_BYTES)
     (folder / FILE).symlink_to(blob)
     (folder / "config.json").write_text("{}")
-    (folder / "manifest.json").write_text("of another program")
+    for name in ("manifest.json", "pytorch_model.bin"):
+        (folder / name).write_text("of another program")
     return folder
 
 
@@ -210,9 +194,10 @@ async def test_adapters_travel_alone_behind_the_model_that_they_are_for(
         names = {path.name for path in (root / "job").iterdir()}
         assert names == {f"{attempt}.base", f"{attempt}.2", f"{attempt}.3"}
     policy = newest[-1]
-    weights.verify(root / policy.base, policy.base_digest)
-    assert (root / policy.base / FILE).read_bytes() == b"w" * BASE_BYTES
-    assert not (root / policy.base / FILE).is_symlink()
+    base = root / policy.base
+    weights.verify(base, policy.base_digest)
+    assert (base / FILE).read_bytes() == b"w" * BASE_BYTES
+    assert not any(path.is_symlink() or path.suffix == ".bin" for path in base.iterdir())
     sizes = [path.stat().st_size for path in (root / policy.folder).iterdir()]
     assert sum(sizes) < 0.05 * BASE_BYTES
     # An engine goes on with the base that it has.

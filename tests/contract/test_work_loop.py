@@ -3,37 +3,73 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from protocol import streams
 from protocol.exchange import Exchange, connect
 from protocol.exchange.connection import Refused
 from protocol.messages import ActiveJob, Doing, GradedGroup, RolloutRequest
-from protocol.streams import REQUESTS
+from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
 
 from services.chassis.faults import Unable, Unworkable, WorkerBroken, WorkerFault
 from services.chassis.service import Service
-from services.chassis.stage import Stage, work_forever
-from tests.builders import a_request
+from services.chassis.stage import Stage, up_to, work_forever
+from tests.builders import a_recipe, a_request
 from tests.contract.conftest import OpenExchange
-from tests.contract.line import take_over
-from tests.contract.stages import (
-    DEPLOYMENT,
-    Handle,
-    answer,
-    begin,
-    results,
-    slowly,
-    stage_of,
-    unable,
-    until_claiming,
-    working,
-    working_at,
-)
+from tests.contract.exchange_steps import DEPLOYMENT, take_over
+from tests.contract.exchange_steps import begin as begin_job
 from tests.contract.valkey_server import Server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+Handle = Callable[[ActiveJob, RolloutRequest], Awaitable[GradedGroup]]
+
+
+async def begin(exchange: Exchange, *, requests: int) -> None:
+    attempt = await begin_job(exchange)
+    await exchange.activate(ActiveJob(job_id="job", attempt=attempt, recipe=a_recipe()))
+    for number in range(requests):
+        await exchange.ask(a_request(number=number, attempt=attempt))
+
+
+def stage_of(handle: Handle, capacity: int = 4) -> Stage[RolloutRequest, GradedGroup]:
+    return Stage((EVAL_REQUESTS, REQUESTS), GRADED, GRADED, handle, up_to(capacity))
+
+
+@asynccontextmanager
+async def working(
+    exchange: Exchange, handle: Handle, capacity: int = 4, **settings: Any
+) -> AsyncIterator[Service]:
+    """A worker at its stage; it is told to stop at the end."""
+    service = Service("worker", DEPLOYMENT, exchange)
+    stage = replace(stage_of(handle, capacity), **settings)
+    task = asyncio.create_task(work_forever(service, stage))
+    try:
+        yield service
+    finally:
+        service.stopping.set()
+        await task
+
+
+async def answer(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
+    return GradedGroup(purpose=request.purpose, number=request.number, failure="done")
+
+
+async def results(exchange: Exchange, count: int) -> dict[int, str]:
+    """What the learner finds, until it has found so many groups; by number."""
+    found: dict[int, str] = {}
+    async with asyncio.timeout(60):
+        while len(found) < count:
+            for delivery in await exchange.claim([GRADED], "job", count=16, wait_s=0.1):
+                group = delivery.message()
+                assert group.number not in found
+                found[group.number] = str(group.failure)
+                assert await exchange.take_in(delivery, 1)
+    return found
 
 
 @pytest.mark.parametrize("wish", ["pause", "archive"])  # of another release
@@ -54,38 +90,42 @@ async def test_a_job_that_is_to_rest_is_left_alone_until_it_is_to_run(
             assert await results(exchange, 1) == {0: "done"}
 
 
+async def until_claiming(exchange: Exchange, worker: str) -> None:
+    async with asyncio.timeout(60):
+        while (await exchange.heartbeat("rollout", may_claim=False)).lives.get(worker, 0) <= 0:
+            await asyncio.sleep(0.01)
+
+
 async def test_workers_share_what_waits_however_much_room_the_first_has(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
     held = {"one": 0, "other": 0}
     has_opened = asyncio.Event()
 
-    def holding(name: str) -> Stage[RolloutRequest, GradedGroup]:
+    def room(_: ActiveJob, in_flight: int) -> int:
+        return 100 - in_flight if has_opened.is_set() else 0
+
+    def holding(name: str) -> Handle:
         async def hold(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
             held[name] += 1
             while sum(held.values()) < 40:
                 await asyncio.sleep(0.01)
             return await answer(job, request)
 
-        return replace(
-            stage_of(hold), room=lambda _, in_flight: 100 - in_flight if has_opened.is_set() else 0
-        )
+        return hold
 
     await begin(exchange, requests=40)
     async with (
         open_exchange("one") as one,
         open_exchange("other") as other,
-        working_at(holding("one"), one),
-        working_at(holding("other"), other),
+        working(one, holding("one"), room=room),
+        working(other, holding("other"), room=room),
     ):
         for name in held:
             await until_claiming(exchange, name)
         has_opened.set()
         await results(exchange, 40)
     assert min(held.values()) >= 16
-
-
-# ---------------------------------------------------------------------- deaths
 
 
 async def held_through_deaths(open_exchange: OpenExchange, deaths: int) -> None:
@@ -120,15 +160,12 @@ async def test_an_entry_that_has_killed_twice_runs_alone_to_its_end(
         await finder.release(held)  # so that it is the first that a worker gets
     for number in range(1, 9):
         await exchange.ask(a_request(number=number, attempt=1))
-    running: set[int] = set()
-    company: set[int] = set()
+    running, company = set[int](), set[int]()
 
     async def watch(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
         running.add(request.number)
         for _ in range(1 if request.number else 30):  # long enough for others to join it
             company.update(running if 0 in running else ())
-            if len(company) > 1:
-                break
             await asyncio.sleep(0.05)
         running.discard(request.number)
         return await answer(job, request)
@@ -143,18 +180,13 @@ async def test_a_part_of_the_worker_that_dies_counts_as_a_death_at_once(
 ) -> None:
     died = asyncio.Event()
 
-    async def crash(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
+    async def crash(*_: object) -> GradedGroup:
         died.set()
         raise WorkerFault("the engine is gone")
 
     await begin(exchange, requests=1)
-    async with open_exchange("worker") as own, asyncio.timeout(60):
-        stage = replace(stage_of(crash), has_died=died.is_set)
-        service = Service("worker", DEPLOYMENT, own)
-        task = asyncio.create_task(work_forever(service, stage))
-        await died.wait()
-        service.stop()
-        await task
+    async with open_exchange("worker") as own, working(own, crash, has_died=died.is_set):
+        await asyncio.wait_for(died.wait(), 60)
     (again,) = await exchange.reclaim(REQUESTS, "job", count=9)
     assert (again.deaths, again.failures) == (("worker",), ())
 
@@ -187,38 +219,26 @@ async def test_a_server_that_hangs_is_nobodys_death(own_server: Server) -> None:
     assert sorted(calls) == list(range(6))
 
 
-# ---------------------------------------------------------------------- leaving
-
-
 async def test_a_stop_in_good_order_leaves_nothing_claimed(
     exchange: Exchange, open_exchange: OpenExchange, server: Server
 ) -> None:
     """Whatever the worker is at when it is told to stop: claiming, taking over, or neither."""
-    started_after: list[int] = []
+
+    async def for_ever(*_: object) -> GradedGroup:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
     await begin(exchange, requests=30)
     for life in range(8):
         async with open_exchange(f"leaver.{life}") as own:
             service = Service("worker", replace(DEPLOYMENT, drain_s=0.05), own)
-            stopped = asyncio.Event()
-
-            async def for_ever(
-                _: ActiveJob, request: RolloutRequest, stopped: asyncio.Event = stopped
-            ) -> GradedGroup:
-                if stopped.is_set():
-                    started_after.append(request.number)
-                await asyncio.sleep(3600)
-                raise AssertionError
-
             task = asyncio.create_task(work_forever(service, stage_of(for_ever, capacity=30)))
             await asyncio.sleep(0.03 * life)
             service.stop()
-            await asyncio.sleep(0)  # what was about to begin when it was told begins
-            stopped.set()
             await task
         with server.client() as client:
             owners = client.xpending_range(REQUESTS.key("job"), "rollout", "-", "+", 99)
         assert {row["consumer"] for row in owners} <= {b"released"}
-    assert not started_after
     again = await exchange.reclaim(REQUESTS, "job", count=99)
     again += await exchange.claim([REQUESTS], "job", count=99, wait_s=0)
     assert [(d.deaths, d.failures) for d in again] == [((), ())] * 30
@@ -227,72 +247,53 @@ async def test_a_stop_in_good_order_leaves_nothing_claimed(
 async def test_a_worker_that_cannot_let_an_entry_go_ends_and_another_gets_it(
     exchange: Exchange, open_exchange: OpenExchange, server: Server
 ) -> None:
-    def permit(*commands: str) -> None:
-        with server.client() as client:
+    with server.client() as client:
+
+        def permit(*commands: str) -> None:
             client.execute_command("ACL", "SETUSER", "default", *commands)
 
-    async def answer_into_refusals(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
-        permit("-xack", "-xclaim")  # as a replica refuses writes during a failover
-        return await answer(job, request)
+        async def answer_into_refusals(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
+            permit("-xack", "-xclaim")  # as a replica refuses writes during a failover
+            return await answer(job, request)
 
-    await begin(exchange, requests=1)
-    try:
-        async with open_exchange("one") as one, asyncio.timeout(60):
-            service = Service("worker", DEPLOYMENT, one)
-            with pytest.raises(Refused):
-                await work_forever(service, stage_of(answer_into_refusals))
-    finally:
-        permit("+@all")
+        await begin(exchange, requests=1)
+        try:
+            async with open_exchange("one") as one, asyncio.timeout(60):
+                with pytest.raises(Refused):
+                    await work_forever(
+                        Service("worker", DEPLOYMENT, one), stage_of(answer_into_refusals)
+                    )
+        finally:
+            permit("+@all")
     async with open_exchange("other") as other, working(other, answer):
         assert await results(exchange, 1) == {0: "done"}
 
 
-# ---------------------------------------------------------------------- failures
-
-
-async def test_an_entry_that_fails_wherever_it_runs_is_handed_on_with_its_reason(
+async def test_what_one_worker_is_unable_to_do_is_done_by_one_who_is_able(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
-    tries: list[str] = []
+    refused = asyncio.Event()
 
-    def stumbling(name: str) -> Handle:
-        async def stumble(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
-            if request.number == 1:
-                tries.append(name)
-                raise ValueError("this one cannot be")
-            return await answer(job, request)
+    async def refuse(*_: object) -> GradedGroup:
+        refused.set()
+        raise Unable("no verifier is called 'my_lab.oracle'")
 
-        return stumble
-
-    await begin(exchange, requests=3)
-    async with (
-        open_exchange("one") as one,
-        open_exchange("other") as other,
-        working(one, stumbling("one")),
-        working(other, stumbling("other")),
-    ):
-        found = await results(exchange, 3)
-    assert len(tries) == 3
-    assert set(tries) == {"one", "other"}
-    assert found[1] == "failures: ValueError: this one cannot be"
-    assert found[0] == found[2] == "done"
-
-
-async def test_a_lone_worker_tries_again_what_failed_and_lives_on_while_something_works(
-    exchange: Exchange, open_exchange: OpenExchange
-) -> None:
-    failed: set[int] = set()
-
-    async def stumble_at_every_other(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
-        if request.number % 2 == 0 and request.number not in failed:
-            failed.add(request.number)
-            raise ValueError("not yet")
+    async def wait_and_answer(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
+        await refused.wait()
         return await answer(job, request)
 
-    await begin(exchange, requests=16)
-    async with open_exchange("own") as own, working(own, stumble_at_every_other, capacity=1):
-        assert set((await results(exchange, 16)).values()) == {"done"}
-    assert failed == set(range(0, 16, 2))
+    await begin(exchange, requests=40)
+    async with (
+        open_exchange("able") as able,
+        open_exchange("other") as other,
+        working(able, wait_and_answer),
+        asyncio.timeout(60),
+    ):
+        while (await exchange.heartbeat("rollout", may_claim=False)).lives.get("able", 0) <= 0:
+            await asyncio.sleep(0.01)
+        async with working(other, refuse):
+            found = await results(exchange, 40)
+    assert set(found.values()) == {"done"}
 
 
 async def test_what_failed_where_its_stream_belongs_is_done_where_the_stream_is_left_to_others(
@@ -307,50 +308,17 @@ async def test_what_failed_where_its_stream_belongs_is_done_where_the_stream_is_
     async with (
         open_exchange("one") as one,
         open_exchange("other") as other,
-        working(other, answer, leaves={REQUESTS}),
+        working(other, answer, leaves=lambda *_: {REQUESTS}),
     ):
         await until_claiming(exchange, "other")
         async with working(one, stumble):
             assert set((await results(exchange, 20)).values()) == {"done"}
 
 
-@pytest.mark.parametrize("error", [Unworkable("too long"), Unable("too long")])
-async def test_what_no_worker_can_do_is_handed_on_at_once_with_their_words(
-    exchange: Exchange, open_exchange: OpenExchange, error: Exception
-) -> None:
-    tries: list[int] = []
-
-    async def refuse(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
-        tries.append(request.number)
-        raise error
-
-    await begin(exchange, requests=12)  # more than fail in a row where a worker is broken
-    async with open_exchange("own") as own, working(own, refuse):
-        await until_claiming(exchange, "own")
-        found = await results(exchange, 12)
-    assert set(found.values()) == {"unworkable: too long"}
-    assert set(tries) == set(range(12))
-
-
-async def test_what_one_worker_is_unable_to_do_is_done_by_one_who_is_able(
-    exchange: Exchange, open_exchange: OpenExchange
-) -> None:
-    await begin(exchange, requests=40)
-    async with (
-        open_exchange("able") as able,
-        open_exchange("other") as other,
-        working(able, slowly),
-    ):
-        await until_claiming(exchange, "able")
-        async with working(other, unable):
-            found = await results(exchange, 40)
-    assert set(found.values()) == {"done"}
-
-
 async def test_a_worker_where_everything_fails_ends_says_so_and_costs_nothing(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
-    async def never(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
+    async def never(*_: object) -> GradedGroup:
         raise RuntimeError("CUDA error")
 
     await begin(exchange, requests=8)
@@ -364,34 +332,37 @@ async def test_a_worker_where_everything_fails_ends_says_so_and_costs_nothing(
     assert [event.id for event in events] == [f"broken:replica.{life}" for life in range(4)]
 
 
-async def test_a_fault_of_the_worker_is_never_the_entrys(
-    exchange: Exchange, open_exchange: OpenExchange
-) -> None:
-    tries: list[int] = []
+ALL, EVEN = range(12), range(0, 16, 2)
 
-    async def recover(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
-        tries.append(request.number)
-        if len(tries) < 8:
-            raise WorkerFault("no process can be forked")
+
+@pytest.mark.parametrize(
+    ("error", "numbers", "times", "told"),
+    [
+        (Unworkable("too long"), ALL, 1, "unworkable: too long"),
+        (Unable("too long"), ALL, 1, "unworkable: too long"),
+        (ValueError("no"), [1], 3, "failures: ValueError: no"),
+        (ValueError("not yet"), EVEN, 1, "done"),  # more than fail in a row where all is broken
+        (WorkerFault("no process can be forked"), [0], 7, "done"),
+    ],
+)
+async def test_what_a_lone_worker_cannot_do_is_handed_on_with_its_reason_when_it_is_hopeless(
+    exchange: Exchange,
+    open_exchange: OpenExchange,
+    error: Exception,
+    numbers: Sequence[int],
+    times: int,
+    told: str,
+) -> None:
+    tries = Counter[int]()
+
+    async def stumble(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
+        if request.number in numbers and tries[request.number] < times:
+            tries[request.number] += 1
+            raise error
         return await answer(job, request)
 
-    await begin(exchange, requests=1)
-    async with open_exchange("worker") as own, working(own, recover):
-        assert await results(exchange, 1) == {0: "done"}
-
-
-async def test_a_result_that_cannot_be_encoded_is_a_failure(
-    exchange: Exchange, open_exchange: OpenExchange
-) -> None:
-    tries: list[int] = []
-
-    async def not_a_number(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
-        tries.append(request.number)
-        group = GradedGroup(purpose=request.purpose, number=request.number, failure="x")
-        return group.model_copy(update={"grading_seconds": float("nan")})
-
-    await begin(exchange, requests=1)
-    async with open_exchange("worker") as own, working(own, not_a_number):
-        found = await results(exchange, 1)
-    assert found[0].startswith("failures: ValueError")
-    assert len(tries) == 3
+    await begin(exchange, requests=16)
+    async with open_exchange("own") as own, working(own, stumble, capacity=1):
+        found = await results(exchange, 16)
+    assert found == dict.fromkeys(range(16), "done") | dict.fromkeys(numbers, told)
+    assert tries == dict.fromkeys(numbers, times)

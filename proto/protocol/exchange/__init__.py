@@ -3,9 +3,8 @@
 Work moves by an exclusive *hand-off*: one script acknowledges and deletes the input and appends the
 result, so a result appears exactly once, whoever else was working on the same input. Whoever works
 shows life by a *heartbeat*, a number that grows. The others notice where it does not, each by its
-own clock (`protocol.exchange.roster`), and *bury* that worker: what it held is free again. What
-the learner writes carries its *attempt*, and an older attempt is refused. Every write may be
-repeated without effect, so a lost reply is simply sent again.
+own clock (`Roster`), and *bury* that worker: what it held is free again. What the learner writes
+carries its *attempt*, and an older attempt is refused. Every write may be repeated without effect.
 """
 
 from __future__ import annotations
@@ -16,10 +15,16 @@ from contextlib import asynccontextmanager
 from protocol.exchange.connection import Disconnected, Fenced, open_clients
 from protocol.exchange.jobs import Jobs, Lease, UnreadableRecord
 from protocol.exchange.news import News
-from protocol.exchange.queue import Backlog, Delivery, Place, Pulse, Verdict, Work, replica_of
-from protocol.exchange.records import Records
-from protocol.exchange.statuses import Statuses
-from protocol.exchange.trials import Trials
+from protocol.exchange.queue import (
+    Backlog,
+    Delivery,
+    Place,
+    Pulse,
+    Roster,
+    Verdict,
+    Work,
+    replica_of,
+)
 
 __all__ = [
     "Backlog",
@@ -30,6 +35,7 @@ __all__ = [
     "Lease",
     "Place",
     "Pulse",
+    "Roster",
     "UnreadableRecord",
     "Verdict",
     "connect",
@@ -37,8 +43,8 @@ __all__ = [
 ]
 
 
-class Exchange(Work, Jobs, Records, News, Statuses, Trials):
-    """Everything that crosses a process boundary, for one life of one process."""
+class Exchange(Work, Jobs, News):
+    """All that crosses a process boundary, for one life of one process."""
 
 
 @asynccontextmanager

@@ -1,14 +1,11 @@
-"""The connection to Redis or Valkey: patient clients, and scripts that run on the server.
-
-This is the only file that imports redis.
-"""
+"""The connection to Redis or Valkey: patient clients, and scripts that run on the server."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +13,6 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from redis import exceptions as errors
 from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
-from redis.asyncio.connection import Connection as RedisConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
@@ -26,22 +22,16 @@ Rows = dict[bytes, list[tuple[bytes, dict[bytes, bytes]]]]  # of a read, by stre
 
 _MEMORY_FULL_PAUSE_S = 0.2
 _LONGEST_BLOCK_S = 20.0
-_READER_SILENCE_S = 30.0  # beyond the longest block: then the server has vanished without a word
-_WRITER_SILENCE_S = 10.0
-_PIECE = 2**18
+_LIMIT_S = 60.0  # of a command: then the server hangs, or has vanished without a word
+_PULSE_LIMIT_S = 10.0  # of a heartbeat, or of connecting: nothing of them is large
 
 MemoryFull = errors.OutOfMemoryError
 Disconnected = (errors.ConnectionError, errors.TimeoutError)  # for longer than the patience
 Refused = errors.ResponseError
 
 
-class _Script:
-    def __init__(self, path: Path) -> None:
-        self.text = path.read_text()
-        self.sha = hashlib.sha1(self.text.encode()).hexdigest()
-
-
-_SCRIPTS = {path.stem: _Script(path) for path in Path(__file__).parents[1].glob("lua/*.lua")}
+_SCRIPTS = {path.stem: path.read_text() for path in Path(__file__).parents[1].glob("lua/*.lua")}
+_HASHES = {name: hashlib.sha1(text.encode()).hexdigest() for name, text in _SCRIPTS.items()}
 
 
 class Fenced(RuntimeError):
@@ -58,12 +48,9 @@ class Memory(NamedTuple):
 
 @dataclass
 class Connection:
-    """A connection for one life of one process.
+    """A connection for one life of one process."""
 
-    ``me`` names that life, and no later one: what an earlier life had claimed is not ours.
-    """
-
-    me: str
+    me: str  # names that life alone: what an earlier one had claimed is not ours
     writer: PatientRedis
     reader: PatientRedis
     pulse: PatientRedis  # for heartbeats alone
@@ -76,15 +63,12 @@ class Connection:
             client.patience_s = patience_s
 
     async def ping(self) -> None:
-        """Raise unless the server answers."""
         await cast(Awaitable[bool], self.writer.ping())
 
     async def memory(self) -> Memory:
-        """How much memory the server uses."""
         told = await self.writer.info("memory")
         machine = told.get("total_system_memory")
-        limit = int(told["maxmemory"]) or None
-        return Memory(int(told["used_memory"]), limit, machine and int(machine))
+        return Memory(told["used_memory"], told["maxmemory"] or None, machine)
 
     async def run(
         self,
@@ -93,14 +77,13 @@ class Connection:
         args: Sequence[Any],
         client: PatientRedis | None = None,
     ) -> Any:
-        """Run a script of ``lua/``."""
-        script, client = _SCRIPTS[name], client or self.writer
+        client = client or self.writer
         try:
             try:
-                return await client.evalsha(script.sha, len(keys), *keys, *args)
+                return await client.evalsha(_HASHES[name], len(keys), *keys, *args)
             except errors.NoScriptError:
                 # Loading it and calling it by its hash would fail if the server went in between.
-                return await client.eval(script.text, len(keys), *keys, *args)
+                return await client.eval(_SCRIPTS[name], len(keys), *keys, *args)
         except errors.ResponseError as error:
             if str(error).startswith("FENCED"):
                 raise Fenced(str(error)) from error
@@ -108,13 +91,9 @@ class Connection:
 
     async def produce(self, name: str, keys: Sequence[Any], args: Sequence[Any]) -> Any:
         """Run a script that adds work; it waits while the server's memory is full."""
-        return await self._until_memory(lambda: self.run(name, keys, args))
-
-    async def _until_memory(self, write: Callable[[], Awaitable[Any]]) -> Any:
-        """Memory full is back-pressure: whoever adds work waits while others drain it."""
         while True:
             try:
-                return await write()
+                return await self.run(name, keys, args)
             except errors.OutOfMemoryError:
                 self.backpressure_seconds += _MEMORY_FULL_PAUSE_S
                 self.waiting_for_memory += 1
@@ -128,17 +107,18 @@ class PatientRedis(Redis):
     """A client that repeats a command while the server is away, but not for ever.
 
     redis-py's own retries are switched off: they multiply (those of connecting within those of the
-    command) and would wait two minutes for a wrong password to become right.
+    command) and would wait two minutes for a wrong password to become right. So is its time limit:
+    writing within `asyncio.wait_for` can swallow a cancellation in Python 3.11.
     """
 
     patience_s = 0.0
+    limit_s = 0.0  # of one command: waiting for a connection, sending, and reading the answer
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        """Run one command; connection errors surface after ``patience_s`` of them."""
         began, pause_s = None, 0.02
         while True:
             try:
-                return await super().execute_command(*args, **options)
+                return await self._execute(*args, **options)
             except (errors.AuthenticationError, errors.AuthorizationError):
                 raise
             except Disconnected:
@@ -148,71 +128,12 @@ class PatientRedis(Redis):
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 1.0)
 
-
-class _WatchedConnection(RedisConnection):
-    """A connection whose time limit is for the next bytes, not for the whole of an answer.
-
-    So a server that vanished without a word is noticed, and a large group may take its time.
-    redis-py's own limit is for the whole, and writes within `asyncio.wait_for`, which in Python
-    3.11 can swallow a cancellation.
-    """
-
-    _limit: asyncio.Timeout | None = None
-
-    def __init__(self, *, silence_s: float, **settings: Any) -> None:
-        super().__init__(socket_connect_timeout=silence_s, **settings)
-        self.silence_s = silence_s
-
-    async def _connect(self) -> None:
-        await super()._connect()
-        assert self._reader is not None
-        assert self._writer is not None
-        feed = self._reader.feed_data
-
-        def feed_data(data: Any) -> None:
-            if self._limit is not None:
-                self._limit.reschedule(asyncio.get_running_loop().time() + self.silence_s)
-            feed(data)
-
-        self._reader.feed_data = feed_data
-        self._writer = cast(asyncio.StreamWriter, _PieceByPiece(self._writer, self.silence_s))
-
-    async def read_response(self, *args: Any, **options: Any) -> Any:
-        """Read one answer.
-
-        Raises:
-            TimeoutError: redis-py's, if nothing of it came for ``silence_s``.
-        """
+    async def _execute(self, *args: Any, **options: Any) -> Any:
         try:
-            async with asyncio.timeout(self.silence_s) as self._limit:
-                return await super().read_response(*args, **options)
+            async with asyncio.timeout(self.limit_s):
+                return await super().execute_command(*args, **options)
         except TimeoutError as error:
-            raise errors.TimeoutError(f"Redis was silent for {self.silence_s:g} s") from error
-        finally:
-            self._limit = None
-
-
-class _PieceByPiece:
-    """A writer that waits for each piece to be taken, with a time limit of its own."""
-
-    def __init__(self, writer: asyncio.StreamWriter, silence_s: float) -> None:
-        self._writer = writer
-        self._silence_s = silence_s
-        self._pieces: list[memoryview] = []
-
-    def writelines(self, data: Iterable[bytes]) -> None:
-        for part in map(memoryview, data):
-            self._pieces += [part[at : at + _PIECE] for at in range(0, len(part), _PIECE)]
-
-    async def drain(self) -> None:
-        pieces, self._pieces = self._pieces, []
-        for piece in pieces:
-            self._writer.write(piece)
-            async with asyncio.timeout(self._silence_s):
-                await self._writer.drain()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._writer, name)
+            raise errors.TimeoutError(f"Redis was silent for {self.limit_s:g} s") from error
 
 
 async def if_job_ended(fallback: T, command: Awaitable[T]) -> T:
@@ -232,7 +153,6 @@ def block_ms(wait_s: float) -> int:
 
 
 def flat(fields: Mapping[bytes, bytes]) -> list[bytes]:
-    """Names and values in turn, as commands take them."""
     return [part for pair in fields.items() for part in pair]
 
 
@@ -242,28 +162,23 @@ async def open_clients(
 ) -> AsyncIterator[tuple[PatientRedis, PatientRedis, PatientRedis]]:
     """A client that writes, one that reads, and one for heartbeats, which wait for no other."""
     settings: dict[str, Any] = {
-        "connection_class": _WatchedConnection,
         "retry": Retry(NoBackoff(), 0),
         "socket_timeout": None,
+        "socket_connect_timeout": _PULSE_LIMIT_S,
         "legacy_responses": False,
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     }
     # Reads block on the server, each on a connection of its own. Writes take turns on a few.
     pools = (
-        BlockingConnectionPool.from_url(
-            url, max_connections=16, timeout=None, silence_s=_WRITER_SILENCE_S, **settings
-        ),
-        ConnectionPool.from_url(
-            url, max_connections=10_000, silence_s=_READER_SILENCE_S, **settings
-        ),
-        BlockingConnectionPool.from_url(
-            url, max_connections=1, timeout=None, silence_s=_WRITER_SILENCE_S, **settings
-        ),
+        BlockingConnectionPool.from_url(url, max_connections=16, timeout=None, **settings),
+        ConnectionPool.from_url(url, max_connections=10_000, **settings),
+        BlockingConnectionPool.from_url(url, max_connections=1, timeout=None, **settings),
     )
     clients = [cast(PatientRedis, PatientRedis.from_pool(pool)) for pool in pools]
-    for client in clients:
-        client.patience_s = patience_s
     writer, reader, pulse = clients
+    for client in clients:
+        client.patience_s, client.limit_s = patience_s, _LIMIT_S
+    pulse.limit_s = _PULSE_LIMIT_S
     try:
         yield writer, reader, pulse
     finally:

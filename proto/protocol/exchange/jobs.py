@@ -1,11 +1,11 @@
-"""Jobs: their records, their queue, and which one the stack works on."""
+"""Jobs: their records, one or many, their queue, and which one the stack works on."""
 
 from __future__ import annotations
 
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
@@ -20,6 +20,9 @@ from protocol.recipe import explain
 
 JOB_INDEX = streams.PREFIX + "job_index"
 RECORD = streams.job_key("")  # what the keys of records begin with
+_MOST_LOOKED_AT = 1000  # records, while nobody else is served
+_WEIGHED = 500
+_CHANGING = sorted(set(JobRecord.model_fields) - {"recipe", "request"})
 _HELD_UP = streams.PREFIX + "held_up"  # the ids of jobs that wait for something to be mended
 
 
@@ -39,6 +42,9 @@ class UnreadableRecord(Exception):
         self.state = JobState.CANCELLED if is_cancelled else JobState.FAILED
 
 
+AnyRecord = JobRecord | UnreadableRecord
+
+
 class Lease(NamedTuple):
     """Which learner takes up jobs, and how many heartbeats it has shown."""
 
@@ -54,33 +60,22 @@ class Queue(NamedTuple):
 
 
 class Jobs(Connection):
-    """What the gateway and the learner do with jobs."""
-
     async def submit(self, record: JobRecord) -> bool:
         """Queue a job; False if one with its id exists."""
-        values = _record_fields(record)
+        fields = _fields(record.model_dump(mode="json"))
         keys = [streams.job_key(record.id), streams.JOBS.key(), JOB_INDEX]
-        args = [record.id, record.created_at, len(values), *flat(values)]
+        args = [record.id, record.created_at, len(fields), *fields]
         entry = flat(encode(JobRef(job_id=record.id)))
         return bool(await self.produce("submit", keys, [*args, *entry]))
 
     async def job(self, job_id: str) -> JobRecord | None:
-        """A job's record, if there is such a job.
-
-        Raises:
-            UnreadableRecord: if this release cannot read it.
-        """
+        """A job's record, if there is such a job; an `UnreadableRecord` is raised."""
         if ":" in job_id:
             return None  # another key of a job's
-        stored = await cast(
-            Awaitable[dict[bytes, bytes]], self.writer.hgetall(streams.job_key(job_id))
-        )
-        if not stored:
-            return None
-        try:
-            return read_record(stored)
-        except ValueError as error:
-            raise UnreadableRecord(job_id, str(error), stored) from error
+        (record,) = await self.records([job_id]) or [None]
+        if isinstance(record, UnreadableRecord):
+            raise record
+        return record
 
     async def job_ids(self, count: int = 0) -> list[str]:
         """The ids of the newest ``count`` jobs, or of all, newest first."""
@@ -88,7 +83,6 @@ class Jobs(Connection):
         return [row.decode() for row in rows]
 
     async def queue(self) -> Queue:
-        """What has not ended."""
         first, begun = await self.run("queue", [streams.JOBS.key(), _HELD_UP], [RECORD])
         return Queue(first.decode(), [job_id.decode() for job_id in begun])
 
@@ -103,15 +97,10 @@ class Jobs(Connection):
         await self.run("request_state", keys, args)
 
     async def requested_state(self, job_id: str) -> Requested | None:
-        """What the user wants of a job, None if there is no such job.
-
-        Raises:
-            ValueError: if this release cannot read it.
-        """
-        value = await cast(
-            Awaitable[bytes | None], self.writer.hget(streams.job_key(job_id), "requested")
-        )
-        return None if value is None else Requested(json.loads(value))
+        """What the user wants of a job, None if there is none; ValueError if it is unreadable."""
+        value = self.writer.hget(streams.job_key(job_id), "requested")
+        wish = await cast(Awaitable[bytes | None], value)
+        return None if wish is None else Requested(json.loads(wish))
 
     async def revive(self, job_id: str) -> None:
         """Queue a failed job again, to go on from its last checkpoint; no other job is touched."""
@@ -119,21 +108,12 @@ class Jobs(Connection):
         await self.produce("revive", keys, flat(encode(JobRef(job_id=job_id))))
 
     async def hold_lease(self, instead_of: Lease | None = None) -> Lease:
-        """Show that the lease on the learner's role is still ours, or take it if nobody holds it.
-
-        Args:
-            instead_of: take it from this holder too, unless it has shown life since.
-
-        Returns:
-            Who holds it now.
-        """
-        holder, beats = await self.run(
-            "hold_lease", [streams.LEARNER], [self.me, *(instead_of or ("", ""))]
-        )
+        """Hold the lease on the learner's role if nobody does, or ``instead_of`` shows no life."""
+        args = [self.me, *(instead_of or ("", ""))]
+        holder, beats = await self.run("hold_lease", [streams.LEARNER], args)
         return Lease(holder.decode(), int(beats))
 
     async def release_lease(self) -> None:
-        """Give up the lease on the learner's role, if it is ours."""
         await self.run("release_lease", [streams.LEARNER], [self.me])
 
     async def next_job(self, wait_s: float) -> Delivery[JobRef] | None:
@@ -150,24 +130,15 @@ class Jobs(Connection):
         return job
 
     async def begin_attempt(self, job_id: str) -> int:
-        """Begin a life of the learner: make the job's streams, and fence every earlier attempt.
-
-        Raises:
-            Fenced: if there is no such job, or it has ended, or another learner holds the lease.
-        """
+        """Begin a life of the learner: make the job's streams, and fence every earlier attempt."""
         keys = [streams.job_key(job_id), _attempt_token_key(job_id), streams.LEARNER]
-        attempt = int(await self.run("begin_attempt", keys, [secrets.token_hex(8), self.me]))
-        for stream in streams.WORK_STREAMS:
-            await self.run("create_group", [stream.key(job_id)], [str(stream.group)])
-        return attempt
+        keys += [stream.key(job_id) for stream in streams.WORK_STREAMS]
+        groups = [str(stream.group) for stream in streams.WORK_STREAMS]
+        args = [secrets.token_hex(8), self.me, *groups]
+        return int(await self.run("begin_attempt", keys, args))
 
     async def activate(self, active: ActiveJob) -> None:
-        """Name the job that this stack works on.
-
-        Raises:
-            Fenced: if its attempt is not the current one, or another learner holds the lease.
-            ValueError: if no worker could read it.
-        """
+        """Name the job that this stack works on; ValueError if no worker could read it."""
         keys = [streams.ACTIVE, streams.job_key(active.job_id), streams.LEARNER]
         stored = active.model_dump_json()
         ActiveJob.model_validate_json(stored)
@@ -182,53 +153,111 @@ class Jobs(Connection):
             return None
 
     async def update_job(self, job_id: str, attempt: int, **values: Any) -> None:
-        """Write fields of a job's record.
-
-        Raises:
-            Fenced: if ``attempt`` is not the current one.
-        """
-        fields = {name.encode(): json.dumps(value).encode() for name, value in values.items()}
-        await self.run("update_job", [streams.job_key(job_id)], [attempt, *flat(fields)])
+        """Write fields of a job's record, if ``attempt`` is the current one."""
+        await self.run("update_job", [streams.job_key(job_id)], [attempt, *_fields(values)])
 
     async def pause_job(
         self, job_id: str, attempt: int, why: str | None, held_up_by: Fault | None = None
     ) -> bool:
         """Let the stack work on another job: this one is paused.
 
-        The work of one that is held up is kept. That of one that waits for a person would hold
-        memory for as long: it is deleted, and the next attempt asks for it again.
-
-        Args:
-            job_id: the attempt's job.
-            attempt: the attempt, which ends.
-            why: what is to be mended, if it is not a person's wish.
-            held_up_by: it goes on by itself when that is mended; else it waits until it is resumed.
-
-        Returns:
-            Whether it is paused; one that was resumed or cancelled meanwhile is not.
-
-        Raises:
-            Fenced: if ``attempt`` is not the current one, or the job has ended.
+        One that is held up keeps its work, and goes on by itself when ``why`` is mended. The work
+        of one that waits for a person would hold memory for as long: it is deleted, and the next
+        attempt asks for it again. Returns False if it was resumed or cancelled meanwhile.
         """
         keys = [streams.job_key(job_id), streams.ACTIVE, _HELD_UP, *_keys_of_work(job_id)]
         args = [attempt, job_id, json.dumps(held_up_by), json.dumps(why)]
         return bool(await self.run("pause_job", keys, args))
 
     async def close_job(self, delivery: Delivery[JobRef], attempt: int, **values: Any) -> None:
-        """End a job: write its last word, delete its work streams, and free the stack.
-
-        Raises:
-            Fenced: if ``attempt`` is not the current one.
-        """
+        """End a job: write its last word, delete its work streams, and free the stack."""
         job_id = delivery.job_id
-        fields = {name.encode(): json.dumps(value).encode() for name, value in values.items()}
         keys = [streams.job_key(job_id), streams.JOBS.key(), streams.ACTIVE, _HELD_UP]
-        args = [attempt, job_id, delivery.entry_id, *flat(fields)]
+        args = [attempt, job_id, delivery.entry_id, *_fields(values)]
         await self.run("close_job", [*keys, *_keys_of_work(job_id)], args)
 
     async def forget_queued(self, delivery: Delivery[JobRef]) -> None:
         """Take a job out of the queue that can neither be worked on nor be ended."""
         await cast(Awaitable[int], self.writer.xdel(streams.JOBS.key(), delivery.entry_id))
+
+    async def records(self, job_ids: Sequence[str]) -> list[AnyRecord]:
+        if not job_ids:
+            return []
+        found = await self.run("records", [RECORD + job_id for job_id in job_ids], [])
+        pairs = zip(job_ids, found, strict=True)
+        return [_readable_or_not(job_id, flat) for job_id, flat in pairs if flat]
+
+    async def changing(self, job_ids: Sequence[str]) -> dict[str, list[bytes | None]]:
+        """All of these jobs' records, as stored, that can change: not recipe and request."""
+        if not job_ids:
+            return {}
+        keys = [RECORD + job_id for job_id in job_ids]
+        return dict(zip(job_ids, await self.run("records", keys, _CHANGING), strict=True))
+
+    async def find_jobs(
+        self, after: str | None, count: int, metadata: Mapping[str, str]
+    ) -> list[AnyRecord] | None:
+        """Up to ``count`` jobs with these labels, newest first; None if no job is ``after``."""
+        # As `json.dumps` writes a pair into the request.
+        texts = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in metadata.items()]
+        found: list[AnyRecord] = []
+        place = after or ""
+        while len(found) < count:
+            look_at = _MOST_LOOKED_AT if texts else count
+            args = [RECORD, place, count - len(found), look_at, *texts]
+            reply = await self.run("find_jobs", [JOB_INDEX], args)
+            if reply is None:
+                return found if place != (after or "") else None
+            records = await self.records([job_id.decode() for job_id in reply[1]])
+            found += [record for record in records if _has(record, metadata)]
+            place = reply[0].decode()
+            if not place:
+                break
+        return found
+
+    async def count_states(self) -> dict[JobState, int]:
+        """How many jobs are in each state; one of another release counts as failed."""
+        flat = await self.run("count_states", [JOB_INDEX], [RECORD])
+        counts = dict.fromkeys(JobState, 0)
+        for stored, count in _pairs(flat):
+            name = stored.decode(errors="replace").strip('"')
+            counts[JobState(name) if name in set(JobState) else JobState.FAILED] += count
+        return counts
+
+    async def jobs_that_name(self, text: str) -> list[AnyRecord]:
+        found = await self.run("jobs_that_name", [streams.JOBS.key()], [RECORD, text])
+        return await self.records([job_id.decode() for job_id in found])
+
+    async def submitted_since(self, moment: float, request: Mapping[str, object]) -> str | None:
+        """The id of the newest job that this request made since then and nobody cancelled."""
+        job_id = await self.run("submitted", [JOB_INDEX], [RECORD, moment, json.dumps(request)])
+        return None if job_id is None else job_id.decode()
+
+    async def forget_job(self, job_id: str) -> bool:
+        """Delete the record and the events of a job that has ended; False if it has not."""
+        keys = [streams.job_key(job_id), JOB_INDEX, *streams.keys_of_events(job_id)]
+        return bool(await self.run("forget_job", keys, [job_id]))
+
+    async def forget_oldest(self, most_bytes: int) -> list[str]:
+        """Forget the oldest jobs that have ended and take more memory; returns their ids."""
+        total, doomed = 0, list[str]()
+        async for job_id, size in self._weights():
+            total += size
+            if size and total > most_bytes:
+                doomed.append(job_id)
+        return [job_id for job_id in reversed(doomed) if await self.forget_job(job_id)]
+
+    async def _weights(self) -> AsyncIterator[tuple[str, int]]:
+        """Every job, newest first, with the bytes that it takes in memory if it has ended."""
+        news, first = streams.keys_of_events("%s"), 0
+        while True:
+            args = [RECORD, *news, first, first + _WEIGHED - 1]
+            flat = await self.run("weigh_jobs", [JOB_INDEX], args)
+            for job_id, size in _pairs(flat):
+                yield job_id.decode(), size
+            if len(flat) < 2 * _WEIGHED:
+                return
+            first += _WEIGHED
 
     async def _next_job(self) -> Delivery[JobRef] | None:
         keys = [streams.JOBS.key(), streams.ACTIVE, _HELD_UP]
@@ -240,7 +269,6 @@ class Jobs(Connection):
 
 
 def _keys_of_work(job_id: str) -> list[str]:
-    """What a job leaves behind in its end beside its record and its events."""
     work = [stream.key(job_id) for stream in (*streams.WORK_STREAMS, streams.POLICY)]
     more = [streams.under_way_key(job_id), streams.faults_key(job_id), _attempt_token_key(job_id)]
     return work + more
@@ -250,25 +278,32 @@ def _attempt_token_key(job_id: str) -> str:
     return f"{streams.job_key(job_id)}:attempt_token"
 
 
-def read_record(stored: Mapping[bytes, bytes]) -> JobRecord:
-    """The record that a hash holds.
+def _fields(values: Mapping[str, Any]) -> list[str]:
+    """Names and values in turn, as a record holds them."""
+    return [part for name, value in values.items() for part in (name, json.dumps(value))]
 
-    Raises:
-        ValueError: naming the field that this release cannot read.
-    """
-    values: dict[str, Any] = {}
+
+def _readable_or_not(job_id: str, flat: Sequence[bytes]) -> AnyRecord:
+    stored, values = dict(_pairs(flat)), dict[str, Any]()
     for name, value in stored.items():
         field = name.decode(errors="backslashreplace")
         try:
             values[field] = from_json(value)  # which refuses what could not be written again
         except ValueError as error:
-            raise ValueError(f"{field}: {error}") from error
+            return UnreadableRecord(job_id, f"{field}: {error}", stored)
     try:
         return JobRecord.model_validate(values)
     except ValidationError as error:
-        raise ValueError(explain(error, whole="record")) from error
+        return UnreadableRecord(job_id, explain(error, whole="record"), stored)
 
 
-def _record_fields(record: JobRecord) -> dict[bytes, bytes]:
-    values = record.model_dump(mode="json")
-    return {name.encode(): json.dumps(value).encode() for name, value in values.items()}
+def _has(record: AnyRecord, metadata: Mapping[str, str]) -> bool:
+    """Whether a job has these labels; of one that cannot be read nobody knows them."""
+    if not metadata:
+        return True
+    labels = record.request.get("metadata") if isinstance(record, JobRecord) else None
+    return isinstance(labels, dict) and metadata.items() <= labels.items()
+
+
+def _pairs(flat: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    return zip(flat[::2], flat[1::2], strict=True)

@@ -1,4 +1,4 @@
-"""News of a job, the versions of its policy and its events; and of processes that start."""
+"""News of a job and of processes: policy versions, events, statuses; and trials of graders."""
 
 from __future__ import annotations
 
@@ -7,42 +7,40 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import cast
 
+from pydantic import ValidationError
+
 from protocol import streams
 from protocol.exchange.connection import Connection, Rows, block_ms, flat
 from protocol.frames import FrameError, decode, encode
-from protocol.messages import JobEvent, PolicyVersion
+from protocol.messages import JobEvent, PolicyVersion, Status, Trial, TrialResult
 
 MAX_EVENTS = 10_000
+_TRIAL_KEPT_S = 300
 _FURTHER_PAGE = 200  # entries at least that are read at once where some could not be read
 Row = tuple[bytes, dict[bytes, bytes]]
 log = logging.getLogger(__name__)
 
 
 class News(Connection):
-    """What the learner announces, and what a job tells its followers."""
+    """What is told to whoever listens; none of it is work.
+
+    A grader takes a trial at most once, and whoever asked may ask again: so a trial is no hand-off,
+    and all of it expires.
+    """
 
     async def announce(self, policy: PolicyVersion) -> None:
-        """Tell every rollout about new weights. This works when memory is full.
-
-        Raises:
-            Fenced: if the policy's attempt is not the current one.
-        """
+        """Tell every rollout about new weights, if the policy's attempt is the current one."""
         keys = [streams.POLICY.key(policy.job_id), streams.job_key(policy.job_id)]
         await self.run("announce", keys, [policy.attempt, *flat(encode(policy))])
 
     async def newest_policy(self, job_id: str) -> PolicyVersion | None:
-        """The last announced policy, if there is one."""
         rows = await self.writer.xrevrange(streams.POLICY.key(job_id), count=1)
         return decode(PolicyVersion, cast(dict[bytes, bytes], rows[0][1])) if rows else None
 
     async def record_event(self, event: JobEvent) -> bool:
-        """Record an event; False if one with its id is among the newest `MAX_EVENTS`, the kept.
-
-        This works when memory is full: who waits for room must be able to say so.
-        """
-        keys = [streams.EVENTS.key(event.job_id), streams.event_ids_key(event.job_id)]
+        """Record an event; False if one with its id is among the newest `MAX_EVENTS`, the kept."""
         args = [MAX_EVENTS, event.id, *flat(encode(event))]
-        return bool(await self.run("record_event", keys, args))
+        return bool(await self.run("record_event", streams.keys_of_events(event.job_id), args))
 
     async def events(
         self, job_id: str, *, after: str = "0", count: int = 1000, wait_s: float | None = None
@@ -80,9 +78,53 @@ class News(Connection):
         await self.run("count_start", [streams.STARTS], [service])
 
     async def starts(self) -> dict[str, int]:
-        """How many processes of each service have ever started."""
         stored = cast(Awaitable[dict[bytes, bytes]], self.writer.hgetall(streams.STARTS))
         return {service.decode(): int(count) for service, count in (await stored).items()}
+
+    async def show_status(self, status: Status) -> None:
+        """Say what this process is doing. This works when memory is full."""
+        args = [status.replica, status.model_dump_json()]
+        await self.run("show_status", [streams.STATUS], args, client=self.pulse)
+
+    async def statuses(self) -> dict[str, Status]:
+        """What each process said last, by replica; what this release cannot read is left out."""
+        stored = await cast(Awaitable[dict[bytes, bytes]], self.writer.hgetall(streams.STATUS))
+        found: dict[str, Status] = {}
+        for replica, text in stored.items():
+            try:
+                found[replica.decode()] = Status.model_validate_json(text)
+            except ValidationError:
+                continue
+        return found
+
+    async def forget_status(self, replica: str) -> None:
+        await cast(Awaitable[int], self.pulse.hdel(streams.STATUS, replica))
+
+    async def ask_trial(self, trial: Trial, most: int) -> bool:
+        """Ask for a trial, unless ``most`` wait already; False if so."""
+        args = [trial.model_dump_json(), most, _TRIAL_KEPT_S]
+        return bool(await self.produce("ask_trial", [streams.TRIALS], args))
+
+    async def withdraw_trial(self, trial: Trial) -> bool:
+        removed = self.writer.lrem(streams.TRIALS, 1, trial.model_dump_json())
+        return bool(await cast(Awaitable[int], removed))
+
+    async def trial_result(self, trial_id: str, wait_s: float) -> TrialResult | None:
+        text = await self._popped(streams.trial_key(trial_id), wait_s)
+        return None if text is None else TrialResult.model_validate_json(text)
+
+    async def take_trial(self, wait_s: float) -> Trial | None:
+        text = await self._popped(streams.TRIALS, wait_s)
+        return None if text is None else Trial.model_validate_json(text)
+
+    async def answer_trial(self, trial: Trial, result: TrialResult) -> None:
+        args = [result.model_dump_json(), _TRIAL_KEPT_S]
+        await self.run("tell_trial", [streams.trial_key(trial.id)], args)
+
+    async def _popped(self, key: str, wait_s: float) -> bytes | None:
+        popped = self.reader.blpop([key], timeout=block_ms(wait_s) / 1000)
+        found = await cast(Awaitable[tuple[bytes, bytes] | None], popped)
+        return None if found is None else found[1]
 
 
 async def _read_readable(

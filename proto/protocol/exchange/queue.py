@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
 from protocol import streams
 from protocol.exchange.connection import Connection, Rows, block_ms, flat, if_job_ended
@@ -18,6 +18,7 @@ M = TypeVar("M", bound=Message)
 Place = tuple[str, str]  # the key of a stream, and the id of an entry
 Verdict = Literal["unharmed", "failures", "deaths"]
 CLAIM_BYTES = 64 * 2**20
+_REPLICAS_KEPT = 4  # a replica is remembered for so many times the silence of a death
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +39,7 @@ class Delivery(Generic[M]):
         return (self.stream.key(self.job_id), self.entry_id)
 
     def message(self) -> M:
-        """Decode what the entry carries.
-
-        Raises:
-            FrameError: if it is not a frame of the stream's type.
-        """
+        """What the entry carries; a `FrameError` if that is no frame of the stream's type."""
         return decode(self.stream.carries, self.fields)
 
     def purpose_and_number(self) -> tuple[Purpose, int]:
@@ -51,7 +48,6 @@ class Delivery(Generic[M]):
         return Purpose(purpose), int(number)
 
     def as_failed(self, reason: str) -> GradedGroup:
-        """The message that tells the learner not to wait for this group."""
         purpose, number = self.purpose_and_number()
         return GradedGroup(purpose=purpose, number=number, failure=reason)
 
@@ -67,20 +63,15 @@ class Backlog:
 
     @property
     def waiting(self) -> int:
-        """Entries that nobody has claimed."""
         return self.entries - self.claimed
 
 
 @dataclass(frozen=True)
 class Pulse:
-    """What a heartbeat learns.
+    """What a heartbeat learns."""
 
-    ``lives`` has the number of beats of each worker, negative if it would claim nothing now, 0 if
-    it holds entries and has never shown life. ``lost`` are the places of entries taken over.
-    """
-
-    lives: Mapping[str, int]
-    lost: frozenset[Place]
+    lives: Mapping[str, int]  # beats by worker; below 0: it claims nothing; 0: it never showed life
+    lost: frozenset[Place]  # entries that others have taken over
 
 
 def replica_of(life: str) -> str:
@@ -88,15 +79,60 @@ def replica_of(life: str) -> str:
     return life.rpartition(".")[0] or life
 
 
+@dataclass
+class Roster:
+    """Which workers live, as one observer has seen it by its own clock. Times are in seconds.
+
+    The server's wall clock may jump, the server may hang or fail over, and the observer may be
+    stopped: none of this is silence of a worker. So silence is counted from look to look, and what
+    passes between two looks counts for two heartbeats at the most.
+    """
+
+    idle_s: float  # of silence, which are a death
+    heartbeat_s: float  # between two signs of life
+    _looked_at: float | None = None
+    _beats: dict[str, int] = field(default_factory=dict)
+    silence: dict[str, float] = field(default_factory=dict)  # by worker
+    _replicas: dict[str, float] = field(default_factory=dict)  # since one there would claim
+
+    def look(self, lives: Mapping[str, int], now: float) -> None:
+        """Take in the beats of all workers at a moment of the monotonic clock."""
+        passed = 0.0 if self._looked_at is None else now - self._looked_at
+        passed = min(passed, 2 * self.heartbeat_s)
+        self._looked_at = now
+        self.silence = {
+            life: self.silence.get(life, 0.0) + passed if self._beats.get(life) == beats else 0.0
+            for life, beats in lives.items()
+        }
+        self._beats = dict(lives)
+        self._replicas = {
+            replica: silence + passed
+            for replica, silence in self._replicas.items()
+            if silence + passed < _REPLICAS_KEPT * self.idle_s
+        }
+        willing = (life for life, beats in lives.items() if beats > 0 and not self.silence[life])
+        self._replicas |= dict.fromkeys(map(replica_of, willing), 0.0)
+
+    def dead(self, me: str) -> Iterable[tuple[str, int]]:
+        """The workers that have been silent for too long, with the beats last seen."""
+        for life, silence in self.silence.items():
+            if silence >= self.idle_s and life != me:
+                yield life, self._beats[life]
+
+    @property
+    def num_alive(self) -> int:
+        """How many workers have shown life lately, whether or not they would claim."""
+        return sum(silence < self.idle_s for silence in self.silence.values())
+
+    @property
+    def replicas(self) -> frozenset[str]:
+        """Where somebody would claim, or would a moment ago: who restarts is soon back."""
+        return frozenset(self._replicas)
+
+
 class Work(Connection):
-    """What producers and workers do with the work streams."""
-
     async def ask(self, request: RolloutRequest) -> bool:
-        """Ask for a group, unless it was asked for already. Waits while memory is full.
-
-        Raises:
-            Fenced: if the request's attempt is not the current one, or the job has ended.
-        """
+        """Ask for a group, unless it was asked for already. Waits while memory is full."""
         keys = [
             streams.requests_for(request.purpose).key(request.job_id),
             streams.under_way_key(request.job_id),
@@ -108,11 +144,9 @@ class Work(Connection):
     async def claim(
         self, inputs: Sequence[Stream[M]], job_id: str, *, count: int, wait_s: float
     ) -> list[Delivery[M]]:
-        """Claim up to ``count`` (at least 1) new entries, earlier inputs first.
+        """Claim up to ``count`` new entries, or `CLAIM_BYTES` of them, earlier inputs first.
 
-        It claims no more once they hold `CLAIM_BYTES`. If there are none it waits for ``wait_s``,
-        but 20 s at the longest, and then claims at most one entry per input. No entries also if
-        the job has ended.
+        If there are none it waits for ``wait_s``, at most 20 s, for one entry per input.
         """
         claimed = await if_job_ended(None, self._claim(inputs, job_id, count, wait_s))
         if claimed is None:
@@ -142,18 +176,15 @@ class Work(Connection):
 
         async def next_one(claimed: Sequence[Delivery[M]]) -> Delivery[M] | None:
             ids = [*known, *(delivery.entry_id for delivery in claimed)]
-            row = await if_job_ended(
+            row: Any = await if_job_ended(
                 None, self.run("reclaim", keys, [*head, len(others), *others, *ids])
             )
-            return row and _delivery(stream, job_id, row[0], _pairs(row[1]), *map(_lives, row[2:]))
+            return row and _delivery(stream, job_id, row[0], _pairs(row[1]), *row[2:])
 
         return await _up_to(count, next_one)
 
     async def adopt(self, stream: Stream[M], job_id: str, *, count: int) -> list[Delivery[M]]:
-        """Claim up to ``count`` entries that anyone has claimed, for a stream with one reader.
-
-        The reader calls this while it works on none, so none is worked on.
-        """
+        """Claim up to ``count`` that anyone has claimed, for a lone reader that works on none."""
         key = stream.key(job_id)
 
         async def next_one(claimed: Sequence[Delivery[M]]) -> Delivery[M] | None:
@@ -172,13 +203,7 @@ class Work(Connection):
         held: Iterable[Delivery] = (),
         may_claim: bool = True,
     ) -> Pulse:
-        """Show life, and learn who else does.
-
-        Args:
-            group: whose workers share the ``inputs`` of the job.
-            held: the entries claimed from the inputs.
-            may_claim: whether this worker would take over what others cannot do.
-        """
+        """Show life, and learn who else does; ``held`` are the entries claimed from the inputs."""
         index_of = {stream.key(job_id): number for number, stream in enumerate(inputs, start=1)}
         places = [delivery.place for delivery in held]
         entries = [part for key, entry_id in places for part in (index_of[key], entry_id)]
@@ -188,27 +213,22 @@ class Work(Connection):
         lives, lost = await self.run("heartbeat", keys, args, client=self.pulse)
         of_index = {str(number).encode(): key for key, number in index_of.items()}
         return Pulse(
-            {
-                life.decode(): int(beats)
-                for life, beats in zip(lives[::2], lives[1::2], strict=True)
-            },
+            {life.decode(): int(beats) for life, beats in _pairs(lives).items()},
             frozenset((of_index[index], entry_id.decode()) for index, entry_id in lost),
         )
 
     async def bury(
         self, group: str, life: str, beats: int, inputs: Sequence[Stream] = (), job_id: str = ""
     ) -> int:
-        """Release what a worker held that has shown no life since it was seen with these beats.
+        """Release what a worker held, whose death then counts against each entry.
 
-        Each entry counts as held through one more death. Returns how many there were, -1 if the
-        worker has shown life since.
+        Returns how many there were, -1 if the worker has shown more than these beats.
         """
         keys = [streams.lives_key(group), streams.faults_key(job_id)]
         args = [group, life, beats, *(stream.name for stream in inputs)]
         return int(await self.run("bury", [*keys, *(s.key(job_id) for s in inputs)], args))
 
     async def leave(self, group: str) -> None:
-        """Show no more life, having released everything."""
         await self.run("leave", [streams.lives_key(group)], [self.me])
 
     async def hand_off(self, delivery: Delivery, output: Stream[M], result: M) -> bool:
@@ -224,9 +244,7 @@ class Work(Connection):
     async def release(self, delivery: Delivery, verdict: Verdict = "unharmed") -> bool:
         """Give an entry back to all workers; False if it was no longer ours.
 
-        Args:
-            verdict: "failures" if it failed here, "deaths" if a part of this worker died holding
-                it; both are counted against the entry.
+        Counted against it: "failures", if it failed here; "deaths", if a part of this worker died.
         """
         keys = [delivery.stream.key(delivery.job_id), streams.faults_key(delivery.job_id)]
         args = [delivery.stream.group, self.me, delivery.entry_id, delivery.stream.name, verdict]
@@ -238,26 +256,15 @@ class Work(Connection):
         await self.run("pardon", [streams.faults_key(job_id)], [self.me, *entries])
 
     async def take_in(self, delivery: Delivery[GradedGroup], attempt: int) -> bool:
-        """Remove a graded group that is safely logged; False if it was gone already.
-
-        Raises:
-            Fenced: if ``attempt`` is not the current one.
-        """
-        job_id = delivery.job_id
-        keys = [
-            delivery.stream.key(job_id),
-            streams.under_way_key(job_id),
-            streams.job_key(job_id),
-        ]
+        """Remove a graded group that is safely logged; False if it was gone already."""
+        job_id, stream = delivery.job_id, delivery.stream
+        keys = [stream.key(job_id), streams.under_way_key(job_id), streams.job_key(job_id)]
         args = [attempt, delivery.stream.group, delivery.entry_id, delivery.key]
         return bool(await self.run("take_in", keys, args))
 
     async def under_way(self, job_id: str) -> set[str]:
-        """The keys of all groups that were asked for and not yet taken in."""
-        members = await cast(
-            Awaitable[set[bytes]], self.writer.smembers(streams.under_way_key(job_id))
-        )
-        return {member.decode() for member in members}
+        members = self.writer.smembers(streams.under_way_key(job_id))
+        return {member.decode() for member in await cast(Awaitable[set[bytes]], members)}
 
     async def queued(self, stream: Stream, job_id: str) -> tuple[int, int]:
         """How many entries of a work stream wait, and how many are claimed or were released."""
@@ -265,10 +272,8 @@ class Work(Connection):
         return waiting, claimed
 
     async def backlog(self, stream: Stream, job_id: str = "") -> Backlog:
-        """How full a work stream is."""
-        length, claimed, age_ms, key = await self.run(
-            "backlog", [stream.key(job_id)], [str(stream.group)]
-        )
+        keys, args = [stream.key(job_id)], [str(stream.group)]
+        length, claimed, age_ms, key = await self.run("backlog", keys, args)
         return Backlog(length, claimed, age_ms / 1000, key.decode())
 
     async def _claim(
@@ -319,15 +324,11 @@ def _delivery(
     job_id: str,
     entry_id: bytes,
     fields: Mapping[bytes, bytes],
-    deaths: tuple[str, ...] = (),
-    failures: tuple[str, ...] = (),
+    *lives: bytes,
 ) -> Delivery[M]:
     key = fields.get(b"key", b"").decode()
-    return Delivery(stream, job_id, entry_id.decode(), key, fields, deaths, failures)
-
-
-def _lives(names: bytes) -> tuple[str, ...]:
-    return tuple(names.decode().split())
+    faults = (tuple(names.decode().split()) for names in lives)  # deaths, and failures
+    return Delivery(stream, job_id, entry_id.decode(), key, fields, *faults)
 
 
 def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable
-from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 from protocol.exchange.connection import Connection, Refused
 
 _MAX_CLOCK_ERROR_S = 5.0
 
 
-@dataclass(frozen=True)
-class ServerProblem:
+class ServerProblem(NamedTuple):
     """A setting of the server by its own name, or its clock; ``text`` has the remedy."""
 
     setting: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from protocol.encodable import MAX_DEPTH, unencodable
+from protocol.tasks import MAX_DEPTH, unencodable
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from services.gateway.errors import from_lines

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, TypeAlias
 
-from protocol.capabilities import lacking
 from protocol.exchange import Exchange
 from protocol.messages import NOT_GIVEN, Graded, Score, Task, Trial, TrialResult, Ungradable
 from protocol.recipe import explain
@@ -283,7 +282,7 @@ async def refuse_what_graders_lack(exchange: Exchange, reward: Reward, grader: s
     outcome, process = enumerate(reward.outcome), enumerate(reward.process)
     fields = [(grader or f"recipe.reward.outcome.{n}", check) for n, check in outcome]
     fields += [(f"recipe.reward.process.{n}", check) for n, check in process]
-    reasons = ((field, [lacking(each, check) for each in told]) for field, check in fields)
+    reasons = ((field, [each.lacking(check) for each in told]) for field, check in fields)
     if lines := [f"{field}: {why[0]}" for field, why in reasons if why and all(why)]:
         raise from_lines(lines, code="invalid_grader")
 

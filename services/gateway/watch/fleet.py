@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from protocol.exchange import Exchange
-from protocol.exchange.records import AnyRecord
+from protocol.exchange.jobs import AnyRecord
 from protocol.messages import JobRecord
 
 from services.chassis.deployment import Deployment

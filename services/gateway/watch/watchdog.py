@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prometheus_client import Gauge
-from protocol.exchange import Backlog, Exchange, UnreadableRecord
-from protocol.exchange.roster import Roster
+from protocol.exchange import Backlog, Exchange, Roster, UnreadableRecord
 from protocol.messages import JobEvent, JobRecord, JobState
 from protocol.streams import WORK_STREAMS
 

@@ -12,9 +12,16 @@ import logging
 import time
 from typing import Any
 
-from protocol.exchange import Delivery, Exchange, Fenced, Lease, UnreadableRecord, replica_of
+from protocol.exchange import (
+    Delivery,
+    Exchange,
+    Fenced,
+    Lease,
+    Roster,
+    UnreadableRecord,
+    replica_of,
+)
 from protocol.exchange.connection import Refused
-from protocol.exchange.roster import Roster
 from protocol.messages import Doing, JobRef, JobState
 
 from services.chassis.metrics import DEVICES, PHASES

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Self
 
 from protocol import recipe as jobs
+from protocol.names import Table
 from protocol.recipe import Model, Optimizer, RecipeError, Tasks, explain, load_tables
-from protocol.tables import Table
 from pydantic import Field, ValidationError, model_validator
 
 

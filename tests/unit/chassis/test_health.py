@@ -1,17 +1,16 @@
 """The health check of the images."""
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from services.chassis import health
+
 
 @pytest.fixture
-def port() -> Iterator[int]:
+def port() -> Iterator[str]:
     """A server that is well at /healthz, and nowhere else."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -19,31 +18,22 @@ def port() -> Iterator[int]:
             self.send_response(200 if self.path == "/healthz" else 404)
             self.end_headers()
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
-
     server = HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server.server_port
+    yield str(server.server_port)
     server.shutdown()
     server.server_close()
 
 
-def ask(port: str) -> tuple[int, str]:
-    # A proxy is not asked for what is on this machine.
-    settings = {"WEIR_PORT": port, "http_proxy": "http://127.0.0.1:9"}
-    done = subprocess.run(
-        [sys.executable, "-m", "services.chassis.health"],
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-    )
-    return done.returncode, done.stdout.strip()
-
-
-def test_a_service_that_answers_is_told_from_one_that_does_not(port: int) -> None:
-    assert ask(str(port)) == (0, f"http://127.0.0.1:{port}/healthz answers")
-    status, said = ask("1")
-    assert (status, "http://127.0.0.1:1/healthz" in said) == (1, True)
-    status, said = ask("")
-    assert (status, "WEIR_PORT" in said) == (1, True)
+def test_a_service_that_answers_is_told_from_one_that_does_not(
+    port: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # not asked for what is on this machine
+    for value, status, said in (
+        (port, 0, f"127.0.0.1:{port}/healthz answers"),
+        ("1", 1, "127.0.0.1:1/healthz: "),
+        ("", 1, "WEIR_PORT"),
+    ):
+        monkeypatch.setenv("WEIR_PORT", value)
+        assert health.main() == status
+        assert said in capsys.readouterr().out

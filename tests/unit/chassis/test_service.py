@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
+from protocol.exchange import Exchange
 from protocol.messages import Doing, Failure
 
 from deploy.processes import free_ports
@@ -44,14 +45,12 @@ def test_what_is_begun_side_by_side_may_end_in_any_order() -> None:
 
 def test_saying_the_same_again_does_not_make_it_new() -> None:
     activity = Activity()
-    activity.rests(Doing.IDLE)
     rest = activity.rest
-    activity.rests(Doing.IDLE)
+    activity.rests(rest.doing)
     assert activity.rest is rest
-    activity.holding(["train:1"])
-    since = activity.holds["train:1"]
-    activity.holding(["train:2", "train:1"])
-    assert activity.holds["train:1"] == since
+    for keys in (["train:1"], ["train:2", "train:1"]):
+        activity.holding(keys)
+    assert activity.holds["train:1"] < activity.holds["train:2"]
     activity.holding(["train:2"])
     assert list(activity.holds) == ["train:2"]
 
@@ -118,7 +117,8 @@ async def served() -> AsyncIterator[tuple[service._Server, int]]:
     """A server that answers, and its port."""
     port = next(free_ports())
     values = {"WEIR_REDIS_URL": "redis://x", "WEIR_DATA_DIR": "/x", "WEIR_PORT": str(port)}
-    async with service._serving(answering, Deployment.from_environment(values), port) as server:
+    own = service.Service("test", Deployment.from_environment(values), cast(Exchange, None))
+    async with service._serving(own, answering) as (server,):
         while not server.started:
             await asyncio.sleep(0.01)
         yield server, port

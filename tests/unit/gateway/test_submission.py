@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from protocol.encodable import MAX_DEPTH
 from protocol.recipe import Recipe
+from protocol.tasks import MAX_DEPTH
 from pydantic import ValidationError
 
 from services.chassis.deployment import DeploymentError

@@ -31,33 +31,25 @@ def test_links_applied_in_turn_make_the_version(tmp_path: Path, share: float) ->
     random, copy = np.random.default_rng(0), tmp_path / "copy"
     copy.mkdir()
     words, before, sizes = random.integers(0, 2**16, WORDS), None, []
+    links, digest, late = list[Path](), "", tmp_path / "late"
     for number in range(3):
         version, link = tmp_path / f"{number}", tmp_path / f"{number}.link"
         digest = a_version(version, words)
         sizes.append(deltas.write_link(version, before, link))
         make([link], copy, digest)
+        links.append(link)
         before, words = version, words.copy()
         changed = random.random(WORDS) < share
         changed[-1] = share > 0
         words[changed] = random.integers(0, 2**16, changed.sum())
+    late.mkdir()
+    make(links, late, digest)
     assert sizes[1] <= sizes[0]
     assert sizes[1] < 2 * share * sizes[0] + 1000
 
 
-def test_a_late_joiner_applies_the_whole_chain(tmp_path: Path) -> None:
-    first, second = np.zeros(WORDS), np.zeros(WORDS)
-    second[7] = 1
-    a_version(tmp_path / "0", first)
-    digest = a_version(tmp_path / "1", second)
-    links = [tmp_path / "0.link", tmp_path / "1.link"]
-    deltas.write_link(tmp_path / "0", None, links[0])
-    deltas.write_link(tmp_path / "1", tmp_path / "0", links[1])
-    (tmp_path / "copy").mkdir()
-    make(links, tmp_path / "copy", digest)
-
-
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 2, b"\xff" * 100, b"\xff" * 200_000])
-def test_a_link_that_is_damaged_makes_no_version(tmp_path: Path, damage: bytes) -> None:
+def test_a_link_that_is_damaged_or_gone_makes_no_version(tmp_path: Path, damage: bytes) -> None:
     a_version(tmp_path / "0", np.zeros(WORDS))
     digest = a_version(tmp_path / "1", np.arange(WORDS) % 4 == 0)
     deltas.write_link(tmp_path / "1", tmp_path / "0", tmp_path / "link")
@@ -65,8 +57,5 @@ def test_a_link_that_is_damaged_makes_no_version(tmp_path: Path, damage: bytes) 
     delta.write_bytes(damage)
     with pytest.raises(WeightsError):
         make([tmp_path / "link"], tmp_path / "0", digest)
-
-
-def test_a_link_that_has_gone_is_told(tmp_path: Path) -> None:
     with pytest.raises(WeightsGone):
-        deltas.apply_links([tmp_path / "link"], tmp_path)
+        deltas.apply_links([tmp_path / "gone"], tmp_path)

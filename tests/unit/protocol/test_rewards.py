@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from protocol.recipe import Recipe, RecipeError
-from protocol.rewards import Check, MathAnswer, ModelJudge, Reward, StringCheck
-from protocol.rubric import Rubric
+from protocol.rewards import Check, MathAnswer, ModelJudge, Reward, ScoreModel, StringCheck
 
 from tests.builders import a_recipe
 
@@ -21,6 +20,7 @@ RUBRIC: dict[str, Any] = {
     "criteria": [{"name": "rigor", "asks": "Is each step justified?", "levels": LEVELS}],
 }
 STEPS, JUDGE = {"verifier": "equation_steps"}, {"verifier": "model_judge"}
+NAMED = [{"verifier": "math_answer", "name": name} for name in "ab"]
 SCORE = {"verifier": "score_model", "input": [{"role": "user", "content": "?"}]}
 
 
@@ -43,36 +43,19 @@ def test_a_name_is_a_check_without_settings() -> None:
     assert Reward().outcome == (MathAnswer(),)
 
 
-def test_a_verifier_with_settings_gets_a_class_of_its_own() -> None:
-    both = reward(outcome="string_check", process={"verifier": "model_judge", "rubric": RUBRIC})
-    assert isinstance(both.outcome[0], StringCheck)
-    judge = both.process[0]
-    assert isinstance(judge, ModelJudge)
-    assert isinstance(judge.rubric, Rubric)
-    assert judge.rubric.criteria[0].name == "rigor"
-
-
-def test_a_recipe_with_checks_survives_its_journey() -> None:
-    recipe = a_recipe(
-        reward={
-            "process": [
-                {"verifier": "model_judge", "rubric": RUBRIC, "if_ungradable": "leave_out"},
-                {"verifier": "my_lab.oracle", "settings": {"depth": 3}},
-                {"verifier": "score_model", "input": [{"role": "user", "content": "{{item.id}}"}]},
-            ]
-        }
-    )
+def test_a_check_has_the_class_of_its_verifier_and_survives_its_journey() -> None:
+    checks = [
+        {"verifier": "model_judge", "rubric": RUBRIC, "if_ungradable": "leave_out"},
+        {"verifier": "my_lab.oracle", "settings": {"depth": 3}},
+        SCORE,
+        "string_check",
+    ]
+    recipe = a_recipe(reward={"process": checks})
+    kinds = [type(check) for check in recipe.reward.process]
+    assert kinds == [ModelJudge, Check, ScoreModel, StringCheck]
     assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
-
-
-@pytest.mark.parametrize(
-    ("check", "needs"),
-    [("model_judge", True), ("equation_steps", False), ("text_similarity", False)],
-)
-def test_a_reward_knows_whether_it_needs_a_judge(check: str, needs: bool) -> None:
-    for settings in ({"process": check}, {"outcome": check, "process": "string_check"}):
-        asked = reward(**settings).checks_of_a_judge
-        assert [each.verifier for each in asked] == [check] * needs
+    asked = [check.verifier for check in recipe.reward.checks_of_a_judge]
+    assert asked == ["model_judge", "score_model"]
 
 
 @pytest.mark.parametrize(
@@ -94,6 +77,10 @@ def test_a_reward_knows_whether_it_needs_a_judge(check: str, needs: bool) -> Non
         ({"outcome": ["math_answer", JUDGE | {"sees": "correct"}]}, "known only after it"),
         ({"process": STEPS | {"weight": math.inf}}, "reward.process.0.weight: "),
         ({"values": [0, math.nan]}, "reward.values.1: "),
+        ({"outcome": NAMED, "formula": "a + c"}, "'c' is none of"),
+        ({"outcome": NAMED, "formula": "a"}, "'b' is not used"),
+        ({"outcome": NAMED, "formula": "a +"}, "no formula"),
+        ({"outcome": [NAMED[0], NAMED[1] | {"weight": 2}], "formula": "a * b"}, "do nothing"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(settings: dict[str, Any], message: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.exchange.roster import Roster
+from protocol.exchange import Roster
 
 IDLE_S, HEARTBEAT_S = 15.0, 1.0
 
@@ -19,14 +19,11 @@ def dead(roster: Roster) -> list[str]:
 
 
 def test_a_worker_whose_heartbeat_stands_still_is_dead_after_the_idle_time() -> None:
-    looks = [(float(second), {"me": second + 1, "other": 7}) for second in range(16)]
+    looks = [
+        (float(second), {"me": 1, "slow": 1 + second // 14, "other": 7}) for second in range(16)
+    ]
     assert dead(watched(*looks[:15])) == []
     assert list(watched(*looks).dead("me")) == [("other", 7)]
-
-
-def test_a_worker_that_beats_slowly_lives() -> None:
-    looks = [(float(second), {"other": 1 + second // 14}) for second in range(200)]
-    assert dead(watched(*looks)) == []
 
 
 def test_whatever_happens_between_two_looks_counts_for_two_heartbeats_only() -> None:
@@ -40,10 +37,6 @@ def test_a_heartbeat_that_falls_back_is_a_sign_of_life() -> None:
     """A server that came back without its last half second."""
     still = [(float(second), {"other": 7}) for second in range(15)]
     assert dead(watched(*still, (15.0, {"other": 5}))) == []
-
-
-def test_nobody_is_dead_for_itself() -> None:
-    assert dead(watched(*((float(second), {"me": 1}) for second in range(99)))) == []
 
 
 def test_a_replica_counts_while_somebody_there_would_claim_and_for_a_restart_longer() -> None:
