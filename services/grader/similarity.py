@@ -47,7 +47,6 @@ def gleu(text: str, reference: str) -> float:
 
 
 def rouge_n(order: int, text: str, reference: str) -> float:
-    """The F-measure of n-grams in common (Lin 2004)."""
     ours, theirs = (_ngrams(_words(each), order) for each in (text, reference))
     return _f_measure((ours & theirs).total(), ours.total(), theirs.total())
 

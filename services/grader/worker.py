@@ -39,8 +39,7 @@ from services.grader import grading
 from services.grader.answers.units import measure_of
 from services.grader.judge.judge import Judge
 from services.grader.judge.settings import deployed_judges
-from services.grader.pool import Pool, client_code
-from services.grader.pool.confinement import keep_memory_private
+from services.grader.pool import Pool, sandbox
 from services.grader.tools import Settings, Tools
 from services.grader.trial_record import recorded
 from services.grader.verifiers import VERIFIERS, equation_steps, math_answer
@@ -80,17 +79,15 @@ async def opened(settings: Settings, judges: Mapping[str, Judge]) -> AsyncIterat
     async with AsyncExitStack() as stack:
         warm_ups = [math_answer.WARM_UP, equation_steps.WARM_UP]
         pool = await stack.enter_async_context(Pool(settings.workers, warm_ups=warm_ups))
-        sandbox = await stack.enter_async_context(_sandbox(settings)) if settings.python else None
+        confined = None
+        if settings.python:
+            sandbox.keep_memory_private()
+            clients = Pool(settings.workers, warm_ups=[sandbox.WARM_UP], confined=True)
+            confined = await stack.enter_async_context(clients)
         for judge in judges.values():
             await stack.enter_async_context(judge)
         others = {name: judge for name, judge in judges.items() if name}
-        yield Tools(pool, judges.get(""), others, sandbox)
-
-
-def _sandbox(settings: Settings) -> Pool:
-    """The pool for clients' code."""
-    keep_memory_private()
-    return Pool(settings.workers, warm_ups=[client_code.WARM_UP], confined=True)
+        yield Tools(pool, judges.get(""), others, confined)
 
 
 def stage(tools: Tools, capacity: int) -> Stage[RolloutGroup, GradedGroup]:

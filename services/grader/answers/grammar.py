@@ -306,7 +306,6 @@ class _Reader:
         return Node("numeral", (integer(int(digits, base)),))
 
     def subscript(self) -> str:
-        """The subscript of a letter, as text without braces."""
         if not self.takes("_"):
             return ""
         start, depth = self._at, 0

@@ -44,7 +44,6 @@ class Node:
 
     @property
     def is_literal(self) -> bool:
-        """A number as it is written, perhaps with a sign, a percent sign or a degree sign."""
         if self.kind in {"negative", "percent", "degree"}:
             return self.parts[0].is_literal
         return self.kind == "number"

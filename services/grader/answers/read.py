@@ -309,7 +309,6 @@ def _rows(inner: Side) -> list[list[Side]]:
 
 
 def _system(inner: Side, depth: int) -> Value | None:
-    """One value for each of several letters."""
     found = tuple(read(tuple(chain(*row)), depth + 1) for row in _rows(inner))
     are_values = all(isinstance(each, Relation) and each.signs == ("=",) for each in found)
     return Set(found, ",") if are_values and len(found) > 1 else None
@@ -354,7 +353,6 @@ class WithUnit(NamedTuple):
 
 
 def split_unit(side: Side) -> WithUnit | None:
-    """A number apart from the words, the unit or the sign around it; None if there is none."""
     at = int(len(side) > 1 and side[0].text in ("+", "-"))
     if side[at].kind == "money":
         return _money((*side[:at], *side[at + 1 :]), side[at].text)
@@ -478,7 +476,6 @@ def _determinant(matrix: Value) -> Expression | None:
 
 
 def letter_of(value: Value) -> str:
-    """The letter that a value is; empty if it is none."""
     tree = _tree(value)
     return tree.letter if tree and tree.kind == "letter" else ""
 
@@ -506,7 +503,6 @@ def read_relation(relation: Relation) -> Value:
 
 
 def _interval(relation: Relation) -> Tuple | None:
-    r"""The interval that ``<`` and ``<=`` leave to a letter; None if there is none."""
     sides, signs = relation.sides, relation.signs
     if len(signs) > 2 or not {"<", "<="}.issuperset(signs):
         return None

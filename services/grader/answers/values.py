@@ -27,7 +27,6 @@ class Number:
         return top if self.value.denominator == 1 else Node("fraction", (top, bottom))
 
     def rounds(self, exact: Decimal) -> bool:
-        """Whether it is the exact value, correctly rounded to enough places to stand for it."""
         if self.places is None or (self.places < _MIN_PLACES and not self.is_asked):
             return False
         rounding = Decimal(5).scaleb(-self.places - 1)

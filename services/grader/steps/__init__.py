@@ -1,7 +1,7 @@
 """The equations and inequalities of a solution, in LaTeX or plain, and whether they are right.
 
-`pieces` cuts a text where expressions end, `finding` finds the relations in it, `values` computes
-a side in every way to read it, `judging` gives the verdicts. In the pool only.
+`segments` cuts a text where expressions end, `finding` finds the relations in it, `evaluation`
+computes a side in every way to read it, `judging` gives the verdicts. In the pool only.
 """
 
 from typing import NamedTuple

@@ -17,9 +17,9 @@ from services.grader.answers.boxes import last_boxed
 from services.grader.answers.grammar import read_expression
 from services.grader.answers.nodes import Node, Unreadable
 from services.grader.steps import RIGHT, WRONG, Derivation
+from services.grader.steps.evaluation import NoValue, Value, values
 from services.grader.steps.judging import Judged, judged
 from services.grader.steps.letters import refuted
-from services.grader.steps.values import NoValue, Value, values
 
 _TYPICAL = r"$\frac{1}{2}\sqrt{8} = \sqrt{2} \approx 1.41$ and $\sin 30^\circ + x = x + 2^{-1}$"
 _NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?|\.\d+)(\s?\\?%|\s?percent)?(?:\s?/\s?(\d+))?")
@@ -52,7 +52,6 @@ class _Link(NamedTuple):
 
 
 def warm_up() -> None:
-    """Load and compute a little of everything, so that forked workers begin warm."""
     derive(_TYPICAL, _TYPICAL, _TYPICAL, "1", 10)
 
 
@@ -95,7 +94,6 @@ class _Links:
                     self._makers[number] = at
 
     def is_open(self, among: Iterable[int] | None = None) -> bool:
-        """Whether a link of these says something that cannot be judged."""
         links = self.links if among is None else [self.links[at] for at in among]
         return any(link.status == _UNKNOWN and link.results for link in links)
 

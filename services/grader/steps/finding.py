@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from services.grader.answers.tokens import Token
-from services.grader.steps.pieces import MODULO, pieces
+from services.grader.steps.segments import MODULO, segments
 
 _SIGNS = frozenset({"=", "<", ">", "<=", ">=", "!=", r"\approx", r"\equiv"})
 _ENDS = frozenset({"relation", "word", "stop", "wall"})
@@ -68,8 +68,7 @@ class Relation(NamedTuple):
 
 
 def relations(text: str) -> list[Relation]:
-    """Every relation whose sides can be told, in order."""
-    found = list(pieces(text))
+    found = list(segments(text))
     return [each for places in sorted(_chains(found)) for each in _relations(found, places)]
 
 
@@ -108,7 +107,6 @@ def _is_pair(opener: Token, closer: Token) -> bool:
 
 
 def _relations(found: list[Token], places: list[int]) -> Iterator[Relation]:
-    """The relations of a chain."""
     first, last = found[places[0]], found[places[-1]]
     if len(places) < 3 or any(
         end.kind in {"open", "close"} and end.text not in "()[]" for end in (first, last)

@@ -14,8 +14,8 @@ from random import Random
 
 from services.grader.answers.nodes import Node
 from services.grader.steps import OPEN, RIGHT, WRONG
+from services.grader.steps.evaluation import E, NoValue, Value, compare, number, values
 from services.grader.steps.judging import Judged, coordinate, holds
-from services.grader.steps.values import E, NoValue, Value, compare, number, values
 
 _POINTS = range(5)
 _NEAR = 160  # characters between a value and the equations that it may solve
@@ -47,7 +47,6 @@ class _Equation:
 
     @property
     def is_value(self) -> bool:
-        """Whether it says what a letter is, in numbers."""
         return self.trees[0].kind == "letter" and not self.names[1]
 
     @cached_property

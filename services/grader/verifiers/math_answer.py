@@ -17,16 +17,16 @@ from protocol.rewards import MathAnswer, ModelJudge
 
 from services.grader.answers.boxes import last_box
 from services.grader.answers.compare import compare as compare_here
-from services.grader.answers.question import MAX_CHARS
+from services.grader.answers.problem import MAX_CHARS
 from services.grader.pool import Cause, Failed, Value
 from services.grader.templates import problem_of
 from services.grader.tools import Tools
 from services.grader.verifiers.judges import model_judge
 
-WARM_UP = "services.grader.answers.algebra.pool:warm_up"
-EXAMINE = "services.grader.answers.algebra.pool:examine"
+WARM_UP = "services.grader.answers.algebra.equivalence:warm_up"
+EXAMINE = "services.grader.answers.algebra.equivalence:examine"
 
-_COMPARE = "services.grader.answers.algebra.pool:compare"
+_COMPARE = "services.grader.answers.algebra.equivalence:compare"
 _MAX_TEXT_CHARS = 1_000_000
 _MAX_CHARS_HERE = 100_000  # longer texts are scanned beside the event loop
 _MAX_ANSWER_CHARS = 2_000

@@ -9,7 +9,7 @@ from protocol.messages import Graded, Score, Task, Ungradable
 from protocol.rewards import PythonSource
 
 from services.grader.pool import Cause, Failed
-from services.grader.pool.client_code import GRADE
+from services.grader.pool.sandbox import GRADE
 from services.grader.templates import MAX_CHARS, NoOutput, columns_of, final_text, output_json
 from services.grader.tools import Tools
 from services.grader.trial_record import record_failure

@@ -9,7 +9,7 @@ import pytest
 from protocol.messages import Task
 from protocol.rewards import Check, MathAnswer, PythonSource, Reward
 
-from services.grader.pool.client_code import grade
+from services.grader.pool.sandbox import grade
 from services.grader.tools import Tools
 from services.grader.verifiers import equation_steps, math_answer
 from tests.architecture.project import ROOT

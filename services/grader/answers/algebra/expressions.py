@@ -232,7 +232,6 @@ def _terms(series: Basic) -> int:
 
 
 def _is_refused(latex: str) -> bool:
-    """Whether it is of a kind that math-verify is not known to read in full."""
     return (
         _IS_LOST.search(_LIMIT.sub("+", latex)) is not None
         or _IS_KNOWN.search(latex) is None

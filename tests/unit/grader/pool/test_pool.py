@@ -20,9 +20,19 @@ from pathlib import Path
 
 import pytest
 
-import services.grader.pool.pool
-from services.grader.pool import Cause, Failed, NoWorkerError, Pool, Value
-from services.grader.pool.pool import ALIVE, BACKLOG, KILLED, MAX_LINE_BYTES, as_line
+import services.grader.pool
+from services.grader.pool import (
+    ALIVE,
+    BACKLOG,
+    KILLED,
+    MAX_LINE_BYTES,
+    Cause,
+    Failed,
+    NoWorkerError,
+    Pool,
+    Value,
+    as_line,
+)
 from tests.unit.grader.judge_server import until
 from tests.unit.grader.processes import family_of, until_gone, workers_of
 
@@ -36,7 +46,7 @@ AMPLE_S, STALLED_S = 60, 3
 @pytest.fixture(scope="module")
 async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(services.grader.pool.pool, "_PATIENCE_S", STALLED_S)
+        patch.setattr(services.grader.pool, "_PATIENCE_S", STALLED_S)
         async with Pool(SIZE) as pool:
             yield pool
 

@@ -141,7 +141,6 @@ _OPERATIONS: Mapping[str, Ways] = {
 
 
 def _ways(tree: Node) -> Ways:
-    """The operations that a node may stand for; none where it is no real number."""
     if tree.kind == "function":
         return _FUNCTIONS.get(tree.letter, ()) if len(tree.parts) == 1 else (_mp.log,)
     return _OPERATIONS.get(tree.kind, ())

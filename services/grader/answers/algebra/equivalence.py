@@ -114,7 +114,6 @@ def examine(gold: str) -> bool:
 
 
 def warm_up() -> None:
-    """Fill the caches of parser and algebra, so that forked workers begin warm."""
     for gold, answer in _TYPICAL:
         compare(gold, answer)
 
@@ -162,7 +161,6 @@ def _same_relations(gold: Relation, answer: Relation) -> bool | None:
 
 
 def _region(value: Value) -> sympy.Set | None:
-    """The set of numbers that a value is; None for a number."""
     if isinstance(value, Union):
         parts = list(map(_region, value.parts))
         return None if None in parts else _JOINTS[value.joint](*parts)

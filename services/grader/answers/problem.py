@@ -46,7 +46,7 @@ _ALWAYS = lexicon(
 
 
 @dataclass(frozen=True)
-class Question:
+class Problem:
     """A problem's text, from which only the end of a very long one is read; perhaps unknown."""
 
     text: str = ""
@@ -66,14 +66,12 @@ class Question:
         )
 
     def counts(self, word: str) -> bool:
-        """Whether the problem has this word in its prose; the letters of a formula are none."""
         return len(word) > 2 and _stem(word) in _prose_of(self.text[-MAX_CHARS:])
 
     def mentions(self, side: str) -> bool:
         return _occurs(side, self.text[-MAX_CHARS:], _NO_LETTER)
 
     def asks_for(self, side: str) -> bool:
-        """Whether the problem has this behind "find" or the like."""
         return _occurs(side, self.text[-MAX_CHARS:], _ASKING)
 
 
