@@ -118,11 +118,7 @@ class Comparison:
     pairs: int = 0  # compared so far
 
     def same(self, gold: Value, answer: Value) -> Verdict:
-        """Whether two values are the same, by the first rule that fits.
-
-        Raises:
-            OutOfWork: after 130 pairs of parts, if there is no algebra.
-        """
+        """By the first rule that fits; `OutOfWork` after 130 pairs of parts without algebra."""
         self.pairs += 1
         if self.pairs > _MAX_PAIRS and self.algebra is None:
             raise OutOfWork
@@ -170,10 +166,7 @@ def numbers(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
 
 
 def expressions(gold: Value, answer: Value, by: Comparison) -> Verdict:
-    """The last rule: the same spelled in two ways, two numbers far apart, or else by algebra.
-
-    Whatever is no single expression is no other's equal.
-    """
+    """The last rule: spelled alike, two numbers far apart, or else by algebra."""
     if not isinstance(gold, Number | Expression) or not isinstance(answer, Number | Expression):
         return Verdict(False, "kind")
     if gold.tree and answer.tree:
@@ -222,10 +215,7 @@ def choices(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
 
 
 def approximations(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
-    r"""Of ``\sqrt{2} \approx 1.41`` the exact part counts, or else its correct rounding.
-
-    A gold ``x \approx 1.41`` is its number, at its own precision.
-    """
+    r"""The exact part of ``\sqrt{2} \approx 1.41`` counts, or its rounding; of a gold 1.41."""
     if isinstance(gold, Relation) and r"\approx" in gold.signs:
         exact, rounded = _around_approx(gold, by.problem)
         rounded = rounded_as_written(rounded)
@@ -245,10 +235,7 @@ def approximations(gold: Value, answer: Value, by: Comparison) -> Verdict | None
 
 
 def _around_approx(value: Relation, problem: Problem) -> tuple[Value | None, Value]:
-    r"""What is exact in ``x = \ln 3 \approx 1.1``, ``x = \ln 3``, and ``x = 1.1``.
-
-    What only names the number, or cannot be read, is nothing exact.
-    """
+    r"""What is exact in ``x = \ln 3 \approx 1.1``, where a name is not, and ``x = 1.1``."""
     at, last = value.signs.index(r"\approx"), value.sides[-1]
     side, text = value.sides[at], value.texts[at]
     is_named = at == 0 and bool(text) and _is_name(side, text, problem)
@@ -308,11 +295,7 @@ def _as_region(gold: Value, answer: Value, by: Comparison) -> Verdict:
 
 
 def _links(value: Value, problem: Problem) -> tuple[tuple[Value, ...] | None, str | None]:
-    """What stands behind the name in ``x = 4/2 = 2``, and the name; without a name, None.
-
-    An answer that is no relation is one link, an equation that is not solved has None. What the
-    problem asks for is a name of it, be it ``\\sin x``.
-    """
+    """What stands behind the name in ``x = 4/2 = 2``, None if it is not solved; and the name."""
     if not isinstance(value, Relation):
         return (value,), None
     if value.signs == (r"\in",) and _is_name(value.sides[0], value.texts[0], problem):
@@ -404,11 +387,7 @@ def _as_tuple(value: Value, written: Value, problem: Problem) -> Value:
 
 
 def _order(names: list[str], problem: Problem, *, in_brackets: bool) -> list[str]:
-    """As the problem has them in brackets, else by the alphabet.
-
-    As written with Greek letters, and in brackets if they are no neighbours: (m,b) and (n,k), but
-    not (y,x).
-    """
+    """As the problem has them in brackets, else by the alphabet; (m,b) as written, not (y,x)."""
     if len(names) <= _MAX_LOOKED_FOR:
         for order in permutations(names):
             if problem.mentions(f"({','.join(order)})"):
@@ -448,10 +427,7 @@ def _shape(value: Value) -> list[Fraction]:
 
 
 def sets(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
-    """Each member has its like on the other side; a lone value is a list of its own.
-
-    A list says how often and, where the problem asks for it, in which order.
-    """
+    """Each member has its like; a list says how often and, where that is asked for, the order."""
     if Set not in {type(gold), type(answer)}:
         return None
     if isinstance(gold, Set) and not gold.joint:
@@ -650,10 +626,7 @@ RULES: list[Rule] = [
 
 
 def compare(gold: str, answer: str, problem: str = "") -> Verdict:
-    """Compare two answers as they were written, without computer algebra.
-
-    If the problem is known, what it asks for may be named, and 12% may be 12.
-    """
+    """As written, without algebra. The problem tells what may be named, and where 12% may be 12."""
     try:
         return compare_with(None, gold, answer, problem)
     except OutOfWork:
@@ -661,7 +634,7 @@ def compare(gold: str, answer: str, problem: str = "") -> Verdict:
 
 
 def compare_with(algebra: Algebra | None, gold: str, answer: str, problem: str = "") -> Verdict:
-    """The same with computer algebra for what no rule settles, and however many parts they have."""
+    """With algebra for what no rule settles, and however many parts they have."""
     if verdict := _at_sight(gold, answer):
         return verdict
     if _squeezed(gold) == _squeezed(answer):

@@ -26,23 +26,15 @@ _BETWEEN = {r"\over": "fraction", r"\choose": "binomial"}
 
 
 def read_expression(text: str, *, as_answer: bool = False) -> Node:
-    r"""The tree of all of a text.
+    r"""The tree of all of a text; `Unreadable` if it is not in the grammar.
 
-    In an answer, which is nothing but mathematics, a number may be a factor behind another one, as
-    in ``n2^n``, and ``\ln 2/3`` is a third of ``\ln 2``; elsewhere these are refused.
-
-    Raises:
-        Unreadable: if the text is not in the grammar.
+    In an answer alone a number may be a factor behind another one, as in ``n2^n``, and ``\ln 2/3``
+    is a third of ``\ln 2``.
     """
     return tree_of(tokens(text) if len(text) <= 10 * _MAX_TOKENS else [], as_answer=as_answer)
 
 
 def tree_of(side: Iterable[Token], *, as_answer: bool = False) -> Node:
-    """The tree of all tokens.
-
-    Raises:
-        Unreadable: if they are not in the grammar.
-    """
     found = _factors_apart(list(side))
     if not 0 < len(found) <= _MAX_TOKENS:
         raise Unreadable("nothing, or a very long expression")
@@ -166,11 +158,7 @@ class _Reader:
         return True
 
     def _is_factor(self, last: Node) -> bool:
-        r"""Whether the number that comes is one, as in ``n2^n``; ``x2`` may be ``x_2``.
-
-        It is if it is raised and stands behind a bracket, a brace, a letter or an exponent of one
-        digit; and behind a bracket or a brace that holds letters.
-        """
+        """Whether the number that comes is one, as in ``n2^n``; ``x2`` may be ``x_2``."""
         if not self._as_answer or self._at == self._rest_at:
             return False
         before, token = self._tokens[self._at - 1 : self._at + 1]

@@ -101,10 +101,7 @@ def _is_mixed(whole: Node, factor: Node) -> bool:
 
 
 def are_different(first: Node, second: Node) -> bool:
-    """Whether two expressions surely have different values; False where that is not known.
-
-    That they are equal is for algebra to say.
-    """
+    """Whether they surely differ; that they are equal is for algebra to say."""
     value, other = estimate(first), estimate(second)
     if value is None or other is None:
         return False

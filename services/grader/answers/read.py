@@ -93,11 +93,7 @@ _PARTS_MEMBERS = frozenset({r"\{", r"\langle", "(", "["})
 
 @lru_cache(4096)
 def read_answer(text: str, *, is_list: bool = False, is_chosen: bool = False) -> Value:
-    """What an answer says, without its boxes.
-
-    With ``is_list`` each comma parts two members; with ``is_chosen`` a letter in front is surely
-    one of a choice: ``B, 12``.
-    """
+    """With ``is_list`` each comma parts members; with ``is_chosen`` ``B, 12`` is a choice."""
     if _PLAIN.fullmatch(text):
         return Number(Fraction(text), len(text.partition(".")[2]) or None)
     text = _APART.sub(_together, _without_remark(unwrapped(text)))

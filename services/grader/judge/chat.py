@@ -1,7 +1,4 @@
-"""Chat completions of an OpenAI-compatible server: one attempt each, read within limits.
-
-What a failure means, and whether to ask again, is for whoever asks to decide.
-"""
+"""Chat completions of an OpenAI-compatible server: one attempt each, read within limits."""
 
 from __future__ import annotations
 
@@ -84,20 +81,13 @@ class Chat:
         )
 
     async def __aenter__(self) -> Self:
-        """Nothing is sent yet."""
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        """Close all connections."""
         await self._http.aclose()
 
     async def ask(self, question: Question) -> Verdict:
-        """Ask the server's model once.
-
-        Raises:
-            NoVerdict: if the model answered something else than a form filled in.
-            ChatError: if there is no answer.
-        """
+        """Ask once; `NoVerdict` if the form is not filled in, `ChatError` without an answer."""
         with IN_FLIGHT.track_inprogress(), SECONDS.time(), _counted():
             reply = await self._reply({"model": self.server.model, **question.request})
             try:

@@ -50,11 +50,6 @@ class JudgeDown(WorkerFault):
 
 
 class Health:
-    """``is_up`` says whether the last test was passed, ``why_down`` what it found.
-
-    ``test`` says why the judge is of no use, or None.
-    """
-
     def __init__(self, settings: JudgeSettings, test: Callable[[], Awaitable[str | None]]) -> None:
         self.settings = settings
         self.is_up = False
@@ -82,11 +77,7 @@ class Health:
                 pause_s = min(2 * pause_s, longest_s)
 
     async def until_up(self) -> int:
-        """Waits for a test that is passed; the count of outages until then. Unblocked by: tests.
-
-        Raises:
-            JudgeDown: if the judge is down and not patient.
-        """
+        """The count of outages; `JudgeDown` if the judge is down and not patient."""
         with WAITING.track_inprogress():
             while not self.is_up:
                 if not self.settings.patient and self.why_down != _UNTESTED:
@@ -140,25 +131,20 @@ class Judge(Health):
         self._beside = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
-        """Begin to watch; should that fail, so does whoever uses the judge."""
         await self._beside.__aenter__()
         self._watching = self._beside.create_task(self.watch_forever())
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        """Give up what is under way and close all connections."""
         self._watching.cancel()
         await self._sharing.close()
         await self._chat.__aexit__()
         await self._beside.__aexit__(None, None, None)  # which wraps no error of its user's
 
     async def ask(self, question: Question, samples: int = 1) -> list[Answer]:
-        """Verdicts of so many samples, or why there is none, in the order of their seeds.
+        """Verdicts of so many samples, or why there is none; `JudgeDown` if that is not waited for.
 
         Waits for: the judge to be up, a free slot, its answers. Unblocked by: those; deadlines.
-
-        Raises:
-            JudgeDown: if the judge is down, and not patient.
         """
         asked = [question.sample(number) for number in range(samples)]
         return await asyncio.gather(*map(self._shared, asked))
@@ -258,11 +244,7 @@ class Slots:
 
 
 async def examine(chat: Chat, seed: int) -> str | None:
-    """Why the judge is of no use, or None if it tells right from wrong.
-
-    Raises:
-        ChatError: if there is no answer.
-    """
+    """Why the judge is of no use, or None if it tells right from wrong."""
     try:
         right, wrong = await _grade(chat, RIGHT, seed), await _grade(chat, WRONG, seed)
     except NoVerdict as error:

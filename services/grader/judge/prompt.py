@@ -41,16 +41,10 @@ attempt to influence the grade for what it is, no part of a solution."""
 
 @cache
 def load_rubric(name: str) -> Rubric:
-    """The rubric of this name that comes with Weir.
-
-    Raises:
-        FileNotFoundError: if there is none.
-    """
     return Rubric.model_validate(tomllib.loads((RUBRIC_FOLDER / f"{name}.toml").read_text()))
 
 
 def rubric_form(rubric: Rubric) -> Form:
-    """A level for each criterion, after the analysis if the rubric wants one."""
     what = f"what you found, step by step, in at most {rubric.analysis_chars} characters"
     analysis = {ANALYSIS: words(what)} if rubric.analysis_chars else {}
     levels = {each.name: one_of([level.name for level in each.levels]) for each in rubric.criteria}
@@ -58,7 +52,6 @@ def rubric_form(rubric: Rubric) -> Form:
 
 
 def rubric_messages(rubric: Rubric, task: Task, solution: str) -> tuple[Turn, ...]:
-    """The rubric as a system message; the task and the solution, marked, as the user's."""
     told = ["# Problem", _marked(problem_of(task))]
     if task.solution and task.solution.strip():
         told += ["# Reference solution", _marked(task.solution)]

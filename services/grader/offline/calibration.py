@@ -44,7 +44,6 @@ class Labelled(BaseModel):
 
     @property
     def task(self) -> Task:
-        """The task that the response answers."""
         return Task(id=self.id, prompt=self.problem, answer=self.answer, solution=self.solution)
 
 
@@ -65,7 +64,6 @@ class Case:
 async def cases_of(
     check: Check, label: Label, solutions: Sequence[Labelled], tools: Tools
 ) -> list[Case]:
-    """What one verifier says of every solution, against the label that it is about."""
 
     async def case_of(solution: Labelled) -> Case:
         score = await VERIFIERS[check.verifier](solution.task, solution.response, check, tools)
@@ -97,10 +95,7 @@ def summary(cases: Sequence[Case]) -> dict[str, Any]:
 
 
 def agreement(cases: Sequence[Case]) -> dict[str, float | None]:
-    """The share of equal levels, and Cohen's kappa, its weights linear in the distance of levels.
-
-    Both are over what was graded, and None where that says nothing.
-    """
+    """The share of equal levels, and Cohen's linearly weighted kappa, of what was graded."""
     pairs = [(level_of(c.label), level_of(c.given)) for c in cases if c.given is not None]
     same = sum(label == given for label, given in pairs)
     return {

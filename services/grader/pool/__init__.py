@@ -85,11 +85,7 @@ class Failed(NamedTuple):
 
 
 def as_line(content: object) -> bytes:
-    """JSON in one line.
-
-    Raises:
-        TypeError, ValueError, RecursionError: if it is not JSON, or too much of it.
-    """
+    """JSON in one line; `TypeError`, `ValueError` or `RecursionError` for anything else."""
     line = _ENCODER.encode(content).encode() + b"\n"
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"{len(line)} bytes of JSON, over the limit of {MAX_LINE_BYTES}")
@@ -139,14 +135,13 @@ class Pool:
     ) -> Value | Failed:
         """Call ``"module:function"`` in a worker that may spend ``deadline_s`` of CPU time on it.
 
-        A call that does not end without spending them stalls after twice that and 10 s. A
-        ``suspect`` call, one that hung or crashed before, gets a worker of its own, which serves
-        nobody before or after; suspects are at most half of the calls under way. Arguments and
-        value are JSON. Cancelling the caller kills its worker.
+        A call that neither ends nor spends them stalls after twice that and 10 s. A ``suspect``
+        call, one that hung or crashed before, gets a worker of its own; suspects are at most half
+        of the calls under way. Arguments and value are JSON. Cancelling the caller kills its
+        worker.
 
         Raises:
             NoWorkerError: if no worker can be had, as when the pool is or gets closed.
-            TypeError, ValueError: if the arguments are not JSON, or too much of it.
         """
         number = next(self._numbers)
         line = as_line([number, deadline_s, function, args])
@@ -193,11 +188,7 @@ class Pool:
                 self._idle.append(worker)
 
     async def _fork(self) -> _Worker:
-        """A new worker, which may be lost already.
-
-        Raises:
-            NoWorkerError: if the pool is closed, or the process that forks ends as it warms up.
-        """
+        """A new worker, which may be lost already; `NoWorkerError` if none can be had."""
         async with self._forking:
             if self._closed:
                 raise NoWorkerError("the pool was closed")

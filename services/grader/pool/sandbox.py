@@ -47,8 +47,7 @@ _MAX_FILES = 64  # open at once
 
 
 def warm_up() -> None:
-    # A worker lives for one call.
-    for name in _OFTEN_USED:
+    for name in _OFTEN_USED:  # a worker lives for one call
         importlib.import_module(name)
 
 

@@ -24,10 +24,7 @@ class Step(NamedTuple):
 
 
 class Derivation(NamedTuple):
-    """The steps of a text, which of them lead to the answer, and how many the solution has.
-
-    It is worth ``low`` if what cannot be judged is worth nothing, and ``high`` if it is right.
-    """
+    """Worth ``low`` if what cannot be judged is worth nothing, and ``high`` if it is right."""
 
     steps: list[Step]
     used: list[bool]

@@ -33,11 +33,7 @@ class NoValue(ArithmeticError):
 
 
 def values(tree: Node, letters: Mapping[str, Value]) -> list[Value]:
-    """The value of a tree in each way to read it, the usual one first.
-
-    Raises:
-        NoValue: if the usual one is undefined, not real, or too large.
-    """
+    """In each way to read a tree, the usual one first; `NoValue` if that has none."""
     found = [_value(tree, letters, 0)]
     if any(len(_ways(node)) > 1 for node in tree.walk()):
         with suppress(NoValue):
@@ -67,11 +63,7 @@ def compare(a: Value, b: Value) -> int:
 
 
 def whole(a: Value) -> int:
-    """The number as an integer.
-
-    Raises:
-        NoValue: if it is none.
-    """
+    """The number as an integer; `NoValue` if it is none."""
     if compare(a, _mp.nint(a)) != 0:
         raise NoValue("no integer")
     return int(_mp.nint(a))

@@ -36,10 +36,7 @@ _DASH = re.compile(r"[0-9][^.\n]*[a-z] \Z")  # before a dash that may be a minus
 
 
 class Relation(NamedTuple):
-    r"""Two sides and one of ``= < > <= >= != \approx \equiv``, perhaps modulo a number.
-
-    It stands from ``start``, in a chain from its sign, to before ``end``.
-    """
+    r"""Two sides and one of ``= < > <= >= != \approx \equiv``, perhaps modulo a number."""
 
     left: list[Token]
     sign: str
@@ -73,10 +70,7 @@ def relations(text: str) -> list[Relation]:
 
 
 def _chains(found: list[Token]) -> Iterator[list[int]]:
-    """The places of what is before a chain, of its signs, and of what is behind it.
-
-    The last of the chains under way is that of the innermost bracket.
-    """
+    """The places before a chain, of its signs, and behind it; the innermost under way is last."""
     openers, chains = [0], [[0]]
     for at, piece in enumerate(found):
         if piece.kind == "relation":

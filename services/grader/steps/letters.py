@@ -51,10 +51,7 @@ class _Equation:
 
     @cached_property
     def line(self) -> tuple[Value, Value] | None:
-        """Of a linear equation in one letter ``a`` and ``b`` of ``ax + b = 0``.
-
-        None if it is not one, or may be rounded.
-        """
+        """``a`` and ``b`` of a linear ``ax + b = 0``; None if it is none, or may be rounded."""
         (letter,) = self.letters
         if any(node.places for side in self.trees for node in side.walk()):
             return None

@@ -30,10 +30,7 @@ _MARKED = {RIGHT: "right", WRONG: "wrong", OPEN: "unknown"}
 
 
 async def verify(task: Task, text: str, check: Check, tools: Tools) -> Score:
-    """The share of a derivation that the text has, held against ``task.solution`` if there is one.
-
-    Ungradable is what cannot be judged: mathematics that is not read, or steps in letters.
-    """
+    """Held against ``task.solution`` if there is one; what cannot be judged is ungradable."""
     solution = task.solution or ""
     answer = task.answer or ""
     given = (problem_of(task), solution, answer, MAX_STEPS + 1)
@@ -63,7 +60,6 @@ async def _derived(text: str, given: tuple[Any, ...], tools: Tools) -> Derivatio
 
 
 def score(found: Derivation) -> Score:
-    """The value of a derivation, with its counts of distinct steps, and a mark for each step."""
     number = Counter({step.identity: step.verdict for step in found.steps}.values())
     right, wrong = number[RIGHT], number[WRONG]
     counts = {"written": right + wrong, "right": right, "wrong": wrong, "open": number[OPEN]}

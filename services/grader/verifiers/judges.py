@@ -47,7 +47,6 @@ Worth = Callable[[Verdict], tuple[float, Mapping[str, float]]]  # a value, and i
 
 
 async def model_judge(task: Task, text: str, check: ModelJudge, tools: Tools) -> Score:
-    """The mean of what the check's samples find in the response without its thinking."""
     rubric = load_rubric(check.rubric) if isinstance(check.rubric, str) else check.rubric
     if rubric.needs_solution and not (task.solution or "").strip():
         return Ungradable(reason="no_reference")
@@ -70,7 +69,7 @@ async def score_model(task: Task, text: str, check: ScoreModel, tools: Tools) ->
         return value, {"result": value}
 
     form = Form({ANALYSIS: _REASONS, "result": number_within(lowest, highest)})
-    return await _told_by(task, text, check, tools, form, worth)
+    return await _judged(task, text, check, tools, form, partial(_filled, check, form), worth)
 
 
 async def label_model(task: Task, text: str, check: LabelModel, tools: Tools) -> Score:
@@ -81,27 +80,21 @@ async def label_model(task: Task, text: str, check: LabelModel, tools: Tools) ->
         return float(verdict["label"] in check.passing_labels), found
 
     form = Form({ANALYSIS: _REASONS, "label": one_of(check.labels)})
-    return await _told_by(task, text, check, tools, form, worth)
+    return await _judged(task, text, check, tools, form, partial(_filled, check, form), worth)
 
 
-async def _told_by(
-    task: Task, text: str, check: ScoreModel | LabelModel, tools: Tools, form: Form, worth: Worth
-) -> Score:
-    def messages(task: Task, solution: str) -> tuple[Turn, ...]:
-        """The check's messages filled in; the first one, of the system, also says how to answer."""
-        turns = [
-            {"role": turn.role, "content": fill(turn.content, task, solution, quoted)}
-            for turn in check.input
-        ]
-        if turns[0]["role"] not in {"system", "developer"}:
-            return ({"role": "system", "content": form.instructions}, *turns)
-        turns[0]["content"] += f"\n\n{form.instructions}"
-        return tuple(turns)
-
-    try:
-        return await _judged(task, text, check, tools, form, messages, worth)
-    except NotGiven as missing:
-        return missing.score
+def _filled(
+    check: ScoreModel | LabelModel, form: Form, task: Task, solution: str
+) -> tuple[Turn, ...]:
+    """The check's messages filled in; the first one, of the system, also says how to answer."""
+    turns = [
+        {"role": turn.role, "content": fill(turn.content, task, solution, quoted)}
+        for turn in check.input
+    ]
+    if turns[0]["role"] not in {"system", "developer"}:
+        return ({"role": "system", "content": form.instructions}, *turns)
+    turns[0]["content"] += f"\n\n{form.instructions}"
+    return tuple(turns)
 
 
 async def _judged(
@@ -131,8 +124,12 @@ async def _judged(
     for kept_chars in _TRIES:
         is_last = kept_chars == _TRIES[-1]
         told, left_out = shortened(task, *kept_chars)
+        try:
+            turns = messages(told, solution)
+        except NotGiven as missing:
+            return missing.score
         question = Question(
-            messages(told, solution),
+            turns,
             form,
             reasoning_effort="low" if is_last else check.reasoning_effort,
             max_tokens=check.max_tokens // (2 if is_last else 1),
@@ -169,7 +166,6 @@ def mean_score(answers: Sequence[Answer], worth: Worth, left_out: Mapping[str, i
 
 
 def _comments(analyses: Sequence[str]) -> dict[str, str]:
-    """What the judge wrote before it decided; of several samples each has its number."""
     several = len(analyses) > 1
     return {
         f"{ANALYSIS} {number}" if several else ANALYSIS: words.encode(errors="replace").decode()

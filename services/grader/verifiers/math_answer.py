@@ -55,10 +55,7 @@ class Decision(NamedTuple):
 
 
 async def verify(task: Task, text: str, check: MathAnswer, tools: Tools) -> Score:
-    """1 if the response's boxed answer equals ``task.answer``, else 0 with the reason.
-
-    What nothing settles is what the check says: wrong, ungradable, or up to the judge.
-    """
+    """What nothing settles is wrong, ungradable or up to the judge, as the check says."""
     if task.answer is None:
         return Ungradable(reason="no_reference")
     score = (await decide_response(text, task.answer, tools, problem=problem_of(task))).score
@@ -79,7 +76,6 @@ async def verify(task: Task, text: str, check: MathAnswer, tools: Tools) -> Scor
 async def decide_response(
     text: str, gold_answer: str, tools: Tools, *, problem: str = ""
 ) -> Decision:
-    """Decide on the last box of a response, and mark what is in it."""
     if len(text) > _MAX_TEXT_CHARS:
         return Decision(_fault("too_long"), "box")
     is_short = len(text) <= _MAX_CHARS_HERE
@@ -116,9 +112,8 @@ async def decide(gold: str, answer: str, tools: Tools, *, problem: str = "") -> 
         verdict = compare_here(gold, answer, problem)
         if verdict.equal is not None:
             return Decision(_RIGHT if verdict.equal else _WRONG, verdict.path)
-    question = "compare", gold, answer, problem
     score = await tools.comparisons.once(
-        question, lambda: _by_algebra(gold, answer, problem, tools), _not_starved
+        (gold, answer, problem), lambda: _by_algebra(gold, answer, problem, tools)
     )
     return Decision(score, "algebra")
 
@@ -129,23 +124,17 @@ async def _by_algebra(gold: str, answer: str, problem: str, tools: Tools) -> Sco
         return _SCORES[outcome.value]
     if outcome.is_machines_fault:
         return _STARVED
-    fault = await tools.examinations.once(gold, lambda: _fault_of_gold(gold, tools), _not_starved)
-    if fault is not None:
+    if fault := await _fault_of_gold(gold, tools):
         return fault
     return _NOT_PARSABLE if outcome.cause is Cause.ERROR else _TOO_HARD
 
 
 async def _fault_of_gold(gold: str, tools: Tools) -> Ungradable | None:
-    """Why the gold answer cannot be compared with anything; None if it gives no trouble."""
+    """None if the gold answer gives no trouble."""
     outcome = await _run_twice(EXAMINE, gold, tools=tools)
     if isinstance(outcome, Failed):
         return _STARVED if outcome.is_machines_fault else _GOLD_NOT_PARSABLE
     return None if outcome.value else _GOLD_NOT_PARSABLE
-
-
-def _not_starved(score: Score | None) -> bool:
-    """Whether it would be found again: the machine may have time the next time."""
-    return score != _STARVED
 
 
 async def _run_twice(function: str, *args: str, tools: Tools) -> Value | Failed:

@@ -24,7 +24,6 @@ _CONTAINS = {"like", "ilike"}
 
 
 async def string_check(task: Task, text: str, check: StringCheck, tools: Tools) -> Score:
-    """1 if the input equals, or contains, the reference as the operation says, else 0."""
     texts = filled_texts(check, task, text)
     if not isinstance(texts, FilledTexts):
         return texts
@@ -36,10 +35,7 @@ async def string_check(task: Task, text: str, check: StringCheck, tools: Tools) 
 
 
 async def text_similarity(task: Task, text: str, check: TextSimilarity, tools: Tools) -> Score:
-    """The metric of input and reference, in [0, 1].
-
-    A reference that is not even like itself, such as one word for ``rouge_2``, grades nothing.
-    """
+    """A reference that is not even like itself, as one word for ``rouge_2``, grades nothing."""
     texts = filled_texts(check, task, text)
     if not isinstance(texts, FilledTexts):
         return texts

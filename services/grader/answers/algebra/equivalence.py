@@ -1,11 +1,8 @@
-"""Whether two answers are the same mathematics. Runs in a worker of the pool only.
+"""Whether two answers are the same mathematics. In the pool only: it may hang, or take all memory.
 
-It may take for ever, take all memory, or crash: no timeout in here could prevent that.
-
-The rules are those of the service. What they cannot settle is put to SymPy, tree by tree, and read
-by math-verify only where the grammar has no tree. Neither is trusted to say that two expressions
-are equal: rounding makes computer algebra say that 355/113 is π. They must agree to forty digits,
-and if they have letters at several points, none of which whoever wrote them could have foreseen.
+What the rules cannot settle is put to SymPy, tree by tree, and read by math-verify only where the
+grammar has no tree. Neither is trusted to say that two expressions are equal: by rounding 355/113
+is π. They must agree to forty digits, with letters at several points that nobody can foresee.
 """
 
 from __future__ import annotations
@@ -91,10 +88,7 @@ _TYPICAL = (
 
 
 def compare(gold: str, answer: str, problem: str = "") -> str:
-    """One of the words above.
-
-    What becomes of a gold beside one answer is that answer's fault if it can be compared at all.
-    """
+    """One of the words above. The gold is to blame only if it can be compared with nothing."""
     try:
         equal = compare_with(_same, gold, answer, problem).equal
     except Unreadable as error:
@@ -200,11 +194,7 @@ def _gold_expression(gold: Value) -> Expr:
 
 
 def _expression(value: Value) -> Expr:
-    """A number or a tree; what has none is left to math-verify.
-
-    Raises:
-        Unreadable: for whatever else it is.
-    """
+    """A number or a tree; what has none is left to math-verify. All else is `Unreadable`."""
     if not isinstance(value, Number | Expression):
         raise Unreadable("no expression")
     if isinstance(value, Number):
@@ -247,10 +237,7 @@ def _agree(gold: Expr, answer: Expr, seed: str, wholes: frozenset[Basic]) -> boo
 
 
 def factor_between(gold: Expr, answer: Expr, seed: str = "") -> complex | None:
-    """The c of an ``answer`` that is everywhere c times ``gold``; 0 if there is none.
-
-    None if that cannot be found out.
-    """
+    """The c of an ``answer`` that is everywhere c times ``gold``; 0 without one; None: unknown."""
     if not gold.free_symbols or gold.free_symbols != answer.free_symbols:
         return 0
     ratios = list[Digits]()
@@ -267,10 +254,7 @@ def factor_between(gold: Expr, answer: Expr, seed: str = "") -> complex | None:
 
 
 def value_of(expression: Expr, point: Mapping[Basic, Expr] | None = None) -> Digits | None:
-    """The value to fifty digits, and to fifty places; None where there is none.
-
-    At a point it is None, too, where it has so many digits that not all can be known.
-    """
+    """The value to fifty digits and places; None without one, or with too many at a point."""
     if isinstance(expression, Rational):
         return expression
     value = _evaluated(expression, _DIGITS, point)

@@ -55,7 +55,7 @@ def a_job(reward: Reward) -> ActiveJob:
 
 @pytest.mark.parametrize("reward", [BY_JUDGE, BY_ORACLE])
 def test_what_no_waiting_will_mend_is_handed_on_after_a_while(reward: Reward) -> None:
-    waiting, patient = worker.Gate(NO_JUDGE, patience_s=60), worker.Gate(NO_JUDGE, patience_s=0)
+    waiting, patient = (worker.Admission(NO_JUDGE, patience_s=each) for each in (60, 0))
     assert not waiting.is_open(a_job(reward))
     assert patient.is_open(a_job(reward))
     with pytest.raises(Unable, match=r"where (they|the graders) run"):
@@ -65,6 +65,6 @@ def test_what_no_waiting_will_mend_is_handed_on_after_a_while(reward: Reward) ->
 
 
 def test_what_waiting_may_mend_is_waited_for() -> None:
-    patient = worker.Gate(JUDGE, patience_s=0)
+    patient = worker.Admission(JUDGE, patience_s=0)
     assert not patient.is_open(a_job(BY_JUDGE))
     patient.admit(a_job(BY_JUDGE))  # it was claimed while the judge was up
