@@ -58,7 +58,6 @@ async def grade_outcome(
 
 
 def process_checks(reward: Reward, outcome: Score) -> tuple[Check, ...]:
-    """What the process score is made of after this outcome; nothing if that was ungradable."""
     if not isinstance(outcome, Graded):
         return ()
     is_correct = outcome.value == 1
@@ -112,10 +111,9 @@ async def _all(scoring: Iterable[Awaitable[T]]) -> tuple[T, ...]:
 def combined(parts: Sequence[Scored], *, of: int, formula: str | None = None) -> Score:
     """The weighted mean of at least one check, or the formula's value, cut to [0, 1].
 
-    ``of`` is how many checks the recipe has, of which some may not see this response; the score of
-    a single one stays as it is. A check that could not grade makes the whole ungradable, unless the
-    recipe leaves it out and others are left; so does a formula without a value. The reason is that
-    of the check with the lowest value; all else is that of all checks, under their labels.
+    ``of`` is how many checks the recipe has; the score of a single one stays as it is. A check
+    that could not grade makes the whole ungradable, unless the recipe leaves it out. The reason is
+    that of the lowest value; all else is that of all checks, under their labels.
     """
     if of == 1 and formula is None:
         return _bounded(parts[0].score)

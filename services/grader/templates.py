@@ -67,8 +67,6 @@ def fill(template: str, task: Task, text: str, quoted: Callable[[str], str] = st
 
 
 class FilledTexts(NamedTuple):
-    """What is graded, and what it is held against."""
-
     input: str
     reference: str
 

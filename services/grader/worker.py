@@ -1,7 +1,6 @@
 """The grader as a stage of the line: a rollout group comes in, a graded group goes out.
 
-A group is let in once it can be graded. Trials of graders, of one response each, are done beside
-the line.
+Trials of graders, of one response each, are done beside the line.
 """
 
 from __future__ import annotations
@@ -150,8 +149,8 @@ def _trouble_of(judge: Judge) -> str | None:
 class Admission:
     """Lets a job's groups in once they can be graded, or have waited for what will not come.
 
-    The latter are not graded: another grader may have what this one lacks, and until then somebody
-    may start one. If all lack it, the groups are handed on as unworkable.
+    The latter are not graded: a grader that is started meanwhile may have what this one lacks. If
+    none has it, the groups are handed on as unworkable.
     """
 
     def __init__(self, tools: Tools, patience_s: float = _PATIENCE_S) -> None:

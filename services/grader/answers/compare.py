@@ -286,7 +286,6 @@ def relations(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
 
 
 def _as_region(gold: Value, answer: Value, by: Comparison) -> Verdict:
-    """An inequality beside what is not written as one, such as ``|x| > 1`` beside intervals."""
     relation, other = (gold, answer) if isinstance(gold, Relation) else (answer, gold)
     signs = relation.signs if isinstance(relation, Relation) else ("=",)
     if not isinstance(other, Union | Tuple) or "=" in signs:
@@ -311,7 +310,6 @@ def _links(value: Value, problem: Problem) -> tuple[tuple[Value, ...] | None, st
 
 
 def _is_constant(value: Value) -> bool:
-    """A number, be it one to be computed, and perhaps its unit; or several of them."""
     if isinstance(value, Set):
         return all(map(_is_constant, value.parts))
     value = value.head if isinstance(value, Quantity) else value

@@ -68,8 +68,6 @@ def _is_sign_of_times(side: list[Token], at: int) -> bool:
 
 
 class _Reader:
-    """Recursive descent, at most `MAX_DEPTH` brackets and functions deep."""
-
     def __init__(self, side: list[Token], *, as_answer: bool) -> None:
         self._tokens = side
         self._as_answer = as_answer
@@ -319,7 +317,6 @@ class _Reader:
         return called if power is None else Node("^", (called, power))
 
     def of_function(self) -> Node:
-        r"""The argument: a bracket, or the factors behind, as in ``\sin 2x``."""
         token = self.token
         if token is not None and token.text in {"(", "["}:
             inside = self.bracketed()

@@ -101,7 +101,6 @@ def _spelled(problem: str) -> str:
 
 @lru_cache(_PROBLEMS)
 def _words_of(problem: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The stems of its words, and the letters of ABC, which may be points."""
     runs = frozenset(_RUN.findall(problem))
     return frozenset(map(_stem, runs)), frozenset("".join(filter(str.isupper, runs)))
 

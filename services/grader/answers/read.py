@@ -202,7 +202,6 @@ def _in_brackets(side: Side, depth: int) -> Value | None:
 
 
 def _ratio(side: Side, cuts: list[int], depth: int) -> Value | None:
-    """``3:4``; beside a relation, ``V_1:V_2 = 3:4``, each side is one."""
     parts = _parts(side, cuts, depth)
     is_ratio = all(isinstance(part, Number | Expression) for part in parts)
     if not is_ratio or len(parts) > 8 or not all(map(_tree, parts)):
@@ -215,7 +214,6 @@ def _tree(value: Value) -> Node | None:
 
 
 def _listed(side: Side, cuts: list[int], depth: int) -> Value:
-    """Members of a list; inequalities may be conditions, or pieces of a union."""
     groups = [at for at in cuts if _parts_groups(side, at)]
     cuts = groups if 0 < len(groups) < len(cuts) else cuts
     parts = [part for part in parted_at(side, cuts) if bare(part)]
@@ -235,7 +233,6 @@ def _parts_groups(side: Side, at: int) -> bool:
 
 
 def _doubled(members: tuple[Value, ...]) -> tuple[Value, ...]:
-    r"""With two for each ``\pm``."""
     found = (m.parts if isinstance(m, Set) and m.joint == "pm" else (m,) for m in members)
     return tuple(chain(*found))
 
@@ -267,10 +264,8 @@ def _enclosed(side: Side, depth: int) -> Value:
     if inner and cuts == {} and opens == "[" == inner[0].text:
         row = read(inner, depth + 1)
         return Tuple((row,), "[]") if isinstance(row, Tuple) else expression_of(side)
-    if cuts is None or "and" not in cuts or opens not in ("(", "[", "{", r"\langle"):
+    if cuts is None or "and" not in cuts or opens not in ("(", "[", r"\langle"):
         return expression_of(side)
-    if opens == "{":
-        return _members(inner, depth)
     opens, closes = ("(", ")") if opens == r"\langle" else (opens, closes)
     return _both_ways(_parts(inner, cuts["and"], depth), opens + closes)
 
@@ -341,8 +336,6 @@ def _matrix_product(side: Side, depth: int) -> Value | None:
 
 
 class WithUnit(NamedTuple):
-    """A number, and the unit that was around it; without one it is only to be read anew."""
-
     head: Side
     unit: str
     is_bare: bool = False
@@ -411,7 +404,6 @@ def expression_of(side: Side) -> Value:
 
 
 def _two(tree: Node) -> Set:
-    r"""``1 \pm \sqrt{2}`` are two numbers."""
     both = (
         rebuilt(tree, lambda node, s=s: Node(s, node.parts) if node.kind == "plusminus" else node)
         for s in "+-"
@@ -420,7 +412,6 @@ def _two(tree: Node) -> Set:
 
 
 def remainder_of(side: Side) -> Number | None:
-    r"""``13 \bmod 7`` is 6."""
     if len(side) == 3 and side[1].text == r"\bmod":
         number, modulus = expression_of(side[:1]), expression_of(side[2:])
         if isinstance(number, Number) and isinstance(modulus, Number) and modulus.value:
@@ -446,7 +437,6 @@ def _number(tree: Node) -> Number | None:
 
 
 def _multiplied(left: Value, right: Value) -> Matrix | None:
-    """The product of two matrices, not worked out; None if there is none, or it is large."""
     if not (isinstance(left, Matrix) and isinstance(right, Matrix)):
         return None
     first, second = list(map(_tree, left.cells)), list(map(_tree, right.cells))
@@ -522,7 +512,6 @@ def _is_end(value: Value, letter: str) -> bool:
 
 
 def united(members: tuple[Value, ...], *, has_or: bool, has_and: bool) -> Value | None:
-    """What several inequalities leave to their letters; None if they are members of a list."""
     inequalities = [member for member in members if _is_inequality(member)]
     if len(members) < 2 or not inequalities:
         return None
@@ -657,7 +646,6 @@ class _Level(NamedTuple):
 
     @property
     def is_joined(self) -> bool:
-        """Whether a comma between three digits each is one of thousands."""
         is_parted = not self.has_members or len(self.gaps) not in (0, len(self.runs))
         return False not in self.gaps and is_parted
 

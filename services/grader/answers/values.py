@@ -127,7 +127,6 @@ Value = (
 
 
 def parts_of(value: Value) -> tuple[Value, ...]:
-    """What a value is made of; empty for a number, an expression and for words."""
     if isinstance(value, Tuple | Set | Union):
         return value.parts
     if isinstance(value, Relation):

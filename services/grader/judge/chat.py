@@ -61,8 +61,6 @@ class ChatError(RuntimeError):
 
 
 class Chat:
-    """Calls to one server, any number at once. Use it as ``async with``."""
-
     def __init__(self, server: JudgeSettings) -> None:
         self.server = server
         headers = {

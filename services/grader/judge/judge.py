@@ -1,8 +1,7 @@
 """The judge, as verifiers know it: a question in, a verdict out, or why there is none.
 
-Whether it is up is one state, which one watcher changes, and between two awaits: no call can miss a
-change. It tests the judge by a right and a wrong solution of a small problem, which must be told
-apart. Any number of calls may doubt it: they wait for the next test that ends, and share it.
+Whether it is up is one state, which one watcher changes between two awaits: no call can miss a
+change. Any number of calls may doubt it: they share the next self-test that ends.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ class Health:
     async def watch_forever(self) -> None:
         """Consumes doubts; produces the state.
 
-        Waits for: a test to end, then a doubt, or a pause if the judge is down. Unblocked by: the
-        deadlines of a test's calls, `clears`, time.
+        Waits for: a doubt, or a pause if it is down. Unblocked by: deadlines, `clears`, time.
         """
         shortest_s, longest_s = self.settings.retest_s
         pause_s = shortest_s
@@ -87,10 +85,7 @@ class Health:
         return self.outages
 
     async def clears(self, outages: int) -> bool:
-        """Whether a test passes now, with no outage since ``outages`` were counted.
-
-        Waits for: the next test that ends. Unblocked by: the watcher.
-        """
+        """Whether a test passes now, with no outage since ``outages`` were counted."""
         if outages == self.outages:
             self._doubted.set()
             await self._next_test.wait()
@@ -168,10 +163,10 @@ class Judge(Health):
         return Ungradable(reason=FAILED)
 
     async def _asked_while_up(self, question: Question) -> Answer | None:
-        """Wait for the judge to be up, and ask; None if it goes down meanwhile.
+        """Ask while the judge is up; None if it goes down meanwhile.
 
-        Attempts that all failed cast doubt on the judge. If it passes its self-test, one attempt
-        more decides: the failures may be those of an outage that nobody else saw.
+        If it passes its self-test after attempts that all failed, one attempt more decides: the
+        failures may be those of an outage that nobody else saw.
         """
         pauses_s = (0.0, *self.settings.pauses_s)
         outages = await self.until_up()
@@ -230,10 +225,9 @@ class Slots:
 
     @asynccontextmanager
     async def taken(self, *, alone: bool = False) -> AsyncIterator[None]:
-        """A slot beside others, or all slots.
+        """A slot among others, or all slots; unblocked by whoever leaves.
 
-        Waits for: as many to be free. Unblocked by: whoever leaves. Who is to be alone must have
-        left before: two who wait with one slot each would wait for ever.
+        Two who wait to be alone with one slot each would wait for ever.
         """
         async with AsyncExitStack() as held:
             wanted = self._number if alone else 1

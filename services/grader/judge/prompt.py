@@ -64,7 +64,6 @@ def rubric_messages(rubric: Rubric, task: Task, solution: str) -> tuple[Turn, ..
 
 
 def shortened(task: Task, reference_chars: int, problem_chars: int) -> tuple[Task, dict[str, int]]:
-    """The task with no more of its solution and its prompt, and how much of each is left out."""
     reference, reference_left_out = _without_middle(task.solution, reference_chars)
     problem, problem_left_out = _without_middle(problem_of(task), problem_chars)
     told = task.model_copy(update={"solution": reference, "prompt": problem, "messages": None})

@@ -82,7 +82,6 @@ def _first(environment: Mapping[str, str]) -> JudgeSettings:
 
 
 def _base(text: str) -> str:
-    """A URL to which paths can be appended and called."""
     remedy = f"give a base such as {_EXAMPLE_URL}"
     if "@" in text:
         raise DeploymentError(

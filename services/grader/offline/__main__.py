@@ -166,7 +166,6 @@ def read_labelled(file: BinaryIO) -> list[Labelled]:
 
 
 async def _calibrate(solutions: Sequence[Labelled]) -> int:
-    """Write what there is to know about each verifier, a line of JSON each."""
     own = deployed_judges().get("")
     judges = {"": Judge(replace(own, patient=False))} if own else {}
     settings = replace(Settings.from_environment(), python=False)  # nothing here runs clients' code

@@ -49,10 +49,7 @@ class Labelled(BaseModel):
 
 @dataclass(frozen=True)
 class Case:
-    """What a person and a verifier say of one solution, in [0, 1]; None: ungradable, for a reason.
-
-    ``is_right``: whether the person says that its answer is right, whatever the label is about.
-    """
+    """What a person and a verifier say, in [0, 1]; None: ungradable, for a reason."""
 
     kind: str
     is_right: bool
@@ -77,7 +74,6 @@ async def cases_of(
 def summary(cases: Sequence[Case]) -> dict[str, Any]:
     """The agreement over all cases, over those with a right answer, and over each kind.
 
-    Those with a right answer are all that a recipe with ``process_for = "correct"`` has scored.
     ``confusion`` says how often each labelled level was given as which level.
     """
     confusion: dict[str, Counter[str]] = {}

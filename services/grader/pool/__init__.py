@@ -1,10 +1,8 @@
 """A pool of killable worker processes: a deadline for code that nothing else can stop.
 
-A computer algebra system can hang inside one C call, exhaust memory, or crash its process. Here
-that costs a forked worker and nothing else: the caller gets `Failed` on time, every other caller
-goes on, and the next call finds a fresh worker.
-
-Deadlines are CPU time, which the kernel measures and ends: no call is blamed for a busy machine.
+Where a computer algebra system hangs inside a C call, exhausts memory or crashes, that costs a
+forked worker: the caller gets `Failed` on time, and the next call finds a fresh worker. Deadlines
+are CPU time, which the kernel measures and ends: no call is blamed for a busy machine.
 """
 
 from __future__ import annotations
@@ -231,10 +229,7 @@ class Pool:
 
 
 class _Worker(asyncio.Protocol):
-    """A connection to one forked process, which is asked one call at a time.
-
-    Its first line is its pid; the last one, from its parent, how it ended.
-    """
+    """A connection to one forked process, which is asked one call at a time."""
 
     def __init__(self, parent: subprocess.Popen[bytes]) -> None:
         self.calls = 0
@@ -262,10 +257,7 @@ class _Worker(asyncio.Protocol):
         return True
 
     async def call(self, number: int, line: bytes, deadline_s: float) -> Value | Failed | None:
-        """What became of a call; None if the worker was lost through no fault of it.
-
-        An answer that is there when a stall is noticed counts, however late this process is.
-        """
+        """None if the worker was lost through no fault of the call. A late answer is no stall."""
         if not self.usable:
             return None
         self.calls += 1

@@ -1,9 +1,8 @@
 """The process that forks workers, and what a worker does.
 
-It imports once, warms up, and stays single-threaded. The pool starts it, and sends it an end of a
-connection for each worker to be forked. A worker answers one call after the other, until its
-connection is closed; a call and its answer are a line of JSON each, and nothing is ever unpickled.
-Where a worker has ended, this process says how, as the last line of its connection.
+It imports once, warms up, and stays single-threaded. The pool sends it an end of a connection for
+each worker. A worker says its pid, then answers calls, a line of JSON each, and nothing is ever
+unpickled; where it has ended, this process says how, as the last line.
 """
 
 from __future__ import annotations

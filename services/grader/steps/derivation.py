@@ -81,8 +81,6 @@ def derive(text: str, problem: str, solution: str, answer: str, most: int) -> De
 
 
 class _Links:
-    """The steps of a text, each with the earlier ones that made its numbers."""
-
     def __init__(self, text: str, known: Collection[float], answer: str, most: int) -> None:
         self.links = list[_Link]()
         self._known = known

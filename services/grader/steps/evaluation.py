@@ -90,7 +90,6 @@ def _power(base: Value, exponent: Value) -> Value:
 
 
 def _root(inside: Value, index: Value) -> Value:
-    """The real root; odd ones of negative numbers too."""
     degree = _count(index)
     return -_mp.root(-inside, degree) if inside < 0 and degree % 2 else _mp.root(inside, degree)
 

@@ -46,7 +46,6 @@ class Relation(NamedTuple):
     modulus: int | None = None
 
     def is_doubtful(self, text: str) -> bool:
-        """Whether its sentence denies or asks something, rounds, or counts in another way."""
         before = _SENTENCE_ENDS.split(text[max(0, self.start - _NEAR) : self.start])[-1]
         behind = _SENTENCE_ENDS.split(text[self.end : self.end + _NEAR], maxsplit=1)[0]
         is_denied = _DENIAL.search(before) or _DENIAL_BEHIND.search(behind)
@@ -116,7 +115,6 @@ def _relations(found: list[Token], places: list[int]) -> Iterator[Relation]:
 
 
 def _side(found: list[Token], before: int, behind: int) -> list[Token]:
-    """The side between two places; empty where it cannot be told."""
     if not 0 < behind - before - 1 <= _MAX_SIDE or found[before].text in MODULO:
         return []
     side = found[before + 1 : behind]
@@ -127,7 +125,6 @@ def _side(found: list[Token], before: int, behind: int) -> list[Token]:
 
 
 def _modulus(found: list[Token], at: int) -> int | None:
-    r"""The number of ``mod 7``, ``(mod 7)`` or ``\pmod{7}``, where that begins."""
     near = [piece.text for piece in found[at : at + 5] if piece.text not in {"", "(", "{"}]
     is_modulus = len(near) > 1 and near[0] in MODULO and _MODULUS.fullmatch(near[1])
     return int(near[1]) if is_modulus else None

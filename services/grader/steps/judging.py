@@ -49,7 +49,6 @@ class Judged(NamedTuple):
 
 
 def judged(text: str, most: int) -> list[Judged]:
-    """The first relations of a text that say something, those too that cannot be read."""
     return [each for relation in relations(text)[:most] if (each := _meant(relation, text))]
 
 
@@ -118,7 +117,6 @@ def _of_numbers(sign: str, sides: Sides) -> tuple[str | None, Pair]:
 
 
 def _note(a: Value, b: Value) -> str:
-    """The values of two sides that differ, if that shows in the digits that fit."""
     left, right = f"{float(a):.10g}", f"{float(b):.10g}"
     return f"left {left}, right {right}" if left != right else ""
 

@@ -35,8 +35,6 @@ _FAR = 0.1  # the share by which an answer is another, and not rounded
 
 
 class _Equation:
-    """A relation as far as these rules ask about it."""
-
     def __init__(self, judged: Judged) -> None:
         self.judged = judged
         self.relation, self.trees = judged.relation, judged.trees
@@ -152,7 +150,6 @@ def _not_a_consequence(each: _Equation, before: Sequence[_Equation], text: str) 
 
 
 def _may_solve(solution: Node, equation: _Equation) -> bool:
-    """Whether a value makes an equation true, or nearly so, or has none there."""
     (letter,) = equation.letters
     try:
         points = [{letter: value, "e": E} for value in values(solution, {"e": E})]

@@ -1,8 +1,4 @@
-"""Graded by a model: what a judge is asked about a response, and what its verdicts come to.
-
-With a rubric the judge picks levels, and the rubric says what they are worth. `score_model` and
-`label_model` of OpenAI tell it in messages of their own.
-"""
+"""Graded by a model: what a judge is asked about a response, and what its verdicts come to."""
 
 from __future__ import annotations
 
@@ -106,11 +102,10 @@ async def _judged(
     messages: Callable[[Task, str], tuple[Turn, ...]],
     worth: Worth,
 ) -> Score:
-    """The mean of what a judge's verdicts on a response are worth.
+    """The mean of what a judge's verdicts on a response, without its thinking, are worth.
 
-    ``messages`` makes what the judge is told of a task, and of what the response says without its
-    thinking: it is the response's own fault if that is nothing, or far too much for any judge. What
-    the judge's context does not hold of the task is left out, and told; the response is never cut.
+    What the judge's context does not hold of the task is left out, and told; the response is never
+    cut.
     """
     judge = tools.named_judges.get(check.model)
     if judge is None:
@@ -145,10 +140,9 @@ async def _judged(
 
 
 def mean_score(answers: Sequence[Answer], worth: Worth, left_out: Mapping[str, int]) -> Score:
-    """The mean of what the verdicts are worth, if at least half of the samples have one.
+    """At least half of the samples must have a verdict; the others are left out.
 
-    A sample without a verdict is left out, as if it had not been asked for. Where most are without,
-    what remains would be chance, and the response is ungradable for their commonest reason.
+    Where most are without, what remains would be chance: ungradable for their commonest reason.
     """
     verdicts = [answer for answer in answers if not isinstance(answer, Ungradable)]
     if not verdicts or 2 * len(verdicts) < len(answers):

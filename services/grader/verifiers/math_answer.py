@@ -1,10 +1,8 @@
 r"""Outcome by rule: is the last ``\boxed{}`` the task's answer?
 
-`services.grader.answers` decides on nearly all answers, in microseconds. Everything else is decided
-in the pool, which can hang or crash on what a policy writes: if it does so twice, the second time
-alone in a fresh worker, the response is wrong, not ungradable, or a policy could learn to hide
-there. Ungradable is what is the system's fault: a gold answer that fails, or a machine that gave
-the comparison no time.
+`services.grader.answers` decides on nearly all answers, in microseconds; the rest is decided in the
+pool. What hangs or crashes there twice is wrong, not ungradable, or a policy could learn to hide
+there. Ungradable is a gold answer that fails, and a machine that gave the comparison no time.
 """
 
 from __future__ import annotations
@@ -97,15 +95,14 @@ def _marked(score: Score, start: int, end: int) -> Score:
 
 
 async def compare(gold: str, answer: str, tools: Tools) -> Score:
-    """Grade a boxed answer against the gold answer, which may be boxed too."""
     return (await decide(gold, answer, tools)).score
 
 
 async def decide(gold: str, answer: str, tools: Tools, *, problem: str = "") -> Decision:
-    """Decide on a boxed answer, and say how.
+    r"""The problem's text tells whether it asks for a percentage, when 12% is right for a gold 12.
 
-    The problem's text tells what it asks for: a percentage, when 12% is right for a gold 12; what
-    the answer may be called, as in ``\\text{Area} = 12``; and of what there are 12.
+    It also tells what the answer may be called, as in ``\text{Area} = 12``, and of what there are
+    12.
     """
     problem = problem[-MAX_CHARS:]
     if len(answer) <= _MAX_CHARS_TO_SETTLE and len(gold) <= _MAX_ANSWER_CHARS:
@@ -138,10 +135,7 @@ async def _fault_of_gold(gold: str, tools: Tools) -> Ungradable | None:
 
 
 async def _run_twice(function: str, *args: str, tools: Tools) -> Value | Failed:
-    """Run quickly; what hangs or crashes gets a second, longer try in a fresh worker.
-
-    A worker that was killed, or got no CPU time, proves nothing: then there is a third.
-    """
+    """Quickly; again in a fresh worker if it hangs or crashes, and then if it was starved."""
     outcome = await tools.pool.run(function, *args, deadline_s=tools.quick_deadline_s)
     for _ in range(2):
         if isinstance(outcome, Value) or outcome.cause is Cause.ERROR:

@@ -122,7 +122,6 @@ def _is_comparable(gold: Value) -> bool:
 
 
 def _same(gold: Value, answer: Value) -> bool | None:
-    """The algebra of a comparison: two expressions, relations or sets of numbers."""
     if isinstance(gold, Relation) and isinstance(answer, Relation):
         return _same_relations(gold, answer)
     if isinstance(gold, Number | Expression) and isinstance(answer, Number | Expression):
@@ -359,7 +358,6 @@ def _wholes_in(gold: Expr) -> frozenset[Basic]:
 
 
 def _is_defined(expression: Expr, point: Point) -> bool:
-    """Whether nothing negative stands under a root or a logarithm."""
     if expression.has(sympy.I):
         return all(bool(value > 0) for value in point.values())
     inside = [power.base for power in expression.atoms(Pow) if not power.exp.is_integer]

@@ -19,7 +19,7 @@ from protocol.rewards import PythonSource
 from services.grader.pool import Cause, Failed, Pool, sandbox
 from services.grader.tools import Tools
 from services.grader.trial_record import recorded
-from services.grader.verifiers import python
+from services.grader.verifiers import openai
 from tests.builders import a_task
 from tests.unit.grader.pools import failing_tools
 
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.anyio]
 async def sandboxed(anyio_backend: str) -> AsyncIterator[Tools]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WEIR_JUDGE_API_KEY", "secret")  # as the deployment has it
-        patch.setattr(python, "DEADLINE_S", 60.0)  # for the busiest machine
+        patch.setattr(openai, "PYTHON_S", 60.0)  # for the busiest machine
         async with Pool(2, warm_ups=[sandbox.WARM_UP], confined=True) as pool:
             yield Tools(pool, sandbox=pool)
 
@@ -40,7 +40,7 @@ async def graded(tools: Tools, body: str) -> tuple[Score, str]:
     source = PythonSource(source="def grade(sample, item):\n" + indent(body, "    "))
     task, text = a_task(metadata={"unit": "m"}), '<think>5</think> {"value": 4}'
     notes = recorded()
-    score = await python.verify(task, text, source, tools)
+    score = await openai.python(task, text, source, tools)
     return score, "".join(notes.details.values())
 
 

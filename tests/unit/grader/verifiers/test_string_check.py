@@ -8,7 +8,7 @@ from protocol.rewards import StringCheck
 
 from services.grader.templates import MAX_CHARS
 from services.grader.tools import Tools
-from services.grader.verifiers.texts import string_check
+from services.grader.verifiers.openai import string_check
 from tests.builders import a_task
 
 pytestmark = pytest.mark.anyio

@@ -10,7 +10,7 @@ from services.grader.pool import Cause, Failed
 from services.grader.similarity import similarity
 from services.grader.templates import MAX_CHARS
 from services.grader.tools import Tools
-from services.grader.verifiers.texts import text_similarity
+from services.grader.verifiers.openai import text_similarity
 from tests.builders import a_task
 from tests.unit.grader.pools import failing_tools
 
