@@ -21,8 +21,7 @@ from services.grader.offline import __main__ as command
 from services.grader.offline.__main__ import MAX_LINE_BYTES
 from tests.architecture.project import ROOT
 from tests.unit.grader.judge_server import until
-from tests.unit.grader.pools import InlinePool
-from tests.unit.grader.processes import family_of, until_gone
+from tests.unit.grader.pools import InlinePool, family_of, until_gone
 
 Grade = Callable[[bytes], tuple[int, list[dict[str, Any]], list[str]]]
 
